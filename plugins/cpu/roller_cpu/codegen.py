@@ -1,0 +1,147 @@
+"""RProgram → LLVM IR for the host CPU: the nest as TIR, lowered by TVM's LLVM backend.
+
+Results larger than the last cache are stored past it (non-temporal): a cached store would first read the line. The stores
+come from a few lines of LLVM IR linked into the module, as TIR has no word for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from roller.plugin import BuildOptions, HardwareSpec, KernelSource, RProgram, Tensor
+from roller.schedule import sequential
+from roller.schedule.copies import Panel, make_panel
+from roller.schedule.tir import Buffer, Expr, Stmt, buffer, index, sequence, store, when
+
+STREAM_FACTOR = 1.0  # outputs larger than this many last-level caches bypass them
+
+
+def generate(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> KernelSource:
+    """The kernel `main(inputs, panels, output)` and, with constants, `prepack(constants, panels)` as LLVM IR text."""
+    expr = program.expr
+    constants = [t for t in expr.inputs if t.name in options.constants]
+    inputs = [t for t in expr.inputs if t.name not in options.constants]
+    buffers = {t.name: buffer(t.name, t.elements, t.dtype) for t in (*expr.inputs, expr.output)}
+    panels = _constant_panels(program, {t.name for t in constants})
+    lowering = sequential.Options(panels={key: panel for key, panel in panels.items()}, **_streaming(spec, program))
+    body = sequential.lower(program, buffers, lowering)
+    unpacked = [t for t in constants if _read_directly(program, t.name)]
+    arguments = [buffers[t.name] for t in (*inputs, *unpacked)] + [p.buffer for p in panels.values()] + [buffers[expr.output.name]]
+    functions = {"main": _function("main", arguments, _with_helpers(body, lowering))}
+    if panels:
+        fills = [sequential.prepack(_stage(program, name), panel, buffers) for (name, _), panel in panels.items()]
+        functions["prepack"] = _function(
+            "prepack", [*(buffers[t.name] for t in constants), *(p.buffer for p in panels.values())], sequence(fills)
+        )
+    text = str(tvm.compile(tvm.IRModule(functions), target=target(spec)).mod.inspect_source("ll"))
+    return KernelSource(text, "llvm-ir", "main", _launch(inputs, constants, unpacked, panels, expr.output, spec))
+
+
+def target(spec: HardwareSpec) -> Any:
+    """TVM's target for the chip."""
+    wanted: dict[str, Any] = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu", "num-cores": spec.unit.count}
+    if "llvm_mcpu" in spec.options:
+        wanted["mcpu"] = spec.options["llvm_mcpu"]
+    return tvm.target.Target(wanted)
+
+
+def _function(name: str, arguments: list[Buffer], body: Stmt) -> Any:
+    return tirx.PrimFunc(arguments, body).with_attr({"global_symbol": name, "tirx.noalias": True})
+
+
+def _stage(program: RProgram, name: str) -> Any:
+    return next(s for s in program.stages if s.nest.stage.name == name)
+
+
+def _constant_panels(program: RProgram, constants: set[str]) -> dict[tuple[str, int], Panel]:
+    """Panels that hold constant operands only: filled once, when the kernel is loaded."""
+    found: dict[tuple[str, int], Panel] = {}
+    for stage in program.stages:
+        for staging in stage.staged:
+            if staging.constant:
+                key = (stage.nest.stage.name, staging.operand)
+                found[key] = make_panel(stage, staging, f"packed{len(found)}")
+    return found
+
+
+def _read_directly(program: RProgram, name: str) -> bool:
+    """True if some load of the tensor does not go through a constant panel."""
+    for stage in program.stages:
+        packed = {s.operand for s in stage.staged if s.constant}
+        if any(a.tensor.name == name and (a.role != "body" or a.factor not in packed) for a in stage.nest.accesses[:-1]):
+            return True
+    return False
+
+
+def _launch(
+    inputs: list[Tensor],
+    constants: list[Tensor],
+    unpacked: list[Tensor],
+    panels: Mapping[Any, Panel],
+    output: Tensor,
+    spec: HardwareSpec,
+) -> dict[str, Any]:
+    return {
+        "inputs": [_describe(t) for t in inputs],
+        "constants": [_describe(t) for t in constants],
+        "direct_constants": [t.name for t in unpacked],
+        "panels": [
+            {"name": p.buffer.name, "elements": int(p.buffer.shape[0]), "dtype": str(p.buffer.dtype)} for p in panels.values()
+        ],
+        "output": _describe(output),
+        "threads": spec.unit.count,
+    }
+
+
+def _describe(tensor: Tensor) -> dict[str, Any]:
+    return {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}
+
+
+# --- stores past the caches ------------------------------------------------------------------------------------------
+
+
+def _streaming(spec: HardwareSpec, program: RProgram) -> dict[str, Any]:
+    """Store hooks for an output that no cache could keep."""
+    output = program.expr.output
+    cache = max((level.capacity_bytes for level in spec.levels[1:]), default=0)
+    if output.nbytes <= STREAM_FACTOR * cache or output.dtype not in _LLVM_TYPES:
+        return {}
+
+    def streamed(target_buffer: Buffer, value: Expr, base: Expr, lanes: int) -> Stmt | None:
+        if target_buffer.name != output.name or lanes * _BYTES[output.dtype] not in (16, 32, 64):
+            return None
+        call = tirx.call_extern(
+            "int32", _helper(output.dtype, lanes), tirx.address_of(tirx.BufferLoad(target_buffer, [base])), value
+        )
+        aligned = tirx.EQ(tirx.floormod(base, index(lanes)), index(0))
+        plain = store(target_buffer, value, tirx.Ramp(base, index(1), lanes))
+        return when(aligned, tirx.Evaluate(call), plain)
+
+    return {"store": streamed, "after_unit": lambda: tirx.Evaluate(tirx.call_extern("int32", "roller_store_fence"))}
+
+
+_LLVM_TYPES = {"float32": "float", "float64": "double", "int32": "i32"}
+_BYTES = {"float32": 4, "float64": 8, "int32": 4}
+
+
+def _helper(dtype: str, lanes: int) -> str:
+    return f"roller_stream_{dtype}x{lanes}"
+
+
+def _with_helpers(body: Stmt, options: sequential.Options) -> Stmt:
+    if options.store is None:
+        return body
+    lines = ["!0 = !{i32 1}", "declare void @llvm.x86.sse.sfence()"]
+    lines.append("define i32 @roller_store_fence() alwaysinline nounwind {\n  call void @llvm.x86.sse.sfence()\n  ret i32 0\n}")
+    for dtype, kind in _LLVM_TYPES.items():
+        for size in (16, 32, 64):
+            lanes = size // _BYTES[dtype]
+            lines.append(
+                f"define i32 @{_helper(dtype, lanes)}(ptr %p, <{lanes} x {kind}> %v) alwaysinline nounwind {{\n"
+                f"  store <{lanes} x {kind}> %v, ptr %p, align {size}, !nontemporal !0\n  ret i32 0\n}}"
+            )
+    return tirx.AttrStmt(index(0), "pragma_import_llvm", tvm.ir.StringImm("\n".join(lines)), body)

@@ -1,0 +1,168 @@
+"""Artifacts as running kernels: LLVM compiles the IR in memory, TVM's thread pool runs its parallel loops.
+
+The launch description has `inputs`, `output`, `constants` (each with name, shape, dtype), `direct_constants` (names of those
+that the kernel reads as they are), `panels` (elements, dtype) and `threads`. Function `main` takes the inputs, the direct
+constants, the panels and the output; `prepack`, where there are panels, takes the constants and the panels. Every buffer is
+flat, compact and 64-byte aligned, and has at least one element.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import platform
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tvm
+import tvm_ffi
+
+from roller.plugin import (
+    ELEMENT_BYTES,
+    Artifact,
+    CodegenError,
+    DeviceUnavailableError,
+    LaunchError,
+    address,
+    aligned_empty,
+    numpy_dtype,
+)
+from roller_cpu import pins, toolchain
+from roller_cpu.threads import default_threads, use_threads
+
+Array = npt.NDArray[Any]
+
+# Features that decide whether code runs; the rest of LLVM's list is tuning, or protection that kernels do not use.
+_ISA = re.compile(r"^(sse|ssse|avx|fma|f16c|bmi|popcnt|lzcnt|movbe|amx|neon|sve|dotprod|fullfp16|bf16|i8mm)")
+_CODES: Mapping[str, int] = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}  # DLPack's type codes
+_CPU = 1
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class CpuRunner:
+    """A loaded kernel. It may be called from several threads; each uses descriptors of its own."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        text = _checked(artifact)
+        launch = artifact.launch
+        try:
+            self._module = toolchain.load_module(text)
+            self._main = self._module[launch["entry"]]
+        except (AttributeError, RuntimeError) as error:
+            if isinstance(error, CodegenError):
+                raise
+            raise LaunchError(f"the kernel has no function {launch['entry']!r}: {error}") from error
+        self.threads = min(int(launch.get("threads") or default_threads()), default_threads())
+        self._arguments = [_flat(t) for t in (*launch["inputs"], launch["output"])]
+        self._local = threading.local()
+        constants = _constants(artifact)
+        panels = [aligned_empty((max(p["elements"], 1),), numpy_dtype(p["dtype"])) for p in launch.get("panels", ())]
+        if panels:
+            held = [_described(array) for array in (*constants.values(), *panels)]
+            use_threads(self.threads)
+            self._module["prepack"](*_pointers(held))
+        self._fixed = [*(constants[name] for name in launch.get("direct_constants", ())), *panels]
+
+    def run(self, inputs: tuple[Array, ...], out: Array) -> None:
+        """Compute `out`; arrays as `roller.kernel.Runner` says."""
+        try:
+            descriptors, pointers = self._local.arguments
+        except AttributeError:
+            descriptors, pointers = self._local.arguments = self._bound()
+        for descriptor, array in zip(descriptors, (*inputs, out), strict=True):
+            descriptor.data = address(array)
+        use_threads(self.threads)
+        try:
+            self._main(*pointers)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise LaunchError(f"the kernel refused its arguments: {error}") from error
+
+    def close(self) -> None:
+        """Free panels and code."""
+        self._fixed = []
+        self._main = self._module = None
+
+    def _bound(self) -> tuple[list[_DLTensor], list[ctypes.c_void_p]]:
+        """Descriptors of inputs and output, whose addresses change, and pointers to those of all arguments in order."""
+        moving = [_descriptor(elements, dtype) for elements, dtype in self._arguments]
+        fixed = self._local.fixed = [_described(array) for array in self._fixed]  # kept alive beside their pointers
+        return moving, _pointers([*moving[:-1], *fixed, moving[-1]])
+
+
+def _constants(artifact: Artifact) -> dict[str, Array]:
+    """The constants that the artifact carries, as flat aligned arrays."""
+    found: dict[str, Array] = {}
+    for tensor in artifact.launch.get("constants", ()):
+        elements, dtype = _flat(tensor)
+        raw = artifact.constants.get(tensor["name"])
+        if raw is None or len(raw) != math.prod(tensor["shape"]) * ELEMENT_BYTES[dtype]:
+            raise LaunchError(f"the kernel needs the values of the constant {tensor['name']!r}")
+        values = found[tensor["name"]] = aligned_empty((elements,), numpy_dtype(dtype))
+        values.view(np.uint8)[: len(raw)] = np.frombuffer(raw, np.uint8)
+    return found
+
+
+def _checked(artifact: Artifact) -> str:
+    """The IR of an artifact that this machine can run."""
+    if artifact.format != toolchain.FORMAT:
+        raise LaunchError(f"the cpu device runs {toolchain.FORMAT}, not {artifact.format}")
+    if pins.problems():
+        raise DeviceUnavailableError("; ".join(pins.problems()))
+    for package, built in artifact.versions.items():
+        if package in pins.PINNED and built != pins.installed(package):
+            here = pins.installed(package)
+            raise DeviceUnavailableError(f"the kernel was built with {package} {built}, here is {here}; compile it again")
+    text = artifact.data.decode()
+    name = toolchain.processor(text)
+    missing = missing_features(name) if name is not None else ()
+    if missing:
+        raise DeviceUnavailableError(f"the kernel is for {name}; this processor lacks {', '.join(missing)}")
+    return text
+
+
+@cache
+def missing_features(processor: str) -> tuple[str, ...]:
+    """Instruction sets of a processor that this machine does not have."""
+    triple = str(tvm_ffi.get_global_func("tvm.codegen.llvm.GetProcessTriple")())
+    if processor not in toolchain.known_processors(triple):
+        return (f"the whole {processor} instruction set (it is a {platform.machine()})",)
+    target = tvm.target.Target({"kind": "llvm", "mtriple": triple, "mcpu": processor})
+    wanted = {str(f) for f in tvm_ffi.get_global_func("target.llvm_get_cpu_features")(target)}
+    here = {str(f): bool(on) for f, on in tvm_ffi.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")().items()}
+    return tuple(sorted(f for f in wanted if _ISA.match(f) and not here.get(f, False)))
+
+
+def _flat(tensor: Mapping[str, Any]) -> tuple[int, str]:
+    return max(math.prod(tensor["shape"]), 1), tensor["dtype"]
+
+
+def _descriptor(elements: int, dtype: str, data: int | None = None) -> _DLTensor:
+    shape = (ctypes.c_int64 * 1)(elements)
+    return _DLTensor(data, _CPU, 0, 1, _CODES[dtype.rstrip("0123456789")], 8 * ELEMENT_BYTES[dtype], 1, shape, None, 0)
+
+
+def _described(array: Array) -> _DLTensor:
+    return _descriptor(array.size, array.dtype.name, address(array))
+
+
+def _pointers(descriptors: Sequence[_DLTensor]) -> list[ctypes.c_void_p]:
+    return [ctypes.c_void_p(ctypes.addressof(d)) for d in descriptors]

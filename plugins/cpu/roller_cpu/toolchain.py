@@ -1,0 +1,127 @@
+"""LLVM IR to artifact: the bytes are the IR itself, which loads without a C compiler; resources come from its assembly."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import tvm
+import tvm_ffi
+
+from roller.plugin import Artifact, CodegenError, HardwareSpec, KernelSource
+from roller_cpu import pins
+
+FORMAT = "llvm-ir"
+_VECTOR = re.compile(r"%[yz]mm\d|%xmm\d|\bv\d+\.|\bz\d+\.")
+_FMA = re.compile(r"^\s+(vfn?m(?:add|sub)\d*p[sdh]|fml[as])\b")  # packed only: scalar leftovers do not count
+_STACK = re.compile(r"\(%r[sb]p|\[sp\b")
+_LABEL = re.compile(r"^(\.L\w+):")
+_JUMP = re.compile(r"^\s+(?:j\w+|b(?:\.\w+)?|cbn?z\s+\w+,|tbn?z\s+\w+,\s*#\d+,)\s+(\.L\w+)")
+_INSTRUCTION = re.compile(r"^\s+[a-z]")
+
+
+def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
+    """The artifact of a source; `CodegenError` where LLVM refuses it or this TVM is not the pinned one."""
+    if source.language != FORMAT:
+        raise CodegenError(f"the cpu toolchain takes {FORMAT}, not {source.language}")
+    return Artifact(
+        FORMAT,
+        source.text.encode(),
+        {**source.launch, "entry": source.entry},
+        resources(assembly(source.text)),
+        spec.device,
+        spec,
+        versions={package: pins.installed(package) or "" for package in pins.PINNED},
+    )
+
+
+def load_module(text: str) -> Any:
+    """The TVM module of LLVM IR; `CodegenError` with LLVM's words where it does not parse."""
+    if pins.problems():
+        raise CodegenError("; ".join(pins.problems()))
+    check_processor(text)
+    load = tvm_ffi.get_global_func("ffi.Module.load_from_file.ll")
+    # A file without a name: nothing to clean up, and nobody can exchange it.
+    descriptor = os.memfd_create("kernel.ll")
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(text.encode())
+        return load(f"/proc/self/fd/{descriptor}", "ll")
+    except (RuntimeError, ValueError) as error:
+        raise CodegenError("LLVM refuses the kernel's IR", str(error)) from error
+    finally:
+        os.close(descriptor)
+
+
+def processor(text: str) -> str | None:
+    """The processor that the IR is for, as LLVM names it."""
+    found = re.search(r'"target-cpu"="([^"]+)"', text)
+    return found.group(1) if found else None
+
+
+def check_processor(text: str) -> None:
+    """Refuse a processor that LLVM does not know: compiling for it would abort the process."""
+    name = processor(text)
+    triple = re.search(r'^target triple = "([^"]+)"', text, re.MULTILINE)
+    if name is None or triple is None:
+        raise CodegenError("the IR does not say which processor it is for")
+    if name not in known_processors(triple.group(1)):
+        raise CodegenError(f"LLVM knows no processor {name!r} for {triple.group(1)}")
+
+
+@cache
+def known_processors(triple: str) -> frozenset[str]:
+    """The processors that LLVM can compile for."""
+    target = tvm.target.Target({"kind": "llvm", "mtriple": triple})
+    return frozenset(map(str, tvm_ffi.get_global_func("target.llvm_get_cpu_archlist")(target)))
+
+
+def assembly(text: str) -> str:
+    """The assembly of LLVM IR, without debugging directives."""
+    lines = load_module(text).inspect_source("s").splitlines()
+    noise = re.compile(r"^\s+\.(?:cfi_|loc|file|section\s+\.debug)|^\.L(?:tmp|func_)\w*:")
+    return "\n".join(line for line in _before_debug(lines) if not noise.match(line)) + "\n"
+
+
+def _before_debug(lines: list[str]) -> Iterator[str]:
+    for line in lines:
+        if ".debug_" in line:
+            return
+        yield line
+
+
+def resources(text: str) -> dict[str, int]:
+    """What assembly shows: instructions, packed multiply-adds, and vector accesses to the stack in the hottest loop (spills).
+
+    The hottest loop is the innermost one with the most multiply-adds, else with the most vector instructions.
+    """
+    lines = text.splitlines()
+    hot = max(_innermost_loops(lines), key=_heat, default=[])
+    return {
+        "instructions": sum(1 for line in lines if _INSTRUCTION.match(line)),
+        "vector_fma": sum(1 for line in lines if _FMA.match(line)),
+        "hot_loop_fma": sum(1 for line in hot if _FMA.match(line)),
+        "spills": sum(1 for line in hot if _STACK.search(line) and _VECTOR.search(line)),
+    }
+
+
+def _heat(loop: list[str]) -> tuple[int, int]:
+    return sum(1 for line in loop if _FMA.match(line)), sum(1 for line in loop if _VECTOR.search(line))
+
+
+def _innermost_loops(lines: list[str]) -> list[list[str]]:
+    """Bodies of backward jumps that contain no other backward jump."""
+    places: dict[str, int] = {}
+    spans: list[tuple[int, int]] = []
+    for number, line in enumerate(lines):
+        label, jump = _LABEL.match(line), _JUMP.match(line)
+        if label:
+            places[label.group(1)] = number
+        elif jump and jump.group(1) in places:
+            start = places[jump.group(1)]
+            if not any(start <= inner for inner, _ in spans):
+                spans.append((start, number))
+    return [lines[start : end + 1] for start, end in spans]

@@ -1,0 +1,101 @@
+"""The four alignment rules: which extents a tile may have.
+
+1. Execution unit: extents are multiples of the atom's, and concurrent sub-tiles fill whole lane groups.
+2. Memory transaction: a staged tile's contiguous run is a multiple of the transaction, or the whole row.
+3. Bank: rows of a staged tile start in different banks (storage padding).
+4. Tensor shape: covering the tensor with whole tiles wastes at most a fraction epsilon of the work (tensor padding).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from roller.hardware import Banks, ComputeAtom, HardwareSpec, MemoryLevel
+from roller.nest import Nest, Tile
+from roller.tile import padding_waste
+
+FINE_STEPS = 8  # multiples of the base step tried one by one before extents double
+
+
+@dataclass(frozen=True, slots=True)
+class Multiple:
+    """Which extents a dimension may have at a level: multiples of `step`, at most `limit`."""
+
+    step: int = 1
+    limit: int | None = None
+
+
+def atom_tile(nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], ...]) -> Tile:
+    """The innermost tile of an atom: its extents where its roles lie, 1 elsewhere (rule 1). Never more than the problem needs."""
+    roles = dict(atom.roles)
+    tile = [1] * len(nest.dims)
+    for role, dim in mapping:
+        extent = roles[role]
+        tile[dim] = extent if isinstance(extent, int) else 1
+    return tuple(tile)
+
+
+def transaction_step(nest: Nest, level: MemoryLevel, dim: int) -> int:
+    """Elements along a dimension that fill one transaction of the level, where some array is contiguous along it (rule 2)."""
+    sizes = [a.element_bytes for a in nest.accesses if a.strides[dim] == 1 and a.role != "epilogue"]
+    return max((max(1, level.transaction_bytes // size) for size in sizes), default=1)
+
+
+def bank_padding(row: int, inner_row: int, banks: Banks, element_bytes: int) -> int:
+    """Elements to add to a row of `row` elements read by inner tiles of `inner_row` (rule 3; the paper's section 3.2).
+
+    With B banks of L elements: padding = (B L - N mod (B L) + L ceil(n / L)) mod (B L).
+    """
+    width = max(1, banks.width_bytes // element_bytes)
+    period = banks.count * width
+    return (period - row % period + width * math.ceil(inner_row / width)) % period
+
+
+def allows_padding(nest: Nest, tile: Tile, epsilon: float) -> bool:
+    """True if covering the problem with this tile wastes at most epsilon of the work (rule 4)."""
+    return padding_waste(nest.extents, tile) <= epsilon + 1e-9
+
+
+def aligned_extents(extent: int, inner: int, multiple: Multiple) -> Iterator[int]:
+    """The extents worth trying for a dimension, rising: multiples of the inner tile's and the rule's step.
+
+    The list depends on the base step only, never on the tile that asks: `FINE_STEPS` single steps, then steps that double,
+    and last the whole extent rounded up.
+    """
+    base = math.lcm(inner, multiple.step)
+    whole = -(-extent // base) * base
+    limit = min(whole, multiple.limit) if multiple.limit is not None else whole
+    count = 1
+    while count * base < limit:
+        yield count * base
+        count += 1 if count < FINE_STEPS else 2 ** (count.bit_length() - 3)
+    if limit >= base:
+        yield limit // base * base
+
+
+def next_aligned(extent: int, inner: int, current: int, multiple: Multiple) -> int | None:
+    """The next extent after the current one, None at the end."""
+    return next((e for e in aligned_extents(extent, inner, multiple) if e > current), None)
+
+
+def lane_rule(spec: HardwareSpec, lanes: int) -> str | None:
+    """Why this number of concurrent sub-tiles breaks rule 1, None if it does not."""
+    if lanes > spec.unit.lanes_max:
+        return "lanes per unit"
+    if spec.unit.lanes_fixed or lanes % spec.unit.lane_group == 0:
+        return None
+    return "lane group multiple"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Everything the engine may ask about one device: frozen, so that construction cannot depend on call order."""
+
+    atoms: tuple[ComputeAtom, ...]
+    multiples: Mapping[tuple[int, str], Multiple]  # (level, dimension name) → rule
+
+    def multiple(self, level: int, dim: str) -> Multiple:
+        """The rule for a dimension at a level."""
+        return self.multiples.get((level, dim), Multiple())

@@ -1,0 +1,160 @@
+"""Arrays of other libraries as NumPy views, and memory that every kernel may use: contiguous and 64-byte aligned.
+
+Nothing but NumPy is imported: torch and JAX are recognised by the module of the value's type, and only used if they made
+the value. Every refusal is a `LaunchError`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from roller.errors import LaunchError
+
+Array = npt.NDArray[Any]
+Kind = Literal["numpy", "torch", "jax"]
+
+ALIGNMENT = 64  # bytes; kernels load and store whole vectors without looking
+_CPU = 1  # DLPack's kDLCPU
+
+_addressof: Callable[[Any], int] = ctypes.addressof
+_at: Callable[[Any], Any] = ctypes.c_char.from_buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What an argument has to be."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype.name} {self.shape}"
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """NumPy's type of that name; bfloat16 is that of ml_dtypes."""
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def address(array: Array) -> int:
+    """Where the array's first element lies."""
+    try:
+        return _addressof(_at(array))  # a quarter of the time of `array.ctypes.data`, for writable contiguous arrays
+    except (TypeError, ValueError, BufferError):
+        return int(array.ctypes.data)
+
+
+def is_ready(array: Array) -> bool:
+    """True if kernels may use the memory as it is: C-contiguous and aligned."""
+    return array.flags.c_contiguous and address(array) % ALIGNMENT == 0
+
+
+def aligned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+    """A new C-contiguous array whose memory is aligned; its values are not set."""
+    raw = np.empty(math.prod(shape) * dtype.itemsize + ALIGNMENT, np.uint8)
+    return np.ndarray(tuple(shape), dtype, raw, -_addressof(_at(raw)) % ALIGNMENT)
+
+
+def ready(array: Array) -> Array:
+    """The array itself if it is ready, else an aligned copy."""
+    if is_ready(array):
+        return array
+    copy = aligned_empty(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
+def admit(value: Any, wanted: Wanted) -> tuple[Array, Kind]:
+    """The value as a NumPy view of the wanted shape and type (never converted), and whose array it was."""
+    array, kind = view(value, wanted.name)
+    if array.dtype != wanted.dtype:
+        raise LaunchError(f"{wanted.name}: element type {array.dtype} given, {wanted.dtype.name} wanted; convert it first")
+    if array.shape != wanted.shape:
+        raise LaunchError(f"{wanted.name}: shape {array.shape} given, {wanted.shape} wanted")
+    return array, kind
+
+
+def admit_output(value: Any, wanted: Wanted) -> tuple[Array, Kind]:
+    """As `admit`, for an array that is going to be written."""
+    array, kind = admit(value, wanted)
+    if kind == "jax":
+        raise LaunchError(f"{wanted.name}: JAX arrays cannot be written; leave out= away and use what the kernel returns")
+    if not array.flags.writeable:
+        raise LaunchError(f"{wanted.name}: the array is read-only")
+    if any(stride == 0 and extent > 1 for stride, extent in zip(array.strides, array.shape, strict=True)):
+        raise LaunchError(f"{wanted.name}: several elements share one place in memory (a broadcast array cannot be written)")
+    return array, kind
+
+
+def view(value: Any, name: str) -> tuple[Array, Kind]:
+    """A NumPy view of an array of NumPy, torch, JAX, or any library that speaks DLPack, without a copy."""
+    library = type(value).__module__.partition(".")[0]
+    try:
+        if isinstance(value, np.ndarray | np.generic) and not isinstance(value, np.ma.MaskedArray):
+            return np.asarray(value), "numpy"
+        if library == "torch" and hasattr(value, "data_ptr"):
+            return _torch_view(value, name), "torch"
+        if library in ("jax", "jaxlib") and hasattr(value, "devices"):
+            return _jax_view(value, name), "jax"
+        if hasattr(value, "__dlpack_device__"):
+            _on_cpu(name, int(value.__dlpack_device__()[0]) == _CPU, f"DLPack device {value.__dlpack_device__()}")
+            return np.from_dlpack(value), "numpy"
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, LaunchError):
+            raise
+        raise LaunchError(f"{name}: {type(value).__name__} cannot be read as an array: {error}") from error
+    given = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    raise LaunchError(f"{name}: a {given} given, an array wanted (NumPy, torch, JAX, or another with DLPack)")
+
+
+def as_kind(array: Array, kind: Kind) -> Any:
+    """A result as the kind of array that the caller uses; torch shares its memory, JAX may copy it."""
+    if kind == "numpy":
+        return array
+    if kind == "jax":
+        return sys.modules["jax"].numpy.asarray(array)
+    torch = sys.modules["torch"]
+    if array.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def overlaps(array: Array, others: Sequence[Array]) -> bool:
+    """True if the array may share memory with one of the others (their bounds are compared)."""
+    return any(np.may_share_memory(array, other) for other in others)
+
+
+def _torch_view(value: Any, name: str) -> Array:
+    torch = sys.modules["torch"]
+    if not value.is_cpu:
+        _on_cpu(name, False, str(value.device))
+    if value.requires_grad:
+        raise LaunchError(f"{name}: the tensor requires a gradient, which a kernel cannot give; pass {name}.detach()")
+    if value.dtype == torch.bfloat16:
+        half: Array = value.view(torch.int16).numpy()
+        return half.view(ml_dtypes.bfloat16)
+    whole: Array = value.numpy()
+    return whole
+
+
+def _jax_view(value: Any, name: str) -> Array:
+    if isinstance(value, sys.modules["jax"].core.Tracer):
+        raise LaunchError(f"{name}: JAX is tracing; call the kernel through jax.pure_callback inside jit, grad or vmap")
+    platforms = sorted({device.platform for device in value.devices()})
+    _on_cpu(name, platforms == ["cpu"], ", ".join(platforms))
+    return np.asarray(value)
+
+
+def _on_cpu(name: str, there: bool, where: str) -> None:
+    if not there:
+        raise LaunchError(f"{name}: the array lies on {where}; this kernel takes arrays in host memory")

@@ -1,0 +1,203 @@
+"""The compiled kernel as the user holds it: callable, and open about what it is."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from roller.arrays import (
+    Array,
+    Kind,
+    Wanted,
+    admit,
+    admit_output,
+    aligned_empty,
+    as_kind,
+    is_ready,
+    numpy_dtype,
+    overlaps,
+    ready,
+)
+from roller.cost import Estimate
+from roller.devices import Device
+from roller.errors import KernelError, LaunchError
+from roller.explain import Choice, Explanation, explain
+from roller.expr import Tensor, TensorExpr
+from roller.hardware import HardwareSpec
+from roller.kernel import Artifact, KernelSource, Runner
+from roller.program import RProgram
+from roller.record import estimate_from_json, program_from_json
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What compiling knows about a kernel beyond its artifact; a loaded kernel has none of it."""
+
+    source: KernelSource
+    candidates: tuple[Choice, ...]
+
+
+class Kernel:
+    """A compiled operator. Call it with arrays in the order of `inputs`, or by name; it gives the result.
+
+    Arrays of NumPy, torch and JAX (and others with DLPack) in host memory are taken as they are: nothing is converted, and
+    only what is not contiguous and 64-byte aligned is copied. The result is of the first argument's kind. `out=` is written in
+    place and returned. The binary is loaded by the first call, or by `load()`.
+    """
+
+    def __init__(self, artifact: Artifact, expr: TensorExpr, device: Device, built: Built | None = None) -> None:
+        self._artifact, self._expr, self._device, self._built = artifact, expr, device, built
+        self._inputs = tuple(t for t in expr.inputs if t.name not in artifact.constants)
+        self._wanted = tuple(_wanted(t, t.name) for t in self._inputs)
+        self._result = _wanted(expr.output, "out")
+        self._runner: Runner | None = None
+        self._loading = threading.Lock()
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(map(str, self._wanted))
+        return f"<Kernel ({arguments}) -> {self._result.dtype.name} {self._result.shape} for {self.spec.device}:{self.spec.chip}>"
+
+    def __call__(self, *arrays: Any, out: Any = None, **named: Any) -> Any:
+        """Compute the operator. `LaunchError` where an array does not fit, `DeviceUnavailableError` without the device."""
+        if named or len(arrays) != len(self._wanted):
+            arrays = self._bound(arrays, named)
+        runner = self._runner or self._loaded()
+        inputs: list[Array] = []
+        kind: Kind | None = None
+        for value, wanted in zip(arrays, self._wanted, strict=True):
+            if type(value) is np.ndarray and value.dtype == wanted.dtype and value.shape == wanted.shape:
+                array, own = value, "numpy"
+            else:
+                array, own = admit(value, wanted)
+            kind = kind or own  # type: ignore[assignment]
+            inputs.append(array if is_ready(array) else ready(array))
+        if out is not None:
+            return self._into(out, tuple(inputs), runner)
+        result = aligned_empty(self._result.shape, self._result.dtype)
+        if result.size:
+            runner.run(tuple(inputs), result)
+        return result if kind is None or kind == "numpy" else as_kind(result, kind)
+
+    def _into(self, out: Any, inputs: tuple[Array, ...], runner: Runner) -> Any:
+        """Write to the caller's array: directly where it is ready and overlaps no input, else through a temporary one."""
+        target, _ = admit_output(out, self._result)
+        direct = is_ready(target) and not overlaps(target, inputs)
+        result = target if direct else aligned_empty(target.shape, target.dtype)
+        if target.size:
+            runner.run(inputs, result)
+            if not direct:
+                target[...] = result
+        return out
+
+    def _bound(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The arguments in order; as Python binds them."""
+        names = [w.name for w in self._wanted]
+        listed = ", ".join(map(str, self._wanted)) or "none"
+        if len(arrays) > len(names):
+            raise LaunchError(f"{len(arrays)} arrays given, {len(names)} wanted ({listed})")
+        values = dict(zip(names, arrays, strict=False))
+        for name, value in named.items():
+            if name not in names:
+                fixed = "; it was fixed when the kernel was compiled" if name in self._artifact.constants else ""
+                raise LaunchError(f"no input is called {name!r}{fixed}; inputs: {listed}")
+            if name in values:
+                raise LaunchError(f"{name}: given by position and by name")
+            values[name] = value
+        missing = [name for name in names if name not in values]
+        if missing:
+            raise LaunchError(f"no array for {', '.join(missing)}; inputs: {listed}")
+        return tuple(values[name] for name in names)
+
+    def _loaded(self) -> Runner:
+        with self._loading:
+            if self._runner is None:
+                self._runner = self._device.load_kernel(self._artifact)
+            return self._runner
+
+    def load(self) -> Kernel:
+        """Load the binary now; `DeviceUnavailableError` where this machine has no such device. Gives the kernel itself."""
+        self._loaded()
+        return self
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the kernel to a file that `roller.load` reads, whole or not at all."""
+        self._artifact.save(path)
+
+    def explain(self) -> Explanation:
+        """Why the program is as it is: print it, or take `.to_dict()`."""
+        return explain(self.program, self.spec, self._device.cost_parameters(self.spec, self._expr), self.candidates, self.rules)
+
+    @property
+    def rules(self) -> Any:
+        """The alignment rules that construction obeyed."""
+        return self._device.rules(self.spec, self._expr)
+
+    @property
+    def artifact(self) -> Artifact:
+        """The built kernel: bytes, launch description, resources."""
+        return self._artifact
+
+    @property
+    def expr(self) -> TensorExpr:
+        """The tensor expression after fusion, as the kernel computes it."""
+        return self._expr
+
+    @property
+    def spec(self) -> HardwareSpec:
+        """The chip that the kernel is for."""
+        return self._artifact.spec
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The tensors to call it with, in order; constants are not among them."""
+        return self._inputs
+
+    @property
+    def output(self) -> Tensor:
+        """The tensor that it gives."""
+        return self._expr.output
+
+    @cached_property
+    def program(self) -> RProgram:
+        """The rProgram that was chosen."""
+        if self._built is not None:
+            return self._built.candidates[0].program
+        return program_from_json(self._artifact.program, self._expr)
+
+    @cached_property
+    def estimate(self) -> Estimate:
+        """The prediction for the chosen program."""
+        return estimate_from_json(self._artifact.estimate)
+
+    @cached_property
+    def candidates(self) -> tuple[Choice, ...]:
+        """The programs that were considered, best first; of a loaded kernel only its own."""
+        return self._built.candidates if self._built is not None else (Choice(self.program, self.estimate),)
+
+    @cached_property
+    def source(self) -> str:
+        """The kernel as source text; of a loaded kernel only where its binary is text."""
+        if self._built is not None:
+            return self._built.source.text
+        try:
+            return self._artifact.data.decode()
+        except UnicodeDecodeError:
+            raise KernelError("a loaded kernel has no source: its file holds the binary; compile it again") from None
+
+    @cached_property
+    def assembly(self) -> str:
+        """The machine code as text; `KernelError` where the device cannot show it."""
+        text = self._device.assembly(self._artifact)
+        if text is None:
+            raise KernelError(f"the {self._device.name} device cannot show assembly")
+        return text
+
+
+def _wanted(tensor: Tensor, name: str) -> Wanted:
+    return Wanted(name, tensor.shape, numpy_dtype(tensor.dtype))

@@ -1,0 +1,450 @@
+"""The engine: construct programs from the innermost memory level outward, rate them, keep the best that differ.
+
+    for each nest, atom and mapping:
+        start from the atom; at each level, innermost first:
+            grow the dimension with the best data-reuse score to its next aligned extent
+            while it fits, parallelism suffices and memory still bounds; keep a spread of the path
+        give every chain of tiles its loop orders, staging and reduce splits
+    rank by estimate; drop near-duplicates
+
+Score of growing dimension a:  S_a = (Q(T) - Q(T + a)) / (F(T + a) - F(T))  with Q the operator's whole traffic into the level
+and F the tile's footprint (ROLLER, section 3.3, at the next aligned size). Innermost first, so that outer extents are
+multiples of inner ones and a register tile of 6 rows is reachable.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from roller.align import Rules, atom_tile, next_aligned
+from roller.cost import CostParameters, Estimate, Model, accumulators, combine_estimates, overlapped
+from roller.errors import ConstructionError
+from roller.expr import TensorExpr
+from roller.fit import Fit
+from roller.hardware import ComputeAtom, HardwareSpec
+from roller.nest import Nest, Tile, variants
+from roller.program import RProgram, StageProgram, Staging, lane_level, tiled_levels
+from roller.tile import Geometry, padding_waste
+
+EPSILONS = (0.0, 0.05, 0.125, 0.25, 0.5, 1.0, math.inf)  # rounds of tensor padding; each admits more waste
+INNER_VISITS = 48  # tiles looked at by one growth at the innermost level: its lattice is small
+OUTER_VISITS = 16  # … at an outer level, where growth follows one path with few side steps
+INNER_KEEP, OUTER_KEEP = 12, 16  # chains kept after a level
+REFINED = 8  # best chains for which orders, staging and splits are tried
+LARGEST = 4  # last tiles of a growth path that are kept, beside one for every doubling of its length
+MAPPING_SLACK = 2.0  # an innermost tile predicted this much slower than the best one is not pursued
+BOUND_SLACK = 0.02  # memory no longer bounds when what it adds is less than this share of compute
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A program and its prediction."""
+
+    program: RProgram
+    estimate: Estimate
+
+
+@dataclass
+class _Search:
+    """One nest, atom and mapping on one chip."""
+
+    model: Model
+    fit: Fit
+    rules: Rules
+    nest: Nest
+    atom: ComputeAtom
+    mapping: tuple[tuple[str, int], ...]
+    refusals: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def spec(self) -> HardwareSpec:
+        return self.model.spec
+
+
+def construct(expr: TensorExpr, spec: HardwareSpec, rules: Rules, parameters: CostParameters, top_k: int = 10) -> list[Candidate]:
+    """The `top_k` best programs for a fused expression, best first; `ConstructionError` where nothing fits."""
+    per_stage = [construct_stage(nests, spec, rules, parameters, top_k) for nests in _nests(expr)]
+    count = min(top_k, max(len(found) for found in per_stage))
+    candidates = []
+    for rank in range(count):
+        chosen = [found[min(rank, len(found) - 1)] for found in per_stage]
+        program = RProgram(expr, tuple(p for p, _ in chosen))
+        candidates.append(Candidate(program, combine_estimates([e for _, e in chosen])))
+    return sorted(candidates, key=lambda c: c.estimate.seconds)
+
+
+def _nests(expr: TensorExpr) -> Iterator[tuple[Nest, ...]]:
+    for stage in expr.stages:
+        yield variants(stage, expr.tensors)
+
+
+Rated = tuple[StageProgram, Estimate]
+
+
+def construct_stage(
+    nests: tuple[Nest, ...], spec: HardwareSpec, rules: Rules, parameters: CostParameters, top_k: int
+) -> list[Rated]:
+    """The best programs for one stage over its nest variants."""
+    refusals: Counter[str] = Counter()
+    searches = []
+    for nest in nests:
+        model = Model(spec, parameters, Geometry(nest))
+        fit = Fit(spec, nest, model.geometry)
+        searches += [_Search(model, fit, rules, nest, atom, m, refusals) for atom, m in mappings(nest, rules.atoms)]
+    pool: dict[StageProgram, Estimate] = {}
+    for search, chains in _innermost(searches):
+        for program in _programs(search, chains):
+            if program not in pool:
+                pool[program] = search.model.estimate(program)
+    if not pool:
+        raise ConstructionError(f"no tile of {nests[0].stage.name!r} fits {spec.device}:{spec.chip}", dict(refusals))
+    ranked = sorted(pool.items(), key=lambda item: (item[1].seconds, _footprint_key(item[0])))
+    return diverse(ranked, top_k)
+
+
+def _footprint_key(program: StageProgram) -> tuple[tuple[int, ...], ...]:
+    return program.tiles
+
+
+def mappings(nest: Nest, atoms: Iterable[ComputeAtom]) -> Iterator[tuple[ComputeAtom, tuple[tuple[str, int], ...]]]:
+    """Each atom with each way to lay its roles on dimensions.
+
+    A matrix unit needs a sum of products: k is a reduce dimension of both factors, m one of the first only, n one of the
+    second only (or the other way round). A vector lies on one dimension along which some array is contiguous, or any
+    if there is none; on a reduce dimension its lanes hold partial results. Types must match what the body computes in.
+    """
+    kind = nest.stage.body.dtype
+    for atom in atoms:
+        if atom.kind == "matrix":
+            yield from ((atom, m) for m in _matrix_mappings(nest, atom))
+        elif atom.acc_dtype != kind:
+            continue
+        elif atom.kind == "scalar":
+            yield atom, ()
+        else:
+            role = next(iter(atom.roles))
+            yield from ((atom, ((role, dim),)) for dim in _vector_dims(nest))
+
+
+def _vector_dims(nest: Nest) -> list[int]:
+    contiguous = [i for i, d in enumerate(nest.dims) if d.extent > 1 and any(a.strides[i] == 1 for a in nest.accesses)]
+    return contiguous or [i for i, d in enumerate(nest.dims) if d.extent > 1][-1:]
+
+
+def _matrix_mappings(nest: Nest, atom: ComputeAtom) -> Iterator[tuple[tuple[str, int], ...]]:
+    if len(nest.factors) != 2 or nest.stage.body.dtype != atom.acc_dtype:
+        return
+    if any(a.tensor.dtype != atom.in_dtype for a in nest.inputs):
+        return
+    first, second = nest.factor_touches(0), nest.factor_touches(1)
+    for left, right in ((first, second), (second, first)):
+        rows = [i for i in nest.spatial if left[i] and not right[i]]
+        columns = [i for i in nest.spatial if right[i] and not left[i]]
+        depth = [i for i in nest.reduce if left[i] and right[i]]
+        if depth:
+            big = {"m": rows, "n": columns, "k": depth}
+            yield tuple((r, max(big[r], key=lambda i: (nest.extents[i], i))) for r in atom.roles if big[r])
+
+
+Chain = tuple[Tile, ...]
+
+
+def _innermost(searches: list[_Search]) -> Iterator[tuple[_Search, list[Chain]]]:
+    """The innermost tiles worth pursuing, over all nests, atoms and mappings together."""
+    rated: list[tuple[float, int, Chain]] = []
+    for number, search in enumerate(searches):
+        levels = tiled_levels(search.spec)
+        start = _start(search)
+        for tile in grow(search, levels, len(levels) - 1, start):
+            program = _program(search, levels[-1:], (tile,))
+            rated.append((_partial_seconds(search, program, levels[-1]), number, (tile,)))
+    rated.sort()
+    kept = [r for r in rated[:INNER_KEEP] if r[0] <= MAPPING_SLACK * rated[0][0]]
+    for number, search in enumerate(searches):
+        chains = [chain for _, n, chain in kept if n == number]
+        if chains:
+            yield search, chains
+
+
+def _start(search: _Search) -> Tile:
+    """The atom as a tile; a vector wider than its dimension shrinks to it."""
+    start = atom_tile(search.nest, search.atom, search.mapping)
+    whole = search.nest.extents
+    return start if search.atom.kind == "matrix" else tuple(min(t, e) for t, e in zip(start, whole, strict=True))
+
+
+def _programs(search: _Search, chains: list[Chain]) -> Iterator[StageProgram]:
+    """Chains of tiles from the innermost ones outward, then the programs that use them."""
+    levels = tiled_levels(search.spec)
+    for position in reversed(range(len(levels) - 1)):
+        found: dict[Chain, None] = {}
+        for chain in chains:
+            for tile in _spread(search, levels, position, chain[0], grow(search, levels, position, chain[0])):
+                found[(tile, *chain)] = None
+        chains = _prune(search, levels[position:], list(found), OUTER_KEEP)
+    yield from _finish(search, levels, chains)
+
+
+def grow(search: _Search, levels: tuple[int, ...], position: int, inner: Tile) -> list[Tile]:
+    """Tiles at one level, reached by growing the best-scored dimension first; every padding round in turn."""
+    seen: dict[Tile, None] = {}
+    visits = INNER_VISITS if position == len(levels) - 1 else OUTER_VISITS
+    if not search.fit.fits(levels, position, inner, inner, search.mapping, search.atom):
+        search.refusals[search.fit.rule(levels, position)] += 1
+        return []
+    for epsilon in EPSILONS if _pads(search, levels, position) else EPSILONS[-1:]:
+        _grow_round(search, levels, position, inner, epsilon, visits, seen)
+    return [t for t in seen if _legal(search, levels, position, inner, t)]
+
+
+def _pads(search: _Search, levels: tuple[int, ...], position: int) -> bool:
+    """True if tiles of this level run whole, so that their extents decide how much padding is executed."""
+    return position == len(levels) - 1 or lane_level(search.spec) is not None
+
+
+def _grow_round(
+    search: _Search, levels: tuple[int, ...], position: int, inner: Tile, epsilon: float, visits: int, seen: dict[Tile, None]
+) -> None:
+    """One round at one padding allowance: best score first, at most `visits` new tiles; adds to `seen`."""
+    frontier, done = [(0.0, inner)], set[Tile]()
+    while frontier and visits:
+        frontier.sort(key=lambda item: (-item[0], item[1]))
+        _, tile = frontier.pop(0)
+        if tile in done:
+            continue
+        done.add(tile)
+        visits -= 1
+        seen[tile] = None
+        if _memory_bounds(search, levels, position, tile):
+            frontier += _steps(search, levels, position, inner, tile, epsilon)
+
+
+def _legal(search: _Search, levels: tuple[int, ...], position: int, inner: Tile, tile: Tile) -> bool:
+    broken = search.fit.legal(levels, position, tile, inner, search.mapping, search.atom)
+    if broken is not None:
+        search.refusals[broken] += 1
+    return broken is None
+
+
+def _steps(
+    search: _Search, levels: tuple[int, ...], position: int, inner: Tile, tile: Tile, epsilon: float
+) -> Iterator[tuple[float, Tile]]:
+    """The next aligned tiles of a tile with their reuse scores."""
+    nest, innermost = search.nest, position == len(levels) - 1
+    traffic, footprint = search.fit.traffic(levels, position, tile), search.fit.footprint(levels, position, tile, inner)
+    for dim in range(len(nest.dims)):
+        if nest.dims[dim].is_reduce and not (innermost and any(d == dim for _, d in search.mapping)):
+            continue
+        grown = _next_tile(search, levels, position, inner, tile, dim, epsilon)
+        if grown is None:
+            continue
+        if not search.fit.fits(levels, position, grown, inner, search.mapping, search.atom):
+            search.refusals[search.fit.rule(levels, position)] += 1
+            continue
+        if position == 0 and search.fit.tiles(grown) < search.spec.unit.count and search.fit.tiles(tile) < search.spec.unit.count:
+            search.refusals["parallelism"] += 1
+            continue
+        saved = traffic - search.fit.traffic(levels, position, grown)
+        added = search.fit.footprint(levels, position, grown, inner) - footprint
+        score = math.inf if saved > 0 >= added else saved / max(added, 1e-9)
+        yield score, grown
+
+
+def _next_tile(
+    search: _Search, levels: tuple[int, ...], position: int, inner: Tile, tile: Tile, dim: int, epsilon: float
+) -> Tile | None:
+    """The tile with one dimension at its next aligned extent that keeps padding within the allowance."""
+    nest = search.nest
+    multiple = search.rules.multiple(levels[position], nest.dims[dim].name)
+    allowed = max(epsilon, padding_waste(nest.extents, inner)) + 1e-9
+    extent: int | None = tile[dim]
+    while extent is not None:
+        extent = next_aligned(nest.extents[dim], inner[dim], extent, multiple)
+        if extent is None or (extent > nest.extents[dim] and search.atom.kind != "matrix" and position == len(levels) - 1):
+            return None
+        grown = (*tile[:dim], extent, *tile[dim + 1 :])
+        if not _pads(search, levels, position) or padding_waste(nest.extents, grown) <= allowed:
+            return grown
+    return None
+
+
+def _memory_bounds(search: _Search, levels: tuple[int, ...], position: int, tile: Tile) -> bool:
+    """False once growing further cannot help: what loads add to compute is negligible and all chains are busy."""
+    program = StageProgram(
+        search.nest, search.atom, search.mapping, levels[-1:], (tile,), (tuple(range(len(tile))),), lane_level=lane_level(search.spec)
+    )
+    if position == len(levels) - 1:
+        if search.nest.stage.reducer is not None and search.model.chain_efficiency(program) < 1:
+            return True
+        return accumulators(program) >= 1
+    rate = search.atom.gflops * 1e9 / 2
+    compute = math.prod(search.nest.extents) / rate
+    bandwidth = search.spec.levels[levels[position]].bandwidth_gbps or 1.0
+    load = search.fit.traffic(levels, position, tile) / (bandwidth * 1e9)
+    return max(0.0, load - compute) + search.spec.overlap_loss * load >= BOUND_SLACK * compute
+
+
+def _spread(search: _Search, levels: tuple[int, ...], position: int, inner: Tile, tiles: list[Tile]) -> Iterator[Tile]:
+    """Each tile with the reduce extents worth trying at this level."""
+    chosen = tiles[-LARGEST:] + [t for i, t in enumerate(tiles[:-LARGEST]) if i & (i + 1) == 0]
+    for tile in chosen:
+        if search.nest.reduce:
+            yield from _with_reduce(search, levels, position, inner, tile)
+        else:
+            yield tile
+
+
+def _with_reduce(search: _Search, levels: tuple[int, ...], position: int, inner: Tile, tile: Tile) -> Iterator[Tile]:
+    """The tile with reduce extents doubled as long as it fits: the largest three, and the whole where the level is a cache."""
+    steps = [tile]
+    managed = search.spec.levels[levels[position]].managed
+    for dim in reversed(search.nest.reduce):
+        while True:
+            last = steps[-1]
+            whole = -(-search.nest.extents[dim] // inner[dim]) * inner[dim]
+            extent = min(last[dim] * 2, whole)
+            if extent <= last[dim]:
+                break
+            grown = (*last[:dim], extent, *last[dim + 1 :])
+            if managed and not search.fit.fits(levels, position, grown, inner, search.mapping, search.atom):
+                return_steps = steps[-3:]
+                yield from return_steps
+                return
+            steps.append(grown)
+    yield from steps[-3:]
+
+
+def _prune(search: _Search, levels: tuple[int, ...], chains: list[tuple[Tile, ...]], keep: int) -> list[tuple[Tile, ...]]:
+    """The chains with the least predicted time so far, counting only the levels that have a tile."""
+    if len(chains) <= keep:
+        return chains
+    rated = []
+    for chain in chains:
+        program = _program(search, levels, chain)
+        rated.append((_partial_seconds(search, program, levels[0]), chain))
+    rated.sort()
+    return [chain for _, chain in rated[:keep]]
+
+
+def _partial_seconds(search: _Search, program: StageProgram, level: int) -> float:
+    model = search.model
+    terms = [model.compute_seconds(program), *model.level_terms(program, level)]
+    return overlapped(tuple(terms), 2, search.spec.overlap_loss) + model.overhead_seconds(program)
+
+
+def _program(search: _Search, levels: tuple[int, ...], chain: tuple[Tile, ...]) -> StageProgram:
+    spatial_first = (*search.nest.spatial, *search.nest.reduce)
+    lanes = lane_level(search.spec)
+    staged = _required_staging(search, levels)
+    return StageProgram(
+        search.nest, search.atom, search.mapping, levels, chain, tuple(spatial_first for _ in levels), staged, lane_level=lanes
+    )
+
+
+def _required_staging(search: _Search, levels: tuple[int, ...]) -> tuple[Staging, ...]:
+    """Copies without which the nest would gather or guard: panels for factors, boxes for arrays that can be left."""
+    nest = search.nest
+    panels = [Staging("panel", f, levels[0]) for f in range(len(nest.factors)) if nest.stageable(f) and _needs_panel(search, f)]
+    return (*_boxes(search, levels[0]), *panels)
+
+
+def _boxes(search: _Search, level: int) -> tuple[Staging, ...]:
+    return tuple(Staging("box", n, level) for n, a in enumerate(search.nest.inputs) if a.guarded)
+
+
+def _needs_panel(search: _Search, factor: int) -> bool:
+    """True if the innermost tile could not read the factor in place: gathered along the vector, or decoded at every step."""
+    nest = search.nest
+    mine = [a for a in nest.inputs if a.factor == factor]
+    if any(a.strides[i] is None for a in mine for i in nest.reduce):
+        return True
+    lane = search.mapping[0][1] if search.mapping else None
+    return lane is not None and any(a.touches[lane] and a.strides[lane] != 1 for a in mine)
+
+
+def _finish(search: _Search, levels: tuple[int, ...], chains: list[Chain]) -> Iterator[StageProgram]:
+    """Programs for the chains with default orders and staging; for the best of them each choice in turn, keeping the best."""
+    plain = [_program(search, levels, chain) for chain in chains]
+    yield from plain
+    plain.sort(key=lambda p: (search.model.estimate(p).seconds, p.tiles))
+    for program in plain[:REFINED]:
+        best = program
+        for choices in (_staged, _ordered, _split, _serial):
+            options = [best, *choices(search, best)]
+            yield from options[1:]
+            best = min(options, key=lambda p: search.model.estimate(p).seconds)
+
+
+def _staged(search: _Search, program: StageProgram) -> Iterator[StageProgram]:
+    yield from (replace(program, staged=s) for s in _stagings(search, program.levels))
+
+
+def _ordered(_: _Search, program: StageProgram) -> Iterator[StageProgram]:
+    yield from (replace(program, orders=o) for o in _orders(program))
+
+
+def _serial(_: _Search, program: StageProgram) -> Iterator[StageProgram]:
+    yield replace(program, parallel=False)
+
+
+def _orders(program: StageProgram) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Loop orders: at each level the spatial loops with one or the other operand stationary, reductions inside or outside."""
+    nest = program.nest
+    forward, backward = nest.spatial, tuple(reversed(nest.spatial))
+    per_level = []
+    for position in range(len(program.levels)):
+        choices = [(*forward, *nest.reduce)]
+        if sum(1 for i in nest.spatial if nest.extents[i] > 1) > 1:
+            choices.append((*backward, *nest.reduce))
+        if nest.reduce and 0 < position < len(program.levels) - 1:
+            choices.append((*nest.reduce, *forward))
+        per_level.append(choices if position < len(program.levels) - 1 else choices[:1])
+    yield from itertools.product(*per_level)
+
+
+def _stagings(search: _Search, levels: tuple[int, ...]) -> Iterator[tuple[Staging, ...]]:
+    """Every way to stage: panels not at all (where a factor can be read in place), at the unit's level, or once for all."""
+    choices: list[list[Staging | None]] = []
+    for factor in range(len(search.nest.factors)):
+        places: list[Staging | None] = [None]
+        if search.nest.stageable(factor):
+            places = [Staging("panel", factor, levels[0]), Staging("panel", factor, 0)]
+            places += [] if _needs_panel(search, factor) else [None]
+        choices.append(places)
+    for panels in itertools.product(*choices):
+        for boxes in dict.fromkeys((_boxes(search, levels[0]), _boxes(search, 0))):
+            yield (*boxes, *(p for p in panels if p is not None))
+
+
+def _split(search: _Search, program: StageProgram) -> Iterator[StageProgram]:
+    """Versions whose longest reduction is cut over units where spatial tiles are too few."""
+    units, tiles = search.spec.unit.count, program.unit_tiles
+    if tiles >= units or not search.nest.reduce or not search.spec.unit.combine:
+        return
+    dim = max(search.nest.reduce, key=lambda i: search.nest.extents[i])
+    for parts in sorted({-(-units // max(tiles, 1)), units // max(tiles, 1)}):
+        share = -(-search.nest.extents[dim] // max(parts, 1))
+        share = -(-share // program.inner[dim]) * program.inner[dim]
+        trips = -(-search.nest.extents[dim] // share)
+        if trips > 1:
+            tiles_cut = tuple((*t[:dim], min(t[dim], share), *t[dim + 1 :]) for t in program.tiles)
+            unit = (*tiles_cut[0][:dim], share, *tiles_cut[0][dim + 1 :])
+            yield replace(program, tiles=(unit, *tiles_cut[1:]), split=trips)
+
+
+def diverse(ranked: list[Rated], count: int) -> list[Rated]:
+    """The best programs of which no two share atom, innermost tile, unit tile and split; near-duplicates only fill up."""
+    kept: list[Rated] = []
+    rest: list[Rated] = []
+    seen: set[tuple[object, ...]] = set()
+    for program, rating in ranked:
+        key = (program.nest.dims, program.atom.name, program.mapping, program.inner, program.unit_tile, program.split)
+        (rest if key in seen else kept).append((program, rating))
+        seen.add(key)
+        if len(kept) >= count:
+            break
+    return sorted([*kept, *rest][:count], key=lambda item: item[1].seconds)

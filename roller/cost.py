@@ -1,0 +1,346 @@
+"""The micro-performance model: seconds for one program, with the terms it is made of.
+
+    body    = sum over s steps of the per-step terms, overlapped: sum t + (s - 1) (max t + L (sum t - max t)) for per-step t
+    seconds = launch + copies into panels + body + combine + step overheads
+
+Terms are compute and the time to move bytes into each level. L is the overlap number (0: perfect, 1: none). Padding is
+charged as work. The numbers rank programs; they are predictions, not measurements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from roller.expr import Stage
+from roller.hardware import HardwareSpec
+from roller.program import RProgram, StageProgram, Staging, copy_depth, staged_touches
+from roller.scalar import ARITHMETIC, Binary, Load, Scalar, Unary, walk
+from roller.nest import Access
+from roller.tile import Geometry
+from roller.traffic import NestWalk, level_traffic, walk_nest
+
+# Issue slots of one scalar operation, in multiply-adds. Polynomial kernels: a range reduction of 4 and a degree-6 Horner
+# scheme for exp; tanh, sigmoid and erf add a division (about 5 slots on every vector unit) and a second polynomial or exp.
+OPERATION_SLOTS: Mapping[str, float] = {
+    "exp": 12, "log": 14, "tanh": 18, "sigmoid": 18, "erf": 20, "sin": 20, "cos": 20, "pow": 30,
+    "sqrt": 5, "rsqrt": 7, "div": 5,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CostParameters:
+    """What the model needs beyond the spec; a device may supply its own.
+
+    `tile_overhead_ns`: starting and finishing one accumulator tile. `misses_in_flight`: memory latencies that overlap in
+    one unit (line-fill buffers). `run_bytes`: length of a run after which a prefetcher hides the latency of the rest.
+    `gather_slots`: issue slots to place one element that is not contiguous into a vector.
+    """
+
+    tile_overhead_ns: float = 0.0
+    misses_in_flight: int = 10
+    gather_slots: float = 1.0
+    copy_slots: float = 1.0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A prediction: total seconds, the seconds of each term, and the term that bounds."""
+
+    seconds: float
+    terms: tuple[tuple[str, float], ...]
+    utilisation: tuple[tuple[str, float], ...] = ()
+
+    @cached_property
+    def bound_by(self) -> str:
+        """The name of the largest term."""
+        return max(self.terms, key=lambda t: t[1])[0] if self.terms else "nothing"
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain data for reports."""
+        return {
+            "seconds": self.seconds,
+            "bound_by": self.bound_by,
+            "terms": dict(self.terms),
+            "utilisation": dict(self.utilisation),
+        }
+
+
+@dataclass
+class Model:
+    """The model for one nest on one chip: remembers the sizes of data tiles across programs."""
+
+    spec: HardwareSpec
+    parameters: CostParameters
+    geometry: Geometry
+    _slots: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._slots = body_slots(self.geometry.nest.stage)
+
+    def estimate(self, program: StageProgram) -> Estimate:
+        """Predict one stage."""
+        walk = walk_nest(program)
+        terms: dict[str, float] = {"compute": self.compute_seconds(program)}
+        for index, level in enumerate(self.spec.levels[1:], start=1):
+            terms[level.name] = self._level_seconds(walk, index)
+        units = unit_efficiency(program, self.spec)
+        steps = max(1, _steps(program))
+        body = overlapped(tuple(terms.values()), steps, self.spec.overlap_loss)
+        copies = sum(self._copy_seconds(walk, s) for s in program.staged)
+        overhead = self.overhead_seconds(program)
+        combine = self._combine_seconds(program)
+        shown = (*terms.items(), ("copy", copies), ("combine", combine), ("overhead", overhead))
+        used = (("units", units), ("chains", self.chain_efficiency(program)))
+        return Estimate(body + copies + combine + overhead, shown, used)
+
+    def compute_seconds(self, program: StageProgram) -> float:
+        """Padded work over the rate of the atom, of its chains and of the units that work."""
+        nest, atom = program.nest, program.atom
+        points = _atom_points(program)
+        slots = self._slots if atom.kind != "matrix" else 1.0
+        rate = atom.gflops * 1e9 / 2 * self.chain_efficiency(program) * unit_efficiency(program, self.spec)
+        epilogue = math.prod(nest.extents[i] for i in nest.spatial) * epilogue_slots(nest.stage)
+        vector = max((a.gflops for a in self.spec.atoms if a.kind != "matrix"), default=atom.gflops) * 1e9 / 2
+        rows = self._start_up(program)
+        return points * slots * rows / rate + epilogue / (vector * unit_efficiency(program, self.spec))
+
+    def _start_up(self, program: StageProgram) -> float:
+        """How much longer a streamed atom takes for loading its stationary block: (rows x row cycles + start-up) / rows."""
+        atom = program.atom
+        stream = next((d for r, d in program.mapping if dict(atom.roles)[r] == "stream"), None)
+        if atom.row_cycles is None or stream is None:
+            return 1.0
+        work = program.inner[stream] * atom.row_cycles
+        return (work + atom.startup_cycles) / work
+
+    def chain_efficiency(self, program: StageProgram) -> float:
+        """Live accumulating operations of a unit against those in flight at peak; 1 without a reduction."""
+        if program.nest.stage.reducer is None or not program.nest.reduce:
+            return 1.0
+        chains = program.atom.chains or self.spec.unit.chains
+        live = accumulators(program) / _atom_outputs(program)
+        return min(1.0, live * max(program.lanes, 1) / chains)
+
+    def _level_seconds(self, walk: NestWalk, index: int) -> float:
+        program, level = walk.program, self.spec.levels[index]
+        assert level.bandwidth_gbps is not None
+        if index == len(self.spec.levels) - 1 and program.lane_level is None and level.managed:
+            moved, latency = self._register_bytes(program, level.transaction_bytes), 0.0
+        else:
+            traffic = level_traffic(walk, self.spec, self.geometry, index)
+            outside = self.spec.levels[index - 1]
+            moved = traffic.bytes
+            latency = traffic.runs * outside.latency_ns * 1e-9 / (self.spec.unit.count * self.parameters.misses_in_flight)
+        share = 1.0 if self.spec.shared(level) else unit_efficiency(program, self.spec)
+        return moved / (level.bandwidth_gbps * 1e9 * share) + latency
+
+    def _register_bytes(self, program: StageProgram, transaction: int) -> float:
+        """Bytes loaded into and stored from registers by units without lanes: whole vectors where an array is contiguous
+        along the atom, one transaction an element where it is broadcast or gathered."""
+        nest = program.nest
+        steps = math.prod([-(-e // t) for e, t in zip(nest.extents, program.inner, strict=True)])
+        spatial_steps = math.prod([-(-nest.extents[i] // program.inner[i]) for i in nest.spatial])
+        passes = 2 * accumulator_visits(program) - 1
+        panels = {s.operand for s in program.staged if s.kind == "panel"}
+        boxes = {s.operand for s in program.staged if s.kind == "box"}
+        total = 0.0
+        for number, access in enumerate(nest.accesses):
+            panel = access.factor in panels and access.role == "body"
+            loads = self._vector_loads(program, number, panel, access.guarded and number not in boxes)
+            total += loads * (steps if access.role == "body" else spatial_steps * (passes if access.role == "output" else 1))
+        return total * transaction
+
+    def _vector_loads(self, program: StageProgram, number: int, panel: bool, guarded: bool) -> float:
+        """Load (or store) slots of one array for one innermost tile."""
+        nest = program.nest
+        access = nest.accesses[number]
+        touched = math.prod([t for t, x in zip(program.inner, access.touches, strict=True) if x])
+        lane = next((d for _, d in program.mapping), None)
+        if lane is None or not access.touches[lane]:
+            return touched
+        width = dict(program.atom.roles)[program.mapping[0][0]]
+        assert isinstance(width, int)
+        vectors = touched / program.inner[lane] * -(-program.inner[lane] // width)
+        if panel or (access.strides[lane] == 1 and not guarded):
+            return vectors
+        return touched * (1 + self.parameters.gather_slots) + (touched if access.strides[lane] is None or guarded else 0)
+
+    def _copy_seconds(self, walk: NestWalk, staging: Staging) -> float:
+        """Filling a panel or box: the larger of issuing the elements and moving them, for every trip of the loops outside."""
+        if staging.constant:
+            return 0.0
+        program, nest = walk.program, walk.program.nest
+        depth = copy_depth(program, staging)
+        tile = walk.tiles[depth]
+        times = math.prod([lp.trips for lp in walk.loops[:depth]])
+        if staging.kind == "box":
+            sources, width = [staging.operand], nest.accesses[staging.operand].element_bytes
+            elements = self.geometry.box(staging.operand, tile).elements * times
+        else:
+            sources, width = [n for n, a in enumerate(nest.inputs) if a.factor == staging.operand], nest.accumulator_bytes
+            elements = self.geometry.panel_elements(staging.operand, tile) * times
+        units = unit_efficiency(program, self.spec) if staging.level else 1.0
+        issue = elements * self._copy_slots(program, staging) / (self._vector_rate() * units)
+        level = self.spec.levels[max(1, staging.level)]
+        assert level.bandwidth_gbps is not None
+        read = sum(self.geometry.moved(n, tile, level.transaction_bytes) for n in sources) * times
+        written = elements * width
+        fits = staging.level > 0 or written <= level.capacity_bytes * level.usable_fraction
+        share = 1.0 if self.spec.shared(level) else units
+        launch = self.spec.unit.launch_overhead_us * 1e-6 if staging.level == 0 else 0.0
+        return max(issue, (read + (0 if fits else 2 * written)) / (level.bandwidth_gbps * 1e9 * share)) + launch
+
+    def _vector_rate(self) -> float:
+        """Element operations a second of the widest vectors."""
+        return max(a.gflops for a in self.spec.atoms if a.kind != "matrix") * 1e9 / 2
+
+    def _copy_slots(self, program: StageProgram, staging: Staging) -> float:
+        """Issue slots to copy one element: a load and a store, of vectors where source and copy are contiguous alike."""
+        lane = program.mapping[0][1] if program.mapping else None
+        width = max((e for e in program.atom.roles.values() if isinstance(e, int)), default=1)
+        scalar, vector = 2.0 * width * self.parameters.copy_slots, 2.0 * self.parameters.copy_slots
+        if staging.kind == "box":
+            return vector
+        mine = [a for a in program.nest.inputs if a.factor == staging.operand]
+        if lane is None or not program.nest.factor_touches(staging.operand)[lane]:
+            return scalar
+        steps = [_lane_step(a, lane) for a in mine if a.touches[lane]]
+        if any(step != 1 for step in steps):
+            return scalar
+        return vector if all(a.strides[lane] == 1 for a in mine if a.touches[lane]) else 2 * vector
+
+    def level_terms(self, program: StageProgram, outermost: int) -> list[float]:
+        """Seconds of moving data into the levels from this position inward."""
+        walk = walk_nest(program)
+        return [self._level_seconds(walk, i) for i in range(max(outermost, 1), len(self.spec.levels))]
+
+    def overhead_seconds(self, program: StageProgram) -> float:
+        unit = self.spec.unit
+        tiles = math.prod(-(-program.nest.extents[i] // program.inner[i]) for i in program.nest.spatial)
+        reducing = program.nest.stage.reducer is not None
+        per_unit = tiles * accumulator_visits(program) / (unit.count * unit_efficiency(program, self.spec))
+        finish = per_unit * self.parameters.tile_overhead_ns * 1e-9 if reducing else 0.0
+        steps = sum(
+            _trips_to(program, level) / (unit.count * max(unit_efficiency(program, self.spec), 1e-9)) * lv.step_overhead_ns * 1e-9
+            for level, lv in enumerate(self.spec.levels)
+            if lv.step_overhead_ns and level in program.levels
+        )
+        launch = unit.launch_overhead_us * 1e-6 if program.unit_tiles > 1 else 0.0
+        return launch + finish + steps
+
+    def _combine_seconds(self, program: StageProgram) -> float:
+        """Adding the partial results of a reduction split over units: write and read them, and one more launch."""
+        if program.split <= 1:
+            return 0.0
+        partial = program.split * math.prod(program.nest.extents[i] for i in program.nest.spatial) * program.nest.accumulator_bytes
+        level = self.spec.levels[min(1, len(self.spec.levels) - 1)]
+        rate = (level.bandwidth_gbps or 1.0) * 1e9
+        return 2 * partial / rate + self.spec.unit.launch_overhead_us * 1e-6 + self.spec.unit.sync_ns * 1e-9
+
+
+def estimate(program: RProgram, spec: HardwareSpec, parameters: CostParameters) -> Estimate:
+    """Predict a whole program: its stages run one after another, so their terms add up."""
+    parts = [Model(spec, parameters, Geometry(s.nest)).estimate(s) for s in program.stages]
+    return combine_estimates(parts)
+
+
+def combine_estimates(parts: list[Estimate]) -> Estimate:
+    """The estimate of stages that run one after another."""
+    if len(parts) == 1:
+        return parts[0]
+    terms: dict[str, float] = {}
+    for part in parts:
+        for name, seconds in part.terms:
+            terms[name] = terms.get(name, 0.0) + seconds
+    return Estimate(sum(p.seconds for p in parts), tuple(terms.items()))
+
+
+def overlapped(terms: tuple[float, ...], steps: int, loss: float) -> float:
+    """Time of `steps` equal steps whose terms (given as totals) overlap: the first and last step are not hidden."""
+    total, longest = sum(terms), max(terms, default=0.0)
+    return total / steps + (steps - 1) / steps * (longest + loss * (total - longest))
+
+
+def body_slots(stage: Stage) -> float:
+    """Issue slots of the body at one point: a product that feeds a sum is one multiply-add."""
+    slots = scalar_slots(stage.body) + (1 if stage.reducer else 0)
+    fused = stage.reducer == "sum" and isinstance(stage.body, Binary) and stage.body.op == "mul"
+    return max(1.0, slots - 1 if fused else slots)
+
+
+def epilogue_slots(stage: Stage) -> float:
+    """Issue slots of the epilogue for one output element."""
+    return scalar_slots(stage.epilogue) if stage.epilogue is not None else 0.0
+
+
+def scalar_slots(node: Scalar) -> float:
+    """Issue slots of a scalar tree; loads, casts and selections ride along."""
+    total = 0.0
+    for part in walk(node):
+        if isinstance(part, Unary) or (isinstance(part, Binary) and part.op in ARITHMETIC):
+            total += OPERATION_SLOTS.get(part.op, 1.0)
+        elif isinstance(part, Load) and part.fill is not None:
+            total += 2.0
+    return total
+
+
+def accumulators(program: StageProgram) -> int:
+    """Accumulator elements of one innermost tile: its outputs, times reduce points that a vector atom keeps apart."""
+    lane = program.mapping[0][1] if program.mapping else None
+    spatial = math.prod(program.inner[i] for i in program.nest.spatial)
+    apart = lane is not None and program.nest.dims[lane].is_reduce and program.atom.kind == "vector"
+    return spatial * (math.prod(program.inner[i] for i in program.nest.reduce) if apart else 1)
+
+
+def accumulator_visits(program: StageProgram) -> int:
+    """How often an innermost tile's accumulators are picked up and put down: once, unless reduce loops lie further out."""
+    loops = program.loops
+    last = max((i for i, lp in enumerate(loops) if not program.nest.dims[lp.dim].is_reduce), default=-1)
+    return math.prod([lp.trips for lp in loops[:last] if program.nest.dims[lp.dim].is_reduce and lp.over == "time"])
+
+
+def unit_efficiency(program: StageProgram, spec: HardwareSpec) -> float:
+    """Useful work over the work of all units if each had the largest share: idle units and uneven last rounds."""
+    units, tiles = spec.unit.count, program.unit_tiles
+    return tiles / (units * -(-tiles // units))
+
+
+def _atom_outputs(program: StageProgram) -> int:
+    """Outputs of one atom: an accumulating operation is one atom."""
+    size = 1
+    for role, extent in program.atom.roles.items():
+        if role != "k" and isinstance(extent, int):
+            size *= extent
+    return size
+
+
+def _atom_points(program: StageProgram) -> int:
+    """Points executed, in whole atoms: a vector that is wider than its dimension still takes a full slot."""
+    roles = dict(program.atom.roles)
+    atom = [1] * len(program.inner)
+    for role, dim in program.mapping:
+        extent = roles[role]
+        atom[dim] = extent if isinstance(extent, int) else 1
+    points = 1
+    for extent, tile, step in zip(program.nest.extents, program.executed, atom, strict=True):
+        points *= -(-extent // tile) * (-(-tile // step) * step)
+    unmapped = [extent for role, extent in roles.items() if isinstance(extent, int) and program.role(role) is None]
+    return points * math.prod(unmapped)
+
+
+def _lane_step(access: Access, dim: int) -> int:
+    """Address step between neighbours along the innermost member of a dimension."""
+    steps = access.tensor.strides
+    return sum(i.coefficient(access.innermost[dim]) * s for i, s in zip(access.index, steps, strict=True))
+
+
+def _steps(program: StageProgram) -> int:
+    """Steps of one unit's pipeline: the trips that follow one another inside a unit tile."""
+    return math.prod(lp.trips for lp in program.loops if lp.over == "time")
+
+
+def _trips_to(program: StageProgram, level: int) -> int:
+    return math.prod(lp.trips for lp in program.loops if lp.level <= level and lp.over != "lanes")

@@ -1,0 +1,194 @@
+"""Device plugins: find, load, check and call them. Nothing else uses pluggy or entry points.
+
+Each plugin gets a manager of its own, so that none can disturb another. Its exceptions end here: what is no `RollerError` becomes
+a `HookError` that names plugin and hook. Only an exception can be contained: a plugin that crashes or hangs does so in the
+caller's process, and what may do that runs through `roller.isolated`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from functools import cache, lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+import pluggy
+
+from roller import defaults, hookspecs
+from roller.align import Multiple, Rules
+from roller.cost import CostParameters
+from roller.errors import HookError, PluginApiError, PluginLoadError, RollerError, UnknownDeviceError
+from roller.expr import TensorExpr
+from roller.hardware import ComputeAtom, HardwareSpec
+from roller.kernel import Artifact, BuildOptions, KernelSource, Runner
+from roller.program import RProgram, tiled_levels
+
+_MEMORY = 256  # answers remembered for each plugin and hook that construction asks
+
+
+def device_names() -> tuple[str, ...]:
+    """The devices that plugins are installed for, sorted; no plugin is imported."""
+    return tuple(sorted({entry.name for entry in entry_points(group=hookspecs.GROUP)}))
+
+
+@cache
+def load_device(name: str) -> Device:
+    """The device of that name, imported and checked once.
+
+    `UnknownDeviceError`, `PluginLoadError` (does not import, or two distributions claim the name) or `PluginApiError`.
+    """
+    found = {(e.value, e.dist.name if e.dist else ""): e for e in entry_points(group=hookspecs.GROUP, name=name)}
+    if not found:
+        known = device_names()
+        close = get_close_matches(name, known, n=1)
+        raise UnknownDeviceError(name, known, f" (did you mean {close[0]!r}?)" if close else "")
+    if len(found) > 1:
+        claims = ", ".join(f"{value} of {dist or 'an unnamed distribution'}" for value, dist in sorted(found))
+        raise PluginLoadError(f"several plugins call themselves {name!r}: {claims}; uninstall all but one", name)
+    return Device(name, _imported(next(iter(found.values()))))
+
+
+def _imported(entry: EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except (Exception, SystemExit) as error:
+        raise PluginLoadError(
+            f"plugin {entry.name!r} ({entry.value}) does not import: {type(error).__name__}: {error}", entry.name
+        ) from error
+
+
+class Device:
+    """One plugin behind typed methods: what the hooks give, checked, with the defaults where the plugin is silent."""
+
+    def __init__(self, name: str, plugin: Any) -> None:
+        self.name = name
+        self._hooks = _registered(name, plugin).hook
+        # Construction may ask these again and again, in any order; every answer is given once.
+        self.rules = lru_cache(_MEMORY)(self._rules)
+        self.cost_parameters = lru_cache(_MEMORY)(self._cost_parameters)
+
+    def __repr__(self) -> str:
+        return f"Device({self.name!r})"
+
+    def default_spec(self) -> HardwareSpec:
+        """The chip to compile for when none is named."""
+        return self._own("roller_default_spec", self._ask("roller_default_spec", HardwareSpec))
+
+    def codegen(self, spec: HardwareSpec, program: RProgram, options: BuildOptions) -> KernelSource:
+        """The program as source text."""
+        source: KernelSource = self._ask("roller_codegen", KernelSource, spec=spec, program=program, options=options)
+        return source
+
+    def build(self, spec: HardwareSpec, source: KernelSource, options: BuildOptions) -> Artifact:
+        """The source as a binary."""
+        artifact: Artifact = self._ask("roller_build", Artifact, spec=spec, source=source, options=options)
+        return artifact
+
+    def load_kernel(self, artifact: Artifact) -> Runner:
+        """The artifact ready to run here."""
+        return self._runner("roller_load_kernel", artifact)
+
+    def emulate(self, artifact: Artifact) -> Runner:
+        """The artifact ready to run without its device; `HookError` where the plugin has no emulator."""
+        return self._runner("roller_emulate", artifact)
+
+    def assembly(self, artifact: Artifact) -> str | None:
+        """The artifact's machine code as text; None where the plugin cannot show it."""
+        found: str | None = self._ask("roller_assembly", str, None, spec=artifact.spec, artifact=artifact)
+        return found
+
+    def refusal(self, spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
+        """Why the device cannot run the program: rule and reason; None where it can."""
+        found = self._ask("roller_refusal", tuple, None, spec=spec, program=program)
+        if found is None:
+            return None
+        if len(found) != 2 or not all(isinstance(part, str) for part in found):
+            raise self._wrong("roller_refusal", "a rule and a reason", found)
+        return found[0], found[1]
+
+    def spec_dirs(self) -> tuple[Path, ...]:
+        """Folders with spec files of the plugin's own."""
+        found = self._ask("roller_spec_dirs", Sequence, ())
+        return tuple(Path(self._checked("roller_spec_dirs", str | Path, folder)) for folder in found)
+
+    def requirements(self) -> tuple[str, ...]:
+        """What this machine lacks to build or run."""
+        found = self._ask("roller_requirements", Sequence, ())
+        return tuple(self._checked("roller_requirements", str, line) for line in found)
+
+    def measure_spec(self) -> HardwareSpec | None:
+        """The attached chip measured now; None where the plugin cannot."""
+        found = self._ask("roller_measure_spec", HardwareSpec, None)
+        return None if found is None else self._own("roller_measure_spec", found)
+
+    def _rules(self, spec: HardwareSpec, expr: TensorExpr) -> Rules:
+        """Everything that construction may ask about tiles of this expression on this chip."""
+        atoms = self._ask("roller_atoms", Sequence, defaults.atoms(spec, expr), spec=spec, expr=expr)
+        multiples: dict[tuple[int, str], Multiple] = {}
+        for level in tiled_levels(spec):
+            default = defaults.tile_multiples(spec, expr, level)
+            found = self._ask("roller_tile_multiples", Mapping, default, spec=spec, expr=expr, level=level)
+            for dim, multiple in found.items():
+                multiples[level, str(dim)] = self._checked("roller_tile_multiples", Multiple, multiple)
+        return Rules(tuple(self._checked("roller_atoms", ComputeAtom, a) for a in atoms), multiples)
+
+    def _cost_parameters(self, spec: HardwareSpec, expr: TensorExpr) -> CostParameters:
+        """What the cost model needs beyond the spec."""
+        default = defaults.cost_parameters(spec, expr)
+        found: CostParameters = self._ask("roller_cost_parameters", CostParameters, default, spec=spec, expr=expr)
+        return found
+
+    def _runner(self, hook: str, artifact: Artifact) -> Runner:
+        found: Any = self._ask(hook, object, spec=artifact.spec, artifact=artifact)
+        if not callable(getattr(found, "run", None)) or not callable(getattr(found, "close", None)):
+            raise self._wrong(hook, "an object with run() and close()", found)
+        runner: Runner = found
+        return runner
+
+    def _own(self, hook: str, spec: HardwareSpec) -> HardwareSpec:
+        if spec.device != self.name:
+            raise HookError(f"plugin {self.name!r}: {hook} gave a spec of device {spec.device!r}", self.name, hook)
+        return spec
+
+    def _ask(self, hook: str, wanted: Any, default: Any = ..., **arguments: Any) -> Any:
+        """What a hook gives for the arguments, else the default; a hook without default must give something."""
+        try:
+            found = getattr(self._hooks, hook)(**arguments)
+        except RollerError:
+            raise
+        except Exception as error:
+            reason = f"plugin {self.name!r}: {hook} raised {type(error).__name__}: {error}"
+            raise HookError(reason, self.name, hook) from error
+        if found is None and default is not ...:
+            return default
+        return self._checked(hook, wanted, found)
+
+    def _checked(self, hook: str, wanted: Any, found: Any) -> Any:
+        if isinstance(found, wanted) and not (wanted is Sequence and isinstance(found, str)) and found is not None:
+            return found
+        raise self._wrong(hook, getattr(wanted, "__name__", str(wanted)), found)
+
+    def _wrong(self, hook: str, wanted: str, found: object) -> HookError:
+        given = "nothing" if found is None else f"a {type(found).__name__}"
+        return HookError(f"plugin {self.name!r}: {hook} gave {given}, wanted: {wanted}", self.name, hook)
+
+
+def _registered(name: str, plugin: Any) -> pluggy.PluginManager:
+    """The plugin in a manager of its own; `PluginApiError` where version, hooks or their arguments do not fit."""
+    version = getattr(plugin, "ROLLER_API", None)
+    if version != hookspecs.API_VERSION:
+        said = "does not say ROLLER_API" if version is None else f"speaks plugin API {version!r}"
+        raise PluginApiError(f"plugin {name!r} {said}; this roller speaks {hookspecs.API_VERSION}", name)
+    manager = pluggy.PluginManager("roller")
+    manager.add_hookspecs(hookspecs)
+    try:
+        manager.register(plugin, name)
+        manager.check_pending()
+    except (Exception, SystemExit) as error:
+        raise PluginApiError(f"plugin {name!r}: {' '.join(str(error).split())}", name) from error
+    missing = [hook for hook in hookspecs.REQUIRED if not getattr(manager.hook, hook).get_hookimpls()]
+    if missing:
+        raise PluginApiError(f"plugin {name!r} lacks required hooks: {', '.join(missing)}", name)
+    return manager

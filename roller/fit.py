@@ -1,0 +1,155 @@
+"""Does a tile fit a level, what does it occupy there, and how much does the operator move into the level with it.
+
+Managed levels must hold the staged inputs (times their depth) and, where they may, the accumulators. Caches must hold what
+survives until it is used again: one array's tile, and for each other array what one pass of the reusing loop touches.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from roller.align import lane_rule
+from roller.hardware import ComputeAtom, HardwareSpec, MemoryLevel
+from roller.nest import Nest, Tile
+from roller.program import lane_level
+from roller.tile import Geometry
+
+Mapping = tuple[tuple[str, int], ...]
+
+
+@dataclass
+class Fit:
+    """Capacity, footprint and traffic of tiles of one nest on one chip."""
+
+    spec: HardwareSpec
+    nest: Nest
+    geometry: Geometry
+    _traffic: dict[tuple[int, Tile], float] = field(default_factory=dict)
+
+    def tiles(self, tile: Tile) -> int:
+        """Spatial tiles of this extent that cover the problem."""
+        return math.prod([-(-self.nest.extents[i] // tile[i]) for i in self.nest.spatial])
+
+    def rule(self, levels: tuple[int, ...], position: int) -> str:
+        """The name under which a tile that does not fit this level is counted."""
+        return f"{self.spec.levels[levels[position]].name} capacity"
+
+    def fits(
+        self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile, mapping: Mapping, atom: ComputeAtom
+    ) -> bool:
+        """True if the tile may be resident at the level; caches admit any first tile."""
+        level = self.spec.levels[levels[position]]
+        if position == len(levels) - 1:
+            room = self.lane_bytes(level)
+            return not level.managed or self.inner_bytes(tile, mapping, atom) <= room
+        if not level.managed:
+            return tile == inner or self.footprint(levels, position, tile, inner) <= level.usable_bytes
+        if self.footprint(levels, position, tile, inner) > level.usable_bytes:
+            return False
+        return lane_level(self.spec) is None or self.lanes(tile, inner) <= self.spec.unit.lanes_max
+
+    def legal(self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile, mapping: Mapping, atom: ComputeAtom) -> str | None:
+        """The rule that a tile breaks although it fits (growth may pass through it), None if it breaks none."""
+        if lane_level(self.spec) is None or position != len(levels) - 2:
+            return None
+        lanes = self.lanes(tile, inner)
+        storage = self.spec.unit.lane_storage_bytes
+        if storage and lanes * self.inner_bytes(inner, mapping, atom) > storage:
+            return "lane storage"
+        return lane_rule(self.spec, lanes)
+
+    def lanes(self, tile: Tile, inner: Tile) -> int:
+        """Concurrent sub-tiles of a unit tile."""
+        return math.prod([-(-tile[i] // inner[i]) for i in self.nest.spatial])
+
+    def lane_bytes(self, level: MemoryLevel) -> int:
+        """Bytes of the innermost level that one sub-tile may use."""
+        limit = self.spec.unit.lane_storage_max_bytes
+        return min(level.usable_bytes, limit) if limit is not None else level.usable_bytes
+
+    def inner_bytes(self, tile: Tile, mapping: Mapping, atom: ComputeAtom) -> int:
+        """Bytes of an innermost tile: accumulators, one atom's worth of the largest operand (it streams), the others whole.
+
+        Reduce extents of a vector that lies on a reduce dimension hold partial results of their own.
+        """
+        nest = self.nest
+        spread = [d for _, d in mapping if nest.dims[d].is_reduce] if atom.kind == "vector" else []
+        outputs = math.prod([tile[i] for i in nest.spatial]) * math.prod([tile[i] for i in nest.reduce] if spread else [1])
+        whole = [self._operand_bytes(a.touches, tile, mapping, atom) for a in nest.inputs]
+        once = [self._operand_bytes(a.touches, None, mapping, atom) for a in nest.inputs]
+        held = sum(whole) - max((w - o for w, o in zip(whole, once, strict=True)), default=0)
+        return outputs * nest.accumulator_bytes // self._shared_lanes(atom) + held
+
+    def _shared_lanes(self, atom: ComputeAtom) -> int:
+        """Lanes over which a matrix atom spreads its tile: each holds its part."""
+        return atom.lanes if atom.kind == "matrix" else 1
+
+    def _operand_bytes(self, touches: tuple[bool, ...], tile: Tile | None, mapping: Mapping, atom: ComputeAtom) -> int:
+        """Bytes of an operand's share of a tile (of one atom for None); a value broadcast to a vector fills a whole one."""
+        roles = dict(atom.roles)
+        atoms = {d: r if isinstance(r := roles[name], int) else 1 for name, d in mapping}
+        size = self.nest.accumulator_bytes
+        for dim, touched in enumerate(touches):
+            width = atoms.get(dim, 1)
+            if touched:
+                size *= width if tile is None else max(tile[dim], width)
+            elif atom.kind == "vector":
+                size *= width
+        return size // self._shared_lanes(atom)
+
+    def footprint(self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile) -> int:
+        """Bytes that the tile occupies at the level."""
+        level = self.spec.levels[levels[position]]
+        if level.managed:
+            return self._managed_bytes(levels, position, tile)
+        everything = range(len(self.nest.accesses))
+        choices = []
+        for kept in everything:
+            touches = self.nest.accesses[kept].touches
+            one_pass = tuple(t if x else min(t, n) for t, n, x in zip(tile, inner, touches, strict=True))
+            choices.append(sum(self.geometry.nbytes(a, one_pass) for a in everything))
+        return min(choices)
+
+    def _managed_bytes(self, levels: tuple[int, ...], position: int, tile: Tile) -> int:
+        level = self.spec.levels[levels[position]]
+        depth = min(2, level.depth_max)
+        total = 0
+        innermost = position == len(levels) - 1
+        for number, access in enumerate(self.nest.accesses):
+            if access.role == "body" and "input" in level.holds and (innermost or self.reused(access.touches)):
+                total += depth * self.geometry.nbytes(number, tile)
+            elif access.role == "output" and "accumulator" in level.holds:
+                total += math.prod([tile[i] for i in self.nest.spatial]) * self.nest.accumulator_bytes
+        return total
+
+    def reused(self, touches: tuple[bool, ...]) -> bool:
+        """True if some spatial dimension uses the same values again, so that holding them at a level pays."""
+        return any(not touches[i] and self.nest.extents[i] > 1 for i in self.nest.spatial) or self._windows()
+
+    def _windows(self) -> bool:
+        return any(sum(1 for i in a.index for _ in i.terms) > len(a.index) for a in self.nest.inputs)
+
+    def traffic(self, levels: tuple[int, ...], position: int, tile: Tile) -> float:
+        """The operator's whole traffic into the level if every tile loads its data anew; the output moves 2r - 1 times
+        where r reduce trips lie outside a level whose sub-tiles run one after another."""
+        key = levels[position], tile
+        found = self._traffic.get(key)
+        if found is None:
+            found = self._traffic[key] = self._sum_traffic(levels, position, tile)
+        return found
+
+    def _sum_traffic(self, levels: tuple[int, ...], position: int, tile: Tile) -> float:
+        nest, level = self.nest, self.spec.levels[levels[position]]
+        trips = [-(-e // t) if t else 0 for e, t in zip(nest.extents, tile, strict=True)]
+        everywhere, spatial = math.prod(trips), math.prod([trips[i] for i in nest.spatial])
+        concurrent = lane_level(self.spec) is not None or position == len(levels) - 1
+        total = 0.0
+        for number, access in enumerate(nest.accesses):
+            moved = self.geometry.moved(number, tile, level.transaction_bytes)
+            if access.role == "body":
+                total += moved * everywhere
+            else:
+                passes = 1 if concurrent or access.role == "epilogue" else 2 * everywhere / max(spatial, 1) - 1
+                total += moved * spatial * passes
+        return total

@@ -1,0 +1,93 @@
+"""The contract with device plugins: their hooks, with what each takes and gives.
+
+A plugin is a module (or any object) behind an entry point of the group `roller.devices`; the entry's name is the device's. It
+sets `ROLLER_API` to the version below and marks its functions with `roller.plugin.hookimpl`. An implementation may take
+fewer arguments than are listed here. All values are frozen; hooks answer from their arguments alone, except for those
+that say that they look at the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pluggy
+
+from roller.align import Multiple
+from roller.cost import CostParameters
+from roller.expr import TensorExpr
+from roller.hardware import ComputeAtom, HardwareSpec
+from roller.kernel import Artifact, BuildOptions, KernelSource, Runner
+from roller.program import RProgram
+
+API_VERSION = 1
+GROUP = "roller.devices"
+REQUIRED = ("roller_default_spec", "roller_codegen", "roller_build", "roller_load_kernel")
+
+hookspec = pluggy.HookspecMarker("roller")
+hookimpl = pluggy.HookimplMarker("roller")
+
+
+@hookspec(firstresult=True)
+def roller_default_spec() -> HardwareSpec:  # type: ignore[empty-body]
+    """Required. The chip to compile for when none is named: the attached one, else a documented default."""
+
+
+@hookspec(firstresult=True)
+def roller_codegen(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> KernelSource:  # type: ignore[empty-body]
+    """Required. The program as source text. Pure: the same input gives the same text, on any machine."""
+
+
+@hookspec(firstresult=True)
+def roller_build(spec: HardwareSpec, source: KernelSource, options: BuildOptions) -> Artifact:  # type: ignore[empty-body]
+    """Required. Source to binary, with the resources that the toolchain reports. Needs no such device."""
+
+
+@hookspec(firstresult=True)
+def roller_load_kernel(spec: HardwareSpec, artifact: Artifact) -> Runner:  # type: ignore[empty-body]
+    """Required. The artifact ready to run on this machine; `DeviceUnavailableError` where it has no such device."""
+
+
+@hookspec(firstresult=True)
+def roller_atoms(spec: HardwareSpec, expr: TensorExpr) -> Sequence[ComputeAtom] | None:
+    """The atoms worth trying for an expression. Default: all of the spec."""
+
+
+@hookspec(firstresult=True)
+def roller_tile_multiples(spec: HardwareSpec, expr: TensorExpr, level: int) -> Mapping[str, Multiple] | None:
+    """Which extents tiles may have at a level of the spec, by dimension name. Default: whole transactions (rule 2)."""
+
+
+@hookspec(firstresult=True)
+def roller_cost_parameters(spec: HardwareSpec, expr: TensorExpr) -> CostParameters | None:
+    """What the cost model needs beyond the spec. Default: `CostParameters()`."""
+
+
+@hookspec(firstresult=True)
+def roller_refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
+    """Why the device cannot run a program that fits: a short rule and a reason. Default: it can (None)."""
+
+
+@hookspec(firstresult=True)
+def roller_spec_dirs() -> Sequence[str | Path] | None:
+    """Folders with the plugin's own spec files, each `<device>/<chip>.toml` inside. Default: none."""
+
+
+@hookspec(firstresult=True)
+def roller_requirements() -> Sequence[str] | None:
+    """What this machine lacks to build or run, one readable line each; looks at the machine. Default: nothing."""
+
+
+@hookspec(firstresult=True)
+def roller_measure_spec() -> HardwareSpec | None:
+    """The attached chip measured now, and remembered for `roller_default_spec`. Default: it cannot be measured (None)."""
+
+
+@hookspec(firstresult=True)
+def roller_emulate(spec: HardwareSpec, artifact: Artifact) -> Runner | None:
+    """The artifact ready to run without its device, slowly. Default: it cannot be emulated (None)."""
+
+
+@hookspec(firstresult=True)
+def roller_assembly(spec: HardwareSpec, artifact: Artifact) -> str | None:
+    """The machine code of an artifact as readable text. Default: it cannot be shown (None)."""

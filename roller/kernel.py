@@ -1,0 +1,171 @@
+"""What building gives: source text, the artifact (bytes and how to launch them), and what runs it.
+
+An artifact is one self-describing file: a magic, a JSON header guarded by its SHA-256, and the payload (the plugin's bytes,
+then the values of constant inputs) guarded by another. It holds no pickle, but it is code: load only what you trust.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy.typing as npt
+from pydantic import ValidationError
+
+from roller.errors import KernelError
+from roller.hardware import FrozenMap, HardwareSpec
+from roller.storage import write_atomic
+
+ARTIFACT_VERSION = 1
+MAGIC = b"\x93ROLLER\n"  # not text, and damaged by any transfer that rewrites line ends
+_PREFIX = struct.Struct("<8sQ32s")  # magic, header bytes, SHA-256 of the header
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """What building depends on besides spec and program.
+
+    `threads`: the most units to use (None: all). `constants`: names of inputs whose values are fixed when the kernel is
+    built. `debug`: keep what helps reading the result.
+    """
+
+    threads: int | None = None
+    constants: tuple[str, ...] = ()
+    debug: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """A kernel as text: its language, the entry function, and a launch description of plain JSON values."""
+
+    text: str
+    language: str
+    entry: str
+    launch: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "launch", FrozenMap(self.launch))
+
+
+class Runner(Protocol):
+    """A loaded kernel, as a plugin's `roller_load_kernel` gives it."""
+
+    def run(self, inputs: tuple[npt.NDArray[Any], ...], out: npt.NDArray[Any]) -> None:
+        """Compute `out` from the inputs that are not constant, in the expression's order.
+
+        Every array has the shape and element type that the expression names, is C-contiguous and 64-byte aligned, and stays
+        alive for the call. Inputs may be read-only and must not be written; `out` overlaps none of them.
+        """
+
+    def close(self) -> None:
+        """Free what the kernel holds; it is not run again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A built kernel: portable bytes, the launch description, what the toolchain reports, and where it comes from.
+
+    A plugin fills the first six fields; `compile` adds the rest: the expression and the program as JSON
+    (`roller.serial`), the estimate, the values of constant inputs (row-major bytes) and the versions involved.
+    """
+
+    format: str
+    data: bytes
+    launch: Mapping[str, Any]
+    resources: Mapping[str, int]
+    device: str
+    spec: HardwareSpec
+    versions: Mapping[str, str] = field(default_factory=dict)
+    expr: Mapping[str, Any] = field(default_factory=dict)
+    program: Mapping[str, Any] = field(default_factory=dict)
+    estimate: Mapping[str, Any] = field(default_factory=dict)
+    constants: Mapping[str, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("launch", "resources", "versions", "expr", "program", "estimate", "constants"):
+            object.__setattr__(self, name, FrozenMap(getattr(self, name)))
+
+    def to_bytes(self) -> bytes:
+        """The artifact as the content of one file."""
+        blobs = [self.data, *self.constants.values()]
+        payload = b"".join(blobs)
+        header = {
+            "schema_version": ARTIFACT_VERSION,
+            "payload_sha256": hashlib.sha256(payload).hexdigest(),
+            "blobs": [len(blob) for blob in blobs],
+            "constants": list(self.constants),
+            "spec": self.spec.model_dump(mode="json"),
+        }
+        for name in ("format", "launch", "resources", "device", "versions", "expr", "program", "estimate"):
+            header[name] = getattr(self, name)
+        text = json.dumps(header, default=dict, separators=(",", ":")).encode()
+        return _PREFIX.pack(MAGIC, len(text), hashlib.sha256(text).digest()) + text + payload
+
+    @staticmethod
+    def from_bytes(raw: bytes, file: str | Path | None = None) -> Artifact:
+        """The artifact that a file holds; `KernelError`, naming the file, for anything but an intact file of this version."""
+        where = "artifact" if file is None else str(file)
+        header, payload = _header(raw, where)
+        lengths, names = header.get("blobs"), header.get("constants")
+        if not isinstance(lengths, list) or not isinstance(names, list) or len(lengths) != len(names) + 1:
+            raise _damaged(where, "its header contradicts itself")
+        if not all(isinstance(n, int) and n >= 0 for n in lengths) or sum(lengths) != len(payload):
+            raise _damaged(where, f"{len(payload)} bytes of payload where the header says {lengths}")
+        if hashlib.sha256(payload).hexdigest() != header.get("payload_sha256"):
+            raise _damaged(where, "the payload does not match its checksum")
+        blobs = [payload[sum(lengths[:i]) : sum(lengths[: i + 1])] for i in range(len(lengths))]
+        try:
+            given = {n: header[n] for n in ("format", "launch", "resources", "device", "versions", "expr", "program", "estimate")}
+            spec = HardwareSpec.model_validate(header["spec"])
+            return Artifact(**given, data=blobs[0], spec=spec, constants=dict(zip(names, blobs[1:], strict=True)))
+        except (ValidationError, KeyError, TypeError, AttributeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise _damaged(where, f"its header does not describe a kernel ({type(error).__name__}: {reason})") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the artifact to a file, whole or not at all; `KernelError` where that fails."""
+        try:
+            write_atomic(Path(path), self.to_bytes())
+        except (OSError, ValueError) as error:
+            raise KernelError(f"{os.fspath(path)}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Artifact:
+        """The artifact that `save` wrote; `KernelError` where the file is missing, damaged or of another version."""
+        try:
+            raw = Path(path).read_bytes()
+        except (OSError, ValueError) as error:
+            raise KernelError(f"{os.fspath(path)}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        return Artifact.from_bytes(raw, Path(path))
+
+
+def _header(raw: bytes, where: str) -> tuple[dict[str, Any], bytes]:
+    """The checked header and the unchecked payload."""
+    if not raw.startswith(MAGIC[: max(len(raw), 1)]):
+        raise KernelError(f"{where}: not a roller kernel; files that Kernel.save() wrote can be loaded")
+    if len(raw) < _PREFIX.size:
+        raise _damaged(where, f"only {len(raw)} bytes")
+    _, length, digest = _PREFIX.unpack_from(raw)
+    text = raw[_PREFIX.size : _PREFIX.size + length]
+    if len(text) != length:
+        raise _damaged(where, f"cut off inside its header ({len(text)} of {length} bytes)")
+    if hashlib.sha256(text).digest() != digest:
+        raise _damaged(where, "the header does not match its checksum")
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(where, "the header is not JSON") from error
+    version = header.get("schema_version") if isinstance(header, dict) else None
+    if version != ARTIFACT_VERSION:
+        raise KernelError(f"{where}: format {version!r}, this roller reads {ARTIFACT_VERSION}; compile the operator again")
+    return header, raw[_PREFIX.size + length :]
+
+
+def _damaged(where: str, what: str) -> KernelError:
+    return KernelError(f"{where}: damaged: {what}; compile the operator again, or copy the file anew")

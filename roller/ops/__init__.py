@@ -1,0 +1,102 @@
+"""The operator library: symbolic tensors, and operators on them as tensor expressions of our own.
+
+Importing it imports neither TVM nor NumPy; `from_te` loads the bridge to TVM when it is called.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+from typing import cast as _typed
+
+from roller.ops.convolution import conv2d, depthwise_conv2d
+from roller.ops.einsum import einsum
+from roller.ops.elementwise import (
+    abs,
+    add,
+    cast,
+    ceil,
+    clip,
+    cos,
+    div,
+    erf,
+    exp,
+    floor,
+    gelu,
+    log,
+    maximum,
+    minimum,
+    mul,
+    neg,
+    pow,
+    relu,
+    round,
+    rsqrt,
+    sigmoid,
+    silu,
+    sin,
+    sqrt,
+    sub,
+    tanh,
+    where,
+)
+from roller.ops.matmul import batch_matmul, matmul
+from roller.ops.movement import broadcast_to, expand_dims, pad, transpose
+from roller.ops.pooling import avg_pool2d, max_pool2d
+from roller.ops.reduction import reduce_max, reduce_mean, reduce_min, reduce_sum
+from roller.ops.tensor import SymbolicTensor, expression, tensor
+
+__all__ = [
+    "SymbolicTensor",
+    "abs",
+    "add",
+    "avg_pool2d",
+    "batch_matmul",
+    "broadcast_to",
+    "cast",
+    "ceil",
+    "clip",
+    "conv2d",
+    "cos",
+    "depthwise_conv2d",
+    "div",
+    "einsum",
+    "erf",
+    "exp",
+    "expand_dims",
+    "expression",
+    "floor",
+    "from_te",
+    "gelu",
+    "log",
+    "matmul",
+    "max_pool2d",
+    "maximum",
+    "minimum",
+    "mul",
+    "neg",
+    "pad",
+    "pow",
+    "reduce_max",
+    "reduce_mean",
+    "reduce_min",
+    "reduce_sum",
+    "relu",
+    "round",
+    "rsqrt",
+    "sigmoid",
+    "silu",
+    "sin",
+    "sqrt",
+    "sub",
+    "tanh",
+    "tensor",
+    "transpose",
+    "where",
+]
+
+
+def from_te(output: Any) -> SymbolicTensor:
+    """The value of a TVM `te` tensor, which composes with every operator here; see `roller.te.symbolic_te`."""
+    # By name, not by an import statement: the bridge lies above this package and needs TVM, which most users of it do not.
+    return _typed(SymbolicTensor, import_module("roller.te").symbolic_te(output))

@@ -1,0 +1,269 @@
+"""The user's symbolic tensor, and the tensor expression of a finished one.
+
+A `SymbolicTensor` is an input or the output of a stage. Stages refer to their sources by position (`$0`, `$1`, …); real names
+are given only by `expression`, so that two equal programs give two equal expressions however they were built up.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from typing import ClassVar
+
+from roller.errors import ExpressionError
+from roller.expr import FLOATS, Axis, Reducer, Stage, Tensor, TensorExpr
+from roller.ops.types import compute_dtype, constant, converted, known_dtype
+from roller.scalar import Affine, Binary, Load, Scalar, Unary, rewrite
+
+
+@dataclass(frozen=True, eq=False)
+class SymbolicTensor:
+    """A tensor to be computed: shape, element type, and how it comes about. Compared by identity.
+
+    `+ - * / **`, unary minus and `abs` work on tensors and numbers with NumPy's broadcasting; comparisons are not overloaded.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    name: str | None = None
+    stage: Stage | None = field(default=None, repr=False)
+    sources: tuple[SymbolicTensor, ...] = field(default=(), repr=False)
+
+    # NumPy must leave `array + tensor` to us, so that it ends in one clear error rather than in an array of objects.
+    __array_ufunc__: ClassVar[None] = None
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    def astype(self, dtype: str) -> SymbolicTensor:
+        """The same values as another element type (to an integer: towards zero)."""
+        known_dtype(dtype)
+        axes, index = grid(self.shape)
+        return produced("cast", axes, converted(source(self, 0, index), dtype), self.shape, (self,), dtype=dtype)
+
+    def __add__(self, other: Operand) -> SymbolicTensor:
+        return arithmetic("add", self, other)
+
+    def __radd__(self, other: Operand) -> SymbolicTensor:
+        return arithmetic("add", other, self)
+
+    def __sub__(self, other: Operand) -> SymbolicTensor:
+        return arithmetic("sub", self, other)
+
+    def __rsub__(self, other: Operand) -> SymbolicTensor:
+        return arithmetic("sub", other, self)
+
+    def __mul__(self, other: Operand) -> SymbolicTensor:
+        return arithmetic("mul", self, other)
+
+    def __rmul__(self, other: Operand) -> SymbolicTensor:
+        return arithmetic("mul", other, self)
+
+    def __truediv__(self, other: Operand) -> SymbolicTensor:
+        return arithmetic("div", self, other)
+
+    def __rtruediv__(self, other: Operand) -> SymbolicTensor:
+        return arithmetic("div", other, self)
+
+    def __pow__(self, other: Operand) -> SymbolicTensor:
+        return arithmetic("pow", self, other)
+
+    def __rpow__(self, other: Operand) -> SymbolicTensor:
+        return arithmetic("pow", other, self)
+
+    def __neg__(self) -> SymbolicTensor:
+        return pointwise("neg", lambda x: Unary("neg", x), self)
+
+    def __abs__(self) -> SymbolicTensor:
+        return pointwise("abs", lambda x: Unary("abs", x), self)
+
+
+Operand = SymbolicTensor | float | int
+
+
+def tensor(shape: Sequence[int], dtype: str = "float32", name: str | None = None) -> SymbolicTensor:
+    """An input of the given shape and element type; without a name it is called t0, t1, … in order of first use.
+
+    `ExpressionError` for a negative or fractional extent, an unknown type, or a name that is no identifier.
+    """
+    try:
+        extents = tuple(operator.index(e) for e in shape)
+    except TypeError:
+        extents = (-1,)
+    if any(e < 0 for e in extents):
+        raise ExpressionError(f"shape {shape!r} must be a sequence of whole numbers, none of them negative")
+    if name is not None and not (isinstance(name, str) and name.isidentifier()):
+        raise ExpressionError(f"tensor name {name!r} must be an identifier: kernels take their arguments by name")
+    return SymbolicTensor(extents, known_dtype(dtype), name)
+
+
+def grid(shape: Sequence[int]) -> tuple[tuple[Axis, ...], tuple[Affine, ...]]:
+    """The axes i0, i1, … over a shape, and the index that is just these axes."""
+    axes = tuple(Axis(f"i{d}", extent) for d, extent in enumerate(shape))
+    return axes, tuple(Affine.axis(a.name) for a in axes)
+
+
+def source(value: SymbolicTensor, position: int, index: Sequence[Affine], fill: float | int | None = None) -> Load:
+    """A load of the stage's source number `position`, which is `value`."""
+    return Load(f"${position}", tuple(index), value.dtype, fill)
+
+
+def produced(
+    hint: str,
+    axes: Sequence[Axis],
+    body: Scalar,
+    shape: Sequence[int],
+    sources: Sequence[SymbolicTensor],
+    *,
+    dtype: str | None = None,
+    store: Sequence[Affine] | None = None,
+    reducer: Reducer | None = None,
+    epilogue: Scalar | None = None,
+) -> SymbolicTensor:
+    """The output of one stage; `hint` becomes its name, `store` defaults to the spatial axes in order, `dtype` to the body's."""
+    index = tuple(Affine.axis(a.name) for a in axes if not a.is_reduce) if store is None else tuple(store)
+    output = Tensor(hint, tuple(shape), body.dtype if dtype is None else dtype)
+    stage = Stage(tuple(axes), body, output, index, reducer, epilogue)
+    return SymbolicTensor(output.shape, output.dtype, None, stage, tuple(sources))
+
+
+def symbolic(what: str, *values: object) -> tuple[SymbolicTensor, ...]:
+    """The values, all checked to be symbolic tensors; `ExpressionError` saying what wanted them otherwise."""
+    for value in values:
+        if not isinstance(value, SymbolicTensor):
+            kind = type(value).__name__
+            raise ExpressionError(f"{what}: expected a symbolic tensor, got {kind}; make one with roller.tensor(shape, dtype)")
+    return tuple(v for v in values if isinstance(v, SymbolicTensor))
+
+
+def common_dtype(what: str, values: Sequence[SymbolicTensor]) -> str:
+    """The element type that all values share; `ExpressionError` if they differ."""
+    kinds = list(dict.fromkeys(v.dtype for v in values))
+    if len(kinds) != 1:
+        raise ExpressionError(f"{what}: operands are {' and '.join(kinds)}; cast them to one type with .astype(...)")
+    return kinds[0]
+
+
+def broadcast_shape(what: str, values: Sequence[SymbolicTensor]) -> tuple[int, ...]:
+    """NumPy's broadcast of the values' shapes; `ExpressionError` if there is none."""
+    rank = max(v.ndim for v in values)
+    padded = [(1,) * (rank - v.ndim) + v.shape for v in values]
+    result = []
+    for extents in zip(*padded, strict=True):
+        wide = list(dict.fromkeys(e for e in extents if e != 1))
+        if len(wide) > 1:
+            shapes = " and ".join(str(v.shape) for v in values)
+            raise ExpressionError(f"{what}: shapes {shapes} do not broadcast; align them from the right, equal or 1")
+        result.append(wide[0] if wide else 1)
+    return tuple(result)
+
+
+def broadcast_index(value: SymbolicTensor, shape: Sequence[int]) -> tuple[Affine, ...]:
+    """How a point of `shape` (axes i0, i1, …) reads a value that broadcasts to it."""
+    lead = len(shape) - value.ndim
+    return tuple(
+        Affine() if extent == 1 and shape[lead + d] != 1 else Affine.axis(f"i{lead + d}") for d, extent in enumerate(value.shape)
+    )
+
+
+def pointwise(hint: str, compute: Callable[..., Scalar], *operands: Operand, floats_only: bool = False) -> SymbolicTensor:
+    """An elementwise operator: `compute` of the operands' scalars at every point of their broadcast.
+
+    Half types compute in float32 and are rounded once, at the end. `ExpressionError` if types differ or shapes do not broadcast.
+    """
+    tensors = [v for v in operands if isinstance(v, SymbolicTensor)]
+    symbolic(hint, *(v for v in operands if not isinstance(v, Real)), *(() if tensors else operands[:1]))
+    dtype = common_dtype(hint, tensors)
+    if floats_only and dtype not in FLOATS:
+        raise ExpressionError(f"{hint}: not defined on {dtype}; use .astype('float32') first")
+    shape = broadcast_shape(hint, tensors)
+    working = compute_dtype(dtype)
+    scalars: list[Scalar] = []
+    position = 0
+    for operand in operands:
+        if isinstance(operand, SymbolicTensor):
+            scalars.append(converted(source(operand, position, broadcast_index(operand, shape)), working))
+            position += 1
+        else:
+            scalars.append(constant(float(operand) if working in FLOATS else operand, working))
+    axes, _ = grid(shape)
+    return produced(hint, axes, converted(compute(*scalars), dtype), shape, tensors)
+
+
+def arithmetic(op: str, left: Operand, right: Operand) -> SymbolicTensor:
+    """One of the binary operators of `roller.scalar` on tensors or numbers (at least one a tensor)."""
+    return pointwise(op, lambda a, b: Binary(op, a, b), left, right, floats_only=op in ("div", "pow"))
+
+
+def expression(value: SymbolicTensor) -> TensorExpr:
+    """The tensor expression of a finished value: inputs in order of first use (operands left to right), uniquely named stages.
+
+    `ExpressionError` if nothing is computed, or if two different inputs carry one name.
+    """
+    symbolic("expression", value)
+    order = list(_sources_first(value))
+    inputs = [t for t in order if t.stage is None]
+    names = _names(inputs, [t for t in order if t.stage is not None])
+    stages = []
+    for handle in order:
+        if handle.stage is not None:
+            stages.append(_named(handle.stage, names[id(handle)], [names[id(s)] for s in handle.sources]))
+    return TensorExpr(tuple(Tensor(names[id(t)], t.shape, t.dtype) for t in inputs), tuple(stages))
+
+
+def _sources_first(value: SymbolicTensor) -> Iterator[SymbolicTensor]:
+    """Every tensor that the value needs, once, sources before readers; with a stack, since chains may be long."""
+    seen: set[int] = set()
+    stack = [(value, False)]
+    while stack:
+        top, ready = stack.pop()
+        if ready:
+            yield top
+        elif id(top) not in seen:
+            seen.add(id(top))
+            stack.append((top, True))
+            stack.extend((s, False) for s in reversed(top.sources))
+
+
+def _names(inputs: Sequence[SymbolicTensor], computed: Sequence[SymbolicTensor]) -> dict[int, str]:
+    taken: dict[str, int] = {}
+    names: dict[int, str] = {}
+    for handle in inputs:
+        if handle.name is not None:
+            if handle.name in taken:
+                raise ExpressionError(f"two inputs are called {handle.name!r}; give each its own name")
+            names[id(handle)] = handle.name
+            taken[handle.name] = 1
+    anonymous = 0
+    for handle in inputs:
+        if handle.name is None:
+            while f"t{anonymous}" in taken:
+                anonymous += 1
+            names[id(handle)] = f"t{anonymous}"
+            taken[f"t{anonymous}"] = 1
+    for handle in computed:
+        assert handle.stage is not None
+        names[id(handle)] = _free(handle.name or handle.stage.name, taken)
+    return names
+
+
+def _free(hint: str, taken: dict[str, int]) -> str:
+    """`hint`, or `hint_1`, `hint_2`, …; `taken` remembers for each hint where to go on."""
+    name = hint
+    while name in taken:
+        name = f"{hint}_{taken[hint]}"
+        taken[hint] += 1
+    taken[name] = 1
+    return name
+
+
+def _named(stage: Stage, name: str, sources: Sequence[str]) -> Stage:
+    def change(node: Scalar) -> Scalar | None:
+        return replace(node, tensor=sources[int(node.tensor[1:])]) if isinstance(node, Load) else None
+
+    epilogue = None if stage.epilogue is None else rewrite(stage.epilogue, change)
+    return replace(stage, body=rewrite(stage.body, change), output=replace(stage.output, name=name), epilogue=epilogue)

@@ -1,0 +1,103 @@
+"""Everything that a device plugin may import from roller, and all that roller promises to keep for it."""
+
+from roller.align import Multiple
+from roller.arrays import ALIGNMENT, address, aligned_empty, numpy_dtype, ready
+from roller.catalog import builtin_dir, dump_spec, find_spec, list_specs, load_spec, spec_from_dict
+from roller.cost import CostParameters
+from roller.errors import (
+    CodegenError,
+    ConstructionError,
+    DeviceUnavailableError,
+    ExpressionError,
+    KernelError,
+    LaunchError,
+    RollerError,
+    SpecError,
+)
+from roller.expr import ELEMENT_BYTES, FLOATS, Axis, Stage, Tensor, TensorExpr
+from roller.hardware import Banks, ComputeAtom, HardwareSpec, MemoryLevel, SchedulableUnit
+from roller.hookspecs import API_VERSION, hookimpl
+from roller.isolated import run_isolated
+from roller.kernel import Artifact, BuildOptions, KernelSource, Runner
+from roller.nest import Access, Dim, Nest, Tile
+from roller.program import Loop, RProgram, StageProgram, Staging
+from roller.scalar import (
+    Accumulator,
+    Affine,
+    Binary,
+    Cast,
+    Const,
+    Coordinate,
+    Load,
+    Scalar,
+    Select,
+    Unary,
+)
+from roller.serial import expr_from_json, expr_to_json
+from roller.narrow import narrowed
+from roller.storage import spec_dir, write_atomic
+
+__all__ = [
+    "ALIGNMENT",
+    "API_VERSION",
+    "ELEMENT_BYTES",
+    "FLOATS",
+    "Access",
+    "Accumulator",
+    "Affine",
+    "Artifact",
+    "Axis",
+    "Banks",
+    "Binary",
+    "BuildOptions",
+    "Cast",
+    "CodegenError",
+    "ComputeAtom",
+    "Const",
+    "ConstructionError",
+    "Coordinate",
+    "CostParameters",
+    "DeviceUnavailableError",
+    "Dim",
+    "ExpressionError",
+    "HardwareSpec",
+    "KernelError",
+    "KernelSource",
+    "LaunchError",
+    "Load",
+    "Loop",
+    "MemoryLevel",
+    "Multiple",
+    "Nest",
+    "RProgram",
+    "RollerError",
+    "Runner",
+    "Scalar",
+    "SchedulableUnit",
+    "Select",
+    "SpecError",
+    "Stage",
+    "StageProgram",
+    "Staging",
+    "Tensor",
+    "TensorExpr",
+    "Tile",
+    "Unary",
+    "address",
+    "aligned_empty",
+    "builtin_dir",
+    "dump_spec",
+    "expr_from_json",
+    "expr_to_json",
+    "find_spec",
+    "hookimpl",
+    "list_specs",
+    "load_spec",
+    "narrowed",
+    "numpy_dtype",
+    "ready",
+    "run_isolated",
+    "spec_from_dict",
+    "spec_dir",
+    "write_atomic",
+]

@@ -1,0 +1,196 @@
+"""RPrograms: tiles for each memory level, the loops between them, and what they stage.
+
+A `StageProgram` holds one tile per *tiled* level (`tiled_levels`: the levels that a unit owns, outermost first) and for each an
+order of the loops that walk it inside the next outer tile. Everything else is derived: a loop over a spatial dimension at
+the first tiled level runs over units, at a level of which a unit has several instances over lanes, all others over time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from roller.expr import TensorExpr
+from roller.hardware import ComputeAtom, HardwareSpec
+from roller.nest import Nest, Tile
+
+Over = Literal["time", "units", "lanes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One loop: the position of its dimension, its trips, what it runs over, and the level whose tiles it walks."""
+
+    dim: int
+    trips: int
+    over: Over
+    level: int
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """A copy of an operand, kept at a level; level 0 means the whole operand, copied once before the nest runs.
+
+    A *panel* holds the values of one factor of the body (`operand` is its number) in the order in which the nest consumes
+    them. A *box* holds the data tile of one array (`operand` is its position in `nest.accesses`) with its fill values, so that
+    no guard is left in the nest. `constant` operands are copied when the kernel is built, not when it runs.
+    """
+
+    kind: Literal["panel", "box"]
+    operand: int
+    level: int
+    depth: int = 1
+    row_padding: int = 0
+    constant: bool = False
+
+
+@dataclass(frozen=True)
+class StageProgram:
+    """How one stage runs: its nest, the atom and where its roles lie, a tile per tiled level, loop orders, staging.
+
+    `levels[i]` is the spec level of `tiles[i]`; the last tile is the innermost one. `orders[i]` lists every dimension, outer
+    loops first. `split` is the number of parts each reduce share is cut into over units (1: none). `parallel` False keeps
+    all units but one idle (tiny work).
+    """
+
+    nest: Nest
+    atom: ComputeAtom
+    mapping: tuple[tuple[str, int], ...]
+    levels: tuple[int, ...]
+    tiles: tuple[Tile, ...]
+    orders: tuple[tuple[int, ...], ...]
+    staged: tuple[Staging, ...] = ()
+    split: int = 1
+    parallel: bool = True
+    lane_level: int | None = None
+
+    @property
+    def inner(self) -> Tile:
+        """The innermost tile."""
+        return self.tiles[-1]
+
+    @property
+    def unit_tile(self) -> Tile:
+        """The tile that one unit works on at a time."""
+        return self.tiles[0]
+
+    @cached_property
+    def loops(self) -> tuple[Loop, ...]:
+        """All loops outside the innermost tile, outermost first."""
+        found: list[Loop] = []
+        outer = self.nest.extents
+        for position, (level, tile, order) in enumerate(zip(self.levels, self.tiles, self.orders, strict=True)):
+            for dim in order:
+                trips = -(-outer[dim] // tile[dim]) if tile[dim] else 0
+                if trips != 1:
+                    found.append(Loop(dim, trips, self._over(dim, position, level), level))
+            outer = tile
+        return tuple(found)
+
+    def _over(self, dim: int, position: int, level: int) -> Over:
+        if level == self.lane_level and not self.nest.dims[dim].is_reduce:
+            return "lanes"
+        if position == 0 and self.parallel and (not self.nest.dims[dim].is_reduce or self.split > 1):
+            return "units"
+        return "time"
+
+    @cached_property
+    def unit_tiles(self) -> int:
+        """Number of tiles handed to units."""
+        return math.prod(lp.trips for lp in self.loops if lp.over == "units")
+
+    @cached_property
+    def lanes(self) -> int:
+        """Sub-tiles of a unit tile that run concurrently."""
+        return math.prod(lp.trips for lp in self.loops if lp.over == "lanes")
+
+    @cached_property
+    def executed(self) -> Tile:
+        """The tile in whole multiples of which the problem is executed: concurrent lanes all run, sequential ones stop."""
+        return self.unit_tile if self.lane_level is not None else self.inner
+
+    def level_tile(self, level: int) -> Tile:
+        """The tile resident at a spec level: that of the innermost tiled level at or outside it, else the problem."""
+        tile = self.nest.extents
+        for tiled, extents in zip(self.levels, self.tiles, strict=True):
+            if tiled <= level:
+                tile = extents
+        return tile
+
+    def role(self, name: str) -> int | None:
+        """The dimension on which a role of the atom lies."""
+        return next((d for r, d in self.mapping if r == name), None)
+
+    def describe(self) -> str:
+        """One line: atom, tiles from the unit inwards, split, staging."""
+        names = [d.name for d in self.nest.dims]
+        tiles = " > ".join("x".join(str(e) for e in t) for t in self.tiles)
+        tail = "".join(f" {s.kind}({','.join(staged_tensors(self.nest, s))}@{s.level})" for s in self.staged)
+        split = f" split {self.split}" if self.split > 1 else ""
+        return f"{','.join(names)}: {tiles} {self.atom.name}{split}{tail}"
+
+
+@dataclass(frozen=True)
+class RProgram:
+    """A program for a whole expression: one `StageProgram` for each of its stages, run one after another."""
+
+    expr: TensorExpr
+    stages: tuple[StageProgram, ...]
+
+    def describe(self) -> str:
+        """One line for each stage."""
+        return "; ".join(s.describe() for s in self.stages)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The program as plain data: names, extents, tiles, loops, staging (for reports and JSON output)."""
+        return {"stages": [_stage_dict(s) for s in self.stages]}
+
+
+def _stage_dict(program: StageProgram) -> dict[str, Any]:
+    names = [d.name for d in program.nest.dims]
+    return {
+        "stage": program.nest.stage.name,
+        "dims": [{"name": d.name, "extent": d.extent, "kind": "reduce" if d.is_reduce else "spatial"} for d in program.nest.dims],
+        "atom": program.atom.name,
+        "mapping": {role: names[dim] for role, dim in program.mapping},
+        "levels": list(program.levels),
+        "tiles": [dict(zip(names, t, strict=True)) for t in program.tiles],
+        "loops": [{"dim": names[lp.dim], "trips": lp.trips, "over": lp.over, "level": lp.level} for lp in program.loops],
+        "staged": [
+            {"kind": s.kind, "tensors": list(staged_tensors(program.nest, s)), "level": s.level, "depth": s.depth, "constant": s.constant}
+            for s in program.staged
+        ],
+        "split": program.split,
+    }
+
+
+def staged_tensors(nest: Nest, staging: Staging) -> tuple[str, ...]:
+    """Names of the tensors that a staging copies from."""
+    if staging.kind == "box":
+        return (nest.accesses[staging.operand].tensor.name,)
+    return tuple(a.tensor.name for a in nest.inputs if a.factor == staging.operand)
+
+
+def staged_touches(nest: Nest, staging: Staging) -> tuple[bool, ...]:
+    """Which dimensions the staged copy depends on."""
+    return nest.accesses[staging.operand].touches if staging.kind == "box" else nest.factor_touches(staging.operand)
+
+
+def copy_depth(program: StageProgram, staging: Staging) -> int:
+    """Number of loops outside the copy: up to the last loop of its level or further out that it depends on."""
+    if staging.level == 0:
+        return 0
+    touches = staged_touches(program.nest, staging)
+    return max((i + 1 for i, lp in enumerate(program.loops) if lp.level <= staging.level and touches[lp.dim]), default=0)
+
+
+def tiled_levels(spec: HardwareSpec) -> tuple[int, ...]:
+    """Indices of the levels that get a tile of their own: those that no unit shares with another, level 0 apart."""
+    return tuple(i for i, level in enumerate(spec.levels) if i and not spec.shared(level))
+
+
+def lane_level(spec: HardwareSpec) -> int | None:
+    """The level whose tiles run concurrently on the lanes of a unit; None where a unit runs them one after another."""
+    return tiled_levels(spec)[-1] if spec.unit.lanes_max > 1 else None

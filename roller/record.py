@@ -1,0 +1,73 @@
+"""Programs and estimates as plain JSON values, and back: what an artifact remembers of its construction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from pydantic import ValidationError
+
+from roller.cost import Estimate
+from roller.errors import KernelError
+from roller.expr import Stage, TensorExpr
+from roller.hardware import ComputeAtom
+from roller.nest import Nest, variants
+from roller.program import RProgram, StageProgram, Staging
+
+
+def program_to_json(program: RProgram) -> dict[str, Any]:
+    """All that, together with the program's expression, makes the program again."""
+    return {"stages": [_stage_to_json(s) for s in program.stages]}
+
+
+def program_from_json(data: Mapping[str, Any], expr: TensorExpr) -> RProgram:
+    """The program that `program_to_json` wrote; `KernelError` where this roller cannot make it again."""
+    try:
+        pairs = zip(expr.stages, data["stages"], strict=True)
+        return RProgram(expr, tuple(_stage_from_json(table, stage, expr) for stage, table in pairs))
+    except (KeyError, TypeError, ValueError, AttributeError, ValidationError) as error:
+        raise KernelError(f"the saved program does not fit its expression: {error}; compile the operator again") from error
+
+
+def _stage_to_json(program: StageProgram) -> dict[str, Any]:
+    special = {
+        "nest": [[axis.name for axis in dim.members] for dim in program.nest.dims],
+        "atom": program.atom.model_dump(mode="json"),
+        "staged": [asdict(s) for s in program.staged],
+    }
+    return {f.name: special.get(f.name, getattr(program, f.name)) for f in fields(program)}
+
+
+def _stage_from_json(table: Mapping[str, Any], stage: Stage, expr: TensorExpr) -> StageProgram:
+    values = {name: _tuples(value) for name, value in table.items()}
+    values["nest"] = _nest(table["nest"], stage, expr)
+    values["atom"] = ComputeAtom.model_validate({k: dict(v) if isinstance(v, Mapping) else v for k, v in table["atom"].items()})
+    values["staged"] = tuple(Staging(**entry) for entry in table["staged"])
+    return StageProgram(**values)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _nest(dims: Any, stage: Stage, expr: TensorExpr) -> Nest:
+    names = [list(members) for members in dims]
+    for nest in variants(stage, expr.tensors):
+        if [[axis.name for axis in dim.members] for dim in nest.dims] == names:
+            return nest
+    raise ValueError(f"no nest of {stage.name!r} has the dimensions {names}")
+
+
+def estimate_to_json(estimate: Estimate) -> dict[str, Any]:
+    """Seconds, terms and utilisation."""
+    return {"seconds": estimate.seconds, "terms": dict(estimate.terms), "utilisation": dict(estimate.utilisation)}
+
+
+def estimate_from_json(data: Mapping[str, Any]) -> Estimate:
+    """The estimate that `estimate_to_json` wrote; `KernelError` for anything else."""
+    try:
+        parts = [tuple((name, float(value)) for name, value in data[key].items()) for key in ("terms", "utilisation")]
+        return Estimate(float(data["seconds"]), parts[0], parts[1])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise KernelError(f"the saved estimate cannot be read: {error}; compile the operator again") from error

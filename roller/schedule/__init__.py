@@ -1,0 +1,5 @@
+"""From rPrograms to TVM: what several device plugins share.
+
+An rProgram already is a loop nest, so lowering writes that nest down as TIR instead of steering schedule primitives to it.
+`sequential` serves devices whose units run sub-tiles one after another; `scalar`, `functions`, `place` and `copies` serve all.
+"""

@@ -1,0 +1,323 @@
+"""Filling panels and boxes.
+
+A panel is laid out in the order in which the nest reads it: for each loop inside the copy that the factor depends on a slot,
+innermost the points of the register tile with the vector's lanes last. A box is a data tile with its fill values.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from roller.expr import Affine
+from roller.nest import Nest, Tile
+from roller.program import StageProgram, Staging, copy_depth, staged_touches
+from roller.scalar import Load, loads
+from roller.schedule import walk
+from roller.schedule.place import Point, Window, base_address, lane_stride
+from roller.schedule.reading import Reader
+from roller.schedule.scalar import constant
+from roller.schedule.tir import Buffer, Expr, Stmt, buffer, index, least, load, loop, plus, ramp, sequence, store, times, variable, when
+from roller.schedule.walk import Position, State
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A staged factor: its buffer and, for every loop it depends on, the elements between two trips."""
+
+    staging: Staging
+    buffer: Buffer
+    strides: tuple[tuple[int, int], ...]  # (number of the loop, elements)
+    touches: tuple[bool, ...]
+    depth: int
+
+
+def lane_of(program: StageProgram) -> int | None:
+    """The dimension of the vector, None without one."""
+    return program.mapping[0][1] if program.mapping and program.atom.kind == "vector" else None
+
+
+def lanes_of(program: StageProgram) -> int:
+    """The vector's width."""
+    return next((e for e in program.atom.roles.values() if isinstance(e, int)), 1) if program.atom.kind == "vector" else 1
+
+
+def panel_shape(program: StageProgram, staging: Staging) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Elements of a panel, and the slot stride of each loop inside its copy."""
+    touches = staged_touches(program.nest, staging)
+    size = math.prod([t for t, x in zip(program.inner, touches, strict=True) if x])
+    strides: list[tuple[int, int]] = []
+    depth = copy_depth(program, staging)
+    for number in reversed(range(depth, len(program.loops))):
+        if touches[program.loops[number].dim]:
+            strides.append((number, size))
+            size *= program.loops[number].trips
+    return size, tuple(reversed(strides))
+
+
+def make_panel(program: StageProgram, staging: Staging, name: str) -> Panel:
+    """The panel with a fresh buffer."""
+    elements, strides = panel_shape(program, staging)
+    dtype = program.nest.stage.body.dtype
+    touches = staged_touches(program.nest, staging)
+    return Panel(staging, buffer(name, elements, dtype), strides, touches, copy_depth(program, staging))
+
+
+def tile_offsets(program: StageProgram, touches: tuple[bool, ...]) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Offsets of the points of an innermost tile in a panel's order, one for each vector, with the vector's lanes."""
+    lane, width = lane_of(program), lanes_of(program)
+    ranges = []
+    for dim, (extent, touched) in enumerate(zip(program.inner, touches, strict=True)):
+        ranges.append(range(0, extent if touched else 1, width if dim == lane and touched else 1))
+    for offsets in itertools.product(*ranges):
+        lanes = 1
+        if lane is not None and touches[lane]:
+            lanes = min(width, program.inner[lane] - offsets[lane])
+        yield offsets, lanes
+
+
+def panel_offset(program: StageProgram, touches: tuple[bool, ...], offsets: tuple[int, ...]) -> int:
+    """The place of a tile's point in its slot: dimensions in order, the lane's last."""
+    lane = lane_of(program)
+    order = [d for d in range(len(offsets)) if touches[d] and d != lane]
+    if lane is not None and touches[lane]:
+        order.append(lane)
+    place = 0
+    for dim in order:
+        place = place * program.inner[dim] + offsets[dim]
+    return place
+
+
+def slot_address(panel: Panel, state: State) -> Position:
+    """The first element of the slot of the current tile."""
+    total: Position = 0
+    for number, stride in panel.strides:
+        total = plus(total, times(state.variable(number), stride))
+    return total
+
+
+def fill_panel(program: StageProgram, panel: Panel, reader: Reader, state: State, parallel: bool) -> Stmt:
+    """Compute every slot of a panel, loops in the order of its layout.
+
+    Where the lanes decode a fused dimension, neighbours lie side by side except at the end of a row: one comparison of the
+    addresses, outside the reduce loops, chooses between whole vectors and single elements.
+    """
+    numbers = [n for n, _ in panel.strides]
+    nest, lane = program.nest, lane_of(program)
+    outer = [n for n in numbers if not nest.dims[program.loops[n].dim].is_reduce]
+    inner = [n for n in numbers if nest.dims[program.loops[n].dim].is_reduce]
+    node = nest.factors[panel.staging.operand]
+    ragged = lane is not None and panel.touches[lane] and _decodes(reader, nest, loads(node), lane)
+    if not ragged or numbers != [*outer, *inner]:
+        return walk.nested(program, state, numbers, lambda s: _fill_slot(program, panel, reader, s, False, None), parallel)
+
+    def columns(at: State) -> Stmt:
+        statements = []
+        for offsets, lanes in tile_offsets(program, tuple(t and not d.is_reduce for t, d in zip(panel.touches, nest.dims, strict=True))):
+            statements.append(_column(program, panel, reader, at, inner, offsets, lanes))
+        return sequence(statements)
+
+    return walk.nested(program, state, outer, columns, parallel)
+
+
+def _decodes(reader: Reader, nest: Nest, reads: tuple[Load, ...], lane: int) -> bool:
+    if len(reads) != 1:
+        return False
+    number = next(n for n, a in enumerate(nest.accesses) if (a.tensor.name, a.index) == (reads[0].tensor, reads[0].index))
+    window = reader.window(number)
+    if nest.accesses[number].guarded and number not in reader.boxes:
+        return False
+    return lane_stride(nest, window, reads[0].index, lane) is None
+
+
+def _column(
+    program: StageProgram, panel: Panel, reader: Reader, at: State, inner: list[int], offsets: tuple[int, ...], lanes: int
+) -> Stmt:
+    """One vector of a ragged panel for all its reduce loops: contiguous or gathered, decided once."""
+
+    def run(side_by_side: bool) -> Stmt:
+        return walk.nested(program, at, inner, lambda s: _fill_slot(program, panel, reader, s, side_by_side, (offsets, lanes)))
+
+    if lanes == 1:
+        return run(False)
+    lane = lane_of(program)
+    assert lane is not None
+    read = loads(program.nest.factors[panel.staging.operand])[0]
+    number = next(n for n, a in enumerate(program.nest.accesses) if (a.tensor.name, a.index) == (read.tensor, read.index))
+    first = _point(program, at, offsets, 1)
+    last = _point(program, at, tuple(o + (lanes - 1 if d == lane else 0) for d, o in enumerate(offsets)), 1)
+    window = reader.window(number)
+    gap = base_address(program.nest, window, read.index, last) - base_address(program.nest, window, read.index, first)
+    return when(tirx.EQ(gap, index(lanes - 1)), run(True), run(False))
+
+
+def _point(program: StageProgram, state: State, offsets: tuple[int, ...], lanes: int) -> Point:
+    starts = tuple(walk.tile_start(program, state, d) for d in range(len(offsets)))
+    return Point(program.nest, starts, lane_of(program), lanes).moved(offsets)
+
+
+def _fill_slot(
+    program: StageProgram, panel: Panel, reader: Reader, state: State, side_by_side: bool, only: tuple[tuple[int, ...], int] | None
+) -> Stmt:
+    """Compute the points of one slot (or one vector of it); `side_by_side` reads neighbours from the first one's address."""
+    node = program.nest.factors[panel.staging.operand]
+    slot = slot_address(panel, state)
+    statements = []
+    for offsets, lanes in [only] if only is not None else tile_offsets(program, panel.touches):
+        point = _point(program, state, offsets, lanes)
+        value = _side_by_side(program, reader, node, point) if side_by_side else reader.value(node, point)
+        where = plus(slot, panel_offset(program, panel.touches, offsets))
+        statements.append(store(panel.buffer, value, ramp(where, 1, lanes)))
+    return sequence(statements)
+
+
+def _side_by_side(program: StageProgram, reader: Reader, node: object, point: Point) -> Expr:
+    """The value at a point whose loads are known to be contiguous along the lanes."""
+    from roller.schedule import scalar  # here, because both modules build on `place`
+
+    def read(leaf: Load) -> Expr:
+        number = next(n for n, a in enumerate(program.nest.accesses) if (a.tensor.name, a.index) == (leaf.tensor, leaf.index))
+        window = reader.window(number)
+        return load(window.buffer, ramp(base_address(program.nest, window, leaf.index, point.scalar()), 1, point.lanes))
+
+    return scalar.emit(node, point.lanes, read, lambda i: index(0))  # type: ignore[arg-type]
+
+
+def box_window(program: StageProgram, staging: Staging, state: State, name: str) -> Window:
+    """A box with a fresh buffer: its shape from the tile at the copy, its first coordinate from where that tile starts."""
+    nest, access = program.nest, program.nest.accesses[staging.operand]
+    tile = box_tile(program, staging)
+    extents: dict[str, int] = {}
+    starts: dict[str, Position] = {}
+    for number, (dim, extent) in enumerate(zip(nest.dims, tile, strict=True)):
+        reach = dim.member_extents(extent)
+        extents.update((a.name, e) for a, e in zip(dim.members, reach, strict=True))
+        values = _member_starts(program, state, number, reach)
+        starts.update((a.name, v) for a, v in zip(dim.members, values, strict=True))
+    shape = [1 + sum(abs(c) * (extents.get(n, 1) - 1) for n, c in i.terms) for i in access.index]
+    firsts = [_first(i, starts, extents) for i in access.index]
+    steps, size = [], 1
+    for extent in reversed(shape):
+        steps.append(size)
+        size *= extent
+    return Window(buffer(name, size, access.tensor.dtype), tuple(reversed(steps)), tuple(firsts))
+
+
+def box_tile(program: StageProgram, staging: Staging) -> Tile:
+    """The tile whose data the box holds, never more than the problem."""
+    tile = list(program.nest.extents)
+    by_level = dict(zip(program.levels, program.tiles, strict=True))
+    for lp in program.loops[: copy_depth(program, staging)]:
+        tile[lp.dim] = min(by_level[lp.level][lp.dim], tile[lp.dim])
+    return tuple(tile)
+
+
+def _member_starts(program: StageProgram, state: State, number: int, reach: tuple[int, ...]) -> list[Position]:
+    """The least value of each axis of a dimension in the current tile; ragged tiles start further back."""
+    from roller.schedule.place import decode_scalar
+
+    dim, base = program.nest.dims[number], state.bases[number]
+    spatial = not dim.is_reduce
+    if spatial and not walk.exact(program, number):
+        base = least(base, program.nest.extents[number] - program.inner[number])
+    values = decode_scalar(dim, base)
+    return [0 if e == a.extent else v for a, e, v in zip(dim.members, reach, values, strict=True)]
+
+
+def _first(target: Affine, starts: dict[str, Position], extents: dict[str, int]) -> Position:
+    first: Position = target.offset
+    for name, coefficient in target.terms:
+        first = plus(first, times(starts.get(name, 0), coefficient))
+        if coefficient < 0:
+            first = plus(first, coefficient * (extents.get(name, 1) - 1))
+    return first
+
+
+def fill_box(program: StageProgram, staging: Staging, window: Window, reader: Reader, parallel: bool) -> Stmt:
+    """Copy a data tile row by row: fill values outside the array, whole vectors inside."""
+    access = program.nest.accesses[staging.operand]
+    source = reader.buffers[access.tensor.name]
+    fill = _fill_value(program, staging)
+    sizes = _box_shape(window)
+    names = [variable(f"b{i}") for i in range(len(sizes))]
+    coordinates = [plus(s, v) for s, v in zip(window.starts, names, strict=True)]
+    row_inside = None
+    for value, bound in zip(coordinates[:-1], access.tensor.shape[:-1], strict=True):
+        here = tirx.And(index(value) >= index(0), index(value) < index(bound))
+        row_inside = here if row_inside is None else tirx.And(row_inside, here)
+    strides = access.tensor.strides
+    origin: Position = 0
+    for value, stride in zip(coordinates[:-1], strides[:-1], strict=True):
+        origin = plus(origin, times(value, stride))
+    target: Position = 0
+    for name, step in zip(names[:-1], window.steps[:-1], strict=True):
+        target = plus(target, times(name, step))
+    body = _fill_row(window, source, origin, target, sizes[-1], access.tensor.shape[-1], fill, row_inside)
+    for position in reversed(range(len(sizes) - 1)):
+        outermost = position == next((i for i in range(len(sizes) - 1) if sizes[i] > 1), 0)
+        body = loop(names[position], sizes[position], body, parallel and outermost)
+    return body
+
+
+def _fill_row(
+    window: Window, source: Buffer, origin: Position, target: Position, size: int, bound: int, fill: Expr, inside: Expr | None
+) -> Stmt:
+    start = window.starts[-1]
+    if isinstance(start, int):
+        low: Position = min(max(-start, 0), size)
+        high: Position = min(max(bound - start, 0), size)
+    else:
+        low = tirx.max(index(0), tirx.min(index(0) - start, index(size)))
+        high = tirx.max(index(0), tirx.min(index(bound) - start, index(size)))
+    none_before, all_after = _span(window.buffer, target, 0, size, lambda at, n: _splat(fill, n)), None
+    copy = sequence(
+        [
+            _span(window.buffer, target, 0, low, lambda at, n: _splat(fill, n)),
+            _span(window.buffer, target, low, high, lambda at, n: load(source, ramp(plus(plus(origin, start), at), 1, n))),
+            _span(window.buffer, target, high, size, lambda at, n: _splat(fill, n)),
+        ]
+    )
+    return copy if inside is None else when(inside, copy, none_before if all_after is None else all_after)
+
+
+COPY_LANES = 8  # elements copied at a time; the toolchain splits or joins them to its own vectors
+
+
+def _span(target: Buffer, base: Position, low: Position, high: Position, value: object) -> Stmt | None:
+    """Write positions low..high of a row: whole vectors, then single elements."""
+    if isinstance(low, int) and isinstance(high, int) and low >= high:
+        return None
+    count = high - low if not (isinstance(low, int) and low == 0) else high
+    whole = count // COPY_LANES if isinstance(count, int) else tirx.floordiv(count, index(COPY_LANES))
+    rest = count % COPY_LANES if isinstance(count, int) else count - whole * COPY_LANES
+    vector, single = variable("v"), variable("e")
+    at = plus(low, times(vector, COPY_LANES))
+    statements = [loop(vector, whole, store(target, value(at, COPY_LANES), ramp(plus(base, at), 1, COPY_LANES)))]  # type: ignore[operator]
+    at = plus(plus(low, times(whole, COPY_LANES)), single)
+    statements.append(loop(single, rest, store(target, value(at, 1), plus(base, at))))  # type: ignore[operator]
+    return sequence(statements)
+
+
+def _splat(fill: Expr, lanes: int) -> Expr:
+    return fill if lanes == 1 else tirx.Broadcast(fill, lanes)
+
+
+def _box_shape(window: Window) -> list[int]:
+    sizes = []
+    total = int(window.buffer.shape[0])
+    for step in window.steps:
+        sizes.append(total // step)
+        total = step
+    return sizes
+
+
+def _fill_value(program: StageProgram, staging: Staging) -> Expr:
+    access = program.nest.accesses[staging.operand]
+    for node in loads(program.nest.stage.body):
+        if (node.tensor, node.index) == (access.tensor.name, access.index):
+            return constant(node.fill if node.fill is not None else 0, node.dtype)
+    return constant(0, access.tensor.dtype)

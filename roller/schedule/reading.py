@@ -1,0 +1,66 @@
+"""Reading array elements at a point of the nest: from the array or its box, guarded where the index can leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from tvm import tirx
+
+from roller.expr import Affine
+from roller.nest import Access, Nest
+from roller.scalar import Load, Scalar
+from roller.schedule import scalar
+from roller.schedule.place import Point, Window, address, affine
+from roller.schedule.tir import Buffer, Expr, index, load, spread
+
+
+@dataclass
+class Reader:
+    """Knows for every array of a nest where its elements are; boxes replace arrays once they are filled."""
+
+    nest: Nest
+    buffers: Mapping[str, Buffer]
+    boxes: dict[int, Window] = field(default_factory=dict)
+    _accesses: dict[tuple[str, tuple[Affine, ...]], tuple[int, Access]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        reads = [(n, a) for n, a in enumerate(self.nest.accesses) if a.role != "output"]
+        self._accesses = {(a.tensor.name, a.index): (n, a) for n, a in reversed(reads)}
+
+    def value(self, node: Scalar, point: Point, accumulator: Expr | None = None) -> Expr:
+        """A scalar tree at a point, with the point's lanes."""
+        return scalar.emit(node, point.lanes, self._at(point), lambda i: affine(self.nest, point, i), accumulator)
+
+    def _at(self, point: Point) -> Callable[[Load], Expr]:
+        return lambda node: self.load(node, point)
+
+    def window(self, number: int) -> Window:
+        """Where array `number` is read from."""
+        access = self.nest.accesses[number]
+        return self.boxes.get(number) or Window.whole(self.buffers[access.tensor.name], access.tensor)
+
+    def load(self, node: Load, point: Point) -> Expr:
+        """One load at a point, with the point's lanes."""
+        number, access = self._accesses[node.tensor, node.index]
+        window = self.window(number)
+        if access.guarded and number not in self.boxes:
+            return self._guarded(node, access, window, point)
+        where, vector = address(self.nest, window, node.index, point)
+        value = load(window.buffer, where)
+        return value if vector else spread(value, point.lanes)
+
+    def _guarded(self, node: Load, access: Access, window: Window, point: Point) -> Expr:
+        """The element or its fill value; the address falls back to the first element, so nothing outside is touched."""
+        inside = None
+        for dim, bound in zip(node.index, access.tensor.shape, strict=True):
+            value = affine(self.nest, point, dim)
+            zero, end = spread(index(0), point.lanes), spread(index(bound), point.lanes)
+            here = tirx.And(value >= zero, value < end)
+            inside = here if inside is None else tirx.And(inside, here)
+        where, vector = address(self.nest, window, node.index, point)
+        if not vector:
+            where = spread(where, point.lanes)
+        value = load(window.buffer, tirx.Select(inside, where, spread(index(0), point.lanes)))
+        fill = scalar.constant(node.fill if node.fill is not None else 0, node.dtype)
+        return tirx.Select(inside, value, spread(fill, point.lanes))

@@ -1,0 +1,77 @@
+"""Scalar trees to TIR expressions, for one point or a vector of neighbouring points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from tvm import tirx
+
+from roller.expr import Affine
+from roller.scalar import Accumulator, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary
+from roller.schedule import functions
+from roller.schedule.tir import Expr, number, spread, vector_type
+
+_BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
+    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
+    "max": tirx.max, "min": tirx.min, "pow": tirx.pow,
+    "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
+    "eq": lambda a, b: tirx.EQ(a, b), "ne": lambda a, b: tirx.NE(a, b),
+    "and": lambda a, b: tirx.And(a, b), "or": lambda a, b: tirx.Or(a, b),
+}  # fmt: skip
+
+
+def emit(
+    node: Scalar, lanes: int, read: Callable[[Load], Expr], position: Callable[[Affine], Expr], accumulator: Expr | None = None
+) -> Expr:
+    """The TIR value of a tree: `read` gives loads and `position` the value of an index, both with `lanes` lanes."""
+
+    def visit(part: Scalar) -> Expr:
+        match part:
+            case Const():
+                return spread(constant(part.value, part.dtype), lanes)
+            case Load():
+                return read(part)
+            case Coordinate():
+                return position(part.index)
+            case Accumulator():
+                assert accumulator is not None, "an accumulator outside an epilogue"
+                return accumulator
+            case Unary():
+                return functions.call(part.op, visit(part.value), part.value.dtype, lanes)
+            case Binary():
+                return binary(part.op, visit(part.left), visit(part.right), part.left.dtype)
+            case Select():
+                return tirx.Select(visit(part.condition), visit(part.yes), visit(part.no))
+            case Cast():
+                return visit(part.value).astype(vector_type(part.dtype, lanes))
+
+    return visit(node)
+
+
+def constant(value: float | int, dtype: str) -> Expr:
+    """A literal; infinities and NaN of 16-bit types go through float32, which has a spelling for them."""
+    if isinstance(value, float) and not math.isfinite(value) and dtype in ("float16", "bfloat16"):
+        return number(value, "float32").astype(dtype)
+    return number(value, dtype)
+
+
+def binary(op: str, left: Expr, right: Expr, dtype: str) -> Expr:
+    """A binary operation; integer division truncates, as C does."""
+    if op == "div":
+        return left / right if dtype.startswith(("float", "bfloat")) else tirx.truncdiv(left, right)
+    return _BINARY[op](left, right)
+
+
+def combine(reducer: str, left: Expr, right: Expr) -> Expr:
+    """One step of a reduction."""
+    return _BINARY[{"sum": "add"}.get(reducer, reducer)](left, right)
+
+
+def identity(reducer: str, dtype: str) -> Expr:
+    """The neutral element of a reduction."""
+    if reducer == "sum":
+        return number(0, dtype)
+    if dtype.startswith(("float", "bfloat")):
+        return constant(-math.inf if reducer == "max" else math.inf, dtype)
+    return tirx.min_value(dtype) if reducer == "max" else tirx.max_value(dtype)

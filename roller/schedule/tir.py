@@ -1,0 +1,128 @@
+"""Short forms for building TIR: constants, loops, sequences, buffers, vector indices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.tirx import ForKind
+
+Expr = Any  # a TIR expression; TVM's classes carry no type information
+Stmt = Any
+Buffer = Any
+Var = Any
+INDEX = "int32"
+
+
+def number(value: float | int, dtype: str) -> Expr:
+    """A literal."""
+    return tirx.const(value, dtype)
+
+
+def index(value: int | Expr) -> Expr:
+    """An index literal, or the expression itself."""
+    return tirx.const(value, INDEX) if isinstance(value, int) else value
+
+
+def variable(name: str) -> Var:
+    """A loop or index variable."""
+    return tirx.Var(name, INDEX)
+
+
+def buffer(name: str, elements: int, dtype: str, scope: str = "global") -> Buffer:
+    """A flat buffer."""
+    return tirx.decl_buffer((max(elements, 1),), dtype, name, scope=scope)
+
+
+def load(source: Buffer, address: Expr) -> Expr:
+    """Read an element, or several with a vector address."""
+    return tirx.BufferLoad(source, [index(address)])
+
+
+def store(target: Buffer, value: Expr, address: Expr) -> Stmt:
+    """Write an element, or several with a vector address."""
+    return tirx.BufferStore(target, value, [index(address)])
+
+
+def ramp(base: Expr, stride: int, lanes: int) -> Expr:
+    """Addresses base, base + stride, …; a scalar for one lane."""
+    return index(base) if lanes == 1 else tirx.Ramp(index(base), index(stride), lanes)
+
+
+def spread(value: Expr, lanes: int) -> Expr:
+    """A scalar repeated over the lanes of a vector."""
+    return value if lanes == 1 else tirx.Broadcast(value, lanes)
+
+
+def loop(var: Var, trips: int | Expr, body: Stmt, parallel: bool = False) -> Stmt:
+    """A loop from 0; none at all for one trip."""
+    if isinstance(trips, int) and trips == 1:
+        return bind(var, index(0), body)
+    kind = ForKind.PARALLEL if parallel else ForKind.SERIAL
+    return tirx.For(var, index(0), index(trips), kind, body)
+
+
+def bind(var: Var, value: Expr, body: Stmt) -> Stmt:
+    """The statement with a name for a value."""
+    return sequence([tirx.Bind(var, value), body])
+
+
+def sequence(statements: Iterable[Stmt]) -> Stmt:
+    """Statements one after another."""
+    flat = [s for s in statements if s is not None]
+    if not flat:
+        return tirx.Evaluate(index(0))
+    return flat[0] if len(flat) == 1 else tirx.SeqStmt(flat)
+
+
+def scope(statements: Iterable[Stmt]) -> Stmt:
+    """Statements whose bindings and allocations end with them."""
+    return tirx.AttrStmt(index(0), "roller.scope", index(1), sequence(statements))
+
+
+def allocate(buffers: Iterable[Buffer]) -> list[Stmt]:
+    """Allocations, living to the end of the enclosing sequence."""
+    return [tirx.AllocBuffer(b) for b in buffers]
+
+
+def when(condition: Expr, then: Stmt, otherwise: Stmt | None = None) -> Stmt:
+    """A branch."""
+    return tirx.IfThenElse(condition, then, otherwise)
+
+
+def least(a: int | Expr, b: int | Expr) -> int | Expr:
+    """The smaller of two indices, folded where both are known."""
+    return min(a, b) if isinstance(a, int) and isinstance(b, int) else tirx.min(index(a), index(b))
+
+
+def ceil_div(a: int | Expr, b: int) -> int | Expr:
+    """Quotient rounded up."""
+    return -(-a // b) if isinstance(a, int) else tirx.floordiv(a + (b - 1), index(b)) if b != 1 else a
+
+
+def plus(a: int | Expr, b: int | Expr) -> int | Expr:
+    """Sum, folded where possible."""
+    if isinstance(a, int) and a == 0:
+        return b
+    if isinstance(b, int) and b == 0:
+        return a
+    return a + b
+
+
+def times(a: int | Expr, factor: int) -> int | Expr:
+    """Product with a known factor, folded where possible."""
+    if factor == 0:
+        return 0
+    return a if factor == 1 else a * factor
+
+
+def vector_type(dtype: str, lanes: int) -> str:
+    """TVM's name of a vector type."""
+    return dtype if lanes == 1 else f"{dtype}x{lanes}"
+
+
+def module(functions: dict[str, Any]) -> Any:
+    """A module of named functions."""
+    return tvm.IRModule(functions)

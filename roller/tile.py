@@ -1,0 +1,128 @@
+"""Tiles and what one tile needs: boxes, bytes, whole transactions, contiguous runs.
+
+A tile is one extent per dimension of a `Nest`. An *rTile* is a tile whose extents obey the alignment rules
+(`roller.align`). Its *data tile* of an array is the box that it touches, halo included:
+
+    box_d = 1 + sum_j |c_j| (T_j - 1)      for dimension d of the array, index coefficients c_j, extents T_j
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from roller.nest import Access, Nest, Tile
+
+
+@dataclass(frozen=True, slots=True)
+class DataTile:
+    """The part of one array that a tile touches: the box's shape, its elements, and elements in contiguous runs."""
+
+    shape: tuple[int, ...]
+    elements: int
+    run: int
+
+
+def data_tile(nest: Nest, access: Access, tile: Tile) -> DataTile:
+    """The box of one array under a tile; where the array is smaller (padding), cut to the array."""
+    extents: dict[str, int] = {}
+    for dim, extent in zip(nest.dims, tile, strict=True):
+        extents.update((a.name, e) for a, e in zip(dim.members, dim.member_extents(extent), strict=True))
+    shape = []
+    for index, bound in zip(access.index, access.tensor.shape, strict=True):
+        reach = 1 + sum(abs(c) * (extents.get(n, 1) - 1) for n, c in index.terms)
+        shape.append(max(min(reach, bound), 0))
+    return DataTile(tuple(shape), math.prod(shape), _run(nest, access, tile, tuple(shape)))
+
+
+def _run(nest: Nest, access: Access, tile: Tile, box: tuple[int, ...]) -> int:
+    """Elements that lie one after another in memory: the box's inner dimensions as far as they are full.
+
+    A fused dimension walks addresses in order whatever the box says, so its own extent counts where that is longer.
+    """
+    run = 1
+    for extent, bound in zip(reversed(box), reversed(access.tensor.shape), strict=True):
+        run *= extent
+        if extent != bound:
+            break
+    fused = [t for t, s in zip(tile, access.strides, strict=True) if s == 1]
+    return max(run, *fused) if fused else run
+
+
+@dataclass
+class Geometry:
+    """Sizes of data tiles of one nest, remembered: construction asks for the same ones again and again."""
+
+    nest: Nest
+    _boxes: dict[tuple[int, Tile], DataTile] = field(default_factory=dict)
+    _moved: dict[tuple[int, Tile, int], float] = field(default_factory=dict)
+    _touched: tuple[tuple[int, ...], ...] = field(init=False)
+    _factor_touched: tuple[tuple[int, ...], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        nest = self.nest
+        self._touched = tuple(_positions(a.touches) for a in nest.accesses)
+        self._factor_touched = tuple(_positions(nest.factor_touches(f)) for f in range(len(nest.factors)))
+
+    def box(self, number: int, tile: Tile) -> DataTile:
+        """The data tile of array `number` (the position in `nest.accesses`)."""
+        touched = self._touched[number]
+        key = number, tuple([tile[i] for i in touched])
+        found = self._boxes.get(key)
+        if found is None:
+            only = [1] * len(tile)
+            for i in touched:
+                only[i] = tile[i]
+            found = self._boxes[key] = data_tile(self.nest, self.nest.accesses[number], tuple(only))
+        return found
+
+    def nbytes(self, number: int, tile: Tile) -> int:
+        """Bytes of the data tile of array `number`."""
+        return self.box(number, tile).elements * self.nest.accesses[number].element_bytes
+
+    def moved(self, number: int, tile: Tile, transaction: int) -> float:
+        """Bytes moved for it in whole transactions.
+
+        A run of r bytes at a random multiple of the element size b touches (r - b) / transaction + 1 transactions on
+        average, and exactly r / transaction where rows and runs are multiples of one.
+        """
+        key = number, tuple([tile[i] for i in self._touched[number]]), transaction
+        found = self._moved.get(key)
+        if found is None:
+            found = self._moved[key] = _whole_transactions(self.box(number, tile), self.nest.accesses[number], transaction)
+        return found
+
+    def runs(self, number: int, tile: Tile) -> float:
+        """Number of contiguous runs of the data tile of array `number`."""
+        box = self.box(number, tile)
+        return box.elements / max(box.run, 1)
+
+    def panel_elements(self, factor: int, tile: Tile) -> int:
+        """Elements of a staged panel of one factor: a value for every point of the dimensions it depends on."""
+        return math.prod([tile[i] for i in self._factor_touched[factor]])
+
+
+def _positions(touches: tuple[bool, ...]) -> tuple[int, ...]:
+    return tuple(i for i, touched in enumerate(touches) if touched)
+
+
+def _whole_transactions(box: DataTile, access: Access, transaction: int) -> float:
+    if not box.elements:
+        return 0.0
+    size = access.element_bytes
+    row = (access.tensor.shape[-1] if access.tensor.shape else 1) * size
+    run = box.run * size
+    aligned = run % transaction == 0 and (row % transaction == 0 or run >= access.tensor.nbytes)
+    per_run = run / transaction if aligned else (run - size) / transaction + 1
+    return box.elements / box.run * per_run * transaction
+
+
+def padded_points(extents: Tile, tile: Tile) -> int:
+    """Points executed when a problem is covered with whole tiles."""
+    return math.prod([-(-e // t) * t for e, t in zip(extents, tile, strict=True)])
+
+
+def padding_waste(extents: Tile, tile: Tile) -> float:
+    """The share of work added by covering a problem with whole tiles: 0 where the tile divides it."""
+    points = math.prod(extents)
+    return padded_points(extents, tile) / points - 1 if points else 0.0

@@ -1,0 +1,164 @@
+"""Bytes that a program moves into each memory level.
+
+Caches (unmanaged levels) are least-recently-used: an array is found again by a loop that does not touch it if everything
+one iteration of that loop touches fits. Managed levels hold exactly their tile: an array is loaded again for every
+tile but for the innermost loops that do not touch it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from roller.hardware import HardwareSpec, MemoryLevel
+from roller.nest import Tile
+from roller.program import Loop, StageProgram, copy_depth
+from roller.tile import Geometry
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One array as a part of the nest sees it: between loop depths `start` and `stop`, as a data tile or a panel."""
+
+    access: int | None  # position in nest.accesses, or None for a panel
+    factor: int
+    touches: tuple[bool, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class LevelTraffic:
+    """What moves into one level over the whole stage: bytes in whole transactions, and contiguous runs."""
+
+    bytes: float
+    runs: float
+
+
+@dataclass(frozen=True)
+class NestWalk:
+    """The loops of a program with the tile inside each prefix of them, and the arrays that are live there."""
+
+    program: StageProgram
+    loops: tuple[Loop, ...]
+    tiles: tuple[Tile, ...]  # tiles[d]: inside the first d loops
+    streams: tuple[Stream, ...]
+    _sizes: dict[int, list[list[float]]] = field(default_factory=dict)
+
+    def sizes(self, transaction: int, geometry: Geometry) -> list[list[float]]:
+        """For each stream its bytes under the tile at each depth, in whole transactions of this size."""
+        found = self._sizes.get(transaction)
+        if found is None:
+            found = self._sizes[transaction] = [_stream_sizes(self, s, transaction, geometry) for s in self.streams]
+        return found
+
+
+def walk_nest(program: StageProgram) -> NestWalk:
+    """Lay out loops, tiles at every depth, and streams (a staged factor is its source outside, its panel inside)."""
+    loops = program.loops
+    tiles = [program.nest.extents]
+    by_level = dict(zip(program.levels, program.tiles, strict=True))
+    for loop in loops:
+        tile = list(tiles[-1])
+        tile[loop.dim] = by_level[loop.level][loop.dim]
+        tiles.append(tuple(tile))
+    depth = len(loops)
+    staged = {s.operand: s for s in program.staged if s.kind == "panel"}
+    streams: list[Stream] = []
+    for number, access in enumerate(program.nest.accesses):
+        staging = staged.get(access.factor) if access.role == "body" else None
+        stop = depth if staging is None else copy_depth(program, staging)
+        if staging is None or staging.level > 0:
+            streams.append(Stream(number, access.factor, access.touches, 0, stop))
+    for factor, staging in staged.items():
+        touches = program.nest.factor_touches(factor)
+        start = copy_depth(program, staging)
+        streams.append(Stream(None, factor, touches, start, depth))
+    return NestWalk(program, loops, tuple(tiles), tuple(streams))
+
+
+def level_traffic(walk: NestWalk, spec: HardwareSpec, geometry: Geometry, index: int) -> LevelTraffic:
+    """Traffic into the level at this position of the spec."""
+    level = spec.levels[index]
+    return _managed(walk, level, geometry, index) if level.managed else _cached(walk, spec, level, geometry)
+
+
+def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Geometry) -> LevelTraffic:
+    sizes = walk.sizes(level.transaction_bytes, geometry)
+    kept = _retained(walk, spec, level, [sum(at) for at in zip(*sizes, strict=True)])
+    total = runs = 0.0
+    for stream, size in zip(walk.streams, sizes, strict=True):
+        fit = next((d for d in range(stream.start, stream.stop + 1) if kept[d] >= 1), stream.stop)
+        if stream.access is None and fit == stream.start and stream.start > 0:
+            continue  # the panel was written at this level just now
+        fit = max(fit - 1, stream.start)  # neighbouring iterations of the loop around what fits share lines and halos
+        times = 1.0
+        for d in range(fit):
+            loop = walk.loops[d]
+            again = loop.trips - (loop.trips - 1) * kept[d + 1]
+            times *= loop.trips if stream.touches[loop.dim] else again
+        passes = _passes(walk, stream, fit)
+        total += size[fit] * times * passes
+        if stream.access is not None:
+            runs += geometry.runs(stream.access, walk.tiles[fit]) * times
+    return LevelTraffic(total, runs)
+
+
+def _stream_sizes(walk: NestWalk, stream: Stream, transaction: int, geometry: Geometry) -> list[float]:
+    """Bytes of a stream at each depth; outside a panel's copy, the panel itself (its buffer is reused)."""
+    sizes: list[float] = []
+    width = walk.program.nest.accumulator_bytes
+    for depth, tile in enumerate(walk.tiles):
+        unchanged = depth and not stream.touches[walk.loops[depth - 1].dim]
+        if unchanged and depth <= stream.stop:
+            sizes.append(sizes[-1])
+        elif stream.access is not None:
+            sizes.append(geometry.moved(stream.access, tile, transaction) if depth <= stream.stop else 0.0)
+        else:
+            inside = walk.tiles[stream.start] if depth < stream.start else tile
+            sizes.append(float(geometry.panel_elements(stream.factor, inside) * width))
+    return sizes
+
+
+def _retained(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, footprints: list[float]) -> list[float]:
+    """The share of data that survives until it is used again, at each depth: 1 if all fits, fading to 0 at twice the room."""
+    room = level.capacity_bytes * level.usable_fraction
+    alone = room / spec.units_sharing(level)
+    kept = []
+    inside = False
+    for depth, needed in enumerate(footprints):
+        inside = inside or (depth > 0 and walk.loops[depth - 1].over == "units")
+        kept.append(min(1.0, max(0.0, 2.0 - needed / (alone if inside else room))))
+    return kept
+
+
+def _passes(walk: NestWalk, stream: Stream, fit: int) -> float:
+    """How often the output moves: 2r - 1 times where r sequential reduce trips lie outside what is retained."""
+    nest = walk.program.nest
+    if stream.access is None or nest.accesses[stream.access].role != "output":
+        return 1.0
+    trips = math.prod(lp.trips for lp in walk.loops[:fit] if nest.dims[lp.dim].is_reduce and lp.over == "time")
+    return 2.0 - 1.0 / trips if trips > 1 else 1.0
+
+
+def _managed(walk: NestWalk, level: MemoryLevel, geometry: Geometry, index: int) -> LevelTraffic:
+    tile = walk.program.level_tile(index)
+    outside = [lp for lp in walk.loops if lp.level <= index]
+    total = runs = 0.0
+    for stream in walk.streams:
+        if stream.access is None:
+            continue
+        access = walk.program.nest.accesses[stream.access]
+        times = float(math.prod(lp.trips for lp in _reloading(outside, stream.touches)))
+        if access.role == "output":
+            reduces = [lp for lp in outside if walk.program.nest.dims[lp.dim].is_reduce]
+            times /= math.prod(lp.trips for lp in reduces if lp in _reloading(outside, stream.touches)) or 1
+        total += geometry.moved(stream.access, tile, level.transaction_bytes) * times
+        runs += geometry.runs(stream.access, tile) * times
+    return LevelTraffic(total, runs)
+
+
+def _reloading(loops: list[Loop], touches: tuple[bool, ...]) -> list[Loop]:
+    """The loops that load an array anew: all up to the innermost that touches it (inner ones find it in place)."""
+    last = max((i for i, lp in enumerate(loops) if touches[lp.dim]), default=-1)
+    return loops[: last + 1]

@@ -1,0 +1,153 @@
+"""The reference: what a tensor expression means, in NumPy and float64, and how far a correct kernel may be from it.
+
+The expression is interpreted as it stands, in float64 (integers exactly, wrapping at their type's width), and rounded to
+float16 or bfloat16 only where it casts to them. The tolerance is a bound per element, derived alongside from element types and
+reduction lengths; see `roller.verify.rounding`. Random floats find gross faults, small integers (`random_inputs(...,
+integer=True)`) find every one: there the bound is zero wherever no function and no division is involved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from roller.errors import ExpressionError, WrongResultError
+from roller.expr import FLOATS, Tensor, TensorExpr
+from roller.ops.types import integer_range
+from roller.scalar import Binary, Unary, loads, walk
+from roller.verify.interpret import interpret
+from roller.verify.rounding import Approximate, Array, numpy_dtype
+
+__all__ = ["check", "numpy_dtype", "random_inputs", "reference", "sample_points", "tolerance"]
+
+Arrays = Mapping[str, Array] | Sequence[Array]
+
+
+def reference(expr: TensorExpr, arrays: Arrays, points: Array | None = None) -> Array:
+    """The expression's value in float64 (int64, bool): the whole output, or its elements at `points`.
+
+    `arrays` are the inputs, in order or by name; `points` is an integer array (count, dimensions of the output), the result
+    then has shape (count,) and intermediate tensors are evaluated only where they are needed. `ExpressionError` if an array is
+    missing or has another shape, or a point lies outside the output.
+    """
+    return _shaped(expr, _interpreted(expr, arrays, points, bounds=False).value, points)
+
+
+def tolerance(expr: TensorExpr, arrays: Arrays, points: Array | None = None) -> Array:
+    """The greatest absolute error that a correct kernel can make, per element of what `reference` gives. Errors as there."""
+    return _shaped(expr, _bound(_interpreted(expr, arrays, points, bounds=True)), points)
+
+
+def check(expr: TensorExpr, arrays: Arrays, result: Array, points: Array | None = None) -> None:
+    """Return if the result is right within the tolerance, at all elements or at `points`.
+
+    `result` is always the whole output. `WrongResultError` says how many elements are off, and for the worst one where it is,
+    what it is, what it should be and what was allowed. NaN must meet NaN and infinity infinity. Errors as `reference`.
+    """
+    if tuple(result.shape) != expr.output.shape:
+        raise WrongResultError(f"{expr.output.name}: the result has shape {tuple(result.shape)}, wanted {expr.output.shape}")
+    approximate = _interpreted(expr, arrays, points, bounds=True)
+    expected, bound = approximate.value, _bound(approximate)
+    flat = _flat(expr, points)
+    got = result.reshape(-1) if flat is None else result.reshape(-1)[flat]
+    got = got.astype(np.float64 if expr.output.dtype in FLOATS else np.int64)
+    with np.errstate(invalid="ignore"):
+        away = np.abs(got - expected)
+        right = (away <= bound) | (got == expected) | (np.isnan(got) & np.isnan(expected))
+    if right.all():
+        return
+    excess = np.where(right, -1.0, np.nan_to_num(away / np.maximum(bound, np.finfo(np.float64).tiny), nan=np.inf))
+    worst = int(np.argmax(excess))
+    place = np.unravel_index(worst if flat is None else int(flat[worst]), expr.output.shape)
+    raise WrongResultError(
+        f"{expr.output.name}: {int((~right).sum())} of {len(right)} elements are wrong; the worst is {got[worst]!s}, "
+        f"expected {expected[worst]!s}, allowed error {bound[worst]:.3g};",
+        tuple(int(p) for p in place),
+        float(away[worst]),
+    )
+
+
+def random_inputs(expr: TensorExpr, seed: int = 0, integer: bool = False) -> dict[str, Array]:
+    """Inputs by name, of their own element types (bfloat16 is that of ml_dtypes), the same for the same seed.
+
+    Floats lie in -1..1, integers in -8..8 within the type; with `integer` all are whole numbers in -4..4. Inputs that logarithms,
+    roots, powers or divisions depend on are positive, and no smaller than 1/2.
+    """
+    positive = _positive(expr)
+    return {t.name: _random(t, [seed, n], integer, t.name in positive) for n, t in enumerate(expr.inputs)}
+
+
+def sample_points(expr: TensorExpr, count: int, seed: int = 0) -> Array:
+    """Up to `count` different points of the output, sorted, shape (points, dimensions): its corners and random ones."""
+    shape = expr.output.shape
+    if expr.output.elements <= count:
+        return np.indices(shape).reshape(len(shape), expr.output.elements).T
+    generator = np.random.default_rng(seed)
+    corners = generator.integers(0, 2, (min(2 ** len(shape), count // 2), len(shape))) * (np.array(shape, dtype=np.int64) - 1)
+    inner = generator.integers(0, np.array(shape), (count - len(corners) - 2, len(shape)))
+    ends = np.array([[0] * len(shape), [e - 1 for e in shape]])
+    return np.unique(np.concatenate([ends, corners, inner]), axis=0)
+
+
+def _random(tensor: Tensor, seed: Sequence[int], integer: bool, positive: bool) -> Array:
+    generator = np.random.default_rng(seed)
+    dtype = numpy_dtype(tensor.dtype)
+    if tensor.dtype in FLOATS and not integer:
+        return np.asarray(generator.uniform(0.5 if positive else -1.0, 1.0, tensor.shape)).astype(dtype)
+    reach = 4 if integer else 8
+    low, high = (1 if positive else -reach, reach) if tensor.dtype != "bool" else (0, 1)
+    if tensor.dtype not in FLOATS:
+        low = max(low, integer_range(tensor.dtype)[0])
+    return np.asarray(generator.integers(low, high + 1, tensor.shape)).astype(dtype)
+
+
+def _positive(expr: TensorExpr) -> frozenset[str]:
+    """Inputs that a logarithm, root, power or divisor depends on, directly or through other stages."""
+    marked: set[str] = set()
+    for stage in reversed(expr.stages):
+        for root in (stage.body, stage.result):
+            for node in walk(root):
+                if isinstance(node, Unary) and node.op in ("log", "sqrt", "rsqrt"):
+                    marked.update(load.tensor for load in loads(node))
+                if isinstance(node, Binary) and node.op in ("div", "pow"):
+                    marked.update(load.tensor for load in loads(node.right if node.op == "div" else node.left))
+        if stage.name in marked:
+            marked.update(load.tensor for load in stage.reads)
+    return frozenset(marked)
+
+
+def _interpreted(expr: TensorExpr, arrays: Arrays, points: Array | None, *, bounds: bool) -> Approximate:
+    if not isinstance(arrays, Mapping):
+        if len(arrays) != len(expr.inputs):
+            raise ExpressionError(f"{len(expr.inputs)} inputs are wanted ({_listed(expr)}), {len(arrays)} arrays given")
+        arrays = {t.name: a for t, a in zip(expr.inputs, arrays, strict=True)}
+    for tensor in expr.inputs:
+        if tensor.name not in arrays:
+            raise ExpressionError(f"no array for the input {tensor.name!r}; wanted: {_listed(expr)}")
+        if tuple(arrays[tensor.name].shape) != tensor.shape:
+            raise ExpressionError(f"input {tensor.name!r} has shape {tuple(arrays[tensor.name].shape)}, wanted {tensor.shape}")
+    return interpret(expr, arrays, _flat(expr, points), bounds=bounds)
+
+
+def _listed(expr: TensorExpr) -> str:
+    return ", ".join(f"{t.name} {t.shape}" for t in expr.inputs)
+
+
+def _flat(expr: TensorExpr, points: Array | None) -> Array | None:
+    if points is None:
+        return None
+    shape = np.array(expr.output.shape, dtype=np.int64)
+    if points.ndim != 2 or points.shape[1] != len(shape) or ((points < 0) | (points >= shape)).any():
+        raise ExpressionError(f"points must be an array (count, {len(shape)}) of indices into the output {expr.output.shape}")
+    return points.astype(np.int64) @ np.array(expr.output.strides, dtype=np.int64)
+
+
+def _shaped(expr: TensorExpr, values: Array, points: Array | None) -> Array:
+    return values.reshape(expr.output.shape) if points is None else values
+
+
+def _bound(result: Approximate) -> Array:
+    """The error bound as an array; where nothing can be said, infinity."""
+    bound: Array = np.broadcast_to(np.asarray(result.error, dtype=np.float64), result.value.shape)
+    return np.where(np.isnan(bound), np.inf, bound)

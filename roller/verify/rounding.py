@@ -1,0 +1,250 @@
+"""Scalar expressions on arrays of points: float64 values, each with a bound on the error that a correct kernel may make.
+
+The bound is a running error analysis (Higham, *Accuracy and Stability of Numerical Algorithms*, §3): beside the value v of a
+node goes e ≥ |computed - v|, whatever order the kernel works in. With u the unit roundoff of the node's type,
+
+    a + b, a - b     e = e_a + e_b + u|v|                a · b    e = |a|e_b + |b|e_a + e_a·e_b + u|v|
+    f(a) monotone    e = max |f(a ± e_a) - f(a)| + c·u|v|         (c: `FUNCTION_ULPS`, what maths libraries may be off by)
+    sum of n terms   e = Σe_i + γ_n·Σ(|t_i| + e_i),  γ_n = n·u / (1 - n·u)
+    select           e of the chosen side; if the errors could flip the condition, also the distance of the two sides
+
+Results that are exact in the node's type cost nothing, so on small integers the whole bound is 0 and any difference is a fault.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from roller.expr import FLOATS
+from roller.scalar import (
+    ARITHMETIC,
+    LOGICAL,
+    Accumulator,
+    Affine,
+    Binary,
+    Cast,
+    Const,
+    Coordinate,
+    Load,
+    Scalar,
+    Select,
+    Unary,
+)
+
+Array = npt.NDArray[Any]
+
+UNIT_ROUNDOFF: Mapping[str, float] = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+# What may be lost near zero: devices flush float32 subnormals to 0; float16 keeps its own.
+UNDERFLOW: Mapping[str, float] = {"float64": 2.0**-1022, "float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}
+SIGNIFICANT_BITS: Mapping[str, int] = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+FUNCTION_ULPS = 16.0
+
+
+@dataclass(frozen=True, slots=True)
+class Approximate:
+    """Values (float64, int64 or bool) and bounds on a kernel's error; for bool 1 where a kernel may decide otherwise."""
+
+    value: Array
+    error: Array | float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Where a scalar is evaluated: arrays of axis values that broadcast, how to load, whether to bound errors."""
+
+    axes: Mapping[str, Array]
+    load: Callable[[Load, Points], Approximate]
+    bounds: bool
+    accumulator: Approximate | None = None
+    memo: dict[int, Approximate] = field(default_factory=dict)
+
+    def index(self, index: Affine) -> Array:
+        """The values of an index at the points; terms of one shape are added before they broadcast."""
+        parts: dict[tuple[int, ...], Array] = {}
+        for name, coefficient in index.terms:
+            term = self.axes[name] * coefficient
+            parts[term.shape] = parts[term.shape] + term if term.shape in parts else term
+        total = np.asarray(index.offset, dtype=np.int64)
+        for part in parts.values():
+            total = total + part
+        return total
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """NumPy's type of that name; bfloat16 is that of ml_dtypes."""
+    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+def evaluate(node: Scalar, points: Points) -> Approximate:
+    """The node at every point; subtrees that occur several times are evaluated once."""
+    known = points.memo.get(id(node))
+    if known is None:
+        known = points.memo[id(node)] = _evaluate(node, points)
+    return known
+
+
+def _evaluate(node: Scalar, points: Points) -> Approximate:
+    match node:
+        case Const():
+            return Approximate(widened(np.asarray(node.value), node.dtype))
+        case Load():
+            return points.load(node, points)
+        case Coordinate():
+            return Approximate(points.index(node.index))
+        case Accumulator():
+            assert points.accumulator is not None, "an Accumulator outside an epilogue"
+            return points.accumulator
+        case Unary():
+            return _unary(node, evaluate(node.value, points), points.bounds)
+        case Binary():
+            return _binary(node, evaluate(node.left, points), evaluate(node.right, points), points.bounds)
+        case Select():
+            chosen = (evaluate(side, points) for side in (node.condition, node.yes, node.no))
+            return _select(*chosen)
+        case Cast():
+            return _cast(node, evaluate(node.value, points), points.bounds)
+
+
+def widened(value: Array, dtype: str) -> Array:
+    """Values of an element type in the type they are worked on in: float64, int64 (wrapped to the type's range) or bool."""
+    if dtype in FLOATS:
+        return value.astype(np.float64)
+    if dtype == "bool":
+        return value.astype(np.bool_)
+    return value.astype(np.int64).astype(numpy_dtype(dtype)).astype(np.int64)
+
+
+def rounded(value: Array, error: Array | float, dtype: str, ulps: float | Array = 1.0, *, exact: bool = True) -> Approximate:
+    """A value with the rounding of its own operation added to the error; with `exact`, not where the type holds it exactly."""
+    slack = ulps * UNIT_ROUNDOFF[dtype] * np.abs(value) + UNDERFLOW[dtype]
+    if exact and dtype != "float64":  # float64 is the reference's own type: what it holds says nothing about exactness
+        held = (value.astype(numpy_dtype(dtype)).astype(np.float64) == value) & (np.asarray(error) == 0)
+        slack = np.where(held, 0.0, slack)
+    elif exact:
+        whole = (value == np.rint(value)) & (np.abs(value) < 2.0**53) & (np.asarray(error) == 0)
+        slack = np.where(whole, 0.0, 2 * slack)
+    return Approximate(value, error + slack)
+
+
+_erf: Callable[[Array], Array] = np.vectorize(math.erf, otypes=[np.float64])
+
+FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
+    "exp": np.exp,
+    "log": np.log,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "tanh": np.tanh,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "erf": _erf,
+    "sin": np.sin,
+    "cos": np.cos,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
+}
+
+
+def _unary(node: Unary, x: Approximate, bounds: bool) -> Approximate:
+    if node.op == "not":
+        return Approximate(~x.value, x.error)
+    if node.op in ("neg", "abs"):
+        return Approximate(widened(-x.value if node.op == "neg" else np.abs(x.value), node.dtype), x.error)
+    if node.dtype not in FLOATS:  # whole numbers are their own floor, ceiling and rounding
+        return x
+    function = FUNCTIONS[node.op]
+    value = function(x.value)
+    if not bounds:
+        return Approximate(value)
+    if node.op in ("sin", "cos"):
+        absolute = x.error + FUNCTION_ULPS * UNIT_ROUNDOFF[node.dtype] * (1 + np.abs(x.value))
+        return Approximate(value, absolute)
+    error: Array | float = 0.0
+    if np.any(x.error):
+        error = np.maximum(np.abs(function(x.value + x.error) - value), np.abs(function(x.value - x.error) - value))
+    if node.op in ("floor", "ceil", "round"):
+        return Approximate(value, error)
+    # exp scales its argument first, which costs |x| more roundings
+    ulps = FUNCTION_ULPS + 2 * np.abs(x.value) if node.op in ("exp", "sigmoid") else FUNCTION_ULPS
+    return rounded(value, error, node.dtype, ulps, exact=False)
+
+
+def _binary(node: Binary, a: Approximate, b: Approximate, bounds: bool) -> Approximate:
+    if node.op in LOGICAL:
+        both = np.logical_and if node.op == "and" else np.logical_or
+        return Approximate(both(a.value, b.value), np.maximum(a.error, b.error))
+    if node.op not in ARITHMETIC:
+        compare = {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal}
+        doubt = np.asarray(a.error + b.error)
+        flips = ((np.abs(a.value - b.value) <= doubt) & (doubt > 0)).astype(np.float64) if doubt.any() else 0.0
+        return Approximate(compare[node.op](a.value, b.value), flips)
+    value = _arithmetic(node, a.value, b.value)
+    if node.dtype not in FLOATS or not bounds:
+        return Approximate(value)
+    match node.op:
+        case "add" | "sub":
+            return rounded(value, a.error + b.error, node.dtype)
+        case "mul":
+            error = np.abs(a.value) * b.error + np.abs(b.value) * a.error + np.multiply(a.error, b.error)
+            return rounded(value, error, node.dtype)
+        case "div":
+            error = (a.error + np.abs(value) * b.error) / np.maximum(np.abs(b.value) - b.error, 0)
+            return rounded(value, error, node.dtype, 2.0, exact=False)
+        case "pow":
+            corners = [np.power(a.value + i * a.error, b.value + j * b.error) for i in (-1, 1) for j in (-1, 1)]
+            error = np.max(np.abs(np.stack(np.broadcast_arrays(*corners)) - value), axis=0)
+            return rounded(value, error, node.dtype, FUNCTION_ULPS * (1 + np.abs(b.value)), exact=False)
+        case _:  # max, min: no rounding of their own
+            return Approximate(value, np.maximum(a.error, b.error))
+
+
+def _arithmetic(node: Binary, a: Array, b: Array) -> Array:
+    operation: Mapping[str, Callable[[Array, Array], Array]] = {
+        "add": np.add,
+        "sub": np.subtract,
+        "mul": np.multiply,
+        "max": np.maximum,
+        "min": np.minimum,
+        "pow": np.power,
+        "div": np.divide if node.dtype in FLOATS else _truncated,
+    }
+    return widened(operation[node.op](a, b), node.dtype)
+
+
+def _truncated(a: Array, b: Array) -> Array:
+    """Integer division towards zero, as C does it."""
+    quotient: Array = np.sign(a) * np.sign(b) * (np.abs(a) // np.maximum(np.abs(b), 1))
+    return quotient
+
+
+def _select(condition: Approximate, yes: Approximate, no: Approximate) -> Approximate:
+    value = np.where(condition.value, yes.value, no.value)
+    error: Array | float = np.where(condition.value, yes.error, no.error)
+    if np.any(condition.error):
+        apart = np.abs(yes.value - no.value) + np.maximum(yes.error, no.error)
+        error = np.where(np.asarray(condition.error) > 0, apart, error)
+    return Approximate(value, error)
+
+
+def _cast(node: Cast, x: Approximate, bounds: bool) -> Approximate:
+    if node.dtype == "bool":
+        return Approximate(x.value != 0, ((np.abs(x.value) <= x.error) & (np.asarray(x.error) > 0)).astype(np.float64))
+    if node.dtype not in FLOATS:
+        value = np.trunc(x.value) if x.value.dtype.kind == "f" else x.value
+        if not (bounds and x.value.dtype.kind == "f" and np.any(x.error)):
+            return Approximate(widened(value, node.dtype))
+        apart = np.maximum(np.abs(np.trunc(x.value + x.error) - value), np.abs(np.trunc(x.value - x.error) - value))
+        return Approximate(widened(value, node.dtype), apart)
+    value = x.value.astype(np.float64)
+    if node.dtype in ("float16", "bfloat16"):
+        # Rounded here as by the kernel: equal values round equally, others may end up a whole unit further apart.
+        value = value.astype(numpy_dtype(node.dtype)).astype(np.float64)
+        extra = 2 * UNIT_ROUNDOFF[node.dtype] * np.abs(value) + UNDERFLOW[node.dtype]
+        return Approximate(value, np.where(np.asarray(x.error) == 0, 0.0, x.error + extra))
+    return rounded(value, x.error, node.dtype) if bounds and node.dtype == "float32" else Approximate(value, x.error)
