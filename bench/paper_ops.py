@@ -1,7 +1,7 @@
 """The operators that ROLLER's evaluation measures, built from our library.
 
-`paper_operators()` gives the 119 of the paper's Figure 10 by their ids (M matmul, C convolution, D depthwise, E elementwise, P pooling,
-R reduction), `other_operators()` those of its other figures and tables. `python bench/paper_ops.py [--other]` prints them.
+`paper_operators()` gives the 119 of Figure 10 by their ids (M matmul, C convolution, D depthwise, E elementwise, P pooling,
+R reduction), `other_operators()` those of the other figures and tables. `python bench/paper_ops.py [--other]` prints them.
 """
 
 from __future__ import annotations

@@ -34,7 +34,9 @@ def resolve(device: str, spec: SpecLike | None = None) -> tuple[Device, Hardware
     given = spec if isinstance(spec, HardwareSpec) else catalog.load_spec(Path(spec))
     if given.device != name:
         file = None if isinstance(spec, HardwareSpec) else os.fspath(spec)
-        raise SpecError(f"describes a chip of device {given.device!r}, not of {name!r}; say device={given.device!r}", file, "device")
+        raise SpecError(
+            f"describes a chip of device {given.device!r}, not of {name!r}; say device={given.device!r}", file, "device"
+        )
     return plugin, given
 
 

@@ -27,12 +27,12 @@ from roller.arrays import (
 from roller.cost import Estimate
 from roller.devices import Device
 from roller.errors import KernelError, LaunchError
-from roller.explain import Choice, Explanation, explain
+from roller.explain import Explanation, explain
 from roller.expr import Tensor, TensorExpr
 from roller.hardware import HardwareSpec
 from roller.kernel import Artifact, KernelSource, Runner
 from roller.program import RProgram
-from roller.record import estimate_from_json, program_from_json
+from roller.record import Choice, estimate_from_json, program_from_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,9 @@ class Kernel:
 
     def _into(self, out: Any, inputs: tuple[Array, ...], runner: Runner) -> Any:
         """Write to the caller's array: directly where it is ready and overlaps no input, else through a temporary one."""
-        target, _ = admit_output(out, self._result)
+        wanted = self._result
+        plain = type(out) is np.ndarray and out.dtype == wanted.dtype and out.shape == wanted.shape and out.flags.carray
+        target = out if plain else admit_output(out, wanted)[0]
         direct = is_ready(target) and not overlaps(target, inputs)
         result = target if direct else aligned_empty(target.shape, target.dtype)
         if target.size:

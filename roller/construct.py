@@ -30,12 +30,13 @@ from roller.nest import Nest, Tile, variants
 from roller.program import RProgram, StageProgram, Staging, lane_level, tiled_levels
 from roller.tile import Geometry, padding_waste
 
-EPSILONS = (0.0, 0.05, 0.125, 0.25, 0.5, 1.0, math.inf)  # rounds of tensor padding; each admits more waste
-INNER_VISITS = 48  # tiles looked at by one growth at the innermost level: its lattice is small
-OUTER_VISITS = 16  # … at an outer level, where growth follows one path with few side steps
+EPSILONS = (0.0, 0.125, math.inf)  # rounds of tensor padding; each admits more waste
+INNER_VISITS = 32  # tiles looked at by one growth at the innermost level: its lattice is small
+OUTER_VISITS = 12  # … at an outer level, where growth follows one path with few side steps
 INNER_KEEP, OUTER_KEEP = 12, 16  # chains kept after a level
-REFINED = 8  # best chains for which orders, staging and splits are tried
-LARGEST = 4  # last tiles of a growth path that are kept, beside one for every doubling of its length
+REFINED = 6  # best chains for which orders, staging and splits are tried
+REDUCE_STEPS = 3  # largest reduce extents that are kept for a tile
+LARGEST = 3  # last tiles of a growth path that are kept, beside one for every doubling of its length
 MAPPING_SLACK = 2.0  # an innermost tile predicted this much slower than the best one is not pursued
 BOUND_SLACK = 0.02  # memory no longer bounds when what it adds is less than this share of compute
 
@@ -95,19 +96,14 @@ def construct_stage(
         model = Model(spec, parameters, Geometry(nest))
         fit = Fit(spec, nest, model.geometry)
         searches += [_Search(model, fit, rules, nest, atom, m, refusals) for atom, m in mappings(nest, rules.atoms)]
-    pool: dict[StageProgram, Estimate] = {}
+    pool: dict[tuple[object, ...], Rated] = {}
     for search, chains in _innermost(searches):
         for program in _programs(search, chains):
-            if program not in pool:
-                pool[program] = search.model.estimate(program)
+            pool.setdefault((search.nest.dims, *program.key), (program, search.model.estimate(program)))
     if not pool:
         raise ConstructionError(f"no tile of {nests[0].stage.name!r} fits {spec.device}:{spec.chip}", dict(refusals))
-    ranked = sorted(pool.items(), key=lambda item: (item[1].seconds, _footprint_key(item[0])))
+    ranked = sorted(pool.values(), key=lambda item: (item[1].seconds, item[0].tiles))
     return diverse(ranked, top_k)
-
-
-def _footprint_key(program: StageProgram) -> tuple[tuple[int, ...], ...]:
-    return program.tiles
 
 
 def mappings(nest: Nest, atoms: Iterable[ComputeAtom]) -> Iterator[tuple[ComputeAtom, tuple[tuple[str, int], ...]]]:
@@ -311,11 +307,10 @@ def _with_reduce(search: _Search, levels: tuple[int, ...], position: int, inner:
                 break
             grown = (*last[:dim], extent, *last[dim + 1 :])
             if managed and not search.fit.fits(levels, position, grown, inner, search.mapping, search.atom):
-                return_steps = steps[-3:]
-                yield from return_steps
+                yield from steps[-REDUCE_STEPS:]
                 return
             steps.append(grown)
-    yield from steps[-3:]
+    yield from steps[-REDUCE_STEPS:]
 
 
 def _prune(search: _Search, levels: tuple[int, ...], chains: list[tuple[Tile, ...]], keep: int) -> list[tuple[Tile, ...]]:
@@ -332,8 +327,8 @@ def _prune(search: _Search, levels: tuple[int, ...], chains: list[tuple[Tile, ..
 
 def _partial_seconds(search: _Search, program: StageProgram, level: int) -> float:
     model = search.model
-    terms = [model.compute_seconds(program), *model.level_terms(program, level)]
-    return overlapped(tuple(terms), 2, search.spec.overlap_loss) + model.overhead_seconds(program)
+    moving, latency = model.level_terms(program, level)
+    return overlapped((model.compute_seconds(program), *moving), 2, search.spec.overlap_loss) + latency + model.overhead_seconds(program)
 
 
 def _program(search: _Search, levels: tuple[int, ...], chain: tuple[Tile, ...]) -> StageProgram:

@@ -17,7 +17,7 @@ from functools import cached_property
 from roller.expr import Stage
 from roller.hardware import HardwareSpec
 from roller.program import RProgram, StageProgram, Staging, copy_depth, staged_touches
-from roller.scalar import ARITHMETIC, Binary, Load, Scalar, Unary, walk
+from roller.scalar import ARITHMETIC, Binary, Scalar, Unary, walk
 from roller.nest import Access
 from roller.tile import Geometry
 from roller.traffic import NestWalk, level_traffic, walk_nest
@@ -34,12 +34,16 @@ OPERATION_SLOTS: Mapping[str, float] = {
 class CostParameters:
     """What the model needs beyond the spec; a device may supply its own.
 
-    `tile_overhead_ns`: starting and finishing one accumulator tile. `misses_in_flight`: memory latencies that overlap in
-    one unit (line-fill buffers). `run_bytes`: length of a run after which a prefetcher hides the latency of the rest.
+    `tile_overhead_ns`: starting and finishing one accumulator tile; picking it up again later costs twice that.
+    `trip_overhead_ns`: one trip of the loops around the innermost tile. `unit_overhead_ns`: handing a tile to a unit.
+    `misses_in_flight`: memory latencies that overlap in
+    one unit (line-fill buffers).
     `gather_slots`: issue slots to place one element that is not contiguous into a vector.
     """
 
     tile_overhead_ns: float = 0.0
+    trip_overhead_ns: float = 0.0
+    unit_overhead_ns: float = 0.0
     misses_in_flight: int = 10
     gather_slots: float = 1.0
     copy_slots: float = 1.0
@@ -76,25 +80,33 @@ class Model:
     parameters: CostParameters
     geometry: Geometry
     _slots: float = field(init=False)
+    _known: dict[tuple[object, ...], Estimate] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._slots = body_slots(self.geometry.nest.stage)
 
     def estimate(self, program: StageProgram) -> Estimate:
         """Predict one stage."""
+        found = self._known.get(program.key)
+        if found is None:
+            found = self._known[program.key] = self._predict(program)
+        return found
+
+    def _predict(self, program: StageProgram) -> Estimate:
         walk = walk_nest(program)
         terms: dict[str, float] = {"compute": self.compute_seconds(program)}
+        latency = 0.0
         for index, level in enumerate(self.spec.levels[1:], start=1):
-            terms[level.name] = self._level_seconds(walk, index)
-        units = unit_efficiency(program, self.spec)
+            terms[level.name], waiting = self._level_seconds(walk, index)
+            latency += waiting
         steps = max(1, _steps(program))
         body = overlapped(tuple(terms.values()), steps, self.spec.overlap_loss)
         copies = sum(self._copy_seconds(walk, s) for s in program.staged)
         overhead = self.overhead_seconds(program)
         combine = self._combine_seconds(program)
-        shown = (*terms.items(), ("copy", copies), ("combine", combine), ("overhead", overhead))
-        used = (("units", units), ("chains", self.chain_efficiency(program)))
-        return Estimate(body + copies + combine + overhead, shown, used)
+        shown = (*terms.items(), ("latency", latency), ("copy", copies), ("combine", combine), ("overhead", overhead))
+        used = (("units", unit_efficiency(program, self.spec)), ("chains", self.chain_efficiency(program)))
+        return Estimate(body + latency + copies + combine + overhead, shown, used)
 
     def compute_seconds(self, program: StageProgram) -> float:
         """Padded work over the rate of the atom, of its chains and of the units that work."""
@@ -124,18 +136,18 @@ class Model:
         live = accumulators(program) / _atom_outputs(program)
         return min(1.0, live * max(program.lanes, 1) / chains)
 
-    def _level_seconds(self, walk: NestWalk, index: int) -> float:
+    def _level_seconds(self, walk: NestWalk, index: int) -> tuple[float, float]:
+        """Seconds to move bytes into a level, and seconds of latency that starting short runs does not hide."""
         program, level = walk.program, self.spec.levels[index]
         assert level.bandwidth_gbps is not None
         if index == len(self.spec.levels) - 1 and program.lane_level is None and level.managed:
             moved, latency = self._register_bytes(program, level.transaction_bytes), 0.0
         else:
             traffic = level_traffic(walk, self.spec, self.geometry, index)
-            outside = self.spec.levels[index - 1]
-            moved = traffic.bytes
-            latency = traffic.runs * outside.latency_ns * 1e-9 / (self.spec.unit.count * self.parameters.misses_in_flight)
+            waiting = self.spec.unit.count * unit_efficiency(program, self.spec) * self.parameters.misses_in_flight
+            moved, latency = traffic.bytes, traffic.runs * self.spec.levels[index - 1].latency_ns * 1e-9 / waiting
         share = 1.0 if self.spec.shared(level) else unit_efficiency(program, self.spec)
-        return moved / (level.bandwidth_gbps * 1e9 * share) + latency
+        return moved / (level.bandwidth_gbps * 1e9 * share), latency
 
     def _register_bytes(self, program: StageProgram, transaction: int) -> float:
         """Bytes loaded into and stored from registers by units without lanes: whole vectors where an array is contiguous
@@ -163,7 +175,8 @@ class Model:
             return touched
         width = dict(program.atom.roles)[program.mapping[0][0]]
         assert isinstance(width, int)
-        vectors = touched / program.inner[lane] * -(-program.inner[lane] // width)
+        whole, rest = divmod(program.inner[lane], width)
+        vectors = touched / program.inner[lane] * (whole + 2 * rest.bit_count())  # a part of a vector moves in pieces
         if panel or (access.strides[lane] == 1 and not guarded):
             return vectors
         return touched * (1 + self.parameters.gather_slots) + (touched if access.strides[lane] is None or guarded else 0)
@@ -212,24 +225,26 @@ class Model:
             return scalar
         return vector if all(a.strides[lane] == 1 for a in mine if a.touches[lane]) else 2 * vector
 
-    def level_terms(self, program: StageProgram, outermost: int) -> list[float]:
-        """Seconds of moving data into the levels from this position inward."""
+    def level_terms(self, program: StageProgram, outermost: int) -> tuple[list[float], float]:
+        """Seconds of moving data into the levels from this position inward, and of latency."""
         walk = walk_nest(program)
-        return [self._level_seconds(walk, i) for i in range(max(outermost, 1), len(self.spec.levels))]
+        pairs = [self._level_seconds(walk, i) for i in range(max(outermost, 1), len(self.spec.levels))]
+        return [moving for moving, _ in pairs], sum(waiting for _, waiting in pairs)
 
     def overhead_seconds(self, program: StageProgram) -> float:
         unit = self.spec.unit
-        tiles = math.prod(-(-program.nest.extents[i] // program.inner[i]) for i in program.nest.spatial)
-        reducing = program.nest.stage.reducer is not None
-        per_unit = tiles * accumulator_visits(program) / (unit.count * unit_efficiency(program, self.spec))
-        finish = per_unit * self.parameters.tile_overhead_ns * 1e-9 if reducing else 0.0
+        tiles = math.prod([-(-program.nest.extents[i] // program.inner[i]) for i in program.nest.spatial])
+        busy = unit.count * max(unit_efficiency(program, self.spec), 1e-9)
+        visits = accumulator_visits(program)
+        finish = self.parameters.tile_overhead_ns * (2 * visits - 1) if program.nest.stage.reducer is not None else 0.0
+        around = tiles * (finish + self.parameters.trip_overhead_ns * visits) + program.unit_tiles * self.parameters.unit_overhead_ns
         steps = sum(
-            _trips_to(program, level) / (unit.count * max(unit_efficiency(program, self.spec), 1e-9)) * lv.step_overhead_ns * 1e-9
+            _trips_to(program, level) / busy * lv.step_overhead_ns * 1e-9
             for level, lv in enumerate(self.spec.levels)
             if lv.step_overhead_ns and level in program.levels
         )
         launch = unit.launch_overhead_us * 1e-6 if program.unit_tiles > 1 else 0.0
-        return launch + finish + steps
+        return launch + around * 1e-9 / busy + steps
 
     def _combine_seconds(self, program: StageProgram) -> float:
         """Adding the partial results of a reduction split over units: write and read them, and one more launch."""
@@ -282,8 +297,6 @@ def scalar_slots(node: Scalar) -> float:
     for part in walk(node):
         if isinstance(part, Unary) or (isinstance(part, Binary) and part.op in ARITHMETIC):
             total += OPERATION_SLOTS.get(part.op, 1.0)
-        elif isinstance(part, Load) and part.fill is not None:
-            total += 2.0
     return total
 
 

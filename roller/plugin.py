@@ -19,6 +19,7 @@ from roller.hardware import Banks, ComputeAtom, HardwareSpec, MemoryLevel, Sched
 from roller.hookspecs import API_VERSION, hookimpl
 from roller.isolated import run_isolated
 from roller.kernel import Artifact, BuildOptions, KernelSource, Runner
+from roller.narrow import narrowed
 from roller.nest import Access, Dim, Nest, Tile
 from roller.program import Loop, RProgram, StageProgram, Staging
 from roller.scalar import (
@@ -34,7 +35,6 @@ from roller.scalar import (
     Unary,
 )
 from roller.serial import expr_from_json, expr_to_json
-from roller.narrow import narrowed
 from roller.storage import spec_dir, write_atomic
 
 __all__ = [
@@ -97,7 +97,7 @@ __all__ = [
     "numpy_dtype",
     "ready",
     "run_isolated",
-    "spec_from_dict",
     "spec_dir",
+    "spec_from_dict",
     "write_atomic",
 ]

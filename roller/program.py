@@ -66,6 +66,11 @@ class StageProgram:
     parallel: bool = True
     lane_level: int | None = None
 
+    @cached_property
+    def key(self) -> tuple[object, ...]:
+        """What tells programs for one nest apart."""
+        return self.atom.name, self.mapping, self.tiles, self.orders, self.staged, self.split, self.parallel
+
     @property
     def inner(self) -> Tile:
         """The innermost tile."""
@@ -187,8 +192,14 @@ def copy_depth(program: StageProgram, staging: Staging) -> int:
 
 
 def tiled_levels(spec: HardwareSpec) -> tuple[int, ...]:
-    """Indices of the levels that get a tile of their own: those that no unit shares with another, level 0 apart."""
-    return tuple(i for i, level in enumerate(spec.levels) if i and not spec.shared(level))
+    """Indices of the levels that get a tile of their own: those that no unit shares with another, level 0 apart.
+
+    A cache inside another private cache streams: what it finds again is decided by the order of the loops, not by a tile.
+    """
+    private = [i for i, level in enumerate(spec.levels) if i and not spec.shared(level)]
+    last_cache = max((i for i in private if not spec.levels[i].managed), default=None)
+    caches = [i for i in private if not spec.levels[i].managed]
+    return tuple(i for i in private if i != last_cache or len(caches) == 1)
 
 
 def lane_level(spec: HardwareSpec) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pydantic import ValidationError
@@ -71,3 +71,12 @@ def estimate_from_json(data: Mapping[str, Any]) -> Estimate:
         return Estimate(float(data["seconds"]), parts[0], parts[1])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise KernelError(f"the saved estimate cannot be read: {error}; compile the operator again") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A program that was considered: what was predicted, and the seconds it took where it was measured."""
+
+    program: RProgram
+    estimate: Estimate
+    measured_s: float | None = None

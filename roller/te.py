@@ -73,7 +73,7 @@ def _handles(output: Any) -> dict[Any, SymbolicTensor]:
         elif top not in seen:
             seen.add(top)
             stack.append((top, True))
-            stack.extend((t, False) for t in reversed(list(top.op.input_tensors)))
+            stack.extend((t, False) for t in reversed(_sources(top)))
     return handles
 
 
@@ -101,7 +101,6 @@ def _read(value: Any, handles: dict[Any, SymbolicTensor], name: str) -> Symbolic
         )
     if value.op.num_outputs != 1:
         raise ExpressionError(f"te tensor {name!r}: computes {value.op.num_outputs} outputs together (a tuple); split it up")
-    _check_size(value.op.body[0], name)
     body = value.op.body[0]
     reduced = list(body.axis) if isinstance(body, tirx.Reduce) else []
     axes, variables = _axes([*value.op.axis, *reduced], len(value.op.axis), name)
@@ -194,19 +193,26 @@ def _operands(node: Any) -> list[Any]:
             return [node.a, node.b] if hasattr(node, "a") and hasattr(node, "b") else []
 
 
-def _check_size(body: Any, name: str) -> None:
-    """`ExpressionError` for bodies that later recursion, ours or TVM's, could not go through."""
-    stack = [(body, 1)]
+def _sources(value: Any) -> list[Any]:
+    """The tensors that a tensor's body reads. TVM's own `input_tensors` recurses, and overflows the stack on deep bodies.
+
+    `ExpressionError` for bodies that later recursion, ours or TVM's, could not go through.
+    """
+    found: list[Any] = []
+    stack = [(part, 1) for part in getattr(value.op, "body", ())]
     count = 0
     while stack:
         node, depth = stack.pop()
         count += 1
         if depth > DEPTH or count > NODES:
             raise ExpressionError(
-                f"te tensor {name!r}: its expression is nested more than {DEPTH} deep or has more than {NODES} parts; "
+                f"te tensor {value.op.name!r}: its expression is nested more than {DEPTH} deep or has more than {NODES} parts; "
                 "split it into several te.compute stages"
             )
-        stack.extend((operand, depth + 1) for operand in _operands(node))
+        if isinstance(node, te.Tensor):
+            found.append(node)
+        stack.extend((operand, depth + 1) for operand in reversed(_operands(node)))
+    return list(dict.fromkeys(found))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from roller.hardware import Banks
 from roller.nest import Access, Nest, Tile
 
 
@@ -97,6 +98,30 @@ class Geometry:
         box = self.box(number, tile)
         return box.elements / max(box.run, 1)
 
+    def crowding(self, number: int, tile: Tile, banks: Banks | None) -> float:
+        """How much more room a strided tile needs in a banked (set-associative) memory than its bytes: rows that start a
+        multiple of many banks apart share a few of them. 1 where rows are contiguous or spread evenly."""
+        key = number, tuple([tile[i] for i in self._touched[number]]), -banks.count if banks else 0
+        found = self._moved.get(key)
+        if found is None:
+            found = self._moved[key] = self._crowding(number, tile, banks)
+        return found
+
+    def _crowding(self, number: int, tile: Tile, banks: Banks | None) -> float:
+        box = self.box(number, tile)
+        access = self.nest.accesses[number]
+        if banks is None or box.run >= box.elements:
+            return 1.0
+        size = access.element_bytes
+        step = _row_step(box, access) * size
+        lines = max(1, -(-box.run * size // banks.width_bytes))
+        rows = box.elements / box.run
+        if step % banks.width_bytes:
+            return 1.0
+        starts = banks.count // math.gcd(step // banks.width_bytes, banks.count)
+        covered = min(banks.count, min(starts, rows) * lines)
+        return max(1.0, min(rows * lines, banks.count) / covered)
+
     def panel_elements(self, factor: int, tile: Tile) -> int:
         """Elements of a staged panel of one factor: a value for every point of the dimensions it depends on."""
         return math.prod([tile[i] for i in self._factor_touched[factor]])
@@ -104,6 +129,17 @@ class Geometry:
 
 def _positions(touches: tuple[bool, ...]) -> tuple[int, ...]:
     return tuple(i for i, touched in enumerate(touches) if touched)
+
+
+def _row_step(box: DataTile, access: Access) -> int:
+    """Address step between the runs of a box: the stride of the next dimension outside a run that has several of them."""
+    inside = True
+    for extent, bound, stride in zip(reversed(box.shape), reversed(access.tensor.shape), reversed(access.tensor.strides), strict=True):
+        if inside:
+            inside = extent == bound
+        elif extent > 1:
+            return stride
+    return 1
 
 
 def _whole_transactions(box: DataTile, access: Access, transaction: int) -> float:

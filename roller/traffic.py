@@ -85,7 +85,7 @@ def level_traffic(walk: NestWalk, spec: HardwareSpec, geometry: Geometry, index:
 
 def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Geometry) -> LevelTraffic:
     sizes = walk.sizes(level.transaction_bytes, geometry)
-    kept = _retained(walk, spec, level, [sum(at) for at in zip(*sizes, strict=True)])
+    kept = _retained(walk, spec, level, _footprints(walk, level, sizes, geometry))
     total = runs = 0.0
     for stream, size in zip(walk.streams, sizes, strict=True):
         fit = next((d for d in range(stream.start, stream.stop + 1) if kept[d] >= 1), stream.stop)
@@ -118,6 +118,18 @@ def _stream_sizes(walk: NestWalk, stream: Stream, transaction: int, geometry: Ge
             inside = walk.tiles[stream.start] if depth < stream.start else tile
             sizes.append(float(geometry.panel_elements(stream.factor, inside) * width))
     return sizes
+
+
+def _footprints(walk: NestWalk, level: MemoryLevel, sizes: list[list[float]], geometry: Geometry) -> list[float]:
+    """Room that everything live at each depth needs, crowding into few sets of a cache included."""
+    if level.banks is None:
+        return [sum(at) for at in zip(*sizes, strict=True)]
+    totals = [0.0] * len(walk.tiles)
+    for stream, size in zip(walk.streams, sizes, strict=True):
+        for depth, tile in enumerate(walk.tiles):
+            crowded = geometry.crowding(stream.access, tile, level.banks) if stream.access is not None else 1.0
+            totals[depth] += size[depth] * crowded
+    return totals
 
 
 def _retained(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, footprints: list[float]) -> list[float]:

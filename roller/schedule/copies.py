@@ -111,7 +111,7 @@ def fill_panel(program: StageProgram, panel: Panel, reader: Reader, state: State
     outer = [n for n in numbers if not nest.dims[program.loops[n].dim].is_reduce]
     inner = [n for n in numbers if nest.dims[program.loops[n].dim].is_reduce]
     node = nest.factors[panel.staging.operand]
-    ragged = lane is not None and panel.touches[lane] and _decodes(reader, nest, loads(node), lane)
+    ragged = lane is not None and panel.touches[lane] and not nest.dims[lane].is_reduce and _decodes(reader, nest, loads(node), lane)
     if not ragged or numbers != [*outer, *inner]:
         return walk.nested(program, state, numbers, lambda s: _fill_slot(program, panel, reader, s, False, None), parallel)
 

@@ -45,6 +45,16 @@ class Point:
         """The first of the neighbours alone."""
         return Point(self.nest, self.positions)
 
+    def each(self) -> list[Point]:
+        """The neighbours one by one."""
+        assert self.lane is not None
+        step = [0] * len(self.positions)
+        found = []
+        for number in range(self.lanes):
+            step[self.lane] = number
+            found.append(self.scalar().moved(step))
+        return found
+
     def moved(self, offsets: Sequence[int]) -> Point:
         """The point some steps further along each dimension."""
         return Point(self.nest, tuple(plus(p, o) for p, o in zip(self.positions, offsets, strict=True)), self.lane, self.lanes)
@@ -52,22 +62,26 @@ class Point:
 
 def affine(nest: Nest, point: Point, target: Affine) -> Expr:
     """The value of an index at a point, with as many lanes as the point has."""
-    value = spread(index(target.offset), point.lanes)
+    steps = {n: [target.coefficient(a.name) for a in d.members] for n, d in enumerate(nest.dims)}
+    if point.lanes > 1 and point.lane is not None and any(steps[point.lane]):
+        dim = nest.dims[point.lane]
+        if is_linear(dim, steps[point.lane]):
+            return ramp(_affine_scalar(nest, point, target, steps), steps[point.lane][-1], point.lanes)
+        return gather([_affine_scalar(nest, p, target, steps) for p in point.each()])
+    return spread(index(_affine_scalar(nest, point, target, steps)), point.lanes)
+
+
+def _affine_scalar(nest: Nest, point: Point, target: Affine, steps: dict[int, list[int]]) -> Position:
+    total: Position = target.offset
     for number, dim in enumerate(nest.dims):
-        steps = [target.coefficient(a.name) for a in dim.members]
-        if any(steps):
-            value = value + part(dim, steps, point, number)
-    return value
+        if any(steps[number]):
+            total = plus(total, scalar_part(dim, steps[number], point.positions[number]))
+    return total
 
 
-def part(dim: Dim, steps: list[int], point: Point, number: int) -> Expr:
-    """A dimension's contribution to an address with these steps per member axis, spread over the point's lanes."""
-    on_lane = number == point.lane and point.lanes > 1
-    if is_linear(dim, steps):
-        base = times(point.positions[number], steps[-1])
-        return ramp(base, steps[-1], point.lanes) if on_lane else spread(index(base), point.lanes)
-    value = scalar_part(dim, steps, point.positions[number]) if not on_lane else _vector_part(dim, steps, point, number)
-    return value if on_lane else spread(index(value), point.lanes)
+def gather(values: list[Position]) -> Expr:
+    """A vector made of scalars."""
+    return tirx.Shuffle([index(v) for v in values], [index(i) for i in range(len(values))])
 
 
 def scalar_part(dim: Dim, steps: list[int], position: Position) -> Position:
@@ -100,22 +114,6 @@ def is_linear(dim: Dim, steps: list[int]) -> bool:
     return all(outer == inner * axis.extent for outer, inner, axis in zip(steps, steps[1:], dim.members[1:], strict=False))
 
 
-def _vector_part(dim: Dim, steps: list[int], point: Point, number: int) -> Expr:
-    lanes = point.lanes
-    position = ramp(point.positions[number], 1, lanes)
-    total = spread(index(0), lanes)
-    for place, axis in enumerate(reversed(dim.members)):
-        last = place == len(dim.members) - 1
-        size = spread(index(axis.extent), lanes)
-        value = position if last else tirx.floormod(position, size)
-        step = steps[len(steps) - 1 - place]
-        if step:
-            total = total + value * spread(index(step), lanes)
-        if not last:
-            position = tirx.floordiv(position, size)
-    return total
-
-
 def member_steps(dim: Dim, window: Window, indices: tuple[Affine, ...]) -> list[int]:
     """Address steps of the member axes of a dimension."""
     return [sum(i.coefficient(a.name) * s for i, s in zip(indices, window.steps, strict=True)) for a in dim.members]
@@ -127,26 +125,32 @@ def lane_stride(nest: Nest, window: Window, indices: tuple[Affine, ...], lane: i
     return steps[-1] if is_linear(nest.dims[lane], steps) else None
 
 
-def base_address(nest: Nest, window: Window, indices: tuple[Affine, ...], point: Point, skip: int | None = None) -> Position:
-    """The scalar address of a point's first neighbour, without the part of one dimension if asked."""
+def base_address(nest: Nest, window: Window, indices: tuple[Affine, ...], point: Point) -> Position:
+    """The scalar address of a point's first neighbour."""
     total: Position = sum(i.offset * s for i, s in zip(indices, window.steps, strict=True))
     for start, step in zip(window.starts, window.steps, strict=True):
         total = plus(total, times(start, -step))
     for number, dim in enumerate(nest.dims):
         steps = member_steps(dim, window, indices)
-        if any(steps) and number != skip:
+        if any(steps):
             total = plus(total, scalar_part(dim, steps, point.positions[number]))
     return total
 
 
-def address(nest: Nest, window: Window, indices: tuple[Affine, ...], point: Point) -> tuple[Expr, bool]:
-    """The address of a point, and whether it is a vector: one lane for an array that does not move along the lanes."""
+def address(nest: Nest, window: Window, indices: tuple[Affine, ...], point: Point) -> Expr | list[Expr]:
+    """The address of a point: one expression (a scalar for an array that does not move along the lanes), or one for each
+    lane where the lanes are not a constant step apart."""
+    first = base_address(nest, window, indices, point)
     if point.lane is None or point.lanes == 1:
-        return index(base_address(nest, window, indices, point)), False
+        return index(first)
     steps = member_steps(nest.dims[point.lane], window, indices)
     if not any(steps):
-        return index(base_address(nest, window, indices, point)), False
+        return index(first)
     if is_linear(nest.dims[point.lane], steps):
-        return ramp(base_address(nest, window, indices, point), steps[-1], point.lanes), True
-    rest = base_address(nest, window, indices, point, skip=point.lane)
-    return spread(index(rest), point.lanes) + _vector_part(nest.dims[point.lane], steps, point, point.lane), True
+        return ramp(first, steps[-1], point.lanes)
+    return [index(base_address(nest, window, indices, p)) for p in point.each()]
+
+
+def is_vector(where: Expr | list[Expr]) -> bool:
+    """True if an address has several lanes."""
+    return isinstance(where, list) or isinstance(where, tirx.Ramp)

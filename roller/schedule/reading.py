@@ -11,7 +11,7 @@ from roller.expr import Affine
 from roller.nest import Access, Nest
 from roller.scalar import Load, Scalar
 from roller.schedule import scalar
-from roller.schedule.place import Point, Window, address, affine
+from roller.schedule.place import Point, Window, address, affine, is_vector
 from roller.schedule.tir import Buffer, Expr, index, load, spread
 
 
@@ -46,21 +46,26 @@ class Reader:
         window = self.window(number)
         if access.guarded and number not in self.boxes:
             return self._guarded(node, access, window, point)
-        where, vector = address(self.nest, window, node.index, point)
+        where = address(self.nest, window, node.index, point)
+        if isinstance(where, list):
+            return together([load(window.buffer, w) for w in where])
         value = load(window.buffer, where)
-        return value if vector else spread(value, point.lanes)
+        return value if is_vector(where) else spread(value, point.lanes)
 
     def _guarded(self, node: Load, access: Access, window: Window, point: Point) -> Expr:
-        """The element or its fill value; the address falls back to the first element, so nothing outside is touched."""
+        """The element or its fill value, lane by lane; nothing outside the array is touched."""
+        if point.lanes > 1:
+            return together([self._guarded(node, access, window, p) for p in point.each()])
         inside = None
         for dim, bound in zip(node.index, access.tensor.shape, strict=True):
             value = affine(self.nest, point, dim)
-            zero, end = spread(index(0), point.lanes), spread(index(bound), point.lanes)
-            here = tirx.And(value >= zero, value < end)
+            here = tirx.And(value >= index(0), value < index(bound))
             inside = here if inside is None else tirx.And(inside, here)
-        where, vector = address(self.nest, window, node.index, point)
-        if not vector:
-            where = spread(where, point.lanes)
-        value = load(window.buffer, tirx.Select(inside, where, spread(index(0), point.lanes)))
+        where = address(self.nest, window, node.index, point)
         fill = scalar.constant(node.fill if node.fill is not None else 0, node.dtype)
-        return tirx.Select(inside, value, spread(fill, point.lanes))
+        return tirx.if_then_else(inside, load(window.buffer, where), fill)
+
+
+def together(values: list[Expr]) -> Expr:
+    """A vector of scalars."""
+    return tirx.Shuffle(values, [index(i) for i in range(len(values))])

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tvm import tirx
 
 from roller.expr import Tensor
 from roller.program import RProgram, StageProgram, Staging, copy_depth
+from roller.scalar import Scalar, operations
 from roller.schedule import copies, walk
 from roller.schedule.copies import Panel, lane_of, lanes_of
-from roller.schedule.place import Point, Window, address
+from roller.schedule.place import Point, Window, address, is_vector
 from roller.schedule.reading import Reader
 from roller.schedule.scalar import combine, identity
 from roller.schedule.tir import (
@@ -359,22 +360,45 @@ class _Emitter:
 
     def _finish(self, place: tuple[Position, ...], acc: Buffer) -> list[Stmt]:
         """Combine partial results along the lanes, apply the epilogue, store."""
+        rows = self._rolled()
+        if rows is not None:
+            return self._finish_rolled(place, acc, rows)
         statements, at = [], 0
         for offsets, lanes in self._points():
+            point = Point(self.nest, place, None if self.lane_reduces else self.lane, lanes).moved(offsets)
             if self.lane_reduces:
                 apart = sum(n for _, n in self._chunks())
                 value = self._across(acc, at, apart)
                 at += apart
-                point = Point(self.nest, place).moved(offsets)
             else:
                 value = load(acc, ramp(at, 1, lanes))
                 at += lanes
-                point = Point(self.nest, place, self.lane, lanes).moved(offsets)
-            if self.partial is not None:
-                statements.append(self._store_partial(point, value))
-            else:
-                statements.append(self._store(point, self.nest.stage.result, value))
+            result = self.nest.stage.result
+            statements.append(self._store(point, result, value) if self.partial is None else self._store_partial(point, value))
         return statements
+
+    def _rolled(self) -> int | None:
+        """The dimension along which a long epilogue is a loop instead of being repeated; None where it stays unrolled."""
+        if self.partial is not None or self.lane_reduces or operations(self.nest.stage.result) <= ROLLED_OPERATIONS:
+            return None
+        return max((d for d in self.nest.spatial if d != self.lane), key=lambda d: (self.program.inner[d], d), default=None)
+
+    def _finish_rolled(self, place: tuple[Position, ...], acc: Buffer, rows: int) -> list[Stmt]:
+        """A copy of the accumulators in memory and a loop over it: their registers keep constant indices, the code is small."""
+        held = buffer("held", int(acc.shape[0]), self.dtype, scope="local")
+        spatial = tuple(not d.is_reduce for d in self.nest.dims)
+        var, statements, body, at = variable("row"), [], [], 0
+        for offsets, lanes in self._points():
+            statements.append(store(held, load(acc, ramp(at, 1, lanes)), ramp(at, 1, lanes)))
+            if offsets[rows] == 0:
+                step = _replace((0,) * len(offsets), rows, 1)
+                stride = copies.panel_offset(self.program, spatial, step)
+                first = copies.panel_offset(self.program, spatial, offsets)
+                point = Point(self.nest, place, self.lane, lanes).moved(offsets)
+                point = replace(point, positions=_replace(point.positions, rows, plus(point.positions[rows], var)))
+                body.append(self._store(point, self.nest.stage.result, load(held, ramp(var * stride + first, 1, lanes))))
+            at += lanes
+        return [*allocate([held]), *statements, loop(var, self.program.inner[rows], sequence(body))]
 
     def _across(self, acc: Buffer, at: int, count: int) -> Expr:
         """Partial results combined pairwise, so that the chain is short."""
@@ -386,24 +410,25 @@ class _Emitter:
             values = folded + values[2 * half :]
         return values[0]
 
-    def _store(self, point: Point, node: object, accumulator: Expr | None) -> Stmt:
+    def _store(self, point: Point, node: Scalar, accumulator: Expr | None) -> Stmt:
         output = self.nest.output
-        window = Window.whole(self.buffers[output.tensor.name], output.tensor)
-        value = self.reader.value(node, point, accumulator)  # type: ignore[arg-type]
-        where, vector = address(self.nest, window, output.index, point)
-        if vector and self.options.store is not None and output.strides[point.lane or 0] == 1:
-            replaced = self.options.store(window.buffer, value, where.base, point.lanes)
+        target = self.buffers[output.tensor.name]
+        value = self.reader.value(node, point, accumulator)
+        where = address(self.nest, Window.whole(target, output.tensor), output.index, point)
+        if self.options.store is not None and not isinstance(where, list) and is_vector(where) and int(where.stride) == 1:
+            replaced = self.options.store(target, value, where.base, point.lanes)
             if replaced is not None:
                 return replaced
-        return store(window.buffer, value, where)
+        return _scatter(target, value, where)
 
     def _store_partial(self, point: Point, value: Expr) -> Stmt:
         output, tensor = self.nest.output, self.nest.stage.output
         assert self.partial is not None
-        window = Window(self.partial, tensor.strides, (0,) * len(tensor.shape))
-        where, vector = address(self.nest, window, output.index, point)
-        shift = spread(index(times(self.part, tensor.elements)), point.lanes if vector else 1)
-        return store(self.partial, value, where + shift)
+        shift = times(self.part, tensor.elements)
+        where = address(self.nest, Window(self.partial, tensor.strides, (0,) * len(tensor.shape)), output.index, point)
+        if isinstance(where, list):
+            return _scatter(self.partial, value, [w + shift for w in where])
+        return _scatter(self.partial, value, where + spread(index(shift), point.lanes if is_vector(where) else 1))
 
     def _combine(self, partial: Buffer) -> Stmt:
         """Add up partial results and apply the epilogue, element by element."""
@@ -412,7 +437,7 @@ class _Emitter:
         place = tuple(names.get(i, 0) for i in range(len(self.nest.dims)))
         point = Point(self.nest, place)
         tensor = self.nest.stage.output
-        where, _ = address(self.nest, Window(partial, tensor.strides, (0,) * len(tensor.shape)), self.nest.output.index, point)
+        where = address(self.nest, Window(partial, tensor.strides, (0,) * len(tensor.shape)), self.nest.output.index, point)
         parts = int(partial.shape[0]) // max(tensor.elements, 1)
         reducer = self.nest.stage.reducer or "sum"
         total = buffer("total", 1, self.dtype, scope="local")
@@ -432,7 +457,17 @@ class _Emitter:
         return body
 
 
+ROLLED_OPERATIONS = 3  # scalar operations of an epilogue above which repeating it for every vector costs too much code
 PARALLEL_COMBINE = 1 << 16  # outputs from which combining partial results pays for another parallel loop
+
+
+def _scatter(target: Buffer, value: Expr, where: Expr | list[Expr]) -> Stmt:
+    """Store a vector, lane by lane where its addresses are not a constant step apart."""
+    if not isinstance(where, list):
+        return store(target, value, where)
+    held = buffer("lanes", len(where), str(target.dtype), scope="local")
+    spill = store(held, value, ramp(0, 1, len(where)))
+    return sequence([*allocate([held]), spill, *(store(target, load(held, i), w) for i, w in enumerate(where))])
 
 
 def _replace(values: tuple[Position, ...], at: int, value: Position) -> tuple[Position, ...]:

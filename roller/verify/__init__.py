@@ -52,12 +52,12 @@ def check(expr: TensorExpr, arrays: Arrays, result: Array, points: Array | None 
     flat = _flat(expr, points)
     got = result.reshape(-1) if flat is None else result.reshape(-1)[flat]
     got = got.astype(np.float64 if expr.output.dtype in FLOATS else np.int64)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(all="ignore"):
         away = np.abs(got - expected)
         right = (away <= bound) | (got == expected) | (np.isnan(got) & np.isnan(expected))
+        excess = np.where(right, -1.0, np.nan_to_num(away / np.maximum(bound, np.finfo(np.float64).tiny), nan=np.inf))
     if right.all():
         return
-    excess = np.where(right, -1.0, np.nan_to_num(away / np.maximum(bound, np.finfo(np.float64).tiny), nan=np.inf))
     worst = int(np.argmax(excess))
     place = np.unravel_index(worst if flat is None else int(flat[worst]), expr.output.shape)
     raise WrongResultError(

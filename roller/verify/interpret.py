@@ -70,7 +70,9 @@ def interpret(expr: TensorExpr, arrays: Mapping[str, Array], flat: Array | None,
 def _gathered(array: Array, position: Array, dtype: str) -> Array:
     if array.size == 0:  # reached only under a fill, or under a select that chooses the other side
         return widened(np.zeros(position.shape), dtype)
-    return widened(array.reshape(-1)[position].astype(numpy_dtype(dtype)), dtype)
+    # A view that is not dense is indexed as it is: flattening it would copy it, once for every piece.
+    found = array.reshape(-1)[position] if array.flags.c_contiguous else array[np.unravel_index(position, array.shape)]
+    return widened(found.astype(numpy_dtype(dtype)), dtype)
 
 
 def _position(node: Load, tensor: Tensor, points: Points) -> tuple[Array, Array | None]:

@@ -93,7 +93,8 @@ def evaluate(node: Scalar, points: Points) -> Approximate:
 def _evaluate(node: Scalar, points: Points) -> Approximate:
     match node:
         case Const():
-            return Approximate(widened(np.asarray(node.value), node.dtype))
+            # A constant is what its type holds of it: 0.1 in float32 is not 0.1.
+            return Approximate(widened(np.asarray(node.value).astype(numpy_dtype(node.dtype)), node.dtype))
         case Load():
             return points.load(node, points)
         case Coordinate():

@@ -139,6 +139,11 @@ def _checked(artifact: Artifact) -> str:
     return text
 
 
+def host_processor() -> str:
+    """LLVM's name for the processor this runs on."""
+    return str(tvm_ffi.get_global_func("tvm.codegen.llvm.GetHostCPUName")())
+
+
 @cache
 def missing_features(processor: str) -> tuple[str, ...]:
     """Instruction sets of a processor that this machine does not have."""

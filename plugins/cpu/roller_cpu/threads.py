@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import os
 import threading
-
-import tvm_ffi
+from importlib import import_module
 
 from roller.plugin import LaunchError
+from roller_cpu.topology import available_cores
 
 _local = threading.local()
-
-
-def available_cores() -> int:
-    """The processors that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def default_threads() -> int:
@@ -38,5 +33,5 @@ def use_threads(count: int) -> None:
     if not hasattr(_local, "count"):
         os.environ["TVM_NUM_THREADS"] = str(max(count, available_cores()))
         os.environ.setdefault("TVM_BIND_THREADS", "0")
-    tvm_ffi.get_global_func("runtime.config_threadpool")(1, count)
+    import_module("tvm_ffi").get_global_func("runtime.config_threadpool")(1, count)
     _local.count = count

@@ -125,3 +125,17 @@ def _innermost_loops(lines: list[str]) -> list[list[str]]:
             if not any(start <= inner for inner, _ in spans):
                 spans.append((start, number))
     return [lines[start : end + 1] for start, end in spans]
+
+
+@cache
+def data_layout(triple: str) -> str:
+    """The data layout that LLVM uses for a triple, which every module must name."""
+    layout = re.search(r'^target datalayout = "([^"]+)"', _empty_module(triple), re.MULTILINE)
+    if layout is None:
+        raise CodegenError(f"LLVM gives no data layout for {triple}")
+    return layout.group(1)
+
+
+def _empty_module(triple: str) -> str:
+    nothing = tvm.IRModule({"nothing": tvm.tirx.PrimFunc([], tvm.tirx.Evaluate(0)).with_attr("global_symbol", "nothing")})
+    return str(tvm.compile(nothing, target=tvm.target.Target({"kind": "llvm", "mtriple": triple})).mod.inspect_source("ll"))

@@ -1,0 +1,141 @@
+"""Rates of the running machine, measured with three small kernels of LLVM IR: a clock, multiply-adds, and reading a buffer."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+
+from roller.plugin import address, aligned_empty
+from roller_cpu import toolchain
+
+TRIALS = 5  # of each measurement; the fastest counts, as everything that disturbs only slows down
+TRIAL_SECONDS = 0.02
+MULTIPLY_CYCLES = {"x86_64": 3, "aarch64": 2}  # latency of a 64-bit multiplication, the same for many generations
+ACCUMULATORS, LOADS = 12, 8
+
+# Arguments come as TVM's 16-byte variants with the value in the second half: buffer, bytes, rounds.
+_FUNCTION = """
+define dllexport i32 @__tvm_ffi_{name}(ptr %self, ptr %args, i32 %count, ptr %result) #0 {{
+entry:
+  %p0 = getelementptr i8, ptr %args, i64 8
+  %data = load ptr, ptr %p0
+  %p1 = getelementptr i8, ptr %args, i64 24
+  %bytes = load i64, ptr %p1
+  %p2 = getelementptr i8, ptr %args, i64 40
+  %rounds = load i64, ptr %p2
+  br label %loop
+loop:
+  %r = phi i64 [ 0, %entry ], [ %r1, %{last} ]
+{body}
+  %r1 = add i64 %r, 1
+  %more = icmp slt i64 %r1, %rounds
+  br i1 %more, label %loop, label %done
+done:
+{after}
+  ret i32 0
+}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What was measured: the clock of one core, and of all cores together multiply-adds and bytes read by buffer size."""
+
+    clock_ghz: float
+    gflops: float
+    read_gbps: Mapping[str, float]
+
+
+def measure(cores: int, vector_bytes: int, processor: str, buffers: Mapping[str, int]) -> Rates:
+    """The rates with so many cores at work; `buffers` names the bytes that each core reads over and over."""
+    module = toolchain.load_module(_text(vector_bytes, processor))
+    functions = {name: module[name] for name in ("clock", "fma", "read")}
+    cycles = MULTIPLY_CYCLES.get(platform.machine(), 3)
+    with ThreadPoolExecutor(cores) as pool:
+        areas = [_area(max(buffers.values(), default=0)) for _ in range(cores)]
+        clock = 1 / _seconds_per_round(pool, functions["clock"], areas[:1], 64) * 8 * cycles * 1e-9
+        lanes = vector_bytes // 4
+        work = 2.0 * lanes * ACCUMULATORS * cores
+        gflops = work / _seconds_per_round(pool, functions["fma"], areas, 64) * 1e-9
+        read = {}
+        for name, size in buffers.items():
+            whole = size // (vector_bytes * LOADS) * vector_bytes * LOADS
+            read[name] = whole * cores / _seconds_per_round(pool, functions["read"], areas, whole) * 1e-9
+    return Rates(clock, gflops, read)
+
+
+def _area(size: int) -> Any:
+    area = aligned_empty((max(size, 4096),), np.dtype(np.uint8))
+    area[...] = 0  # every page of its own: untouched ones would all be one page of zeros
+    return area
+
+
+def _seconds_per_round(pool: ThreadPoolExecutor, function: Callable[..., Any], areas: list[Any], size: int) -> float:
+    """Seconds that one round takes on each core when all work at once: the fastest of several trials."""
+    pointers = [ctypes.c_void_p(address(area)) for area in areas]
+
+    def trial(rounds: int) -> float:
+        begin = time.perf_counter()
+        for future in [pool.submit(function, pointer, size, rounds) for pointer in pointers]:
+            future.result()
+        return time.perf_counter() - begin
+
+    rounds = 1
+    while (taken := trial(rounds)) < TRIAL_SECONDS:
+        rounds = max(rounds * 2, int(rounds * TRIAL_SECONDS / max(taken, 1e-6)))
+    return min(trial(rounds) for _ in range(TRIALS)) / rounds
+
+
+def _text(vector_bytes: int, processor: str) -> str:
+    triple = str(tvm_ffi.get_global_func("tvm.codegen.llvm.GetProcessTriple")())
+    vector = f"<{vector_bytes // 4} x float>"
+    suffix = f"v{vector_bytes // 4}f32"
+    described = f"{{\\22kind\\22:\\22llvm\\22,\\22mtriple\\22:\\22{triple}\\22,\\22mcpu\\22:\\22{processor}\\22}}"
+    parts = [
+        f'target triple = "{triple}"',
+        f"declare {vector} @llvm.fma.{suffix}({vector}, {vector}, {vector})",
+        _clock(),
+        _fma(vector, suffix),
+        _read(vector, vector_bytes),
+        f'attributes #0 = {{ nounwind "target-cpu"="{processor}" }}',
+        "!llvm.module.flags = !{!0}",
+        f'!0 = !{{i32 4, !"tvm_target", !"{described}"}}',
+    ]
+    layout = toolchain.data_layout(triple)
+    return f'target datalayout = "{layout}"\n' + "\n".join(parts) + "\n"
+
+
+def _clock() -> str:
+    """Eight multiplications, each waiting for the one before."""
+    lines = ["  %x0 = phi i64 [ 3, %entry ], [ %x8, %loop ]"]
+    lines += [f"  %x{i + 1} = mul i64 %x{i}, %x{i}" for i in range(8)]
+    return _FUNCTION.format(name="clock", last="loop", body="\n".join(lines), after="  store volatile i64 %x8, ptr %data")
+
+
+def _fma(vector: str, suffix: str) -> str:
+    """Multiply-adds in registers, enough at once to fill every pipe."""
+    splat = f"{vector} splat (float 0.5)"
+    heads = [f"  %a{i} = phi {vector} [ splat (float 1.0), %entry ], [ %b{i}, %loop ]" for i in range(ACCUMULATORS)]
+    steps = [f"  %b{i} = call {vector} @llvm.fma.{suffix}({vector} %a{i}, {splat}, {splat})" for i in range(ACCUMULATORS)]
+    ends = [f"  store volatile {vector} %b{i}, ptr %data, align 64" for i in range(ACCUMULATORS)]
+    return _FUNCTION.format(name="fma", last="loop", body="\n".join(heads + steps), after="\n".join(ends))
+
+
+def _read(vector: str, vector_bytes: int) -> str:
+    """Load a whole buffer, vector by vector."""
+    lines = ["  br label %inner", "inner:", "  %i = phi i64 [ 0, %loop ], [ %next, %inner ]"]
+    for n in range(LOADS):
+        lines.append(f"  %o{n} = add i64 %i, {n * vector_bytes}")
+        lines.append(f"  %q{n} = getelementptr i8, ptr %data, i64 %o{n}")
+        lines.append(f"  %v{n} = load volatile {vector}, ptr %q{n}, align {vector_bytes}")
+    lines += [f"  %next = add i64 %i, {LOADS * vector_bytes}", "  %inside = icmp slt i64 %next, %bytes"]
+    lines += ["  br i1 %inside, label %inner, label %round", "round:"]
+    return _FUNCTION.format(name="read", last="round", body="\n".join(lines), after="")

@@ -1,0 +1,196 @@
+"""The commands: they read arguments, call roller, and print; no logic of their own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+import roller
+from roller import trial
+from roller.cli import specs
+from roller.cli.grammar import parse
+from roller.cli.outcome import INTERRUPTED, BadFileError, Format, guarded, progress, report
+from roller.compiled import Kernel
+from roller.devices import device_names, load_device
+from roller.errors import ExpressionError, KernelError, PluginError
+from roller.explain import candidates_table
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Compile tensor operators.")
+app.add_typer(specs.app, name="specs")
+
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="OPERATOR...",
+        help='such as: matmul 1024x512 512x2048 | "relu(matmul(64x32, 32x8))" | "mk,kn->mn" 64x32 32x8 | '
+        "conv2d 1x64x56x56 128x64x3x3 padding=1",
+    ),
+]
+DType = Annotated[str, typer.Option(help="Element type of inputs that do not say theirs (64x32:int8).")]
+DeviceName = Annotated[str, typer.Option("--device", "-d", help='"name" or "name:chip".')]
+SpecFile = Annotated[Path | None, typer.Option("--spec", help="A spec file instead of a chip.")]
+Threads = Annotated[int | None, typer.Option(help="At most so many units; default: all.")]
+Top = Annotated[int, typer.Option("--top", min=1, help="Programs to keep.")]
+Measure = Annotated[bool, typer.Option("--measure", help="Build and time the kept programs, take the fastest.")]
+Verify = Annotated[bool, typer.Option("--verify", help="Compare the kernel with the reference.")]
+Form = Annotated[Format, typer.Option("--format", help="What stdout gets.")]
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app(prog_name="roller")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(roller.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Compile tensor operators to fast kernels by construction instead of search."""
+
+
+@app.command("compile")
+@guarded
+def compile_command(
+    operator: Words,
+    *,
+    dtype: DType = "float32",
+    device: DeviceName = "cpu",
+    spec: SpecFile = None,
+    threads: Threads = None,
+    top: Top = 10,
+    measure: Measure = False,
+    verify: Verify = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the kernel to this file.")] = None,
+    form: Form = Format.table,
+) -> None:
+    """Compile an operator, and save the kernel with --output."""
+    op = parse(operator, dtype)
+    with progress("compiling"):
+        kernel = roller.compile(op, device, spec=spec, top_k=top, measure=measure, verify=verify, threads=threads)
+        if output is not None:
+            kernel.save(output)
+    saved = None if output is None else str(output)
+    report(
+        form, "compile", lambda: _summary(kernel, verify, saved), lambda: {**_described(kernel), "verified": verify, "saved": saved}
+    )
+
+
+@app.command()
+@guarded
+def explain(
+    operator: Words,
+    *,
+    dtype: DType = "float32",
+    device: DeviceName = "cpu",
+    spec: SpecFile = None,
+    threads: Threads = None,
+    top: Top = 10,
+    form: Form = Format.table,
+) -> None:
+    """Explain the program of an operator, or of a saved kernel (a .roller file)."""
+    kernel = _kernel(operator, dtype, device=device, spec=spec, threads=threads, top=top)
+    explanation = kernel.explain()
+    report(form, "explain", lambda: explanation, explanation.to_dict)
+
+
+@app.command()
+@guarded
+def bench(
+    operator: Words,
+    *,
+    dtype: DType = "float32",
+    device: DeviceName = "cpu",
+    spec: SpecFile = None,
+    threads: Threads = None,
+    seconds: Annotated[float, typer.Option(min=0.01, max=60.0, help="How long to measure.")] = 1.0,
+    form: Form = Format.table,
+) -> None:
+    """Time an operator, or a saved kernel, on this machine."""
+    kernel = _kernel(operator, dtype, device=device, spec=spec, threads=threads, top=1)
+    with progress("measuring"):
+        (measured,) = trial.measure([kernel.artifact], seconds)
+    if measured is None:
+        raise KernelError("the kernel does not run on this machine")
+    numbers = {
+        "measured_s": measured,
+        "predicted_s": kernel.estimate.seconds,
+        "gflops": kernel.expr.flops / measured * 1e-9,
+        "gbps": kernel.expr.compulsory_bytes / measured * 1e-9,
+    }
+    report(form, "bench", lambda: _numbers(kernel, numbers), lambda: {**_described(kernel), **numbers})
+
+
+@app.command()
+@guarded
+def devices(form: Form = Format.table) -> None:
+    """List the installed devices, and what they lack on this machine."""
+    found = [(name, *_state(name)) for name in device_names()]
+    table = Table("device", "state", box=None, header_style="italic")
+    for name, _, state in found:
+        table.add_row(name, state)
+    entries = [{"device": name, "usable": usable, "state": state} for name, usable, state in found]
+    report(form, "devices", lambda: table, lambda: {"devices": entries})
+
+
+def _state(name: str) -> tuple[bool, str]:
+    try:
+        lacking = load_device(name).requirements()
+    except PluginError as error:
+        return False, str(error)
+    return not lacking, "; ".join(lacking) or "ready"
+
+
+def _kernel(words: list[str], dtype: str, *, device: str, spec: Path | None, threads: int | None, top: int) -> Kernel:
+    """The kernel of an operator, or the one that a file holds."""
+    if len(words) == 1 and words[0].endswith(".roller"):
+        try:
+            return roller.load(words[0])
+        except (KernelError, ExpressionError) as error:
+            raise BadFileError(str(error)) from error
+    op = parse(words, dtype)
+    with progress("compiling"):
+        return roller.compile(op, device, spec=spec, top_k=top, threads=threads)
+
+
+def _described(kernel: Kernel) -> dict[str, object]:
+    return {
+        "device": kernel.spec.device,
+        "chip": kernel.spec.chip,
+        "inputs": [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype} for t in kernel.inputs],
+        "output": {"name": kernel.output.name, "shape": list(kernel.output.shape), "dtype": kernel.output.dtype},
+        "flops": kernel.expr.flops,
+        "program": kernel.program.to_dict(),
+        "estimate": kernel.estimate.to_dict(),
+        "resources": dict(kernel.artifact.resources),
+        "candidates": kernel.explain().to_dict()["candidates"],
+    }
+
+
+def _summary(kernel: Kernel, verified: bool, saved: str | None) -> Group:
+    lines = [Text(repr(kernel).strip("<>"), style="bold")]
+    lines.append(Text(f"resources: {', '.join(f'{k} {v}' for k, v in kernel.artifact.resources.items()) or 'not reported'}"))
+    lines += [Text("verified against the reference")] if verified else []
+    lines += [Text(f"saved to {saved}")] if saved is not None else []
+    return Group(*lines, candidates_table(kernel.candidates))
+
+
+def _numbers(kernel: Kernel, numbers: dict[str, float]) -> Table:
+    table = Table("measured", "predicted", "GFLOP/s", "GB/s", "program", box=None, header_style="italic")
+    micro = [f"{numbers[key] * 1e6:.4g} us" for key in ("measured_s", "predicted_s")]
+    table.add_row(*micro, f"{numbers['gflops']:.4g}", f"{numbers['gbps']:.4g}", kernel.program.describe())
+    return table

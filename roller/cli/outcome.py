@@ -1,0 +1,123 @@
+"""How commands end and report: exit codes, JSON and tables on stdout, progress and errors on stderr.
+
+Exit codes: 0 done · 1 a check failed · 2 wrong usage · 3 invalid operator, spec or file · 4 device or toolchain missing ·
+5 nothing could be compiled · 6 a kernel crashed, hung or was refused · 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any, ParamSpec
+
+import typer
+from rich.console import Console, RenderableType
+
+from roller.errors import (
+    CodegenError,
+    ConstructionError,
+    DeviceUnavailableError,
+    ExpressionError,
+    HookError,
+    KernelError,
+    PluginError,
+    RollerError,
+    SpecError,
+    WrongResultError,
+)
+
+P = ParamSpec("P")
+JSON_VERSION = 1
+CHECK_FAILED, INVALID, MISSING, NOT_COMPILED, NOT_RUN, INTERRUPTED = 1, 3, 4, 5, 6, 130
+_CODES: tuple[tuple[type[RollerError], int], ...] = (  # the first that fits
+    (WrongResultError, CHECK_FAILED),
+    (ExpressionError, INVALID),
+    (SpecError, INVALID),
+    (HookError, NOT_COMPILED),
+    (PluginError, MISSING),
+    (DeviceUnavailableError, MISSING),
+    (ConstructionError, NOT_COMPILED),
+    (CodegenError, NOT_COMPILED),
+    (KernelError, NOT_RUN),
+)
+
+
+class Format(StrEnum):
+    """What stdout gets."""
+
+    table = "table"
+    json = "json"
+
+
+class BadFileError(Exception):
+    """A kernel file that cannot be read: wrong input, not a kernel that failed."""
+
+
+def guarded(command: Callable[P, None]) -> Callable[P, None]:
+    """The command with errors of roller as one message and their exit code."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except RollerError as error:
+            complain(f"{type(error).__name__}: {error}")
+            raise typer.Exit(next(code for kind, code in _CODES if isinstance(error, kind))) from error
+        except BadFileError as error:
+            complain(str(error))
+            raise typer.Exit(INVALID) from error
+        except KeyboardInterrupt:
+            complain("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+
+    return run
+
+
+def complain(text: str) -> None:
+    """A message for people."""
+    typer.echo(f"roller: {text}", err=True)
+
+
+def report(form: Format, command: str, table: Callable[[], RenderableType], data: Callable[[], Mapping[str, Any]]) -> None:
+    """The result, as a table or as one JSON document."""
+    if form is Format.json:
+        document = {"schema_version": JSON_VERSION, "command": command, **data()}
+        typer.echo(json.dumps(_finite(document), indent=2, allow_nan=False))
+    else:
+        console = Console()
+        # Piped output has no width of its own; the tables are made for 100 columns.
+        (console if console.is_terminal else Console(width=100)).print(table())
+
+
+def _finite(value: Any) -> Any:
+    """The value with infinities and NaN, which JSON lacks, as null."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def progress(text: str) -> Iterator[None]:
+    """Show that work goes on, where a person watches stderr."""
+    console = Console(stderr=True)
+    handler = logging.StreamHandler()
+    handler.setLevel(logging.INFO if console.is_terminal else logging.WARNING)
+    handler.setFormatter(logging.Formatter("roller: %(message)s"))
+    logger = logging.getLogger("roller")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        if console.is_terminal:
+            with console.status(text):
+                yield
+        else:
+            yield
+    finally:
+        logger.removeHandler(handler)

@@ -1,0 +1,134 @@
+"""compile(): from an operator to a kernel, the whole pipeline on one screen; and rate() and load() beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+from roller import record, serial, trial
+from roller.arrays import Wanted, admit, numpy_dtype
+from roller.chip import SpecLike, resolve
+from roller.compiled import Built, Kernel
+from roller.construct import construct
+from roller.devices import Device, load_device
+from roller.errors import ConstructionError, ExpressionError, KernelError
+from roller.expr import TensorExpr
+from roller.fusion import fuse
+from roller.hardware import HardwareSpec
+from roller.kernel import Artifact, BuildOptions, KernelSource
+from roller.narrow import narrowed
+from roller.ops import SymbolicTensor, expression
+from roller.record import Choice
+
+Op = SymbolicTensor | TensorExpr
+
+
+def compile(
+    op: Op,
+    device: str = "cpu",
+    *,
+    spec: SpecLike | None = None,
+    top_k: int = 10,
+    measure: bool = False,
+    verify: bool = False,
+    constants: Mapping[str, Any] | None = None,
+    threads: int | None = None,
+    debug: bool = False,
+) -> Kernel:
+    """A kernel for an operator, constructed for a chip; the chip need not be there.
+
+    `device`: "name" or "name:chip"; `spec`: a spec or its file instead of a chip. `top_k`: how many programs to keep.
+    `measure`: build and time them all here, and take the fastest. `verify`: compare the kernel with the reference.
+    `constants`: values of inputs that never change, laid out once and left out of calls. `threads`: at most so many units.
+    Every failure is a `RollerError`.
+    """
+    expr = expression_of(op)
+    plugin, chip = resolve(device, spec)
+    chip = narrowed(chip, threads)
+    fixed = _constants(expr, constants or {})
+    options = BuildOptions(threads, tuple(fixed), debug)
+    choices = _choices(fuse(expr), plugin, chip, top_k)
+    if measure:
+        built = [_build(plugin, chip, choice, options, fixed) for choice in choices]
+        seconds = trial.measure([artifact for _, artifact in built])
+        timed = [replace(choice, measured_s=s) for choice, s in zip(choices, seconds, strict=True)]
+        order = sorted(range(len(timed)), key=lambda i: (timed[i].measured_s is None, timed[i].measured_s or 0.0, i))
+        if timed[order[0]].measured_s is None:
+            raise KernelError(f"none of the {len(timed)} best programs runs on this machine")
+        choices = [timed[i] for i in order]
+        source, artifact = built[order[0]]
+    else:
+        source, artifact = _build(plugin, chip, choices[0], options, fixed)
+    if verify:
+        trial.verify(artifact, expr)
+    return Kernel(artifact, choices[0].program.expr, plugin, Built(source, tuple(choices)))
+
+
+def load(path: str | os.PathLike[str]) -> Kernel:
+    """The kernel that `Kernel.save` wrote, in any process, without constructing again.
+
+    A saved kernel is code: load only files that you trust. `KernelError`, naming the file, where it cannot be loaded.
+    """
+    artifact = Artifact.load(path)
+    try:
+        expr = serial.expr_from_json(artifact.expr)
+    except ExpressionError as error:
+        raise KernelError(f"{os.fspath(path)}: its expression cannot be read: {error}; compile the operator again") from error
+    return Kernel(artifact, expr, load_device(artifact.device))
+
+
+def expression_of(op: Op) -> TensorExpr:
+    """The tensor expression of what a user compiles; `ExpressionError` for anything else."""
+    if isinstance(op, TensorExpr):
+        return op
+    if isinstance(op, SymbolicTensor):
+        return expression(op)
+    kind = type(op).__name__
+    raise ExpressionError(f"an operator expected, such as ops.matmul(a, b) of roller.tensor(...); got {kind}")
+
+
+def _choices(expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int) -> list[Choice]:
+    """The best programs that the device can run, best first."""
+    if type(top_k) is not int or top_k < 1:
+        raise ConstructionError(f"top_k={top_k!r} must be a positive whole number")
+    found = construct(expr, chip, plugin.rules(chip, expr), plugin.cost_parameters(chip, expr), top_k)
+    refusals: dict[str, int] = {}
+    choices = []
+    for candidate in found:
+        refused = plugin.refusal(chip, candidate.program)
+        if refused is None:
+            choices.append(Choice(candidate.program, candidate.estimate))
+        else:
+            refusals[refused[0]] = refusals.get(refused[0], 0) + 1
+    if not choices:
+        raise ConstructionError(f"{chip.device}:{chip.chip} can run none of the {len(found)} best programs", refusals)
+    return choices
+
+
+def _constants(expr: TensorExpr, given: Mapping[str, Any]) -> dict[str, bytes]:
+    """Row-major bytes of the inputs that are fixed, in the expression's order."""
+    tensors = {t.name: t for t in expr.inputs}
+    for name in given:
+        if name not in tensors:
+            raise ExpressionError(f"constants: no input is called {name!r}; inputs: {', '.join(tensors)}")
+    wanted = [Wanted(t.name, t.shape, numpy_dtype(t.dtype)) for t in expr.inputs if t.name in given]
+    return {w.name: admit(given[w.name], w)[0].tobytes() for w in wanted}
+
+
+def _build(
+    plugin: Device, chip: HardwareSpec, choice: Choice, options: BuildOptions, fixed: Mapping[str, bytes]
+) -> tuple[KernelSource, Artifact]:
+    """Source and artifact of a program; the artifact knows where it comes from."""
+    source = plugin.codegen(chip, choice.program, options)
+    artifact = plugin.build(chip, source, options)
+    return source, replace(
+        artifact,
+        versions={"roller-compiler": version("roller-compiler"), **artifact.versions},
+        expr=serial.expr_to_json(choice.program.expr),
+        program=record.program_to_json(choice.program),
+        estimate=record.estimate_to_json(choice.estimate),
+        constants=fixed,
+    )

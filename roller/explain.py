@@ -1,0 +1,216 @@
+"""Explanations: the chosen program level by level, why its tiles end where they end, and what the prediction is made of."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from roller.align import Rules
+from roller.cost import CostParameters, Estimate, unit_efficiency
+from roller.growth import Growth, Stop
+from roller.hardware import HardwareSpec
+from roller.program import RProgram, StageProgram, staged_tensors
+from roller.record import Choice
+from roller.tile import padding_waste
+from roller.traffic import level_traffic, walk_nest
+
+WIDTH = 100
+SHOWN = 10  # candidates in a table
+
+
+@dataclass(frozen=True, slots=True)
+class LevelReport:
+    """One memory level: the tile there (None: no tile of its own), bytes it occupies and may, bytes moved in."""
+
+    level: str
+    tile: tuple[int, ...] | None
+    footprint_bytes: int | None
+    usable_bytes: int
+    moved_bytes: float | None
+    stops: tuple[Stop, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """One stage of a program."""
+
+    name: str
+    dims: tuple[tuple[str, int, str], ...]  # name, extent, spatial or reduce
+    atom: str
+    mapping: tuple[tuple[str, str], ...]
+    levels: tuple[LevelReport, ...]
+    padding_waste: float
+    unit_tiles: int
+    units: int
+    waves: int
+    unit_efficiency: float
+    split: int
+    staged: tuple[str, ...]
+    estimate: Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A program explained: print it, show it with rich, or take `to_dict()`."""
+
+    chip: str
+    stages: tuple[StageReport, ...]
+    estimate: Estimate
+    candidates: tuple[Choice, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        stages = [{**asdict(s), "estimate": s.estimate.to_dict()} for s in self.stages]
+        candidates = [
+            {"program": c.program.describe(), "predicted_s": c.estimate.seconds, "measured_s": c.measured_s}
+            for c in self.candidates
+        ]
+        return {"chip": self.chip, "estimate": self.estimate.to_dict(), "stages": stages, "candidates": candidates}
+
+    def __rich__(self) -> RenderableType:
+        parts: list[RenderableType] = [Text(f"for {self.chip}: predicted {_time(self.estimate.seconds)}", style="bold")]
+        for stage in self.stages:
+            parts += [Text(""), *_stage(stage)]
+        if len(self.candidates) > 1:
+            parts += [Text(""), candidates_table(self.candidates)]
+        return Group(*parts)
+
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=WIDTH, color_system=None)
+        with console.capture() as capture:
+            console.print(self)
+        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def explain(
+    program: RProgram, spec: HardwareSpec, parameters: CostParameters, candidates: Sequence[Choice], rules: Rules
+) -> Explanation:
+    """Explain a program on the chip that it was constructed for."""
+    stages = tuple(_report(Growth.of(s, spec, rules, parameters)) for s in program.stages)
+    return Explanation(f"{spec.device}:{spec.chip}", stages, candidates[0].estimate, tuple(candidates))
+
+
+def _report(growth: Growth) -> StageReport:
+    program, spec = growth.program, growth.spec
+    nest = program.nest
+    names = [d.name for d in nest.dims]
+    waves = -(-program.unit_tiles // spec.unit.count)
+    return StageReport(
+        nest.stage.name,
+        tuple((d.name, d.extent, "reduce" if d.is_reduce else "spatial") for d in nest.dims),
+        program.atom.name,
+        tuple((role, names[dim]) for role, dim in program.mapping),
+        tuple(_level(growth, index) for index in range(1, len(spec.levels))),
+        padding_waste(nest.extents, program.executed),
+        program.unit_tiles,
+        spec.unit.count,
+        waves,
+        unit_efficiency(program, spec),
+        program.split,
+        tuple(_staging(program, spec)),
+        growth.model.estimate(program),
+    )
+
+
+def _level(growth: Growth, index: int) -> LevelReport:
+    program, level = growth.program, growth.spec.levels[index]
+    inner = index == program.levels[-1] if program.levels else False
+    moved = None if inner else level_traffic(walk_nest(program), growth.spec, growth.model.geometry, index).bytes
+    if index not in program.levels:
+        return LevelReport(level.name, None, None, level.usable_bytes, moved, ())
+    position = program.levels.index(index)
+    tile = program.tiles[position]
+    if inner:
+        used, room = growth.fit.inner_bytes(tile, program.mapping, program.atom), growth.fit.lane_bytes(level)
+    else:
+        used = growth.fit.footprint(program.levels, position, tile, growth.inner(position))
+        room = level.usable_bytes
+    return LevelReport(level.name, tile, used, room, moved, growth.stops(position))
+
+
+def _staging(program: StageProgram, spec: HardwareSpec) -> list[str]:
+    lines = []
+    for staging in program.staged:
+        what = " x ".join(staged_tensors(program.nest, staging))
+        when = "when the kernel is built" if staging.constant else "once" if staging.level == 0 else "for each tile"
+        lines.append(f"{what} as a {staging.kind} at {spec.levels[staging.level].name}, {when}")
+    return lines
+
+
+def _stage(stage: StageReport) -> list[RenderableType]:
+    shape = ", ".join(f"{name} {extent}{' (reduce)' if kind == 'reduce' else ''}" for name, extent, kind in stage.dims)
+    lanes = ", ".join(f"{role} on {dim}" for role, dim in stage.mapping)
+    work = f"{stage.unit_tiles} tiles on {stage.units} units in {stage.waves} waves ({stage.unit_efficiency:.0%} busy)"
+    split = f", reduction in {stage.split} parts" if stage.split > 1 else ""
+    facts = [f"atom {stage.atom}{f' ({lanes})' if lanes else ''}; {work}{split}; padding {stage.padding_waste:.1%}"]
+    facts += [f"staged: {line}" for line in stage.staged]
+    head = Text(f"{stage.name}: {shape or 'one point'}", style="bold")
+    return [head, *(Padding(Text(fact), (0, 0, 0, 2)) for fact in facts), _levels_table(stage), _terms(stage.estimate)]
+
+
+def _levels_table(stage: StageReport) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=True, header_style="italic")
+    names = [name for name, _, _ in stage.dims]
+    table.add_column("level", no_wrap=True)
+    table.add_column("tile " + " x ".join(names), overflow="fold")
+    table.add_column("occupies", justify="right")
+    table.add_column("moved in", justify="right")
+    table.add_column("the next extent, and what stopped it", overflow="fold")
+    for level in stage.levels:
+        tile = " x ".join(map(str, level.tile)) if level.tile is not None else "-"
+        used = "-" if level.footprint_bytes is None else f"{_bytes(level.footprint_bytes)} of {_bytes(level.usable_bytes)}"
+        moved = "-" if level.moved_bytes is None else _bytes(level.moved_bytes)
+        table.add_row(level.level, tile, used, moved, _stops(level.stops))
+    return table
+
+
+def _stops(stops: Sequence[Stop]) -> str:
+    """Dimensions with the same reason together."""
+    reasons: dict[str, list[str]] = {}
+    for stop in stops:
+        reasons.setdefault(stop.reason, []).append(stop.dim if stop.extent is None else f"{stop.dim} {stop.extent}")
+    return "; ".join(f"{', '.join(dims)}: {reason}" for reason, dims in reasons.items())
+
+
+def _terms(estimate: Estimate) -> RenderableType:
+    terms = ", ".join(f"{name} {_time(seconds)}" for name, seconds in estimate.terms if seconds > 0)
+    text = f"predicted {_time(estimate.seconds)}, bound by {estimate.bound_by}; {terms}"
+    return Padding(Text(text), (0, 0, 0, 2))
+
+
+def candidates_table(candidates: Sequence[Choice]) -> Table:
+    """The programs that were considered, best first."""
+    table = Table(box=None, padding=(0, 1), header_style="italic")
+    table.add_column("#", justify="right")
+    table.add_column("predicted", justify="right", no_wrap=True)
+    table.add_column("measured", justify="right", no_wrap=True)
+    table.add_column("bound by", no_wrap=True)
+    table.add_column("program", overflow="fold")
+    for rank, choice in enumerate(candidates[:SHOWN], start=1):
+        measured = "-" if choice.measured_s is None else _time(choice.measured_s)
+        table.add_row(str(rank), _time(choice.estimate.seconds), measured, choice.estimate.bound_by, choice.program.describe())
+    return table
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def _bytes(size: float) -> str:
+    if not math.isfinite(size) or size < 1024:
+        return f"{size:.0f} B"
+    for unit, scale in (("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30)):
+        if size < 1000 * scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size / 2**40:.3g} TiB"

@@ -1,0 +1,118 @@
+"""rate(): what the model predicts for tiles that the caller gives, and which rule they break."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+
+from roller import construct
+from roller.align import Rules
+from roller.chip import SpecLike, resolve
+from roller.compiler import Op, expression_of
+from roller.cost import CostParameters, Estimate, Model, combine_estimates
+from roller.errors import ConstructionError, ExpressionError
+from roller.fit import Fit
+from roller.fusion import fuse
+from roller.growth import Growth
+from roller.hardware import HardwareSpec
+from roller.nest import Nest, Tile, variants
+from roller.program import StageProgram, tiled_levels
+from roller.tile import Geometry
+
+Tiles = Sequence[Mapping[str, int]]  # of one stage, from the unit's tile to the innermost
+
+
+def rate(op: Op, device: str = "cpu", *, tiles: Tiles | Sequence[Tiles], spec: SpecLike | None = None) -> Estimate:
+    """The prediction for given tiles, with the best atom for them; nothing is built.
+
+    `tiles`: for every stage of the fused operator a list of {dimension: extent}, one for each tiled level from the unit's to
+    the innermost (a single stage needs no outer list). A dimension that is left out is 1 in the innermost tile, and
+    elsewhere as in the next inner one. `ConstructionError` names the rule that the tiles break, `ExpressionError` what is wrong
+    with how they are written.
+    """
+    expr = fuse(expression_of(op))
+    plugin, chip = resolve(device, spec)
+    rules, parameters = plugin.rules(chip, expr), plugin.cost_parameters(chip, expr)
+    given: Sequence[Tiles] = [tiles] if tiles and isinstance(tiles[0], Mapping) else tiles  # type: ignore[assignment, list-item]
+    if len(given) != len(expr.stages):
+        names = ", ".join(s.name for s in expr.stages)
+        raise ExpressionError(f"tiles of {len(given)} stages given, the fused operator has {len(expr.stages)}: {names}")
+    parts = []
+    for stage, wanted in zip(expr.stages, given, strict=True):
+        parts.append(_rated(variants(stage, expr.tensors), wanted, chip, rules, parameters))
+    return combine_estimates(parts)
+
+
+def _rated(nests: Sequence[Nest], wanted: Tiles, chip: HardwareSpec, rules: Rules, parameters: CostParameters) -> Estimate:
+    """The best estimate over nests, atoms and mappings that these tiles suit."""
+    nest, chain = _chain(nests, wanted, chip)
+    refusals: Counter[str] = Counter()
+    found = []
+    for program in _programs(nest, chain, chip, rules, parameters):
+        broken = _broken(Growth.of(program, chip, rules, parameters), nest)
+        if broken is None:
+            found.append(Growth.of(program, chip, rules, parameters).model.estimate(program))
+        else:
+            refusals[broken] += 1
+    if not found:
+        raise ConstructionError(f"these tiles of {nest.stage.name!r} do not suit {chip.device}:{chip.chip}", refusals)
+    return min(found, key=lambda e: e.seconds)
+
+
+def _chain(nests: Sequence[Nest], wanted: Tiles, chip: HardwareSpec) -> tuple[Nest, tuple[Tile, ...]]:
+    levels = [chip.levels[i].name for i in tiled_levels(chip)]
+    if len(wanted) != len(levels):
+        raise ExpressionError(f"{len(wanted)} tiles given, {chip.device}:{chip.chip} has {len(levels)} levels: {', '.join(levels)}")
+    names = dict.fromkeys(name for tile in wanted for name in tile)
+    for nest in nests:
+        dims = [d.name for d in nest.dims]
+        if all(name in dims for name in names):
+            break
+    else:
+        known = list(dict.fromkeys(d.name for nest in nests for d in nest.dims))
+        stranger = next((n for n in names if n not in known), ", ".join(names))
+        close = get_close_matches(stranger, known, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise ExpressionError(
+            f"no loop nest of {nests[0].stage.name!r} has dimension {stranger!r}{hint}; there is: {', '.join(known)}"
+        )
+    chain: list[Tile] = []
+    inner: Tile = (1,) * len(nest.dims)
+    for tile in reversed(wanted):
+        inner = tuple(tile.get(name, extent) for name, extent in zip(dims, inner, strict=True))
+        if any(type(extent) is not int or extent < 1 for extent in inner):
+            raise ExpressionError(f"tile {dict(tile)}: extents are positive whole numbers")
+        chain.insert(0, inner)
+    return nest, tuple(chain)
+
+
+def _programs(
+    nest: Nest, chain: tuple[Tile, ...], chip: HardwareSpec, rules: Rules, parameters: CostParameters
+) -> Iterator[StageProgram]:
+    """The programs with these tiles: every atom and mapping, with the engine's choices of order and staging."""
+    levels, geometry = tiled_levels(chip), Geometry(nest)
+    model, fit = Model(chip, parameters, geometry), Fit(chip, nest, geometry)
+    for atom, mapping in construct.mappings(nest, rules.atoms):
+        search = construct._Search(model, fit, rules, nest, atom, mapping)
+        yield from (p for p in construct._finish(search, levels, [chain]) if p.tiles == chain)
+
+
+def _broken(growth: Growth, nest: Nest) -> str | None:
+    """The first rule that the tiles break, from the innermost outwards; None where they are legal."""
+    program, fit = growth.program, growth.fit
+    for position in reversed(range(len(program.tiles))):
+        tile, inner = program.tiles[position], growth.inner(position)
+        level = growth.spec.levels[program.levels[position]].name
+        for dim, extent, step in zip(nest.dims, tile, inner, strict=True):
+            multiple = growth.rules.multiple(program.levels[position], dim.name)
+            if extent % step:
+                return f"{level}: {dim.name} = {extent} is no multiple of the {step} inside it"
+            if extent % multiple.step or (multiple.limit is not None and extent > multiple.limit):
+                return f"{level}: {dim.name} = {extent} is no multiple of {multiple.step}, or more than allowed"
+        if not fit.fits(program.levels, position, tile, inner, program.mapping, program.atom):
+            return fit.rule(program.levels, position)
+        legal = fit.legal(program.levels, position, tile, inner, program.mapping, program.atom)
+        if legal is not None:
+            return legal
+    return None

@@ -1,0 +1,111 @@
+"""Trials of built kernels in the worker process: are they right, and how long do they take."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from roller.arrays import Array, aligned_empty, numpy_dtype, ready
+from roller.devices import load_device
+from roller.errors import KernelError
+from roller.expr import TensorExpr
+from roller.isolated import run_isolated
+from roller.kernel import Artifact, Runner
+from roller.serial import expr_from_json
+from roller.verify import check, random_inputs, sample_points
+
+MEASURE_SECONDS = 2.0  # of timing, for all candidates together
+SAMPLE_SECONDS = 1e-3  # a kernel that is faster runs several times for one sample
+DEADLINE_SECONDS = 300.0
+ROUNDS = 3  # at least, even where that takes longer
+WHOLE_WORK = 2e8  # operations up to which every element is checked
+POINTS = 512
+
+
+def measure(artifacts: Sequence[Artifact], seconds: float = MEASURE_SECONDS) -> list[float | None]:
+    """Median seconds of each kernel, timed in turns; None for one that crashes, hangs or raises."""
+    raw = [a.to_bytes() for a in artifacts]
+    try:
+        return list(run_isolated(_timed, raw, seconds, deadline_s=DEADLINE_SECONDS))
+    except KernelError:
+        return [_alone(one, seconds / len(raw)) for one in raw]  # one of them fails: find out which
+
+
+def _alone(raw: bytes, seconds: float) -> float | None:
+    try:
+        return run_isolated(_timed, [raw], seconds, deadline_s=DEADLINE_SECONDS)[0]
+    except KernelError:
+        return None
+
+
+def verify(artifact: Artifact, expr: TensorExpr) -> None:
+    """Compare the kernel with the reference on random floats and whole numbers; `WrongResultError` where it is off.
+
+    `expr` is the operator as the user wrote it. Large operators are checked at sampled points.
+    """
+    run_isolated(_verified, artifact.to_bytes(), expr, deadline_s=DEADLINE_SECONDS)
+
+
+def _timed(raw: Sequence[bytes], seconds: float) -> list[float]:
+    calls = [_call(Artifact.from_bytes(one)) for one in raw]
+    repeats = [_repeats(call) for call in calls]
+    samples: list[list[float]] = [[] for _ in calls]
+    end = time.perf_counter() + seconds
+    while len(samples[0]) < ROUNDS or time.perf_counter() < end:
+        for call, count, taken in zip(calls, repeats, samples, strict=True):
+            begin = time.perf_counter()
+            for _ in range(count):
+                call()
+            taken.append((time.perf_counter() - begin) / count)
+    return [statistics.median(taken) for taken in samples]
+
+
+def _repeats(call: Callable[[], None]) -> int:
+    call()  # the first call starts threads and touches memory
+    begin = time.perf_counter()
+    call()
+    return max(1, int(SAMPLE_SECONDS / max(time.perf_counter() - begin, 1e-7)))
+
+
+def _call(artifact: Artifact) -> Callable[[], None]:
+    """The kernel on random inputs of its own."""
+    expr = expr_from_json(artifact.expr)
+    runner = load_device(artifact.device).load_kernel(artifact)
+    inputs = _inputs(artifact, random_inputs(expr))
+    out = _poisoned(expr)
+    return lambda: runner.run(inputs, out)
+
+
+def _inputs(artifact: Artifact, arrays: dict[str, Array]) -> tuple[Array, ...]:
+    return tuple(ready(a) for name, a in arrays.items() if name not in artifact.constants)
+
+
+def _poisoned(expr: TensorExpr) -> Array:
+    """Output memory in which no correct kernel leaves what is there now."""
+    out = aligned_empty(expr.output.shape, numpy_dtype(expr.output.dtype))
+    out.reshape(-1).view(np.uint8)[...] = 0xFB
+    return out
+
+
+def _verified(raw: bytes, expr: TensorExpr) -> None:
+    artifact = Artifact.from_bytes(raw)
+    runner = load_device(artifact.device).load_kernel(artifact)
+    points = None if expr.flops <= WHOLE_WORK else sample_points(expr, POINTS)
+    for integer in (False, True):
+        arrays = {**random_inputs(expr, integer=integer), **_constants(artifact, expr)}
+        check(expr, arrays, _result(runner, artifact, expr, arrays), points)
+
+
+def _constants(artifact: Artifact, expr: TensorExpr) -> dict[str, Array]:
+    tensors = [t for t in expr.inputs if t.name in artifact.constants]
+    return {t.name: np.frombuffer(artifact.constants[t.name], numpy_dtype(t.dtype)).reshape(t.shape) for t in tensors}
+
+
+def _result(runner: Runner, artifact: Artifact, expr: TensorExpr, arrays: dict[str, Array]) -> Array:
+    out = _poisoned(expr)
+    if out.size:
+        runner.run(_inputs(artifact, arrays), out)
+    return out
