@@ -106,7 +106,7 @@ def view(value: Any, name: str) -> tuple[Array, Kind]:
             return _torch_view(value, name), "torch"
         if library in ("jax", "jaxlib") and hasattr(value, "devices"):
             return _jax_view(value, name), "jax"
-        if hasattr(value, "__dlpack_device__"):
+        if hasattr(value, "__dlpack_device__") and library != "numpy":  # a masked array would lose its mask
             _on_cpu(name, int(value.__dlpack_device__()[0]) == _CPU, f"DLPack device {value.__dlpack_device__()}")
             return np.from_dlpack(value), "numpy"
     except (BufferError, RuntimeError, TypeError, ValueError) as error:

@@ -50,7 +50,7 @@ def compile(
     chip = narrowed(chip, threads)
     fixed = _constants(expr, constants or {})
     options = BuildOptions(threads, tuple(fixed), debug)
-    choices = _choices(fuse(expr), plugin, chip, top_k)
+    choices = _choices(fuse(expr), plugin, chip, top_k, frozenset(fixed))
     if measure:
         built = [_build(plugin, chip, choice, options, fixed) for choice in choices]
         seconds = trial.measure([artifact for _, artifact in built])
@@ -90,11 +90,11 @@ def expression_of(op: Op) -> TensorExpr:
     raise ExpressionError(f"an operator expected, such as ops.matmul(a, b) of roller.tensor(...); got {kind}")
 
 
-def _choices(expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int) -> list[Choice]:
+def _choices(expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int, constants: frozenset[str]) -> list[Choice]:
     """The best programs that the device can run, best first."""
     if type(top_k) is not int or top_k < 1:
         raise ConstructionError(f"top_k={top_k!r} must be a positive whole number")
-    found = construct(expr, chip, plugin.rules(chip, expr), plugin.cost_parameters(chip, expr), top_k)
+    found = construct(expr, chip, plugin.rules(chip, expr), plugin.cost_parameters(chip, expr), top_k, constants)
     refusals: dict[str, int] = {}
     choices = []
     for candidate in found:

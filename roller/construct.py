@@ -59,6 +59,7 @@ class _Search:
     nest: Nest
     atom: ComputeAtom
     mapping: tuple[tuple[str, int], ...]
+    constants: frozenset[str] = frozenset()
     refusals: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -66,9 +67,19 @@ class _Search:
         return self.model.spec
 
 
-def construct(expr: TensorExpr, spec: HardwareSpec, rules: Rules, parameters: CostParameters, top_k: int = 10) -> list[Candidate]:
-    """The `top_k` best programs for a fused expression, best first; `ConstructionError` where nothing fits."""
-    per_stage = [construct_stage(nests, spec, rules, parameters, top_k) for nests in _nests(expr)]
+def construct(
+    expr: TensorExpr,
+    spec: HardwareSpec,
+    rules: Rules,
+    parameters: CostParameters,
+    top_k: int = 10,
+    constants: frozenset[str] = frozenset(),
+) -> list[Candidate]:
+    """The `top_k` best programs for a fused expression, best first; `ConstructionError` where nothing fits.
+
+    `constants` names inputs whose values are known when the kernel is built: panels of them cost nothing.
+    """
+    per_stage = [construct_stage(nests, spec, rules, parameters, top_k, constants) for nests in _nests(expr)]
     count = min(top_k, max(len(found) for found in per_stage))
     candidates = []
     for rank in range(count):
@@ -87,7 +98,12 @@ Rated = tuple[StageProgram, Estimate]
 
 
 def construct_stage(
-    nests: tuple[Nest, ...], spec: HardwareSpec, rules: Rules, parameters: CostParameters, top_k: int
+    nests: tuple[Nest, ...],
+    spec: HardwareSpec,
+    rules: Rules,
+    parameters: CostParameters,
+    top_k: int,
+    constants: frozenset[str] = frozenset(),
 ) -> list[Rated]:
     """The best programs for one stage over its nest variants."""
     refusals: Counter[str] = Counter()
@@ -95,7 +111,7 @@ def construct_stage(
     for nest in nests:
         model = Model(spec, parameters, Geometry(nest))
         fit = Fit(spec, nest, model.geometry)
-        searches += [_Search(model, fit, rules, nest, atom, m, refusals) for atom, m in mappings(nest, rules.atoms)]
+        searches += [_Search(model, fit, rules, nest, atom, m, constants, refusals) for atom, m in mappings(nest, rules.atoms)]
     pool: dict[tuple[object, ...], Rated] = {}
     for search, chains in _innermost(searches):
         for program in _programs(search, chains):
@@ -151,11 +167,13 @@ Chain = tuple[Tile, ...]
 
 def _innermost(searches: list[_Search]) -> Iterator[tuple[_Search, list[Chain]]]:
     """The innermost tiles worth pursuing, over all nests, atoms and mappings together."""
+    floors = [s.model.floor_seconds(_program(s, tiled_levels(s.spec)[-1:], (_start(s),))) for s in searches]
     rated: list[tuple[float, int, Chain]] = []
     for number, search in enumerate(searches):
+        if floors[number] > MAPPING_SLACK * min(floors):
+            continue
         levels = tiled_levels(search.spec)
-        start = _start(search)
-        for tile in grow(search, levels, len(levels) - 1, start):
+        for tile in grow(search, levels, len(levels) - 1, _start(search)):
             program = _program(search, levels[-1:], (tile,))
             rated.append((_partial_seconds(search, program, levels[-1]), number, (tile,)))
     rated.sort()
@@ -231,7 +249,7 @@ def _steps(
 ) -> Iterator[tuple[float, Tile]]:
     """The next aligned tiles of a tile with their reuse scores."""
     nest, innermost = search.nest, position == len(levels) - 1
-    traffic, footprint = search.fit.traffic(levels, position, tile), search.fit.footprint(levels, position, tile, inner)
+    traffic, footprint = search.fit.traffic(levels, position, tile), _footprint(search, levels, position, tile, inner)
     for dim in range(len(nest.dims)):
         if nest.dims[dim].is_reduce and not (innermost and any(d == dim for _, d in search.mapping)):
             continue
@@ -245,9 +263,15 @@ def _steps(
             search.refusals["parallelism"] += 1
             continue
         saved = traffic - search.fit.traffic(levels, position, grown)
-        added = search.fit.footprint(levels, position, grown, inner) - footprint
+        added = _footprint(search, levels, position, grown, inner) - footprint
         score = math.inf if saved > 0 >= added else saved / max(added, 1e-9)
         yield score, grown
+
+
+def _footprint(search: _Search, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile) -> int:
+    if position == len(levels) - 1:
+        return search.fit.inner_bytes(tile, search.mapping, search.atom)
+    return search.fit.footprint(levels, position, tile, inner)
 
 
 def _next_tile(
@@ -343,8 +367,15 @@ def _program(search: _Search, levels: tuple[int, ...], chain: tuple[Tile, ...]) 
 def _required_staging(search: _Search, levels: tuple[int, ...]) -> tuple[Staging, ...]:
     """Copies without which the nest would gather or guard: panels for factors, boxes for arrays that can be left."""
     nest = search.nest
-    panels = [Staging("panel", f, levels[0]) for f in range(len(nest.factors)) if nest.stageable(f) and _needs_panel(search, f)]
+    needed = [f for f in range(len(nest.factors)) if nest.stageable(f) and _needs_panel(search, f)]
+    panels = [_constant_panel(search, f) or Staging("panel", f, levels[0]) for f in needed]
     return (*_boxes(search, levels[0]), *panels)
+
+
+def _constant_panel(search: _Search, factor: int) -> Staging | None:
+    """A panel filled when the kernel is built, if all of the factor's arrays are constant."""
+    names = {a.tensor.name for a in search.nest.inputs if a.factor == factor}
+    return Staging("panel", factor, 0, constant=True) if names and names <= search.constants else None
 
 
 def _boxes(search: _Search, level: int) -> tuple[Staging, ...]:
@@ -407,7 +438,8 @@ def _stagings(search: _Search, levels: tuple[int, ...]) -> Iterator[tuple[Stagin
     for factor in range(len(search.nest.factors)):
         places: list[Staging | None] = [None]
         if search.nest.stageable(factor):
-            places = [Staging("panel", factor, levels[0]), Staging("panel", factor, 0)]
+            constant = _constant_panel(search, factor)
+            places = [constant] if constant else [Staging("panel", factor, levels[0]), Staging("panel", factor, 0)]
             places += [] if _needs_panel(search, factor) else [None]
         choices.append(places)
     for panels in itertools.product(*choices):

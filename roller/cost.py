@@ -20,7 +20,7 @@ from roller.program import RProgram, StageProgram, Staging, copy_depth, staged_t
 from roller.scalar import ARITHMETIC, Binary, Scalar, Unary, walk
 from roller.nest import Access
 from roller.tile import Geometry
-from roller.traffic import NestWalk, level_traffic, walk_nest
+from roller.traffic import NestWalk, level_traffic
 
 # Issue slots of one scalar operation, in multiply-adds. Polynomial kernels: a range reduction of 4 and a degree-6 Horner
 # scheme for exp; tanh, sigmoid and erf add a division (about 5 slots on every vector unit) and a second polynomial or exp.
@@ -93,7 +93,7 @@ class Model:
         return found
 
     def _predict(self, program: StageProgram) -> Estimate:
-        walk = walk_nest(program)
+        walk = NestWalk(program)
         terms: dict[str, float] = {"compute": self.compute_seconds(program)}
         latency = 0.0
         for index, level in enumerate(self.spec.levels[1:], start=1):
@@ -227,9 +227,13 @@ class Model:
 
     def level_terms(self, program: StageProgram, outermost: int) -> tuple[list[float], float]:
         """Seconds of moving data into the levels from this position inward, and of latency."""
-        walk = walk_nest(program)
+        walk = NestWalk(program)
         pairs = [self._level_seconds(walk, i) for i in range(max(outermost, 1), len(self.spec.levels))]
-        return [moving for moving, _ in pairs], sum(waiting for _, waiting in pairs)
+        return [moving for moving, _ in pairs], sum([waiting for _, waiting in pairs])
+
+    def floor_seconds(self, program: StageProgram) -> float:
+        """Compute with all chains busy: no tile around this innermost one is faster."""
+        return _atom_points(program) * (self._slots if program.atom.kind != "matrix" else 1.0) / (program.atom.gflops * 1e9 / 2)
 
     def overhead_seconds(self, program: StageProgram) -> float:
         unit = self.spec.unit

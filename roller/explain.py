@@ -20,7 +20,7 @@ from roller.hardware import HardwareSpec
 from roller.program import RProgram, StageProgram, staged_tensors
 from roller.record import Choice
 from roller.tile import padding_waste
-from roller.traffic import level_traffic, walk_nest
+from roller.traffic import NestWalk, level_traffic
 
 WIDTH = 100
 SHOWN = 10  # candidates in a table
@@ -123,7 +123,7 @@ def _report(growth: Growth) -> StageReport:
 def _level(growth: Growth, index: int) -> LevelReport:
     program, level = growth.program, growth.spec.levels[index]
     inner = index == program.levels[-1] if program.levels else False
-    moved = None if inner else level_traffic(walk_nest(program), growth.spec, growth.model.geometry, index).bytes
+    moved = None if inner else level_traffic(NestWalk(program), growth.spec, growth.model.geometry, index).bytes
     if index not in program.levels:
         return LevelReport(level.name, None, None, level.usable_bytes, moved, ())
     position = program.levels.index(index)

@@ -26,6 +26,7 @@ class Fit:
     nest: Nest
     geometry: Geometry
     _traffic: dict[tuple[int, Tile], float] = field(default_factory=dict)
+    _inner: dict[tuple[Tile, Mapping, str], int] = field(default_factory=dict)
 
     def tiles(self, tile: Tile) -> int:
         """Spatial tiles of this extent that cover the problem."""
@@ -73,6 +74,13 @@ class Fit:
 
         Reduce extents of a vector that lies on a reduce dimension hold partial results of their own.
         """
+        key = tile, mapping, atom.name
+        found = self._inner.get(key)
+        if found is None:
+            found = self._inner[key] = self._inner_bytes(tile, mapping, atom)
+        return found
+
+    def _inner_bytes(self, tile: Tile, mapping: Mapping, atom: ComputeAtom) -> int:
         nest = self.nest
         spread = [d for _, d in mapping if nest.dims[d].is_reduce] if atom.kind == "vector" else []
         outputs = math.prod([tile[i] for i in nest.spatial]) * math.prod([tile[i] for i in nest.reduce] if spread else [1])

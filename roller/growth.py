@@ -44,8 +44,8 @@ class Growth:
         return tiles[position + 1] if position + 1 < len(tiles) else tuple(self._step(d) for d in range(len(tiles[-1])))
 
     def _step(self, dim: int) -> int:
-        roles = dict(self.program.atom.roles)
-        extent = next((roles[role] for role, place in self.program.mapping if place == dim), 1)
+        lying = [role for role, place in self.program.mapping if place == dim]
+        extent = next((size for role, size in self.program.atom.roles.items() if role in lying), 1)
         return min(extent, self.program.inner[dim]) if isinstance(extent, int) else 1
 
     def stops(self, position: int) -> tuple[Stop, ...]:

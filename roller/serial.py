@@ -32,7 +32,7 @@ from roller.scalar import (
 
 SERIAL_VERSION = 1
 INTEGER_MAX = 2**63  # extents, coefficients and constants lie below
-DEPTH_MAX = 400  # of a scalar: recursion over trees must stay within the interpreter's limit
+DEPTH_MAX = 250  # of a scalar: recursion over trees must stay within the interpreter's limit
 SIZE_MAX = 1 << 20  # nodes of a scalar written out as a tree, of lists, of names
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from roller.hardware import HardwareSpec, MemoryLevel
 from roller.nest import Tile
@@ -35,15 +36,43 @@ class LevelTraffic:
     runs: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class NestWalk:
     """The loops of a program with the tile inside each prefix of them, and the arrays that are live there."""
 
     program: StageProgram
-    loops: tuple[Loop, ...]
-    tiles: tuple[Tile, ...]  # tiles[d]: inside the first d loops
-    streams: tuple[Stream, ...]
     _sizes: dict[int, list[list[float]]] = field(default_factory=dict)
+
+    @cached_property
+    def loops(self) -> tuple[Loop, ...]:
+        """All loops outside the innermost tile, outermost first."""
+        return self.program.loops
+
+    @cached_property
+    def tiles(self) -> tuple[Tile, ...]:
+        """`tiles[d]` is the tile inside the first d loops."""
+        tiles = [self.program.nest.extents]
+        by_level = dict(zip(self.program.levels, self.program.tiles, strict=True))
+        for loop in self.loops:
+            tile = list(tiles[-1])
+            tile[loop.dim] = by_level[loop.level][loop.dim]
+            tiles.append(tuple(tile))
+        return tuple(tiles)
+
+    @cached_property
+    def streams(self) -> tuple[Stream, ...]:
+        """The arrays as the nest sees them: a factor staged in a panel is its source outside the copy, the panel inside."""
+        program, depth = self.program, len(self.loops)
+        panels = {s.operand: s for s in program.staged if s.kind == "panel"}
+        streams: list[Stream] = []
+        for number, access in enumerate(program.nest.accesses):
+            staging = panels.get(access.factor) if access.role == "body" else None
+            if staging is None or staging.level > 0:
+                stop = depth if staging is None else copy_depth(program, staging)
+                streams.append(Stream(number, access.factor, access.touches, 0, stop))
+        for factor, staging in panels.items():
+            streams.append(Stream(None, factor, program.nest.factor_touches(factor), copy_depth(program, staging), depth))
+        return tuple(streams)
 
     def sizes(self, transaction: int, geometry: Geometry) -> list[list[float]]:
         """For each stream its bytes under the tile at each depth, in whole transactions of this size."""
@@ -51,30 +80,6 @@ class NestWalk:
         if found is None:
             found = self._sizes[transaction] = [_stream_sizes(self, s, transaction, geometry) for s in self.streams]
         return found
-
-
-def walk_nest(program: StageProgram) -> NestWalk:
-    """Lay out loops, tiles at every depth, and streams (a staged factor is its source outside, its panel inside)."""
-    loops = program.loops
-    tiles = [program.nest.extents]
-    by_level = dict(zip(program.levels, program.tiles, strict=True))
-    for loop in loops:
-        tile = list(tiles[-1])
-        tile[loop.dim] = by_level[loop.level][loop.dim]
-        tiles.append(tuple(tile))
-    depth = len(loops)
-    staged = {s.operand: s for s in program.staged if s.kind == "panel"}
-    streams: list[Stream] = []
-    for number, access in enumerate(program.nest.accesses):
-        staging = staged.get(access.factor) if access.role == "body" else None
-        stop = depth if staging is None else copy_depth(program, staging)
-        if staging is None or staging.level > 0:
-            streams.append(Stream(number, access.factor, access.touches, 0, stop))
-    for factor, staging in staged.items():
-        touches = program.nest.factor_touches(factor)
-        start = copy_depth(program, staging)
-        streams.append(Stream(None, factor, touches, start, depth))
-    return NestWalk(program, loops, tuple(tiles), tuple(streams))
 
 
 def level_traffic(walk: NestWalk, spec: HardwareSpec, geometry: Geometry, index: int) -> LevelTraffic:

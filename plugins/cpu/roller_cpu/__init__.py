@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from roller.plugin import Artifact, BuildOptions, HardwareSpec, KernelSource, RProgram, Runner, hookimpl
+from roller.plugin import Artifact, BuildOptions, CostParameters, HardwareSpec, KernelSource, RProgram, Runner, TensorExpr, hookimpl
 
 ROLLER_API = 1
 
@@ -18,6 +18,12 @@ def _module(name: str) -> Any:
 def roller_default_spec() -> HardwareSpec:
     """The machine this runs on, measured once and remembered."""
     return _module("host").default_spec()  # type: ignore[no-any-return]
+
+
+@hookimpl
+def roller_cost_parameters(spec: HardwareSpec, expr: TensorExpr) -> CostParameters:
+    """Overheads of loops and tiles."""
+    return _module("rules").cost_parameters(spec, expr)  # type: ignore[no-any-return]
 
 
 @hookimpl

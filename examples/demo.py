@@ -1,0 +1,94 @@
+"""Three operators on this CPU: compiled, checked against NumPy in float64, timed, and compared with NumPy and the machine."""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from rich.console import Console
+from rich.table import Table
+
+import roller
+from roller import ops, verify
+
+POINTS = 4096  # output elements that are checked; all of them where there are no more
+SECONDS = 1.0  # of timing for each operator and side
+
+
+def numpy_conv2d(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """A 3x3 convolution with padding 1 as NumPy users write it: windows as a view, then one tensor product."""
+    windows = sliding_window_view(np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1))), (3, 3), axis=(2, 3))
+    return np.tensordot(windows, w, axes=((1, 4, 5), (1, 2, 3))).transpose(0, 3, 1, 2)
+
+
+def cases() -> list[tuple[str, roller.SymbolicTensor, Callable[..., np.ndarray]]]:
+    """What is compiled: a name, the operator, and NumPy's way to compute it."""
+    a, b = roller.tensor((1024, 1024), name="a"), roller.tensor((1024, 1024), name="b")
+    x, w = roller.tensor((1, 64, 56, 56), name="x"), roller.tensor((128, 64, 3, 3), name="w")
+    rows = roller.tensor((8192, 8192), name="rows")
+    return [
+        ("matmul 1024 x 1024 x 1024", ops.matmul(a, b), np.matmul),
+        ("conv2d 64 x 56 x 56, 128 filters 3 x 3", ops.conv2d(x, w, stride=1, padding=1), numpy_conv2d),
+        ("sum of the rows of 8192 x 8192", ops.reduce_sum(rows, axes=1), lambda r: r.sum(axis=1)),
+    ]
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """The median time of a call."""
+    call()
+    taken: list[float] = []
+    end = time.perf_counter() + SECONDS
+    while len(taken) < 5 or time.perf_counter() < end:
+        begin = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - begin)
+    time.sleep(0.05)  # threads that spin for more work go to sleep before the next measurement
+    return statistics.median(taken)
+
+
+def limit_seconds(kernel: roller.Kernel) -> float:
+    """The least time this machine could take: all operations at its peak, or every tensor once through its memory."""
+    spec = kernel.spec
+    memory = spec.levels[1].bandwidth_gbps or float("inf")
+    return max(kernel.expr.flops / (spec.peaks_gflops["float32"] * 1e9), kernel.expr.compulsory_bytes / (memory * 1e9))
+
+
+def main() -> int:
+    """Print the table; 1 where a result is wrong."""
+    console = Console(width=max(Console().width, 110))
+    table = Table("operator", "rProgram", header_style="italic")
+    for title in ("compiled in", "predicted", "measured", "of the limit", "NumPy", "faster by"):
+        table.add_column(title, justify="right")
+    wrong = 0
+    with console.status("measuring this machine (the first time only)"):
+        chip = roller.compile(ops.relu(roller.tensor((16,)))).spec
+    for name, op, numpy_call in cases():
+        with console.status(name):
+            begin = time.perf_counter()
+            kernel = roller.compile(op, device="cpu")
+            compiled = time.perf_counter() - begin
+            arrays = verify.random_inputs(kernel.expr)
+            inputs = [arrays[t.name] for t in kernel.inputs]
+            try:
+                verify.check(kernel.expr, arrays, kernel(*inputs), verify.sample_points(kernel.expr, POINTS))
+            except roller.WrongResultError as error:
+                wrong += 1
+                console.print(f"[red]wrong[/red] {name}: {error}")
+                continue
+            out = np.empty(kernel.output.shape, np.float32)
+            ours = seconds_of(lambda kernel=kernel, inputs=inputs, out=out: kernel(*inputs, out=out))
+            theirs = seconds_of(lambda call=numpy_call, inputs=inputs: call(*inputs))
+        times = [f"{s * 1e3:.3g} ms" for s in (compiled, kernel.estimate.seconds, ours)]
+        share = f"{limit_seconds(kernel) / ours:.0%}"
+        table.add_row(name, kernel.program.describe(), *times, share, f"{theirs * 1e3:.3g} ms", f"{theirs / ours:.2f}x")
+    console.print(f"{chip.title} ({chip.device}:{chip.chip}), float32, {chip.unit.count} threads")
+    console.print(table)
+    if not wrong:
+        console.print("All results agree with NumPy in float64 within the rounding error that a correct kernel may make.")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

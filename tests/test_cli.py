@@ -1,0 +1,222 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import roller
+from roller import ops
+from roller.cli.app import app
+from roller.cli.grammar import parse
+from roller.errors import (
+    CodegenError,
+    ConstructionError,
+    DeviceUnavailableError,
+    ExpressionError,
+    HookError,
+    KernelError,
+    PluginLoadError,
+    WrongResultError,
+)
+
+
+def run(*words, **options):
+    return CliRunner().invoke(app, list(words), **options)
+
+
+def expr(words, dtype="float32"):
+    return ops.expression(parse(words, dtype))
+
+
+def t(*shape, dtype="float32"):
+    return roller.tensor(shape, dtype)
+
+
+# --- the grammar -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("matmul 64x32 32x8", ops.matmul(t(64, 32), t(32, 8))),
+        ("matmul(64,8,32)", ops.matmul(t(64, 32), t(32, 8))),
+        ("matmul( 64x32 , 32x8 )", ops.matmul(t(64, 32), t(32, 8))),
+        ("matmul 32x64 8x32 transpose_a=true transpose_b=True", ops.matmul(t(32, 64), t(8, 32), True, True)),
+        ("mk,kn->mn 6x3 3x8", ops.einsum("mk,kn->mn", t(6, 3), t(3, 8))),
+        ('einsum("mk,kn->mn",6x3,3x8)', ops.einsum("mk,kn->mn", t(6, 3), t(3, 8))),
+        ("conv2d 1x3x8x8 4x3x3x3 stride=2 padding=(1,1)", ops.conv2d(t(1, 3, 8, 8), t(4, 3, 3, 3), 2, (1, 1))),
+        ("conv2d 1x8x8x3 3x3x3x4 layout=NHWC", ops.conv2d(t(1, 8, 8, 3), t(3, 3, 3, 4), layout="NHWC")),
+        ("relu(matmul(64x32,32x8))", ops.relu(ops.matmul(t(64, 32), t(32, 8)))),
+        ("reduce_sum 64x32 axes=1 keepdims=true", ops.reduce_sum(t(64, 32), 1, True)),
+        ("mul 64 0.5", ops.mul(t(64), 0.5)),
+        ("add 4x4:int8 4x4:int8", ops.add(t(4, 4, dtype="int8"), t(4, 4, dtype="int8"))),
+        ("exp 7:float64", ops.exp(t(7, dtype="float64"))),
+        ("transpose 2x3x4 axes=(2,0,1)", ops.transpose(t(2, 3, 4), (2, 0, 1))),
+        ("reduce_max 0x4 axes=1", ops.reduce_max(t(0, 4), 1)),
+    ],
+)
+def test_operators_are_read(words, meant):
+    assert expr(words.split(" ")) == ops.expression(meant)
+
+
+def test_the_default_type_is_that_of_unmarked_shapes():
+    assert [i.dtype for i in expr(["add", "4x4:float64", "4x4:float64"], "int8").inputs] == ["float64"] * 2
+    assert [i.dtype for i in expr(["matmul", "4x4", "4x4"], "int8").inputs] == ["int8"] * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "no operator given"),
+        (["matmull", "4x4", "4x4"], "did you mean 'matmul'"),
+        (["zzz"], "computes nothing"),
+        (["zzz()"], "operators: "),
+        (["matmul", "4x4"], "it takes \\(a, b, transpose_a"),
+        (["matmul", "4x4", "4x4", "colour=3"], "colour"),
+        (["matmul", "4x4", "5x4"], "disagree on k"),
+        (["relu(4x4"], "'\\)' expected, found 'the end'"),
+        (["relu(4x4))"], "nothing more expected"),
+        (["relu(4x4;)"], "unexpected ';' at column 9"),
+        (["relu(=)"], "a value expected"),
+        (["4x4"], "computes nothing"),
+        (["relu", "-4"], "negative"),
+        (["relu", "4x4:float99"], "unknown element type 'float99'"),
+        (["__import__('os')"], "no operator called"),
+        (["expression(4x4)"], "no operator called"),
+        (["from_te(4x4)"], "no operator called"),
+        (["relu(" * 60 + "4x4" + ")" * 60], "nested"),
+        (["relu", "banana"], "relu"),
+        (["conv2d", "1x3x8x8", "4x3x3x3", "stride=banana"], "conv2d|stride"),
+        (["conv2d", "1x3x8x8", "4x3x3x3", "stride="], "a value expected"),
+        (["mk,kn->mn", "4x4"], "einsum"),
+    ],
+)
+def test_what_is_no_operator(words, said):
+    with pytest.raises(ExpressionError, match=said):
+        parse(words)
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+def test_compile_explain_and_a_saved_kernel(tmp_path):
+    path = tmp_path / "k.roller"
+    done = run("compile", "relu(matmul(24x16, 16x32))", "-d", "cpu:zen3", "-o", str(path), "--format", "json", "--top", "3")
+    assert done.exit_code == 0, done.output
+    data = json.loads(done.stdout)
+    assert data["schema_version"] == 1 and data["command"] == "compile" and data["saved"] == str(path)
+    assert data["chip"] == "zen3" and 1 <= len(data["candidates"]) <= 3 and data["estimate"]["seconds"] > 0
+    kernel = roller.load(path)
+    a, b = np.ones((24, 16), "f4"), np.ones((16, 32), "f4")
+    assert np.array_equal(kernel(a, b), np.full((24, 32), 16, "f4"))
+    table = run("explain", str(path))
+    assert table.exit_code == 0 and "bound by" in table.stdout and max(map(len, table.stdout.splitlines())) <= 100
+    told = json.loads(run("explain", str(path), "--format", "json").stdout)
+    assert told["stages"][0]["name"] == "relu"
+
+
+def test_compile_prints_a_table():
+    done = run("compile", "exp", "100", "--device", "cpu:zen3", "--threads", "1")
+    assert done.exit_code == 0 and "float32 (100,)" in done.stdout and "predicted" in done.stdout
+
+
+def test_bench_measures():
+    done = run("bench", "matmul", "24x16", "16x32", "-d", "cpu:x86-64-v3", "--seconds", "0.05", "--format", "json")
+    assert done.exit_code == 0, done.output
+    data = json.loads(done.stdout)
+    assert data["measured_s"] > 0 and data["gflops"] > 0
+
+
+def test_devices_and_specs():
+    devices = json.loads(run("devices", "--format", "json").stdout)["devices"]
+    assert {"device": "cpu", "usable": True, "state": "ready"} in devices
+    assert "cpu" in run("devices").stdout
+    found = json.loads(run("specs", "list", "cuda", "--format", "json").stdout)["specs"]
+    assert {"a100", "h100"} <= {e["chip"] for e in found} and {e["device"] for e in found} == {"cuda"}
+    assert "zen5" in run("specs").stdout
+    assert 'chip = "a100"' in run("specs", "show", "a100").stdout
+    assert json.loads(run("specs", "show", "cuda:a100", "--format", "json").stdout)["spec"]["chip"] == "a100"
+    assert run("specs", "lint", "a100", "zen5").exit_code == 0
+
+
+def test_lint_fails_with_one(tmp_path):
+    from roller.catalog import dump_spec
+
+    bare = roller.load_spec("a100").model_copy(update={"sources": {}})
+    (tmp_path / "a100.toml").write_text(dump_spec(bare))
+    done = run("specs", "lint", str(tmp_path / "a100.toml"))
+    assert done.exit_code == 1 and "no source" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["compile"], 2, "OPERATOR"),
+        (["compile", "relu", "8", "--top", "0"], 2, "top"),
+        (["nonsense"], 2, "nonsense"),
+        (["compile", "mtmul", "4x4"], 3, "did you mean"),
+        (["compile", "relu", "8", "-d", "cpu:zem3"], 3, "did you mean 'zen3'"),
+        (["compile", "relu", "8", "--spec", "none.toml"], 3, "none.toml: no such file"),
+        (["compile", "relu", "8", "-d", "cpu:zen3", "--threads", "99"], 3, "threads"),
+        (["explain", "none.roller"], 3, "none.roller: cannot be read"),
+        (["specs", "show", "h1000"], 3, "did you mean 'h100'"),
+        (["compile", "relu", "8", "-d", "cpq"], 4, "did you mean 'cpu'"),
+        (["specs", "calibrate", "gpu"], 4, "installed"),
+    ],
+)
+def test_exit_codes_of_wrong_input(words, code, said):
+    done = run(*words)
+    assert done.exit_code == code and said in done.stderr and done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (WrongResultError("wrong", (1,), 2.0), 1),
+        (PluginLoadError("no", "x"), 4),
+        (DeviceUnavailableError("no"), 4),
+        (HookError("no", "x", "h"), 5),
+        (ConstructionError("no"), 5),
+        (CodegenError("no"), 5),
+        (KernelError("crashed its process: SIGSEGV"), 6),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_exit_codes_of_failures(error, code, monkeypatch):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(roller, "compile", fail)
+    done = run("compile", "relu", "8")
+    assert done.exit_code == code and done.stdout == ""
+
+
+def test_version():
+    assert run("--version").stdout.strip() == roller.__version__
+
+
+def test_the_command_itself_and_ctrl_c(tmp_path):
+    command = [sys.executable, "-c", "from roller.cli import main; main()"]
+    done = subprocess.run([*command, "specs", "list", "cpu"], capture_output=True, text=True, timeout=60, check=True)
+    assert "zen3" in done.stdout and done.stderr == ""
+    code = (
+        "import roller, time\nfrom roller.cli import main\n"
+        "def wait(*a, **k):\n    print('ready', flush=True)\n    time.sleep(60)\n"
+        "roller.compile = wait\nmain()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, "compile", "relu", "8"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert child.stdout.readline() == "ready\n"
+    os.kill(child.pid, signal.SIGINT)
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == 130 and "interrupted" in err and list(tmp_path.iterdir()) == []

@@ -1,0 +1,276 @@
+import numpy as np
+import pytest
+from toy_plugin import Runner, Toy, toy_spec
+
+import roller
+from roller import ops, trial
+from roller.catalog import find_spec
+from roller.devices import Device
+from roller.errors import (
+    ConstructionError,
+    ExpressionError,
+    KernelError,
+    LaunchError,
+    SpecError,
+    UnknownDeviceError,
+    WrongResultError,
+)
+from roller.narrow import narrowed
+from roller.plugin import hookimpl
+
+
+def matmul(m=24, n=32, k=16):
+    return ops.relu(ops.matmul(roller.tensor((m, k), name="a"), roller.tensor((k, n), name="b")))
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    def use(plugin):
+        device = Device("toy", plugin)
+        monkeypatch.setattr("roller.compiler.resolve", lambda name, spec: (device, spec or device.default_spec()))
+        monkeypatch.setattr("roller.compiler.load_device", lambda name: device)
+        monkeypatch.setattr("roller.trial.load_device", lambda name: device)
+        monkeypatch.setattr("roller.trial.run_isolated", lambda function, *a, deadline_s: function(*a))
+        return device
+
+    return use
+
+
+# --- naming a chip ---------------------------------------------------------------------------------------------------
+
+
+def test_devices_and_chips_by_name_spec_and_file():
+    zen3 = find_spec("cpu", "zen3")
+    path = next(e.path for e in roller.specs("cpu") if e.chip == "zen3")
+    given = [("cpu:zen3", None), ("cpu", zen3), ("cpu", path), ("cpu", str(path))]
+    programs = [roller.compile(matmul(), device, spec=spec).program for device, spec in given]
+    assert all(p == programs[0] for p in programs)
+
+
+@pytest.mark.parametrize(
+    ("device", "spec", "error", "said"),
+    [
+        ("cpu:zen3", find_spec("cpu", "zen3"), SpecError, "names a chip and spec= gives one"),
+        ("cpu", find_spec("cuda", "a100"), SpecError, "of device 'cuda', not of 'cpu'; say device='cuda'"),
+        ("cpu:zen33", None, SpecError, "did you mean 'zen3'"),
+        ("cpu", "no/such/file.toml", SpecError, "no such file"),
+        ("cpuu:zen3", None, UnknownDeviceError, "did you mean 'cpu'"),
+        ("cuda:h100", None, UnknownDeviceError, "installed"),
+        ("", None, UnknownDeviceError, "installed"),
+    ],
+)
+def test_wrong_devices_and_chips(device, spec, error, said):
+    with pytest.raises(error, match=said):
+        roller.compile(matmul(), device, spec=spec)
+
+
+def test_specs_by_name():
+    assert roller.load_spec("h100") == roller.load_spec("cuda:h100") == find_spec("cuda", "h100")
+    assert roller.load_spec(find_spec("cpu", "zen5")).chip == "zen5"
+    assert {e.device for e in roller.specs("cpu")} == {"cpu"} < {e.device for e in roller.specs()}
+    for name, said in (("h1000", "did you mean 'h100'"), ("rocm:h100", "no spec"), ("x.toml", "no such file")):
+        with pytest.raises(SpecError, match=said):
+            roller.load_spec(name)
+
+
+def test_a_users_own_spec_is_found(tmp_path, monkeypatch):
+    from roller.catalog import dump_spec
+
+    monkeypatch.setenv("ROLLER_CONFIG_DIR", str(tmp_path))
+    folder = tmp_path / "specs" / "cpu"
+    folder.mkdir(parents=True)
+    mine = find_spec("cpu", "zen3").model_copy(update={"chip": "mine"})
+    (folder / "mine.toml").write_text(dump_spec(mine))
+    assert roller.load_spec("cpu:mine") == mine
+    assert roller.compile(matmul(), "cpu:mine").spec.chip == "mine"
+
+
+# --- the pipeline ----------------------------------------------------------------------------------------------------
+
+
+def test_candidates_are_ranked_and_the_first_is_built(toy):
+    toy(Toy())
+    kernel = roller.compile(matmul(), "toy", top_k=4)
+    seconds = [c.estimate.seconds for c in kernel.candidates]
+    assert 1 < len(seconds) <= 4 and seconds == sorted(seconds)
+    assert kernel.program == kernel.candidates[0].program
+    assert all(c.measured_s is None for c in kernel.candidates)
+    assert kernel.artifact.versions["roller-compiler"] == roller.__version__
+
+
+def test_symbolic_tensors_and_expressions_are_the_same():
+    op = matmul()
+    kernels = [roller.compile(o, "cpu:zen3") for o in (op, ops.expression(op))]
+    assert kernels[0].artifact.to_bytes() == kernels[1].artifact.to_bytes()
+
+
+@pytest.mark.parametrize("op", [None, 3, "matmul", np.ones(3), roller.tensor((3, 4))])
+def test_what_is_no_operator(op):
+    with pytest.raises(ExpressionError):
+        roller.compile(op, "cpu:zen3")
+
+
+@pytest.mark.parametrize("top_k", [0, -1, 1.5, True, None])
+def test_top_k_is_a_positive_number(top_k):
+    with pytest.raises(ConstructionError, match="top_k"):
+        roller.compile(matmul(), "cpu:zen3", top_k=top_k)
+
+
+def test_refused_programs_are_left_out(toy):
+    seen = []
+
+    class Picky(Toy):
+        @hookimpl
+        def roller_refusal(self, spec, program):
+            seen.append(program)
+            return ("first", "not this one") if len(seen) == 1 else None
+
+    toy(Picky())
+    kernel = roller.compile(matmul(), "toy", top_k=4)
+    assert seen[0] not in [c.program for c in kernel.candidates] and kernel.candidates
+
+    class Stubborn(Toy):
+        @hookimpl
+        def roller_refusal(self, spec, program):
+            return ("mood", "never")
+
+    toy(Stubborn())
+    with pytest.raises(ConstructionError, match="refused by mood"):
+        roller.compile(matmul(), "toy")
+
+
+class Slow(Runner):
+    def run(self, inputs, out):
+        import time
+
+        time.sleep(0.001 * len(self.artifact.data))
+        super().run(inputs, out)
+
+
+class Measured(Toy):
+    """Later candidates are faster; some break."""
+
+    def __init__(self, broken=()):
+        self.built, self.broken = 0, broken
+
+    @hookimpl
+    def roller_build(self, spec, source):
+        artifact = Toy.roller_build(self, spec, source)
+        self.built += 1
+        from dataclasses import replace
+
+        return replace(artifact, data=bytes(12 - 3 * self.built), resources={"number": self.built})
+
+    @hookimpl
+    def roller_load_kernel(self, artifact):
+        if artifact.resources["number"] in self.broken:
+            raise LaunchError("broken")
+        return Slow(artifact)
+
+
+def test_measuring_ranks_anew(toy, monkeypatch):
+    monkeypatch.setattr(trial, "MEASURE_SECONDS", 0.01)
+    toy(Measured())
+    kernel = roller.compile(matmul(), "toy", top_k=3, measure=True)
+    measured = [c.measured_s for c in kernel.candidates]
+    assert measured == sorted(measured) and kernel.artifact.resources["number"] == 3
+    assert "measured" in str(kernel.explain())
+
+
+def test_candidates_that_break_come_last(toy):
+    toy(Measured(broken=(3,)))
+    kernel = roller.compile(matmul(), "toy", top_k=3, measure=True)
+    assert kernel.candidates[-1].measured_s is None and kernel.artifact.resources["number"] == 2
+    toy(Measured(broken=(1, 2, 3)))
+    with pytest.raises(KernelError, match="none of the 3"):
+        roller.compile(matmul(), "toy", top_k=3, measure=True)
+
+
+def test_verification_finds_a_wrong_element(toy):
+    class Wrong(Runner):
+        def run(self, inputs, out):
+            super().run(inputs, out)
+            out.reshape(-1)[-1] += 1
+
+    class Lying(Toy):
+        @hookimpl
+        def roller_load_kernel(self, artifact):
+            return Wrong(artifact)
+
+    toy(Toy())
+    roller.compile(matmul(), "toy", verify=True)
+    toy(Lying())
+    with pytest.raises(WrongResultError, match=r"\(23, 31\)"):
+        roller.compile(matmul(), "toy", verify=True)
+
+
+@pytest.mark.parametrize(
+    ("constants", "error", "said"),
+    [
+        ({"c": np.ones(3)}, ExpressionError, "no input is called 'c'; inputs: a, b"),
+        ({"b": np.ones((16, 32))}, LaunchError, "b: element type float64"),
+        ({"b": np.ones((32, 16), "f4")}, LaunchError, "b: shape"),
+        ({"b": 3}, LaunchError, "b: a int given"),
+    ],
+)
+def test_wrong_constants(constants, error, said):
+    with pytest.raises(error, match=said):
+        roller.compile(matmul(), "cpu:zen3", constants=constants)
+
+
+# --- fewer units -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chip", ["cpu:zen5", "cpu:neoverse-v2", "cuda:a100", "rocm:mi300x", "ipu_sim:gc200", "npu_demo:npu-demo"])
+def test_narrowed_specs_are_valid(chip):
+    spec = roller.load_spec(chip)
+    assert narrowed(spec, None) is spec and narrowed(spec, spec.unit.count) is spec
+    for units in {1, 2, 3, 5, spec.unit.count // 2, spec.unit.count - 1}:
+        if 0 < units < spec.unit.count:
+            less = narrowed(spec, units)
+            assert less.unit.count == units and less.levels[0].capacity_bytes == spec.levels[0].capacity_bytes
+            assert less.atoms[0].gflops == pytest.approx(spec.atoms[0].gflops * units / spec.unit.count)
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1000, 1.5, "2", True])
+def test_wrong_thread_counts(threads):
+    with pytest.raises(SpecError, match="threads asked for"):
+        roller.compile(matmul(), "cpu:zen3", threads=threads)
+
+
+# --- rating ----------------------------------------------------------------------------------------------------------
+
+TILES = [{"m": 24, "n": 32, "k": 16}, {"m": 6, "n": 16}]
+
+
+def test_rating_agrees_with_construction():
+    spec = find_spec("cpu", "zen3")
+    kernel = roller.compile(matmul(), "cpu:zen3")
+    stage = kernel.program.stages[0]
+    names = [d.name for d in stage.nest.dims]
+    tiles = [dict(zip(names, tile, strict=True)) for tile in stage.tiles]
+    assert stage.split > 1 or roller.rate(matmul(), "cpu", spec=spec, tiles=tiles).seconds <= kernel.estimate.seconds * (1 + 1e-9)
+    one, nested = roller.rate(matmul(), "cpu:zen3", tiles=TILES), roller.rate(matmul(), "cpu:zen3", tiles=[TILES])
+    assert one == nested and one.seconds >= kernel.estimate.seconds * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("tiles", "error", "said"),
+    [
+        (TILES[:1], ExpressionError, "1 tiles given, cpu:zen3 has 2 levels: L2, register"),
+        ([], ExpressionError, "tiles of 0 stages given"),
+        ([TILES, TILES], ExpressionError, "tiles of 2 stages given, the fused operator has 1: relu"),
+        ([{"m": 24}, {"mm": 6}], ExpressionError, "no dimension|has dimension 'mm' .did you mean 'm'"),
+        ([{"m": 24}, {"m": 0}], ExpressionError, "positive"),
+        ([{"m": 24}, {"m": 2.0}], ExpressionError, "positive"),
+        ([{"m": 24, "n": 32}, {"m": 24, "n": 32}], ConstructionError, "register capacity"),
+        ([{"m": 25, "n": 16}, {"m": 6, "n": 16}], ConstructionError, "m = 25 is no multiple of the 6 inside"),
+    ],
+)
+def test_tiles_that_do_not_suit(tiles, error, said):
+    with pytest.raises(error, match=said):
+        roller.rate(matmul(), "cpu:zen3", tiles=tiles)
+
+
+def test_toy_spec_is_what_it_says():
+    assert toy_spec().device == "toy"
