@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import roller
@@ -55,12 +56,17 @@ def limit_seconds(kernel: roller.Kernel) -> float:
     return max(kernel.expr.flops / (spec.peaks_gflops["float32"] * 1e9), kernel.expr.compulsory_bytes / (memory * 1e9))
 
 
+def milliseconds(seconds: float) -> str:
+    """A time for people: three digits, no exponent."""
+    return f"{seconds * 1e3:.3g} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
+
+
 def main() -> int:
     """Print the table; 1 where a result is wrong."""
-    console = Console(width=max(Console().width, 110))
-    table = Table("operator", "rProgram", header_style="italic")
-    for title in ("compiled in", "predicted", "measured", "of the limit", "NumPy", "faster by"):
-        table.add_column(title, justify="right")
+    console = Console(width=max(Console().width, 120))
+    table = Table("operator, and the rProgram chosen for it", header_style="italic", show_lines=True)
+    for title in ("compiled in", "predicted", "measured", "of the limit", "NumPy", "NumPy : ours"):
+        table.add_column(title, justify="right", no_wrap=True)
     wrong = 0
     with console.status("measuring this machine (the first time only)"):
         chip = roller.compile(ops.relu(roller.tensor((16,)))).spec
@@ -80,9 +86,10 @@ def main() -> int:
             out = np.empty(kernel.output.shape, np.float32)
             ours = seconds_of(lambda kernel=kernel, inputs=inputs, out=out: kernel(*inputs, out=out))
             theirs = seconds_of(lambda call=numpy_call, inputs=inputs: call(*inputs))
-        times = [f"{s * 1e3:.3g} ms" for s in (compiled, kernel.estimate.seconds, ours)]
+        times = [milliseconds(s) for s in (compiled, kernel.estimate.seconds, ours)]
         share = f"{limit_seconds(kernel) / ours:.0%}"
-        table.add_row(name, kernel.program.describe(), *times, share, f"{theirs * 1e3:.3g} ms", f"{theirs / ours:.2f}x")
+        what = f"[bold]{name}[/bold]\n{escape(kernel.program.describe())}"
+        table.add_row(what, *times, share, milliseconds(theirs), f"{theirs / ours:.2f}")
     console.print(f"{chip.title} ({chip.device}:{chip.chip}), float32, {chip.unit.count} threads")
     console.print(table)
     if not wrong:

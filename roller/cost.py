@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from roller.expr import Stage
-from roller.hardware import HardwareSpec
-from roller.program import RProgram, StageProgram, Staging, copy_depth, staged_touches
+from roller.hardware import HardwareSpec, MemoryLevel
+from roller.program import RProgram, StageProgram, Staging, copy_depth
 from roller.scalar import ARITHMETIC, Binary, Scalar, Unary, walk
 from roller.nest import Access
 from roller.tile import Geometry
@@ -28,6 +28,9 @@ OPERATION_SLOTS: Mapping[str, float] = {
     "exp": 12, "log": 14, "tanh": 18, "sigmoid": 18, "erf": 20, "sin": 20, "cos": 20, "pow": 30,
     "sqrt": 5, "rsqrt": 7, "div": 5,
 }  # fmt: skip
+
+
+ROW_TRIPS = 6  # loops around one row of a box: the row itself, three spans of it, a vector and an element loop
 
 
 @dataclass(frozen=True)
@@ -146,8 +149,15 @@ class Model:
             traffic = level_traffic(walk, self.spec, self.geometry, index)
             waiting = self.spec.unit.count * unit_efficiency(program, self.spec) * self.parameters.misses_in_flight
             moved, latency = traffic.bytes, traffic.runs * self.spec.levels[index - 1].latency_ns * 1e-9 / waiting
-        share = 1.0 if self.spec.shared(level) else unit_efficiency(program, self.spec)
-        return moved / (level.bandwidth_gbps * 1e9 * share), latency
+        return moved / self._rate(level, unit_efficiency(program, self.spec)), latency
+
+    def _rate(self, level: MemoryLevel, busy: float) -> float:
+        """Bytes a second into a level when this share of the units works."""
+        assert level.bandwidth_gbps is not None
+        if not self.spec.shared(level):
+            return level.bandwidth_gbps * 1e9 * busy
+        drawn = level.unit_bandwidth_gbps * self.spec.unit.count * busy if level.unit_bandwidth_gbps else math.inf
+        return min(level.bandwidth_gbps, drawn) * 1e9
 
     def _register_bytes(self, program: StageProgram, transaction: int) -> float:
         """Bytes loaded into and stored from registers by units without lanes: whole vectors where an array is contiguous
@@ -196,15 +206,16 @@ class Model:
             sources, width = [n for n, a in enumerate(nest.inputs) if a.factor == staging.operand], nest.accumulator_bytes
             elements = self.geometry.panel_elements(staging.operand, tile) * times
         units = unit_efficiency(program, self.spec) if staging.level else 1.0
+        rows = times * (self.geometry.runs(staging.operand, tile) if staging.kind == "box" else 0.0)
         issue = elements * self._copy_slots(program, staging) / (self._vector_rate() * units)
+        issue += rows * ROW_TRIPS * self.parameters.trip_overhead_ns * 1e-9 / (self.spec.unit.count * max(units, 1e-9))
         level = self.spec.levels[max(1, staging.level)]
         assert level.bandwidth_gbps is not None
         read = sum(self.geometry.moved(n, tile, level.transaction_bytes) for n in sources) * times
         written = elements * width
         fits = staging.level > 0 or written <= level.capacity_bytes * level.usable_fraction
-        share = 1.0 if self.spec.shared(level) else units
         launch = self.spec.unit.launch_overhead_us * 1e-6 if staging.level == 0 else 0.0
-        return max(issue, (read + (0 if fits else 2 * written)) / (level.bandwidth_gbps * 1e9 * share)) + launch
+        return max(issue, (read + (0 if fits else 2 * written)) / self._rate(level, units)) + launch
 
     def _vector_rate(self) -> float:
         """Element operations a second of the widest vectors."""

@@ -120,6 +120,7 @@ class MemoryLevel(_Model):
     reserved_bytes: Bytes = 0
     tile_max_bytes: Count | None = None
     bandwidth_gbps: Positive | None = None  # into this level; absent only at level 0
+    unit_bandwidth_gbps: Positive | None = None  # the most that one unit draws of a shared level; absent: all of it
     transaction_bytes: Count
     access_lanes: Count = 1  # lanes whose accesses are counted together
     banks: Banks | None = None

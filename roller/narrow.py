@@ -30,6 +30,7 @@ def narrowed(spec: HardwareSpec, units: int | None) -> HardwareSpec:
         atom["gflops"] *= share
     data["peaks_gflops"] = {key: peak * share for key, peak in spec.peaks_gflops.items()}
     _keep_order(data["levels"])
+    _keep_owners(data["levels"])
     return spec_from_dict(data)
 
 
@@ -46,3 +47,11 @@ def _keep_order(levels: list[dict[str, Any]]) -> None:
     for outer, inner in zip(reversed(levels[:-1]), reversed(levels), strict=False):
         if outer.get("bandwidth_gbps") is not None:
             outer["bandwidth_gbps"] = min(outer["bandwidth_gbps"], inner["bandwidth_gbps"])
+
+
+def _keep_owners(levels: list[dict[str, Any]]) -> None:
+    """A level carved from another has no more bytes than are left of that."""
+    total = {table["name"]: table["instances"] * table["capacity_bytes"] for table in levels}
+    for table in levels:
+        if table["carved_from"] is not None:
+            table["capacity_bytes"] = min(table["capacity_bytes"], total[table["carved_from"]] // table["instances"])

@@ -25,15 +25,25 @@ class DataTile:
 
 
 def data_tile(nest: Nest, access: Access, tile: Tile) -> DataTile:
-    """The box of one array under a tile; where the array is smaller (padding), cut to the array."""
+    """The box of one array under a tile; where the array is smaller (padding), cut to the array.
+
+    A fused dimension along which addresses stay linear counts as one run of the array, however its axes wrap.
+    """
+    linear = [
+        n for n, (d, s) in enumerate(zip(nest.dims, access.strides, strict=True)) if s is not None and len(d.members) > 1 and access.touches[n]
+    ]
+    flat = {a.name for n in linear for a in nest.dims[n].members}
     extents: dict[str, int] = {}
     for dim, extent in zip(nest.dims, tile, strict=True):
         extents.update((a.name, e) for a, e in zip(dim.members, dim.member_extents(extent), strict=True))
-    shape = []
+    shape, elements = [], 1
     for index, bound in zip(access.index, access.tensor.shape, strict=True):
         reach = 1 + sum(abs(c) * (extents.get(n, 1) - 1) for n, c in index.terms)
         shape.append(max(min(reach, bound), 0))
-    return DataTile(tuple(shape), math.prod(shape), _run(nest, access, tile, tuple(shape)))
+        if not any(n in flat for n, _ in index.terms):
+            elements *= shape[-1]
+    elements *= math.prod([min(tile[n], nest.dims[n].extent) for n in linear])
+    return DataTile(tuple(shape), elements, min(_run(nest, access, tile, tuple(shape)), elements))
 
 
 def _run(nest: Nest, access: Access, tile: Tile, box: tuple[int, ...]) -> int:

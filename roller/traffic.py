@@ -96,7 +96,8 @@ def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Ge
         fit = next((d for d in range(stream.start, stream.stop + 1) if kept[d] >= 1), stream.stop)
         if stream.access is None and fit == stream.start and stream.start > 0:
             continue  # the panel was written at this level just now
-        fit = max(fit - 1, stream.start)  # neighbouring iterations of the loop around what fits share lines and halos
+        if kept[fit] >= 1:
+            fit = max(fit - 1, stream.start)  # neighbouring iterations of the loop around what fits share lines and halos
         times = 1.0
         for d in range(fit):
             loop = walk.loops[d]

@@ -41,7 +41,7 @@ def parse(words: Sequence[str], dtype: str = "float32") -> SymbolicTensor:
     if "->" in head and "(" not in head:
         text = f'einsum("{head.strip(chr(34))}", {", ".join(rest)})'
     else:
-        text = f"{head}({', '.join(rest)})" if rest else head
+        text = f"{head}({', '.join(rest)})" if rest and "(" not in head else " ".join(words)
     reader = _Reader(text, dtype)
     value = reader.value(0)
     reader.end()

@@ -80,7 +80,9 @@ def _path(topology: Topology) -> Path:
 def _measured(topology: Topology, chip: str) -> HardwareSpec:
     processor = _processor(topology)
     base = nearest(topology, processor)
-    rates = import_module("roller_cpu.probe").measure(topology.cores, topology.vector_bytes, processor, _buffers(topology))
+    fused = "fma" in topology.features or "asimd" in topology.features
+    probe = import_module("roller_cpu.probe")
+    rates = probe.measure(topology.cores, topology.vector_bytes, processor, _buffers(topology), fused=fused)
     return describe(topology, base, processor, chip, rates)
 
 

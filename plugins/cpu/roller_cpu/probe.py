@@ -54,9 +54,12 @@ class Rates:
     read_gbps: Mapping[str, float]
 
 
-def measure(cores: int, vector_bytes: int, processor: str, buffers: Mapping[str, int]) -> Rates:
-    """The rates with so many cores at work; `buffers` names the bytes that each core reads over and over."""
-    module = toolchain.load_module(_text(vector_bytes, processor))
+def measure(cores: int, vector_bytes: int, processor: str, buffers: Mapping[str, int], *, fused: bool = True) -> Rates:
+    """The rates with so many cores at work; `buffers` names the bytes that each core reads over and over.
+
+    `fused`: the processor multiplies and adds in one instruction.
+    """
+    module = toolchain.load_module(_text(vector_bytes, processor, fused))
     functions = {name: module[name] for name in ("clock", "fma", "read")}
     cycles = MULTIPLY_CYCLES.get(platform.machine(), 3)
     with ThreadPoolExecutor(cores) as pool:
@@ -94,7 +97,7 @@ def _seconds_per_round(pool: ThreadPoolExecutor, function: Callable[..., Any], a
     return min(trial(rounds) for _ in range(TRIALS)) / rounds
 
 
-def _text(vector_bytes: int, processor: str) -> str:
+def _text(vector_bytes: int, processor: str, fused: bool) -> str:
     triple = str(tvm_ffi.get_global_func("tvm.codegen.llvm.GetProcessTriple")())
     vector = f"<{vector_bytes // 4} x float>"
     suffix = f"v{vector_bytes // 4}f32"
@@ -103,7 +106,7 @@ def _text(vector_bytes: int, processor: str) -> str:
         f'target triple = "{triple}"',
         f"declare {vector} @llvm.fma.{suffix}({vector}, {vector}, {vector})",
         _clock(),
-        _fma(vector, suffix),
+        _fma(vector, suffix, fused),
         _read(vector, vector_bytes),
         f'attributes #0 = {{ nounwind "target-cpu"="{processor}" }}',
         "!llvm.module.flags = !{!0}",
@@ -120,11 +123,15 @@ def _clock() -> str:
     return _FUNCTION.format(name="clock", last="loop", body="\n".join(lines), after="  store volatile i64 %x8, ptr %data")
 
 
-def _fma(vector: str, suffix: str) -> str:
+def _fma(vector: str, suffix: str, fused: bool) -> str:
     """Multiply-adds in registers, enough at once to fill every pipe."""
     splat = f"{vector} splat (float 0.5)"
     heads = [f"  %a{i} = phi {vector} [ splat (float 1.0), %entry ], [ %b{i}, %loop ]" for i in range(ACCUMULATORS)]
-    steps = [f"  %b{i} = call {vector} @llvm.fma.{suffix}({vector} %a{i}, {splat}, {splat})" for i in range(ACCUMULATORS)]
+    half = "splat (float 0.5)"
+    one = "  %b{i} = call {vector} @llvm.fma.{suffix}({vector} %a{i}, {splat}, {splat})"
+    two = "  %m{i} = fmul {vector} %a{i}, {half}\n  %b{i} = fadd {vector} %m{i}, {half}"
+    step = one if fused else two
+    steps = [step.format(i=i, vector=vector, suffix=suffix, splat=splat, half=half) for i in range(ACCUMULATORS)]
     ends = [f"  store volatile {vector} %b{i}, ptr %data, align 64" for i in range(ACCUMULATORS)]
     return _FUNCTION.format(name="fma", last="loop", body="\n".join(heads + steps), after="\n".join(ends))
 

@@ -29,7 +29,7 @@ def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
         raise CodegenError(f"the cpu toolchain takes {FORMAT}, not {source.language}")
     return Artifact(
         FORMAT,
-        source.text.encode(),
+        stable(source.text).encode(),
         {**source.launch, "entry": source.entry},
         resources(assembly(source.text)),
         spec.device,
@@ -54,6 +54,12 @@ def load_module(text: str) -> Any:
         raise CodegenError("LLVM refuses the kernel's IR", str(error)) from error
     finally:
         os.close(descriptor)
+
+
+def stable(text: str) -> str:
+    """The IR with TVM's memory addresses, by which it names aliases, replaced by numbers: the same kernel, the same text."""
+    numbers: dict[str, int] = {}
+    return re.sub(r'(?<=!")0x[0-9a-f]+', lambda found: f"buffer{numbers.setdefault(found.group(), len(numbers))}", text)
 
 
 def processor(text: str) -> str | None:

@@ -1,0 +1,155 @@
+"""The interpreter against the engine: every point once, every byte counted, footprints as they are (property 1)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+
+import interpreter
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from roller.expr import TensorExpr
+from roller.fit import Fit
+from roller.hardware import HardwareSpec
+from roller.nest import variants
+from roller.program import StageProgram, lane_level, tiled_levels
+from roller.testing import expressions, gemm, programs, specs, toy_level, toy_spec, with_unit
+from roller.tile import Geometry
+from roller.traffic import NestWalk, level_traffic
+
+TINY = (1, 2, 3, 4, 6, 8)
+LINEAR = ("matmul", "transposed", "reduction", "elementwise", "transpose")
+MILLION = 10**6
+
+
+def pads(units: int = 1, **unit: object) -> HardwareSpec:
+    """Two scratchpads inside one another, roomy, element-sized transactions, one copy at a time."""
+    return toy_spec([toy_level("pad", 1 << 20, 10, units), toy_level("register", 1 << 16, 20, units)], count=units, **unit)
+
+
+@st.composite
+def tiny(draw: st.DrawFn, families: tuple[str, ...] | None = None, limit: int = 2048) -> TensorExpr:
+    expr = draw(expressions(TINY, families) if families else expressions(TINY))
+    assume(math.prod(expr.stages[0].extents.values()) <= limit)
+    return expr
+
+
+@given(st.data())
+def test_every_accumulator_takes_every_reduce_point_exactly_once(data: st.DataObject) -> None:
+    program = data.draw(programs(data.draw(tiny()), data.draw(specs()))).stages[0]
+    nest = program.nest
+    taken = Counter(interpreter.executed(program))
+    assert set(taken.values()) <= {1}, "a point was taken in twice by one accumulator"
+    reduced = set(itertools.product(*(range(nest.extents[i]) for i in nest.reduce)))
+    by_accumulator: dict[object, set[tuple[int, ...]]] = {}
+    for slot, spatial, reduce in taken:
+        by_accumulator.setdefault((slot, spatial), set()).add(reduce)
+    assert all(found == reduced for found in by_accumulator.values())
+    assert {spatial for _, spatial in by_accumulator} == set(itertools.product(*(range(nest.extents[i]) for i in nest.spatial)))
+
+
+@given(st.data())
+def test_one_unit_moves_into_a_scratchpad_what_the_engine_predicts(data: st.DataObject) -> None:
+    spec = pads()
+    program = data.draw(programs(data.draw(tiny(LINEAR)), spec, dividing=True)).stages[0]
+    predicted = level_traffic(NestWalk(program), spec, Geometry(program.nest), 1).bytes
+    assert predicted == pytest.approx(interpreter.scratchpad(program, 1, 1).moved)
+
+
+@given(st.data())
+def test_units_with_one_tile_each_load_their_own_copies(data: st.DataObject) -> None:
+    spec = pads(MILLION)
+    program = data.draw(programs(data.draw(tiny(LINEAR)), spec, dividing=True)).stages[0]
+    predicted = level_traffic(NestWalk(program), spec, Geometry(program.nest), 1).bytes
+    assert predicted == pytest.approx(interpreter.scratchpad(program, 1, MILLION).moved)
+
+
+@given(st.data())
+def test_ragged_tiles_and_windows_are_never_predicted_to_move_less(data: st.DataObject) -> None:
+    spec = pads()
+    program = data.draw(programs(data.draw(tiny()), spec)).stages[0]
+    predicted = level_traffic(NestWalk(program), spec, Geometry(program.nest), 1).bytes
+    assert predicted >= interpreter.scratchpad(program, 1, 1).moved * (1 - 1e-9)
+
+
+@given(st.data(), st.sampled_from((1, 2, 4, 64)))
+def test_lanes_load_what_their_access_groups_touch(data: st.DataObject, together: int) -> None:
+    levels = [toy_level("pad", 1 << 20, 10), toy_level("register", 1 << 16, 20, 64, access_lanes=together)]
+    spec = toy_spec(levels, lanes_max=64)
+    program = data.draw(programs(data.draw(tiny(("matmul", "reduction"))), spec, dividing=True)).stages[0]
+    assume(program.lanes <= 64)
+    streams = [s for s in NestWalk(program).streams if s.access is not None]
+    assert len(streams) == len(program.nest.accesses)
+    output = program.nest.extents
+    stored = math.prod(output[i] for i in program.nest.spatial) * program.nest.output.element_bytes
+    predicted = level_traffic(NestWalk(program), spec, Geometry(program.nest), 2).bytes
+    assert predicted - stored == pytest.approx(interpreter.lane_loads(program, 2, together))
+
+
+@given(st.data())
+def test_the_footprint_of_a_scratchpad_tile_is_the_most_it_holds(data: st.DataObject) -> None:
+    spec = pads()
+    program = data.draw(programs(data.draw(tiny(("matmul", "transposed"))), spec, dividing=True)).stages[0]
+    nest = program.nest
+    assume(all(e > 1 for e in nest.extents) and len(nest.extents) == 3)  # every operand is reused, so every one is held
+    fit = Fit(spec, nest, Geometry(nest))
+    footprint = fit.footprint(program.levels, 0, program.unit_tile, program.inner)
+    assert footprint == interpreter.scratchpad(program, 1, 1).peak
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_a_cache_misses_what_the_engine_predicts(data: st.DataObject) -> None:
+    """Where every prefix of the loops either clearly fits or clearly does not; the fading between is a smoothing."""
+    spec = toy_spec([toy_level("cache", 1 << 20, 10, managed=False), toy_level("register", 1 << 16, 20)])
+    program = data.draw(programs(data.draw(tiny(("matmul", "transposed"), 4096)), spec, dividing=True)).stages[0]
+    assume(len(program.loops) >= 2)
+    walk, geometry = NestWalk(program), Geometry(program.nest)
+    live = [sum(at) for at in zip(*walk.sizes(4, geometry), strict=True)]
+    clear = [int(1.3 * f) for outer, f in zip([math.inf, *live], live, strict=False) if outer >= 2.6 * f]
+    room = data.draw(st.sampled_from(clear))
+    spec = toy_spec([toy_level("cache", room, 10, managed=False), toy_level("register", 1 << 16, 20)])
+    predicted = level_traffic(walk, spec, geometry, 1).bytes
+    counted = 4 * interpreter.cache_elements(program, room // 4)
+    assert counted / 1.25 <= predicted <= counted * 1.25
+
+
+def test_a_panel_crosses_every_level_between_its_home_and_its_use() -> None:
+    """Staging changes where a copy lies, not that the unit has to load it."""
+    from roller.program import Staging
+
+    spec = pads()
+    expr = gemm(8, 8, 8)
+    nest = variants(expr.stages[0], expr.tensors)[0]
+    spatial_first = (0, 1, 2)
+    atom, tiles = spec.atoms[0], ((4, 4, 8), (1, 1, 1))
+    levels = tiled_levels(spec)
+
+    def moved(*staged: Staging) -> float:
+        program = StageProgram(nest, atom, (), levels, tiles, (spatial_first,) * 2, staged, lane_level=lane_level(spec))
+        return level_traffic(NestWalk(program), spec, Geometry(nest), 1).bytes
+
+    # Each of 2 x 2 tiles loads 4 x 8 of A (kept while n runs: 2 loads) and 8 x 4 of B (4 loads), and stores 4 x 4.
+    assert moved() == 4 * (2 * 32 + 4 * 32 + 64)
+    assert moved(Staging("panel", 0, 0), Staging("panel", 1, 0)) == moved()
+
+
+def test_units_that_share_a_cache_fetch_once_and_units_of_their_own_each() -> None:
+    """Four unit tiles along n: all read the whole of A, 8 x 8 elements."""
+
+    def into(count: int, instances: int) -> float:
+        cache = toy_level("cache", 1 << 16, 10, instances, managed=False)
+        spec = with_unit(toy_spec([cache, toy_level("register", 1 << 12, 20, count)], count=count))
+        expr = gemm(8, 8, 8)
+        nest = variants(expr.stages[0], expr.tensors)[0]
+        level = tiled_levels(spec)
+        tiles = ((8, 2, 8), (1, 1, 1))[-len(level) :] if len(level) == 2 else ((8, 2, 8),)
+        program = StageProgram(nest, spec.atoms[0], (), level, tiles, ((1, 0, 2),) * len(level))
+        return level_traffic(NestWalk(program), spec, Geometry(nest), 1).bytes
+
+    a = b = c = 64 * 4
+    assert into(4, 1) == a + b + c
+    assert into(4, 4) == 4 * a + b + c
