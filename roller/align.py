@@ -28,12 +28,17 @@ class Multiple:
 
 
 def atom_tile(nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], ...]) -> Tile:
-    """The innermost tile of an atom: its extents where its roles lie, 1 elsewhere (rule 1). Never more than the problem needs."""
+    """The innermost tile of an atom: its extents where its roles lie, 1 elsewhere (rule 1).
+
+    A role that streams starts with the rows that take as long as loading the stationary block, a power of two.
+    """
     roles = dict(atom.roles)
+    rows = atom.startup_cycles / atom.row_cycles if atom.row_cycles else 1.0
+    streamed = 1 << max(0, math.ceil(math.log2(max(rows, 1.0))))
     tile = [1] * len(nest.dims)
     for role, dim in mapping:
         extent = roles[role]
-        tile[dim] = extent if isinstance(extent, int) else 1
+        tile[dim] = extent if isinstance(extent, int) else min(streamed, max(nest.dims[dim].extent, 1))
     return tuple(tile)
 
 

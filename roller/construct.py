@@ -110,8 +110,10 @@ def construct_stage(
     searches = []
     for nest in nests:
         model = Model(spec, parameters, Geometry(nest))
-        fit = Fit(spec, nest, model.geometry)
-        searches += [_Search(model, fit, rules, nest, atom, m, constants, refusals) for atom, m in mappings(nest, rules.atoms)]
+        fits = [Fit(spec, nest, model.geometry, cooperate=shared) for shared in _cooperation(nest, spec)]
+        searches += [
+            _Search(model, fit, rules, nest, atom, m, constants, refusals) for atom, m in mappings(nest, rules.atoms) for fit in fits
+        ]
     pool: dict[tuple[object, ...], Rated] = {}
     for search, chains in _innermost(searches):
         for program in _programs(search, chains):
@@ -120,6 +122,12 @@ def construct_stage(
         raise ConstructionError(f"no tile of {nests[0].stage.name!r} fits {spec.device}:{spec.chip}", dict(refusals))
     ranked = sorted(pool.values(), key=lambda item: (item[1].seconds, item[0].tiles))
     return diverse(ranked, top_k)
+
+
+def _cooperation(nest: Nest, spec: HardwareSpec) -> tuple[bool, ...]:
+    """Whether lanes share reductions: tried both ways where there are lanes that can combine what they hold."""
+    able = lane_level(spec) is not None and bool(nest.reduce) and "shuffle" in spec.unit.combine
+    return (False, True) if able else (False,)
 
 
 def mappings(nest: Nest, atoms: Iterable[ComputeAtom]) -> Iterator[tuple[ComputeAtom, tuple[tuple[str, int], ...]]]:
@@ -206,13 +214,15 @@ def _programs(search: _Search, chains: list[Chain]) -> Iterator[StageProgram]:
 def grow(search: _Search, levels: tuple[int, ...], position: int, inner: Tile) -> list[Tile]:
     """Tiles at one level, reached by growing the best-scored dimension first; every padding round in turn."""
     seen: dict[Tile, None] = {}
+    if levels[position] == len(search.spec.levels):
+        return [inner]  # the atom itself
     visits = INNER_VISITS if position == len(levels) - 1 else OUTER_VISITS
     if not search.fit.fits(levels, position, inner, inner, search.mapping, search.atom):
         search.refusals[search.fit.rule(levels, position)] += 1
         return []
     for epsilon in EPSILONS if _pads(search, levels, position) else EPSILONS[-1:]:
         _grow_round(search, levels, position, inner, epsilon, visits, seen)
-    return [t for t in seen if _legal(search, levels, position, inner, t)]
+    return list(seen)
 
 
 def _pads(search: _Search, levels: tuple[int, ...], position: int) -> bool:
@@ -287,9 +297,19 @@ def _next_tile(
         if extent is None or (extent > nest.extents[dim] and search.atom.kind != "matrix" and position == len(levels) - 1):
             return None
         grown = (*tile[:dim], extent, *tile[dim + 1 :])
+        if not _lane_shape(search, levels, position, dim, grown, inner):
+            continue
         if not _pads(search, levels, position) or padding_waste(nest.extents, grown) <= allowed:
             return grown
     return None
+
+
+def _lane_shape(search: _Search, levels: tuple[int, ...], position: int, dim: int, tile: Tile, inner: Tile) -> bool:
+    """True unless the sub-tiles along the dimension run on lanes and are no power of two: whole groups come of such shapes."""
+    if lane_level(search.spec) is None or position != len(levels) - 2 or search.spec.unit.lanes_fixed:
+        return True
+    count = -(-tile[dim] // inner[dim])
+    return count & (count - 1) == 0
 
 
 def _memory_bounds(search: _Search, levels: tuple[int, ...], position: int, tile: Tile) -> bool:
@@ -312,10 +332,8 @@ def _spread(search: _Search, levels: tuple[int, ...], position: int, inner: Tile
     """Each tile with the reduce extents worth trying at this level."""
     chosen = tiles[-LARGEST:] + [t for i, t in enumerate(tiles[:-LARGEST]) if i & (i + 1) == 0]
     for tile in chosen:
-        if search.nest.reduce:
-            yield from _with_reduce(search, levels, position, inner, tile)
-        else:
-            yield tile
+        deeper = _with_reduce(search, levels, position, inner, tile) if search.nest.reduce else (tile,)
+        yield from (t for t in deeper if _legal(search, levels, position, inner, t))
 
 
 def _with_reduce(search: _Search, levels: tuple[int, ...], position: int, inner: Tile, tile: Tile) -> Iterator[Tile]:
@@ -358,15 +376,22 @@ def _partial_seconds(search: _Search, program: StageProgram, level: int) -> floa
 def _program(search: _Search, levels: tuple[int, ...], chain: tuple[Tile, ...]) -> StageProgram:
     spatial_first = (*search.nest.spatial, *search.nest.reduce)
     lanes = lane_level(search.spec)
-    staged = _required_staging(search, levels)
+    staged = _required_staging(search, tiled_levels(search.spec))
     return StageProgram(
-        search.nest, search.atom, search.mapping, levels, chain, tuple(spatial_first for _ in levels), staged, lane_level=lanes
+        search.nest, search.atom, search.mapping, levels, chain, tuple(spatial_first for _ in levels), staged, lane_level=lanes,
+        cooperate=search.fit.cooperate,
     )
 
 
 def _required_staging(search: _Search, levels: tuple[int, ...]) -> tuple[Staging, ...]:
-    """Copies without which the nest would gather or guard: panels for factors, boxes for arrays that can be left."""
-    nest = search.nest
+    """Copies without which the nest would gather or guard: panels for factors, boxes for arrays that can be left.
+
+    A level that software fills holds a panel of every factor that is used again there, as many deep as it allows.
+    """
+    nest, unit = search.nest, search.spec.levels[levels[0]]
+    if unit.managed:
+        reused = [f for f in range(len(nest.factors)) if search.fit.reused(nest.factor_touches(f)) and "input" in unit.holds]
+        return tuple(Staging("panel", f, levels[0], depth=min(2, unit.depth_max)) for f in reused if nest.reduce)
     needed = [f for f in range(len(nest.factors)) if nest.stageable(f) and _needs_panel(search, f)]
     panels = [_constant_panel(search, f) or Staging("panel", f, levels[0]) for f in needed]
     return (*_boxes(search, levels[0]), *panels)
@@ -434,6 +459,8 @@ def _orders(program: StageProgram) -> Iterator[tuple[tuple[int, ...], ...]]:
 
 def _stagings(search: _Search, levels: tuple[int, ...]) -> Iterator[tuple[Staging, ...]]:
     """Every way to stage: panels not at all (where a factor can be read in place), at the unit's level, or once for all."""
+    if search.spec.levels[levels[0]].managed:
+        return
     choices: list[list[Staging | None]] = []
     for factor in range(len(search.nest.factors)):
         places: list[Staging | None] = [None]

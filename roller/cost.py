@@ -128,7 +128,10 @@ class Model:
         stream = next((d for r, d in program.mapping if dict(atom.roles)[r] == "stream"), None)
         if atom.row_cycles is None or stream is None:
             return 1.0
-        work = program.inner[stream] * atom.row_cycles
+        # With the atom as innermost tile the stationary block stays while the tile around it streams through.
+        around = program.tiles[-2] if len(program.tiles) > 1 else program.nest.extents
+        rows = program.inner[stream] if program.levels[-1] < len(self.spec.levels) else around[stream]
+        work = rows * atom.row_cycles
         return (work + atom.startup_cycles) / work
 
     def chain_efficiency(self, program: StageProgram) -> float:
@@ -143,12 +146,14 @@ class Model:
         """Seconds to move bytes into a level, and seconds of latency that starting short runs does not hide."""
         program, level = walk.program, self.spec.levels[index]
         assert level.bandwidth_gbps is not None
-        if index == len(self.spec.levels) - 1 and program.lane_level is None and level.managed:
+        if index == program.levels[-1] and program.lane_level is None and level.managed and program.atom.kind != "matrix":
             moved, latency = self._register_bytes(program, level.transaction_bytes), 0.0
         else:
             traffic = level_traffic(walk, self.spec, self.geometry, index)
             waiting = self.spec.unit.count * unit_efficiency(program, self.spec) * self.parameters.misses_in_flight
-            moved, latency = traffic.bytes, traffic.runs * self.spec.levels[index - 1].latency_ns * 1e-9 / waiting
+            # Copies into managed levels are issued ahead; what they wait for is the step overhead.
+            exposed = 0.0 if level.managed else traffic.runs * self.spec.levels[index - 1].latency_ns * 1e-9
+            moved, latency = traffic.bytes, exposed / waiting / max(1.0, program.lanes / level.access_lanes)
         return moved / self._rate(level, unit_efficiency(program, self.spec)), latency
 
     def _rate(self, level: MemoryLevel, busy: float) -> float:
@@ -165,7 +170,7 @@ class Model:
         nest = program.nest
         steps = math.prod([-(-e // t) for e, t in zip(nest.extents, program.inner, strict=True)])
         spatial_steps = math.prod([-(-nest.extents[i] // program.inner[i]) for i in nest.spatial])
-        passes = 2 * accumulator_visits(program) - 1
+        passes = 2 * program.accumulator_visits - 1
         panels = {s.operand for s in program.staged if s.kind == "panel"}
         boxes = {s.operand for s in program.staged if s.kind == "box"}
         total = 0.0
@@ -180,7 +185,7 @@ class Model:
         nest = program.nest
         access = nest.accesses[number]
         touched = math.prod([t for t, x in zip(program.inner, access.touches, strict=True) if x])
-        lane = next((d for _, d in program.mapping), None)
+        lane = program.lane
         if lane is None or not access.touches[lane]:
             return touched
         width = dict(program.atom.roles)[program.mapping[0][0]]
@@ -193,8 +198,8 @@ class Model:
 
     def _copy_seconds(self, walk: NestWalk, staging: Staging) -> float:
         """Filling a panel or box: the larger of issuing the elements and moving them, for every trip of the loops outside."""
-        if staging.constant:
-            return 0.0
+        if staging.constant or self.spec.levels[staging.level].managed and staging.level:
+            return 0.0  # a managed level is filled by the copies that its own term counts
         program, nest = walk.program, walk.program.nest
         depth = copy_depth(program, staging)
         tile = walk.tiles[depth]
@@ -223,7 +228,7 @@ class Model:
 
     def _copy_slots(self, program: StageProgram, staging: Staging) -> float:
         """Issue slots to copy one element: a load and a store, of vectors where source and copy are contiguous alike."""
-        lane = program.mapping[0][1] if program.mapping else None
+        lane = program.lane
         width = max((e for e in program.atom.roles.values() if isinstance(e, int)), default=1)
         scalar, vector = 2.0 * width * self.parameters.copy_slots, 2.0 * self.parameters.copy_slots
         if staging.kind == "box":
@@ -250,7 +255,7 @@ class Model:
         unit = self.spec.unit
         tiles = math.prod([-(-program.nest.extents[i] // program.inner[i]) for i in program.nest.spatial])
         busy = unit.count * max(unit_efficiency(program, self.spec), 1e-9)
-        visits = accumulator_visits(program)
+        visits = program.accumulator_visits
         finish = self.parameters.tile_overhead_ns * (2 * visits - 1) if program.nest.stage.reducer is not None else 0.0
         around = tiles * (finish + self.parameters.trip_overhead_ns * visits) + program.unit_tiles * self.parameters.unit_overhead_ns
         steps = sum(
@@ -262,13 +267,18 @@ class Model:
         return launch + around * 1e-9 / busy + steps
 
     def _combine_seconds(self, program: StageProgram) -> float:
-        """Adding the partial results of a reduction split over units: write and read them, and one more launch."""
-        if program.split <= 1:
-            return 0.0
-        partial = program.split * math.prod(program.nest.extents[i] for i in program.nest.spatial) * program.nest.accumulator_bytes
-        level = self.spec.levels[min(1, len(self.spec.levels) - 1)]
-        rate = (level.bandwidth_gbps or 1.0) * 1e9
-        return 2 * partial / rate + self.spec.unit.launch_overhead_us * 1e-6 + self.spec.unit.sync_ns * 1e-9
+        """Adding partial results: over units a write, a read and one more launch; over lanes a tree of exchanges a tile."""
+        outputs = math.prod([program.nest.extents[i] for i in program.nest.spatial])
+        seconds = 0.0
+        if program.split > 1:
+            rate = (self.spec.levels[min(1, len(self.spec.levels) - 1)].bandwidth_gbps or 1.0) * 1e9
+            seconds += 2 * program.split * outputs * program.nest.accumulator_bytes / rate
+            seconds += self.spec.unit.launch_overhead_us * 1e-6 + self.spec.unit.sync_ns * 1e-9
+        shared = math.prod([lp.trips for lp in program.loops if lp.over == "lanes" and program.nest.dims[lp.dim].is_reduce])
+        if shared > 1:
+            rounds = -(-program.unit_tiles // self.spec.unit.count)
+            seconds += rounds * math.log2(shared) * self.spec.levels[-1].latency_ns * 1e-9
+        return seconds
 
 
 def estimate(program: RProgram, spec: HardwareSpec, parameters: CostParameters) -> Estimate:
@@ -317,17 +327,9 @@ def scalar_slots(node: Scalar) -> float:
 
 def accumulators(program: StageProgram) -> int:
     """Accumulator elements of one innermost tile: its outputs, times reduce points that a vector atom keeps apart."""
-    lane = program.mapping[0][1] if program.mapping else None
-    spatial = math.prod(program.inner[i] for i in program.nest.spatial)
-    apart = lane is not None and program.nest.dims[lane].is_reduce and program.atom.kind == "vector"
+    spatial = math.prod([program.inner[i] for i in program.nest.spatial])
+    apart = program.lane is not None and program.nest.dims[program.lane].is_reduce
     return spatial * (math.prod(program.inner[i] for i in program.nest.reduce) if apart else 1)
-
-
-def accumulator_visits(program: StageProgram) -> int:
-    """How often an innermost tile's accumulators are picked up and put down: once, unless reduce loops lie further out."""
-    loops = program.loops
-    last = max((i for i, lp in enumerate(loops) if not program.nest.dims[lp.dim].is_reduce), default=-1)
-    return math.prod([lp.trips for lp in loops[:last] if program.nest.dims[lp.dim].is_reduce and lp.over == "time"])
 
 
 def unit_efficiency(program: StageProgram, spec: HardwareSpec) -> float:

@@ -25,6 +25,7 @@ class Fit:
     spec: HardwareSpec
     nest: Nest
     geometry: Geometry
+    cooperate: bool = False
     _traffic: dict[tuple[int, Tile], float] = field(default_factory=dict)
     _inner: dict[tuple[Tile, Mapping, str], int] = field(default_factory=dict)
 
@@ -62,7 +63,8 @@ class Fit:
 
     def lanes(self, tile: Tile, inner: Tile) -> int:
         """Concurrent sub-tiles of a unit tile."""
-        return math.prod([-(-tile[i] // inner[i]) for i in self.nest.spatial])
+        shared = range(len(tile)) if self.cooperate else self.nest.spatial
+        return math.prod([-(-tile[i] // inner[i]) for i in shared])
 
     def lane_bytes(self, level: MemoryLevel) -> int:
         """Bytes of the innermost level that one sub-tile may use."""

@@ -51,7 +51,7 @@ class StageProgram:
     """How one stage runs: its nest, the atom and where its roles lie, a tile per tiled level, loop orders, staging.
 
     `levels[i]` is the spec level of `tiles[i]`; the last tile is the innermost one. `orders[i]` lists every dimension, outer
-    loops first. `split` is the number of parts each reduce share is cut into over units (1: none). `parallel` False keeps
+    loops first. `cooperate`: lanes share reductions. `split` is the number of parts each reduce share is cut into over units (1: none). `parallel` False keeps
     all units but one idle (tiny work).
     """
 
@@ -65,11 +65,12 @@ class StageProgram:
     split: int = 1
     parallel: bool = True
     lane_level: int | None = None
+    cooperate: bool = False
 
     @cached_property
     def key(self) -> tuple[object, ...]:
         """What tells programs for one nest apart."""
-        return self.atom.name, self.mapping, self.tiles, self.orders, self.staged, self.split, self.parallel
+        return self.atom.name, self.mapping, self.tiles, self.orders, self.staged, self.split, self.parallel, self.cooperate
 
     @property
     def inner(self) -> Tile:
@@ -95,7 +96,7 @@ class StageProgram:
         return tuple(found)
 
     def _over(self, dim: int, position: int, level: int) -> Over:
-        if level == self.lane_level and not self.nest.dims[dim].is_reduce:
+        if level == self.lane_level and (self.cooperate or not self.nest.dims[dim].is_reduce):
             return "lanes"
         if position == 0 and self.parallel and (not self.nest.dims[dim].is_reduce or self.split > 1):
             return "units"
@@ -123,6 +124,19 @@ class StageProgram:
             if tiled <= level:
                 tile = extents
         return tile
+
+    @property
+    def lane(self) -> int | None:
+        """The dimension along which a vector atom lies, None without one."""
+        return self.mapping[0][1] if self.mapping and self.atom.kind == "vector" else None
+
+    @cached_property
+    def accumulator_visits(self) -> int:
+        """How often an innermost tile's accumulators are picked up and put down: once, unless reduce loops lie outside
+        spatial ones that run one after another."""
+        loops, dims = self.loops, self.nest.dims
+        last = max((i for i, lp in enumerate(loops) if not dims[lp.dim].is_reduce and lp.over != "lanes"), default=-1)
+        return math.prod([lp.trips for lp in loops[: max(last, 0)] if dims[lp.dim].is_reduce and lp.over == "time"])
 
     def role(self, name: str) -> int | None:
         """The dimension on which a role of the atom lies."""
@@ -195,13 +209,15 @@ def tiled_levels(spec: HardwareSpec) -> tuple[int, ...]:
     """Indices of the levels that get a tile of their own: those that no unit shares with another, level 0 apart.
 
     A cache inside another private cache streams: what it finds again is decided by the order of the loops, not by a tile.
+    Where units have one level only, the atom itself is the tile inside it, under the index `len(spec.levels)`.
     """
     private = [i for i, level in enumerate(spec.levels) if i and not spec.shared(level)]
-    last_cache = max((i for i in private if not spec.levels[i].managed), default=None)
     caches = [i for i in private if not spec.levels[i].managed]
-    return tuple(i for i in private if i != last_cache or len(caches) == 1)
+    tiled = [i for i in private if len(caches) <= 1 or i != caches[-1]]
+    return tuple(tiled) if len(tiled) > 1 else (*tiled, len(spec.levels))
 
 
 def lane_level(spec: HardwareSpec) -> int | None:
     """The level whose tiles run concurrently on the lanes of a unit; None where a unit runs them one after another."""
-    return tiled_levels(spec)[-1] if spec.unit.lanes_max > 1 else None
+    innermost = tiled_levels(spec)[-1]
+    return innermost if spec.unit.lanes_max > 1 and innermost < len(spec.levels) else None

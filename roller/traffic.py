@@ -92,6 +92,7 @@ def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Ge
     sizes = walk.sizes(level.transaction_bytes, geometry)
     kept = _retained(walk, spec, level, _footprints(walk, level, sizes, geometry))
     total = runs = 0.0
+    units = spec.unit.count if not spec.shared(level) else 1
     for stream, size in zip(walk.streams, sizes, strict=True):
         fit = next((d for d in range(stream.start, stream.stop + 1) if kept[d] >= 1), stream.stop)
         if stream.access is None and fit == stream.start and stream.start > 0:
@@ -102,12 +103,18 @@ def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Ge
         for d in range(fit):
             loop = walk.loops[d]
             again = loop.trips - (loop.trips - 1) * kept[d + 1]
-            times *= loop.trips if stream.touches[loop.dim] else again
+            times *= loop.trips if stream.touches[loop.dim] else max(again, _copies(loop, units))
+        times *= math.prod([_copies(lp, units) for lp in walk.loops[fit:] if not stream.touches[lp.dim]])
         passes = _passes(walk, stream, fit)
         total += size[fit] * times * passes
         if stream.access is not None:
             runs += geometry.runs(stream.access, walk.tiles[fit]) * times
     return LevelTraffic(total, runs)
+
+
+def _copies(loop: Loop, units: int) -> int:
+    """Private levels that each fetch the same data because a loop hands it to several units."""
+    return min(loop.trips, units) if loop.over == "units" else 1
 
 
 def _stream_sizes(walk: NestWalk, stream: Stream, transaction: int, geometry: Geometry) -> list[float]:
@@ -160,23 +167,57 @@ def _passes(walk: NestWalk, stream: Stream, fit: int) -> float:
 
 
 def _managed(walk: NestWalk, level: MemoryLevel, geometry: Geometry, index: int) -> LevelTraffic:
-    tile = walk.program.level_tile(index)
+    program, nest = walk.program, walk.program.nest
+    tile, spread = _shared_tile(program, index, level.access_lanes)
     outside = [lp for lp in walk.loops if lp.level <= index]
+    staged = {s.operand: s.level for s in program.staged if s.kind == "panel"}
     total = runs = 0.0
     for stream in walk.streams:
-        if stream.access is None:
+        access = nest.accesses[stream.access] if stream.access is not None else None
+        role = access.role if access is not None else "body"
+        kept_at = staged.get(stream.factor) if role == "body" else None
+        outer = kept_at is not None and kept_at < index
+        held = ("input" in level.holds) if role != "output" else bool({"output", "accumulator"} & set(level.holds))
+        if not held or (kept_at is not None and outer != (access is None)):
             continue
-        access = walk.program.nest.accesses[stream.access]
-        times = float(math.prod(lp.trips for lp in _reloading(outside, stream.touches)))
-        if access.role == "output":
-            reduces = [lp for lp in outside if walk.program.nest.dims[lp.dim].is_reduce]
-            times /= math.prod(lp.trips for lp in reduces if lp in _reloading(outside, stream.touches)) or 1
-        total += geometry.moved(stream.access, tile, level.transaction_bytes) * times
-        runs += geometry.runs(stream.access, tile) * times
+        times = _loads(program, outside, stream.touches, spread, role == "output")
+        if access is None or stream.access is None:
+            total += geometry.panel_elements(stream.factor, tile) * nest.accumulator_bytes * times
+        else:
+            total += geometry.moved(stream.access, tile, level.transaction_bytes) * times
+            runs += geometry.runs(stream.access, tile) * times
     return LevelTraffic(total, runs)
 
 
-def _reloading(loops: list[Loop], touches: tuple[bool, ...]) -> list[Loop]:
-    """The loops that load an array anew: all up to the innermost that touches it (inner ones find it in place)."""
+def _shared_tile(program: StageProgram, index: int, access_lanes: int) -> tuple[Tile, dict[int, int]]:
+    """The tile whose data move together, and for each dimension the lanes that it spans.
+
+    Lanes that issue together merge equal addresses: for them the tile of the whole lane group counts, as square as it gets.
+    """
+    tile = program.level_tile(index)
+    trips = {lp.dim: lp.trips for lp in program.loops if lp.over == "lanes"}
+    if index != program.lane_level or not trips:
+        return tile, {}
+    spread = dict.fromkeys(trips, 1)
+    while math.prod(spread.values()) < access_lanes:
+        open_dims = [d for d in trips if spread[d] * 2 <= trips[d]]
+        if not open_dims:
+            break
+        spread[min(open_dims, key=lambda d: (tile[d] * spread[d], d))] *= 2
+    return tuple(t * spread.get(d, 1) for d, t in enumerate(tile)), spread
+
+
+def _loads(program: StageProgram, loops: list[Loop], touches: tuple[bool, ...], spread: dict[int, int], output: bool) -> float:
+    """How often an array's tile is loaded over the whole stage: once for every trip of the loops up to the innermost that
+    touches it (inner ones find it in place), lanes that move together counting once, and once more for each unit.
+
+    An output is put down once for each visit to its accumulators, and picked up again in between.
+    """
     last = max((i for i, lp in enumerate(loops) if touches[lp.dim]), default=-1)
-    return loops[: last + 1]
+    times = 1.0
+    for position, lp in enumerate(loops):
+        if output and program.nest.dims[lp.dim].is_reduce:
+            continue
+        if position <= last or lp.over in ("units", "lanes"):
+            times *= -(-lp.trips // spread.get(lp.dim, 1)) if lp.over == "lanes" else lp.trips
+    return times * (2 * program.accumulator_visits - 1 if output else 1)
