@@ -32,7 +32,7 @@ test: lint
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not long"
 
 test-long: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m long
+	HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -n $(WORKERS)
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m bench

@@ -269,13 +269,19 @@ def _steps(
         if not search.fit.fits(levels, position, grown, inner, search.mapping, search.atom):
             search.refusals[search.fit.rule(levels, position)] += 1
             continue
-        if position == 0 and search.fit.tiles(grown) < search.spec.unit.count and search.fit.tiles(tile) < search.spec.unit.count:
+        if position == 0 and _too_few(search, tile, inner) and _too_few(search, grown, inner):
             search.refusals["parallelism"] += 1
             continue
         saved = traffic - search.fit.traffic(levels, position, grown)
         added = _footprint(search, levels, position, grown, inner) - footprint
         score = math.inf if saved > 0 >= added else saved / max(added, 1e-9)
         yield score, grown
+
+
+def _too_few(search: _Search, tile: Tile, inner: Tile) -> bool:
+    """True if the tiles cannot occupy all units, not even with the reduction cut over units where units can combine."""
+    parts = math.prod([-(-search.nest.extents[i] // inner[i]) for i in search.nest.reduce]) if search.spec.unit.combine else 1
+    return search.fit.tiles(tile) * parts < search.spec.unit.count
 
 
 def _footprint(search: _Search, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile) -> int:
@@ -362,7 +368,8 @@ def _prune(search: _Search, levels: tuple[int, ...], chains: list[tuple[Tile, ..
     rated = []
     for chain in chains:
         program = _program(search, levels, chain)
-        rated.append((_partial_seconds(search, program, levels[0]), chain))
+        options = [program, *_split(search, program)] if levels[0] == tiled_levels(search.spec)[0] else [program]
+        rated.append((min(_partial_seconds(search, p, levels[0]) for p in options), chain))
     rated.sort()
     return [chain for _, chain in rated[:keep]]
 
@@ -419,12 +426,13 @@ def _needs_panel(search: _Search, factor: int) -> bool:
 
 def _finish(search: _Search, levels: tuple[int, ...], chains: list[Chain]) -> Iterator[StageProgram]:
     """Programs for the chains with default orders and staging; for the best of them each choice in turn, keeping the best."""
-    plain = [_program(search, levels, chain) for chain in chains]
+    whole = [_program(search, levels, chain) for chain in chains]
+    plain = [*whole, *(p for program in whole for p in _split(search, program))]
     yield from plain
     plain.sort(key=lambda p: (search.model.estimate(p).seconds, p.tiles))
     for program in plain[:REFINED]:
         best = program
-        for choices in (_staged, _ordered, _split, _serial):
+        for choices in (_staged, _ordered, _serial):
             options = [best, *choices(search, best)]
             yield from options[1:]
             best = min(options, key=lambda p: search.model.estimate(p).seconds)
@@ -476,7 +484,7 @@ def _stagings(search: _Search, levels: tuple[int, ...]) -> Iterator[tuple[Stagin
 
 def _split(search: _Search, program: StageProgram) -> Iterator[StageProgram]:
     """Versions whose longest reduction is cut over units where spatial tiles are too few."""
-    units, tiles = search.spec.unit.count, program.unit_tiles
+    units, tiles = search.spec.unit.count, search.fit.tiles(program.unit_tile)
     if tiles >= units or not search.nest.reduce or not search.spec.unit.combine:
         return
     dim = max(search.nest.reduce, key=lambda i: search.nest.extents[i])
