@@ -13,6 +13,7 @@ from rich.table import Table
 
 import roller
 from roller import ops, verify
+from roller.arrays import aligned_empty, ready
 
 POINTS = 4096  # output elements that are checked; all of them where there are no more
 SECONDS = 1.0  # of timing for each operator and side
@@ -64,7 +65,7 @@ def milliseconds(seconds: float) -> str:
 def main() -> int:
     """Print the table; 1 where a result is wrong."""
     console = Console(width=max(Console().width, 120))
-    table = Table("operator, and the rProgram chosen for it", header_style="italic", show_lines=True)
+    table = Table("operator and rProgram", header_style="italic", show_lines=True)
     for title in ("compiled in", "predicted", "measured", "of the limit", "NumPy", "NumPy : ours"):
         table.add_column(title, justify="right", no_wrap=True)
     wrong = 0
@@ -76,14 +77,14 @@ def main() -> int:
             kernel = roller.compile(op, device="cpu")
             compiled = time.perf_counter() - begin
             arrays = verify.random_inputs(kernel.expr)
-            inputs = [arrays[t.name] for t in kernel.inputs]
+            inputs = [ready(arrays[t.name]) for t in kernel.inputs]  # 64-byte aligned: others are copied at every call
+            out = aligned_empty(kernel.output.shape, np.dtype(np.float32))
             try:
-                verify.check(kernel.expr, arrays, kernel(*inputs), verify.sample_points(kernel.expr, POINTS))
+                verify.check(kernel.expr, arrays, kernel(*inputs, out=out), verify.sample_points(kernel.expr, POINTS))
             except roller.WrongResultError as error:
                 wrong += 1
                 console.print(f"[red]wrong[/red] {name}: {error}")
                 continue
-            out = np.empty(kernel.output.shape, np.float32)
             ours = seconds_of(lambda kernel=kernel, inputs=inputs, out=out: kernel(*inputs, out=out))
             theirs = seconds_of(lambda call=numpy_call, inputs=inputs: call(*inputs))
         times = [milliseconds(s) for s in (compiled, kernel.estimate.seconds, ours)]

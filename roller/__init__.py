@@ -35,7 +35,7 @@ from roller.errors import (
 from roller.hardware import HardwareSpec
 from roller.ops import SymbolicTensor, tensor
 from roller.program import RProgram
-from roller.rating import rate
+from roller.rating import enumerate_programs, rate
 
 try:
     __version__ = version("roller-compiler")
@@ -65,6 +65,7 @@ __all__ = [
     "__version__",
     "compile",
     "devices",
+    "enumerate_programs",
     "load",
     "load_spec",
     "ops",

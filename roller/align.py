@@ -42,6 +42,20 @@ def atom_tile(nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], ...
     return tuple(tile)
 
 
+# Types without an instruction of their own are computed as the next wider type of their kind, at its rate.
+STAND_IN: Mapping[str, str] = {
+    "float16": "float32", "bfloat16": "float32", "int8": "int32", "uint8": "int32", "int16": "int32", "bool": "int32",
+    "int64": "int32",
+}  # fmt: skip
+
+
+def atoms_for(dtype: str, atoms: tuple[ComputeAtom, ...]) -> tuple[ComputeAtom, ...]:
+    """The scalar and vector atoms that can compute in a type: those of the type, else those of its stand-in."""
+    plain = [a for a in atoms if a.kind != "matrix"]
+    own = tuple(a for a in plain if a.acc_dtype == dtype)
+    return own or tuple(a for a in plain if a.acc_dtype == STAND_IN.get(dtype))
+
+
 def transaction_step(nest: Nest, level: MemoryLevel, dim: int) -> int:
     """Elements along a dimension that fill one transaction of the level, where some array is contiguous along it (rule 2)."""
     sizes = [a.element_bytes for a in nest.accesses if a.strides[dim] == 1 and a.role != "epilogue"]

@@ -335,7 +335,7 @@ def accumulators(program: StageProgram) -> int:
 def unit_efficiency(program: StageProgram, spec: HardwareSpec) -> float:
     """Useful work over the work of all units if each had the largest share: idle units and uneven last rounds."""
     units, tiles = spec.unit.count, program.unit_tiles
-    return tiles / (units * -(-tiles // units))
+    return tiles / (units * -(-tiles // units)) if tiles else 1.0
 
 
 def _atom_outputs(program: StageProgram) -> int:

@@ -26,8 +26,13 @@ class Fit:
     nest: Nest
     geometry: Geometry
     cooperate: bool = False
+    _lane_level: int | None = field(init=False)
     _traffic: dict[tuple[int, Tile], float] = field(default_factory=dict)
+    _footprints: dict[tuple[int, Tile, Tile], int] = field(default_factory=dict)
     _inner: dict[tuple[Tile, Mapping, str], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._lane_level = lane_level(self.spec)
 
     def tiles(self, tile: Tile) -> int:
         """Spatial tiles of this extent that cover the problem."""
@@ -49,11 +54,11 @@ class Fit:
             return tile == inner or self.footprint(levels, position, tile, inner) <= level.usable_bytes
         if self.footprint(levels, position, tile, inner) > level.usable_bytes:
             return False
-        return lane_level(self.spec) is None or self.lanes(tile, inner) <= self.spec.unit.lanes_max
+        return self._lane_level is None or self.lanes(tile, inner) <= self.spec.unit.lanes_max
 
     def legal(self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile, mapping: Mapping, atom: ComputeAtom) -> str | None:
         """The rule that a tile breaks although it fits (growth may pass through it), None if it breaks none."""
-        if lane_level(self.spec) is None or position != len(levels) - 2:
+        if self._lane_level is None or position != len(levels) - 2:
             return None
         lanes = self.lanes(tile, inner)
         storage = self.spec.unit.lane_storage_bytes
@@ -110,6 +115,13 @@ class Fit:
 
     def footprint(self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile) -> int:
         """Bytes that the tile occupies at the level."""
+        key = position, tile, inner
+        found = self._footprints.get(key)
+        if found is None:
+            found = self._footprints[key] = self._footprint(levels, position, tile, inner)
+        return found
+
+    def _footprint(self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile) -> int:
         level = self.spec.levels[levels[position]]
         if level.managed:
             return self._managed_bytes(levels, position, tile)
@@ -153,7 +165,7 @@ class Fit:
         nest, level = self.nest, self.spec.levels[levels[position]]
         trips = [-(-e // t) if t else 0 for e, t in zip(nest.extents, tile, strict=True)]
         everywhere, spatial = math.prod(trips), math.prod([trips[i] for i in nest.spatial])
-        concurrent = lane_level(self.spec) is not None or position == len(levels) - 1
+        concurrent = self._lane_level is not None or position == len(levels) - 1
         total = 0.0
         for number, access in enumerate(nest.accesses):
             moved = self.geometry.moved(number, tile, level.transaction_bytes)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
-from roller import construct
+from roller.choice import complete
 from roller.align import Rules
 from roller.chip import SpecLike, resolve
 from roller.compiler import Op, expression_of
@@ -16,8 +16,11 @@ from roller.fit import Fit
 from roller.fusion import fuse
 from roller.growth import Growth
 from roller.hardware import HardwareSpec
+from roller.narrow import narrowed
 from roller.nest import Nest, Tile, variants
 from roller.program import StageProgram, tiled_levels
+from roller.search import Search, mappings
+from roller.space import ProgramSpace, program_space
 from roller.tile import Geometry
 
 Tiles = Sequence[Mapping[str, int]]  # of one stage, from the unit's tile to the innermost
@@ -91,11 +94,11 @@ def _programs(
     nest: Nest, chain: tuple[Tile, ...], chip: HardwareSpec, rules: Rules, parameters: CostParameters
 ) -> Iterator[StageProgram]:
     """The programs with these tiles: every atom and mapping, with the engine's choices of order and staging."""
-    levels, geometry = tiled_levels(chip), Geometry(nest)
+    geometry = Geometry(nest)
     model, fit = Model(chip, parameters, geometry), Fit(chip, nest, geometry)
-    for atom, mapping in construct.mappings(nest, rules.atoms):
-        search = construct._Search(model, fit, rules, nest, atom, mapping)
-        yield from (p for p in construct._finish(search, levels, [chain]) if p.tiles == chain)
+    for atom, mapping in mappings(nest, rules.atoms):
+        search = Search(model, fit, rules, nest, atom, mapping)
+        yield from (p for p in complete(search, [chain]) if p.tiles == chain)
 
 
 def _broken(growth: Growth, nest: Nest) -> str | None:
@@ -116,3 +119,15 @@ def _broken(growth: Growth, nest: Nest) -> str | None:
         if legal is not None:
             return legal
     return None
+
+
+def enumerate_programs(op: Op, device: str = "cpu", *, spec: SpecLike | None = None, threads: int | None = None) -> ProgramSpace:
+    """Every aligned program for an operator that fits the chip: iterate lazily, or draw with `.sample(count, seed)`.
+
+    `compile` looks at a few hundred of them; this is for studies of the model: draw some, rate them, run them. The arguments
+    are those of `compile`.
+    """
+    expr = fuse(expression_of(op))
+    plugin, chip = resolve(device, spec)
+    chip = narrowed(chip, threads)
+    return program_space(expr, chip, plugin.rules(chip, expr), plugin.cost_parameters(chip, expr))

@@ -13,13 +13,16 @@ from typing import Any
 from hypothesis import strategies as st
 
 from roller import ops
-from roller.align import Multiple, aligned_extents, atom_tile
-from roller.construct import mappings
+from roller.align import Multiple, Rules, aligned_extents, atom_tile
+from roller.construct import Candidate, construct
+from roller.cost import CostParameters
 from roller.expr import TensorExpr
+from roller.fusion import fuse
 from roller.hardware import ComputeAtom, HardwareSpec, MemoryLevel, SchedulableUnit
 from roller.nest import Nest, Tile, variants
 from roller.ops import SymbolicTensor
 from roller.program import RProgram, StageProgram, Staging, lane_level, tiled_levels
+from roller.search import mappings
 
 DTYPE = "float32"
 SMALL = (1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 16)
@@ -102,16 +105,18 @@ def scaled_units(spec: HardwareSpec, factor: int) -> HardwareSpec:
 
 
 @st.composite
-def specs(draw: st.DrawFn, units: Sequence[int] = UNIT_COUNTS, smallest: int = 64, lanes: bool = True) -> HardwareSpec:
+def specs(
+    draw: st.DrawFn, units: Sequence[int] = UNIT_COUNTS, lanes: Sequence[int] = (1, 1, 4, 64), smallest: int = 64
+) -> HardwareSpec:
     """An invented machine: two to four levels, caches or scratchpads, with lanes or without, from tiny to huge.
 
-    `smallest` is the least capacity of a level in bytes; `lanes` False draws only units that run sub-tiles one by one.
+    `smallest` is the least capacity of a level in bytes; only chips with two scratchpads get more than one lane.
     """
     count = draw(st.sampled_from(units))
-    shape = draw(st.sampled_from(("pad", "cache pad", "pad pad", "cache cache pad", "shared pad", "shared pad pad")))
-    kinds = shape.split()
+    flat = ("pad", "cache pad", "cache cache pad", "shared pad") if 1 in lanes else ()
+    kinds = draw(st.sampled_from((*flat, "pad pad", "shared pad pad"))).split()
     carved = kinds[0] == "pad" and draw(st.booleans())
-    concurrent = draw(st.sampled_from((1, 1, 4, 64))) if lanes and kinds[-2:] == ["pad", "pad"] else 1
+    concurrent = draw(st.sampled_from(lanes)) if kinds[-2:] == ["pad", "pad"] else 1
     power = draw(st.integers(0, 10 if carved else 22))
     rate = float(draw(st.sampled_from((1, 10, 100)))) * (1 if kinds[0] == "shared" else count)
     transaction = draw(st.sampled_from((4, 32, 64)))
@@ -158,8 +163,8 @@ def _atoms(draw: st.DrawFn, count: int) -> tuple[ComputeAtom, ...]:
 
 
 def expression(value: SymbolicTensor) -> TensorExpr:
-    """The expression of a symbolic tensor as the engine sees it."""
-    return ops.expression(value)
+    """The expression of a symbolic tensor as the engine sees it: fused."""
+    return fuse(ops.expression(value))
 
 
 def gemm(m: int, n: int, k: int, dtype: str = DTYPE) -> TensorExpr:
@@ -213,6 +218,11 @@ def _convolutions(draw: st.DrawFn, limit: int) -> TensorExpr:
     side = draw(st.integers(max(window, 2), max(window, 2, min(limit, 9))))
     x, w = ops.tensor((1, channels, side, side), DTYPE, "x"), ops.tensor((filters, channels, window, window), DTYPE, "w")
     return expression(ops.conv2d(x, w, stride=draw(st.integers(1, 2)), padding=draw(st.integers(0, window - 1))))
+
+
+def constructed(expr: TensorExpr, spec: HardwareSpec, top_k: int = 1) -> list[Candidate]:
+    """What the engine makes of an expression on a chip whose plugin has nothing to say; `ConstructionError` as there."""
+    return construct(expr, spec, Rules(spec.atoms, {}), CostParameters(), top_k)
 
 
 # --- programs --------------------------------------------------------------------------------------------------------

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
-settings.register_profile("dev", max_examples=10, **COMMON)
+settings.register_profile("dev", max_examples=10, phases=[p for p in Phase if p is not Phase.shrink], **COMMON)
 settings.register_profile("ci", max_examples=30, derandomize=True, **COMMON)
 settings.register_profile("long", max_examples=1000, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

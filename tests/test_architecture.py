@@ -216,8 +216,9 @@ def test_links_between_pages_lead_somewhere() -> None:
 def test_the_readmes_example_runs(tmp_path: Path) -> None:
     example = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[0]
     own = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path)}  # nothing of the user's is read or written
-    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, env=own, timeout=300, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", example], capture_output=True, text=True, check=True, env=own, timeout=300, cwd=tmp_path
+    )
     assert "bound by" in done.stdout
 
 

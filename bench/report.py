@@ -1,0 +1,165 @@
+"""What a benchmark says: progress on stderr, a table on stdout, and everything as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import re
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench import machine
+from bench.harness import RESULTS, Case, Row, geomean, run_case, selected
+
+SCHEMA = 1
+WIDTH = 180  # of tables that go to a file
+
+
+def run(name: str, cases: Iterable[Case], options: argparse.Namespace) -> int:
+    """Run a benchmark's cases, print the table, write the results; 1 if a case was wrong or failed."""
+    rows: list[Row] = []
+    chosen, memory, say = selected(cases, options), machine.memory_bytes(), Console(stderr=True)
+    for number, case in enumerate(chosen, 1):
+        say.print(f"[{number}/{len(chosen)}] {case.name} …", highlight=False, markup=False)
+        rows.append(run_case(case, options, memory))
+        if rows[-1].status in ("wrong", "failed"):
+            say.print(f"  {rows[-1].status}: {rows[-1].reason}", highlight=False, markup=False)
+        write(name, {"summary": summary(rows), "cases": [asdict(row) for row in rows]}, options)
+    console = screen()
+    console.print(table(name, rows, options))
+    console.print(summary_table(rows))
+    return int(any(row.status in ("wrong", "failed") for row in rows))
+
+
+def screen() -> Console:
+    """Standard output, wide where nobody's window limits it."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH)
+
+
+def summary(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    """Geometric mean and worst ratio of every family, and of all where there are several."""
+    families = list(dict.fromkeys(row.family for row in rows))
+    found = {family: _summary([row for row in rows if row.family == family]) for family in families}
+    return found | ({"all": _summary(rows)} if len(families) > 1 else {})
+
+
+def _summary(rows: Sequence[Row]) -> dict[str, Any]:
+    timed = [row for row in rows if row.ratio is not None]
+    worst = min(timed, key=lambda row: row.ratio or math.inf, default=None)
+    return {
+        "cases": len(rows),
+        "timed": len(timed),
+        "geomean": _none(geomean(row.ratio for row in timed if row.ratio)),
+        "geomean_free": _none(geomean(row.ratio_free for row in timed if row.ratio_free)),
+        "worst": worst and worst.ratio,
+        "worst_case": worst and worst.case,
+    }
+
+
+def _none(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def table(name: str, rows: Sequence[Row], options: argparse.Namespace) -> Table:
+    """A row a case."""
+    quick = " (quick)" if options.quick else ""
+    made = Table(title=f"{name}, {options.threads} thread(s): time of the best library ÷ ours{quick}")
+    for heading in ("case", "family", "ours", "rate", "best library", "its time", "ratio", "not charged", "note"):
+        made.add_column(heading, justify="left" if heading in ("case", "family", "best library", "note") else "right")
+    for row in rows:
+        note = "" if row.status == "ok" else f"{row.status}: {row.reason}"[:150]
+        numbers = [duration(row.ours_s), rate(row), row.best, duration(row.best_s), _ratio(row.ratio), _ratio(row.ratio_free)]
+        made.add_row(row.case, row.family, *numbers, note)
+    return made
+
+
+def summary_table(rows: Sequence[Row]) -> Table:
+    """A row a family."""
+    made = Table(title="summary")
+    for heading in ("family", "cases", "timed", "geomean", "not charged", "worst", "of"):
+        made.add_column(heading, justify="left" if heading in ("family", "of") else "right")
+    for family, found in summary(rows).items():
+        numbers = [_ratio(found[key]) for key in ("geomean", "geomean_free", "worst")]
+        made.add_row(family, str(found["cases"]), str(found["timed"]), *numbers, found["worst_case"] or "")
+    return made
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds for people."""
+    if seconds is None:
+        return ""
+    return f"{seconds * 1e6:.1f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def rate(row: Row) -> str:
+    """What we reach: operations where the case counts them, else bytes a second."""
+    amount, unit = (row.flops, "GFLOP/s") if row.flops else (row.moved, "GB/s")
+    return f"{amount / row.ours_s / 1e9:.1f} {unit}" if row.ours_s and amount else ""
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def write(name: str, body: dict[str, Any], options: argparse.Namespace) -> Path | None:
+    """Write results with their provenance, whole or not at all; quick runs only where --out says so."""
+    if options.out is None and options.quick:
+        return None
+    path = options.out or RESULTS / f"{name}-{options.threads}t.json"
+    head = {
+        "schema": SCHEMA,
+        "benchmark": name,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": command(),
+        "threads": options.threads,
+        "clock": "process CPU time" if options.threads == 1 else "wall",
+        "quick": options.quick,
+        "measure": options.measure,
+        "device": machine.device(),
+        "versions": machine.versions(),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(compact(json.dumps(head | body, indent=1, ensure_ascii=False)) + "\n", encoding="utf-8")
+    partial.replace(path)
+    return path
+
+
+def compact(text: str) -> str:
+    """Indented JSON with every list of plain numbers or words on one line, numbers to six digits."""
+    text = re.sub(r"\[[^\[\]{}]*\]", lambda found: re.sub(r"\s+", " ", found.group()).replace("[ ", "[").replace(" ]", "]"), text)
+    return re.sub(r"\d\.\d{6,}(e[-+]\d+)?|\d+\.\d{7,}", lambda found: f"{float(found.group()):.6g}", text)
+
+
+def command() -> str:
+    """The command line; of a path elsewhere only the name."""
+    words = sys.orig_argv[1:]
+    return " ".join(["python", *(Path(w).name if Path(w).is_absolute() else w for w in words)])
+
+
+def spearman(first: Sequence[float], second: Sequence[float]) -> float:
+    """Rank correlation, ties sharing their mean rank; NaN where one side does not vary."""
+    return pearson(_ranks(first), _ranks(second))
+
+
+def pearson(first: Sequence[float], second: Sequence[float]) -> float:
+    """Linear correlation; NaN where one side does not vary, or of fewer than two pairs."""
+    try:
+        return statistics.correlation(first, second)
+    except statistics.StatisticsError:
+        return math.nan
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    order = sorted(values)
+    return [order.index(v) + (order.count(v) - 1) / 2 for v in values]

@@ -1,0 +1,132 @@
+"""What a chain of tiles leaves open: copies, loop orders, reduce splits, how many units; each choice tried, the best kept."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+from roller.program import StageProgram, Staging
+from roller.search import Chain, Search
+
+REFINED = 5  # best chains for which orders and staging are tried
+
+
+def program_of(search: Search, levels: tuple[int, ...], chain: Chain) -> StageProgram:
+    spatial_first = (*search.nest.spatial, *search.nest.reduce)
+    lanes = search.lane_level
+    staged = required_staging(search, search.levels)
+    return StageProgram(
+        search.nest, search.atom, search.mapping, levels, chain, tuple(spatial_first for _ in levels), staged, lane_level=lanes,
+        cooperate=search.fit.cooperate,
+    )
+
+
+def required_staging(search: Search, levels: tuple[int, ...]) -> tuple[Staging, ...]:
+    """Copies without which the nest would gather or guard: panels for factors, boxes for arrays that can be left.
+
+    A level that software fills holds a panel of every factor that is used again there, as many deep as it allows.
+    """
+    nest, unit = search.nest, search.spec.levels[levels[0]]
+    if unit.managed:
+        reused = [f for f in range(len(nest.factors)) if search.fit.reused(nest.factor_touches(f)) and "input" in unit.holds]
+        return tuple(Staging("panel", f, levels[0], depth=min(2, unit.depth_max)) for f in reused if nest.reduce)
+    needed = [f for f in range(len(nest.factors)) if nest.stageable(f) and _needs_panel(search, f)]
+    panels = [_constant_panel(search, f) or Staging("panel", f, levels[0]) for f in needed]
+    return (*_boxes(search, levels[0]), *panels)
+
+
+def _constant_panel(search: Search, factor: int) -> Staging | None:
+    """A panel filled when the kernel is built, if all of the factor's arrays are constant."""
+    names = {a.tensor.name for a in search.nest.inputs if a.factor == factor}
+    return Staging("panel", factor, 0, constant=True) if names and names <= search.constants else None
+
+
+def _boxes(search: Search, level: int) -> tuple[Staging, ...]:
+    return tuple(Staging("box", n, level) for n, a in enumerate(search.nest.inputs) if a.guarded)
+
+
+def _needs_panel(search: Search, factor: int) -> bool:
+    """True if the innermost tile could not read the factor in place: gathered along the vector, or decoded at every step."""
+    nest = search.nest
+    mine = [a for a in nest.inputs if a.factor == factor]
+    if any(a.strides[i] is None for a in mine for i in nest.reduce):
+        return True
+    lane = search.mapping[0][1] if search.mapping else None
+    return lane is not None and any(a.touches[lane] and a.strides[lane] != 1 for a in mine)
+
+
+def every_staging(search: Search, levels: tuple[int, ...]) -> Iterator[tuple[Staging, ...]]:
+    """Every way to stage: panels not at all (where a factor can be read in place), at the unit's level, or once for all."""
+    if search.spec.levels[levels[0]].managed:
+        return
+    choices: list[list[Staging | None]] = []
+    for factor in range(len(search.nest.factors)):
+        places: list[Staging | None] = [None]
+        if search.nest.stageable(factor):
+            constant = _constant_panel(search, factor)
+            places = [constant] if constant else [Staging("panel", factor, levels[0]), Staging("panel", factor, 0)]
+            places += [] if _needs_panel(search, factor) else [None]
+        choices.append(places)
+    for panels in itertools.product(*choices):
+        for boxes in dict.fromkeys((_boxes(search, levels[0]), _boxes(search, 0))):
+            yield (*boxes, *(p for p in panels if p is not None))
+
+
+def complete(search: Search, chains: list[Chain]) -> Iterator[StageProgram]:
+    """Programs for the chains with default orders and staging; for the best of them each choice in turn, keeping the best."""
+    whole = [program_of(search, search.levels, chain) for chain in chains]
+    plain = [*whole, *(p for program in whole for p in split(search, program))]
+    yield from plain
+    plain.sort(key=lambda p: (search.model.estimate(p).seconds, p.tiles))
+    for program in plain[:REFINED]:
+        best = program
+        for choices in (_staged, _ordered, _serial):
+            options = [best, *choices(search, best)]
+            yield from options[1:]
+            best = min(options, key=lambda p: search.model.estimate(p).seconds)
+
+
+def _staged(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+    yield from (replace(program, staged=s) for s in every_staging(search, program.levels))
+
+
+def _ordered(_: Search, program: StageProgram) -> Iterator[StageProgram]:
+    yield from (replace(program, orders=o) for o in orders_of(program))
+
+
+def _serial(_: Search, program: StageProgram) -> Iterator[StageProgram]:
+    yield replace(program, parallel=False)
+
+
+def orders_of(program: StageProgram) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Loop orders: at each level the spatial loops with one or the other operand stationary, reductions inside or outside."""
+    nest = program.nest
+    forward, backward = nest.spatial, tuple(reversed(nest.spatial))
+    per_level = []
+    for position in range(len(program.levels)):
+        choices = [(*forward, *nest.reduce)]
+        if sum(1 for i in nest.spatial if nest.extents[i] > 1) > 1:
+            choices.append((*backward, *nest.reduce))
+        if nest.reduce and 0 < position < len(program.levels) - 1:
+            choices.append((*nest.reduce, *forward))
+        per_level.append(choices if position < len(program.levels) - 1 else choices[:1])
+    yield from itertools.product(*per_level)
+
+
+def split(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+    """Versions whose longest reduction is cut over units where spatial tiles are too few."""
+    units, tiles = search.spec.unit.count, search.fit.tiles(program.unit_tile)
+    if tiles >= units or not search.nest.reduce or not search.spec.unit.combine:
+        return
+    dim = max(search.nest.reduce, key=lambda i: search.nest.extents[i])
+    if not search.nest.extents[dim]:
+        return
+    for parts in sorted({-(-units // max(tiles, 1)), units // max(tiles, 1)}):
+        share = -(-search.nest.extents[dim] // max(parts, 1))
+        share = -(-share // program.inner[dim]) * program.inner[dim]
+        trips = -(-search.nest.extents[dim] // share)
+        if trips > 1:
+            tiles_cut = tuple((*t[:dim], min(t[dim], share), *t[dim + 1 :]) for t in program.tiles)
+            unit = (*tiles_cut[0][:dim], share, *tiles_cut[0][dim + 1 :])
+            yield replace(program, tiles=(unit, *tiles_cut[1:]), split=trips)

@@ -1,0 +1,112 @@
+"""What one search is about: a nest, an atom and where its roles lie, on one chip."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from roller.align import Rules, atom_tile, atoms_for
+from roller.cost import CostParameters, Model
+from roller.fit import Fit
+from roller.hardware import ComputeAtom, HardwareSpec
+from roller.nest import Nest, Tile
+from roller.program import lane_level, tiled_levels
+from roller.tile import Geometry
+
+Chain = tuple[Tile, ...]  # tiles from some level inward
+
+
+@dataclass
+class Search:
+    """One nest, atom and mapping on one chip."""
+
+    model: Model
+    fit: Fit
+    rules: Rules
+    nest: Nest
+    atom: ComputeAtom
+    mapping: tuple[tuple[str, int], ...]
+    constants: frozenset[str] = frozenset()
+    refusals: Counter[str] = field(default_factory=Counter)
+
+    @cached_property
+    def levels(self) -> tuple[int, ...]:
+        """The tiled levels."""
+        return tiled_levels(self.spec)
+
+    @cached_property
+    def lane_level(self) -> int | None:
+        """The level whose tiles run on lanes."""
+        return lane_level(self.spec)
+
+    @property
+    def spec(self) -> HardwareSpec:
+        return self.model.spec
+
+
+def searches(
+    nests: Iterable[Nest], spec: HardwareSpec, rules: Rules, parameters: CostParameters, constants: frozenset[str] = frozenset()
+) -> list[Search]:
+    """Every nest with every atom, mapping and way for lanes to work together; refusals are counted in one place."""
+    refusals: Counter[str] = Counter()
+    found = []
+    for nest in nests:
+        model = Model(spec, parameters, Geometry(nest))
+        fits = [Fit(spec, nest, model.geometry, cooperate=shared) for shared in _cooperation(nest, spec)]
+        for atom, mapping in mappings(nest, rules.atoms):
+            found += [Search(model, fit, rules, nest, atom, mapping, constants, refusals) for fit in fits]
+    return found
+
+
+def start(search: Search) -> Tile:
+    """The atom as a tile; a vector wider than its dimension shrinks to it."""
+    start = atom_tile(search.nest, search.atom, search.mapping)
+    whole = search.nest.extents
+    return start if search.atom.kind == "matrix" else tuple(min(t, max(e, 1)) for t, e in zip(start, whole, strict=True))
+
+
+def _cooperation(nest: Nest, spec: HardwareSpec) -> tuple[bool, ...]:
+    """Whether lanes share reductions: tried both ways where there are lanes that can combine what they hold."""
+    able = lane_level(spec) is not None and bool(nest.reduce) and "shuffle" in spec.unit.combine
+    return (False, True) if able else (False,)
+
+
+def mappings(nest: Nest, atoms: Iterable[ComputeAtom]) -> Iterator[tuple[ComputeAtom, tuple[tuple[str, int], ...]]]:
+    """Each atom with each way to lay its roles on dimensions.
+
+    A matrix unit needs a sum of products: k is a reduce dimension of both factors, m one of the first only, n one of the
+    second only (or the other way round). A vector lies on one dimension along which some array is contiguous, or any
+    if there is none; on a reduce dimension its lanes hold partial results. Types must match what the body computes in.
+    """
+    atoms = tuple(atoms)
+    for atom in atoms:
+        if atom.kind == "matrix":
+            yield from ((atom, m) for m in _matrix_mappings(nest, atom))
+    for atom in atoms_for(nest.stage.body.dtype, atoms):
+        if atom.kind == "scalar":
+            yield atom, ()
+        else:
+            role = next(iter(atom.roles))
+            yield from ((atom, ((role, dim),)) for dim in _vector_dims(nest))
+
+
+def _vector_dims(nest: Nest) -> list[int]:
+    contiguous = [i for i, d in enumerate(nest.dims) if d.extent > 1 and any(a.strides[i] == 1 for a in nest.accesses)]
+    return contiguous or [i for i, d in enumerate(nest.dims) if d.extent > 1][-1:]
+
+
+def _matrix_mappings(nest: Nest, atom: ComputeAtom) -> Iterator[tuple[tuple[str, int], ...]]:
+    if len(nest.factors) != 2 or nest.stage.body.dtype != atom.acc_dtype:
+        return
+    if any(a.tensor.dtype != atom.in_dtype for a in nest.inputs):
+        return
+    first, second = nest.factor_touches(0), nest.factor_touches(1)
+    for left, right in ((first, second), (second, first)):
+        rows = [i for i in nest.spatial if left[i] and not right[i]]
+        columns = [i for i in nest.spatial if right[i] and not left[i]]
+        depth = [i for i in nest.reduce if left[i] and right[i]]
+        if depth:
+            big = {"m": rows, "n": columns, "k": depth}
+            yield tuple((r, max(big[r], key=lambda i: (nest.extents[i], i))) for r in atom.roles if big[r])

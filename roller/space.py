@@ -1,0 +1,140 @@
+"""All aligned programs that fit: what construction chooses from, for studies of the model and of its choices.
+
+The space is too large to list for all but small operators, so it is lazy: iterate over it, or draw from it uniformly.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from roller.align import Rules, aligned_extents
+from roller.choice import every_staging, orders_of, program_of, required_staging
+from roller.cost import CostParameters
+from roller.expr import TensorExpr
+from roller.hardware import HardwareSpec
+from roller.nest import Tile, variants
+from roller.program import RProgram, StageProgram
+from roller.search import Chain, Search, searches, start
+
+DRAWS = 10_000  # misses in a row after which a space counts as empty
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The programs of one search around one innermost tile."""
+
+    search: Search
+    inner: Tile
+
+    @cached_property
+    def ranges(self) -> list[list[list[int]]]:
+        """For every outer level, innermost first, and dimension the multiples of the innermost extent."""
+        return [_extents(self.search, position, self.inner) for position in reversed(range(len(self.search.levels) - 1))]
+
+    @cached_property
+    def size(self) -> int:
+        """Combinations of outer extents, fitting or not."""
+        return math.prod([len(r) for level in self.ranges for r in level])
+
+    def chain(self, tiles: tuple[Tile, ...]) -> Chain | None:
+        """The chain of these outer tiles (innermost first) around the inner one, None where it breaks a rule."""
+        search, chain = self.search, (self.inner,)
+        for position, tile in zip(reversed(range(len(tiles))), tiles, strict=True):
+            inner = chain[0]
+            rules = (search.levels, position, tile, inner, search.mapping, search.atom)
+            if any(t % i for t, i in zip(tile, inner, strict=True)) or not search.fit.fits(*rules) or search.fit.legal(*rules):
+                return None
+            chain = (tile, *chain)
+        return chain
+
+    def programs(self, chain: Chain) -> list[StageProgram]:
+        """The chain with every loop order and every staging."""
+        base, levels = program_of(self.search, self.search.levels, chain), self.search.levels
+        stagings = dict.fromkeys((required_staging(self.search, levels), *every_staging(self.search, levels)))
+        return [replace(base, orders=o, staged=s) for o in orders_of(base) for s in stagings]
+
+
+class StageSpace:
+    """The aligned, fitting programs of one stage."""
+
+    def __init__(self, found: list[Search]) -> None:
+        self._parts = [_Part(s, tile) for s in found for tile in _inner_tiles(s)]
+        self._weights = list(itertools.accumulate(p.size for p in self._parts))
+
+    def __iter__(self) -> Iterator[StageProgram]:
+        """Every program, in a fixed order."""
+        for part in self._parts:
+            for extents in itertools.product(*(itertools.product(*level) for level in part.ranges)):
+                chain = part.chain(extents)
+                if chain is not None:
+                    yield from part.programs(chain)
+
+    def draw(self, generator: random.Random) -> StageProgram:
+        """One program, each equally likely; `LookupError` where none fits."""
+        for _ in range(DRAWS):
+            if not self._weights or not self._weights[-1]:
+                break
+            part = generator.choices(self._parts, cum_weights=self._weights)[0]
+            chain = part.chain(tuple(tuple(generator.choice(r) for r in level) for level in part.ranges))
+            if chain is not None:
+                return generator.choice(part.programs(chain))
+        raise LookupError("no aligned program fits")
+
+
+@dataclass(frozen=True)
+class ProgramSpace:
+    """The aligned, fitting programs of an expression: every combination of its stages' programs."""
+
+    expr: TensorExpr
+    stages: tuple[StageSpace, ...]
+
+    def __iter__(self) -> Iterator[RProgram]:
+        """Every program, in a fixed order; the last stage varies fastest."""
+        for chosen in itertools.product(*self.stages):
+            yield RProgram(self.expr, chosen)
+
+    def sample(self, count: int, seed: int = 0) -> list[RProgram]:
+        """Different programs drawn uniformly, fewer where the space has fewer; the same ones for the same seed."""
+        generator = random.Random(seed)
+        found: dict[tuple[object, ...], RProgram] = {}
+        for _ in range(50 * count):
+            if len(found) == count:
+                break
+            chosen = tuple(stage.draw(generator) for stage in self.stages)
+            found.setdefault(tuple((s.nest.dims, s.key) for s in chosen), RProgram(self.expr, chosen))
+        return list(found.values())
+
+
+def program_space(expr: TensorExpr, spec: HardwareSpec, rules: Rules, parameters: CostParameters) -> ProgramSpace:
+    """The space that `construct` searches greedily, of a fused expression on a chip."""
+    return ProgramSpace(expr, tuple(StageSpace(searches(variants(s, expr.tensors), spec, rules, parameters)) for s in expr.stages))
+
+
+def _inner_tiles(search: Search) -> Iterator[Tile]:
+    """Aligned innermost tiles that fit."""
+    position, base = len(search.levels) - 1, start(search)
+    if search.levels[position] == len(search.spec.levels):
+        yield base
+        return
+    for tile in itertools.product(*_extents(search, position, base)):
+        if search.fit.fits(search.levels, position, tile, base, search.mapping, search.atom):
+            yield tile
+
+
+def _extents(search: Search, position: int, base: Tile) -> list[list[int]]:
+    """The aligned extents of each dimension at a level: multiples of the base; reductions stay whole atoms innermost."""
+    innermost = position == len(search.levels) - 1
+    found = []
+    for dim, (extent, step) in enumerate(zip(search.nest.extents, base, strict=True)):
+        multiple = search.rules.multiple(search.levels[position], search.nest.dims[dim].name)
+        if innermost and search.nest.dims[dim].is_reduce and not any(d == dim for _, d in search.mapping):
+            found.append([step])
+            continue
+        choices = [step, *(e for e in aligned_extents(extent, step, multiple) if e > step)]
+        found.append([e for e in choices if e <= max(extent, step)] if innermost else choices)
+    return found

@@ -1,0 +1,67 @@
+"""Running kernels suspiciously: outputs poisoned first, guard bytes around outputs, NaN around inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from roller import verify
+from roller.arrays import aligned_empty
+from roller.expr import FLOATS, Tensor, TensorExpr
+from roller.hardware import HardwareSpec
+from roller.kernel import Artifact, BuildOptions
+from roller.program import RProgram
+from roller_cpu import codegen, toolchain
+from roller_cpu.runtime import CpuRunner
+
+Array = npt.NDArray[Any]
+GUARD, GUARD_BYTES = 0xFB, 256
+NOT_A_NUMBER, POISON = 0xFF, 0x7F  # all bits set is a NaN of every floating type
+
+
+def artifact(spec: HardwareSpec, program: RProgram, constants: Mapping[str, Array] | None = None) -> Artifact:
+    """The program built without reading its assembly."""
+    fixed = {name: array.tobytes() for name, array in (constants or {}).items()}
+    source = codegen.generate(spec, program, BuildOptions(constants=tuple(fixed)))
+    launch = {**source.launch, "entry": source.entry}
+    return Artifact(toolchain.FORMAT, source.text.encode(), launch, {}, spec.device, spec, constants=fixed)
+
+
+def surrounded(shape: tuple[int, ...], dtype: np.dtype[Any], byte: int, inside: int | None = None) -> tuple[Array, Array]:
+    """An aligned array, and the bytes that it lies in: `GUARD_BYTES` of a value on both sides, and another inside."""
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = aligned_empty((size + 2 * GUARD_BYTES,), np.dtype(np.uint8))
+    raw[...] = byte
+    if inside is not None:
+        raw[GUARD_BYTES : GUARD_BYTES + size] = inside
+    return np.ndarray(shape, dtype, raw, GUARD_BYTES), raw
+
+
+def placed(array: Array, dtype: str) -> Array:
+    """A read-only copy with poison on both sides, so that whoever reads too far computes nonsense."""
+    copy, _ = surrounded(array.shape, array.dtype, NOT_A_NUMBER if dtype in FLOATS else POISON)
+    copy[...] = array
+    copy.flags.writeable = False
+    return copy
+
+
+def run(built: Artifact, output: Tensor, inputs: tuple[Array, ...]) -> Array:
+    """The kernel's result; an assertion fails where it writes beside its output."""
+    dtype = verify.numpy_dtype(output.dtype)
+    out, raw = surrounded(output.shape, dtype, GUARD, NOT_A_NUMBER if output.dtype in FLOATS else POISON)
+    runner = CpuRunner(built)
+    if out.size:
+        runner.run(inputs, out)
+    runner.close()
+    assert (raw[:GUARD_BYTES] == GUARD).all(), "bytes before the output were written"
+    assert (raw[GUARD_BYTES + out.nbytes :] == GUARD).all(), "bytes after the output were written"
+    return out
+
+
+def check(expr: TensorExpr, built: Artifact, arrays: Mapping[str, Array], fixed: frozenset[str] = frozenset()) -> None:
+    """The kernel against the reference; `WrongResultError` where it is wrong."""
+    inputs = tuple(placed(arrays[t.name], t.dtype) for t in expr.inputs if t.name not in fixed)
+    verify.check(expr, arrays, run(built, expr.output, inputs))

@@ -1,0 +1,276 @@
+"""Random operators with random programs on the host CPU, against the reference: what no engine would choose must be right too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import launching
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, note, settings
+from hypothesis import strategies as st
+
+from roller import ops, verify
+from roller.align import Multiple, aligned_extents, atom_tile
+from roller.catalog import find_spec
+from roller.errors import ExpressionError
+from roller.expr import TensorExpr
+from roller.fusion import fuse
+from roller.hardware import ComputeAtom
+from roller.nest import Nest, Tile, variants
+from roller.ops import SymbolicTensor
+from roller.program import RProgram, StageProgram, Staging, tiled_levels
+
+SPEC = find_spec("cpu", "x86-64-v3")
+LEVELS = tiled_levels(SPEC)
+EXTENTS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 16, 17, 31)
+DTYPES = ("float32", "float32", "float32", "float64", "float16", "bfloat16", "int8", "int32")
+EINSUMS = ("ij,j->i", "ij,ij->i", "bij,bjk->bik", "bmk,bkn->mnb", "ik,jk,k->ij", "mhk,nhk->hmn", "ii->i", "ijk->kji", "ab,cd->acbd", "ij->")
+FUNCTIONS = (ops.relu, ops.tanh, ops.sigmoid, ops.exp, ops.gelu, ops.abs, ops.neg, ops.floor, ops.silu)
+
+
+# --- operators -------------------------------------------------------------------------------------------------------
+
+
+class _Inputs:
+    """Hands out input tensors with extents from a pool."""
+
+    def __init__(self, draw: st.DrawFn) -> None:
+        self.draw = draw
+        self.dtype = draw(st.sampled_from(DTYPES))
+
+    def tensor(self, *shape: int) -> SymbolicTensor:
+        return ops.tensor(shape, self.dtype)
+
+    def extent(self, most: int = EXTENTS[-1], zero: bool = True) -> int:
+        pool = [e for e in EXTENTS if e <= most]
+        return self.draw(st.sampled_from([*pool, 0] if zero and self.draw(st.integers(0, 19)) == 0 else pool))
+
+    def flag(self) -> bool:
+        return self.draw(st.booleans())
+
+
+@st.composite
+def operators(draw: st.DrawFn) -> SymbolicTensor:
+    """An operator of any family with elementwise work before and after it."""
+    source = _Inputs(draw)
+    family = draw(st.sampled_from((_matmul, _conv, _depthwise, _pool, _reduce, _einsum, _plain, _move)))
+    value = family(source)
+    for _ in range(draw(st.integers(0, 3))):
+        value = _epilogue(source, value)
+    if value.stage is None:
+        value = ops.relu(value)
+    return value
+
+
+def _before(source: _Inputs, x: SymbolicTensor) -> SymbolicTensor:
+    """Sometimes elementwise work, or padding, on an operand."""
+    choice = source.draw(st.integers(0, 5))
+    if choice == 0:
+        return ops.relu(x)
+    if choice == 1:
+        return x + source.tensor(*x.shape[-1:])
+    if choice == 2 and source.dtype != "int8":
+        return x * 2
+    if choice == 3 and x.ndim and min(x.shape) > 1:
+        inner = source.tensor(*(e - 1 for e in x.shape))
+        return ops.pad(inner, [(1, 0) if source.flag() else (0, 1) for _ in x.shape], source.draw(st.integers(-1, 1)))
+    return x
+
+
+def _epilogue(source: _Inputs, x: SymbolicTensor) -> SymbolicTensor:
+    choice = source.draw(st.integers(0, 7))
+    floating = x.dtype.startswith(("float", "bfloat"))
+    other = ops.tensor(tuple(e if source.flag() else 1 for e in x.shape), x.dtype)
+    if choice == 0:
+        return x + ops.tensor(x.shape[-1:], x.dtype)
+    if choice == 1:
+        return ops.maximum(x, other)
+    if choice == 2:
+        return other - x
+    if choice == 3:
+        return ops.cast(x, "float32" if floating else "int32")
+    if choice == 4:
+        return ops.transpose(x, source.draw(st.permutations(range(x.ndim))))
+    if choice == 5:
+        return ops.where(ops.tensor(x.shape, "int8"), x, other)
+    if choice == 6 and floating:
+        return source.draw(st.sampled_from(FUNCTIONS))(x)
+    return ops.clip(x, -3, 5)
+
+
+def _matmul(source: _Inputs) -> SymbolicTensor:
+    m, n, k = source.extent(), source.extent(), source.extent()
+    ta, tb = source.flag(), source.flag()
+    lead = (source.extent(5),) if source.flag() else ()
+    a = source.tensor(*lead, *((k, m) if ta else (m, k)))
+    b = source.tensor(*lead, *((n, k) if tb else (k, n)))
+    product = ops.batch_matmul if lead else ops.matmul
+    return product(_before(source, a), _before(source, b), transpose_a=ta, transpose_b=tb)
+
+
+def _window(source: _Inputs) -> dict[str, Any]:
+    pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
+    pads = st.tuples(*[st.integers(0, 2)] * 4)
+    return {
+        "stride": source.draw(pair),
+        "dilation": source.draw(pair),
+        "padding": source.draw(st.one_of(pads, st.sampled_from(("same", "valid", 1)))),
+        "layout": source.draw(st.sampled_from(("NCHW", "NHWC"))),
+    }
+
+
+def _conv(source: _Inputs) -> SymbolicTensor:
+    window, groups = _window(source), source.draw(st.sampled_from((1, 1, 1, 2, 3)))
+    n, c, f = source.extent(3), source.extent(5) * groups, source.extent(9) * groups
+    h, w = source.extent(13, zero=False), source.extent(13, zero=False)
+    r, s = source.draw(st.integers(1, 3)), source.draw(st.integers(1, 3))
+    nchw = window["layout"] == "NCHW"
+    x = source.tensor(*((n, c, h, w) if nchw else (n, h, w, c)))
+    y = source.tensor(*((f, c // groups, r, s) if nchw else (r, s, c // groups, f)))
+    return ops.conv2d(_before(source, x), y, groups=groups, **window)
+
+
+def _depthwise(source: _Inputs) -> SymbolicTensor:
+    window = _window(source)
+    n, c, m = source.extent(3), source.extent(9), source.draw(st.integers(1, 3))
+    h, w = source.extent(13, zero=False), source.extent(13, zero=False)
+    r, s = source.draw(st.integers(1, 3)), source.draw(st.integers(1, 3))
+    nchw = window["layout"] == "NCHW"
+    x = source.tensor(*((n, c, h, w) if nchw else (n, h, w, c)))
+    return ops.depthwise_conv2d(_before(source, x), source.tensor(*((c, m, r, s) if nchw else (r, s, c, m))), **window)
+
+
+def _pool(source: _Inputs) -> SymbolicTensor:
+    window = _window(source)
+    kernel = source.draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
+    x = _before(source, source.tensor(source.extent(3), source.extent(9, zero=False), source.extent(13, zero=False), source.extent(13, zero=False)))
+    if source.dtype.startswith("int") or source.flag():
+        return ops.max_pool2d(x, kernel, **window)
+    return ops.avg_pool2d(x, kernel, count_include_pad=source.flag(), **window)
+
+
+def _reduce(source: _Inputs) -> SymbolicTensor:
+    shape = [source.extent() for _ in range(source.draw(st.integers(1, 4)))]
+    axes = source.draw(st.lists(st.sampled_from(range(len(shape))), min_size=1, unique=True))
+    reducers = [ops.reduce_sum, ops.reduce_max, ops.reduce_min]
+    if not source.dtype.startswith("int"):
+        reducers.append(ops.reduce_mean)
+    return source.draw(st.sampled_from(reducers))(_before(source, source.tensor(*shape)), axes, source.flag())
+
+
+def _einsum(source: _Inputs) -> SymbolicTensor:
+    subscripts = source.draw(st.sampled_from(EINSUMS))
+    extents: dict[str, int] = {}
+    operands = []
+    for letters in subscripts.partition("->")[0].split(","):
+        for letter in letters:
+            extents.setdefault(letter, source.extent(13))
+        operands.append(_before(source, source.tensor(*(extents[letter] for letter in letters))))
+    return ops.einsum(subscripts, *operands)
+
+
+def _plain(source: _Inputs) -> SymbolicTensor:
+    x = source.tensor(*(source.extent() for _ in range(source.draw(st.integers(0, 3)))))
+    return _epilogue(source, x)
+
+
+def _move(source: _Inputs) -> SymbolicTensor:
+    x = source.tensor(*(source.extent(17) for _ in range(source.draw(st.integers(1, 4)))))
+    x = ops.transpose(x, source.draw(st.permutations(range(x.ndim))))
+    if source.flag():
+        x = ops.pad(x, [(source.draw(st.integers(0, 2)), source.draw(st.integers(0, 2))) for _ in x.shape], source.draw(st.integers(-1, 1)))
+    return x
+
+
+# --- programs --------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def programs(draw: st.DrawFn, expr: TensorExpr, constants: frozenset[str]) -> RProgram:
+    """A legal program, capacities not asked: any atom, mapping, tiles, loop orders, staging, and cut of the reduction."""
+    return RProgram(expr, tuple(draw(_stages(draw(st.sampled_from(variants(s, expr.tensors))), constants)) for s in expr.stages))
+
+
+@st.composite
+def _stages(draw: st.DrawFn, nest: Nest, constants: frozenset[str]) -> StageProgram:
+    atom, mapping = draw(_atoms(nest))
+    inner: Tile = tuple(min(t, e) for t, e in zip(atom_tile(nest, atom, mapping), nest.extents, strict=True))
+    lanes = [d for _, d in mapping]
+    inner = tuple(_extent(draw, e, t, 40 if n in lanes else 1 if nest.dims[n].is_reduce else 5) for n, (e, t) in enumerate(zip(nest.extents, inner, strict=True)))
+    unit = tuple(_extent(draw, e, t, 10**6) for e, t in zip(nest.extents, inner, strict=True))
+    orders = tuple(tuple(draw(st.permutations(range(len(inner))))) for _ in LEVELS)
+    orders = ((*sorted(orders[0], key=lambda d: nest.dims[d].is_reduce and draw(st.sampled_from((True,)))),), orders[1])
+    parallel = draw(st.booleans())
+    split = 1
+    if parallel and nest.reduce and draw(st.booleans()):
+        split = int(np.prod([-(-nest.extents[i] // unit[i]) for i in nest.reduce if unit[i]]))
+    staged = draw(_staging(nest, constants))
+    return StageProgram(nest, atom, mapping, LEVELS, (unit, inner), orders, staged, max(split, 1), parallel)
+
+
+@st.composite
+def _atoms(draw: st.DrawFn, nest: Nest) -> tuple[ComputeAtom, tuple[tuple[str, int], ...]]:
+    """A scalar, or a vector of any width along any dimension."""
+    dtype = nest.stage.body.dtype
+    fields: dict[str, Any] = {"in_dtype": dtype, "acc_dtype": dtype, "gflops": 1.0}
+    width = draw(st.sampled_from((1, 4, 8, 16)))
+    wide = [i for i, e in enumerate(nest.extents) if e > 1]
+    if width == 1 or not wide:
+        return ComputeAtom.model_validate({**fields, "name": "scalar", "kind": "scalar", "roles": {}}), ()
+    atom = ComputeAtom.model_validate({**fields, "name": f"x{width}", "kind": "vector", "roles": {"n": width}})
+    return atom, (("n", draw(st.sampled_from(wide))),)
+
+
+def _extent(draw: st.DrawFn, extent: int, inner: int, most: int) -> int:
+    choices = [e for e in aligned_extents(extent, max(inner, 1), Multiple()) if inner <= e <= max(most, inner) and e - inner < extent]
+    choices = [e for e in choices if most > 1000 or e <= extent]
+    return draw(st.sampled_from(choices)) if choices and inner else inner
+
+
+@st.composite
+def _staging(draw: st.DrawFn, nest: Nest, constants: frozenset[str]) -> tuple[Staging, ...]:
+    found: list[Staging] = []
+    for number, access in enumerate(nest.inputs):
+        level = draw(st.sampled_from((None, 0, LEVELS[0]))) if access.guarded or draw(st.integers(0, 4)) == 0 else None
+        if level is not None:
+            found.append(Staging("box", number, level))
+    for factor in range(len(nest.factors)):
+        names = {a.tensor.name for a in nest.inputs if a.factor == factor}
+        if nest.stageable(factor):
+            if names <= constants:
+                found.append(Staging("panel", factor, 0, constant=True))
+            elif (level := draw(st.sampled_from((None, 0, LEVELS[0])))) is not None:
+                found.append(Staging("panel", factor, level))
+    return tuple(found)
+
+
+def describe(expr: TensorExpr, program: RProgram) -> str:
+    """What is needed to write a failure down as a test."""
+    return "\n".join([repr(expr), *(f"{s!r}" for s in program.stages)])
+
+
+def random_kernel(data: st.DataObject) -> None:
+    """One operator with one program, against the reference."""
+    try:
+        expr = ops.expression(data.draw(operators()))
+    except ExpressionError:
+        assume(False)
+        return
+    fused = fuse(expr)
+    fixed = frozenset(t.name for t in expr.inputs if data.draw(st.integers(0, 4)) == 0)
+    program = data.draw(programs(fused, fixed))
+    note(program.describe())
+    arrays = verify.random_inputs(expr, data.draw(st.integers(0, 99)), integer=data.draw(st.booleans()))
+    built = launching.artifact(SPEC, program, {name: arrays[name] for name in arrays if name in fixed})
+    launching.check(expr, built, arrays, fixed)
+
+
+QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
+
+
+@pytest.mark.parametrize("part", range(4))
+@given(data=st.data())
+@settings(max_examples=80, **QUIET)
+def test_random_programs(part: int, data: st.DataObject) -> None:
+    random_kernel(data)
