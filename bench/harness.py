@@ -32,7 +32,6 @@ RESULTS = Path(__file__).parent / "results"
 ROUNDS, QUICK_ROUNDS, LEAST_ROUNDS = 11, 3, 3
 SAMPLE_SECONDS, QUICK_SAMPLE_SECONDS = 0.05, 0.005  # one side in one round
 PAUSE_SECONDS = 0.03  # after which the pools of OpenMP and TVM no longer spin
-WARM_SECONDS = 0.05  # a faster side runs once, not timed, before its turn: its code and data are in the caches as in a loop
 QUIET_SHARE = 0.8  # of the processors' time idle
 MEMORY_SHARE = 0.5
 CHECK_ELEMENTS = 1 << 22
@@ -268,8 +267,7 @@ def interleave(
                 time.sleep(PAUSE_SECONDS)
             if options.quiet > 0:
                 gates.append(wait_quiet(options.quiet))
-            previous = times[side.name][-1] if times[side.name] else 0.0
-            if previous < WARM_SECONDS:
+            if calls[side.name] > 1:  # once, not timed: code and data are in the caches as in a loop
                 side.call()
             times[side.name].append(timed(side.call, calls[side.name], clock))
     return times, calls, statistics.mean(gates) if gates else None

@@ -59,14 +59,15 @@ def _summary(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "cases": len(rows),
         "timed": len(timed),
-        "geomean": _none(geomean(row.ratio for row in timed if row.ratio)),
-        "geomean_free": _none(geomean(row.ratio_free for row in timed if row.ratio_free)),
+        "geomean": finite(geomean(row.ratio for row in timed if row.ratio)),
+        "geomean_free": finite(geomean(row.ratio_free for row in timed if row.ratio_free)),
         "worst": worst and worst.ratio,
         "worst_case": worst and worst.case,
     }
 
 
-def _none(value: float) -> float | None:
+def finite(value: float) -> float | None:
+    """The value, None for NaN, which JSON has no word for."""
     return None if math.isnan(value) else value
 
 

@@ -100,12 +100,14 @@ def next_aligned(extent: int, inner: int, current: int, multiple: Multiple) -> i
 
 
 def lane_rule(spec: HardwareSpec, lanes: int) -> str | None:
-    """Why this number of concurrent sub-tiles breaks rule 1, None if it does not."""
+    """Why this number of concurrent sub-tiles breaks rule 1, None if it does not.
+
+    Fewer than one group are admitted, for problems that have no more; the cost model charges the idle lanes of the group.
+    """
+    group = spec.unit.lane_group
     if lanes > spec.unit.lanes_max:
         return "lanes per unit"
-    if spec.unit.lanes_fixed or lanes % spec.unit.lane_group == 0:
-        return None
-    return "lane group multiple"
+    return None if spec.unit.lanes_fixed or lanes < group or lanes % group == 0 else "lane group multiple"
 
 
 @dataclass(frozen=True)

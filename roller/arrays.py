@@ -54,9 +54,9 @@ def address(array: Array) -> int:
         return int(array.ctypes.data)
 
 
-def is_ready(array: Array) -> bool:
-    """True if kernels may use the memory as it is: C-contiguous and aligned."""
-    return array.flags.c_contiguous and address(array) % ALIGNMENT == 0
+def is_ready(array: Array, alignment: int = ALIGNMENT) -> bool:
+    """True if kernels that need this alignment (bytes) may use the memory as it is: C-contiguous and aligned."""
+    return array.flags.c_contiguous and address(array) % alignment == 0
 
 
 def aligned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
@@ -65,9 +65,9 @@ def aligned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     return np.ndarray(tuple(shape), dtype, raw, -_addressof(_at(raw)) % ALIGNMENT)
 
 
-def ready(array: Array) -> Array:
+def ready(array: Array, alignment: int = ALIGNMENT) -> Array:
     """The array itself if it is ready, else an aligned copy."""
-    if is_ready(array):
+    if is_ready(array, alignment):
         return array
     copy = aligned_empty(array.shape, array.dtype)
     copy[...] = array

@@ -15,14 +15,16 @@ REFINED = 5  # best chains for which orders and staging are tried
 def program_of(search: Search, levels: tuple[int, ...], chain: Chain) -> StageProgram:
     spatial_first = (*search.nest.spatial, *search.nest.reduce)
     lanes = search.lane_level
-    staged = required_staging(search, search.levels)
+    whole = len(chain) == len(search.levels) and search.spec.levels[search.levels[0]].managed
+    depth = search.fit.depth(search.levels, 0, chain[0]) if whole else 1
+    staged = required_staging(search, search.levels, depth)
     return StageProgram(
         search.nest, search.atom, search.mapping, levels, chain, tuple(spatial_first for _ in levels), staged, lane_level=lanes,
         cooperate=search.fit.cooperate,
     )
 
 
-def required_staging(search: Search, levels: tuple[int, ...]) -> tuple[Staging, ...]:
+def required_staging(search: Search, levels: tuple[int, ...], depth: int = 1) -> tuple[Staging, ...]:
     """Copies without which the nest would gather or guard: panels for factors, boxes for arrays that can be left.
 
     A level that software fills holds a panel of every factor that is used again there, as many deep as it allows.
@@ -30,7 +32,7 @@ def required_staging(search: Search, levels: tuple[int, ...]) -> tuple[Staging, 
     nest, unit = search.nest, search.spec.levels[levels[0]]
     if unit.managed:
         reused = [f for f in range(len(nest.factors)) if search.fit.reused(nest.factor_touches(f)) and "input" in unit.holds]
-        return tuple(Staging("panel", f, levels[0], depth=min(2, unit.depth_max)) for f in reused if nest.reduce)
+        return tuple(Staging("panel", f, levels[0], depth=depth) for f in reused if nest.reduce)
     needed = [f for f in range(len(nest.factors)) if nest.stageable(f) and _needs_panel(search, f)]
     panels = [_constant_panel(search, f) or Staging("panel", f, levels[0]) for f in needed]
     return (*_boxes(search, levels[0]), *panels)

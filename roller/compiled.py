@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from roller.arrays import (
+    ALIGNMENT,
     Array,
     Kind,
     Wanted,
@@ -47,7 +48,7 @@ class Kernel:
     """A compiled operator. Call it with arrays in the order of `inputs`, or by name; it gives the result.
 
     Arrays of NumPy, torch and JAX (and others with DLPack) in host memory are taken as they are: nothing is converted, and
-    only what is not contiguous and 64-byte aligned is copied. The result is of the first argument's kind. `out=` is written in
+    only what is not contiguous and aligned as the kernel needs it is copied. The result is of the first argument's kind. `out=` is written in
     place and returned. The binary is loaded by the first call, or by `load()`.
     """
 
@@ -58,6 +59,7 @@ class Kernel:
         self._result = _wanted(expr.output, "out")
         self._runner: Runner | None = None
         self._loading = threading.Lock()
+        self._alignment = _alignment(artifact)
 
     def __repr__(self) -> str:
         arguments = ", ".join(map(str, self._wanted))
@@ -76,7 +78,7 @@ class Kernel:
             else:
                 array, own = admit(value, wanted)
             kind = kind or own  # type: ignore[assignment]
-            inputs.append(array if is_ready(array) else ready(array))
+            inputs.append(ready(array, self._alignment or array.itemsize))
         if out is not None:
             return self._into(out, tuple(inputs), runner)
         result = aligned_empty(self._result.shape, self._result.dtype)
@@ -89,7 +91,7 @@ class Kernel:
         wanted = self._result
         plain = type(out) is np.ndarray and out.dtype == wanted.dtype and out.shape == wanted.shape and out.flags.carray
         target = out if plain else admit_output(out, wanted)[0]
-        direct = is_ready(target) and not overlaps(target, inputs)
+        direct = is_ready(target, self._alignment or target.itemsize) and not overlaps(target, inputs)
         result = target if direct else aligned_empty(target.shape, target.dtype)
         if target.size:
             runner.run(inputs, result)
@@ -203,3 +205,9 @@ class Kernel:
 
 def _wanted(tensor: Tensor, name: str) -> Wanted:
     return Wanted(name, tensor.shape, numpy_dtype(tensor.dtype))
+
+
+def _alignment(artifact: Artifact) -> int:
+    """Bytes to which a kernel's arrays must be aligned; 0 where their elements are enough."""
+    wanted = artifact.launch.get("alignment", ALIGNMENT)
+    return 0 if wanted == "element" else int(wanted)

@@ -132,7 +132,7 @@ def _prune(search: Search, levels: tuple[int, ...], chains: list[Chain], keep: i
 def _partial_seconds(search: Search, program: StageProgram, level: int) -> float:
     model = search.model
     moving, latency = model.level_terms(program, level)
-    return overlapped((model.compute_seconds(program), *moving), 2, search.spec.overlap_loss) + latency + model.overhead_seconds(program)
+    return overlapped((model.compute_seconds(program), *moving), 2, model.overlap_loss(program)) + latency + model.overhead_seconds(program)
 
 
 def diverse(ranked: list[Rated], count: int) -> list[Rated]:

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from roller.expr import Stage
 from roller.hardware import HardwareSpec, MemoryLevel
-from roller.program import RProgram, StageProgram, Staging, copy_depth
+from roller.program import RProgram, StageProgram, Staging, copy_depth, tiled_levels
 from roller.scalar import ARITHMETIC, Binary, Scalar, Unary, walk
 from roller.nest import Access
 from roller.tile import Geometry
@@ -103,7 +103,7 @@ class Model:
             terms[level.name], waiting = self._level_seconds(walk, index)
             latency += waiting
         steps = max(1, _steps(program))
-        body = overlapped(tuple(terms.values()), steps, self.spec.overlap_loss)
+        body = overlapped(tuple(terms.values()), steps, self.overlap_loss(program))
         copies = sum(self._copy_seconds(walk, s) for s in program.staged)
         overhead = self.overhead_seconds(program)
         combine = self._combine_seconds(program)
@@ -120,7 +120,9 @@ class Model:
         epilogue = math.prod(nest.extents[i] for i in nest.spatial) * epilogue_slots(nest.stage)
         vector = max((a.gflops for a in self.spec.atoms if a.kind != "matrix"), default=atom.gflops) * 1e9 / 2
         rows = self._start_up(program)
-        return points * slots * rows / rate + epilogue / (vector * unit_efficiency(program, self.spec))
+        group = self.spec.unit.lane_group
+        idle = -(-program.lanes // group) * group / program.lanes if program.lane_level is not None and program.lanes else 1.0
+        return points * slots * rows * idle / rate + epilogue / (vector * unit_efficiency(program, self.spec))
 
     def _start_up(self, program: StageProgram) -> float:
         """How much longer a streamed atom takes for loading its stationary block: (rows x row cycles + start-up) / rows."""
@@ -163,6 +165,11 @@ class Model:
             return level.bandwidth_gbps * 1e9 * busy
         drawn = level.unit_bandwidth_gbps * self.spec.unit.count * busy if level.unit_bandwidth_gbps else math.inf
         return min(level.bandwidth_gbps, drawn) * 1e9
+
+    def _outside_rate(self, index: int, busy: float) -> float:
+        """Bytes a second from the outermost level through to this one: the slowest on the way."""
+        inwards = max(index, tiled_levels(self.spec)[0])
+        return min(self._rate(level, busy) for level in self.spec.levels[1 : inwards + 1] if level.bandwidth_gbps is not None)
 
     def _register_bytes(self, program: StageProgram, transaction: int) -> float:
         """Bytes loaded into and stored from registers by units without lanes: whole vectors where an array is contiguous
@@ -215,12 +222,11 @@ class Model:
         issue = elements * self._copy_slots(program, staging) / (self._vector_rate() * units)
         issue += rows * ROW_TRIPS * self.parameters.trip_overhead_ns * 1e-9 / (self.spec.unit.count * max(units, 1e-9))
         level = self.spec.levels[max(1, staging.level)]
-        assert level.bandwidth_gbps is not None
         read = sum(self.geometry.moved(n, tile, level.transaction_bytes) for n in sources) * times
         written = elements * width
         fits = staging.level > 0 or written <= level.capacity_bytes * level.usable_fraction
         launch = self.spec.unit.launch_overhead_us * 1e-6 if staging.level == 0 else 0.0
-        return max(issue, (read + (0 if fits else 2 * written)) / self._rate(level, units)) + launch
+        return max(issue, (read + (0 if fits else 2 * written)) / self._outside_rate(max(1, staging.level), units)) + launch
 
     def _vector_rate(self) -> float:
         """Element operations a second of the widest vectors."""
@@ -247,6 +253,11 @@ class Model:
         pairs = [self._level_seconds(walk, i) for i in range(max(outermost, 1), len(self.spec.levels))]
         return [moving for moving, _ in pairs], sum([waiting for _, waiting in pairs])
 
+    def overlap_loss(self, program: StageProgram) -> float:
+        """The overlap number: 1 where a managed level holds one copy only, so that filling and using it take turns."""
+        alone = any(s.depth == 1 and s.level and self.spec.levels[s.level].managed for s in program.staged)
+        return 1.0 if alone else self.spec.overlap_loss
+
     def floor_seconds(self, program: StageProgram) -> float:
         """Compute with all chains busy: no tile around this innermost one is faster."""
         return _atom_points(program) * (self._slots if program.atom.kind != "matrix" else 1.0) / (program.atom.gflops * 1e9 / 2)
@@ -271,8 +282,7 @@ class Model:
         outputs = math.prod([program.nest.extents[i] for i in program.nest.spatial])
         seconds = 0.0
         if program.split > 1:
-            rate = (self.spec.levels[min(1, len(self.spec.levels) - 1)].bandwidth_gbps or 1.0) * 1e9
-            seconds += 2 * program.split * outputs * program.nest.accumulator_bytes / rate
+            seconds += 2 * program.split * outputs * program.nest.accumulator_bytes / self._outside_rate(1, 1.0)
             seconds += self.spec.unit.launch_overhead_us * 1e-6 + self.spec.unit.sync_ns * 1e-9
         shared = math.prod([lp.trips for lp in program.loops if lp.over == "lanes" and program.nest.dims[lp.dim].is_reduce])
         if shared > 1:

@@ -133,9 +133,9 @@ class Fit:
             choices.append(sum(self.geometry.nbytes(a, one_pass) for a in everything))
         return min(choices)
 
-    def _managed_bytes(self, levels: tuple[int, ...], position: int, tile: Tile) -> int:
+    def _managed_bytes(self, levels: tuple[int, ...], position: int, tile: Tile, depth: int = 1) -> int:
+        """Staged inputs times their depth, and accumulators."""
         level = self.spec.levels[levels[position]]
-        depth = min(2, level.depth_max)
         total = 0
         innermost = position == len(levels) - 1
         for number, access in enumerate(self.nest.accesses):
@@ -144,6 +144,12 @@ class Fit:
             elif access.role == "output" and "accumulator" in level.holds:
                 total += math.prod([tile[i] for i in self.nest.spatial]) * self.nest.accumulator_bytes
         return total
+
+    def depth(self, levels: tuple[int, ...], position: int, tile: Tile) -> int:
+        """Copies of the staged inputs to hold at a managed level: two, so that one fills while the other is used, if they fit."""
+        level = self.spec.levels[levels[position]]
+        double = level.depth_max > 1 and self._managed_bytes(levels, position, tile, 2) <= level.usable_bytes
+        return 2 if double else 1
 
     def reused(self, touches: tuple[bool, ...]) -> bool:
         """True if some spatial dimension uses the same values again, so that holding them at a level pays."""

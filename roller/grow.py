@@ -19,6 +19,7 @@ from roller.tile import padding_waste
 EPSILONS = (0.0, 0.125, math.inf)  # rounds of tensor padding; each admits more waste
 INNER_VISITS = 24  # tiles looked at by one growth at the innermost level: its lattice is small
 OUTER_VISITS = 12  # … at an outer level, where growth follows one path with few side steps
+IDLE_GROWTH = 4  # growth goes on below full occupation to this share of it: fewer, larger tiles may still be faster
 REDUCE_STEPS = 2  # largest reduce extents that are kept for a tile
 LARGEST = 2  # last tiles of a growth path that are kept, beside one for every doubling of its length
 BOUND_SLACK = 0.02  # memory no longer bounds when what it adds is less than this share of compute
@@ -97,9 +98,9 @@ def _steps(
 
 
 def _too_few(search: Search, tile: Tile, inner: Tile) -> bool:
-    """True if the tiles cannot occupy all units, not even with the reduction cut over units where units can combine."""
+    """True if the tiles leave most units idle, even with the reduction cut over units where units can combine."""
     parts = math.prod([-(-search.nest.extents[i] // inner[i]) for i in search.nest.reduce]) if search.spec.unit.combine else 1
-    return search.fit.tiles(tile) * parts < search.spec.unit.count
+    return search.fit.tiles(tile) * parts * IDLE_GROWTH < search.spec.unit.count
 
 
 def _footprint(search: Search, position: int, tile: Tile, inner: Tile) -> int:
@@ -154,7 +155,11 @@ def _memory_bounds(search: Search, position: int, tile: Tile) -> bool:
 
 def _spread(search: Search, position: int, inner: Tile, tiles: list[Tile]) -> Iterator[Tile]:
     """Each tile with the reduce extents worth trying at this level."""
-    chosen = tiles[-LARGEST:] + [t for i, t in enumerate(tiles[:-LARGEST]) if i & (i + 1) == 0]
+    units = search.spec.unit.count
+    busy = [search.fit.tiles(t) >= units for t in tiles]
+    edge = [i for i in range(len(tiles)) if busy[i] != busy[min(i + 1, len(tiles) - 1)] or (i and busy[i] != busy[i - 1])]
+    kept = [i for i in range(len(tiles)) if i >= len(tiles) - LARGEST or i & (i + 1) == 0 or i in edge]
+    chosen = [tiles[i] for i in kept]
     for tile in chosen:
         deeper = _with_reduce(search, position, inner, tile) if search.nest.reduce else (tile,)
         yield from (t for t in deeper if _legal(search, position, inner, t))
@@ -173,7 +178,7 @@ def _with_reduce(search: Search, position: int, inner: Tile, tile: Tile) -> Iter
                 break
             grown = (*last[:dim], extent, *last[dim + 1 :])
             if managed and not search.fit.fits(search.levels, position, grown, inner, search.mapping, search.atom):
-                yield from steps[-REDUCE_STEPS:]
+                yield from steps[-REDUCE_STEPS - 1 :]
                 return
             steps.append(grown)
     yield from steps[-REDUCE_STEPS:]

@@ -242,8 +242,9 @@ def programs(draw: st.DrawFn, expr: TensorExpr, spec: HardwareSpec, staging: boo
     if atom.kind != "matrix":
         inner = tuple(min(t, e) for t, e in zip(inner, nest.extents, strict=True))
     tiles: list[Tile] = []
-    for _ in levels:
-        inner = tuple(_extent(draw, e, t, dividing) for e, t in zip(nest.extents, inner, strict=True))
+    for level in reversed(levels):
+        if level < len(spec.levels):  # else the atom itself, which lanes run inside a level that has no tile for one lane
+            inner = tuple(_extent(draw, e, t, dividing) for e, t in zip(nest.extents, inner, strict=True))
         tiles.insert(0, inner)
     spatial, reduce = draw(st.permutations(nest.spatial)), draw(st.permutations(nest.reduce))
     orders = [(*spatial, *reduce)] + [tuple(draw(st.permutations(range(len(nest.dims))))) for _ in levels[1:]]

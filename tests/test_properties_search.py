@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import itertools
 import json
+import math
 import os
 import re
 import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,16 +21,16 @@ from hypothesis import strategies as st
 
 import roller
 from roller import ops
-from roller.align import Multiple, aligned_extents, atom_tile
+from roller.align import Rules
 from roller.catalog import load_spec
 from roller.cost import CostParameters, Model
 from roller.errors import ConstructionError
 from roller.expr import TensorExpr
 from roller.fit import Fit
 from roller.hardware import HardwareSpec
-from roller.nest import Nest, Tile, variants
-from roller.program import StageProgram, Staging, lane_level, tiled_levels
-from roller.search import mappings
+from roller.nest import variants
+from roller.program import StageProgram
+from roller.space import program_space
 from roller.testing import (
     constructed,
     expression,
@@ -47,62 +49,36 @@ from roller.tile import Geometry
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
-DEVICE_WORDS = re.compile(r"cuda|rocm|hip(?!s)|\bipu|nvidia|avx|sm_\d|gfx\d", re.IGNORECASE)
+DEVICE_WORDS = re.compile(r"(?<![a-z])(cuda|rocm|hip|ipu|nvidia|avx)(?![a-z])|(?<![a-z])(sm_|gfx)\d", re.IGNORECASE)
 
 # --- 6: against exhaustive enumeration -------------------------------------------------------------------------------
 
-LARGEST = 60_000  # programs of one enumeration
 
+def every_program(expr: TensorExpr, spec: HardwareSpec) -> Iterator[StageProgram]:
+    """All aligned programs that fit: every atom, mapping, chain of tiles, staging, order, one unit or all, reduce split.
 
-def every_program(nest: Nest, spec: HardwareSpec) -> Iterator[StageProgram]:
-    """All aligned programs of one nest: every atom, mapping, chain of tiles that fits, order, panel and reduce split."""
-    levels, lanes = tiled_levels(spec), lane_level(spec)
-    for atom, mapping in mappings(nest, spec.atoms):
-        start = atom_tile(nest, atom, mapping)
-        if atom.kind != "matrix":
-            start = tuple(min(t, e) for t, e in zip(start, nest.extents, strict=True))
-        fit = Fit(spec, nest, Geometry(nest))
-
-        def fits(position: int, tile: Tile, inner: Tile, fit: Fit = fit, mapping=mapping, atom=atom) -> bool:  # type: ignore[no-untyped-def]
-            admitted = fit.fits(levels, position, tile, inner, mapping, atom)
-            return admitted and fit.legal(levels, position, tile, inner, mapping, atom) is None
-
-        chains: list[tuple[Tile, ...]] = [(t,) for t in every_tile(nest, start) if fits(len(levels) - 1, t, start)]
-        for position in reversed(range(len(levels) - 1)):
-            chains = [(t, *c) for c in chains for t in every_tile(nest, c[0]) if fits(position, t, c[0])]
-        for chain in chains:
-            yield from _every_choice(StageProgram(nest, atom, mapping, levels, chain, (), lane_level=lanes), spec)
-
-
-def every_tile(nest: Nest, inner: Tile) -> Iterator[Tile]:
-    choices = [[x for x in aligned_extents(e, t, Multiple()) if x <= max(e, t)] for e, t in zip(nest.extents, inner, strict=True)]
-    yield from itertools.product(*choices)
-
-
-def _every_choice(program: StageProgram, spec: HardwareSpec) -> Iterator[StageProgram]:
-    """Orders (spatial loops first at the outermost level, any inside), panels, one unit or all, reductions cut over units."""
-    nest, levels = program.nest, program.levels
-    firsts = [(*p, *nest.reduce) for p in itertools.permutations(nest.spatial)]
-    rest = list(itertools.permutations(range(len(nest.dims))))
-    panels: list[list[Staging | None]] = []
-    for factor in range(len(nest.factors)):
-        mine = [a for a in nest.inputs if a.factor == factor]
-        lane = program.mapping[0][1] if program.mapping and program.atom.kind == "vector" else None
-        gathered = lane is not None and any(a.touches[lane] and a.strides[lane] != 1 for a in mine)
-        places: list[Staging | None] = [Staging("panel", factor, at) for at in (levels[0], 0)] if nest.stageable(factor) else []
-        panels.append([*places, *([] if gathered and places else [None])])
+    Spatial loops stay outside reduce loops at the unit's level, as units run them; inside any order goes.
+    """
     seen: set[object] = set()
-    for orders in itertools.product(firsts, *[rest] * (len(levels) - 1)):
-        for staged in itertools.product(*panels):
-            for parallel in (True, False):
-                found = StageProgram(
-                    nest, program.atom, program.mapping, levels, program.tiles, orders, tuple(s for s in staged if s is not None),
-                    parallel=parallel, lane_level=program.lane_level,
-                )  # fmt: skip
-                if (found.loops, staged) in seen:
-                    continue
-                seen.add((found.loops, staged))
-                yield found
+    for program in program_space(expr, spec, Rules(spec.atoms, {}), CostParameters()).stages[0]:
+        nest = program.nest
+        base = (nest.dims, program.atom.name, program.mapping, program.tiles, program.staged)
+        if base in seen:
+            continue
+        seen.add(base)
+        firsts = [(*p, *nest.reduce) for p in itertools.permutations(nest.spatial)]
+        rest = list(itertools.permutations(range(len(nest.dims))))
+        for orders in itertools.product(firsts, *[rest] * (len(program.levels) - 1)):
+            ordered = replace(program, orders=orders)
+            if (base, ordered.loops) in seen:
+                continue
+            seen.add((base, ordered.loops))
+            yield ordered
+            if spec.unit.count > 1:
+                yield replace(ordered, parallel=False)
+                parts = math.prod([-(-nest.extents[i] // program.unit_tile[i]) for i in nest.reduce])
+                if parts > 1 and spec.unit.combine:
+                    yield replace(ordered, split=parts)
 
 
 TINY_CHIPS = [
@@ -125,25 +101,16 @@ def test_the_best_of_all_programs_is_hardly_better_than_the_constructed_one() ->
     ratios: list[tuple[float, str]] = []
     for number, spec in enumerate(TINY_CHIPS):
         for expr in TINY_PROBLEMS:
-            nests = variants(expr.stages[0], expr.tensors)
-            best: tuple[float, str] | None = None
-            for nest in nests:
-                model = Model(spec, CostParameters(), Geometry(nest))
-                programs = itertools.islice(every_program(nest, spec), LARGEST)
-                rated = ((model.estimate(p).seconds, p.describe() + str(p.orders)) for p in programs)
-                best = min([*([best] if best else []), *[min(rated, default=(float("inf"), ""))]])
-            try:
-                found = constructed(expr, spec)[0]
-            except ConstructionError:
-                assert best is None or best[0] == float("inf"), f"chip {number}: no program found, but {best}"
-                continue
-            assert best is not None
-            text = f"chip {number}: constructed {found.program.describe()}, best {best[1]}"
-            ratios.append((found.estimate.seconds / best[0], text))
+            models = {n.dims: Model(spec, CostParameters(), Geometry(n)) for n in variants(expr.stages[0], expr.tensors)}
+            rated = ((models[p.nest.dims].estimate(p).seconds, p) for p in every_program(expr, spec))
+            best, program = min(rated, key=lambda r: r[0])
+            found = constructed(expr, spec)[0]
+            text = f"chip {number}: {found.program.describe()} constructed, {program.describe()} {program.orders} is best"
+            ratios.append((found.estimate.seconds / best, text))
     ratios.sort(reverse=True)
     worst = "; ".join(f"{r:.3f} {t}" for r, t in ratios[:3])
     print(f"worst: {worst}; median {statistics.median(r for r, _ in ratios):.4f} of {len(ratios)}")
-    assert len(ratios) >= 30
+    assert len(ratios) == len(TINY_CHIPS) * len(TINY_PROBLEMS)
     assert ratios[0][0] <= 1.15, worst
     assert statistics.median(r for r, _ in ratios) <= 1.02, worst
 
@@ -201,7 +168,7 @@ def test_a_scratchpad_that_holds_no_tile_is_refused_by_name() -> None:
     assert constructed(gemm(4, 4, 4), spec)[0].program.stages[0].unit_tile == (1, 1, 1)
     with pytest.raises(ConstructionError, match="pad capacity") as caught:
         constructed(gemm(4, 4, 4), with_level(spec, 1, capacity_bytes=11))
-    assert set(caught.value.refusals) == {"pad capacity"}
+    assert "pad capacity" in caught.value.refusals
 
 
 # --- 8: the parallel floor -------------------------------------------------------------------------------------------
@@ -249,7 +216,7 @@ def test_a_carved_chip_refuses_exactly_what_does_not_fit_its_instances(
     least = 3 * 4  # what one scalar needs of its own
     room = capacity * units
     if expr.compulsory_bytes > room:
-        with pytest.raises(ConstructionError, match="carved|problem|capacity"):
+        with pytest.raises(ConstructionError, match="capacity"):
             constructed(expr, carved)
         return
     if expr.compulsory_bytes + least * units <= room:
@@ -279,7 +246,7 @@ def test_what_is_used_once_is_not_staged_and_moves_once(spec: HardwareSpec, shap
         for level in spec.levels[1:]:
             moved = dict(found.estimate.terms)[level.name] * level.bandwidth_gbps * 1e9
             busy = 1.0 if spec.shared(level) else dict(found.estimate.utilisation)["units"]
-            tiles = max(1, -(-expr.output.elements // max(1, program.inner[-1])))
+            tiles = -(-expr.output.elements // (program.inner[-1] if program.inner else 1))
             assert expr.compulsory_bytes * (1 - 1e-9) <= moved * busy <= expr.compulsory_bytes + 2 * waste * tiles + 1
 
 

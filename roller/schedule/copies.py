@@ -13,15 +13,29 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-from roller.expr import Affine
 from roller.nest import Nest, Tile
 from roller.program import StageProgram, Staging, copy_depth, staged_touches
-from roller.scalar import Load, loads
-from roller.schedule import walk
-from roller.schedule.place import Point, Window, base_address, lane_stride
+from roller.scalar import Affine, Load, Scalar, loads
+from roller.schedule import scalar, walk
+from roller.schedule.place import Point, Window, base_address, decode_scalar, lane_stride
 from roller.schedule.reading import Reader
-from roller.schedule.scalar import constant
-from roller.schedule.tir import Buffer, Expr, Stmt, buffer, index, least, load, loop, plus, ramp, sequence, store, times, variable, when
+from roller.schedule.tir import (
+    Buffer,
+    Expr,
+    Stmt,
+    buffer,
+    index,
+    least,
+    load,
+    loop,
+    plus,
+    ramp,
+    sequence,
+    store,
+    times,
+    variable,
+    when,
+)
 from roller.schedule.walk import Position, State
 
 
@@ -36,12 +50,7 @@ class Panel:
     depth: int
 
 
-def lane_of(program: StageProgram) -> int | None:
-    """The dimension of the vector, None without one."""
-    return program.mapping[0][1] if program.mapping and program.atom.kind == "vector" else None
-
-
-def lanes_of(program: StageProgram) -> int:
+def width_of(program: StageProgram) -> int:
     """The vector's width."""
     return next((e for e in program.atom.roles.values() if isinstance(e, int)), 1) if program.atom.kind == "vector" else 1
 
@@ -69,7 +78,7 @@ def make_panel(program: StageProgram, staging: Staging, name: str) -> Panel:
 
 def tile_offsets(program: StageProgram, touches: tuple[bool, ...]) -> Iterator[tuple[tuple[int, ...], int]]:
     """Offsets of the points of an innermost tile in a panel's order, one for each vector, with the vector's lanes."""
-    lane, width = lane_of(program), lanes_of(program)
+    lane, width = program.lane, width_of(program)
     ranges = []
     for dim, (extent, touched) in enumerate(zip(program.inner, touches, strict=True)):
         ranges.append(range(0, extent if touched else 1, width if dim == lane and touched else 1))
@@ -82,7 +91,7 @@ def tile_offsets(program: StageProgram, touches: tuple[bool, ...]) -> Iterator[t
 
 def panel_offset(program: StageProgram, touches: tuple[bool, ...], offsets: tuple[int, ...]) -> int:
     """The place of a tile's point in its slot: dimensions in order, the lane's last."""
-    lane = lane_of(program)
+    lane = program.lane
     order = [d for d in range(len(offsets)) if touches[d] and d != lane]
     if lane is not None and touches[lane]:
         order.append(lane)
@@ -107,17 +116,21 @@ def fill_panel(program: StageProgram, panel: Panel, reader: Reader, state: State
     addresses, outside the reduce loops, chooses between whole vectors and single elements.
     """
     numbers = [n for n, _ in panel.strides]
-    nest, lane = program.nest, lane_of(program)
+    nest, lane = program.nest, program.lane
     outer = [n for n in numbers if not nest.dims[program.loops[n].dim].is_reduce]
     inner = [n for n in numbers if nest.dims[program.loops[n].dim].is_reduce]
     node = nest.factors[panel.staging.operand]
-    ragged = lane is not None and panel.touches[lane] and not nest.dims[lane].is_reduce and _decodes(reader, nest, loads(node), lane)
+    ragged = (
+        lane is not None and panel.touches[lane] and not nest.dims[lane].is_reduce and _decodes(reader, nest, loads(node), lane)
+    )
     if not ragged or numbers != [*outer, *inner]:
         return walk.nested(program, state, numbers, lambda s: _fill_slot(program, panel, reader, s, False, None), parallel)
 
     def columns(at: State) -> Stmt:
         statements = []
-        for offsets, lanes in tile_offsets(program, tuple(t and not d.is_reduce for t, d in zip(panel.touches, nest.dims, strict=True))):
+        for offsets, lanes in tile_offsets(
+            program, tuple(t and not d.is_reduce for t, d in zip(panel.touches, nest.dims, strict=True))
+        ):
             statements.append(_column(program, panel, reader, at, inner, offsets, lanes))
         return sequence(statements)
 
@@ -144,7 +157,7 @@ def _column(
 
     if lanes == 1:
         return run(False)
-    lane = lane_of(program)
+    lane = program.lane
     assert lane is not None
     read = loads(program.nest.factors[panel.staging.operand])[0]
     number = next(n for n, a in enumerate(program.nest.accesses) if (a.tensor.name, a.index) == (read.tensor, read.index))
@@ -157,7 +170,7 @@ def _column(
 
 def _point(program: StageProgram, state: State, offsets: tuple[int, ...], lanes: int) -> Point:
     starts = tuple(walk.tile_start(program, state, d) for d in range(len(offsets)))
-    return Point(program.nest, starts, lane_of(program), lanes).moved(offsets)
+    return Point(program.nest, starts, program.lane, lanes).moved(offsets)
 
 
 def _fill_slot(
@@ -175,16 +188,15 @@ def _fill_slot(
     return sequence(statements)
 
 
-def _side_by_side(program: StageProgram, reader: Reader, node: object, point: Point) -> Expr:
+def _side_by_side(program: StageProgram, reader: Reader, node: Scalar, point: Point) -> Expr:
     """The value at a point whose loads are known to be contiguous along the lanes."""
-    from roller.schedule import scalar  # here, because both modules build on `place`
 
     def read(leaf: Load) -> Expr:
         number = next(n for n, a in enumerate(program.nest.accesses) if (a.tensor.name, a.index) == (leaf.tensor, leaf.index))
         window = reader.window(number)
         return load(window.buffer, ramp(base_address(program.nest, window, leaf.index, point.scalar()), 1, point.lanes))
 
-    return scalar.emit(node, point.lanes, read, lambda i: index(0))  # type: ignore[arg-type]
+    return scalar.emit(node, point.lanes, read, lambda i: index(0))
 
 
 def box_window(program: StageProgram, staging: Staging, state: State, name: str) -> Window:
@@ -218,8 +230,6 @@ def box_tile(program: StageProgram, staging: Staging) -> Tile:
 
 def _member_starts(program: StageProgram, state: State, number: int, reach: tuple[int, ...]) -> list[Position]:
     """The least value of each axis of a dimension in the current tile; ragged tiles start further back."""
-    from roller.schedule.place import decode_scalar
-
     dim, base = program.nest.dims[number], state.bases[number]
     spatial = not dim.is_reduce
     if spatial and not walk.exact(program, number):
@@ -241,8 +251,10 @@ def fill_box(program: StageProgram, staging: Staging, window: Window, reader: Re
     """Copy a data tile row by row: fill values outside the array, whole vectors inside."""
     access = program.nest.accesses[staging.operand]
     source = reader.buffers[access.tensor.name]
-    fill = _fill_value(program, staging)
+    fill = scalar.constant(reader.fill(staging.operand), access.tensor.dtype)
     sizes = _box_shape(window)
+    if not sizes:
+        return store(window.buffer, load(source, 0), 0)
     names = [variable(f"b{i}") for i in range(len(sizes))]
     coordinates = [plus(s, v) for s, v in zip(window.starts, names, strict=True)]
     row_inside = None
@@ -313,11 +325,3 @@ def _box_shape(window: Window) -> list[int]:
         sizes.append(total // step)
         total = step
     return sizes
-
-
-def _fill_value(program: StageProgram, staging: Staging) -> Expr:
-    access = program.nest.accesses[staging.operand]
-    for node in loads(program.nest.stage.body):
-        if (node.tensor, node.index) == (access.tensor.name, access.index):
-            return constant(node.fill if node.fill is not None else 0, node.dtype)
-    return constant(0, access.tensor.dtype)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
+from roller.expr import Tensor
 from roller.nest import Dim, Nest
-from roller.expr import Affine, Tensor
+from roller.scalar import Affine
 from roller.schedule.tir import Buffer, Expr, index, plus, ramp, spread, times
 
 Position = int | Expr
@@ -139,7 +140,8 @@ def base_address(nest: Nest, window: Window, indices: tuple[Affine, ...], point:
 
 def address(nest: Nest, window: Window, indices: tuple[Affine, ...], point: Point) -> Expr | list[Expr]:
     """The address of a point: one expression (a scalar for an array that does not move along the lanes), or one for each
-    lane where the lanes are not a constant step apart."""
+    lane where the lanes are not a constant step apart.
+    """
     first = base_address(nest, window, indices, point)
     if point.lane is None or point.lanes == 1:
         return index(first)
@@ -153,4 +155,9 @@ def address(nest: Nest, window: Window, indices: tuple[Affine, ...], point: Poin
 
 def is_vector(where: Expr | list[Expr]) -> bool:
     """True if an address has several lanes."""
-    return isinstance(where, list) or isinstance(where, tirx.Ramp)
+    return isinstance(where, list | tirx.Ramp)
+
+
+def replaced(values: tuple[Position, ...], at: int, value: Position) -> tuple[Position, ...]:
+    """The positions with one of them exchanged."""
+    return (*values[:at], value, *values[at + 1 :])

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from tvm import tirx
 
-from roller.expr import Affine
 from roller.nest import Access, Nest
-from roller.scalar import Load, Scalar
+from roller.scalar import Affine, Load, Scalar, loads
 from roller.schedule import scalar
 from roller.schedule.place import Point, Window, address, affine, is_vector
 from roller.schedule.tir import Buffer, Expr, index, load, spread
@@ -40,11 +39,18 @@ class Reader:
         access = self.nest.accesses[number]
         return self.boxes.get(number) or Window.whole(self.buffers[access.tensor.name], access.tensor)
 
+    def fill(self, number: int) -> float | int:
+        """What a box of array `number` holds outside the array; loads that want another value read the array."""
+        access = self.nest.accesses[number]
+        wanted = (n.fill for n in loads(self.nest.stage.body) if (n.tensor, n.index) == (access.tensor.name, access.index))
+        return next((value for value in wanted if value is not None), 0)
+
     def load(self, node: Load, point: Point) -> Expr:
         """One load at a point, with the point's lanes."""
         number, access = self._accesses[node.tensor, node.index]
-        window = self.window(number)
-        if access.guarded and number not in self.boxes:
+        boxed = number in self.boxes and node.fill in (None, self.fill(number))
+        window = self.window(number) if boxed or not access.guarded else Window.whole(self.buffers[node.tensor], access.tensor)
+        if access.guarded and not boxed:
             return self._guarded(node, access, window, point)
         where = address(self.nest, window, node.index, point)
         if isinstance(where, list):

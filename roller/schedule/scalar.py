@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from tvm import tirx
 
-from roller.expr import Affine
-from roller.scalar import Accumulator, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary
+from roller.scalar import Accumulator, Affine, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary
 from roller.schedule import functions
 from roller.schedule.tir import Expr, number, spread, vector_type
 
@@ -16,8 +15,8 @@ _BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
     "max": tirx.max, "min": tirx.min, "pow": tirx.pow,
     "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
-    "eq": lambda a, b: tirx.EQ(a, b), "ne": lambda a, b: tirx.NE(a, b),
-    "and": lambda a, b: tirx.And(a, b), "or": lambda a, b: tirx.Or(a, b),
+    "eq": tirx.EQ, "ne": tirx.NE,
+    "and": tirx.And, "or": tirx.Or,
 }  # fmt: skip
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import tvm
 from tvm import tirx
 from tvm.tirx import ForKind
+
+from roller.expr import ELEMENT_BYTES
 
 Expr = Any  # a TIR expression; TVM's classes carry no type information
 Stmt = Any
@@ -32,8 +33,13 @@ def variable(name: str) -> Var:
 
 
 def buffer(name: str, elements: int, dtype: str, scope: str = "global") -> Buffer:
-    """A flat buffer."""
+    """A flat buffer of the kernel's own, aligned for whole vectors."""
     return tirx.decl_buffer((max(elements, 1),), dtype, name, scope=scope)
+
+
+def argument(name: str, elements: int, dtype: str) -> Buffer:
+    """A flat buffer from outside, of which only elements are known to be aligned."""
+    return tirx.decl_buffer((max(elements, 1),), dtype, name, data_alignment=ELEMENT_BYTES[dtype])
 
 
 def load(source: Buffer, address: Expr) -> Expr:
@@ -77,11 +83,6 @@ def sequence(statements: Iterable[Stmt]) -> Stmt:
     return flat[0] if len(flat) == 1 else tirx.SeqStmt(flat)
 
 
-def scope(statements: Iterable[Stmt]) -> Stmt:
-    """Statements whose bindings and allocations end with them."""
-    return tirx.AttrStmt(index(0), "roller.scope", index(1), sequence(statements))
-
-
 def allocate(buffers: Iterable[Buffer]) -> list[Stmt]:
     """Allocations, living to the end of the enclosing sequence."""
     return [tirx.AllocBuffer(b) for b in buffers]
@@ -121,8 +122,3 @@ def times(a: int | Expr, factor: int) -> int | Expr:
 def vector_type(dtype: str, lanes: int) -> str:
     """TVM's name of a vector type."""
     return dtype if lanes == 1 else f"{dtype}x{lanes}"
-
-
-def module(functions: dict[str, Any]) -> Any:
-    """A module of named functions."""
-    return tvm.IRModule(functions)

@@ -72,7 +72,9 @@ def serial(program: StageProgram, state: State, number: int, body: Callable[[Sta
     return loop(var, trips, body(enter(program, state, number, var, trips)), parallel)
 
 
-def nested(program: StageProgram, state: State, numbers: Sequence[int], body: Callable[[State], Stmt], parallel: bool = False) -> Stmt:
+def nested(
+    program: StageProgram, state: State, numbers: Sequence[int], body: Callable[[State], Stmt], parallel: bool = False
+) -> Stmt:
     """Loops inside one another around a body; the outermost may run over units."""
     if not numbers:
         return body(state)

@@ -1,0 +1,189 @@
+"""The innermost tile of a reduction: accumulators in local storage, unrolled, around the reduce loops inside it.
+
+Where reduce loops lie outside spatial ones, accumulators wait in a scratch tile between visits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from tvm import tirx
+
+from roller.schedule import copies, result, walk
+from roller.schedule.copies import Panel
+from roller.schedule.lowering import Lowering
+from roller.schedule.place import Point, replaced
+from roller.schedule.scalar import combine, identity
+from roller.schedule.tir import (
+    Buffer,
+    Expr,
+    Stmt,
+    allocate,
+    buffer,
+    index,
+    load,
+    loop,
+    plus,
+    ramp,
+    sequence,
+    spread,
+    store,
+    times,
+    variable,
+    when,
+)
+from roller.schedule.walk import Position, State
+
+Place = tuple[Position, ...]
+Chunks = list[tuple[int, int]]
+Slots = list[tuple[int, int]]  # first element and lanes of each accumulator vector
+
+
+def reducing_tile(low: Lowering, state: State, place: Place) -> list[Stmt]:
+    """Accumulators begun or fetched, the reduce loops, and the result stored or put aside."""
+    slots = _slots(low)
+    size = sum(lanes for _, lanes in slots)
+    acc = buffer("acc", size, low.dtype, scope="local")
+    first = identity(low.reducer or "sum", low.dtype)
+    zero = [store(acc, spread(first, n), ramp(at, 1, n)) for at, n in slots]
+    loops = _reduce_loops(low, state, place, acc, low.tile_depth)
+    finish = result.finish(low, place, acc)
+    if low.scratch is None:
+        return [*allocate([acc]), *zero, loops, *finish]
+    begins, ends, slot = _visit(low, state, size)
+    restore = [store(acc, load(low.scratch, ramp(plus(slot, at), 1, n)), ramp(at, 1, n)) for at, n in slots]
+    keep = [store(low.scratch, load(acc, ramp(at, 1, n)), ramp(plus(slot, at), 1, n)) for at, n in slots]
+    return [*allocate([acc]), when(begins, sequence(zero), sequence(restore)), loops, when(ends, sequence(finish), sequence(keep))]
+
+
+def scratch_tile(low: Lowering) -> Buffer:
+    """Room for the accumulators of all tiles that wait at the same time."""
+    tiles = [low.program.loops[i].trips for i in range(low.scratch_depth or 0, low.tile_depth) if not low.reduces(i)]
+    return buffer("scratch", math.prod(tiles) * sum(lanes for _, lanes in _slots(low)), low.dtype)
+
+
+def _slots(low: Lowering) -> Slots:
+    """Accumulator vectors: points in order, and for a vector along a reduction its partial results."""
+    slots: Slots = []
+    at = 0
+    for _, lanes in low.points():
+        for _, partial in low.chunks():
+            wide = partial if low.lane_reduces else lanes
+            slots.append((at, wide))
+            at += wide
+    return slots
+
+
+def _visit(low: Lowering, state: State, size: int) -> tuple[Expr, Expr, Position]:
+    """Whether this is the first and the last visit to the tile's accumulators, and where they wait."""
+    assert low.scratch_depth is not None
+    begins = ends = None
+    trips = dict(state.trips)
+    slot: Position = 0
+    for number in reversed(range(low.scratch_depth, low.tile_depth)):
+        var = state.variable(number)
+        if low.reduces(number):
+            first, last = tirx.EQ(index(var), index(0)), tirx.EQ(index(var), index(trips[number]) - index(1))
+            begins = first if begins is None else tirx.And(begins, first)
+            ends = last if ends is None else tirx.And(ends, last)
+        else:
+            slot = plus(slot, times(var, size))
+            size *= low.program.loops[number].trips
+    return begins, ends, slot
+
+
+# --- reduce loops ----------------------------------------------------------------------------------------------------
+
+
+def _reduce_loops(low: Lowering, state: State, place: Place, acc: Buffer, depth: int) -> Stmt:
+    """The loops inside the tile; the last one along a vector's dimension ends with single elements."""
+    loops, lane = low.program.loops, low.lane
+    ragged = low.lane_reduces and lane is not None and not walk.exact(low.program, lane)
+    if depth == len(loops):
+        if ragged and all(lp.dim != lane for lp in loops[low.tile_depth :]):
+            return _ragged(low, state, place, lambda s, p, c: _step(low, s, p, acc, c), None)
+        return _step(low, state, place, acc, low.chunks())
+    dim = loops[depth].dim
+    if ragged and dim == lane and all(lp.dim != dim for lp in loops[depth + 1 :]):
+        return _ragged(low, state, place, lambda s, p, c: _rest(low, s, p, acc, depth + 1, c), depth)
+
+    def inside(s: State) -> Stmt:
+        return _reduce_loops(low, s, replaced(place, dim, s.bases[dim]), acc, depth + 1)
+
+    return walk.serial(low.program, state, depth, inside)
+
+
+def _rest(low: Lowering, state: State, place: Place, acc: Buffer, depth: int, chunks: Chunks) -> Stmt:
+    """The loops inside the ragged one, around a step."""
+    if depth == len(low.program.loops):
+        return _step(low, state, place, acc, chunks)
+    dim = low.program.loops[depth].dim
+
+    def inside(s: State) -> Stmt:
+        return _rest(low, s, replaced(place, dim, s.bases[dim]), acc, depth + 1, chunks)
+
+    return walk.serial(low.program, state, depth, inside)
+
+
+def _ragged(low: Lowering, state: State, place: Place, body: Callable[[State, Place, Chunks], Stmt], depth: int | None) -> Stmt:
+    """Whole vectors along a reduce dimension, then what is left one by one."""
+    assert low.lane is not None
+    lane, step = low.lane, low.program.inner[low.lane]
+    base, left = state.bases[lane], state.limits[lane]
+    whole: Position = left // step if isinstance(left, int) else tirx.floordiv(left, index(step))
+    vector, single = variable("kv"), variable("ks")
+    at = plus(base, times(vector, step))
+    tail = plus(plus(base, times(whole, step)), single)
+    rest = left % step if isinstance(left, int) else left - whole * step
+
+    def entered(position: Position, var: Position) -> State:
+        known = dict(state.variables)
+        if depth is not None:
+            known[depth] = var
+        return State(replaced(state.bases, lane, position), replaced(state.limits, lane, 1), tuple(known.items()), state.trips)
+
+    return sequence(
+        [
+            loop(vector, whole, body(entered(at, vector), replaced(place, lane, at), low.chunks())),
+            loop(single, rest, body(entered(tail, single), replaced(place, lane, tail), [(0, 1)])),
+        ]
+    )
+
+
+# --- one step --------------------------------------------------------------------------------------------------------
+
+
+def _step(low: Lowering, state: State, place: Place, acc: Buffer, chunks: Chunks) -> Stmt:
+    """One step of the innermost tile: each accumulator vector takes in the body."""
+    statements = []
+    at = 0
+    for offsets, lanes in low.points():
+        for chunk, partial in chunks:
+            wide = partial if low.lane_reduces else lanes
+            moved = offsets if low.lane is None or not low.lane_reduces else (*offsets[: low.lane], chunk, *offsets[low.lane + 1 :])
+            point = Point(low.nest, place, low.lane, wide).moved(moved)
+            where = ramp(at + (chunk if low.lane_reduces else 0), 1, wide)
+            value = combine(low.reducer or "sum", load(acc, where), _body(low, state, point, moved))
+            statements.append(store(acc, value, where))
+        at += low.apart if low.lane_reduces else lanes
+    return sequence(statements)
+
+
+def _body(low: Lowering, state: State, point: Point, offsets: tuple[int, ...]) -> Expr:
+    values = []
+    for number, factor in enumerate(low.nest.factors):
+        panel = low.panels.get(number)
+        values.append(low.reader.value(factor, point) if panel is None else _panel_value(low, panel, state, point, offsets))
+    product = values[0]
+    for value in values[1:]:
+        product = product * value
+    return product
+
+
+def _panel_value(low: Lowering, panel: Panel, state: State, point: Point, offsets: tuple[int, ...]) -> Expr:
+    inside = tuple(o if t else 0 for o, t in zip(offsets, panel.touches, strict=True))
+    where = plus(copies.slot_address(panel, state), copies.panel_offset(low.program, panel.touches, inside))
+    if low.lane is not None and panel.touches[low.lane]:
+        return load(panel.buffer, ramp(where, 1, point.lanes))
+    return spread(load(panel.buffer, where), point.lanes)

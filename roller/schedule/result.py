@@ -1,0 +1,149 @@
+"""What becomes of accumulators: combined along lanes and over units, passed through the epilogue, stored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tvm import tirx
+
+from roller.scalar import Scalar, operations
+from roller.schedule import copies
+from roller.schedule.lowering import Lowering
+from roller.schedule.place import Point, Window, address, is_vector, replaced
+from roller.schedule.reading import Reader
+from roller.schedule.scalar import combine, identity
+from roller.schedule.tir import (
+    Buffer,
+    Expr,
+    Stmt,
+    allocate,
+    buffer,
+    index,
+    load,
+    loop,
+    plus,
+    ramp,
+    sequence,
+    store,
+    times,
+    variable,
+)
+from roller.schedule.walk import Position
+
+ROLLED_OPERATIONS = 3  # scalar operations of an epilogue above which repeating it for every vector costs too much code
+PARALLEL_COMBINE = 1 << 16  # outputs from which combining partial results pays for another parallel loop
+
+
+def finish(low: Lowering, place: tuple[Position, ...], acc: Buffer) -> list[Stmt]:
+    """Combine partial results along the lanes, apply the epilogue, store; or store the results of one part of many."""
+    rows = _rolled(low)
+    if rows is not None:
+        return _finish_rolled(low, place, acc, rows)
+    statements, at = [], 0
+    for offsets, lanes in low.points():
+        point = Point(low.nest, place, None if low.lane_reduces else low.lane, lanes).moved(offsets)
+        if low.lane_reduces:
+            value = _across(low, acc, at)
+            at += low.apart
+        else:
+            value = load(acc, ramp(at, 1, lanes))
+            at += lanes
+        plain = low.partial is None
+        statements.append(put(low, point, low.nest.stage.result, value) if plain else _put_partial(low, point, value))
+    return statements
+
+
+def put(low: Lowering, point: Point, node: Scalar, accumulator: Expr | None) -> Stmt:
+    """Store the value of a scalar tree at a point of the output."""
+    output = low.nest.output
+    target = low.buffers[output.tensor.name]
+    value = low.reader.value(node, point, accumulator)
+    where = address(low.nest, Window.whole(target, output.tensor), output.index, point)
+    if low.options.store is not None and not isinstance(where, list) and is_vector(where) and int(where.stride) == 1:
+        replacement = low.options.store(target, value, where.base, point.lanes)
+        if replacement is not None:
+            return replacement
+    return _scatter(target, value, where)
+
+
+def _rolled(low: Lowering) -> int | None:
+    """The dimension along which a long epilogue is a loop instead of being repeated; None where it stays unrolled."""
+    if low.partial is not None or low.lane_reduces or operations(low.nest.stage.result) <= ROLLED_OPERATIONS:
+        return None
+    return max((d for d in low.nest.spatial if d != low.lane), key=lambda d: (low.program.inner[d], d), default=None)
+
+
+def _finish_rolled(low: Lowering, place: tuple[Position, ...], acc: Buffer, rows: int) -> list[Stmt]:
+    """A copy of the accumulators in memory and a loop over it: their registers keep constant indices, the code is small."""
+    held = buffer("held", int(acc.shape[0]), low.dtype, scope="local")
+    var, statements, body, at = variable("row"), [], [], 0
+    for offsets, lanes in low.points():
+        statements.append(store(held, load(acc, ramp(at, 1, lanes)), ramp(at, 1, lanes)))
+        if offsets[rows] == 0:
+            step = tuple(int(d == rows) for d in range(len(offsets)))
+            stride = copies.panel_offset(low.program, low.spatial, step)
+            first = copies.panel_offset(low.program, low.spatial, offsets)
+            point = Point(low.nest, place, low.lane, lanes).moved(offsets)
+            point = replace(point, positions=replaced(point.positions, rows, plus(point.positions[rows], var)))
+            body.append(put(low, point, low.nest.stage.result, load(held, ramp(var * stride + first, 1, lanes))))
+        at += lanes
+    return [*allocate([held]), *statements, loop(var, low.program.inner[rows], sequence(body))]
+
+
+def _across(low: Lowering, acc: Buffer, at: int) -> Expr:
+    """Partial results combined pairwise, so that the chain is short."""
+    values = [load(acc, index(at + i)) for i in range(low.apart)]
+    while len(values) > 1:
+        half = len(values) // 2
+        folded = [combine(low.reducer or "sum", a, b) for a, b in zip(values[:half], values[half : 2 * half], strict=True)]
+        values = folded + values[2 * half :]
+    return values[0]
+
+
+# --- a reduction cut over units --------------------------------------------------------------------------------------
+
+
+def _put_partial(low: Lowering, point: Point, value: Expr) -> Stmt:
+    output, tensor = low.nest.output, low.nest.stage.output
+    assert low.partial is not None
+    where = address(low.nest, Window.whole(low.partial, tensor), output.index, point)
+    shift = index(times(low.part, tensor.elements))
+    if isinstance(where, list):
+        return _scatter(low.partial, value, [w + shift for w in where])
+    moved = tirx.Ramp(where.base + shift, where.stride, where.lanes) if is_vector(where) else where + shift
+    return _scatter(low.partial, value, moved)
+
+
+def combine_parts(low: Lowering, partial: Buffer) -> Stmt:
+    """Combine the parts' results and apply the epilogue, element by element."""
+    low.reader = Reader(low.nest, low.buffers)  # boxes end with the nest
+    names = {i: variable(f"c{i}") for i in low.nest.spatial}
+    point = Point(low.nest, tuple(names.get(i, 0) for i in range(len(low.nest.dims))))
+    tensor = low.nest.stage.output
+    where = address(low.nest, Window.whole(partial, tensor), low.nest.output.index, point)
+    parts = int(partial.shape[0]) // max(tensor.elements, 1)
+    reducer = low.reducer or "sum"
+    total = buffer("total", 1, low.dtype, scope="local")
+    var = variable("p")
+    add = store(total, combine(reducer, load(total, 0), load(partial, where + var * index(tensor.elements))), 0)
+    body = sequence(
+        [
+            *allocate([total]),
+            store(total, identity(reducer, low.dtype), 0),
+            loop(var, parts, add),
+            put(low, point, low.nest.stage.result, load(total, 0)),
+        ]
+    )
+    for dim in reversed(low.nest.spatial):
+        outermost = dim == low.nest.spatial[0]
+        body = loop(names[dim], low.nest.extents[dim], body, parallel=outermost and tensor.elements >= PARALLEL_COMBINE)
+    return body
+
+
+def _scatter(target: Buffer, value: Expr, where: Expr | list[Expr]) -> Stmt:
+    """Store a vector, lane by lane where its addresses are not a constant step apart."""
+    if not isinstance(where, list):
+        return store(target, value, where)
+    held = buffer("lanes", len(where), str(target.dtype), scope="local")
+    spill = store(held, value, ramp(0, 1, len(where)))
+    return sequence([*allocate([held]), spill, *(store(target, load(held, i), w) for i, w in enumerate(where))])
