@@ -52,7 +52,7 @@ def specs(device: str | None = None) -> tuple[SpecEntry, ...]:
 
 
 def load_spec(chip: SpecLike) -> HardwareSpec:
-    """The spec of a chip: its name ("h100"), device and name ("cuda:h100"), or a path (anything with a folder or ".toml").
+    """The spec of a chip: its name ("zen5"), device and name ("cpu:zen5"), or a path (anything with a folder or ".toml").
 
     `SpecError` where there is none, several devices have a chip of that name, or the file cannot be read.
     """

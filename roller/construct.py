@@ -121,10 +121,14 @@ def _prune(search: Search, levels: tuple[int, ...], chains: list[Chain], keep: i
     if len(chains) <= keep:
         return chains
     rated = []
+    whole = levels[0] == search.levels[0]
     for chain in chains:
         program = program_of(search, levels, chain)
-        options = [program, *split(search, program)] if levels[0] == search.levels[0] else [program]
-        rated.append((min(_partial_seconds(search, p, levels[0]) for p in options), chain))
+        if whole:
+            seconds = min(search.model.estimate(p).seconds for p in (program, *split(search, program)))
+        else:
+            seconds = _partial_seconds(search, program, levels[0])
+        rated.append((seconds, chain))
     rated.sort()
     return [chain for _, chain in rated[:keep]]
 

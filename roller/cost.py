@@ -225,8 +225,10 @@ class Model:
         read = sum(self.geometry.moved(n, tile, level.transaction_bytes) for n in sources) * times
         written = elements * width
         fits = staging.level > 0 or written <= level.capacity_bytes * level.usable_fraction
+        # What a copy inside the nest reads from further out is part of the traffic of those levels.
+        rate = self._rate(level, units) if staging.level else self._outside_rate(1, units)
         launch = self.spec.unit.launch_overhead_us * 1e-6 if staging.level == 0 else 0.0
-        return max(issue, (read + (0 if fits else 2 * written)) / self._outside_rate(max(1, staging.level), units)) + launch
+        return max(issue, (read + (0 if fits else 2 * written)) / rate) + launch
 
     def _vector_rate(self) -> float:
         """Element operations a second of the widest vectors."""

@@ -52,7 +52,7 @@ class Fit:
             return not level.managed or self.inner_bytes(tile, mapping, atom) <= room
         if not level.managed:
             return tile == inner or self.footprint(levels, position, tile, inner) <= level.usable_bytes
-        if self.footprint(levels, position, tile, inner) > level.usable_bytes:
+        if self.footprint(levels, position, tile, inner) > self.usable_bytes(level):
             return False
         return self._lane_level is None or self.lanes(tile, inner) <= self.spec.unit.lanes_max
 
@@ -70,6 +70,13 @@ class Fit:
         """Concurrent sub-tiles of a unit tile."""
         shared = range(len(tile)) if self.cooperate else self.nest.spatial
         return math.prod([-(-tile[i] // inner[i]) for i in shared])
+
+    def usable_bytes(self, level: MemoryLevel) -> int:
+        """Bytes for tiles: without the share of the whole problem where the outer level is carved from this one."""
+        if not any(outer.carved_from == level.name for outer in self.spec.levels):
+            return level.usable_bytes
+        whole = {a.tensor.name: a.tensor.nbytes for a in self.nest.accesses}
+        return level.usable_bytes - -(-sum(whole.values()) // level.instances)
 
     def lane_bytes(self, level: MemoryLevel) -> int:
         """Bytes of the innermost level that one sub-tile may use."""
@@ -148,7 +155,7 @@ class Fit:
     def depth(self, levels: tuple[int, ...], position: int, tile: Tile) -> int:
         """Copies of the staged inputs to hold at a managed level: two, so that one fills while the other is used, if they fit."""
         level = self.spec.levels[levels[position]]
-        double = level.depth_max > 1 and self._managed_bytes(levels, position, tile, 2) <= level.usable_bytes
+        double = level.depth_max > 1 and self._managed_bytes(levels, position, tile, 2) <= self.usable_bytes(level)
         return 2 if double else 1
 
     def reused(self, touches: tuple[bool, ...]) -> bool:

@@ -18,7 +18,7 @@ from roller.tile import padding_waste
 
 EPSILONS = (0.0, 0.125, math.inf)  # rounds of tensor padding; each admits more waste
 INNER_VISITS = 24  # tiles looked at by one growth at the innermost level: its lattice is small
-OUTER_VISITS = 12  # … at an outer level, where growth follows one path with few side steps
+OUTER_VISITS = 24  # … at an outer level, where growth follows one path
 IDLE_GROWTH = 4  # growth goes on below full occupation to this share of it: fewer, larger tiles may still be faster
 REDUCE_STEPS = 2  # largest reduce extents that are kept for a tile
 LARGEST = 2  # last tiles of a growth path that are kept, beside one for every doubling of its length
@@ -62,8 +62,9 @@ def _grow_round(
         done.add(tile)
         visits -= 1
         seen[tile] = None
-        if _memory_bounds(search, position, tile):
-            frontier += _steps(search, position, inner, tile, epsilon)
+        # The innermost level is small enough to look around; further out one path is followed, as in the paper.
+        siblings = frontier if position == len(search.levels) - 1 else []
+        frontier = siblings + (list(_steps(search, position, inner, tile, epsilon)) if _memory_bounds(search, position, tile) else [])
 
 
 def _legal(search: Search, position: int, inner: Tile, tile: Tile) -> bool:

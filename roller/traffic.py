@@ -85,7 +85,7 @@ class NestWalk:
 def level_traffic(walk: NestWalk, spec: HardwareSpec, geometry: Geometry, index: int) -> LevelTraffic:
     """Traffic into the level at this position of the spec."""
     level = spec.levels[index]
-    return _managed(walk, level, geometry, index) if level.managed else _cached(walk, spec, level, geometry)
+    return _managed(walk, level, geometry, index, spec.unit.count) if level.managed else _cached(walk, spec, level, geometry)
 
 
 def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Geometry) -> LevelTraffic:
@@ -166,7 +166,7 @@ def _passes(walk: NestWalk, stream: Stream, fit: int) -> float:
     return 2.0 - 1.0 / trips if trips > 1 else 1.0
 
 
-def _managed(walk: NestWalk, level: MemoryLevel, geometry: Geometry, index: int) -> LevelTraffic:
+def _managed(walk: NestWalk, level: MemoryLevel, geometry: Geometry, index: int, units: int) -> LevelTraffic:
     program, nest = walk.program, walk.program.nest
     tile, spread = _shared_tile(program, index, level.access_lanes)
     outside = [lp for lp in walk.loops if lp.level <= index]
@@ -180,7 +180,7 @@ def _managed(walk: NestWalk, level: MemoryLevel, geometry: Geometry, index: int)
         held = ("input" in level.holds) if role != "output" else bool({"output", "accumulator"} & set(level.holds))
         if not held or (kept_at is not None and outer != (access is None)):
             continue
-        times = _loads(program, outside, stream.touches, spread, role == "output")
+        times = _loads(program, outside, stream.touches, spread, units, role == "output")
         if access is None or stream.access is None:
             total += geometry.panel_elements(stream.factor, tile) * nest.accumulator_bytes * times
         else:
@@ -207,17 +207,30 @@ def _shared_tile(program: StageProgram, index: int, access_lanes: int) -> tuple[
     return tuple(t * spread.get(d, 1) for d, t in enumerate(tile)), spread
 
 
-def _loads(program: StageProgram, loops: list[Loop], touches: tuple[bool, ...], spread: dict[int, int], output: bool) -> float:
+def _loads(
+    program: StageProgram, loops: list[Loop], touches: tuple[bool, ...], spread: dict[int, int], units: int, output: bool
+) -> float:
     """How often an array's tile is loaded over the whole stage: once for every trip of the loops up to the innermost that
-    touches it (inner ones find it in place), lanes that move together counting once, and once more for each unit.
+    touches it (inner ones find it in place), lanes that move together counting once.
 
-    An output is put down once for each visit to its accumulators, and picked up again in between.
+    Each unit runs a contiguous share of the unit tiles, so an array that few unit loops touch is still loaded by every unit
+    that has a tile. An output is put down once for each visit to its accumulators, and picked up again in between.
     """
+    dims = program.nest.dims
     last = max((i for i, lp in enumerate(loops) if touches[lp.dim]), default=-1)
-    times = 1.0
+    over_units = [lp for lp in loops if lp.over == "units" and not (output and dims[lp.dim].is_reduce)]
+    touched = max((i for i, lp in enumerate(over_units) if touches[lp.dim]), default=-1)
+    times = float(max(math.prod([lp.trips for lp in over_units[: touched + 1]]), min(math.prod([lp.trips for lp in over_units]), units)))
     for position, lp in enumerate(loops):
-        if output and program.nest.dims[lp.dim].is_reduce:
+        if lp.over == "units" or (output and dims[lp.dim].is_reduce):
             continue
-        if position <= last or lp.over in ("units", "lanes"):
+        if position <= last or lp.over == "lanes":
             times *= -(-lp.trips // spread.get(lp.dim, 1)) if lp.over == "lanes" else lp.trips
-    return times * (2 * program.accumulator_visits - 1 if output else 1)
+    return times * (2 * _visits(program, loops) - 1 if output else 1)
+
+
+def _visits(program: StageProgram, loops: list[Loop]) -> int:
+    """How often a tile's accumulators come back to a level: reduce trips among these loops outside spatial ones."""
+    dims = program.nest.dims
+    last = max((i for i, lp in enumerate(loops) if not dims[lp.dim].is_reduce and lp.over != "lanes"), default=0)
+    return math.prod([lp.trips for lp in loops[:last] if dims[lp.dim].is_reduce and lp.over == "time"])

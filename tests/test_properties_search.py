@@ -89,7 +89,7 @@ TINY_CHIPS = [
     toy_spec([toy_level("pad", 512, 2), toy_level("register", 64, 4)], overlap_loss=1.0),
     toy_spec(
         [toy_level("pad", 2048, 4, step_overhead_ns=20.0), toy_level("register", 128, 16)],
-        [toy_atom("matrix", 64.0, m=2, n=2, k=2)],
+        [toy_atom("matrix", 64.0, m=2, n=2, k=2), toy_atom("scalar", 2.0)],
     ),
 ]
 TINY_PROBLEMS = [gemm(4, 4, 4), gemm(6, 3, 5), gemm(2, 8, 4), row_sum(8, 16), row_sum(16, 13), relu(12, 16),

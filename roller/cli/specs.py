@@ -19,7 +19,7 @@ from roller.errors import PluginError
 app = typer.Typer(help="List, show, check and measure chips.", invoke_without_command=True)
 
 Form = Annotated[Format, typer.Option("--format", help="What stdout gets.")]
-Chip = Annotated[str, typer.Argument(help='"h100", "cuda:h100", or the path of a .toml file.')]
+Chip = Annotated[str, typer.Argument(help='"zen5", "cpu:zen5", or the path of a .toml file.')]
 
 
 @app.callback()

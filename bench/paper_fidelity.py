@@ -1,0 +1,202 @@
+"""The model against the paper's silicon: efficiencies on V100, K80, MI50. python -m bench.paper_fidelity
+
+No kernel runs. On the V100 the program rated is the original's own: the first tile that it emitted, whose time the paper gives. For
+K80 and MI50 no tiles are known, so the program is our first choice, and the time is that of the original's. Efficiency is
+the roofline's time (operations at peak, or operands and result once over memory, whichever takes longer) over the time
+predicted or measured: times of unlike sizes would correlate however bad the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+import roller
+from bench import harness, report
+from bench.paper_ops import DATA, PaperOperator, other_operators, paper_operators
+from roller import SymbolicTensor, ops, rating
+from roller.align import Rules
+from roller.construct import construct
+from roller.cost import CostParameters, Model
+from roller.defaults import tile_multiples
+from roller.expr import TensorExpr
+from roller.fusion import fuse
+from roller.hardware import HardwareSpec
+from roller.nest import Nest, Tile, variants
+from roller.program import tiled_levels
+from roller.tile import Geometry
+
+V100 = "cuda:v100-pcie"
+OTHERS = {"K80": "cuda:k80", "MI50": "rocm:mi50"}
+KINDS = {"M": "matmul", "C": "conv2d", "D": "depthwise", "E": "elementwise", "P": "pooling", "R": "reduce"}
+WINDOWS = {"D": tuple("nchwrs"), "P": tuple("chwrs")}  # axes as the original wrote them, in our names
+WANTED = 0.6  # correlation over products and convolutions
+
+
+@dataclass(frozen=True)
+class Original:
+    """The original's tile of an operator: axes as it wrote them, block tile with the reduce step, thread tile."""
+
+    id: str
+    block: tuple[int, ...]
+    thread: tuple[int, ...]
+
+
+def originals() -> Iterator[Original]:
+    """The first tile of each of the 119."""
+    with (DATA / "roller_v100_top1.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(line for line in file if not line.startswith("#")):
+            spatial, step, thread = (
+                tuple(map(int, row[name].split())) for name in ("smem_tile_spatial", "smem_step_reduce", "reg_tile")
+            )
+            yield Original(row["id"], spatial + step, thread + (1,) * len(step))
+
+
+def as_written(operator: PaperOperator) -> SymbolicTensor:
+    """The operator in the axes of the original's expression: a convolution as a product of f × c·r·s and c·r·s × n·h·w,
+    whose right side the original gathers while it copies into shared memory; pooling over planes."""
+    op = operator.build()
+    shapes = [t.shape for t in ops.expression(op).inputs]
+    if operator.id[0] == "C":
+        filters, *window = shapes[1]
+        batch, _, high, wide = op.shape
+        depth = math.prod(window)
+        return ops.matmul(ops.tensor((filters, depth), name="w"), ops.tensor((depth, batch * high * wide), name="x"))
+    return op
+
+
+def chain_of(operator: PaperOperator, original: Original, nest: Nest) -> tuple[Tile, ...] | None:
+    """The original's tiles over the dimensions of a nest of ours; None for another nest than the original's.
+
+    Windows are matched by name (pooling's planes are our channels; axes of extent 1 have gone), the rest by position.
+    """
+    tiles = (original.block, original.thread)
+    names = WINDOWS.get(operator.id[0])
+    if names is None:
+        return tiles if len(nest.dims) == len(original.block) else None
+    known = [dict(zip(names, tile, strict=True)) for tile in tiles]
+    return tuple(tuple(tile.get(d.name, 1) for d in nest.dims) for tile in known)
+
+
+def predicted(operator: PaperOperator, original: Original, spec: HardwareSpec) -> float:
+    """Seconds predicted for the original's tile, at the best order and staging; `LookupError` where no nest of ours has it."""
+    expr = fuse(ops.expression(as_written(operator)))
+    (stage,) = expr.stages
+    for nest in variants(stage, expr.tensors):
+        chain = chain_of(operator, original, nest)
+        if chain is None:
+            continue
+        found = list(rating._programs(nest, chain, spec, rules(spec, expr), CostParameters()))
+        if found:
+            model = Model(spec, CostParameters(), Geometry(nest))
+            return min(model.estimate(program).seconds for program in found)
+    raise LookupError(f"no loop nest of {operator.id} takes the tile {original.block} > {original.thread}")
+
+
+def rules(spec: HardwareSpec, expr: TensorExpr) -> Rules:
+    """What a device without opinions of its own would say."""
+    multiples = {(level, dim): m for level in tiled_levels(spec) for dim, m in tile_multiples(spec, expr, level).items()}
+    return Rules(spec.atoms, multiples)
+
+
+def roofline(operator: PaperOperator, spec: HardwareSpec) -> float:
+    """Seconds that the chip's peaks allow."""
+    expr = ops.expression(operator.build())
+    moved = 4.0 * (sum(t.elements for t in expr.inputs) + expr.output.elements)
+    bandwidth = spec.levels[1].bandwidth_gbps or math.inf
+    return max(operator.flops / (spec.peaks_gflops["float32"] * 1e9), moved / (bandwidth * 1e9))
+
+
+def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One row for each operator and chip, with predicted and measured seconds and efficiencies."""
+    spec = roller.load_spec(V100)
+    tiles = {o.id: o for o in originals()}
+    chosen = [o for o in paper_operators() if not options.quick or o.id[1:] in ("1", "2", "3")]
+    for operator in chosen:
+        yield row(operator, "V100", spec, lambda o=operator: predicted(o, tiles[o.id], spec))  # type: ignore[misc]
+    for device, chip in OTHERS.items():
+        other = roller.load_spec(chip)
+        for operator in other_operators():
+            if operator.device == device and operator.id in {o.id for o in chosen}:
+                yield row(operator, device, other, lambda o=operator, s=other: ours(o, s))  # type: ignore[misc]
+
+
+def ours(operator: PaperOperator, spec: HardwareSpec) -> float:
+    """Seconds predicted for our own first choice."""
+    expr = fuse(ops.expression(operator.build()))
+    return construct(expr, spec, rules(spec, expr), CostParameters(), 1)[0].estimate.seconds
+
+
+def row(operator: PaperOperator, device: str, spec: HardwareSpec, predict: Any) -> dict[str, Any]:
+    """Prediction and measurement of one operator; "left out" where either is missing."""
+    found: dict[str, Any] = {"case": operator.id, "device": device, "kind": KINDS[operator.id[0]], "status": "ok"}
+    measured = operator.paper_ms.get("roller_top1")
+    if measured is None:
+        return found | {"status": "left out", "reason": "no time published"}
+    try:
+        seconds = predict()
+    except (LookupError, roller.RollerError) as error:
+        return found | {"status": "left out", "reason": str(error)}
+    limit = roofline(operator, spec)
+    return found | {
+        "predicted_s": seconds,
+        "measured_s": measured * 1e-3,
+        "roofline_s": limit,
+        "predicted_efficiency": limit / seconds,
+        "measured_efficiency": limit / (measured * 1e-3),
+    }
+
+
+def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """For every chip: correlations of efficiency for each kind, for products with convolutions, and for all."""
+    result: dict[str, Any] = {}
+    for device in dict.fromkeys(r["device"] for r in found):
+        groups = {kind: {kind} for kind in KINDS.values()}
+        groups |= {"matmul + conv2d": {"matmul", "conv2d"}, "all": set(KINDS.values())}
+        result[device] = {}
+        for name, kinds in groups.items():
+            chosen = [r for r in found if r["device"] == device and r["kind"] in kinds and r["status"] == "ok"]
+            pairs = [[r[key] for r in chosen] for key in ("predicted_efficiency", "measured_efficiency")]
+            ratios = sorted(r["predicted_s"] / r["measured_s"] for r in chosen)
+            result[device][name] = {
+                "operators": len(chosen),
+                "pearson": report.finite(report.pearson(*pairs)),
+                "spearman": report.finite(report.spearman(*pairs)),
+                "predicted_over_measured": ratios[len(ratios) // 2] if ratios else None,
+            }
+    return result
+
+
+def table(found: dict[str, Any]) -> Table:
+    """The summary for people."""
+    made = Table(title=f"efficiency predicted and published (wanted: {WANTED} over matmul + conv2d on the V100)")
+    for heading in ("chip", "kind", "operators", "correlation", "rank correlation", "predicted ÷ measured time (median)"):
+        made.add_column(heading, justify="left" if heading in ("chip", "kind") else "right")
+    for device, groups in found.items():
+        for name, numbers in groups.items():
+            said = ["" if v is None else f"{v:.2f}" for v in list(numbers.values())[1:]]
+            made.add_row(device, name, str(numbers["operators"]), *said)
+    return made
+
+
+def main() -> int:
+    """Predict every operator and correlate."""
+    options = harness.start(__doc__ or "")
+    found = list(rows(options))
+    for entry in found:
+        if entry["status"] != "ok":
+            print(f"{entry['device']} {entry['case']} left out: {entry['reason']}", file=sys.stderr)
+    report.write("paper_fidelity", {"summary": summary(found), "cases": found}, options)
+    report.screen().print(table(summary(found)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
