@@ -32,7 +32,7 @@ def atom_tile(nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], ...
 
     A role that streams starts with the rows that take as long as loading the stationary block, a power of two.
     """
-    roles = dict(atom.roles)
+    roles = atom.extents
     rows = atom.startup_cycles / atom.row_cycles if atom.row_cycles else 1.0
     streamed = 1 << max(0, math.ceil(math.log2(max(rows, 1.0))))
     tile = [1] * len(nest.dims)

@@ -13,13 +13,21 @@ REFINED = 5  # best chains for which orders and staging are tried
 
 
 def program_of(search: Search, levels: tuple[int, ...], chain: Chain) -> StageProgram:
+    """The program of a chain with the default orders (spatial loops outside reductions) and the copies it cannot do without."""
     spatial_first = (*search.nest.spatial, *search.nest.reduce)
     lanes = search.lane_level
     whole = len(chain) == len(search.levels) and search.spec.levels[search.levels[0]].managed
     depth = search.fit.depth(search.levels, 0, chain[0]) if whole else 1
     staged = required_staging(search, search.levels, depth)
     return StageProgram(
-        search.nest, search.atom, search.mapping, levels, chain, tuple(spatial_first for _ in levels), staged, lane_level=lanes,
+        search.nest,
+        search.atom,
+        search.mapping,
+        levels,
+        chain,
+        tuple(spatial_first for _ in levels),
+        staged,
+        lane_level=lanes,
         cooperate=search.fit.cooperate,
     )
 

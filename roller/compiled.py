@@ -48,8 +48,8 @@ class Kernel:
     """A compiled operator. Call it with arrays in the order of `inputs`, or by name; it gives the result.
 
     Arrays of NumPy, torch and JAX (and others with DLPack) in host memory are taken as they are: nothing is converted, and
-    only what is not contiguous and aligned as the kernel needs it is copied. The result is of the first argument's kind. `out=` is written in
-    place and returned. The binary is loaded by the first call, or by `load()`.
+    only what is not contiguous, or not aligned as the kernel needs it, is copied. The result is of the first argument's
+    kind. `out=` is written in place and returned. The binary is loaded by the first call, or by `load()`.
     """
 
     def __init__(self, artifact: Artifact, expr: TensorExpr, device: Device, built: Built | None = None) -> None:

@@ -83,7 +83,9 @@ def construct_stage(
         for program in _programs(search, chains):
             pool.setdefault((search.nest.dims, *program.key), (program, search.model.estimate(program)))
     if not pool:
-        raise ConstructionError(f"no tile of {nests[0].stage.name!r} fits {spec.device}:{spec.chip}", dict(found[0].refusals) if found else {})
+        raise ConstructionError(
+            f"no tile of {nests[0].stage.name!r} fits {spec.device}:{spec.chip}", dict(found[0].refusals) if found else {}
+        )
     ranked = sorted(pool.values(), key=lambda item: (item[1].seconds, item[0].tiles))
     return diverse(ranked, top_k)
 
@@ -136,7 +138,11 @@ def _prune(search: Search, levels: tuple[int, ...], chains: list[Chain], keep: i
 def _partial_seconds(search: Search, program: StageProgram, level: int) -> float:
     model = search.model
     moving, latency = model.level_terms(program, level)
-    return overlapped((model.compute_seconds(program), *moving), 2, model.overlap_loss(program)) + latency + model.overhead_seconds(program)
+    return (
+        overlapped((model.compute_seconds(program), *moving), 2, model.overlap_loss(program))
+        + latency
+        + model.overhead_seconds(program)
+    )
 
 
 def diverse(ranked: list[Rated], count: int) -> list[Rated]:

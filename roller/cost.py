@@ -16,9 +16,9 @@ from functools import cached_property
 
 from roller.expr import Stage
 from roller.hardware import HardwareSpec, MemoryLevel
+from roller.nest import Access
 from roller.program import RProgram, StageProgram, Staging, copy_depth, tiled_levels
 from roller.scalar import ARITHMETIC, Binary, Scalar, Unary, walk
-from roller.nest import Access
 from roller.tile import Geometry
 from roller.traffic import NestWalk, level_traffic
 
@@ -127,7 +127,7 @@ class Model:
     def _start_up(self, program: StageProgram) -> float:
         """How much longer a streamed atom takes for loading its stationary block: (rows x row cycles + start-up) / rows."""
         atom = program.atom
-        stream = next((d for r, d in program.mapping if dict(atom.roles)[r] == "stream"), None)
+        stream = next((d for r, d in program.mapping if atom.extents[r] == "stream"), None)
         if atom.row_cycles is None or stream is None:
             return 1.0
         # With the atom as innermost tile the stationary block stays while the tile around it streams through.
@@ -173,7 +173,8 @@ class Model:
 
     def _register_bytes(self, program: StageProgram, transaction: int) -> float:
         """Bytes loaded into and stored from registers by units without lanes: whole vectors where an array is contiguous
-        along the atom, one transaction an element where it is broadcast or gathered."""
+        along the atom, one transaction an element where it is broadcast or gathered.
+        """
         nest = program.nest
         steps = math.prod([-(-e // t) for e, t in zip(nest.extents, program.inner, strict=True)])
         spatial_steps = math.prod([-(-nest.extents[i] // program.inner[i]) for i in nest.spatial])
@@ -195,7 +196,7 @@ class Model:
         lane = program.lane
         if lane is None or not access.touches[lane]:
             return touched
-        width = dict(program.atom.roles)[program.mapping[0][0]]
+        width = program.atom.extents[program.mapping[0][0]]
         assert isinstance(width, int)
         whole, rest = divmod(program.inner[lane], width)
         vectors = touched / program.inner[lane] * (whole + 2 * rest.bit_count())  # a part of a vector moves in pieces
@@ -205,7 +206,7 @@ class Model:
 
     def _copy_seconds(self, walk: NestWalk, staging: Staging) -> float:
         """Filling a panel or box: the larger of issuing the elements and moving them, for every trip of the loops outside."""
-        if staging.constant or self.spec.levels[staging.level].managed and staging.level:
+        if staging.constant or (self.spec.levels[staging.level].managed and staging.level):
             return 0.0  # a managed level is filled by the copies that its own term counts
         program, nest = walk.program, walk.program.nest
         depth = copy_depth(program, staging)
@@ -265,12 +266,15 @@ class Model:
         return _atom_points(program) * (self._slots if program.atom.kind != "matrix" else 1.0) / (program.atom.gflops * 1e9 / 2)
 
     def overhead_seconds(self, program: StageProgram) -> float:
+        """Launching, handing out tiles, starting and finishing accumulators, and the set-up of every step."""
         unit = self.spec.unit
         tiles = math.prod([-(-program.nest.extents[i] // program.inner[i]) for i in program.nest.spatial])
         busy = unit.count * max(unit_efficiency(program, self.spec), 1e-9)
         visits = program.accumulator_visits
         finish = self.parameters.tile_overhead_ns * (2 * visits - 1) if program.nest.stage.reducer is not None else 0.0
-        around = tiles * (finish + self.parameters.trip_overhead_ns * visits) + program.unit_tiles * self.parameters.unit_overhead_ns
+        around = (
+            tiles * (finish + self.parameters.trip_overhead_ns * visits) + program.unit_tiles * self.parameters.unit_overhead_ns
+        )
         steps = sum(
             _trips_to(program, level) / busy * lv.step_overhead_ns * 1e-9
             for level, lv in enumerate(self.spec.levels)
@@ -361,7 +365,7 @@ def _atom_outputs(program: StageProgram) -> int:
 
 def _atom_points(program: StageProgram) -> int:
     """Points executed, in whole atoms: a vector that is wider than its dimension still takes a full slot."""
-    roles = dict(program.atom.roles)
+    roles = program.atom.extents
     atom = [1] * len(program.inner)
     for role, dim in program.mapping:
         extent = roles[role]

@@ -19,7 +19,6 @@ from functools import cached_property
 from typing import Literal
 
 from roller.errors import ExpressionError
-
 from roller.scalar import Accumulator, Affine, Cast, Load, Scalar, Select, children, loads, operations
 
 AxisKind = Literal["spatial", "reduce"]
@@ -250,5 +249,6 @@ def _check_bounds(stage: Stage, load: Load, tensor: Tensor) -> None:
         low, high = index.bounds(stage.extents)
         if low < 0 or high >= extent:
             raise ExpressionError(
-                f"stage {stage.name!r}: index of {load.tensor!r} in dimension {dim} runs from {low} to {high}, outside 0..{extent - 1}"
+                f"stage {stage.name!r}: index of {load.tensor!r} in dimension {dim} runs from {low} to {high}, "
+                f"outside 0..{extent - 1}"
             )

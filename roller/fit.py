@@ -42,9 +42,7 @@ class Fit:
         """The name under which a tile that does not fit this level is counted."""
         return f"{self.spec.levels[levels[position]].name} capacity"
 
-    def fits(
-        self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile, mapping: Mapping, atom: ComputeAtom
-    ) -> bool:
+    def fits(self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile, mapping: Mapping, atom: ComputeAtom) -> bool:
         """True if the tile may be resident at the level; caches admit any first tile."""
         level = self.spec.levels[levels[position]]
         if position == len(levels) - 1:
@@ -56,7 +54,9 @@ class Fit:
             return False
         return self._lane_level is None or self.lanes(tile, inner) <= self.spec.unit.lanes_max
 
-    def legal(self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile, mapping: Mapping, atom: ComputeAtom) -> str | None:
+    def legal(
+        self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile, mapping: Mapping, atom: ComputeAtom
+    ) -> str | None:
         """The rule that a tile breaks although it fits (growth may pass through it), None if it breaks none."""
         if self._lane_level is None or position != len(levels) - 2:
             return None
@@ -109,7 +109,7 @@ class Fit:
 
     def _operand_bytes(self, touches: tuple[bool, ...], tile: Tile | None, mapping: Mapping, atom: ComputeAtom) -> int:
         """Bytes of an operand's share of a tile (of one atom for None); a value broadcast to a vector fills a whole one."""
-        roles = dict(atom.roles)
+        roles = atom.extents
         atoms = {d: r if isinstance(r := roles[name], int) else 1 for name, d in mapping}
         size = self.nest.accumulator_bytes
         for dim, touched in enumerate(touches):
@@ -167,7 +167,8 @@ class Fit:
 
     def traffic(self, levels: tuple[int, ...], position: int, tile: Tile) -> float:
         """The operator's whole traffic into the level if every tile loads its data anew; the output moves 2r - 1 times
-        where r reduce trips lie outside a level whose sub-tiles run one after another."""
+        where r reduce trips lie outside a level whose sub-tiles run one after another.
+        """
         key = levels[position], tile
         found = self._traffic.get(key)
         if found is None:

@@ -49,9 +49,7 @@ def _pads(search: Search, position: int) -> bool:
     return position == len(search.levels) - 1 or search.lane_level is not None
 
 
-def _grow_round(
-    search: Search, position: int, inner: Tile, epsilon: float, visits: int, seen: dict[Tile, None]
-) -> None:
+def _grow_round(search: Search, position: int, inner: Tile, epsilon: float, visits: int, seen: dict[Tile, None]) -> None:
     """One round at one padding allowance: best score first, at most `visits` new tiles; adds to `seen`."""
     frontier, done = [(0.0, inner)], set[Tile]()
     while frontier and visits:
@@ -64,7 +62,9 @@ def _grow_round(
         seen[tile] = None
         # The innermost level is small enough to look around; further out one path is followed, as in the paper.
         siblings = frontier if position == len(search.levels) - 1 else []
-        frontier = siblings + (list(_steps(search, position, inner, tile, epsilon)) if _memory_bounds(search, position, tile) else [])
+        frontier = siblings + (
+            list(_steps(search, position, inner, tile, epsilon)) if _memory_bounds(search, position, tile) else []
+        )
 
 
 def _legal(search: Search, position: int, inner: Tile, tile: Tile) -> bool:
@@ -74,9 +74,7 @@ def _legal(search: Search, position: int, inner: Tile, tile: Tile) -> bool:
     return broken is None
 
 
-def _steps(
-    search: Search, position: int, inner: Tile, tile: Tile, epsilon: float
-) -> Iterator[tuple[float, Tile]]:
+def _steps(search: Search, position: int, inner: Tile, tile: Tile, epsilon: float) -> Iterator[tuple[float, Tile]]:
     """The next aligned tiles of a tile with their reuse scores."""
     nest, innermost = search.nest, position == len(search.levels) - 1
     traffic, footprint = search.fit.traffic(search.levels, position, tile), _footprint(search, position, tile, inner)
@@ -110,9 +108,7 @@ def _footprint(search: Search, position: int, tile: Tile, inner: Tile) -> int:
     return search.fit.footprint(search.levels, position, tile, inner)
 
 
-def _next_tile(
-    search: Search, position: int, inner: Tile, tile: Tile, dim: int, epsilon: float
-) -> Tile | None:
+def _next_tile(search: Search, position: int, inner: Tile, tile: Tile, dim: int, epsilon: float) -> Tile | None:
     """The tile with one dimension at its next aligned extent that keeps padding within the allowance."""
     nest = search.nest
     multiple = search.rules.multiple(search.levels[position], nest.dims[dim].name)
@@ -141,7 +137,13 @@ def _lane_shape(search: Search, position: int, dim: int, tile: Tile, inner: Tile
 def _memory_bounds(search: Search, position: int, tile: Tile) -> bool:
     """False once growing further cannot help: what loads add to compute is negligible and all chains are busy."""
     program = StageProgram(
-        search.nest, search.atom, search.mapping, search.levels[-1:], (tile,), (tuple(range(len(tile))),), lane_level=search.lane_level
+        search.nest,
+        search.atom,
+        search.mapping,
+        search.levels[-1:],
+        (tile,),
+        (tuple(range(len(tile))),),
+        lane_level=search.lane_level,
     )
     if position == len(search.levels) - 1:
         if search.nest.stage.reducer is not None and search.model.chain_efficiency(program) < 1:

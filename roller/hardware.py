@@ -209,6 +209,11 @@ class ComputeAtom(_Model):
     operand_level: Name | None = None
     acc_level: Name | None = None
 
+    @property
+    def extents(self) -> dict[str, int | Literal["stream"]]:
+        """Role → extent."""
+        return {str(role): extent for role, extent in self.roles.items()}
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.kind == "scalar") != (not self.roles):

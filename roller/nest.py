@@ -253,6 +253,8 @@ def _access(array: _Array, dims: tuple[Dim, ...]) -> Access:
         steps = [_step(array, a.name) for a in dim.members]
         pairs = zip(steps, steps[1:], dim.members[1:], strict=False)
         # A guarded array is read from a box of another shape, in which fused axes are no longer neighbours.
-        linear = all(outer == inner * axis.extent for outer, inner, axis in pairs) and not (guarded and len(dim.members) > 1 and any(steps))
+        linear = all(outer == inner * axis.extent for outer, inner, axis in pairs) and not (
+            guarded and len(dim.members) > 1 and any(steps)
+        )
         strides.append(steps[-1] if linear else None)
     return Access(tensor, index, role, factor, guarded, touches, tuple(strides), tuple(d.members[-1].name for d in dims))

@@ -51,8 +51,8 @@ class StageProgram:
     """How one stage runs: its nest, the atom and where its roles lie, a tile per tiled level, loop orders, staging.
 
     `levels[i]` is the spec level of `tiles[i]`; the last tile is the innermost one. `orders[i]` lists every dimension, outer
-    loops first. `cooperate`: lanes share reductions. `split` is the number of parts each reduce share is cut into over units (1: none). `parallel` False keeps
-    all units but one idle (tiny work).
+    loops first. `cooperate`: lanes share reductions. `split` is the number of parts each reduce share is cut into over units
+    (1: none). `parallel` False keeps all units but one idle (tiny work).
     """
 
     nest: Nest
@@ -133,7 +133,8 @@ class StageProgram:
     @cached_property
     def accumulator_visits(self) -> int:
         """How often an innermost tile's accumulators are picked up and put down: once, unless reduce loops lie outside
-        spatial ones that run one after another."""
+        spatial ones that run one after another.
+        """
         loops, dims = self.loops, self.nest.dims
         last = max((i for i, lp in enumerate(loops) if not dims[lp.dim].is_reduce and lp.over != "lanes"), default=-1)
         return math.prod([lp.trips for lp in loops[: max(last, 0)] if dims[lp.dim].is_reduce and lp.over == "time"])
@@ -178,7 +179,13 @@ def _stage_dict(program: StageProgram) -> dict[str, Any]:
         "tiles": [dict(zip(names, t, strict=True)) for t in program.tiles],
         "loops": [{"dim": names[lp.dim], "trips": lp.trips, "over": lp.over, "level": lp.level} for lp in program.loops],
         "staged": [
-            {"kind": s.kind, "tensors": list(staged_tensors(program.nest, s)), "level": s.level, "depth": s.depth, "constant": s.constant}
+            {
+                "kind": s.kind,
+                "tensors": list(staged_tensors(program.nest, s)),
+                "level": s.level,
+                "depth": s.depth,
+                "constant": s.constant,
+            }
             for s in program.staged
         ],
         "split": program.split,

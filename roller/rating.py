@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
-from roller.choice import complete
 from roller.align import Rules
 from roller.chip import SpecLike, resolve
+from roller.choice import complete
 from roller.compiler import Op, expression_of
 from roller.cost import CostParameters, Estimate, Model, combine_estimates
 from roller.errors import ConstructionError, ExpressionError

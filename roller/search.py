@@ -43,6 +43,7 @@ class Search:
 
     @property
     def spec(self) -> HardwareSpec:
+        """The chip."""
         return self.model.spec
 
 

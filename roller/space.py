@@ -43,7 +43,8 @@ class _Part:
 
     def chain(self, tiles: tuple[Tile, ...]) -> Chain | None:
         """The chain of these outer tiles (innermost first) around the inner one, None where it breaks a rule."""
-        search, chain = self.search, (self.inner,)
+        search = self.search
+        chain: Chain = (self.inner,)
         for position, tile in zip(reversed(range(len(tiles))), tiles, strict=True):
             inner = chain[0]
             rules = (search.levels, position, tile, inner, search.mapping, search.atom)

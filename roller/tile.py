@@ -30,7 +30,9 @@ def data_tile(nest: Nest, access: Access, tile: Tile) -> DataTile:
     A fused dimension along which addresses stay linear counts as one run of the array, however its axes wrap.
     """
     linear = [
-        n for n, (d, s) in enumerate(zip(nest.dims, access.strides, strict=True)) if s is not None and len(d.members) > 1 and access.touches[n]
+        n
+        for n, (d, s) in enumerate(zip(nest.dims, access.strides, strict=True))
+        if s is not None and len(d.members) > 1 and access.touches[n]
     ]
     flat = {a.name for n in linear for a in nest.dims[n].members}
     extents: dict[str, int] = {}
@@ -110,7 +112,8 @@ class Geometry:
 
     def crowding(self, number: int, tile: Tile, banks: Banks | None) -> float:
         """How much more room a strided tile needs in a banked (set-associative) memory than its bytes: rows that start a
-        multiple of many banks apart share a few of them. 1 where rows are contiguous or spread evenly."""
+        multiple of many banks apart share a few of them. 1 where rows are contiguous or spread evenly.
+        """
         key = number, tuple([tile[i] for i in self._touched[number]]), -banks.count if banks else 0
         found = self._moved.get(key)
         if found is None:
@@ -144,7 +147,9 @@ def _positions(touches: tuple[bool, ...]) -> tuple[int, ...]:
 def _row_step(box: DataTile, access: Access) -> int:
     """Address step between the runs of a box: the stride of the next dimension outside a run that has several of them."""
     inside = True
-    for extent, bound, stride in zip(reversed(box.shape), reversed(access.tensor.shape), reversed(access.tensor.strides), strict=True):
+    for extent, bound, stride in zip(
+        reversed(box.shape), reversed(access.tensor.shape), reversed(access.tensor.strides), strict=True
+    ):
         if inside:
             inside = extent == bound
         elif extent > 1:

@@ -220,7 +220,9 @@ def _loads(
     last = max((i for i, lp in enumerate(loops) if touches[lp.dim]), default=-1)
     over_units = [lp for lp in loops if lp.over == "units" and not (output and dims[lp.dim].is_reduce)]
     touched = max((i for i, lp in enumerate(over_units) if touches[lp.dim]), default=-1)
-    times = float(max(math.prod([lp.trips for lp in over_units[: touched + 1]]), min(math.prod([lp.trips for lp in over_units]), units)))
+    times = float(
+        max(math.prod([lp.trips for lp in over_units[: touched + 1]]), min(math.prod([lp.trips for lp in over_units]), units))
+    )
     for position, lp in enumerate(loops):
         if lp.over == "units" or (output and dims[lp.dim].is_reduce):
             continue

@@ -48,6 +48,27 @@ def call(op: str, x: Expr, dtype: str, lanes: int) -> Expr:
             return getattr(tirx, op)(x)
 
 
+def cast(x: Expr, source: str, target: str, lanes: int) -> Expr:
+    """A value of one element type as another: rounded to nearest, or towards zero for an integer.
+
+    bfloat16 is the upper half of a float32. Spelled out here, as TVM leaves out the rounding of a value that it widens again.
+    """
+    if source == target:
+        return x
+    if source == "bfloat16":
+        upper = tirx.reinterpret(vector_type("uint16", lanes), x).astype(vector_type("uint32", lanes))
+        wide = tirx.reinterpret(vector_type("float32", lanes), upper << _c(16, "uint32", lanes))
+        return cast(wide, "float32", target, lanes)
+    if target != "bfloat16":
+        return x.astype(vector_type(target, lanes))
+    x = cast(x, source, "float32", lanes)
+    bits = tirx.reinterpret(vector_type("uint32", lanes), x)
+    even = (bits >> _c(16, "uint32", lanes)) & _c(1, "uint32", lanes)
+    bits = tirx.Select(tirx.NE(x, x), _c(0x7FC00000, "uint32", lanes), bits + even + _c(0x7FFF, "uint32", lanes))
+    upper = (bits >> _c(16, "uint32", lanes)).astype(vector_type("uint16", lanes))
+    return tirx.reinterpret(vector_type("bfloat16", lanes), upper)
+
+
 def _c(value: float, dtype: str, lanes: int) -> Expr:
     return spread(number(value, dtype), lanes)
 

@@ -9,7 +9,7 @@ from tvm import tirx
 
 from roller.scalar import Accumulator, Affine, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary
 from roller.schedule import functions
-from roller.schedule.tir import Expr, number, spread, vector_type
+from roller.schedule.tir import Expr, number, spread
 
 _BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
@@ -43,7 +43,7 @@ def emit(
             case Select():
                 return tirx.Select(visit(part.condition), visit(part.yes), visit(part.no))
             case Cast():
-                return visit(part.value).astype(vector_type(part.dtype, lanes))
+                return functions.cast(visit(part.value), part.value.dtype, part.dtype, lanes)
 
     return visit(node)
 
