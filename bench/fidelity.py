@@ -1,8 +1,9 @@
 """Does the model rank programs as this CPU does? Random programs and our best, measured. python -m bench.fidelity
 
 For each operator: 40 programs drawn uniformly, with a fixed seed, from all aligned ones that fit, and our ten best. All are
-built, compared with our first choice, and timed in turns. Odd and even rounds make two repeats, whose rank correlation is the ceiling of
-what any model could reach. Regret: our choice's time over the fastest program's, from timing the leaders once more.
+built, compared with our first choice (which is compared with the reference), and timed in turns. Odd and even rounds make
+two repeats, whose rank correlation is the ceiling of what any model could reach. Regret: our choice's time over the fastest
+program's, from timing the leaders once more.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Candidate:
 
 def candidates(op: SymbolicTensor, options: argparse.Namespace, say: Callable[[str], None]) -> Iterator[Candidate]:
     """Our ten best, best first, and the drawn ones that the device can run."""
-    kernel = roller.compile(op, device="cpu", threads=options.threads, top_k=TOP_K)
+    kernel = roller.compile(op, device="cpu", threads=options.threads, top_k=TOP_K, verify=True)
     top = [choice.program for choice in kernel.candidates]
     yield from (
         Candidate(f"top {n}", p, c.estimate.seconds) for n, (p, c) in enumerate(zip(top, kernel.candidates, strict=True), 1)
@@ -139,9 +140,11 @@ def measured(name: str, op: SymbolicTensor, options: argparse.Namespace) -> dict
     found = list(candidates(op, options, say))
     build(found, inputs_of(op), options)
     row["not built"] = {c.name: c.reason for c in found if c.side is None}
-    good = [c for c in found if c.side is not None]
     depth = max(math.prod(a.extent for a in s.axes if a.is_reduce) for s in ops.expression(op).stages)
-    harness.checked([c.side for c in good if c.side], harness.tolerance(depth))
+    row["wrong"] = rejected(found, harness.tolerance(depth))
+    good = [c for c in found if c.side is not None]
+    if row["wrong"]:
+        row |= {"status": "wrong", "reason": "; ".join(row["wrong"].values())}
     times, _, row["quiet"] = harness.interleave([c.side for c in good if c.side], options)
     halves = [[statistics.median(times[c.name][part::2]) for c in good] for part in (0, 1)]
     medians = {c.name: statistics.median(times[c.name]) for c in good}
@@ -154,6 +157,20 @@ def measured(name: str, op: SymbolicTensor, options: argparse.Namespace) -> dict
         for c in good
     ]  # fmt: skip
     return row
+
+
+def rejected(found: Sequence[Candidate], allowed: float) -> dict[str, str]:
+    """Which programs disagree with the first one, or refuse to run, and how; their sides are taken away."""
+    reasons = {}
+    first = found[0].side
+    for candidate in found:
+        try:
+            if first is not None and candidate.side is not None:
+                harness.checked([first, candidate.side], allowed)
+        except (harness.Mismatch, roller.RollerError) as error:
+            reasons[candidate.name] = f"{error} ({candidate.program.describe()})"
+            candidate.side = None
+    return reasons
 
 
 def regrets(good: Sequence[Candidate], medians: dict[str, float], options: argparse.Namespace) -> dict[str, Any]:
@@ -175,7 +192,7 @@ def regrets(good: Sequence[Candidate], medians: dict[str, float], options: argpa
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Median and worst over the operators."""
-    good = [row for row in rows if row["status"] == "ok"]
+    good = [row for row in rows if "candidates" in row]
     found: dict[str, Any] = {"operators": len(rows), "measured": len(good), "wanted": TARGETS}
     for key, worst in (("spearman", min), ("ceiling", min), ("top1_regret", max), ("top10_regret", max)):
         values = [row[key] for row in good if row[key] is not None]

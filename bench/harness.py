@@ -216,7 +216,7 @@ def checked(sides: Sequence[Side], allowed: float) -> list[Side]:
         try:
             got = side.read(side.call())
         except (RuntimeError, NotImplementedError):
-            if side.ours:
+            if side.ours or want is None:
                 raise
             continue
         if want is None:

@@ -131,15 +131,26 @@ def write(name: str, body: dict[str, Any], options: argparse.Namespace) -> Path 
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(compact(json.dumps(head | body, indent=1, ensure_ascii=False)) + "\n", encoding="utf-8")
+    partial.write_text(compact(head | body) + "\n", encoding="utf-8")
     partial.replace(path)
     return path
 
 
-def compact(text: str) -> str:
-    """Indented JSON with every list of plain numbers or words on one line, numbers to six digits."""
-    text = re.sub(r"\[[^\[\]{}]*\]", lambda found: re.sub(r"\s+", " ", found.group()).replace("[ ", "[").replace(" ]", "]"), text)
-    return re.sub(r"\d\.\d{6,}(e[-+]\d+)?|\d+\.\d{7,}", lambda found: f"{float(found.group()):.6g}", text)
+def compact(data: Any) -> str:
+    """Indented JSON with numbers to six digits, and every list of plain values on one line."""
+    text = json.dumps(rounded(data), indent=1, ensure_ascii=False)
+    return re.sub(
+        r"\[\n[^\[\]{}]*\n\s*\]", lambda found: re.sub(r"\n\s*", " ", found.group()).replace("[ ", "[").replace(" ]", "]"), text
+    )
+
+
+def rounded(data: Any) -> Any:
+    """The same data with six digits for every number."""
+    if isinstance(data, dict):
+        return {key: rounded(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [rounded(value) for value in data]
+    return float(f"{data:.6g}") if isinstance(data, float) else data
 
 
 def command() -> str:

@@ -137,6 +137,21 @@ def split(search: Search, program: StageProgram) -> Iterator[StageProgram]:
         share = -(-share // program.inner[dim]) * program.inner[dim]
         trips = -(-search.nest.extents[dim] // share)
         if trips > 1:
-            tiles_cut = tuple((*t[:dim], min(t[dim], share), *t[dim + 1 :]) for t in program.tiles)
-            unit = (*tiles_cut[0][:dim], share, *tiles_cut[0][dim + 1 :])
-            yield replace(program, tiles=(unit, *tiles_cut[1:]), split=trips)
+            yield from _cut(search, program, dim, share)
+
+
+def _cut(search: Search, program: StageProgram, dim: int, share: int) -> Iterator[StageProgram]:
+    """The program with a unit's share of a reduction; lanes that share it each take a run of it, as there are only so many."""
+    inner, levels = program.inner, program.levels
+    if search.fit.cooperate:
+        others = search.fit.lanes((*program.unit_tile[:dim], inner[dim], *program.unit_tile[dim + 1 :]), inner, search.atom)
+        room = max(1, search.spec.unit.lanes_max // others)
+        run = -(-share // (room * inner[dim])) * inner[dim]
+        inner, share = (*inner[:dim], run, *inner[dim + 1 :]), run * min(room, -(-share // run))
+    between = tuple((*t[:dim], min(t[dim], share), *t[dim + 1 :]) for t in program.tiles[1:-1])
+    unit = (*program.unit_tile[:dim], share, *program.unit_tile[dim + 1 :])
+    trips = -(-search.nest.extents[dim] // share)
+    tiles = (unit, *between, inner)
+    legal = search.fit.legal(levels, len(levels) - 2, tiles[-2], inner, search.mapping, search.atom) if len(tiles) > 1 else None
+    if trips > 1 and legal is None:
+        yield replace(program, tiles=tiles, split=trips)

@@ -142,7 +142,14 @@ class Model:
             return 1.0
         chains = program.atom.chains or self.spec.unit.chains
         live = accumulators(program) / _atom_outputs(program)
-        return min(1.0, live * max(program.lanes, 1) / chains)
+        return min(1.0, live * max(self._workers(program), 1) / chains)
+
+    def _workers(self, program: StageProgram) -> int:
+        """Sub-tiles that run at a time: those on lanes, or where a unit has lanes but no level for them, as many as it has."""
+        if program.levels[-1] < len(self.spec.levels) or len(program.tiles) < 2:
+            return program.lanes
+        parts = math.prod([-(-t // i) for t, i in zip(program.unit_tile, program.inner, strict=True)])
+        return min(self.spec.unit.lanes_max, parts)
 
     def _level_seconds(self, walk: NestWalk, index: int) -> tuple[float, float]:
         """Seconds to move bytes into a level, and seconds of latency that starting short runs does not hide."""
@@ -181,12 +188,15 @@ class Model:
         passes = 2 * program.accumulator_visits - 1
         panels = {s.operand for s in program.staged if s.kind == "panel"}
         boxes = {s.operand for s in program.staged if s.kind == "box"}
+        width = max((e for e in program.atom.roles.values() if isinstance(e, int)), default=1)
         total = 0.0
         for number, access in enumerate(nest.accesses):
             panel = access.factor in panels and access.role == "body"
             loads = self._vector_loads(program, number, panel, access.guarded and number not in boxes)
-            total += loads * (steps if access.role == "body" else spatial_steps * (passes if access.role == "output" else 1))
-        return total * transaction
+            times = steps if access.role == "body" else spatial_steps * (passes if access.role == "output" else 1)
+            vector = width * access.element_bytes if program.lane is not None and access.touches[program.lane] else 0
+            total += loads * times * max(transaction, vector)
+        return total
 
     def _vector_loads(self, program: StageProgram, number: int, panel: bool, guarded: bool) -> float:
         """Load (or store) slots of one array for one innermost tile."""
@@ -225,7 +235,7 @@ class Model:
         level = self.spec.levels[max(1, staging.level)]
         read = sum(self.geometry.moved(n, tile, level.transaction_bytes) for n in sources) * times
         written = elements * width
-        fits = staging.level > 0 or written <= level.capacity_bytes * level.usable_fraction
+        fits = staging.level > 0 or written <= self.spec.levels[program.levels[0]].usable_bytes
         # What a copy inside the nest reads from further out is part of the traffic of those levels.
         rate = self._rate(level, units) if staging.level else self._outside_rate(1, units)
         launch = self.spec.unit.launch_overhead_us * 1e-6 if staging.level == 0 else 0.0

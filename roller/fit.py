@@ -52,7 +52,7 @@ class Fit:
             return tile == inner or self.footprint(levels, position, tile, inner) <= level.usable_bytes
         if self.footprint(levels, position, tile, inner) > self.usable_bytes(level):
             return False
-        return self._lane_level is None or self.lanes(tile, inner) <= self.spec.unit.lanes_max
+        return self._lane_level is None or self.lanes(tile, inner, atom) <= self.spec.unit.lanes_max
 
     def legal(
         self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile, mapping: Mapping, atom: ComputeAtom
@@ -60,16 +60,17 @@ class Fit:
         """The rule that a tile breaks although it fits (growth may pass through it), None if it breaks none."""
         if self._lane_level is None or position != len(levels) - 2:
             return None
-        lanes = self.lanes(tile, inner)
+        lanes = self.lanes(tile, inner, atom)
         storage = self.spec.unit.lane_storage_bytes
         if storage and lanes * self.inner_bytes(inner, mapping, atom) > storage:
             return "lane storage"
         return lane_rule(self.spec, lanes)
 
-    def lanes(self, tile: Tile, inner: Tile) -> int:
-        """Concurrent sub-tiles of a unit tile."""
+    def lanes(self, tile: Tile, inner: Tile, atom: ComputeAtom) -> int:
+        """Lanes of a unit tile: one for each concurrent sub-tile, or the group that a matrix atom takes."""
         shared = range(len(tile)) if self.cooperate else self.nest.spatial
-        return math.prod([-(-tile[i] // inner[i]) for i in shared])
+        sub_tiles = math.prod([-(-tile[i] // inner[i]) for i in shared])
+        return sub_tiles * (atom.lanes if atom.kind == "matrix" else 1)
 
     def usable_bytes(self, level: MemoryLevel) -> int:
         """Bytes for tiles: without the share of the whole problem where the outer level is carved from this one."""

@@ -85,7 +85,7 @@ class NestWalk:
 def level_traffic(walk: NestWalk, spec: HardwareSpec, geometry: Geometry, index: int) -> LevelTraffic:
     """Traffic into the level at this position of the spec."""
     level = spec.levels[index]
-    return _managed(walk, level, geometry, index, spec.unit.count) if level.managed else _cached(walk, spec, level, geometry)
+    return _managed(walk, spec, level, geometry, index) if level.managed else _cached(walk, spec, level, geometry)
 
 
 def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Geometry) -> LevelTraffic:
@@ -166,7 +166,7 @@ def _passes(walk: NestWalk, stream: Stream, fit: int) -> float:
     return 2.0 - 1.0 / trips if trips > 1 else 1.0
 
 
-def _managed(walk: NestWalk, level: MemoryLevel, geometry: Geometry, index: int, units: int) -> LevelTraffic:
+def _managed(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Geometry, index: int) -> LevelTraffic:
     program, nest = walk.program, walk.program.nest
     tile, spread = _shared_tile(program, index, level.access_lanes)
     outside = [lp for lp in walk.loops if lp.level <= index]
@@ -177,16 +177,26 @@ def _managed(walk: NestWalk, level: MemoryLevel, geometry: Geometry, index: int,
         role = access.role if access is not None else "body"
         kept_at = staged.get(stream.factor) if role == "body" else None
         outer = kept_at is not None and kept_at < index
-        held = ("input" in level.holds) if role != "output" else bool({"output", "accumulator"} & set(level.holds))
+        held = _held(spec, index, role)
         if not held or (kept_at is not None and outer != (access is None)):
             continue
-        times = _loads(program, outside, stream.touches, spread, units, role == "output")
+        around = outside if role != "output" or "accumulator" in level.holds else walk.loops
+        times = _loads(program, list(around), stream.touches, spread, spec.unit.count, role == "output")
         if access is None or stream.access is None:
             total += geometry.panel_elements(stream.factor, tile) * nest.accumulator_bytes * times
         else:
             total += geometry.moved(stream.access, tile, level.transaction_bytes) * times
             runs += geometry.runs(stream.access, tile) * times
     return LevelTraffic(total, runs)
+
+
+def _held(spec: HardwareSpec, index: int, role: str) -> bool:
+    """True if an array of this role stays at the level, or crosses it on its way out of the accumulators inside it."""
+    holds = spec.levels[index].holds
+    if role != "output":
+        return "input" in holds
+    crosses = index + 1 < len(spec.levels) and "accumulator" in spec.levels[index + 1].holds
+    return bool({"output", "accumulator"} & set(holds)) or crosses
 
 
 def _shared_tile(program: StageProgram, index: int, access_lanes: int) -> tuple[Tile, dict[int, int]]:
@@ -220,6 +230,8 @@ def _loads(
     last = max((i for i, lp in enumerate(loops) if touches[lp.dim]), default=-1)
     over_units = [lp for lp in loops if lp.over == "units" and not (output and dims[lp.dim].is_reduce)]
     touched = max((i for i, lp in enumerate(over_units) if touches[lp.dim]), default=-1)
+    if any(touches[lp.dim] for lp in loops if lp.over == "time"):
+        touched = len(over_units) - 1  # what a unit holds at the end of one unit tile is not what the next one starts with
     times = float(
         max(math.prod([lp.trips for lp in over_units[: touched + 1]]), min(math.prod([lp.trips for lp in over_units]), units))
     )

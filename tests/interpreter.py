@@ -82,9 +82,9 @@ def elements(nest: Nest, access: Access, box: Box) -> frozenset[int]:
     for position in itertools.product(*(box[i] for i in touched)):
         axes: dict[str, int] = {}
         for dim, value in zip(touched, position, strict=True):
+            rest = value
             for axis in reversed(nest.dims[dim].members):
-                axes[axis.name] = value % axis.extent
-                value //= axis.extent
+                rest, axes[axis.name] = divmod(rest, axis.extent)
         index = [i.offset + sum(c * axes.get(n, 0) for n, c in i.terms) for i in access.index]
         if all(0 <= x < bound for x, bound in zip(index, access.tensor.shape, strict=True)):
             found.add(sum(x * s for x, s in zip(index, access.tensor.strides, strict=True)))

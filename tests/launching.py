@@ -30,38 +30,44 @@ def artifact(spec: HardwareSpec, program: RProgram, constants: Mapping[str, Arra
     return Artifact(toolchain.FORMAT, source.text.encode(), launch, {}, spec.device, spec, constants=fixed)
 
 
-def surrounded(shape: tuple[int, ...], dtype: np.dtype[Any], byte: int, inside: int | None = None) -> tuple[Array, Array]:
-    """An aligned array, and the bytes that it lies in: `GUARD_BYTES` of a value on both sides, and another inside."""
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    raw = aligned_empty((size + 2 * GUARD_BYTES,), np.dtype(np.uint8))
+def surrounded(shape: tuple[int, ...], dtype: np.dtype[Any], byte: int, inside: int, shift: int = 0) -> tuple[Array, Array]:
+    """An array full of one byte, and all that lies around it: `GUARD_BYTES` of another byte on both sides.
+
+    It is aligned to 64 bytes, or lies `shift` elements further.
+    """
+    size, before = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize, GUARD_BYTES + shift * dtype.itemsize
+    raw = aligned_empty((before + size + GUARD_BYTES,), np.dtype(np.uint8))
     raw[...] = byte
-    if inside is not None:
-        raw[GUARD_BYTES : GUARD_BYTES + size] = inside
-    return np.ndarray(shape, dtype, raw, GUARD_BYTES), raw
+    raw[before : before + size] = inside
+    return np.ndarray(shape, dtype, raw, before), raw
 
 
-def placed(array: Array, dtype: str) -> Array:
+def placed(array: Array, dtype: str, shift: int = 0) -> Array:
     """A read-only copy with poison on both sides, so that whoever reads too far computes nonsense."""
-    copy, _ = surrounded(array.shape, array.dtype, NOT_A_NUMBER if dtype in FLOATS else POISON)
+    poison = NOT_A_NUMBER if dtype in FLOATS else POISON
+    copy, _ = surrounded(array.shape, array.dtype, poison, poison, shift)
     copy[...] = array
     copy.flags.writeable = False
     return copy
 
 
-def run(built: Artifact, output: Tensor, inputs: tuple[Array, ...]) -> Array:
+def run(built: Artifact, output: Tensor, inputs: tuple[Array, ...], shift: int = 0) -> Array:
     """The kernel's result; an assertion fails where it writes beside its output."""
     dtype = verify.numpy_dtype(output.dtype)
-    out, raw = surrounded(output.shape, dtype, GUARD, NOT_A_NUMBER if output.dtype in FLOATS else POISON)
+    out, raw = surrounded(output.shape, dtype, GUARD, NOT_A_NUMBER if output.dtype in FLOATS else POISON, shift)
     runner = CpuRunner(built)
     if out.size:
         runner.run(inputs, out)
     runner.close()
-    assert (raw[:GUARD_BYTES] == GUARD).all(), "bytes before the output were written"
-    assert (raw[GUARD_BYTES + out.nbytes :] == GUARD).all(), "bytes after the output were written"
+    assert (raw[: -GUARD_BYTES - out.nbytes] == GUARD).all(), "bytes before the output were written"
+    assert (raw[-GUARD_BYTES:] == GUARD).all(), "bytes after the output were written"
     return out
 
 
-def check(expr: TensorExpr, built: Artifact, arrays: Mapping[str, Array], fixed: frozenset[str] = frozenset()) -> None:
-    """The kernel against the reference; `WrongResultError` where it is wrong."""
-    inputs = tuple(placed(arrays[t.name], t.dtype) for t in expr.inputs if t.name not in fixed)
-    verify.check(expr, arrays, run(built, expr.output, inputs))
+def check(
+    expr: TensorExpr, built: Artifact, arrays: Mapping[str, Array], fixed: frozenset[str] = frozenset(), shift: int = 0
+) -> None:
+    """The kernel against the reference; `WrongResultError` where it is wrong. `shift` misaligns every array, if it may be."""
+    shift = shift if built.launch.get("alignment") == "element" else 0
+    inputs = tuple(placed(arrays[t.name], t.dtype, shift) for t in expr.inputs if t.name not in fixed)
+    verify.check(expr, arrays, run(built, expr.output, inputs, shift))

@@ -25,7 +25,18 @@ SPEC = find_spec("cpu", "x86-64-v3")
 LEVELS = tiled_levels(SPEC)
 EXTENTS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 16, 17, 31)
 DTYPES = ("float32", "float32", "float32", "float64", "float16", "bfloat16", "int8", "int32")
-EINSUMS = ("ij,j->i", "ij,ij->i", "bij,bjk->bik", "bmk,bkn->mnb", "ik,jk,k->ij", "mhk,nhk->hmn", "ii->i", "ijk->kji", "ab,cd->acbd", "ij->")
+EINSUMS = (
+    "ij,j->i",
+    "ij,ij->i",
+    "bij,bjk->bik",
+    "bmk,bkn->mnb",
+    "ik,jk,k->ij",
+    "mhk,nhk->hmn",
+    "ii->i",
+    "ijk->kji",
+    "ab,cd->acbd",
+    "ij->",
+)
 FUNCTIONS = (ops.relu, ops.tanh, ops.sigmoid, ops.exp, ops.gelu, ops.abs, ops.neg, ops.floor, ops.silu)
 
 
@@ -144,7 +155,10 @@ def _depthwise(source: _Inputs) -> SymbolicTensor:
 def _pool(source: _Inputs) -> SymbolicTensor:
     window = _window(source)
     kernel = source.draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
-    x = _before(source, source.tensor(source.extent(3), source.extent(9, zero=False), source.extent(13, zero=False), source.extent(13, zero=False)))
+    x = _before(
+        source,
+        source.tensor(source.extent(3), source.extent(9, zero=False), source.extent(13, zero=False), source.extent(13, zero=False)),
+    )
     if source.dtype.startswith("int") or source.flag():
         return ops.max_pool2d(x, kernel, **window)
     return ops.avg_pool2d(x, kernel, count_include_pad=source.flag(), **window)
@@ -179,7 +193,9 @@ def _move(source: _Inputs) -> SymbolicTensor:
     x = source.tensor(*(source.extent(17) for _ in range(source.draw(st.integers(1, 4)))))
     x = ops.transpose(x, source.draw(st.permutations(range(x.ndim))))
     if source.flag():
-        x = ops.pad(x, [(source.draw(st.integers(0, 2)), source.draw(st.integers(0, 2))) for _ in x.shape], source.draw(st.integers(-1, 1)))
+        x = ops.pad(
+            x, [(source.draw(st.integers(0, 2)), source.draw(st.integers(0, 2))) for _ in x.shape], source.draw(st.integers(-1, 1))
+        )
     return x
 
 
@@ -197,7 +213,10 @@ def _stages(draw: st.DrawFn, nest: Nest, constants: frozenset[str]) -> StageProg
     atom, mapping = draw(_atoms(nest))
     inner: Tile = tuple(min(t, e) for t, e in zip(atom_tile(nest, atom, mapping), nest.extents, strict=True))
     lanes = [d for _, d in mapping]
-    inner = tuple(_extent(draw, e, t, 40 if n in lanes else 1 if nest.dims[n].is_reduce else 5) for n, (e, t) in enumerate(zip(nest.extents, inner, strict=True)))
+    inner = tuple(
+        _extent(draw, e, t, 40 if n in lanes else 1 if nest.dims[n].is_reduce else 5)
+        for n, (e, t) in enumerate(zip(nest.extents, inner, strict=True))
+    )
     unit = tuple(_extent(draw, e, t, 10**6) for e, t in zip(nest.extents, inner, strict=True))
     orders = tuple(tuple(draw(st.permutations(range(len(inner))))) for _ in LEVELS)
     orders = ((*sorted(orders[0], key=lambda d: nest.dims[d].is_reduce and draw(st.sampled_from((True,)))),), orders[1])
@@ -223,7 +242,9 @@ def _atoms(draw: st.DrawFn, nest: Nest) -> tuple[ComputeAtom, tuple[tuple[str, i
 
 
 def _extent(draw: st.DrawFn, extent: int, inner: int, most: int) -> int:
-    choices = [e for e in aligned_extents(extent, max(inner, 1), Multiple()) if inner <= e <= max(most, inner) and e - inner < extent]
+    choices = [
+        e for e in aligned_extents(extent, max(inner, 1), Multiple()) if inner <= e <= max(most, inner) and e - inner < extent
+    ]
     choices = [e for e in choices if most > 1000 or e <= extent]
     return draw(st.sampled_from(choices)) if choices and inner else inner
 
@@ -263,7 +284,7 @@ def random_kernel(data: st.DataObject) -> None:
     note(program.describe())
     arrays = verify.random_inputs(expr, data.draw(st.integers(0, 99)), integer=data.draw(st.booleans()))
     built = launching.artifact(SPEC, program, {name: arrays[name] for name in arrays if name in fixed})
-    launching.check(expr, built, arrays, fixed)
+    launching.check(expr, built, arrays, fixed, data.draw(st.integers(0, 3)))
 
 
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}

@@ -315,10 +315,10 @@ def test_the_transposed_product_on_a_symmetric_chip_takes_the_same_time(
     straight = expression(ops.einsum("mk,nk->mn", ops.tensor((m, k), name="a"), ops.tensor((n, k), name="b")))
     one, other = constructed(straight, spec)[0], constructed(swapped, spec)[0]
     assert other.estimate.seconds == pytest.approx(one.estimate.seconds, rel=1e-9)
-    flipped = [{"m": t.get("m"), "n": t.get("n"), "k": t.get("k")} for t in _by_name(other.program)[0]]
-    assert [sorted(t.items()) for t in _by_name(one.program)[0]] == [
-        sorted((name, e) for name, e in t.items() if e is not None) for t in flipped
-    ]
+    for tile, flipped in zip(_by_name(one.program)[0], _by_name(other.program)[0], strict=True):
+        # Ties go to the first axis, so of two tiles as good as one another either may come out.
+        assert sorted([tile.get("m", 1), tile.get("n", 1)]) == sorted([flipped.get("m", 1), flipped.get("n", 1)])
+        assert tile.get("k") == flipped.get("k")
 
 
 def test_reindexing_keeps_the_axes_apart() -> None:

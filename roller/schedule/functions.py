@@ -1,16 +1,19 @@
 """Elementary functions as polynomials in TIR, so that they vectorise (library calls do not).
 
-Relative errors (checked by `tests/test_functions.py` against float64): about 2 units in the last place of float32 for exp, 4 for
-tanh and sigmoid, 1e-7 absolute for erf. Types other than float32 use TVM's intrinsics.
+Greatest relative errors in float32, in units of 2^-24 (`tests/test_functions.py` measures them against float64): exp 1.5, tanh and
+sigmoid 2.5, erf 6. Results below 2^-126 may be 0. NaN stays NaN, the sign of zero is kept. float64 uses intrinsics and
+the C library.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from tvm import tirx
 
-from roller.schedule.tir import Expr, number, spread, vector_type
+from roller.expr import FLOATS
+from roller.schedule.tir import Expr, index, number, spread, vector_type
 
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 split so that n * LN2_HIGH is exact for |n| < 2^9
 EXP_LOW, EXP_HIGH = -87.33654, 88.72283  # below: less than the smallest normal float32; above: infinite
@@ -28,14 +31,16 @@ ERF_BELOW = (-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03
 
 
 def call(op: str, x: Expr, dtype: str, lanes: int) -> Expr:
-    """A unary operation on a scalar or vector of the given element type."""
+    """A unary operation on a scalar or vector of the given element type; half types go through float32."""
+    if dtype in ("float16", "bfloat16"):
+        return cast(call(op, x.astype(vector_type("float32", lanes)), "float32", lanes), "float32", dtype, lanes, stored=False)
     if dtype == "float32" and op in _FAST:
         return _FAST[op](x, lanes)
+    if op in _LIBRARY:
+        return _each(lambda value: tirx.call_pure_extern(dtype, op, value), x, lanes)
     match op:
-        case "neg":
-            return _c(0, dtype, lanes) - x
-        case "abs":
-            return tirx.Select(x < _c(0, dtype, lanes), _c(0, dtype, lanes) - x, x)
+        case "neg":  # 0 - x would lose the sign of zero
+            return _c(-1, dtype, lanes) * x if dtype in FLOATS else _c(0, dtype, lanes) - x
         case "not":
             return tirx.Not(x)
         case "rsqrt":
@@ -48,25 +53,48 @@ def call(op: str, x: Expr, dtype: str, lanes: int) -> Expr:
             return getattr(tirx, op)(x)
 
 
-def cast(x: Expr, source: str, target: str, lanes: int) -> Expr:
+def _each(function: Callable[[Expr], Expr], x: Expr, lanes: int) -> Expr:
+    """A function of scalars for each lane."""
+    if lanes == 1:
+        return function(x)
+    return tirx.Shuffle([function(tirx.Shuffle([x], [index(i)])) for i in range(lanes)], [index(i) for i in range(lanes)])
+
+
+def cast(x: Expr, source: str, target: str, lanes: int, stored: bool) -> Expr:
     """A value of one element type as another: rounded to nearest, or towards zero for an integer.
 
-    bfloat16 is the upper half of a float32. Spelled out here, as TVM leaves out the rounding of a value that it widens again.
+    bfloat16 is rounded here unless the value is `stored` as it is: TVM leaves out the rounding of a value that it widens again,
+    and where it does round it takes a NaN with many bits set for a number.
     """
     if source == target:
         return x
-    if source == "bfloat16":
-        upper = tirx.reinterpret(vector_type("uint16", lanes), x).astype(vector_type("uint32", lanes))
-        wide = tirx.reinterpret(vector_type("float32", lanes), upper << _c(16, "uint32", lanes))
-        return cast(wide, "float32", target, lanes)
     if target != "bfloat16":
         return x.astype(vector_type(target, lanes))
-    x = cast(x, source, "float32", lanes)
-    bits = tirx.reinterpret(vector_type("uint32", lanes), x)
-    even = (bits >> _c(16, "uint32", lanes)) & _c(1, "uint32", lanes)
-    bits = tirx.Select(tirx.NE(x, x), _c(0x7FC00000, "uint32", lanes), bits + even + _c(0x7FFF, "uint32", lanes))
-    upper = (bits >> _c(16, "uint32", lanes)).astype(vector_type("uint16", lanes))
-    return tirx.reinterpret(vector_type("bfloat16", lanes), upper)
+    if source != "float32":
+        x = x.astype(vector_type("float32", lanes))
+
+    def rounded(value: Expr) -> Expr:
+        wide = value if stored else _upper_half(value, lanes)
+        return tirx.Select(tirx.isnan(value), _f(math.nan, lanes), wide)
+
+    return named(x, "float32", lanes, rounded).astype(vector_type(target, lanes))
+
+
+def _upper_half(x: Expr, lanes: int) -> Expr:
+    """A float32 rounded to its upper 16 bits, to the even one of two neighbours."""
+
+    def rounded(bits: Expr) -> Expr:
+        odd = (bits >> _c(16, "uint32", lanes)) & _c(1, "uint32", lanes)
+        kept = (bits + odd + _c(0x7FFF, "uint32", lanes)) & _c(0xFFFF0000, "uint32", lanes)
+        return tirx.reinterpret(vector_type("float32", lanes), kept)
+
+    return named(tirx.reinterpret(vector_type("uint32", lanes), x), "uint32", lanes, rounded)
+
+
+def named(value: Expr, dtype: str, lanes: int, use: Callable[[Expr], Expr]) -> Expr:
+    """An expression that uses a value several times: under a name, as TVM's passes walk a repeated part once for each use."""
+    name = tirx.Var("v", vector_type(dtype, lanes))
+    return tirx.Let(name, value, use(name))
 
 
 def _c(value: float, dtype: str, lanes: int) -> Expr:
@@ -85,16 +113,27 @@ def _horner(terms: tuple[float, ...], x: Expr, lanes: int) -> Expr:
 
 
 def _exp(x: Expr, lanes: int) -> Expr:
-    clamped = tirx.max(tirx.min(x, _f(EXP_HIGH, lanes)), _f(EXP_LOW, lanes))
-    n = tirx.floor(clamped * _f(1 / math.log(2), lanes) + _f(0.5, lanes))
-    r = clamped - n * _f(LN2_HIGH, lanes) - n * _f(LN2_LOW, lanes)
-    value = _horner(EXP_TERMS, r, lanes) * r * r + r + _f(1.0, lanes)
-    # 2^n in two halves: n reaches 128, whose exponent alone would overflow.
-    half = tirx.floor(n * _f(0.5, lanes))
-    result = value * _power_of_two(half, lanes) * _power_of_two(n - half, lanes)
-    result = tirx.Select(x < _f(EXP_LOW, lanes), _f(0.0, lanes), result)
-    result = tirx.Select(x > _f(EXP_HIGH, lanes), _f(math.inf, lanes), result)
-    return tirx.Select(tirx.NE(x, x), x, result)
+    def of(x: Expr) -> Expr:
+        inside = tirx.max(tirx.min(x, _f(EXP_HIGH, lanes)), _f(EXP_LOW, lanes))
+        result = named(inside, "float32", lanes, lambda v: _exp_inside(v, lanes))
+        result = tirx.Select(x < _f(EXP_LOW, lanes), _f(0.0, lanes), result)
+        result = tirx.Select(x > _f(EXP_HIGH, lanes), _f(math.inf, lanes), result)
+        return tirx.Select(tirx.isnan(x), x, result)
+
+    return named(x, "float32", lanes, of)
+
+
+def _exp_inside(x: Expr, lanes: int) -> Expr:
+    """exp(n ln 2 + r) = 2^n exp(r) with a whole n, where neither underflows nor overflows."""
+
+    def of(n: Expr) -> Expr:
+        rest = x - n * _f(LN2_HIGH, lanes) - n * _f(LN2_LOW, lanes)
+        value = named(rest, "float32", lanes, lambda r: _horner(EXP_TERMS, r, lanes) * r * r + r + _f(1.0, lanes))
+        # 2^n in two halves: n reaches 128, whose exponent alone would overflow.
+        half = tirx.floor(n * _f(0.5, lanes))
+        return named(half, "float32", lanes, lambda h: value * _power_of_two(h, lanes) * _power_of_two(n - h, lanes))
+
+    return named(tirx.floor(x * _f(1 / math.log(2), lanes) + _f(0.5, lanes)), "float32", lanes, of)
 
 
 def _power_of_two(n: Expr, lanes: int) -> Expr:
@@ -103,12 +142,16 @@ def _power_of_two(n: Expr, lanes: int) -> Expr:
 
 
 def _tanh(x: Expr, lanes: int) -> Expr:
-    size = tirx.Select(x < _f(0, lanes), _f(0, lanes) - x, x)
-    square = x * x
-    small = x + x * square * _horner(TANH_TERMS, square, lanes)
-    large = _f(1, lanes) - _f(2, lanes) / (_exp(size + size, lanes) + _f(1, lanes))
-    signed = tirx.Select(x < _f(0, lanes), _f(0, lanes) - large, large)
-    return tirx.Select(size < _f(0.625, lanes), small, signed)
+    def of(x: Expr) -> Expr:
+        # As a product, which keeps the sign of zero.
+        small = named(x * x, "float32", lanes, lambda s: x * (s * _horner(TANH_TERMS, s, lanes) + _f(1, lanes)))
+        # 1 - 2 / (exp(2|x|) + 1), with the sign of x.
+        size = tirx.abs(x)
+        large = _f(1, lanes) - _f(2, lanes) / (_exp(size + size, lanes) + _f(1, lanes))
+        signed = named(large, "float32", lanes, lambda v: tirx.Select(x < _f(0, lanes), _f(0, lanes) - v, v))
+        return tirx.Select(size < _f(0.625, lanes), small, signed)
+
+    return named(x, "float32", lanes, of)
 
 
 def _sigmoid(x: Expr, lanes: int) -> Expr:
@@ -116,11 +159,19 @@ def _sigmoid(x: Expr, lanes: int) -> Expr:
 
 
 def _erf(x: Expr, lanes: int) -> Expr:
-    size = tirx.max(tirx.min(x, _f(ERF_ONE, lanes)), _f(-ERF_ONE, lanes))
-    square = size * size
-    value = size * (_horner(ERF_ABOVE, square, lanes) / _horner(ERF_BELOW, square, lanes))
-    value = tirx.max(tirx.min(value, _f(1, lanes)), _f(-1, lanes))
-    return tirx.Select(tirx.NE(x, x), x, value)
+    def of(x: Expr) -> Expr:
+        def ratio(square: Expr) -> Expr:
+            return _horner(ERF_ABOVE, square, lanes) / _horner(ERF_BELOW, square, lanes)
+
+        return x * named(x * x, "float32", lanes, ratio)
+
+    return _limited(named(_limited(x, ERF_ONE, lanes), "float32", lanes, of), 1, lanes)
 
 
+def _limited(x: Expr, bound: float, lanes: int) -> Expr:
+    """The value within -bound..bound; a NaN stays one, as the second operand of a comparison that fails."""
+    return tirx.min(_f(bound, lanes), tirx.max(_f(-bound, lanes), x))
+
+
+_LIBRARY = frozenset({"erf", "tanh"})  # TVM has no such intrinsic, or one that cancels near 0
 _FAST = {"exp": _exp, "tanh": _tanh, "sigmoid": _sigmoid, "erf": _erf}

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 
 from tvm import tirx
 
-from roller.scalar import Accumulator, Affine, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary
+from roller.scalar import (
+    Accumulator,
+    Affine,
+    Binary,
+    Cast,
+    Const,
+    Coordinate,
+    Load,
+    Scalar,
+    Select,
+    Unary,
+    children,
+    operations,
+)
 from roller.schedule import functions
-from roller.schedule.tir import Expr, number, spread
+from roller.schedule.tir import Expr, number, spread, vector_type
 
 _BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
-    "max": tirx.max, "min": tirx.min, "pow": tirx.pow,
+    # The second operand of a comparison that fails: so a NaN in the first one of ours stays.
+    "max": lambda a, b: tirx.max(b, a), "min": lambda a, b: tirx.min(b, a), "pow": tirx.pow,
     "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
     "eq": tirx.EQ, "ne": tirx.NE,
     "and": tirx.And, "or": tirx.Or,
@@ -23,9 +38,15 @@ _BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
 def emit(
     node: Scalar, lanes: int, read: Callable[[Load], Expr], position: Callable[[Affine], Expr], accumulator: Expr | None = None
 ) -> Expr:
-    """The TIR value of a tree: `read` gives loads and `position` the value of an index, both with `lanes` lanes."""
+    """The TIR value of a tree: `read` gives loads and `position` the value of an index, both with `lanes` lanes.
+
+    Parts that occur several times are computed once, under names.
+    """
+    names: dict[Scalar, Expr] = {}
 
     def visit(part: Scalar) -> Expr:
+        if part in names:
+            return names[part]
         match part:
             case Const():
                 return spread(constant(part.value, part.dtype), lanes)
@@ -43,9 +64,36 @@ def emit(
             case Select():
                 return tirx.Select(visit(part.condition), visit(part.yes), visit(part.no))
             case Cast():
-                return functions.cast(visit(part.value), part.value.dtype, part.dtype, lanes)
+                return functions.cast(visit(part.value), part.value.dtype, part.dtype, lanes, part is node)
 
-    return visit(node)
+    bindings = []
+    for part in _repeated(node):
+        value = visit(part)
+        names[part] = tirx.Var("shared", vector_type(part.dtype, lanes))
+        bindings.append((names[part], value))
+    result = visit(node)
+    for name, value in reversed(bindings):
+        result = tirx.Let(name, value, result)
+    return result
+
+
+def _repeated(node: Scalar) -> list[Scalar]:
+    """Parts with arithmetic that occur more than once, inner ones first."""
+    seen: set[Scalar] = set()
+    found: dict[Scalar, None] = {}
+
+    def visit(part: Scalar) -> None:
+        if part in seen:
+            # TVM's passes for bfloat16 and bool do not know names of these types.
+            if part.dtype not in ("bool", "bfloat16") and operations(part):
+                found[part] = None
+            return
+        for child in children(part):
+            visit(child)
+        seen.add(part)
+
+    visit(node)
+    return sorted(found, key=operations)
 
 
 def constant(value: float | int, dtype: str) -> Expr:
@@ -64,7 +112,7 @@ def binary(op: str, left: Expr, right: Expr, dtype: str) -> Expr:
 
 def combine(reducer: str, left: Expr, right: Expr) -> Expr:
     """One step of a reduction."""
-    return _BINARY[{"sum": "add"}.get(reducer, reducer)](left, right)
+    return {"sum": operator.add, "max": tirx.max, "min": tirx.min}[reducer](left, right)
 
 
 def identity(reducer: str, dtype: str) -> Expr:

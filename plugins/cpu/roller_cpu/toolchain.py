@@ -20,6 +20,7 @@ _FMA = re.compile(r"^\s+(vfn?m(?:add|sub)\d*p[sdh]|fml[as])\b")  # packed only: 
 _STACK = re.compile(r"\(%r[sb]p|\[sp\b")
 _LABEL = re.compile(r"^(\.L\w+):")
 _JUMP = re.compile(r"^\s+(?:j\w+|b(?:\.\w+)?|cbn?z\s+\w+,|tbn?z\s+\w+,\s*#\d+,)\s+(\.L\w+)")
+_DEBUG = re.compile(r"^\s+\.section\s+\.debug_")
 _INSTRUCTION = re.compile(r"^\s+[a-z]")
 
 
@@ -94,7 +95,7 @@ def assembly(text: str) -> str:
 
 def _before_debug(lines: list[str]) -> Iterator[str]:
     for line in lines:
-        if ".debug_" in line:
+        if _DEBUG.match(line):
             return
         yield line
 

@@ -1,0 +1,111 @@
+"""The alignment rules, with numbers worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roller.align import (
+    Multiple,
+    aligned_extents,
+    allows_padding,
+    atom_tile,
+    bank_padding,
+    lane_rule,
+    next_aligned,
+    transaction_step,
+)
+from roller.hardware import Banks
+from roller.nest import variants
+from roller.testing import gemm, toy_atom, toy_level, toy_spec
+
+PRODUCT = gemm(8, 16, 32)
+NEST = variants(PRODUCT.stages[0], PRODUCT.tensors)[0]
+
+
+def test_the_papers_example_of_bank_padding() -> None:
+    """Four banks of one element, rows of four read one element at a time: one element of padding, so that a column of four
+    lies in four banks."""
+    assert bank_padding(4, 1, Banks(count=4, width_bytes=4), 4) == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "inner", "banks", "width", "size", "padding"),
+    [
+        (32, 1, 32, 4, 4, 1),  # a power of two: one bank further each row
+        (32, 4, 32, 4, 4, 4),  # vectors of four: four banks further
+        (33, 1, 32, 4, 4, 0),  # already one bank further
+        (64, 8, 32, 4, 2, 8),  # two elements a bank: 8 elements are 4 banks
+        (40, 4, 32, 4, 4, 28),  # 40 = 32 + 8, and 8 + 28 = 36 = 32 + 4
+    ],
+)
+def test_bank_padding_by_hand(row: int, inner: int, banks: int, width: int, size: int, padding: int) -> None:
+    assert bank_padding(row, inner, Banks(count=banks, width_bytes=width), size) == padding
+
+
+@given(st.integers(1, 300), st.integers(1, 16), st.sampled_from((4, 8, 32)))
+def test_padded_rows_start_where_the_inner_row_before_ended(row: int, inner: int, banks: int) -> None:
+    """Row r + 1 starts as many banks after row r as an inner row is wide: reads of a column of inner rows do not collide."""
+    padding = bank_padding(row, inner, Banks(count=banks, width_bytes=4), 4)
+    assert 0 <= padding < banks
+    assert (row + padding) % banks == inner % banks
+
+
+def test_an_atom_covers_the_dimensions_where_its_roles_lie() -> None:
+    assert atom_tile(NEST, toy_atom("scalar", 1), ()) == (1, 1, 1)
+    assert atom_tile(NEST, toy_atom("vector", 1, n=4), (("n", 1),)) == (1, 4, 1)
+    assert atom_tile(NEST, toy_atom("matrix", 1, m=2, n=4, k=8), (("m", 0), ("n", 1), ("k", 2))) == (2, 4, 8)
+    assert atom_tile(NEST, toy_atom("matrix", 1, m="stream", n=4, k=8), (("m", 0), ("n", 1), ("k", 2))) == (1, 4, 8)
+
+
+def test_a_transaction_is_filled_along_contiguous_dimensions() -> None:
+    level = toy_level("pad", 1 << 20, 1, transaction_bytes=64)
+    assert [transaction_step(NEST, level, dim) for dim in range(3)] == [1, 16, 16]
+    assert transaction_step(NEST, toy_level("pad", 1 << 20, 1, transaction_bytes=2), 1) == 1
+
+
+def test_aligned_extents_step_singly_and_then_double() -> None:
+    assert list(aligned_extents(6, 1, Multiple())) == [1, 2, 3, 4, 5, 6]
+    assert list(aligned_extents(20, 4, Multiple())) == [4, 8, 12, 16, 20]
+    assert list(aligned_extents(18, 4, Multiple(6))) == [12, 24]
+    assert list(aligned_extents(100, 8, Multiple(1, 40))) == [8, 16, 24, 32, 40]
+    assert list(aligned_extents(3, 4, Multiple())) == [4]
+
+
+@given(st.integers(1, 10**6), st.integers(1, 64), st.integers(1, 16))
+def test_aligned_extents_rise_in_multiples_to_the_whole(extent: int, inner: int, step: int) -> None:
+    base = math.lcm(inner, step)
+    found = list(aligned_extents(extent, inner, Multiple(step)))
+    assert found == sorted(set(found))
+    assert all(e % base == 0 for e in found)
+    assert found[0] == base and found[-1] == -(-extent // base) * base
+    assert len(found) <= 8 + 8 * math.ceil(math.log2(extent + 1) + 1)
+
+
+@given(st.integers(1, 5000), st.integers(1, 8), st.integers(1, 5000))
+def test_the_next_aligned_extent_is_the_next_in_the_list(extent: int, inner: int, current: int) -> None:
+    found = next_aligned(extent, inner, current, Multiple())
+    larger = [e for e in aligned_extents(extent, inner, Multiple()) if e > current]
+    assert found == (larger[0] if larger else None)
+
+
+def test_tensor_padding_is_limited_to_epsilon() -> None:
+    assert allows_padding(NEST, (8, 16, 32), 0.0)
+    assert not allows_padding(NEST, (3, 16, 32), 0.1)  # 9 rows for 8: 12.5 %
+    assert allows_padding(NEST, (3, 16, 32), 0.125)
+
+
+def test_lanes_come_in_whole_groups_unless_idle_ones_are_lost_anyway() -> None:
+    def spec(fixed: bool):  # type: ignore[no-untyped-def]
+        levels = [toy_level("pad", 1 << 16, 1), toy_level("register", 1 << 10, 1, 8)]
+        return toy_spec(levels, lanes_max=64, lane_group=8, lanes_fixed=fixed)
+
+    assert lane_rule(spec(False), 64) is None
+    assert lane_rule(spec(False), 16) is None
+    assert lane_rule(spec(False), 65) == "lanes per unit"
+    assert lane_rule(spec(False), 12) == "lane group multiple"
+    assert lane_rule(spec(True), 12) is None
+    assert lane_rule(spec(True), 65) == "lanes per unit"

@@ -1,0 +1,250 @@
+"""The worked examples of the engine's design, on the four kinds of machine: shapes, shares and binding terms, not digits.
+
+Machines: a processor of two cores (zen5), a grid of lanes (h100), a bulk-synchronous chip of 1472 small memories (bow), and an
+invented accelerator with a scratchpad, an accumulator memory and a weight-stationary matrix unit (npu-demo).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from roller import ops
+from roller.catalog import load_spec
+from roller.construct import Candidate
+from roller.cost import CostParameters, Model
+from roller.expr import TensorExpr
+from roller.fit import Fit
+from roller.hardware import HardwareSpec
+from roller.nest import variants
+from roller.program import StageProgram
+from roller.testing import constructed, expression, gemm
+from roller.tile import Geometry
+
+SPECS = Path(__file__).parent.parent / "specs"
+MACHINES = {
+    "cpu": "cpu/zen5.toml",
+    "gpu": "cuda/h100.toml",
+    "ipu": "ipu_sim/bow.toml",
+    "npu": "npu_demo/npu-demo.toml",
+}
+
+
+@cache
+def machine(name: str) -> HardwareSpec:
+    return load_spec(SPECS / MACHINES[name])
+
+
+OPERATORS: dict[str, TensorExpr] = {
+    "gemm": gemm(1024, 1024, 1024),
+    "half gemm": expression(ops.matmul(ops.tensor((1024, 1024), "float16", "a"), ops.tensor((1024, 1024), "float16", "b"))),
+    "conv": expression(ops.conv2d(ops.tensor((1, 64, 56, 56), name="x"), ops.tensor((64, 64, 3, 3), name="w"), padding=1)),
+    "row max": expression(ops.reduce_max(ops.tensor((4096, 1024), name="x"), 1)),
+    "sum": expression(ops.reduce_sum(ops.tensor((2**24,), name="x"))),
+}
+
+
+@cache
+def built(operator: str, name: str) -> list[Candidate]:
+    return constructed(OPERATORS[operator], machine(name), 10)
+
+
+def best(operator: str, name: str) -> tuple[StageProgram, dict[str, float], str]:
+    """The best program, its terms in microseconds, and the term that bounds."""
+    found = built(operator, name)[0]
+    terms = {term: seconds * 1e6 for term, seconds in found.estimate.terms}
+    print(f"{found.program.describe()}: {found.estimate.seconds * 1e6:.1f} us, {terms}, {found.estimate.utilisation}")
+    return found.program.stages[0], terms, found.estimate.bound_by
+
+
+def share_of_units(operator: str, name: str) -> float:
+    return dict(built(operator, name)[0].estimate.utilisation)["units"]
+
+
+def micros(operator: str, name: str) -> float:
+    return built(operator, name)[0].estimate.seconds * 1e6
+
+
+# --- GEMM 1024 x 1024 x 1024 -----------------------------------------------------------------------------------------
+
+
+def test_gemm_on_the_processor_keeps_six_rows_of_four_vectors_in_registers() -> None:
+    program, terms, bound = best("gemm", "cpu")
+    assert bound == "compute"
+    assert program.inner in ((6, 64, 1), (5, 64, 1))  # 24 + 4 + 1 of 32 registers
+    assert program.unit_tile[2] == 1024  # blocks of k would spill the result
+    assert program.accumulator_visits == 1
+    assert program.unit_tiles >= 2 * machine("cpu").unit.count
+    assert {lp.over for lp in program.loops if program.nest.dims[lp.dim].is_reduce} == {"time"}
+    assert terms["compute"] == pytest.approx(2 * 1024**3 / 476.2e3, rel=0.02)
+
+
+def test_gemm_on_the_processor_refuses_seven_rows_and_starves_on_four() -> None:
+    spec, (program, _, _) = machine("cpu"), best("gemm", "cpu")
+    nest, (atom, mapping, levels) = program.nest, (program.atom, program.mapping, program.levels)
+    fit, model = Fit(spec, nest, Geometry(nest)), Model(spec, CostParameters(), Geometry(nest))
+    last = len(levels) - 1
+    assert fit.fits(levels, last, (6, 64, 1), (1, 16, 1), mapping, atom)
+    assert not fit.fits(levels, last, (7, 64, 1), (1, 16, 1), mapping, atom)  # 28 + 4 + 1
+    small = replace(program, tiles=((96, 256, 1024), (4, 16, 1)))
+    assert model.chain_efficiency(small) == 0.5  # four of eight chains
+
+
+def test_gemm_on_the_grid_fills_one_wave_with_square_lane_tiles() -> None:
+    program, terms, bound = best("gemm", "gpu")
+    assert bound == "compute"
+    assert share_of_units("gemm", "gpu") >= 0.95
+    assert program.split == 1
+    m, n, _ = program.inner
+    assert 64 <= m * n <= 128 and max(m, n) <= 4 * min(m, n)
+    assert 128 <= program.lanes <= 256
+    rows, columns, depth = program.unit_tile
+    assert rows * columns == 64 * 128 and 16 <= depth <= 128
+    assert 15 <= terms["shared"] <= 30 and 30 <= terms["compute"] <= 36
+
+
+def test_gemm_on_the_grid_in_half_precision_is_bound_by_what_the_matrix_units_read() -> None:
+    program, terms, _ = best("half gemm", "gpu")
+    assert program.atom.kind == "matrix"
+    assert terms["shared"] > terms["compute"]
+    assert program.unit_tiles >= 64
+    assert {c.program.stages[0].split for c in built("half gemm", "gpu")} - {1}, "no candidate cuts the reduction"
+
+
+def test_gemm_on_the_bulk_synchronous_chip_occupies_it_by_cutting_the_reduction() -> None:
+    program, terms, bound = best("gemm", "ipu")
+    total = micros("gemm", "ipu")
+    assert (program.atom.name, bound) == ("amp_f32", "compute")
+    assert 13 <= program.split <= 32
+    assert share_of_units("gemm", "ipu") >= 0.9
+    assert 8192 <= program.unit_tile[0] * program.unit_tile[1] <= 16384
+    assert terms["compute"] == pytest.approx(28.7, rel=0.1)
+    assert terms["combine"] >= 0.1 * total and terms["SRAM"] >= 0.1 * total
+    terms_that_never_overlap = sum(terms.values())
+    assert total == pytest.approx(terms_that_never_overlap, rel=0.01)
+
+
+def test_gemm_on_the_accelerator_accumulates_in_place() -> None:
+    program, terms, bound = best("gemm", "npu")
+    assert (program.atom.name, bound) == ("mxu", "compute")
+    assert program.accumulator_visits == 1
+    assert program.unit_tile[0] * program.unit_tile[1] == 256 * 256
+    assert share_of_units("gemm", "npu") == 1
+    assert terms["compute"] == pytest.approx(1114, rel=0.05)
+    assert 150 <= terms["scratchpad"] <= 250  # 38 MB
+
+
+def test_gemm_on_the_accelerator_ranks_spilled_accumulators_lower() -> None:
+    """512 x 512 accumulators do not fit: they wait in memory between visits, which costs more than half of all time there."""
+    spec, found = machine("npu"), built("gemm", "npu")[0]
+    program = found.program.stages[0]
+    nest = program.nest
+    spilling = replace(
+        program, tiles=((512, 512, 64), (256, 256, 16)), orders=((0, 1, 2), (0, 1, 2)), mapping=(("m", 0), ("n", 1), ("k", 2))
+    )
+    assert spilling.accumulator_visits > 1
+    rating = Model(spec, CostParameters(), Geometry(nest)).estimate(spilling)
+    assert rating.seconds > found.estimate.seconds
+    assert dict(rating.terms)["scratchpad"] * 1e6 >= 400
+
+
+# --- convolution: 64 x 56 x 56, 64 filters of 3 x 3 ------------------------------------------------------------------
+
+
+def test_convolution_on_the_processor_is_bound_by_compute_along_pixels() -> None:
+    program, terms, bound = best("conv", "cpu")
+    assert bound == "compute"
+    assert program.atom.kind == "vector"
+    assert "w" in program.nest.dims[program.mapping[0][1]].name
+    assert terms["compute"] == pytest.approx(231.2e6 / 476.2e3, rel=0.1)
+
+
+def test_convolution_on_the_grid_takes_one_launch_and_its_arithmetic() -> None:
+    program, terms, _ = best("conv", "gpu")
+    assert 96 <= program.unit_tiles <= 132
+    assert terms["compute"] + terms["overhead"] >= 0.6 * micros("conv", "gpu")
+    assert 7 <= micros("conv", "gpu") <= 13
+
+
+def test_convolution_on_the_bulk_synchronous_chip_cuts_the_channels() -> None:
+    program, terms, _ = best("conv", "ipu")
+    assert program.atom.kind == "matrix"
+    assert 5 <= program.split <= 23
+    assert terms["combine"] >= 0.1 * micros("conv", "ipu")
+    assert share_of_units("conv", "ipu") >= 0.7
+    assert micros("conv", "ipu") <= 15  # 27 on vectors
+
+
+def test_convolution_on_the_accelerator_finds_the_matrix_unit() -> None:
+    program, _, bound = best("conv", "npu")
+    assert (program.atom.name, bound) == ("mxu", "compute")
+    lies = {role: program.nest.dims[dim].name for role, dim in program.mapping}
+    assert lies["n"] == "f" and lies["m"] in ("h.w", "h", "w") and lies["k"].startswith("c")
+    assert micros("conv", "npu") <= 160  # 1800 on vectors
+
+
+# --- the greatest of each row: the first pass of a softmax -----------------------------------------------------------
+
+
+def test_row_maximum_on_the_processor_streams_rows_along_vectors() -> None:
+    program, terms, bound = best("row max", "cpu")
+    assert bound == "L3"
+    assert program.nest.dims[program.mapping[0][1]].is_reduce
+    assert terms["L3"] == pytest.approx(4096 * 1024 * 4 / 70e3, rel=0.05)
+    assert micros("row max", "cpu") <= 1.25 * terms["L3"]
+
+
+def test_row_maximum_on_the_grid_puts_lanes_on_the_row() -> None:
+    program, terms, _ = best("row max", "gpu")
+    along = math.prod(lp.trips for lp in program.loops if lp.over == "lanes" and program.nest.dims[lp.dim].is_reduce)
+    assert along >= 32
+    assert terms["L2"] == pytest.approx(5.0, rel=0.1)
+    assert micros("row max", "gpu") <= 15  # memory, and one launch
+
+
+def test_row_maximum_on_the_bulk_synchronous_chip_gives_every_tile_a_few_rows() -> None:
+    program, _, bound = best("row max", "ipu")
+    assert share_of_units("row max", "ipu") >= 0.9
+    assert bound in ("compute", "SRAM")
+    assert micros("row max", "ipu") <= 5
+    assert program.split <= 16
+
+
+def test_row_maximum_on_the_accelerator_is_bound_by_memory() -> None:
+    program, terms, bound = best("row max", "npu")
+    assert bound == "scratchpad"
+    assert terms["scratchpad"] == pytest.approx(84, rel=0.05)
+    assert program.unit_tile[0] >= 16 and program.unit_tile[1] == 1024
+
+
+# --- the sum of 2^24 numbers -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "bounds", "low", "high"),
+    [("cpu", "L3", 958, 1100), ("gpu", "L2", 20, 40), ("ipu", "", 6, 15), ("npu", "scratchpad", 335, 400)],
+)
+def test_a_sum_is_cut_over_all_units_and_along_all_lanes(name: str, bounds: str, low: float, high: float) -> None:
+    program, _, bound = best("sum", name)
+    assert program.split == machine(name).unit.count
+    assert share_of_units("sum", name) == 1
+    assert low <= micros("sum", name) <= high
+    assert bound == bounds or not bounds
+    if program.lane_level is not None:
+        assert 128 <= program.lanes <= machine(name).unit.lanes_max
+    elif program.atom.kind == "vector":
+        assert program.nest.dims[program.mapping[0][1]].is_reduce
+
+
+def test_a_sum_on_the_processor_keeps_eight_chains_busy() -> None:
+    program, _, _ = best("sum", "cpu")
+    assert program.inner[0] >= 8 * 16
+    assert dict(built("sum", "cpu")[0].estimate.utilisation)["chains"] == 1
+
+
+def test_the_matrix_nest_is_the_one_that_the_tests_mean() -> None:
+    assert [d.name for d in variants(OPERATORS["gemm"].stages[0], OPERATORS["gemm"].tensors)[0].dims] == ["m", "n", "k"]
