@@ -147,7 +147,8 @@ def _cut(search: Search, program: StageProgram, dim: int, share: int) -> Iterato
         others = search.fit.lanes((*program.unit_tile[:dim], inner[dim], *program.unit_tile[dim + 1 :]), inner, search.atom)
         room = max(1, search.spec.unit.lanes_max // others)
         run = -(-share // (room * inner[dim])) * inner[dim]
-        inner, share = (*inner[:dim], run, *inner[dim + 1 :]), run * min(room, -(-share // run))
+        if run > inner[dim]:  # more than lanes can hold at a time: all of them work, each on a run
+            inner, share = (*inner[:dim], run, *inner[dim + 1 :]), run * room
     between = tuple((*t[:dim], min(t[dim], share), *t[dim + 1 :]) for t in program.tiles[1:-1])
     unit = (*program.unit_tile[:dim], share, *program.unit_tile[dim + 1 :])
     trips = -(-search.nest.extents[dim] // share)

@@ -12,6 +12,8 @@ Innermost first, so that outer extents are multiples of inner ones and a registe
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -27,6 +29,7 @@ from roller.program import RProgram, StageProgram
 from roller.search import Chain, Search, searches, start
 
 INNER_KEEP, OUTER_KEEP = 8, 12  # chains kept after a level
+SAME_SIZE = 2  # innermost tiles of about one size that are kept where tiles run on lanes
 MAPPING_SLACK = 2.0  # an innermost tile predicted this much slower than the best one is not pursued
 
 
@@ -101,11 +104,25 @@ def _innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
             program = program_of(search, search.levels[-1:], (tile,))
             rated.append((_partial_seconds(search, program, search.levels[-1]), number, (tile,)))
     rated.sort()
-    kept = [r for r in rated[:INNER_KEEP] if r[0] <= MAPPING_SLACK * rated[0][0]]
+    kept = _several_sizes(found, rated)
     for number, search in enumerate(found):
         chains = [chain for _, n, chain in kept if n == number]
         if chains:
             yield search, chains
+
+
+def _several_sizes(found: list[Search], rated: list[tuple[float, int, Chain]]) -> list[tuple[float, int, Chain]]:
+    """The best innermost tiles; where they run on lanes, of every size: few large ones leave lanes and units idle."""
+    if not any(s.lane_level is not None for s in found):
+        return [r for r in rated[:INNER_KEEP] if r[0] <= MAPPING_SLACK * rated[0][0]]
+    sizes: Counter[int] = Counter()
+    kept = []
+    for item in rated:
+        size = math.prod(item[2][-1]).bit_length()
+        sizes[size] += 1
+        if sizes[size] <= SAME_SIZE:
+            kept.append(item)
+    return kept
 
 
 def _programs(search: Search, chains: list[Chain]) -> Iterator[StageProgram]:

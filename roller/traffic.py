@@ -181,7 +181,8 @@ def _managed(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: G
         if not held or (kept_at is not None and outer != (access is None)):
             continue
         around = outside if role != "output" or "accumulator" in level.holds else walk.loops
-        times = _loads(program, list(around), stream.touches, spread, spec.unit.count, role == "output")
+        times = _loads(program, outside, stream.touches, spread, spec.unit.count, role == "output")
+        times *= 2 * _visits(program, list(around)) - 1 if role == "output" else 1
         if access is None or stream.access is None:
             total += geometry.panel_elements(stream.factor, tile) * nest.accumulator_bytes * times
         else:
@@ -224,7 +225,7 @@ def _loads(
     touches it (inner ones find it in place), lanes that move together counting once.
 
     Each unit runs a contiguous share of the unit tiles, so an array that few unit loops touch is still loaded by every unit
-    that has a tile. An output is put down once for each visit to its accumulators, and picked up again in between.
+    that has a tile.
     """
     dims = program.nest.dims
     last = max((i for i, lp in enumerate(loops) if touches[lp.dim]), default=-1)
@@ -240,7 +241,7 @@ def _loads(
             continue
         if position <= last or lp.over == "lanes":
             times *= -(-lp.trips // spread.get(lp.dim, 1)) if lp.over == "lanes" else lp.trips
-    return times * (2 * _visits(program, loops) - 1 if output else 1)
+    return times
 
 
 def _visits(program: StageProgram, loops: list[Loop]) -> int:
