@@ -220,3 +220,10 @@ def test_the_command_itself_and_ctrl_c(tmp_path):
     os.kill(child.pid, signal.SIGINT)
     _, err = child.communicate(timeout=30)
     assert child.returncode == 130 and "interrupted" in err and list(tmp_path.iterdir()) == []
+
+
+def test_a_shown_spec_is_a_spec_file(tmp_path):
+    shown = run("specs", "show", "cpu:zen3")
+    copy = tmp_path / "copy.toml"
+    copy.write_text(shown.stdout)
+    assert roller.load_spec(copy) == roller.load_spec("cpu:zen3")

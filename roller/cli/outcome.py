@@ -17,6 +17,7 @@ from typing import Any, ParamSpec
 
 import typer
 from rich.console import Console, RenderableType
+from rich.syntax import Syntax
 
 from roller.errors import (
     CodegenError,
@@ -89,9 +90,12 @@ def report(form: Format, command: str, table: Callable[[], RenderableType], data
         document = {"schema_version": JSON_VERSION, "command": command, **data()}
         typer.echo(json.dumps(_finite(document), indent=2, allow_nan=False))
     else:
-        console = Console()
-        # Piped output has no width of its own; the tables are made for 100 columns.
-        (console if console.is_terminal else Console(width=100)).print(table())
+        console, shown = Console(), table()
+        if isinstance(shown, Syntax) and not console.is_terminal:
+            typer.echo(shown.code.rstrip())  # a file made of it must be what it says, not wrapped or padded
+        else:
+            # Piped output has no width of its own; the tables are made for 100 columns.
+            (console if console.is_terminal else Console(width=100)).print(shown)
 
 
 def _finite(value: Any) -> Any:

@@ -18,6 +18,7 @@ from roller.schedule.copies import Panel, make_panel
 from roller.schedule.tir import Buffer, Expr, Stmt, argument, index, sequence
 from roller_cpu import toolchain
 
+HOST_TRIPLE = "x86_64-unknown-linux-gnu"  # where a spec names no other
 STREAM_FACTOR = 1.0  # outputs larger than this many last-level caches bypass them
 
 
@@ -46,7 +47,8 @@ def generate(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> Ke
 
 def target(spec: HardwareSpec) -> Any:
     """TVM's target for the chip."""
-    wanted: dict[str, Any] = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu", "num-cores": spec.unit.count}
+    triple = str(spec.options.get("llvm_triple", HOST_TRIPLE))
+    wanted: dict[str, Any] = {"kind": "llvm", "mtriple": triple, "num-cores": spec.unit.count}
     if "llvm_mcpu" in spec.options:
         wanted["mcpu"] = spec.options["llvm_mcpu"]
     return tvm.target.Target(wanted)
@@ -112,7 +114,8 @@ def _streaming(spec: HardwareSpec, program: RProgram) -> dict[str, Any]:
     """Store hooks for an output that no cache could keep."""
     output = program.expr.output
     cache = max((level.capacity_bytes for level in spec.levels[1:]), default=0)
-    if output.nbytes <= STREAM_FACTOR * cache or output.dtype not in _LLVM_TYPES:
+    foreign = "llvm_triple" in spec.options  # the fence is an x86 instruction
+    if foreign or output.nbytes <= STREAM_FACTOR * cache or output.dtype not in _LLVM_TYPES:
         return {}
 
     def streamed(target_buffer: Buffer, value: Expr, base: Expr, lanes: int) -> Stmt | None:
