@@ -205,11 +205,17 @@ def staged_touches(nest: Nest, staging: Staging) -> tuple[bool, ...]:
 
 
 def copy_depth(program: StageProgram, staging: Staging) -> int:
-    """Number of loops outside the copy: up to the last loop of its level or further out that it depends on."""
+    """Number of loops outside the copy: up to the last loop of its level or further out that it depends on, and never between
+    loops over units, as each unit makes its own.
+    """
     if staging.level == 0:
         return 0
     touches = staged_touches(program.nest, staging)
-    return max((i + 1 for i, lp in enumerate(program.loops) if lp.level <= staging.level and touches[lp.dim]), default=0)
+    depth = 0
+    for number, lp in enumerate(program.loops):
+        if lp.over == "units" or (lp.level <= staging.level and touches[lp.dim]):
+            depth = number + 1
+    return depth
 
 
 def tiled_levels(spec: HardwareSpec) -> tuple[int, ...]:

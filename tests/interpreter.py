@@ -150,30 +150,38 @@ def _width(nest: Nest, access: Access) -> int:
     return nest.accumulator_bytes if access.role == "output" else ELEMENT_BYTES[access.tensor.dtype]
 
 
-def lane_loads(program: StageProgram, index: int, access_lanes: int) -> int:
-    """Bytes that the lanes of all unit tiles load into storage of their own: `access_lanes` neighbours issue together, equal
-    addresses among them count once, and a lane loads anew whenever its box changes."""
+def lane_groups(program: StageProgram, together: int) -> Iterator[dict[int, int]]:
+    """The ways to make blocks of up to `together` neighbouring lanes: how many along each dimension, powers of two."""
+    trips = {lp.dim: lp.trips for lp in program.loops if lp.over == "lanes"}
+    size = min(together, math.prod(trips.values()))
+    for shape in itertools.product(*([2**i for i in range(t.bit_length()) if t % 2**i == 0] for t in trips.values())):
+        if math.prod(shape) == size:
+            yield dict(zip(trips, shape, strict=True))
+
+
+def lane_loads(program: StageProgram, index: int, group: dict[int, int]) -> int:
+    """Bytes that the lanes of all unit tiles load into storage of their own: the lanes of a block (so many along each
+    dimension) issue together, equal addresses among them count once, and a block loads anew whenever its box changes."""
     nest = program.nest
     depth = sum(1 for lp in program.loops if lp.level <= index)
-    lanes = [i for i, lp in enumerate(program.loops[:depth]) if lp.over == "lanes"]
-    steps: dict[tuple[int, ...], dict[tuple[int, ...], Visit]] = {}
+    lanes = {i: lp.dim for i, lp in enumerate(program.loops[:depth]) if lp.over == "lanes"}
+    units = [i for i, lp in enumerate(program.loops[:depth]) if lp.over == "units"]
+    steps: dict[tuple[int, ...], dict[tuple[int, ...], list[Box]]] = {}
     for visit in visits(program, depth):
         time = tuple(t for i, t in enumerate(visit.trips) if i not in lanes)
-        steps.setdefault(time, {})[tuple(visit.trips[i] for i in lanes)] = visit
+        block = tuple(visit.trips[i] // group[dim] for i, dim in lanes.items())
+        steps.setdefault(time, {}).setdefault(block, []).append(visit.box)
     total = 0
-    held: dict[tuple[int, int], frozenset[int]] = {}
+    held: dict[tuple[int, tuple[int, ...]], frozenset[int]] = {}
     for time in sorted(steps):
-        running = sorted(steps[time])
-        for number, access in enumerate(nest.accesses):
-            if access.role != "body":
-                continue
-            for group in range(0, len(running), access_lanes):
-                union = frozenset[int]()
-                for lane in running[group : group + access_lanes]:
-                    union |= elements(nest, access, steps[time][lane].box)
-                if held.get((number, group)) != union:
+        if all(t == 0 for t in time[len(units) :]):
+            held.clear()  # another unit tile, on another unit
+        for block, boxes in steps[time].items():
+            for number, access in enumerate(nest.accesses):
+                union = frozenset[int]().union(*(elements(nest, access, box) for box in boxes))
+                if access.role == "body" and held.get((number, block)) != union:
                     total += len(union) * access.element_bytes
-                held[number, group] = union
+                    held[number, block] = union
     return total
 
 

@@ -18,6 +18,7 @@ from roller.schedule.scalar import combine, identity
 from roller.schedule.tir import (
     Buffer,
     Expr,
+    Held,
     Stmt,
     allocate,
     buffer,
@@ -164,17 +165,18 @@ def _step(low: Lowering, state: State, place: Place, acc: Buffer, chunks: Chunks
             moved = offsets if low.lane is None or not low.lane_reduces else (*offsets[: low.lane], chunk, *offsets[low.lane + 1 :])
             point = Point(low.nest, place, low.lane, wide).moved(moved)
             where = ramp(at + (chunk if low.lane_reduces else 0), 1, wide)
-            value = combine(low.reducer or "sum", load(acc, where), _body(low, state, point, moved))
-            statements.append(store(acc, value, where))
+            held = Held()
+            value = combine(low.reducer or "sum", load(acc, where), _body(low, state, point, moved, held))
+            statements += [*held.statements, store(acc, value, where)]
         at += low.apart if low.lane_reduces else lanes
     return sequence(statements)
 
 
-def _body(low: Lowering, state: State, point: Point, offsets: tuple[int, ...]) -> Expr:
+def _body(low: Lowering, state: State, point: Point, offsets: tuple[int, ...], held: Held) -> Expr:
     values = []
     for number, factor in enumerate(low.nest.factors):
         panel = low.panels.get(number)
-        values.append(low.reader.value(factor, point) if panel is None else _panel_value(low, panel, state, point, offsets))
+        values.append(low.reader.value(factor, point, held) if panel is None else _panel_value(low, panel, state, point, offsets))
     product = values[0]
     for value in values[1:]:
         product = product * value

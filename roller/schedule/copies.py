@@ -22,6 +22,7 @@ from roller.schedule.reading import Reader
 from roller.schedule.tir import (
     Buffer,
     Expr,
+    Held,
     Stmt,
     buffer,
     index,
@@ -182,13 +183,14 @@ def _fill_slot(
     statements = []
     for offsets, lanes in [only] if only is not None else tile_offsets(program, panel.touches):
         point = _point(program, state, offsets, lanes)
-        value = _side_by_side(program, reader, node, point) if side_by_side else reader.value(node, point)
+        held = Held()
+        value = _side_by_side(program, reader, node, point, held) if side_by_side else reader.value(node, point, held)
         where = plus(slot, panel_offset(program, panel.touches, offsets))
-        statements.append(store(panel.buffer, value, ramp(where, 1, lanes)))
+        statements += [*held.statements, store(panel.buffer, value, ramp(where, 1, lanes))]
     return sequence(statements)
 
 
-def _side_by_side(program: StageProgram, reader: Reader, node: Scalar, point: Point) -> Expr:
+def _side_by_side(program: StageProgram, reader: Reader, node: Scalar, point: Point, held: Held) -> Expr:
     """The value at a point whose loads are known to be contiguous along the lanes."""
 
     def read(leaf: Load) -> Expr:
@@ -196,11 +198,14 @@ def _side_by_side(program: StageProgram, reader: Reader, node: Scalar, point: Po
         window = reader.window(number)
         return load(window.buffer, ramp(base_address(program.nest, window, leaf.index, point.scalar()), 1, point.lanes))
 
-    return scalar.emit(node, point.lanes, read, lambda i: index(0))
+    return scalar.emit(node, point.lanes, read, lambda i: index(0), held)
 
 
-def box_window(program: StageProgram, staging: Staging, state: State, name: str) -> Window:
-    """A box with a fresh buffer: its shape from the tile at the copy, its first coordinate from where that tile starts."""
+def box_window(program: StageProgram, staging: Staging, state: State, name: str) -> tuple[Window, list[Stmt]]:
+    """A box with a fresh buffer: its shape from the tile at the copy, its first coordinate from where that tile starts.
+
+    Also the statements that name the coordinates: they enter the address of every element read from the box.
+    """
     nest, access = program.nest, program.nest.accesses[staging.operand]
     tile = box_tile(program, staging)
     extents: dict[str, int] = {}
@@ -216,7 +221,9 @@ def box_window(program: StageProgram, staging: Staging, state: State, name: str)
     for extent in reversed(shape):
         steps.append(size)
         size *= extent
-    return Window(buffer(name, size, access.tensor.dtype), tuple(reversed(steps)), tuple(firsts))
+    named = [f if isinstance(f, int) else variable(f"from{i}") for i, f in enumerate(firsts)]
+    bindings = [tirx.Bind(v, f) for v, f in zip(named, firsts, strict=True) if not isinstance(f, int)]
+    return Window(buffer(name, size, access.tensor.dtype), tuple(reversed(steps)), tuple(named)), bindings
 
 
 def box_tile(program: StageProgram, staging: Staging) -> Tile:

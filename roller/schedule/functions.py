@@ -13,7 +13,7 @@ from collections.abc import Callable
 from tvm import tirx
 
 from roller.expr import FLOATS
-from roller.schedule.tir import Expr, index, number, spread, vector_type
+from roller.schedule.tir import Expr, Held, index, number, spread, vector_type
 
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 split so that n * LN2_HIGH is exact for |n| < 2^9
 EXP_LOW, EXP_HIGH = -87.33654, 88.72283  # below: less than the smallest normal float32; above: infinite
@@ -30,12 +30,13 @@ ERF_ABOVE = (
 ERF_BELOW = (-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03, -7.37332916720468e-03, -1.42647390514189e-02)
 
 
-def call(op: str, x: Expr, dtype: str, lanes: int) -> Expr:
+def call(op: str, x: Expr, dtype: str, lanes: int, held: Held) -> Expr:
     """A unary operation on a scalar or vector of the given element type; half types go through float32."""
     if dtype in ("float16", "bfloat16"):
-        return cast(call(op, x.astype(vector_type("float32", lanes)), "float32", lanes), "float32", dtype, lanes, stored=False)
+        wide = call(op, x.astype(vector_type("float32", lanes)), "float32", lanes, held)
+        return cast(wide, "float32", dtype, lanes, held, stored=False)
     if dtype == "float32" and op in _FAST:
-        return _FAST[op](x, lanes)
+        return _FAST[op](x, lanes, held)
     if op in _LIBRARY:
         return _each(lambda value: tirx.call_pure_extern(dtype, op, value), x, lanes)
     match op:
@@ -60,7 +61,7 @@ def _each(function: Callable[[Expr], Expr], x: Expr, lanes: int) -> Expr:
     return tirx.Shuffle([function(tirx.Shuffle([x], [index(i)])) for i in range(lanes)], [index(i) for i in range(lanes)])
 
 
-def cast(x: Expr, source: str, target: str, lanes: int, stored: bool) -> Expr:
+def cast(x: Expr, source: str, target: str, lanes: int, held: Held, stored: bool) -> Expr:
     """A value of one element type as another: rounded to nearest, or towards zero for an integer.
 
     bfloat16 is rounded here unless the value is `stored` as it is: TVM leaves out the rounding of a value that it widens again,
@@ -70,31 +71,17 @@ def cast(x: Expr, source: str, target: str, lanes: int, stored: bool) -> Expr:
         return x
     if target != "bfloat16":
         return x.astype(vector_type(target, lanes))
-    if source != "float32":
-        x = x.astype(vector_type("float32", lanes))
-
-    def rounded(value: Expr) -> Expr:
-        wide = value if stored else _upper_half(value, lanes)
-        return tirx.Select(tirx.isnan(value), _f(math.nan, lanes), wide)
-
-    return named(x, "float32", lanes, rounded).astype(vector_type(target, lanes))
+    x = held(x if source == "float32" else x.astype(vector_type("float32", lanes)), "float32", lanes)
+    wide = x if stored else _upper_half(x, lanes, held)
+    return tirx.Select(tirx.isnan(x), _f(math.nan, lanes), wide).astype(vector_type(target, lanes))
 
 
-def _upper_half(x: Expr, lanes: int) -> Expr:
+def _upper_half(x: Expr, lanes: int, held: Held) -> Expr:
     """A float32 rounded to its upper 16 bits, to the even one of two neighbours."""
-
-    def rounded(bits: Expr) -> Expr:
-        odd = (bits >> _c(16, "uint32", lanes)) & _c(1, "uint32", lanes)
-        kept = (bits + odd + _c(0x7FFF, "uint32", lanes)) & _c(0xFFFF0000, "uint32", lanes)
-        return tirx.reinterpret(vector_type("float32", lanes), kept)
-
-    return named(tirx.reinterpret(vector_type("uint32", lanes), x), "uint32", lanes, rounded)
-
-
-def named(value: Expr, dtype: str, lanes: int, use: Callable[[Expr], Expr]) -> Expr:
-    """An expression that uses a value several times: under a name, as TVM's passes walk a repeated part once for each use."""
-    name = tirx.Var("v", vector_type(dtype, lanes))
-    return tirx.Let(name, value, use(name))
+    bits = held(tirx.reinterpret(vector_type("uint32", lanes), x), "uint32", lanes)
+    odd = (bits >> _c(16, "uint32", lanes)) & _c(1, "uint32", lanes)
+    kept = (bits + odd + _c(0x7FFF, "uint32", lanes)) & _c(0xFFFF0000, "uint32", lanes)
+    return tirx.reinterpret(vector_type("float32", lanes), kept)
 
 
 def _c(value: float, dtype: str, lanes: int) -> Expr:
@@ -112,28 +99,18 @@ def _horner(terms: tuple[float, ...], x: Expr, lanes: int) -> Expr:
     return result
 
 
-def _exp(x: Expr, lanes: int) -> Expr:
-    def of(x: Expr) -> Expr:
-        inside = tirx.max(tirx.min(x, _f(EXP_HIGH, lanes)), _f(EXP_LOW, lanes))
-        result = named(inside, "float32", lanes, lambda v: _exp_inside(v, lanes))
-        result = tirx.Select(x < _f(EXP_LOW, lanes), _f(0.0, lanes), result)
-        result = tirx.Select(x > _f(EXP_HIGH, lanes), _f(math.inf, lanes), result)
-        return tirx.Select(tirx.isnan(x), x, result)
-
-    return named(x, "float32", lanes, of)
-
-
-def _exp_inside(x: Expr, lanes: int) -> Expr:
-    """exp(n ln 2 + r) = 2^n exp(r) with a whole n, where neither underflows nor overflows."""
-
-    def of(n: Expr) -> Expr:
-        rest = x - n * _f(LN2_HIGH, lanes) - n * _f(LN2_LOW, lanes)
-        value = named(rest, "float32", lanes, lambda r: _horner(EXP_TERMS, r, lanes) * r * r + r + _f(1.0, lanes))
-        # 2^n in two halves: n reaches 128, whose exponent alone would overflow.
-        half = tirx.floor(n * _f(0.5, lanes))
-        return named(half, "float32", lanes, lambda h: value * _power_of_two(h, lanes) * _power_of_two(n - h, lanes))
-
-    return named(tirx.floor(x * _f(1 / math.log(2), lanes) + _f(0.5, lanes)), "float32", lanes, of)
+def _exp(x: Expr, lanes: int, held: Held) -> Expr:
+    x = held(x, "float32", lanes)
+    inside = held(tirx.max(tirx.min(x, _f(EXP_HIGH, lanes)), _f(EXP_LOW, lanes)), "float32", lanes)
+    n = held(tirx.floor(inside * _f(1 / math.log(2), lanes) + _f(0.5, lanes)), "float32", lanes)
+    r = held(inside - n * _f(LN2_HIGH, lanes) - n * _f(LN2_LOW, lanes), "float32", lanes)
+    value = _horner(EXP_TERMS, r, lanes) * r * r + r + _f(1.0, lanes)
+    # 2^n in two halves: n reaches 128, whose exponent alone would overflow.
+    half = held(tirx.floor(n * _f(0.5, lanes)), "float32", lanes)
+    result = value * _power_of_two(half, lanes) * _power_of_two(n - half, lanes)
+    result = tirx.Select(x < _f(EXP_LOW, lanes), _f(0.0, lanes), result)
+    result = tirx.Select(x > _f(EXP_HIGH, lanes), _f(math.inf, lanes), result)
+    return tirx.Select(tirx.isnan(x), x, result)
 
 
 def _power_of_two(n: Expr, lanes: int) -> Expr:
@@ -141,31 +118,24 @@ def _power_of_two(n: Expr, lanes: int) -> Expr:
     return tirx.reinterpret(vector_type("float32", lanes), bits)
 
 
-def _tanh(x: Expr, lanes: int) -> Expr:
-    def of(x: Expr) -> Expr:
-        # As a product, which keeps the sign of zero.
-        small = named(x * x, "float32", lanes, lambda s: x * (s * _horner(TANH_TERMS, s, lanes) + _f(1, lanes)))
-        # 1 - 2 / (exp(2|x|) + 1), with the sign of x.
-        size = tirx.abs(x)
-        large = _f(1, lanes) - _f(2, lanes) / (_exp(size + size, lanes) + _f(1, lanes))
-        signed = named(large, "float32", lanes, lambda v: tirx.Select(x < _f(0, lanes), _f(0, lanes) - v, v))
-        return tirx.Select(size < _f(0.625, lanes), small, signed)
-
-    return named(x, "float32", lanes, of)
+def _tanh(x: Expr, lanes: int, held: Held) -> Expr:
+    x = held(x, "float32", lanes)
+    square = held(x * x, "float32", lanes)
+    small = x * (square * _horner(TANH_TERMS, square, lanes) + _f(1, lanes))  # a product, which keeps the sign of zero
+    size = held(tirx.abs(x), "float32", lanes)
+    large = held(_f(1, lanes) - _f(2, lanes) / (_exp(size + size, lanes, held) + _f(1, lanes)), "float32", lanes)
+    signed = tirx.Select(x < _f(0, lanes), _f(0, lanes) - large, large)
+    return tirx.Select(size < _f(0.625, lanes), small, signed)
 
 
-def _sigmoid(x: Expr, lanes: int) -> Expr:
-    return _f(1, lanes) / (_f(1, lanes) + _exp(_f(0, lanes) - x, lanes))
+def _sigmoid(x: Expr, lanes: int, held: Held) -> Expr:
+    return _f(1, lanes) / (_f(1, lanes) + _exp(_f(0, lanes) - x, lanes, held))
 
 
-def _erf(x: Expr, lanes: int) -> Expr:
-    def of(x: Expr) -> Expr:
-        def ratio(square: Expr) -> Expr:
-            return _horner(ERF_ABOVE, square, lanes) / _horner(ERF_BELOW, square, lanes)
-
-        return x * named(x * x, "float32", lanes, ratio)
-
-    return _limited(named(_limited(x, ERF_ONE, lanes), "float32", lanes, of), 1, lanes)
+def _erf(x: Expr, lanes: int, held: Held) -> Expr:
+    x = held(_limited(x, ERF_ONE, lanes), "float32", lanes)
+    square = held(x * x, "float32", lanes)
+    return _limited(x * (_horner(ERF_ABOVE, square, lanes) / _horner(ERF_BELOW, square, lanes)), 1, lanes)
 
 
 def _limited(x: Expr, bound: float, lanes: int) -> Expr:

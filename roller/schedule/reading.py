@@ -11,7 +11,7 @@ from roller.nest import Access, Nest
 from roller.scalar import Affine, Load, Scalar, loads
 from roller.schedule import scalar
 from roller.schedule.place import Point, Window, address, affine, is_vector
-from roller.schedule.tir import Buffer, Expr, index, load, spread
+from roller.schedule.tir import Buffer, Expr, Held, index, load, spread
 
 
 @dataclass
@@ -27,9 +27,9 @@ class Reader:
         reads = [(n, a) for n, a in enumerate(self.nest.accesses) if a.role != "output"]
         self._accesses = {(a.tensor.name, a.index): (n, a) for n, a in reversed(reads)}
 
-    def value(self, node: Scalar, point: Point, accumulator: Expr | None = None) -> Expr:
+    def value(self, node: Scalar, point: Point, held: Held, accumulator: Expr | None = None) -> Expr:
         """A scalar tree at a point, with the point's lanes."""
-        return scalar.emit(node, point.lanes, self._at(point), lambda i: affine(self.nest, point, i), accumulator)
+        return scalar.emit(node, point.lanes, self._at(point), lambda i: affine(self.nest, point, i), held, accumulator)
 
     def _at(self, point: Point) -> Callable[[Load], Expr]:
         return lambda node: self.load(node, point)

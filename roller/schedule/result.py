@@ -15,6 +15,7 @@ from roller.schedule.scalar import combine, identity
 from roller.schedule.tir import (
     Buffer,
     Expr,
+    Held,
     Stmt,
     allocate,
     buffer,
@@ -57,13 +58,14 @@ def put(low: Lowering, point: Point, node: Scalar, accumulator: Expr | None) -> 
     """Store the value of a scalar tree at a point of the output."""
     output = low.nest.output
     target = low.buffers[output.tensor.name]
-    value = low.reader.value(node, point, accumulator)
+    held = Held()
+    value = low.reader.value(node, point, held, accumulator)
     where = address(low.nest, Window.whole(target, output.tensor), output.index, point)
     if low.options.store is not None and not isinstance(where, list) and is_vector(where) and int(where.stride) == 1:
         replacement = low.options.store(target, value, where.base, point.lanes)
         if replacement is not None:
-            return replacement
-    return _scatter(target, value, where)
+            return sequence([*held.statements, replacement])
+    return sequence([*held.statements, _scatter(target, value, where)])
 
 
 def _rolled(low: Lowering) -> int | None:

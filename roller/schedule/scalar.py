@@ -23,7 +23,7 @@ from roller.scalar import (
     operations,
 )
 from roller.schedule import functions
-from roller.schedule.tir import Expr, number, spread, vector_type
+from roller.schedule.tir import Expr, Held, number, spread
 
 _BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
@@ -36,17 +36,22 @@ _BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
 
 
 def emit(
-    node: Scalar, lanes: int, read: Callable[[Load], Expr], position: Callable[[Affine], Expr], accumulator: Expr | None = None
+    node: Scalar,
+    lanes: int,
+    read: Callable[[Load], Expr],
+    position: Callable[[Affine], Expr],
+    held: Held,
+    accumulator: Expr | None = None,
 ) -> Expr:
     """The TIR value of a tree: `read` gives loads and `position` the value of an index, both with `lanes` lanes.
 
-    Parts that occur several times are computed once, under names.
+    `held` takes parts that are used several times; its statements come before the value's.
     """
-    names: dict[Scalar, Expr] = {}
+    known: dict[Scalar, Expr] = {}
 
     def visit(part: Scalar) -> Expr:
-        if part in names:
-            return names[part]
+        if part in known:
+            return known[part]
         match part:
             case Const():
                 return spread(constant(part.value, part.dtype), lanes)
@@ -58,23 +63,17 @@ def emit(
                 assert accumulator is not None, "an accumulator outside an epilogue"
                 return accumulator
             case Unary():
-                return functions.call(part.op, visit(part.value), part.value.dtype, lanes)
+                return functions.call(part.op, visit(part.value), part.value.dtype, lanes, held)
             case Binary():
                 return binary(part.op, visit(part.left), visit(part.right), part.left.dtype)
             case Select():
                 return tirx.Select(visit(part.condition), visit(part.yes), visit(part.no))
             case Cast():
-                return functions.cast(visit(part.value), part.value.dtype, part.dtype, lanes, part is node)
+                return functions.cast(visit(part.value), part.value.dtype, part.dtype, lanes, held, part is node)
 
-    bindings = []
     for part in _repeated(node):
-        value = visit(part)
-        names[part] = tirx.Var("shared", vector_type(part.dtype, lanes))
-        bindings.append((names[part], value))
-    result = visit(node)
-    for name, value in reversed(bindings):
-        result = tirx.Let(name, value, result)
-    return result
+        known[part] = held(visit(part), part.dtype, lanes)
+    return visit(node)
 
 
 def _repeated(node: Scalar) -> list[Scalar]:
@@ -84,8 +83,7 @@ def _repeated(node: Scalar) -> list[Scalar]:
 
     def visit(part: Scalar) -> None:
         if part in seen:
-            # TVM's passes for bfloat16 and bool do not know names of these types.
-            if part.dtype not in ("bool", "bfloat16") and operations(part):
+            if part.dtype != "bool" and operations(part):
                 found[part] = None
             return
         for child in children(part):

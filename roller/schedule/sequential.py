@@ -115,10 +115,10 @@ def _useless(low: Lowering, staging: Staging) -> bool:
 
 def _box(low: Lowering, staging: Staging, state: State, root: bool) -> list[Stmt]:
     name = f"{low.nest.accesses[staging.operand].tensor.name}_box"
-    window = copies.box_window(low.program, staging, state, name)
+    window, bindings = copies.box_window(low.program, staging, state, name)
     fill = copies.fill_box(low.program, staging, window, low.reader, parallel=root and low.program.parallel)
     low.reader.boxes[staging.operand] = window
-    return [*allocate([window.buffer]), fill]
+    return [*bindings, *allocate([window.buffer]), fill]
 
 
 def _panel(low: Lowering, staging: Staging, state: State, root: bool) -> list[Stmt]:

@@ -122,3 +122,19 @@ def times(a: int | Expr, factor: int) -> int | Expr:
 def vector_type(dtype: str, lanes: int) -> str:
     """TVM's name of a vector type."""
     return dtype if lanes == 1 else f"{dtype}x{lanes}"
+
+
+class Held:
+    """Values in local storage, which an expression can use several times: TVM's passes walk a repeated part once for each use.
+
+    `statements` compute them, in order, before the expression.
+    """
+
+    def __init__(self) -> None:
+        self.statements: list[Stmt] = []
+
+    def __call__(self, value: Expr, dtype: str, lanes: int) -> Expr:
+        """The value, to be read from where it is held."""
+        place = buffer("value", lanes, dtype, scope="local")
+        self.statements += [*allocate([place]), store(place, value, ramp(0, 1, lanes))]
+        return load(place, ramp(0, 1, lanes))

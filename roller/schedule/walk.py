@@ -92,9 +92,12 @@ def fused_units(program: StageProgram, state: State, count: int, body: Callable[
     for lp in reversed(program.loops[:count]):
         values.append(rest if len(values) == count - 1 else tirx.floormod(rest, index(lp.trips)))
         rest = tirx.floordiv(rest, index(lp.trips))
-    for number, value in enumerate(reversed(values)):
-        state = enter(program, state, number, value, program.loops[number].trips)
-    return loop(fused, total, sequence([body(state)]), parallel=total > 1)
+    # Named, because positions enter every address: an expression repeated there is work for every pass of the compiler.
+    names = [variable(f"u{number}") for number in range(count)]
+    for number, name in enumerate(names):
+        state = enter(program, state, number, name, program.loops[number].trips)
+    bindings = [tirx.Bind(name, index(value)) for name, value in zip(names, reversed(values), strict=True)]
+    return loop(fused, total, sequence([*bindings, body(state)]), parallel=total > 1)
 
 
 def tile_start(program: StageProgram, state: State, dim: int) -> Position:
