@@ -114,7 +114,9 @@ def _innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
 def _several_sizes(found: list[Search], rated: list[tuple[float, int, Chain]]) -> list[tuple[float, int, Chain]]:
     """The best innermost tiles; where they run on lanes, of every size: few large ones leave lanes and units idle."""
     if not any(s.lane_level is not None for s in found):
-        return [r for r in rated[:INNER_KEEP] if r[0] <= MAPPING_SLACK * rated[0][0]]
+        first = {number: item for item in reversed(rated) for number in (item[1],)}  # the best of each nest, atom and mapping
+        worth = dict.fromkeys([*rated[:INNER_KEEP], *(first[n] for n in sorted(first))])
+        return [r for r in worth if r[0] <= MAPPING_SLACK * rated[0][0]]
     sizes: Counter[int] = Counter()
     kept = []
     for item in rated:

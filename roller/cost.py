@@ -10,25 +10,15 @@ charged as work. The numbers rank programs; they are predictions, not measuremen
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from roller.expr import Stage
 from roller.hardware import HardwareSpec, MemoryLevel
 from roller.nest import Access
 from roller.program import RProgram, StageProgram, Staging, copy_depth, tiled_levels
-from roller.scalar import ARITHMETIC, Binary, Scalar, Unary, walk
+from roller.slots import body_slots, epilogue_slots
 from roller.tile import Geometry
 from roller.traffic import NestWalk, level_traffic
-
-# Issue slots of one scalar operation, in multiply-adds. Polynomial kernels: a range reduction of 4 and a degree-6 Horner
-# scheme for exp; tanh, sigmoid and erf add a division (about 5 slots on every vector unit) and a second polynomial or exp.
-OPERATION_SLOTS: Mapping[str, float] = {
-    "exp": 12, "log": 14, "tanh": 18, "sigmoid": 18, "erf": 20, "sin": 20, "cos": 20, "pow": 30,
-    "sqrt": 5, "rsqrt": 7, "div": 5,
-}  # fmt: skip
-
 
 ROW_TRIPS = 6  # loops around one row of a box: the row itself, three spans of it, a vector and an element loop
 
@@ -133,7 +123,7 @@ class Model:
         # With the atom as innermost tile the stationary block stays while the tile around it streams through.
         around = program.tiles[-2] if len(program.tiles) > 1 else program.nest.extents
         rows = program.inner[stream] if program.levels[-1] < len(self.spec.levels) else around[stream]
-        work = rows * atom.row_cycles
+        work = max(rows, 1) * atom.row_cycles
         return (work + atom.startup_cycles) / work
 
     def chain_efficiency(self, program: StageProgram) -> float:
@@ -328,27 +318,6 @@ def overlapped(terms: tuple[float, ...], steps: int, loss: float) -> float:
     """Time of `steps` equal steps whose terms (given as totals) overlap: the first and last step are not hidden."""
     total, longest = sum(terms), max(terms, default=0.0)
     return total / steps + (steps - 1) / steps * (longest + loss * (total - longest))
-
-
-def body_slots(stage: Stage) -> float:
-    """Issue slots of the body at one point: a product that feeds a sum is one multiply-add."""
-    slots = scalar_slots(stage.body) + (1 if stage.reducer else 0)
-    fused = stage.reducer == "sum" and isinstance(stage.body, Binary) and stage.body.op == "mul"
-    return max(1.0, slots - 1 if fused else slots)
-
-
-def epilogue_slots(stage: Stage) -> float:
-    """Issue slots of the epilogue for one output element."""
-    return scalar_slots(stage.epilogue) if stage.epilogue is not None else 0.0
-
-
-def scalar_slots(node: Scalar) -> float:
-    """Issue slots of a scalar tree; loads, casts and selections ride along."""
-    total = 0.0
-    for part in walk(node):
-        if isinstance(part, Unary) or (isinstance(part, Binary) and part.op in ARITHMETIC):
-            total += OPERATION_SLOTS.get(part.op, 1.0)
-    return total
 
 
 def accumulators(program: StageProgram) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from roller.align import lane_rule
 from roller.hardware import ComputeAtom, HardwareSpec, MemoryLevel
 from roller.nest import Nest, Tile
-from roller.program import lane_level
+from roller.program import lane_level, tiled_levels
 from roller.tile import Geometry
 
 Mapping = tuple[tuple[str, int], ...]
@@ -27,12 +27,14 @@ class Fit:
     geometry: Geometry
     cooperate: bool = False
     _lane_level: int | None = field(init=False)
+    _innermost: int = field(init=False)
     _traffic: dict[tuple[int, Tile], float] = field(default_factory=dict)
     _footprints: dict[tuple[int, Tile, Tile], int] = field(default_factory=dict)
     _inner: dict[tuple[Tile, Mapping, str], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._lane_level = lane_level(self.spec)
+        self._innermost = tiled_levels(self.spec)[-1]
 
     def tiles(self, tile: Tile) -> int:
         """Spatial tiles of this extent that cover the problem."""
@@ -99,6 +101,8 @@ class Fit:
         nest = self.nest
         spread = [d for _, d in mapping if nest.dims[d].is_reduce] if atom.kind == "vector" else []
         outputs = math.prod([tile[i] for i in nest.spatial]) * math.prod([tile[i] for i in nest.reduce] if spread else [1])
+        if "input" not in self.spec.levels[min(self._innermost, len(self.spec.levels) - 1)].holds:
+            return outputs * nest.accumulator_bytes // self._shared_lanes(atom)
         whole = [self._operand_bytes(a.touches, tile, mapping, atom) for a in nest.inputs]
         once = [self._operand_bytes(a.touches, None, mapping, atom) for a in nest.inputs]
         held = sum(whole) - max((w - o for w, o in zip(whole, once, strict=True)), default=0)

@@ -97,7 +97,7 @@ def test_a_copy_stands_inside_the_last_loop_that_it_depends_on() -> None:
     """Loops m n | m n k: A depends on m and k, B on n and k."""
     whole = program()
     assert copy_depth(whole, Staging("panel", 0, 0)) == 0
-    assert copy_depth(whole, Staging("panel", 0, 1)) == 1  # after the unit's m
+    assert copy_depth(whole, Staging("panel", 0, 1)) == 2  # after the units' m and n: each unit makes its own
     assert copy_depth(whole, Staging("panel", 1, 1)) == 2  # after the unit's n
     assert copy_depth(whole, Staging("panel", 0, 2)) == 5  # after k
     stepped = program(tiles=((8, 12, 16), (4, 6, 1)))

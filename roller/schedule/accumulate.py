@@ -45,7 +45,7 @@ def reducing_tile(low: Lowering, state: State, place: Place) -> list[Stmt]:
     """Accumulators begun or fetched, the reduce loops, and the result stored or put aside."""
     slots = _slots(low)
     size = sum(lanes for _, lanes in slots)
-    acc = buffer("acc", size, low.dtype, scope="local")
+    acc = buffer("acc", size, low.dtype)
     first = identity(low.reducer or "sum", low.dtype)
     zero = [store(acc, spread(first, n), ramp(at, 1, n)) for at, n in slots]
     loops = _reduce_loops(low, state, place, acc, low.tile_depth)

@@ -77,7 +77,7 @@ def _rolled(low: Lowering) -> int | None:
 
 def _finish_rolled(low: Lowering, place: tuple[Position, ...], acc: Buffer, rows: int) -> list[Stmt]:
     """A copy of the accumulators in memory and a loop over it: their registers keep constant indices, the code is small."""
-    held = buffer("held", int(acc.shape[0]), low.dtype, scope="local")
+    held = buffer("held", int(acc.shape[0]), low.dtype)
     var, statements, body, at = variable("row"), [], [], 0
     for offsets, lanes in low.points():
         statements.append(store(held, load(acc, ramp(at, 1, lanes)), ramp(at, 1, lanes)))
@@ -125,7 +125,7 @@ def combine_parts(low: Lowering, partial: Buffer) -> Stmt:
     where = address(low.nest, Window.whole(partial, tensor), low.nest.output.index, point)
     parts = int(partial.shape[0]) // max(tensor.elements, 1)
     reducer = low.reducer or "sum"
-    total = buffer("total", 1, low.dtype, scope="local")
+    total = buffer("total", 1, low.dtype)
     var = variable("p")
     add = store(total, combine(reducer, load(total, 0), load(partial, where + var * index(tensor.elements))), 0)
     body = sequence(
@@ -146,6 +146,6 @@ def _scatter(target: Buffer, value: Expr, where: Expr | list[Expr]) -> Stmt:
     """Store a vector, lane by lane where its addresses are not a constant step apart."""
     if not isinstance(where, list):
         return store(target, value, where)
-    held = buffer("lanes", len(where), str(target.dtype), scope="local")
+    held = buffer("lanes", len(where), str(target.dtype))
     spill = store(held, value, ramp(0, 1, len(where)))
     return sequence([*allocate([held]), spill, *(store(target, load(held, i), w) for i, w in enumerate(where))])

@@ -135,6 +135,6 @@ class Held:
 
     def __call__(self, value: Expr, dtype: str, lanes: int) -> Expr:
         """The value, to be read from where it is held."""
-        place = buffer("value", lanes, dtype, scope="local")
+        place = buffer("value", lanes, dtype)
         self.statements += [*allocate([place]), store(place, value, ramp(0, 1, lanes))]
         return load(place, ramp(0, 1, lanes))

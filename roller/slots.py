@@ -1,0 +1,36 @@
+"""Issue slots: how many multiply-adds' time the scalar work of a stage takes at one point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from roller.expr import Stage
+from roller.scalar import ARITHMETIC, Binary, Scalar, Unary, walk
+
+# Issue slots of one scalar operation, in multiply-adds. Polynomial kernels: a range reduction of 4 and a degree-6 Horner
+# scheme for exp; tanh, sigmoid and erf add a division (about 5 slots on every vector unit) and a second polynomial or exp.
+OPERATION_SLOTS: Mapping[str, float] = {
+    "exp": 12, "log": 14, "tanh": 18, "sigmoid": 18, "erf": 20, "sin": 20, "cos": 20, "pow": 30,
+    "sqrt": 5, "rsqrt": 7, "div": 5,
+}  # fmt: skip
+
+
+def body_slots(stage: Stage) -> float:
+    """Issue slots of the body at one point: a product that feeds a sum is one multiply-add."""
+    slots = scalar_slots(stage.body) + (1 if stage.reducer else 0)
+    fused = stage.reducer == "sum" and isinstance(stage.body, Binary) and stage.body.op == "mul"
+    return max(1.0, slots - 1 if fused else slots)
+
+
+def epilogue_slots(stage: Stage) -> float:
+    """Issue slots of the epilogue for one output element."""
+    return scalar_slots(stage.epilogue) if stage.epilogue is not None else 0.0
+
+
+def scalar_slots(node: Scalar) -> float:
+    """Issue slots of a scalar tree; loads, casts and selections ride along."""
+    total = 0.0
+    for part in walk(node):
+        if isinstance(part, Unary) or (isinstance(part, Binary) and part.op in ARITHMETIC):
+            total += OPERATION_SLOTS.get(part.op, 1.0)
+    return total
