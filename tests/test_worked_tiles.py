@@ -94,9 +94,7 @@ def test_gemm_on_the_processor_refuses_seven_rows_and_starves_on_four() -> None:
     assert model.chain_efficiency(small) == 0.5  # four of eight chains
 
 
-@pytest.mark.xfail(
-    reason="known gap of the engine: elongated lane tiles are not rated slower: bank conflicts of shared memory are not in the model yet"
-)
+@pytest.mark.xfail(reason="known gap of the engine: bank conflicts of elongated lane tiles are not in the model yet")
 def test_gemm_on_the_grid_fills_one_wave_with_square_lane_tiles() -> None:
     program, terms, bound = best("gemm", "gpu")
     assert bound == "compute"

@@ -32,9 +32,9 @@ def variable(name: str) -> Var:
     return tirx.Var(name, INDEX)
 
 
-def buffer(name: str, elements: int, dtype: str, scope: str = "global") -> Buffer:
-    """A flat buffer of the kernel's own, aligned for whole vectors."""
-    return tirx.decl_buffer((max(elements, 1),), dtype, name, scope=scope)
+def buffer(name: str, elements: int, dtype: str) -> Buffer:
+    """A flat buffer. Small ones live on the stack, from where LLVM moves them to registers; TVM's scope "local" forbids it."""
+    return tirx.decl_buffer((max(elements, 1),), dtype, name)
 
 
 def argument(name: str, elements: int, dtype: str) -> Buffer:
