@@ -184,7 +184,16 @@ def test_integer_types(dtype: str) -> None:
     right(ops.maximum(ops.tensor((13, 37), dtype), ops.tensor((37,), dtype)), integer=False)
 
 
-@pytest.mark.parametrize(("dtype", "out", "acc"), [("float16", "float32", "float32"), ("int8", "int8", "int32"), ("float32", "float32", "float64"), ("int8", "int64", "int64"), ("bfloat16", "float32", None)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("dtype", "out", "acc"),
+    [
+        ("float16", "float32", "float32"),
+        ("int8", "int8", "int32"),
+        ("float32", "float32", "float64"),
+        ("int8", "int64", "int64"),
+        ("bfloat16", "float32", None),
+    ],
+)
 def test_output_and_accumulation_types(dtype: str, out: str, acc: str | None) -> None:
     a, b = ops.tensor((9, 33), dtype), ops.tensor((33, 21), dtype)
     right(ops.matmul(a, b, out_dtype=out, acc_dtype=acc), integer=True)
