@@ -176,6 +176,7 @@ def test_the_variable_narrows_the_machine(measured, monkeypatch):
     assert host.default_spec().unit.count == machine().cores
 
 
+@pytest.mark.long  # it times, and a busy machine times anything
 @pytest.mark.parametrize(("processor", "fused"), [("x86-64-v2", False), ("x86-64-v3", True)])
 def test_real_probing_gives_plausible_rates(monkeypatch, processor, fused):
     monkeypatch.setattr(probe, "TRIAL_SECONDS", 0.002)

@@ -83,6 +83,6 @@ def _reduce(
     shape = [1 if d in chosen else a.extent for d, a in enumerate(every) if keepdims or d not in chosen]
     store = [Affine() if d in chosen else i for d, i in enumerate(index) if keepdims or d not in chosen]
     reduced = [Axis(every[d].name, every[d].extent, "reduce") for d in chosen]
-    count = constant(math.prod(x.shape[d] for d in chosen), acc_dtype)
-    epilogue = Binary("div", Accumulator(acc_dtype), count) if mean else None
+    count = math.prod(x.shape[d] for d in chosen)
+    epilogue = Binary("div", Accumulator(acc_dtype), constant(count, acc_dtype)) if mean else None
     return produced(what, [*kept, *reduced], value, shape, (x,), dtype=out_dtype, store=store, reducer=reducer, epilogue=epilogue)

@@ -138,16 +138,14 @@ def _ragged(low: Lowering, state: State, place: Place, body: Callable[[State, Pl
     tail = plus(plus(base, times(whole, step)), single)
     rest = left % step if isinstance(left, int) else left - whole * step
 
-    def entered(position: Position, var: Position) -> State:
-        known = dict(state.variables)
-        if depth is not None:
-            known[depth] = var
-        return State(replaced(state.bases, lane, position), replaced(state.limits, lane, 1), tuple(known.items()), state.trips)
+    def entered(position: Position, tile: Position, shift: Position) -> State:
+        known = state.variables if depth is None else (*state.variables, (depth, tile))
+        return State(replaced(state.bases, lane, position), replaced(state.limits, lane, 1), known, state.trips, shift)
 
     return sequence(
         [
-            loop(vector, whole, body(entered(at, vector), replaced(place, lane, at), low.chunks())),
-            loop(single, rest, body(entered(tail, single), replaced(place, lane, tail), [(0, 1)])),
+            loop(vector, whole, body(entered(at, vector, 0), replaced(place, lane, at), low.chunks())),
+            loop(single, rest, body(entered(tail, whole, single), replaced(place, lane, tail), [(0, 1)])),
         ]
     )
 
@@ -158,8 +156,7 @@ def _ragged(low: Lowering, state: State, place: Place, body: Callable[[State, Pl
 def _step(low: Lowering, state: State, place: Place, acc: Buffer, chunks: Chunks) -> Stmt:
     """One step of the innermost tile: each accumulator vector takes in the body."""
     statements = []
-    at = 0
-    for offsets, lanes in low.points():
+    for at, offsets, lanes in _streamed(low):
         for chunk, partial in chunks:
             wide = partial if low.lane_reduces else lanes
             moved = offsets if low.lane is None or not low.lane_reduces else (*offsets[: low.lane], chunk, *offsets[low.lane + 1 :])
@@ -168,8 +165,25 @@ def _step(low: Lowering, state: State, place: Place, acc: Buffer, chunks: Chunks
             held = Held()
             value = combine(low.reducer or "sum", load(acc, where), _body(low, state, point, moved, held))
             statements += [*held.statements, store(acc, value, where)]
-        at += low.apart if low.lane_reduces else lanes
     return sequence(statements)
+
+
+def _streamed(low: Lowering) -> list[tuple[int, tuple[int, ...], int]]:
+    """First accumulator, offsets and lanes of each vector of points, those that share a value of the largest factor together.
+
+    So that factor passes through one register, and only the others stay in theirs during a step.
+    """
+    found: list[tuple[int, tuple[int, ...], int]] = []
+    at = 0
+    for offsets, lanes in low.points():
+        found.append((at, offsets, lanes))
+        at += low.apart if low.lane_reduces else lanes
+
+    def part(factor: int, offsets: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(o for o, touched in zip(offsets, low.nest.factor_touches(factor), strict=True) if touched)
+
+    largest = max(range(len(low.nest.factors)), key=lambda f: len({part(f, offsets) for _, offsets, _ in found}))
+    return sorted(found, key=lambda item: part(largest, item[1]))
 
 
 def _body(low: Lowering, state: State, point: Point, offsets: tuple[int, ...], held: Held) -> Expr:
@@ -187,5 +201,6 @@ def _panel_value(low: Lowering, panel: Panel, state: State, point: Point, offset
     inside = tuple(o if t else 0 for o, t in zip(offsets, panel.touches, strict=True))
     where = plus(copies.slot_address(panel, state), copies.panel_offset(low.program, panel.touches, inside))
     if low.lane is not None and panel.touches[low.lane]:
+        where = plus(where, state.shift)
         return load(panel.buffer, ramp(where, 1, point.lanes))
     return spread(load(panel.buffer, where), point.lanes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import tirx
 
@@ -17,7 +17,7 @@ from roller.nest import Nest, Tile
 from roller.program import StageProgram, Staging, copy_depth, staged_touches
 from roller.scalar import Affine, Load, Scalar, loads
 from roller.schedule import scalar, walk
-from roller.schedule.place import Point, Window, base_address, decode_scalar, lane_stride
+from roller.schedule.place import Point, Window, base_address, decode_scalar, lane_stride, replaced
 from roller.schedule.reading import Reader
 from roller.schedule.tir import (
     Buffer,
@@ -177,17 +177,29 @@ def _point(program: StageProgram, state: State, offsets: tuple[int, ...], lanes:
 def _fill_slot(
     program: StageProgram, panel: Panel, reader: Reader, state: State, side_by_side: bool, only: tuple[tuple[int, ...], int] | None
 ) -> Stmt:
-    """Compute the points of one slot (or one vector of it); `side_by_side` reads neighbours from the first one's address."""
-    node = program.nest.factors[panel.staging.operand]
-    slot = slot_address(panel, state)
-    statements = []
-    for offsets, lanes in [only] if only is not None else tile_offsets(program, panel.touches):
+    """Compute the points of one slot (or one vector of it); `side_by_side` reads neighbours from the first one's address.
+
+    Of the last slot along a ragged reduction, which does not move back, only what lies inside.
+    """
+
+    def put(offsets: tuple[int, ...], lanes: int, shift: Position = 0) -> Stmt:
+        node, lane = program.nest.factors[panel.staging.operand], program.lane
         point = _point(program, state, offsets, lanes)
+        if lane is not None:
+            point = replace(point, positions=replaced(point.positions, lane, plus(point.positions[lane], shift)))
         held = Held()
         value = _side_by_side(program, reader, node, point, held) if side_by_side else reader.value(node, point, held)
-        where = plus(slot, panel_offset(program, panel.touches, offsets))
-        statements += [*held.statements, store(panel.buffer, value, ramp(where, 1, lanes))]
-    return sequence(statements)
+        where = plus(plus(slot_address(panel, state), panel_offset(program, panel.touches, offsets)), shift)
+        return sequence([*held.statements, store(panel.buffer, value, ramp(where, 1, lanes))])
+
+    wanted = [only] if only is not None else list(tile_offsets(program, panel.touches))
+    lane = program.lane
+    whole = sequence(put(offsets, lanes) for offsets, lanes in wanted)
+    if lane is None or not panel.touches[lane] or not program.nest.dims[lane].is_reduce or walk.exact(program, lane):
+        return whole
+    left, single = state.limits[lane], variable("single")
+    rest = loop(single, left, sequence(put(offsets, 1, single) for offsets, _ in wanted if offsets[lane] == 0))
+    return when(index(left) >= index(program.inner[lane]), whole, rest)
 
 
 def _side_by_side(program: StageProgram, reader: Reader, node: Scalar, point: Point, held: Held) -> Expr:

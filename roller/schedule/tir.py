@@ -99,7 +99,9 @@ def least(a: int | Expr, b: int | Expr) -> int | Expr:
 
 
 def ceil_div(a: int | Expr, b: int) -> int | Expr:
-    """Quotient rounded up."""
+    """Quotient rounded up; 0 for empty steps, which only empty dimensions have."""
+    if b == 0:
+        return 0
     return -(-a // b) if isinstance(a, int) else tirx.floordiv(a + (b - 1), index(b)) if b != 1 else a
 
 

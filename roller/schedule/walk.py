@@ -15,12 +15,16 @@ Position = int | Expr
 
 @dataclass(frozen=True)
 class State:
-    """The current tile: first position and remaining positions of each dimension, the loop variables, and trip counts."""
+    """The current tile: first position and remaining positions of each dimension, the loop variables, and trip counts.
+
+    `shift`: how far inside the innermost tile a ragged vector dimension has come, where it is walked one by one.
+    """
 
     bases: tuple[Position, ...]
     limits: tuple[Position, ...]
     variables: tuple[tuple[int, Position], ...] = ()  # (number of the loop, its variable)
     trips: tuple[tuple[int, Position], ...] = ()
+    shift: Position = 0
 
     def variable(self, number: int) -> Position:
         """The variable of a loop; 0 where the loop is not entered."""
