@@ -232,6 +232,21 @@ def test_panels_of_a_ragged_reduction_along_the_vector(tiles: Any, levels: tuple
     right(op, given(op, tiles, 2, staged=staged))
 
 
+@pytest.mark.parametrize(("lane", "inner"), [(0, (8, 2, 1)), (0, (16, 3, 1)), (1, (2, 16, 1))])
+def test_a_long_epilogue_along_any_vector(lane: int, inner: tuple[int, ...]) -> None:
+    """Long epilogues loop over a copy of the accumulators, whatever dimension the vector lies on."""
+    op = ops.clip(ops.abs(ops.matmul(t(19, 7), t(7, 21)) * 2 - t(19, 1)), 1, 30) + 1
+    right(op, given(op, ((19, 21, 7), inner), lane))
+
+
+@pytest.mark.parametrize("orders", [((2, 0, 1), (0, 1, 2)), ((0, 1, 2), (2, 1, 0))])
+def test_an_empty_sum_is_stored_wherever_its_loop_is(orders: tuple[tuple[int, ...], ...]) -> None:
+    op = ops.matmul(t(9, 0), t(0, 5)) + t(5)
+    for staged in ((), (Staging("panel", 0, 0), Staging("panel", 1, tiled_levels(SPEC)[0]))):
+        program = given(op, ((4, 5, 0), (2, 5, 0)), staged=staged)
+        right(op, RProgram(program.expr, (replace(program.stages[0], orders=orders),)))
+
+
 def test_one_array_read_with_two_fills() -> None:
     x = t(5, 7, name="x")
     op = ops.pad(x, [(1, 1), (1, 1)], 1) - ops.pad(x, [(1, 1), (1, 1)], 2)

@@ -60,9 +60,13 @@ class Lowering:
         """Room for the results of every part of a reduction that is cut over units; None where it is not."""
         if self.reducer is None or not any(self.reduces(i) for i in range(self.units)):
             return None
-        parts = math.prod(self.program.loops[i].trips for i in range(self.units) if self.reduces(i))
         output = self.nest.stage.output
-        return buffer(f"{output.name}_partial", parts * output.elements, self.dtype)
+        return buffer(f"{output.name}_partial", self.parts * output.elements, self.dtype)
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts a reduction is cut over units."""
+        return math.prod(self.program.loops[i].trips for i in range(self.units) if self.reduces(i))
 
     @property
     def spatial(self) -> tuple[bool, ...]:

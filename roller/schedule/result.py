@@ -80,11 +80,11 @@ def _finish_rolled(low: Lowering, place: tuple[Position, ...], acc: Buffer, rows
     held = buffer("held", int(acc.shape[0]), low.dtype)
     var, statements, body, at = variable("row"), [], [], 0
     for offsets, lanes in low.points():
-        statements.append(store(held, load(acc, ramp(at, 1, lanes)), ramp(at, 1, lanes)))
+        first = copies.panel_offset(low.program, low.spatial, offsets)
+        statements.append(store(held, load(acc, ramp(at, 1, lanes)), ramp(first, 1, lanes)))
         if offsets[rows] == 0:
             step = tuple(int(d == rows) for d in range(len(offsets)))
             stride = copies.panel_offset(low.program, low.spatial, step)
-            first = copies.panel_offset(low.program, low.spatial, offsets)
             point = Point(low.nest, place, low.lane, lanes).moved(offsets)
             point = replace(point, positions=replaced(point.positions, rows, plus(point.positions[rows], var)))
             body.append(put(low, point, low.nest.stage.result, load(held, ramp(var * stride + first, 1, lanes))))
@@ -116,14 +116,13 @@ def _put_partial(low: Lowering, point: Point, value: Expr) -> Stmt:
     return _scatter(low.partial, value, moved)
 
 
-def combine_parts(low: Lowering, partial: Buffer) -> Stmt:
-    """Combine the parts' results and apply the epilogue, element by element."""
+def combine_parts(low: Lowering, partial: Buffer, parts: int) -> Stmt:
+    """Combine the parts' results (none of an empty sum) and apply the epilogue, element by element."""
     low.reader = Reader(low.nest, low.buffers)  # boxes end with the nest
     names = {i: variable(f"c{i}") for i in low.nest.spatial}
     point = Point(low.nest, tuple(names.get(i, 0) for i in range(len(low.nest.dims))))
     tensor = low.nest.stage.output
     where = address(low.nest, Window.whole(partial, tensor), low.nest.output.index, point)
-    parts = int(partial.shape[0]) // max(tensor.elements, 1)
     reducer = low.reducer or "sum"
     total = buffer("total", 1, low.dtype)
     var = variable("p")

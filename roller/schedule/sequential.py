@@ -44,6 +44,9 @@ def prepack(program: StageProgram, panel: Panel, buffers: Mapping[str, Buffer]) 
 
 def _stage(low: Lowering) -> Stmt:
     """Copies of whole operands, the nest, and the combination of partial results."""
+    if low.reducer is not None and not all(low.nest.extents[i] for i in low.nest.reduce):
+        nothing = buffer("nothing", 0, low.dtype)
+        return sequence([*allocate([nothing]), combine_parts(low, nothing, 0)])
     state = walk.start(low.program)
     statements = allocate([] if low.partial is None else [low.partial])
     statements += _copies(low, 0, state, root=True)
@@ -52,7 +55,7 @@ def _stage(low: Lowering) -> Stmt:
     else:
         statements.append(_inside(low, 0, state))
     if low.partial is not None:
-        statements.append(combine_parts(low, low.partial))
+        statements.append(combine_parts(low, low.partial, low.parts))
     return sequence(statements)
 
 

@@ -58,7 +58,7 @@ def enter(program: StageProgram, state: State, number: int, var: Position, trips
     """The state inside one trip of a loop."""
     dim, step = program.loops[number].dim, step_of(program, number)
     base = plus(state.bases[dim], times(var, step))
-    divides = isinstance(state.limits[dim], int) and state.limits[dim] % step == 0
+    divides = not step or (isinstance(state.limits[dim], int) and state.limits[dim] % step == 0)
     left: Position = step if divides else least(step, _minus(state.limits[dim], times(var, step)))
     return replace(
         state,
