@@ -44,14 +44,17 @@ class Dim:
     def member_extents(self, tile: int) -> tuple[int, ...]:
         """How many values of each member a run of `tile` consecutive fused iterations can touch, at most."""
         extents: list[int] = []
+        aligned = True  # a run that straddles rows of an inner axis may start anywhere along the outer ones
         for position, axis in enumerate(reversed(self.members)):
-            if tile <= axis.extent or position == len(self.members) - 1:
-                straddles = position < len(self.members) - 1 and tile > 1 and axis.extent % tile != 0
+            last = position == len(self.members) - 1
+            if tile <= axis.extent or last:
+                straddles = not last and tile > 1 and (not aligned or axis.extent % tile != 0)
                 extents.append(axis.extent if straddles else min(tile, axis.extent))
-                tile = 2 if straddles else 1
+                aligned, tile = aligned and not straddles, 2 if straddles else 1
             else:
                 extents.append(axis.extent)
-                tile = tile // axis.extent if tile % axis.extent == 0 else (tile - 2) // axis.extent + 2
+                whole = aligned and tile % axis.extent == 0
+                aligned, tile = whole, tile // axis.extent if whole else (tile - 2) // axis.extent + 2
         return tuple(reversed(extents))
 
 

@@ -119,6 +119,7 @@ def fused(*extents: int) -> Dim:
         ((2, 3, 4), 12, (1, 3, 4)),
         ((2, 3, 4), 24, (2, 3, 4)),
         ((7, 7), 1, (1, 1)),
+        ((31, 4, 31), 24, (2, 4, 31)),  # two rows of the last axis may lie on both sides of a row of the middle one
     ],
 )
 def test_members_of_a_fused_tile_by_hand(extents: tuple[int, ...], tile: int, members: tuple[int, ...]) -> None:
