@@ -26,10 +26,11 @@ from roller.grow import grow, tiles_at
 from roller.hardware import HardwareSpec
 from roller.nest import Nest, variants
 from roller.program import RProgram, StageProgram
-from roller.search import Chain, Search, searches, start
+from roller.search import Chain, Search, packs, searches, start, stores
 
 INNER_KEEP, OUTER_KEEP = 8, 12  # chains kept after a level
 SAME_SIZE = 2  # innermost tiles of about one size that are kept where tiles run on lanes
+PACKED_GAIN = 0.97  # a vector where only a panel is side by side must save this much padding, as its results are scattered
 MAPPING_SLACK = 2.0  # an innermost tile predicted this much slower than the best one is not pursued
 
 
@@ -97,8 +98,9 @@ def _innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
     """The innermost tiles worth pursuing, over all nests, atoms and mappings together."""
     floors = [s.model.floor_seconds(program_of(s, s.levels[-1:], (start(s),))) for s in found]
     rated: list[tuple[float, int, Chain]] = []
+    whole = min((f for f, s in zip(floors, found, strict=True) if stores(s) == "whole"), default=math.inf)
     for number, search in enumerate(found):
-        if floors[number] > MAPPING_SLACK * min(floors):
+        if floors[number] > MAPPING_SLACK * min(floors) or (packs(search) and floors[number] > PACKED_GAIN * whole):
             continue
         for tile in grow(search, len(search.levels) - 1, start(search)):
             program = program_of(search, search.levels[-1:], (tile,))

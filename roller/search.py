@@ -94,8 +94,29 @@ def mappings(nest: Nest, atoms: Iterable[ComputeAtom]) -> Iterator[tuple[Compute
 
 
 def _vector_dims(nest: Nest) -> list[int]:
-    contiguous = [i for i, d in enumerate(nest.dims) if d.extent > 1 and any(a.strides[i] == 1 for a in nest.accesses)]
-    return contiguous or [i for i, d in enumerate(nest.dims) if d.extent > 1][-1:]
+    """Dimensions for a vector: those along which some array lies side by side, and those that a panel can lay so."""
+    wide = [i for i, d in enumerate(nest.dims) if d.extent > 1]
+    contiguous = [i for i in wide if any(a.strides[i] == 1 for a in nest.accesses)]
+    packed = [i for i in nest.spatial if i in wide and any(nest.stageable(f) and t[i] for f, t in enumerate(_touches(nest)))]
+    return sorted({*(contiguous or wide[-1:]), *packed})
+
+
+def _touches(nest: Nest) -> list[tuple[bool, ...]]:
+    return [nest.factor_touches(f) for f in range(len(nest.factors))]
+
+
+def stores(search: Search) -> str:
+    """How a vector's results reach the array: "whole" side by side, "apart" one by one, "alone" without a vector of them."""
+    steps = [search.nest.output.strides[dim] for _, dim in search.mapping if search.nest.output.touches[dim]]
+    if search.atom.kind != "vector" or not steps:
+        return "alone"
+    return "whole" if steps == [1] else "apart"
+
+
+def packs(search: Search) -> bool:
+    """True if the vector lies where no array is side by side, so that a panel has to lay it so."""
+    lanes = [dim for _, dim in search.mapping] if search.atom.kind == "vector" else []
+    return not all(any(a.strides[dim] == 1 for a in search.nest.accesses) for dim in lanes)
 
 
 def _matrix_mappings(nest: Nest, atom: ComputeAtom) -> Iterator[tuple[tuple[str, int], ...]]:

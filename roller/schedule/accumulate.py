@@ -155,7 +155,8 @@ def _ragged(low: Lowering, state: State, place: Place, body: Callable[[State, Pl
 
 def _step(low: Lowering, state: State, place: Place, acc: Buffer, chunks: Chunks) -> Stmt:
     """One step of the innermost tile: each accumulator vector takes in the body."""
-    statements = []
+    first = low.options.before_step(len(_slots(low))) if low.options.before_step is not None else None
+    statements = [] if first is None else [first]
     for at, offsets, lanes in _streamed(low):
         for chunk, partial in chunks:
             wide = partial if low.lane_reduces else lanes

@@ -14,6 +14,7 @@ from roller.schedule.tir import Buffer, Expr, Stmt, buffer
 from roller.schedule.walk import Position
 
 StoreHook = Callable[[Buffer, Expr, Expr, int], Stmt | None]
+StepHook = Callable[[int], Stmt | None]
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,13 @@ class Options:
     """What the caller decides: panels that are ready, by (stage, factor), and what replaces whole-vector stores.
 
     `store(buffer, value, base, lanes)` gives the statement to use, or None for a plain store; `after_unit` ends a unit's tile.
+    `before_step(vectors)` gives a statement for the beginning of every step of a reduction into this many accumulator vectors.
     """
 
     panels: Mapping[tuple[str, int], Panel] = field(default_factory=dict)
     store: StoreHook | None = None
     after_unit: Callable[[], Stmt] | None = None
+    before_step: StepHook | None = None
 
 
 class Lowering:

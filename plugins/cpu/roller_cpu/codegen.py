@@ -14,6 +14,7 @@ from tvm import tirx
 
 from roller.plugin import BuildOptions, HardwareSpec, KernelSource, RProgram, Tensor
 from roller.schedule import sequential
+from roller.schedule.lowering import StepHook
 from roller.schedule.copies import Panel, make_panel
 from roller.schedule.tir import Buffer, Expr, Stmt, argument, index, sequence
 from roller_cpu import toolchain
@@ -29,7 +30,7 @@ def generate(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> Ke
     inputs = [t for t in expr.inputs if t.name not in options.constants]
     buffers = {t.name: argument(t.name, t.elements, t.dtype) for t in (*expr.inputs, expr.output)}
     panels = _constant_panels(program, {t.name for t in constants})
-    lowering = sequential.Options(panels=panels, **_streaming(spec, program))
+    lowering = sequential.Options(panels=panels, before_step=_separated(spec), **_streaming(spec, program))
     body = sequential.lower(program, buffers, lowering)
     unpacked = [t for t in constants if _read_directly(program, t.name)]
     arguments = [buffers[t.name] for t in (*inputs, *unpacked)] + [p.buffer for p in panels.values()] + [buffers[expr.output.name]]
@@ -107,6 +108,27 @@ def _describe(tensor: Tensor) -> dict[str, Any]:
     return {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}
 
 
+# --- steps that share nothing -----------------------------------------------------------------------------------------
+
+
+def _separated(spec: HardwareSpec) -> StepHook:
+    """A compiler barrier before every step of a tile that takes more than half of the registers.
+
+    LLVM unrolls short reduce loops and keeps what their steps have in common (a convolution's window) in registers. Beside a
+    large tile there are none left for that: accumulators would go to the stack.
+    """
+    level = spec.levels[-1]
+    registers = level.capacity_bytes // max(level.transaction_bytes, 1)
+
+    def before(vectors: int) -> Stmt | None:
+        return tirx.Evaluate(tirx.call_extern("int32", _BARRIER)) if 2 * vectors > registers else None
+
+    return before
+
+
+_BARRIER = "roller_barrier"
+
+
 # --- stores past the caches ------------------------------------------------------------------------------------------
 
 
@@ -137,8 +159,17 @@ def _helper(dtype: str, lanes: int) -> str:
 
 
 def _with_helpers(body: Stmt, options: sequential.Options) -> Stmt:
-    if options.store is None:
-        return body
+    lines = [
+        f"define i32 @{_BARRIER}() alwaysinline nounwind {{",
+        '  call void asm sideeffect "", "~{memory}"()',
+        "  ret i32 0\n}",
+    ]
+    if options.store is not None:
+        lines += _stream_helpers()
+    return tirx.AttrStmt(index(0), "pragma_import_llvm", tvm.ir.StringImm("\n".join(lines)), body)
+
+
+def _stream_helpers() -> list[str]:
     lines = ["!0 = !{i32 1}", "declare void @llvm.x86.sse.sfence()"]
     lines.append("define i32 @roller_store_fence() alwaysinline nounwind {\n  call void @llvm.x86.sse.sfence()\n  ret i32 0\n}")
     for dtype, kind in _LLVM_TYPES.items():
@@ -152,4 +183,4 @@ def _with_helpers(body: Stmt, options: sequential.Options) -> Stmt:
                 f"past:\n  store {vector} %v, ptr %p, align {size}, !nontemporal !0\n  ret i32 0\n"
                 f"through:\n  store {vector} %v, ptr %p, align {_BYTES[dtype]}\n  ret i32 0\n}}"
             )
-    return tirx.AttrStmt(index(0), "pragma_import_llvm", tvm.ir.StringImm("\n".join(lines)), body)
+    return lines
