@@ -20,6 +20,7 @@ from roller.slots import body_slots, epilogue_slots
 from roller.tile import Geometry
 from roller.traffic import NestWalk, level_traffic
 
+TRANSPOSE_SLOTS = 1.5  # issue slots an element for exchanging parts of two vectors: three shuffles for two results
 ROW_TRIPS = 6  # loops around one row of a box: the row itself, three spans of it, a vector and an element loop
 
 
@@ -247,8 +248,14 @@ class Model:
             return scalar
         steps = [_lane_step(a, lane) for a in mine if a.touches[lane]]
         if any(step != 1 for step in steps):
-            return scalar
+            return vector + TRANSPOSE_SLOTS * math.log2(width) if self._transposes(program, mine) else scalar
         return vector if all(a.strides[lane] == 1 for a in mine if a.touches[lane]) else 2 * vector
+
+    def _transposes(self, program: StageProgram, sources: list[Access]) -> bool:
+        """True if blocks of vectors along a reduction can be transposed: one plain array, contiguous there."""
+        along = [i for i in program.nest.reduce if program.inner[i] == 1]
+        plain = len(sources) == 1 and not sources[0].guarded and program.lane not in program.nest.reduce
+        return plain and sources[0].strides[program.lane or 0] is not None and any(sources[0].strides[i] == 1 for i in along)
 
     def level_terms(self, program: StageProgram, outermost: int) -> tuple[list[float], float]:
         """Seconds of moving data into the levels from this position inward, and of latency."""

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from tvm import tirx
 
-from roller.schedule import copies, result, walk
-from roller.schedule.copies import Panel
+from roller.schedule import panels, result, walk
 from roller.schedule.lowering import Lowering
+from roller.schedule.panels import Panel
 from roller.schedule.place import Point, replaced
 from roller.schedule.scalar import combine, identity
 from roller.schedule.tir import (
@@ -200,7 +200,7 @@ def _body(low: Lowering, state: State, point: Point, offsets: tuple[int, ...], h
 
 def _panel_value(low: Lowering, panel: Panel, state: State, point: Point, offsets: tuple[int, ...]) -> Expr:
     inside = tuple(o if t else 0 for o, t in zip(offsets, panel.touches, strict=True))
-    where = plus(copies.slot_address(panel, state), copies.panel_offset(low.program, panel.touches, inside))
+    where = plus(panels.slot_address(panel, state), panels.panel_offset(low.program, panel.touches, inside))
     if low.lane is not None and panel.touches[low.lane]:
         where = plus(where, state.shift)
         return load(panel.buffer, ramp(where, 1, point.lanes))

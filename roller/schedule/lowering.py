@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from roller.program import StageProgram, copy_depth
-from roller.schedule import copies
-from roller.schedule.copies import Panel, width_of
+from roller.schedule import panels
+from roller.schedule.panels import Panel, width_of
 from roller.schedule.reading import Reader
 from roller.schedule.tir import Buffer, Expr, Stmt, buffer
 from roller.schedule.walk import Position
@@ -78,7 +78,7 @@ class Lowering:
 
     def points(self) -> Iterator[tuple[tuple[int, ...], int]]:
         """Offsets of the vectors of spatial points of a tile, with their lanes."""
-        yield from copies.tile_offsets(self.program, self.spatial)
+        yield from panels.tile_offsets(self.program, self.spatial)
 
     def chunks(self) -> list[tuple[int, int]]:
         """Offsets and lanes along a reduce dimension that carries the vector; one scalar step without."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from tvm import tirx
 
 from roller.scalar import Scalar, operations
-from roller.schedule import copies
+from roller.schedule import panels
 from roller.schedule.lowering import Lowering
 from roller.schedule.place import Point, Window, address, is_vector, replaced
 from roller.schedule.reading import Reader
@@ -80,11 +80,11 @@ def _finish_rolled(low: Lowering, place: tuple[Position, ...], acc: Buffer, rows
     held = buffer("held", int(acc.shape[0]), low.dtype)
     var, statements, body, at = variable("row"), [], [], 0
     for offsets, lanes in low.points():
-        first = copies.panel_offset(low.program, low.spatial, offsets)
+        first = panels.panel_offset(low.program, low.spatial, offsets)
         statements.append(store(held, load(acc, ramp(at, 1, lanes)), ramp(first, 1, lanes)))
         if offsets[rows] == 0:
             step = tuple(int(d == rows) for d in range(len(offsets)))
-            stride = copies.panel_offset(low.program, low.spatial, step)
+            stride = panels.panel_offset(low.program, low.spatial, step)
             point = Point(low.nest, place, low.lane, lanes).moved(offsets)
             point = replace(point, positions=replaced(point.positions, rows, plus(point.positions[rows], var)))
             body.append(put(low, point, low.nest.stage.result, load(held, ramp(var * stride + first, 1, lanes))))

@@ -12,8 +12,8 @@ from tvm import tirx
 from roller.program import RProgram, StageProgram, Staging, copy_depth
 from roller.schedule import copies, walk
 from roller.schedule.accumulate import reducing_tile, scratch_tile
-from roller.schedule.copies import Panel
 from roller.schedule.lowering import Lowering, Options
+from roller.schedule.panels import Panel, make_panel
 from roller.schedule.place import Point
 from roller.schedule.reading import Reader
 from roller.schedule.result import combine_parts, put
@@ -129,7 +129,7 @@ def _panel(low: Lowering, staging: Staging, state: State, root: bool) -> list[St
     if ready is not None:
         low.panels[staging.operand] = ready
         return []
-    panel = copies.make_panel(low.program, staging, f"panel{staging.operand}")
+    panel = make_panel(low.program, staging, f"panel{staging.operand}")
     low.panels[staging.operand] = panel
     fill = copies.fill_panel(low.program, panel, low.reader, state, parallel=root and low.program.parallel)
     return [*allocate([panel.buffer]), fill]

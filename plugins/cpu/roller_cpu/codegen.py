@@ -15,7 +15,7 @@ from tvm import tirx
 from roller.plugin import BuildOptions, HardwareSpec, KernelSource, RProgram, Tensor
 from roller.schedule import sequential
 from roller.schedule.lowering import StepHook
-from roller.schedule.copies import Panel, make_panel
+from roller.schedule.panels import Panel, make_panel
 from roller.schedule.tir import Buffer, Expr, Stmt, argument, index, sequence
 from roller_cpu import toolchain
 

@@ -1,0 +1,146 @@
+"""Filling a panel whose source is contiguous along a reduction instead of along the vector: blocks of vectors, transposed.
+
+A block is as many runs along the reduction as a vector has lanes, one vector each. Exchanging halves, quarters, ... of pairs
+of them transposes it in registers; element by element the same copy takes several times as many instructions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from roller.program import StageProgram
+from roller.scalar import Load, Scalar
+from roller.schedule import walk
+from roller.schedule.panels import Panel, panel_offset, slot_address, tile_offsets, width_of
+from roller.schedule.place import Point, Window, base_address, lane_stride, member_steps
+from roller.schedule.reading import Reader
+from roller.schedule.tir import Expr, Held, Stmt, index, load, loop, plus, ramp, sequence, store, times, variable
+from roller.schedule.walk import Position, State
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Where a panel's source is contiguous: along the innermost loops of the copy, taken together."""
+
+    window: Window
+    load: Load
+    loops: int  # the innermost loops that together walk the run
+    slot: int  # elements of the panel between two steps of the run
+
+
+def transposed_runs(program: StageProgram, panel: Panel, reader: Reader, reduce_loops: list[int]) -> Runs | None:
+    """The runs, or None where the factor is no plain array, is guarded, or is not contiguous along a reduction."""
+    nest, lane, node = program.nest, program.lane, program.nest.factors[panel.staging.operand]
+    width = width_of(program)
+    if lane is None or not panel.touches[lane] or nest.dims[lane].is_reduce or not reduce_loops or width < 2 or width & (width - 1):
+        return None
+    if not isinstance(node, Load) or any(program.inner[i] != 1 for i in nest.reduce if panel.touches[i]):
+        return None
+    window = _plain_window(program, reader, node)
+    if window is None or lane_stride(nest, window, node.index, lane) in (None, 1):
+        return None
+    strides, loops, length, whole = dict(panel.strides), 0, 1, True
+    slot = strides[reduce_loops[-1]]
+    for number in reversed(reduce_loops):
+        lp = program.loops[number]
+        step = _step(program, window, node, number)
+        if step != length or strides[number] != slot * length or not whole:
+            break
+        loops, length, whole = loops + 1, length * lp.trips, _whole(program, number)
+    return Runs(window, node, loops, slot) if loops and length >= width else None
+
+
+def _plain_window(program: StageProgram, reader: Reader, node: Scalar) -> Window | None:
+    assert isinstance(node, Load)
+    for number, access in enumerate(program.nest.accesses):
+        if (access.tensor.name, access.index) == (node.tensor, node.index):
+            return None if access.guarded and number not in reader.boxes else reader.window(number)
+    return None
+
+
+def _step(program: StageProgram, window: Window, node: Load, number: int) -> int | None:
+    """Address step of one trip of a loop; None where trips are not whole steps of a linear dimension."""
+    dim = program.loops[number].dim
+    steps = member_steps(program.nest.dims[dim], window, node.index)
+    stride = lane_stride(program.nest, window, node.index, dim)
+    return stride * walk.step_of(program, number) if stride is not None and any(steps) else None
+
+
+def _whole(program: StageProgram, number: int) -> bool:
+    return program.nest.extents[program.loops[number].dim] == program.loops[number].trips * walk.step_of(program, number)
+
+
+def fill_transposed(program: StageProgram, panel: Panel, reader: Reader, state: State, runs: Runs) -> Stmt:
+    """All steps of the runs of one tile: whole blocks, then single steps."""
+    width = width_of(program)
+    numbers = [number for number, _ in panel.strides][-runs.loops :]
+    length = _length(program, state, numbers)
+    whole = length // width if isinstance(length, int) else tirx.floordiv(length, index(width))
+    rest = length - whole * width
+    block, single = variable("block"), variable("single")
+    inside = state
+    for number in numbers:
+        inside = walk.enter(program, inside, number, 0, program.loops[number].trips)
+    blocks, singles = [], []
+    spatial = tuple(t and not d.is_reduce for t, d in zip(panel.touches, program.nest.dims, strict=True))
+    for offsets, lanes in tile_offsets(program, spatial):
+        addresses = _addresses(program, inside, runs, offsets, lanes)
+        target = plus(slot_address(panel, state), panel_offset(program, panel.touches, offsets))
+        first = times(block, width)
+        if lanes == width:
+            blocks.append(_block(panel, runs, [plus(a, first) for a in addresses], plus(target, times(first, runs.slot)), width))
+        else:
+            step = variable("step")
+            at = plus(first, step)
+            blocks.append(loop(step, width, _single(panel, runs, addresses, at, target)))
+        singles.append(_single(panel, runs, addresses, plus(times(whole, width), single), target))
+    return sequence([loop(block, whole, sequence(blocks)), loop(single, rest, sequence(singles))])
+
+
+def _length(program: StageProgram, state: State, numbers: list[int]) -> Position:
+    length: Position = 1
+    for number in numbers:
+        trips = walk.trips_of(program, state, number)
+        length = trips * length if isinstance(trips, int) else times(trips, length) if isinstance(length, int) else trips * length
+    return length
+
+
+def _addresses(program: StageProgram, state: State, runs: Runs, offsets: tuple[int, ...], lanes: int) -> list[Position]:
+    """The first address of the run of each lane."""
+    starts = tuple(walk.tile_start(program, state, d) for d in range(len(offsets)))
+    point = Point(program.nest, starts, program.lane, lanes).moved(offsets)
+    return [base_address(program.nest, runs.window, runs.load.index, p) for p in point.each()]
+
+
+def _single(panel: Panel, runs: Runs, addresses: list[Position], at: Position, target: Position) -> Stmt:
+    """One step: an element of every run, side by side."""
+    values = [load(runs.window.buffer, index(plus(a, at))) for a in addresses]
+    together = values[0] if len(values) == 1 else tirx.Shuffle(values, [index(i) for i in range(len(values))])
+    return store(panel.buffer, together, ramp(plus(target, times(at, runs.slot)), 1, len(values)))
+
+
+def _block(panel: Panel, runs: Runs, addresses: list[Position], target: Position, width: int) -> Stmt:
+    held = Held()
+    dtype = str(panel.buffer.dtype)
+    rows = [held(load(runs.window.buffer, ramp(a, 1, width)), dtype, width) for a in addresses]
+    distance = width // 2
+    while distance:
+        for first in range(width):
+            if not first & distance:
+                a, b = rows[first], rows[first + distance]
+                low, high = _halves(a, b, distance, width)
+                rows[first], rows[first + distance] = held(low, dtype, width), held(high, dtype, width)
+        distance //= 2
+    stores = [store(panel.buffer, row, ramp(plus(target, step * runs.slot), 1, width)) for step, row in enumerate(rows)]
+    return sequence([*held.statements, *stores])
+
+
+def _halves(a: Expr, b: Expr, distance: int, width: int) -> tuple[Expr, Expr]:
+    """Of every pair of neighbouring groups of `distance` elements the first ones of both vectors, and the second ones."""
+    low, high = [], []
+    for at in range(0, width, 2 * distance):
+        low += [*range(at, at + distance), *range(width + at, width + at + distance)]
+        high += [*range(at + distance, at + 2 * distance), *range(width + at + distance, width + at + 2 * distance)]
+    return tuple(tirx.Shuffle([a, b], [index(i) for i in order]) for order in (low, high))
