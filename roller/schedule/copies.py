@@ -58,6 +58,8 @@ def fill_panel(program: StageProgram, panel: Panel, reader: Reader, state: State
         return walk.nested(
             program, state, numbers[: -runs.loops], lambda s: fill_transposed(program, panel, reader, s, runs), parallel
         )
+    if not ragged and numbers == [*outer, *inner] and outer and inner and isinstance(walk.trips_of(program, state, inner[-1]), int):
+        return _fill_in_bands(program, panel, reader, state, numbers, parallel)
     if not ragged or numbers != [*outer, *inner]:
         return walk.nested(program, state, numbers, lambda s: _fill_slot(program, panel, reader, s, False, None), parallel)
 
@@ -70,6 +72,32 @@ def fill_panel(program: StageProgram, panel: Panel, reader: Reader, state: State
         return sequence(statements)
 
     return walk.nested(program, state, outer, columns, parallel)
+
+
+BAND = 8  # rows of the source read side by side: as many streams as prefetchers follow
+
+
+def _fill_in_bands(
+    program: StageProgram, panel: Panel, reader: Reader, state: State, numbers: list[int], parallel: bool
+) -> Stmt:
+    """Fill in bands of rows (steps of the last reduce loop): each row is read along its whole length, not a vector at a time."""
+    last = numbers[-1]
+    trips = walk.trips_of(program, state, last)
+    assert isinstance(trips, int)
+
+    def band(first: Position, rows: int) -> Stmt:
+        def columns(at: State) -> Stmt:
+            row = variable("row")
+            inside = walk.enter(program, at, last, plus(first, row), trips)
+            return loop(row, rows, _fill_slot(program, panel, reader, inside, False, None))
+
+        return walk.nested(program, state, numbers[:-1], columns)
+
+    block = variable("band")
+    statements = [loop(block, trips // BAND, band(times(block, BAND), BAND), parallel)] if trips >= BAND else []
+    if trips % BAND:
+        statements.append(band(trips // BAND * BAND, trips % BAND))
+    return sequence(statements)
 
 
 def _decodes(reader: Reader, nest: Nest, reads: tuple[Load, ...], lane: int) -> bool:
