@@ -29,6 +29,7 @@ class CostParameters:
     """What the model needs beyond the spec; a device may supply its own.
 
     `tile_overhead_ns`: starting and finishing one accumulator tile; picking it up again later costs twice that.
+    Visits of at most `short_visit` reduce steps cost none of it: their loops are unrolled or their ends foreseen, and visits overlap.
     `trip_overhead_ns`: one trip of the loops around the innermost tile. `unit_overhead_ns`: handing a tile to a unit.
     `misses_in_flight`: memory latencies that overlap in
     one unit (line-fill buffers).
@@ -36,6 +37,7 @@ class CostParameters:
     """
 
     tile_overhead_ns: float = 0.0
+    short_visit: int = 0
     trip_overhead_ns: float = 0.0
     unit_overhead_ns: float = 0.0
     misses_in_flight: int = 10
@@ -278,7 +280,8 @@ class Model:
         tiles = math.prod([-(-program.nest.extents[i] // program.inner[i]) for i in program.nest.spatial])
         busy = unit.count * max(unit_efficiency(program, self.spec), 1e-9)
         visits = program.accumulator_visits
-        finish = self.parameters.tile_overhead_ns * (2 * visits - 1) if program.nest.stage.reducer is not None else 0.0
+        overhead = self.parameters.tile_overhead_ns if _visit_steps(program) > self.parameters.short_visit else 0.0
+        finish = overhead * (2 * visits - 1) if program.nest.stage.reducer is not None else 0.0
         around = (
             tiles * (finish + self.parameters.trip_overhead_ns * visits) + program.unit_tiles * self.parameters.unit_overhead_ns
         )
@@ -372,6 +375,13 @@ def _lane_step(access: Access, dim: int) -> int:
 def _steps(program: StageProgram) -> int:
     """Steps of one unit's pipeline: the trips that follow one another inside a unit tile."""
     return math.prod(lp.trips for lp in program.loops if lp.over == "time")
+
+
+def _visit_steps(program: StageProgram) -> int:
+    """Reduce steps of one visit to an innermost tile: the trips of the reduce loops inside all spatial ones."""
+    loops, dims = program.loops, program.nest.dims
+    last = max((i for i, lp in enumerate(loops) if not dims[lp.dim].is_reduce), default=-1)
+    return math.prod([lp.trips for lp in loops[last + 1 :]])
 
 
 def _trips_to(program: StageProgram, level: int) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from roller.align import next_aligned
 from roller.cost import accumulators
-from roller.nest import Tile
+from roller.nest import Access, Nest, Tile
 from roller.program import StageProgram
 from roller.search import Search
 from roller.tile import padding_waste
@@ -21,6 +21,7 @@ INNER_VISITS = 40  # tiles looked at by one growth at the innermost level: its l
 OUTER_VISITS = 24  # … at an outer level, where growth follows one path
 IDLE_GROWTH = 4  # growth goes on below full occupation to this share of it: fewer, larger tiles may still be faster
 REDUCE_STEPS = 2  # largest reduce extents that are kept for a tile
+STREAM_ROWS = 8  # rows of a streamed input read side by side: as many as prefetchers follow
 LARGEST = 2  # last tiles of a growth path that are kept, beside one for every doubling of its length
 BOUND_SLACK = 0.02  # memory no longer bounds when what it adds is less than this share of compute
 
@@ -169,8 +170,13 @@ def _spread(search: Search, position: int, inner: Tile, tiles: list[Tile]) -> It
 
 
 def _with_reduce(search: Search, position: int, inner: Tile, tile: Tile) -> Iterator[Tile]:
-    """The tile with reduce extents doubled as long as it fits: the largest three, and the whole where the level is a cache."""
+    """The tile with reduce extents doubled as long as it fits: the largest three, and the whole where the level is a cache.
+
+    Where an input streams, also a short extent: its rows are then read side by side, each along its whole length.
+    """
     steps = [tile]
+    if not search.spec.levels[search.levels[position]].managed:
+        yield from _short(search, inner, tile)
     managed = search.spec.levels[search.levels[position]].managed
     for dim in reversed(search.nest.reduce):
         while True:
@@ -185,3 +191,20 @@ def _with_reduce(search: Search, position: int, inner: Tile, tile: Tile) -> Iter
                 return
             steps.append(grown)
     yield from steps[-REDUCE_STEPS:]
+
+
+def _streams(nest: Nest) -> list[Access]:
+    """The inputs that are read once: every dimension moves on in them."""
+    wide = [i for i, e in enumerate(nest.extents) if e > 1]
+    return [a for a in nest.inputs if all(a.touches[i] for i in wide)]
+
+
+def _short(search: Search, inner: Tile, tile: Tile) -> Iterator[Tile]:
+    """The tile with `STREAM_ROWS` steps of the longest reduction that a stream's rows do not lie along."""
+    nest = search.nest
+    across = [i for i in nest.reduce if any(a.strides[i] != 1 for a in _streams(nest))]
+    if across:
+        dim = max(across, key=lambda i: (nest.extents[i], i))
+        extent = min(STREAM_ROWS, nest.extents[dim] // inner[dim]) * inner[dim]
+        if extent > tile[dim]:
+            yield (*tile[:dim], extent, *tile[dim + 1 :])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from roller.plugin import CostParameters, HardwareSpec, TensorExpr
 
 TILE_CYCLES = 64  # filling the FMA pipes, storing the tile and a mispredicted loop exit: 60 to 70 cycles seen on 6x16 tiles
+SHORT_VISIT = 16  # steps of a loop that LLVM unrolls, or whose end the branch predictor remembers
 TRIP_CYCLES = 3  # counter, compare and branch around an innermost tile, and its address arithmetic
 UNIT_CYCLES = 64  # decoding a unit tile's position by divisions
 LINE_FILL_BUFFERS = 10  # misses that a core keeps in flight
@@ -14,6 +15,7 @@ def cost_parameters(spec: HardwareSpec, expr: TensorExpr) -> CostParameters:
     """The model's parameters at the chip's clock."""
     return CostParameters(
         tile_overhead_ns=TILE_CYCLES / spec.clock_ghz,
+        short_visit=SHORT_VISIT,
         trip_overhead_ns=TRIP_CYCLES / spec.clock_ghz,
         unit_overhead_ns=UNIT_CYCLES / spec.clock_ghz,
         misses_in_flight=LINE_FILL_BUFFERS,
