@@ -25,8 +25,8 @@ Kind = Literal["numpy", "torch", "jax"]
 ALIGNMENT = 64  # bytes; kernels load and store whole vectors without looking
 _CPU = 1  # DLPack's kDLCPU
 
-_addressof: Callable[[Any], int] = ctypes.addressof
-_at: Callable[[Any], Any] = ctypes.c_char.from_buffer
+_word: Callable[[int], Any] = ctypes.c_size_t.from_address
+_HEADER = object.__basicsize__  # NumPy's array object keeps its data pointer right behind the interpreter's header
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +46,34 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
-def address(array: Array) -> int:
-    """Where the array's first element lies."""
-    try:
-        return _addressof(_at(array))  # a quarter of the time of `array.ctypes.data`, for writable contiguous arrays
-    except (TypeError, ValueError, BufferError):
-        return int(array.ctypes.data)
+def _address_by_layout(array: Array) -> int:
+    return _word(id(array) + _HEADER).value  # type: ignore[no-any-return]
+
+
+def _address_by_interface(array: Array) -> int:
+    return int(array.ctypes.data)
+
+
+def _known_layout() -> bool:
+    """True if this interpreter and this NumPy lay array objects out as their ABI says."""
+    whole = np.zeros(64, np.uint8)
+    return all(_address_by_layout(a) == _address_by_interface(a) for a in (whole, whole[7:], whole[::2], whole[:0]))
+
+
+# Where the array's first element lies. Reading the pointer takes a sixth of the time of asking for it.
+address: Callable[[Array], int] = _address_by_layout if _known_layout() else _address_by_interface
 
 
 def is_ready(array: Array, alignment: int = ALIGNMENT) -> bool:
     """True if kernels that need this alignment (bytes) may use the memory as it is: C-contiguous and aligned."""
-    return array.flags.c_contiguous and address(array) % alignment == 0
+    flags = array.flags
+    return flags.c_contiguous and (flags.aligned if alignment <= array.itemsize else address(array) % alignment == 0)
 
 
 def aligned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     """A new C-contiguous array whose memory is aligned; its values are not set."""
     raw = np.empty(math.prod(shape) * dtype.itemsize + ALIGNMENT, np.uint8)
-    return np.ndarray(tuple(shape), dtype, raw, -_addressof(_at(raw)) % ALIGNMENT)
+    return np.ndarray(tuple(shape), dtype, raw, -address(raw) % ALIGNMENT)
 
 
 def ready(array: Array, alignment: int = ALIGNMENT) -> Array:
@@ -130,8 +141,14 @@ def as_kind(array: Array, kind: Kind) -> Any:
 
 
 def overlaps(array: Array, others: Sequence[Array]) -> bool:
-    """True if the array may share memory with one of the others (their bounds are compared)."""
-    return any(np.may_share_memory(array, other) for other in others)
+    """True if a contiguous array shares memory with one of the others, contiguous too."""
+    first = address(array)
+    last = first + array.nbytes
+    for other in others:
+        begin = address(other)
+        if begin < last and first < begin + other.nbytes:
+            return True
+    return False
 
 
 def _torch_view(value: Any, name: str) -> Array:

@@ -72,13 +72,17 @@ class Kernel:
         runner = self._runner or self._loaded()
         inputs: list[Array] = []
         kind: Kind | None = None
+        alignment = self._alignment
         for value, wanted in zip(arrays, self._wanted, strict=True):
             if type(value) is np.ndarray and value.dtype == wanted.dtype and value.shape == wanted.shape:
                 array, own = value, "numpy"
             else:
                 array, own = admit(value, wanted)
+            flags = array.flags
+            if alignment or not (flags.c_contiguous and flags.aligned):
+                array = ready(array, alignment or array.itemsize)
             kind = kind or own  # type: ignore[assignment]
-            inputs.append(ready(array, self._alignment or array.itemsize))
+            inputs.append(array)
         if out is not None:
             return self._into(out, tuple(inputs), runner)
         result = aligned_empty(self._result.shape, self._result.dtype)
@@ -91,12 +95,15 @@ class Kernel:
         wanted = self._result
         plain = type(out) is np.ndarray and out.dtype == wanted.dtype and out.shape == wanted.shape and out.flags.carray
         target = out if plain else admit_output(out, wanted)[0]
-        direct = is_ready(target, self._alignment or target.itemsize) and not overlaps(target, inputs)
-        result = target if direct else aligned_empty(target.shape, target.dtype)
+        direct = (plain and not self._alignment) or is_ready(target, self._alignment or target.itemsize)
+        if direct and not overlaps(target, inputs):
+            if target.size:
+                runner.run(inputs, target)
+            return out
+        result = aligned_empty(target.shape, target.dtype)
         if target.size:
             runner.run(inputs, result)
-            if not direct:
-                target[...] = result
+            target[...] = result
         return out
 
     def _bound(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:

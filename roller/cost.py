@@ -29,7 +29,7 @@ class CostParameters:
     """What the model needs beyond the spec; a device may supply its own.
 
     `tile_overhead_ns`: starting and finishing one accumulator tile; picking it up again later costs twice that.
-    Visits of at most `short_visit` reduce steps cost none of it: their loops are unrolled or their ends foreseen, and visits overlap.
+    Visits of at most `short_visit` reduce steps cost none of it: their loops are unrolled or their ends foreseen, visits overlap.
     `trip_overhead_ns`: one trip of the loops around the innermost tile. `unit_overhead_ns`: handing a tile to a unit.
     `misses_in_flight`: memory latencies that overlap in
     one unit (line-fill buffers).

@@ -85,11 +85,12 @@ class CpuRunner:
     def run(self, inputs: tuple[Array, ...], out: Array) -> None:
         """Compute `out`; arrays as `roller.kernel.Runner` says."""
         try:
-            descriptors, pointers = self._local.arguments
+            moving, output, pointers = self._local.arguments
         except AttributeError:
-            descriptors, pointers = self._local.arguments = self._bound()
-        for descriptor, array in zip(descriptors, (*inputs, out), strict=True):
+            moving, output, pointers = self._local.arguments = self._bound()
+        for descriptor, array in zip(moving, inputs, strict=True):
             descriptor.data = address(array)
+        output.data = address(out)
         use_threads(self.threads)
         try:
             self._main(*pointers)
@@ -101,11 +102,11 @@ class CpuRunner:
         self._fixed = []
         self._main = self._module = None
 
-    def _bound(self) -> tuple[list[_DLTensor], list[ctypes.c_void_p]]:
-        """Descriptors of inputs and output, whose addresses change, and pointers to those of all arguments in order."""
+    def _bound(self) -> tuple[list[_DLTensor], _DLTensor, list[ctypes.c_void_p]]:
+        """Descriptors of inputs and of the output, whose addresses change, and pointers to those of all arguments in order."""
         moving = [_descriptor(elements, dtype) for elements, dtype in self._arguments]
         fixed = self._local.fixed = [_described(array) for array in self._fixed]  # kept alive beside their pointers
-        return moving, _pointers([*moving[:-1], *fixed, moving[-1]])
+        return moving[:-1], moving[-1], _pointers([*moving[:-1], *fixed, moving[-1]])
 
 
 def _constants(artifact: Artifact) -> dict[str, Array]:
