@@ -9,6 +9,7 @@ A tile is one extent per dimension of a `Nest`. An *rTile* is a tile whose exten
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from roller.hardware import Banks
@@ -24,31 +25,58 @@ class DataTile:
     run: int
 
 
+class BoxShape:
+    """How the data tile of one array follows from a tile: looked up once for the array, evaluated for every tile."""
+
+    def __init__(self, nest: Nest, access: Access) -> None:
+        self.access, self._dims = access, nest.dims
+        self._linear = [
+            n
+            for n, (d, s) in enumerate(zip(nest.dims, access.strides, strict=True))
+            if s is not None and len(d.members) > 1 and access.touches[n]
+        ]
+        flat = {a.name for n in self._linear for a in nest.dims[n].members}
+        member = {a.name: (n, m) for n, d in enumerate(nest.dims) for m, a in enumerate(d.members)}
+        self._index = [
+            (
+                bound,
+                [(abs(c), *member[n]) for n, c in index.terms if n in member],
+                any(n in flat for n, _ in index.terms),
+            )
+            for index, bound in zip(access.index, access.tensor.shape, strict=True)
+        ]
+        self._fused = [n for n, d in enumerate(nest.dims) if len(d.members) > 1 and access.touches[n]]
+        self._whole = nest.extents
+
+    def __call__(self, tile: Tile) -> DataTile:
+        """The box of the array under a tile; where the array is smaller (padding), cut to the array.
+
+        A fused dimension along which addresses stay linear counts as one run of the array, however its axes wrap.
+        """
+        reach_of = {n: self._dims[n].member_extents(tile[n]) for n in self._fused}
+        whole = self._whole
+        shape, elements = [], 1
+        for bound, terms, flat in self._index:
+            reach = 1
+            for c, n, m in terms:
+                members = reach_of.get(n)
+                extent = members[m] if members is not None else tile[n] if tile[n] < whole[n] else whole[n]
+                reach += c * (extent - 1)
+            reach = max(reach if reach < bound else bound, 0)
+            shape.append(reach)
+            if not flat:
+                elements *= reach
+        for n in self._linear:
+            elements *= min(tile[n], whole[n])
+        return DataTile(tuple(shape), elements, min(_run(self.access, tile, shape), elements))
+
+
 def data_tile(nest: Nest, access: Access, tile: Tile) -> DataTile:
-    """The box of one array under a tile; where the array is smaller (padding), cut to the array.
-
-    A fused dimension along which addresses stay linear counts as one run of the array, however its axes wrap.
-    """
-    linear = [
-        n
-        for n, (d, s) in enumerate(zip(nest.dims, access.strides, strict=True))
-        if s is not None and len(d.members) > 1 and access.touches[n]
-    ]
-    flat = {a.name for n in linear for a in nest.dims[n].members}
-    extents: dict[str, int] = {}
-    for dim, extent in zip(nest.dims, tile, strict=True):
-        extents.update((a.name, e) for a, e in zip(dim.members, dim.member_extents(extent), strict=True))
-    shape, elements = [], 1
-    for index, bound in zip(access.index, access.tensor.shape, strict=True):
-        reach = 1 + sum(abs(c) * (extents.get(n, 1) - 1) for n, c in index.terms)
-        shape.append(max(min(reach, bound), 0))
-        if not any(n in flat for n, _ in index.terms):
-            elements *= shape[-1]
-    elements *= math.prod([min(tile[n], nest.dims[n].extent) for n in linear])
-    return DataTile(tuple(shape), elements, min(_run(nest, access, tile, tuple(shape)), elements))
+    """The box of one array under a tile."""
+    return BoxShape(nest, access)(tile)
 
 
-def _run(nest: Nest, access: Access, tile: Tile, box: tuple[int, ...]) -> int:
+def _run(access: Access, tile: Tile, box: Sequence[int]) -> int:
     """Elements that lie one after another in memory: the box's inner dimensions as far as they are full.
 
     A fused dimension walks addresses in order whatever the box says, so its own extent counts where that is longer.
@@ -70,11 +98,13 @@ class Geometry:
     _boxes: dict[tuple[int, Tile], DataTile] = field(default_factory=dict)
     _moved: dict[tuple[int, Tile, int], float] = field(default_factory=dict)
     _touched: tuple[tuple[int, ...], ...] = field(init=False)
+    _shapes: tuple[BoxShape, ...] = field(init=False)
     _factor_touched: tuple[tuple[int, ...], ...] = field(init=False)
 
     def __post_init__(self) -> None:
         nest = self.nest
         self._touched = tuple(_positions(a.touches) for a in nest.accesses)
+        self._shapes = tuple(BoxShape(nest, a) for a in nest.accesses)
         self._factor_touched = tuple(_positions(nest.factor_touches(f)) for f in range(len(nest.factors)))
 
     def box(self, number: int, tile: Tile) -> DataTile:
@@ -86,7 +116,7 @@ class Geometry:
             only = [1] * len(tile)
             for i in touched:
                 only[i] = tile[i]
-            found = self._boxes[key] = data_tile(self.nest, self.nest.accesses[number], tuple(only))
+            found = self._boxes[key] = self._shapes[number](tuple(only))
         return found
 
     def nbytes(self, number: int, tile: Tile) -> int:
