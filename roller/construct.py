@@ -28,7 +28,7 @@ from roller.nest import Nest, variants
 from roller.program import RProgram, StageProgram
 from roller.search import Chain, Search, packs, searches, start, stores
 
-INNER_KEEP, OUTER_KEEP = 8, 12  # chains kept after a level
+INNER_KEEP, OUTER_KEEP = 8, 8  # chains kept after a level
 SAME_SIZE = 2  # innermost tiles of about one size that are kept where tiles run on lanes
 PACKED_GAIN = 0.97  # a vector where only a panel is side by side must save this much padding, as its results are scattered
 MAPPING_SLACK = 2.0  # an innermost tile predicted this much slower than the best one is not pursued

@@ -29,7 +29,7 @@ class CostParameters:
     """What the model needs beyond the spec; a device may supply its own.
 
     `tile_overhead_ns`: starting and finishing one accumulator tile; picking it up again later costs twice that.
-    Visits of at most `short_visit` reduce steps cost none of it: their loops are unrolled or their ends foreseen, visits overlap.
+    Visits of at most `short_visit` atom operations cost none of it: their ends are foreseen, and the next visit overlaps.
     `trip_overhead_ns`: one trip of the loops around the innermost tile. `unit_overhead_ns`: handing a tile to a unit.
     `misses_in_flight`: memory latencies that overlap in
     one unit (line-fill buffers).
@@ -280,7 +280,7 @@ class Model:
         tiles = math.prod([-(-program.nest.extents[i] // program.inner[i]) for i in program.nest.spatial])
         busy = unit.count * max(unit_efficiency(program, self.spec), 1e-9)
         visits = program.accumulator_visits
-        overhead = self.parameters.tile_overhead_ns if _visit_steps(program) > self.parameters.short_visit else 0.0
+        overhead = self.parameters.tile_overhead_ns if _visit_operations(program) > self.parameters.short_visit else 0.0
         finish = overhead * (2 * visits - 1) if program.nest.stage.reducer is not None else 0.0
         around = (
             tiles * (finish + self.parameters.trip_overhead_ns * visits) + program.unit_tiles * self.parameters.unit_overhead_ns
@@ -291,7 +291,17 @@ class Model:
             if lv.step_overhead_ns and level in program.levels
         )
         launch = unit.launch_overhead_us * 1e-6 if program.unit_tiles > 1 else 0.0
-        return launch + around * 1e-9 / busy + steps
+        return launch + around * 1e-9 / busy + steps + self._fold_seconds(program)
+
+    def _fold_seconds(self, program: StageProgram) -> float:
+        """Combining the partial results in a vector's lanes: an exchange and an operation for each halving, and a store."""
+        lane = program.lane
+        if lane is None or not program.nest.dims[lane].is_reduce or program.lane_level is not None:
+            return 0.0
+        width = _atom_outputs(program)
+        outputs = math.prod([program.nest.extents[i] for i in program.nest.spatial])
+        slots = outputs * width * (2 * math.log2(width) + 1)
+        return slots / (self._vector_rate() * max(unit_efficiency(program, self.spec), 1e-9))
 
     def _combine_seconds(self, program: StageProgram) -> float:
         """Adding partial results: over units a write, a read and one more launch; over lanes a tree of exchanges a tile."""
@@ -377,11 +387,11 @@ def _steps(program: StageProgram) -> int:
     return math.prod(lp.trips for lp in program.loops if lp.over == "time")
 
 
-def _visit_steps(program: StageProgram) -> int:
-    """Reduce steps of one visit to an innermost tile: the trips of the reduce loops inside all spatial ones."""
+def _visit_operations(program: StageProgram) -> float:
+    """Atom operations of one visit to an innermost tile: its steps (reduce trips inside all spatial ones) times its atoms."""
     loops, dims = program.loops, program.nest.dims
     last = max((i for i, lp in enumerate(loops) if not dims[lp.dim].is_reduce), default=-1)
-    return math.prod([lp.trips for lp in loops[last + 1 :]])
+    return math.prod([lp.trips for lp in loops[last + 1 :]]) * accumulators(program) / _atom_outputs(program)
 
 
 def _trips_to(program: StageProgram, level: int) -> int:

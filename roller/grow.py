@@ -16,7 +16,7 @@ from roller.program import StageProgram
 from roller.search import Search
 from roller.tile import padding_waste
 
-EPSILONS = (0.0, 0.125, math.inf)  # rounds of tensor padding; each admits more waste
+EPSILONS = (0.125, math.inf)  # rounds of tensor padding; each admits more waste
 INNER_VISITS = 40  # tiles looked at by one growth at the innermost level: its lattice is small
 OUTER_VISITS = 24  # … at an outer level, where growth follows one path
 IDLE_GROWTH = 4  # growth goes on below full occupation to this share of it: fewer, larger tiles may still be faster

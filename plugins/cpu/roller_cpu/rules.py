@@ -5,7 +5,7 @@ from __future__ import annotations
 from roller.plugin import CostParameters, HardwareSpec, TensorExpr
 
 TILE_CYCLES = 64  # filling the FMA pipes, storing the tile and a mispredicted loop exit: 60 to 70 cycles seen on 6x16 tiles
-SHORT_VISIT = 16  # steps of a loop that LLVM unrolls, or whose end the branch predictor remembers
+SHORT_VISIT = 128  # multiply-adds that with their loads fill a reorder buffer of 250 to 500 entries
 TRIP_CYCLES = 3  # counter, compare and branch around an innermost tile, and its address arithmetic
 UNIT_CYCLES = 64  # decoding a unit tile's position by divisions
 LINE_FILL_BUFFERS = 10  # misses that a core keeps in flight
