@@ -26,7 +26,7 @@ from roller.grow import grow, tiles_at
 from roller.hardware import HardwareSpec
 from roller.nest import Nest, variants
 from roller.program import RProgram, StageProgram
-from roller.search import Chain, Search, packs, searches, start, stores
+from roller.search import Chain, Search, packs, reads_whole, searches, start, stores
 
 INNER_KEEP, OUTER_KEEP = 8, 8  # chains kept after a level
 SAME_SIZE = 2  # innermost tiles of about one size that are kept where tiles run on lanes
@@ -98,9 +98,9 @@ def _innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
     """The innermost tiles worth pursuing, over all nests, atoms and mappings together."""
     floors = [s.model.floor_seconds(program_of(s, s.levels[-1:], (start(s),))) for s in found]
     rated: list[tuple[float, int, Chain]] = []
-    whole = min((f for f, s in zip(floors, found, strict=True) if stores(s) == "whole"), default=math.inf)
+    worth = _worth_packing(found, floors)
     for number, search in enumerate(found):
-        if floors[number] > MAPPING_SLACK * min(floors) or (packs(search) and floors[number] > PACKED_GAIN * whole):
+        if floors[number] > MAPPING_SLACK * min(floors) or (packs(search) and floors[number] > worth):
             continue
         for tile in grow(search, len(search.levels) - 1, start(search)):
             program = program_of(search, search.levels[-1:], (tile,))
@@ -111,6 +111,16 @@ def _innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
         chains = [chain for _, n, chain in kept if n == number]
         if chains:
             yield search, chains
+
+
+def _worth_packing(found: list[Search], floors: list[float]) -> float:
+    """The floor below which a vector may lie where a panel has to lay it: any, where no vector of results reads its inputs
+    as they are; else it must save padding, as its results are scattered.
+    """
+    whole = [(f, reads_whole(s)) for f, s in zip(floors, found, strict=True) if stores(s) == "whole"]
+    if not any(reads for _, reads in whole):
+        return math.inf
+    return PACKED_GAIN * min(floor for floor, _ in whole)
 
 
 def _several_sizes(found: list[Search], rated: list[tuple[float, int, Chain]]) -> list[tuple[float, int, Chain]]:

@@ -21,6 +21,7 @@ from roller.tile import Geometry
 from roller.traffic import NestWalk, level_traffic
 
 TRANSPOSE_SLOTS = 1.5  # issue slots an element for exchanging parts of two vectors: three shuffles for two results
+DECODE_TRIPS = 2  # trips of a loop that dividing an index by a known extent takes as long as, remainder included
 ROW_TRIPS = 6  # loops around one row of a box: the row itself, three spans of it, a vector and an element loop
 
 
@@ -198,7 +199,9 @@ class Model:
         touched = math.prod([t for t, x in zip(program.inner, access.touches, strict=True) if x])
         lane = program.lane
         if lane is None or not access.touches[lane]:
-            return touched
+            # Points along a fused dimension that is decoded are no constant step apart: each needs an address, loaded too.
+            apart = any(s is None and t > 1 for s, t in zip(access.strides, program.inner, strict=True))
+            return touched * (2 if apart and not panel else 1)
         width = program.atom.extents[program.mapping[0][0]]
         assert isinstance(width, int)
         whole, rest = divmod(program.inner[lane], width)
@@ -224,15 +227,33 @@ class Model:
         units = unit_efficiency(program, self.spec) if staging.level else 1.0
         rows = times * (self.geometry.runs(staging.operand, tile) if staging.kind == "box" else 0.0)
         issue = elements * self._copy_slots(program, staging) / (self._vector_rate() * units)
-        issue += rows * ROW_TRIPS * self.parameters.trip_overhead_ns * 1e-9 / (self.spec.unit.count * max(units, 1e-9))
+        trips = rows * ROW_TRIPS if staging.kind == "box" else self._slot_trips(program, staging, elements)
+        issue += trips * self.parameters.trip_overhead_ns * 1e-9 / (self.spec.unit.count * max(units, 1e-9))
         level = self.spec.levels[max(1, staging.level)]
         read = sum(self.geometry.moved(n, tile, level.transaction_bytes) for n in sources) * times
         written = elements * width
-        fits = staging.level > 0 or written <= self.spec.levels[program.levels[0]].usable_bytes
+        fits = staging.level > 0 or written <= self._near_bytes
         # What a copy inside the nest reads from further out is part of the traffic of those levels.
         rate = self._rate(level, units) if staging.level else self._outside_rate(1, units)
         launch = self.spec.unit.launch_overhead_us * 1e-6 if staging.level == 0 else 0.0
         return max(issue, (read + (0 if fits else 2 * written)) / rate) + launch
+
+    @cached_property
+    def _near_bytes(self) -> int:
+        """The largest copy for the whole problem that does not travel to the outermost memory and back: what a cache inside
+        the last one holds. The last cache gives up what is written, line by line, for what is fetched to be written over.
+        """
+        return max((level.usable_bytes for level in self.spec.levels[2:] if not level.managed), default=0)
+
+    def _slot_trips(self, program: StageProgram, staging: Staging, elements: float) -> float:
+        """Trips of the loops that fill a panel: one a slot, and two more for each division that decodes a fused reduction."""
+        nest = program.nest
+        touches = nest.factor_touches(staging.operand)
+        mine = [a for a in nest.inputs if a.factor == staging.operand]
+        slot = math.prod([t for t, x in zip(program.inner, touches, strict=True) if x])
+        decoded = [i for i in nest.reduce if touches[i] and any(a.strides[i] is None for a in mine)]
+        divisions = sum(len(nest.dims[i].members) - 1 for i in decoded)
+        return elements / max(slot, 1) * (1 + DECODE_TRIPS * divisions)
 
     def _vector_rate(self) -> float:
         """Element operations a second of the widest vectors."""

@@ -119,6 +119,12 @@ def packs(search: Search) -> bool:
     return not all(any(a.strides[dim] == 1 for a in search.nest.accesses) for dim in lanes)
 
 
+def reads_whole(search: Search) -> bool:
+    """True if every input that moves along the vector is read as whole vectors from where it is, without guards."""
+    moving = [(a, dim) for _, dim in search.mapping for a in search.nest.inputs if a.touches[dim]]
+    return all(a.strides[dim] == 1 and not a.guarded for a, dim in moving)
+
+
 def _matrix_mappings(nest: Nest, atom: ComputeAtom) -> Iterator[tuple[tuple[str, int], ...]]:
     if len(nest.factors) != 2 or nest.stage.body.dtype != atom.acc_dtype:
         return
