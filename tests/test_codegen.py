@@ -232,6 +232,21 @@ def test_panels_of_a_ragged_reduction_along_the_vector(tiles: Any, levels: tuple
     right(op, given(op, tiles, 2, staged=staged))
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("k", [96, 100, 37])
+@pytest.mark.parametrize("depth", [16, 24])
+@pytest.mark.parametrize("orders", [((0, 1, 2), (0, 1, 2)), ((2, 1, 0), (2, 1, 0)), ((2, 0, 1), (1, 2, 0))])
+def test_panels_of_a_reduction_tiled_at_two_levels(transposed: bool, k: int, depth: int, orders: Any) -> None:
+    """How many steps a tile has is asked inside all loops around them, at any trip: the last tile may have fewer."""
+    a, b = t(21, k), t(*((40, k) if transposed else (k, 40)))
+    op = ops.matmul(a, b, transpose_b=transposed)
+    for levels in ((None, 0), (0, 0)):
+        staged = tuple(Staging("panel", factor, level) for factor, level in enumerate(levels) if level is not None)
+        for unit in (16, 32):
+            program = given(op, ((12, unit, depth), (4, 16, 1)), 1, staged=staged)
+            right(op, RProgram(program.expr, (replace(program.stages[0], orders=orders),)))
+
+
 @pytest.mark.parametrize(("lane", "inner"), [(0, (8, 2, 1)), (0, (16, 3, 1)), (1, (2, 16, 1))])
 def test_a_long_epilogue_along_any_vector(lane: int, inner: tuple[int, ...]) -> None:
     """Long epilogues loop over a copy of the accumulators, whatever dimension the vector lies on."""

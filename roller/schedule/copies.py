@@ -6,6 +6,7 @@ innermost the points of the register tile with the vector's lanes last. A box is
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 from tvm import tirx
@@ -47,43 +48,45 @@ def fill_panel(program: StageProgram, panel: Panel, reader: Reader, state: State
     """
     numbers = [n for n, _ in panel.strides]
     nest, lane = program.nest, program.lane
-    outer = [n for n in numbers if not nest.dims[program.loops[n].dim].is_reduce]
-    inner = [n for n in numbers if nest.dims[program.loops[n].dim].is_reduce]
+    steps = list(itertools.takewhile(lambda n: nest.dims[program.loops[n].dim].is_reduce, reversed(numbers)))[::-1]
+    around = numbers[: len(numbers) - len(steps)]
     node = nest.factors[panel.staging.operand]
     ragged = (
         lane is not None and panel.touches[lane] and not nest.dims[lane].is_reduce and _decodes(reader, nest, loads(node), lane)
     )
-    runs = transposed_runs(program, panel, reader, inner) if numbers == [*outer, *inner] else None
+    runs = transposed_runs(program, panel, reader, steps)
     if runs is not None:
-        return walk.nested(
-            program, state, numbers[: -runs.loops], lambda s: fill_transposed(program, panel, reader, s, runs), parallel
-        )
-    if not ragged and numbers == [*outer, *inner] and outer and inner and isinstance(walk.trips_of(program, state, inner[-1]), int):
-        return _fill_in_bands(program, panel, reader, state, numbers, parallel)
-    if not ragged or numbers != [*outer, *inner]:
+        outer = numbers[: len(numbers) - runs.loops]
+        return walk.nested(program, state, outer, lambda s: fill_transposed(program, panel, reader, s, runs), parallel)
+    rows = _rows(program, state, numbers) if around and steps else None
+    if not ragged and rows is not None:
+        return _fill_in_bands(program, panel, reader, state, numbers, rows, parallel)
+    if not ragged:
         return walk.nested(program, state, numbers, lambda s: _fill_slot(program, panel, reader, s, False, None), parallel)
+    vectors = list(tile_offsets(program, tuple(t and not d.is_reduce for t, d in zip(panel.touches, nest.dims, strict=True))))
 
     def columns(at: State) -> Stmt:
-        statements = []
-        for offsets, lanes in tile_offsets(
-            program, tuple(t and not d.is_reduce for t, d in zip(panel.touches, nest.dims, strict=True))
-        ):
-            statements.append(_column(program, panel, reader, at, inner, offsets, lanes))
-        return sequence(statements)
+        return sequence(_column(program, panel, reader, at, steps, offsets, lanes) for offsets, lanes in vectors)
 
-    return walk.nested(program, state, outer, columns, parallel)
+    return walk.nested(program, state, around, columns, parallel)
 
 
 BAND = 8  # rows of the source read side by side: as many streams as prefetchers follow
 
 
+def _rows(program: StageProgram, state: State, numbers: list[int]) -> int | None:
+    """Trips of the last loop inside all others; None where they differ from tile to tile."""
+    for number in numbers[:-1]:  # at any trip: the first one is whole where a later one is not
+        state = walk.enter(program, state, number, variable("any"), walk.trips_of(program, state, number))
+    trips = walk.trips_of(program, state, numbers[-1])
+    return trips if isinstance(trips, int) else None
+
+
 def _fill_in_bands(
-    program: StageProgram, panel: Panel, reader: Reader, state: State, numbers: list[int], parallel: bool
+    program: StageProgram, panel: Panel, reader: Reader, state: State, numbers: list[int], trips: int, parallel: bool
 ) -> Stmt:
     """Fill in bands of rows (steps of the last reduce loop): each row is read along its whole length, not a vector at a time."""
     last = numbers[-1]
-    trips = walk.trips_of(program, state, last)
-    assert isinstance(trips, int)
 
     def band(first: Position, rows: int) -> Stmt:
         def columns(at: State) -> Stmt:

@@ -79,24 +79,24 @@ def fill_transposed(program: StageProgram, panel: Panel, reader: Reader, state: 
     length = _length(program, state, numbers)
     whole = length // width if isinstance(length, int) else tirx.floordiv(length, index(width))
     rest = length - whole * width
-    block, single = variable("block"), variable("single")
     inside = state
     for number in numbers:
         inside = walk.enter(program, inside, number, 0, program.loops[number].trips)
-    blocks, singles = [], []
+    statements: list[Stmt] = []
     spatial = tuple(t and not d.is_reduce for t, d in zip(panel.touches, program.nest.dims, strict=True))
+    # One vector's runs at a time: more rows at once, often a power of two apart, would push one another out of a cache's sets.
     for offsets, lanes in tile_offsets(program, spatial):
         addresses = _addresses(program, inside, runs, offsets, lanes)
         target = plus(slot_address(panel, state), panel_offset(program, panel.touches, offsets))
+        block, single, step = variable("block"), variable("single"), variable("step")
         first = times(block, width)
         if lanes == width:
-            blocks.append(_block(panel, runs, [plus(a, first) for a in addresses], plus(target, times(first, runs.slot)), width))
+            body = _block(panel, runs, [plus(a, first) for a in addresses], plus(target, times(first, runs.slot)), width)
         else:
-            step = variable("step")
-            at = plus(first, step)
-            blocks.append(loop(step, width, _single(panel, runs, addresses, at, target)))
-        singles.append(_single(panel, runs, addresses, plus(times(whole, width), single), target))
-    return sequence([loop(block, whole, sequence(blocks)), loop(single, rest, sequence(singles))])
+            body = loop(step, width, _single(panel, runs, addresses, plus(first, step), target))
+        statements.append(loop(block, whole, body))
+        statements.append(loop(single, rest, _single(panel, runs, addresses, plus(times(whole, width), single), target)))
+    return sequence(statements)
 
 
 def _length(program: StageProgram, state: State, numbers: list[int]) -> Position:
