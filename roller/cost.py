@@ -220,17 +220,17 @@ class Model:
         times = math.prod([lp.trips for lp in walk.loops[:depth]])
         if staging.kind == "box":
             sources, width = [staging.operand], nest.accesses[staging.operand].element_bytes
-            elements = self.geometry.box(staging.operand, tile).elements * times
+            elements = self.geometry.held(staging.operand, tile).tile.elements * times
         else:
             sources, width = [n for n, a in enumerate(nest.inputs) if a.factor == staging.operand], nest.accumulator_bytes
             elements = self.geometry.panel_elements(staging.operand, tile) * times
         units = unit_efficiency(program, self.spec) if staging.level else 1.0
-        rows = times * (self.geometry.runs(staging.operand, tile) if staging.kind == "box" else 0.0)
+        rows = times * (self.geometry.held(staging.operand, tile).runs if staging.kind == "box" else 0.0)
         issue = elements * self._copy_slots(program, staging) / (self._vector_rate() * units)
         trips = rows * ROW_TRIPS if staging.kind == "box" else self._slot_trips(program, staging, elements)
         issue += trips * self.parameters.trip_overhead_ns * 1e-9 / (self.spec.unit.count * max(units, 1e-9))
         level = self.spec.levels[max(1, staging.level)]
-        read = sum(self.geometry.moved(n, tile, level.transaction_bytes) for n in sources) * times
+        read = sum(self.geometry.held(n, tile).moved(level.transaction_bytes) for n in sources) * times
         written = elements * width
         fits = staging.level > 0 or written <= self._near_bytes
         # What a copy inside the nest reads from further out is part of the traffic of those levels.

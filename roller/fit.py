@@ -142,7 +142,7 @@ class Fit:
         for kept in everything:
             touches = self.nest.accesses[kept].touches
             one_pass = tuple(t if x else min(t, n) for t, n, x in zip(tile, inner, touches, strict=True))
-            choices.append(sum(self.geometry.nbytes(a, one_pass) for a in everything))
+            choices.append(sum(self.geometry.held(a, one_pass).nbytes for a in everything))
         return min(choices)
 
     def _managed_bytes(self, levels: tuple[int, ...], position: int, tile: Tile, depth: int = 1) -> int:
@@ -152,7 +152,7 @@ class Fit:
         innermost = position == len(levels) - 1
         for number, access in enumerate(self.nest.accesses):
             if access.role == "body" and "input" in level.holds and (innermost or self.reused(access.touches)):
-                total += depth * self.geometry.nbytes(number, tile)
+                total += depth * self.geometry.held(number, tile).nbytes
             elif access.role == "output" and "accumulator" in level.holds:
                 total += math.prod([tile[i] for i in self.nest.spatial]) * self.nest.accumulator_bytes
         return total
@@ -187,7 +187,7 @@ class Fit:
         concurrent = self._lane_level is not None or position == len(levels) - 1
         total = 0.0
         for number, access in enumerate(nest.accesses):
-            moved = self.geometry.moved(number, tile, level.transaction_bytes)
+            moved = self.geometry.held(number, tile).moved(level.transaction_bytes)
             if access.role == "body":
                 total += moved * everywhere
             else:

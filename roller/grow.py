@@ -7,16 +7,15 @@ and F the tile's footprint (ROLLER, section 3.3, at the next aligned size).
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator
 
-from roller.align import next_aligned
-from roller.cost import accumulators
+from roller.align import aligned_extents
 from roller.nest import Access, Nest, Tile
-from roller.program import StageProgram
 from roller.search import Search
 from roller.tile import padding_waste
 
-EPSILONS = (0.125, math.inf)  # rounds of tensor padding; each admits more waste
+EPSILONS = (0.0, 0.125, math.inf)  # rounds of tensor padding; each admits more waste
 INNER_VISITS = 40  # tiles looked at by one growth at the innermost level: its lattice is small
 OUTER_VISITS = 24  # … at an outer level, where growth follows one path
 IDLE_GROWTH = 4  # growth goes on below full occupation to this share of it: fewer, larger tiles may still be faster
@@ -33,39 +32,127 @@ def tiles_at(search: Search, position: int, inner: Tile) -> Iterator[Tile]:
 
 def grow(search: Search, position: int, inner: Tile) -> list[Tile]:
     """Tiles at one level, reached by growing the best-scored dimension first; every padding round in turn."""
-    seen: dict[Tile, None] = {}
     if search.levels[position] == len(search.spec.levels):
         return [inner]  # the atom itself
-    visits = INNER_VISITS if position == len(search.levels) - 1 else OUTER_VISITS
     if not search.fit.fits(search.levels, position, inner, inner, search.mapping, search.atom):
         search.refusals[search.fit.rule(search.levels, position)] += 1
         return []
-    for epsilon in EPSILONS if _pads(search, position) else EPSILONS[-1:]:
-        _grow_round(search, position, inner, epsilon, visits, seen)
+    level = _Level(search, position, inner)
+    seen: dict[Tile, None] = {}
+    for epsilon in EPSILONS if level.pads else EPSILONS[-1:]:
+        level.grow(epsilon, seen)
+        if not level.padded:
+            break  # a larger allowance admits nothing more
     return list(seen)
 
 
-def _pads(search: Search, position: int) -> bool:
-    """True if tiles of this level run whole, so that their extents decide how much padding is executed."""
-    return position == len(search.levels) - 1 or search.lane_level is not None
+class _Level:
+    """Growing at one level around one inner tile; what a step is worth is remembered from round to round."""
 
+    def __init__(self, search: Search, position: int, inner: Tile) -> None:
+        nest = search.nest
+        self.search, self.position, self.inner = search, position, inner
+        self.innermost = position == len(search.levels) - 1
+        self.pads = self.innermost or search.lane_level is not None  # tiles run whole: extents decide what padding is executed
+        self.padded = False  # True once an extent was refused because it pads too much
+        self._scores: dict[tuple[Tile, Tile], float | None] = {}
+        lanes = {dim for _, dim in search.mapping}
+        dims = [d for d, dim in enumerate(nest.dims) if not dim.is_reduce or (self.innermost and d in lanes)]
+        self._extents = {d: self._aligned(d) for d in dims}
+        self._least_waste = padding_waste(nest.extents, inner)
 
-def _grow_round(search: Search, position: int, inner: Tile, epsilon: float, visits: int, seen: dict[Tile, None]) -> None:
-    """One round at one padding allowance: best score first, at most `visits` new tiles; adds to `seen`."""
-    frontier, done = [(0.0, inner)], set[Tile]()
-    while frontier and visits:
-        frontier.sort(key=lambda item: (-item[0], item[1]))
-        _, tile = frontier.pop(0)
-        if tile in done:
-            continue
-        done.add(tile)
-        visits -= 1
-        seen[tile] = None
-        # The innermost level is small enough to look around; further out one path is followed, as in the paper.
-        siblings = frontier if position == len(search.levels) - 1 else []
-        frontier = siblings + (
-            list(_steps(search, position, inner, tile, epsilon)) if _memory_bounds(search, position, tile) else []
-        )
+    def _aligned(self, dim: int) -> tuple[int, ...]:
+        nest, search = self.search.nest, self.search
+        multiple = search.rules.multiple(search.levels[self.position], nest.dims[dim].name)
+        extents = aligned_extents(nest.extents[dim], self.inner[dim], multiple)
+        if self.innermost and search.atom.kind != "matrix":
+            return tuple([e for e in extents if e <= nest.extents[dim]])
+        return tuple(extents)
+
+    def grow(self, epsilon: float, seen: dict[Tile, None]) -> None:
+        """One round at one padding allowance: best score first, a bounded number of new tiles; adds to `seen`."""
+        visits = INNER_VISITS if self.innermost else OUTER_VISITS
+        self.padded = False
+        frontier, done = [(0.0, self.inner)], set[Tile]()
+        while frontier and visits:
+            frontier.sort(key=lambda item: (-item[0], item[1]))
+            _, tile = frontier.pop(0)
+            if tile in done:
+                continue
+            done.add(tile)
+            visits -= 1
+            seen[tile] = None
+            # The innermost level is small enough to look around; further out one path is followed, as in the paper.
+            siblings = frontier if self.innermost else []
+            frontier = siblings + (list(self._steps(tile, epsilon)) if self._memory_bounds(tile) else [])
+
+    def _steps(self, tile: Tile, epsilon: float) -> Iterator[tuple[float, Tile]]:
+        """The next aligned tiles of a tile with their reuse scores."""
+        for dim in self._extents:
+            grown = self._next_tile(tile, dim, epsilon)
+            if grown is None:
+                continue
+            if (tile, grown) not in self._scores:
+                self._scores[tile, grown] = self._score(tile, grown)
+            score = self._scores[tile, grown]
+            if score is not None:
+                yield score, grown
+
+    def _next_tile(self, tile: Tile, dim: int, epsilon: float) -> Tile | None:
+        """The tile with one dimension at its next aligned extent that keeps padding within the allowance."""
+        extents, allowed = self._extents[dim], max(epsilon, self._least_waste) + 1e-9
+        for extent in extents[bisect_right(extents, tile[dim]) :]:
+            grown = (*tile[:dim], extent, *tile[dim + 1 :])
+            if not self._lane_shape(dim, grown):
+                continue
+            if not self.pads or epsilon == math.inf or padding_waste(self.search.nest.extents, grown) <= allowed:
+                return grown
+            self.padded = True
+        return None
+
+    def _score(self, tile: Tile, grown: Tile) -> float | None:
+        """Traffic saved for each byte of footprint added; None where the grown tile does not fit or leaves units idle."""
+        search, position, inner = self.search, self.position, self.inner
+        fit = search.fit
+        if not fit.fits(search.levels, position, grown, inner, search.mapping, search.atom):
+            search.refusals[fit.rule(search.levels, position)] += 1
+            return None
+        if position == 0 and self._too_few(tile) and self._too_few(grown):
+            search.refusals["parallelism"] += 1
+            return None
+        saved = fit.traffic(search.levels, position, tile) - fit.traffic(search.levels, position, grown)
+        added = self._footprint(grown) - self._footprint(tile)
+        return math.inf if saved > 0 >= added else saved / max(added, 1e-9)
+
+    def _too_few(self, tile: Tile) -> bool:
+        """True if the tiles leave most units idle, even with the reduction cut over units where units can combine."""
+        search, nest = self.search, self.search.nest
+        parts = math.prod([-(-nest.extents[i] // self.inner[i]) for i in nest.reduce]) if search.spec.unit.combine else 1
+        return search.fit.tiles(tile) * parts * IDLE_GROWTH < search.spec.unit.count
+
+    def _footprint(self, tile: Tile) -> int:
+        fit = self.search.fit
+        if self.innermost:
+            return fit.inner_bytes(tile, self.search.mapping, self.search.atom)
+        return fit.footprint(self.search.levels, self.position, tile, self.inner)
+
+    def _lane_shape(self, dim: int, tile: Tile) -> bool:
+        """True unless the sub-tiles along the dimension run on lanes and are no power of two: whole groups come of such."""
+        search = self.search
+        if search.lane_level is None or self.position != len(search.levels) - 2 or search.spec.unit.lanes_fixed:
+            return True
+        count = -(-tile[dim] // self.inner[dim])
+        return count & (count - 1) == 0
+
+    def _memory_bounds(self, tile: Tile) -> bool:
+        """False once growing further cannot help: what loads add to compute is negligible."""
+        if self.innermost:
+            return True
+        search = self.search
+        compute = math.prod(search.nest.extents) / (search.atom.gflops * 1e9 / 2)
+        bandwidth = search.spec.levels[search.levels[self.position]].bandwidth_gbps or 1.0
+        load = search.fit.traffic(search.levels, self.position, tile) / (bandwidth * 1e9)
+        return max(0.0, load - compute) + search.spec.overlap_loss * load >= BOUND_SLACK * compute
 
 
 def _legal(search: Search, position: int, inner: Tile, tile: Tile) -> bool:
@@ -73,88 +160,6 @@ def _legal(search: Search, position: int, inner: Tile, tile: Tile) -> bool:
     if broken is not None:
         search.refusals[broken] += 1
     return broken is None
-
-
-def _steps(search: Search, position: int, inner: Tile, tile: Tile, epsilon: float) -> Iterator[tuple[float, Tile]]:
-    """The next aligned tiles of a tile with their reuse scores."""
-    nest, innermost = search.nest, position == len(search.levels) - 1
-    traffic, footprint = search.fit.traffic(search.levels, position, tile), _footprint(search, position, tile, inner)
-    for dim in range(len(nest.dims)):
-        if nest.dims[dim].is_reduce and not (innermost and any(d == dim for _, d in search.mapping)):
-            continue
-        grown = _next_tile(search, position, inner, tile, dim, epsilon)
-        if grown is None:
-            continue
-        if not search.fit.fits(search.levels, position, grown, inner, search.mapping, search.atom):
-            search.refusals[search.fit.rule(search.levels, position)] += 1
-            continue
-        if position == 0 and _too_few(search, tile, inner) and _too_few(search, grown, inner):
-            search.refusals["parallelism"] += 1
-            continue
-        saved = traffic - search.fit.traffic(search.levels, position, grown)
-        added = _footprint(search, position, grown, inner) - footprint
-        score = math.inf if saved > 0 >= added else saved / max(added, 1e-9)
-        yield score, grown
-
-
-def _too_few(search: Search, tile: Tile, inner: Tile) -> bool:
-    """True if the tiles leave most units idle, even with the reduction cut over units where units can combine."""
-    parts = math.prod([-(-search.nest.extents[i] // inner[i]) for i in search.nest.reduce]) if search.spec.unit.combine else 1
-    return search.fit.tiles(tile) * parts * IDLE_GROWTH < search.spec.unit.count
-
-
-def _footprint(search: Search, position: int, tile: Tile, inner: Tile) -> int:
-    if position == len(search.levels) - 1:
-        return search.fit.inner_bytes(tile, search.mapping, search.atom)
-    return search.fit.footprint(search.levels, position, tile, inner)
-
-
-def _next_tile(search: Search, position: int, inner: Tile, tile: Tile, dim: int, epsilon: float) -> Tile | None:
-    """The tile with one dimension at its next aligned extent that keeps padding within the allowance."""
-    nest = search.nest
-    multiple = search.rules.multiple(search.levels[position], nest.dims[dim].name)
-    allowed = max(epsilon, padding_waste(nest.extents, inner)) + 1e-9
-    extent: int | None = tile[dim]
-    while extent is not None:
-        extent = next_aligned(nest.extents[dim], inner[dim], extent, multiple)
-        if extent is None or (extent > nest.extents[dim] and search.atom.kind != "matrix" and position == len(search.levels) - 1):
-            return None
-        grown = (*tile[:dim], extent, *tile[dim + 1 :])
-        if not _lane_shape(search, position, dim, grown, inner):
-            continue
-        if not _pads(search, position) or padding_waste(nest.extents, grown) <= allowed:
-            return grown
-    return None
-
-
-def _lane_shape(search: Search, position: int, dim: int, tile: Tile, inner: Tile) -> bool:
-    """True unless the sub-tiles along the dimension run on lanes and are no power of two: whole groups come of such shapes."""
-    if search.lane_level is None or position != len(search.levels) - 2 or search.spec.unit.lanes_fixed:
-        return True
-    count = -(-tile[dim] // inner[dim])
-    return count & (count - 1) == 0
-
-
-def _memory_bounds(search: Search, position: int, tile: Tile) -> bool:
-    """False once growing further cannot help: what loads add to compute is negligible and all chains are busy."""
-    program = StageProgram(
-        search.nest,
-        search.atom,
-        search.mapping,
-        search.levels[-1:],
-        (tile,),
-        (tuple(range(len(tile))),),
-        lane_level=search.lane_level,
-    )
-    if position == len(search.levels) - 1:
-        if search.nest.stage.reducer is not None and search.model.chain_efficiency(program) < 1:
-            return True
-        return accumulators(program) >= 1
-    rate = search.atom.gflops * 1e9 / 2
-    compute = math.prod(search.nest.extents) / rate
-    bandwidth = search.spec.levels[search.levels[position]].bandwidth_gbps or 1.0
-    load = search.fit.traffic(search.levels, position, tile) / (bandwidth * 1e9)
-    return max(0.0, load - compute) + search.spec.overlap_loss * load >= BOUND_SLACK * compute
 
 
 def _spread(search: Search, position: int, inner: Tile, tiles: list[Tile]) -> Iterator[Tile]:

@@ -90,13 +90,49 @@ def _run(access: Access, tile: Tile, box: Sequence[int]) -> int:
     return max(run, *fused) if fused else run
 
 
+class Held:
+    """One data tile with what it costs to move and to keep, worked out when first asked for: tiles come up again and again."""
+
+    __slots__ = ("_access", "_crowding", "_moved", "nbytes", "runs", "tile")
+
+    def __init__(self, access: Access, tile: DataTile) -> None:
+        self._access, self.tile = access, tile
+        self.nbytes = tile.elements * access.element_bytes
+        self.runs = tile.elements / max(tile.run, 1)
+        self._moved: dict[int, float] = {}
+        self._crowding: dict[tuple[int, int], float] = {}
+
+    def moved(self, transaction: int) -> float:
+        """Bytes moved in whole transactions.
+
+        A run of r bytes at a random multiple of the element size b touches (r - b) / transaction + 1 transactions on
+        average, and exactly r / transaction where rows and runs are multiples of one.
+        """
+        found = self._moved.get(transaction)
+        if found is None:
+            found = self._moved[transaction] = _whole_transactions(self.tile, self._access, transaction)
+        return found
+
+    def crowding(self, banks: Banks) -> float:
+        """How much more room a strided tile needs in a banked (set-associative) memory than its bytes: rows that start a
+        multiple of many banks apart share a few of them. 1 where rows are contiguous or spread evenly.
+        """
+        if self.tile.run >= self.tile.elements:
+            return 1.0
+        key = banks.count, banks.width_bytes
+        found = self._crowding.get(key)
+        if found is None:
+            found = self._crowding[key] = _crowding(self.tile, self._access, banks)
+        return found
+
+
 @dataclass
 class Geometry:
-    """Sizes of data tiles of one nest, remembered: construction asks for the same ones again and again."""
+    """Data tiles of one nest, remembered: construction asks for the same ones again and again."""
 
     nest: Nest
-    _boxes: dict[tuple[int, Tile], DataTile] = field(default_factory=dict)
-    _moved: dict[tuple[int, Tile, int], float] = field(default_factory=dict)
+    _held: dict[tuple[int, Tile], Held] = field(default_factory=dict)
+    _projected: tuple[dict[Tile, Held], ...] = field(init=False)
     _touched: tuple[tuple[int, ...], ...] = field(init=False)
     _shapes: tuple[BoxShape, ...] = field(init=False)
     _factor_touched: tuple[tuple[int, ...], ...] = field(init=False)
@@ -104,66 +140,29 @@ class Geometry:
     def __post_init__(self) -> None:
         nest = self.nest
         self._touched = tuple(_positions(a.touches) for a in nest.accesses)
+        self._projected = tuple({} for _ in nest.accesses)
         self._shapes = tuple(BoxShape(nest, a) for a in nest.accesses)
         self._factor_touched = tuple(_positions(nest.factor_touches(f)) for f in range(len(nest.factors)))
 
-    def box(self, number: int, tile: Tile) -> DataTile:
-        """The data tile of array `number` (the position in `nest.accesses`)."""
+    def held(self, number: int, tile: Tile) -> Held:
+        """The data tile of array `number` (the position in `nest.accesses`) and its costs."""
+        found = self._held.get((number, tile))
+        if found is None:
+            found = self._held[number, tile] = self._project(number, tile)
+        return found
+
+    def _project(self, number: int, tile: Tile) -> Held:
+        """Tiles that differ where the array is not touched share one answer."""
         touched = self._touched[number]
-        key = number, tuple([tile[i] for i in touched])
-        found = self._boxes.get(key)
+        key = tuple([tile[i] for i in touched])
+        found = self._projected[number].get(key)
         if found is None:
             only = [1] * len(tile)
             for i in touched:
                 only[i] = tile[i]
-            found = self._boxes[key] = self._shapes[number](tuple(only))
+            found = Held(self.nest.accesses[number], self._shapes[number](tuple(only)))
+            self._projected[number][key] = found
         return found
-
-    def nbytes(self, number: int, tile: Tile) -> int:
-        """Bytes of the data tile of array `number`."""
-        return self.box(number, tile).elements * self.nest.accesses[number].element_bytes
-
-    def moved(self, number: int, tile: Tile, transaction: int) -> float:
-        """Bytes moved for it in whole transactions.
-
-        A run of r bytes at a random multiple of the element size b touches (r - b) / transaction + 1 transactions on
-        average, and exactly r / transaction where rows and runs are multiples of one.
-        """
-        key = number, tuple([tile[i] for i in self._touched[number]]), transaction
-        found = self._moved.get(key)
-        if found is None:
-            found = self._moved[key] = _whole_transactions(self.box(number, tile), self.nest.accesses[number], transaction)
-        return found
-
-    def runs(self, number: int, tile: Tile) -> float:
-        """Number of contiguous runs of the data tile of array `number`."""
-        box = self.box(number, tile)
-        return box.elements / max(box.run, 1)
-
-    def crowding(self, number: int, tile: Tile, banks: Banks | None) -> float:
-        """How much more room a strided tile needs in a banked (set-associative) memory than its bytes: rows that start a
-        multiple of many banks apart share a few of them. 1 where rows are contiguous or spread evenly.
-        """
-        key = number, tuple([tile[i] for i in self._touched[number]]), -banks.count if banks else 0
-        found = self._moved.get(key)
-        if found is None:
-            found = self._moved[key] = self._crowding(number, tile, banks)
-        return found
-
-    def _crowding(self, number: int, tile: Tile, banks: Banks | None) -> float:
-        box = self.box(number, tile)
-        access = self.nest.accesses[number]
-        if banks is None or box.run >= box.elements:
-            return 1.0
-        size = access.element_bytes
-        step = _row_step(box, access) * size
-        lines = max(1, -(-box.run * size // banks.width_bytes))
-        rows = box.elements / box.run
-        if step % banks.width_bytes:
-            return 1.0
-        starts = banks.count // math.gcd(step // banks.width_bytes, banks.count)
-        covered = min(banks.count, min(starts, rows) * lines)
-        return max(1.0, min(rows * lines, banks.count) / covered)
 
     def panel_elements(self, factor: int, tile: Tile) -> int:
         """Elements of a staged panel of one factor: a value for every point of the dimensions it depends on."""
@@ -172,6 +171,18 @@ class Geometry:
 
 def _positions(touches: tuple[bool, ...]) -> tuple[int, ...]:
     return tuple(i for i, touched in enumerate(touches) if touched)
+
+
+def _crowding(box: DataTile, access: Access, banks: Banks) -> float:
+    size = access.element_bytes
+    step = _row_step(box, access) * size
+    lines = max(1, -(-box.run * size // banks.width_bytes))
+    rows = box.elements / box.run
+    if step % banks.width_bytes:
+        return 1.0
+    starts = banks.count // math.gcd(step // banks.width_bytes, banks.count)
+    covered = min(banks.count, min(starts, rows) * lines)
+    return max(1.0, min(rows * lines, banks.count) / covered)
 
 
 def _row_step(box: DataTile, access: Access) -> int:

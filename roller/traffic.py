@@ -8,13 +8,13 @@ tile but for the innermost loops that do not touch it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from roller.hardware import HardwareSpec, MemoryLevel
 from roller.nest import Tile
 from roller.program import Loop, StageProgram, copy_depth
-from roller.tile import Geometry
+from roller.tile import Geometry, Held
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class NestWalk:
     """The loops of a program with the tile inside each prefix of them, and the arrays that are live there."""
 
     program: StageProgram
-    _sizes: dict[int, list[list[float]]] = field(default_factory=dict)
+    _held: tuple[tuple[Held | float | None, ...], ...] | None = None
 
     @cached_property
     def loops(self) -> tuple[Loop, ...]:
@@ -74,12 +74,11 @@ class NestWalk:
             streams.append(Stream(None, factor, program.nest.factor_touches(factor), copy_depth(program, staging), depth))
         return tuple(streams)
 
-    def sizes(self, transaction: int, geometry: Geometry) -> list[list[float]]:
-        """For each stream its bytes under the tile at each depth, in whole transactions of this size."""
-        found = self._sizes.get(transaction)
-        if found is None:
-            found = self._sizes[transaction] = [_stream_sizes(self, s, transaction, geometry) for s in self.streams]
-        return found
+    def held(self, geometry: Geometry) -> tuple[tuple[Held | float | None, ...], ...]:
+        """For each stream what it keeps at each depth: a data tile, the bytes of a panel, or None inside the panel's copy."""
+        if self._held is None:
+            self._held = tuple(_stream_held(self, stream, geometry) for stream in self.streams)
+        return self._held
 
 
 def level_traffic(walk: NestWalk, spec: HardwareSpec, geometry: Geometry, index: int) -> LevelTraffic:
@@ -89,26 +88,34 @@ def level_traffic(walk: NestWalk, spec: HardwareSpec, geometry: Geometry, index:
 
 
 def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Geometry) -> LevelTraffic:
-    sizes = walk.sizes(level.transaction_bytes, geometry)
-    kept = _retained(walk, spec, level, _footprints(walk, level, sizes, geometry))
+    held, loops, transaction = walk.held(geometry), walk.loops, level.transaction_bytes
+    kept = _retained(walk, spec, level, held)
     total = runs = 0.0
     units = spec.unit.count if not spec.shared(level) else 1
-    for stream, size in zip(walk.streams, sizes, strict=True):
-        fit = next((d for d in range(stream.start, stream.stop + 1) if kept[d] >= 1), stream.stop)
-        if stream.access is None and fit == stream.start and stream.start > 0:
+    for stream, sizes in zip(walk.streams, held, strict=True):
+        fit = min(max(len(kept) - 1, stream.start), stream.stop)
+        stays = fit >= len(kept) or kept[fit] >= 1
+        if stream.access is None and fit == stream.start and stream.start > 0 and stays:
             continue  # the panel was written at this level just now
-        if kept[fit] >= 1:
+        if stays:
             fit = max(fit - 1, stream.start)  # neighbouring iterations of the loop around what fits share lines and halos
         times = 1.0
+        touches = stream.touches
         for d in range(fit):
-            loop = walk.loops[d]
-            again = loop.trips - (loop.trips - 1) * kept[d + 1]
-            times *= loop.trips if stream.touches[loop.dim] else max(again, _copies(loop, units))
-        times *= math.prod([_copies(lp, units) for lp in walk.loops[fit:] if not stream.touches[lp.dim]])
-        passes = _passes(walk, stream, fit)
-        total += size[fit] * times * passes
-        if stream.access is not None:
-            runs += geometry.runs(stream.access, walk.tiles[fit]) * times
+            loop = loops[d]
+            if touches[loop.dim]:
+                times *= loop.trips
+            else:
+                survives = kept[d + 1] if d + 1 < len(kept) else 1.0
+                times *= max(loop.trips - (loop.trips - 1) * survives, _copies(loop, units))
+        if units > 1:
+            times *= math.prod([_copies(lp, units) for lp in loops[fit:] if not touches[lp.dim]])
+        moved = sizes[fit]
+        if isinstance(moved, Held):
+            runs += moved.runs * times
+            total += moved.moved(transaction) * times * _passes(walk, stream, fit)
+        elif moved is not None:
+            total += moved * times
     return LevelTraffic(total, runs)
 
 
@@ -117,43 +124,49 @@ def _copies(loop: Loop, units: int) -> int:
     return min(loop.trips, units) if loop.over == "units" else 1
 
 
-def _stream_sizes(walk: NestWalk, stream: Stream, transaction: int, geometry: Geometry) -> list[float]:
-    """Bytes of a stream at each depth; outside a panel's copy, the panel itself (its buffer is reused)."""
-    sizes: list[float] = []
+def _stream_held(walk: NestWalk, stream: Stream, geometry: Geometry) -> tuple[Held | float | None, ...]:
+    """What a stream keeps at each depth; outside a panel's copy, the panel itself (its buffer is reused)."""
+    found: list[Held | float | None] = []
     width = walk.program.nest.accumulator_bytes
     for depth, tile in enumerate(walk.tiles):
         unchanged = depth and not stream.touches[walk.loops[depth - 1].dim]
         if unchanged and depth <= stream.stop:
-            sizes.append(sizes[-1])
+            found.append(found[-1])
         elif stream.access is not None:
-            sizes.append(geometry.moved(stream.access, tile, transaction) if depth <= stream.stop else 0.0)
+            found.append(geometry.held(stream.access, tile) if depth <= stream.stop else None)
         else:
             inside = walk.tiles[stream.start] if depth < stream.start else tile
-            sizes.append(float(geometry.panel_elements(stream.factor, inside) * width))
-    return sizes
+            found.append(float(geometry.panel_elements(stream.factor, inside) * width))
+    return tuple(found)
 
 
-def _footprints(walk: NestWalk, level: MemoryLevel, sizes: list[list[float]], geometry: Geometry) -> list[float]:
-    """Room that everything live at each depth needs, crowding into few sets of a cache included."""
-    if level.banks is None:
-        return [sum(at) for at in zip(*sizes, strict=True)]
-    totals = [0.0] * len(walk.tiles)
-    for stream, size in zip(walk.streams, sizes, strict=True):
-        for depth, tile in enumerate(walk.tiles):
-            crowded = geometry.crowding(stream.access, tile, level.banks) if stream.access is not None else 1.0
-            totals[depth] += size[depth] * crowded
-    return totals
+def _room_at(depth: int, held: tuple[tuple[Held | float | None, ...], ...], level: MemoryLevel) -> float:
+    """Room that everything live at a depth needs, crowding into few sets of a cache included."""
+    needed = 0.0
+    for sizes in held:
+        size = sizes[depth]
+        if isinstance(size, Held):
+            moved = size.moved(level.transaction_bytes)
+            needed += moved * size.crowding(level.banks) if level.banks is not None else moved
+        elif size is not None:
+            needed += size
+    return needed
 
 
-def _retained(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, footprints: list[float]) -> list[float]:
-    """The share of data that survives until it is used again, at each depth: 1 if all fits, fading to 0 at twice the room."""
+def _retained(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, held: tuple[tuple[Held | float | None, ...], ...]) -> list[float]:
+    """The share of data that survives until it is used again, at each depth: 1 if all fits, fading to 0 at twice the room.
+
+    It ends with the first depth at which all fits: further in less is live.
+    """
     room = level.capacity_bytes * level.usable_fraction
     alone = room / spec.units_sharing(level)
     kept = []
     inside = False
-    for depth, needed in enumerate(footprints):
+    for depth in range(len(walk.tiles)):
         inside = inside or (depth > 0 and walk.loops[depth - 1].over == "units")
-        kept.append(min(1.0, max(0.0, 2.0 - needed / (alone if inside else room))))
+        kept.append(min(1.0, max(0.0, 2.0 - _room_at(depth, held, level) / (alone if inside else room))))
+        if kept[-1] >= 1:
+            break
     return kept
 
 
@@ -186,8 +199,9 @@ def _managed(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: G
         if access is None or stream.access is None:
             total += geometry.panel_elements(stream.factor, tile) * nest.accumulator_bytes * times
         else:
-            total += geometry.moved(stream.access, tile, level.transaction_bytes) * times
-            runs += geometry.runs(stream.access, tile) * times
+            moved = geometry.held(stream.access, tile)
+            total += moved.moved(level.transaction_bytes) * times
+            runs += moved.runs * times
     return LevelTraffic(total, runs)
 
 

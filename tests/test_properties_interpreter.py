@@ -17,7 +17,7 @@ from roller.hardware import HardwareSpec
 from roller.nest import variants
 from roller.program import StageProgram, Staging, lane_level, tiled_levels
 from roller.testing import expressions, gemm, programs, specs, toy_level, toy_spec, with_unit
-from roller.tile import Geometry
+from roller.tile import Geometry, Held
 from roller.traffic import NestWalk, level_traffic
 
 TINY = (1, 2, 3, 4, 6, 8)
@@ -111,6 +111,12 @@ def test_the_footprint_of_a_scratchpad_tile_is_the_most_it_holds(data: st.DataOb
     assert footprint == interpreter.scratchpad(program, 1, 1).peak
 
 
+def live_bytes(program: StageProgram) -> list[list[float]]:
+    """For each array the bytes of its tile at each depth of the loops."""
+    held = NestWalk(program).held(Geometry(program.nest))
+    return [[size.moved(4) if isinstance(size, Held) else size or 0.0 for size in sizes] for sizes in held]
+
+
 @settings(max_examples=60)
 @given(st.data(), expressions((2, 4, 12, 16), ("matmul", "transposed")))
 def test_a_cache_misses_exactly_what_the_engine_predicts(data: st.DataObject, expr: TensorExpr) -> None:
@@ -118,7 +124,7 @@ def test_a_cache_misses_exactly_what_the_engine_predicts(data: st.DataObject, ex
     by, and between the two the engine's fading is a smoothing."""
     program = data.draw(programs(expr, cached(1 << 20), dividing=True)).stages[0]
     note(program.describe())
-    live = [sum(at) for at in zip(*NestWalk(program).sizes(4, Geometry(program.nest)), strict=True)]
+    live = [sum(sizes) for sizes in zip(*live_bytes(program), strict=True)]
     inside = [int(2 * f) for outer, f in itertools.pairwise(live) if outer >= 4 * f]
     room = data.draw(st.sampled_from(inside or [int(2 * live[0])]))
     counted = 4 * interpreter.cache_elements(program, room // 4)

@@ -91,18 +91,18 @@ def test_aligned_runs_move_their_bytes_and_others_parts_of_transactions() -> Non
     nest = first(gemm(64, 64, 64))
     geometry = Geometry(nest)
     # Rows of 64 x 4 B start at multiples of 64 B: 16 elements are one transaction each, 8 rows.
-    assert geometry.moved(0, (8, 1, 16), 64) == 8 * 64
+    assert geometry.held(0, (8, 1, 16)).moved(64) == 8 * 64
     # A run of 8 x 4 B at a random place touches (32 - 4) / 64 + 1 transactions on average.
-    assert geometry.moved(0, (8, 1, 8), 64) == 8 * (28 / 64 + 1) * 64
+    assert geometry.held(0, (8, 1, 8)).moved(64) == 8 * (28 / 64 + 1) * 64
     # One column: an element a row, one transaction each.
-    assert geometry.moved(0, (8, 1, 1), 64) == 8 * 64
-    assert geometry.moved(0, (8, 1, 8), 4) == geometry.nbytes(0, (8, 1, 8)) == 8 * 8 * 4
+    assert geometry.held(0, (8, 1, 1)).moved(64) == 8 * 64
+    assert geometry.held(0, (8, 1, 8)).moved(4) == geometry.held(0, (8, 1, 8)).nbytes == 8 * 8 * 4
 
 
 def test_misaligned_rows_cost_one_transaction_more_almost_always() -> None:
     """Rows of 100 B: 25 elements; a whole row touches (100 - 4) / 64 + 1 transactions of 64 B."""
     geometry = Geometry(first(gemm(8, 8, 25)))
-    assert geometry.moved(0, (1, 1, 25), 64) == pytest.approx((96 / 64 + 1) * 64)
+    assert geometry.held(0, (1, 1, 25)).moved(64) == pytest.approx((96 / 64 + 1) * 64)
 
 
 @given(st.integers(1, 40), st.sampled_from((8, 16, 32)))
@@ -111,28 +111,27 @@ def test_transactions_are_the_average_over_all_places(run: int, transaction: int
     per = transaction // 4
     count = [(offset + run - 1) // per - offset // per + 1 for offset in range(per)]
     geometry = Geometry(first(gemm(3, 3, 1000 * per + 1)))  # rows of a length that no transaction divides
-    assert geometry.moved(0, (1, 1, run), transaction) == pytest.approx(sum(count) / per * transaction)
+    assert geometry.held(0, (1, 1, run)).moved(transaction) == pytest.approx(sum(count) / per * transaction)
 
 
 def test_runs_are_counted() -> None:
     geometry = Geometry(first(gemm(64, 64, 64)))
-    assert geometry.runs(0, (8, 1, 16)) == 8
-    assert geometry.runs(0, (8, 1, 64)) == 1
+    assert geometry.held(0, (8, 1, 16)).runs == 8
+    assert geometry.held(0, (8, 1, 64)).runs == 1
 
 
 def test_a_flat_operator_is_one_run_whatever_its_shape() -> None:
     nest = first(relu(4, 8, 16))
     assert nest.extents == (512,)
-    assert Geometry(nest).runs(0, (100,)) == 1
+    assert Geometry(nest).held(0, (100,)).runs == 1
 
 
 def test_strided_columns_crowd_into_few_sets() -> None:
     """64 sets of 64 B; rows of 4096 B all start in set 0: 16 rows of one line share it. Rows of 4160 B do not."""
     banks = Banks(count=64, width_bytes=64)
-    assert Geometry(first(gemm(64, 8, 1024))).crowding(0, (16, 1, 16), banks) == 16
-    assert Geometry(first(gemm(64, 8, 1040))).crowding(0, (16, 1, 16), banks) == 1
-    assert Geometry(first(gemm(64, 8, 1024))).crowding(0, (16, 1, 16), None) == 1
-    assert Geometry(first(gemm(64, 8, 1024))).crowding(0, (1, 1, 1024), banks) == 1
+    assert Geometry(first(gemm(64, 8, 1024))).held(0, (16, 1, 16)).crowding(banks) == 16
+    assert Geometry(first(gemm(64, 8, 1040))).held(0, (16, 1, 16)).crowding(banks) == 1
+    assert Geometry(first(gemm(64, 8, 1024))).held(0, (1, 1, 1024)).crowding(banks) == 1
 
 
 def test_panels_hold_a_value_for_every_point_their_factor_depends_on() -> None:
