@@ -9,8 +9,6 @@ from dataclasses import replace
 from roller.program import StageProgram, Staging
 from roller.search import Chain, Search
 
-REFINED = 5  # best chains for which orders and staging are tried
-
 
 def program_of(search: Search, levels: tuple[int, ...], chain: Chain) -> StageProgram:
     """The program of a chain with the default orders (spatial loops outside reductions) and the copies it cannot do without."""
@@ -83,18 +81,19 @@ def every_staging(search: Search, levels: tuple[int, ...]) -> Iterator[tuple[Sta
             yield (*boxes, *(p for p in panels if p is not None))
 
 
-def complete(search: Search, chains: list[Chain]) -> Iterator[StageProgram]:
-    """Programs for the chains with default orders and staging; for the best of them each choice in turn, keeping the best."""
+def whole_programs(search: Search, chains: list[Chain]) -> list[StageProgram]:
+    """Programs for the chains with default orders and staging, and with the reduction cut where tiles are too few."""
     whole = [program_of(search, search.levels, chain) for chain in chains]
-    plain = [*whole, *(p for program in whole for p in split(search, program))]
-    yield from plain
-    plain.sort(key=lambda p: (search.model.estimate(p).seconds, p.tiles))
-    for program in plain[:REFINED]:
-        best = program
-        for choices in (_staged, _ordered, _serial):
-            options = [best, *choices(search, best)]
-            yield from options[1:]
-            best = min(options, key=lambda p: search.model.estimate(p).seconds)
+    return [*whole, *(p for program in whole for p in split(search, program))]
+
+
+def refined(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+    """A program with each choice in turn made in every way, the best kept for the next one."""
+    best = program
+    for choices in (_staged, _ordered, _serial):
+        options = [best, *choices(search, best)]
+        yield from options[1:]
+        best = min(options, key=lambda p: search.model.estimate(p).seconds)
 
 
 def _staged(search: Search, program: StageProgram) -> Iterator[StageProgram]:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from roller.align import Rules
-from roller.choice import complete, program_of, split
+from roller.choice import program_of, refined, split, whole_programs
 from roller.cost import CostParameters, Estimate, combine_estimates, overlapped
 from roller.errors import ConstructionError
 from roller.expr import TensorExpr
@@ -29,6 +29,7 @@ from roller.program import RProgram, StageProgram
 from roller.search import Chain, Search, packs, reads_whole, searches, start, stores
 
 INNER_KEEP, OUTER_KEEP = 8, 8  # chains kept after a level
+REFINED = 8  # programs whose orders and staging are tried, beside the best one of each nest, atom and mapping
 SAME_SIZE = 2  # innermost tiles of about one size that are kept where tiles run on lanes
 PACKED_GAIN = 0.97  # a vector where only a panel is side by side must save this much padding, as its results are scattered
 MAPPING_SLACK = 2.0  # an innermost tile predicted this much slower than the best one is not pursued
@@ -83,15 +84,29 @@ def construct_stage(
     """The best programs for one stage over its nest variants."""
     found = searches(nests, spec, rules, parameters, constants)
     pool: dict[tuple[object, ...], Rated] = {}
-    for search, chains in _innermost(found):
-        for program in _programs(search, chains):
-            pool.setdefault((search.nest.dims, *program.key), (program, search.model.estimate(program)))
+
+    def rate(search: Search, program: StageProgram) -> float:
+        rating = search.model.estimate(program)
+        pool.setdefault((search.nest.dims, *program.key), (program, rating))
+        return rating.seconds
+
+    plain = [[(rate(s, p), p.tiles, n, s, p) for p in _programs(s, c)] for n, (s, c) in enumerate(_innermost(found))]
+    for search, program in _worth_refining([sorted(rated, key=lambda item: item[:3]) for rated in plain if rated]):
+        for choice in refined(search, program):
+            rate(search, choice)
     if not pool:
         raise ConstructionError(
             f"no tile of {nests[0].stage.name!r} fits {spec.device}:{spec.chip}", dict(found[0].refusals) if found else {}
         )
     ranked = sorted(pool.values(), key=lambda item: (item[1].seconds, item[0].tiles))
     return diverse(ranked, top_k)
+
+
+def _worth_refining(plain: list[list[tuple[float, Chain, int, Search, StageProgram]]]) -> list[tuple[Search, StageProgram]]:
+    """The best program of each search, whose copies may change the order between searches, and the best of all others."""
+    first = [rated[0] for rated in plain]
+    rest = sorted((item for rated in plain for item in rated[1:]), key=lambda item: item[:3])
+    return [(search, program) for *_, search, program in (*first, *rest[:REFINED])]
 
 
 def _innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
@@ -139,14 +154,14 @@ def _several_sizes(found: list[Search], rated: list[tuple[float, int, Chain]]) -
     return kept
 
 
-def _programs(search: Search, chains: list[Chain]) -> Iterator[StageProgram]:
+def _programs(search: Search, chains: list[Chain]) -> list[StageProgram]:
     """Chains of tiles from the innermost ones outward, then the programs that use them."""
     for position in reversed(range(len(search.levels) - 1)):
         found: dict[Chain, None] = {}
         for chain in chains:
             found.update({(tile, *chain): None for tile in tiles_at(search, position, chain[0])})
         chains = _prune(search, search.levels[position:], list(found), OUTER_KEEP)
-    yield from complete(search, chains)
+    return whole_programs(search, chains)
 
 
 def _prune(search: Search, levels: tuple[int, ...], chains: list[Chain], keep: int) -> list[Chain]:

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from roller.align import Rules
 from roller.chip import SpecLike, resolve
-from roller.choice import complete
+from roller.choice import refined, whole_programs
 from roller.compiler import Op, expression_of
 from roller.cost import CostParameters, Estimate, Model, combine_estimates
 from roller.errors import ConstructionError, ExpressionError
@@ -98,7 +98,9 @@ def _programs(
     model, fit = Model(chip, parameters, geometry), Fit(chip, nest, geometry)
     for atom, mapping in mappings(nest, rules.atoms):
         search = Search(model, fit, rules, nest, atom, mapping)
-        yield from (p for p in complete(search, [chain]) if p.tiles == chain)
+        plain = whole_programs(search, [chain])
+        yield from (p for p in plain if p.tiles == chain)
+        yield from (p for start in plain for p in refined(search, start) if p.tiles == chain)
 
 
 def _broken(growth: Growth, nest: Nest) -> str | None:

@@ -16,6 +16,8 @@ from roller.nest import Tile
 from roller.program import Loop, StageProgram, copy_depth
 from roller.tile import Geometry, Held
 
+Kept = tuple[Held | float | None, ...]  # at each depth: a data tile, the bytes of a panel, or nothing
+
 
 @dataclass(frozen=True, slots=True)
 class Stream:
@@ -41,7 +43,7 @@ class NestWalk:
     """The loops of a program with the tile inside each prefix of them, and the arrays that are live there."""
 
     program: StageProgram
-    _held: tuple[tuple[Held | float | None, ...], ...] | None = None
+    _held: tuple[Kept, ...] | None = None
 
     @cached_property
     def loops(self) -> tuple[Loop, ...]:
@@ -74,7 +76,7 @@ class NestWalk:
             streams.append(Stream(None, factor, program.nest.factor_touches(factor), copy_depth(program, staging), depth))
         return tuple(streams)
 
-    def held(self, geometry: Geometry) -> tuple[tuple[Held | float | None, ...], ...]:
+    def held(self, geometry: Geometry) -> tuple[Kept, ...]:
         """For each stream what it keeps at each depth: a data tile, the bytes of a panel, or None inside the panel's copy."""
         if self._held is None:
             self._held = tuple(_stream_held(self, stream, geometry) for stream in self.streams)
@@ -124,7 +126,7 @@ def _copies(loop: Loop, units: int) -> int:
     return min(loop.trips, units) if loop.over == "units" else 1
 
 
-def _stream_held(walk: NestWalk, stream: Stream, geometry: Geometry) -> tuple[Held | float | None, ...]:
+def _stream_held(walk: NestWalk, stream: Stream, geometry: Geometry) -> Kept:
     """What a stream keeps at each depth; outside a panel's copy, the panel itself (its buffer is reused)."""
     found: list[Held | float | None] = []
     width = walk.program.nest.accumulator_bytes
@@ -140,7 +142,7 @@ def _stream_held(walk: NestWalk, stream: Stream, geometry: Geometry) -> tuple[He
     return tuple(found)
 
 
-def _room_at(depth: int, held: tuple[tuple[Held | float | None, ...], ...], level: MemoryLevel) -> float:
+def _room_at(depth: int, held: tuple[Kept, ...], level: MemoryLevel) -> float:
     """Room that everything live at a depth needs, crowding into few sets of a cache included."""
     needed = 0.0
     for sizes in held:
@@ -153,7 +155,7 @@ def _room_at(depth: int, held: tuple[tuple[Held | float | None, ...], ...], leve
     return needed
 
 
-def _retained(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, held: tuple[tuple[Held | float | None, ...], ...]) -> list[float]:
+def _retained(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, held: tuple[Kept, ...]) -> list[float]:
     """The share of data that survives until it is used again, at each depth: 1 if all fits, fading to 0 at twice the room.
 
     It ends with the first depth at which all fits: further in less is live.
