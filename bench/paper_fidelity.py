@@ -24,13 +24,14 @@ from bench.paper_ops import DATA, PaperOperator, other_operators, paper_operator
 from roller import SymbolicTensor, ops, rating
 from roller.align import Rules
 from roller.construct import construct
-from roller.cost import CostParameters, Model
+from roller.cost import Model
 from roller.defaults import tile_multiples
 from roller.expr import TensorExpr
 from roller.fusion import fuse
 from roller.hardware import HardwareSpec
 from roller.nest import Nest, Tile, variants
 from roller.program import tiled_levels
+from roller.rates import CostParameters
 from roller.tile import Geometry
 
 V100 = "cuda:v100-pcie"

@@ -19,13 +19,14 @@ from dataclasses import dataclass
 
 from roller.align import Rules
 from roller.choice import program_of, refined, split, whole_programs
-from roller.cost import CostParameters, Estimate, combine_estimates, overlapped
+from roller.cost import Estimate, combine_estimates, overlapped
 from roller.errors import ConstructionError
 from roller.expr import TensorExpr
 from roller.grow import grow, tiles_at
 from roller.hardware import HardwareSpec
 from roller.nest import Nest, variants
 from roller.program import RProgram, StageProgram
+from roller.rates import CostParameters
 from roller.search import Chain, Search, packs, reads_whole, searches, start, stores
 
 INNER_KEEP, OUTER_KEEP = 8, 8  # chains kept after a level

@@ -13,37 +13,14 @@ import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from roller.hardware import HardwareSpec, MemoryLevel
-from roller.nest import Access
-from roller.program import RProgram, StageProgram, Staging, copy_depth, tiled_levels
+from roller.copying import copy_seconds
+from roller.hardware import HardwareSpec
+from roller.program import RProgram, StageProgram
+from roller.rates import CostParameters, Rates, unit_efficiency
+from roller.registers import RegisterTraffic
 from roller.slots import body_slots, epilogue_slots
 from roller.tile import Geometry
 from roller.traffic import NestWalk, level_traffic
-
-TRANSPOSE_SLOTS = 1.5  # issue slots an element for exchanging parts of two vectors: three shuffles for two results
-DECODE_TRIPS = 2  # trips of a loop that dividing an index by a known extent takes as long as, remainder included
-ROW_TRIPS = 6  # loops around one row of a box: the row itself, three spans of it, a vector and an element loop
-
-
-@dataclass(frozen=True)
-class CostParameters:
-    """What the model needs beyond the spec; a device may supply its own.
-
-    `tile_overhead_ns`: starting and finishing one accumulator tile; picking it up again later costs twice that.
-    Visits of at most `short_visit` atom operations cost none of it: their ends are foreseen, and the next visit overlaps.
-    `trip_overhead_ns`: one trip of the loops around the innermost tile. `unit_overhead_ns`: handing a tile to a unit.
-    `misses_in_flight`: memory latencies that overlap in
-    one unit (line-fill buffers).
-    `gather_slots`: issue slots to place one element that is not contiguous into a vector.
-    """
-
-    tile_overhead_ns: float = 0.0
-    short_visit: int = 0
-    trip_overhead_ns: float = 0.0
-    unit_overhead_ns: float = 0.0
-    misses_in_flight: int = 10
-    gather_slots: float = 1.0
-    copy_slots: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -76,11 +53,18 @@ class Model:
     spec: HardwareSpec
     parameters: CostParameters
     geometry: Geometry
+    rates: Rates = field(init=False)
     _slots: float = field(init=False)
+    _epilogue_slots: float = field(init=False)
+    _registers: RegisterTraffic = field(init=False)
     _known: dict[tuple[object, ...], Estimate] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._slots = body_slots(self.geometry.nest.stage)
+        nest = self.geometry.nest
+        self.rates = Rates(self.spec, self.parameters)
+        self._slots = body_slots(nest.stage)
+        self._epilogue_slots = math.prod([nest.extents[i] for i in nest.spatial]) * epilogue_slots(nest.stage)
+        self._registers = RegisterTraffic(nest, self.parameters.gather_slots)
 
     def estimate(self, program: StageProgram) -> Estimate:
         """Predict one stage."""
@@ -98,7 +82,7 @@ class Model:
             latency += waiting
         steps = max(1, _steps(program))
         body = overlapped(tuple(terms.values()), steps, self.overlap_loss(program))
-        copies = sum(self._copy_seconds(walk, s) for s in program.staged)
+        copies = sum(copy_seconds(self.rates, self.geometry, walk, s) for s in program.staged)
         overhead = self.overhead_seconds(program)
         combine = self._combine_seconds(program)
         shown = (*terms.items(), ("latency", latency), ("copy", copies), ("combine", combine), ("overhead", overhead))
@@ -107,16 +91,15 @@ class Model:
 
     def compute_seconds(self, program: StageProgram) -> float:
         """Padded work over the rate of the atom, of its chains and of the units that work."""
-        nest, atom = program.nest, program.atom
+        atom = program.atom
         points = _atom_points(program)
         slots = self._slots if atom.kind != "matrix" else 1.0
         rate = atom.gflops * 1e9 / 2 * self.chain_efficiency(program) * unit_efficiency(program, self.spec)
-        epilogue = math.prod(nest.extents[i] for i in nest.spatial) * epilogue_slots(nest.stage)
-        vector = max((a.gflops for a in self.spec.atoms if a.kind != "matrix"), default=atom.gflops) * 1e9 / 2
         rows = self._start_up(program)
         group = self.spec.unit.lane_group
         idle = -(-program.lanes // group) * group / program.lanes if program.lane_level is not None and program.lanes else 1.0
-        return points * slots * rows * idle / rate + epilogue / (vector * unit_efficiency(program, self.spec))
+        busy = unit_efficiency(program, self.spec)
+        return points * slots * rows * idle / rate + self._epilogue_slots / (self.rates.vector_slots * busy)
 
     def _start_up(self, program: StageProgram) -> float:
         """How much longer a streamed atom takes for loading its stationary block: (rows x row cycles + start-up) / rows."""
@@ -150,135 +133,14 @@ class Model:
         program, level = walk.program, self.spec.levels[index]
         assert level.bandwidth_gbps is not None
         if index == program.levels[-1] and program.lane_level is None and level.managed and program.atom.kind != "matrix":
-            moved, latency = self._register_bytes(program, level.transaction_bytes), 0.0
+            moved, latency = self._registers.bytes(program, level.transaction_bytes), 0.0
         else:
             traffic = level_traffic(walk, self.spec, self.geometry, index)
             waiting = self.spec.unit.count * unit_efficiency(program, self.spec) * self.parameters.misses_in_flight
             # Copies into managed levels are issued ahead; what they wait for is the step overhead.
             exposed = 0.0 if level.managed else traffic.runs * self.spec.levels[index - 1].latency_ns * 1e-9
             moved, latency = traffic.bytes, exposed / waiting / max(1.0, program.lanes / level.access_lanes)
-        return moved / self._rate(level, unit_efficiency(program, self.spec)), latency
-
-    def _rate(self, level: MemoryLevel, busy: float) -> float:
-        """Bytes a second into a level when this share of the units works."""
-        assert level.bandwidth_gbps is not None
-        if not self.spec.shared(level):
-            return level.bandwidth_gbps * 1e9 * busy
-        drawn = level.unit_bandwidth_gbps * self.spec.unit.count * busy if level.unit_bandwidth_gbps else math.inf
-        return min(level.bandwidth_gbps, drawn) * 1e9
-
-    def _outside_rate(self, index: int, busy: float) -> float:
-        """Bytes a second from the outermost level through to this one: the slowest on the way."""
-        inwards = max(index, tiled_levels(self.spec)[0])
-        return min(self._rate(level, busy) for level in self.spec.levels[1 : inwards + 1] if level.bandwidth_gbps is not None)
-
-    def _register_bytes(self, program: StageProgram, transaction: int) -> float:
-        """Bytes loaded into and stored from registers by units without lanes: whole vectors where an array is contiguous
-        along the atom, one transaction an element where it is broadcast or gathered.
-        """
-        nest = program.nest
-        steps = math.prod([-(-e // t) for e, t in zip(nest.extents, program.inner, strict=True)])
-        spatial_steps = math.prod([-(-nest.extents[i] // program.inner[i]) for i in nest.spatial])
-        passes = 2 * program.accumulator_visits - 1
-        panels = {s.operand for s in program.staged if s.kind == "panel"}
-        boxes = {s.operand for s in program.staged if s.kind == "box"}
-        width = max((e for e in program.atom.roles.values() if isinstance(e, int)), default=1)
-        total = 0.0
-        for number, access in enumerate(nest.accesses):
-            panel = access.factor in panels and access.role == "body"
-            loads = self._vector_loads(program, number, panel, access.guarded and number not in boxes)
-            times = steps if access.role == "body" else spatial_steps * (passes if access.role == "output" else 1)
-            vector = width * access.element_bytes if program.lane is not None and access.touches[program.lane] else 0
-            total += loads * times * max(transaction, vector)
-        return total
-
-    def _vector_loads(self, program: StageProgram, number: int, panel: bool, guarded: bool) -> float:
-        """Load (or store) slots of one array for one innermost tile."""
-        nest = program.nest
-        access = nest.accesses[number]
-        touched = math.prod([t for t, x in zip(program.inner, access.touches, strict=True) if x])
-        lane = program.lane
-        if lane is None or not access.touches[lane]:
-            # Points along a fused dimension that is decoded are no constant step apart: each needs an address, loaded too.
-            apart = any(s is None and t > 1 for s, t in zip(access.strides, program.inner, strict=True))
-            return touched * (2 if apart and not panel else 1)
-        width = program.atom.extents[program.mapping[0][0]]
-        assert isinstance(width, int)
-        whole, rest = divmod(program.inner[lane], width)
-        vectors = touched / program.inner[lane] * (whole + 2 * rest.bit_count())  # a part of a vector moves in pieces
-        if panel or (access.strides[lane] == 1 and not guarded):
-            return vectors
-        return touched * (1 + self.parameters.gather_slots) + (touched if access.strides[lane] is None or guarded else 0)
-
-    def _copy_seconds(self, walk: NestWalk, staging: Staging) -> float:
-        """Filling a panel or box: the larger of issuing the elements and moving them, for every trip of the loops outside."""
-        if staging.constant or (self.spec.levels[staging.level].managed and staging.level):
-            return 0.0  # a managed level is filled by the copies that its own term counts
-        program, nest = walk.program, walk.program.nest
-        depth = copy_depth(program, staging)
-        tile = walk.tiles[depth]
-        times = math.prod([lp.trips for lp in walk.loops[:depth]])
-        if staging.kind == "box":
-            sources, width = [staging.operand], nest.accesses[staging.operand].element_bytes
-            elements = self.geometry.held(staging.operand, tile).tile.elements * times
-        else:
-            sources, width = [n for n, a in enumerate(nest.inputs) if a.factor == staging.operand], nest.accumulator_bytes
-            elements = self.geometry.panel_elements(staging.operand, tile) * times
-        units = unit_efficiency(program, self.spec) if staging.level else 1.0
-        rows = times * (self.geometry.held(staging.operand, tile).runs if staging.kind == "box" else 0.0)
-        issue = elements * self._copy_slots(program, staging) / (self._vector_rate() * units)
-        trips = rows * ROW_TRIPS if staging.kind == "box" else self._slot_trips(program, staging, elements)
-        issue += trips * self.parameters.trip_overhead_ns * 1e-9 / (self.spec.unit.count * max(units, 1e-9))
-        level = self.spec.levels[max(1, staging.level)]
-        read = sum(self.geometry.held(n, tile).moved(level.transaction_bytes) for n in sources) * times
-        written = elements * width
-        fits = staging.level > 0 or written <= self._near_bytes
-        # What a copy inside the nest reads from further out is part of the traffic of those levels.
-        rate = self._rate(level, units) if staging.level else self._outside_rate(1, units)
-        launch = self.spec.unit.launch_overhead_us * 1e-6 if staging.level == 0 else 0.0
-        return max(issue, (read + (0 if fits else 2 * written)) / rate) + launch
-
-    @cached_property
-    def _near_bytes(self) -> int:
-        """The largest copy for the whole problem that does not travel to the outermost memory and back: what a cache inside
-        the last one holds. The last cache gives up what is written, line by line, for what is fetched to be written over.
-        """
-        return max((level.usable_bytes for level in self.spec.levels[2:] if not level.managed), default=0)
-
-    def _slot_trips(self, program: StageProgram, staging: Staging, elements: float) -> float:
-        """Trips of the loops that fill a panel: one a slot, and two more for each division that decodes a fused reduction."""
-        nest = program.nest
-        touches = nest.factor_touches(staging.operand)
-        mine = [a for a in nest.inputs if a.factor == staging.operand]
-        slot = math.prod([t for t, x in zip(program.inner, touches, strict=True) if x])
-        decoded = [i for i in nest.reduce if touches[i] and any(a.strides[i] is None for a in mine)]
-        divisions = sum(len(nest.dims[i].members) - 1 for i in decoded)
-        return elements / max(slot, 1) * (1 + DECODE_TRIPS * divisions)
-
-    def _vector_rate(self) -> float:
-        """Element operations a second of the widest vectors."""
-        return max(a.gflops for a in self.spec.atoms if a.kind != "matrix") * 1e9 / 2
-
-    def _copy_slots(self, program: StageProgram, staging: Staging) -> float:
-        """Issue slots to copy one element: a load and a store, of vectors where source and copy are contiguous alike."""
-        lane = program.lane
-        width = max((e for e in program.atom.roles.values() if isinstance(e, int)), default=1)
-        scalar, vector = 2.0 * width * self.parameters.copy_slots, 2.0 * self.parameters.copy_slots
-        if staging.kind == "box":
-            return vector
-        mine = [a for a in program.nest.inputs if a.factor == staging.operand]
-        if lane is None or not program.nest.factor_touches(staging.operand)[lane]:
-            return scalar
-        steps = [_lane_step(a, lane) for a in mine if a.touches[lane]]
-        if any(step != 1 for step in steps):
-            return vector + TRANSPOSE_SLOTS * math.log2(width) if self._transposes(program, mine) else scalar
-        return vector if all(a.strides[lane] == 1 for a in mine if a.touches[lane]) else 2 * vector
-
-    def _transposes(self, program: StageProgram, sources: list[Access]) -> bool:
-        """True if blocks of vectors along a reduction can be transposed: one plain array, contiguous there."""
-        along = [i for i in program.nest.reduce if program.inner[i] == 1]
-        plain = len(sources) == 1 and not sources[0].guarded and program.lane not in program.nest.reduce
-        return plain and sources[0].strides[program.lane or 0] is not None and any(sources[0].strides[i] == 1 for i in along)
+        return moved / self.rates.into(level, unit_efficiency(program, self.spec)), latency
 
     def level_terms(self, program: StageProgram, outermost: int) -> tuple[list[float], float]:
         """Seconds of moving data into the levels from this position inward, and of latency."""
@@ -322,14 +184,14 @@ class Model:
         width = _atom_outputs(program)
         outputs = math.prod([program.nest.extents[i] for i in program.nest.spatial])
         slots = outputs * width * (2 * math.log2(width) + 1)
-        return slots / (self._vector_rate() * max(unit_efficiency(program, self.spec), 1e-9))
+        return slots / (self.rates.vector_slots * max(unit_efficiency(program, self.spec), 1e-9))
 
     def _combine_seconds(self, program: StageProgram) -> float:
         """Adding partial results: over units a write, a read and one more launch; over lanes a tree of exchanges a tile."""
         outputs = math.prod([program.nest.extents[i] for i in program.nest.spatial])
         seconds = 0.0
         if program.split > 1:
-            seconds += 2 * program.split * outputs * program.nest.accumulator_bytes / self._outside_rate(1, 1.0)
+            seconds += 2 * program.split * outputs * program.nest.accumulator_bytes / self.rates.from_outside(1.0)
             seconds += self.spec.unit.launch_overhead_us * 1e-6 + self.spec.unit.sync_ns * 1e-9
         shared = math.prod([lp.trips for lp in program.loops if lp.over == "lanes" and program.nest.dims[lp.dim].is_reduce])
         if shared > 1:
@@ -368,12 +230,6 @@ def accumulators(program: StageProgram) -> int:
     return spatial * (math.prod(program.inner[i] for i in program.nest.reduce) if apart else 1)
 
 
-def unit_efficiency(program: StageProgram, spec: HardwareSpec) -> float:
-    """Useful work over the work of all units if each had the largest share: idle units and uneven last rounds."""
-    units, tiles = spec.unit.count, program.unit_tiles
-    return tiles / (units * -(-tiles // units)) if tiles else 1.0
-
-
 def _atom_outputs(program: StageProgram) -> int:
     """Outputs of one atom: an accumulating operation is one atom."""
     size = 1
@@ -395,12 +251,6 @@ def _atom_points(program: StageProgram) -> int:
         points *= -(-extent // tile) * (-(-tile // step) * step)
     unmapped = [extent for role, extent in roles.items() if isinstance(extent, int) and program.role(role) is None]
     return points * math.prod(unmapped)
-
-
-def _lane_step(access: Access, dim: int) -> int:
-    """Address step between neighbours along the innermost member of a dimension."""
-    steps = access.tensor.strides
-    return sum(i.coefficient(access.innermost[dim]) * s for i, s in zip(access.index, steps, strict=True))
 
 
 def _steps(program: StageProgram) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from roller.align import Multiple, transaction_step
-from roller.cost import CostParameters
 from roller.expr import TensorExpr
 from roller.hardware import ComputeAtom, HardwareSpec
 from roller.nest import variants
 from roller.program import tiled_levels
+from roller.rates import CostParameters
 
 
 def atoms(spec: HardwareSpec, expr: TensorExpr) -> tuple[ComputeAtom, ...]:

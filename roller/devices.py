@@ -18,12 +18,12 @@ import pluggy
 
 from roller import defaults, hookspecs
 from roller.align import Multiple, Rules
-from roller.cost import CostParameters
 from roller.errors import HookError, PluginApiError, PluginLoadError, RollerError, UnknownDeviceError
 from roller.expr import TensorExpr
 from roller.hardware import ComputeAtom, HardwareSpec
 from roller.kernel import Artifact, BuildOptions, KernelSource, Runner
 from roller.program import RProgram, tiled_levels
+from roller.rates import CostParameters
 
 _MEMORY = 256  # answers remembered for each plugin and hook that construction asks
 

@@ -14,10 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from roller.align import Rules
-from roller.cost import CostParameters, Estimate, unit_efficiency
+from roller.cost import Estimate
 from roller.growth import Growth, Stop
 from roller.hardware import HardwareSpec
 from roller.program import RProgram, StageProgram, staged_tensors
+from roller.rates import CostParameters, unit_efficiency
 from roller.record import Choice
 from roller.tile import padding_waste
 from roller.traffic import NestWalk, level_traffic

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from roller.align import Rules, next_aligned
-from roller.cost import CostParameters, Model
+from roller.cost import Model
 from roller.fit import Fit
 from roller.hardware import HardwareSpec
 from roller.nest import Tile
 from roller.program import StageProgram
+from roller.rates import CostParameters
 from roller.tile import Geometry
 
 

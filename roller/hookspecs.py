@@ -14,11 +14,11 @@ from pathlib import Path
 import pluggy
 
 from roller.align import Multiple
-from roller.cost import CostParameters
 from roller.expr import TensorExpr
 from roller.hardware import ComputeAtom, HardwareSpec
 from roller.kernel import Artifact, BuildOptions, KernelSource, Runner
 from roller.program import RProgram
+from roller.rates import CostParameters
 
 API_VERSION = 1
 GROUP = "roller.devices"

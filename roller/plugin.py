@@ -3,7 +3,6 @@
 from roller.align import Multiple
 from roller.arrays import ALIGNMENT, address, aligned_empty, numpy_dtype, ready
 from roller.catalog import builtin_dir, dump_spec, find_spec, list_specs, load_spec, spec_from_dict
-from roller.cost import CostParameters
 from roller.errors import (
     CodegenError,
     ConstructionError,
@@ -22,6 +21,7 @@ from roller.kernel import Artifact, BuildOptions, KernelSource, Runner
 from roller.narrow import narrowed
 from roller.nest import Access, Dim, Nest, Tile
 from roller.program import Loop, RProgram, StageProgram, Staging
+from roller.rates import CostParameters
 from roller.scalar import (
     Accumulator,
     Affine,

@@ -10,7 +10,7 @@ from roller.align import Rules
 from roller.chip import SpecLike, resolve
 from roller.choice import refined, whole_programs
 from roller.compiler import Op, expression_of
-from roller.cost import CostParameters, Estimate, Model, combine_estimates
+from roller.cost import Estimate, Model, combine_estimates
 from roller.errors import ConstructionError, ExpressionError
 from roller.fit import Fit
 from roller.fusion import fuse
@@ -19,6 +19,7 @@ from roller.hardware import HardwareSpec
 from roller.narrow import narrowed
 from roller.nest import Nest, Tile, variants
 from roller.program import StageProgram, tiled_levels
+from roller.rates import CostParameters
 from roller.search import Search, mappings
 from roller.space import ProgramSpace, program_space
 from roller.tile import Geometry

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from roller.align import Rules, atom_tile, atoms_for
-from roller.cost import CostParameters, Model
+from roller.cost import Model
 from roller.fit import Fit
 from roller.hardware import ComputeAtom, HardwareSpec
 from roller.nest import Nest, Tile
 from roller.program import lane_level, tiled_levels
+from roller.rates import CostParameters
 from roller.tile import Geometry
 
 Chain = tuple[Tile, ...]  # tiles from some level inward

@@ -14,11 +14,11 @@ from functools import cached_property
 
 from roller.align import Rules, aligned_extents
 from roller.choice import every_staging, orders_of, program_of, required_staging
-from roller.cost import CostParameters
 from roller.expr import TensorExpr
 from roller.hardware import HardwareSpec
 from roller.nest import Tile, variants
 from roller.program import RProgram, StageProgram
+from roller.rates import CostParameters
 from roller.search import Chain, Search, searches, start
 
 DRAWS = 10_000  # misses in a row after which a space counts as empty

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from roller import ops
 from roller.align import Multiple, Rules, aligned_extents, atom_tile
 from roller.construct import Candidate, construct
-from roller.cost import CostParameters
 from roller.expr import TensorExpr
 from roller.fusion import fuse
 from roller.hardware import ComputeAtom, HardwareSpec, MemoryLevel, SchedulableUnit
 from roller.nest import Nest, Tile, variants
 from roller.ops import SymbolicTensor
 from roller.program import RProgram, StageProgram, Staging, lane_level, tiled_levels
+from roller.rates import CostParameters
 from roller.search import mappings
 
 DTYPE = "float32"

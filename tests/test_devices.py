@@ -8,13 +8,13 @@ from toy_plugin import Toy, toy_spec
 import roller
 from roller import ops
 from roller.align import Multiple
-from roller.cost import CostParameters
 from roller.devices import Device, device_names, load_device
 from roller.errors import CodegenError, HookError, PluginApiError, PluginLoadError, UnknownDeviceError
 from roller.fusion import fuse
 from roller.isolated import run_isolated
 from roller.kernel import BuildOptions
 from roller.plugin import hookimpl
+from roller.rates import CostParameters
 
 
 @pytest.fixture

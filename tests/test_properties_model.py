@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from roller import ops
 from roller.catalog import load_spec
 from roller.construct import Candidate
-from roller.cost import CostParameters, Estimate, estimate
+from roller.cost import Estimate, estimate
 from roller.errors import ConstructionError
 from roller.expr import Axis, Stage, Tensor, TensorExpr
 from roller.hardware import HardwareSpec
 from roller.program import RProgram
+from roller.rates import CostParameters
 from roller.scalar import Affine, Load, reindex, rewrite
 from roller.testing import (
     FAMILIES,

@@ -23,13 +23,14 @@ import roller
 from roller import ops
 from roller.align import Rules
 from roller.catalog import load_spec
-from roller.cost import CostParameters, Model
+from roller.cost import Model
 from roller.errors import ConstructionError
 from roller.expr import TensorExpr
 from roller.fit import Fit
 from roller.hardware import HardwareSpec
 from roller.nest import variants
 from roller.program import StageProgram
+from roller.rates import CostParameters
 from roller.space import program_space
 from roller.testing import (
     constructed,

@@ -16,12 +16,13 @@ import pytest
 from roller import ops
 from roller.catalog import load_spec
 from roller.construct import Candidate
-from roller.cost import CostParameters, Model
+from roller.cost import Model
 from roller.expr import TensorExpr
 from roller.fit import Fit
 from roller.hardware import HardwareSpec
 from roller.nest import variants
 from roller.program import StageProgram
+from roller.rates import CostParameters
 from roller.testing import constructed, expression, gemm
 from roller.tile import Geometry
 

@@ -1,0 +1,86 @@
+"""Seconds to fill a panel or a box: issuing the elements or moving them, whichever takes longer."""
+
+from __future__ import annotations
+
+import math
+
+from roller.nest import Access, Nest
+from roller.program import StageProgram, Staging, copy_depth
+from roller.rates import Rates, unit_efficiency
+from roller.tile import Geometry
+from roller.traffic import NestWalk
+
+TRANSPOSE_SLOTS = 1.5  # issue slots an element for exchanging parts of two vectors: three shuffles for two results
+DECODE_TRIPS = 2  # trips of a loop that dividing an index by a known extent takes as long as, remainder included
+ROW_TRIPS = 6  # loops around one row of a box: the row itself, three spans of it, a vector and an element loop
+
+
+def copy_seconds(rates: Rates, geometry: Geometry, walk: NestWalk, staging: Staging) -> float:
+    """Filling one panel or box, for every trip of the loops outside it; nothing where the spec's levels already charge it."""
+    spec = rates.spec
+    if staging.constant or (spec.levels[staging.level].managed and staging.level):
+        return 0.0  # a managed level is filled by the copies that its own term counts
+    program, nest = walk.program, walk.program.nest
+    depth = copy_depth(program, staging)
+    tile = walk.tiles[depth]
+    times = math.prod([lp.trips for lp in walk.loops[:depth]])
+    if staging.kind == "box":
+        held = geometry.held(staging.operand, tile)
+        sources, width = [staging.operand], nest.accesses[staging.operand].element_bytes
+        elements, trips = held.tile.elements * times, held.runs * times * ROW_TRIPS
+    else:
+        sources, width = [n for n, a in enumerate(nest.inputs) if a.factor == staging.operand], nest.accumulator_bytes
+        elements = geometry.panel_elements(staging.operand, tile) * times
+        trips = _slot_trips(program, staging, elements)
+    units = unit_efficiency(program, spec) if staging.level else 1.0
+    issue = elements * _slots(rates, program, staging) / (rates.vector_slots * units)
+    issue += trips * rates.parameters.trip_overhead_ns * 1e-9 / (spec.unit.count * max(units, 1e-9))
+    level = spec.levels[max(1, staging.level)]
+    read = sum([geometry.held(n, tile).moved(level.transaction_bytes) for n in sources]) * times
+    written = elements * width
+    fits = staging.level > 0 or written <= rates.near_bytes
+    # What a copy inside the nest reads from further out is part of the traffic of those levels.
+    rate = rates.into(level, units) if staging.level else rates.from_outside(units)
+    launch = spec.unit.launch_overhead_us * 1e-6 if staging.level == 0 else 0.0
+    return max(issue, (read + (0 if fits else 2 * written)) / rate) + launch
+
+
+def _slot_trips(program: StageProgram, staging: Staging, elements: float) -> float:
+    """Trips of the loops that fill a panel: one a slot, and two more for each division that decodes a fused reduction."""
+    nest = program.nest
+    touches = nest.factor_touches(staging.operand)
+    mine = [a for a in nest.inputs if a.factor == staging.operand]
+    slot = math.prod([t for t, x in zip(program.inner, touches, strict=True) if x])
+    decoded = [i for i in nest.reduce if touches[i] and any(a.strides[i] is None for a in mine)]
+    divisions = sum(len(nest.dims[i].members) - 1 for i in decoded)
+    return elements / max(slot, 1) * (1 + DECODE_TRIPS * divisions)
+
+
+def _slots(rates: Rates, program: StageProgram, staging: Staging) -> float:
+    """Issue slots to copy one element: a load and a store, of vectors where source and copy are contiguous alike."""
+    nest, lane = program.nest, program.lane
+    width = max((e for e in program.atom.roles.values() if isinstance(e, int)), default=1)
+    vector = 2.0 * rates.parameters.copy_slots
+    if staging.kind == "box":
+        return vector
+    mine = [a for a in nest.inputs if a.factor == staging.operand]
+    if lane is None or not nest.factor_touches(staging.operand)[lane]:
+        return vector * width
+    steps = [_lane_step(a, lane) for a in mine if a.touches[lane]]
+    if any(step != 1 for step in steps):
+        return vector + TRANSPOSE_SLOTS * math.log2(width) if _transposes(program, mine) else vector * width
+    return vector if all(a.strides[lane] == 1 for a in mine if a.touches[lane]) else 2 * vector
+
+
+def _lane_step(access: Access, dim: int) -> int:
+    """Address step between neighbours along the innermost member of a dimension."""
+    steps = access.tensor.strides
+    return sum(i.coefficient(access.innermost[dim]) * s for i, s in zip(access.index, steps, strict=True))
+
+
+def _transposes(program: StageProgram, sources: list[Access]) -> bool:
+    """True if blocks of vectors along a reduction can be transposed: one plain array, contiguous there."""
+    nest: Nest = program.nest
+    along = [i for i in nest.reduce if program.inner[i] == 1]
+    plain = len(sources) == 1 and not sources[0].guarded and program.lane not in nest.reduce
+    return plain and sources[0].strides[program.lane or 0] is not None and any(sources[0].strides[i] == 1 for i in along)

@@ -1,0 +1,70 @@
+"""What a chip does a second, for the units that work; and the cost parameters that no spec holds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from roller.hardware import HardwareSpec, MemoryLevel
+from roller.program import StageProgram, tiled_levels
+
+
+@dataclass(frozen=True)
+class CostParameters:
+    """What the model needs beyond the spec; a device may supply its own.
+
+    `tile_overhead_ns`: starting and finishing one accumulator tile; picking it up again later costs twice that.
+    Visits of at most `short_visit` atom operations cost none of it: their ends are foreseen, and the next visit overlaps.
+    `trip_overhead_ns`: one trip of the loops around the innermost tile. `unit_overhead_ns`: handing a tile to a unit.
+    `misses_in_flight`: memory latencies that overlap in one unit (line-fill buffers).
+    `gather_slots`: issue slots to place one element that is not contiguous into a vector.
+    `copy_slots`: issue slots of one load or store of a copy.
+    """
+
+    tile_overhead_ns: float = 0.0
+    short_visit: int = 0
+    trip_overhead_ns: float = 0.0
+    unit_overhead_ns: float = 0.0
+    misses_in_flight: int = 10
+    gather_slots: float = 1.0
+    copy_slots: float = 1.0
+
+
+@dataclass
+class Rates:
+    """Rates of one chip: bytes a second into its levels, element operations a second."""
+
+    spec: HardwareSpec
+    parameters: CostParameters
+
+    def into(self, level: MemoryLevel, busy: float) -> float:
+        """Bytes a second into a level when this share of the units works."""
+        assert level.bandwidth_gbps is not None
+        if not self.spec.shared(level):
+            return level.bandwidth_gbps * 1e9 * busy
+        drawn = level.unit_bandwidth_gbps * self.spec.unit.count * busy if level.unit_bandwidth_gbps else math.inf
+        return min(level.bandwidth_gbps, drawn) * 1e9
+
+    def from_outside(self, busy: float) -> float:
+        """Bytes a second from the outermost level through to the outermost tiled one: the slowest on the way."""
+        levels = self.spec.levels[1 : tiled_levels(self.spec)[0] + 1]
+        return min(self.into(level, busy) for level in levels if level.bandwidth_gbps is not None)
+
+    @cached_property
+    def near_bytes(self) -> int:
+        """The largest copy for the whole problem that does not travel to the outermost memory and back: what a cache inside
+        the last one holds. The last cache gives up what is written, line by line, for what is fetched to be written over.
+        """
+        return max((level.usable_bytes for level in self.spec.levels[2:] if not level.managed), default=0)
+
+    @cached_property
+    def vector_slots(self) -> float:
+        """Element operations a second of the widest vectors."""
+        return max((a.gflops for a in self.spec.atoms if a.kind != "matrix"), default=math.inf) * 1e9 / 2
+
+
+def unit_efficiency(program: StageProgram, spec: HardwareSpec) -> float:
+    """Useful work over the work of all units if each had the largest share: idle units and uneven last rounds."""
+    units, tiles = spec.unit.count, program.unit_tiles
+    return tiles / (units * -(-tiles // units)) if tiles else 1.0

@@ -1,0 +1,69 @@
+"""Bytes loaded into and stored from registers by units without lanes.
+
+Whole vectors move where an array is contiguous along the atom; one transaction an element where it is broadcast or gathered.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from roller.nest import Nest
+from roller.program import StageProgram
+
+Bytes = tuple[float, float]  # of inputs, and of the output for one pass
+
+
+@dataclass
+class RegisterTraffic:
+    """Register traffic of one nest's programs: those with one innermost tile and the same copies share an answer."""
+
+    nest: Nest
+    gather_slots: float
+    _known: dict[tuple[object, ...], Bytes] = field(default_factory=dict)
+
+    def bytes(self, program: StageProgram, transaction: int) -> float:
+        """Bytes over the whole stage; accumulators that are picked up again move twice for every further visit."""
+        copies = frozenset([(s.kind, s.operand) for s in program.staged])
+        key = program.atom.name, program.mapping, program.inner, copies, transaction
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._sum(program, transaction)
+        inputs, output = found
+        return inputs + output * (2 * program.accumulator_visits - 1)
+
+    def _sum(self, program: StageProgram, transaction: int) -> Bytes:
+        nest = self.nest
+        trips = [-(-e // t) if t else 0 for e, t in zip(nest.extents, program.inner, strict=True)]
+        steps, spatial_steps = math.prod(trips), math.prod([trips[i] for i in nest.spatial])
+        panels = {s.operand for s in program.staged if s.kind == "panel"}
+        boxes = {s.operand for s in program.staged if s.kind == "box"}
+        width = max((e for e in program.atom.roles.values() if isinstance(e, int)), default=1)
+        inputs = output = 0.0
+        for number, access in enumerate(nest.accesses):
+            panel = access.factor in panels and access.role == "body"
+            loads = self._vector_loads(program, number, panel, access.guarded and number not in boxes)
+            vector = width * access.element_bytes if program.lane is not None and access.touches[program.lane] else 0
+            moved = loads * max(transaction, vector) * (steps if access.role == "body" else spatial_steps)
+            if access.role == "output":
+                output += moved
+            else:
+                inputs += moved
+        return inputs, output
+
+    def _vector_loads(self, program: StageProgram, number: int, panel: bool, guarded: bool) -> float:
+        """Load (or store) slots of one array for one innermost tile."""
+        access = self.nest.accesses[number]
+        touched = math.prod([t for t, x in zip(program.inner, access.touches, strict=True) if x])
+        lane = program.lane
+        if lane is None or not access.touches[lane]:
+            # Points along a fused dimension that is decoded are no constant step apart: each needs an address, loaded too.
+            apart = any(s is None and t > 1 for s, t in zip(access.strides, program.inner, strict=True))
+            return touched * (2 if apart and not panel else 1)
+        width = program.atom.extents[program.mapping[0][0]]
+        assert isinstance(width, int)
+        whole, rest = divmod(program.inner[lane], width)
+        vectors = touched / program.inner[lane] * (whole + 2 * rest.bit_count())  # a part of a vector moves in pieces
+        if panel or (access.strides[lane] == 1 and not guarded):
+            return vectors
+        return touched * (1 + self.gather_slots) + (touched if access.strides[lane] is None or guarded else 0)
