@@ -64,6 +64,17 @@ def _needs_panel(search: Search, factor: int) -> bool:
     return lane is not None and any(a.touches[lane] and a.strides[lane] != 1 for a in mine)
 
 
+def panels_at_unit(search: Search, program: StageProgram) -> Iterator[tuple[Staging, ...]]:
+    """For a program with only the copies it cannot do without: one more panel, filled anew for every tile of a unit."""
+    level = program.levels[0]
+    if search.spec.levels[level].managed:
+        return
+    done = {s.operand for s in program.staged if s.kind == "panel"}
+    for factor in range(len(search.nest.factors)):
+        if factor not in done and search.nest.stageable(factor) and not _constant_panel(search, factor):
+            yield (*program.staged, Staging("panel", factor, level))
+
+
 def every_staging(search: Search, levels: tuple[int, ...]) -> Iterator[tuple[Staging, ...]]:
     """Every way to stage: panels not at all (where a factor can be read in place), at the unit's level, or once for all."""
     if search.spec.levels[levels[0]].managed:

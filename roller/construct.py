@@ -15,10 +15,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roller.align import Rules
-from roller.choice import program_of, refined, split, whole_programs
+from roller.choice import panels_at_unit, program_of, refined, split, whole_programs
 from roller.cost import Estimate, combine_estimates, overlapped
 from roller.errors import ConstructionError
 from roller.expr import TensorExpr
@@ -91,10 +91,14 @@ def construct_stage(
         pool.setdefault((search.nest.dims, *program.key), (program, rating))
         return rating.seconds
 
-    plain = [[(rate(s, p), p.tiles, n, s, p) for p in _programs(s, c)] for n, (s, c) in enumerate(_innermost(found))]
-    for search, program in _worth_refining([sorted(rated, key=lambda item: item[:3]) for rated in plain if rated]):
-        for choice in refined(search, program):
-            rate(search, choice)
+    plain: list[list[_Start]] = []
+    for number, (search, chains) in enumerate(_innermost(found)):
+        for programs in _programs(search, chains):
+            starts = [_Start(rate(search, p), p.tiles, number, search, p) for p in programs]
+            plain.append(sorted(starts, key=_Start.order))
+    for begun in _worth_refining(plain):
+        for choice in refined(begun.search, begun.program):
+            rate(begun.search, choice)
     if not pool:
         raise ConstructionError(
             f"no tile of {nests[0].stage.name!r} fits {spec.device}:{spec.chip}", dict(found[0].refusals) if found else {}
@@ -103,11 +107,25 @@ def construct_stage(
     return diverse(ranked, top_k)
 
 
-def _worth_refining(plain: list[list[tuple[float, Chain, int, Search, StageProgram]]]) -> list[tuple[Search, StageProgram]]:
-    """The best program of each search, whose copies may change the order between searches, and the best of all others."""
-    first = [rated[0] for rated in plain]
-    rest = sorted((item for rated in plain for item in rated[1:]), key=lambda item: item[:3])
-    return [(search, program) for *_, search, program in (*first, *rest[:REFINED])]
+@dataclass(frozen=True)
+class _Start:
+    """A program whose orders and copies are still open."""
+
+    seconds: float
+    tiles: Chain
+    number: int
+    search: Search
+    program: StageProgram
+
+    def order(self) -> tuple[float, Chain, int]:
+        return self.seconds, self.tiles, self.number
+
+
+def _worth_refining(plain: list[list[_Start]]) -> list[_Start]:
+    """The best program of each search as it is and with panels, as copies change the order between them; then the best others."""
+    first = [starts[0] for starts in plain if starts]
+    rest = sorted((start for starts in plain for start in starts[1:]), key=_Start.order)
+    return [*first, *rest[:REFINED]]
 
 
 def _innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
@@ -155,14 +173,33 @@ def _several_sizes(found: list[Search], rated: list[tuple[float, int, Chain]]) -
     return kept
 
 
-def _programs(search: Search, chains: list[Chain]) -> list[StageProgram]:
-    """Chains of tiles from the innermost ones outward, then the programs that use them."""
+def _programs(search: Search, chains: list[Chain]) -> tuple[list[StageProgram], list[StageProgram]]:
+    """Chains of tiles from the innermost ones outward, then the programs that use them: as they are, and with panels."""
     for position in reversed(range(len(search.levels) - 1)):
         found: dict[Chain, None] = {}
         for chain in chains:
             found.update({(tile, *chain): None for tile in tiles_at(search, position, chain[0])})
-        chains = _prune(search, search.levels[position:], list(found), OUTER_KEEP)
-    return whole_programs(search, chains)
+        grown, levels = list(found), search.levels[position:]
+        chains = _prune(search, levels, grown, OUTER_KEEP)
+    return whole_programs(search, chains), _with_panels(search, grown) if len(search.levels) > 1 else []
+
+
+def _with_panels(search: Search, chains: list[Chain]) -> list[StageProgram]:
+    """Programs whose factors lie in panels at the unit's level, where what a tile reads is laid out as the nest reads it:
+    around each inner tile the outer one with the least traffic, as little else depends on it then.
+    """
+    least: dict[Chain, tuple[float, Chain]] = {}
+    for chain in chains:
+        found = search.fit.traffic(search.levels, 0, chain[0]), chain
+        least[chain[1:]] = min(found, least.get(chain[1:], found))
+    rated = []
+    for _, chain in least.values():
+        program = program_of(search, search.levels, chain)
+        for staged in panels_at_unit(search, program):
+            staging = replace(program, staged=staged)
+            rated.append((search.model.estimate(staging).seconds, chain, staging))
+    rated.sort(key=lambda item: item[:2])
+    return [program for *_, program in rated]
 
 
 def _prune(search: Search, levels: tuple[int, ...], chains: list[Chain], keep: int) -> list[Chain]:
