@@ -30,6 +30,7 @@ from roller.rates import CostParameters
 from roller.search import Chain, Search, packs, reads_whole, searches, start, stores
 
 INNER_KEEP, OUTER_KEEP = 8, 8  # chains kept after a level
+PASSED_KEEP = 2  # more chains kept whose tile at a level is the one inside it
 REFINED = 8  # programs whose orders and staging are tried, beside the best one of each nest, atom and mapping
 SAME_SIZE = 2  # innermost tiles of about one size that are kept where tiles run on lanes
 PACKED_GAIN = 0.97  # a vector where only a panel is side by side must save this much padding, as its results are scattered
@@ -216,7 +217,10 @@ def _prune(search: Search, levels: tuple[int, ...], chains: list[Chain], keep: i
             seconds = _partial_seconds(search, program, levels[0])
         rated.append((seconds, chain))
     rated.sort()
-    return [chain for _, chain in rated[:keep]]
+    kept = [chain for _, chain in rated[:keep]]
+    # What rates highest so far is shaped by this level's traffic alone; a level passed through leaves outer ones their choice.
+    passed = [chain for _, chain in rated[keep:] if not whole and chain[0] == chain[1]]
+    return [*kept, *passed[:PASSED_KEEP]]
 
 
 def _partial_seconds(search: Search, program: StageProgram, level: int) -> float:

@@ -138,7 +138,7 @@ class Model:
             traffic = level_traffic(walk, self.spec, self.geometry, index)
             waiting = self.spec.unit.count * unit_efficiency(program, self.spec) * self.parameters.misses_in_flight
             # Copies into managed levels are issued ahead; what they wait for is the step overhead.
-            exposed = 0.0 if level.managed else traffic.runs * self.spec.levels[index - 1].latency_ns * 1e-9
+            exposed = 0.0 if level.managed else traffic.runs * level.latency_ns * 1e-9
             moved, latency = traffic.bytes, exposed / waiting / max(1.0, program.lanes / level.access_lanes)
         return moved / self.rates.into(level, unit_efficiency(program, self.spec)), latency
 

@@ -14,13 +14,13 @@ from roller.align import aligned_extents
 from roller.nest import Access, Nest, Tile
 from roller.search import Search
 from roller.tile import padding_waste
+from roller.traffic import STREAMS
 
 EPSILONS = (0.0, 0.125, math.inf)  # rounds of tensor padding; each admits more waste
 INNER_VISITS = 40  # tiles looked at by one growth at the innermost level: its lattice is small
 OUTER_VISITS = 24  # … at an outer level, where growth follows one path
 IDLE_GROWTH = 4  # growth goes on below full occupation to this share of it: fewer, larger tiles may still be faster
 REDUCE_STEPS = 2  # largest reduce extents that are kept for a tile
-STREAM_ROWS = 8  # rows of a streamed input read side by side: as many as prefetchers follow
 LARGEST = 2  # last tiles of a growth path that are kept, beside one for every doubling of its length
 BOUND_SLACK = 0.02  # memory no longer bounds when what it adds is less than this share of compute
 
@@ -205,11 +205,11 @@ def _streams(nest: Nest) -> list[Access]:
 
 
 def _short(search: Search, inner: Tile, tile: Tile) -> Iterator[Tile]:
-    """The tile with `STREAM_ROWS` steps of the longest reduction that a stream's rows do not lie along."""
+    """The tile with `STREAMS` steps of the longest reduction that a stream's rows do not lie along."""
     nest = search.nest
     across = [i for i in nest.reduce if any(a.strides[i] != 1 for a in _streams(nest))]
     if across:
         dim = max(across, key=lambda i: (nest.extents[i], i))
-        extent = min(STREAM_ROWS, nest.extents[dim] // inner[dim]) * inner[dim]
+        extent = min(STREAMS, nest.extents[dim] // inner[dim]) * inner[dim]
         if extent > tile[dim]:
             yield (*tile[:dim], extent, *tile[dim + 1 :])

@@ -26,6 +26,8 @@ def narrowed(spec: HardwareSpec, units: int | None) -> HardwareSpec:
         table["instances"] = _instances(spec, level, units)
         if level.bandwidth_gbps is not None and not spec.shared(level):
             table["bandwidth_gbps"] = level.bandwidth_gbps * share
+        elif level.bandwidth_gbps is not None and level.unit_bandwidth_gbps is not None:
+            table["bandwidth_gbps"] = min(level.bandwidth_gbps, units * level.unit_bandwidth_gbps)
     for atom in data["atoms"]:
         atom["gflops"] *= share
     data["peaks_gflops"] = {key: peak * share for key, peak in spec.peaks_gflops.items()}

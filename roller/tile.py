@@ -47,6 +47,7 @@ class BoxShape:
         ]
         self._fused = [n for n, d in enumerate(nest.dims) if len(d.members) > 1 and access.touches[n]]
         self._whole = nest.extents
+        self._rows = _rows(access, self._linear, [{n for _, n, _ in terms} for _, terms, _ in self._index])
 
     def __call__(self, tile: Tile) -> DataTile:
         """The box of the array under a tile; where the array is smaller (padding), cut to the array.
@@ -68,7 +69,17 @@ class BoxShape:
                 elements *= reach
         for n in self._linear:
             elements *= min(tile[n], whole[n])
-        return DataTile(tuple(shape), elements, min(_run(self.access, tile, shape), elements))
+        return DataTile(tuple(shape), elements, min(self._run(tile, shape), elements))
+
+    def _run(self, tile: Tile, box: Sequence[int]) -> int:
+        """Elements that lie one after another in memory: inner dimensions of the array as far as they are full."""
+        run = 1
+        for place, fused, bound in self._rows:
+            extent = box[place] if fused is None else min(tile[fused], self._whole[fused])
+            run *= extent
+            if extent != bound:
+                break
+        return run
 
 
 def data_tile(nest: Nest, access: Access, tile: Tile) -> DataTile:
@@ -76,18 +87,20 @@ def data_tile(nest: Nest, access: Access, tile: Tile) -> DataTile:
     return BoxShape(nest, access)(tile)
 
 
-def _run(access: Access, tile: Tile, box: Sequence[int]) -> int:
-    """Elements that lie one after another in memory: the box's inner dimensions as far as they are full.
-
-    A fused dimension walks addresses in order whatever the box says, so its own extent counts where that is longer.
+def _rows(access: Access, linear: Sequence[int], dims: Sequence[set[int]]) -> list[tuple[int, int | None, int]]:
+    """The array's dimensions from the innermost outwards, with what they are full at: (place in the shape, None, bound). Those
+    that one fused dimension walks in address order count as one: (place, the dimension, its bound).
     """
-    run = 1
-    for extent, bound in zip(reversed(box), reversed(access.tensor.shape), strict=True):
-        run *= extent
-        if extent != bound:
-            break
-    fused = [t for t, s in zip(tile, access.strides, strict=True) if s == 1]
-    return max(run, *fused) if fused else run
+    rows: list[tuple[int, int | None, int]] = []
+    for place in reversed(range(len(dims))):
+        bound = access.tensor.shape[place]
+        (fused,) = dims[place] if len(dims[place]) == 1 else (None,)
+        fused = fused if fused in linear else None
+        if rows and fused is not None and rows[-1][1] == fused:
+            rows[-1] = (place, fused, rows[-1][2] * bound)
+        else:
+            rows.append((place, fused, bound))
+    return rows
 
 
 class Held:

@@ -16,6 +16,9 @@ from roller.nest import Tile
 from roller.program import Loop, StageProgram, copy_depth
 from roller.tile import Geometry, Held
 
+STREAMS = 8  # rows side by side that prefetchers follow, each with a place of its own in a set of lines
+WRITE_STREAMS = 4  # rows side by side that wait for the rest of their lines while they are written past the caches
+
 Kept = tuple[Held | float | None, ...]  # at each depth: a data tile, the bytes of a panel, or nothing
 
 
@@ -32,7 +35,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class LevelTraffic:
-    """What moves into one level over the whole stage: bytes in whole transactions, and contiguous runs."""
+    """What moves into one level over the whole stage: bytes in whole transactions, and runs of consecutive addresses."""
 
     bytes: float
     runs: float
@@ -76,6 +79,16 @@ class NestWalk:
             streams.append(Stream(None, factor, program.nest.factor_touches(factor), copy_depth(program, staging), depth))
         return tuple(streams)
 
+    @cached_property
+    def copied(self) -> dict[int | None, int]:
+        """The depth of the copy that reads an array, for each that is copied."""
+        depths: dict[int | None, int] = {}
+        for staging in self.program.staged:
+            for number, access in enumerate(self.program.nest.accesses):
+                if access.role == "body" and staging.operand == (number if staging.kind == "box" else access.factor):
+                    depths[number] = copy_depth(self.program, staging)
+        return depths
+
     def held(self, geometry: Geometry) -> tuple[Kept, ...]:
         """For each stream what it keeps at each depth: a data tile, the bytes of a panel, or None inside the panel's copy."""
         if self._held is None:
@@ -114,11 +127,45 @@ def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Ge
             times *= math.prod([_copies(lp, units) for lp in loops[fit:] if not touches[lp.dim]])
         moved = sizes[fit]
         if isinstance(moved, Held):
-            runs += moved.runs * times
-            total += moved.moved(transaction) * times * _passes(walk, stream, fit)
+            runs += moved.tile.elements * times / max(_run_in_order(walk, stream, sizes), 1)
+            scattered = _scattered(walk, stream, sizes, level) if level is spec.levels[1] else 1.0
+            total += moved.moved(transaction) * times * _passes(walk, stream, fit) * scattered
         elif moved is not None:
             total += moved * times
     return LevelTraffic(total, runs)
+
+
+def _run_in_order(walk: NestWalk, stream: Stream, sizes: Kept) -> int:
+    """Elements that the nest walks one after another before it goes elsewhere, so that whoever fetches ahead has to find the
+    next place. Few rows side by side are followed together. What a copy reads, it reads along the whole rows of its tile.
+    """
+    nest, depth = walk.program.nest, walk.copied.get(stream.access, len(walk.loops))
+    held = sizes[depth]
+    assert isinstance(held, Held)
+    run, rows = held.tile.run, held.runs if depth == len(walk.loops) else 1.0
+    followed = WRITE_STREAMS if nest.accesses[stream.access or 0].role == "output" else STREAMS
+    while depth > stream.start and rows <= followed:
+        depth -= 1
+        held = sizes[depth]
+        assert isinstance(held, Held)
+        if stream.touches[walk.loops[depth].dim] and held.tile.run <= run:
+            rows *= walk.loops[depth].trips
+        elif rows <= followed:
+            run = max(run, held.tile.run)
+    return run
+
+
+def _scattered(walk: NestWalk, stream: Stream, sizes: Kept, level: MemoryLevel) -> float:
+    """How much more is written where an output that no cache keeps is stored in several rows at a time: parts of transactions,
+    as nobody waits for the rest.
+    """
+    access = walk.program.nest.accesses[stream.access or 0]
+    held = sizes[stream.stop]
+    assert isinstance(held, Held)
+    alone = held.tile.run >= held.tile.elements
+    if access.role != "output" or alone or access.tensor.nbytes <= level.capacity_bytes or not held.nbytes:
+        return 1.0
+    return held.moved(level.transaction_bytes) / held.nbytes
 
 
 def _copies(loop: Loop, units: int) -> int:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from tvm import tirx
 
+from roller.program import StageProgram
 from roller.scalar import Scalar, operations
 from roller.schedule import panels
 from roller.schedule.lowering import Lowering
@@ -30,9 +31,16 @@ from roller.schedule.tir import (
     variable,
 )
 from roller.schedule.walk import Position
+from roller.tile import data_tile
 
 ROLLED_OPERATIONS = 3  # scalar operations of an epilogue above which repeating it for every vector costs too much code
 PARALLEL_COMBINE = 1 << 16  # outputs from which combining partial results pays for another parallel loop
+
+
+def stored_run(program: StageProgram) -> tuple[int, int]:
+    """Elements that one innermost tile stores, and how many of them lie side by side."""
+    tile = data_tile(program.nest, program.nest.output, program.inner)
+    return tile.elements, tile.run
 
 
 def finish(low: Lowering, place: tuple[Position, ...], acc: Buffer) -> list[Stmt]:

@@ -16,6 +16,7 @@ from roller.plugin import BuildOptions, HardwareSpec, KernelSource, RProgram, Te
 from roller.schedule import sequential
 from roller.schedule.lowering import StepHook
 from roller.schedule.panels import Panel, make_panel
+from roller.schedule.result import stored_run
 from roller.schedule.tir import Buffer, Expr, Stmt, argument, index, sequence
 from roller_cpu import toolchain
 
@@ -133,8 +134,13 @@ _BARRIER = "roller_barrier"
 
 
 def _streaming(spec: HardwareSpec, program: RProgram) -> dict[str, Any]:
-    """Store hooks for an output that no cache could keep."""
+    """Store hooks for an output that no cache could keep, if it is stored in whole lines: parts of lines, row by row, would
+    each travel alone.
+    """
     output = program.expr.output
+    elements, run = stored_run(program.stages[-1])
+    if run < elements and run * _BYTES.get(output.dtype, 1) % spec.levels[1].transaction_bytes:
+        return {}
     cache = max((level.capacity_bytes for level in spec.levels[1:]), default=0)
     foreign = "llvm_triple" in spec.options  # the fence is an x86 instruction
     if foreign or output.nbytes <= STREAM_FACTOR * cache or output.dtype not in _LLVM_TYPES:

@@ -28,7 +28,7 @@ from roller_cpu.topology import Topology, machine
 
 _log = logging.getLogger("roller.cpu")
 
-VERSION = 1  # of how machines are measured: another number measures them anew
+VERSION = 3  # of how machines are measured: another number measures them anew
 CACHE_NAMES = {3: "L3", 2: "L2", 1: "L1"}
 FILL = 0.5  # share of a cache that its probe reads, so that what else is there does not push it out
 MEMORY_FACTOR, MEMORY_MAX = 4, 256 << 20  # the probe of memory reads so many times the outermost cache, at most so much
@@ -152,6 +152,8 @@ def _levels(topology: Topology, base: HardwareSpec, tables: list[dict[str, Any]]
         table["instances"] = _instances(topology.cores, sharing)
         fastest = max(fastest, _two_digits(rates.read_gbps.get(outside, 0.0)) or (owner.bandwidth_gbps or 1.0))
         table["bandwidth_gbps"] = fastest  # noise must not make an inner level slower than an outer one
+        alone = _two_digits(rates.alone_gbps.get(outside, 0.0))
+        table["unit_bandwidth_gbps"] = min(alone, fastest) if alone and table["instances"] < topology.cores else None
         outside = name
     return kept
 

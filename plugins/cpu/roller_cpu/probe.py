@@ -47,11 +47,15 @@ done:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What was measured: the clock of one core, and of all cores together multiply-adds and bytes read by buffer size."""
+    """What was measured: the clock of one core, and of all cores together multiply-adds and bytes read by buffer.
+
+    `alone_gbps`: bytes that one core reads while the others rest.
+    """
 
     clock_ghz: float
     gflops: float
     read_gbps: Mapping[str, float]
+    alone_gbps: Mapping[str, float]
 
 
 def measure(cores: int, vector_bytes: int, processor: str, buffers: Mapping[str, int], *, fused: bool = True) -> Rates:
@@ -68,11 +72,12 @@ def measure(cores: int, vector_bytes: int, processor: str, buffers: Mapping[str,
         lanes = vector_bytes // 4
         work = 2.0 * lanes * ACCUMULATORS * cores
         gflops = work / _seconds_per_round(pool, functions["fma"], areas, 64) * 1e-9
-        read = {}
+        read, alone = {}, {}
         for name, size in buffers.items():
             whole = size // (vector_bytes * LOADS) * vector_bytes * LOADS
             read[name] = whole * cores / _seconds_per_round(pool, functions["read"], areas, whole) * 1e-9
-    return Rates(clock, gflops, read)
+            alone[name] = whole / _seconds_per_round(pool, functions["read"], areas[:1], whole) * 1e-9
+    return Rates(clock, gflops, read, alone)
 
 
 def _area(size: int) -> Any:
