@@ -76,7 +76,9 @@ def panels_at_unit(search: Search, program: StageProgram) -> Iterator[tuple[Stag
 
 
 def every_staging(search: Search, levels: tuple[int, ...]) -> Iterator[tuple[Staging, ...]]:
-    """Every way to stage: panels not at all (where a factor can be read in place), at the unit's level, or once for all."""
+    """Every way to stage: panels not at all (where a factor can be read in place), at the unit's level, or once for all; boxes
+    at any level whose tiles run one after another, or once for all.
+    """
     if search.spec.levels[levels[0]].managed:
         return
     choices: list[list[Staging | None]] = []
@@ -88,7 +90,7 @@ def every_staging(search: Search, levels: tuple[int, ...]) -> Iterator[tuple[Sta
             places += [] if _needs_panel(search, factor) else [None]
         choices.append(places)
     for panels in itertools.product(*choices):
-        for boxes in dict.fromkeys((_boxes(search, levels[0]), _boxes(search, 0))):
+        for boxes in dict.fromkeys([_boxes(search, level) for level in (*levels[:-1], 0)]):
             yield (*boxes, *(p for p in panels if p is not None))
 
 

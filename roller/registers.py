@@ -66,4 +66,7 @@ class RegisterTraffic:
         vectors = touched / program.inner[lane] * (whole + 2 * rest.bit_count())  # a part of a vector moves in pieces
         if panel or (access.strides[lane] == 1 and not guarded):
             return vectors
+        step = access.strides[lane]
+        if step is not None and 1 < step <= width // 2 and not guarded and not rest:
+            return 2 * step * vectors  # picked from so many whole vectors
         return touched * (1 + self.gather_slots) + (touched if access.strides[lane] is None or guarded else 0)

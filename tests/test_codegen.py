@@ -18,6 +18,7 @@ from roller import ops, verify
 from roller.catalog import find_spec
 from roller.fusion import fuse
 from roller.hardware import ComputeAtom
+from roller.narrow import narrowed
 from roller.nest import variants
 from roller.ops import SymbolicTensor
 from roller.program import RProgram, StageProgram, Staging, tiled_levels
@@ -110,6 +111,14 @@ def test_streaming_stores_after_a_reduction() -> None:
     launching.check(expr, kernel.artifact, verify.random_inputs(expr, integer=True), shift=1)
 
 
+def test_parts_of_lines_are_not_streamed() -> None:
+    """Rows side by side in pieces that are no whole lines would travel piece by piece; one row at a time completes its lines."""
+    op = ops.relu(t(64, 96) + t(64, 1))
+    for tiles, streamed in ((((64, 96), (4, 24)), False), (((64, 96), (4, 32)), True), (((64, 96), (1, 24)), True)):
+        text = launching.artifact(SMALL, given(op, tiles, 1)).data.decode()
+        assert ("nontemporal" in text) == streamed
+
+
 def test_what_is_larger_than_the_last_cache_is_streamed() -> None:
     elements = max(level.capacity_bytes for level in SPEC.levels[1:]) // 4
     small, large = (roller.compile(ops.relu(t(n)), "cpu:x86-64-v3") for n in (elements, elements + 13))
@@ -151,7 +160,7 @@ def test_full_register_tiles_do_not_spill(inner: tuple[int, ...], threads: int) 
 
 
 def test_small_buffers_live_on_the_stack() -> None:
-    for op in (ops.matmul(t(64, 64), t(64, 64)), ops.gelu(t(4096)), ops.reduce_max(t(64, 100), 1)):
+    for op in (ops.matmul(t(32, 32), t(32, 32)), ops.gelu(t(4096)), ops.reduce_max(t(64, 100), 1)):
         assert "AllocWorkspace" not in roller.compile(op, "cpu:zen3").source
 
 
@@ -245,6 +254,33 @@ def test_panels_of_a_reduction_tiled_at_two_levels(transposed: bool, k: int, dep
         for unit in (16, 32):
             program = given(op, ((12, unit, depth), (4, 16, 1)), 1, staged=staged)
             right(op, RProgram(program.expr, (replace(program.stages[0], orders=orders),)))
+
+
+@pytest.mark.parametrize("stride", [2, 3, 4, 5])
+@pytest.mark.parametrize("extent", [8, 12, 16])
+def test_vectors_of_elements_a_few_steps_apart_stay_inside_the_array(stride: int, extent: int) -> None:
+    """They are picked from whole vectors; around the array lie NaN and, behind its last element, nothing that may be read."""
+    op = ops.max_pool2d(t(1, 3, 1, stride * 15 + 1), (1, 1), (1, stride))
+    program = given(op, ((3, 16), (1, extent)), 1)
+    right(op, program)
+    source = launching.artifact(SPEC, program).data.decode()
+    assert ("shufflevector <8 x float>" in source) == (stride <= 4)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_boxes_at_any_level(level: int) -> None:
+    """Once for all, for every tile of a unit, for every tile inside it: halos overlap, ragged tiles move back."""
+    alone = narrowed(SPEC, 1)
+    op = ops.conv2d(t(1, 3, 9, 11), t(4, 3, 3, 3), stride=2, padding=1)
+    expr = fuse(ops.expression(op))
+    nest = variants(expr.stages[0], expr.tensors)[0]
+    everywhere = tuple(range(len(nest.dims)))
+    tiles = ((4, 4, 6, 3, 3, 3), (2, 2, 4, 3, 3, 3), (2, 1, 4, 1, 1, 1))
+    number = next(n for n, a in enumerate(nest.inputs) if a.guarded)
+    staged = (Staging("box", number, level),)
+    stage = StageProgram(nest, vector(8), (("n", 2),), tiled_levels(alone), tiles, (everywhere,) * 3, staged)
+    arrays = verify.random_inputs(expr, 0, integer=True)
+    launching.check(expr, launching.artifact(alone, RProgram(expr, (stage,))), arrays)
 
 
 @pytest.mark.parametrize(("lane", "inner"), [(0, (8, 2, 1)), (0, (16, 3, 1)), (1, (2, 16, 1))])

@@ -232,6 +232,8 @@ def test_narrowed_specs_are_valid(chip):
             if spec.levels[0].carved_from is None:
                 assert less.levels[0].capacity_bytes == spec.levels[0].capacity_bytes
             assert less.atoms[0].gflops == pytest.approx(spec.atoms[0].gflops * units / spec.unit.count)
+            for level in less.levels:
+                assert not level.unit_bandwidth_gbps or level.bandwidth_gbps <= units * level.unit_bandwidth_gbps
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1000, 1.5, "2", True])

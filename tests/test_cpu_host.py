@@ -7,7 +7,12 @@ from roller.errors import SpecError
 from roller_cpu import host, probe, topology
 from roller_cpu.topology import Cache, Topology, machine
 
-RATES = SimpleNamespace(clock_ghz=3.03, gflops=4 * 32 * 2.96, read_gbps={"L1": 800.0, "L2": 412.0, "L3": 203.0, "DRAM": 31.4})
+RATES = SimpleNamespace(
+    clock_ghz=3.03,
+    gflops=4 * 32 * 2.96,
+    read_gbps={"L1": 800.0, "L2": 412.0, "L3": 203.0, "DRAM": 31.4},
+    alone_gbps={"L1": 200.0, "L2": 103.0, "L3": 51.0, "DRAM": 21.7},
+)
 CACHES = (Cache(3, 32 << 20, 64, 4), Cache(2, 1 << 20, 64, 1, 2048), Cache(1, 48 << 10, 64, 1, 64))
 
 
@@ -102,6 +107,12 @@ def test_noise_does_not_turn_levels_around(monkeypatch):
     assert rates == sorted(rates)
 
 
+def test_what_one_core_draws_of_a_shared_level_is_measured():
+    shared = described().level("L3")
+    assert (shared.bandwidth_gbps, shared.unit_bandwidth_gbps) == (31.0, 22.0)
+    assert all(level.unit_bandwidth_gbps is None for level in described().levels if level.name != "L3")
+
+
 def test_the_nearest_shipped_chip():
     def base(processor, *features):
         return host.nearest(Topology("", 1, features, (), 1), processor).chip
@@ -122,7 +133,7 @@ def measured(tmp_path, monkeypatch):
 
     def measure(cores, *_, fused):
         calls.append(cores)
-        return SimpleNamespace(clock_ghz=3.0, gflops=cores * 96.0, read_gbps=RATES.read_gbps)
+        return SimpleNamespace(clock_ghz=3.0, gflops=cores * 96.0, read_gbps=RATES.read_gbps, alone_gbps=RATES.alone_gbps)
 
     monkeypatch.setattr(probe, "measure", measure)
     host._remembered.cache_clear()

@@ -55,6 +55,8 @@ class Reader:
         where = address(self.nest, window, node.index, point)
         if isinstance(where, list):
             return together([load(window.buffer, w) for w in where])
+        if isinstance(where, tirx.Ramp) and 1 < int(where.stride) <= point.lanes // 2:
+            return _apart(window.buffer, where.base, int(where.stride), point.lanes)
         value = load(window.buffer, where)
         return value if is_vector(where) else spread(value, point.lanes)
 
@@ -70,6 +72,18 @@ class Reader:
         where = address(self.nest, window, node.index, point)
         fill = scalar.constant(node.fill if node.fill is not None else 0, node.dtype)
         return tirx.if_then_else(inside, load(window.buffer, where), fill)
+
+
+def _apart(source: Buffer, base: Expr, stride: int, lanes: int) -> Expr:
+    """Elements a small step apart: picked from whole vectors, the last of which ends with the last element."""
+    vectors: list[Expr] = []
+    picked: list[int] = []
+    while len(picked) < lanes:
+        start = min(stride * len(picked), (stride - 1) * (lanes - 1))
+        first = len(vectors) * lanes - start
+        picked += [first + stride * n for n in range(len(picked), lanes) if stride * n < start + lanes]
+        vectors.append(load(source, tirx.Ramp(base + index(start), index(1), lanes)))
+    return tirx.Shuffle(vectors, [index(i) for i in picked])
 
 
 def together(values: list[Expr]) -> Expr:
