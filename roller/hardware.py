@@ -124,7 +124,7 @@ class MemoryLevel(_Model):
     transaction_bytes: Count
     access_lanes: Count = 1  # lanes whose accesses are counted together
     banks: Banks | None = None
-    latency_ns: NonNegative = 0.0
+    latency_ns: NonNegative = 0.0  # of an access to the level outside
     managed: Flag  # True: software places the data (scratchpad, registers); False: a cache
     usable_fraction: Fraction = 1.0
     holds: tuple[Holds, ...] = ("input", "output", "accumulator")

@@ -2,7 +2,8 @@
 
 `toy_spec` builds a chip from levels and atoms; `with_level`, `with_levels`, `with_unit` and `scaled_units` change one.
 `specs`, `expressions` and `programs` are strategies: machines that nobody built, expressions of every family, and legal
-programs that no engine chose. Needs the package `hypothesis`.
+programs that no engine chose. `DeviceContract` is the suite that every device plugin must pass. Needs the packages
+`hypothesis` and `pytest`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from roller import ops
 from roller.align import Multiple, Rules, aligned_extents, atom_tile
 from roller.construct import Candidate, construct
+from roller.contract import DeviceContract
 from roller.expr import TensorExpr
 from roller.fusion import fuse
 from roller.hardware import ComputeAtom, HardwareSpec, MemoryLevel, SchedulableUnit
@@ -23,6 +25,30 @@ from roller.ops import SymbolicTensor
 from roller.program import RProgram, StageProgram, Staging, lane_level, tiled_levels
 from roller.rates import CostParameters
 from roller.search import mappings
+
+__all__ = [
+    "DTYPE",
+    "FAMILIES",
+    "LARGE",
+    "SMALL",
+    "UNIT_COUNTS",
+    "DeviceContract",
+    "constructed",
+    "expression",
+    "expressions",
+    "gemm",
+    "programs",
+    "relu",
+    "row_sum",
+    "scaled_units",
+    "specs",
+    "toy_atom",
+    "toy_level",
+    "toy_spec",
+    "with_level",
+    "with_levels",
+    "with_unit",
+]
 
 DTYPE = "float32"
 SMALL = (1, 2, 3, 4, 5, 6, 7, 8, 12, 13, 16)

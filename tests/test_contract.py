@@ -1,0 +1,67 @@
+"""The contract of device plugins, kept by the CPU; and a plugin that breaks it is caught."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from toy_plugin import Toy
+
+from roller.devices import Device, load_device
+from roller.errors import WrongResultError
+from roller.kernel import Artifact, KernelSource
+from roller.plugin import hookimpl
+from roller.testing import DeviceContract
+
+
+class TestCpu(DeviceContract):
+    device = "cpu"
+    chips = ("zen3", "x86-64-v3", "zen5", "neoverse-v2")
+
+
+class Wrong(Toy):
+    """Breaks what it promised: results, the same source twice, what it refuses."""
+
+    texts = asked = 0
+
+    @hookimpl
+    def roller_codegen(self, spec, program):
+        Wrong.texts += 1
+        return KernelSource(str(Wrong.texts), "json", "main", {})
+
+    @hookimpl
+    def roller_load_kernel(self, artifact: Artifact):
+        class Zeros:
+            def run(self, inputs, out):
+                out[...] = np.zeros_like(out)
+
+            def close(self):
+                pass
+
+        return Zeros()
+
+    @hookimpl
+    def roller_refusal(self, spec, program):
+        Wrong.asked += 1
+        return ("mood", "not every time") if Wrong.asked % 2 else None
+
+
+@pytest.mark.parametrize(
+    ("broken", "error"),
+    [
+        ("test_results_are_right", WrongResultError),
+        ("test_the_same_program_gives_the_same_source", AssertionError),
+        ("test_refused_programs_are_left_out", AssertionError),
+        ("test_foreign_and_broken_artifacts_are_refused", pytest.fail.Exception),
+    ],
+)
+def test_a_plugin_that_breaks_the_contract_is_caught(
+    monkeypatch: pytest.MonkeyPatch, broken: str, error: type[BaseException]
+) -> None:
+    class TestWrong(DeviceContract):
+        device = "toy"
+
+    toy, known = Device("toy", Wrong()), load_device
+    for module in ("chip", "compiler", "contract"):
+        monkeypatch.setattr(f"roller.{module}.load_device", lambda name: toy if name == "toy" else known(name))
+    with pytest.raises(error):
+        getattr(TestWrong(), broken)()
