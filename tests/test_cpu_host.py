@@ -113,6 +113,12 @@ def test_what_one_core_draws_of_a_shared_level_is_measured():
     assert all(level.unit_bandwidth_gbps is None for level in described().levels if level.name != "L3")
 
 
+def test_a_guest_counts_on_a_part_of_the_outermost_cache():
+    own, guest = described(), described(features=("avx", "avx2", "fma", "hypervisor"))
+    assert guest.level("L3").usable_fraction == host.GUEST_SHARE * own.level("L3").usable_fraction
+    assert guest.level("L2") == own.level("L2")
+
+
 def test_the_nearest_shipped_chip():
     def base(processor, *features):
         return host.nearest(Topology("", 1, features, (), 1), processor).chip

@@ -28,8 +28,9 @@ from roller_cpu.topology import Topology, machine
 
 _log = logging.getLogger("roller.cpu")
 
-VERSION = 3  # of how machines are measured: another number measures them anew
+VERSION = 4  # of how machines are measured: another number measures them anew
 CACHE_NAMES = {3: "L3", 2: "L2", 1: "L1"}
+GUEST_SHARE = 0.25  # of the outermost cache that a virtual machine may count on: its neighbours fill the rest
 FILL = 0.5  # share of a cache that its probe reads, so that what else is there does not push it out
 MEMORY_FACTOR, MEMORY_MAX = 4, 256 << 20  # the probe of memory reads so many times the outermost cache, at most so much
 
@@ -145,6 +146,8 @@ def _levels(topology: Topology, base: HardwareSpec, tables: list[dict[str, Any]]
             continue
         if cache is not None:
             table |= {"capacity_bytes": cache.size_bytes, "transaction_bytes": cache.line_bytes}
+            if topology.virtual and cache is topology.caches[0]:
+                table["usable_fraction"] *= GUEST_SHARE
             if table.get("banks"):  # a cache's banks are its sets
                 table["banks"] = {"count": cache.sets, "width_bytes": cache.line_bytes} if cache.sets else None
         owner = base.level(name)

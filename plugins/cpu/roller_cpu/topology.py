@@ -35,6 +35,11 @@ class Topology:
     memory_bytes: int
 
     @property
+    def virtual(self) -> bool:
+        """True in a virtual machine that says so."""
+        return "hypervisor" in self.features
+
+    @property
     def vector_bytes(self) -> int:
         """Width of the vector registers."""
         if "avx512f" in self.features:
