@@ -137,9 +137,9 @@ class Model:
         else:
             traffic = level_traffic(walk, self.spec, self.geometry, index)
             waiting = self.spec.unit.count * unit_efficiency(program, self.spec) * self.parameters.misses_in_flight
-            # Copies into managed levels are issued ahead; what they wait for is the step overhead.
-            exposed = 0.0 if level.managed else traffic.runs * level.latency_ns * 1e-9
-            moved, latency = traffic.bytes, exposed / waiting / max(1.0, program.lanes / level.access_lanes)
+            # Copies into managed levels are issued ahead; what they wait for is the step overhead. Lanes wait for one another.
+            hidden = level.managed or program.lane_level is not None
+            moved, latency = traffic.bytes, 0.0 if hidden else traffic.runs * level.latency_ns * 1e-9 / waiting
         return moved / self.rates.into(level, unit_efficiency(program, self.spec)), latency
 
     def level_terms(self, program: StageProgram, outermost: int) -> tuple[list[float], float]:

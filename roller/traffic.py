@@ -104,10 +104,13 @@ def level_traffic(walk: NestWalk, spec: HardwareSpec, geometry: Geometry, index:
 
 def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Geometry) -> LevelTraffic:
     held, loops, transaction = walk.held(geometry), walk.loops, level.transaction_bytes
-    kept = _retained(walk, spec, level, held)
+    inside = [_inside(walk, spec, stream) for stream in walk.streams]
+    kept = _retained(walk, spec, level, held, inside)
     total = runs = 0.0
     units = spec.unit.count if not spec.shared(level) else 1
-    for stream, sizes in zip(walk.streams, held, strict=True):
+    for stream, sizes, within in zip(walk.streams, held, inside, strict=True):
+        if not within:
+            continue
         fit = min(max(len(kept) - 1, stream.start), stream.stop)
         stays = fit >= len(kept) or kept[fit] >= 1
         if stream.access is None and fit == stream.start and stream.start > 0 and stays:
@@ -189,11 +192,26 @@ def _stream_held(walk: NestWalk, stream: Stream, geometry: Geometry) -> Kept:
     return tuple(found)
 
 
-def _room_at(depth: int, held: tuple[Kept, ...], level: MemoryLevel) -> float:
+def _inside(walk: NestWalk, spec: HardwareSpec, stream: Stream) -> int:
+    """The depth from which on a stream lives in levels that software fills, not in caches: 0 for a panel there; accumulators
+    that lanes hold, once their tile is chosen.
+    """
+    program, loops = walk.program, walk.loops
+    if stream.access is None:
+        homes = [s.level for s in program.staged if s.kind == "panel" and s.operand == stream.factor]
+        return 0 if homes[0] and spec.levels[homes[0]].managed else len(loops) + 1
+    if program.lane_level is None or program.nest.accesses[stream.access].role != "output":
+        return len(loops) + 1
+    return (
+        max((d + 1 for d, lp in enumerate(loops) if lp.over != "lanes" and not program.nest.dims[lp.dim].is_reduce), default=0) or 1
+    )
+
+
+def _room_at(depth: int, held: tuple[Kept, ...], level: MemoryLevel, inside: list[int]) -> float:
     """Room that everything live at a depth needs, crowding into few sets of a cache included."""
     needed = 0.0
-    for sizes in held:
-        size = sizes[depth]
+    for sizes, within in zip(held, inside, strict=True):
+        size = sizes[depth] if depth < within else None
         if isinstance(size, Held):
             moved = size.moved(level.transaction_bytes)
             needed += moved * size.crowding(level.banks) if level.banks is not None else moved
@@ -202,7 +220,7 @@ def _room_at(depth: int, held: tuple[Kept, ...], level: MemoryLevel) -> float:
     return needed
 
 
-def _retained(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, held: tuple[Kept, ...]) -> list[float]:
+def _retained(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, held: tuple[Kept, ...], inside: list[int]) -> list[float]:
     """The share of data that survives until it is used again, at each depth: 1 if all fits, fading to 0 at twice the room.
 
     It ends with the first depth at which all fits: further in less is live.
@@ -210,10 +228,10 @@ def _retained(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, held: tupl
     room = level.capacity_bytes * level.usable_fraction
     alone = room / spec.units_sharing(level)
     kept = []
-    inside = False
+    one = False
     for depth in range(len(walk.tiles)):
-        inside = inside or (depth > 0 and walk.loops[depth - 1].over == "units")
-        kept.append(min(1.0, max(0.0, 2.0 - _room_at(depth, held, level) / (alone if inside else room))))
+        one = one or (depth > 0 and walk.loops[depth - 1].over == "units")
+        kept.append(min(1.0, max(0.0, 2.0 - _room_at(depth, held, level, inside) / (alone if one else room))))
         if kept[-1] >= 1:
             break
     return kept
