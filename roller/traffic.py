@@ -130,7 +130,7 @@ def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Ge
             times *= math.prod([_copies(lp, units) for lp in loops[fit:] if not touches[lp.dim]])
         moved = sizes[fit]
         if isinstance(moved, Held):
-            runs += moved.tile.elements * times / max(_run_in_order(walk, stream, sizes), 1)
+            runs += moved.tile.elements * times / max(run_in_order(walk, stream, sizes), 1)
             scattered = _scattered(walk, stream, sizes, level) if level is spec.levels[1] else 1.0
             total += moved.moved(transaction) * times * _passes(walk, stream, fit) * scattered
         elif moved is not None:
@@ -138,7 +138,7 @@ def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Ge
     return LevelTraffic(total, runs)
 
 
-def _run_in_order(walk: NestWalk, stream: Stream, sizes: Kept) -> int:
+def run_in_order(walk: NestWalk, stream: Stream, sizes: Kept) -> int:
     """Elements that the nest walks one after another before it goes elsewhere, so that whoever fetches ahead has to find the
     next place. Few rows side by side are followed together. What a copy reads, it reads along the whole rows of its tile.
     """
@@ -154,7 +154,7 @@ def _run_in_order(walk: NestWalk, stream: Stream, sizes: Kept) -> int:
         if stream.touches[walk.loops[depth].dim] and held.tile.run <= run:
             rows *= walk.loops[depth].trips
         elif rows <= followed:
-            run = max(run, held.tile.run)
+            run = max(run, min(held.tile.run, run * walk.loops[depth].trips))
     return run
 
 
@@ -166,7 +166,8 @@ def _scattered(walk: NestWalk, stream: Stream, sizes: Kept, level: MemoryLevel) 
     held = sizes[stream.stop]
     assert isinstance(held, Held)
     alone = held.tile.run >= held.tile.elements
-    if access.role != "output" or alone or access.tensor.nbytes <= level.capacity_bytes or not held.nbytes:
+    kept = access.tensor.nbytes <= level.capacity_bytes or walk.program.lane_level is not None  # lanes store side by side
+    if access.role != "output" or alone or kept or not held.nbytes:
         return 1.0
     return held.moved(level.transaction_bytes) / held.nbytes
 

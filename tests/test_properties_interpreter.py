@@ -11,14 +11,15 @@ import pytest
 from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
 
+from roller import ops
 from roller.expr import TensorExpr
 from roller.fit import Fit
 from roller.hardware import HardwareSpec
 from roller.nest import variants
 from roller.program import StageProgram, Staging, lane_level, tiled_levels
-from roller.testing import expressions, gemm, programs, specs, toy_level, toy_spec, with_unit
+from roller.testing import expression, expressions, gemm, programs, specs, toy_level, toy_spec, with_unit
 from roller.tile import Geometry, Held
-from roller.traffic import NestWalk, level_traffic
+from roller.traffic import NestWalk, level_traffic, run_in_order
 
 TINY = (1, 2, 3, 4, 6, 8)
 LINEAR = ("matmul", "transposed", "reduction", "elementwise", "transpose")
@@ -148,6 +149,45 @@ def test_a_panel_crosses_every_level_between_its_home_and_its_use() -> None:
     # Each of 2 x 2 tiles loads 4 x 8 of A (kept while n runs: 2 loads) and 8 x 4 of B (4 loads), and stores 4 x 4.
     assert moved() == 4 * (2 * 32 + 4 * 32 + 64)
     assert moved(Staging("panel", 0, 0), Staging("panel", 1, 0)) == moved()
+
+
+def test_what_lanes_and_scratchpads_hold_takes_no_room_in_a_cache() -> None:
+    """Steps of 2 along the reduction read a part of every line; the next steps find the rest, if only the tile's lines fit.
+
+    Their panels lie in the scratchpad and the accumulators in registers: 16 lines of A and 2 x 2 of B, 64 bytes each, are all
+    that half of the cache, one unit's share, holds.
+    """
+    cache = toy_level("cache", 4096, 10, managed=False, transaction_bytes=64, usable_fraction=1.0)
+    levels = [cache, toy_level("pad", 2048, 20, 2), toy_level("register", 256, 40, 128)]
+    spec = with_unit(toy_spec(levels, count=2), lanes_max=64)
+    assert lane_level(spec) == 3 and tiled_levels(spec) == (2, 3)
+    expr = gemm(64, 64, 256)
+    nest = variants(expr.stages[0], expr.tensors)[0]
+    tiles = ((16, 32, 2), (2, 4, 1))
+    staged = (Staging("panel", 0, 2), Staging("panel", 1, 2))
+    program = StageProgram(nest, spec.atoms[0], (), (2, 3), tiles, ((0, 1, 2),) * 2, staged, lane_level=3)
+    # 4 x 2 tiles: each reads 16 whole rows of A and 32 columns of B in whole lines; the result is written once.
+    assert predicted(program, spec, 1) == pytest.approx(4 * (8 * (16 + 32) * 256 + 64 * 64))
+
+
+@pytest.mark.parametrize(
+    ("rows", "order", "runs"),
+    [
+        (32, (0, 1), 1),  # row by row: the array from its first element to its last
+        (32, (1, 0), 32 * 32),  # eight columns of every row, then the next eight: every piece is looked for
+        (8, (1, 0), 8),  # as many rows as are followed together: each is one run
+    ],
+)
+def test_runs_follow_the_order_of_the_walk(rows: int, order: tuple[int, int], runs: float) -> None:
+    spec = toy_spec([toy_level("cache", 4096, 10, managed=False), toy_level("register", 1 << 12, 20)])
+    expr = expression(ops.tensor((rows, 256), name="x") * ops.tensor((rows, 1), name="y"))
+    nest = variants(expr.stages[0], expr.tensors)[0]
+    x = next(n for n, a in enumerate(nest.accesses) if a.tensor.name == "x")
+    program = StageProgram(nest, spec.atoms[0], (), tiled_levels(spec)[-1:], ((1, 8),), (order,))
+    walk = NestWalk(program)
+    stream = next(n for n, s in enumerate(walk.streams) if s.access == x)
+    geometry = Geometry(nest)
+    assert rows * 256 / run_in_order(walk, walk.streams[stream], walk.held(geometry)[stream]) == runs
 
 
 def test_units_that_share_a_cache_fetch_once_and_units_of_their_own_each() -> None:

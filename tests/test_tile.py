@@ -126,6 +126,17 @@ def test_a_flat_operator_is_one_run_whatever_its_shape() -> None:
     assert Geometry(nest).held(0, (100,)).runs == 1
 
 
+def test_a_part_of_a_fused_dimension_is_one_run_of_its_own_length() -> None:
+    """Three quarters of an inner row may wrap around its end, but lie side by side; whole fused dimensions join the outer one."""
+    x, scale = ops.tensor((4, 8, 32, 32), name="x"), ops.tensor((8, 1, 1), name="scale")
+    nest = first(expression(x * scale))
+    assert nest.extents == (4, 8, 1024)
+    held = Geometry(nest).held
+    assert (held(0, (2, 1, 24)).tile.run, held(0, (2, 1, 24)).tile.elements) == (24, 48)
+    assert held(0, (1, 4, 1024)).tile.run == 4 * 1024
+    assert held(0, (1, 2, 512)).tile.run == 512
+
+
 def test_strided_columns_crowd_into_few_sets() -> None:
     """64 sets of 64 B; rows of 4096 B all start in set 0: 16 rows of one line share it. Rows of 4160 B do not."""
     banks = Banks(count=64, width_bytes=64)

@@ -1,0 +1,68 @@
+"""The committed results as one Markdown table for people: python -m bench.summary > bench/results/README.md"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.harness import RESULTS
+
+Result = dict[str, Any]
+
+
+def results(folder: Path = RESULTS) -> list[Result]:
+    """All result files, by name."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+
+
+def ratio_lines(found: Result) -> Iterator[str]:
+    """A line for each family of a benchmark that compares with libraries."""
+    for family, row in found["summary"].items():
+        if isinstance(row, dict) and row.get("geomean") is not None:
+            cases = f"{row['timed']} of {row['cases']}" if row["timed"] != row["cases"] else str(row["cases"])
+            name = f"{found['benchmark']}: {family}" if family != found["benchmark"] else family
+            worst = f"{row['worst']:.2f} ({row['worst_case']})"
+            free = f"{row['geomean_free']:.2f}" if row.get("geomean_free") else ""
+            yield f"| {name} | {found['threads']} | {cases} | {row['geomean']:.2f} | {free} | {worst} |"
+
+
+def other_lines(found: Result) -> Iterator[str]:
+    """What the other benchmarks sum up, as it is in their files."""
+    for key, value in found["summary"].items():
+        if not (isinstance(value, dict) and "geomean" in value):
+            said = ", ".join(f"{k} {_short(v)}" for k, v in value.items()) if isinstance(value, dict) else _short(value)
+            yield f"| {found['benchmark']} | {found['threads']} | {key} | {said} |"
+
+
+def _short(value: object) -> str:
+    if isinstance(value, dict):
+        return "(" + ", ".join(f"{k} {_short(v)}" for k, v in value.items()) + ")"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def document(found: list[Result]) -> str:
+    """Both tables, and for every file its command, date and machine."""
+    lines = [
+        "# Measured",
+        "",
+        "Time of the best library ÷ ours; above 1 we are faster. [What is compared, and how](../README.md)",
+        "",
+    ]
+    lines += ["| benchmark: family | threads | cases | geomean | not charged | worst |", "|---|---|---|---|---|---|"]
+    lines += [line for result in found for line in ratio_lines(result)]
+    lines += ["", "| benchmark | threads | of | |", "|---|---|---|---|"]
+    lines += [line for result in found for line in other_lines(result)]
+    lines += ["", "| command | date | device | versions |", "|---|---|---|---|"]
+    for result in found:
+        device, versions = result["device"], result["versions"]
+        machine = f"{device['cpu']}, {device['cores']} cores, {device['memory_gib']:.0f} GiB"
+        chosen = ", ".join(f"{n} {versions[n]}" for n in ("apache-tvm", "numpy", "torch", "scipy") if versions.get(n))
+        lines.append(f"| `{result['command']}` | {result['date'][:16]} | {machine} | {chosen} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document(results()))
