@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import harness, machine, report
+from bench import harness, machine, report, summary
 from bench.harness import Case, Mismatch, Row, Side
 
 GIB = 2**30
@@ -222,3 +222,23 @@ def test_this_machine_is_described() -> None:
     assert machine.memory_bytes() > 0
     assert machine.device()["cores"] >= 1
     assert machine.cpu_name()
+
+
+def test_the_summary_shows_families_sums_and_commands() -> None:
+    head = {"threads": 2, "command": "python -m bench.gemm", "date": "2026-01-02T03:04:05+00:00", "versions": {"numpy": "2.0"}}
+    device = {"cpu": "Test CPU", "cores": 2, "memory_gib": 23.5}
+    family = {"cases": 3, "timed": 2, "geomean": 1.25, "geomean_free": 0.5, "worst": 0.75, "worst_case": "8x8"}
+    ratios = {**head, "benchmark": "gemm", "device": device, "summary": {"GEMM": family, "none": {"cases": 1, "geomean": None}}}
+    sums = {**head, "benchmark": "fidelity", "device": device, "summary": {"operators": 16, "spearman": {"median": 0.75}}}
+    text = summary.document([ratios, sums])
+    assert "| gemm: GEMM | 2 | 2 of 3 | 1.25 | 0.50 | 0.75 (8x8) |" in text
+    assert "| fidelity | 2 | operators | 16 |" in text and "| fidelity | 2 | spearman | median 0.75 |" in text
+    assert text.count("| `python -m bench.gemm` | 2026-01-02T03:04 | Test CPU, 2 cores, 24 GiB | numpy 2.0 |") == 2
+
+
+def test_committed_results_say_how_they_were_made() -> None:
+    found = summary.results()
+    assert found, "no results are committed"
+    for result in found:
+        assert result["command"].startswith(f"python -m bench.{result['benchmark']}") and not result["quick"]
+        assert result["schema"] == report.SCHEMA and result["device"]["cpu"] and result["versions"]["apache-tvm"]
