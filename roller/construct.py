@@ -27,7 +27,7 @@ from roller.hardware import HardwareSpec
 from roller.nest import Nest, variants
 from roller.program import RProgram, StageProgram
 from roller.rates import CostParameters
-from roller.search import Chain, Search, packs, reads_whole, searches, start, stores
+from roller.search import Chain, Search, packs, reads_whole, searches, start, stores_whole
 
 INNER_KEEP, OUTER_KEEP = 8, 8  # chains kept after a level
 PASSED_KEEP = 2  # more chains kept whose tile at a level is the one inside it
@@ -152,7 +152,7 @@ def _worth_packing(found: list[Search], floors: list[float]) -> float:
     """The floor below which a vector may lie where a panel has to lay it: any, where no vector of results reads its inputs
     as they are; else it must save padding, as its results are scattered.
     """
-    whole = [(f, reads_whole(s)) for f, s in zip(floors, found, strict=True) if stores(s) == "whole"]
+    whole = [(f, reads_whole(s)) for f, s in zip(floors, found, strict=True) if stores_whole(s)]
     if not any(reads for _, reads in whole):
         return math.inf
     return PACKED_GAIN * min(floor for floor, _ in whole)

@@ -135,7 +135,7 @@ class Model:
         if index == program.levels[-1] and program.lane_level is None and level.managed and program.atom.kind != "matrix":
             moved, latency = self._registers.bytes(program, level.transaction_bytes), 0.0
         else:
-            traffic = level_traffic(walk, self.spec, self.geometry, index)
+            traffic = level_traffic(walk, self.spec, self.geometry, index, self.parameters)
             waiting = self.spec.unit.count * unit_efficiency(program, self.spec) * self.parameters.misses_in_flight
             # Copies into managed levels are issued ahead; what they wait for is the step overhead. Lanes wait for one another.
             hidden = level.managed or program.lane_level is not None

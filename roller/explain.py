@@ -124,7 +124,8 @@ def _report(growth: Growth) -> StageReport:
 def _level(growth: Growth, index: int) -> LevelReport:
     program, level = growth.program, growth.spec.levels[index]
     inner = index == program.levels[-1] if program.levels else False
-    moved = None if inner else level_traffic(NestWalk(program), growth.spec, growth.model.geometry, index).bytes
+    model = growth.model
+    moved = None if inner else level_traffic(NestWalk(program), growth.spec, model.geometry, index, model.parameters).bytes
     if index not in program.levels:
         return LevelReport(level.name, None, None, level.usable_bytes, moved, ())
     position = program.levels.index(index)

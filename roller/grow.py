@@ -10,11 +10,10 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from roller.align import aligned_extents
+from roller.align import aligned_extents, allows_padding
 from roller.nest import Access, Nest, Tile
 from roller.search import Search
 from roller.tile import padding_waste
-from roller.traffic import STREAMS
 
 EPSILONS = (0.0, 0.125, math.inf)  # rounds of tensor padding; each admits more waste
 INNER_VISITS = 40  # tiles looked at by one growth at the innermost level: its lattice is small
@@ -100,12 +99,12 @@ class _Level:
 
     def _next_tile(self, tile: Tile, dim: int, epsilon: float) -> Tile | None:
         """The tile with one dimension at its next aligned extent that keeps padding within the allowance."""
-        extents, allowed = self._extents[dim], max(epsilon, self._least_waste) + 1e-9
+        extents, allowed = self._extents[dim], max(epsilon, self._least_waste)
         for extent in extents[bisect_right(extents, tile[dim]) :]:
             grown = (*tile[:dim], extent, *tile[dim + 1 :])
             if not self._lane_shape(dim, grown):
                 continue
-            if not self.pads or epsilon == math.inf or padding_waste(self.search.nest.extents, grown) <= allowed:
+            if not self.pads or epsilon == math.inf or allows_padding(self.search.nest, grown, allowed):
                 return grown
             self.padded = True
         return None
@@ -180,9 +179,9 @@ def _with_reduce(search: Search, position: int, inner: Tile, tile: Tile) -> Iter
     Where an input streams, also a short extent: its rows are then read side by side, each along its whole length.
     """
     steps = [tile]
-    if not search.spec.levels[search.levels[position]].managed:
-        yield from _short(search, inner, tile)
     managed = search.spec.levels[search.levels[position]].managed
+    if not managed:
+        yield from _short(search, inner, tile)
     for dim in reversed(search.nest.reduce):
         while True:
             last = steps[-1]
@@ -205,11 +204,11 @@ def _streams(nest: Nest) -> list[Access]:
 
 
 def _short(search: Search, inner: Tile, tile: Tile) -> Iterator[Tile]:
-    """The tile with `STREAMS` steps of the longest reduction that a stream's rows do not lie along."""
+    """The tile with as many steps of the longest reduction that a stream's rows do not lie along as rows are followed."""
     nest = search.nest
     across = [i for i in nest.reduce if any(a.strides[i] != 1 for a in _streams(nest))]
     if across:
         dim = max(across, key=lambda i: (nest.extents[i], i))
-        extent = min(STREAMS, nest.extents[dim] // inner[dim]) * inner[dim]
+        extent = min(search.model.parameters.read_streams, nest.extents[dim] // inner[dim]) * inner[dim]
         if extent > tile[dim]:
             yield (*tile[:dim], extent, *tile[dim + 1 :])

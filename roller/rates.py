@@ -18,6 +18,7 @@ class CostParameters:
     Visits of at most `short_visit` atom operations cost none of it: their ends are foreseen, and the next visit overlaps.
     `trip_overhead_ns`: one trip of the loops around the innermost tile. `unit_overhead_ns`: handing a tile to a unit.
     `misses_in_flight`: memory latencies that overlap in one unit (line-fill buffers).
+    `read_streams`, `write_streams`: rows side by side that are fetched ahead, and that wait for the rest of their transactions.
     `gather_slots`: issue slots to place one element that is not contiguous into a vector.
     `copy_slots`: issue slots of one load or store of a copy.
     """
@@ -27,6 +28,8 @@ class CostParameters:
     trip_overhead_ns: float = 0.0
     unit_overhead_ns: float = 0.0
     misses_in_flight: int = 10
+    read_streams: int = 8
+    write_streams: int = 4
     gather_slots: float = 1.0
     copy_slots: float = 1.0
 

@@ -106,12 +106,10 @@ def _touches(nest: Nest) -> list[tuple[bool, ...]]:
     return [nest.factor_touches(f) for f in range(len(nest.factors))]
 
 
-def stores(search: Search) -> str:
-    """How a vector's results reach the array: "whole" side by side, "apart" one by one, "alone" without a vector of them."""
-    steps = [search.nest.output.strides[dim] for _, dim in search.mapping if search.nest.output.touches[dim]]
-    if search.atom.kind != "vector" or not steps:
-        return "alone"
-    return "whole" if steps == [1] else "apart"
+def stores_whole(search: Search) -> bool:
+    """True if a vector's results lie side by side in the array."""
+    output = search.nest.output
+    return search.atom.kind == "vector" and [output.strides[dim] for _, dim in search.mapping if output.touches[dim]] == [1]
 
 
 def packs(search: Search) -> bool:

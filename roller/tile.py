@@ -103,7 +103,7 @@ def _rows(access: Access, linear: Sequence[int], dims: Sequence[set[int]]) -> li
     return rows
 
 
-class Held:
+class HeldTile:
     """One data tile with what it costs to move and to keep, worked out when first asked for: tiles come up again and again."""
 
     __slots__ = ("_access", "_crowding", "_moved", "nbytes", "runs", "tile")
@@ -144,8 +144,8 @@ class Geometry:
     """Data tiles of one nest, remembered: construction asks for the same ones again and again."""
 
     nest: Nest
-    _held: dict[tuple[int, Tile], Held] = field(default_factory=dict)
-    _projected: tuple[dict[Tile, Held], ...] = field(init=False)
+    _held: dict[tuple[int, Tile], HeldTile] = field(default_factory=dict)
+    _projected: tuple[dict[Tile, HeldTile], ...] = field(init=False)
     _touched: tuple[tuple[int, ...], ...] = field(init=False)
     _shapes: tuple[BoxShape, ...] = field(init=False)
     _factor_touched: tuple[tuple[int, ...], ...] = field(init=False)
@@ -157,14 +157,14 @@ class Geometry:
         self._shapes = tuple(BoxShape(nest, a) for a in nest.accesses)
         self._factor_touched = tuple(_positions(nest.factor_touches(f)) for f in range(len(nest.factors)))
 
-    def held(self, number: int, tile: Tile) -> Held:
+    def held(self, number: int, tile: Tile) -> HeldTile:
         """The data tile of array `number` (the position in `nest.accesses`) and its costs."""
         found = self._held.get((number, tile))
         if found is None:
             found = self._held[number, tile] = self._project(number, tile)
         return found
 
-    def _project(self, number: int, tile: Tile) -> Held:
+    def _project(self, number: int, tile: Tile) -> HeldTile:
         """Tiles that differ where the array is not touched share one answer."""
         touched = self._touched[number]
         key = tuple([tile[i] for i in touched])
@@ -173,7 +173,7 @@ class Geometry:
             only = [1] * len(tile)
             for i in touched:
                 only[i] = tile[i]
-            found = Held(self.nest.accesses[number], self._shapes[number](tuple(only)))
+            found = HeldTile(self.nest.accesses[number], self._shapes[number](tuple(only)))
             self._projected[number][key] = found
         return found
 

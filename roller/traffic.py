@@ -14,12 +14,10 @@ from functools import cached_property
 from roller.hardware import HardwareSpec, MemoryLevel
 from roller.nest import Tile
 from roller.program import Loop, StageProgram, copy_depth
-from roller.tile import Geometry, Held
+from roller.rates import CostParameters
+from roller.tile import Geometry, HeldTile
 
-STREAMS = 8  # rows side by side that prefetchers follow, each with a place of its own in a set of lines
-WRITE_STREAMS = 4  # rows side by side that wait for the rest of their lines while they are written past the caches
-
-Kept = tuple[Held | float | None, ...]  # at each depth: a data tile, the bytes of a panel, or nothing
+Kept = tuple[HeldTile | float | None, ...]  # at each depth: a data tile, the bytes of a panel, or nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +94,21 @@ class NestWalk:
         return self._held
 
 
-def level_traffic(walk: NestWalk, spec: HardwareSpec, geometry: Geometry, index: int) -> LevelTraffic:
+def level_traffic(walk: NestWalk, spec: HardwareSpec, geometry: Geometry, index: int, parameters: CostParameters) -> LevelTraffic:
     """Traffic into the level at this position of the spec."""
     level = spec.levels[index]
-    return _managed(walk, spec, level, geometry, index) if level.managed else _cached(walk, spec, level, geometry)
+    return _managed(walk, spec, level, geometry, index) if level.managed else _cached(walk, spec, level, geometry, parameters)
 
 
-def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Geometry) -> LevelTraffic:
+def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Geometry, parameters: CostParameters) -> LevelTraffic:
     held, loops, transaction = walk.held(geometry), walk.loops, level.transaction_bytes
     inside = [_inside(walk, spec, stream) for stream in walk.streams]
     kept = _retained(walk, spec, level, held, inside)
     total = runs = 0.0
     units = spec.unit.count if not spec.shared(level) else 1
     for stream, sizes, within in zip(walk.streams, held, inside, strict=True):
-        if not within:
-            continue
+        if stream.access is None and not within:
+            continue  # the panel never comes near a cache
         fit = min(max(len(kept) - 1, stream.start), stream.stop)
         stays = fit >= len(kept) or kept[fit] >= 1
         if stream.access is None and fit == stream.start and stream.start > 0 and stays:
@@ -129,8 +127,8 @@ def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Ge
         if units > 1:
             times *= math.prod([_copies(lp, units) for lp in loops[fit:] if not touches[lp.dim]])
         moved = sizes[fit]
-        if isinstance(moved, Held):
-            runs += moved.tile.elements * times / max(run_in_order(walk, stream, sizes), 1)
+        if isinstance(moved, HeldTile):
+            runs += moved.tile.elements * times / max(run_in_order(walk, stream, sizes, parameters), 1)
             scattered = _scattered(walk, stream, sizes, level) if level is spec.levels[1] else 1.0
             total += moved.moved(transaction) * times * _passes(walk, stream, fit) * scattered
         elif moved is not None:
@@ -138,19 +136,20 @@ def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Ge
     return LevelTraffic(total, runs)
 
 
-def run_in_order(walk: NestWalk, stream: Stream, sizes: Kept) -> int:
+def run_in_order(walk: NestWalk, stream: Stream, sizes: Kept, parameters: CostParameters) -> int:
     """Elements that the nest walks one after another before it goes elsewhere, so that whoever fetches ahead has to find the
     next place. Few rows side by side are followed together. What a copy reads, it reads along the whole rows of its tile.
     """
     nest, depth = walk.program.nest, walk.copied.get(stream.access, len(walk.loops))
     held = sizes[depth]
-    assert isinstance(held, Held)
+    assert isinstance(held, HeldTile)
     run, rows = held.tile.run, held.runs if depth == len(walk.loops) else 1.0
-    followed = WRITE_STREAMS if nest.accesses[stream.access or 0].role == "output" else STREAMS
+    written = nest.accesses[stream.access or 0].role == "output"
+    followed = parameters.write_streams if written else parameters.read_streams
     while depth > stream.start and rows <= followed:
         depth -= 1
         held = sizes[depth]
-        assert isinstance(held, Held)
+        assert isinstance(held, HeldTile)
         if stream.touches[walk.loops[depth].dim] and held.tile.run <= run:
             rows *= walk.loops[depth].trips
         elif rows <= followed:
@@ -164,7 +163,7 @@ def _scattered(walk: NestWalk, stream: Stream, sizes: Kept, level: MemoryLevel) 
     """
     access = walk.program.nest.accesses[stream.access or 0]
     held = sizes[stream.stop]
-    assert isinstance(held, Held)
+    assert isinstance(held, HeldTile)
     alone = held.tile.run >= held.tile.elements
     kept = access.tensor.nbytes <= level.capacity_bytes or walk.program.lane_level is not None  # lanes store side by side
     if access.role != "output" or alone or kept or not held.nbytes:
@@ -179,7 +178,7 @@ def _copies(loop: Loop, units: int) -> int:
 
 def _stream_held(walk: NestWalk, stream: Stream, geometry: Geometry) -> Kept:
     """What a stream keeps at each depth; outside a panel's copy, the panel itself (its buffer is reused)."""
-    found: list[Held | float | None] = []
+    found: list[HeldTile | float | None] = []
     width = walk.program.nest.accumulator_bytes
     for depth, tile in enumerate(walk.tiles):
         unchanged = depth and not stream.touches[walk.loops[depth - 1].dim]
@@ -203,9 +202,8 @@ def _inside(walk: NestWalk, spec: HardwareSpec, stream: Stream) -> int:
         return 0 if homes[0] and spec.levels[homes[0]].managed else len(loops) + 1
     if program.lane_level is None or program.nest.accesses[stream.access].role != "output":
         return len(loops) + 1
-    return (
-        max((d + 1 for d, lp in enumerate(loops) if lp.over != "lanes" and not program.nest.dims[lp.dim].is_reduce), default=0) or 1
-    )
+    chosen = [d + 1 for d, lp in enumerate(loops) if lp.over != "lanes" and not program.nest.dims[lp.dim].is_reduce]
+    return max(chosen, default=0)
 
 
 def _room_at(depth: int, held: tuple[Kept, ...], level: MemoryLevel, inside: list[int]) -> float:
@@ -213,7 +211,7 @@ def _room_at(depth: int, held: tuple[Kept, ...], level: MemoryLevel, inside: lis
     needed = 0.0
     for sizes, within in zip(held, inside, strict=True):
         size = sizes[depth] if depth < within else None
-        if isinstance(size, Held):
+        if isinstance(size, HeldTile):
             moved = size.moved(level.transaction_bytes)
             needed += moved * size.crowding(level.banks) if level.banks is not None else moved
         elif size is not None:

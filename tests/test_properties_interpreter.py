@@ -17,8 +17,9 @@ from roller.fit import Fit
 from roller.hardware import HardwareSpec
 from roller.nest import variants
 from roller.program import StageProgram, Staging, lane_level, tiled_levels
+from roller.rates import CostParameters
 from roller.testing import expression, expressions, gemm, programs, specs, toy_level, toy_spec, with_unit
-from roller.tile import Geometry, Held
+from roller.tile import Geometry, HeldTile
 from roller.traffic import NestWalk, level_traffic, run_in_order
 
 TINY = (1, 2, 3, 4, 6, 8)
@@ -33,7 +34,7 @@ def pads(units: int = 1, **unit: object) -> HardwareSpec:
 
 
 def predicted(program: StageProgram, spec: HardwareSpec, index: int) -> float:
-    return level_traffic(NestWalk(program), spec, Geometry(program.nest), index).bytes
+    return level_traffic(NestWalk(program), spec, Geometry(program.nest), index, CostParameters()).bytes
 
 
 def cached(room: int) -> HardwareSpec:
@@ -115,7 +116,7 @@ def test_the_footprint_of_a_scratchpad_tile_is_the_most_it_holds(data: st.DataOb
 def live_bytes(program: StageProgram) -> list[list[float]]:
     """For each array the bytes of its tile at each depth of the loops."""
     held = NestWalk(program).held(Geometry(program.nest))
-    return [[size.moved(4) if isinstance(size, Held) else size or 0.0 for size in sizes] for sizes in held]
+    return [[size.moved(4) if isinstance(size, HeldTile) else size or 0.0 for size in sizes] for sizes in held]
 
 
 @settings(max_examples=60)
@@ -187,7 +188,7 @@ def test_runs_follow_the_order_of_the_walk(rows: int, order: tuple[int, int], ru
     walk = NestWalk(program)
     stream = next(n for n, s in enumerate(walk.streams) if s.access == x)
     geometry = Geometry(nest)
-    assert rows * 256 / run_in_order(walk, walk.streams[stream], walk.held(geometry)[stream]) == runs
+    assert rows * 256 / run_in_order(walk, walk.streams[stream], walk.held(geometry)[stream], CostParameters()) == runs
 
 
 def test_units_that_share_a_cache_fetch_once_and_units_of_their_own_each() -> None:

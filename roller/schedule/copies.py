@@ -269,7 +269,7 @@ def _fill_row(
     else:
         low = tirx.max(index(0), tirx.min(index(0) - start, index(size)))
         high = tirx.max(index(0), tirx.min(index(bound) - start, index(size)))
-    none_before, all_after = _span(window.buffer, target, 0, size, lambda at, n: _splat(fill, n)), None
+    outside = _span(window.buffer, target, 0, size, lambda at, n: _splat(fill, n))
     copy = sequence(
         [
             _span(window.buffer, target, 0, low, lambda at, n: _splat(fill, n)),
@@ -277,7 +277,7 @@ def _fill_row(
             _span(window.buffer, target, high, size, lambda at, n: _splat(fill, n)),
         ]
     )
-    return copy if inside is None else when(inside, copy, none_before if all_after is None else all_after)
+    return copy if inside is None else when(inside, copy, outside)
 
 
 COPY_LANES = 8  # elements copied at a time; the toolchain splits or joins them to its own vectors

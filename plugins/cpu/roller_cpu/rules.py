@@ -9,6 +9,8 @@ SHORT_VISIT = 128  # multiply-adds that with their loads fill a reorder buffer o
 TRIP_CYCLES = 3  # counter, compare and branch around an innermost tile, and its address arithmetic
 UNIT_CYCLES = 64  # decoding a unit tile's position by divisions
 LINE_FILL_BUFFERS = 10  # misses that a core keeps in flight
+READ_STREAMS = 8  # rows side by side that prefetchers follow, each with a place of its own in a set of lines
+WRITE_STREAMS = 4  # rows side by side that wait for the rest of their lines while they are written past the caches
 
 
 def cost_parameters(spec: HardwareSpec, expr: TensorExpr) -> CostParameters:
@@ -19,4 +21,6 @@ def cost_parameters(spec: HardwareSpec, expr: TensorExpr) -> CostParameters:
         trip_overhead_ns=TRIP_CYCLES / spec.clock_ghz,
         unit_overhead_ns=UNIT_CYCLES / spec.clock_ghz,
         misses_in_flight=LINE_FILL_BUFFERS,
+        read_streams=READ_STREAMS,
+        write_streams=WRITE_STREAMS,
     )
