@@ -143,12 +143,18 @@ def _fma(vector: str, suffix: str, fused: bool) -> str:
 
 
 def _read(vector: str, vector_bytes: int) -> str:
-    """Load a whole buffer, vector by vector."""
-    lines = ["  br label %inner", "inner:", "  %i = phi i64 [ 0, %loop ], [ %next, %inner ]"]
+    """Load a whole buffer from several places side by side: prefetchers stop at page ends, and one stream alone waits there."""
+    lines = [
+        f"  %share = udiv i64 %bytes, {LOADS}",
+        "  br label %inner",
+        "inner:",
+        "  %i = phi i64 [ 0, %loop ], [ %next, %inner ]",
+    ]
     for n in range(LOADS):
-        lines.append(f"  %o{n} = add i64 %i, {n * vector_bytes}")
+        lines.append(f"  %s{n} = mul i64 %share, {n}")
+        lines.append(f"  %o{n} = add i64 %i, %s{n}")
         lines.append(f"  %q{n} = getelementptr i8, ptr %data, i64 %o{n}")
         lines.append(f"  %v{n} = load volatile {vector}, ptr %q{n}, align {vector_bytes}")
-    lines += [f"  %next = add i64 %i, {LOADS * vector_bytes}", "  %inside = icmp slt i64 %next, %bytes"]
+    lines += [f"  %next = add i64 %i, {vector_bytes}", "  %inside = icmp slt i64 %next, %share"]
     lines += ["  br i1 %inside, label %inner, label %round", "round:"]
     return _FUNCTION.format(name="read", last="round", body="\n".join(lines), after="")
