@@ -77,7 +77,7 @@ class Explanation:
         return {"chip": self.chip, "estimate": self.estimate.to_dict(), "stages": stages, "candidates": candidates}
 
     def __rich__(self) -> RenderableType:
-        parts: list[RenderableType] = [Text(f"for {self.chip}: predicted {_time(self.estimate.seconds)}", style="bold")]
+        parts: list[RenderableType] = [Text(f"for {self.chip}: predicted {duration(self.estimate.seconds)}", style="bold")]
         for stage in self.stages:
             parts += [Text(""), *_stage(stage)]
         if len(self.candidates) > 1:
@@ -183,8 +183,8 @@ def _stops(stops: Sequence[Stop]) -> str:
 
 
 def _terms(estimate: Estimate) -> RenderableType:
-    terms = ", ".join(f"{name} {_time(seconds)}" for name, seconds in estimate.terms if seconds > 0)
-    text = f"predicted {_time(estimate.seconds)}, bound by {estimate.bound_by}; {terms}"
+    terms = ", ".join(f"{name} {duration(seconds)}" for name, seconds in estimate.terms if seconds > 0)
+    text = f"predicted {duration(estimate.seconds)}, bound by {estimate.bound_by}; {terms}"
     return Padding(Text(text), (0, 0, 0, 2))
 
 
@@ -197,12 +197,13 @@ def candidates_table(candidates: Sequence[Choice]) -> Table:
     table.add_column("bound by", no_wrap=True)
     table.add_column("program", overflow="fold")
     for rank, choice in enumerate(candidates[:SHOWN], start=1):
-        measured = "-" if choice.measured_s is None else _time(choice.measured_s)
-        table.add_row(str(rank), _time(choice.estimate.seconds), measured, choice.estimate.bound_by, choice.program.describe())
+        measured = "-" if choice.measured_s is None else duration(choice.measured_s)
+        table.add_row(str(rank), duration(choice.estimate.seconds), measured, choice.estimate.bound_by, choice.program.describe())
     return table
 
 
-def _time(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds in the unit that suits them, three digits."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

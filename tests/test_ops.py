@@ -70,6 +70,20 @@ def test_asked_element_types() -> None:
     assert ops.expression(value).stages[0].body.dtype == "float16"
 
 
+def test_the_operator_for_products() -> None:
+    result, (a, b) = computed(T((4, 5)) @ T((5, 6)))
+    np.testing.assert_array_equal(result, a @ b)
+    result, (a, b) = computed(T((3, 4, 5)) @ T((3, 5, 6)))
+    np.testing.assert_array_equal(result, a @ b)
+
+
+@pytest.mark.parametrize("other", [3, T((2, 5, 6)), T((6, 5)), T((5,)), np.zeros((5, 6))])
+def test_wrong_products(other: Any) -> None:
+    for build in (lambda: T((4, 5)) @ other, lambda: other @ T((4, 4))):
+        with pytest.raises(ExpressionError, match="matmul"):
+            build()
+
+
 def test_axis_names_are_short_and_stable() -> None:
     def names(value: SymbolicTensor) -> str:
         return " ".join(a.name for a in ops.expression(value).stages[0].axes)

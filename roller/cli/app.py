@@ -19,7 +19,7 @@ from roller.cli.outcome import INTERRUPTED, BadFileError, Format, guarded, progr
 from roller.compiled import Kernel
 from roller.devices import device_names, load_device
 from roller.errors import ExpressionError, KernelError, PluginError
-from roller.explain import candidates_table
+from roller.explain import candidates_table, duration
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Compile tensor operators.")
 app.add_typer(specs.app, name="specs")
@@ -191,6 +191,6 @@ def _summary(kernel: Kernel, verified: bool, saved: str | None) -> Group:
 
 def _numbers(kernel: Kernel, numbers: dict[str, float]) -> Table:
     table = Table("measured", "predicted", "GFLOP/s", "GB/s", "program", box=None, header_style="italic")
-    micro = [f"{numbers[key] * 1e6:.4g} us" for key in ("measured_s", "predicted_s")]
-    table.add_row(*micro, f"{numbers['gflops']:.4g}", f"{numbers['gbps']:.4g}", kernel.program.describe())
+    times = [duration(numbers[key]) for key in ("measured_s", "predicted_s")]
+    table.add_row(*times, f"{numbers['gflops']:.4g}", f"{numbers['gbps']:.4g}", kernel.program.describe())
     return table

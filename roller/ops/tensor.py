@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from numbers import Real
 from typing import ClassVar
 
@@ -23,6 +24,7 @@ class SymbolicTensor:
     """A tensor to be computed: shape, element type, and how it comes about. Compared by identity.
 
     `+ - * / **`, unary minus and `abs` work on tensors and numbers with NumPy's broadcasting; comparisons are not overloaded.
+    `@` multiplies two matrices, or two stacks of as many (`matmul`, `batch_matmul`).
     """
 
     shape: tuple[int, ...]
@@ -75,11 +77,25 @@ class SymbolicTensor:
     def __rpow__(self, other: Operand) -> SymbolicTensor:
         return arithmetic("pow", other, self)
 
+    def __matmul__(self, other: SymbolicTensor) -> SymbolicTensor:
+        return _product(self, other)
+
+    def __rmatmul__(self, other: SymbolicTensor) -> SymbolicTensor:
+        return _product(other, self)
+
     def __neg__(self) -> SymbolicTensor:
         return pointwise("neg", lambda x: Unary("neg", x), self)
 
     def __abs__(self) -> SymbolicTensor:
         return pointwise("abs", lambda x: Unary("abs", x), self)
+
+
+def _product(left: SymbolicTensor, right: SymbolicTensor) -> SymbolicTensor:
+    """`left @ right`; the operators that do it are built from tensors, so they are found when asked for."""
+    products = import_module("roller.ops.matmul")
+    stacks = all(getattr(side, "ndim", 0) == 3 for side in (left, right))
+    result: SymbolicTensor = (products.batch_matmul if stacks else products.matmul)(left, right)
+    return result
 
 
 Operand = SymbolicTensor | float | int
