@@ -6,11 +6,10 @@ import math
 
 from roller.nest import Access, Nest
 from roller.program import StageProgram, Staging, copy_depth
-from roller.rates import Rates, unit_efficiency
+from roller.rates import TRANSPOSE_SLOTS, Rates, unit_efficiency
 from roller.tile import Geometry
 from roller.traffic import NestWalk
 
-TRANSPOSE_SLOTS = 1.5  # issue slots an element for exchanging parts of two vectors: three shuffles for two results
 DECODE_TRIPS = 2  # trips of a loop that dividing an index by a known extent takes as long as, remainder included
 ROW_TRIPS = 6  # loops around one row of a box: the row itself, three spans of it, a vector and an element loop
 

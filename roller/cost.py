@@ -165,9 +165,8 @@ class Model:
         visits = program.accumulator_visits
         overhead = self.parameters.tile_overhead_ns if _visit_operations(program) > self.parameters.short_visit else 0.0
         finish = overhead * (2 * visits - 1) if program.nest.stage.reducer is not None else 0.0
-        around = (
-            tiles * (finish + self.parameters.trip_overhead_ns * visits) + program.unit_tiles * self.parameters.unit_overhead_ns
-        )
+        unit_tile = self.parameters.unit_overhead_ns + (self.parameters.scratch_overhead_ns if visits > 1 else 0.0)
+        around = tiles * (finish + self.parameters.trip_overhead_ns * visits) + program.unit_tiles * unit_tile
         steps = sum(
             _trips_to(program, level) / busy * lv.step_overhead_ns * 1e-9
             for level, lv in enumerate(self.spec.levels)

@@ -103,6 +103,8 @@ class Fit:
         outputs = math.prod([tile[i] for i in nest.spatial]) * math.prod([tile[i] for i in nest.reduce] if spread else [1])
         if "input" not in self.spec.levels[min(self._innermost, len(self.spec.levels) - 1)].holds:
             return outputs * nest.accumulator_bytes // self._shared_lanes(atom)
+        if nest.stage.reducer is None:
+            return outputs * nest.accumulator_bytes // self._shared_lanes(atom)  # what is read becomes the result
         whole = [self._operand_bytes(a.touches, tile, mapping, atom) for a in nest.inputs]
         once = [self._operand_bytes(a.touches, None, mapping, atom) for a in nest.inputs]
         held = sum(whole) - max((w - o for w, o in zip(whole, once, strict=True)), default=0)

@@ -9,6 +9,8 @@ from functools import cached_property
 from roller.hardware import HardwareSpec, MemoryLevel
 from roller.program import StageProgram, tiled_levels
 
+TRANSPOSE_SLOTS = 1.5  # issue slots an element for exchanging parts of two vectors: three shuffles for two results
+
 
 @dataclass(frozen=True)
 class CostParameters:
@@ -17,8 +19,10 @@ class CostParameters:
     `tile_overhead_ns`: starting and finishing one accumulator tile; picking it up again later costs twice that.
     Visits of at most `short_visit` atom operations cost none of it: their ends are foreseen, and the next visit overlaps.
     `trip_overhead_ns`: one trip of the loops around the innermost tile. `unit_overhead_ns`: handing a tile to a unit.
+    `scratch_overhead_ns`: taking and returning the room in which a unit tile's accumulators wait between visits.
     `misses_in_flight`: memory latencies that overlap in one unit (line-fill buffers).
     `read_streams`, `write_streams`: rows side by side that are fetched ahead, and that wait for the rest of their transactions.
+    `warm`: the share of a problem that a cache with room for all of it holds from before: what made it, or the last call.
     `gather_slots`: issue slots to place one element that is not contiguous into a vector.
     `copy_slots`: issue slots of one load or store of a copy.
     """
@@ -27,9 +31,11 @@ class CostParameters:
     short_visit: int = 0
     trip_overhead_ns: float = 0.0
     unit_overhead_ns: float = 0.0
+    scratch_overhead_ns: float = 0.0
     misses_in_flight: int = 10
     read_streams: int = 8
     write_streams: int = 4
+    warm: float = 0.0
     gather_slots: float = 1.0
     copy_slots: float = 1.0
 
@@ -68,6 +74,27 @@ class Rates:
 
 
 def unit_efficiency(program: StageProgram, spec: HardwareSpec) -> float:
-    """Useful work over the work of all units if each had the largest share: idle units and uneven last rounds."""
+    """Useful work over the work of all units if each had the largest share: idle units, uneven last rounds, cut-off tiles."""
     units, tiles = spec.unit.count, program.unit_tiles
-    return tiles / (units * -(-tiles // units)) if tiles else 1.0
+    if not tiles:
+        return 1.0
+    share = -(-tiles // units)
+    if program.lane_level is not None or units == 1 or tiles == 1:
+        return tiles / (units * share)  # lanes run whole tiles, the last one too
+    return _first(program, tiles) / (units * _first(program, share))
+
+
+def _first(program: StageProgram, tiles: int) -> int:
+    """Points of the units' dimensions in their first so many tiles. Cut-off tiles are the last of their loop, and units take
+    consecutive ones, so that the first share is the largest.
+    """
+    over = [lp for lp in program.loops if lp.over == "units"]
+    extents = [program.nest.extents[lp.dim] for lp in over]
+    found, around, inside = 0, 1, program.unit_tiles
+    for position, loop in enumerate(over):
+        inside //= loop.trips
+        whole, tiles = divmod(tiles, inside)
+        done = min(whole * program.unit_tile[loop.dim], extents[position])
+        found += around * done * math.prod(extents[position + 1 :])
+        around *= min(program.unit_tile[loop.dim], extents[position] - done)
+    return found

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from roller.nest import Nest
+from roller.nest import Access, Nest
 from roller.program import StageProgram
+from roller.rates import TRANSPOSE_SLOTS
 
 Bytes = tuple[float, float]  # of inputs, and of the output for one pass
 
@@ -69,4 +70,14 @@ class RegisterTraffic:
         step = access.strides[lane]
         if step is not None and 1 < step <= width // 2 and not guarded and not rest:
             return 2 * step * vectors  # picked from so many whole vectors
-        return touched * (1 + self.gather_slots) + (touched if access.strides[lane] is None or guarded else 0)
+        gathered = 1 + self.gather_slots + (1 if access.strides[lane] is None or guarded else 0)
+        blocks = 0.0 if guarded or rest else self._in_blocks(program, access, width)
+        return touched * (1 - blocks) * gathered + vectors * blocks * (1 + TRANSPOSE_SLOTS * math.log2(width))
+
+    def _in_blocks(self, program: StageProgram, access: Access, width: int) -> float:
+        """The share of an innermost tile that is read in square blocks, along another dimension than the vector's."""
+        nest = self.nest
+        if nest.stage.reducer is not None or access.role == "output" or width & (width - 1):
+            return 0.0
+        along = [i for i in nest.spatial if access.strides[i] == 1 and program.inner[i] >= width]
+        return program.inner[along[0]] // width * width / program.inner[along[0]] if along else 0.0

@@ -127,8 +127,8 @@ class HeldTile:
         return found
 
     def crowding(self, banks: Banks) -> float:
-        """How much more room a strided tile needs in a banked (set-associative) memory than its bytes: rows that start a
-        multiple of many banks apart share a few of them. 1 where rows are contiguous or spread evenly.
+        """Room that a strided tile needs in a banked (set-associative) memory over its bytes: rows that start a multiple of
+        many banks apart share a few of them, and the memory is full when those are. 1 where rows are contiguous or spread evenly.
         """
         if self.tile.run >= self.tile.elements:
             return 1.0
@@ -194,8 +194,7 @@ def _crowding(box: DataTile, access: Access, banks: Banks) -> float:
     if step % banks.width_bytes:
         return 1.0
     starts = banks.count // math.gcd(step // banks.width_bytes, banks.count)
-    covered = min(banks.count, min(starts, rows) * lines)
-    return max(1.0, min(rows * lines, banks.count) / covered)
+    return max(1.0, banks.count / (starts * lines)) if rows > starts else 1.0
 
 
 def _row_step(box: DataTile, access: Access) -> int:

@@ -103,19 +103,21 @@ def level_traffic(walk: NestWalk, spec: HardwareSpec, geometry: Geometry, index:
 def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Geometry, parameters: CostParameters) -> LevelTraffic:
     held, loops, transaction = walk.held(geometry), walk.loops, level.transaction_bytes
     inside = [_inside(walk, spec, stream) for stream in walk.streams]
-    kept = _retained(walk, spec, level, held, inside)
+    together = _retained(walk, spec, level, held, inside)
     total = runs = 0.0
     units = spec.unit.count if not spec.shared(level) else 1
+    cold = 1 - together[0] * parameters.warm
     for stream, sizes, within in zip(walk.streams, held, inside, strict=True):
         if stream.access is None and not within:
             continue  # the panel never comes near a cache
+        kept = _kept_alone(walk, spec, level, together, sizes)
         fit = min(max(len(kept) - 1, stream.start), stream.stop)
         stays = fit >= len(kept) or kept[fit] >= 1
         if stream.access is None and fit == stream.start and stream.start > 0 and stays:
             continue  # the panel was written at this level just now
         if stays:
             fit = max(fit - 1, stream.start)  # neighbouring iterations of the loop around what fits share lines and halos
-        times = 1.0
+        times = cold
         touches = stream.touches
         for d in range(fit):
             loop = loops[d]
@@ -128,9 +130,11 @@ def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Ge
             times *= math.prod([_copies(lp, units) for lp in loops[fit:] if not touches[lp.dim]])
         moved = sizes[fit]
         if isinstance(moved, HeldTile):
-            runs += moved.tile.elements * times / max(run_in_order(walk, stream, sizes, parameters), 1)
+            brought = moved.moved(transaction) * times
+            started = moved.tile.elements * times / max(run_in_order(walk, stream, sizes, parameters), 1)
+            runs += min(started, brought / transaction)  # a run that starts in a transaction that is here waits for nothing
             scattered = _scattered(walk, stream, sizes, level) if level is spec.levels[1] else 1.0
-            total += moved.moved(transaction) * times * _passes(walk, stream, fit) * scattered
+            total += brought * _passes(walk, stream, fit) * scattered
         elif moved is not None:
             total += moved * times
     return LevelTraffic(total, runs)
@@ -207,15 +211,12 @@ def _inside(walk: NestWalk, spec: HardwareSpec, stream: Stream) -> int:
 
 
 def _room_at(depth: int, held: tuple[Kept, ...], level: MemoryLevel, inside: list[int]) -> float:
-    """Room that everything live at a depth needs, crowding into few sets of a cache included."""
+    """Room that everything live at a depth needs."""
     needed = 0.0
     for sizes, within in zip(held, inside, strict=True):
         size = sizes[depth] if depth < within else None
-        if isinstance(size, HeldTile):
-            moved = size.moved(level.transaction_bytes)
-            needed += moved * size.crowding(level.banks) if level.banks is not None else moved
-        elif size is not None:
-            needed += size
+        if size is not None:
+            needed += size.moved(level.transaction_bytes) if isinstance(size, HeldTile) else size
     return needed
 
 
@@ -224,16 +225,39 @@ def _retained(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, held: tupl
 
     It ends with the first depth at which all fits: further in less is live.
     """
-    room = level.capacity_bytes * level.usable_fraction
-    alone = room / spec.units_sharing(level)
     kept = []
-    one = False
-    for depth in range(len(walk.tiles)):
-        one = one or (depth > 0 and walk.loops[depth - 1].over == "units")
-        kept.append(min(1.0, max(0.0, 2.0 - _room_at(depth, held, level, inside) / (alone if one else room))))
+    for depth, room in enumerate(_rooms(walk, spec, level)):
+        kept.append(_share(_room_at(depth, held, level, inside), room))
         if kept[-1] >= 1:
             break
     return kept
+
+
+def _share(needed: float, room: float) -> float:
+    return min(1.0, max(0.0, 2.0 - needed / room))
+
+
+def _rooms(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel) -> list[float]:
+    """Bytes of the level for what is live at each depth: inside loops over units a unit's part of what it shares."""
+    room = level.capacity_bytes * level.usable_fraction
+    over = [d for d, loop in enumerate(walk.loops) if loop.over == "units"]
+    first = over[0] if over else len(walk.loops)
+    return [room if d <= first else room / spec.units_sharing(level) for d in range(len(walk.tiles))]
+
+
+def _kept_alone(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, kept: list[float], sizes: Kept) -> list[float]:
+    """What survives of one array, whose rows may crowd into few sets of the cache although there is room in others."""
+    if level.banks is None:
+        return kept
+    found: list[float] = []
+    for depth, room in enumerate(_rooms(walk, spec, level)):
+        size, share = sizes[depth], kept[depth] if depth < len(kept) else 1.0
+        if isinstance(size, HeldTile) and size.crowding(level.banks) > 1:
+            share = min(share, _share(size.moved(level.transaction_bytes) * size.crowding(level.banks), room))
+        found.append(share)
+        if found[-1] >= 1:
+            break
+    return found
 
 
 def _passes(walk: NestWalk, stream: Stream, fit: int) -> float:

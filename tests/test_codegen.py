@@ -144,10 +144,7 @@ HOT = {
 }
 
 
-GAP = pytest.mark.xfail(strict=True, reason="known gap: beside four weights read in place LLVM moves one accumulator to the stack")
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[GAP] if name == "3x3" else []) for name in HOT])
+@pytest.mark.parametrize("name", HOT)
 def test_hot_loops_keep_everything_in_registers(name: str) -> None:
     resources = roller.compile(HOT[name], "cpu:zen3").artifact.resources
     assert resources["spills"] == 0 and resources["hot_loop_fma"] >= 8
@@ -268,6 +265,30 @@ def test_vectors_of_elements_a_few_steps_apart_stay_inside_the_array(stride: int
     right(op, program)
     source = launching.artifact(SPEC, program).data.decode()
     assert ("shufflevector <8 x float>" in source) == (stride <= 4)
+
+
+@pytest.mark.parametrize("inner", [(8, 8), (16, 8), (8, 16), (12, 8), (8, 12), (19, 16), (4, 8)])
+@pytest.mark.parametrize("lane", [0, 1])
+def test_square_blocks_are_transposed_in_registers(inner: tuple[int, int], lane: int) -> None:
+    """Where a tile is a vector wide in both directions; ragged tiles move back, and what no block covers is gathered."""
+    x, y = t(37, 29), t(29, 37)
+    op = ops.transpose(x) * 2 + y
+    program = given(op, ((29, 37), inner), lane)
+    right(op, program)
+    source = launching.artifact(SPEC, program).data.decode()
+    blocks = inner[1 - lane] >= 8 <= inner[lane]
+    assert (source.count("shufflevector <8 x float>") >= 24) == blocks
+
+
+def test_blocks_read_boxes_and_leave_guarded_arrays_alone() -> None:
+    """The padded array has no element for every place of a block, its box has."""
+    op = ops.transpose(ops.pad(t(21, 18), ((1, 2), (3, 4)))) + 1
+    tiles = ((25, 24), (8, 8))
+    right(op, given(op, tiles, 1))
+    boxed = given(op, tiles, 1, staged=(Staging("box", 0, 0),))
+    right(op, boxed)
+    plain, copied = (launching.artifact(SPEC, p).data.decode() for p in (given(op, tiles, 1), boxed))
+    assert copied.count("shufflevector <8 x float>") >= 24 > plain.count("shufflevector <8 x float>")
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])

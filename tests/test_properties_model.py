@@ -310,9 +310,6 @@ def test_elements_and_chips_twice_as_wide_give_the_same_tiles(spec: HardwareSpec
     assert found.program.to_dict() == narrow.program.to_dict()
 
 
-@pytest.mark.xfail(
-    reason="known gap of the engine: ties of the reuse score go to the first axis, and the limit of visits then cuts the other"
-)
 @settings(max_examples=40)
 @given(st.tuples(*[st.sampled_from(EXTENTS)] * 3), st.sampled_from((1, 3, 16)), st.sampled_from((64, 1024)))
 def test_the_transposed_product_on_a_symmetric_chip_takes_the_same_time(

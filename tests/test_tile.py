@@ -138,9 +138,12 @@ def test_a_part_of_a_fused_dimension_is_one_run_of_its_own_length() -> None:
 
 
 def test_strided_columns_crowd_into_few_sets() -> None:
-    """64 sets of 64 B; rows of 4096 B all start in set 0: 16 rows of one line share it. Rows of 4160 B do not."""
+    """64 sets of 64 B; rows of 4096 B all start in set 0, which is full when the memory has room for 64 times as much. Rows of
+    two lines lie in two sets; rows of 4160 B are spread.
+    """
     banks = Banks(count=64, width_bytes=64)
-    assert Geometry(first(gemm(64, 8, 1024))).held(0, (16, 1, 16)).crowding(banks) == 16
+    assert Geometry(first(gemm(64, 8, 1024))).held(0, (16, 1, 16)).crowding(banks) == 64
+    assert Geometry(first(gemm(64, 8, 1024))).held(0, (16, 1, 32)).crowding(banks) == 32
     assert Geometry(first(gemm(64, 8, 1040))).held(0, (16, 1, 16)).crowding(banks) == 1
     assert Geometry(first(gemm(64, 8, 1024))).held(0, (1, 1, 1024)).crowding(banks) == 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tvm import tirx
@@ -16,11 +16,14 @@ from roller.schedule.tir import Buffer, Expr, Held, index, load, spread
 
 @dataclass
 class Reader:
-    """Knows for every array of a nest where its elements are; boxes replace arrays once they are filled."""
+    """Knows for every array of a nest where its elements are; boxes replace arrays once they are filled. `vectors` are what
+    arrays hold at the point that is read next, where that is known already.
+    """
 
     nest: Nest
     buffers: Mapping[str, Buffer]
     boxes: dict[int, Window] = field(default_factory=dict)
+    vectors: Mapping[int, Expr] = field(default_factory=dict)
     _accesses: dict[tuple[str, tuple[Affine, ...]], tuple[int, Access]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -45,9 +48,19 @@ class Reader:
         wanted = (n.fill for n in loads(self.nest.stage.body) if (n.tensor, n.index) == (access.tensor.name, access.index))
         return next((value for value in wanted if value is not None), 0)
 
+    def plain(self, tree: Scalar) -> Iterator[tuple[int, Load, Window]]:
+        """The loads of a tree that need no guard, with their arrays' numbers and where they read."""
+        for node in loads(tree):
+            number, access = self._accesses[node.tensor, node.index]
+            boxed = number in self.boxes and node.fill in (None, self.fill(number))
+            if boxed or not access.guarded:
+                yield number, node, self.window(number)
+
     def load(self, node: Load, point: Point) -> Expr:
         """One load at a point, with the point's lanes."""
         number, access = self._accesses[node.tensor, node.index]
+        if number in self.vectors:
+            return self.vectors[number]
         boxed = number in self.boxes and node.fill in (None, self.fill(number))
         window = self.window(number) if boxed or not access.guarded else Window.whole(self.buffers[node.tensor], access.tensor)
         if access.guarded and not boxed:

@@ -12,6 +12,7 @@ from tvm import tirx
 from roller.program import RProgram, StageProgram, Staging, copy_depth
 from roller.schedule import copies, walk
 from roller.schedule.accumulate import reducing_tile, scratch_tile
+from roller.schedule.blocks import tile_points
 from roller.schedule.lowering import Lowering, Options
 from roller.schedule.panels import Panel, make_panel
 from roller.schedule.place import Point
@@ -95,8 +96,18 @@ def _tile(low: Lowering, state: State) -> Stmt:
         place.append(start)
     if low.reducer is not None:
         return sequence([*bindings, *reducing_tile(low, state, tuple(place))])
-    points = [Point(low.nest, tuple(place), low.lane, lanes).moved(offsets) for offsets, lanes in low.points()]
-    return sequence([*bindings, *(put(low, point, low.nest.stage.result, None) for point in points)])
+    return sequence([*bindings, *_elementwise(low, Point(low.nest, tuple(place)))])
+
+
+def _elementwise(low: Lowering, place: Point) -> list[Stmt]:
+    """Every vector of points of the tile, read and stored."""
+    statements: list[Stmt] = []
+    for before, point, vectors in tile_points(low, place):
+        low.reader.vectors = vectors
+        statements += [] if before is None else [before]
+        statements.append(put(low, point, low.nest.stage.result, None))
+    low.reader.vectors = {}
+    return statements
 
 
 # --- copies ----------------------------------------------------------------------------------------------------------

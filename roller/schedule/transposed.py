@@ -1,7 +1,6 @@
 """Filling a panel whose source is contiguous along a reduction instead of along the vector: blocks of vectors, transposed.
 
-A block is as many runs along the reduction as a vector has lanes, one vector each. Exchanging halves, quarters, ... of pairs
-of them transposes it in registers; element by element the same copy takes several times as many instructions.
+A block is as many runs along the reduction as a vector has lanes, one vector each.
 """
 
 from __future__ import annotations
@@ -13,10 +12,11 @@ from tvm import tirx
 from roller.program import StageProgram
 from roller.scalar import Load, Scalar
 from roller.schedule import walk
+from roller.schedule.blocks import transposed
 from roller.schedule.panels import Panel, panel_offset, slot_address, tile_offsets, width_of
 from roller.schedule.place import Point, Window, base_address, lane_stride, member_steps
 from roller.schedule.reading import Reader
-from roller.schedule.tir import Expr, Held, Stmt, index, load, loop, plus, ramp, sequence, store, times, variable
+from roller.schedule.tir import Held, Stmt, index, load, loop, plus, ramp, sequence, store, times, variable
 from roller.schedule.walk import Position, State
 
 
@@ -125,22 +125,6 @@ def _block(panel: Panel, runs: Runs, addresses: list[Position], target: Position
     held = Held()
     dtype = str(panel.buffer.dtype)
     rows = [held(load(runs.window.buffer, ramp(a, 1, width)), dtype, width) for a in addresses]
-    distance = width // 2
-    while distance:
-        for first in range(width):
-            if not first & distance:
-                a, b = rows[first], rows[first + distance]
-                low, high = _halves(a, b, distance, width)
-                rows[first], rows[first + distance] = held(low, dtype, width), held(high, dtype, width)
-        distance //= 2
-    stores = [store(panel.buffer, row, ramp(plus(target, step * runs.slot), 1, width)) for step, row in enumerate(rows)]
+    columns = transposed(rows, dtype, held)
+    stores = [store(panel.buffer, row, ramp(plus(target, step * runs.slot), 1, width)) for step, row in enumerate(columns)]
     return sequence([*held.statements, *stores])
-
-
-def _halves(a: Expr, b: Expr, distance: int, width: int) -> tuple[Expr, Expr]:
-    """Of every pair of neighbouring groups of `distance` elements the first ones of both vectors, and the second ones."""
-    low, high = [], []
-    for at in range(0, width, 2 * distance):
-        low += [*range(at, at + distance), *range(width + at, width + at + distance)]
-        high += [*range(at + distance, at + 2 * distance), *range(width + at + distance, width + at + 2 * distance)]
-    return tuple(tirx.Shuffle([a, b], [index(i) for i in order]) for order in (low, high))

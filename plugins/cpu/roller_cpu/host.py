@@ -28,7 +28,7 @@ from roller_cpu.topology import Topology, machine
 
 _log = logging.getLogger("roller.cpu")
 
-VERSION = 5  # of how machines are measured: another number measures them anew
+VERSION = 6  # of how machines are measured: another number measures them anew
 CACHE_NAMES = {3: "L3", 2: "L2", 1: "L1"}
 GUEST_SHARE = 0.25  # of the outermost cache that a virtual machine may count on: its neighbours fill the rest
 FILL = 0.5  # share of a cache that its probe reads, so that what else is there does not push it out
@@ -147,7 +147,7 @@ def _levels(topology: Topology, base: HardwareSpec, tables: list[dict[str, Any]]
         if cache is not None:
             table |= {"capacity_bytes": cache.size_bytes, "transaction_bytes": cache.line_bytes}
             if topology.virtual and cache is topology.caches[0]:
-                table["usable_fraction"] *= GUEST_SHARE
+                table["usable_fraction"] = min(table["usable_fraction"], GUEST_SHARE)
             if table.get("banks"):  # a cache's banks are its sets
                 table["banks"] = {"count": cache.sets, "width_bytes": cache.line_bytes} if cache.sets else None
         owner = base.level(name)

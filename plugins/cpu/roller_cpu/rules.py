@@ -8,9 +8,12 @@ TILE_CYCLES = 64  # filling the FMA pipes, storing the tile and a mispredicted l
 SHORT_VISIT = 128  # multiply-adds that with their loads fill a reorder buffer of 250 to 500 entries
 TRIP_CYCLES = 3  # counter, compare and branch around an innermost tile, and its address arithmetic
 UNIT_CYCLES = 64  # decoding a unit tile's position by divisions
+SCRATCH_NS = 300  # TVM's workspace, taken and returned: seen on a product of 32 x 32 x 32
 LINE_FILL_BUFFERS = 10  # misses that a core keeps in flight
 READ_STREAMS = 8  # rows side by side that prefetchers follow, each with a place of its own in a set of lines
 WRITE_STREAMS = 4  # rows side by side that wait for the rest of their lines while they are written past the caches
+
+WARM = 1.0  # operators follow one another: what fits the caches was made, or used, shortly before
 
 
 def cost_parameters(spec: HardwareSpec, expr: TensorExpr) -> CostParameters:
@@ -20,7 +23,9 @@ def cost_parameters(spec: HardwareSpec, expr: TensorExpr) -> CostParameters:
         short_visit=SHORT_VISIT,
         trip_overhead_ns=TRIP_CYCLES / spec.clock_ghz,
         unit_overhead_ns=UNIT_CYCLES / spec.clock_ghz,
+        scratch_overhead_ns=SCRATCH_NS,
         misses_in_flight=LINE_FILL_BUFFERS,
         read_streams=READ_STREAMS,
         write_streams=WRITE_STREAMS,
+        warm=WARM,
     )

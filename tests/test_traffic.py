@@ -1,0 +1,130 @@
+"""Shares of units, runs that wait, warm caches and crowded sets: small cases worked out by hand, and slow counting."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, note
+from hypothesis import strategies as st
+
+from roller import ops
+from roller.cost import Estimate, Model
+from roller.expr import TensorExpr
+from roller.hardware import HardwareSpec
+from roller.nest import variants
+from roller.ops import expression
+from roller.program import StageProgram, tiled_levels
+from roller.rates import CostParameters, unit_efficiency
+from roller.testing import expressions, programs, specs, toy_atom, toy_level, toy_spec
+from roller.tile import Geometry
+from roller.traffic import NestWalk, level_traffic
+
+EXTENTS = (1, 2, 3, 7, 16, 33)
+
+
+def by_hand(
+    expr: TensorExpr, spec: HardwareSpec, *tiles: tuple[int, ...], orders: tuple[tuple[int, ...], ...] = ()
+) -> StageProgram:
+    """A scalar program with these tiles on the nest whose axes are not fused."""
+    nest = variants(expr.stages[0], expr.tensors)[0]
+    atom = next(a for a in spec.atoms if a.kind == "scalar")
+    everywhere = tuple(range(len(nest.dims)))
+    return StageProgram(nest, atom, (), tiled_levels(spec), tiles, orders or (everywhere,) * len(tiles))
+
+
+def predicted(program: StageProgram, spec: HardwareSpec, **known: float) -> Estimate:
+    return Model(spec, CostParameters(**known), Geometry(program.nest)).estimate(program)  # type: ignore[arg-type]
+
+
+def cached(capacity: int, sets: int | None = None, units: int = 1) -> HardwareSpec:
+    banks = {"banks": {"count": sets, "width_bytes": 64}} if sets else {}
+    level = toy_level("cache", capacity, 16, units, managed=False, latency_ns=100.0, **{"transaction_bytes": 64}, **banks)
+    return toy_spec([level, toy_level("register", 256, 64 * units, units)], [toy_atom("scalar", 2.0)], count=units)
+
+
+# --- shares of units -------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.tuples(st.integers(2, 40), st.integers(2, 40)),
+    st.tuples(st.integers(1, 12), st.integers(1, 12)),
+    st.integers(1, 9),
+    st.permutations((0, 1)),
+)
+def test_the_largest_share_of_consecutive_tiles_decides(
+    extents: tuple[int, int], tile: tuple[int, int], units: int, order: list[int]
+) -> None:
+    spec = cached(1 << 20, units=units)
+    expr = expression(ops.tensor(extents) + ops.tensor(extents[1:]))
+    tile = (min(tile[0], extents[0]), min(tile[1], extents[1]))
+    program = by_hand(expr, spec, tile, (1, 1), orders=(tuple(order), (0, 1)))
+    trips = [range(0, extents[d], tile[d]) for d in order]
+    work = []
+    for starts in itertools.product(*trips):
+        sizes = [min(tile[d], extents[d] - start) for d, start in zip(order, starts, strict=True)]
+        work.append(sizes[0] * sizes[1])
+    share = -(-len(work) // units)
+    largest = max(sum(work[i : i + share]) for i in range(0, len(work), share))
+    note(program.describe())
+    assert unit_efficiency(program, spec) == pytest.approx(sum(work) / (units * largest))
+
+
+def test_lanes_run_the_last_tile_whole() -> None:
+    levels = [toy_level("shared", 1 << 14, 8, 2), toy_level("register", 256, 64, 8)]
+    spec = toy_spec(levels, [toy_atom("scalar", 2.0)], count=2, lanes_max=4, lane_group=4)
+    program = by_hand(expression(ops.relu(ops.tensor((20,)))), spec, (12,), (3,))
+    assert program.lane_level is None
+    assert unit_efficiency(program, spec) == pytest.approx(20 / 24)
+
+
+# --- runs that wait --------------------------------------------------------------------------------------------------
+
+
+@given(st.data(), specs(), expressions(EXTENTS))
+def test_no_more_runs_wait_than_transactions_move(data: st.DataObject, spec: HardwareSpec, expr: TensorExpr) -> None:
+    program = data.draw(programs(expr, spec)).stages[0]
+    walk, geometry = NestWalk(program), Geometry(program.nest)
+    for index, level in enumerate(spec.levels[1:], start=1):
+        if not level.managed:
+            found = level_traffic(walk, spec, geometry, index, CostParameters())
+            assert 0 <= found.runs <= found.bytes / level.transaction_bytes + 1e-6
+
+
+def test_half_a_line_waits_once_where_the_line_stays() -> None:
+    """Columns of 8 out of rows of 64: a line of 16 elements is brought once for both columns that it holds."""
+    spec = cached(1 << 20)
+    program = by_hand(expression(ops.transpose(ops.tensor((64, 64)))), spec, (64, 64), (8, 8))
+    found = level_traffic(NestWalk(program), spec, Geometry(program.nest), 1, CostParameters(read_streams=0, write_streams=0))
+    assert found.runs == 2 * 64 * 64 / 16
+
+
+# --- warm caches -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("elements", "share"), [(1024, 0.0), (4096, 0.0), (6144, 0.5), (8192, 1.0), (1 << 20, 1.0)])
+def test_what_fits_a_warm_cache_is_there_already(elements: int, share: float) -> None:
+    """A cache of 32 KiB; the operator touches 8 bytes an element. It fades until twice the room is needed."""
+    spec = cached(1 << 15)
+    program = by_hand(expression(ops.relu(ops.tensor((elements,)))), spec, (elements,), (16,))
+    cold, warm = (dict(predicted(program, spec, warm=w).terms) for w in (0.0, 1.0))
+    assert cold["cache"] == pytest.approx(8 * elements / 16e9)
+    assert warm["cache"] == pytest.approx(share * cold["cache"], abs=1e-12)
+    assert warm["latency"] == pytest.approx(share * cold["latency"], abs=1e-12)
+
+
+# --- crowded sets ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("columns", "factor"), [(1024, 2.875), (1040, 1.0)])
+def test_half_lines_in_one_set_are_brought_again_for_the_other_half(columns: int, factor: float) -> None:
+    """32 KiB in 64 sets. Strips of 8 columns, 64 rows of 4096 bytes apart: all lie in one set of 8 lines.
+    Half a line wherever it starts touches (32 - 4) / 64 + 1 lines on average.
+    """
+    op = expression(ops.tensor((64, columns)) + ops.tensor((64, 1)))
+    plain, crowded = cached(1 << 15), cached(1 << 15, sets=64)
+    moved = []
+    for spec in (plain, crowded):
+        program = by_hand(op, spec, (64, columns), (8, 8), orders=((0, 1), (1, 0)))
+        moved.append(level_traffic(NestWalk(program), spec, Geometry(program.nest), 1, CostParameters()).bytes)
+    assert moved[1] == pytest.approx(factor * moved[0], rel=0.02)
