@@ -253,7 +253,11 @@ def interleave(
 ) -> tuple[dict[str, list[float]], dict[str, int], float | None]:
     """Seconds of every side in every round, calls per turn, and the share of turns that began on an idle machine."""
     clock = clock or (time.process_time if options.threads == 1 else time.perf_counter)
-    calls = {s.name: calls_for(s.call, options.sample, clock) for s in sides}
+    calls: dict[str, int] = {}
+    for side in sides:
+        if options.threads > 1:
+            time.sleep(PAUSE_SECONDS)
+        calls[side.name] = calls_for(side.call, options.sample, clock)
     times: dict[str, list[float]] = {s.name: [] for s in sides}
     gates: list[bool] = []
     begin = time.perf_counter()
