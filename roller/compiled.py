@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -58,6 +58,7 @@ class Kernel:
         self._wanted = tuple(_wanted(t, t.name) for t in self._inputs)
         self._result = _wanted(expr.output, "out")
         self._runner: Runner | None = None
+        self._shortcut: Callable[..., int] | None = None
         self._loading = threading.Lock()
         self._alignment = _alignment(artifact)
 
@@ -69,6 +70,19 @@ class Kernel:
         """Compute the operator. `LaunchError` where an array does not fit, `DeviceUnavailableError` without the device."""
         if named or len(arrays) != len(self._wanted):
             arrays = self._bound(arrays, named)
+        shortcut = self._shortcut
+        if shortcut is not None:
+            if out is not None:
+                if shortcut(*map(id, arrays), id(out)):
+                    return out
+            elif set(map(type, arrays)) == {np.ndarray}:
+                result = aligned_empty(self._result.shape, self._result.dtype)
+                if shortcut(*map(id, arrays), id(result)):
+                    return result
+        return self._call(arrays, out)
+
+    def _call(self, arrays: tuple[Any, ...], out: Any) -> Any:
+        """Look at every array, convert what must be, compute."""
         runner = self._runner or self._loaded()
         inputs: list[Array] = []
         kind: Kind | None = None
@@ -129,6 +143,7 @@ class Kernel:
         with self._loading:
             if self._runner is None:
                 self._runner = self._device.load_kernel(self._artifact)
+                self._shortcut = getattr(self._runner, "shortcut", None)
             return self._runner
 
     def load(self) -> Kernel:

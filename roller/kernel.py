@@ -54,7 +54,11 @@ class KernelSource:
 
 
 class Runner(Protocol):
-    """A loaded kernel, as a plugin's `roller_load_kernel` gives it."""
+    """A loaded kernel, as a plugin's `roller_load_kernel` gives it.
+
+    It may also have `shortcut`: a function of the `id()` of each input and of the output that computes and gives 1 if all are
+    NumPy arrays just as `run` wants them, and otherwise touches nothing and gives 0. It is asked first, as it is quick.
+    """
 
     def run(self, inputs: tuple[npt.NDArray[Any], ...], out: npt.NDArray[Any]) -> None:
         """Compute `out` from the inputs that are not constant, in the expression's order.

@@ -253,7 +253,8 @@ def _kept_alone(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, kept: li
     for depth, room in enumerate(_rooms(walk, spec, level)):
         size, share = sizes[depth], kept[depth] if depth < len(kept) else 1.0
         if isinstance(size, HeldTile) and size.crowding(level.banks) > 1:
-            share = min(share, _share(size.moved(level.transaction_bytes) * size.crowding(level.banks), room / level.usable_fraction))
+            crowded = size.moved(level.transaction_bytes) * size.crowding(level.banks)
+            share = min(share, _share(crowded, room / level.usable_fraction))
         found.append(share)
         if found[-1] >= 1:
             break

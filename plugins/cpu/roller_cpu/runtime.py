@@ -13,8 +13,8 @@ import math
 import platform
 import re
 import threading
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -32,15 +32,13 @@ from roller.plugin import (
     aligned_empty,
     numpy_dtype,
 )
-from roller_cpu import pins, toolchain
+from roller_cpu import pins, shortcut, toolchain
 from roller_cpu.threads import default_threads, use_threads
 
 Array = npt.NDArray[Any]
 
 # Features that decide whether code runs; the rest of LLVM's list is tuning, or protection that kernels do not use.
 _ISA = re.compile(r"^(sse|ssse|avx|fma|f16c|bmi|popcnt|lzcnt|movbe|amx|neon|sve|dotprod|fullfp16|bf16|i8mm)")
-_CODES: Mapping[str, int] = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}  # DLPack's type codes
-_CPU = 1
 
 
 class _DLTensor(ctypes.Structure):
@@ -64,15 +62,19 @@ class CpuRunner:
     def __init__(self, artifact: Artifact) -> None:
         text = _checked(artifact)
         launch = artifact.launch
+        tensors = [*launch["inputs"], launch["output"]]
+        fixed = len(launch.get("direct_constants", ())) + len(launch.get("panels", ()))
+        plain = launch.get("alignment") == "element"
+        short = shortcut.text(launch["entry"], toolchain.processor(text) or "", tensors, fixed) if plain else None
         try:
-            self._module = toolchain.load_module(text)
+            self._module = toolchain.load_module(text + (short or ""))
             self._main = self._module[launch["entry"]]
         except (AttributeError, RuntimeError) as error:
             if isinstance(error, CodegenError):
                 raise
             raise LaunchError(f"the kernel has no function {launch['entry']!r}: {error}") from error
         self.threads = min(int(launch.get("threads") or default_threads()), default_threads())
-        self._arguments = [_flat(t) for t in (*launch["inputs"], launch["output"])]
+        self._arguments = [_flat(t) for t in tensors]
         self._local = threading.local()
         constants = _constants(artifact)
         panels = [aligned_empty((max(p["elements"], 1),), numpy_dtype(p["dtype"])) for p in launch.get("panels", ())]
@@ -81,6 +83,22 @@ class CpuRunner:
             use_threads(self.threads)
             self._module["prepack"](*_pointers(held))
         self._fixed = [*(constants[name] for name in launch.get("direct_constants", ())), *panels]
+        self._descriptors = [_described(array) for array in self._fixed]
+        self._table = (ctypes.c_void_p * len(self._fixed))(*map(ctypes.addressof, self._descriptors))
+        self.shortcut = self._shortcut(short is not None, "TVMBackendParallelLaunch" in text)
+
+    def _shortcut(self, exists: bool, parallel: bool) -> Callable[..., int] | None:
+        """See `roller.kernel.Runner`; the number of threads is set only where it matters."""
+        if not exists:
+            return None
+        short = partial(self._module[shortcut.NAME], ctypes.addressof(self._table))
+        threads = self.threads
+
+        def beside_others(*arrays: int) -> int:
+            use_threads(threads)
+            return short(*arrays)  # type: ignore[no-any-return]
+
+        return beside_others if parallel else short
 
     def run(self, inputs: tuple[Array, ...], out: Array) -> None:
         """Compute `out`; arrays as `roller.kernel.Runner` says."""
@@ -100,6 +118,7 @@ class CpuRunner:
     def close(self) -> None:
         """Free panels and code."""
         self._fixed = []
+        self.shortcut = None
         self._main = self._module = None
 
     def _bound(self) -> tuple[list[_DLTensor], _DLTensor, list[ctypes.c_void_p]]:
@@ -163,7 +182,8 @@ def _flat(tensor: Mapping[str, Any]) -> tuple[int, str]:
 
 def _descriptor(elements: int, dtype: str, data: int | None = None) -> _DLTensor:
     shape = (ctypes.c_int64 * 1)(elements)
-    return _DLTensor(data, _CPU, 0, 1, _CODES[dtype.rstrip("0123456789")], 8 * ELEMENT_BYTES[dtype], 1, shape, None, 0)
+    code = shortcut.TYPE_CODES[dtype.rstrip("0123456789")]
+    return _DLTensor(data, shortcut.CPU, 0, 1, code, 8 * ELEMENT_BYTES[dtype], 1, shape, None, 0)
 
 
 def _described(array: Array) -> _DLTensor:

@@ -1,0 +1,168 @@
+"""The short way into a kernel: machine code that looks at NumPy arrays itself and calls the kernel with them.
+
+Asking Python for types, shapes, flags and addresses takes longer than a small kernel runs. The code reads the fields of
+`PyArrayObject`, which NumPy's ABI fixes, takes only plain arrays that are just as the kernel wants them, and leaves all
+others, with everything that there is to say about them, to the long way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from roller.plugin import ELEMENT_BYTES, numpy_dtype
+
+NAME = "roller_shortcut"
+TYPE_CODES: Mapping[str, int] = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "bool": 6}  # DLPack's type codes
+CPU = 1  # DLPack's device
+_TENSOR_BYTES = 48  # a DLTensor
+_INTEGER, _POINTER = 1, 7  # TVM's type indices: a 64-bit integer, a pointer to a DLTensor
+_CONTIGUOUS, _ALIGNED, _WRITEABLE = 0x1, 0x100, 0x400  # NumPy's flags
+
+# Where the fields of PyArrayObject lie.
+_TYPE, _DATA, _RANK, _SHAPE, _DTYPE, _FLAGS = 8, 16, 24, 32, 56, 64
+
+
+@cache
+def possible() -> bool:
+    """True if this interpreter and this NumPy lay array objects out as their ABI says."""
+    if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != 8:
+        return False
+    whole = np.zeros((4, 6), np.int16)
+    fixed = np.zeros(3, np.float64)
+    fixed.flags.writeable = False
+    return all(_as_expected(a) for a in (whole, whole[1:], whole[:, ::2], whole[0, 0:0], fixed, np.array(1.0)))
+
+
+def _as_expected(array: Any) -> bool:
+    where = id(array)
+    words = {o: ctypes.c_size_t.from_address(where + o).value for o in (_TYPE, _DATA, _DTYPE)}
+    rank, flags = (ctypes.c_int.from_address(where + o).value for o in (_RANK, _FLAGS))
+    if words != {_TYPE: id(type(array)), _DATA: array.ctypes.data, _DTYPE: id(array.dtype)} or rank != array.ndim:
+        return False
+    shape = ctypes.c_size_t.from_address(where + _SHAPE).value
+    sizes = tuple(ctypes.c_ssize_t.from_address(shape + 8 * i).value for i in range(rank))
+    wanted = array.flags
+    told = bool(flags & _CONTIGUOUS), bool(flags & _ALIGNED), bool(flags & _WRITEABLE)
+    return sizes == array.shape and told == (wanted.c_contiguous, wanted.aligned, wanted.writeable)
+
+
+def text(entry: str, processor: str, tensors: Sequence[Mapping[str, Any]], fixed: int) -> str | None:
+    """LLVM IR to append to a kernel's: a function of the address of the fixed arguments' descriptors, and of the `id()` of
+    each input and of the output. It gives 1, or 0 where an array is not as the kernel wants it.
+
+    `tensors`: name, shape and dtype of the inputs and the output; `fixed`: descriptors that the kernel takes between them. None
+    where an array is empty, or this Python is unlike others.
+    """
+    if not possible() or any(0 in t["shape"] for t in tensors):
+        return None
+    count = len(tensors)
+    signature = f"i32 @__tvm_ffi_{NAME}(ptr %self, ptr %args, i32 %count, ptr %result)"
+    lines = [f'define dllexport {signature} nounwind "target-cpu"="{processor}" {{']
+    lines += ["entry:", f"  %tensors = alloca [{count * _TENSOR_BYTES} x i8], align 16"]
+    lines += [f"  %call = alloca [{16 * (count + fixed)} x i8], align 16", "  %given = alloca i64, i32 2, align 16"]
+    lines += [f"  %sizes = alloca [{count} x i64], align 16", *_argument("table", 0), "  br label %check0"]
+    for number, tensor in enumerate(tensors):
+        lines += _check(number, tensor, written=number == count - 1)
+    lines += _apart(tensors)
+    for number, tensor in enumerate(tensors):
+        lines += _describe(number, tensor)
+    order = [*range(count - 1), *range(count, count + fixed), count - 1]
+    for place, number in enumerate(order):
+        lines += _pass(place, number, number - count if number >= count else None)
+    lines += [
+        "  store i64 0, ptr %given",
+        f"  %code = call i32 @__tvm_ffi_{entry}(ptr null, ptr %call, i32 {count + fixed}, ptr %given)",
+    ]
+    lines += ["  %well = icmp eq i32 %code, 0", "  br i1 %well, label %done, label %failed", "failed:", "  ret i32 %code"]
+    for label, said in (("done", 1), ("refused", 0)):
+        lines += [f"{label}:", f"  store i64 {_INTEGER}, ptr %result", f"  %said{said} = getelementptr i8, ptr %result, i64 8"]
+        lines += [f"  store i64 {said}, ptr %said{said}", "  ret i32 0"]
+    return "\n".join([*lines, "}", ""])
+
+
+def _argument(name: str, number: int) -> list[str]:
+    """Argument `number`, an address as an integer, as a pointer."""
+    at = f"  %{name}_at = getelementptr i8, ptr %args, i64 {16 * number + 8}"
+    return [at, f"  %{name}_word = load i64, ptr %{name}_at", f"  %{name} = inttoptr i64 %{name}_word to ptr"]
+
+
+def _field(number: int, name: str, kind: str, offset: int) -> list[str]:
+    return [
+        f"  %{name}_at{number} = getelementptr i8, ptr %object{number}, i64 {offset}",
+        f"  %{name}{number} = load {kind}, ptr %{name}_at{number}",
+    ]
+
+
+def _check(number: int, tensor: Mapping[str, Any], written: bool) -> list[str]:
+    """On to the next array if this one is plain, of the type and shape that are wanted, contiguous and aligned."""
+    n, shape = number, tuple(tensor["shape"])
+    wanted = _CONTIGUOUS | _ALIGNED | (_WRITEABLE if written else 0)
+    lines = [f"check{n}:", *_argument(f"object{n}", n + 1), *_field(n, "type", "i64", _TYPE)]
+    lines += [f"  %array{n} = icmp eq i64 %type{n}, {id(np.ndarray)}", f"  br i1 %array{n}, label %fields{n}, label %refused"]
+    lines += [f"fields{n}:", *_field(n, "data", "i64", _DATA), *_field(n, "rank", "i32", _RANK), *_field(n, "flags", "i32", _FLAGS)]
+    lines += [*_field(n, "dtype", "i64", _DTYPE), *_field(n, "shape", "ptr", _SHAPE)]
+    tests = [f"icmp eq i32 %rank{n}, {len(shape)}", f"icmp eq i64 %dtype{n}, {id(numpy_dtype(tensor['dtype']))}"]
+    lines += [f"  %set{n} = and i32 %flags{n}, {wanted}"]
+    tests.append(f"icmp eq i32 %set{n}, {wanted}")
+    lines += _all(f"fit{n}_", tests, f"sizes{n}")
+    lines += [f"sizes{n}:"]
+    tests = []
+    for place, extent in enumerate(shape):
+        lines += [f"  %extent_at{n}_{place} = getelementptr i8, ptr %shape{n}, i64 {8 * place}"]
+        lines += [f"  %extent{n}_{place} = load i64, ptr %extent_at{n}_{place}"]
+        tests.append(f"icmp eq i64 %extent{n}_{place}, {extent}")
+    return lines + _all(f"size{n}_", tests, "apart" if written else f"check{n + 1}")
+
+
+def _all(name: str, tests: Sequence[str], then: str) -> list[str]:
+    """Go on where every test holds."""
+    if not tests:
+        return [f"  br label %{then}"]
+    lines = [f"  %{name}{i} = {test}" for i, test in enumerate(tests)]
+    last = f"{name}0"
+    for i in range(1, len(tests)):
+        lines.append(f"  %{name}and{i} = and i1 %{last}, %{name}{i}")
+        last = f"{name}and{i}"
+    return [*lines, f"  br i1 %{last}, label %{then}, label %refused"]
+
+
+def _apart(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
+    """On where the output shares no memory with an input."""
+    out = len(tensors) - 1
+    ends = [math.prod(t["shape"]) * ELEMENT_BYTES[t["dtype"]] for t in tensors]
+    lines = ["apart:", *(f"  %end{n} = add i64 %data{n}, {size}" for n, size in enumerate(ends))]
+    for n in range(out):
+        lines += [f"  %before{n} = icmp ule i64 %end{n}, %data{out}", f"  %behind{n} = icmp ule i64 %end{out}, %data{n}"]
+    return [*lines, *_all("free", [f"or i1 %before{n}, %behind{n}" for n in range(out)], "ready"), "ready:"]
+
+
+def _describe(number: int, tensor: Mapping[str, Any]) -> list[str]:
+    """The DLTensor of an array: data, device, rank 1, type, shape, no strides, no offset."""
+    n, dtype = number, tensor["dtype"]
+    code = TYPE_CODES[dtype.rstrip("0123456789")] | 8 * ELEMENT_BYTES[dtype] << 8 | 1 << 16
+    lines = [f"  %size{n} = getelementptr i64, ptr %sizes, i64 {n}", f"  store i64 {math.prod(tensor['shape'])}, ptr %size{n}"]
+    lines += [f"  %tensor{n} = getelementptr i8, ptr %tensors, i64 {n * _TENSOR_BYTES}"]
+    fields = (f"i64 %data{n}", f"i64 {CPU}", f"i64 {1 | code << 32}", f"ptr %size{n}", "ptr null", "i64 0")
+    for place, value in enumerate(fields):
+        lines += [
+            f"  %field{n}_{place} = getelementptr i8, ptr %tensor{n}, i64 {8 * place}",
+            f"  store {value}, ptr %field{n}_{place}",
+        ]
+    return lines
+
+
+def _pass(place: int, number: int, fixed: int | None) -> list[str]:
+    """One argument of the kernel: a descriptor made here, or one of the fixed ones from the table."""
+    lines = [f"  %kind{place} = getelementptr i8, ptr %call, i64 {16 * place}", f"  store i64 {_POINTER}, ptr %kind{place}"]
+    lines += [f"  %value{place} = getelementptr i8, ptr %call, i64 {16 * place + 8}"]
+    if fixed is None:
+        return [*lines, f"  store ptr %tensor{number}, ptr %value{place}"]
+    lines += [f"  %entry{place} = getelementptr ptr, ptr %table, i64 {fixed}", f"  %fixed{place} = load ptr, ptr %entry{place}"]
+    return [*lines, f"  store ptr %fixed{place}, ptr %value{place}"]
