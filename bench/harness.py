@@ -32,6 +32,8 @@ RESULTS = Path(__file__).parent / "results"
 ROUNDS, QUICK_ROUNDS, LEAST_ROUNDS = 11, 3, 3
 SAMPLE_SECONDS, QUICK_SAMPLE_SECONDS = 0.05, 0.005  # one side in one round
 PAUSE_SECONDS = 0.12  # after which the pools of OpenBLAS, OpenMP and TVM no longer spin
+SETTLE_SECONDS = 0.03
+LONG_SAMPLES = 4  # calls that take so many samples are long: they are not repeated, nor run before they are timed
 QUIET_SHARE = 0.8  # of the processors' time idle
 MEMORY_SHARE = 0.5
 CHECK_ELEMENTS = 1 << 22
@@ -254,10 +256,11 @@ def interleave(
     """Seconds of every side in every round, calls per turn, and the share of turns that began on an idle machine."""
     clock = clock or (time.process_time if options.threads == 1 else time.perf_counter)
     calls: dict[str, int] = {}
+    quick: dict[str, bool] = {}
     for side in sides:
-        if options.threads > 1:
-            time.sleep(PAUSE_SECONDS)
-        calls[side.name] = calls_for(side.call, options.sample, clock)
+        pause(options)
+        taken = once(side.call, options, clock)
+        calls[side.name], quick[side.name] = calls_for(taken, options), taken < LONG_SAMPLES * options.sample
     times: dict[str, list[float]] = {s.name: [] for s in sides}
     gates: list[bool] = []
     begin = time.perf_counter()
@@ -267,14 +270,29 @@ def interleave(
             break
         for place in range(len(sides)):
             side = sides[(place + number) % len(sides)]
-            if options.threads > 1:
-                time.sleep(PAUSE_SECONDS)
             if options.quiet > 0:
                 gates.append(wait_quiet(options.quiet))
-            if calls[side.name] > 1:  # once, not timed: code and data are in the caches as in a loop
-                side.call()
+            pause(options)
+            if quick[side.name]:
+                settle(side.call, options)
             times[side.name].append(timed(side.call, calls[side.name], clock))
     return times, calls, statistics.mean(gates) if gates else None
+
+
+def pause(options: argparse.Namespace) -> None:
+    """Let the pools of other sides fall asleep."""
+    if options.threads > 1:
+        time.sleep(PAUSE_SECONDS)
+
+
+def settle(call: Callable[[], Any], options: argparse.Namespace) -> None:
+    """Call for a while, not timed: code and data are in the caches as in a loop, and the system has spread threads that woke on
+    one core. Such a pair takes up to twenty times as long, whoever's it is.
+    """
+    end = time.perf_counter() + (SETTLE_SECONDS if options.threads > 1 else 0.0)
+    call()
+    while time.perf_counter() < end:
+        call()
 
 
 def timed(call: Callable[[], Any], calls: int, clock: Callable[[], float]) -> float:
@@ -285,13 +303,18 @@ def timed(call: Callable[[], Any], calls: int, clock: Callable[[], float]) -> fl
     return (clock() - begin) / calls
 
 
-def calls_for(call: Callable[[], Any], seconds: float, clock: Callable[[], float]) -> int:
-    """Calls that take about so long."""
+def once(call: Callable[[], Any], options: argparse.Namespace, clock: Callable[[], float]) -> float:
+    """Seconds that a call takes: the fewest of three, but for calls that take long."""
     first = timed(call, 1, clock)
-    if first >= seconds:
-        return 1
-    least = min(first, timed(call, 1, clock), timed(call, 1, clock))
-    return max(1, int(seconds / max(least, 1e-7)))
+    if first >= LONG_SAMPLES * options.sample:
+        return first
+    settle(call, options)
+    return min(first, timed(call, 1, clock), timed(call, 1, clock))
+
+
+def calls_for(taken: float, options: argparse.Namespace) -> int:
+    """Calls of so many seconds that take about as long as a sample."""
+    return max(1, int(options.sample / max(taken, 1e-7)))
 
 
 def wait_quiet(seconds: float, window: float = 0.06) -> bool:

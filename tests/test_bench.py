@@ -53,8 +53,14 @@ def test_every_side_runs_in_every_round_and_the_order_rotates() -> None:
 
 def test_fast_calls_repeat_until_they_fill_a_sample() -> None:
     log: list[str] = []
-    assert harness.calls_for(side("a", log=log).call, 10.0, ticking(0.5)) == 20
-    assert harness.calls_for(side("a").call, 0.1, ticking(0.5)) == 1
+    assert harness.once(side("a", log=log).call, options(sample=10.0), ticking(0.5)) == 0.5 and len(log) == 4
+    assert harness.calls_for(0.5, options(sample=10.0)) == 20
+    assert harness.calls_for(0.5, options(sample=0.1)) == 1
+
+
+def test_long_calls_are_made_once() -> None:
+    log: list[str] = []
+    assert harness.once(side("a", log=log).call, options(sample=0.1), ticking(0.5)) == 0.5 and len(log) == 1
     assert harness.timed(side("b").call, 4, ticking()) == 0.25
 
 
