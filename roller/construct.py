@@ -19,13 +19,14 @@ from dataclasses import dataclass, replace
 
 from roller.align import Rules
 from roller.choice import panels_at_unit, program_of, refined, split, whole_programs
+from roller.copying import panel_room
 from roller.cost import Estimate, combine_estimates, overlapped
 from roller.errors import ConstructionError
 from roller.expr import TensorExpr
 from roller.grow import grow, tiles_at
 from roller.hardware import HardwareSpec
 from roller.nest import Nest, variants
-from roller.program import RProgram, StageProgram
+from roller.program import RProgram, StageProgram, Staging
 from roller.rates import CostParameters
 from roller.search import Chain, Search, packs, reads_whole, searches, start, stores_whole
 
@@ -187,20 +188,24 @@ def _programs(search: Search, chains: list[Chain]) -> tuple[list[StageProgram], 
 
 def _with_panels(search: Search, chains: list[Chain]) -> list[StageProgram]:
     """Programs whose factors lie in panels at the unit's level, where what a tile reads is laid out as the nest reads it:
-    around each inner tile the outer one with the least traffic, as little else depends on it then.
+    around each inner tile the outer one with the least traffic whose panel a cache holds, as little else depends on it then.
     """
-    least: dict[Chain, tuple[float, Chain]] = {}
+    least: dict[tuple[Chain, int], tuple[float, Chain, StageProgram]] = {}
     for chain in chains:
-        found = search.fit.traffic(search.levels, 0, chain[0]), chain
-        least[chain[1:]] = min(found, least.get(chain[1:], found))
-    rated = []
-    for _, chain in least.values():
         program = program_of(search, search.levels, chain)
         for staged in panels_at_unit(search, program):
-            staging = replace(program, staged=staged)
-            rated.append((search.model.estimate(staging).seconds, chain, staging))
+            if _held(search, chain, staged[-1]):
+                found = search.fit.traffic(search.levels, 0, chain[0]), chain, replace(program, staged=staged)
+                key = chain[1:], staged[-1].operand
+                least[key] = min(found, least.get(key, found), key=lambda item: item[:2])
+    rated = [(search.model.estimate(program).seconds, chain, program) for _, chain, program in least.values()]
     rated.sort(key=lambda item: item[:2])
     return [program for *_, program in rated]
+
+
+def _held(search: Search, chain: Chain, staging: Staging) -> bool:
+    elements = search.model.geometry.panel_elements(staging.operand, chain[0])
+    return elements * search.nest.accumulator_bytes <= panel_room(search.spec, staging.level)
 
 
 def _prune(search: Search, levels: tuple[int, ...], chains: list[Chain], keep: int) -> list[Chain]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from roller.hardware import HardwareSpec
 from roller.nest import Access, Nest
 from roller.program import StageProgram, Staging, copy_depth
 from roller.rates import TRANSPOSE_SLOTS, Rates, unit_efficiency
@@ -37,11 +38,19 @@ def copy_seconds(rates: Rates, geometry: Geometry, walk: NestWalk, staging: Stag
     level = spec.levels[max(1, staging.level)]
     read = sum([geometry.held(n, tile).moved(level.transaction_bytes) for n in sources]) * times
     written = elements * width
-    fits = staging.level > 0 or written <= rates.near_bytes
+    fits = written <= (panel_room(spec, staging.level) * times if staging.level else rates.near_bytes)
     # What a copy inside the nest reads from further out is part of the traffic of those levels.
-    rate = rates.into(level, units) if staging.level else rates.from_outside(units)
+    rate = rates.into(level, units) if staging.level and fits else rates.from_outside(units)
     launch = spec.unit.launch_overhead_us * 1e-6 if staging.level == 0 else 0.0
     return max(issue, (read + (0 if fits else 2 * written)) / rate) + launch
+
+
+def panel_room(spec: HardwareSpec, level: int) -> int:
+    """Bytes that one unit may fill at this level, or in a cache outside it, before they travel to the outermost memory: half of
+    the cache, as what is read passes through it too.
+    """
+    caches = [lv for lv in spec.levels[1 : level + 1] if not lv.managed]
+    return max((lv.usable_bytes // spec.units_sharing(lv) // 2 for lv in caches), default=0)
 
 
 def _slot_trips(program: StageProgram, staging: Staging, elements: float) -> float:

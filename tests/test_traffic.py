@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, note
 from hypothesis import strategies as st
 
 from roller import ops
+from roller.copying import copy_seconds, panel_room
 from roller.cost import Estimate, Model
 from roller.expr import TensorExpr
 from roller.hardware import HardwareSpec
 from roller.nest import variants
 from roller.ops import expression
-from roller.program import StageProgram, tiled_levels
-from roller.rates import CostParameters, unit_efficiency
+from roller.program import StageProgram, Staging, tiled_levels
+from roller.rates import CostParameters, Rates, unit_efficiency
 from roller.testing import expressions, programs, specs, toy_atom, toy_level, toy_spec
 from roller.tile import Geometry
 from roller.traffic import NestWalk, level_traffic
@@ -128,3 +130,20 @@ def test_half_lines_in_one_set_are_brought_again_for_the_other_half(columns: int
         program = by_hand(op, spec, (64, columns), (8, 8), orders=((0, 1), (1, 0)))
         moved.append(level_traffic(NestWalk(program), spec, Geometry(program.nest), 1, CostParameters()).bytes)
     assert moved[1] == pytest.approx(factor * moved[0], rel=0.02)
+
+
+# --- copies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("columns", "travels"), [(64, False), (128, True)])
+def test_a_panel_that_no_cache_holds_beside_what_it_copies_travels_to_memory_and_back(columns: int, travels: bool) -> None:
+    """A cache of 64 KiB: a panel of 128 x 64 floats takes half of it, and as much passes through; one of 128 x 128 does not fit."""
+    spec = cached(1 << 16)
+    program = by_hand(expression(ops.matmul(ops.tensor((64, 128)), ops.tensor((128, 256)))), spec, (64, columns, 128), (2, 4, 1))
+    packed = replace(program, staged=(Staging("panel", 1, 1),))
+    times = -(-256 // columns)
+    moved = 128 * columns * 4 * times * (3 if travels else 1)
+    rates = Rates(spec, CostParameters(copy_slots=0.0))
+    assert panel_room(spec, 1) == 1 << 15
+    seconds = copy_seconds(rates, Geometry(packed.nest), NestWalk(packed), packed.staged[0])
+    assert seconds == pytest.approx(moved / 16e9, rel=1e-6)
