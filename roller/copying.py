@@ -7,7 +7,7 @@ import math
 from roller.hardware import HardwareSpec
 from roller.nest import Access, Nest
 from roller.program import StageProgram, Staging, copy_depth
-from roller.rates import TRANSPOSE_SLOTS, Rates, unit_efficiency
+from roller.rates import TRANSPOSE_SLOTS, Rates
 from roller.tile import Geometry
 from roller.traffic import NestWalk
 
@@ -32,7 +32,7 @@ def copy_seconds(rates: Rates, geometry: Geometry, walk: NestWalk, staging: Stag
         sources, width = [n for n, a in enumerate(nest.inputs) if a.factor == staging.operand], nest.accumulator_bytes
         elements = geometry.panel_elements(staging.operand, tile) * times
         trips = _slot_trips(program, staging, elements)
-    units = unit_efficiency(program, spec) if staging.level else 1.0
+    units = rates.busy(program) if staging.level else 1.0
     issue = elements * _slots(rates, program, staging) / (rates.vector_slots * units)
     issue += trips * rates.parameters.trip_overhead_ns * 1e-9 / (spec.unit.count * max(units, 1e-9))
     level = spec.levels[max(1, staging.level)]

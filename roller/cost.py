@@ -16,7 +16,7 @@ from functools import cached_property
 from roller.copying import copy_seconds
 from roller.hardware import HardwareSpec
 from roller.program import RProgram, StageProgram
-from roller.rates import CostParameters, Rates, unit_efficiency
+from roller.rates import CostParameters, Rates
 from roller.registers import RegisterTraffic
 from roller.slots import body_slots, epilogue_slots
 from roller.tile import Geometry
@@ -86,7 +86,7 @@ class Model:
         overhead = self.overhead_seconds(program)
         combine = self._combine_seconds(program)
         shown = (*terms.items(), ("latency", latency), ("copy", copies), ("combine", combine), ("overhead", overhead))
-        used = (("units", unit_efficiency(program, self.spec)), ("chains", self.chain_efficiency(program)))
+        used = (("units", self.rates.busy(program)), ("chains", self.chain_efficiency(program)))
         return Estimate(body + latency + copies + combine + overhead, shown, used)
 
     def compute_seconds(self, program: StageProgram) -> float:
@@ -94,11 +94,11 @@ class Model:
         atom = program.atom
         points = _atom_points(program)
         slots = self._slots if atom.kind != "matrix" else 1.0
-        rate = atom.gflops * 1e9 / 2 * self.chain_efficiency(program) * unit_efficiency(program, self.spec)
+        busy = self.rates.busy(program)
+        rate = atom.gflops * 1e9 / 2 * self.chain_efficiency(program) * busy
         rows = self._start_up(program)
         group = self.spec.unit.lane_group
         idle = -(-program.lanes // group) * group / program.lanes if program.lane_level is not None and program.lanes else 1.0
-        busy = unit_efficiency(program, self.spec)
         return points * slots * rows * idle / rate + self._epilogue_slots / (self.rates.vector_slots * busy)
 
     def _start_up(self, program: StageProgram) -> float:
@@ -136,11 +136,11 @@ class Model:
             moved, latency = self._registers.bytes(program, level.transaction_bytes), 0.0
         else:
             traffic = level_traffic(walk, self.spec, self.geometry, index, self.parameters)
-            waiting = self.spec.unit.count * unit_efficiency(program, self.spec) * self.parameters.misses_in_flight
+            waiting = self.spec.unit.count * self.rates.busy(program) * self.parameters.misses_in_flight
             # Copies into managed levels are issued ahead; what they wait for is the step overhead. Lanes wait for one another.
             hidden = level.managed or program.lane_level is not None
             moved, latency = traffic.bytes, 0.0 if hidden else traffic.runs * level.latency_ns * 1e-9 / waiting
-        return moved / self.rates.into(level, unit_efficiency(program, self.spec)), latency
+        return moved / self.rates.into(level, self.rates.busy(program)), latency
 
     def level_terms(self, program: StageProgram, outermost: int) -> tuple[list[float], float]:
         """Seconds of moving data into the levels from this position inward, and of latency."""
@@ -161,7 +161,7 @@ class Model:
         """Launching, handing out tiles, starting and finishing accumulators, and the set-up of every step."""
         unit = self.spec.unit
         tiles = math.prod([-(-program.nest.extents[i] // program.inner[i]) for i in program.nest.spatial])
-        busy = unit.count * max(unit_efficiency(program, self.spec), 1e-9)
+        busy = unit.count * max(self.rates.busy(program), 1e-9)
         visits = program.accumulator_visits
         overhead = self.parameters.tile_overhead_ns if _visit_operations(program) > self.parameters.short_visit else 0.0
         finish = overhead * (2 * visits - 1) if program.nest.stage.reducer is not None else 0.0
@@ -183,7 +183,7 @@ class Model:
         width = _atom_outputs(program)
         outputs = math.prod([program.nest.extents[i] for i in program.nest.spatial])
         slots = outputs * width * (2 * math.log2(width) + 1)
-        return slots / (self.rates.vector_slots * max(unit_efficiency(program, self.spec), 1e-9))
+        return slots / (self.rates.vector_slots * max(self.rates.busy(program), 1e-9))
 
     def _combine_seconds(self, program: StageProgram) -> float:
         """Adding partial results: over units a write, a read and one more launch; over lanes a tree of exchanges a tile."""

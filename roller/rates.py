@@ -46,6 +46,13 @@ class Rates:
 
     spec: HardwareSpec
     parameters: CostParameters
+    _last: tuple[StageProgram, float] | None = None
+
+    def busy(self, program: StageProgram) -> float:
+        """The share of the units that works, as `unit_efficiency`; remembered for the program asked about last."""
+        if self._last is None or self._last[0] is not program:
+            self._last = program, unit_efficiency(program, self.spec)
+        return self._last[1]
 
     def into(self, level: MemoryLevel, busy: float) -> float:
         """Bytes a second into a level when this share of the units works."""

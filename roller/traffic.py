@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from roller.hardware import HardwareSpec, MemoryLevel
+from roller.hardware import Banks, HardwareSpec, MemoryLevel
 from roller.nest import Tile
 from roller.program import Loop, StageProgram, copy_depth
 from roller.rates import CostParameters
@@ -103,14 +103,17 @@ def level_traffic(walk: NestWalk, spec: HardwareSpec, geometry: Geometry, index:
 def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Geometry, parameters: CostParameters) -> LevelTraffic:
     held, loops, transaction = walk.held(geometry), walk.loops, level.transaction_bytes
     inside = [_inside(walk, spec, stream) for stream in walk.streams]
-    together = _retained(walk, spec, level, held, inside)
+    rooms = _rooms(walk, spec, level)
+    together = _retained(rooms, level, held, inside)
     total = runs = 0.0
     units = spec.unit.count if not spec.shared(level) else 1
     cold = 1 - together[0] * parameters.warm
+    if not cold:
+        return LevelTraffic(0.0, 0.0)
     for stream, sizes, within in zip(walk.streams, held, inside, strict=True):
         if stream.access is None and not within:
             continue  # the panel never comes near a cache
-        kept = _kept_alone(walk, spec, level, together, sizes)
+        kept = _kept_alone(rooms, level, together, sizes)
         fit = min(max(len(kept) - 1, stream.start), stream.stop)
         stays = fit >= len(kept) or kept[fit] >= 1
         if stream.access is None and fit == stream.start and stream.start > 0 and stays:
@@ -220,13 +223,13 @@ def _room_at(depth: int, held: tuple[Kept, ...], level: MemoryLevel, inside: lis
     return needed
 
 
-def _retained(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, held: tuple[Kept, ...], inside: list[int]) -> list[float]:
+def _retained(rooms: list[float], level: MemoryLevel, held: tuple[Kept, ...], inside: list[int]) -> list[float]:
     """The share of data that survives until it is used again, at each depth: 1 if all fits, fading to 0 at twice the room.
 
     It ends with the first depth at which all fits: further in less is live.
     """
     kept = []
-    for depth, room in enumerate(_rooms(walk, spec, level)):
+    for depth, room in enumerate(rooms):
         kept.append(_share(_room_at(depth, held, level, inside), room))
         if kept[-1] >= 1:
             break
@@ -245,20 +248,24 @@ def _rooms(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel) -> list[float
     return [room if d <= first else room / spec.units_sharing(level) for d in range(len(walk.tiles))]
 
 
-def _kept_alone(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, kept: list[float], sizes: Kept) -> list[float]:
+def _kept_alone(rooms: list[float], level: MemoryLevel, kept: list[float], sizes: Kept) -> list[float]:
     """What survives of one array, whose rows may crowd into few sets of the cache although there is room in others."""
-    if level.banks is None:
+    if level.banks is None or _crowding(sizes[len(kept) - 1], level.banks) <= 1:
         return kept
     found: list[float] = []
-    for depth, room in enumerate(_rooms(walk, spec, level)):
+    for depth, room in enumerate(rooms):
         size, share = sizes[depth], kept[depth] if depth < len(kept) else 1.0
-        if isinstance(size, HeldTile) and size.crowding(level.banks) > 1:
-            crowded = size.moved(level.transaction_bytes) * size.crowding(level.banks)
-            share = min(share, _share(crowded, room / level.usable_fraction))
+        crowding = _crowding(size, level.banks)
+        if isinstance(size, HeldTile) and crowding > 1:
+            share = min(share, _share(size.moved(level.transaction_bytes) * crowding, room / level.usable_fraction))
         found.append(share)
         if found[-1] >= 1:
             break
     return found
+
+
+def _crowding(size: HeldTile | float | None, banks: Banks) -> float:
+    return size.crowding(banks) if isinstance(size, HeldTile) else 1.0
 
 
 def _passes(walk: NestWalk, stream: Stream, fit: int) -> float:
