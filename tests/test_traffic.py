@@ -73,11 +73,11 @@ def test_the_largest_share_of_consecutive_tiles_decides(
 
 
 def test_lanes_run_the_last_tile_whole() -> None:
-    levels = [toy_level("shared", 1 << 14, 8, 2), toy_level("register", 256, 64, 8)]
-    spec = toy_spec(levels, [toy_atom("scalar", 2.0)], count=2, lanes_max=4, lane_group=4)
+    """20 elements in tiles of 12: one after another the second is shorter; lanes run both as if they were whole."""
+    spec = cached(1 << 20, units=2)
     program = by_hand(expression(ops.relu(ops.tensor((20,)))), spec, (12,), (3,))
-    assert program.lane_level is None
     assert unit_efficiency(program, spec) == pytest.approx(20 / 24)
+    assert unit_efficiency(replace(program, lane_level=program.levels[-1]), spec) == 1
 
 
 # --- runs that wait --------------------------------------------------------------------------------------------------

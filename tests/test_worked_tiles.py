@@ -174,7 +174,7 @@ def test_convolution_on_the_processor_is_bound_by_compute_without_a_window_inner
     assert program.nest.dims[program.mapping[0][1]].name in ("f", "w", "h.w")
     arithmetic = 231.2e6 / 476.2e3
     assert 0.99 * arithmetic <= terms["compute"] <= 1.01 * arithmetic * 64 / 56  # 56 pixels are three and a half vectors
-    assert micros("conv", "cpu") <= 1.4 * arithmetic
+    assert micros("conv", "cpu") <= 1.37 * arithmetic
 
 
 def test_convolution_on_the_grid_takes_one_launch_and_its_arithmetic() -> None:

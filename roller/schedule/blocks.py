@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from tvm import tirx
 
-from roller.scalar import Load
+from roller.scalar import Load, loads
 from roller.schedule.lowering import Lowering
 from roller.schedule.place import Point, Window, base_address, lane_stride
 from roller.schedule.tir import Expr, Held, Stmt, index, load, ramp, sequence
@@ -70,9 +70,11 @@ def _across(low: Lowering) -> tuple[dict[int, tuple[Load, Window]], int]:
     for dim in nest.spatial:
         if dim == lane or low.program.inner[dim] < width:
             continue
-        for number, node, window in low.reader.plain(nest.stage.result):
-            if lane_stride(nest, window, node.index, dim) == 1 and lane_stride(nest, window, node.index, lane) not in (0, 1):
-                found[number] = node, window
+        for node in loads(nest.stage.result):
+            window = low.reader.plain(node)
+            steps = [lane_stride(nest, window, node.index, d) for d in (dim, lane)] if window is not None else [None, None]
+            if window is not None and steps[0] == 1 and steps[1] not in (0, 1):
+                found[low.reader.number(node)] = node, window
         if found:
             return found, dim
     return found, 0

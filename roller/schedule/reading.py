@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tvm import tirx
@@ -48,23 +48,24 @@ class Reader:
         wanted = (n.fill for n in loads(self.nest.stage.body) if (n.tensor, n.index) == (access.tensor.name, access.index))
         return next((value for value in wanted if value is not None), 0)
 
-    def plain(self, tree: Scalar) -> Iterator[tuple[int, Load, Window]]:
-        """The loads of a tree that need no guard, with their arrays' numbers and where they read."""
-        for node in loads(tree):
-            number, access = self._accesses[node.tensor, node.index]
-            boxed = number in self.boxes and node.fill in (None, self.fill(number))
-            if boxed or not access.guarded:
-                yield number, node, self.window(number)
+    def plain(self, node: Load) -> Window | None:
+        """Where a load reads without a guard; None where its index can leave the array and no box holds what it wants there."""
+        number, access = self._accesses[node.tensor, node.index]
+        boxed = number in self.boxes and node.fill in (None, self.fill(number))
+        return self.window(number) if boxed or not access.guarded else None
+
+    def number(self, node: Load) -> int:
+        """The number of the array that a load reads."""
+        return self._accesses[node.tensor, node.index][0]
 
     def load(self, node: Load, point: Point) -> Expr:
         """One load at a point, with the point's lanes."""
         number, access = self._accesses[node.tensor, node.index]
         if number in self.vectors:
             return self.vectors[number]
-        boxed = number in self.boxes and node.fill in (None, self.fill(number))
-        window = self.window(number) if boxed or not access.guarded else Window.whole(self.buffers[node.tensor], access.tensor)
-        if access.guarded and not boxed:
-            return self._guarded(node, access, window, point)
+        window = self.plain(node)
+        if window is None:
+            return self._guarded(node, access, Window.whole(self.buffers[node.tensor], access.tensor), point)
         where = address(self.nest, window, node.index, point)
         if isinstance(where, list):
             return together([load(window.buffer, w) for w in where])

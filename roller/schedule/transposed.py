@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from roller.program import StageProgram
-from roller.scalar import Load, Scalar
+from roller.scalar import Load
 from roller.schedule import walk
 from roller.schedule.blocks import transposed
 from roller.schedule.panels import Panel, panel_offset, slot_address, tile_offsets, width_of
@@ -38,7 +38,7 @@ def transposed_runs(program: StageProgram, panel: Panel, reader: Reader, reduce_
         return None
     if not isinstance(node, Load) or any(program.inner[i] != 1 for i in nest.reduce if panel.touches[i]):
         return None
-    window = _plain_window(program, reader, node)
+    window = reader.plain(node)
     if window is None or lane_stride(nest, window, node.index, lane) in (None, 1):
         return None
     strides, loops, length, whole = dict(panel.strides), 0, 1, True
@@ -50,14 +50,6 @@ def transposed_runs(program: StageProgram, panel: Panel, reader: Reader, reduce_
             break
         loops, length, whole = loops + 1, length * lp.trips, _whole(program, number)
     return Runs(window, node, loops, slot) if loops and length >= width else None
-
-
-def _plain_window(program: StageProgram, reader: Reader, node: Scalar) -> Window | None:
-    assert isinstance(node, Load)
-    for number, access in enumerate(program.nest.accesses):
-        if (access.tensor.name, access.index) == (node.tensor, node.index):
-            return None if access.guarded and number not in reader.boxes else reader.window(number)
-    return None
 
 
 def _step(program: StageProgram, window: Window, node: Load, number: int) -> int | None:

@@ -117,15 +117,14 @@ class CpuRunner:
 
     def close(self) -> None:
         """Free panels and code."""
-        self._fixed = []
+        self._fixed, self._descriptors = [], []
         self.shortcut = None
         self._main = self._module = None
 
     def _bound(self) -> tuple[list[_DLTensor], _DLTensor, list[ctypes.c_void_p]]:
         """Descriptors of inputs and of the output, whose addresses change, and pointers to those of all arguments in order."""
         moving = [_descriptor(elements, dtype) for elements, dtype in self._arguments]
-        fixed = self._local.fixed = [_described(array) for array in self._fixed]  # kept alive beside their pointers
-        return moving[:-1], moving[-1], _pointers([*moving[:-1], *fixed, moving[-1]])
+        return moving[:-1], moving[-1], _pointers([*moving[:-1], *self._descriptors, moving[-1]])
 
 
 def _constants(artifact: Artifact) -> dict[str, Array]:
