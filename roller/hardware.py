@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
@@ -209,7 +210,7 @@ class ComputeAtom(_Model):
     operand_level: Name | None = None
     acc_level: Name | None = None
 
-    @property
+    @cached_property
     def extents(self) -> dict[str, int | Literal["stream"]]:
         """Role → extent."""
         return {str(role): extent for role, extent in self.roles.items()}

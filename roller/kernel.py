@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -71,12 +71,46 @@ class Runner(Protocol):
         """Free what the kernel holds; it is not run again."""
 
 
+class Later(Mapping[str, int]):
+    """Resources that are worked out when first asked for: reading them off machine code can take as long as building it."""
+
+    __slots__ = ("_ask", "_found")
+
+    def __init__(self, ask: Callable[[], Mapping[str, int]]) -> None:
+        self._ask = ask
+        self._found: Mapping[str, int] | None = None
+
+    @property
+    def _items(self) -> Mapping[str, int]:
+        if self._found is None:
+            self._found = FrozenMap(self._ask())
+        return self._found
+
+    def __getitem__(self, key: str) -> int:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(self._items)
+
+    def __repr__(self) -> str:
+        return repr(self._items)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return FrozenMap, (dict(self._items),)
+
+
 @dataclass(frozen=True, slots=True)
 class Artifact:
     """A built kernel: portable bytes, the launch description, what the toolchain reports, and where it comes from.
 
-    A plugin fills the first six fields; `compile` adds the rest: the expression and the program as JSON
-    (`roller.serial`), the estimate, the values of constant inputs (row-major bytes) and the versions involved.
+    A plugin fills the first six fields, the resources as they are or as `Later`; `compile` adds the rest: the expression and the
+    program as JSON (`roller.serial`), the estimate, the values of constant inputs (row-major bytes) and the versions involved.
     """
 
     format: str
@@ -93,7 +127,8 @@ class Artifact:
 
     def __post_init__(self) -> None:
         for name in ("launch", "resources", "versions", "expr", "program", "estimate", "constants"):
-            object.__setattr__(self, name, FrozenMap(getattr(self, name)))
+            value = getattr(self, name)
+            object.__setattr__(self, name, value if isinstance(value, Later) else FrozenMap(value))
 
     def to_bytes(self) -> bytes:
         """The artifact as the content of one file."""

@@ -17,7 +17,7 @@ from roller.expr import ELEMENT_BYTES, FLOATS, Axis, Stage, Tensor, TensorExpr
 from roller.hardware import Banks, ComputeAtom, HardwareSpec, MemoryLevel, SchedulableUnit
 from roller.hookspecs import API_VERSION, hookimpl
 from roller.isolated import run_isolated
-from roller.kernel import Artifact, BuildOptions, KernelSource, Runner
+from roller.kernel import Artifact, BuildOptions, KernelSource, Later, Runner
 from roller.narrow import narrowed
 from roller.nest import Access, Dim, Nest, Tile
 from roller.program import Loop, RProgram, StageProgram, Staging
@@ -63,6 +63,7 @@ __all__ = [
     "HardwareSpec",
     "KernelError",
     "KernelSource",
+    "Later",
     "LaunchError",
     "Load",
     "Loop",

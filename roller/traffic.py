@@ -8,7 +8,7 @@ tile but for the innermost loops that do not touch it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from roller.hardware import Banks, HardwareSpec, MemoryLevel
@@ -45,6 +45,9 @@ class NestWalk:
 
     program: StageProgram
     _held: tuple[Kept, ...] | None = None
+    _runs: dict[int, int] = field(default_factory=dict)
+    _inside: list[int] | None = None
+    _needs: dict[int, list[float]] = field(default_factory=dict)
 
     @cached_property
     def loops(self) -> tuple[Loop, ...]:
@@ -90,8 +93,28 @@ class NestWalk:
     def held(self, geometry: Geometry) -> tuple[Kept, ...]:
         """For each stream what it keeps at each depth: a data tile, the bytes of a panel, or None inside the panel's copy."""
         if self._held is None:
-            self._held = tuple(_stream_held(self, stream, geometry) for stream in self.streams)
+            self._held = tuple([_stream_held(self, stream, geometry) for stream in self.streams])
         return self._held
+
+    def inside(self, spec: HardwareSpec) -> list[int]:
+        """For each stream the depth from which on it lives in levels that software fills."""
+        if self._inside is None:
+            self._inside = [_inside(self, spec, stream) for stream in self.streams]
+        return self._inside
+
+    def needed(self, depth: int, transaction: int, held: tuple[Kept, ...], inside: list[int]) -> float:
+        """Room that everything live at a depth needs in a level of such transactions; depths are asked for one by one."""
+        known = self._needs.setdefault(transaction, [])
+        if depth == len(known):
+            known.append(_room_at(depth, transaction, held, inside))
+        return known[depth]
+
+    def run(self, number: int, sizes: Kept, parameters: CostParameters) -> int:
+        """Elements of a stream that the nest walks one after another."""
+        found = self._runs.get(number)
+        if found is None:
+            found = self._runs[number] = run_in_order(self, self.streams[number], sizes, parameters)
+        return found
 
 
 def level_traffic(walk: NestWalk, spec: HardwareSpec, geometry: Geometry, index: int, parameters: CostParameters) -> LevelTraffic:
@@ -102,15 +125,15 @@ def level_traffic(walk: NestWalk, spec: HardwareSpec, geometry: Geometry, index:
 
 def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Geometry, parameters: CostParameters) -> LevelTraffic:
     held, loops, transaction = walk.held(geometry), walk.loops, level.transaction_bytes
-    inside = [_inside(walk, spec, stream) for stream in walk.streams]
+    inside = walk.inside(spec)
     rooms = _rooms(walk, spec, level)
-    together = _retained(rooms, level, held, inside)
+    together = _retained(walk, rooms, transaction, held, inside)
     total = runs = 0.0
     units = spec.unit.count if not spec.shared(level) else 1
     cold = 1 - together[0] * parameters.warm
     if not cold:
         return LevelTraffic(0.0, 0.0)
-    for stream, sizes, within in zip(walk.streams, held, inside, strict=True):
+    for number, (stream, sizes, within) in enumerate(zip(walk.streams, held, inside, strict=True)):
         if stream.access is None and not within:
             continue  # the panel never comes near a cache
         kept = _kept_alone(rooms, level, together, sizes)
@@ -134,7 +157,7 @@ def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Ge
         moved = sizes[fit]
         if isinstance(moved, HeldTile):
             brought = moved.moved(transaction) * times
-            started = moved.tile.elements * times / max(run_in_order(walk, stream, sizes, parameters), 1)
+            started = moved.tile.elements * times / max(walk.run(number, sizes, parameters), 1)
             runs += min(started, brought / transaction)  # a run that starts in a transaction that is here waits for nothing
             scattered = _scattered(walk, stream, sizes, level) if level is spec.levels[1] else 1.0
             total += brought * _passes(walk, stream, fit) * scattered
@@ -213,24 +236,23 @@ def _inside(walk: NestWalk, spec: HardwareSpec, stream: Stream) -> int:
     return max(chosen, default=0)
 
 
-def _room_at(depth: int, held: tuple[Kept, ...], level: MemoryLevel, inside: list[int]) -> float:
-    """Room that everything live at a depth needs."""
+def _room_at(depth: int, transaction: int, held: tuple[Kept, ...], inside: list[int]) -> float:
     needed = 0.0
     for sizes, within in zip(held, inside, strict=True):
         size = sizes[depth] if depth < within else None
         if size is not None:
-            needed += size.moved(level.transaction_bytes) if isinstance(size, HeldTile) else size
+            needed += size.moved(transaction) if isinstance(size, HeldTile) else size
     return needed
 
 
-def _retained(rooms: list[float], level: MemoryLevel, held: tuple[Kept, ...], inside: list[int]) -> list[float]:
+def _retained(walk: NestWalk, rooms: list[float], transaction: int, held: tuple[Kept, ...], inside: list[int]) -> list[float]:
     """The share of data that survives until it is used again, at each depth: 1 if all fits, fading to 0 at twice the room.
 
     It ends with the first depth at which all fits: further in less is live.
     """
     kept = []
     for depth, room in enumerate(rooms):
-        kept.append(_share(_room_at(depth, held, level, inside), room))
+        kept.append(_share(walk.needed(depth, transaction, held, inside), room))
         if kept[-1] >= 1:
             break
     return kept

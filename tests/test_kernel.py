@@ -1,7 +1,9 @@
 import os
+import pickle
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from roller.compiled import Kernel
 from roller.compiler import compile as build
 from roller.devices import Device
 from roller.errors import KernelError, LaunchError
-from roller.kernel import Artifact, BuildOptions, KernelSource
+from roller.kernel import Artifact, BuildOptions, KernelSource, Later
 
 try:
     import torch
@@ -65,6 +67,22 @@ def test_artifacts_round_trip():
     again = Artifact.from_bytes(one.to_bytes())
     assert again == one and again.to_bytes() == one.to_bytes() and hash(again) == hash(one)
     assert list(again.constants) == ["w", "v"] and again.constants["v"] == b""
+
+
+def test_resources_are_worked_out_once_and_only_when_asked_for():
+    asked = []
+
+    def ask():
+        asked.append(1)
+        return {"spills": 0}
+
+    one = artifact(resources=Later(ask))
+    copy = replace(one, data=b"other")
+    assert not asked
+    assert copy.resources["spills"] == 0 and dict(one.resources) == {"spills": 0} and len(asked) == 1
+    assert one == artifact() and hash(one) == hash(artifact()) and one.to_bytes() == artifact().to_bytes()
+    assert repr(one.resources) == repr(artifact().resources) and pickle.loads(pickle.dumps(one.resources)) == {"spills": 0}
+    assert len(asked) == 1
 
 
 def test_artifacts_are_deterministic_and_frozen():

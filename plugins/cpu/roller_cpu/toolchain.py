@@ -11,7 +11,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 
-from roller.plugin import Artifact, CodegenError, HardwareSpec, KernelSource
+from roller.plugin import Artifact, CodegenError, HardwareSpec, KernelSource, Later
 from roller_cpu import pins
 
 FORMAT = "llvm-ir"
@@ -28,11 +28,13 @@ def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
     """The artifact of a source; `CodegenError` where LLVM refuses it or this TVM is not the pinned one."""
     if source.language != FORMAT:
         raise CodegenError(f"the cpu toolchain takes {FORMAT}, not {source.language}")
+    text = stable(source.text)
+    load_module(text)  # refuses what does not parse
     return Artifact(
         FORMAT,
-        stable(source.text).encode(),
+        text.encode(),
         {**source.launch, "entry": source.entry},
-        resources(assembly(source.text)),
+        Later(lambda: resources(assembly(text))),
         spec.device,
         spec,
         versions={package: pins.installed(package) or "" for package in pins.PINNED},
