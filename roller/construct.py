@@ -188,19 +188,30 @@ def _programs(search: Search, chains: list[Chain]) -> tuple[list[StageProgram], 
 
 def _with_panels(search: Search, chains: list[Chain]) -> list[StageProgram]:
     """Programs whose factors lie in panels at the unit's level, where what a tile reads is laid out as the nest reads it:
-    around each inner tile the outer one with the least traffic whose panel a cache holds, as little else depends on it then.
+    around each inner tile the outer one with the least traffic whose panel a cache holds, as little else depends on it then;
+    as grown, and as long as the problem where the panel is used again: it is filled once for more work, and takes no more room.
     """
-    least: dict[tuple[Chain, int], tuple[float, Chain, StageProgram]] = {}
+    least: dict[tuple[Chain, int, bool], tuple[float, Chain, StageProgram]] = {}
     for chain in chains:
         program = program_of(search, search.levels, chain)
         for staged in panels_at_unit(search, program):
-            if _held(search, chain, staged[-1]):
-                found = search.fit.traffic(search.levels, 0, chain[0]), chain, replace(program, staged=staged)
-                key = chain[1:], staged[-1].operand
+            if not _held(search, chain, staged[-1]):
+                continue
+            for long in (_along(search, chain, staged[-1].operand), chain):
+                found = search.fit.traffic(search.levels, 0, long[0]), long, replace(program, tiles=long, staged=staged)
+                key = chain[1:], staged[-1].operand, long is chain
                 least[key] = min(found, least.get(key, found), key=lambda item: item[:2])
     rated = [(search.model.estimate(program).seconds, chain, program) for _, chain, program in least.values()]
     rated.sort(key=lambda item: item[:2])
     return [program for *_, program in rated]
+
+
+def _along(search: Search, chain: Chain, factor: int) -> Chain:
+    """The chain with the outermost tile as long as the problem in the spatial dimensions that a factor does not depend on."""
+    nest, touches = search.nest, search.nest.factor_touches(factor)
+    whole = [-(-e // i) * i for e, i in zip(nest.extents, chain[1], strict=True)]
+    tile = tuple([w if d in nest.spatial and not touches[d] else t for d, (w, t) in enumerate(zip(whole, chain[0], strict=True))])
+    return (tile, *chain[1:])
 
 
 def _held(search: Search, chain: Chain, staging: Staging) -> bool:

@@ -20,6 +20,7 @@ from roller.cost import Model
 from roller.expr import TensorExpr
 from roller.fit import Fit
 from roller.hardware import HardwareSpec
+from roller.narrow import narrowed
 from roller.nest import variants
 from roller.program import StageProgram
 from roller.rates import CostParameters
@@ -161,6 +162,16 @@ def test_gemm_on_the_accelerator_ranks_spilled_accumulators_lower() -> None:
     rating = Model(spec, CostParameters(), Geometry(nest)).estimate(spilling)
     assert rating.seconds > found.estimate.seconds
     assert dict(rating.terms)["scratchpad"] * 1e6 >= 400
+
+
+@pytest.mark.parametrize("chip", ["x86-64-v3", "zen3", "zen4", "zen5", "neoverse-v2", "skylake-avx512"])
+def test_a_panel_of_a_thin_product_is_filled_once_for_all_its_rows(chip: str) -> None:
+    """256 x 4096 by 4096 x 4096: half a cache holds a part of b, and all 256 rows use that part before the next one is copied."""
+    spec = narrowed(load_spec(SPECS / f"cpu/{chip}.toml"), 1)
+    program = constructed(gemm(256, 4096, 4096), spec, 1)[0].program.stages[0]
+    (panel,) = program.staged
+    assert panel.level > 0
+    assert program.unit_tile[0] >= 256 > program.inner[0]
 
 
 # --- convolution: 64 x 56 x 56, 64 filters of 3 x 3 ------------------------------------------------------------------
