@@ -29,6 +29,7 @@ class Stream:
     touches: tuple[bool, ...]
     start: int
     stop: int
+    copy: bool = False  # a panel or a box, not the array itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +68,22 @@ class NestWalk:
 
     @cached_property
     def streams(self) -> tuple[Stream, ...]:
-        """The arrays as the nest sees them: a factor staged in a panel is its source outside the copy, the panel inside."""
+        """The arrays as the nest sees them: what is staged is its source outside the copy, the panel or box inside."""
         program, depth = self.program, len(self.loops)
         panels = {s.operand: s for s in program.staged if s.kind == "panel"}
+        boxes = {s.operand: s for s in program.staged if s.kind == "box"}
         streams: list[Stream] = []
         for number, access in enumerate(program.nest.accesses):
-            staging = panels.get(access.factor) if access.role == "body" else None
-            if staging is None or staging.level > 0:
-                stop = depth if staging is None else copy_depth(program, staging)
-                streams.append(Stream(number, access.factor, access.touches, 0, stop))
-        for factor, staging in panels.items():
-            streams.append(Stream(None, factor, program.nest.factor_touches(factor), copy_depth(program, staging), depth))
+            panel = panels.get(access.factor) if access.role == "body" else None
+            stop = depth if panel is None else copy_depth(program, panel)
+            boxed = min(stop, copy_depth(program, boxes[number])) if number in boxes else stop
+            if all(staging is None or staging.level > 0 for staging in (panel, boxes.get(number))):
+                streams.append(Stream(number, access.factor, access.touches, 0, boxed))
+            if number in boxes and (panel is None or panel.level > 0):
+                streams.append(Stream(number, access.factor, access.touches, boxed, stop, copy=True))
+        for factor, panel in panels.items():
+            touches = program.nest.factor_touches(factor)
+            streams.append(Stream(None, factor, touches, copy_depth(program, panel), depth, copy=True))
         return tuple(streams)
 
     @cached_property
@@ -136,11 +142,11 @@ def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Ge
     for number, (stream, sizes, within) in enumerate(zip(walk.streams, held, inside, strict=True)):
         if stream.access is None and not within:
             continue  # the panel never comes near a cache
-        kept = _kept_alone(rooms, level, together, sizes)
+        kept = together if stream.copy else _kept_alone(rooms, level, together, sizes)
         fit = min(max(len(kept) - 1, stream.start), stream.stop)
         stays = fit >= len(kept) or kept[fit] >= 1
-        if stream.access is None and fit == stream.start and stream.start > 0 and stays:
-            continue  # the panel was written at this level just now
+        if stream.copy and fit == stream.start and stream.start > 0 and stays:
+            continue  # the copy was written at this level just now
         if stays:
             fit = max(fit - 1, stream.start)  # neighbouring iterations of the loop around what fits share lines and halos
         times = cold
@@ -214,11 +220,14 @@ def _stream_held(walk: NestWalk, stream: Stream, geometry: Geometry) -> Kept:
         unchanged = depth and not stream.touches[walk.loops[depth - 1].dim]
         if unchanged and depth <= stream.stop:
             found.append(found[-1])
-        elif stream.access is not None:
-            found.append(geometry.held(stream.access, tile) if depth <= stream.stop else None)
+        elif depth > stream.stop:
+            found.append(None)
         else:
             inside = walk.tiles[stream.start] if depth < stream.start else tile
-            found.append(float(geometry.panel_elements(stream.factor, inside) * width))
+            if stream.access is None:
+                found.append(float(geometry.panel_elements(stream.factor, inside) * width))
+            else:
+                found.append(geometry.held(stream.access, inside))
     return tuple(found)
 
 

@@ -147,3 +147,13 @@ def test_a_panel_that_no_cache_holds_beside_what_it_copies_travels_to_memory_and
     assert panel_room(spec, 1) == 1 << 15
     seconds = copy_seconds(rates, Geometry(packed.nest), NestWalk(packed), packed.staged[0])
     assert seconds == pytest.approx(moved / 16e9, rel=1e-6)
+
+
+@pytest.mark.parametrize(("capacity", "brought"), [(1 << 16, 2), (1 << 12, 3)])
+def test_a_box_that_the_cache_does_not_keep_is_brought_again(capacity: int, brought: int) -> None:
+    """4096 floats copied in two halves: the array in, the result out, and where 8 KiB have no room the copies again."""
+    spec = cached(capacity)
+    program = by_hand(expression(ops.relu(ops.tensor((4096,)))), spec, (2048,), (8,))
+    boxed = replace(program, staged=(Staging("box", 0, 1),))
+    found = level_traffic(NestWalk(boxed), spec, Geometry(boxed.nest), 1, CostParameters())
+    assert found.bytes == brought * 4096 * 4
