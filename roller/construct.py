@@ -191,17 +191,20 @@ def _with_panels(search: Search, chains: list[Chain]) -> list[StageProgram]:
     around each inner tile the outer one with the least traffic whose panel a cache holds, as little else depends on it then;
     as grown, and as long as the problem where the panel is used again: it is filled once for more work, and takes no more room.
     """
-    least: dict[tuple[Chain, int, bool], tuple[float, Chain, StageProgram]] = {}
-    for chain in chains:
-        program = program_of(search, search.levels, chain)
-        for staged in panels_at_unit(search, program):
+    if not chains:
+        return []
+    model, rated = search.model, []
+    for staged in panels_at_unit(search, program_of(search, search.levels, chains[0])):
+        least: dict[tuple[Chain, bool], tuple[float, Chain]] = {}
+        for chain in chains:
             if not _held(search, chain, staged[-1]):
                 continue
             for long in (_along(search, chain, staged[-1].operand), chain):
-                found = search.fit.traffic(search.levels, 0, long[0]), long, replace(program, tiles=long, staged=staged)
-                key = chain[1:], staged[-1].operand, long is chain
-                least[key] = min(found, least.get(key, found), key=lambda item: item[:2])
-    rated = [(search.model.estimate(program).seconds, chain, program) for _, chain, program in least.values()]
+                found = search.fit.traffic(search.levels, 0, long[0]), long
+                key = chain[1:], long is chain
+                least[key] = min(found, least.get(key, found))
+        programs = [replace(program_of(search, search.levels, chain), staged=staged) for _, chain in least.values()]
+        rated += [(model.estimate(program).seconds, program.tiles, program) for program in programs]
     rated.sort(key=lambda item: item[:2])
     return [program for *_, program in rated]
 
