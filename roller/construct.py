@@ -31,8 +31,10 @@ from roller.rates import CostParameters
 from roller.search import Chain, Search, packs, reads_whole, searches, start, stores_whole
 
 INNER_KEEP, OUTER_KEEP = 8, 8  # chains kept after a level
+EACH_KEEP = 4  # … and of one innermost tile at most so many: a nest or mapping that brought only few is not likely to be the best
 PASSED_KEEP = 2  # more chains kept whose tile at a level is the one inside it
 REFINED = 8  # programs whose orders and staging are tried, beside the best one of each nest, atom and mapping
+REFINE_SLACK = 1.5  # … unless it is predicted this much slower than the best of all: orders and copies do not make up for that
 SAME_SIZE = 2  # innermost tiles of about one size that are kept where tiles run on lanes
 PACKED_GAIN = 0.97  # a vector where only a panel is side by side must save this much padding, as its results are scattered
 MAPPING_SLACK = 2.0  # an innermost tile predicted this much slower than the best one is not pursued
@@ -125,7 +127,8 @@ class _Start:
 
 def _worth_refining(plain: list[list[_Start]]) -> list[_Start]:
     """The best program of each search as it is and with panels, as copies change the order between them; then the best others."""
-    first = [starts[0] for starts in plain if starts]
+    best = min((starts[0].seconds for starts in plain if starts), default=0.0)
+    first = [starts[0] for starts in plain if starts and starts[0].seconds <= REFINE_SLACK * best]
     rest = sorted((start for starts in plain for start in starts[1:]), key=_Start.order)
     return [*first, *rest[:REFINED]]
 
@@ -177,12 +180,13 @@ def _several_sizes(found: list[Search], rated: list[tuple[float, int, Chain]]) -
 
 def _programs(search: Search, chains: list[Chain]) -> tuple[list[StageProgram], list[StageProgram]]:
     """Chains of tiles from the innermost ones outward, then the programs that use them: as they are, and with panels."""
+    keep = min(OUTER_KEEP, EACH_KEEP * len(chains))
     for position in reversed(range(len(search.levels) - 1)):
         found: dict[Chain, None] = {}
         for chain in chains:
             found.update({(tile, *chain): None for tile in tiles_at(search, position, chain[0])})
         grown, levels = list(found), search.levels[position:]
-        chains = _prune(search, levels, grown, OUTER_KEEP)
+        chains = _prune(search, levels, grown, keep)
     return whole_programs(search, chains), _with_panels(search, grown) if len(search.levels) > 1 else []
 
 

@@ -21,6 +21,7 @@ from roller.schedule.tir import Buffer, Expr, Stmt, argument, index, sequence
 from roller_cpu import toolchain
 
 HOST_TRIPLE = "x86_64-unknown-linux-gnu"  # where a spec names no other
+SKIPPED = ["s_tir.CompactBufferAllocation"]  # finds the sizes of buffers, which are right: up to 0.3 s where reads are guarded
 STREAM_FACTOR = 1.0  # outputs larger than this many last-level caches bypass them
 
 
@@ -42,7 +43,7 @@ def generate(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> Ke
             "prepack", [*(buffers[t.name] for t in constants), *(p.buffer for p in panels.values())], sequence(fills)
         )
     # The runtime builds every argument itself: checking them in the kernel would double its code.
-    with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
+    with tvm.transform.PassContext(config={"tirx.disable_assert": True}, disabled_pass=SKIPPED):
         text = str(tvm.compile(tvm.IRModule(functions), target=target(spec)).mod.inspect_source("ll"))
     return KernelSource(toolchain.stable(text), "llvm-ir", "main", _launch(inputs, constants, unpacked, panels, expr.output, spec))
 
