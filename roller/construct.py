@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from roller.align import Rules
+from roller.align import Rules, aligned_extents
 from roller.choice import panels_at_unit, program_of, refined, split, whole_programs
 from roller.copying import panel_room
 from roller.cost import Estimate, combine_estimates, overlapped
@@ -214,11 +214,13 @@ def _with_panels(search: Search, chains: list[Chain]) -> list[StageProgram]:
 
 
 def _along(search: Search, chain: Chain, factor: int) -> Chain:
-    """The chain with the outermost tile as long as the problem in the spatial dimensions that a factor does not depend on."""
-    nest, touches = search.nest, search.nest.factor_touches(factor)
-    whole = [-(-e // i) * i for e, i in zip(nest.extents, chain[1], strict=True)]
-    tile = tuple([w if d in nest.spatial and not touches[d] else t for d, (w, t) in enumerate(zip(whole, chain[0], strict=True))])
-    return (tile, *chain[1:])
+    """The chain with the outermost tile as long as may be in the spatial dimensions that a factor does not depend on."""
+    nest, touches, tile = search.nest, search.nest.factor_touches(factor), list(chain[0])
+    for dim in nest.spatial:
+        if not touches[dim]:
+            multiple = search.rules.multiple(search.levels[0], nest.dims[dim].name)
+            tile[dim] = max([tile[dim], *aligned_extents(nest.extents[dim], chain[1][dim], multiple)])
+    return (tuple(tile), *chain[1:])
 
 
 def _held(search: Search, chain: Chain, staging: Staging) -> bool:

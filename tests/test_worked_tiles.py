@@ -14,15 +14,16 @@ from pathlib import Path
 import pytest
 
 from roller import ops
+from roller.align import Multiple, Rules
 from roller.catalog import load_spec
-from roller.construct import Candidate
+from roller.construct import Candidate, construct
 from roller.cost import Model
 from roller.expr import TensorExpr
 from roller.fit import Fit
 from roller.hardware import HardwareSpec
 from roller.narrow import narrowed
 from roller.nest import variants
-from roller.program import StageProgram
+from roller.program import StageProgram, tiled_levels
 from roller.rates import CostParameters
 from roller.testing import constructed, expression, gemm
 from roller.tile import Geometry
@@ -172,6 +173,13 @@ def test_a_panel_of_a_thin_product_is_filled_once_for_all_its_rows(chip: str) ->
     (panel,) = program.staged
     assert panel.level > 0
     assert program.unit_tile[0] >= 256 > program.inner[0]
+
+
+def test_a_tile_around_a_panel_obeys_the_limits_of_the_device() -> None:
+    spec, expr = narrowed(load_spec(SPECS / "cpu/zen3.toml"), 1), gemm(256, 4096, 4096)
+    limited = Rules(spec.atoms, {(level, "m"): Multiple(1, 64) for level in tiled_levels(spec)})
+    found = construct(expr, spec, limited, CostParameters(), 10)
+    assert all(c.program.stages[0].unit_tile[0] <= 64 for c in found)
 
 
 # --- convolution: 64 x 56 x 56, 64 filters of 3 x 3 ------------------------------------------------------------------
