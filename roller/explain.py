@@ -169,7 +169,8 @@ def _levels_table(stage: StageReport) -> Table:
     for level in stage.levels:
         tile = " x ".join(map(str, level.tile)) if level.tile is not None else "-"
         used = "-" if level.footprint_bytes is None else f"{_bytes(level.footprint_bytes)} of {_bytes(level.usable_bytes)}"
-        moved = "-" if level.moved_bytes is None else _bytes(level.moved_bytes)
+        # Nothing moves in only where the model takes a cache to hold the whole problem from before.
+        moved = "-" if level.moved_bytes is None else _bytes(level.moved_bytes) if level.moved_bytes else "all there"
         table.add_row(level.level, tile, used, moved, _stops(level.stops))
     return table
 

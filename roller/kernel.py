@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -71,38 +71,23 @@ class Runner(Protocol):
         """Free what the kernel holds; it is not run again."""
 
 
-class Later(Mapping[str, int]):
+class Later(FrozenMap[int]):
     """Resources that are worked out when first asked for: reading them off machine code can take as long as building it."""
 
     __slots__ = ("_ask", "_found")
 
     def __init__(self, ask: Callable[[], Mapping[str, int]]) -> None:
         self._ask = ask
-        self._found: Mapping[str, int] | None = None
+        self._found: dict[str, int] | None = None
 
     @property
-    def _items(self) -> Mapping[str, int]:
+    def _items(self) -> dict[str, int]:  # type: ignore[override]
         if self._found is None:
-            self._found = FrozenMap(self._ask())
+            self._found = dict(self._ask())
         return self._found
 
-    def __getitem__(self, key: str) -> int:
-        return self._items[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __hash__(self) -> int:
-        return hash(self._items)
-
-    def __repr__(self) -> str:
-        return repr(self._items)
-
     def __reduce__(self) -> tuple[object, ...]:
-        return FrozenMap, (dict(self._items),)
+        return FrozenMap, (dict(self),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +113,7 @@ class Artifact:
     def __post_init__(self) -> None:
         for name in ("launch", "resources", "versions", "expr", "program", "estimate", "constants"):
             value = getattr(self, name)
-            object.__setattr__(self, name, value if isinstance(value, Later) else FrozenMap(value))
+            object.__setattr__(self, name, value if isinstance(value, FrozenMap) else FrozenMap(value))
 
     def to_bytes(self) -> bytes:
         """The artifact as the content of one file."""

@@ -86,16 +86,6 @@ class NestWalk:
             streams.append(Stream(None, factor, touches, copy_depth(program, panel), depth, copy=True))
         return tuple(streams)
 
-    @cached_property
-    def copied(self) -> dict[int | None, int]:
-        """The depth of the copy that reads an array, for each that is copied."""
-        depths: dict[int | None, int] = {}
-        for staging in self.program.staged:
-            for number, access in enumerate(self.program.nest.accesses):
-                if access.role == "body" and staging.operand == (number if staging.kind == "box" else access.factor):
-                    depths[number] = copy_depth(self.program, staging)
-        return depths
-
     def held(self, geometry: Geometry) -> tuple[Kept, ...]:
         """For each stream what it keeps at each depth: a data tile, the bytes of a panel, or None inside the panel's copy."""
         if self._held is None:
@@ -176,7 +166,7 @@ def run_in_order(walk: NestWalk, stream: Stream, sizes: Kept, parameters: CostPa
     """Elements that the nest walks one after another before it goes elsewhere, so that whoever fetches ahead has to find the
     next place. Few rows side by side are followed together. What a copy reads, it reads along the whole rows of its tile.
     """
-    nest, depth = walk.program.nest, walk.copied.get(stream.access, len(walk.loops))
+    nest, depth = walk.program.nest, stream.start if stream.copy else stream.stop
     held = sizes[depth]
     assert isinstance(held, HeldTile)
     run, rows = held.tile.run, held.runs if depth == len(walk.loops) else 1.0

@@ -10,6 +10,7 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 
 from roller import ops
+from roller.compiler import compile as compile_kernel
 from roller.copying import copy_seconds, panel_room
 from roller.cost import Estimate, Model
 from roller.expr import TensorExpr
@@ -157,3 +158,26 @@ def test_a_box_that_the_cache_does_not_keep_is_brought_again(capacity: int, brou
     boxed = replace(program, staged=(Staging("box", 0, 1),))
     found = level_traffic(NestWalk(boxed), spec, Geometry(boxed.nest), 1, CostParameters())
     assert found.bytes == brought * 4096 * 4
+
+
+def test_a_box_outside_the_panel_that_reads_it_can_be_rated() -> None:
+    """The panel depends on rows that the box does not: its loop, innermost, has the panel's copy inside and the box's outside."""
+    x, y, w = ops.tensor((20, 3), name="x"), ops.tensor((6, 3), name="y"), ops.tensor((5, 3), name="w")
+    expr = expression(ops.einsum("hr,fr,gr->fhg", x, y, w))
+    spec = cached(1 << 12)
+    program = by_hand(expr, spec, (2, 2, 2, 3), (1, 1, 1, 1), orders=((2, 1, 0, 3),) * 2)
+    nest = program.nest
+    (factor,) = {a.factor for a in nest.inputs if a.tensor.name == "y"}
+    box = next(n for n, a in enumerate(nest.accesses) if a.tensor.name == "x")
+    joined = replace(nest, accesses=tuple(replace(a, factor=factor) if a.tensor.name == "x" else a for a in nest.accesses))
+    staged = (Staging("box", box, 1), Staging("panel", factor, 1))
+    copied = replace(program, nest=joined, parallel=False, staged=staged)
+    starts = [stream.start for stream in NestWalk(copied).streams if stream.copy]
+    assert len(set(starts)) == len(starts) > 1
+    assert predicted(copied, spec).seconds > 0
+
+
+def test_what_a_warm_cache_holds_is_not_shown_as_a_movement_of_no_bytes() -> None:
+    small = compile_kernel(ops.relu(ops.matmul(ops.tensor((8, 8)), ops.tensor((8, 8)))), "cpu:zen3")
+    told = str(small.explain())
+    assert "all there" in told and " 0 B " not in told

@@ -72,8 +72,9 @@ def _across(low: Lowering) -> tuple[dict[int, tuple[Load, Window]], int]:
             continue
         for node in loads(nest.stage.result):
             window = low.reader.plain(node)
-            steps = [lane_stride(nest, window, node.index, d) for d in (dim, lane)] if window is not None else [None, None]
-            if window is not None and steps[0] == 1 and steps[1] not in (0, 1):
+            if window is None:
+                continue
+            if lane_stride(nest, window, node.index, dim) == 1 and lane_stride(nest, window, node.index, lane) not in (0, 1):
                 found[low.reader.number(node)] = node, window
         if found:
             return found, dim
