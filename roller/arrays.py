@@ -7,6 +7,7 @@ the value. Every refusal is a `LaunchError`.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -23,7 +24,10 @@ Array = npt.NDArray[Any]
 Kind = Literal["numpy", "torch", "jax"]
 
 ALIGNMENT = 64  # bytes; kernels load and store whole vectors without looking
+ALIASING = 4096  # bytes; a load whose address agrees with an earlier store's modulo this waits for it, for nothing
+STAGGER = 23 * ALIGNMENT  # from one array's start to the next one's, modulo ALIASING: of six in a row no two are near
 _CPU = 1  # DLPack's kDLCPU
+_made = itertools.count()
 
 _word: Callable[[int], Any] = ctypes.c_size_t.from_address
 _HEADER = object.__basicsize__  # NumPy's array object keeps its data pointer right behind the interpreter's header
@@ -71,9 +75,15 @@ def is_ready(array: Array, alignment: int = ALIGNMENT) -> bool:
 
 
 def aligned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-    """A new C-contiguous array whose memory is aligned; its values are not set."""
-    raw = np.empty(math.prod(shape) * dtype.itemsize + ALIGNMENT, np.uint8)
-    return np.ndarray(tuple(shape), dtype, raw, -address(raw) % ALIGNMENT)
+    """A new C-contiguous array whose memory is aligned; its values are not set.
+
+    Large ones that are made one after another start at different places of a page: the system starts all large blocks at the
+    same one, and a kernel that walks several arrays at equal pace would load where it just stored, modulo `ALIASING`.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size + (ALIASING if size >= ALIASING else ALIGNMENT), np.uint8)
+    start = (next(_made) * STAGGER - address(raw)) % ALIASING if size >= ALIASING else -address(raw) % ALIGNMENT
+    return np.ndarray(tuple(shape), dtype, raw, start)
 
 
 def ready(array: Array, alignment: int = ALIGNMENT) -> Array:

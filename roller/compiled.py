@@ -58,7 +58,7 @@ class Kernel:
         self._wanted = tuple(_wanted(t, t.name) for t in self._inputs)
         self._result = _wanted(expr.output, "out")
         self._runner: Runner | None = None
-        self._shortcut: Callable[..., int] | None = None
+        self._shortcut: Callable[[int, int], int] | None = None
         self._loading = threading.Lock()
         self._alignment = _alignment(artifact)
 
@@ -68,18 +68,18 @@ class Kernel:
 
     def __call__(self, *arrays: Any, out: Any = None, **named: Any) -> Any:
         """Compute the operator. `LaunchError` where an array does not fit, `DeviceUnavailableError` without the device."""
-        if named or len(arrays) != len(self._wanted):
+        if named:
             arrays = self._bound(arrays, named)
         shortcut = self._shortcut
         if shortcut is not None:
             if out is not None:
-                if shortcut(*map(id, arrays), id(out)):
+                if shortcut(id(arrays), id(out)):
                     return out
             elif set(map(type, arrays)) == {np.ndarray}:
                 result = aligned_empty(self._result.shape, self._result.dtype)
-                if shortcut(*map(id, arrays), id(result)):
+                if shortcut(id(arrays), id(result)):
                     return result
-        return self._call(arrays, out)
+        return self._call(arrays if len(arrays) == len(self._wanted) else self._bound(arrays, named), out)
 
     def _call(self, arrays: tuple[Any, ...], out: Any) -> Any:
         """Look at every array, convert what must be, compute."""

@@ -31,13 +31,13 @@ from roller.rates import CostParameters
 from roller.search import Chain, Search, packs, reads_whole, searches, start, stores_whole
 
 INNER_KEEP, OUTER_KEEP = 8, 8  # chains kept after a level
-EACH_KEEP = 4  # … and of one innermost tile at most so many: a nest or mapping that brought only few is not likely to be the best
+EACH_KEEP = 3  # … and of one innermost tile at most so many: a nest or mapping that brought only few is not likely to be the best
 PASSED_KEEP = 2  # more chains kept whose tile at a level is the one inside it
 REFINED = 8  # programs whose orders and staging are tried, beside the best one of each nest, atom and mapping
 REFINE_SLACK = 1.5  # … unless it is predicted this much slower than the best of all: orders and copies do not make up for that
 SAME_SIZE = 2  # innermost tiles of about one size that are kept where tiles run on lanes
 PACKED_GAIN = 0.97  # a vector where only a panel is side by side must save this much padding, as its results are scattered
-MAPPING_SLACK = 2.0  # an innermost tile predicted this much slower than the best one is not pursued
+MAPPING_SLACK = 1.5  # an innermost tile predicted this much slower than the best one is not pursued
 
 
 @dataclass(frozen=True)

@@ -56,8 +56,9 @@ class KernelSource:
 class Runner(Protocol):
     """A loaded kernel, as a plugin's `roller_load_kernel` gives it.
 
-    It may also have `shortcut`: a function of the `id()` of each input and of the output that computes and gives 1 if all are
-    NumPy arrays just as `run` wants them, and otherwise touches nothing and gives 0. It is asked first, as it is quick.
+    It may also have `shortcut`: a function of the `id()` of a tuple of inputs and of that of the output. If there are as many as
+    `run` wants, and all are NumPy arrays just as it wants them, it computes and gives 1; otherwise it touches nothing and gives
+    0. It is asked first, as it is quick.
     """
 
     def run(self, inputs: tuple[npt.NDArray[Any], ...], out: npt.NDArray[Any]) -> None:

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roller.arrays import (
+    ALIASING,
     ALIGNMENT,
     Wanted,
     address,
@@ -44,6 +45,13 @@ def test_new_memory_is_aligned_and_contiguous(shape, dtype):
     array = aligned_empty(shape, numpy_dtype(dtype))
     assert array.shape == shape and array.dtype == numpy_dtype(dtype)
     assert array.flags.c_contiguous and array.flags.writeable and array.ctypes.data % ALIGNMENT == 0
+
+
+def test_large_arrays_made_in_a_row_do_not_start_at_one_place_of_a_page():
+    starts = [address(aligned_empty((64, 64), F32)) % ALIASING for _ in range(12)]
+    assert all(s % ALIGNMENT == 0 for s in starts)
+    apart = [abs(a - b) for i, a in enumerate(starts) for b in starts[i + 1 : i + 6]]
+    assert min(min(d, ALIASING - d) for d in apart) >= 5 * ALIGNMENT
 
 
 def test_address_is_that_of_numpy_for_every_kind_of_array():

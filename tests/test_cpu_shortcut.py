@@ -30,7 +30,8 @@ def kernel(shape: tuple[int, ...] = (5, 7), dtype: str = "float32", threads: int
 
 def taken(built: Any, *arrays: Any) -> bool:
     """Whether the short way computes with these inputs and this output."""
-    answer = built._shortcut(*map(id, arrays))
+    inputs, out = arrays[:-1], arrays[-1]
+    answer = built._shortcut(id(inputs), id(out))
     assert answer in (0, 1)
     return bool(answer)
 
@@ -48,6 +49,17 @@ def test_a_misaligned_element_boundary_is_plain_enough() -> None:
     built, out = kernel((16,)), filled((17,), "float32", 99)
     assert taken(built, filled((17,), "float32", 2)[1:], filled((16,), "float32", 3), out[1:])
     assert out[0] == 99 and np.all(out[1:] == 5)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_another_number_of_arrays_is_left_to_the_long_way(threads: int, count: int) -> None:
+    built, out = kernel(threads=threads), filled((5, 7), "float32", 99)
+    given = [filled((5, 7), "float32", n) for n in range(count)]
+    assert not taken(built, *given, out)
+    with pytest.raises(LaunchError, match="no array for|arrays given, 2 wanted"):
+        built(*given, out=out)
+    assert np.all(out == 99)
 
 
 class Special(np.ndarray):

@@ -14,7 +14,7 @@ import platform
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,11 @@ class CpuRunner:
         text = _checked(artifact)
         launch = artifact.launch
         tensors = [*launch["inputs"], launch["output"]]
-        fixed = len(launch.get("direct_constants", ())) + len(launch.get("panels", ()))
+        constants = _constants(artifact)
+        panels = [aligned_empty((max(p["elements"], 1),), numpy_dtype(p["dtype"])) for p in launch.get("panels", ())]
+        self._fixed = [*(constants[name] for name in launch.get("direct_constants", ())), *panels]
+        self._descriptors = [_described(array) for array in self._fixed]
+        fixed = [ctypes.addressof(d) for d in self._descriptors]
         plain = launch.get("alignment") == "element"
         short = shortcut.text(launch["entry"], toolchain.processor(text) or "", tensors, fixed) if plain else None
         try:
@@ -76,27 +80,22 @@ class CpuRunner:
         self.threads = min(int(launch.get("threads") or default_threads()), default_threads())
         self._arguments = [_flat(t) for t in tensors]
         self._local = threading.local()
-        constants = _constants(artifact)
-        panels = [aligned_empty((max(p["elements"], 1),), numpy_dtype(p["dtype"])) for p in launch.get("panels", ())]
         if panels:
             held = [_described(array) for array in (*constants.values(), *panels)]
             use_threads(self.threads)
             self._module["prepack"](*_pointers(held))
-        self._fixed = [*(constants[name] for name in launch.get("direct_constants", ())), *panels]
-        self._descriptors = [_described(array) for array in self._fixed]
-        self._table = (ctypes.c_void_p * len(self._fixed))(*map(ctypes.addressof, self._descriptors))
         self.shortcut = self._shortcut(short is not None, "TVMBackendParallelLaunch" in text)
 
-    def _shortcut(self, exists: bool, parallel: bool) -> Callable[..., int] | None:
+    def _shortcut(self, exists: bool, parallel: bool) -> Callable[[int, int], int] | None:
         """See `roller.kernel.Runner`; the number of threads is set only where it matters."""
         if not exists:
             return None
-        short = partial(self._module[shortcut.NAME], ctypes.addressof(self._table))
+        short: Callable[[int, int], int] = self._module[shortcut.NAME]
         threads = self.threads
 
-        def beside_others(*arrays: int) -> int:
+        def beside_others(inputs: int, out: int) -> int:
             use_threads(threads)
-            return short(*arrays)  # type: ignore[no-any-return]
+            return short(inputs, out)
 
         return beside_others if parallel else short
 

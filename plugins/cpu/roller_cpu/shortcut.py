@@ -1,8 +1,8 @@
 """The short way into a kernel: machine code that looks at NumPy arrays itself and calls the kernel with them.
 
-Asking Python for types, shapes, flags and addresses takes longer than a small kernel runs. The code reads the fields of
-`PyArrayObject`, which NumPy's ABI fixes, takes only plain arrays that are just as the kernel wants them, and leaves all
-others, with everything that there is to say about them, to the long way.
+Asking Python for types, shapes, flags and addresses takes longer than a small kernel runs. The code reads the items of a
+tuple and the fields of `PyArrayObject`, which NumPy's ABI fixes, takes only plain arrays that are just as the kernel wants
+them, and leaves all others, with everything that there is to say about them, to the long way.
 """
 
 from __future__ import annotations
@@ -25,19 +25,27 @@ _TENSOR_BYTES = 48  # a DLTensor
 _INTEGER, _POINTER = 1, 7  # TVM's type indices: a 64-bit integer, a pointer to a DLTensor
 _CONTIGUOUS, _ALIGNED, _WRITEABLE = 0x1, 0x100, 0x400  # NumPy's flags
 
-# Where the fields of PyArrayObject lie.
+# Where the fields of PyArrayObject lie, and those of PyTupleObject.
 _TYPE, _DATA, _RANK, _SHAPE, _DTYPE, _FLAGS = 8, 16, 24, 32, 56, 64
+_COUNT, _ITEMS = 16, 24
 
 
 @cache
 def possible() -> bool:
-    """True if this interpreter and this NumPy lay array objects out as their ABI says."""
+    """True if this interpreter and this NumPy lay tuples and array objects out as expected."""
     if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return False
     whole = np.zeros((4, 6), np.int16)
     fixed = np.zeros(3, np.float64)
     fixed.flags.writeable = False
-    return all(_as_expected(a) for a in (whole, whole[1:], whole[:, ::2], whole[0, 0:0], fixed, np.array(1.0)))
+    arrays = whole, whole[1:], whole[:, ::2], whole[0, 0:0], fixed, np.array(1.0)
+    return _tuple_as_expected(arrays) and all(map(_as_expected, arrays))
+
+
+def _tuple_as_expected(objects: tuple[Any, ...]) -> bool:
+    where = id(objects)
+    items = [ctypes.c_size_t.from_address(where + _ITEMS + 8 * i).value for i in range(len(objects))]
+    return ctypes.c_ssize_t.from_address(where + _COUNT).value == len(objects) and items == [*map(id, objects)]
 
 
 def _as_expected(array: Any) -> bool:
@@ -53,12 +61,12 @@ def _as_expected(array: Any) -> bool:
     return sizes == array.shape and told == (wanted.c_contiguous, wanted.aligned, wanted.writeable)
 
 
-def text(entry: str, processor: str, tensors: Sequence[Mapping[str, Any]], fixed: int) -> str | None:
-    """LLVM IR to append to a kernel's: a function of the address of the fixed arguments' descriptors, and of the `id()` of
-    each input and of the output. It gives 1, or 0 where an array is not as the kernel wants it.
+def text(entry: str, processor: str, tensors: Sequence[Mapping[str, Any]], fixed: Sequence[int]) -> str | None:
+    """LLVM IR to append to a kernel's: a function of the `id()` of the tuple of inputs and of that of the output. It gives 1,
+    or 0 where their number is another, or an array is not as the kernel wants it.
 
-    `tensors`: name, shape and dtype of the inputs and the output; `fixed`: descriptors that the kernel takes between them. None
-    where an array is empty, or this Python is unlike others.
+    `tensors`: name, shape and dtype of the inputs and the output; `fixed`: addresses of the descriptors that the kernel takes
+    between them, which are there as long as the code. None where an array is empty, or this Python is unlike others.
     """
     if not possible() or any(0 in t["shape"] for t in tensors):
         return None
@@ -66,19 +74,21 @@ def text(entry: str, processor: str, tensors: Sequence[Mapping[str, Any]], fixed
     signature = f"i32 @__tvm_ffi_{NAME}(ptr %self, ptr %args, i32 %count, ptr %result)"
     lines = [f'define dllexport {signature} nounwind "target-cpu"="{processor}" {{']
     lines += ["entry:", f"  %tensors = alloca [{count * _TENSOR_BYTES} x i8], align 16"]
-    lines += [f"  %call = alloca [{16 * (count + fixed)} x i8], align 16", "  %given = alloca i64, i32 2, align 16"]
-    lines += [f"  %sizes = alloca [{count} x i64], align 16", *_argument("table", 0), "  br label %check0"]
+    lines += [f"  %call = alloca [{16 * (count + len(fixed))} x i8], align 16", "  %given = alloca i64, i32 2, align 16"]
+    lines += [f"  %sizes = alloca [{count} x i64], align 16", *_argument("inputs", 0), *_argument(f"object{count - 1}", 1)]
+    lines += [f"  %given_at = getelementptr i8, ptr %inputs, i64 {_COUNT}", "  %given_count = load i64, ptr %given_at"]
+    lines += [f"  %all = icmp eq i64 %given_count, {count - 1}", "  br i1 %all, label %check0, label %refused"]
     for number, tensor in enumerate(tensors):
         lines += _check(number, tensor, written=number == count - 1)
     lines += _apart(tensors)
     for number, tensor in enumerate(tensors):
         lines += _describe(number, tensor)
-    order = [*range(count - 1), *range(count, count + fixed), count - 1]
-    for place, number in enumerate(order):
-        lines += _pass(place, number, number - count if number >= count else None)
+    described = [f"%tensor{n}" for n in range(count)]
+    for place, descriptor in enumerate([*described[:-1], *(f"inttoptr (i64 {where} to ptr)" for where in fixed), described[-1]]):
+        lines += _pass(place, descriptor)
     lines += [
         "  store i64 0, ptr %given",
-        f"  %code = call i32 @__tvm_ffi_{entry}(ptr null, ptr %call, i32 {count + fixed}, ptr %given)",
+        f"  %code = call i32 @__tvm_ffi_{entry}(ptr null, ptr %call, i32 {count + len(fixed)}, ptr %given)",
     ]
     lines += ["  %well = icmp eq i32 %code, 0", "  br i1 %well, label %done, label %failed", "failed:", "  ret i32 %code"]
     for label, said in (("done", 1), ("refused", 0)):
@@ -93,6 +103,12 @@ def _argument(name: str, number: int) -> list[str]:
     return [at, f"  %{name}_word = load i64, ptr %{name}_at", f"  %{name} = inttoptr i64 %{name}_word to ptr"]
 
 
+def _item(number: int) -> list[str]:
+    """One of the inputs."""
+    at = f"  %item{number} = getelementptr i8, ptr %inputs, i64 {_ITEMS + 8 * number}"
+    return [at, f"  %object{number} = load ptr, ptr %item{number}"]
+
+
 def _field(number: int, name: str, kind: str, offset: int) -> list[str]:
     return [
         f"  %{name}_at{number} = getelementptr i8, ptr %object{number}, i64 {offset}",
@@ -104,7 +120,8 @@ def _check(number: int, tensor: Mapping[str, Any], written: bool) -> list[str]:
     """On to the next array if this one is plain, of the type and shape that are wanted, contiguous and aligned."""
     n, shape = number, tuple(tensor["shape"])
     wanted = _CONTIGUOUS | _ALIGNED | (_WRITEABLE if written else 0)
-    lines = [f"check{n}:", *_argument(f"object{n}", n + 1), *_field(n, "type", "i64", _TYPE)]
+    lines = [f"check{n}:"] if written else [f"check{n}:", *_item(n)]
+    lines += _field(n, "type", "i64", _TYPE)
     lines += [f"  %array{n} = icmp eq i64 %type{n}, {id(np.ndarray)}", f"  br i1 %array{n}, label %fields{n}, label %refused"]
     lines += [f"fields{n}:", *_field(n, "data", "i64", _DATA), *_field(n, "rank", "i32", _RANK), *_field(n, "flags", "i32", _FLAGS)]
     lines += [*_field(n, "dtype", "i64", _DTYPE), *_field(n, "shape", "ptr", _SHAPE)]
@@ -158,11 +175,8 @@ def _describe(number: int, tensor: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _pass(place: int, number: int, fixed: int | None) -> list[str]:
-    """One argument of the kernel: a descriptor made here, or one of the fixed ones from the table."""
+def _pass(place: int, descriptor: str) -> list[str]:
+    """One argument of the kernel: the address of a descriptor."""
     lines = [f"  %kind{place} = getelementptr i8, ptr %call, i64 {16 * place}", f"  store i64 {_POINTER}, ptr %kind{place}"]
-    lines += [f"  %value{place} = getelementptr i8, ptr %call, i64 {16 * place + 8}"]
-    if fixed is None:
-        return [*lines, f"  store ptr %tensor{number}, ptr %value{place}"]
-    lines += [f"  %entry{place} = getelementptr ptr, ptr %table, i64 {fixed}", f"  %fixed{place} = load ptr, ptr %entry{place}"]
-    return [*lines, f"  store ptr %fixed{place}, ptr %value{place}"]
+    at = f"  %value{place} = getelementptr i8, ptr %call, i64 {16 * place + 8}"
+    return [*lines, at, f"  store ptr {descriptor}, ptr %value{place}"]
