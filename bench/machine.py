@@ -12,6 +12,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bench.harness import cpu_flags
 
 PACKAGES = ("roller-compiler", "apache-tvm", "apache-tvm-ffi", "numpy", "scipy", "torch", "xgboost")
@@ -20,7 +22,7 @@ FEATURES = re.compile(r"^(sse4_2|avx|fma|f16c|bmi|amx|asimd|sve)")
 
 def memory_bytes() -> int:
     """The machine's memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(psutil.virtual_memory().total)
 
 
 def device() -> dict[str, Any]:

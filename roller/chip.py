@@ -31,7 +31,7 @@ def resolve(device: str, spec: SpecLike | None = None) -> tuple[Device, Hardware
         return plugin, catalog.find_spec(name, chip, _folders(plugin))
     if colon:
         raise SpecError(f"device={device!r} names a chip and spec= gives one; leave one of them away")
-    given = spec if isinstance(spec, HardwareSpec) else catalog.load_spec(Path(spec))
+    given = spec if isinstance(spec, HardwareSpec) else catalog.load_spec(_path(spec))
     if given.device != name:
         file = None if isinstance(spec, HardwareSpec) else os.fspath(spec)
         raise SpecError(
@@ -59,7 +59,7 @@ def load_spec(chip: SpecLike) -> HardwareSpec:
     if isinstance(chip, HardwareSpec):
         return chip
     if not isinstance(chip, str) or chip.endswith(".toml") or os.sep in chip:
-        return catalog.load_spec(Path(chip))
+        return catalog.load_spec(_path(chip))
     device, _, name = chip.rpartition(":")
     found = [e for e in specs(device or None) if e.chip == name]
     if len(found) > 1:
@@ -70,6 +70,13 @@ def load_spec(chip: SpecLike) -> HardwareSpec:
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise SpecError(f"no spec of chip {chip!r}{hint}; there is: {', '.join(known) or 'none'}")
     return catalog.load_spec(found[0].path)
+
+
+def _path(spec: str | os.PathLike[str]) -> Path:
+    try:
+        return Path(spec)
+    except TypeError:
+        raise SpecError(f"a spec is a HardwareSpec or the path of its file, not a {type(spec).__name__}") from None
 
 
 def _folders(plugin: Device) -> list[Path]:

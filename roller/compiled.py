@@ -26,8 +26,8 @@ from roller.arrays import (
     ready,
 )
 from roller.cost import Estimate
-from roller.devices import Device
-from roller.errors import KernelError, LaunchError
+from roller.devices import Device, hook_error
+from roller.errors import KernelError, LaunchError, RollerError
 from roller.explain import Explanation, explain
 from roller.expr import Tensor, TensorExpr
 from roller.hardware import HardwareSpec
@@ -70,15 +70,15 @@ class Kernel:
         """Compute the operator. `LaunchError` where an array does not fit, `DeviceUnavailableError` without the device."""
         if named:
             arrays = self._bound(arrays, named)
-        shortcut = self._shortcut
-        if shortcut is not None:
-            if out is not None:
-                if shortcut(id(arrays), id(out)):
-                    return out
-            elif set(map(type, arrays)) == {np.ndarray}:
-                result = aligned_empty(self._result.shape, self._result.dtype)
-                if shortcut(id(arrays), id(result)):
+        if self._shortcut is not None and (out is not None or set(map(type, arrays)) == {np.ndarray}):
+            result = aligned_empty(self._result.shape, self._result.dtype) if out is None else out
+            try:
+                if self._shortcut(id(arrays), id(result)):
                     return result
+            except RollerError:
+                raise
+            except Exception as error:
+                raise hook_error(self._device.name, "shortcut", error) from error
         return self._call(arrays if len(arrays) == len(self._wanted) else self._bound(arrays, named), out)
 
     def _call(self, arrays: tuple[Any, ...], out: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
@@ -24,6 +25,8 @@ from roller.ops import SymbolicTensor, expression
 from roller.record import Choice
 
 Op = SymbolicTensor | TensorExpr
+
+MOST_REFUSED = 64  # times as many programs as wanted are asked for at most, where a device refuses what fits
 
 
 def compile(
@@ -94,18 +97,24 @@ def _choices(expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int, c
     """The best programs that the device can run, best first."""
     if type(top_k) is not int or top_k < 1:
         raise ConstructionError(f"top_k={top_k!r} must be a positive whole number")
-    found = construct(expr, chip, plugin.rules(chip, expr), plugin.cost_parameters(chip, expr), top_k, constants)
-    refusals: dict[str, int] = {}
-    choices = []
-    for candidate in found:
-        refused = plugin.refusal(chip, candidate.program)
-        if refused is None:
-            choices.append(Choice(candidate.program, candidate.estimate))
-        else:
-            refusals[refused[0]] = refusals.get(refused[0], 0) + 1
+    rules, parameters = plugin.rules(chip, expr), plugin.cost_parameters(chip, expr)
+    wanted = top_k
+    while True:
+        found = construct(expr, chip, rules, parameters, wanted, constants)
+        refusals: Counter[str] = Counter()
+        choices = []
+        for candidate in found:
+            refused = plugin.refusal(chip, candidate.program)
+            if refused is None:
+                choices.append(Choice(candidate.program, candidate.estimate))
+            else:
+                refusals[refused[0]] += 1
+        if len(choices) >= top_k or len(found) < wanted or wanted >= MOST_REFUSED * top_k:
+            break
+        wanted *= 2  # what was refused leaves room for others
     if not choices:
         raise ConstructionError(f"{chip.device}:{chip.chip} can run none of the {len(found)} best programs", refusals)
-    return choices
+    return choices[:top_k]
 
 
 def _constants(expr: TensorExpr, given: Mapping[str, Any]) -> dict[str, bytes]:

@@ -178,5 +178,5 @@ class DeviceContract:
         """The default chip and the listed ones get programs and source text."""
         specs: list[HardwareSpec] = [self.plugin().default_spec(), *(load_spec(f"{self.device}:{chip}") for chip in self.chips)]
         for spec in specs:
-            kernel = compile_operator(self.operators()["matmul"], spec=spec)
+            kernel = compile_operator(self.operators()["matmul"], device=self.device, spec=spec)
             assert kernel.candidates and kernel.source

@@ -8,19 +8,18 @@ from roller.hardware import HardwareSpec
 from roller.nest import Access, Nest
 from roller.program import StageProgram, Staging, copy_depth
 from roller.rates import TRANSPOSE_SLOTS, Rates
-from roller.tile import Geometry
 from roller.traffic import NestWalk
 
 DECODE_TRIPS = 2  # trips of a loop that dividing an index by a known extent takes as long as, remainder included
 ROW_TRIPS = 6  # loops around one row of a box: the row itself, three spans of it, a vector and an element loop
 
 
-def copy_seconds(rates: Rates, geometry: Geometry, walk: NestWalk, staging: Staging) -> float:
+def copy_seconds(rates: Rates, walk: NestWalk, staging: Staging) -> float:
     """Filling one panel or box, for every trip of the loops outside it; nothing where the spec's levels already charge it."""
     spec = rates.spec
     if staging.constant or (spec.levels[staging.level].managed and staging.level):
         return 0.0  # a managed level is filled by the copies that its own term counts
-    program, nest = walk.program, walk.program.nest
+    program, geometry, nest = walk.program, walk.geometry, walk.program.nest
     depth = copy_depth(program, staging)
     tile = walk.tiles[depth]
     times = math.prod([lp.trips for lp in walk.loops[:depth]])

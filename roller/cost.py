@@ -4,7 +4,8 @@
     seconds = launch + copies into panels + body + combine + step overheads
 
 Terms are compute and the time to move bytes into each level. L is the overlap number (0: perfect, 1: none). Padding is
-charged as work. The numbers rank programs; they are predictions, not measurements.
+charged as work. The part of compute in which units wait for the one with the largest share is shown apart, as the tail. The
+numbers rank programs; they are predictions, not measurements.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Model:
         return found
 
     def _predict(self, program: StageProgram) -> Estimate:
-        walk = NestWalk(program)
+        walk = self.walk(program)
         terms: dict[str, float] = {"compute": self.compute_seconds(program)}
         latency = 0.0
         for index, level in enumerate(self.spec.levels[1:], start=1):
@@ -82,12 +83,19 @@ class Model:
             latency += waiting
         steps = max(1, _steps(program))
         body = overlapped(tuple(terms.values()), steps, self.overlap_loss(program))
-        copies = sum(copy_seconds(self.rates, self.geometry, walk, s) for s in program.staged)
+        copies = sum(copy_seconds(self.rates, walk, s) for s in program.staged)
         overhead = self.overhead_seconds(program)
         combine = self._combine_seconds(program)
-        shown = (*terms.items(), ("latency", latency), ("copy", copies), ("combine", combine), ("overhead", overhead))
+        tail = terms["compute"] * (1.0 - self.rates.busy(program))
+        terms["compute"] -= tail
+        waits = (("tail", tail), ("latency", latency), ("copy", copies), ("combine", combine), ("overhead", overhead))
+        shown = (*terms.items(), *waits)
         used = (("units", self.rates.busy(program)), ("chains", self.chain_efficiency(program)))
         return Estimate(body + latency + copies + combine + overhead, shown, used)
+
+    def walk(self, program: StageProgram) -> NestWalk:
+        """The program's loops, to ask what moves where."""
+        return NestWalk(program, self.spec, self.geometry, self.parameters)
 
     def compute_seconds(self, program: StageProgram) -> float:
         """Padded work over the rate of the atom, of its chains and of the units that work."""
@@ -135,7 +143,7 @@ class Model:
         if index == program.levels[-1] and program.lane_level is None and level.managed and program.atom.kind != "matrix":
             moved, latency = self._registers.bytes(program, level.transaction_bytes), 0.0
         else:
-            traffic = level_traffic(walk, self.spec, self.geometry, index, self.parameters)
+            traffic = level_traffic(walk, index)
             waiting = self.spec.unit.count * self.rates.busy(program) * self.parameters.misses_in_flight
             # Copies into managed levels are issued ahead; what they wait for is the step overhead. Lanes wait for one another.
             hidden = level.managed or program.lane_level is not None
@@ -144,7 +152,7 @@ class Model:
 
     def level_terms(self, program: StageProgram, outermost: int) -> tuple[list[float], float]:
         """Seconds of moving data into the levels from this position inward, and of latency."""
-        walk = NestWalk(program)
+        walk = self.walk(program)
         pairs = [self._level_seconds(walk, i) for i in range(max(outermost, 1), len(self.spec.levels))]
         return [moving for moving, _ in pairs], sum([waiting for _, waiting in pairs])
 

@@ -7,7 +7,7 @@ caller's process, and what may do that runs through `roller.isolated`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from importlib.metadata import EntryPoint, entry_points
@@ -18,6 +18,7 @@ import pluggy
 
 from roller import defaults, hookspecs
 from roller.align import Multiple, Rules
+from roller.arrays import Array
 from roller.errors import HookError, PluginApiError, PluginLoadError, RollerError, UnknownDeviceError
 from roller.expr import TensorExpr
 from roller.hardware import ComputeAtom, HardwareSpec
@@ -144,8 +145,7 @@ class Device:
         found: Any = self._ask(hook, object, spec=artifact.spec, artifact=artifact)
         if not callable(getattr(found, "run", None)) or not callable(getattr(found, "close", None)):
             raise self._wrong(hook, "an object with run() and close()", found)
-        runner: Runner = found
-        return runner
+        return Contained(found, self.name)
 
     def _own(self, hook: str, spec: HardwareSpec) -> HardwareSpec:
         if spec.device != self.name:
@@ -159,8 +159,7 @@ class Device:
         except RollerError:
             raise
         except Exception as error:
-            reason = f"plugin {self.name!r}: {hook} raised {type(error).__name__}: {error}"
-            raise HookError(reason, self.name, hook) from error
+            raise hook_error(self.name, hook, error) from error
         if found is None and default is not ...:
             return default
         return self._checked(hook, wanted, found)
@@ -173,6 +172,38 @@ class Device:
     def _wrong(self, hook: str, wanted: str, found: object) -> HookError:
         given = "nothing" if found is None else f"a {type(found).__name__}"
         return HookError(f"plugin {self.name!r}: {hook} gave {given}, wanted: {wanted}", self.name, hook)
+
+
+class Contained:
+    """A plugin's runner whose exceptions end here."""
+
+    def __init__(self, runner: Runner, device: str) -> None:
+        self._runner, self._device = runner, device
+        self.shortcut: Callable[[int, int], int] | None = getattr(runner, "shortcut", None)
+
+    def run(self, inputs: tuple[Array, ...], out: Array) -> None:
+        """See `roller.kernel.Runner`."""
+        try:
+            self._runner.run(inputs, out)
+        except RollerError:
+            raise
+        except Exception as error:
+            raise hook_error(self._device, "run()", error) from error
+
+    def close(self) -> None:
+        """See `roller.kernel.Runner`."""
+        self.shortcut = None
+        try:
+            self._runner.close()
+        except RollerError:
+            raise
+        except Exception as error:
+            raise hook_error(self._device, "close()", error) from error
+
+
+def hook_error(device: str, hook: str, error: Exception) -> HookError:
+    """What an exception of a plugin becomes that is no `RollerError`."""
+    return HookError(f"plugin {device!r}: {hook} raised {type(error).__name__}: {error}", device, hook)
 
 
 def _registered(name: str, plugin: Any) -> pluggy.PluginManager:

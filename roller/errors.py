@@ -75,7 +75,7 @@ class SpecError(RollerError, ValueError):
 
 
 class PluginError(RollerError):
-    """Raised, through its subclasses, when a device plugin cannot be used; `device` is its name."""
+    """Raised when a device plugin cannot be used, mostly as one of its subclasses; `device` is its name."""
 
     def __init__(self, message: str, device: str | None = None) -> None:
         self.device = device
@@ -126,7 +126,7 @@ class CodegenError(RollerError):
 
 
 class KernelError(RollerError, RuntimeError):
-    """Raised, through its subclasses, when a built kernel cannot be loaded or run."""
+    """Raised when a built kernel cannot be loaded, saved or run; subclasses say more where there is more to say."""
 
 
 class DeviceUnavailableError(KernelError):

@@ -21,7 +21,7 @@ from roller.program import RProgram, StageProgram, staged_tensors
 from roller.rates import CostParameters, unit_efficiency
 from roller.record import Choice
 from roller.tile import padding_waste
-from roller.traffic import NestWalk, level_traffic
+from roller.traffic import level_traffic
 
 WIDTH = 100
 SHOWN = 10  # candidates in a table
@@ -125,7 +125,7 @@ def _level(growth: Growth, index: int) -> LevelReport:
     program, level = growth.program, growth.spec.levels[index]
     inner = index == program.levels[-1] if program.levels else False
     model = growth.model
-    moved = None if inner else level_traffic(NestWalk(program), growth.spec, model.geometry, index, model.parameters).bytes
+    moved = None if inner else level_traffic(model.walk(program), index).bytes
     if index not in program.levels:
         return LevelReport(level.name, None, None, level.usable_bytes, moved, ())
     position = program.levels.index(index)

@@ -64,8 +64,8 @@ class Runner(Protocol):
     def run(self, inputs: tuple[npt.NDArray[Any], ...], out: npt.NDArray[Any]) -> None:
         """Compute `out` from the inputs that are not constant, in the expression's order.
 
-        Every array has the shape and element type that the expression names, is C-contiguous and 64-byte aligned, and stays
-        alive for the call. Inputs may be read-only and must not be written; `out` overlaps none of them.
+        Every array has the shape and element type that the expression names, is C-contiguous, aligned as the launch description's
+        "alignment" says (bytes; 64 where it is left out; "element": each to its own elements), and stays alive for the call. Inputs may be read-only and must not be written; `out` overlaps none of them.
         """
 
     def close(self) -> None:
@@ -157,6 +157,8 @@ class Artifact:
         """Write the artifact to a file, whole or not at all; `KernelError` where that fails."""
         try:
             write_atomic(Path(path), self.to_bytes())
+        except TypeError:
+            raise KernelError(f"the path of the file to write expected, not a {type(path).__name__}") from None
         except (OSError, ValueError) as error:
             raise KernelError(f"{os.fspath(path)}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
 
@@ -165,6 +167,8 @@ class Artifact:
         """The artifact that `save` wrote; `KernelError` where the file is missing, damaged or of another version."""
         try:
             raw = Path(path).read_bytes()
+        except TypeError:
+            raise KernelError(f"the path of a saved kernel expected, not a {type(path).__name__}") from None
         except (OSError, ValueError) as error:
             raise KernelError(f"{os.fspath(path)}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
         return Artifact.from_bytes(raw, Path(path))

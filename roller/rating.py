@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from typing import Any
 
 from roller.align import Rules
 from roller.chip import SpecLike, resolve
@@ -38,7 +39,7 @@ def rate(op: Op, device: str = "cpu", *, tiles: Tiles | Sequence[Tiles], spec: S
     expr = fuse(expression_of(op))
     plugin, chip = resolve(device, spec)
     rules, parameters = plugin.rules(chip, expr), plugin.cost_parameters(chip, expr)
-    given: Sequence[Tiles] = [tiles] if tiles and isinstance(tiles[0], Mapping) else tiles  # type: ignore[assignment, list-item]
+    given = _per_stage(tiles)
     if len(given) != len(expr.stages):
         names = ", ".join(s.name for s in expr.stages)
         raise ExpressionError(f"tiles of {len(given)} stages given, the fused operator has {len(expr.stages)}: {names}")
@@ -46,6 +47,20 @@ def rate(op: Op, device: str = "cpu", *, tiles: Tiles | Sequence[Tiles], spec: S
     for stage, wanted in zip(expr.stages, given, strict=True):
         parts.append(_rated(variants(stage, expr.tensors), wanted, chip, rules, parameters))
     return combine_estimates(parts)
+
+
+def _per_stage(tiles: Tiles | Sequence[Tiles]) -> Sequence[Tiles]:
+    """Tiles as a list for each stage; `ExpressionError` for anything that is no list of {dimension: extent}, or of such lists."""
+    given: Any = [tiles] if _is_list(tiles) and tiles and isinstance(tiles[0], Mapping) else tiles
+    if not _is_list(given) or not all(_is_list(stage) and all(isinstance(tile, Mapping) for tile in stage) for stage in given):
+        raise ExpressionError(
+            "tiles: a list of {dimension: extent} expected, one for each tiled level, or such a list for each stage"
+        )
+    return given  # type: ignore[no-any-return]
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def _rated(nests: Sequence[Nest], wanted: Tiles, chip: HardwareSpec, rules: Rules, parameters: CostParameters) -> Estimate:

@@ -1,6 +1,7 @@
 """All aligned programs that fit: what construction chooses from, for studies of the model and of its choices.
 
-The space is too large to list for all but small operators, so it is lazy: iterate over it, or draw from it uniformly.
+The space is too large to list for all but small operators, so it is lazy: iterate over it, or draw from it uniformly. Its
+programs use all units and cut no reduction over them; construction also tries that where there are too few tiles.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ class _Part:
 
     @cached_property
     def size(self) -> int:
-        """Combinations of outer extents, fitting or not."""
-        return math.prod([len(r) for level in self.ranges for r in level])
+        """Programs of all combinations of outer extents, fitting or not."""
+        everywhere = (self.inner,) * len(self.search.levels)
+        return math.prod([len(r) for level in self.ranges for r in level]) * len(self.programs(everywhere))
 
     def chain(self, tiles: tuple[Tile, ...]) -> Chain | None:
         """The chain of these outer tiles (innermost first) around the inner one, None where it breaks a rule."""
@@ -54,7 +56,7 @@ class _Part:
         return chain
 
     def programs(self, chain: Chain) -> list[StageProgram]:
-        """The chain with every loop order and every staging."""
+        """The chain with every loop order and every staging: as many for every chain."""
         base, levels = program_of(self.search, self.search.levels, chain), self.search.levels
         stagings = dict.fromkeys((required_staging(self.search, levels), *every_staging(self.search, levels)))
         return [replace(base, orders=o, staged=s) for o in orders_of(base) for s in stagings]

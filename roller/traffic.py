@@ -42,12 +42,13 @@ class LevelTraffic:
 
 @dataclass
 class NestWalk:
-    """The loops of a program with the tile inside each prefix of them, and the arrays that are live there."""
+    """The loops of a program on a chip with the tile inside each prefix of them, and the arrays that are live there."""
 
     program: StageProgram
-    _held: tuple[Kept, ...] | None = None
+    spec: HardwareSpec
+    geometry: Geometry
+    parameters: CostParameters
     _runs: dict[int, int] = field(default_factory=dict)
-    _inside: list[int] | None = None
     _needs: dict[int, list[float]] = field(default_factory=dict)
 
     @cached_property
@@ -86,50 +87,47 @@ class NestWalk:
             streams.append(Stream(None, factor, touches, copy_depth(program, panel), depth, copy=True))
         return tuple(streams)
 
-    def held(self, geometry: Geometry) -> tuple[Kept, ...]:
+    @cached_property
+    def held(self) -> tuple[Kept, ...]:
         """For each stream what it keeps at each depth: a data tile, the bytes of a panel, or None inside the panel's copy."""
-        if self._held is None:
-            self._held = tuple([_stream_held(self, stream, geometry) for stream in self.streams])
-        return self._held
+        return tuple([_stream_held(self, stream) for stream in self.streams])
 
-    def inside(self, spec: HardwareSpec) -> list[int]:
+    @cached_property
+    def inside(self) -> list[int]:
         """For each stream the depth from which on it lives in levels that software fills."""
-        if self._inside is None:
-            self._inside = [_inside(self, spec, stream) for stream in self.streams]
-        return self._inside
+        return [_inside(self, stream) for stream in self.streams]
 
-    def needed(self, depth: int, transaction: int, held: tuple[Kept, ...], inside: list[int]) -> float:
+    def needed(self, depth: int, transaction: int) -> float:
         """Room that everything live at a depth needs in a level of such transactions; depths are asked for one by one."""
         known = self._needs.setdefault(transaction, [])
         if depth == len(known):
-            known.append(_room_at(depth, transaction, held, inside))
+            known.append(_room_at(self, depth, transaction))
         return known[depth]
 
-    def run(self, number: int, sizes: Kept, parameters: CostParameters) -> int:
+    def run(self, number: int) -> int:
         """Elements of a stream that the nest walks one after another."""
         found = self._runs.get(number)
         if found is None:
-            found = self._runs[number] = run_in_order(self, self.streams[number], sizes, parameters)
+            found = self._runs[number] = run_in_order(self, number)
         return found
 
 
-def level_traffic(walk: NestWalk, spec: HardwareSpec, geometry: Geometry, index: int, parameters: CostParameters) -> LevelTraffic:
+def level_traffic(walk: NestWalk, index: int) -> LevelTraffic:
     """Traffic into the level at this position of the spec."""
-    level = spec.levels[index]
-    return _managed(walk, spec, level, geometry, index) if level.managed else _cached(walk, spec, level, geometry, parameters)
+    level = walk.spec.levels[index]
+    return _managed(walk, level, index) if level.managed else _cached(walk, level)
 
 
-def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Geometry, parameters: CostParameters) -> LevelTraffic:
-    held, loops, transaction = walk.held(geometry), walk.loops, level.transaction_bytes
-    inside = walk.inside(spec)
-    rooms = _rooms(walk, spec, level)
-    together = _retained(walk, rooms, transaction, held, inside)
+def _cached(walk: NestWalk, level: MemoryLevel) -> LevelTraffic:
+    spec, loops, transaction = walk.spec, walk.loops, level.transaction_bytes
+    rooms = _rooms(walk, level)
+    together = _retained(walk, rooms, transaction)
     total = runs = 0.0
     units = spec.unit.count if not spec.shared(level) else 1
-    cold = 1 - together[0] * parameters.warm
+    cold = 1 - together[0] * walk.parameters.warm
     if not cold:
         return LevelTraffic(0.0, 0.0)
-    for number, (stream, sizes, within) in enumerate(zip(walk.streams, held, inside, strict=True)):
+    for number, (stream, sizes, within) in enumerate(zip(walk.streams, walk.held, walk.inside, strict=True)):
         if stream.access is None and not within:
             continue  # the panel never comes near a cache
         kept = together if stream.copy else _kept_alone(rooms, level, together, sizes)
@@ -153,7 +151,7 @@ def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Ge
         moved = sizes[fit]
         if isinstance(moved, HeldTile):
             brought = moved.moved(transaction) * times
-            started = moved.tile.elements * times / max(walk.run(number, sizes, parameters), 1)
+            started = moved.tile.elements * times / max(walk.run(number), 1)
             runs += min(started, brought / transaction)  # a run that starts in a transaction that is here waits for nothing
             scattered = _scattered(walk, stream, sizes, level) if level is spec.levels[1] else 1.0
             total += brought * _passes(walk, stream, fit) * scattered
@@ -162,16 +160,17 @@ def _cached(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Ge
     return LevelTraffic(total, runs)
 
 
-def run_in_order(walk: NestWalk, stream: Stream, sizes: Kept, parameters: CostParameters) -> int:
-    """Elements that the nest walks one after another before it goes elsewhere, so that whoever fetches ahead has to find the
-    next place. Few rows side by side are followed together. What a copy reads, it reads along the whole rows of its tile.
+def run_in_order(walk: NestWalk, number: int) -> int:
+    """Elements of a stream that the nest walks one after another before it goes elsewhere, so that whoever fetches ahead has to
+    find the next place. Few rows side by side are followed together. What a copy reads, it reads along the whole rows of its tile.
     """
-    nest, depth = walk.program.nest, stream.start if stream.copy else stream.stop
+    stream, sizes, nest = walk.streams[number], walk.held[number], walk.program.nest
+    depth = stream.start if stream.copy else stream.stop
     held = sizes[depth]
     assert isinstance(held, HeldTile)
     run, rows = held.tile.run, held.runs if depth == len(walk.loops) else 1.0
     written = nest.accesses[stream.access or 0].role == "output"
-    followed = parameters.write_streams if written else parameters.read_streams
+    followed = walk.parameters.write_streams if written else walk.parameters.read_streams
     while depth > stream.start and rows <= followed:
         depth -= 1
         held = sizes[depth]
@@ -202,10 +201,10 @@ def _copies(loop: Loop, units: int) -> int:
     return min(loop.trips, units) if loop.over == "units" else 1
 
 
-def _stream_held(walk: NestWalk, stream: Stream, geometry: Geometry) -> Kept:
+def _stream_held(walk: NestWalk, stream: Stream) -> Kept:
     """What a stream keeps at each depth; outside a panel's copy, the panel itself (its buffer is reused)."""
     found: list[HeldTile | float | None] = []
-    width = walk.program.nest.accumulator_bytes
+    geometry, width = walk.geometry, walk.program.nest.accumulator_bytes
     for depth, tile in enumerate(walk.tiles):
         unchanged = depth and not stream.touches[walk.loops[depth - 1].dim]
         if unchanged and depth <= stream.stop:
@@ -221,37 +220,37 @@ def _stream_held(walk: NestWalk, stream: Stream, geometry: Geometry) -> Kept:
     return tuple(found)
 
 
-def _inside(walk: NestWalk, spec: HardwareSpec, stream: Stream) -> int:
+def _inside(walk: NestWalk, stream: Stream) -> int:
     """The depth from which on a stream lives in levels that software fills, not in caches: 0 for a panel there; accumulators
     that lanes hold, once their tile is chosen.
     """
     program, loops = walk.program, walk.loops
     if stream.access is None:
         homes = [s.level for s in program.staged if s.kind == "panel" and s.operand == stream.factor]
-        return 0 if homes[0] and spec.levels[homes[0]].managed else len(loops) + 1
+        return 0 if homes[0] and walk.spec.levels[homes[0]].managed else len(loops) + 1
     if program.lane_level is None or program.nest.accesses[stream.access].role != "output":
         return len(loops) + 1
     chosen = [d + 1 for d, lp in enumerate(loops) if lp.over != "lanes" and not program.nest.dims[lp.dim].is_reduce]
     return max(chosen, default=0)
 
 
-def _room_at(depth: int, transaction: int, held: tuple[Kept, ...], inside: list[int]) -> float:
+def _room_at(walk: NestWalk, depth: int, transaction: int) -> float:
     needed = 0.0
-    for sizes, within in zip(held, inside, strict=True):
+    for sizes, within in zip(walk.held, walk.inside, strict=True):
         size = sizes[depth] if depth < within else None
         if size is not None:
             needed += size.moved(transaction) if isinstance(size, HeldTile) else size
     return needed
 
 
-def _retained(walk: NestWalk, rooms: list[float], transaction: int, held: tuple[Kept, ...], inside: list[int]) -> list[float]:
+def _retained(walk: NestWalk, rooms: list[float], transaction: int) -> list[float]:
     """The share of data that survives until it is used again, at each depth: 1 if all fits, fading to 0 at twice the room.
 
     It ends with the first depth at which all fits: further in less is live.
     """
     kept = []
     for depth, room in enumerate(rooms):
-        kept.append(_share(walk.needed(depth, transaction, held, inside), room))
+        kept.append(_share(walk.needed(depth, transaction), room))
         if kept[-1] >= 1:
             break
     return kept
@@ -261,12 +260,12 @@ def _share(needed: float, room: float) -> float:
     return min(1.0, max(0.0, 2.0 - needed / room))
 
 
-def _rooms(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel) -> list[float]:
+def _rooms(walk: NestWalk, level: MemoryLevel) -> list[float]:
     """Bytes of the level for what is live at each depth: inside loops over units a unit's part of what it shares."""
     room = level.capacity_bytes * level.usable_fraction
     over = [d for d, loop in enumerate(walk.loops) if loop.over == "units"]
     first = over[0] if over else len(walk.loops)
-    return [room if d <= first else room / spec.units_sharing(level) for d in range(len(walk.tiles))]
+    return [room if d <= first else room / walk.spec.units_sharing(level) for d in range(len(walk.tiles))]
 
 
 def _kept_alone(rooms: list[float], level: MemoryLevel, kept: list[float], sizes: Kept) -> list[float]:
@@ -298,8 +297,8 @@ def _passes(walk: NestWalk, stream: Stream, fit: int) -> float:
     return 2.0 - 1.0 / trips if trips > 1 else 1.0
 
 
-def _managed(walk: NestWalk, spec: HardwareSpec, level: MemoryLevel, geometry: Geometry, index: int) -> LevelTraffic:
-    program, nest = walk.program, walk.program.nest
+def _managed(walk: NestWalk, level: MemoryLevel, index: int) -> LevelTraffic:
+    program, spec, geometry, nest = walk.program, walk.spec, walk.geometry, walk.program.nest
     tile, spread = _shared_tile(program, index, level.access_lanes)
     outside = [lp for lp in walk.loops if lp.level <= index]
     staged = {s.operand: s.level for s in program.staged if s.kind == "panel"}

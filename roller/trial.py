@@ -10,7 +10,7 @@ import numpy as np
 
 from roller.arrays import Array, aligned_empty, numpy_dtype, ready
 from roller.devices import load_device
-from roller.errors import KernelError
+from roller.errors import RollerError
 from roller.expr import TensorExpr
 from roller.isolated import run_isolated
 from roller.kernel import Artifact, Runner
@@ -30,14 +30,14 @@ def measure(artifacts: Sequence[Artifact], seconds: float = MEASURE_SECONDS) -> 
     raw = [a.to_bytes() for a in artifacts]
     try:
         return list(run_isolated(_timed, raw, seconds, deadline_s=DEADLINE_SECONDS))
-    except KernelError:
+    except RollerError:
         return [_alone(one, seconds / len(raw)) for one in raw]  # one of them fails: find out which
 
 
 def _alone(raw: bytes, seconds: float) -> float | None:
     try:
         return run_isolated(_timed, [raw], seconds, deadline_s=DEADLINE_SECONDS)[0]
-    except KernelError:
+    except RollerError:
         return None
 
 

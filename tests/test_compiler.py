@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 from toy_plugin import Runner, Toy, toy_spec
@@ -9,6 +11,7 @@ from roller.devices import Device
 from roller.errors import (
     ConstructionError,
     ExpressionError,
+    HookError,
     KernelError,
     LaunchError,
     SpecError,
@@ -62,6 +65,16 @@ def test_devices_and_chips_by_name_spec_and_file():
 def test_wrong_devices_and_chips(device, spec, error, said):
     with pytest.raises(error, match=said):
         roller.compile(matmul(), device, spec=spec)
+
+
+def test_what_is_no_path():
+    for call in (lambda: roller.compile(matmul(), spec=3), lambda: roller.load_spec(3)):
+        with pytest.raises(SpecError, match="the path of its file, not a int"):
+            call()
+    kernel = roller.compile(matmul(), "cpu:zen3")
+    for call in (lambda: roller.load(3), lambda: kernel.save(3)):
+        with pytest.raises(KernelError, match="expected, not a int"):
+            call()
 
 
 def test_specs_by_name():
@@ -123,7 +136,7 @@ def test_refused_programs_are_left_out(toy):
         @hookimpl
         def roller_refusal(self, spec, program):
             seen.append(program)
-            return ("first", "not this one") if len(seen) == 1 else None
+            return ("first", "not this one") if program == seen[0] else None
 
     toy(Picky())
     kernel = roller.compile(matmul(), "toy", top_k=4)
@@ -137,6 +150,65 @@ def test_refused_programs_are_left_out(toy):
     toy(Stubborn())
     with pytest.raises(ConstructionError, match="refused by mood"):
         roller.compile(matmul(), "toy")
+
+
+def test_refused_programs_make_room_for_others(toy):
+    """Even where only one program is wanted, and the best one is refused."""
+    best = roller.compile(matmul(), "cpu:zen3", top_k=1).program.stages[0].tiles
+
+    class Choosy(Toy):
+        @hookimpl
+        def roller_refusal(self, spec, program):
+            return ("best", "too good") if program.stages[0].tiles == best else None
+
+    toy(Choosy())
+    kernel = roller.compile(matmul(), "toy", top_k=1)
+    assert len(kernel.candidates) == 1 and kernel.program.stages[0].tiles != best
+
+
+def raising(where):
+    """A device whose kernels raise an error of no kind that anybody knows."""
+
+    class Raising(Runner):
+        def run(self, inputs, out):
+            if where == "run()":
+                raise ZeroDivisionError("in run")
+            super().run(inputs, out)
+
+        def close(self):
+            raise ZeroDivisionError("in close")
+
+        @property
+        def shortcut(self):
+            def short(inputs, out):
+                raise ZeroDivisionError("in shortcut")
+
+            return short if where == "shortcut" else None
+
+    class Broken(Toy):
+        @hookimpl
+        def roller_load_kernel(self, artifact):
+            return Raising(artifact)
+
+    return Broken()
+
+
+@pytest.mark.parametrize("where", ["run()", "shortcut"])
+def test_what_a_plugins_kernel_raises_is_contained(toy, where):
+    toy(raising(where))
+    kernel = roller.compile(matmul(), "toy", top_k=1).load()
+    arrays = np.ones((24, 16), np.float32), np.ones((16, 32), np.float32)
+    with pytest.raises(HookError, match=f"plugin 'toy': {re.escape(where)} raised ZeroDivisionError: in") as caught:
+        kernel(*arrays)
+    assert caught.value.hook == where and isinstance(caught.value.__cause__, ZeroDivisionError)
+    with pytest.raises(HookError, match="close"):
+        kernel._loaded().close()
+
+
+def test_a_plugins_kernel_that_raises_loses_the_measurement(toy):
+    toy(raising("run()"))
+    with pytest.raises(KernelError, match="none of the 2"):
+        roller.compile(matmul(), "toy", top_k=2, measure=True)
 
 
 class Slow(Runner):
@@ -268,6 +340,11 @@ def test_rating_agrees_with_construction():
         ([{"m": 24}, {"m": 0}], ExpressionError, "positive"),
         ([{"m": 24}, {"m": 2.0}], ExpressionError, "positive"),
         ([{"m": 24, "n": 32}, {"m": 24, "n": 32}], ConstructionError, "register capacity"),
+        (None, ExpressionError, "tiles: a list of"),
+        ({"m": 24}, ExpressionError, "tiles: a list of"),
+        ("mn", ExpressionError, "tiles: a list of"),
+        ([24, 6], ExpressionError, "tiles: a list of"),
+        ([[24], [6]], ExpressionError, "tiles: a list of"),
         ([{"m": 25, "n": 16}, {"m": 6, "n": 16}], ConstructionError, "m = 25 is no multiple of the 6 inside"),
     ],
 )

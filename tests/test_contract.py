@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from toy_plugin import Toy
+from toy_plugin import Runner, Toy
 
 from roller.devices import Device, load_device
-from roller.errors import WrongResultError
+from roller.errors import LaunchError, WrongResultError
 from roller.kernel import Artifact, KernelSource
 from roller.plugin import hookimpl
 from roller.testing import DeviceContract
@@ -16,6 +16,36 @@ from roller.testing import DeviceContract
 class TestCpu(DeviceContract):
     device = "cpu"
     chips = ("zen3", "x86-64-v3", "zen5", "neoverse-v2")
+
+
+def install(monkeypatch: pytest.MonkeyPatch, plugin: object) -> None:
+    """Make the plugin the device "toy"."""
+    toy, known = Device("toy", plugin), load_device
+    for module in ("chip", "compiler", "contract"):
+        monkeypatch.setattr(f"roller.{module}.load_device", lambda name: toy if name == "toy" else known(name))
+
+
+class Careful(Toy):
+    """The toy device, refusing what is not its own."""
+
+    @hookimpl
+    def roller_load_kernel(self, artifact: Artifact):
+        if artifact.format != "toy" or not artifact.data:
+            raise LaunchError("not a toy's artifact")
+        return Runner(artifact)
+
+
+class TestToy(DeviceContract):
+    """Another device keeps the whole contract, but for being installed."""
+
+    device = "toy"
+
+    @pytest.fixture(autouse=True)
+    def installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        install(monkeypatch, Careful())
+
+    def test_finding_it_imports_no_compiler(self) -> None:
+        pytest.skip("the toy device is not installed, so no other process finds it")
 
 
 class Wrong(Toy):
@@ -60,8 +90,6 @@ def test_a_plugin_that_breaks_the_contract_is_caught(
     class TestWrong(DeviceContract):
         device = "toy"
 
-    toy, known = Device("toy", Wrong()), load_device
-    for module in ("chip", "compiler", "contract"):
-        monkeypatch.setattr(f"roller.{module}.load_device", lambda name: toy if name == "toy" else known(name))
+    install(monkeypatch, Wrong())
     with pytest.raises(error):
         getattr(TestWrong(), broken)()

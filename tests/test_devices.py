@@ -12,7 +12,7 @@ from roller.devices import Device, device_names, load_device
 from roller.errors import CodegenError, HookError, PluginApiError, PluginLoadError, UnknownDeviceError
 from roller.fusion import fuse
 from roller.isolated import run_isolated
-from roller.kernel import BuildOptions
+from roller.kernel import Artifact, BuildOptions
 from roller.plugin import hookimpl
 from roller.rates import CostParameters
 
@@ -109,6 +109,9 @@ def device_with(**hooks):
 EXPR = fuse(ops.expression(ops.relu(ops.matmul(roller.tensor((8, 8)), roller.tensor((8, 8))))))
 
 
+ARTIFACT = Artifact("toy", b"", {}, {}, "toy", toy_spec())
+
+
 def boom(*_):
     raise ValueError("no idea")
 
@@ -123,6 +126,9 @@ def boom(*_):
         ("roller_tile_multiples", lambda d: d.rules(toy_spec(), EXPR)),
         ("roller_cost_parameters", lambda d: d.cost_parameters(toy_spec(), EXPR)),
         ("roller_refusal", lambda d: d.refusal(toy_spec(), None)),
+        ("roller_load_kernel", lambda d: d.load_kernel(ARTIFACT)),
+        ("roller_emulate", lambda d: d.emulate(ARTIFACT)),
+        ("roller_assembly", lambda d: d.assembly(ARTIFACT)),
         ("roller_spec_dirs", lambda d: d.spec_dirs()),
         ("roller_requirements", lambda d: d.requirements()),
         ("roller_measure_spec", lambda d: d.measure_spec()),
@@ -132,7 +138,7 @@ def test_hooks_that_raise_or_give_rubbish(hook, call):
     with pytest.raises(HookError, match=f"plugin 'toy': {hook} raised ValueError: no idea") as caught:
         call(device_with(**{hook: lambda self: boom()}))
     assert caught.value.hook == hook and isinstance(caught.value.__cause__, ValueError)
-    with pytest.raises(HookError, match=f"{hook} gave a complex"):
+    with pytest.raises(HookError, match=f"{hook} gave a complex"):  # a number is nothing that any hook gives
         call(device_with(**{hook: lambda self: 1j}))
 
 

@@ -34,7 +34,11 @@ def pads(units: int = 1, **unit: object) -> HardwareSpec:
 
 
 def predicted(program: StageProgram, spec: HardwareSpec, index: int) -> float:
-    return level_traffic(NestWalk(program), spec, Geometry(program.nest), index, CostParameters()).bytes
+    return level_traffic(walk_of(program, spec), index).bytes
+
+
+def walk_of(program: StageProgram, spec: HardwareSpec) -> NestWalk:
+    return NestWalk(program, spec, Geometry(program.nest), CostParameters())
 
 
 def cached(room: int) -> HardwareSpec:
@@ -113,9 +117,9 @@ def test_the_footprint_of_a_scratchpad_tile_is_the_most_it_holds(data: st.DataOb
     assert footprint == interpreter.scratchpad(program, 1, 1).peak
 
 
-def live_bytes(program: StageProgram) -> list[list[float]]:
+def live_bytes(program: StageProgram, spec: HardwareSpec) -> list[list[float]]:
     """For each array the bytes of its tile at each depth of the loops."""
-    held = NestWalk(program).held(Geometry(program.nest))
+    held = walk_of(program, spec).held
     return [[size.moved(4) if isinstance(size, HeldTile) else size or 0.0 for size in sizes] for sizes in held]
 
 
@@ -126,7 +130,7 @@ def test_a_cache_misses_exactly_what_the_engine_predicts(data: st.DataObject, ex
     by, and between the two the engine's fading is a smoothing."""
     program = data.draw(programs(expr, cached(1 << 20), dividing=True)).stages[0]
     note(program.describe())
-    live = [sum(sizes) for sizes in zip(*live_bytes(program), strict=True)]
+    live = [sum(sizes) for sizes in zip(*live_bytes(program, cached(1 << 20)), strict=True)]
     inside = [int(2 * f) for outer, f in itertools.pairwise(live) if outer >= 4 * f]
     room = data.draw(st.sampled_from(inside or [int(2 * live[0])]))
     counted = 4 * interpreter.cache_elements(program, room // 4)
@@ -185,10 +189,9 @@ def test_runs_follow_the_order_of_the_walk(rows: int, order: tuple[int, int], ru
     nest = variants(expr.stages[0], expr.tensors)[0]
     x = next(n for n, a in enumerate(nest.accesses) if a.tensor.name == "x")
     program = StageProgram(nest, spec.atoms[0], (), tiled_levels(spec)[-1:], ((1, 8),), (order,))
-    walk = NestWalk(program)
+    walk = walk_of(program, spec)
     stream = next(n for n, s in enumerate(walk.streams) if s.access == x)
-    geometry = Geometry(nest)
-    assert rows * 256 / run_in_order(walk, walk.streams[stream], walk.held(geometry)[stream], CostParameters()) == runs
+    assert rows * 256 / run_in_order(walk, stream) == runs
 
 
 def test_units_that_share_a_cache_fetch_once_and_units_of_their_own_each() -> None:

@@ -40,6 +40,10 @@ def predicted(program: StageProgram, spec: HardwareSpec, **known: float) -> Esti
     return Model(spec, CostParameters(**known), Geometry(program.nest)).estimate(program)  # type: ignore[arg-type]
 
 
+def walk_of(program: StageProgram, spec: HardwareSpec, **known: float) -> NestWalk:
+    return NestWalk(program, spec, Geometry(program.nest), CostParameters(**known))  # type: ignore[arg-type]
+
+
 def cached(capacity: int, sets: int | None = None, units: int = 1) -> HardwareSpec:
     banks = {"banks": {"count": sets, "width_bytes": 64}} if sets else {}
     level = toy_level("cache", capacity, 16, units, managed=False, latency_ns=100.0, **{"transaction_bytes": 64}, **banks)
@@ -87,10 +91,10 @@ def test_lanes_run_the_last_tile_whole() -> None:
 @given(st.data(), specs(), expressions(EXTENTS))
 def test_no_more_runs_wait_than_transactions_move(data: st.DataObject, spec: HardwareSpec, expr: TensorExpr) -> None:
     program = data.draw(programs(expr, spec)).stages[0]
-    walk, geometry = NestWalk(program), Geometry(program.nest)
+    walk = walk_of(program, spec)
     for index, level in enumerate(spec.levels[1:], start=1):
         if not level.managed:
-            found = level_traffic(walk, spec, geometry, index, CostParameters())
+            found = level_traffic(walk, index)
             assert 0 <= found.runs <= found.bytes / level.transaction_bytes + 1e-6
 
 
@@ -98,7 +102,7 @@ def test_half_a_line_waits_once_where_the_line_stays() -> None:
     """Columns of 8 out of rows of 64: a line of 16 elements is brought once for both columns that it holds."""
     spec = cached(1 << 20)
     program = by_hand(expression(ops.transpose(ops.tensor((64, 64)))), spec, (64, 64), (8, 8))
-    found = level_traffic(NestWalk(program), spec, Geometry(program.nest), 1, CostParameters(read_streams=0, write_streams=0))
+    found = level_traffic(walk_of(program, spec, read_streams=0, write_streams=0), 1)
     assert found.runs == 2 * 64 * 64 / 16
 
 
@@ -129,7 +133,7 @@ def test_half_lines_in_one_set_are_brought_again_for_the_other_half(columns: int
     moved = []
     for spec in (plain, crowded):
         program = by_hand(op, spec, (64, columns), (8, 8), orders=((0, 1), (1, 0)))
-        moved.append(level_traffic(NestWalk(program), spec, Geometry(program.nest), 1, CostParameters()).bytes)
+        moved.append(level_traffic(walk_of(program, spec), 1).bytes)
     assert moved[1] == pytest.approx(factor * moved[0], rel=0.02)
 
 
@@ -146,7 +150,7 @@ def test_a_panel_that_no_cache_holds_beside_what_it_copies_travels_to_memory_and
     moved = 128 * columns * 4 * times * (3 if travels else 1)
     rates = Rates(spec, CostParameters(copy_slots=0.0))
     assert panel_room(spec, 1) == 1 << 15
-    seconds = copy_seconds(rates, Geometry(packed.nest), NestWalk(packed), packed.staged[0])
+    seconds = copy_seconds(rates, walk_of(packed, spec, copy_slots=0.0), packed.staged[0])
     assert seconds == pytest.approx(moved / 16e9, rel=1e-6)
 
 
@@ -156,7 +160,7 @@ def test_a_box_that_the_cache_does_not_keep_is_brought_again(capacity: int, brou
     spec = cached(capacity)
     program = by_hand(expression(ops.relu(ops.tensor((4096,)))), spec, (2048,), (8,))
     boxed = replace(program, staged=(Staging("box", 0, 1),))
-    found = level_traffic(NestWalk(boxed), spec, Geometry(boxed.nest), 1, CostParameters())
+    found = level_traffic(walk_of(boxed, spec), 1)
     assert found.bytes == brought * 4096 * 4
 
 
@@ -172,7 +176,7 @@ def test_a_box_outside_the_panel_that_reads_it_can_be_rated() -> None:
     joined = replace(nest, accesses=tuple(replace(a, factor=factor) if a.tensor.name == "x" else a for a in nest.accesses))
     staged = (Staging("box", box, 1), Staging("panel", factor, 1))
     copied = replace(program, nest=joined, parallel=False, staged=staged)
-    starts = [stream.start for stream in NestWalk(copied).streams if stream.copy]
+    starts = [stream.start for stream in walk_of(copied, spec).streams if stream.copy]
     assert len(set(starts)) == len(starts) > 1
     assert predicted(copied, spec).seconds > 0
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from roller.plugin import Artifact, BuildOptions, CostParameters, HardwareSpec, KernelSource, RProgram, Runner, TensorExpr, hookimpl
+from roller.plugin import (
+    Artifact,
+    BuildOptions,
+    CodegenError,
+    CostParameters,
+    HardwareSpec,
+    KernelSource,
+    RProgram,
+    Runner,
+    TensorExpr,
+    hookimpl,
+)
 
 ROLLER_API = 1
 
@@ -29,6 +40,9 @@ def roller_cost_parameters(spec: HardwareSpec, expr: TensorExpr) -> CostParamete
 @hookimpl
 def roller_codegen(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> KernelSource:
     """LLVM IR."""
+    problems = _module("pins").problems()
+    if problems:  # said before TVM is imported: another version may fail there in any way
+        raise CodegenError("; ".join(problems))
     return _module("codegen").generate(spec, program, options)  # type: ignore[no-any-return]
 
 

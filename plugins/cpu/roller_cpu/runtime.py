@@ -3,7 +3,7 @@
 The launch description has `inputs`, `output`, `constants` (each with name, shape, dtype), `direct_constants` (names of those
 that the kernel reads as they are), `panels` (elements, dtype) and `threads`. Function `main` takes the inputs, the direct
 constants, the panels and the output; `prepack`, where there are panels, takes the constants and the panels. Every buffer is
-flat, compact and 64-byte aligned, and has at least one element.
+flat and compact, aligned to 64 bytes or, with `alignment` "element", to its elements, and has at least one of them.
 """
 
 from __future__ import annotations

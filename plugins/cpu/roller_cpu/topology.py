@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+import psutil
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +75,7 @@ def machine(root: Path = Path("/")) -> Topology:
 
 
 def _affinity() -> tuple[int, ...]:
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
+    return tuple(sorted(psutil.Process().cpu_affinity() or range(psutil.cpu_count() or 1)))
 
 
 def _cores(system: Path, processors: Iterable[int]) -> list[tuple[int, ...]]:
