@@ -63,7 +63,7 @@ def transaction_step(nest: Nest, level: MemoryLevel, dim: int) -> int:
 
 
 def bank_padding(row: int, inner_row: int, banks: Banks, element_bytes: int) -> int:
-    """Elements to add to a row of `row` elements read by inner tiles of `inner_row` (rule 3; the paper's section 3.2).
+    """Elements to add to a row of `row` elements read by inner tiles of `inner_row` (rule 3; the paper's section 3.1).
 
     With B banks of L elements: padding = (B L - N mod (B L) + L ceil(n / L)) mod (B L).
     """

@@ -1,7 +1,7 @@
 """Growing tiles at one level: the dimension with the best data-reuse score first, to its next aligned extent.
 
 Score of growing dimension a:  S_a = (Q(T) - Q(T + a)) / (F(T + a) - F(T))  with Q the operator's whole traffic into the level
-and F the tile's footprint (ROLLER, section 3.3, at the next aligned size).
+and F the tile's footprint (ROLLER, section 3.2, at the next aligned size).
 """
 
 from __future__ import annotations
@@ -124,10 +124,13 @@ class _Level:
         return math.inf if saved > 0 >= added else saved / max(added, 1e-9)
 
     def _too_few(self, tile: Tile) -> bool:
-        """True if the tiles leave most units idle, even with the reduction cut over units where units can combine."""
+        """True if the tiles leave most units idle that the inner tiles could occupy, even with the reduction cut over units where
+        units can combine.
+        """
         search, nest = self.search, self.search.nest
         parts = math.prod([-(-nest.extents[i] // self.inner[i]) for i in nest.reduce]) if search.spec.unit.combine else 1
-        return search.fit.tiles(tile) * parts * IDLE_GROWTH < search.spec.unit.count
+        occupied = min(search.spec.unit.count, search.fit.tiles(self.inner) * parts)
+        return search.fit.tiles(tile) * parts * IDLE_GROWTH < occupied
 
     def _footprint(self, tile: Tile) -> int:
         fit = self.search.fit

@@ -65,7 +65,8 @@ class Runner(Protocol):
         """Compute `out` from the inputs that are not constant, in the expression's order.
 
         Every array has the shape and element type that the expression names, is C-contiguous, aligned as the launch description's
-        "alignment" says (bytes; 64 where it is left out; "element": each to its own elements), and stays alive for the call. Inputs may be read-only and must not be written; `out` overlaps none of them.
+        "alignment" says (bytes; 64 where it is left out; "element": each to its own elements), and stays alive for the call.
+        Inputs may be read-only and must not be written; `out` overlaps none of them.
         """
 
     def close(self) -> None:

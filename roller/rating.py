@@ -53,9 +53,7 @@ def _per_stage(tiles: Tiles | Sequence[Tiles]) -> Sequence[Tiles]:
     """Tiles as a list for each stage; `ExpressionError` for anything that is no list of {dimension: extent}, or of such lists."""
     given: Any = [tiles] if _is_list(tiles) and tiles and isinstance(tiles[0], Mapping) else tiles
     if not _is_list(given) or not all(_is_list(stage) and all(isinstance(tile, Mapping) for tile in stage) for stage in given):
-        raise ExpressionError(
-            "tiles: a list of {dimension: extent} expected, one for each tiled level, or such a list for each stage"
-        )
+        raise ExpressionError("tiles: a list of {dimension: extent}, one for each tiled level, or such a list for each stage")
     return given  # type: ignore[no-any-return]
 
 

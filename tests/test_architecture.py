@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import json
 import os
 import re
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 import roller
-from roller import errors, hookspecs
+from roller import errors, hookspecs, ops
 from roller import plugin as plugin_surface
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -337,3 +338,11 @@ def test_continuous_integration_calls_make_test() -> None:
     commands = [line for line in script.read_text(encoding="utf-8").splitlines() if re.match(r"(exec )?make ", line)]
     assert commands == ["exec make test"]
     assert os.access(script, os.X_OK)
+
+
+@pytest.mark.parametrize("name", [n for n in ops.__all__ if n not in ("SymbolicTensor", "expression", "tensor")])
+def test_the_page_of_operators_names_every_one_and_its_options(name: str) -> None:
+    page = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
+    assert re.search(rf"`{name}[(`]|ops\.{name}\(", page)
+    options = [p.name for p in inspect.signature(getattr(ops, name)).parameters.values() if p.default is not p.empty]
+    assert not [option for option in options if f"{option}=" not in page]

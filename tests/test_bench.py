@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import harness, machine, report, summary
+from bench import harness, machine, report, summary, targets
 from bench.harness import Case, Mismatch, Row, Side
 
 GIB = 2**30
@@ -237,9 +237,39 @@ def test_the_summary_shows_families_sums_and_commands() -> None:
     ratios = {**head, "benchmark": "gemm", "device": device, "summary": {"GEMM": family, "none": {"cases": 1, "geomean": None}}}
     sums = {**head, "benchmark": "fidelity", "device": device, "summary": {"operators": 16, "spearman": {"median": 0.75}}}
     text = summary.document([ratios, sums])
-    assert "| gemm: GEMM | 2 | 2 of 3 | 1.25 | 0.50 | 0.75 (8x8) |" in text
-    assert "| fidelity | 2 | operators | 16 |" in text and "| fidelity | 2 | spearman | median 0.75 |" in text
+    assert "| gemm: GEMM | 2 | 2 of 3 | 1.25 | 0.50 | 0.75 (8x8) |  | ≥ 1.05 met, worst ≥ 0.9 **missed** |" in text
+    assert "| fidelity | 2 | operators | 16 |  |" in text and "| spearman | median 0.75 | median ≥ 0.75 met |" in text
     assert text.count("| `python -m bench.gemm` | 2026-01-02T03:04 | Test CPU, 2 cores, 24 GiB | numpy 2.0 |") == 2
+
+
+def test_limits_from_above_and_of_groups() -> None:
+    assert targets.of_sums("compile_time", "kernel wall", {"median_s": 0.3, "worst_s": 1.6}) == (
+        "median_s ≤ 0.3 met, worst_s ≤ 1.5 **missed**"
+    )
+    assert targets.of_sums("paper_fidelity", "K80", {"matmul + conv2d": {"pearson": 0.59}}).endswith("**missed**")
+    assert targets.of_sums("fidelity", "top10_regret", {}) == "worst ≤ 0.03 **missed**"
+    assert targets.of_ratios("gemm", "no such family", {}) == targets.of_sums("gemm", "no such sum", 3) == ""
+
+
+def test_every_target_has_its_result() -> None:
+    """A family or a sum that is renamed takes its target along."""
+    there = {result["benchmark"]: result["summary"] for result in summary.results()}
+    for wanted in (targets.RATIOS, targets.LIMITS):
+        for benchmark, keys in wanted.items():
+            assert set(keys) <= set(there[benchmark])
+
+
+def test_the_highest_rate_bounds_what_counts_operations() -> None:
+    """10 operations in 2 s and in 1 s, where a library takes 0.5 s for 10: both could take 0.5 s; what moves bytes stays."""
+
+    def case(name: str, ours: float, theirs: float, flops: float = 10.0) -> dict[str, object]:
+        sides = {"library": {"median_s": theirs}, "roller": {"median_s": ours}}
+        return {"case": name, "family": name, "ratio": theirs / ours, "flops": flops, "ours_s": ours, "sides": sides}
+
+    found = {"cases": [case("a", 2.0, 1.0), case("b", 1.0, 0.5), case("c", 1.0, 3.0, flops=0.0)]}
+    assert summary.fastest_everywhere(found, "a") == pytest.approx(0.5 * 4)
+    assert summary.fastest_everywhere(found, "all") == pytest.approx((2 * 1 * 3) ** (1 / 3))
+    assert summary.fastest_everywhere(found, "c") is None
 
 
 def test_committed_results_say_how_they_were_made() -> None:

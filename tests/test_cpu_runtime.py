@@ -14,7 +14,7 @@ from roller.arrays import aligned_empty
 from roller.catalog import find_spec
 from roller.errors import CodegenError, DeviceUnavailableError, LaunchError
 from roller.kernel import KernelSource
-from roller_cpu import pins, runtime, threads, toolchain
+from roller_cpu import codegen, pins, runtime, threads, toolchain
 from roller_cpu.runtime import CpuRunner
 
 SPEC = find_spec("cpu", "x86-64-v3")
@@ -144,6 +144,14 @@ def test_other_versions_of_tvm_are_named(monkeypatch, artifact):
     pins.problems.cache_clear()
     monkeypatch.undo()
     assert pins.problems() == ()
+
+
+def test_another_version_of_tvm_is_named_before_it_is_used(monkeypatch):
+    """It might fail in any way, or take the process along."""
+    monkeypatch.setattr(pins, "problems", lambda: ("apache-tvm 9.9 is installed, but another is needed",))
+    monkeypatch.setattr(codegen, "generate", lambda *_: pytest.fail("TVM was asked to generate"))
+    with pytest.raises(CodegenError, match=r"apache-tvm 9\.9 is installed, but"):
+        roller.compile(ops.relu(roller.tensor((8,))), "cpu:zen3")
 
 
 def test_the_same_kernel_is_the_same_text():

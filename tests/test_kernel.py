@@ -216,7 +216,7 @@ def test_ready_memory_is_passed_on_without_copies(kernel):
     a, b, out = (aligned_empty(s, F32) for s in ((5, 6), (6, 7), (5, 7)))
     a[...], b[...] = arrays()
     kernel(a, b, out=out)
-    inputs, result = kernel._runner.runs[-1]
+    inputs, result = kernel._runner._runner.runs[-1]
     assert inputs[0] is a and inputs[1] is b and result is out
 
 

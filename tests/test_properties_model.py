@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import assume, example, given, note, settings, target
@@ -78,8 +79,12 @@ def not_slower(expr: TensorExpr, spec: HardwareSpec, better: HardwareSpec) -> No
 # --- 2: bounds -------------------------------------------------------------------------------------------------------
 
 
-def check_bounds(expr: TensorExpr, spec: HardwareSpec, found: Estimate) -> None:
+def check_bounds(expr: TensorExpr, spec: HardwareSpec, program: RProgram, found: Estimate) -> None:
     terms = dict(found.terms)
+    for stage in program.stages:
+        if stage.nest.reduce:
+            points = math.prod([-(-e // t) * t if t else 0 for e, t in zip(stage.nest.extents, stage.executed, strict=True)])
+            assert found.seconds >= 2 * points / (stage.atom.gflops * 1e9) * (1 - 1e-9), "padding is work"
     assert all(value >= 0 and math.isfinite(value) for value in terms.values())
     assert all(0 < share <= 1 for _, share in found.utilisation)
     assert found.seconds >= max(terms.values()) * (1 - 1e-9)
@@ -94,7 +99,7 @@ def test_nothing_constructed_is_faster_than_the_arithmetic_and_the_compulsory_by
     seconds(expr, spec)
     for candidate in constructed(expr, spec, 5):
         note(candidate.program.describe())
-        check_bounds(expr, spec, candidate.estimate)
+        check_bounds(expr, spec, candidate.program, candidate.estimate)
 
 
 @given(st.data(), specs(), expressions(EXTENTS, DENSE))
@@ -103,7 +108,7 @@ def test_no_program_whatever_is_faster_than_the_arithmetic_and_the_compulsory_by
 ) -> None:
     program = data.draw(programs(expr, spec, staging=True))
     note(program.describe())
-    check_bounds(expr, spec, estimate(program, spec, CostParameters()))
+    check_bounds(expr, spec, program, estimate(program, spec, CostParameters()))
 
 
 # --- 3: monotonicity -------------------------------------------------------------------------------------------------
@@ -131,6 +136,14 @@ def test_more_units_are_never_slower(spec: HardwareSpec, expr: TensorExpr, facto
 @given(specs(units=(1, 2, 64), lanes=(4, 64)), expressions(EXTENTS))
 def test_more_lanes_are_never_slower(spec: HardwareSpec, expr: TensorExpr) -> None:
     not_slower(expr, spec, with_unit(spec, lanes_max=spec.unit.lanes_max * 2))
+
+
+@pytest.mark.parametrize("fewer", [(0.0,), (0.0, 0.125)])
+@given(CHIPS, expressions(EXTENTS))
+def test_a_larger_allowance_of_padding_is_never_worse(fewer: tuple[float, ...], spec: HardwareSpec, expr: TensorExpr) -> None:
+    with mock.patch("roller.grow.EPSILONS", fewer):
+        small = seconds(expr, spec)
+    assert seconds(expr, spec) <= small * GREEDY
 
 
 @given(CHIPS, expressions(EXTENTS))

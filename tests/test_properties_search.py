@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import interpreter
 import pytest
 from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
@@ -255,12 +256,26 @@ def test_what_is_used_once_is_not_staged_and_moves_once(spec: HardwareSpec, shap
             assert expr.compulsory_bytes * (1 - 1e-9) <= moved <= expr.compulsory_bytes + waste
 
 
-@given(st.tuples(*[st.sampled_from((16, 64, 100, 128))] * 3))
-def test_lanes_change_how_a_program_runs_but_not_what_it_computes(extents: tuple[int, int, int]) -> None:
-    """The same chip with one lane and with 64: sub-tiles run one after another, or at once."""
+def with_lanes_and_without() -> tuple[HardwareSpec, HardwareSpec]:
+    """The same chip with 64 lanes and with one."""
     levels = [toy_level("pad", 1 << 14, 100, 2), toy_level("register", 1 << 10, 1000, 128)]
     many = toy_spec(levels, [toy_atom("scalar", 256.0)], count=2, lanes_max=64, lane_group=4)
-    one = with_unit(with_level(many, 2, instances=2), lanes_max=1, lane_group=1)
+    return many, with_unit(with_level(many, 2, instances=2), lanes_max=1, lane_group=1)
+
+
+@given(st.tuples(*[st.sampled_from((4, 8, 9, 16))] * 3))
+def test_lanes_do_not_change_what_a_program_computes(extents: tuple[int, int, int]) -> None:
+    """Every product is added to its sum, whether sub-tiles run at once or one after another."""
+    wanted = set(itertools.product(*map(range, extents)))
+    for spec in with_lanes_and_without():
+        program = constructed(gemm(*extents), spec)[0].program.stages[0]
+        assert {spatial + reduce for _, spatial, reduce in interpreter.executed(program)} == wanted
+
+
+@given(st.tuples(*[st.sampled_from((16, 64, 100, 128))] * 3))
+def test_lanes_change_how_a_program_runs(extents: tuple[int, int, int]) -> None:
+    """Sub-tiles run one after another, or at once."""
+    many, one = with_lanes_and_without()
     side_by_side, in_turn = constructed(gemm(*extents), many)[0], constructed(gemm(*extents), one)[0]
     note(side_by_side.program.describe() + "; " + in_turn.program.describe())
     assert {lp.over for lp in in_turn.program.stages[0].loops} <= {"time", "units"}
