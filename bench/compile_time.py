@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 import roller
-from bench import harness, report
+from bench import harness, report, targets
 from bench.paper_ops import PaperOperator, paper_operators
 from roller import ops
 from roller.chip import resolve
@@ -22,7 +22,6 @@ from roller.narrow import narrowed
 
 TOP_K = 10  # compile()'s default
 STAGES = ("construct", "kernel")
-TARGETS = {"construct": (0.050, 0.300), "kernel": (0.300, 1.5)}  # median, worst
 
 
 def constructed(operator: PaperOperator, options: argparse.Namespace) -> None:
@@ -100,7 +99,8 @@ def table(found: dict[str, Any]) -> Table:
         made.add_column(heading, justify="left" if heading in ("stage, clock", "of") else "right")
     for name, numbers in found.items():
         if isinstance(numbers, dict):
-            wanted = " / ".join(report.duration(s) for s in TARGETS[name.split()[0]])
+            limits = targets.LIMITS["compile_time"][f"{name.split()[0]} wall"]
+            wanted = " / ".join(report.duration(limits[key][1]) for key in ("median_s", "worst_s"))
             size = "" if numbers["by_size"] is None else f"{numbers['by_size']:.2f}"
             times = [report.duration(numbers[key]) for key in ("median_s", "worst_s")]
             made.add_row(name, *times, numbers["worst_case"], wanted, size, f"{numbers['large_over_small']:.2f}")

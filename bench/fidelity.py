@@ -20,7 +20,7 @@ import numpy as np
 from rich.table import Table
 
 import roller
-from bench import harness, report
+from bench import harness, report, targets
 from bench.harness import Array, Side
 from roller import SymbolicTensor, ops, rating
 from roller.cost import estimate
@@ -33,7 +33,6 @@ DRAWN, SEED, TOP_K = 40, 22, 10
 REFUSED_FACTOR = 2  # drawn for each one wanted: the device may be unable to run some
 LEADERS = 6  # fastest programs that are timed again, beside our ten best
 QUICK_DRAWN = 6
-TARGETS = "Spearman median ≥ 0.75; top-1 regret median ≤ 3 %, worst ≤ 15 %; top-10 regret worst ≤ 3 %"
 
 
 def t(*shape: int) -> SymbolicTensor:
@@ -193,7 +192,7 @@ def regrets(good: Sequence[Candidate], medians: dict[str, float], options: argpa
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Median and worst over the operators."""
     good = [row for row in rows if "candidates" in row]
-    found: dict[str, Any] = {"operators": len(rows), "measured": len(good), "wanted": TARGETS}
+    found: dict[str, Any] = {"operators": len(rows), "measured": len(good)}
     for key, worst in (("spearman", min), ("ceiling", min), ("top1_regret", max), ("top10_regret", max)):
         values = [row[key] for row in good if row[key] is not None]
         if values:
@@ -203,7 +202,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def table(rows: Sequence[dict[str, Any]], found: dict[str, Any]) -> Table:
     """A row an operator, and the medians and worst."""
-    made = Table(title=f"the model on this CPU (wanted: {TARGETS})")
+    made = Table(title=f"the model on this CPU (wanted: {targets.said('fidelity')})")
     for heading in ("operator", "programs", "Spearman", "ceiling", "top-1 regret", "top-10 regret", "note"):
         made.add_column(heading, justify="left" if heading in ("operator", "note") else "right")
 

@@ -35,7 +35,7 @@ def ratio_lines(found: Result) -> Iterator[str]:
 
 def fastest_everywhere(found: Result, family: str) -> float | None:
     """The geometric mean if every case of ours that counts operations ran at the highest rate that any side reached in any case
-    of the file: a bound that no kernel on that machine passes, in that hour.
+    of the file. What is left to win, as far as that run shows; the processor's own limit may lie a little higher.
     """
     counted = [row for row in found.get("cases", ()) if row.get("ratio") and row.get("flops") and row.get("ours_s")]
     mine = [row for row in counted if family in (row["family"], "all")]
@@ -72,7 +72,7 @@ def document(found: list[Result]) -> str:
     ]
     lines += [
         "*At the highest rate*: the geometric mean if all our products and convolutions ran at the highest GFLOP/s that any",
-        "library or we reached in any case of the same run. No kernel goes beyond that bound, whatever a target asks.",
+        "library or we reached in any case of the same run: what is left to win, as far as that run shows.",
         "",
     ]
     head = ("benchmark: family", "threads", "cases", "geomean", "not charged", "worst", "at the highest rate", "target")

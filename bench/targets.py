@@ -39,8 +39,8 @@ def of_ratios(benchmark: str, family: str, found: Mapping[str, Any]) -> str:
         return ""
     reached = found.get("geomean"), found.get("worst")
     names = ("", "worst ")
-    said = [_judged(n, "≥", limit, r) for n, limit, r in zip(names, wanted, reached, strict=True) if limit is not None]
-    return ", ".join(said)
+    judged = [_judged(n, "≥", limit, r) for n, limit, r in zip(names, wanted, reached, strict=True) if limit is not None]
+    return ", ".join(judged)
 
 
 def of_sums(benchmark: str, key: str, found: object) -> str:
@@ -49,6 +49,14 @@ def of_sums(benchmark: str, key: str, found: object) -> str:
     if not isinstance(found, Mapping):
         return ""
     return ", ".join(_judged(f"{name} ", sign, limit, _number(found.get(name))) for name, (sign, limit) in limits.items())
+
+
+def said(benchmark: str) -> str:
+    """All limits of a benchmark in one line."""
+    sums = []
+    for key, limits in LIMITS[benchmark].items():
+        sums.append(f"{key} " + ", ".join(f"{name} {sign} {limit:g}" for name, (sign, limit) in limits.items()))
+    return "; ".join(sums)
 
 
 def _judged(name: str, sign: str, limit: float, value: float | None) -> str:

@@ -154,12 +154,7 @@ class Device:
 
     def _ask(self, hook: str, wanted: Any, default: Any = ..., **arguments: Any) -> Any:
         """What a hook gives for the arguments, else the default; a hook without default must give something."""
-        try:
-            found = getattr(self._hooks, hook)(**arguments)
-        except RollerError:
-            raise
-        except Exception as error:
-            raise hook_error(self.name, hook, error) from error
+        found = _contained(self.name, hook, getattr(self._hooks, hook), **arguments)
         if found is None and default is not ...:
             return default
         return self._checked(hook, wanted, found)
@@ -183,22 +178,22 @@ class Contained:
 
     def run(self, inputs: tuple[Array, ...], out: Array) -> None:
         """See `roller.kernel.Runner`."""
-        try:
-            self._runner.run(inputs, out)
-        except RollerError:
-            raise
-        except Exception as error:
-            raise hook_error(self._device, "run()", error) from error
+        _contained(self._device, "run()", self._runner.run, inputs, out)
 
     def close(self) -> None:
         """See `roller.kernel.Runner`."""
         self.shortcut = None
-        try:
-            self._runner.close()
-        except RollerError:
-            raise
-        except Exception as error:
-            raise hook_error(self._device, "close()", error) from error
+        _contained(self._device, "close()", self._runner.close)
+
+
+def _contained(device: str, hook: str, call: Callable[..., Any], /, *given: Any, **named: Any) -> Any:
+    """What a plugin's function gives; what it raises, and is no `RollerError`, as a `HookError`."""
+    try:
+        return call(*given, **named)
+    except RollerError:
+        raise
+    except Exception as error:
+        raise hook_error(device, hook, error) from error
 
 
 def hook_error(device: str, hook: str, error: Exception) -> HookError:

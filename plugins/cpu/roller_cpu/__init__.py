@@ -8,7 +8,6 @@ from typing import Any
 from roller.plugin import (
     Artifact,
     BuildOptions,
-    CodegenError,
     CostParameters,
     HardwareSpec,
     KernelSource,
@@ -40,9 +39,7 @@ def roller_cost_parameters(spec: HardwareSpec, expr: TensorExpr) -> CostParamete
 @hookimpl
 def roller_codegen(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> KernelSource:
     """LLVM IR."""
-    problems = _module("pins").problems()
-    if problems:  # said before TVM is imported: another version may fail there in any way
-        raise CodegenError("; ".join(problems))
+    _module("pins").check()  # before TVM is imported: another version may fail there in any way
     return _module("codegen").generate(spec, program, options)  # type: ignore[no-any-return]
 
 

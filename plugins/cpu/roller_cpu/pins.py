@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
+from roller.plugin import CodegenError
+
 # Later versions of tvm-ffi crash the process in `tensorize` and `save_json`; TVM's names change with every release.
 PINNED = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
 
@@ -27,3 +29,9 @@ def problems() -> tuple[str, ...]:
         for package, wanted, there in found
         if there != wanted
     )
+
+
+def check() -> None:
+    """`CodegenError` where nothing can be built, as a version is not the pinned one."""
+    if problems():
+        raise CodegenError("; ".join(problems()))

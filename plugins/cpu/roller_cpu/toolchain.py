@@ -43,8 +43,7 @@ def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
 
 def load_module(text: str) -> Any:
     """The TVM module of LLVM IR; `CodegenError` with LLVM's words where it does not parse."""
-    if pins.problems():
-        raise CodegenError("; ".join(pins.problems()))
+    pins.check()
     check_processor(text)
     load = tvm_ffi.get_global_func("ffi.Module.load_from_file.ll")
     # A file without a name: nothing to clean up, and nobody can exchange it.
