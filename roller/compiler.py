@@ -51,7 +51,7 @@ def compile(
     expr = expression_of(op)
     plugin, chip = resolve(device, spec)
     chip = narrowed(chip, threads)
-    fixed = _constants(expr, constants or {})
+    fixed = _constants(expr, {} if constants is None else constants)
     options = BuildOptions(threads, tuple(fixed), debug)
     choices = _choices(fuse(expr), plugin, chip, top_k, frozenset(fixed))
     if measure:
@@ -119,6 +119,8 @@ def _choices(expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int, c
 
 def _constants(expr: TensorExpr, given: Mapping[str, Any]) -> dict[str, bytes]:
     """Row-major bytes of the inputs that are fixed, in the expression's order."""
+    if not isinstance(given, Mapping):
+        raise ExpressionError(f'constants: {{"name of an input": array}} expected, got {type(given).__name__}')
     tensors = {t.name: t for t in expr.inputs}
     for name in given:
         if name not in tensors:

@@ -15,6 +15,7 @@ from functools import cached_property
 
 from roller.align import Rules, aligned_extents
 from roller.choice import every_staging, orders_of, program_of, required_staging
+from roller.errors import ConstructionError
 from roller.expr import TensorExpr
 from roller.hardware import HardwareSpec
 from roller.nest import Tile, variants
@@ -78,7 +79,7 @@ class StageSpace:
                     yield from part.programs(chain)
 
     def draw(self, generator: random.Random) -> StageProgram:
-        """One program, each equally likely; `LookupError` where none fits."""
+        """One program, each equally likely; `ConstructionError` where none fits."""
         for _ in range(DRAWS):
             if not self._weights or not self._weights[-1]:
                 break
@@ -86,7 +87,7 @@ class StageSpace:
             chain = part.chain(tuple(tuple(generator.choice(r) for r in level) for level in part.ranges))
             if chain is not None:
                 return generator.choice(part.programs(chain))
-        raise LookupError("no aligned program fits")
+        raise ConstructionError("no aligned program fits")
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,12 @@ class ProgramSpace:
             yield RProgram(self.expr, chosen)
 
     def sample(self, count: int, seed: int = 0) -> list[RProgram]:
-        """Different programs drawn uniformly, fewer where the space has fewer; the same ones for the same seed."""
+        """Different programs drawn uniformly, fewer where the space has fewer; the same ones for the same seed.
+
+        `ConstructionError` where no program fits, or the count is no number of programs.
+        """
+        if type(count) is not int or count < 0:
+            raise ConstructionError(f"count={count!r} must be a whole number, not negative")
         generator = random.Random(seed)
         found: dict[tuple[object, ...], RProgram] = {}
         for _ in range(50 * count):

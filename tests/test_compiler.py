@@ -67,6 +67,12 @@ def test_wrong_devices_and_chips(device, spec, error, said):
         roller.compile(matmul(), device, spec=spec)
 
 
+@pytest.mark.parametrize("constants", [3, [1.0], "b", 0])
+def test_constants_are_given_by_name(constants):
+    with pytest.raises(ExpressionError, match=r"constants: .*name of an input.* expected, got"):
+        roller.compile(matmul(), "cpu:zen3", constants=constants)
+
+
 def test_what_is_no_path():
     for call in (lambda: roller.compile(matmul(), spec=3), lambda: roller.load_spec(3)):
         with pytest.raises(SpecError, match="the path of its file, not a int"):

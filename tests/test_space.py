@@ -12,6 +12,7 @@ from roller import ops
 from roller.align import Rules
 from roller.catalog import find_spec
 from roller.construct import construct
+from roller.errors import ConstructionError
 from roller.fit import Fit
 from roller.rates import CostParameters
 from roller.space import ProgramSpace, program_space
@@ -89,5 +90,11 @@ def test_a_chip_that_fits_nothing_has_an_empty_space() -> None:
     spec = toy_spec(levels, [toy_atom("vector", 2.0, n=64)])
     space = program_space(expr, spec, Rules(spec.atoms, {}), CostParameters())
     assert not list(space.stages[0])
-    with pytest.raises(LookupError):
+    with pytest.raises(ConstructionError, match="no aligned program fits"):
         space.sample(1)
+
+
+@pytest.mark.parametrize("count", [-1, 1.5, "3", None, True])
+def test_a_count_is_a_whole_number(count: object) -> None:
+    with pytest.raises(ConstructionError, match=r"count=.* must be a whole number"):
+        tiny().sample(count)  # type: ignore[arg-type]
