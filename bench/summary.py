@@ -49,11 +49,26 @@ def fastest_everywhere(found: Result, family: str) -> float | None:
 
 def other_lines(found: Result) -> Iterator[str]:
     """What the other benchmarks sum up, as it is in their files."""
-    for key, value in found["summary"].items():
+    for key, value in {**found["summary"], **searching(found)}.items():
         if not (isinstance(value, dict) and "geomean" in value):
             said = ", ".join(f"{k} {_short(v)}" for k, v in value.items()) if isinstance(value, dict) else _short(value)
             wish = targets.of_sums(found["benchmark"], key, value)
             yield f"| {found['benchmark']} | {found['threads']} | {key} | {said} | {wish} |"
+
+
+def searching(found: Result) -> dict[str, Any]:
+    """How many times less time than a search finding our program and building it took; nothing where nothing was searched for."""
+    times = {}
+    for row in found.get("cases", ()):
+        sides = row.get("sides", {}).values()
+        searched = [side["search_s"] for side in sides if "search_s" in side]
+        compiled = [side["compile_s"] for side in sides if "compile_s" in side]
+        if searched and compiled:
+            times[row["case"]] = searched[0] / compiled[0]
+    if not times:
+        return {}
+    worst = min(times, key=lambda case: times[case])
+    return {"less_time": {"geomean_times": geomean(times.values()), "worst_times": times[worst], "worst_case": worst}}
 
 
 def _short(value: object) -> str:

@@ -28,6 +28,7 @@ LIMITS: Mapping[str, Mapping[str, Mapping[str, tuple[str, float]]]] = {
         "top1_regret": {"median": ("≤", 0.03), "worst": ("≤", 0.15)},
         "top10_regret": {"worst": ("≤", 0.03)},
     },
+    "metaschedule": {"less_time": {"worst_times": ("≥", 100)}},
     "paper_fidelity": {card: {"matmul + conv2d": ("≥", 0.6)} for card in ("V100", "K80", "MI50")},
 }
 

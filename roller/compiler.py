@@ -102,6 +102,7 @@ def _choices(expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int, c
     while True:
         found = construct(expr, chip, rules, parameters, wanted, constants)
         refusals: Counter[str] = Counter()
+        reasons: list[str] = []
         choices = []
         for candidate in found:
             refused = plugin.refusal(chip, candidate.program)
@@ -109,11 +110,13 @@ def _choices(expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int, c
                 choices.append(Choice(candidate.program, candidate.estimate))
             else:
                 refusals[refused[0]] += 1
+                reasons.append(refused[1])
         if len(choices) >= top_k or len(found) < wanted or wanted >= MOST_REFUSED * top_k:
             break
         wanted *= 2  # what was refused leaves room for others
     if not choices:
-        raise ConstructionError(f"{chip.device}:{chip.chip} can run none of the {len(found)} best programs", refusals)
+        said = f"{chip.device}:{chip.chip} can run none of the {len(found)} best programs; the first: {reasons[0]}"
+        raise ConstructionError(said, refusals)
     return choices[:top_k]
 
 

@@ -16,6 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from roller.align import Rules, aligned_extents
 from roller.choice import panels_at_unit, program_of, refined, split, whole_programs
@@ -25,7 +26,7 @@ from roller.errors import ConstructionError
 from roller.expr import TensorExpr
 from roller.grow import grow, tiles_at
 from roller.hardware import HardwareSpec
-from roller.nest import Nest, variants
+from roller.nest import Nest, Tile, variants
 from roller.program import RProgram, StageProgram, Staging
 from roller.rates import CostParameters
 from roller.search import Chain, Search, packs, reads_whole, searches, start, stores_whole
@@ -35,7 +36,7 @@ EACH_KEEP = 3  # … and of one innermost tile at most so many: a nest or mappin
 PASSED_KEEP = 2  # more chains kept whose tile at a level is the one inside it
 REFINED = 8  # programs whose orders and staging are tried, beside the best one of each nest, atom and mapping
 REFINE_SLACK = 1.5  # … unless it is predicted this much slower than the best of all: orders and copies do not make up for that
-SAME_SIZE = 2  # innermost tiles of about one size that are kept where tiles run on lanes
+SAME_SIZE = 4  # innermost tiles of about one size that are kept where tiles run on lanes
 PACKED_GAIN = 0.97  # a vector where only a panel is side by side must save this much padding, as its results are scattered
 MAPPING_SLACK = 1.5  # an innermost tile predicted this much slower than the best one is not pursued
 
@@ -88,11 +89,12 @@ def construct_stage(
 ) -> list[Rated]:
     """The best programs for one stage over its nest variants."""
     found = searches(nests, spec, rules, parameters, constants)
-    pool: dict[tuple[object, ...], Rated] = {}
+    pool: dict[tuple[object, ...], tuple[tuple[float, int, tuple[Tile, ...]], Rated]] = {}
 
     def rate(search: Search, program: StageProgram) -> float:
         rating = search.model.estimate(program)
-        pool.setdefault((search.nest.dims, *program.key), (program, rating))
+        order = rating.seconds, search.fit.touched_bytes(program.inner), program.tiles
+        pool.setdefault((search.nest.dims, *program.key), (order, (program, rating)))
         return rating.seconds
 
     plain: list[list[_Start]] = []
@@ -107,8 +109,8 @@ def construct_stage(
         raise ConstructionError(
             f"no tile of {nests[0].stage.name!r} fits {spec.device}:{spec.chip}", dict(found[0].refusals) if found else {}
         )
-    ranked = sorted(pool.values(), key=lambda item: (item[1].seconds, item[0].tiles))
-    return diverse(ranked, top_k)
+    ranked = sorted(pool.values(), key=lambda item: item[0])
+    return diverse([rated for _, rated in ranked], top_k)
 
 
 @dataclass(frozen=True)
@@ -133,21 +135,31 @@ def _worth_refining(plain: list[list[_Start]]) -> list[_Start]:
     return [*first, *rest[:REFINED]]
 
 
+class _Inner(NamedTuple):
+    """An innermost tile: its part of the prediction, what it touches, and which search it belongs to; the least is the best."""
+
+    seconds: float
+    touched: int
+    number: int
+    chain: Chain
+
+
 def _innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
     """The innermost tiles worth pursuing, over all nests, atoms and mappings together."""
     floors = [s.model.floor_seconds(program_of(s, s.levels[-1:], (start(s),))) for s in found]
-    rated: list[tuple[float, int, Chain]] = []
+    rated: list[_Inner] = []
     worth = _worth_packing(found, floors)
     for number, search in enumerate(found):
         if floors[number] > MAPPING_SLACK * min(floors) or (packs(search) and floors[number] > worth):
             continue
         for tile in grow(search, len(search.levels) - 1, start(search)):
             program = program_of(search, search.levels[-1:], (tile,))
-            rated.append((_partial_seconds(search, program, search.levels[-1]), number, (tile,)))
+            seconds = _partial_seconds(search, program, search.levels[-1])
+            rated.append(_Inner(seconds, search.fit.touched_bytes(tile), number, (tile,)))
     rated.sort()
     kept = _several_sizes(found, rated)
     for number, search in enumerate(found):
-        chains = [chain for _, n, chain in kept if n == number]
+        chains = [item.chain for item in kept if item.number == number]
         if chains:
             yield search, chains
 
@@ -162,16 +174,16 @@ def _worth_packing(found: list[Search], floors: list[float]) -> float:
     return PACKED_GAIN * min(floor for floor, _ in whole)
 
 
-def _several_sizes(found: list[Search], rated: list[tuple[float, int, Chain]]) -> list[tuple[float, int, Chain]]:
+def _several_sizes(found: list[Search], rated: list[_Inner]) -> list[_Inner]:
     """The best innermost tiles; where they run on lanes, of every size: few large ones leave lanes and units idle."""
     if not any(s.lane_level is not None for s in found):
-        first = {number: item for item in reversed(rated) for number in (item[1],)}  # the best of each nest, atom and mapping
+        first = {item.number: item for item in reversed(rated)}  # the best of each nest, atom and mapping
         worth = dict.fromkeys([*rated[:INNER_KEEP], *(first[n] for n in sorted(first))])
-        return [r for r in worth if r[0] <= MAPPING_SLACK * rated[0][0]]
+        return [item for item in worth if item.seconds <= MAPPING_SLACK * rated[0].seconds]
     sizes: Counter[int] = Counter()
     kept = []
     for item in rated:
-        size = math.prod(item[2][-1]).bit_length()
+        size = math.prod(item.chain[-1]).bit_length()
         sizes[size] += 1
         if sizes[size] <= SAME_SIZE:
             kept.append(item)
@@ -240,11 +252,11 @@ def _prune(search: Search, levels: tuple[int, ...], chains: list[Chain], keep: i
             seconds = min(search.model.estimate(p).seconds for p in (program, *split(search, program)))
         else:
             seconds = _partial_seconds(search, program, levels[0])
-        rated.append((seconds, chain))
+        rated.append((seconds, search.fit.touched_bytes(chain[-1]), chain))
     rated.sort()
-    kept = [chain for _, chain in rated[:keep]]
+    kept = [chain for *_, chain in rated[:keep]]
     # What rates highest so far is shaped by this level's traffic alone; a level passed through leaves outer ones their choice.
-    passed = [chain for _, chain in rated[keep:] if not whole and chain[0] == chain[1]]
+    passed = [chain for *_, chain in rated[keep:] if not whole and chain[0] == chain[1]]
     return [*kept, *passed[:PASSED_KEEP]]
 
 

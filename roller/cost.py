@@ -16,6 +16,7 @@ from functools import cached_property
 
 from roller.copying import copy_seconds
 from roller.hardware import HardwareSpec
+from roller.occupancy import idle_lanes, resident_tiles
 from roller.program import RProgram, StageProgram
 from roller.rates import CostParameters, Rates
 from roller.registers import RegisterTraffic
@@ -59,6 +60,7 @@ class Model:
     _epilogue_slots: float = field(init=False)
     _registers: RegisterTraffic = field(init=False)
     _known: dict[tuple[object, ...], Estimate] = field(default_factory=dict)
+    _last: tuple[StageProgram, int] | None = None
 
     def __post_init__(self) -> None:
         nest = self.geometry.nest
@@ -104,10 +106,14 @@ class Model:
         slots = self._slots if atom.kind != "matrix" else 1.0
         busy = self.rates.busy(program)
         rate = atom.gflops * 1e9 / 2 * self.chain_efficiency(program) * busy
-        rows = self._start_up(program)
-        group = self.spec.unit.lane_group
-        idle = -(-program.lanes // group) * group / program.lanes if program.lane_level is not None and program.lanes else 1.0
+        rows, idle = self._start_up(program), idle_lanes(program, self.spec, self._resident(program))
         return points * slots * rows * idle / rate + self._epilogue_slots / (self.rates.vector_slots * busy)
+
+    def _resident(self, program: StageProgram) -> int:
+        """Tiles on a unit at a time; remembered for the program asked about last."""
+        if self._last is None or self._last[0] is not program:
+            self._last = program, resident_tiles(program, self.spec, self.geometry)
+        return self._last[1]
 
     def _start_up(self, program: StageProgram) -> float:
         """How much longer a streamed atom takes for loading its stationary block: (rows x row cycles + start-up) / rows."""
@@ -127,14 +133,18 @@ class Model:
             return 1.0
         chains = program.atom.chains or self.spec.unit.chains
         live = accumulators(program) / _atom_outputs(program)
-        return min(1.0, live * max(self._workers(program), 1) / chains)
+        return min(1.0, live * max(self._workers(program), 1) * self._resident(program) / chains)
 
     def _workers(self, program: StageProgram) -> int:
-        """Sub-tiles that run at a time: those on lanes, or where a unit has lanes but no level for them, as many as it has."""
+        """Sub-tiles that run at a time: those on lanes. Where atoms lie in the unit's tile at once, with no level between, as many
+        as the unit has lanes; a unit without lanes takes its results in turn, whichever it needs to wait for none.
+        """
         if program.levels[-1] < len(self.spec.levels) or len(program.tiles) < 2:
             return program.lanes
-        parts = math.prod([-(-t // i) for t, i in zip(program.unit_tile, program.inner, strict=True)])
-        return min(self.spec.unit.lanes_max, parts)
+        lanes = self.spec.unit.lanes_max
+        shared = range(len(program.inner)) if lanes > 1 else program.nest.spatial
+        parts = math.prod([-(-program.unit_tile[i] // program.inner[i]) for i in shared])
+        return min(lanes, parts) if lanes > 1 else parts
 
     def _level_seconds(self, walk: NestWalk, index: int) -> tuple[float, float]:
         """Seconds to move bytes into a level, and seconds of latency that starting short runs does not hide."""
@@ -157,9 +167,9 @@ class Model:
         return [moving for moving, _ in pairs], sum([waiting for _, waiting in pairs])
 
     def overlap_loss(self, program: StageProgram) -> float:
-        """The overlap number: 1 where a managed level holds one copy only, so that filling and using it take turns."""
+        """The overlap number: 1 where a managed level holds one copy of one tile only, so that filling and using it take turns."""
         alone = any(s.depth == 1 and s.level and self.spec.levels[s.level].managed for s in program.staged)
-        return 1.0 if alone else self.spec.overlap_loss
+        return 1.0 if alone and self._resident(program) == 1 else self.spec.overlap_loss
 
     def floor_seconds(self, program: StageProgram) -> float:
         """Compute with all chains busy: no tile around this innermost one is faster."""
@@ -261,8 +271,13 @@ def _atom_points(program: StageProgram) -> int:
 
 
 def _steps(program: StageProgram) -> int:
-    """Steps of one unit's pipeline: the trips that follow one another inside a unit tile."""
-    return math.prod(lp.trips for lp in program.loops if lp.over == "time")
+    """Steps of one unit's pipeline: the trips that follow one another inside a unit tile; where lanes read what nobody staged for
+    them, also the points that each of them walks along the reduction.
+    """
+    steps = math.prod(lp.trips for lp in program.loops if lp.over == "time")
+    if program.lane_level is None or program.staged:
+        return steps
+    return steps * math.prod([program.inner[i] for i in program.nest.reduce])
 
 
 def _visit_operations(program: StageProgram) -> float:

@@ -97,6 +97,10 @@ class Fit:
             found = self._inner[key] = self._inner_bytes(tile, mapping, atom)
         return found
 
+    def touched_bytes(self, tile: Tile) -> int:
+        """Bytes of all data tiles: of tiles that are equally fast the one that touches less is the better one."""
+        return sum([self.geometry.held(number, tile).nbytes for number in range(len(self.nest.accesses))])
+
     def _inner_bytes(self, tile: Tile, mapping: Mapping, atom: ComputeAtom) -> int:
         nest = self.nest
         spread = [d for _, d in mapping if nest.dims[d].is_reduce] if atom.kind == "vector" else []

@@ -21,6 +21,7 @@ OUTER_VISITS = 24  # … at an outer level, where growth follows one path
 IDLE_GROWTH = 4  # growth goes on below full occupation to this share of it: fewer, larger tiles may still be faster
 REDUCE_STEPS = 2  # largest reduce extents that are kept for a tile
 LARGEST = 2  # last tiles of a growth path that are kept, beside one for every doubling of its length
+EVEN_SLACK = 0.02  # a share of the units' time by which evenness must differ to decide
 BOUND_SLACK = 0.02  # memory no longer bounds when what it adds is less than this share of compute
 
 
@@ -61,11 +62,9 @@ class _Level:
         self._least_waste = padding_waste(nest.extents, inner)
 
     def _aligned(self, dim: int) -> tuple[int, ...]:
-        nest, search = self.search.nest, self.search
-        multiple = search.rules.multiple(search.levels[self.position], nest.dims[dim].name)
-        extents = aligned_extents(nest.extents[dim], self.inner[dim], multiple)
-        if self.innermost and search.atom.kind != "matrix":
-            return tuple([e for e in extents if e <= nest.extents[dim]])
+        extents = _aligned(self.search, self.position, dim, self.inner)
+        if self.innermost and self.search.atom.kind != "matrix":
+            return tuple([e for e in extents if e <= self.search.nest.extents[dim]])
         return tuple(extents)
 
     def grow(self, epsilon: float, seen: dict[Tile, None]) -> None:
@@ -147,14 +146,22 @@ class _Level:
         return count & (count - 1) == 0
 
     def _memory_bounds(self, tile: Tile) -> bool:
-        """False once growing further cannot help: what loads add to compute is negligible."""
+        """False once growing further cannot help: what loads and the set-up of steps add to compute is negligible."""
         if self.innermost:
             return True
         search = self.search
+        level = search.spec.levels[search.levels[self.position]]
         compute = math.prod(search.nest.extents) / (search.atom.gflops * 1e9 / 2)
-        bandwidth = search.spec.levels[search.levels[self.position]].bandwidth_gbps or 1.0
-        load = search.fit.traffic(search.levels, self.position, tile) / (bandwidth * 1e9)
-        return max(0.0, load - compute) + search.spec.overlap_loss * load >= BOUND_SLACK * compute
+        load = search.fit.traffic(search.levels, self.position, tile) / ((level.bandwidth_gbps or 1.0) * 1e9)
+        steps = math.prod([-(-e // t) for e, t in zip(search.nest.extents, tile, strict=True) if t]) / search.spec.unit.count
+        added = max(0.0, load - compute) + search.spec.overlap_loss * load + steps * level.step_overhead_ns * 1e-9
+        return added >= BOUND_SLACK * compute
+
+
+def _aligned(search: Search, position: int, dim: int, inner: Tile) -> Iterator[int]:
+    """The extents of a dimension at a level around an inner tile."""
+    multiple = search.rules.multiple(search.levels[position], search.nest.dims[dim].name)
+    return aligned_extents(search.nest.extents[dim], inner[dim], multiple)
 
 
 def _legal(search: Search, position: int, inner: Tile, tile: Tile) -> bool:
@@ -170,10 +177,49 @@ def _spread(search: Search, position: int, inner: Tile, tiles: list[Tile]) -> It
     busy = [search.fit.tiles(t) >= units for t in tiles]
     edge = [i for i in range(len(tiles)) if busy[i] != busy[min(i + 1, len(tiles) - 1)] or (i and busy[i] != busy[i - 1])]
     kept = [i for i in range(len(tiles)) if i >= len(tiles) - LARGEST or i & (i + 1) == 0 or i in edge]
-    chosen = [tiles[i] for i in kept]
+    chosen = dict.fromkeys(t for i in kept for t in (tiles[i], *_evener(search, position, inner, tiles[i])))
     for tile in chosen:
         deeper = _with_reduce(search, position, inner, tile) if search.nest.reduce else (tile,)
         yield from (t for t in deeper if _legal(search, position, inner, t))
+
+
+def _evener(search: Search, position: int, inner: Tile, tile: Tile) -> Iterator[Tile]:
+    """Where units share reductions, as there are fewer tiles than units: a smaller and a larger tile, each with one other extent,
+    whose parts employ the units more evenly; of several the one with the least traffic. Growth by reuse leads past such tiles.
+    """
+    nest, fit, units = search.nest, search.fit, search.spec.unit.count
+    if position or not nest.reduce or not search.spec.unit.combine or fit.tiles(tile) >= units:
+        return
+    others = [
+        (*tile[:dim], extent, *tile[dim + 1 :])
+        for dim in nest.spatial
+        for extent in _aligned(search, position, dim, inner)
+        if 2 * extent >= tile[dim] and extent <= 2 * tile[dim]
+    ]
+    fitting = [
+        (_evenness(search, inner, other), other)
+        for other in others
+        if fit.tiles(other) <= units and fit.fits(search.levels, position, other, inner, search.mapping, search.atom)
+    ]
+    most = max([even for even, _ in fitting], default=0.0)
+    if most > _evenness(search, inner, tile) + EVEN_SLACK:
+        even = [(fit.traffic(search.levels, position, other), other) for share, other in fitting if share >= most - EVEN_SLACK]
+        for side in ([e for e in even if e[1] < tile], [e for e in even if e[1] > tile]):
+            yield from [other for _, other in sorted(side)[:1]]
+
+
+def _evenness(search: Search, inner: Tile, tile: Tile) -> float:
+    """The share of the units' time that is useful if the longest reduction is cut so that each gets one part of a tile."""
+    nest, units = search.nest, search.spec.unit.count
+    dim = max(nest.reduce, key=lambda i: nest.extents[i])
+    tiles, extent = search.fit.tiles(tile), nest.extents[dim]
+    if not tiles or not extent:
+        return 1.0
+    part = -(-extent // (units // tiles))
+    share = -(-part // inner[dim]) * inner[dim]
+    executed = math.prod([-(-nest.extents[i] // tile[i]) * tile[i] for i in nest.spatial])
+    useful = math.prod([nest.extents[i] for i in nest.spatial]) / executed
+    return useful * tiles * extent / (units * share)
 
 
 def _with_reduce(search: Search, position: int, inner: Tile, tile: Tile) -> Iterator[Tile]:

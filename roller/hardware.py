@@ -292,6 +292,11 @@ class HardwareSpec(_Model):
         """How many units share one instance: 1 where the level is private or per lane."""
         return max(1, self.unit.count // level.instances)
 
+    @property
+    def partitions(self) -> int:
+        """Parts of a unit with innermost memory of their own: a lane group stays in one, so that fewer groups leave some idle."""
+        return max(1, self.levels[-1].instances // self.unit.count)
+
     def content_hash(self) -> str:
         """SHA-256 of all that can change a program: everything but title and sources, keys sorted."""
         content = self.model_dump(mode="json", exclude={"title", "sources"})

@@ -20,7 +20,7 @@ from roller.isolated import run_isolated
 from roller.kernel import Artifact, BuildOptions, KernelSource, Later, Runner
 from roller.narrow import narrowed
 from roller.nest import Access, Dim, Nest, Tile
-from roller.program import Loop, RProgram, StageProgram, Staging
+from roller.program import Loop, RProgram, StageProgram, Staging, copy_depth, staged_touches
 from roller.rates import CostParameters
 from roller.scalar import (
     Accumulator,
@@ -87,6 +87,7 @@ __all__ = [
     "address",
     "aligned_empty",
     "builtin_dir",
+    "copy_depth",
     "dump_spec",
     "expr_from_json",
     "expr_to_json",
@@ -100,5 +101,6 @@ __all__ = [
     "run_isolated",
     "spec_dir",
     "spec_from_dict",
+    "staged_touches",
     "write_atomic",
 ]

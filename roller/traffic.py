@@ -49,7 +49,7 @@ class NestWalk:
     geometry: Geometry
     parameters: CostParameters
     _runs: dict[int, int] = field(default_factory=dict)
-    _needs: dict[int, list[float]] = field(default_factory=dict)
+    _needs: dict[tuple[int, int], list[float]] = field(default_factory=dict)
 
     @cached_property
     def loops(self) -> tuple[Loop, ...]:
@@ -97,12 +97,28 @@ class NestWalk:
         """For each stream the depth from which on it lives in levels that software fills."""
         return [_inside(self, stream) for stream in self.streams]
 
-    def needed(self, depth: int, transaction: int) -> float:
-        """Room that everything live at a depth needs in a level of such transactions; depths are asked for one by one."""
-        known = self._needs.setdefault(transaction, [])
+    def needed(self, depth: int, transaction: int, units: int) -> float:
+        """Room that everything live at a depth needs in a level of such transactions that so many units share; depths are asked
+        for one by one.
+        """
+        known = self._needs.setdefault((transaction, units), [])
         if depth == len(known):
-            known.append(_room_at(self, depth, transaction))
+            known.append(_room_at(self, depth, transaction, units))
         return known[depth]
+
+    def copies(self, number: int, depth: int, units: int) -> int:
+        """How many different tiles of a stream so many units work on at a time, inside the first loops up to a depth: units take
+        consecutive tiles, so that the outer loops tell them apart first.
+        """
+        stream, dims, found = self.streams[number], self.program.nest.dims, 1
+        own = stream.copy and stream.start > 0  # each unit has a copy of its own
+        partial = stream.access is not None and self.program.nest.accesses[stream.access].role == "output"
+        for loop in self.loops[:depth]:
+            if loop.over == "units":
+                apart = min(loop.trips, units)
+                units = -(-units // apart)
+                found *= apart if own or stream.touches[loop.dim] or (partial and dims[loop.dim].is_reduce) else 1
+        return found
 
     def run(self, number: int) -> int:
         """Elements of a stream that the nest walks one after another."""
@@ -120,8 +136,8 @@ def level_traffic(walk: NestWalk, index: int) -> LevelTraffic:
 
 def _cached(walk: NestWalk, level: MemoryLevel) -> LevelTraffic:
     spec, loops, transaction = walk.spec, walk.loops, level.transaction_bytes
-    rooms = _rooms(walk, level)
-    together = _retained(walk, rooms, transaction)
+    sharing = spec.units_sharing(level)
+    together = _retained(walk, level, sharing)
     total = runs = 0.0
     units = spec.unit.count if not spec.shared(level) else 1
     cold = 1 - together[0] * walk.parameters.warm
@@ -130,7 +146,7 @@ def _cached(walk: NestWalk, level: MemoryLevel) -> LevelTraffic:
     for number, (stream, sizes, within) in enumerate(zip(walk.streams, walk.held, walk.inside, strict=True)):
         if stream.access is None and not within:
             continue  # the panel never comes near a cache
-        kept = together if stream.copy else _kept_alone(rooms, level, together, sizes)
+        kept = together if stream.copy else _kept_alone(walk, number, level, together)
         fit = min(max(len(kept) - 1, stream.start), stream.stop)
         stays = fit >= len(kept) or kept[fit] >= 1
         if stream.copy and fit == stream.start and stream.start > 0 and stays:
@@ -234,23 +250,24 @@ def _inside(walk: NestWalk, stream: Stream) -> int:
     return max(chosen, default=0)
 
 
-def _room_at(walk: NestWalk, depth: int, transaction: int) -> float:
+def _room_at(walk: NestWalk, depth: int, transaction: int, units: int) -> float:
     needed = 0.0
-    for sizes, within in zip(walk.held, walk.inside, strict=True):
+    for number, (sizes, within) in enumerate(zip(walk.held, walk.inside, strict=True)):
         size = sizes[depth] if depth < within else None
         if size is not None:
-            needed += size.moved(transaction) if isinstance(size, HeldTile) else size
+            room = size.moved(transaction) if isinstance(size, HeldTile) else size
+            needed += room * walk.copies(number, depth, units) if units > 1 else room
     return needed
 
 
-def _retained(walk: NestWalk, rooms: list[float], transaction: int) -> list[float]:
+def _retained(walk: NestWalk, level: MemoryLevel, sharing: int) -> list[float]:
     """The share of data that survives until it is used again, at each depth: 1 if all fits, fading to 0 at twice the room.
 
     It ends with the first depth at which all fits: further in less is live.
     """
-    kept = []
-    for depth, room in enumerate(rooms):
-        kept.append(_share(walk.needed(depth, transaction), room))
+    kept, room = [], level.capacity_bytes * level.usable_fraction
+    for depth in range(len(walk.tiles)):
+        kept.append(_share(walk.needed(depth, level.transaction_bytes, sharing), room))
         if kept[-1] >= 1:
             break
     return kept
@@ -260,24 +277,18 @@ def _share(needed: float, room: float) -> float:
     return min(1.0, max(0.0, 2.0 - needed / room))
 
 
-def _rooms(walk: NestWalk, level: MemoryLevel) -> list[float]:
-    """Bytes of the level for what is live at each depth: inside loops over units a unit's part of what it shares."""
-    room = level.capacity_bytes * level.usable_fraction
-    over = [d for d, loop in enumerate(walk.loops) if loop.over == "units"]
-    first = over[0] if over else len(walk.loops)
-    return [room if d <= first else room / walk.spec.units_sharing(level) for d in range(len(walk.tiles))]
-
-
-def _kept_alone(rooms: list[float], level: MemoryLevel, kept: list[float], sizes: Kept) -> list[float]:
+def _kept_alone(walk: NestWalk, number: int, level: MemoryLevel, kept: list[float]) -> list[float]:
     """What survives of one array, whose rows may crowd into few sets of the cache although there is room in others."""
+    sizes = walk.held[number]
     if level.banks is None or _crowding(sizes[len(kept) - 1], level.banks) <= 1:
         return kept
     found: list[float] = []
-    for depth, room in enumerate(rooms):
-        size, share = sizes[depth], kept[depth] if depth < len(kept) else 1.0
+    for depth, size in enumerate(sizes):
+        share = kept[depth] if depth < len(kept) else 1.0
         crowding = _crowding(size, level.banks)
         if isinstance(size, HeldTile) and crowding > 1:
-            share = min(share, _share(size.moved(level.transaction_bytes) * crowding, room / level.usable_fraction))
+            copies = walk.copies(number, depth, walk.spec.units_sharing(level))
+            share = min(share, _share(size.moved(level.transaction_bytes) * crowding * copies, level.capacity_bytes))
         found.append(share)
         if found[-1] >= 1:
             break

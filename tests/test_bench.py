@@ -253,10 +253,22 @@ def test_limits_from_above_and_of_groups() -> None:
 
 def test_every_target_has_its_result() -> None:
     """A family or a sum that is renamed takes its target along."""
-    there = {result["benchmark"]: result["summary"] for result in summary.results()}
+    there = {result["benchmark"]: {**result["summary"], **summary.searching(result)} for result in summary.results()}
     for wanted in (targets.RATIOS, targets.LIMITS):
         for benchmark, keys in wanted.items():
             assert set(keys) <= set(there[benchmark])
+
+
+def test_a_search_is_compared_by_its_time() -> None:
+    sides = {"search": {"search_s": 200.0}, "roller": {"compile_s": 0.5}}
+    slower = {"search": {"search_s": 90.0}, "roller": {"compile_s": 1.0}}
+    found = {"cases": [{"case": "a", "sides": sides}, {"case": "b", "sides": slower}, {"case": "c", "sides": {"roller": {}}}]}
+    assert summary.searching(found)["less_time"] == {
+        "geomean_times": pytest.approx(190, rel=0.01),
+        "worst_times": 90.0,
+        "worst_case": "b",
+    }
+    assert summary.searching({"cases": found["cases"][2:]}) == {}
 
 
 def test_the_highest_rate_bounds_what_counts_operations() -> None:

@@ -177,9 +177,6 @@ def test_a_scratchpad_that_holds_no_tile_is_refused_by_name() -> None:
 # --- 8: the parallel floor -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(
-    reason="known gap of the engine: a cache shared by many units is divided among them although they share what they read"
-)
 @given(specs(units=(2, 3, 4, 7, 64, 132, 1472)), st.tuples(*[st.sampled_from((16, 64, 100, 128, 1000, 1024))] * 3))
 def test_enough_work_employs_half_of_the_units(spec: HardwareSpec, extents: tuple[int, int, int]) -> None:
     atoms = max(m * n * k for a in spec.atoms for m, n, k in [[r if isinstance(r, int) else 1 for r in _roles(a.roles)]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -175,3 +176,9 @@ def test_the_rest_is_refused_by_name(name: str) -> None:
     build, message = REFUSED[name]
     with pytest.raises(ExpressionError, match=message):
         from_te(build())
+
+
+def test_a_tvm_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "roller.te", None)  # what importing it gives where TVM lacks what it imports
+    with pytest.raises(ExpressionError, match=r"from_te cannot use the TVM that is installed .*pip install --force-reinstall"):
+        ops.from_te(te.compute((4,), lambda i: A[i, 0]))

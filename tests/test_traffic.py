@@ -50,6 +50,41 @@ def cached(capacity: int, sets: int | None = None, units: int = 1) -> HardwareSp
     return toy_spec([level, toy_level("register", 256, 64 * units, units)], [toy_atom("scalar", 2.0)], count=units)
 
 
+# --- caches that units share -----------------------------------------------------------------------------------------
+
+
+def product(units: int, *, m: int, n: int) -> NestWalk:
+    """Tiles of 8 x 4 in m by n of them, over so many units."""
+    spec = cached(1 << 20, units=units)
+    expr = expression(ops.matmul(ops.tensor((8 * m, 16), name="a"), ops.tensor((16, 4 * n), name="b")))
+    return walk_of(by_hand(expr, spec, (8, 4, 16), (1, 1, 1)), spec)
+
+
+@pytest.mark.parametrize(
+    ("units", "m", "n", "copies"),
+    [
+        (128, 8, 16, [8, 16, 128]),  # one tile each: 8 parts of a, 16 of b
+        (2, 8, 16, [2, 1, 2]),  # each has half of the rows, and both are at the same columns
+        (16, 8, 16, [8, 2, 16]),
+        (64, 2, 4, [2, 4, 8]),  # no more than there are
+        (1, 8, 16, [1, 1, 1]),
+    ],
+)
+def test_what_units_read_together_counts_once(units: int, m: int, n: int, copies: list[int]) -> None:
+    walk = product(units, m=m, n=n)
+    assert [s.access for s in walk.streams] == [0, 1, 2]
+    assert [walk.copies(number, len(walk.loops), units) for number in range(3)] == copies
+    assert [walk.copies(number, 0, units) for number in range(3)] == [1, 1, 1]
+
+
+def test_a_panel_of_its_own_is_one_for_each_unit() -> None:
+    walk = product(4, m=8, n=16)
+    panel = replace(walk.program, staged=(Staging("panel", 1, walk.program.levels[0]),))
+    walk = replace(walk, program=panel, _runs={}, _needs={})
+    number = next(n for n, s in enumerate(walk.streams) if s.access is None)
+    assert walk.copies(number, len(walk.loops), 4) == 4
+
+
 # --- shares of units -------------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 from typing import cast as _typed
 
+from roller.errors import ExpressionError
 from roller.ops.convolution import conv2d, depthwise_conv2d
 from roller.ops.einsum import einsum
 from roller.ops.elementwise import (
@@ -97,6 +98,14 @@ __all__ = [
 
 
 def from_te(output: Any) -> SymbolicTensor:
-    """The value of a TVM `te` tensor, which composes with every operator here; see `roller.te.symbolic_te`."""
+    """The value of a TVM `te` tensor, which composes with every operator here; see `roller.te.symbolic_te`.
+
+    `ExpressionError` for what is no affine expression, and where there is no TVM, or not the one that is needed.
+    """
     # By name, not by an import statement: the bridge lies above this package and needs TVM, which most users of it do not.
-    return _typed(SymbolicTensor, import_module("roller.te").symbolic_te(output))
+    try:
+        bridge = import_module("roller.te")
+    except ImportError as error:
+        said = f"from_te cannot use the TVM that is installed ({error})"
+        raise ExpressionError(f"{said}: pip install --force-reinstall roller-compiler brings the one it needs") from error
+    return _typed(SymbolicTensor, bridge.symbolic_te(output))

@@ -1,0 +1,284 @@
+"""Program → C: one function for each stage, one that calls them all.
+
+A stage's loops are printed as they are, outermost first. For each dimension two C variables hold where the current tile starts and
+where it ends; a tile that sticks out of the one around it is cut. Accumulators are an array on the stack, as large as the innermost
+tile; where reduce loops lie outside spatial ones, they are put down in the scratch memory between visits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from roller.plugin import (
+    ELEMENT_BYTES,
+    Affine,
+    KernelSource,
+    Load,
+    RProgram,
+    Scalar,
+    StageProgram,
+    Staging,
+    Tensor,
+    copy_depth,
+    staged_touches,
+)
+from roller_plain_c import scalar
+
+ENTRY = "kernel"
+ALIGNMENT = 64
+Bounds = tuple[tuple[str, str], ...]  # where the current tile starts and ends along each dimension, as C
+
+
+def refusal(program: RProgram) -> tuple[str, str] | None:
+    """Types that C has no name for."""
+    unknown = sorted({t.dtype for t in program.expr.tensors.values()} - set(scalar.TYPES))
+    return ("types", f"C has no type for {', '.join(unknown)}") if unknown else None
+
+
+def generate(program: RProgram) -> KernelSource:
+    """The program as text, with the memory it needs beside its arguments: `scratch_bytes` of the launch description."""
+    expr, scratch = program.expr, Scratch()
+    arrays = {t.name: f"t{number}" for number, t in enumerate(expr.tensors.values())}
+    stages = [_Stage(stage, arrays, expr.tensors, scratch) for stage in program.stages]
+    functions = [line for number, stage in enumerate(stages) for line in stage.function(number)]
+    held = {s.stage.output.name: s.output for s in stages[:-1]}
+    places = [f"    {scalar.type_name(t.dtype)} *{arrays[n]} = {scratch.take(t.elements, t.dtype)};" for n, t in held.items()]
+    given = [*expr.inputs, expr.output]
+    kinds = [("const " if t in expr.inputs else "") + scalar.type_name(t.dtype) for t in given]
+    parameters = [f"{kind} *restrict {arrays[t.name]}" for kind, t in zip(kinds, given, strict=True)]
+    calls = [f"    stage{number}({', '.join([*arrays.values(), 'scratch'])});" for number in range(len(stages))]
+    entry = [f"void {ENTRY}({', '.join([*parameters, 'char *restrict scratch'])})", "{", *places, *calls, "}"]
+    launch = {
+        "inputs": [t.name for t in expr.inputs],
+        "scratch_bytes": scratch.size,
+        "alignment": ALIGNMENT,
+    }
+    return KernelSource("\n".join([scalar.prelude(), *functions, *entry, ""]), "c", ENTRY, launch)
+
+
+@dataclass
+class Scratch:
+    """Memory that the runner hands to the kernel: its size, and expressions for parts of it."""
+
+    size: int = 0
+
+    def take(self, elements: int, dtype: str) -> str:
+        """A pointer to so many elements."""
+        start = self.size
+        self.size += -(-max(elements, 1) * ELEMENT_BYTES[dtype] // ALIGNMENT) * ALIGNMENT
+        return f"({scalar.type_name(dtype)} *)(scratch + {start})"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Values of one factor, laid out along the dimensions that they depend on: as many of each as the tile at its level has."""
+
+    factor: int
+    depth: int  # loops outside the copy
+    dims: tuple[int, ...]
+    extents: tuple[int, ...]
+
+    def element(self, starts: list[str]) -> str:
+        """The value at the current point; `starts`: where the copied tile starts along each dimension."""
+        return f"panel{self.factor}[{_address([f'(x{d} - {starts[d]})' for d in self.dims], list(self.extents))}]"
+
+
+@dataclass
+class _Stage:
+    """One stage being printed."""
+
+    program: StageProgram
+    arrays: dict[str, str]
+    tensors: dict[str, Tensor]
+    scratch: Scratch
+    lines: list[str] = field(default_factory=list)
+    indent: int = 1
+    starts: dict[int, list[str]] = field(default_factory=dict)  # factor → where its panel starts along each dimension
+
+    def __post_init__(self) -> None:
+        nest, loops = self.program.nest, self.program.loops
+        self.nest, self.stage = nest, nest.stage
+        self.variables = {axis.name: f"i{number}" for number, axis in enumerate(self.stage.axes)}
+        self.steps = dict(zip(self.program.levels, self.program.tiles, strict=True))
+        spatial = [number for number, lp in enumerate(loops) if not nest.dims[lp.dim].is_reduce]
+        self.held = spatial[-1] + 1 if spatial else 0  # from this loop inwards the accumulators stay where they are
+        self.panels = [self._panel(s) for s in self.program.staged if s.kind == "panel"]
+
+    @property
+    def output(self) -> Tensor:
+        """What the stage computes."""
+        return self.stage.output
+
+    def _panel(self, staging: Staging) -> Panel:
+        touches = staged_touches(self.nest, staging)
+        dims = tuple(d for d, touched in enumerate(touches) if touched)
+        tile = self.program.level_tile(staging.level)
+        return Panel(staging.operand, copy_depth(self.program, staging), dims, tuple(tile[d] for d in dims))
+
+    def function(self, number: int) -> list[str]:
+        """The stage as a function of all arrays and the scratch memory."""
+        types = {name: scalar.type_name(t.dtype) for name, t in self.tensors.items()}
+        const = {name: "" if name == self.output.name else "const " for name in types}
+        arrays = [f"{const[name]}{types[name]} *restrict {self.arrays[name]}" for name in types]
+        accumulated = scalar.type_name(self.stage.body.dtype)
+        for panel in self.panels:
+            self.print(
+                f"{accumulated} *panel{panel.factor} = {self.scratch.take(math.prod(panel.extents), self.stage.body.dtype)};"
+            )
+        if self.stage.reducer is not None and self.program.accumulator_visits > 1:
+            outputs = math.prod([self.nest.extents[d] for d in self.nest.spatial])
+            self.print(f"{accumulated} *partial = {self.scratch.take(outputs, self.stage.body.dtype)};")
+        self.walk(0, tuple(("0", str(extent)) for extent in self.nest.extents))
+        head = f"static void stage{number}({', '.join([*arrays, 'char *restrict scratch'])})"
+        return [head, "{", *self.lines, "}", ""]
+
+    # --- loops --------------------------------------------------------------------------------------------------------
+
+    def walk(self, number: int, bounds: Bounds) -> None:
+        """Everything from one loop inwards."""
+        for panel in self.panels:
+            if panel.depth == number:
+                self.fill(panel, bounds)
+        accumulates = self.stage.reducer is not None
+        if accumulates and number == self.held:
+            self.pick_up(bounds)
+        if number == len(self.program.loops):
+            self.compute(bounds)
+        else:
+            with self.loop(number, bounds) as inside:
+                self.walk(number + 1, inside)
+        if accumulates and number == self.held:
+            self.put_down(bounds)
+
+    @contextmanager
+    def loop(self, number: int, bounds: Bounds) -> Iterator[Bounds]:
+        """One loop of the program: from tile to tile."""
+        entered = self.program.loops[number]
+        (start, end), step = bounds[entered.dim], self.steps[entered.level][entered.dim]
+        with self.block(f"for (int64_t a{number} = {start}; a{number} < {end}; a{number} += {step})"):
+            self.print(f"const int64_t e{number} = a{number} + {step} < {end} ? a{number} + {step} : {end};")
+            yield (*bounds[: entered.dim], (f"a{number}", f"e{number}"), *bounds[entered.dim + 1 :])
+
+    @contextmanager
+    def points(self, dims: Iterable[int], bounds: Bounds) -> Iterator[None]:
+        """Loops over the points of the current tile along some dimensions; axes get the values that the point stands for."""
+        dims = tuple(dims)
+        if not dims:
+            yield
+            return
+        dim, rest = dims[0], dims[1:]
+        with self.block(f"for (int64_t x{dim} = {bounds[dim][0]}; x{dim} < {bounds[dim][1]}; x{dim}++)"):
+            within = 1
+            for axis in reversed(self.nest.dims[dim].members):
+                self.print(f"const int64_t {self.variables[axis.name]} = x{dim} / {within} % {axis.extent};")
+                within *= axis.extent
+            with self.points(rest, bounds):
+                yield
+
+    # --- what is computed ---------------------------------------------------------------------------------------------
+
+    def fill(self, panel: Panel, bounds: Bounds) -> None:
+        """Copy a factor's values."""
+        starts = self.starts[panel.factor] = [start for start, _ in bounds]
+        with self.points(panel.dims, bounds):
+            self.print(f"{panel.element(starts)} = {self.value(self.nest.factors[panel.factor])};")
+
+    def pick_up(self, bounds: Bounds) -> None:
+        """Start the tile's accumulators, or take up what an earlier visit left of them."""
+        dtype, reducer = self.stage.body.dtype, self.stage.reducer
+        assert reducer is not None
+        room = math.prod([self.program.inner[d] for d in self.nest.spatial])
+        self.print(f"{scalar.type_name(dtype)} held[{max(room, 1)}];")
+        begun = scalar.identity(reducer, dtype)
+        if self.program.accumulator_visits > 1:
+            first = " && ".join([*(f"{bounds[d][0]} == 0" for d in self.nest.reduce), "1"])
+            begun = f"({first}) ? {begun} : {self.partial()}"
+        with self.points(self.nest.spatial, bounds):
+            self.print(f"{self.accumulator(bounds)} = {begun};")
+
+    def compute(self, bounds: Bounds) -> None:
+        """The innermost tile."""
+        if self.stage.reducer is None:
+            with self.points(self.nest.spatial, bounds):
+                self.print(f"{self.result()} = {self.value(self.stage.result)};")
+            return
+        with self.points((*self.nest.reduce, *self.nest.spatial), bounds):
+            held = self.accumulator(bounds)
+            self.print(f"{held} = {scalar.combine(self.stage.reducer, held, self.body(), self.stage.body.dtype)};")
+
+    def put_down(self, bounds: Bounds) -> None:
+        """Store the results, or what there is of them so far."""
+        with self.points(self.nest.spatial, bounds):
+            held = self.accumulator(bounds)
+            stored = f"{self.result()} = {self.value(self.stage.result, held)};"
+            if self.program.accumulator_visits > 1:
+                last = " && ".join([*(f"{bounds[d][1]} == {self.nest.extents[d]}" for d in self.nest.reduce), "1"])
+                self.print(f"if ({last}) {stored}")
+                self.print(f"else {self.partial()} = {held};")
+            else:
+                self.print(stored)
+
+    def body(self) -> str:
+        """The body at the current point: a product where factors may come from panels."""
+        copied = {panel.factor: panel for panel in self.panels}
+        if not copied:
+            return self.value(self.stage.body)
+        values = [
+            copied[f].element(self.starts[f]) if f in copied else self.value(factor) for f, factor in enumerate(self.nest.factors)
+        ]
+        product = values[0]
+        for value in values[1:]:
+            product = f"({scalar.type_name(self.stage.body.dtype)})({product} * {value})"
+        return product
+
+    def value(self, node: Scalar, accumulator: str = "") -> str:
+        """A scalar tree at the current point."""
+        return scalar.expression(node, self.read, self.place, accumulator)
+
+    def read(self, load: Load) -> str:
+        """A load."""
+        return scalar.element(self.tensors[load.tensor], self.arrays[load.tensor], [self.place(i) for i in load.index], load.fill)
+
+    def result(self) -> str:
+        """The element of the output."""
+        return scalar.element(self.output, self.arrays[self.output.name], [self.place(i) for i in self.stage.store])
+
+    def partial(self) -> str:
+        """Where the accumulator of the current point waits between visits."""
+        return f"partial[{_address([f'x{d}' for d in self.nest.spatial], [self.nest.extents[d] for d in self.nest.spatial])}]"
+
+    def accumulator(self, bounds: Bounds) -> str:
+        """The accumulator of the current point."""
+        places = [f"(x{d} - {bounds[d][0]})" for d in self.nest.spatial]
+        return f"held[{_address(places, [self.program.inner[d] for d in self.nest.spatial])}]"
+
+    def place(self, index: Affine) -> str:
+        """An index at the current point; axes of extent 1 have no loop."""
+        terms = [f"{c} * {self.variables[name]}" for name, c in index.terms if self.stage.extents[name] != 1]
+        return f"({' + '.join([*terms, str(index.offset)])})"
+
+    # --- text ---------------------------------------------------------------------------------------------------------
+
+    def print(self, line: str) -> None:
+        """Add a line."""
+        self.lines.append("    " * self.indent + line)
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        """Lines in braces."""
+        self.print(head + " {")
+        self.indent += 1
+        yield
+        self.indent -= 1
+        self.print("}")
+
+
+def _address(places: list[str], extents: list[int]) -> str:
+    """The position of a point in a row-major array."""
+    address = "0"
+    for place, extent in zip(places, extents, strict=True):
+        address = f"({address}) * {extent} + {place}"
+    return address

@@ -1,0 +1,101 @@
+"""Residents, idle lanes and chains in flight: small cases worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from roller.cost import Model
+from roller.hardware import HardwareSpec
+from roller.nest import variants
+from roller.occupancy import idle_lanes, lane_groups, resident_tiles
+from roller.program import StageProgram, Staging, lane_level, tiled_levels
+from roller.rates import CostParameters
+from roller.testing import gemm, toy_atom, toy_level, toy_spec
+from roller.tile import Geometry
+
+TILE, INNER = (32, 32, 16), (4, 8, 1)  # 8 x 4 = 32 lanes; 64 tiles of 256 x 256
+PANELS = (Staging("panel", 0, 1), Staging("panel", 1, 1))  # 32 x 16 floats each: 4096 bytes
+
+
+def chip(pad: int = 1 << 16, partitions: int = 1, overlap: float = 0.1, reserved: int = 0, **unit: Any) -> HardwareSpec:
+    count = unit.get("count", 2)
+    levels = [toy_level("pad", pad, 64, count, reserved_bytes=reserved), toy_level("register", 1 << 10, 256, count * partitions)]
+    atoms = (toy_atom("scalar", 64.0), toy_atom("matrix", 512.0, m=4, n=8, k=1).model_copy(update={"lanes": 32}))
+    return toy_spec(levels, atoms, overlap, **{"count": 2, "lanes_max": 256, "lane_group": 32, "resident_tiles_max": 32, **unit})
+
+
+def program(spec: HardwareSpec, atom: str = "scalar", tile: tuple[int, int, int] = TILE) -> StageProgram:
+    expr = gemm(256, 256, 256)
+    nest = variants(expr.stages[0], expr.tensors)[0]
+    chosen = next(a for a in spec.atoms if a.name == atom)
+    mapping = (("m", 0), ("n", 1), ("k", 2)) if chosen.kind == "matrix" else ()
+    order = ((0, 1, 2), (0, 1, 2))
+    return StageProgram(nest, chosen, mapping, tiled_levels(spec), (tile, INNER), order, PANELS, lane_level=lane_level(spec))
+
+
+def resident(spec: HardwareSpec, **changed: Any) -> int:
+    made = replace(program(spec), **changed)
+    return resident_tiles(made, spec, Geometry(made.nest))
+
+
+@pytest.mark.parametrize(
+    ("unit", "tiles"),
+    [
+        ({}, 16),  # 64 KiB hold 16 of 4 KiB
+        ({"resident_tiles_max": 5}, 5),
+        ({"resident_lanes_max": 256}, 8),
+        ({"lane_storage_bytes": 1 << 14}, 4),  # 32 lanes of 32 accumulators: 4 KiB
+        ({"pad": 1 << 13}, 2),
+        ({"reserved": 1024}, 12),  # 5 KiB each
+        ({"count": 16}, 4),  # 64 tiles are no more for each
+        ({"pad": 1 << 11}, 1),  # a tile that does not fit is still one
+    ],
+)
+def test_residents_are_as_many_as_everything_leaves_room_for(unit: dict[str, Any], tiles: int) -> None:
+    assert resident(chip(**unit)) == tiles
+
+
+def test_deeper_copies_take_more_room() -> None:
+    assert resident(chip(), staged=tuple(replace(panel, depth=2) for panel in PANELS)) == 8
+    assert resident(chip(), staged=tuple(replace(panel, level=0) for panel in PANELS)) == 32
+
+
+def test_a_unit_without_lanes_has_one_tile() -> None:
+    spec = chip(lanes_max=1, lane_group=1)
+    assert resident(spec) == 1 and idle_lanes(program(spec), spec, 1) == 1.0
+
+
+def test_lanes_that_fill_up_the_last_group_are_idle() -> None:
+    spec = chip()
+    assert lane_groups(program(spec), spec) == 1 and idle_lanes(program(spec), spec, 1) == 1.0
+    narrow = program(spec, tile=(8, 32, 16))  # 8 lanes
+    assert idle_lanes(narrow, spec, 1) == 4.0
+
+
+def test_a_matrix_atom_takes_the_lanes_of_its_group() -> None:
+    spec = chip()
+    assert lane_groups(program(spec, "matrix"), spec) == 32 and idle_lanes(program(spec, "matrix"), spec, 1) == 1.0
+
+
+def test_partitions_without_a_group_are_idle_unless_residents_fill_them() -> None:
+    spec = chip(partitions=4)
+    assert spec.partitions == 4
+    assert [idle_lanes(program(spec), spec, tiles) for tiles in (1, 2, 4, 16)] == [4.0, 2.0, 1.0, 1.0]
+
+
+def model(spec: HardwareSpec) -> Model:
+    return Model(spec, CostParameters(), Geometry(program(spec).nest))
+
+
+def test_residents_add_chains_in_flight() -> None:
+    """32 lanes of 32 accumulators are 1024 of 8192 chains; eight residents are enough."""
+    alone, few, many = (chip(chains=8192, resident_tiles_max=most) for most in (1, 4, 16))
+    assert [model(spec).chain_efficiency(program(spec)) for spec in (alone, few, many)] == [0.125, 0.5, 1.0]
+
+
+def test_one_copy_of_one_tile_takes_turns_with_its_use() -> None:
+    alone, two = chip(resident_tiles_max=1), chip(resident_tiles_max=2)
+    assert (model(alone).overlap_loss(program(alone)), model(two).overlap_loss(program(two))) == (1.0, 0.1)
