@@ -295,7 +295,8 @@ class HardwareSpec(_Model):
     @property
     def partitions(self) -> int:
         """Parts of a unit with innermost memory of their own: a lane group stays in one, so that fewer groups leave some idle."""
-        return max(1, self.levels[-1].instances // self.unit.count)
+        groups = self.unit.lanes_max // self.unit.lane_group  # where every lane has its own, groups are what can be idle
+        return max(1, min(self.levels[-1].instances // self.unit.count, groups))
 
     def content_hash(self) -> str:
         """SHA-256 of all that can change a program: everything but title and sources, keys sorted."""
