@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -26,6 +27,8 @@ from roller.record import Choice
 
 Op = SymbolicTensor | TensorExpr
 
+_step = logging.getLogger("roller.step")  # what a long compilation is at
+
 MOST_REFUSED = 64  # times as many programs as wanted are asked for at most, where a device refuses what fits
 
 
@@ -46,16 +49,21 @@ def compile(
     `device`: "name" or "name:chip"; `spec`: a spec or its file instead of a chip. `top_k`: how many programs to keep.
     `measure`: build and time them all here, and take the fastest. `verify`: compare the kernel with the reference.
     `constants`: values of inputs that never change, laid out once and left out of calls. `threads`: at most so many units.
-    Every failure is a `RollerError`.
+    Every failure is a `RollerError`. The logger "roller.step" says what it is at.
     """
     expr = expression_of(op)
     plugin, chip = resolve(device, spec)
     chip = narrowed(chip, threads)
     fixed = _constants(expr, {} if constants is None else constants)
     options = BuildOptions(threads, tuple(fixed), debug)
+    _step.info("constructing programs")
     choices = _choices(fuse(expr), plugin, chip, top_k, frozenset(fixed))
     if measure:
-        built = [_build(plugin, chip, choice, options, fixed) for choice in choices]
+        built = []
+        for number, choice in enumerate(choices, start=1):
+            _step.info("building program %d of %d", number, len(choices))
+            built.append(_build(plugin, chip, choice, options, fixed))
+        _step.info("timing %d programs", len(built))
         seconds = trial.measure([artifact for _, artifact in built])
         timed = [replace(choice, measured_s=s) for choice, s in zip(choices, seconds, strict=True)]
         order = sorted(range(len(timed)), key=lambda i: (timed[i].measured_s is None, timed[i].measured_s or 0.0, i))
@@ -64,8 +72,10 @@ def compile(
         choices = [timed[i] for i in order]
         source, artifact = built[order[0]]
     else:
+        _step.info("building the kernel")
         source, artifact = _build(plugin, chip, choices[0], options, fixed)
     if verify:
+        _step.info("comparing with the reference")
         trial.verify(artifact, expr)
     return Kernel(artifact, choices[0].program.expr, plugin, Built(source, tuple(choices)))
 

@@ -3,6 +3,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -220,6 +221,36 @@ def test_the_command_itself_and_ctrl_c(tmp_path):
     os.kill(child.pid, signal.SIGINT)
     _, err = child.communicate(timeout=30)
     assert child.returncode == 130 and "interrupted" in err and list(tmp_path.iterdir()) == []
+
+
+def test_a_terminal_shows_what_a_long_compilation_is_at(tmp_path):
+    """On stderr alone, and only where somebody watches: a file or a pipe gets nothing."""
+    command = [sys.executable, "-m", "roller", "compile", "relu", "8", "--measure", "--top", "2"]
+    watched, side = os.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    done = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=side, text=True, cwd=tmp_path, env=environment)
+    os.close(side)
+    shown = b""
+    with suppress(OSError):  # what reading a terminal gives whose other side is closed
+        while part := os.read(watched, 4096):
+            shown += part
+    os.close(watched)
+    out, _ = done.communicate(timeout=120)
+    assert done.returncode == 0
+    assert b"timing 2 programs" in shown  # for two seconds; shorter steps may come and go between two pictures
+    assert "timing" not in out
+    quiet = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, timeout=120)
+    assert quiet.stderr == "" and quiet.stdout
+
+
+def test_steps_are_there_for_loggers(caplog):
+    with caplog.at_level("INFO", logger="roller.step"):
+        roller.compile(ops.relu(t(8)), verify=True)
+    assert [r.getMessage() for r in caplog.records] == [
+        "constructing programs",
+        "building the kernel",
+        "comparing with the reference",
+    ]
 
 
 def test_a_shown_spec_is_a_spec_file(tmp_path):

@@ -17,6 +17,7 @@ from typing import Any, ParamSpec
 
 import typer
 from rich.console import Console, RenderableType
+from rich.status import Status
 from rich.syntax import Syntax
 
 from roller.errors import (
@@ -109,7 +110,7 @@ def _finite(value: Any) -> Any:
 
 @contextmanager
 def progress(text: str) -> Iterator[None]:
-    """Show that work goes on, where a person watches stderr."""
+    """Show that work goes on and what it is at, where a person watches stderr."""
     console = Console(stderr=True)
     handler = logging.StreamHandler()
     handler.setLevel(logging.INFO if console.is_terminal else logging.WARNING)
@@ -117,11 +118,31 @@ def progress(text: str) -> Iterator[None]:
     logger = logging.getLogger("roller")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    steps = logging.getLogger("roller.step")
+    steps.propagate = False  # they come and go in one line
     try:
         if console.is_terminal:
-            with console.status(text):
-                yield
+            with console.status(text) as status:
+                shown = _Shown(status)
+                steps.addHandler(shown)
+                try:
+                    yield
+                finally:
+                    steps.removeHandler(shown)
         else:
             yield
     finally:
+        steps.propagate = True
         logger.removeHandler(handler)
+
+
+class _Shown(logging.Handler):
+    """A line on the terminal that shows the last message."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__()
+        self._status = status
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one message."""
+        self._status.update(record.getMessage())
