@@ -146,7 +146,8 @@ class _Inner(NamedTuple):
 
 def _innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
     """The innermost tiles worth pursuing, over all nests, atoms and mappings together."""
-    floors = [s.model.floor_seconds(program_of(s, s.levels[-1:], (start(s),))) for s in found]
+    hidden = found[0].model.compulsory_seconds if found else 0.0  # what takes no longer than moving every array once costs nothing
+    floors = [max(hidden, s.model.floor_seconds(program_of(s, s.levels[-1:], (start(s),)))) for s in found]
     rated: list[_Inner] = []
     worth = _worth_packing(found, floors)
     for number, search in enumerate(found):
@@ -157,7 +158,7 @@ def _innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
             seconds = _partial_seconds(search, program, search.levels[-1])
             rated.append(_Inner(seconds, search.fit.touched_bytes(tile), number, (tile,)))
     rated.sort()
-    kept = _several_sizes(found, rated)
+    kept = _several_sizes(found, rated, hidden)
     for number, search in enumerate(found):
         chains = [item.chain for item in kept if item.number == number]
         if chains:
@@ -174,12 +175,14 @@ def _worth_packing(found: list[Search], floors: list[float]) -> float:
     return PACKED_GAIN * min(floor for floor, _ in whole)
 
 
-def _several_sizes(found: list[Search], rated: list[_Inner]) -> list[_Inner]:
+def _several_sizes(found: list[Search], rated: list[_Inner], hidden: float) -> list[_Inner]:
     """The best innermost tiles; where they run on lanes, of every size: few large ones leave lanes and units idle."""
     if not any(s.lane_level is not None for s in found):
         first = {item.number: item for item in reversed(rated)}  # the best of each nest, atom and mapping
-        worth = dict.fromkeys([*rated[:INNER_KEEP], *(first[n] for n in sorted(first))])
-        return [item for item in worth if item.seconds <= MAPPING_SLACK * rated[0].seconds]
+        # Where memory decides, this part of the prediction tells them apart less.
+        keep = 2 * INNER_KEEP if rated and rated[0].seconds < hidden else INNER_KEEP
+        worth = dict.fromkeys([*rated[:keep], *(first[n] for n in sorted(first))])
+        return [item for item in worth if item.seconds <= MAPPING_SLACK * max(rated[0].seconds, hidden)]
     sizes: Counter[int] = Counter()
     kept = []
     for item in rated:

@@ -175,6 +175,12 @@ class Model:
         """Compute with all chains busy: no tile around this innermost one is faster."""
         return _atom_points(program) * (self._slots if program.atom.kind != "matrix" else 1.0) / (program.atom.gflops * 1e9 / 2)
 
+    @cached_property
+    def compulsory_seconds(self) -> float:
+        """Moving every array once into the level that takes the longest for it: no program is faster."""
+        whole = {a.tensor.name: a.tensor.nbytes for a in self.geometry.nest.accesses}
+        return max([sum(whole.values()) / self.rates.into(level, 1.0) for level in self.spec.levels[1:]], default=0.0)
+
     def overhead_seconds(self, program: StageProgram) -> float:
         """Launching, handing out tiles, starting and finishing accumulators, and the set-up of every step."""
         unit = self.spec.unit
