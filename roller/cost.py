@@ -177,7 +177,7 @@ class Model:
 
     @cached_property
     def compulsory_seconds(self) -> float:
-        """Moving every array once into the level that takes the longest for it: no program is faster."""
+        """Moving every array once into the level that takes the longest for it, were nothing there from before."""
         whole = {a.tensor.name: a.tensor.nbytes for a in self.geometry.nest.accesses}
         return max([sum(whole.values()) / self.rates.into(level, 1.0) for level in self.spec.levels[1:]], default=0.0)
 
