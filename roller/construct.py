@@ -18,13 +18,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from roller.align import Rules, aligned_extents
+from roller.align import Rules
 from roller.choice import panels_at_unit, program_of, refined, split, whole_programs
 from roller.copying import panel_room
 from roller.cost import Estimate, combine_estimates, overlapped
 from roller.errors import ConstructionError
 from roller.expr import TensorExpr
-from roller.grow import grow, tiles_at
+from roller.grow import extents_at, grow, tiles_at
 from roller.hardware import HardwareSpec
 from roller.nest import Nest, Tile, variants
 from roller.program import RProgram, StageProgram, Staging
@@ -233,8 +233,7 @@ def _along(search: Search, chain: Chain, factor: int) -> Chain:
     nest, touches, tile = search.nest, search.nest.factor_touches(factor), list(chain[0])
     for dim in nest.spatial:
         if not touches[dim]:
-            multiple = search.rules.multiple(search.levels[0], nest.dims[dim].name)
-            tile[dim] = max([tile[dim], *aligned_extents(nest.extents[dim], chain[1][dim], multiple)])
+            tile[dim] = max([tile[dim], *extents_at(search, 0, dim, chain[1])])
     return (tuple(tile), *chain[1:])
 
 

@@ -62,7 +62,7 @@ class _Level:
         self._least_waste = padding_waste(nest.extents, inner)
 
     def _aligned(self, dim: int) -> tuple[int, ...]:
-        extents = _aligned(self.search, self.position, dim, self.inner)
+        extents = extents_at(self.search, self.position, dim, self.inner)
         if self.innermost and self.search.atom.kind != "matrix":
             return tuple([e for e in extents if e <= self.search.nest.extents[dim]])
         return tuple(extents)
@@ -158,8 +158,8 @@ class _Level:
         return added >= BOUND_SLACK * compute
 
 
-def _aligned(search: Search, position: int, dim: int, inner: Tile) -> Iterator[int]:
-    """The extents of a dimension at a level around an inner tile."""
+def extents_at(search: Search, position: int, dim: int, inner: Tile) -> Iterator[int]:
+    """The aligned extents of a dimension at a level around an inner tile, rising."""
     multiple = search.rules.multiple(search.levels[position], search.nest.dims[dim].name)
     return aligned_extents(search.nest.extents[dim], inner[dim], multiple)
 
@@ -193,7 +193,7 @@ def _evener(search: Search, position: int, inner: Tile, tile: Tile) -> Iterator[
     others = [
         (*tile[:dim], extent, *tile[dim + 1 :])
         for dim in nest.spatial
-        for extent in _aligned(search, position, dim, inner)
+        for extent in extents_at(search, position, dim, inner)
         if 2 * extent >= tile[dim] and extent <= 2 * tile[dim]
     ]
     fitting = [

@@ -32,8 +32,7 @@ def resident_tiles(program: StageProgram, spec: HardwareSpec, geometry: Geometry
 
 def lane_groups(program: StageProgram, spec: HardwareSpec) -> int:
     """Whole groups of lanes that one tile takes."""
-    lanes = program.lanes * (program.atom.lanes if program.atom.kind == "matrix" else 1)
-    return -(-lanes // spec.unit.lane_group)
+    return -(-_lanes(program) // spec.unit.lane_group)
 
 
 def idle_lanes(program: StageProgram, spec: HardwareSpec, resident: int) -> float:
@@ -42,8 +41,13 @@ def idle_lanes(program: StageProgram, spec: HardwareSpec, resident: int) -> floa
     """
     if program.lane_level is None or not program.lanes:
         return 1.0
-    groups, lanes = lane_groups(program, spec), program.lanes * (program.atom.lanes if program.atom.kind == "matrix" else 1)
-    return groups * spec.unit.lane_group / lanes * max(1.0, spec.partitions / (groups * resident))
+    groups = lane_groups(program, spec)
+    return groups * spec.unit.lane_group / _lanes(program) * max(1.0, spec.partitions / (groups * resident))
+
+
+def _lanes(program: StageProgram) -> int:
+    """Lanes of one tile: a matrix atom takes several for each of its sub-tiles."""
+    return program.lanes * (program.atom.lanes if program.atom.kind == "matrix" else 1)
 
 
 def _staged_bytes(program: StageProgram, geometry: Geometry) -> int:

@@ -11,7 +11,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from typing import Any, ParamSpec
 
@@ -120,20 +120,14 @@ def progress(text: str) -> Iterator[None]:
     logger.setLevel(logging.INFO)
     steps = logging.getLogger("roller.step")
     steps.propagate = False  # they come and go in one line
-    try:
+    with ExitStack() as undo:
+        undo.callback(logger.removeHandler, handler)
+        undo.callback(setattr, steps, "propagate", True)
         if console.is_terminal:
-            with console.status(text) as status:
-                shown = _Shown(status)
-                steps.addHandler(shown)
-                try:
-                    yield
-                finally:
-                    steps.removeHandler(shown)
-        else:
-            yield
-    finally:
-        steps.propagate = True
-        logger.removeHandler(handler)
+            shown = _Shown(undo.enter_context(console.status(text)))
+            steps.addHandler(shown)
+            undo.callback(steps.removeHandler, shown)
+        yield
 
 
 class _Shown(logging.Handler):

@@ -105,6 +105,8 @@ class _Stage:
         self.steps = dict(zip(self.program.levels, self.program.tiles, strict=True))
         spatial = [number for number, lp in enumerate(loops) if not nest.dims[lp.dim].is_reduce]
         self.held = spatial[-1] + 1 if spatial else 0  # from this loop inwards the accumulators stay where they are
+        # Reduce loops of any kind outside spatial ones: the printed loops run one after another, those over units too.
+        self.returns = any(nest.dims[lp.dim].is_reduce for lp in loops[: self.held])
         self.panels = [self._panel(s) for s in self.program.staged if s.kind == "panel"]
 
     @property
@@ -125,10 +127,9 @@ class _Stage:
         arrays = [f"{const[name]}{types[name]} *restrict {self.arrays[name]}" for name in types]
         accumulated = scalar.type_name(self.stage.body.dtype)
         for panel in self.panels:
-            self.print(
-                f"{accumulated} *panel{panel.factor} = {self.scratch.take(math.prod(panel.extents), self.stage.body.dtype)};"
-            )
-        if self.stage.reducer is not None and self.program.accumulator_visits > 1:
+            room = self.scratch.take(math.prod(panel.extents), self.stage.body.dtype)
+            self.print(f"{accumulated} *panel{panel.factor} = {room};")
+        if self.stage.reducer is not None and self.returns:
             outputs = math.prod([self.nest.extents[d] for d in self.nest.spatial])
             self.print(f"{accumulated} *partial = {self.scratch.take(outputs, self.stage.body.dtype)};")
         self.walk(0, tuple(("0", str(extent)) for extent in self.nest.extents))
@@ -193,7 +194,7 @@ class _Stage:
         room = math.prod([self.program.inner[d] for d in self.nest.spatial])
         self.print(f"{scalar.type_name(dtype)} held[{max(room, 1)}];")
         begun = scalar.identity(reducer, dtype)
-        if self.program.accumulator_visits > 1:
+        if self.returns:
             first = " && ".join([*(f"{bounds[d][0]} == 0" for d in self.nest.reduce), "1"])
             begun = f"({first}) ? {begun} : {self.partial()}"
         with self.points(self.nest.spatial, bounds):
@@ -214,7 +215,7 @@ class _Stage:
         with self.points(self.nest.spatial, bounds):
             held = self.accumulator(bounds)
             stored = f"{self.result()} = {self.value(self.stage.result, held)};"
-            if self.program.accumulator_visits > 1:
+            if self.returns:
                 last = " && ".join([*(f"{bounds[d][1]} == {self.nest.extents[d]}" for d in self.nest.reduce), "1"])
                 self.print(f"if ({last}) {stored}")
                 self.print(f"else {self.partial()} = {held};")

@@ -125,9 +125,8 @@ def _binary(op: str, left: str, right: str, dtype: str) -> str:
         return f"{op}_{name}({left}, {right})"
     if op == "pow":
         return f"({name})pow{_suffix(dtype)}({left}, {right})"
-    return (
-        f"({name})({left} {OPERATORS[op]} {right})" if op in ("add", "sub", "mul", "div") else f"({left} {OPERATORS[op]} {right})"
-    )
+    result = f"({left} {OPERATORS[op]} {right})"
+    return f"({name}){result}" if op in ("add", "sub", "mul", "div") else result
 
 
 def _suffix(dtype: str) -> str:

@@ -67,6 +67,23 @@ def test_programs_that_no_engine_chose_are_printed_right(data):
     verify.check(expr, arrays, out)
 
 
+def test_a_reduction_that_units_share_is_added_up():
+    """On a chip of two cores that combine parts: the printed loops run one after another, and add to what is there."""
+    one = roller_plain_c.roller_default_spec()
+    unit = one.unit.model_copy(update={"count": 2, "combine": ("second_pass",)})
+    shared = one.model_copy(update={"unit": unit, "levels": tuple(lv.model_copy(update={"instances": 2}) for lv in one.levels)})
+    op = ops.reduce_sum(roller.tensor((8, 4096), name="x"), 1)
+    (stage,) = roller.compile(op, device="plain_c").program.stages
+    cut = replace(stage, tiles=((8, 2048), (2, 1)), split=2)
+    expr = ops.expression(op)
+    arrays = verify.random_inputs(expr, seed=5, integer=True)
+    artifact = roller_plain_c.roller_build(shared, roller_plain_c.roller_codegen(roller.RProgram(expr, (cut,))))
+    out = np.full(8, np.nan, "float32")
+    roller_plain_c.roller_load_kernel(artifact).run((arrays["x"],), out)
+    assert [(lp.dim, lp.over) for lp in cut.loops[:2]] == [(1, "units"), (0, "time")] and cut.accumulator_visits == 1
+    verify.check(expr, arrays, out)
+
+
 def test_a_compiler_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
     assert roller_plain_c.roller_requirements() == (
