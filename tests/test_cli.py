@@ -81,7 +81,7 @@ def test_the_default_type_is_that_of_unmarked_shapes():
         (["matmul", "4x4", "5x4"], "disagree on k"),
         (["relu(4x4"], "'\\)' expected, found 'the end'"),
         (["relu(4x4))"], "nothing more expected"),
-        (["relu(4x4;)"], "unexpected ';' at column 9"),
+        (["relu(4x4;)"], "column 9: unexpected ';'"),
         (["relu(=)"], "a value expected"),
         (["4x4"], "computes nothing"),
         (["relu", "-4"], "negative"),
@@ -195,6 +195,16 @@ def test_exit_codes_of_failures(error, code, monkeypatch):
     monkeypatch.setattr(roller, "compile", fail)
     done = run("compile", "relu", "8")
     assert done.exit_code == code and done.stdout == ""
+
+
+def test_all_words_may_stand_in_one_pair_of_quotes():
+    for words in (["matmul", "64x32", "32x8"], ["mk,kn->mn", "6x3", "3x8"], ["relu", "8"]):
+        assert expr([" ".join(words)]) == expr(words)
+    assert "no operator called 'softmax'" in run("compile", "softmax 4x5").stderr
+
+
+def test_where_a_mistake_is_comes_before_what_it_is():
+    assert "operator 'relu(8', column 7: ')' expected, found 'the end'" in run("compile", "relu(8").stderr
 
 
 def test_version():

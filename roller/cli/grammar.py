@@ -37,6 +37,8 @@ def parse(words: Sequence[str], dtype: str = "float32") -> SymbolicTensor:
     """The operator that the words describe; inputs without a type of their own have `dtype`. `ExpressionError` otherwise."""
     if not words:
         raise ExpressionError(f"no operator given; operators: {', '.join(OPERATORS)}, or an einsum such as 'mk,kn->mn'")
+    if len(words) == 1 and "(" not in words[0]:
+        words = words[0].split() or words  # all in one pair of quotes
     head, *rest = words
     if "->" in head and "(" not in head:
         text = f'einsum("{head.strip(chr(34))}", {", ".join(rest)})'
@@ -67,7 +69,7 @@ class _Reader:
         self._next = 0
 
     def _error(self, what: str, place: int) -> ExpressionError:
-        return ExpressionError(f"operator {self._text!r}: {what} at column {place + 1}")
+        return ExpressionError(f"operator {self._text!r}, column {place + 1}: {what}")
 
     def _take(self) -> tuple[str, str, int]:
         token = self._tokens[self._next]
