@@ -2,7 +2,7 @@
 
 1. Execution unit: extents are multiples of the atom's, and concurrent sub-tiles fill whole lane groups.
 2. Memory transaction: a staged tile's contiguous run is a multiple of the transaction, or the whole row.
-3. Bank: rows of a staged tile start in different banks (storage padding).
+3. Bank: rows of a staged tile start in different banks (storage padding; `roller.banks`).
 4. Tensor shape: covering the tensor with whole tiles wastes at most a fraction epsilon of the work (tensor padding).
 """
 
@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from roller.hardware import Banks, ComputeAtom, HardwareSpec, MemoryLevel
+from roller.hardware import ComputeAtom, HardwareSpec, MemoryLevel
 from roller.nest import Nest, Tile
 from roller.tile import padding_waste
 
@@ -60,16 +60,6 @@ def transaction_step(nest: Nest, level: MemoryLevel, dim: int) -> int:
     """Elements along a dimension that fill one transaction of the level, where some array is contiguous along it (rule 2)."""
     sizes = [a.element_bytes for a in nest.accesses if a.strides[dim] == 1 and a.role != "epilogue"]
     return max((max(1, level.transaction_bytes // size) for size in sizes), default=1)
-
-
-def bank_padding(row: int, inner_row: int, banks: Banks, element_bytes: int) -> int:
-    """Elements to add to a row of `row` elements read by inner tiles of `inner_row` (rule 3; the paper's section 3.1).
-
-    With B banks of L elements: padding = (B L - N mod (B L) + L ceil(n / L)) mod (B L).
-    """
-    width = max(1, banks.width_bytes // element_bytes)
-    period = banks.count * width
-    return (period - row % period + width * math.ceil(inner_row / width)) % period
 
 
 def allows_padding(nest: Nest, tile: Tile, epsilon: float) -> bool:

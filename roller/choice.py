@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
+from roller.banks import panel_rows
+from roller.nest import Tile
 from roller.program import StageProgram, Staging
 from roller.search import Chain, Search
 
@@ -16,7 +18,7 @@ def program_of(search: Search, levels: tuple[int, ...], chain: Chain) -> StagePr
     lanes = search.lane_level
     whole = len(chain) == len(search.levels) and search.spec.levels[search.levels[0]].managed
     depth = search.fit.depth(search.levels, 0, chain[0]) if whole else 1
-    staged = required_staging(search, search.levels, depth)
+    staged = required_staging(search, search.levels, chain[0], depth)
     return StageProgram(
         search.nest,
         search.atom,
@@ -30,7 +32,7 @@ def program_of(search: Search, levels: tuple[int, ...], chain: Chain) -> StagePr
     )
 
 
-def required_staging(search: Search, levels: tuple[int, ...], depth: int = 1) -> tuple[Staging, ...]:
+def required_staging(search: Search, levels: tuple[int, ...], tile: Tile, depth: int = 1) -> tuple[Staging, ...]:
     """Copies without which the nest would gather or guard: panels for factors, boxes for arrays that can be left.
 
     A level that software fills holds a panel of every factor that is used again there, as many deep as it allows.
@@ -38,10 +40,27 @@ def required_staging(search: Search, levels: tuple[int, ...], depth: int = 1) ->
     nest, unit = search.nest, search.spec.levels[levels[0]]
     if unit.managed:
         reused = [f for f in range(len(nest.factors)) if search.fit.reused(nest.factor_touches(f)) and "input" in unit.holds]
-        return tuple(Staging("panel", f, levels[0], depth=depth) for f in reused if nest.reduce)
+        return _padded(search, levels, tile, tuple(Staging("panel", f, levels[0], depth) for f in reused if nest.reduce))
     needed = [f for f in range(len(nest.factors)) if nest.stageable(f) and _needs_panel(search, f)]
     panels = [_constant_panel(search, f) or Staging("panel", f, levels[0]) for f in needed]
     return (*_boxes(search, levels[0]), *panels)
+
+
+def _padded(search: Search, levels: tuple[int, ...], tile: Tile, staged: tuple[Staging, ...]) -> tuple[Staging, ...]:
+    """Panels with their rows padded against bank conflicts, as far as there is room: the model charges the others."""
+    banks = search.spec.levels[levels[0]].banks
+    if banks is None or not staged:
+        return staged
+    room, found = search.fit.room_left(levels, 0, tile, staged[0].depth), []
+    for staging in staged:
+        rows = panel_rows(search.nest, search.atom, search.mapping, staging.operand, tile, search.spec, staging.level)
+        padding = rows.padding(banks)
+        needed = staging.depth * rows.padding_bytes(padding)
+        if needed > room:
+            padding = needed = 0
+        room -= needed
+        found.append(replace(staging, row_padding=padding))
+    return tuple(found)
 
 
 def _constant_panel(search: Search, factor: int) -> Staging | None:
@@ -167,4 +186,6 @@ def _cut(search: Search, program: StageProgram, dim: int, share: int) -> Iterato
     tiles = (unit, *between, inner)
     legal = search.fit.legal(levels, len(levels) - 2, tiles[-2], inner, search.mapping, search.atom) if len(tiles) > 1 else None
     if trips > 1 and legal is None:
-        yield replace(program, tiles=tiles, split=trips)
+        managed = search.spec.levels[levels[0]].managed
+        staged = _padded(search, levels, unit, program.staged) if managed else program.staged
+        yield replace(program, tiles=tiles, split=trips, staged=staged)

@@ -27,7 +27,7 @@ from roller.expr import TensorExpr
 from roller.grow import extents_at, grow, tiles_at
 from roller.hardware import HardwareSpec
 from roller.nest import Nest, Tile, variants
-from roller.program import RProgram, StageProgram, Staging
+from roller.program import RProgram, StageProgram, Staging, panel_element_bytes
 from roller.rates import CostParameters
 from roller.search import Chain, Search, packs, reads_whole, searches, start, stores_whole
 
@@ -239,7 +239,7 @@ def _along(search: Search, chain: Chain, factor: int) -> Chain:
 
 def _held(search: Search, chain: Chain, staging: Staging) -> bool:
     elements = search.model.geometry.panel_elements(staging.operand, chain[0])
-    return elements * search.nest.accumulator_bytes <= panel_room(search.spec, staging.level)
+    return elements * panel_element_bytes(search.nest, search.atom) <= panel_room(search.spec, staging.level)
 
 
 def _prune(search: Search, levels: tuple[int, ...], chains: list[Chain], keep: int) -> list[Chain]:

@@ -6,9 +6,9 @@ import math
 
 from roller.hardware import HardwareSpec
 from roller.nest import Access, Nest
-from roller.program import StageProgram, Staging, copy_depth
+from roller.program import StageProgram, Staging, copy_depth, panel_element_bytes
 from roller.rates import TRANSPOSE_SLOTS, Rates
-from roller.traffic import NestWalk
+from roller.walk import NestWalk
 
 DECODE_TRIPS = 2  # trips of a loop that dividing an index by a known extent takes as long as, remainder included
 ROW_TRIPS = 6  # loops around one row of a box: the row itself, three spans of it, a vector and an element loop
@@ -28,7 +28,8 @@ def copy_seconds(rates: Rates, walk: NestWalk, staging: Staging) -> float:
         sources, width = [staging.operand], nest.accesses[staging.operand].element_bytes
         elements, trips = held.tile.elements * times, held.runs * times * ROW_TRIPS
     else:
-        sources, width = [n for n, a in enumerate(nest.inputs) if a.factor == staging.operand], nest.accumulator_bytes
+        sources = [n for n, a in enumerate(nest.inputs) if a.factor == staging.operand]
+        width = panel_element_bytes(nest, program.atom)
         elements = geometry.panel_elements(staging.operand, tile) * times
         trips = _slot_trips(program, staging, elements)
     units = rates.busy(program) if staging.level else 1.0

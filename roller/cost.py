@@ -22,7 +22,8 @@ from roller.rates import CostParameters, Rates
 from roller.registers import RegisterTraffic
 from roller.slots import body_slots, epilogue_slots
 from roller.tile import Geometry
-from roller.traffic import NestWalk, level_traffic
+from roller.traffic import level_traffic
+from roller.walk import NestWalk
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roller.align import Rules
+from roller.banks import padding_bytes, staged_rows
 from roller.cost import Estimate
 from roller.growth import Growth, Stop
 from roller.hardware import HardwareSpec
@@ -134,6 +135,7 @@ def _level(growth: Growth, index: int) -> LevelReport:
         used, room = growth.fit.inner_bytes(tile, program.mapping, program.atom), growth.fit.lane_bytes(level)
     else:
         used = growth.fit.footprint(program.levels, position, tile, growth.inner(position))
+        used += sum(s.depth * padding_bytes(program, growth.spec, s) for s in program.staged if s.level == index)
         room = level.usable_bytes
     return LevelReport(level.name, tile, used, room, moved, growth.stops(position))
 
@@ -143,7 +145,9 @@ def _staging(program: StageProgram, spec: HardwareSpec) -> list[str]:
     for staging in program.staged:
         what = " x ".join(staged_tensors(program.nest, staging))
         when = "when the kernel is built" if staging.constant else "once" if staging.level == 0 else "for each tile"
-        lines.append(f"{what} as a {staging.kind} at {spec.levels[staging.level].name}, {when}")
+        rows = staged_rows(program, spec, staging) if staging.row_padding else None
+        padded = f", rows of {rows.row} padded by {staging.row_padding} against bank conflicts" if rows is not None else ""
+        lines.append(f"{what} as a {staging.kind} at {spec.levels[staging.level].name}, {when}{padded}")
     return lines
 
 

@@ -169,6 +169,10 @@ class Fit:
         double = level.depth_max > 1 and self._managed_bytes(levels, position, tile, 2) <= self.usable_bytes(level)
         return 2 if double else 1
 
+    def room_left(self, levels: tuple[int, ...], position: int, tile: Tile, depth: int) -> int:
+        """Bytes of a managed level that a tile with so many copies of its inputs leaves free."""
+        return self.usable_bytes(self.spec.levels[levels[position]]) - self._managed_bytes(levels, position, tile, depth)
+
     def reused(self, touches: tuple[bool, ...]) -> bool:
         """True if some spatial dimension uses the same values again, so that holding them at a level pays."""
         return any(not touches[i] and self.nest.extents[i] > 1 for i in self.nest.spatial) or self._windows()

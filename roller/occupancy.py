@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 
+from roller.banks import padding_bytes
 from roller.hardware import HardwareSpec
-from roller.program import StageProgram
+from roller.program import StageProgram, panel_element_bytes
 from roller.tile import Geometry
 
 
@@ -26,7 +27,7 @@ def resident_tiles(program: StageProgram, spec: HardwareSpec, geometry: Geometry
         limits.append(unit.lane_storage_bytes // max(outputs * program.nest.accumulator_bytes, 1))
     level = spec.levels[program.levels[0]]
     if level.managed:
-        limits.append(level.capacity_bytes // max(level.reserved_bytes + _staged_bytes(program, geometry), 1))
+        limits.append(level.capacity_bytes // max(level.reserved_bytes + _staged_bytes(program, spec, geometry), 1))
     return max(1, min(limits))
 
 
@@ -50,13 +51,13 @@ def _lanes(program: StageProgram) -> int:
     return program.lanes * (program.atom.lanes if program.atom.kind == "matrix" else 1)
 
 
-def _staged_bytes(program: StageProgram, geometry: Geometry) -> int:
+def _staged_bytes(program: StageProgram, spec: HardwareSpec, geometry: Geometry) -> int:
     """Bytes of the copies that a tile keeps at the unit's level."""
     nest, total = program.nest, 0
     for staging in program.staged:
         if staging.kind == "panel":
-            held = geometry.panel_elements(staging.operand, program.unit_tile) * nest.accumulator_bytes
+            held = geometry.panel_elements(staging.operand, program.unit_tile) * panel_element_bytes(nest, program.atom)
         else:
             held = geometry.held(staging.operand, program.unit_tile).nbytes
-        total += staging.depth * held if staging.level == program.levels[0] else 0
+        total += staging.depth * (held + padding_bytes(program, spec, staging)) if staging.level == program.levels[0] else 0
     return total

@@ -2,6 +2,7 @@
 
 from roller.align import Multiple
 from roller.arrays import ALIGNMENT, address, aligned_empty, numpy_dtype, ready
+from roller.banks import PanelRows, staged_rows
 from roller.catalog import builtin_dir, dump_spec, find_spec, list_specs, load_spec, spec_from_dict
 from roller.errors import (
     CodegenError,
@@ -70,6 +71,7 @@ __all__ = [
     "MemoryLevel",
     "Multiple",
     "Nest",
+    "PanelRows",
     "RProgram",
     "RollerError",
     "Runner",
@@ -101,6 +103,7 @@ __all__ = [
     "run_isolated",
     "spec_dir",
     "spec_from_dict",
+    "staged_rows",
     "staged_touches",
     "write_atomic",
 ]

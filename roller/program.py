@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from roller.expr import TensorExpr
+from roller.expr import ELEMENT_BYTES, TensorExpr
 from roller.hardware import ComputeAtom, HardwareSpec
 from roller.nest import Nest, Tile
 
@@ -184,6 +184,7 @@ def _stage_dict(program: StageProgram) -> dict[str, Any]:
                 "tensors": list(staged_tensors(program.nest, s)),
                 "level": s.level,
                 "depth": s.depth,
+                "row_padding": s.row_padding,
                 "constant": s.constant,
             }
             for s in program.staged
@@ -202,6 +203,11 @@ def staged_tensors(nest: Nest, staging: Staging) -> tuple[str, ...]:
 def staged_touches(nest: Nest, staging: Staging) -> tuple[bool, ...]:
     """Which dimensions the staged copy depends on."""
     return nest.accesses[staging.operand].touches if staging.kind == "box" else nest.factor_touches(staging.operand)
+
+
+def panel_element_bytes(nest: Nest, atom: ComputeAtom) -> int:
+    """Bytes of one value of a panel: of the type that a matrix atom takes, else of the type that the nest computes in."""
+    return ELEMENT_BYTES[atom.in_dtype] if atom.kind == "matrix" else nest.accumulator_bytes
 
 
 def copy_depth(program: StageProgram, staging: Staging) -> int:

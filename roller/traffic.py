@@ -8,28 +8,14 @@ tile but for the innermost loops that do not touch it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 
+from roller.banks import conflicts
 from roller.hardware import Banks, HardwareSpec, MemoryLevel
 from roller.nest import Tile
-from roller.program import Loop, StageProgram, copy_depth
-from roller.rates import CostParameters
-from roller.tile import Geometry, HeldTile
-
-Kept = tuple[HeldTile | float | None, ...]  # at each depth: a data tile, the bytes of a panel, or nothing
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """One array as a part of the nest sees it: between loop depths `start` and `stop`, as a data tile or a panel."""
-
-    access: int | None  # position in nest.accesses, or None for a panel
-    factor: int
-    touches: tuple[bool, ...]
-    start: int
-    stop: int
-    copy: bool = False  # a panel or a box, not the array itself
+from roller.program import Loop, StageProgram, Staging, panel_element_bytes
+from roller.tile import HeldTile
+from roller.walk import Kept, NestWalk, Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,94 +24,6 @@ class LevelTraffic:
 
     bytes: float
     runs: float
-
-
-@dataclass
-class NestWalk:
-    """The loops of a program on a chip with the tile inside each prefix of them, and the arrays that are live there."""
-
-    program: StageProgram
-    spec: HardwareSpec
-    geometry: Geometry
-    parameters: CostParameters
-    _runs: dict[int, int] = field(default_factory=dict)
-    _needs: dict[tuple[int, int], list[float]] = field(default_factory=dict)
-
-    @cached_property
-    def loops(self) -> tuple[Loop, ...]:
-        """All loops outside the innermost tile, outermost first."""
-        return self.program.loops
-
-    @cached_property
-    def tiles(self) -> tuple[Tile, ...]:
-        """`tiles[d]` is the tile inside the first d loops."""
-        tiles = [self.program.nest.extents]
-        by_level = dict(zip(self.program.levels, self.program.tiles, strict=True))
-        for loop in self.loops:
-            tile = list(tiles[-1])
-            tile[loop.dim] = by_level[loop.level][loop.dim]
-            tiles.append(tuple(tile))
-        return tuple(tiles)
-
-    @cached_property
-    def streams(self) -> tuple[Stream, ...]:
-        """The arrays as the nest sees them: what is staged is its source outside the copy, the panel or box inside."""
-        program, depth = self.program, len(self.loops)
-        panels = {s.operand: s for s in program.staged if s.kind == "panel"}
-        boxes = {s.operand: s for s in program.staged if s.kind == "box"}
-        streams: list[Stream] = []
-        for number, access in enumerate(program.nest.accesses):
-            panel = panels.get(access.factor) if access.role == "body" else None
-            stop = depth if panel is None else copy_depth(program, panel)
-            boxed = min(stop, copy_depth(program, boxes[number])) if number in boxes else stop
-            if all(staging is None or staging.level > 0 for staging in (panel, boxes.get(number))):
-                streams.append(Stream(number, access.factor, access.touches, 0, boxed))
-            if number in boxes and (panel is None or panel.level > 0):
-                streams.append(Stream(number, access.factor, access.touches, boxed, stop, copy=True))
-        for factor, panel in panels.items():
-            touches = program.nest.factor_touches(factor)
-            streams.append(Stream(None, factor, touches, copy_depth(program, panel), depth, copy=True))
-        return tuple(streams)
-
-    @cached_property
-    def held(self) -> tuple[Kept, ...]:
-        """For each stream what it keeps at each depth: a data tile, the bytes of a panel, or None inside the panel's copy."""
-        return tuple([_stream_held(self, stream) for stream in self.streams])
-
-    @cached_property
-    def inside(self) -> list[int]:
-        """For each stream the depth from which on it lives in levels that software fills."""
-        return [_inside(self, stream) for stream in self.streams]
-
-    def needed(self, depth: int, transaction: int, units: int) -> float:
-        """Room that everything live at a depth needs in a level of such transactions that so many units share; depths are asked
-        for one by one.
-        """
-        known = self._needs.setdefault((transaction, units), [])
-        if depth == len(known):
-            known.append(_room_at(self, depth, transaction, units))
-        return known[depth]
-
-    def copies(self, number: int, depth: int, units: int) -> int:
-        """How many different tiles of a stream so many units work on at a time, inside the first loops up to a depth: units take
-        consecutive tiles, so that the outer loops tell them apart first.
-        """
-        stream, dims, found = self.streams[number], self.program.nest.dims, 1
-        own = stream.copy and stream.start > 0  # each unit has a copy of its own
-        partial = stream.access is not None and self.program.nest.accesses[stream.access].role == "output"
-        for loop in self.loops[:depth]:
-            if loop.over == "units":
-                apart = min(loop.trips, units)
-                units = -(-units // apart)
-                found *= apart if own or stream.touches[loop.dim] or (partial and dims[loop.dim].is_reduce) else 1
-        return found
-
-    def run(self, number: int) -> int:
-        """Elements of a stream that the nest walks one after another."""
-        found = self._runs.get(number)
-        if found is None:
-            found = self._runs[number] = run_in_order(self, number)
-        return found
 
 
 def level_traffic(walk: NestWalk, index: int) -> LevelTraffic:
@@ -176,28 +74,6 @@ def _cached(walk: NestWalk, level: MemoryLevel) -> LevelTraffic:
     return LevelTraffic(total, runs)
 
 
-def run_in_order(walk: NestWalk, number: int) -> int:
-    """Elements of a stream that the nest walks one after another before it goes elsewhere, so that whoever fetches ahead has to
-    find the next place. Few rows side by side are followed together. What a copy reads, it reads along the whole rows of its tile.
-    """
-    stream, sizes, nest = walk.streams[number], walk.held[number], walk.program.nest
-    depth = stream.start if stream.copy else stream.stop
-    held = sizes[depth]
-    assert isinstance(held, HeldTile)
-    run, rows = held.tile.run, held.runs if depth == len(walk.loops) else 1.0
-    written = nest.accesses[stream.access or 0].role == "output"
-    followed = walk.parameters.write_streams if written else walk.parameters.read_streams
-    while depth > stream.start and rows <= followed:
-        depth -= 1
-        held = sizes[depth]
-        assert isinstance(held, HeldTile)
-        if stream.touches[walk.loops[depth].dim] and held.tile.run <= run:
-            rows *= walk.loops[depth].trips
-        elif rows <= followed:
-            run = max(run, min(held.tile.run, run * walk.loops[depth].trips))
-    return run
-
-
 def _scattered(walk: NestWalk, stream: Stream, sizes: Kept, level: MemoryLevel) -> float:
     """How much more is written where an output that no cache keeps is stored in several rows at a time: parts of transactions,
     as nobody waits for the rest.
@@ -215,49 +91,6 @@ def _scattered(walk: NestWalk, stream: Stream, sizes: Kept, level: MemoryLevel) 
 def _copies(loop: Loop, units: int) -> int:
     """Private levels that each fetch the same data because a loop hands it to several units."""
     return min(loop.trips, units) if loop.over == "units" else 1
-
-
-def _stream_held(walk: NestWalk, stream: Stream) -> Kept:
-    """What a stream keeps at each depth; outside a panel's copy, the panel itself (its buffer is reused)."""
-    found: list[HeldTile | float | None] = []
-    geometry, width = walk.geometry, walk.program.nest.accumulator_bytes
-    for depth, tile in enumerate(walk.tiles):
-        unchanged = depth and not stream.touches[walk.loops[depth - 1].dim]
-        if unchanged and depth <= stream.stop:
-            found.append(found[-1])
-        elif depth > stream.stop:
-            found.append(None)
-        else:
-            inside = walk.tiles[stream.start] if depth < stream.start else tile
-            if stream.access is None:
-                found.append(float(geometry.panel_elements(stream.factor, inside) * width))
-            else:
-                found.append(geometry.held(stream.access, inside))
-    return tuple(found)
-
-
-def _inside(walk: NestWalk, stream: Stream) -> int:
-    """The depth from which on a stream lives in levels that software fills, not in caches: 0 for a panel there; accumulators
-    that lanes hold, once their tile is chosen.
-    """
-    program, loops = walk.program, walk.loops
-    if stream.access is None:
-        homes = [s.level for s in program.staged if s.kind == "panel" and s.operand == stream.factor]
-        return 0 if homes[0] and walk.spec.levels[homes[0]].managed else len(loops) + 1
-    if program.lane_level is None or program.nest.accesses[stream.access].role != "output":
-        return len(loops) + 1
-    chosen = [d + 1 for d, lp in enumerate(loops) if lp.over != "lanes" and not program.nest.dims[lp.dim].is_reduce]
-    return max(chosen, default=0)
-
-
-def _room_at(walk: NestWalk, depth: int, transaction: int, units: int) -> float:
-    needed = 0.0
-    for number, (sizes, within) in enumerate(zip(walk.held, walk.inside, strict=True)):
-        size = sizes[depth] if depth < within else None
-        if size is not None:
-            room = size.moved(transaction) if isinstance(size, HeldTile) else size
-            needed += room * walk.copies(number, depth, units) if units > 1 else room
-    return needed
 
 
 def _retained(walk: NestWalk, level: MemoryLevel, sharing: int) -> list[float]:
@@ -312,26 +145,38 @@ def _managed(walk: NestWalk, level: MemoryLevel, index: int) -> LevelTraffic:
     program, spec, geometry, nest = walk.program, walk.spec, walk.geometry, walk.program.nest
     tile, spread = _shared_tile(program, index, level.access_lanes)
     outside = [lp for lp in walk.loops if lp.level <= index]
-    staged = {s.operand: s.level for s in program.staged if s.kind == "panel"}
+    staged = {s.operand: s for s in program.staged if s.kind == "panel"}
+    width = panel_element_bytes(nest, program.atom)
     total = runs = 0.0
     for stream in walk.streams:
         access = nest.accesses[stream.access] if stream.access is not None else None
         role = access.role if access is not None else "body"
-        kept_at = staged.get(stream.factor) if role == "body" else None
-        outer = kept_at is not None and kept_at < index
+        staging = staged.get(stream.factor) if role == "body" else None
+        outer = staging is not None and staging.level < index
         held = _held(spec, index, role)
-        if not held or (kept_at is not None and outer != (access is None)):
+        if not held or (staging is not None and outer != (access is None)):
             continue
         around = outside if role != "output" or "accumulator" in level.holds else walk.loops
         times = _loads(program, outside, stream.touches, spread, spec.unit.count, role == "output")
         times *= 2 * _visits(program, list(around)) - 1 if role == "output" else 1
         if access is None or stream.access is None:
-            total += geometry.panel_elements(stream.factor, tile) * nest.accumulator_bytes * times
+            assert staging is not None
+            filling, reading = conflicts(program, spec, staging)
+            total += geometry.panel_elements(stream.factor, tile) * width * times * reading
+            if filling > 1 and staging.level == index - 1:
+                total += _filled(walk, stream, staging) * width * (filling - 1)
         else:
             moved = geometry.held(stream.access, tile)
             total += moved.moved(level.transaction_bytes) * times
             runs += moved.runs * times
     return LevelTraffic(total, runs)
+
+
+def _filled(walk: NestWalk, stream: Stream, staging: Staging) -> float:
+    """Elements written into a panel over the whole stage."""
+    program, loops = walk.program, [lp for lp in walk.loops if lp.level <= staging.level]
+    times = _loads(program, loops, stream.touches, {}, walk.spec.unit.count, output=False)
+    return walk.geometry.panel_elements(stream.factor, program.level_tile(staging.level)) * times
 
 
 def _held(spec: HardwareSpec, index: int, role: str) -> bool:

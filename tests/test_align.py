@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,45 +12,15 @@ from roller.align import (
     aligned_extents,
     allows_padding,
     atom_tile,
-    bank_padding,
     lane_rule,
     next_aligned,
     transaction_step,
 )
-from roller.hardware import Banks
 from roller.nest import variants
 from roller.testing import gemm, toy_atom, toy_level, toy_spec
 
 PRODUCT = gemm(8, 16, 32)
 NEST = variants(PRODUCT.stages[0], PRODUCT.tensors)[0]
-
-
-def test_the_papers_example_of_bank_padding() -> None:
-    """Four banks of one element, rows of four read one element at a time: one element of padding, so that a column of four
-    lies in four banks."""
-    assert bank_padding(4, 1, Banks(count=4, width_bytes=4), 4) == 1
-
-
-@pytest.mark.parametrize(
-    ("row", "inner", "banks", "width", "size", "padding"),
-    [
-        (32, 1, 32, 4, 4, 1),  # a power of two: one bank further each row
-        (32, 4, 32, 4, 4, 4),  # vectors of four: four banks further
-        (33, 1, 32, 4, 4, 0),  # already one bank further
-        (64, 8, 32, 4, 2, 8),  # two elements a bank: 8 elements are 4 banks
-        (40, 4, 32, 4, 4, 28),  # 40 = 32 + 8, and 8 + 28 = 36 = 32 + 4
-    ],
-)
-def test_bank_padding_by_hand(row: int, inner: int, banks: int, width: int, size: int, padding: int) -> None:
-    assert bank_padding(row, inner, Banks(count=banks, width_bytes=width), size) == padding
-
-
-@given(st.integers(1, 300), st.integers(1, 16), st.sampled_from((4, 8, 32)))
-def test_padded_rows_start_where_the_inner_row_before_ended(row: int, inner: int, banks: int) -> None:
-    """Row r + 1 starts as many banks after row r as an inner row is wide: reads of a column of inner rows do not collide."""
-    padding = bank_padding(row, inner, Banks(count=banks, width_bytes=4), 4)
-    assert 0 <= padding < banks
-    assert (row + padding) % banks == inner % banks
 
 
 def test_an_atom_covers_the_dimensions_where_its_roles_lie() -> None:

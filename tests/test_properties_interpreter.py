@@ -20,7 +20,8 @@ from roller.program import StageProgram, Staging, lane_level, tiled_levels
 from roller.rates import CostParameters
 from roller.testing import expression, expressions, gemm, programs, specs, toy_level, toy_spec, with_unit
 from roller.tile import Geometry, HeldTile
-from roller.traffic import NestWalk, level_traffic, run_in_order
+from roller.traffic import level_traffic
+from roller.walk import NestWalk, run_in_order
 
 TINY = (1, 2, 3, 4, 6, 8)
 LINEAR = ("matmul", "transposed", "reduction", "elementwise", "transpose")

@@ -21,7 +21,8 @@ from roller.program import StageProgram, Staging, tiled_levels
 from roller.rates import CostParameters, Rates, unit_efficiency
 from roller.testing import expressions, programs, specs, toy_atom, toy_level, toy_spec
 from roller.tile import Geometry
-from roller.traffic import NestWalk, level_traffic
+from roller.traffic import level_traffic
+from roller.walk import NestWalk
 
 EXTENTS = (1, 2, 3, 7, 16, 33)
 

@@ -1,0 +1,121 @@
+"""Alignment rule 3: how a panel lies in a banked memory that software fills, and the padding that keeps its rows apart.
+
+A panel is stored row after row. Whoever goes along a row finds every bank once; whoever stands in several rows at a time finds
+their banks a row apart, and waits where they are the same ones. Two things stand in several rows: lanes that fill a panel from
+an array that is contiguous across its rows, and lanes that read their parts of a matrix atom's operand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+
+from roller.hardware import Banks, ComputeAtom, HardwareSpec
+from roller.nest import Nest, Tile
+from roller.program import StageProgram, Staging, panel_element_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PanelRows:
+    """A panel as rows, in elements: the length of one, how many there are, how many are accessed at a time, and how much of each.
+
+    `filling`: it is filling that goes across rows, once for each copy; otherwise reading, every time.
+    """
+
+    row: int
+    rows: int
+    together: int
+    piece: int
+    element_bytes: int
+    filling: bool
+
+    def conflicts(self, padding: int, banks: Banks) -> float:
+        """How often one access takes as long as it would without two words in a bank; 1 without conflicts."""
+        period = banks.count * banks.width_bytes  # rows a whole period further start in the same bank: few pitches are unlike
+        pitch = (self.row + padding) % period + period
+        return bank_conflicts(pitch, self.together, self.piece, banks, self.element_bytes)
+
+    def padding(self, banks: Banks) -> int:
+        """Elements to add to every row: those of rule 3, or the fewest whole pieces that leave no more conflicts than they do."""
+        if self.together <= 1:
+            return 0
+        most = bank_padding(self.row, self.piece, banks, self.element_bytes)
+        choices = [*range(0, most, self.piece), most]
+        fewest: int = min(choices, key=lambda padding: (self.conflicts(padding, banks), padding))
+        return fewest
+
+    def padding_bytes(self, padding: int) -> int:
+        """Bytes that the padding of all rows takes in one copy."""
+        return self.rows * padding * self.element_bytes
+
+
+def bank_padding(row: int, inner_row: int, banks: Banks, element_bytes: int) -> int:
+    """Elements to add to a row of `row` elements read by inner tiles of `inner_row` (rule 3; the paper's section 3.1).
+
+    With B banks of L elements: padding = (B L - N mod (B L) + L ceil(n / L)) mod (B L).
+    """
+    width = max(1, banks.width_bytes // element_bytes)
+    period = banks.count * width
+    return (period - row % period + width * math.ceil(inner_row / width)) % period
+
+
+@lru_cache(maxsize=4096)
+def bank_conflicts(pitch: int, rows: int, piece: int, banks: Banks, element_bytes: int) -> float:
+    """Words that the busiest bank serves over those it would serve if all had the same share, where `piece` elements are accessed
+    in each of `rows` rows that lie `pitch` elements apart. At least 1; parts of one word are served together.
+    """
+    starts = (row * pitch * element_bytes for row in range(rows))
+    words = {w for s in starts for w in range(s // banks.width_bytes, -(-(s + piece * element_bytes) // banks.width_bytes))}
+    busiest = max(Counter(word % banks.count for word in words).values(), default=1)
+    return busiest / max(1, -(-len(words) // banks.count))
+
+
+def panel_rows(
+    nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], ...], factor: int, tile: Tile, spec: HardwareSpec, level: int
+) -> PanelRows:
+    """How the panel of a factor lies at a level under a unit's tile.
+
+    For a matrix atom rows go along the dimension in which the array is contiguous, and each lane reads a part of as many as
+    serve all banks once. For other atoms a row holds the values of one reduce point, which lanes read side by side.
+    """
+    touches, banks, size = nest.factor_touches(factor), spec.levels[level].banks, panel_element_bytes(nest, atom)
+    touched = [d for d, t in enumerate(touches) if t]
+    whole = math.prod([tile[d] for d in touched])
+    along = next((d for a in nest.inputs if a.factor == factor for d in touched if a.strides[d] == 1 and tile[d] > 1), None)
+    if atom.kind == "matrix":
+        extents = {d: extent for role, d in mapping if isinstance(extent := atom.extents[role], int) and touches[d]}
+        row_dim = along if along is not None else max(extents, default=0)
+        row = tile[row_dim] if touched else 1
+        piece = max(1, min(math.prod(extents.values()) // atom.lanes, extents.get(row_dim, 1)))
+        every_bank = banks.count * banks.width_bytes // (piece * size) if banks is not None else 1
+        return PanelRows(row, whole // max(row, 1), max(1, min(every_bank, whole // max(row, 1))), piece, size, filling=False)
+    row = math.prod([tile[d] for d in touched if d in nest.spatial])
+    lanes = spec.levels[level].access_lanes
+    together = min(tile[along], lanes) if along is not None and along in nest.reduce else 1
+    return PanelRows(row, whole // max(row, 1), together, max(1, min(lanes // together, row)), size, filling=True)
+
+
+def staged_rows(program: StageProgram, spec: HardwareSpec, staging: Staging) -> PanelRows | None:
+    """How a program's panel lies, where it lies in a banked memory that software fills; None for all other copies."""
+    level = spec.levels[staging.level]
+    if staging.kind != "panel" or not staging.level or not level.managed or level.banks is None:
+        return None
+    return panel_rows(program.nest, program.atom, program.mapping, staging.operand, program.unit_tile, spec, staging.level)
+
+
+def padding_bytes(program: StageProgram, spec: HardwareSpec, staging: Staging) -> int:
+    """Bytes that the padding of a panel's rows takes in one copy of it."""
+    rows = staged_rows(program, spec, staging) if staging.row_padding else None
+    return rows.padding_bytes(staging.row_padding) if rows is not None else 0
+
+
+def conflicts(program: StageProgram, spec: HardwareSpec, staging: Staging) -> tuple[float, float]:
+    """How much longer filling and reading a panel takes for bank conflicts: 1 for none."""
+    rows = staged_rows(program, spec, staging)
+    banks = spec.levels[staging.level].banks
+    if rows is None or banks is None:
+        return 1.0, 1.0
+    found = rows.conflicts(staging.row_padding, banks)
+    return (found, 1.0) if rows.filling else (1.0, found)

@@ -1,0 +1,179 @@
+"""The loops of a program with the tile inside each of them, and the arrays that are live there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from roller.hardware import HardwareSpec
+from roller.nest import Tile
+from roller.program import Loop, StageProgram, copy_depth, panel_element_bytes
+from roller.rates import CostParameters
+from roller.tile import Geometry, HeldTile
+
+Kept = tuple[HeldTile | float | None, ...]  # at each depth: a data tile, the bytes of a panel, or nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One array as a part of the nest sees it: between loop depths `start` and `stop`, as a data tile or a panel."""
+
+    access: int | None  # position in nest.accesses, or None for a panel
+    factor: int
+    touches: tuple[bool, ...]
+    start: int
+    stop: int
+    copy: bool = False  # a panel or a box, not the array itself
+
+
+@dataclass
+class NestWalk:
+    """The loops of a program on a chip with the tile inside each prefix of them, and the arrays that are live there."""
+
+    program: StageProgram
+    spec: HardwareSpec
+    geometry: Geometry
+    parameters: CostParameters
+    _runs: dict[int, int] = field(default_factory=dict)
+    _needs: dict[tuple[int, int], list[float]] = field(default_factory=dict)
+
+    @cached_property
+    def loops(self) -> tuple[Loop, ...]:
+        """All loops outside the innermost tile, outermost first."""
+        return self.program.loops
+
+    @cached_property
+    def tiles(self) -> tuple[Tile, ...]:
+        """`tiles[d]` is the tile inside the first d loops."""
+        tiles = [self.program.nest.extents]
+        by_level = dict(zip(self.program.levels, self.program.tiles, strict=True))
+        for loop in self.loops:
+            tile = list(tiles[-1])
+            tile[loop.dim] = by_level[loop.level][loop.dim]
+            tiles.append(tuple(tile))
+        return tuple(tiles)
+
+    @cached_property
+    def streams(self) -> tuple[Stream, ...]:
+        """The arrays as the nest sees them: what is staged is its source outside the copy, the panel or box inside."""
+        program, depth = self.program, len(self.loops)
+        panels = {s.operand: s for s in program.staged if s.kind == "panel"}
+        boxes = {s.operand: s for s in program.staged if s.kind == "box"}
+        streams: list[Stream] = []
+        for number, access in enumerate(program.nest.accesses):
+            panel = panels.get(access.factor) if access.role == "body" else None
+            stop = depth if panel is None else copy_depth(program, panel)
+            boxed = min(stop, copy_depth(program, boxes[number])) if number in boxes else stop
+            if all(staging is None or staging.level > 0 for staging in (panel, boxes.get(number))):
+                streams.append(Stream(number, access.factor, access.touches, 0, boxed))
+            if number in boxes and (panel is None or panel.level > 0):
+                streams.append(Stream(number, access.factor, access.touches, boxed, stop, copy=True))
+        for factor, panel in panels.items():
+            touches = program.nest.factor_touches(factor)
+            streams.append(Stream(None, factor, touches, copy_depth(program, panel), depth, copy=True))
+        return tuple(streams)
+
+    @cached_property
+    def held(self) -> tuple[Kept, ...]:
+        """For each stream what it keeps at each depth: a data tile, the bytes of a panel, or None inside the panel's copy."""
+        return tuple([_stream_held(self, stream) for stream in self.streams])
+
+    @cached_property
+    def inside(self) -> list[int]:
+        """For each stream the depth from which on it lives in levels that software fills."""
+        return [_inside(self, stream) for stream in self.streams]
+
+    def needed(self, depth: int, transaction: int, units: int) -> float:
+        """Room that everything live at a depth needs in a level of such transactions that so many units share; depths are asked
+        for one by one.
+        """
+        known = self._needs.setdefault((transaction, units), [])
+        if depth == len(known):
+            known.append(_room_at(self, depth, transaction, units))
+        return known[depth]
+
+    def copies(self, number: int, depth: int, units: int) -> int:
+        """How many different tiles of a stream so many units work on at a time, inside the first loops up to a depth: units take
+        consecutive tiles, so that the outer loops tell them apart first.
+        """
+        stream, dims, found = self.streams[number], self.program.nest.dims, 1
+        own = stream.copy and stream.start > 0  # each unit has a copy of its own
+        partial = stream.access is not None and self.program.nest.accesses[stream.access].role == "output"
+        for loop in self.loops[:depth]:
+            if loop.over == "units":
+                apart = min(loop.trips, units)
+                units = -(-units // apart)
+                found *= apart if own or stream.touches[loop.dim] or (partial and dims[loop.dim].is_reduce) else 1
+        return found
+
+    def run(self, number: int) -> int:
+        """Elements of a stream that the nest walks one after another."""
+        found = self._runs.get(number)
+        if found is None:
+            found = self._runs[number] = run_in_order(self, number)
+        return found
+
+
+def run_in_order(walk: NestWalk, number: int) -> int:
+    """Elements of a stream that the nest walks one after another before it goes elsewhere, so that whoever fetches ahead has to
+    find the next place. Few rows side by side are followed together. What a copy reads, it reads along the whole rows of its tile.
+    """
+    stream, sizes, nest = walk.streams[number], walk.held[number], walk.program.nest
+    depth = stream.start if stream.copy else stream.stop
+    held = sizes[depth]
+    assert isinstance(held, HeldTile)
+    run, rows = held.tile.run, held.runs if depth == len(walk.loops) else 1.0
+    written = nest.accesses[stream.access or 0].role == "output"
+    followed = walk.parameters.write_streams if written else walk.parameters.read_streams
+    while depth > stream.start and rows <= followed:
+        depth -= 1
+        held = sizes[depth]
+        assert isinstance(held, HeldTile)
+        if stream.touches[walk.loops[depth].dim] and held.tile.run <= run:
+            rows *= walk.loops[depth].trips
+        elif rows <= followed:
+            run = max(run, min(held.tile.run, run * walk.loops[depth].trips))
+    return run
+
+
+def _stream_held(walk: NestWalk, stream: Stream) -> Kept:
+    """What a stream keeps at each depth; outside a panel's copy, the panel itself (its buffer is reused)."""
+    found: list[HeldTile | float | None] = []
+    geometry, width = walk.geometry, panel_element_bytes(walk.program.nest, walk.program.atom)
+    for depth, tile in enumerate(walk.tiles):
+        unchanged = depth and not stream.touches[walk.loops[depth - 1].dim]
+        if unchanged and depth <= stream.stop:
+            found.append(found[-1])
+        elif depth > stream.stop:
+            found.append(None)
+        else:
+            inside = walk.tiles[stream.start] if depth < stream.start else tile
+            if stream.access is None:
+                found.append(float(geometry.panel_elements(stream.factor, inside) * width))
+            else:
+                found.append(geometry.held(stream.access, inside))
+    return tuple(found)
+
+
+def _inside(walk: NestWalk, stream: Stream) -> int:
+    """The depth from which on a stream lives in levels that software fills, not in caches: 0 for a panel there; accumulators
+    that lanes hold, once their tile is chosen.
+    """
+    program, loops = walk.program, walk.loops
+    if stream.access is None:
+        homes = [s.level for s in program.staged if s.kind == "panel" and s.operand == stream.factor]
+        return 0 if homes[0] and walk.spec.levels[homes[0]].managed else len(loops) + 1
+    if program.lane_level is None or program.nest.accesses[stream.access].role != "output":
+        return len(loops) + 1
+    chosen = [d + 1 for d, lp in enumerate(loops) if lp.over != "lanes" and not program.nest.dims[lp.dim].is_reduce]
+    return max(chosen, default=0)
+
+
+def _room_at(walk: NestWalk, depth: int, transaction: int, units: int) -> float:
+    needed = 0.0
+    for number, (sizes, within) in enumerate(zip(walk.held, walk.inside, strict=True)):
+        size = sizes[depth] if depth < within else None
+        if size is not None:
+            room = size.moved(transaction) if isinstance(size, HeldTile) else size
+            needed += room * walk.copies(number, depth, units) if units > 1 else room
+    return needed
