@@ -16,12 +16,15 @@ from roller.hardware import Banks, ComputeAtom, HardwareSpec
 from roller.nest import Nest, Tile
 from roller.program import StageProgram, Staging, panel_element_bytes
 
+WIDEST_ACCESS = 16  # bytes that one lane moves with one access, on every chip with lanes
+
 
 @dataclass(frozen=True, slots=True)
 class PanelRows:
     """A panel as rows, in elements: the length of one, how many there are, how many are accessed at a time, and how much of each.
 
-    `filling`: it is filling that goes across rows, once for each copy; otherwise reading, every time.
+    `filling`: it is filling that goes across rows, once for each copy; otherwise reading, every time. `whole`: rows stay
+    multiples of so many elements, those that a lane reads along a row with one access.
     """
 
     row: int
@@ -30,6 +33,7 @@ class PanelRows:
     piece: int
     element_bytes: int
     filling: bool
+    whole: int = 1
 
     def conflicts(self, padding: int, banks: Banks) -> float:
         """How often one access takes as long as it would without two words in a bank; 1 without conflicts."""
@@ -38,11 +42,11 @@ class PanelRows:
         return bank_conflicts(pitch, self.together, self.piece, banks, self.element_bytes)
 
     def padding(self, banks: Banks) -> int:
-        """Elements to add to every row: those of rule 3, or the fewest whole pieces that leave no more conflicts than they do."""
+        """Elements to add to every row: those of rule 3, or the fewest that leave no more conflicts than they do."""
         if self.together <= 1:
             return 0
         most = bank_padding(self.row, self.piece, banks, self.element_bytes)
-        choices = [*range(0, most, self.piece), most]
+        choices = range(0, most + self.whole, self.whole)
         fewest: int = min(choices, key=lambda padding: (self.conflicts(padding, banks), padding))
         return fewest
 
@@ -73,13 +77,21 @@ def bank_conflicts(pitch: int, rows: int, piece: int, banks: Banks, element_byte
 
 
 def panel_rows(
-    nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], ...], factor: int, tile: Tile, spec: HardwareSpec, level: int
+    nest: Nest,
+    atom: ComputeAtom,
+    mapping: tuple[tuple[str, int], ...],
+    factor: int,
+    tiles: tuple[Tile, Tile],
+    spec: HardwareSpec,
+    level: int,
 ) -> PanelRows:
-    """How the panel of a factor lies at a level under a unit's tile.
+    """How the panel of a factor lies at a level; `tiles`: the unit's and the innermost one.
 
     For a matrix atom rows go along the dimension in which the array is contiguous, and each lane reads a part of as many as
-    serve all banks once. For other atoms a row holds the values of one reduce point, which lanes read side by side.
+    serve all banks once. For other atoms a row holds the values of one reduce point, of which each lane reads some with one access; as
+    many of a row does a lane group fill at a time.
     """
+    tile, inner = tiles
     touches, banks, size = nest.factor_touches(factor), spec.levels[level].banks, panel_element_bytes(nest, atom)
     touched = [d for d, t in enumerate(touches) if t]
     whole = math.prod([tile[d] for d in touched])
@@ -90,11 +102,22 @@ def panel_rows(
         row = tile[row_dim] if touched else 1
         piece = max(1, min(math.prod(extents.values()) // atom.lanes, extents.get(row_dim, 1)))
         every_bank = banks.count * banks.width_bytes // (piece * size) if banks is not None else 1
-        return PanelRows(row, whole // max(row, 1), max(1, min(every_bank, whole // max(row, 1))), piece, size, filling=False)
+        rows = max(1, whole // max(row, 1))
+        return PanelRows(row, rows, max(1, min(every_bank, rows)), piece, size, filling=False, whole=piece)
     row = math.prod([tile[d] for d in touched if d in nest.spatial])
     lanes = spec.levels[level].access_lanes
-    together = min(tile[along], lanes) if along is not None and along in nest.reduce else 1
-    return PanelRows(row, whole // max(row, 1), together, max(1, min(lanes // together, row)), size, filling=True)
+    piece = _wide_access(nest, inner, touches, row, size)
+    together = min(tile[along], lanes // piece) if along is not None and along in nest.reduce else 1
+    return PanelRows(row, whole // max(row, 1), max(1, together), piece, size, filling=True, whole=piece)
+
+
+def _wide_access(nest: Nest, inner: Tile, touches: tuple[bool, ...], row: int, size: int) -> int:
+    """Elements of a row that a lane reads with one access: a power of two that divides its tile and the row."""
+    last = max((d for d in nest.spatial if touches[d]), default=None)
+    found = 1
+    while last is not None and 2 * found * size <= WIDEST_ACCESS and inner[last] % (2 * found) == 0 and row % (2 * found) == 0:
+        found *= 2
+    return found
 
 
 def staged_rows(program: StageProgram, spec: HardwareSpec, staging: Staging) -> PanelRows | None:
@@ -102,7 +125,8 @@ def staged_rows(program: StageProgram, spec: HardwareSpec, staging: Staging) -> 
     level = spec.levels[staging.level]
     if staging.kind != "panel" or not staging.level or not level.managed or level.banks is None:
         return None
-    return panel_rows(program.nest, program.atom, program.mapping, staging.operand, program.unit_tile, spec, staging.level)
+    tiles = program.unit_tile, program.inner
+    return panel_rows(program.nest, program.atom, program.mapping, staging.operand, tiles, spec, staging.level)
 
 
 def padding_bytes(program: StageProgram, spec: HardwareSpec, staging: Staging) -> int:

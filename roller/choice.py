@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from roller.banks import panel_rows
-from roller.nest import Tile
 from roller.program import StageProgram, Staging
 from roller.search import Chain, Search
 
@@ -18,7 +17,7 @@ def program_of(search: Search, levels: tuple[int, ...], chain: Chain) -> StagePr
     lanes = search.lane_level
     whole = len(chain) == len(search.levels) and search.spec.levels[search.levels[0]].managed
     depth = search.fit.depth(search.levels, 0, chain[0]) if whole else 1
-    staged = required_staging(search, search.levels, chain[0], depth)
+    staged = required_staging(search, search.levels, chain, depth)
     return StageProgram(
         search.nest,
         search.atom,
@@ -32,7 +31,7 @@ def program_of(search: Search, levels: tuple[int, ...], chain: Chain) -> StagePr
     )
 
 
-def required_staging(search: Search, levels: tuple[int, ...], tile: Tile, depth: int = 1) -> tuple[Staging, ...]:
+def required_staging(search: Search, levels: tuple[int, ...], chain: Chain, depth: int = 1) -> tuple[Staging, ...]:
     """Copies without which the nest would gather or guard: panels for factors, boxes for arrays that can be left.
 
     A level that software fills holds a panel of every factor that is used again there, as many deep as it allows.
@@ -40,20 +39,22 @@ def required_staging(search: Search, levels: tuple[int, ...], tile: Tile, depth:
     nest, unit = search.nest, search.spec.levels[levels[0]]
     if unit.managed:
         reused = [f for f in range(len(nest.factors)) if search.fit.reused(nest.factor_touches(f)) and "input" in unit.holds]
-        return _padded(search, levels, tile, tuple(Staging("panel", f, levels[0], depth) for f in reused if nest.reduce))
+        return _padded(search, levels, chain, tuple(Staging("panel", f, levels[0], depth) for f in reused if nest.reduce))
     needed = [f for f in range(len(nest.factors)) if nest.stageable(f) and _needs_panel(search, f)]
     panels = [_constant_panel(search, f) or Staging("panel", f, levels[0]) for f in needed]
     return (*_boxes(search, levels[0]), *panels)
 
 
-def _padded(search: Search, levels: tuple[int, ...], tile: Tile, staged: tuple[Staging, ...]) -> tuple[Staging, ...]:
+def _padded(search: Search, levels: tuple[int, ...], chain: Chain, staged: tuple[Staging, ...]) -> tuple[Staging, ...]:
     """Panels with their rows padded against bank conflicts, as far as there is room: the model charges the others."""
     banks = search.spec.levels[levels[0]].banks
     if banks is None or not staged:
         return staged
-    room, found = search.fit.room_left(levels, 0, tile, staged[0].depth), []
+    room, found = search.fit.room_left(levels, 0, chain[0], staged[0].depth), []
     for staging in staged:
-        rows = panel_rows(search.nest, search.atom, search.mapping, staging.operand, tile, search.spec, staging.level)
+        rows = panel_rows(
+            search.nest, search.atom, search.mapping, staging.operand, (chain[0], chain[-1]), search.spec, staging.level
+        )
         padding = rows.padding(banks)
         needed = staging.depth * rows.padding_bytes(padding)
         if needed > room:
@@ -187,5 +188,5 @@ def _cut(search: Search, program: StageProgram, dim: int, share: int) -> Iterato
     legal = search.fit.legal(levels, len(levels) - 2, tiles[-2], inner, search.mapping, search.atom) if len(tiles) > 1 else None
     if trips > 1 and legal is None:
         managed = search.spec.levels[levels[0]].managed
-        staged = _padded(search, levels, unit, program.staged) if managed else program.staged
+        staged = _padded(search, levels, tiles, program.staged) if managed else program.staged
         yield replace(program, tiles=tiles, split=trips, staged=staged)

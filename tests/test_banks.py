@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from roller import ops, tensor
 from roller.align import Rules
-from roller.banks import PanelRows, bank_conflicts, bank_padding, padding_bytes, staged_rows
+from roller.banks import PanelRows, bank_conflicts, bank_padding, padding_bytes, panel_rows, staged_rows
 from roller.catalog import find_spec
 from roller.choice import program_of
 from roller.cost import Model
@@ -94,6 +94,7 @@ ROWS = st.builds(
     piece=st.sampled_from((1, 2, 4, 8)),
     element_bytes=st.sampled_from((1, 2, 4, 8)),
     filling=st.booleans(),
+    whole=st.sampled_from((1, 2, 4)),
 )
 BANKS = st.builds(Banks, count=st.sampled_from((4, 16, 32)), width_bytes=st.sampled_from((4, 8)))
 
@@ -114,15 +115,17 @@ def test_conflicts_count_the_words_of_the_busiest_bank(rows: PanelRows, banks: B
 
 @given(ROWS, BANKS)
 def test_padding_never_adds_conflicts_and_never_exceeds_the_papers(rows: PanelRows, banks: Banks) -> None:
+    """But for what keeps rows whole accesses of a lane."""
     padding = rows.padding(banks)
-    papers = bank_padding(rows.row, rows.piece, banks, rows.element_bytes)
+    papers = -(-bank_padding(rows.row, rows.piece, banks, rows.element_bytes) // rows.whole) * rows.whole
     assert padding <= papers
+    assert padding % rows.whole == 0
     assert rows.conflicts(padding, banks) <= min(rows.conflicts(0, banks), rows.conflicts(papers, banks))
 
 
 def test_less_padding_than_the_papers_where_it_does_as_well() -> None:
     """Rows of 40 words read four at a time: four more do, where the formula adds 28."""
-    rows = PanelRows(row=40, rows=8, together=8, piece=4, element_bytes=4, filling=True)
+    rows = PanelRows(row=40, rows=8, together=8, piece=4, element_bytes=4, filling=True, whole=4)
     assert (rows.padding(GPU), bank_padding(40, 4, GPU, 4)) == (4, 28)
 
 
@@ -135,13 +138,21 @@ def test_a_panel_filled_across_its_rows_is_padded_and_one_filled_along_them_is_n
     assert rows is not None
     assert (rows.row, rows.rows) == (program.unit_tile[0], program.unit_tile[2])
     assert rows.filling
-    assert first.row_padding == 1
+    assert first.row_padding == 4  # a lane reads four neighbours of a row with one access
     assert second.row_padding == 0
-    assert all(s.row_padding == 1 for s in best(product(transpose_b=True), spec).staged)
+    assert all(s.row_padding == 4 for s in best(product(transpose_b=True), spec).staged)
 
 
-def test_eight_byte_banks_are_padded_by_a_whole_bank() -> None:
-    assert best(product(), find_spec("cuda", "k80")).staged[0].row_padding == 2
+def test_rows_whose_parts_no_lane_reads_together_are_padded_by_a_bank() -> None:
+    """Tiles of one row: each of 32 lanes fills a row of its own, which starts a bank further, a bank of 8 bytes on the K80."""
+    for chip, padding in (("v100-pcie", 1), ("k80", 2)):
+        spec, nest = find_spec("cuda", chip), best(product(), find_spec("cuda", chip)).nest
+        atom = next(a for a in spec.atoms if a.name == "f32")
+        rows = panel_rows(nest, atom, (), 0, ((128, 128, 32), (1, 1, 1)), spec, spec.level_index("shared"))
+        assert (rows.together, rows.piece) == (32, 1)
+        banks = spec.level("shared").banks
+        assert banks is not None
+        assert rows.padding(banks) == padding
 
 
 def test_rows_of_a_matrix_atoms_operands_are_padded_by_what_one_lane_reads() -> None:
@@ -183,7 +194,7 @@ def test_panels_are_padded_only_where_there_is_room() -> None:
     memory = spec.levels[level]
     exact = memory.capacity_bytes - fit.room_left(program.levels, 0, program.unit_tile, depth)
     assert used <= exact
-    for chip, padding in ((spec, 1), (with_level(spec, level, capacity_bytes=exact, tile_max_bytes=None), 0)):
+    for chip, padding in ((spec, 4), (with_level(spec, level, capacity_bytes=exact, tile_max_bytes=None), 0)):
         tight = Fit(chip, program.nest, Geometry(program.nest))
         model = Model(chip, CostParameters(), tight.geometry)
         search = Search(model, tight, Rules(chip.atoms, {}), program.nest, program.atom, program.mapping)
