@@ -51,7 +51,7 @@ $(VENV)/.installed: $(VENV)/.created $(INPUTS)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(INSTALL) --editable '.[dev]'
+	$(INSTALL) --editable '.[cuda,dev]'
 	@touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.installed

@@ -88,8 +88,8 @@ def panel_rows(
     """How the panel of a factor lies at a level; `tiles`: the unit's and the innermost one.
 
     For a matrix atom rows go along the dimension in which the array is contiguous, and each lane reads a part of as many as
-    serve all banks once. For other atoms a row holds the values of one reduce point, of which each lane reads some with one access; as
-    many of a row does a lane group fill at a time.
+    serve all banks once. For other atoms a row holds the values of one reduce point, of which each lane reads
+    some with one access; as many of a row does a lane group fill at a time.
     """
     tile, inner = tiles
     touches, banks, size = nest.factor_touches(factor), spec.levels[level].banks, panel_element_bytes(nest, atom)

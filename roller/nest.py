@@ -43,6 +43,8 @@ class Dim:
 
     def member_extents(self, tile: int) -> tuple[int, ...]:
         """How many values of each member a run of `tile` consecutive fused iterations can touch, at most."""
+        if not self.extent:
+            return tuple(min(tile, axis.extent) for axis in self.members)
         extents: list[int] = []
         aligned = True  # a run that straddles rows of an inner axis may start anywhere along the outer ones
         for position, axis in enumerate(reversed(self.members)):

@@ -119,6 +119,8 @@ def fused(*extents: int) -> Dim:
         ((2, 3, 4), 12, (1, 3, 4)),
         ((2, 3, 4), 24, (2, 3, 4)),
         ((7, 7), 1, (1, 1)),
+        ((3, 3, 0), 1, (1, 1, 0)),  # nothing to touch
+        ((0, 3), 1, (0, 1)),
         ((31, 4, 31), 24, (2, 4, 31)),  # two rows of the last axis may lie on both sides of a row of the middle one
     ],
 )

@@ -23,7 +23,9 @@ from roller.scalar import (
     operations,
 )
 from roller.schedule import functions
-from roller.schedule.tir import Expr, Held, number, spread
+from roller.schedule.tir import Expr, Held, number, spread, vector_type
+
+NARROW = frozenset({"int8", "uint8", "int16", "uint16"})  # integers that C computes with as int
 
 _BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
@@ -49,6 +51,12 @@ def emit(
     """
     known: dict[Scalar, Expr] = {}
 
+    def widened(dtype: str, operation: Callable[[Callable[[Expr], Expr]], Expr]) -> Expr:
+        """An operation on narrow integers, computed in int32 and cut where the printed language would not cut it."""
+        if not held.promotes or dtype not in NARROW:
+            return operation(lambda value: value)
+        return operation(lambda value: value.astype(vector_type("int32", lanes))).astype(vector_type(dtype, lanes))
+
     def visit(part: Scalar) -> Expr:
         if part in known:
             return known[part]
@@ -63,9 +71,13 @@ def emit(
                 assert accumulator is not None, "an accumulator outside an epilogue"
                 return accumulator
             case Unary():
-                return functions.call(part.op, visit(part.value), part.value.dtype, lanes, held)
+                return widened(
+                    part.dtype, lambda cast: functions.call(part.op, cast(visit(part.value)), part.value.dtype, lanes, held)
+                )
             case Binary():
-                return binary(part.op, visit(part.left), visit(part.right), part.left.dtype)
+                return widened(
+                    part.dtype, lambda cast: binary(part.op, cast(visit(part.left)), cast(visit(part.right)), part.left.dtype)
+                )
             case Select():
                 return tirx.Select(visit(part.condition), visit(part.yes), visit(part.no))
             case Cast():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tvm import tirx
@@ -35,6 +35,21 @@ def variable(name: str) -> Var:
 def buffer(name: str, elements: int, dtype: str) -> Buffer:
     """A flat buffer. Small ones live on the stack, from where LLVM moves them to registers; TVM's scope "local" forbids it."""
     return tirx.decl_buffer((max(elements, 1),), dtype, name)
+
+
+def register_buffer(name: str, elements: int, dtype: str) -> Buffer:
+    """A flat buffer that each lane of a block has for itself: registers, as long as indices are known."""
+    return tirx.decl_buffer((max(elements, 1),), dtype, name, scope="local")
+
+
+def shared_buffer(name: str, elements: int, dtype: str) -> Buffer:
+    """A flat buffer in the memory that the lanes of a block share; TVM takes one of a single element for a lane's own scalar."""
+    return tirx.decl_buffer((max(elements, 2),), dtype, name, scope="shared.dyn")
+
+
+def barrier() -> Stmt:
+    """All lanes of a block wait for one another."""
+    return tirx.Evaluate(tirx.op.tvm_storage_sync("shared.dyn"))
 
 
 def argument(name: str, elements: int, dtype: str) -> Buffer:
@@ -129,14 +144,21 @@ def vector_type(dtype: str, lanes: int) -> str:
 class Held:
     """Values in local storage, which an expression can use several times: TVM's passes walk a repeated part once for each use.
 
-    `statements` compute them, in order, before the expression.
+    `statements` compute them, in order, before the expression; `room` gives the storage. `promotes`: what is printed computes in
+    int, as C does, where types are narrower.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, room: Callable[[str, int, str], Buffer] = buffer, promotes: bool = False) -> None:
         self.statements: list[Stmt] = []
+        self.room, self.promotes = room, promotes
+
+    @staticmethod
+    def in_registers() -> Held:
+        """For kernels that are printed as C, each lane with registers of its own."""
+        return Held(register_buffer, promotes=True)
 
     def __call__(self, value: Expr, dtype: str, lanes: int) -> Expr:
         """The value, to be read from where it is held."""
-        place = buffer("value", lanes, dtype)
+        place = self.room("value", lanes, dtype)
         self.statements += [*allocate([place]), store(place, value, ramp(0, 1, lanes))]
         return load(place, ramp(0, 1, lanes))

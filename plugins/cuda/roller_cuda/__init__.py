@@ -1,0 +1,76 @@
+"""NVIDIA GPUs as a device: CUDA C++ from the program, a cubin from NVRTC, `cuda.core` to run it, an emulator where there is no GPU.
+
+Forwards each hook to the module that answers it, which loads TVM, compilers and drivers only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from roller.plugin import (
+    Artifact,
+    BuildOptions,
+    ComputeAtom,
+    HardwareSpec,
+    KernelSource,
+    RProgram,
+    Runner,
+    TensorExpr,
+    hookimpl,
+)
+
+ROLLER_API = 1
+
+
+def _module(name: str) -> Any:
+    return import_module(f"roller_cuda.{name}")
+
+
+@hookimpl
+def roller_default_spec() -> HardwareSpec:
+    """The attached chip, else the A100."""
+    return _module("chip").default_spec()  # type: ignore[no-any-return]
+
+
+@hookimpl
+def roller_atoms(spec: HardwareSpec, expr: TensorExpr) -> Sequence[ComputeAtom]:
+    """The CUDA cores."""
+    return _module("chip").atoms(spec, expr)  # type: ignore[no-any-return]
+
+
+@hookimpl
+def roller_refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
+    """More shared memory than a block may have."""
+    return _module("codegen").refusal(spec, program)  # type: ignore[no-any-return]
+
+
+@hookimpl
+def roller_codegen(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> KernelSource:
+    """CUDA C++."""
+    return _module("codegen").generate(spec, program)  # type: ignore[no-any-return]
+
+
+@hookimpl
+def roller_build(spec: HardwareSpec, source: KernelSource) -> Artifact:
+    """A cubin."""
+    return _module("toolchain").build(spec, source)  # type: ignore[no-any-return]
+
+
+@hookimpl
+def roller_load_kernel(artifact: Artifact) -> Runner:
+    """The cubin on the first GPU."""
+    return _module("runtime").CudaRunner(artifact)  # type: ignore[no-any-return]
+
+
+@hookimpl
+def roller_emulate(artifact: Artifact) -> Runner:
+    """The kernel's text on the CPU."""
+    return _module("emulator").Emulator(artifact)  # type: ignore[no-any-return]
+
+
+@hookimpl
+def roller_requirements() -> tuple[str, ...]:
+    """A compiler, a driver and a GPU."""
+    return (*_module("toolchain").problems(), *_module("runtime").problems())

@@ -1,0 +1,112 @@
+"""RProgram → CUDA C++: the nest as TIR, printed by TVM's CUDA backend, below a short prelude of our own.
+
+TVM's own prelude brings half of the headers of the toolkit, which takes longer to compile than the kernel: it is left out, and what
+kernels use of it is in `prelude.cuh`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from roller.plugin import CodegenError, HardwareSpec, KernelSource, RProgram
+from roller.schedule import grid
+from roller.schedule.grid import GridKernel, tensor_argument
+
+PRELUDE = Path(__file__).parent / "prelude.cuh"
+HEADERS = {"half": "cuda_fp16.h", "nv_bfloat16": "cuda_bf16.h"}
+PRINTED_ARCH = (
+    "sm_80"  # what TVM prints for: from there on it has a word for bfloat16, which the toolkit's headers know on every chip
+)
+_MEETING = re.compile(r"^( *)(for \(int other)", re.MULTILINE)
+_KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\((\d+)\) )?(\w+)\((.*?)\)( \{|;)', re.DOTALL)
+
+
+def generate(spec: HardwareSpec, program: RProgram) -> KernelSource:
+    """The program's kernels as one text; the launch description says in which order, with which arrays, how large."""
+    broken = refusal(spec, program)
+    if broken is not None:
+        raise CodegenError(broken[1])
+    expr = program.expr
+    buffers = {t.name: tensor_argument(t) for t in (*expr.inputs, expr.output)}
+    kernels, spaces = grid.lower(program, buffers)
+    text = _whole(_printed(kernels, spec)) if kernels else ""
+    orders = _orders(text)
+    launch = {
+        "kernels": [_describe(kernel, orders) for kernel in kernels],
+        "workspaces": [{"name": s.name, "elements": s.elements, "dtype": s.dtype} for s in spaces],
+        "inputs": [t.name for t in expr.inputs],
+        "tensors": [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype} for t in expr.inputs],
+        "output": expr.output.name,
+        "alignment": 16,
+    }
+    return KernelSource(text, "cuda-c++", kernels[0].name if kernels else "nothing", launch)
+
+
+def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
+    """Why the chip cannot run a program: `roller.schedule.grid` has no words for it, or a block lacks the shared memory."""
+    broken = grid.refusal(program)
+    if broken is not None:
+        return broken
+    for stage in program.stages:
+        wanted, room = grid.shared_bytes(stage), spec.levels[stage.levels[0]].usable_bytes
+        if wanted > room:
+            return "shared memory", f"{stage.nest.stage.name!r} takes {wanted} bytes of a block's shared memory, there are {room}"
+    return None
+
+
+def target(spec: HardwareSpec) -> Any:
+    """TVM's target for the chip."""
+    wanted = {
+        "kind": "cuda",
+        "arch": PRINTED_ARCH,
+        "max_threads_per_block": spec.unit.lanes_max,
+        "max_shared_memory_per_block": spec.levels[-2].usable_bytes,
+        "thread_warp_size": spec.unit.lane_group,
+    }
+    return tvm.target.Target(wanted, host="llvm")
+
+
+def _printed(kernels: list[GridKernel], spec: HardwareSpec) -> str:
+    functions = {
+        k.name: tirx.PrimFunc(list(k.arguments), k.body).with_attr({"global_symbol": k.name, "tirx.noalias": True}) for k in kernels
+    }
+    with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
+        module = tvm.compile(tvm.IRModule(functions), target=target(spec))
+    text = str(module.mod.imports[0].inspect_source())
+    # Loops over other lanes' values stand once for each accumulator: unrolled, they would be most of the code.
+    return _MEETING.sub(r"\1#pragma unroll 1\n\1\2", text[text.index('extern "C" __global__') :])
+
+
+def _whole(kernels: str) -> str:
+    """The kernels below what they need: the headers of half types only where there are any."""
+    halves = {word: header for word, header in HEADERS.items() if re.search(rf"\b{word}\b", kernels)}
+    headers = [f"#include <{header}>" for header in halves.values()]
+    guarded = ["#ifndef ROLLER_EMULATED", *headers, "#endif"] if headers else []
+    fours = [f"struct alignas(8) {word}4 {{ {word} x, y, z, w; }};" for word in halves]
+    return "\n".join([*guarded, PRELUDE.read_text(encoding="utf-8"), *fours, kernels])
+
+
+def _orders(text: str) -> dict[str, list[str]]:
+    """For each kernel the names of its arguments, in the order in which the text takes them."""
+    found = {}
+    for _, name, parameters, _ in _KERNEL.findall(text):
+        found[name] = [p.split()[-1].lstrip("*").removesuffix("_ptr") for p in parameters.split(",") if p.strip()]
+    return found
+
+
+def _describe(kernel: GridKernel, orders: dict[str, list[str]]) -> dict[str, Any]:
+    name = f"{kernel.name}_kernel"
+    if name not in orders:
+        raise CodegenError(f"the text has no kernel {name!r}, only {', '.join(orders) or 'none'}")
+    return {
+        "name": name,
+        "arguments": orders[name],
+        "blocks": kernel.blocks,
+        "threads": kernel.threads,
+        "shared_bytes": kernel.shared_bytes,
+    }

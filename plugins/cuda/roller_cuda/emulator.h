@@ -1,0 +1,205 @@
+// Runs a CUDA kernel on the CPU: one block at a time, one fiber for each thread, switched at barriers and exchanges.
+// It answers whether the numbers are right. It knows nothing of time, coalescing, bank conflicts or races within a step.
+#pragma once
+#include <csetjmp>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <type_traits>
+#include <ucontext.h>
+#include <vector>
+
+namespace emulator {
+
+struct Dim { int x, y, z; };
+
+struct Pointer {  // to an array of whatever type the kernel takes
+    void *place;
+    template <class T> operator T *() const { return static_cast<T *>(place); }
+};
+
+struct Fiber {
+    ucontext_t first;
+    jmp_buf at;
+    std::vector<char> stack;
+    bool started = false, done = false;
+    int waits_for = 0;  // the turn of the barrier that lets it go on, or of its warp's
+    int *turn = nullptr;
+};
+
+struct Meeting { int present = 0, turn = 0; };
+
+constexpr int WARP = 32, WARPS = 64;
+static std::vector<Fiber> fibers;
+static int current, count;
+static jmp_buf scheduler;
+static ucontext_t origin;
+static Dim block_index, block_size, grid_size;
+static Meeting everyone, warps[WARPS];
+static unsigned long long exchanged[WARPS][WARP];
+static char *shared;
+static void (*body)(void **);
+static void **arguments;
+
+inline void leave() {
+    if (_setjmp(fibers[current].at) == 0) _longjmp(scheduler, 1);
+}
+
+inline void meet(Meeting &meeting, int expected) {
+    const int turn = meeting.turn;
+    if (++meeting.present == expected) {
+        meeting.present = 0;
+        meeting.turn++;
+        return;
+    }
+    Fiber &fiber = fibers[current];
+    fiber.turn = &meeting.turn;
+    fiber.waits_for = turn + 1;
+    leave();
+    fiber.turn = nullptr;
+}
+
+inline void synchronise() { meet(everyone, count); }
+
+inline int members(int warp) { return count - warp * WARP < WARP ? count - warp * WARP : WARP; }
+
+template <class T> inline T exchange(T value, int source) {
+    const int warp = current / WARP;
+    static_assert(sizeof(T) <= sizeof(unsigned long long));
+    std::memcpy(&exchanged[warp][current % WARP], &value, sizeof(T));
+    meet(warps[warp], members(warp));
+    T found;
+    std::memcpy(&found, &exchanged[warp][source & (WARP - 1)], sizeof(T));
+    meet(warps[warp], members(warp));
+    return found;
+}
+
+inline void enter() {
+    body(arguments);
+    fibers[current].done = true;
+    _longjmp(scheduler, 1);
+}
+
+inline bool resume(int thread) {
+    Fiber &fiber = fibers[thread];
+    if (fiber.done || (fiber.turn != nullptr && *fiber.turn < fiber.waits_for)) return false;
+    current = thread;
+    if (_setjmp(scheduler) == 0) {
+        if (fiber.started) _longjmp(fiber.at, 1);
+        fiber.started = true;
+        setcontext(&fiber.first);
+    }
+    return true;
+}
+
+// 0: every thread came to its end; otherwise the number of threads that wait for one that never comes.
+inline int run_block(bool backwards) {
+    std::memset(shared, 0xff, SHARED_BYTES);
+    everyone = Meeting();
+    for (auto &warp : warps) warp = Meeting();
+    for (int thread = 0; thread < count; thread++) {
+        Fiber &fiber = fibers[thread];
+        fiber.started = fiber.done = false;
+        fiber.turn = nullptr;
+        fiber.stack.resize(STACK_BYTES);
+        getcontext(&fiber.first);
+        fiber.first.uc_stack.ss_sp = fiber.stack.data();
+        fiber.first.uc_stack.ss_size = fiber.stack.size();
+        fiber.first.uc_link = &origin;
+        makecontext(&fiber.first, enter, 0);
+    }
+    for (;;) {
+        bool moved = false;
+        int waiting = 0;
+        for (int number = 0; number < count; number++) {
+            const int thread = backwards ? count - 1 - number : number;
+            moved |= resume(thread);
+            waiting += !fibers[thread].done;
+        }
+        if (!waiting) return 0;
+        if (!moved) return waiting;
+    }
+}
+
+inline int launch(void (*kernel)(void **), void **given, Dim grid, Dim threads, bool backwards) {
+    body = kernel, arguments = given, grid_size = grid, block_size = threads;
+    count = threads.x * threads.y * threads.z;
+    fibers.resize(count);
+    std::vector<char> room(SHARED_BYTES + 1024);
+    shared = room.data() + (1024 - reinterpret_cast<uintptr_t>(room.data()) % 1024) % 1024;
+    for (int z = 0; z < grid.z; z++)
+        for (int y = 0; y < grid.y; y++)
+            for (int x = 0; x < grid.x; x++) {
+                block_index = {x, y, z};
+                if (const int stuck = run_block(backwards)) return stuck;
+            }
+    return 0;
+}
+
+inline Dim thread_index() {
+    return {current % block_size.x, current / block_size.x % block_size.y, current / (block_size.x * block_size.y)};
+}
+
+}  // namespace emulator
+
+#define VECTORS(T, name) \
+    struct name##2 { T x, y; }; \
+    struct name##4 { T x, y, z, w; }; \
+    inline name##2 make_##name##2(T x, T y) { return {x, y}; } \
+    inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
+VECTORS(float, float)
+VECTORS(double, double)
+VECTORS(int, int)
+VECTORS(unsigned int, uint)
+VECTORS(long long, longlong)
+VECTORS(short, short)
+VECTORS(unsigned short, ushort)
+VECTORS(signed char, char)
+VECTORS(unsigned char, uchar)
+#undef VECTORS
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __restrict__
+using half = _Float16;
+
+struct nv_bfloat16 {
+    uint16_t bits;
+    nv_bfloat16() = default;
+    template <class T> nv_bfloat16(T given) {
+        const float value = static_cast<float>(given);
+        uint32_t wide;
+        std::memcpy(&wide, &value, sizeof(wide));
+        bits = value != value ? 0x7fff : (wide + 0x7fff + (wide >> 16 & 1)) >> 16;  // to the nearest, to even of two
+    }
+    operator float() const {
+        const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+        float value;
+        std::memcpy(&value, &wide, sizeof(value));
+        return value;
+    }
+};
+
+struct half2 { half x, y; };
+struct nv_bfloat162 { nv_bfloat16 x, y; };
+
+inline nv_bfloat16 __float2bfloat16_rn(float value) { return value; }
+inline half __float2half_rn(float value) { return static_cast<half>(value); }
+inline float __int_as_float(int bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+inline double __longlong_as_double(long long bits) {
+    double value;
+    std::memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+#define __launch_bounds__(...)
+#define threadIdx (emulator::thread_index())
+#define blockIdx (emulator::block_index)
+#define __syncthreads() emulator::synchronise()
+#define __shfl_xor_sync(mask, value, distance, width) emulator::exchange((value), (emulator::current % 32) ^ (distance))

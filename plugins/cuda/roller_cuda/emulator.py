@@ -1,0 +1,102 @@
+"""Kernels on the CPU: the very text that the CUDA compiler gets, compiled as C++ beside a header that stands in for the GPU.
+
+It says whether numbers are right where there is no GPU; it is no measure of time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from roller.plugin import Artifact, DeviceUnavailableError, LaunchError, address, aligned_empty, numpy_dtype
+from roller_cuda import launching
+
+Array = npt.NDArray[Any]
+HERE = Path(__file__).parent
+FLAGS = ("-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off")
+STACK_BYTES = 1 << 16
+POISON = 0xFF  # of workspaces before the first kernel: a NaN in every floating type
+_SHARED = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+?) (\w+)\[\];")
+
+
+class Emulator:
+    """A program's kernels, one after another, every block in turn. `backwards`: threads take their turns in reverse order."""
+
+    def __init__(self, artifact: Artifact, backwards: bool = False) -> None:
+        self._artifact, self._backwards = launching.checked(artifact), backwards
+        self._launch = artifact.launch
+        room = max([artifact.spec.levels[-2].capacity_bytes, *(k["shared_bytes"] for k in self._launch["kernels"])])
+        self._library = _library(emulated(self._launch, room))
+
+    def run(self, inputs: tuple[Array, ...], out: Array) -> None:
+        """Compute `out`; arrays as `roller.kernel.Runner` says."""
+        arrays = {**launching.inputs_of(self._artifact, inputs), self._launch["output"]: out}
+        for space in self._launch["workspaces"]:
+            arrays[space["name"]] = aligned_empty((max(space["elements"], 1),), numpy_dtype(space["dtype"]))
+            arrays[space["name"]].view(np.uint8)[:] = POISON
+        for kernel in self._launch["kernels"]:
+            given = (ctypes.c_void_p * len(kernel["arguments"]))(*(address(arrays[n]) for n in kernel["arguments"]))
+            start = getattr(self._library, f"emulate_{kernel['name']}")
+            stuck = start(given, kernel["blocks"], kernel["threads"], int(self._backwards))
+            if stuck:
+                raise LaunchError(f"kernel {kernel['name']!r}: {stuck} threads wait for one that never comes")
+
+    def close(self) -> None:
+        """Nothing is held: a loaded library stays loaded."""
+
+
+def emulated(launch: Mapping[str, Any], shared_bytes: int) -> str:
+    """The C++ text: the kernels as they are, and a function for each that launches it."""
+    head = ["#define ROLLER_EMULATED", f"#define SHARED_BYTES {shared_bytes}", f"#define STACK_BYTES {STACK_BYTES}"]
+    tail = []
+    for kernel in launch["kernels"]:
+        name, count = kernel["name"], len(kernel["arguments"])
+        passed = ", ".join(f"emulator::Pointer{{given[{n}]}}" for n in range(count))
+        tail += [
+            f"static void call_{name}(void **given) {{ {name}({passed}); }}",
+            f'extern "C" int emulate_{name}(void **given, int blocks, int threads, int backwards) {{',
+            f"    return emulator::launch(call_{name}, given, {{blocks, 1, 1}}, {{threads, 1, 1}}, backwards);",
+            "}",
+        ]
+    # One block runs at a time: its shared memory is a place, not a declaration.
+    placed = _SHARED.sub(r"\1 *\2 = reinterpret_cast<\1 *>(emulator::shared);", str(launch["text"]))
+    return "\n".join([*head, '#include "emulator.h"', placed, *tail, ""])
+
+
+def cxx() -> list[str]:
+    """The command of a C++ compiler; `DeviceUnavailableError` where there is none."""
+    found = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if found is not None:
+        return [found]
+    if util.find_spec("ziglang") is not None:
+        return [sys.executable, "-m", "ziglang", "c++"]
+    raise DeviceUnavailableError(
+        "the emulator needs a C++ compiler: g++ or clang++ on PATH, its path in CXX, or pip install ziglang"
+    )
+
+
+@cache
+def _library(text: str) -> ctypes.CDLL:
+    """The text compiled and loaded; the file is gone again, what is loaded stays."""
+    compiler = cxx()
+    with tempfile.TemporaryDirectory(prefix="roller-cuda-") as folder:
+        source, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
+        source.write_text(text, encoding="utf-8")
+        call = [*compiler, *FLAGS, "-I", str(HERE), "-o", str(library), str(source)]
+        done = subprocess.run(call, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise LaunchError(f"the emulator's compiler refused the kernel: {done.stderr.strip()[:2000]}")
+        return ctypes.CDLL(str(library))

@@ -1,0 +1,169 @@
+"""CUDA C++ → cubin, with no GPU and no driver: NVRTC from PyPI, or the compiler that `ROLLER_CUDA_COMPILER` names.
+
+What every kernel really takes (registers, spilled bytes, stack) is what the assembler reports.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+from roller.plugin import Artifact, CodegenError, DeviceUnavailableError, HardwareSpec, KernelSource
+
+FORMAT = "cubin"
+COMPILER = "ROLLER_CUDA_COMPILER"
+INSTALL = "pip install 'roller-compiler[cuda]'"
+HEADERS = ("cuda_runtime", "cuda_cccl")  # folders of the toolkit's header wheels
+FLAGS = ("-std=c++17", "--ptxas-options=-v", "-lineinfo")
+_FUNCTION = re.compile(r"(?:Compiling entry function|Function properties for) '?(\w+)'?")
+_FIELDS = {
+    "registers": re.compile(r"Used (\d+) registers"),
+    "spilled_bytes": re.compile(r"(\d+) bytes spill stores"),
+    "stack_bytes": re.compile(r"(\d+) bytes stack frame"),
+    "barriers": re.compile(r"used (\d+) barriers"),
+}
+
+
+def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
+    """The cubin of a source for the chip's architecture; `CodegenError` with the offending lines where the compiler refuses it."""
+    if source.language != "cuda-c++":
+        raise CodegenError(f"the cuda toolchain takes cuda-c++, not {source.language}")
+    arch = str(spec.options.get("arch", ""))
+    if not re.fullmatch(r"sm_\d+[a-z]?", arch):
+        raise CodegenError(f"{spec.device}:{spec.chip}: options.arch says {arch!r}, not an architecture such as sm_80")
+    kernels = source.launch["kernels"]
+    data, log = compiled(source.text, arch) if kernels else (b"", "")
+    launch = {**source.launch, "text": source.text, "arch": arch}
+    return Artifact(FORMAT, data, launch, resources(log), spec.device, spec, versions=_versions())
+
+
+def resources(log: str) -> dict[str, int]:
+    """What the assembler says of each kernel: "<kernel>.registers" and so on."""
+    found: dict[str, int] = {}
+    name = ""
+    for line in log.splitlines():
+        function = _FUNCTION.search(line)
+        name = function.group(1) if function else name
+        for field, pattern in _FIELDS.items():
+            value = pattern.search(line)
+            if value and name:
+                found[f"{name}.{field}"] = int(value.group(1))
+    return found
+
+
+@cache
+def compiled(text: str, arch: str) -> tuple[bytes, str]:
+    """The cubin of a text, and the compiler's log."""
+    chosen = os.environ.get(COMPILER)
+    if chosen:
+        return _with_command(chosen, text, arch)
+    if util.find_spec("cuda") is not None and util.find_spec("cuda.bindings") is not None:
+        return _with_nvrtc(text, arch)
+    found = shutil.which("nvcc")
+    if found is None:
+        raise DeviceUnavailableError(f"no CUDA compiler: {INSTALL}, or name an nvcc in {COMPILER}")
+    return _with_command(found, text, arch)
+
+
+def problems() -> tuple[str, ...]:
+    """What keeps this machine from compiling."""
+    named = os.environ.get(COMPILER)
+    if named and shutil.which(named) is None:
+        return (f"{COMPILER} names {named!r}, which is no program",)
+    if named or util.find_spec("cuda") is not None or shutil.which("nvcc"):
+        return ()
+    return (f"no CUDA compiler: {INSTALL}",)
+
+
+# --- NVRTC -----------------------------------------------------------------------------------------------------------
+
+
+def _with_nvrtc(text: str, arch: str) -> tuple[bytes, str]:
+    from cuda.bindings import nvrtc  # noqa: PLC0415  (an extra: the CPU device needs none of it)
+
+    known = [f"sm_{n}" for n in _ask(nvrtc, nvrtc.nvrtcGetSupportedArchs())]
+    if arch.rstrip("af") not in known:
+        raise CodegenError(f"this NVRTC compiles for {', '.join(known)}, not for {arch}; install the release that does")
+    program = _ask(nvrtc, nvrtc.nvrtcCreateProgram(text.encode(), b"kernel.cu", 0, [], []))
+    options = [f"--gpu-architecture={arch}", *FLAGS, *(f"--include-path={folder}" for folder in include_folders())]
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+        log = b" " * _ask(nvrtc, nvrtc.nvrtcGetProgramLogSize(program))
+        _ask(nvrtc, nvrtc.nvrtcGetProgramLog(program, log))
+        words = log.rstrip(b"\0 ").decode(errors="replace")
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise refused("NVRTC", words, text)
+        cubin = b" " * _ask(nvrtc, nvrtc.nvrtcGetCUBINSize(program))
+        _ask(nvrtc, nvrtc.nvrtcGetCUBIN(program, cubin))
+        return cubin, words
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _ask(nvrtc: Any, answer: Sequence[Any]) -> Any:
+    """The value of a call that went well."""
+    status, *values = answer
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise CodegenError(f"NVRTC: {status.name}")
+    return values[-1] if values else None
+
+
+def include_folders() -> tuple[str, ...]:
+    """The toolkit's headers, as PyPI's wheels lay them out."""
+    found = util.find_spec("nvidia")
+    places = found.submodule_search_locations if found is not None else None
+    folders = [Path(place) / name / "include" for place in places or () for name in HEADERS]
+    return tuple(str(folder) for folder in folders if folder.is_dir())
+
+
+# --- a compiler of the user's own ------------------------------------------------------------------------------------
+
+
+def _with_command(command: str, text: str, arch: str) -> tuple[bytes, str]:
+    with tempfile.TemporaryDirectory(prefix="roller-cuda-") as folder:
+        source, cubin = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
+        source.write_text(text, encoding="utf-8")
+        call = [command, "-cubin", f"-arch={arch}", *FLAGS, "-o", str(cubin), str(source)]
+        try:
+            done = subprocess.run(call, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise CodegenError(f"{command}: {error.strerror or error}; {COMPILER} must name an nvcc") from error
+        log = (done.stdout + done.stderr).replace(str(source), "kernel.cu")
+        if done.returncode or not cubin.is_file():
+            raise refused(command, log, text)
+        return cubin.read_bytes(), log
+
+
+def refused(compiler: str, log: str, text: str) -> CodegenError:
+    """The compiler's complaints, each with the line that it is about."""
+    lines, shown = text.splitlines(), []
+    for complaint in _complaints(log.splitlines()):
+        place = re.search(r"kernel\.cu[(:](\d+)", complaint)
+        shown.append(complaint)
+        if place and int(place.group(1)) <= len(lines):
+            shown.append(f"    {lines[int(place.group(1)) - 1].strip()}")
+    return CodegenError(
+        "\n".join([f"{compiler} refused the kernel:", *shown[:20]] if shown else [f"{compiler} failed: {log.strip()}"])
+    )
+
+
+def _complaints(lines: Iterable[str]) -> list[str]:
+    return [line.strip() for line in lines if "error" in line and "detected in" not in line]
+
+
+def _versions() -> Mapping[str, str]:
+    found = {}
+    for package in ("apache-tvm", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,86 @@
+"""Lanes that share a reduction combine what they have, so that each of them has all of it.
+
+Lanes of one reduction are neighbours. Inside a lane group, where they are a power of two, they exchange values in halves. What
+several groups have, or other numbers of lanes, meets in shared memory, where every lane takes in the values of its reduction in
+order.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tvm import tirx
+
+from roller.expr import ELEMENT_BYTES
+from roller.schedule.scalar import combine
+from roller.schedule.threads import Block
+from roller.schedule.tir import (
+    Buffer,
+    Expr,
+    Stmt,
+    allocate,
+    barrier,
+    index,
+    load,
+    loop,
+    plus,
+    sequence,
+    shared_buffer,
+    store,
+    variable,
+    when,
+)
+
+GROUP = 32  # lanes that exchange values without a barrier
+MEETING_BYTES = 8192  # of shared memory for values that meet: one of each lane at the least
+EXCHANGED_BYTES = 4  # of a register: wider and narrower types meet in shared memory
+
+
+def combined_lanes(block: Block, acc: Buffer, lanes: int, reducer: str) -> Stmt:
+    """Every accumulator becomes the combination of those of all lanes of its reduction."""
+    dtype = str(acc.dtype)
+    power = lanes & (lanes - 1) == 0 and block.threads % GROUP == 0 and ELEMENT_BYTES[dtype] == EXCHANGED_BYTES
+    near = min(lanes, GROUP) if power else 1
+    statements = [_exchanged(acc, at, near, reducer) for at in range(int(acc.shape[0]))] if near > 1 else []
+    return sequence([*statements, *(_met(block, acc, near, lanes, reducer) if near < lanes else [])])
+
+
+def meeting_bytes(block: Block, dtype: str) -> int:
+    """The most shared memory that `combined_lanes` takes for accumulators of a type."""
+    lanes = math.prod(block.lanes[d] for d in block.program.nest.reduce)
+    return max(MEETING_BYTES, block.threads * ELEMENT_BYTES[dtype]) if lanes > 1 else 0
+
+
+def _met(block: Block, acc: Buffer, near: int, lanes: int, reducer: str) -> list[Stmt]:
+    """Values of which every `near` neighbours have the same one meet in shared memory, as many at a time as there is room for."""
+    groups, each = block.threads // near, lanes // near
+    mine = block.thread // index(near) if near > 1 else block.thread
+    first = (block.thread // index(lanes)) * index(each) if lanes < block.threads else index(0)
+    count = int(acc.shape[0])
+    together = min(count, max(1, MEETING_BYTES // (groups * ELEMENT_BYTES[str(acc.dtype)])))
+    room = shared_buffer("meeting", together * groups, str(acc.dtype))
+    statements = allocate([room])
+    for start in range(0, count, together):
+        mates = range(start, min(start + together, count))
+        puts = sequence(store(room, load(acc, at), plus(mine, (at - start) * groups)) for at in mates)
+        here = puts if near == 1 else when(tirx.EQ(tirx.floormod(block.thread, index(near)), index(0)), puts)
+        takes = [_taken(room, acc, at, plus(first, (at - start) * groups), each, reducer) for at in mates]
+        statements += [barrier(), here, barrier(), *takes]
+    return statements
+
+
+def _taken(room: Buffer, acc: Buffer, at: int, first: Expr, each: int, reducer: str) -> Stmt:
+    var = variable("other")
+    step = store(acc, combine(reducer, load(acc, at), load(room, first + var + index(1))), at)
+    return sequence([store(acc, load(room, first), at), loop(var, each - 1, step) if each > 1 else None])
+
+
+def _exchanged(acc: Buffer, at: int, lanes: int, reducer: str) -> Stmt:
+    """Halves exchanged: after log2(lanes) steps every lane has all."""
+    statements, distance = [], lanes // 2
+    mask = tirx.const(0xFFFFFFFF, "uint32")
+    while distance:
+        other = tirx.op.tvm_warp_shuffle_xor(mask, load(acc, at), index(distance), index(GROUP), index(GROUP))
+        statements.append(store(acc, combine(reducer, load(acc, at), other), at))
+        distance //= 2
+    return sequence(statements)

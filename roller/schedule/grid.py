@@ -1,0 +1,282 @@
+"""Lowering for devices whose units run sub-tiles concurrently: a unit's tile becomes a block of threads, a lane's is unrolled.
+
+One kernel for each stage, and one more where a reduction is cut over units. Accumulators stay in registers; panels lie in the
+memory that a block shares; lanes that share a reduction combine what they have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.tirx import ForKind
+
+from roller.expr import ELEMENT_BYTES, Tensor
+from roller.program import RProgram, StageProgram, copy_depth
+from roller.schedule import walk
+from roller.schedule.gather import combined_lanes, meeting_bytes
+from roller.schedule.lane import Lane
+from roller.schedule.place import Point, Window, address
+from roller.schedule.reading import Reader
+from roller.schedule.scalar import combine, identity
+from roller.schedule.shared import fill, shared_panel
+from roller.schedule.threads import Block
+from roller.schedule.tir import (
+    Buffer,
+    Expr,
+    Held,
+    Stmt,
+    allocate,
+    argument,
+    barrier,
+    index,
+    load,
+    loop,
+    plus,
+    register_buffer,
+    sequence,
+    store,
+    times,
+    variable,
+    when,
+)
+from roller.schedule.walk import Position, State
+
+SHARED_ALIGNMENT = 128
+COMBINE_THREADS = 256  # of a block that adds up partial results, one output each
+
+
+@dataclass(frozen=True)
+class GridKernel:
+    """One launch: its statements, with `blockIdx.x` and `threadIdx.x` bound, and the arrays that it takes."""
+
+    name: str
+    body: Stmt
+    arguments: tuple[Buffer, ...]
+    blocks: int
+    threads: int
+    shared_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """An array that kernels hand one another."""
+
+    name: str
+    elements: int
+    dtype: str
+
+
+def refusal(program: RProgram) -> tuple[str, str] | None:
+    """Why a program has no such kernels, None where it has."""
+    for stage in program.stages:
+        if len(stage.tiles) != 2:
+            return "levels", f"a block and a lane have a tile each, {stage.nest.stage.name!r} has {len(stage.tiles)}"
+        if any(s.kind != "panel" or s.level != stage.levels[0] for s in stage.staged):
+            return "staging", f"copies lie in the memory of a block, some of {stage.nest.stage.name!r} elsewhere"
+    return None
+
+
+def shared_bytes(program: StageProgram) -> int:
+    """The most memory that a block's lanes share: panels, and room for lanes that combine what they have."""
+    block = Block(program)
+    panels = [shared_panel(block, s).buffer for s in program.staged]
+    size = sum(-(-int(p.shape[0]) * ELEMENT_BYTES[str(p.dtype)] // SHARED_ALIGNMENT) * SHARED_ALIGNMENT for p in panels)
+    return size + meeting_bytes(block, program.nest.stage.body.dtype)
+
+
+def lower(program: RProgram, buffers: Mapping[str, Buffer]) -> tuple[list[GridKernel], list[Workspace]]:
+    """The kernels of a program in order, and the arrays between them."""
+    kernels: list[GridKernel] = []
+    spaces: list[Workspace] = []
+    known = dict(buffers)
+    for number, stage in enumerate(program.stages):
+        output = stage.nest.stage.output
+        if output.name not in known:
+            spaces.append(Workspace(output.name, output.elements, output.dtype))
+            known[output.name] = argument(output.name, output.elements, output.dtype)
+        if output.elements:
+            found, partial = _Stage(stage, known, number).kernels()
+            kernels += found
+            spaces += partial
+    return kernels, spaces
+
+
+@dataclass
+class _Stage:
+    """One stage while it is lowered."""
+
+    program: StageProgram
+    buffers: dict[str, Buffer]
+    number: int
+
+    def __post_init__(self) -> None:
+        self.nest, self.stage, self.loops = self.program.nest, self.program.nest.stage, self.program.loops
+        self.reader, self.block = Reader(self.nest, self.buffers), Block(self.program)
+        self.dtype, self.reducer = self.stage.body.dtype, self.stage.reducer
+        serial = [n for n, lp in enumerate(self.loops) if lp.over == "time"]
+        reducing = [n for n in serial if self.reduces(n)]
+        # From here inwards accumulators are alive; spatial loops further in have accumulators of their own.
+        self.begin = min(reducing, default=len(self.loops)) if self.reducer is not None else len(self.loops)
+        self.apart = [n for n in serial if n > self.begin and not self.reduces(n)]
+        if self.apart:
+            self.begin = min(self.begin, *self.apart)
+        self.lane = Lane(self.block, self.reader, self.buffers[self.stage.output.name])
+        self.parts = math.prod(lp.trips for n, lp in enumerate(self.loops) if lp.over == "units" and self.reduces(n))
+
+    def reduces(self, number: int) -> bool:
+        """True if a loop runs over a reduce dimension."""
+        return self.nest.dims[self.loops[number].dim].is_reduce
+
+    def kernels(self) -> tuple[list[GridKernel], list[Workspace]]:
+        """The stage's kernel, and where its reduction is cut over units the one that adds up the parts."""
+        output = self.stage.output
+        name = f"stage{self.number}"
+        if self.reducer is not None and not all(self.nest.extents[i] for i in self.nest.reduce):
+            return [self._combine(f"{name}_empty", None, 0)], []
+        spaces = []
+        if self.parts > 1 and self.reducer is not None:
+            space = Workspace(f"{output.name}_partial", self.parts * output.elements, self.dtype)
+            spaces.append(space)
+            self.lane.partial = argument(space.name, space.elements, space.dtype)
+        block_var = variable("block")
+        body = self._block(block_var)
+        target = self.lane.partial if self.lane.partial is not None else self.buffers[output.name]
+        reads = [a for a in self.nest.accesses[:-1] if self.lane.partial is None or a.role == "body"]
+        taken = dict.fromkeys(self.buffers[a.tensor.name] for a in reads)
+        blocks = math.prod(lp.trips for lp in self.loops if lp.over == "units")
+        threads = self.block.threads
+        launched = _launched(body, block_var, blocks, self.block.thread, threads)
+        main = GridKernel(name, launched, (*taken, target), blocks, threads, shared_bytes(self.program))
+        if self.lane.partial is None:
+            return [main], spaces
+        return [main, self._combine(f"{name}_combine", self.lane.partial, self.parts)], spaces
+
+    # --- loops --------------------------------------------------------------------------------------------------------
+
+    def _block(self, block_var: Expr) -> Stmt:
+        """Loops over units from the block's number, lanes from the thread's, then the loops over time."""
+        state = walk.start(self.program)
+        statements: list[Stmt] = list(self.block.bindings())
+        rest: Position = block_var
+        units = [n for n, lp in enumerate(self.loops) if lp.over == "units"]
+        values: dict[int, Position] = {}
+        for number in reversed(units):
+            trips = self.loops[number].trips
+            values[number] = rest if number == units[0] else tirx.floormod(rest, index(trips))
+            rest = tirx.floordiv(rest, index(trips))
+        for number in units:
+            name = variable(f"u{number}")
+            statements.append(tirx.Bind(name, index(values[number])))
+            state = walk.enter(self.program, state, number, name, self.loops[number].trips)
+            if self.reduces(number):
+                self.lane.part = plus(times(self.lane.part, self.loops[number].trips), name)
+        for staging in self.program.staged:
+            self.lane.panels[staging.operand] = shared_panel(self.block, staging)
+        statements += allocate([p.buffer for p in self.lane.panels.values()])
+        statements.append(self._inside(0, state))
+        return sequence(statements)
+
+    def _inside(self, depth: int, state: State) -> Stmt:
+        """What lies inside this many loops."""
+        if depth == self.begin and self.reducer is not None:
+            return self._accumulating(depth, state)
+        return sequence([*self._fills(depth, state), self._next(depth, state)])
+
+    def _next(self, depth: int, state: State) -> Stmt:
+        if depth == len(self.loops):
+            return self.lane.elementwise(state) if self.reducer is None else self.lane.step(state, self._slot(state))
+        if self.loops[depth].over != "time":
+            return self._inside(depth + 1, state)  # bound at the start of the kernel
+        return walk.serial(self.program, state, depth, lambda s: self._inside(depth + 1, s))
+
+    def _fills(self, depth: int, state: State) -> list[Stmt]:
+        due = [p for p in self.lane.panels.values() if copy_depth(self.program, p.staging) == depth]
+        if not due:
+            return []
+        fills = [fill(self.block, p, self.reader, state) for p in due]
+        again = any(lp.over == "time" for lp in self.loops[:depth])  # others may still read what was there before
+        return [*([barrier()] if again else []), *fills, barrier()]
+
+    # --- accumulators -------------------------------------------------------------------------------------------------
+
+    def _accumulating(self, depth: int, state: State) -> Stmt:
+        """Accumulators begun, the loops around their steps, and what becomes of them."""
+        points, slots = len(self.lane.spatial), math.prod(self.loops[n].trips for n in self.apart)
+        self.lane.acc = register_buffer("acc", points * slots, self.dtype)
+        first = identity(self.reducer or "sum", self.dtype)
+        zero = _unrolled("z", points * slots, lambda at: store(self.lane.acc, first, at))
+        begun = [*allocate([self.lane.acc]), zero]
+        return sequence([*begun, *self._fills(depth, state), self._next(depth, state), self._finish(state)])
+
+    def _slot(self, state: State) -> Position:
+        """Where the accumulators of the current point of the loops apart begin."""
+        slot: Position = 0
+        for number in self.apart:
+            slot = plus(times(slot, self.loops[number].trips), state.variable(number))
+        return times(slot, len(self.lane.spatial))
+
+    def _finish(self, state: State) -> Stmt:
+        """Combine over lanes, apply the epilogue, store."""
+
+        def put(inner: State) -> Stmt:
+            return self.lane.results(inner, self._slot(inner))
+
+        lanes = math.prod(self.block.lanes[d] for d in self.nest.reduce)
+        combined = [] if lanes == 1 else [combined_lanes(self.block, self.lane.acc, lanes, self.reducer or "sum")]
+        return sequence([*combined, walk.nested(self.program, state, self.apart, put)])
+
+    # --- a reduction cut over units -----------------------------------------------------------------------------------
+
+    def _combine(self, name: str, partial: Buffer | None, parts: int) -> GridKernel:
+        """Combine the parts' results (none of an empty sum) and apply the epilogue, an output a thread."""
+        nest, output, reader = self.nest, self.stage.output, Reader(self.nest, self.buffers)
+        block_var, thread, item = variable("block"), variable("thread"), variable("item")
+        rest: Position = item
+        positions: list[Position] = [0] * len(nest.dims)
+        for dim in reversed(nest.spatial):
+            positions[dim] = rest if dim == nest.spatial[0] else tirx.floormod(rest, index(nest.extents[dim]))
+            rest = tirx.floordiv(rest, index(nest.extents[dim]))
+        point = Point(nest, tuple(positions))
+        total, reducer = register_buffer("total", 1, self.dtype), self.reducer or "sum"
+        where = address(nest, Window.whole(partial if partial is not None else total, output), nest.output.index, point)
+        statements: list[Stmt] = [*allocate([total]), store(total, identity(reducer, self.dtype), 0)]
+        if partial is not None:
+            var = variable("p")
+            add = store(total, combine(reducer, load(total, 0), load(partial, where + var * index(output.elements))), 0)
+            statements.append(loop(var, parts, add))
+        held = Held.in_registers()
+        value = reader.value(self.stage.result, point, held, load(total, 0))
+        target = self.buffers[output.name]
+        place = address(nest, Window.whole(target, output), nest.output.index, point)
+        statements += [*held.statements, store(target, value, place)]
+        blocks = -(-output.elements // COMBINE_THREADS)
+        guarded = when(item < index(output.elements), sequence(statements))
+        body = sequence([tirx.Bind(item, block_var * index(COMBINE_THREADS) + thread), guarded])
+        reads = dict.fromkeys(self.buffers[a.tensor.name] for a in nest.accesses[:-1] if a.role == "epilogue")
+        arguments = (*(() if partial is None else (partial,)), *reads, target)
+        return GridKernel(name, _launched(body, block_var, blocks, thread, COMBINE_THREADS), arguments, blocks, COMBINE_THREADS)
+
+
+def _launched(body: Stmt, block: Expr, blocks: int, thread: Expr, threads: int) -> Stmt:
+    """The body with its block's and its thread's number bound."""
+    inner = _bound(thread, "threadIdx.x", threads, body)
+    return _bound(block, "blockIdx.x", blocks, inner)
+
+
+def _bound(var: Expr, tag: str, extent: int, body: Stmt) -> Stmt:
+    number = tirx.IterVar(None, var, tirx.IterVar.ThreadIndex, tag)
+    return tirx.AttrStmt(number, "thread_extent", index(extent), body)
+
+
+def _unrolled(name: str, trips: int, body: object) -> Stmt:
+    """A short loop whose body the toolchain repeats, so that registers have constant indices."""
+    var = variable(name)
+    return tirx.For(var, index(0), index(trips), ForKind.UNROLLED, body(var))  # type: ignore[operator]
+
+
+def tensor_argument(tensor: Tensor) -> Buffer:
+    """A global array of a kernel."""
+    return argument(tensor.name, tensor.elements, tensor.dtype)

@@ -1,0 +1,214 @@
+"""What one lane does: takes in the body at its points, step after step, and stores what comes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from tvm import tirx
+
+from roller.nest import Nest
+from roller.program import StageProgram
+from roller.scalar import loads
+from roller.schedule.fragments import Fragment, array_source, array_width, fragment, panel_source
+from roller.schedule.place import Point, Window, address
+from roller.schedule.reading import Reader
+from roller.schedule.scalar import combine
+from roller.schedule.shared import SharedPanel
+from roller.schedule.threads import Block, Offsets
+from roller.schedule.tir import (
+    Buffer,
+    Expr,
+    Held,
+    Stmt,
+    allocate,
+    index,
+    load,
+    plus,
+    ramp,
+    register_buffer,
+    sequence,
+    store,
+    times,
+    when,
+)
+from roller.schedule.walk import Position, State
+
+
+@dataclass
+class Lane:
+    """A lane of a block, its accumulators in `acc`.
+
+    Where a reduction is cut over units, `partial` takes the results of its `part` instead of `target`.
+    """
+
+    block: Block
+    reader: Reader
+    target: Buffer
+    panels: dict[int, SharedPanel] = field(default_factory=dict)
+    acc: Buffer | None = None
+    partial: Buffer | None = None
+    part: Position = 0
+
+    @property
+    def program(self) -> StageProgram:
+        """What the lane has a share of."""
+        return self.block.program
+
+    @property
+    def nest(self) -> Nest:
+        """The stage's nest."""
+        return self.block.program.nest
+
+    @cached_property
+    def spatial(self) -> list[Offsets]:
+        """The lane's points, without their reductions."""
+        return list(self.block.points(self.nest.spatial))
+
+    def _place(self, state: State, offsets: Offsets) -> Point:
+        """The point of a lane at some offsets of its tile."""
+        block = self.block
+        bases = [block.base(state, d) for d in range(len(offsets))]
+        return Point(self.nest, tuple(plus(b, block.offset(d, o)) for d, (b, o) in enumerate(zip(bases, offsets, strict=True))))
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def step(self, state: State, slot: Position) -> Stmt:
+        """Every point of the lane's tile takes in the body, a group of neighbours along the reductions at a time."""
+        statements = []
+        for group, valid in self._groups(state):
+            taken = self._taken(state, group, slot)
+            statements.append(taken if valid is None else when(valid, taken))
+        return sequence(statements)
+
+    def _groups(self, state: State) -> list[tuple[list[Offsets], Expr | None]]:
+        """Offsets along the reductions that are read together, with the condition under which they lie inside."""
+        ragged = [d for d in self.nest.reduce if not self._covered(state, d)]
+        offsets = list(self.block.points(self.nest.reduce))
+        if not ragged:
+            return [(offsets, None)]
+        wide, width = self._wide_reduction()
+        width = width if wide not in ragged or self.nest.extents[wide] % width == 0 else 1
+        groups: dict[Offsets, list[Offsets]] = {}
+        for offset in offsets:
+            first = tuple(o // width * width if d == wide else o for d, o in enumerate(offset))
+            groups.setdefault(first, []).append(offset)
+        found = []
+        for first, members in groups.items():
+            valid = None
+            for d in ragged:
+                here = index(self.block.offset(d, first[d])) < index(state.limits[d])
+                valid = here if valid is None else tirx.And(valid, here)
+            found.append((members, valid))
+        return found
+
+    def _covered(self, state: State, dim: int) -> bool:
+        """True if the lane's tile never reaches beyond what is left of a reduction."""
+        left = state.limits[dim]
+        whole = self.program.inner[dim] * self.block.lanes[dim]
+        return whole == 1 or (isinstance(left, int) and left >= whole)
+
+    def _wide_reduction(self) -> tuple[int, int]:
+        reads = [array_width(self.block, n) for n, a in enumerate(self.nest.accesses) if a.role == "body"]
+        return max(((d, w) for d, w in reads if d in self.nest.reduce), key=lambda found: found[1], default=(-1, 1))
+
+    def _taken(self, state: State, group: list[Offsets], slot: Position) -> Stmt:
+        """One group taken in: its operands in registers, then every point."""
+        points = [tuple(a + b for a, b in zip(s, r, strict=True)) for r in group for s in self.spatial]
+        statements, panels, arrays = [], {}, {}
+        reduced = {d: self._reduced(state, d) for d in self.nest.reduce}
+        for operand, panel in self.panels.items():
+            panels[operand], reads = fragment(panel_source(self.block, panel, reduced), points)
+            statements += reads
+        for number, access in enumerate(self.nest.accesses):
+            if access.role == "body" and access.factor not in self.panels and not access.guarded:
+                source = array_source(self.block, self.reader, number, lambda o: self._place(state, o))
+                arrays[number], reads = fragment(source, points)
+                statements += reads
+        for reduce in group:
+            for at, spatial in enumerate(self.spatial):
+                offsets = tuple(a + b for a, b in zip(spatial, reduce, strict=True))
+                held = Held.in_registers()
+                value = self._body(state, offsets, panels, arrays, held)
+                where = plus(slot, at)
+                statements += [
+                    *held.statements,
+                    store(self.acc, combine(self.nest.stage.reducer or "sum", load(self.acc, where), value), where),
+                ]
+        return sequence(statements)
+
+    def _reduced(self, state: State, dim: int) -> Position:
+        """Where the lane's loops over time have come along a reduction, from the start of the unit's tile."""
+        total: Position = 0
+        for number, lp in enumerate(self.program.loops):
+            if lp.dim == dim and lp.over == "time" and lp.level == self.program.levels[1]:
+                total = plus(total, times(state.variable(number), self.program.inner[dim]))
+        return total
+
+    def _body(self, state: State, offsets: Offsets, panels: dict[int, Fragment], arrays: dict[int, Fragment], held: Held) -> Expr:
+        self.reader.vectors = {number: found.value(offsets) for number, found in arrays.items()}
+        point = self._place(state, offsets)
+        if not panels:
+            value = self.reader.value(self.nest.stage.body, point, held)
+        else:
+            value = None
+            for number, factor in enumerate(self.nest.factors):
+                here = panels[number].value(offsets) if number in panels else self.reader.value(factor, point, held)
+                value = here if value is None else value * here
+        self.reader.vectors = {}
+        return value
+
+    # --- results ------------------------------------------------------------------------------------------------------
+
+    def elementwise(self, state: State) -> Stmt:
+        """Every point of the lane's tile, read, computed and stored."""
+        reads, arrays = self._operands(state, "body")
+        return sequence([*reads, *self._results(state, arrays, None)])
+
+    def results(self, state: State, slot: Position) -> Stmt:
+        """The results of the lane's accumulators; of lanes that share them, the first one stores."""
+        reads, arrays = ([], {}) if self.partial is not None else self._operands(state, "epilogue")
+        body = sequence([*reads, *self._results(state, arrays, slot)])
+        first = [tirx.EQ(self.block.names[d], index(0)) for d in self.nest.reduce if d in self.block.names]
+        condition = None
+        for here in first:
+            condition = here if condition is None else tirx.And(condition, here)
+        return body if condition is None else when(condition, body)
+
+    def _operands(self, state: State, role: str) -> tuple[list[Stmt], dict[int, Fragment]]:
+        statements: list[Stmt] = []
+        arrays: dict[int, Fragment] = {}
+        wanted = {self.reader.number(n) for n in loads(self.nest.stage.result)}
+        for number, access in enumerate(self.nest.accesses):
+            if number in wanted and access.role == role and not access.guarded:
+                source = array_source(self.block, self.reader, number, lambda o: self._place(state, o))
+                arrays[number], reads = fragment(source, self.spatial)
+                statements += reads
+        return statements, arrays
+
+    def _results(self, state: State, arrays: dict[int, Fragment], slot: Position | None) -> list[Stmt]:
+        """The value of every point, stored with accesses as wide as the output allows."""
+        output = self.nest.output
+        window, shift = Window.whole(self.target, output.tensor), index(0)
+        if self.partial is not None:
+            window, shift = Window.whole(self.partial, output.tensor), index(times(self.part, output.tensor.elements))
+        along, width = array_width(self.block, len(self.nest.accesses) - 1) if self.partial is None else (0, 1)
+        order = list(enumerate(self.spatial))
+        if width > 1:
+            order.sort(key=lambda item: (*item[1][:along], *item[1][along + 1 :], item[1][along]))
+        values = register_buffer("result", len(order), str(window.buffer.dtype))
+        statements: list[Stmt] = allocate([values])
+        for start in range(0, len(order), width):
+            for lane, (at, offsets) in enumerate(order[start : start + width], start):
+                accumulator = None if slot is None else load(self.acc, plus(slot, at))
+                held = Held.in_registers()
+                if self.partial is not None:
+                    value = accumulator
+                else:
+                    self.reader.vectors = {n: f.value(offsets) for n, f in arrays.items()}
+                    value = self.reader.value(self.nest.stage.result, self._place(state, offsets), held, accumulator)
+                    self.reader.vectors = {}
+                statements += [*held.statements, store(values, value, lane)]
+            where = address(self.nest, window, output.index, self._place(state, order[start][1])) + shift
+            statements.append(store(window.buffer, load(values, ramp(start, 1, width)), ramp(where, 1, width)))
+        return statements

@@ -1,0 +1,318 @@
+"""The CUDA device without a GPU: kernels are compiled to machine code, and run on the emulator against the reference."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import HealthCheck, assume, given, note, seed, settings
+from hypothesis import strategies as st
+from random_operators import operators
+
+import roller
+from roller import ops, verify
+from roller.arrays import aligned_empty
+from roller.chip import load_spec
+from roller.errors import CodegenError, ConstructionError, DeviceUnavailableError, ExpressionError, LaunchError, WrongResultError
+from roller.expr import TensorExpr
+from roller.fusion import fuse
+from roller.hardware import HardwareSpec
+from roller.kernel import Artifact, KernelSource
+from roller.program import RProgram
+from roller.testing import DeviceContract
+from roller_cuda import codegen, emulator, runtime, toolchain
+
+CHIPS = ("v100-pcie", "a100", "rtx4090", "h100")
+GUARD = 0xFB
+MOST_THREADS, MOST_POINTS = (
+    100_000,
+    600,
+)  # of a random program: the emulator runs thread after thread, every point is a line of text
+
+needs_compiler = pytest.mark.skipif(bool(toolchain.problems()), reason="; ".join(toolchain.problems()))
+needs_cxx = pytest.mark.skipif(
+    shutil.which("g++") is None and shutil.which("clang++") is None, reason="the emulator needs g++ or clang++"
+)
+
+
+@needs_compiler
+@needs_cxx
+class TestCuda(DeviceContract):
+    device = "cuda"
+    chips = CHIPS
+
+
+def text_of(spec: HardwareSpec, program: RProgram) -> Artifact:
+    """What the emulator needs of an artifact; nothing is compiled for a GPU."""
+    source = codegen.generate(spec, program)
+    return Artifact(toolchain.FORMAT, b"none", {**source.launch, "text": source.text}, {}, "cuda", spec)
+
+
+def emulated(expr: TensorExpr, artifact: Artifact, arrays: dict[str, Any], backwards: bool = False) -> npt.NDArray[Any]:
+    """The result, from an output full of NaN inside guard bytes."""
+    dtype = verify.numpy_dtype(expr.output.dtype)
+    size = math.prod(expr.output.shape) * dtype.itemsize
+    raw = aligned_empty((size + 256,), np.dtype(np.uint8))
+    raw[...] = GUARD
+    raw[:size] = 0xFF
+    out = raw[:size].view(dtype).reshape(expr.output.shape)
+    inputs = tuple(np.ascontiguousarray(arrays[t.name]) for t in expr.inputs)
+    emulator.Emulator(artifact, backwards).run(inputs, out)
+    assert (raw[size:] == GUARD).all(), "written beyond the output"
+    return out
+
+
+def expression(op: ops.SymbolicTensor) -> TensorExpr:
+    return fuse(ops.expression(op))
+
+
+def gemm(m: int, n: int, k: int, dtype: str = "float32") -> ops.SymbolicTensor:
+    return ops.matmul(ops.tensor((m, k), dtype, name="a"), ops.tensor((k, n), dtype, name="b"))
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def random_kernel(data: st.DataObject) -> None:
+    """One operator with one program drawn from all that fit, in one order of threads."""
+    try:
+        op = data.draw(operators())
+        expr = expression(op)
+    except ExpressionError:
+        assume(False)
+        return
+    assume(expr.output.elements > 0)
+    spec = load_spec(f"cuda:{data.draw(st.sampled_from(('v100-pcie', 'a100', 'k80')))}")
+    try:
+        (program,) = roller.enumerate_programs(op, "cuda", spec=spec).sample(1, seed=data.draw(st.integers(0, 10**6)))
+    except ConstructionError:
+        assume(False)
+        return
+    threads = math.prod(math.prod(lp.trips for lp in s.loops if lp.over != "time") for s in program.stages)
+    assume(codegen.refusal(spec, program) is None)
+    assume(threads <= MOST_THREADS and max(math.prod(s.inner) for s in program.stages) <= MOST_POINTS)
+    note(f"{spec.chip}: {program.describe()}")
+    arrays = verify.random_inputs(expr, data.draw(st.integers(0, 99)), integer=data.draw(st.booleans()))
+    verify.check(expr, arrays, emulated(expr, text_of(spec, program), arrays, data.draw(st.booleans())))
+
+
+EXAMPLES: dict[str, Any] = {
+    "deadline": None,
+    "suppress_health_check": list(HealthCheck),
+    "print_blob": True,
+    "database": None,
+    "derandomize": False,
+}
+
+
+@needs_cxx
+@pytest.mark.parametrize("part", [0, 1, 2, 3])  # side by side where several processes test
+def test_random_programs_are_right(part: int) -> None:
+    _random_programs(part, 20)
+
+
+@needs_cxx
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(10))
+def test_many_random_programs_are_right(part: int) -> None:
+    _random_programs(100 + part, 150)
+
+
+def _random_programs(part: int, count: int) -> None:
+    @seed(part)
+    @settings(max_examples=count, **EXAMPLES)
+    @given(data=st.data())
+    def run(data: st.DataObject) -> None:
+        random_kernel(data)
+
+    run()
+
+
+@needs_cxx
+def test_ragged_tiles_move_back_instead_of_being_guarded() -> None:
+    """Extents that no tile divides: the last block overlaps the one before, and no store is conditional."""
+    op = gemm(131, 67, 45)
+    expr, spec = expression(op), load_spec("cuda:v100-pcie")
+    kernel = roller.compile(op, device="cuda", spec=spec)
+    artifact = text_of(spec, kernel.program)
+    arrays = verify.random_inputs(expr, 3)
+    verify.check(expr, arrays, emulated(expr, artifact, arrays))
+    assert "min(" in str(artifact.launch["text"])
+
+
+@needs_cxx
+@pytest.mark.parametrize("backwards", [False, True])
+def test_results_do_not_depend_on_the_order_of_threads(backwards: bool) -> None:
+    """Lanes that share a reduction, within a warp and beyond it, and one that is cut over blocks."""
+    for op in (
+        ops.reduce_sum(ops.tensor((7, 700), name="x"), 1),
+        ops.reduce_max(ops.tensor((3, 40), name="x"), 1),
+        gemm(4, 8, 3000),
+    ):
+        expr, spec = expression(op), load_spec("cuda:a100")
+        arrays = verify.random_inputs(expr, 1, integer=True)
+        for choice in roller.compile(op, device="cuda", spec=spec, top_k=3).candidates:
+            verify.check(expr, arrays, emulated(expr, text_of(spec, choice.program), arrays, backwards))
+
+
+# --- the emulator catches what is wrong ------------------------------------------------------------------------------
+
+
+def tampered(artifact: Artifact, text: str) -> Artifact:
+    return replace(artifact, launch={**artifact.launch, "text": text})
+
+
+def steps() -> tuple[TensorExpr, Artifact]:
+    """A product whose panels are filled several times."""
+    op = gemm(64, 64, 512)
+    spec = load_spec("cuda:v100-pcie")
+    for choice in roller.compile(op, device="cuda", spec=spec, top_k=10).candidates:
+        (stage,) = choice.program.stages
+        again = any(lp.over == "time" and lp.level == stage.levels[0] for lp in stage.loops)
+        if again and len(stage.staged) == 2 and not stage.cooperate:
+            return expression(op), text_of(spec, choice.program)
+    raise AssertionError("no candidate fills its panels more than once")
+
+
+@needs_cxx
+def test_every_missing_barrier_is_caught() -> None:
+    """In one order of threads or the other: a value is read before it is written, or overwritten before it is read."""
+    expr, artifact = steps()
+    text, barrier = str(artifact.launch["text"]), "__syncthreads();"
+    arrays = verify.random_inputs(expr, 5, integer=True)
+    places = [i for i in range(len(text)) if text.startswith(barrier, i)]
+    assert len(places) >= 2
+    for place in places:
+        without = tampered(artifact, text[:place] + text[place + len(barrier) :])
+        caught = 0
+        for backwards in (False, True):
+            try:
+                verify.check(expr, arrays, emulated(expr, without, arrays, backwards))
+            except WrongResultError:
+                caught += 1
+        assert caught, f"barrier at {place} is not missed"
+
+
+@needs_cxx
+def test_a_barrier_that_some_threads_never_reach_is_reported() -> None:
+    expr, artifact = steps()
+    text = str(artifact.launch["text"]).replace("__syncthreads();", "if (threadIdx.x != 1) __syncthreads();", 1)
+    with pytest.raises(LaunchError, match="threads wait for one that never comes"):
+        emulated(expr, tampered(artifact, text), verify.random_inputs(expr, 0))
+
+
+@needs_cxx
+def test_shared_memory_is_full_of_nan_before_each_block() -> None:
+    """A panel that is read without having been filled does not look right by chance."""
+    expr, artifact = steps()
+    text = str(artifact.launch["text"])
+    filled = text.index("buf_dyn_shmem", text.index("__syncthreads"))
+    line = text[text.rindex("\n", 0, filled) : text.index(";", filled) + 1]
+    arrays = verify.random_inputs(expr, 2)
+    with pytest.raises(WrongResultError):
+        verify.check(expr, arrays, emulated(expr, tampered(artifact, text.replace(line, "\n;", 1)), arrays))
+
+
+# --- what the compiler says ------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize(
+    "op",
+    [
+        gemm(1024, 1024, 1024),
+        ops.conv2d(ops.tensor((8, 64, 28, 28)), ops.tensor((64, 64, 3, 3)), padding=1),
+        ops.reduce_sum(ops.tensor((4096, 4096)), 1),
+        ops.gelu(ops.tensor((1024, 1024))),
+        ops.max_pool2d(ops.tensor((8, 64, 56, 56)), 3, stride=2, padding=1),
+        ops.transpose(ops.tensor((1024, 1024))),
+    ],
+    ids=["gemm", "conv", "sum", "gelu", "pool", "transpose"],
+)
+def test_nothing_is_spilled(chip: str, op: ops.SymbolicTensor) -> None:
+    """And what the assembler reports comes with the artifact."""
+    resources = roller.compile(op, device=f"cuda:{chip}").artifact.resources
+    assert resources
+    assert all(value == 0 for name, value in resources.items() if name.endswith(("spilled_bytes", "stack_bytes")))
+    assert all(0 < value < 256 for name, value in resources.items() if name.endswith("registers"))
+
+
+def test_operands_are_read_with_wide_accesses() -> None:
+    kernel = roller.compile(gemm(4096, 4096, 4096), device="cuda:a100")
+    text = codegen.generate(kernel.spec, kernel.program).text
+    hot = text[text.rindex("for (int", 0, text.index("acc_ptr[1] = (acc_ptr[1] +")) :]
+    assert "*(float4*)(panel0_held_ptr" in hot
+    assert "*(float4*)(panel1_held_ptr" in hot
+    assert " / " not in hot[: hot.index("result_ptr")]
+    assert " % " not in hot[: hot.index("result_ptr")]
+
+
+@needs_compiler
+def test_a_compilers_complaint_comes_with_its_line() -> None:
+    source = KernelSource(
+        'extern "C" __global__ void broken(float *x) {\n  x[0] = nonsense;\n}\n', "cuda-c++", "broken", {"kernels": [{}]}
+    )
+    with pytest.raises(CodegenError) as caught:
+        toolchain.build(load_spec("cuda:a100"), source)
+    assert "nonsense" in str(caught.value)
+    assert "x[0] = nonsense;" in str(caught.value).splitlines()[-1]
+
+
+@needs_compiler
+@pytest.mark.parametrize("arch", ["sm_20", "sm_999", "pentium", ""])
+def test_an_architecture_that_the_compiler_lacks_is_refused(arch: str) -> None:
+    spec = load_spec("cuda:a100")
+    strange = spec.model_copy(update={"options": {**spec.options, "arch": arch}})
+    source = codegen.generate(spec, roller.compile(gemm(8, 8, 8), device="cuda:a100").program)
+    with pytest.raises(CodegenError, match=arch or "architecture"):
+        toolchain.build(strange, source)
+
+
+def test_a_compiler_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(toolchain.COMPILER, "/nowhere/nvcc")
+    assert toolchain.problems() == (f"{toolchain.COMPILER} names '/nowhere/nvcc', which is no program",)
+    with pytest.raises(CodegenError, match="must name an nvcc"):
+        toolchain.compiled("// no kernel", "sm_80")
+
+
+def test_programs_that_need_more_shared_memory_than_there_is_are_refused() -> None:
+    kernel = roller.compile(gemm(512, 512, 512), device="cuda:a100")
+    shared = kernel.spec.level("shared")
+    small = shared.model_copy(update={"capacity_bytes": 4096, "reserved_bytes": 0, "tile_max_bytes": 4096})
+    spec = kernel.spec.model_copy(update={"levels": tuple(small if lv.name == "shared" else lv for lv in kernel.spec.levels)})
+    refused = codegen.refusal(spec, kernel.program)
+    assert refused is not None
+    assert refused[0] == "shared memory"
+    with pytest.raises(CodegenError, match="shared memory"):
+        codegen.generate(spec, kernel.program)
+
+
+# --- a machine without a GPU -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not runtime.problems(), reason="a GPU is attached")
+@needs_compiler
+def test_without_a_gpu_the_first_call_says_so() -> None:
+    kernel = roller.compile(gemm(8, 8, 8), device="cuda")
+    with pytest.raises(DeviceUnavailableError):
+        kernel(np.ones((8, 8), np.float32), np.ones((8, 8), np.float32))
+    assert kernel.spec.chip == "a100"
+
+
+def test_artifacts_of_other_devices_are_refused() -> None:
+    kernel = roller.compile(gemm(8, 8, 8), device="cpu")
+    with pytest.raises(LaunchError, match="runs cubin"):
+        emulator.Emulator(kernel.artifact)
+
+
+def test_the_text_names_no_chip() -> None:
+    """Programs alike give texts alike: the architecture is the compiler's business."""
+    kernel = roller.compile(gemm(64, 64, 64), device="cuda:a100")
+    texts = {codegen.generate(load_spec(f"cuda:{chip}"), kernel.program).text for chip in ("a100", "h100")}
+    assert len(texts) == 1
