@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from roller.align import Rules, aligned_extents
-from roller.choice import every_staging, orders_of, program_of, required_staging
+from roller.choice import every_staging, orders_of, program_of
 from roller.errors import ConstructionError
 from roller.expr import TensorExpr
 from roller.hardware import HardwareSpec
@@ -59,7 +59,7 @@ class _Part:
     def programs(self, chain: Chain) -> list[StageProgram]:
         """The chain with every loop order and every staging: as many for every chain."""
         base, levels = program_of(self.search, self.search.levels, chain), self.search.levels
-        stagings = dict.fromkeys((required_staging(self.search, levels, chain), *every_staging(self.search, levels)))
+        stagings = dict.fromkeys((base.staged, *every_staging(self.search, levels)))
         return [replace(base, orders=o, staged=s) for o in orders_of(base) for s in stagings]
 
 

@@ -58,7 +58,7 @@ def test_devices_and_chips_by_name_spec_and_file():
         ("cpu:zen33", None, SpecError, "did you mean 'zen3'"),
         ("cpu", "no/such/file.toml", SpecError, "no such file"),
         ("cpuu:zen3", None, UnknownDeviceError, "did you mean 'cpu'"),
-        ("cuda:h100", None, UnknownDeviceError, "installed"),
+        ("rocm:mi50", None, UnknownDeviceError, "installed"),
         ("", None, UnknownDeviceError, "installed"),
     ],
 )

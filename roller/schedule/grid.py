@@ -7,21 +7,21 @@ memory that a block shares; lanes that share a reduction combine what they have.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.tirx import ForKind
 
 from roller.expr import ELEMENT_BYTES, Tensor
-from roller.program import RProgram, StageProgram, copy_depth
+from roller.program import RProgram, StageProgram, Staging, copy_depth, staged_touches
 from roller.schedule import walk
 from roller.schedule.gather import combined_lanes, meeting_bytes
 from roller.schedule.lane import Lane
 from roller.schedule.place import Point, Window, address
 from roller.schedule.reading import Reader
 from roller.schedule.scalar import combine, identity
-from roller.schedule.shared import fill, shared_panel
+from roller.schedule.shared import Filling, SharedPanel, shared_panel
 from roller.schedule.threads import Block
 from roller.schedule.tir import (
     Buffer,
@@ -45,6 +45,8 @@ from roller.schedule.tir import (
 from roller.schedule.walk import Position, State
 
 SHARED_ALIGNMENT = 128
+REGISTER_BYTES = 4
+MOST_REGISTERS = 192  # for accumulators and values read ahead; the others hold operands and addresses
 COMBINE_THREADS = 256  # of a block that adds up partial results, one output each
 
 
@@ -82,9 +84,32 @@ def refusal(program: RProgram) -> tuple[str, str] | None:
 def shared_bytes(program: StageProgram) -> int:
     """The most memory that a block's lanes share: panels, and room for lanes that combine what they have."""
     block = Block(program)
-    panels = [shared_panel(block, s).buffer for s in program.staged]
+    panels = [p.buffer for p in panels_of(block)]
     size = sum(-(-int(p.shape[0]) * ELEMENT_BYTES[str(p.dtype)] // SHARED_ALIGNMENT) * SHARED_ALIGNMENT for p in panels)
     return size + meeting_bytes(block, program.nest.stage.body.dtype)
+
+
+def panels_of(block: Block) -> list[SharedPanel]:
+    """The panels of a block, those of the innermost loop that fills any twice where the program holds them twice: while one copy
+    is used, lanes read ahead for the other, as long as they have registers for that.
+    """
+    program = block.program
+    depths = {s.operand: copy_depth(program, s) for s in program.staged}
+    loop_number = max(depths.values(), default=0) - 1
+    last = [s for s in program.staged if depths[s.operand] == loop_number + 1]
+    serial = loop_number >= 0 and program.loops[loop_number].over == "time" and program.loops[loop_number].trips > 1
+    ahead = serial and all(s.depth > 1 for s in last) and _registers_ahead(block, last) <= MOST_REGISTERS
+    return [shared_panel(block, s, loop_number if ahead and s in last else None) for s in program.staged]
+
+
+def _registers_ahead(block: Block, staged: Sequence[Staging]) -> int:
+    """Registers of a lane for accumulators and for what it reads ahead."""
+    program = block.program
+    words = -(-program.nest.accumulator_bytes // REGISTER_BYTES)
+    outputs = math.prod(program.inner[d] for d in program.nest.spatial)
+    touched = [staged_touches(program.nest, s) for s in staged]
+    values = sum(math.prod(t for t, x in zip(program.unit_tile, touches, strict=True) if x) for touches in touched)
+    return words * (outputs + -(-values // block.threads))
 
 
 def lower(program: RProgram, buffers: Mapping[str, Buffer]) -> tuple[list[GridKernel], list[Workspace]]:
@@ -173,8 +198,7 @@ class _Stage:
             state = walk.enter(self.program, state, number, name, self.loops[number].trips)
             if self.reduces(number):
                 self.lane.part = plus(times(self.lane.part, self.loops[number].trips), name)
-        for staging in self.program.staged:
-            self.lane.panels[staging.operand] = shared_panel(self.block, staging)
+        self.lane.panels = {p.staging.operand: p for p in panels_of(self.block)}
         statements += allocate([p.buffer for p in self.lane.panels.values()])
         statements.append(self._inside(0, state))
         return sequence(statements)
@@ -190,15 +214,36 @@ class _Stage:
             return self.lane.elementwise(state) if self.reducer is None else self.lane.step(state, self._slot(state))
         if self.loops[depth].over != "time":
             return self._inside(depth + 1, state)  # bound at the start of the kernel
+        if any(p.ahead == depth for p in self.lane.panels.values()):
+            return self._pipeline(depth, state)
         return walk.serial(self.program, state, depth, lambda s: self._inside(depth + 1, s))
 
     def _fills(self, depth: int, state: State) -> list[Stmt]:
-        due = [p for p in self.lane.panels.values() if copy_depth(self.program, p.staging) == depth]
-        if not due:
-            return []
-        fills = [fill(self.block, p, self.reader, state) for p in due]
+        """Panels whose place is inside this many loops, filled."""
+        panels = self.lane.panels.values()
+        due = [p for p in panels if p.ahead is None and copy_depth(self.program, p.staging) == depth]
+        return self._filled([Filling(self.block, p, self.reader) for p in due], depth, state) if due else []
+
+    def _filled(self, fillings: list[Filling], depth: int, state: State) -> list[Stmt]:
         again = any(lp.over == "time" for lp in self.loops[:depth])  # others may still read what was there before
-        return [*([barrier()] if again else []), *fills, barrier()]
+        return [*([barrier()] if again else []), *(f.at_once(state, 0) for f in fillings), barrier()]
+
+    def _pipeline(self, number: int, state: State) -> Stmt:
+        """A loop in which each trip reads ahead for the next one, computes, and then stores what it read in the other copy."""
+        fillings = [Filling(self.block, p, self.reader) for p in self.lane.panels.values() if p.ahead == number]
+        trips, var = walk.trips_of(self.program, state, number), variable(f"i{number}")
+        first, here, following = (walk.enter(self.program, state, number, at, trips) for at in (0, var, var + index(1)))
+        more = var + index(1) < index(trips)
+        self.lane.copy = copy = tirx.floormod(var, index(2))
+        body = [
+            when(more, sequence(f.fetch(following) for f in fillings)),
+            self._inside(number + 1, here),
+            when(more, sequence(f.put(index(1) - copy) for f in fillings)),
+            barrier(),
+        ]
+        self.lane.copy = 0
+        begun = [*allocate([f.held for f in fillings]), *self._filled(fillings, number, first)]
+        return sequence([*begun, loop(var, trips, sequence(body))])
 
     # --- accumulators -------------------------------------------------------------------------------------------------
 

@@ -49,6 +49,7 @@ class Lane:
     acc: Buffer | None = None
     partial: Buffer | None = None
     part: Position = 0
+    copy: Position = 0  # of the panels, the one that is read
 
     @property
     def program(self) -> StageProgram:
@@ -118,7 +119,9 @@ class Lane:
         statements, panels, arrays = [], {}, {}
         reduced = {d: self._reduced(state, d) for d in self.nest.reduce}
         for operand, panel in self.panels.items():
-            panels[operand], reads = fragment(panel_source(self.block, panel, reduced), points)
+            panels[operand], reads = fragment(
+                panel_source(self.block, panel, reduced, 0 if panel.ahead is None else self.copy), points
+            )
             statements += reads
         for number, access in enumerate(self.nest.accesses):
             if access.role == "body" and access.factor not in self.panels and not access.guarded:

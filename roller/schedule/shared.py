@@ -7,10 +7,13 @@ along the direction in which its source is contiguous, so that what they read to
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm import tirx
+from tvm.tirx import ForKind
 
+from roller.expr import ELEMENT_BYTES
 from roller.nest import Access
 from roller.program import Staging, staged_touches
 from roller.scalar import loads
@@ -24,10 +27,10 @@ from roller.schedule.tir import (
     Held,
     Stmt,
     allocate,
+    bind,
     index,
     least,
     load,
-    loop,
     number,
     plus,
     ramp,
@@ -51,17 +54,19 @@ class SharedPanel:
     staging: Staging
     buffer: Buffer
     steps: tuple[int, ...]
+    size: int  # elements of one copy
+    ahead: int | None  # the loop whose trips fill a second copy ahead; None where there is one copy
 
-    def address(self, block: Block, reduced: dict[int, Position], offsets: Offsets) -> Position:
-        """Where the value of a lane's point lies; `reduced`: where the lane's tile starts along each reduction."""
-        total: Position = 0
+    def address(self, block: Block, reduced: dict[int, Position], slot: Position, offsets: Offsets) -> Position:
+        """Where the value of a lane's point lies in a copy; `reduced`: where the lane's tile starts along each reduction."""
+        total: Position = times(slot, self.size)
         for dim, step in enumerate(self.steps):
             if step:
                 total = plus(total, times(plus(reduced.get(dim, 0), block.offset(dim, offsets[dim])), step))
         return total
 
 
-def shared_panel(block: Block, staging: Staging) -> SharedPanel:
+def shared_panel(block: Block, staging: Staging, ahead: int | None) -> SharedPanel:
     """The panel with a fresh buffer: reductions outside, spatial dimensions inside a row."""
     program, touches = block.program, staged_touches(block.program.nest, staging)
     steps, size = [0] * len(touches), 1
@@ -72,28 +77,121 @@ def shared_panel(block: Block, staging: Staging) -> SharedPanel:
                 size *= program.unit_tile[dim]
         if dims == program.nest.spatial:
             size += staging.row_padding
-    name = f"panel{staging.operand}"
-    return SharedPanel(staging, shared_buffer(name, size, program.nest.stage.body.dtype), tuple(steps))
+    dtype = program.nest.stage.body.dtype
+    whole = VECTOR_BYTES // ELEMENT_BYTES[dtype]
+    size = -(-size // whole) * whole  # every copy starts where the widest access may
+    held = shared_buffer(f"panel{staging.operand}", size * (1 if ahead is None else 2), dtype)
+    return SharedPanel(staging, held, tuple(steps), size, ahead)
 
 
-def fill(block: Block, panel: SharedPanel, reader: Reader, state: State) -> Stmt:
-    """Every lane computes its share of the panel's values."""
-    wide, width = _along(block, panel, reader)
-    digits, width = _digits(block, panel, wide, width)
-    total = math.prod(count for _, count, _ in digits)
-    var, item = variable("share"), variable("item")
-    bindings, rest = [tirx.Bind(item, index(plus(times(var, block.threads), block.thread)))], item
-    places: dict[int, Position] = {}
-    for place, (dim, count, step) in enumerate(reversed(digits), 1):
-        digit = rest if place == len(digits) else tirx.floormod(rest, index(count))
-        places[dim] = plus(places.get(dim, 0), times(digit, step))
-        rest = tirx.floordiv(rest, index(count))
-    names = {dim: variable(f"c{dim}") for dim in places}
-    bindings += [tirx.Bind(names[dim], index(place)) for dim, place in places.items()]
-    one = _put(block, panel, reader, state, names, wide, width)
-    trips = -(-total // block.threads)
-    guarded = one if total % block.threads == 0 else when(item < index(total), one)
-    return loop(var, trips, sequence([*bindings, guarded]))
+class Filling:
+    """How the lanes of a block fill one panel: each computes its share of the values, at once or in two steps, so that something
+    else can be done while what was read is on its way.
+    """
+
+    def __init__(self, block: Block, panel: SharedPanel, reader: Reader) -> None:
+        self.block, self.panel, self.reader, self.nest = block, panel, reader, block.program.nest
+        self.wide, width = _along(block, panel, reader)
+        self.digits, self.width = _digits(block, panel, self.wide, width)
+        self.total = math.prod(count for _, count, _ in self.digits)
+        self.trips = -(-self.total // block.threads)
+        self.dtype = self.nest.stage.body.dtype
+        self.held = register_buffer(f"{panel.buffer.name}_next", self.trips * self.width, self.dtype)
+
+    def at_once(self, state: State, slot: Position) -> Stmt:
+        """Read, compute and store."""
+        values = register_buffer("values", self.width, self.dtype)
+
+        def one(_: Expr, names: dict[int, Expr]) -> Stmt:
+            return sequence([*allocate([values]), *self._values(state, names, values, 0), *self._stores(names, values, 0, slot)])
+
+        return self._each(one, ForKind.SERIAL)
+
+    def fetch(self, state: State) -> Stmt:
+        """Read and compute into registers, `held`."""
+        return self._each(lambda var, names: sequence(self._values(state, names, self.held, var * self.width)), ForKind.UNROLLED)
+
+    def put(self, slot: Position) -> Stmt:
+        """Store what `fetch` left in registers."""
+        return self._each(lambda var, names: sequence(self._stores(names, self.held, var * self.width, slot)), ForKind.UNROLLED)
+
+    def _each(self, body: Callable[[Expr, dict[int, Expr]], Stmt], kind: ForKind) -> Stmt:
+        """A loop over a lane's share, with the place of its values in the unit's tile."""
+        var, item, block = variable("share"), variable("item"), self.block
+        bindings, rest = [tirx.Bind(item, index(plus(times(var, block.threads), block.thread)))], item
+        places: dict[int, Position] = {}
+        for place, (dim, count, step) in enumerate(reversed(self.digits), 1):
+            digit = rest if place == len(self.digits) else tirx.floormod(rest, index(count))
+            places[dim] = plus(places.get(dim, 0), times(digit, step))
+            rest = tirx.floordiv(rest, index(count))
+        names = {dim: variable(f"c{dim}") for dim in places}
+        bindings += [tirx.Bind(names[dim], index(place)) for dim, place in places.items()]
+        one = body(var, names)
+        guarded = one if self.total % block.threads == 0 else when(item < index(self.total), one)
+        inside = sequence([*bindings, guarded])
+        return tirx.For(var, index(0), index(self.trips), kind, inside) if self.trips > 1 else bind(var, index(0), inside)
+
+    def _values(self, state: State, names: dict[int, Expr], into: Buffer, at: Position) -> list[Stmt]:
+        """The values at the named place of the unit's tile; beyond the end of a reduction what adds nothing."""
+        nest, width = self.nest, self.width
+        inside = self._inside(state, names)
+        point = Point(nest, tuple(_position(self.block, state, d, names) for d in range(len(nest.dims))))
+        node = nest.factors[self.panel.staging.operand]
+        if width == 1:
+            held = Held.in_registers()
+            value = self.reader.value(node, point, held)
+            found: list[Stmt] = [*held.statements, store(into, value, at)]
+        else:
+            found = self._wide(point, into, at)
+        if inside is None:
+            return found
+        nothing = number(0, self.dtype) if len(nest.factors) > 1 else identity(nest.stage.reducer or "sum", self.dtype)
+        return [when(inside, sequence(found), sequence(store(into, nothing, plus(at, n)) for n in range(width)))]
+
+    def _inside(self, state: State, names: dict[int, Expr]) -> Expr | None:
+        """Whether a place lies inside the ragged ends of reductions; None where there are none."""
+        inside = None
+        for dim, name in names.items():
+            left = state.limits[dim]
+            if self.nest.dims[dim].is_reduce and not (isinstance(left, int) and left >= self.block.program.unit_tile[dim]):
+                here = name < index(left)
+                inside = here if inside is None else tirx.And(inside, here)
+        return inside
+
+    def _wide(self, point: Point, into: Buffer, at: Position) -> list[Stmt]:
+        """One wide read into registers, then the values one by one."""
+        nest, node = self.nest, self.nest.factors[self.panel.staging.operand]
+        (read,) = loads(node)
+        count = self.reader.number(read)
+        access, window = nest.accesses[count], self.reader.window(count)
+        taken = register_buffer("taken", self.width, access.tensor.dtype)
+        first = base_address(nest, window, access.index, point)
+        statements = [*allocate([taken]), store(taken, load(window.buffer, ramp(first, 1, self.width)), ramp(0, 1, self.width))]
+        for n in range(self.width):
+            step = tuple(n if d == self.wide else 0 for d in range(len(nest.dims)))
+            held = Held.in_registers()
+            self.reader.vectors = {count: load(taken, n)}
+            value = self.reader.value(node, point.moved(step), held)
+            statements += [*held.statements, store(into, value, plus(at, n))]
+        self.reader.vectors = {}
+        return statements
+
+    def _stores(self, names: dict[int, Expr], source: Buffer, at: Position, slot: Position) -> list[Stmt]:
+        """The values side by side in the panel, or one in each row."""
+        panel, width = self.panel, self.width
+        target: Position = times(slot, panel.size)
+        for dim, name in names.items():
+            target = plus(target, times(name, panel.steps[dim]))
+        apart, together = panel.steps[self.wide] if self.wide is not None else 1, 1
+        if apart == 1:
+            together = min(width, VECTOR_BYTES // self.nest.accumulator_bytes)
+            others = [s for d, s in enumerate(panel.steps) if s and d != self.wide]
+            while any(s % together for s in (*others, panel.size)):
+                together //= 2
+        return [
+            store(panel.buffer, load(source, ramp(plus(at, n), 1, together)), ramp(plus(target, n * apart), 1, together))
+            for n in range(0, width, together)
+        ]
 
 
 Digit = tuple[int, int, int]  # a dimension, how many values, and how far apart they are
@@ -151,74 +249,6 @@ def _width(block: Block, dim: int, mine: list[Access]) -> int:
 def _source_step(block: Block, panel: SharedPanel, dim: int) -> int:
     mine = [a for a in block.program.nest.inputs if a.factor == panel.staging.operand]
     return max(abs(a.strides[dim] or 0) for a in mine)
-
-
-def _put(
-    block: Block, panel: SharedPanel, reader: Reader, state: State, names: dict[int, Expr], wide: int | None, width: int
-) -> Stmt:
-    """Compute `width` values at the named place of the unit's tile, and store them."""
-    nest = block.program.nest
-    node = nest.factors[panel.staging.operand]
-    target: Position = 0
-    inside = None
-    for dim, name in names.items():
-        target = plus(target, times(name, panel.steps[dim]))
-        left = state.limits[dim]
-        if nest.dims[dim].is_reduce and not (isinstance(left, int) and left >= block.program.unit_tile[dim]):
-            here = name < index(left)
-            inside = here if inside is None else tirx.And(inside, here)
-    point = Point(nest, tuple(_position(block, state, d, names) for d in range(len(nest.dims))))
-    nothing = (
-        number(0, nest.stage.body.dtype) if len(nest.factors) > 1 else identity(nest.stage.reducer or "sum", nest.stage.body.dtype)
-    )
-    if width == 1:
-        held = Held.in_registers()
-        value = reader.value(node, point, held)
-        if inside is None:
-            return sequence([*held.statements, store(panel.buffer, value, target)])
-        kept = store(panel.buffer, value, target)
-        return when(inside, sequence([*held.statements, kept]), store(panel.buffer, nothing, target))
-    return _put_vector(block, panel, reader, point, target, wide or 0, width, inside, nothing)
-
-
-def _put_vector(
-    block: Block,
-    panel: SharedPanel,
-    reader: Reader,
-    point: Point,
-    target: Position,
-    wide: int,
-    width: int,
-    inside: Expr | None,
-    nothing: Expr,
-) -> Stmt:
-    """One wide read into registers, then the values one by one: side by side in the panel, or one in each row."""
-    nest = block.program.nest
-    node = nest.factors[panel.staging.operand]
-    (read,) = loads(node)
-    count = reader.number(read)
-    access, window = nest.accesses[count], reader.window(count)
-    taken = register_buffer("taken", width, access.tensor.dtype)
-    values = register_buffer("values", width, nest.stage.body.dtype)
-    first = base_address(nest, window, access.index, point)
-    statements: list[Stmt] = [store(taken, load(window.buffer, ramp(first, 1, width)), ramp(0, 1, width))]
-    for n in range(width):
-        step = tuple(n if d == wide else 0 for d in range(len(nest.dims)))
-        held = Held.in_registers()
-        reader.vectors = {count: load(taken, n)}
-        value = reader.value(node, point.moved(step), held)
-        statements += [*held.statements, store(values, value, n)]
-    reader.vectors = {}
-    if inside is not None:
-        statements = [when(inside, sequence(statements), sequence(store(values, nothing, n) for n in range(width)))]
-    apart, stored = panel.steps[wide], 1
-    if apart == 1:
-        stored = min(width, VECTOR_BYTES // nest.accumulator_bytes)
-        while any(s % stored for d, s in enumerate(panel.steps) if s and d != wide):
-            stored //= 2
-    for n in range(0, width, stored):
-        statements.append(store(panel.buffer, load(values, ramp(n, 1, stored)), ramp(plus(target, n * apart), 1, stored)))
-    return sequence([*allocate([taken, values]), *statements])
 
 
 def _position(block: Block, state: State, dim: int, names: dict[int, Expr]) -> Position:
