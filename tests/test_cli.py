@@ -215,8 +215,9 @@ def test_the_command_itself_and_ctrl_c(tmp_path):
     command = [sys.executable, "-c", "from roller.cli import main; main()"]
     done = subprocess.run([*command, "specs", "list", "cpu"], capture_output=True, text=True, timeout=60, check=True)
     assert "zen3" in done.stdout and done.stderr == ""
-    code = (
-        "import roller, time\nfrom roller.cli import main\n"
+    code = (  # whoever runs the tests in the background may have told all its children to ignore Ctrl-C
+        "import roller, signal, time\nfrom roller.cli import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def wait(*a, **k):\n    print('ready', flush=True)\n    time.sleep(60)\n"
         "roller.compile = wait\nmain()"
     )
