@@ -22,6 +22,7 @@ from roller.schedule.tir import (
     Stmt,
     allocate,
     buffer,
+    every,
     index,
     load,
     loop,
@@ -79,19 +80,18 @@ def _slots(low: Lowering) -> Slots:
 def _visit(low: Lowering, state: State, size: int) -> tuple[Expr, Expr, Position]:
     """Whether this is the first and the last visit to the tile's accumulators, and where they wait."""
     assert low.scratch_depth is not None
-    begins = ends = None
+    begins, ends = [], []
     trips = dict(state.trips)
     slot: Position = 0
     for number in reversed(range(low.scratch_depth, low.tile_depth)):
         var = state.variable(number)
         if low.reduces(number):
-            first, last = tirx.EQ(index(var), index(0)), tirx.EQ(index(var), index(trips[number]) - index(1))
-            begins = first if begins is None else tirx.And(begins, first)
-            ends = last if ends is None else tirx.And(ends, last)
+            begins.append(tirx.EQ(index(var), index(0)))
+            ends.append(tirx.EQ(index(var), index(trips[number]) - index(1)))
         else:
             slot = plus(slot, times(var, size))
             size *= low.program.loops[number].trips
-    return begins, ends, slot
+    return every(begins), every(ends), slot
 
 
 # --- reduce loops ----------------------------------------------------------------------------------------------------

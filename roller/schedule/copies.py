@@ -24,6 +24,7 @@ from roller.schedule.tir import (
     Held,
     Stmt,
     buffer,
+    every,
     index,
     least,
     load,
@@ -241,10 +242,10 @@ def fill_box(program: StageProgram, staging: Staging, window: Window, reader: Re
         return store(window.buffer, load(source, 0), 0)
     names = [variable(f"b{i}") for i in range(len(sizes))]
     coordinates = [plus(s, v) for s, v in zip(window.starts, names, strict=True)]
-    row_inside = None
-    for value, bound in zip(coordinates[:-1], access.tensor.shape[:-1], strict=True):
-        here = tirx.And(index(value) >= index(0), index(value) < index(bound))
-        row_inside = here if row_inside is None else tirx.And(row_inside, here)
+    row_inside = every(
+        tirx.And(index(value) >= index(0), index(value) < index(bound))
+        for value, bound in zip(coordinates[:-1], access.tensor.shape[:-1], strict=True)
+    )
     strides = access.tensor.strides
     origin: Position = 0
     for value, stride in zip(coordinates[:-1], strides[:-1], strict=True):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from roller.banks import WIDEST_ACCESS
 from roller.schedule.place import Point, base_address
 from roller.schedule.reading import Reader
 from roller.schedule.shared import SharedPanel
-from roller.schedule.threads import VECTOR_BYTES, Block, Offsets
+from roller.schedule.threads import Block, Offsets
 from roller.schedule.tir import Buffer, Expr, Stmt, allocate, index, load, ramp, register_buffer, store
 from roller.schedule.walk import Position
 
@@ -71,7 +72,7 @@ def array_width(block: Block, number: int) -> tuple[int, int]:
     offset = sum(i.offset * s for i, s in zip(access.index, access.tensor.strides, strict=True))
     for dim, stride in enumerate(access.strides):
         if stride == 1 and access.linear:
-            width = min(block.pieces[dim], VECTOR_BYTES // access.element_bytes)
+            width = min(block.pieces[dim], WIDEST_ACCESS // access.element_bytes)
             others = [s or 0 for d, s in enumerate(access.strides) if d != dim and nest.extents[d] > 1]
             while width > 1 and (not block.aligned(dim, width) or any(s % width for s in (*others, offset))):
                 width //= 2
@@ -84,7 +85,7 @@ def panel_source(block: Block, panel: SharedPanel, reduced: dict[int, Position],
     touches = tuple(step > 0 for step in panel.steps)
     along = next((d for d, step in enumerate(panel.steps) if step == 1), 0)
     size = block.program.nest.accumulator_bytes
-    width = min(block.pieces[along], VECTOR_BYTES // size)
+    width = min(block.pieces[along], WIDEST_ACCESS // size)
     others = [*(s for d, s in enumerate(panel.steps) if s and d != along), panel.size]
     while width > 1 and (not block.aligned(along, width) or any(s % width for s in others)):
         width //= 2

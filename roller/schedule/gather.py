@@ -31,7 +31,6 @@ from roller.schedule.tir import (
     when,
 )
 
-GROUP = 32  # lanes that exchange values without a barrier
 MEETING_BYTES = 8192  # of shared memory for values that meet: one of each lane at the least
 EXCHANGED_BYTES = 4  # of a register: wider and narrower types meet in shared memory
 
@@ -39,9 +38,9 @@ EXCHANGED_BYTES = 4  # of a register: wider and narrower types meet in shared me
 def combined_lanes(block: Block, acc: Buffer, lanes: int, reducer: str) -> Stmt:
     """Every accumulator becomes the combination of those of all lanes of its reduction."""
     dtype = str(acc.dtype)
-    power = lanes & (lanes - 1) == 0 and block.threads % GROUP == 0 and ELEMENT_BYTES[dtype] == EXCHANGED_BYTES
-    near = min(lanes, GROUP) if power else 1
-    statements = [_exchanged(acc, at, near, reducer) for at in range(int(acc.shape[0]))] if near > 1 else []
+    power = lanes & (lanes - 1) == 0 and block.threads % block.group == 0 and ELEMENT_BYTES[dtype] == EXCHANGED_BYTES
+    near = min(lanes, block.group) if power else 1
+    statements = [_exchanged(acc, at, near, block.group, reducer) for at in range(int(acc.shape[0]))] if near > 1 else []
     return sequence([*statements, *(_met(block, acc, near, lanes, reducer) if near < lanes else [])])
 
 
@@ -75,12 +74,12 @@ def _taken(room: Buffer, acc: Buffer, at: int, first: Expr, each: int, reducer: 
     return sequence([store(acc, load(room, first), at), loop(var, each - 1, step) if each > 1 else None])
 
 
-def _exchanged(acc: Buffer, at: int, lanes: int, reducer: str) -> Stmt:
+def _exchanged(acc: Buffer, at: int, lanes: int, group: int, reducer: str) -> Stmt:
     """Halves exchanged: after log2(lanes) steps every lane has all."""
     statements, distance = [], lanes // 2
     mask = tirx.const(0xFFFFFFFF, "uint32")
     while distance:
-        other = tirx.op.tvm_warp_shuffle_xor(mask, load(acc, at), index(distance), index(GROUP), index(GROUP))
+        other = tirx.op.tvm_warp_shuffle_xor(mask, load(acc, at), index(distance), index(group), index(group))
         statements.append(store(acc, combine(reducer, load(acc, at), other), at))
         distance //= 2
     return sequence(statements)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.tirx import ForKind
 
-from roller.expr import ELEMENT_BYTES, Tensor
+from roller.expr import ELEMENT_BYTES
 from roller.program import RProgram, StageProgram, Staging, copy_depth, staged_touches
 from roller.schedule import walk
 from roller.schedule.gather import combined_lanes, meeting_bytes
@@ -81,9 +81,9 @@ def refusal(program: RProgram) -> tuple[str, str] | None:
     return None
 
 
-def shared_bytes(program: StageProgram) -> int:
+def shared_bytes(program: StageProgram, group: int) -> int:
     """The most memory that a block's lanes share: panels, and room for lanes that combine what they have."""
-    block = Block(program)
+    block = Block(program, group)
     panels = [p.buffer for p in panels_of(block)]
     size = sum(-(-int(p.shape[0]) * ELEMENT_BYTES[str(p.dtype)] // SHARED_ALIGNMENT) * SHARED_ALIGNMENT for p in panels)
     return size + meeting_bytes(block, program.nest.stage.body.dtype)
@@ -112,8 +112,8 @@ def _registers_ahead(block: Block, staged: Sequence[Staging]) -> int:
     return words * (outputs + -(-values // block.threads))
 
 
-def lower(program: RProgram, buffers: Mapping[str, Buffer]) -> tuple[list[GridKernel], list[Workspace]]:
-    """The kernels of a program in order, and the arrays between them."""
+def lower(program: RProgram, buffers: Mapping[str, Buffer], group: int) -> tuple[list[GridKernel], list[Workspace]]:
+    """The kernels of a program in order, and the arrays between them; `group`: lanes that run in step (a warp)."""
     kernels: list[GridKernel] = []
     spaces: list[Workspace] = []
     known = dict(buffers)
@@ -123,7 +123,7 @@ def lower(program: RProgram, buffers: Mapping[str, Buffer]) -> tuple[list[GridKe
             spaces.append(Workspace(output.name, output.elements, output.dtype))
             known[output.name] = argument(output.name, output.elements, output.dtype)
         if output.elements:
-            found, partial = _Stage(stage, known, number).kernels()
+            found, partial = _Stage(stage, known, number, group).kernels()
             kernels += found
             spaces += partial
     return kernels, spaces
@@ -136,10 +136,11 @@ class _Stage:
     program: StageProgram
     buffers: dict[str, Buffer]
     number: int
+    group: int
 
     def __post_init__(self) -> None:
         self.nest, self.stage, self.loops = self.program.nest, self.program.nest.stage, self.program.loops
-        self.reader, self.block = Reader(self.nest, self.buffers), Block(self.program)
+        self.reader, self.block = Reader(self.nest, self.buffers), Block(self.program, self.group)
         self.dtype, self.reducer = self.stage.body.dtype, self.stage.reducer
         serial = [n for n, lp in enumerate(self.loops) if lp.over == "time"]
         reducing = [n for n in serial if self.reduces(n)]
@@ -174,7 +175,7 @@ class _Stage:
         blocks = math.prod(lp.trips for lp in self.loops if lp.over == "units")
         threads = self.block.threads
         launched = _launched(body, block_var, blocks, self.block.thread, threads)
-        main = GridKernel(name, launched, (*taken, target), blocks, threads, shared_bytes(self.program))
+        main = GridKernel(name, launched, (*taken, target), blocks, threads, shared_bytes(self.program, self.group))
         if self.lane.partial is None:
             return [main], spaces
         return [main, self._combine(f"{name}_combine", self.lane.partial, self.parts)], spaces
@@ -320,8 +321,3 @@ def _unrolled(name: str, trips: int, body: object) -> Stmt:
     """A short loop whose body the toolchain repeats, so that registers have constant indices."""
     var = variable(name)
     return tirx.For(var, index(0), index(trips), ForKind.UNROLLED, body(var))  # type: ignore[operator]
-
-
-def tensor_argument(tensor: Tensor) -> Buffer:
-    """A global array of a kernel."""
-    return argument(tensor.name, tensor.elements, tensor.dtype)

@@ -22,6 +22,7 @@ from roller.schedule.tir import (
     Held,
     Stmt,
     allocate,
+    every,
     index,
     load,
     plus,
@@ -96,10 +97,7 @@ class Lane:
             groups.setdefault(first, []).append(offset)
         found = []
         for first, members in groups.items():
-            valid = None
-            for d in ragged:
-                here = index(self.block.offset(d, first[d])) < index(state.limits[d])
-                valid = here if valid is None else tirx.And(valid, here)
+            valid = every(index(self.block.offset(d, first[d])) < index(state.limits[d]) for d in ragged)
             found.append((members, valid))
         return found
 
@@ -172,11 +170,8 @@ class Lane:
         """The results of the lane's accumulators; of lanes that share them, the first one stores."""
         reads, arrays = ([], {}) if self.partial is not None else self._operands(state, "epilogue")
         body = sequence([*reads, *self._results(state, arrays, slot)])
-        first = [tirx.EQ(self.block.names[d], index(0)) for d in self.nest.reduce if d in self.block.names]
-        condition = None
-        for here in first:
-            condition = here if condition is None else tirx.And(condition, here)
-        return body if condition is None else when(condition, body)
+        first = every(tirx.EQ(self.block.names[d], index(0)) for d in self.nest.reduce if d in self.block.names)
+        return body if first is None else when(first, body)
 
     def _operands(self, state: State, role: str) -> tuple[list[Stmt], dict[int, Fragment]]:
         statements: list[Stmt] = []

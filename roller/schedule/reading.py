@@ -11,7 +11,7 @@ from roller.nest import Access, Nest
 from roller.scalar import Affine, Load, Scalar, loads
 from roller.schedule import scalar
 from roller.schedule.place import Point, Window, address, affine, is_vector
-from roller.schedule.tir import Buffer, Expr, Held, index, load, spread
+from roller.schedule.tir import Buffer, Expr, Held, every, index, load, spread
 
 
 @dataclass
@@ -78,11 +78,8 @@ class Reader:
         """The element or its fill value, lane by lane; nothing outside the array is touched."""
         if point.lanes > 1:
             return together([self._guarded(node, access, window, p) for p in point.each()])
-        inside = None
-        for dim, bound in zip(node.index, access.tensor.shape, strict=True):
-            value = affine(self.nest, point, dim)
-            here = tirx.And(value >= index(0), value < index(bound))
-            inside = here if inside is None else tirx.And(inside, here)
+        places = [affine(self.nest, point, dim) for dim in node.index]
+        inside = every(tirx.And(v >= index(0), v < index(n)) for v, n in zip(places, access.tensor.shape, strict=True))
         where = address(self.nest, window, node.index, point)
         fill = scalar.constant(node.fill if node.fill is not None else 0, node.dtype)
         return tirx.if_then_else(inside, load(window.buffer, where), fill)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.tirx import ForKind
 
+from roller.banks import WIDEST_ACCESS
 from roller.expr import ELEMENT_BYTES
 from roller.nest import Access
 from roller.program import Staging, staged_touches
@@ -20,7 +21,7 @@ from roller.scalar import loads
 from roller.schedule.place import Point, base_address
 from roller.schedule.reading import Reader
 from roller.schedule.scalar import identity
-from roller.schedule.threads import VECTOR_BYTES, Block, Offsets
+from roller.schedule.threads import Block, Offsets
 from roller.schedule.tir import (
     Buffer,
     Expr,
@@ -28,6 +29,7 @@ from roller.schedule.tir import (
     Stmt,
     allocate,
     bind,
+    every,
     index,
     least,
     load,
@@ -43,8 +45,6 @@ from roller.schedule.tir import (
     when,
 )
 from roller.schedule.walk import Position, State
-
-LANE_GROUP = 32  # lanes that access shared memory together
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def shared_panel(block: Block, staging: Staging, ahead: int | None) -> SharedPan
         if dims == program.nest.spatial:
             size += staging.row_padding
     dtype = program.nest.stage.body.dtype
-    whole = VECTOR_BYTES // ELEMENT_BYTES[dtype]
+    whole = WIDEST_ACCESS // ELEMENT_BYTES[dtype]
     size = -(-size // whole) * whole  # every copy starts where the widest access may
     held = shared_buffer(f"panel{staging.operand}", size * (1 if ahead is None else 2), dtype)
     return SharedPanel(staging, held, tuple(steps), size, ahead)
@@ -150,13 +150,10 @@ class Filling:
 
     def _inside(self, state: State, names: dict[int, Expr]) -> Expr | None:
         """Whether a place lies inside the ragged ends of reductions; None where there are none."""
-        inside = None
-        for dim, name in names.items():
-            left = state.limits[dim]
-            if self.nest.dims[dim].is_reduce and not (isinstance(left, int) and left >= self.block.program.unit_tile[dim]):
-                here = name < index(left)
-                inside = here if inside is None else tirx.And(inside, here)
-        return inside
+        tile, dims = self.block.program.unit_tile, self.nest.dims
+        left = {dim: state.limits[dim] for dim in names if dims[dim].is_reduce}
+        ragged = [dim for dim, rest in left.items() if not (isinstance(rest, int) and rest >= tile[dim])]
+        return every(names[dim] < index(left[dim]) for dim in ragged)
 
     def _wide(self, point: Point, into: Buffer, at: Position) -> list[Stmt]:
         """One wide read into registers, then the values one by one."""
@@ -184,7 +181,7 @@ class Filling:
             target = plus(target, times(name, panel.steps[dim]))
         apart, together = panel.steps[self.wide] if self.wide is not None else 1, 1
         if apart == 1:
-            together = min(width, VECTOR_BYTES // self.nest.accumulator_bytes)
+            together = min(width, WIDEST_ACCESS // self.nest.accumulator_bytes)
             others = [s for d, s in enumerate(panel.steps) if s and d != self.wide]
             while any(s % together for s in (*others, panel.size)):
                 together //= 2
@@ -208,8 +205,8 @@ def _digits(block: Block, panel: SharedPanel, wide: int | None, width: int) -> t
     row = next((d for d, s in enumerate(panel.steps) if s == 1), None)
     if wide is None or row is None or panel.steps[wide] == 1:
         return [(d, tile[d] // (width if d == wide else 1), width if d == wide else 1) for d in dims], width
-    near = _power(tile[row], VECTOR_BYTES // block.program.nest.accumulator_bytes)
-    far = _power(tile[wide], LANE_GROUP // near)
+    near = _power(tile[row], WIDEST_ACCESS // block.program.nest.accumulator_bytes)
+    far = _power(tile[wide], block.group // near)
     blocks = {row: near, wide: far}
     outer = [(d, tile[d] // blocks.get(d, 1), blocks.get(d, 1)) for d in dims]
     return [*outer, (row, near, 1), (wide, far, 1)], 1
@@ -238,7 +235,7 @@ def _width(block: Block, dim: int, mine: list[Access]) -> int:
     program, extent = block.program, block.program.nest.extents[dim]
     if not access.linear or extent < program.unit_tile[dim]:
         return 1
-    width = max(1, VECTOR_BYTES // access.element_bytes)
+    width = max(1, WIDEST_ACCESS // access.element_bytes)
     offset = sum(i.offset * s for i, s in zip(access.index, access.tensor.strides, strict=True))
     steps = [s or 0 for d, s in enumerate(access.strides) if d != dim and program.nest.extents[d] > 1]
     while width > 1 and any(n % width for n in (*steps, offset, extent, program.unit_tile[dim])):

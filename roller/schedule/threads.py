@@ -18,11 +18,10 @@ from functools import cached_property
 
 from tvm import tirx
 
+from roller.banks import WIDEST_ACCESS
 from roller.program import StageProgram
 from roller.schedule.tir import Expr, index, least, plus, times, variable
 from roller.schedule.walk import Position, State
-
-VECTOR_BYTES = 16  # the widest access of a lane
 
 Offsets = tuple[int, ...]  # of a point inside a lane's tile, one for each dimension
 
@@ -32,6 +31,7 @@ class Block:
     """The lanes of a block over the dimensions of a nest."""
 
     program: StageProgram
+    group: int  # neighbouring lanes that run in step
     thread: Expr = field(default_factory=lambda: variable("thread"))
 
     @cached_property
@@ -76,7 +76,7 @@ class Block:
     def _piece(self, dim: int) -> int:
         nest, inner = self.program.nest, self.program.inner[dim]
         sizes = [a.element_bytes for a in nest.accesses if a.strides[dim] == 1]
-        widest = max(1, VECTOR_BYTES // min(sizes, default=nest.accumulator_bytes))
+        widest = max(1, WIDEST_ACCESS // min(sizes, default=nest.accumulator_bytes))
         found = 1
         while found * 2 <= widest and inner % (found * 2) == 0 and found * 2 <= max(nest.extents[dim], 1):
             found *= 2

@@ -108,6 +108,14 @@ def when(condition: Expr, then: Stmt, otherwise: Stmt | None = None) -> Stmt:
     return tirx.IfThenElse(condition, then, otherwise)
 
 
+def every(conditions: Iterable[Expr]) -> Expr | None:
+    """All conditions together; None where there are none."""
+    together = None
+    for condition in conditions:
+        together = condition if together is None else tirx.And(together, condition)
+    return together
+
+
 def least(a: int | Expr, b: int | Expr) -> int | Expr:
     """The smaller of two indices, folded where both are known."""
     return min(a, b) if isinstance(a, int) and isinstance(b, int) else tirx.min(index(a), index(b))

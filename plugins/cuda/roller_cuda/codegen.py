@@ -15,7 +15,8 @@ from tvm import tirx
 
 from roller.plugin import CodegenError, HardwareSpec, KernelSource, RProgram
 from roller.schedule import grid
-from roller.schedule.grid import GridKernel, tensor_argument
+from roller.schedule.grid import GridKernel
+from roller.schedule.tir import argument
 
 SKIPPED = ["s_tir.ThreadSync"]  # adds barriers where it cannot see that there are enough
 PRELUDE = Path(__file__).parent / "prelude.cuh"
@@ -33,8 +34,8 @@ def generate(spec: HardwareSpec, program: RProgram) -> KernelSource:
     if broken is not None:
         raise CodegenError(broken[1])
     expr = program.expr
-    buffers = {t.name: tensor_argument(t) for t in (*expr.inputs, expr.output)}
-    kernels, spaces = grid.lower(program, buffers)
+    buffers = {t.name: argument(t.name, t.elements, t.dtype) for t in (*expr.inputs, expr.output)}
+    kernels, spaces = grid.lower(program, buffers, spec.unit.lane_group)
     text = _whole(_printed(kernels, spec)) if kernels else ""
     orders = _orders(text)
     launch = {
@@ -54,7 +55,7 @@ def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
     if broken is not None:
         return broken
     for stage in program.stages:
-        wanted, room = grid.shared_bytes(stage), spec.levels[stage.levels[0]].usable_bytes
+        wanted, room = grid.shared_bytes(stage, spec.unit.lane_group), spec.levels[stage.levels[0]].usable_bytes
         if wanted > room:
             return "shared memory", f"{stage.nest.stage.name!r} takes {wanted} bytes of a block's shared memory, there are {room}"
     return None

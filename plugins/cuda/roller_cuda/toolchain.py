@@ -91,7 +91,9 @@ def _with_nvrtc(text: str, arch: str) -> tuple[bytes, str]:
 
     known = [f"sm_{n}" for n in _ask(nvrtc, nvrtc.nvrtcGetSupportedArchs())]
     if arch.rstrip("af") not in known:
-        raise CodegenError(f"this NVRTC compiles for {', '.join(known)}, not for {arch}; install the release that does")
+        raise CodegenError(
+            f"this NVRTC does not compile for {arch}, only for {', '.join(known)}; name an nvcc that does in {COMPILER}"
+        )
     program = _ask(nvrtc, nvrtc.nvrtcCreateProgram(text.encode(), b"kernel.cu", 0, [], []))
     options = [f"--gpu-architecture={arch}", *FLAGS, *(f"--include-path={folder}" for folder in include_folders())]
     try:
