@@ -10,7 +10,7 @@ import numpy as np
 
 from roller.arrays import Array, aligned_empty, numpy_dtype, ready
 from roller.devices import load_device
-from roller.errors import RollerError
+from roller.errors import DeviceUnavailableError, RollerError
 from roller.expr import TensorExpr
 from roller.isolated import run_isolated
 from roller.kernel import Artifact, Runner
@@ -26,10 +26,14 @@ POINTS = 512
 
 
 def measure(artifacts: Sequence[Artifact], seconds: float = MEASURE_SECONDS) -> list[float | None]:
-    """Median seconds of each kernel, timed in turns; None for one that crashes, hangs or raises."""
+    """Median seconds of each kernel, timed in turns; None for one that crashes, hangs or raises. `DeviceUnavailableError` where
+    the device is not here: then none of them runs.
+    """
     raw = [a.to_bytes() for a in artifacts]
     try:
         return list(run_isolated(_timed, raw, seconds, deadline_s=DEADLINE_SECONDS))
+    except DeviceUnavailableError:
+        raise
     except RollerError:
         return [_alone(one, seconds / len(raw)) for one in raw]  # one of them fails: find out which
 

@@ -13,11 +13,13 @@ import pytest
 from hypothesis import HealthCheck, assume, given, note, seed, settings
 from hypothesis import strategies as st
 from random_operators import operators
+from typer.testing import CliRunner
 
 import roller
 from roller import ops, verify
 from roller.arrays import aligned_empty
 from roller.chip import load_spec
+from roller.cli.app import app
 from roller.errors import CodegenError, ConstructionError, DeviceUnavailableError, ExpressionError, LaunchError, WrongResultError
 from roller.expr import TensorExpr
 from roller.fusion import fuse
@@ -303,6 +305,17 @@ def test_without_a_gpu_the_first_call_says_so() -> None:
     with pytest.raises(DeviceUnavailableError):
         kernel(np.ones((8, 8), np.float32), np.ones((8, 8), np.float32))
     assert kernel.spec.chip == "a100"
+
+
+@pytest.mark.skipif(not runtime.problems(), reason="a GPU is attached")
+@needs_compiler
+def test_without_a_gpu_timing_says_so_too() -> None:
+    """The programs are timed in a process of their own: what went wrong there must not be lost."""
+    with pytest.raises(DeviceUnavailableError):
+        roller.compile(gemm(8, 8, 8), device="cuda", measure=True, top_k=2)
+    done = CliRunner().invoke(app, ["bench", "relu", "8", "--device", "cuda"])
+    assert done.exit_code
+    assert "DeviceUnavailableError" in done.stderr
 
 
 def test_artifacts_of_other_devices_are_refused() -> None:

@@ -125,8 +125,7 @@ def bench(
     with progress("measuring"):
         (measured,) = trial.measure([kernel.artifact], seconds)
     if measured is None:
-        kernel.load()  # says why, where that is what fails
-        raise KernelError("the kernel loads on this machine, but does not run")
+        raise KernelError("the kernel does not run on this machine")
     numbers = {
         "measured_s": measured,
         "predicted_s": kernel.estimate.seconds,
