@@ -107,7 +107,7 @@ def parser(doc: str) -> argparse.ArgumentParser:
     made.add_argument("--limit", type=float, default=60.0, help="seconds of timing for a case; slow ones get fewer rounds")
     made.add_argument("--quiet", type=float, default=0.0, help="wait so many seconds at most for an idle machine before a turn")
     made.add_argument("--measure", action="store_true", help="let roller time its ten best programs and take the fastest")
-    made.add_argument("--out", type=Path, help="the JSON file (bench/results/<name>-<threads>t.json; with --quick none)")
+    made.add_argument("--out", type=Path, help="the JSON file (bench/results/<machine>/<name>-<threads>t.json; with --quick none)")
     return made
 
 

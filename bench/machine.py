@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,11 @@ def cpu_name() -> str:
     found = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", text, re.MULTILINE))
     name = found.get("model name", platform.machine())
     return f"{name} (family {found['cpu family']}, model {found['model']})" if "cpu family" in found else name
+
+
+def folder(described: Mapping[str, Any]) -> str:
+    """The name under which results of a machine lie together: processor and cores."""
+    return "-".join([*re.findall(r"[a-z0-9]+", described["cpu"].lower()), f"{described['cores']}c"])
 
 
 def versions() -> dict[str, str]:

@@ -116,7 +116,8 @@ def write(name: str, body: dict[str, Any], options: argparse.Namespace) -> Path 
     """Write results with their provenance, whole or not at all; quick runs only where --out says so."""
     if options.out is None and options.quick:
         return None
-    path = options.out or RESULTS / f"{name}-{options.threads}t.json"
+    device = machine.device()
+    path = options.out or RESULTS / machine.folder(device) / f"{name}-{options.threads}t.json"
     head = {
         "schema": SCHEMA,
         "benchmark": name,
@@ -126,7 +127,7 @@ def write(name: str, body: dict[str, Any], options: argparse.Namespace) -> Path 
         "clock": "process CPU time" if options.threads == 1 else "wall",
         "quick": options.quick,
         "measure": options.measure,
-        "device": machine.device(),
+        "device": device,
         "versions": machine.versions(),
     }
     path.parent.mkdir(parents=True, exist_ok=True)

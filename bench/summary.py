@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench import targets
+from bench import machine, targets
 from bench.harness import RESULTS, geomean
 
 Result = dict[str, Any]
+VECTORS = {"avx512f": ", AVX-512", "avx2": ", AVX2"}  # widest first
 
 
 def results(folder: Path = RESULTS) -> list[Result]:
-    """All result files, by name."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
+    """All result files, by machine and name."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*/*.json"))]
 
 
 def ratio_lines(found: Result) -> Iterator[str]:
@@ -78,30 +79,39 @@ def _short(value: object) -> str:
 
 
 def document(found: list[Result]) -> str:
-    """Both tables, and for every file its command, date and machine."""
+    """What was measured on each machine."""
     lines = [
         "# Measured",
         "",
         "Time of the best library ÷ ours; above 1 we are faster. [What is compared, and how](../README.md)",
         "",
-    ]
-    lines += [
         "*At the highest rate*: the geometric mean if all our products and convolutions ran at the highest GFLOP/s that any",
         "library or we reached in any case of the same run: what is left to win, as far as that run shows.",
-        "",
     ]
-    head = ("benchmark: family", "threads", "cases", "geomean", "not charged", "worst", "at the highest rate", "target")
-    lines += [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    lines += [line for result in found for line in ratio_lines(result)]
-    lines += ["", "| benchmark | threads | of | | target |", "|---|---|---|---|---|"]
-    lines += [line for result in found for line in other_lines(result)]
-    lines += ["", "| command | date | device | versions |", "|---|---|---|---|"]
-    for result in found:
-        device, versions = result["device"], result["versions"]
-        machine = f"{device['cpu']}, {device['cores']} cores, {device['memory_gib']:.0f} GiB"
-        chosen = ", ".join(f"{n} {versions[n]}" for n in ("apache-tvm", "numpy", "torch", "scipy") if versions.get(n))
-        lines.append(f"| `{result['command']}` | {result['date'][:16]} | {machine} | {chosen} |")
+    machines = {machine.folder(result["device"]): result["device"] for result in found}
+    for name, device in machines.items():
+        lines += ["", *section(device, [result for result in found if machine.folder(result["device"]) == name])]
     return "\n".join(lines) + "\n"
+
+
+def section(device: Mapping[str, Any], found: list[Result]) -> Iterator[str]:
+    """The tables of one machine, and for every file its command, date and versions."""
+    widest = next((said for flag, said in VECTORS.items() if flag in device.get("features", ())), "")
+    yield f"## {device['cpu']}, {device['cores']} cores, {device['memory_gib']:.0f} GiB{widest}"
+    yield ""
+    head = ("benchmark: family", "threads", "cases", "geomean", "not charged", "worst", "at the highest rate", "target")
+    yield f"| {' | '.join(head)} |"
+    yield "|---" * len(head) + "|"
+    for result in found:
+        yield from ratio_lines(result)
+    yield from ("", "| benchmark | threads | of | | target |", "|---|---|---|---|---|")
+    for result in found:
+        yield from other_lines(result)
+    yield from ("", "| command | date | versions |", "|---|---|---|")
+    for result in found:
+        versions = result["versions"]
+        chosen = ", ".join(f"{n} {versions[n]}" for n in ("apache-tvm", "numpy", "torch", "scipy") if versions.get(n))
+        yield f"| `{result['command']}` | {result['date'][:16]} | {chosen} |"
 
 
 if __name__ == "__main__":

@@ -215,7 +215,7 @@ def test_results_say_where_they_come_from(tmp_path: Path, capsys: pytest.Capture
 def test_a_smoke_test_writes_nothing_unless_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     assert report.write("x", {}, options(quick=True, out=None)) is None
-    assert report.write("x", {}, options(threads=2, out=None)) == tmp_path / "x-2t.json"
+    assert report.write("x", {}, options(threads=2, out=None)) == tmp_path / machine.folder(machine.device()) / "x-2t.json"
 
 
 def test_numbers_in_results_are_short() -> None:
@@ -239,7 +239,22 @@ def test_the_summary_shows_families_sums_and_commands() -> None:
     text = summary.document([ratios, sums])
     assert "| gemm: GEMM | 2 | 2 of 3 | 1.25 | 0.50 | 0.75 (8x8) |  | ≥ 1.05 met, worst ≥ 0.9 **missed** |" in text
     assert "| fidelity | 2 | operators | 16 |  |" in text and "| spearman | median 0.75 | median ≥ 0.75 met |" in text
-    assert text.count("| `python -m bench.gemm` | 2026-01-02T03:04 | Test CPU, 2 cores, 24 GiB | numpy 2.0 |") == 2
+    assert text.count("| `python -m bench.gemm` | 2026-01-02T03:04 | numpy 2.0 |") == 2
+    assert text.count("## Test CPU, 2 cores, 24 GiB\n") == 1
+
+
+def test_the_summary_has_a_section_for_every_machine() -> None:
+    head = {"threads": 1, "command": "python -m bench.x", "date": "2026-01-02T03:04:05+00:00", "versions": {}, "summary": {"a": 1}}
+    devices = [
+        {"cpu": "CPU (model 1)", "cores": c, "memory_gib": 8.0, "features": ["avx2", *more]}
+        for c, more in ((2, []), (4, ["avx512f"]))
+    ]
+    text = summary.document([{**head, "benchmark": name, "device": device} for device in devices for name in ("x", "y")])
+    first, second = text.split("\n## ")[1:]
+    assert first.startswith("CPU (model 1), 2 cores, 8 GiB, AVX2\n") and second.startswith(
+        "CPU (model 1), 4 cores, 8 GiB, AVX-512\n"
+    )
+    assert all("| x | 1 | a | 1 |" in part and "| y | 1 | a | 1 |" in part for part in (first, second))
 
 
 def test_limits_from_above_and_of_groups() -> None:
