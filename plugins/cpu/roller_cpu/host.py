@@ -28,7 +28,7 @@ from roller_cpu.topology import Topology, machine
 
 _log = logging.getLogger("roller.cpu")
 
-VERSION = 6  # of how machines are measured: another number measures them anew
+VERSION = 7  # of how machines are measured: another number measures them anew
 CACHE_NAMES = {3: "L3", 2: "L2", 1: "L1"}
 GUEST_SHARE = 0.25  # of the outermost cache that a virtual machine may count on: its neighbours fill the rest
 FILL = 0.5  # share of a cache that its probe reads, so that what else is there does not push it out

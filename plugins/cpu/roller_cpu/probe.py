@@ -16,8 +16,8 @@ import tvm_ffi
 from roller.plugin import address, aligned_empty
 from roller_cpu import toolchain
 
-TRIALS = 5  # of each measurement; the fastest counts, as everything that disturbs only slows down
-TRIAL_SECONDS = 0.02
+TRIALS = 8  # of each measurement; the fastest counts, as everything that disturbs only slows down
+TRIAL_SECONDS = 0.01
 MULTIPLY_CYCLES = {"x86_64": 3, "aarch64": 2}  # latency of a 64-bit multiplication, the same for many generations
 ACCUMULATORS, LOADS = 12, 8
 
@@ -68,16 +68,21 @@ def measure(cores: int, vector_bytes: int, processor: str, buffers: Mapping[str,
     cycles = MULTIPLY_CYCLES.get(platform.machine(), 3)
     with ThreadPoolExecutor(cores) as pool:
         areas = [_area(max(buffers.values(), default=0)) for _ in range(cores)]
-        clock = 1 / _seconds_per_round(pool, functions["clock"], areas[:1], 64) * 8 * cycles * 1e-9
-        lanes = vector_bytes // 4
-        work = 2.0 * lanes * ACCUMULATORS * cores
-        gflops = work / _seconds_per_round(pool, functions["fma"], areas, 64) * 1e-9
-        read, alone = {}, {}
-        for name, size in buffers.items():
-            whole = size // (vector_bytes * LOADS) * vector_bytes * LOADS
-            read[name] = whole * cores / _seconds_per_round(pool, functions["read"], areas, whole) * 1e-9
-            alone[name] = whole / _seconds_per_round(pool, functions["read"], areas[:1], whole) * 1e-9
-    return Rates(clock, gflops, read, alone)
+        whole = {name: size // (vector_bytes * LOADS) * vector_bytes * LOADS for name, size in buffers.items()}
+        loops = {"clock": _Loop(pool, functions["clock"], areas[:1], 64), "fma": _Loop(pool, functions["fma"], areas, 64)}
+        read = {name: _Loop(pool, functions["read"], areas, size) for name, size in whole.items()}
+        alone = {name: _Loop(pool, functions["read"], areas[:1], size) for name, size in whole.items()}
+        # In turns, each trial far from the last one: what disturbs a machine may go on for longer than a few trials in a row.
+        for _ in range(TRIALS):
+            for loop in (*loops.values(), *read.values(), *alone.values()):
+                loop.trial()
+    work = 2.0 * (vector_bytes // 4) * ACCUMULATORS * cores
+    return Rates(
+        clock_ghz=8 * cycles * 1e-9 / loops["clock"].seconds,
+        gflops=work * 1e-9 / loops["fma"].seconds,
+        read_gbps={name: whole[name] * cores * 1e-9 / loop.seconds for name, loop in read.items()},
+        alone_gbps={name: whole[name] * 1e-9 / loop.seconds for name, loop in alone.items()},
+    )
 
 
 def _area(size: int) -> Any:
@@ -86,21 +91,27 @@ def _area(size: int) -> Any:
     return area
 
 
-def _seconds_per_round(pool: ThreadPoolExecutor, function: Callable[..., Any], areas: list[Any], size: int) -> float:
-    """Seconds that one round takes on each core when all work at once: the fastest of several trials."""
-    pointers = [ctypes.c_void_p(address(area)) for area in areas]
+class _Loop:
+    """A function that runs on some cores at once, so many rounds that a trial is long enough to be timed."""
 
-    def trial(rounds: int) -> float:
+    def __init__(self, pool: ThreadPoolExecutor, function: Callable[..., Any], areas: list[Any], size: int) -> None:
+        self._pool, self._function, self._size = pool, function, size
+        self._pointers = [ctypes.c_void_p(address(area)) for area in areas]
+        self._rounds = 1
+        # The faster of two: a thread that starts late must not pass for work that takes long.
+        while (taken := min(self._run(), self._run())) < TRIAL_SECONDS:
+            self._rounds = max(self._rounds * 2, int(self._rounds * TRIAL_SECONDS / max(taken, 1e-6)))
+        self.seconds = taken / self._rounds  # one round of the fastest trial
+
+    def trial(self) -> None:
+        """Run once more."""
+        self.seconds = min(self.seconds, self._run() / self._rounds)
+
+    def _run(self) -> float:
         begin = time.perf_counter()
-        for future in [pool.submit(function, pointer, size, rounds) for pointer in pointers]:
+        for future in [self._pool.submit(self._function, pointer, self._size, self._rounds) for pointer in self._pointers]:
             future.result()
         return time.perf_counter() - begin
-
-    rounds = 1
-    # The faster of two: a thread that starts late must not pass for work that takes long.
-    while (taken := min(trial(rounds), trial(rounds))) < TRIAL_SECONDS:
-        rounds = max(rounds * 2, int(rounds * TRIAL_SECONDS / max(taken, 1e-6)))
-    return min(trial(rounds) for _ in range(TRIALS)) / rounds
 
 
 def _text(vector_bytes: int, processor: str, fused: bool) -> str:
