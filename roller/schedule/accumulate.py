@@ -20,7 +20,7 @@ from roller.schedule.tir import (
     Expr,
     Held,
     Stmt,
-    allocate,
+    allocate_on_stack,
     buffer,
     every,
     index,
@@ -52,11 +52,12 @@ def reducing_tile(low: Lowering, state: State, place: Place) -> list[Stmt]:
     loops = _reduce_loops(low, state, place, acc, low.tile_depth)
     finish = result.finish(low, place, acc)
     if low.scratch is None:
-        return [*allocate([acc]), *zero, loops, *finish]
+        return [allocate_on_stack(acc), *zero, loops, *finish]
     begins, ends, slot = _visit(low, state, size)
     restore = [store(acc, load(low.scratch, ramp(plus(slot, at), 1, n)), ramp(at, 1, n)) for at, n in slots]
     keep = [store(low.scratch, load(acc, ramp(at, 1, n)), ramp(plus(slot, at), 1, n)) for at, n in slots]
-    return [*allocate([acc]), when(begins, sequence(zero), sequence(restore)), loops, when(ends, sequence(finish), sequence(keep))]
+    begin, end = when(begins, sequence(zero), sequence(restore)), when(ends, sequence(finish), sequence(keep))
+    return [allocate_on_stack(acc), begin, loops, end]
 
 
 def scratch_tile(low: Lowering) -> Buffer:

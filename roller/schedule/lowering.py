@@ -48,6 +48,7 @@ class Lowering:
         self.tile_depth = max(max(spatial, default=-1) + 1, self.units, *(copy_depth(program, s) for s in program.staged), 0)
         self.scratch_depth = next((i for i in range(self.units, self.tile_depth) if self.reduces(i)), None)
         self.scratch: Buffer | None = None
+        self.rooms: list[Buffer] = []  # what is filled in the loops being lowered, to be allocated around them
         self.part: Position = 0
         self.partial = self._partial()
 

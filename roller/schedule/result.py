@@ -19,6 +19,7 @@ from roller.schedule.tir import (
     Held,
     Stmt,
     allocate,
+    allocate_on_stack,
     buffer,
     index,
     load,
@@ -97,7 +98,7 @@ def _finish_rolled(low: Lowering, place: tuple[Position, ...], acc: Buffer, rows
             point = replace(point, positions=replaced(point.positions, rows, plus(point.positions[rows], var)))
             body.append(put(low, point, low.nest.stage.result, load(held, ramp(var * stride + first, 1, lanes))))
         at += lanes
-    return [*allocate([held]), *statements, loop(var, low.program.inner[rows], sequence(body))]
+    return [allocate_on_stack(held), *statements, loop(var, low.program.inner[rows], sequence(body))]
 
 
 def _across(low: Lowering, acc: Buffer, at: int) -> Expr:

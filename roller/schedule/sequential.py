@@ -49,25 +49,28 @@ def _stage(low: Lowering) -> Stmt:
         nothing = buffer("nothing", 0, low.dtype)
         return sequence([*allocate([nothing]), combine_parts(low, nothing, 0)])
     state = walk.start(low.program)
-    statements = allocate([] if low.partial is None else [low.partial])
-    statements += _copies(low, 0, state, root=True)
+    statements = _copies(low, 0, state, root=True)
+    shared, low.rooms = low.rooms, []
+    if low.partial is not None:
+        shared.append(low.partial)
     if low.units:
         statements.append(walk.fused_units(low.program, state, low.units, lambda s: _unit(low, s)))
     else:
-        statements.append(_inside(low, 0, state))
+        statements.append(_unit(low, state))
     if low.partial is not None:
         statements.append(combine_parts(low, low.partial, low.parts))
-    return sequence(statements)
+    return sequence([*allocate(shared), *statements])
 
 
 def _unit(low: Lowering, state: State) -> Stmt:
+    """The tile of a unit. Room for copies and scratch is taken once, around all loops: taking it lasts as long as a small copy."""
     for number in range(low.units):
         if low.reduces(number):
             low.part = plus(times(low.part, low.program.loops[number].trips), state.variable(number))
     body = [_inside(low, low.units, state)]
     if low.options.after_unit is not None:
         body.append(low.options.after_unit())
-    return sequence(body)
+    return sequence([*allocate(low.rooms), *body])
 
 
 def _inside(low: Lowering, depth: int, state: State) -> Stmt:
@@ -75,7 +78,7 @@ def _inside(low: Lowering, depth: int, state: State) -> Stmt:
     statements = _copies(low, depth, state, root=False)
     if depth == low.scratch_depth:
         low.scratch = scratch_tile(low)
-        statements += allocate([low.scratch])
+        low.rooms.append(low.scratch)
     if depth == low.tile_depth:
         statements.append(_tile(low, state))
     else:
@@ -132,7 +135,8 @@ def _box(low: Lowering, staging: Staging, state: State, root: bool) -> list[Stmt
     window, bindings = copies.box_window(low.program, staging, state, name)
     fill = copies.fill_box(low.program, staging, window, low.reader, parallel=root and low.program.parallel)
     low.reader.boxes[staging.operand] = window
-    return [*bindings, *allocate([window.buffer]), fill]
+    low.rooms.append(window.buffer)
+    return [*bindings, fill]
 
 
 def _panel(low: Lowering, staging: Staging, state: State, root: bool) -> list[Stmt]:
@@ -143,4 +147,5 @@ def _panel(low: Lowering, staging: Staging, state: State, root: bool) -> list[St
     panel = make_panel(low.program, staging, f"panel{staging.operand}")
     low.panels[staging.operand] = panel
     fill = copies.fill_panel(low.program, panel, low.reader, state, parallel=root and low.program.parallel)
-    return [*allocate([panel.buffer]), fill]
+    low.rooms.append(panel.buffer)
+    return [fill]

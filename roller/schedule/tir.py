@@ -15,6 +15,7 @@ Stmt = Any
 Buffer = Any
 Var = Any
 INDEX = "int32"
+STACK_BYTES = 1 << 14  # the largest allocation that may be forced onto a thread's stack; register files are smaller
 
 
 def number(value: float | int, dtype: str) -> Expr:
@@ -33,7 +34,7 @@ def variable(name: str) -> Var:
 
 
 def buffer(name: str, elements: int, dtype: str) -> Buffer:
-    """A flat buffer. Small ones live on the stack, from where LLVM moves them to registers; TVM's scope "local" forbids it."""
+    """A flat buffer. On the stack LLVM moves what it can to registers; TVM's scope "local" forbids it."""
     return tirx.decl_buffer((max(elements, 1),), dtype, name)
 
 
@@ -101,6 +102,12 @@ def sequence(statements: Iterable[Stmt]) -> Stmt:
 def allocate(buffers: Iterable[Buffer]) -> list[Stmt]:
     """Allocations, living to the end of the enclosing sequence."""
     return [tirx.AllocBuffer(b) for b in buffers]
+
+
+def allocate_on_stack(held: Buffer) -> Stmt:
+    """An allocation that stays on the stack where TVM would take 1 KiB and more from its pool, which no register can stand for."""
+    size = int(held.shape[0]) * ELEMENT_BYTES[str(held.dtype)]
+    return tirx.AllocBuffer(held, {"disable_lower_builtin": tirx.const(True, "bool")} if size <= STACK_BYTES else None)
 
 
 def when(condition: Expr, then: Stmt, otherwise: Stmt | None = None) -> Stmt:

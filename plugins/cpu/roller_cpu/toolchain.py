@@ -17,7 +17,8 @@ from roller_cpu import pins
 FORMAT = "llvm-ir"
 _VECTOR = re.compile(r"%[yz]mm\d|%xmm\d|\bv\d+\.|\bz\d+\.")
 _FMA = re.compile(r"^\s+(vfn?m(?:add|sub)\d*p[sdh]|fml[as])\b")  # packed only: scalar leftovers do not count
-_STACK = re.compile(r"\(%r[sb]p|\[sp\b")
+_STACK = re.compile(r"\(%rsp|\[sp\b")  # never through the frame pointer: aligned vectors lie at known places from the stack's only
+_STORE = re.compile(r"^\s+(?:vmov\S+\s+%[xyz]mm\d+, .*\(|st[rp]\s+[qz]\d|st1)")
 _LABEL = re.compile(r"^(\.L\w+):")
 _JUMP = re.compile(r"^\s+(?:j\w+|b(?:\.\w+)?|cbn?z\s+\w+,|tbn?z\s+\w+,\s*#\d+,)\s+(\.L\w+)")
 _DEBUG = re.compile(r"^\s+\.section\s+\.debug_")
@@ -102,7 +103,8 @@ def _before_debug(lines: list[str]) -> Iterator[str]:
 
 
 def resources(text: str) -> dict[str, int]:
-    """What assembly shows: instructions, packed multiply-adds, and vector accesses to the stack in the hottest loop (spills).
+    """What assembly shows: instructions, packed multiply-adds, and of the hottest loop vector stores and accesses to the stack
+    (spills).
 
     The hottest loop is the innermost one with the most multiply-adds, else with the most vector instructions.
     """
@@ -112,6 +114,7 @@ def resources(text: str) -> dict[str, int]:
         "instructions": sum(1 for line in lines if _INSTRUCTION.match(line)),
         "vector_fma": sum(1 for line in lines if _FMA.match(line)),
         "hot_loop_fma": sum(1 for line in hot if _FMA.match(line)),
+        "hot_loop_stores": sum(1 for line in hot if _STORE.match(line)),
         "spills": sum(1 for line in hot if _STACK.search(line) and _VECTOR.search(line)),
     }
 
