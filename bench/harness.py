@@ -35,6 +35,7 @@ PAUSE_SECONDS = 0.12  # after which the pools of OpenBLAS, OpenMP and TVM no lon
 SETTLE_SECONDS = 0.03
 LONG_SAMPLES = 4  # calls that take so many samples are long: they are not repeated, nor run before they are timed
 QUIET_SHARE = 0.8  # of the processors' time idle
+HOLDS_BACK = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")  # a caller may have set them: they can make a library slower
 MEMORY_SHARE = 0.5
 CHECK_ELEMENTS = 1 << 22
 
@@ -121,10 +122,10 @@ def start(doc: str, extend: Callable[[argparse.ArgumentParser], None] | None = N
         extend(made)
     options = made.parse_args()
     wanted = environment(options.threads, cpu_flags())
-    if any(os.environ.get(name) != value for name, value in wanted.items()):
-        os.environ.update(wanted)
+    found = {name: value for name, value in os.environ.items() if name not in HOLDS_BACK or name in wanted} | wanted
+    if found != dict(os.environ):
         sys.stdout.flush()
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], found)
     return complete(options)
 
 
@@ -146,7 +147,7 @@ def environment(threads: int, flags: frozenset[str]) -> dict[str, str]:
     wanted |= {"TVM_BIND_THREADS": "0", "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
     wanted |= {"THP_MEM_ALLOC_ENABLE": "1"}  # torch: huge pages, which NumPy's arrays have anyway
     if {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags:
-        wanted["OPENBLAS_CORETYPE"] = os.environ.get("OPENBLAS_CORETYPE", "SkylakeX")
+        wanted["OPENBLAS_CORETYPE"] = "SkylakeX"
     return wanted
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -177,12 +178,32 @@ def test_choosing_cases() -> None:
 
 
 def test_every_library_gets_the_same_threads_and_its_best_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
     plain = harness.environment(3, frozenset({"avx2", "fma"}))
     assert {plain[f"{name}_NUM_THREADS"] for name in ("OMP", "OPENBLAS", "MKL", "ROLLER")} == {"3"}
     assert "OPENBLAS_CORETYPE" not in plain
     wide = harness.environment(1, frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"}))
     assert wide["OPENBLAS_CORETYPE"] == "SkylakeX"
+
+
+@pytest.mark.parametrize("flags", [frozenset({"avx2"}), frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})])
+def test_a_callers_settings_hold_no_library_back(monkeypatch: pytest.MonkeyPatch, flags: frozenset[str]) -> None:
+    class Restarted(Exception):
+        pass
+
+    def execve(_program: str, _arguments: list[str], environment: dict[str, str]) -> None:
+        raise Restarted(environment)
+
+    for name, value in {**harness.environment(1, flags), "OPENBLAS_CORETYPE": "Haswell", "OPENBLAS_L2_SIZE": "512"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(harness, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(harness.os, "execve", execve)
+    monkeypatch.setattr(sys, "argv", ["bench", "--threads", "1"])
+    with pytest.raises(Restarted) as found:
+        harness.start("a benchmark")
+    (environment,) = found.value.args
+    assert "OPENBLAS_L2_SIZE" not in environment
+    assert environment.get("OPENBLAS_CORETYPE") == ("SkylakeX" if "avx512f" in flags else None)
 
 
 def test_results_say_where_they_come_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -182,7 +182,9 @@ main:
 
 
 def test_resources_are_those_of_the_hottest_loop():
-    assert toolchain.resources(ASSEMBLY) == {"instructions": 13, "vector_fma": 2, "hot_loop_fma": 2, "hot_loop_stores": 1, "spills": 2}
+    assert toolchain.resources(ASSEMBLY) == {
+        "instructions": 13, "vector_fma": 2, "hot_loop_fma": 2, "hot_loop_stores": 1, "spills": 2,
+    }  # fmt: skip
     assert toolchain.resources("") == {"instructions": 0, "vector_fma": 0, "hot_loop_fma": 0, "hot_loop_stores": 0, "spills": 0}
 
 
