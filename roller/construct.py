@@ -266,7 +266,7 @@ def _partial_seconds(search: Search, program: StageProgram, level: int) -> float
     model = search.model
     moving, latency = model.level_terms(program, level)
     return (
-        overlapped((model.compute_seconds(program), *moving), 2, model.overlap_loss(program))
+        overlapped((model.compute_seconds(program), *moving), 2, model.losses(program, level))
         + latency
         + model.overhead_seconds(program)
     )

@@ -1,16 +1,18 @@
 """The micro-performance model: seconds for one program, with the terms it is made of.
 
-    body    = sum over s steps of the per-step terms, overlapped: sum t + (s - 1) (max t + L (sum t - max t)) for per-step t
+    body    = sum over s steps of the per-step terms, overlapped: sum t + (s - 1) (sum L t + max (1 - L) t) for per-step t
     seconds = launch + copies into panels + body + combine + step overheads
 
-Terms are compute and the time to move bytes into each level. L is the overlap number (0: perfect, 1: none). Padding is
-charged as work. The part of compute in which units wait for the one with the largest share is shown apart, as the tail. The
-numbers rank programs; they are predictions, not measurements.
+Terms are compute and the time to move bytes into each level. L is the overlap number of a term (0: other terms hide it, 1:
+nothing does); with one for all of them the second part is max t + L (sum t - max t). Padding is charged as work. The part of
+compute in which units wait for the one with the largest share is shown apart, as the tail. The numbers rank programs; they are
+predictions, not measurements.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -85,7 +87,7 @@ class Model:
             terms[level.name], waiting = self._level_seconds(walk, index)
             latency += waiting
         steps = max(1, _steps(program))
-        body = overlapped(tuple(terms.values()), steps, self.overlap_loss(program))
+        body = overlapped(tuple(terms.values()), steps, self.losses(program))
         copies = sum(copy_seconds(self.rates, walk, s) for s in program.staged)
         overhead = self.overhead_seconds(program)
         combine = self._combine_seconds(program)
@@ -167,10 +169,15 @@ class Model:
         pairs = [self._level_seconds(walk, i) for i in range(max(outermost, 1), len(self.spec.levels))]
         return [moving for moving, _ in pairs], sum([waiting for _, waiting in pairs])
 
-    def overlap_loss(self, program: StageProgram) -> float:
-        """The overlap number: 1 where a managed level holds one copy of one tile only, so that filling and using it take turns."""
+    def losses(self, program: StageProgram, outermost: int = 1) -> tuple[float, ...]:
+        """The overlap numbers of compute and of the levels from a position inward: all 1 where a managed level holds one copy of
+        one tile only, so that filling and using it take turns.
+        """
+        levels = self.spec.levels[max(outermost, 1) :]
         alone = any(s.depth == 1 and s.level and self.spec.levels[s.level].managed for s in program.staged)
-        return 1.0 if alone and self._resident(program) == 1 else self.spec.overlap_loss
+        if alone and self._resident(program) == 1:
+            return (1.0,) * (1 + len(levels))
+        return (self.spec.overlap_loss, *[self.spec.loss(level) for level in levels])
 
     def floor_seconds(self, program: StageProgram) -> float:
         """Compute with all chains busy: no tile around this innermost one is faster."""
@@ -241,10 +248,13 @@ def combine_estimates(parts: list[Estimate]) -> Estimate:
     return Estimate(sum(p.seconds for p in parts), tuple(terms.items()))
 
 
-def overlapped(terms: tuple[float, ...], steps: int, loss: float) -> float:
-    """Time of `steps` equal steps whose terms (given as totals) overlap: the first and last step are not hidden."""
-    total, longest = sum(terms), max(terms, default=0.0)
-    return total / steps + (steps - 1) / steps * (longest + loss * (total - longest))
+def overlapped(terms: Sequence[float], steps: int, losses: Sequence[float]) -> float:
+    """Time of `steps` equal steps whose terms (given as totals) overlap: the first and last step are not hidden. Rises with
+    every term.
+    """
+    lost = sum([loss * term for term, loss in zip(terms, losses, strict=True)])
+    longest = max([(1 - loss) * term for term, loss in zip(terms, losses, strict=True)], default=0.0)
+    return sum(terms) / steps + (steps - 1) / steps * (lost + longest)
 
 
 def accumulators(program: StageProgram) -> int:

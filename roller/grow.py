@@ -22,6 +22,7 @@ IDLE_GROWTH = 4  # growth goes on below full occupation to this share of it: few
 REDUCE_STEPS = 2  # largest reduce extents that are kept for a tile
 LARGEST = 2  # last tiles of a growth path that are kept, beside one for every doubling of its length
 EVEN_SLACK = 0.02  # a share of the units' time by which evenness must differ to decide
+SIDE_BY_SIDE = 8  # rows of a stream that are walked together: enough to keep memory busy, few enough for any cache's sets
 BOUND_SLACK = 0.02  # memory no longer bounds when what it adds is less than this share of compute
 
 
@@ -154,7 +155,7 @@ class _Level:
         compute = math.prod(search.nest.extents) / (search.atom.gflops * 1e9 / 2)
         load = search.fit.traffic(search.levels, self.position, tile) / ((level.bandwidth_gbps or 1.0) * 1e9)
         steps = math.prod([-(-e // t) for e, t in zip(search.nest.extents, tile, strict=True) if t]) / search.spec.unit.count
-        added = max(0.0, load - compute) + search.spec.overlap_loss * load + steps * level.step_overhead_ns * 1e-9
+        added = max(0.0, load - compute) + search.spec.loss(level) * load + steps * level.step_overhead_ns * 1e-9
         return added >= BOUND_SLACK * compute
 
 
@@ -253,11 +254,11 @@ def _streams(nest: Nest) -> list[Access]:
 
 
 def _short(search: Search, inner: Tile, tile: Tile) -> Iterator[Tile]:
-    """The tile with as many steps of the longest reduction that a stream's rows do not lie along as rows are followed."""
+    """The tile with few steps of the longest reduction that a stream's rows do not lie along."""
     nest = search.nest
     across = [i for i in nest.reduce if any(a.strides[i] != 1 for a in _streams(nest))]
     if across:
         dim = max(across, key=lambda i: (nest.extents[i], i))
-        extent = min(search.model.parameters.read_streams, nest.extents[dim] // inner[dim]) * inner[dim]
+        extent = min(SIDE_BY_SIDE, nest.extents[dim] // inner[dim]) * inner[dim]
         if extent > tile[dim]:
             yield (*tile[:dim], extent, *tile[dim + 1 :])

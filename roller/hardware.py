@@ -31,6 +31,7 @@ Count = Annotated[int, Field(strict=True, ge=1, le=2**62)]
 Bytes = Annotated[int, Field(strict=True, ge=0, le=2**62)]
 Positive = Annotated[float, Field(strict=True, gt=0, le=1e15, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(strict=True, ge=0, le=1e15, allow_inf_nan=False)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
 Flag = Annotated[bool, Field(strict=True)]
 DType = Literal[
@@ -133,6 +134,7 @@ class MemoryLevel(_Model):
     depth_max: Count = 1  # staged copies in flight; 1: no asynchronous copy
     copy_issue: Literal["lanes", "engine", "hardware"] = "hardware"
     step_overhead_ns: NonNegative = 0.0  # a barrier, an exchange set-up
+    overlap_loss: Share | None = None  # of what moves into this level; absent: the chip's
 
     @property
     def usable_bytes(self) -> int:
@@ -242,9 +244,9 @@ class HardwareSpec(_Model):
 
     `peaks_gflops` are the vendor's own figures (dense, at the boost clock): "<in dtype>" without matrix units,
     "<in dtype>_matrix" with them; the fastest atom of that key must reach it within 5 %. `overlap_loss` is 0 where
-    copies and compute overlap perfectly, 1 where they never do. `options` belong to the plugin: the core never reads
-    them. `sources` maps dotted fields (patterns such as "levels.L2.*") to "<provenance>: text", as
-    `roller.catalog.lint` asks.
+    copies and compute overlap perfectly, 1 where they never do; a level may have its own. `options` belong to the
+    plugin: the core never reads them. `sources` maps dotted fields (patterns such as "levels.L2.*") to
+    "<provenance>: text", as `roller.catalog.lint` asks.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION  # type: ignore[assignment]
@@ -252,7 +254,7 @@ class HardwareSpec(_Model):
     chip: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._+-]*$", max_length=64)]
     title: Annotated[str, Field(min_length=1, max_length=200)]
     clock_ghz: Positive
-    overlap_loss: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.1
+    overlap_loss: Share = 0.1
     levels: Annotated[tuple[MemoryLevel, ...], Field(min_length=1)]
     unit: SchedulableUnit
     atoms: Annotated[tuple[ComputeAtom, ...], Field(min_length=1)]
@@ -275,6 +277,10 @@ class HardwareSpec(_Model):
     def level(self, name: str) -> MemoryLevel:
         """The level of that name; KeyError where there is none."""
         return self.levels[self.level_index(name)]
+
+    def loss(self, level: MemoryLevel) -> float:
+        """The share of the time of moving data into a level that other work does not hide."""
+        return self.overlap_loss if level.overlap_loss is None else level.overlap_loss
 
     def shared(self, level: MemoryLevel) -> bool:
         """Whether several units share one instance of the level."""

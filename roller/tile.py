@@ -106,7 +106,7 @@ def _rows(access: Access, linear: Sequence[int], dims: Sequence[set[int]]) -> li
 class HeldTile:
     """One data tile with what it costs to move and to keep, worked out when first asked for: tiles come up again and again."""
 
-    __slots__ = ("_access", "_crowding", "_moved", "nbytes", "runs", "tile")
+    __slots__ = ("_access", "_crowding", "_moved", "_starts", "nbytes", "runs", "tile")
 
     def __init__(self, access: Access, tile: DataTile) -> None:
         self._access, self.tile = access, tile
@@ -114,6 +114,7 @@ class HeldTile:
         self.runs = tile.elements / max(tile.run, 1)
         self._moved: dict[int, float] = {}
         self._crowding: dict[tuple[int, int], float] = {}
+        self._starts: dict[tuple[int, int], int] = {}
 
     def moved(self, transaction: int) -> float:
         """Bytes moved in whole transactions.
@@ -137,6 +138,14 @@ class HeldTile:
         if found is None:
             found = self._crowding[key] = _crowding(self.tile, self._access, banks)
         return found
+
+    def side_by_side(self, banks: Banks, capacity: int) -> int:
+        """Rows that have a line each in a set-associative memory: all of its lines, or those of the few sets where rows start."""
+        key = banks.count, banks.width_bytes
+        sets = self._starts.get(key)
+        if sets is None:
+            sets = self._starts[key] = banks_of_starts(_row_step(self.tile, self._access) * self._access.element_bytes, banks)
+        return sets * (capacity // (banks.count * banks.width_bytes))
 
 
 @dataclass
@@ -193,8 +202,13 @@ def _crowding(box: DataTile, access: Access, banks: Banks) -> float:
     rows = box.elements / box.run
     if step % banks.width_bytes:
         return 1.0
-    starts = banks.count // math.gcd(step // banks.width_bytes, banks.count)
+    starts = banks_of_starts(step, banks)
     return max(1.0, banks.count / (starts * lines)) if rows > starts else 1.0
+
+
+def banks_of_starts(step: int, banks: Banks) -> int:
+    """The banks that rows so many bytes apart start in."""
+    return banks.count // math.gcd(step // banks.width_bytes, banks.count) if step % banks.width_bytes == 0 else banks.count
 
 
 def _row_step(box: DataTile, access: Access) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from roller.hardware import HardwareSpec
+from roller.hardware import HardwareSpec, MemoryLevel
 from roller.nest import Tile
 from roller.program import Loop, StageProgram, copy_depth, panel_element_bytes
 from roller.rates import CostParameters
@@ -52,6 +52,11 @@ class NestWalk:
             tile[loop.dim] = by_level[loop.level][loop.dim]
             tiles.append(tuple(tile))
         return tuple(tiles)
+
+    @cached_property
+    def nearest(self) -> MemoryLevel | None:
+        """The innermost cache that has sets."""
+        return next((lv for lv in reversed(self.spec.levels) if not lv.managed and lv.banks is not None), None)
 
     @cached_property
     def streams(self) -> tuple[Stream, ...]:
@@ -116,7 +121,8 @@ class NestWalk:
 
 def run_in_order(walk: NestWalk, number: int) -> int:
     """Elements of a stream that the nest walks one after another before it goes elsewhere, so that whoever fetches ahead has to
-    find the next place. Few rows side by side are followed together. What a copy reads, it reads along the whole rows of its tile.
+    find the next place. Few rows side by side are followed together, as many as the nearest cache has room for where they start.
+    What a copy reads, it reads along the whole rows of its tile.
     """
     stream, sizes, nest = walk.streams[number], walk.held[number], walk.program.nest
     depth = stream.start if stream.copy else stream.stop
@@ -125,15 +131,23 @@ def run_in_order(walk: NestWalk, number: int) -> int:
     run, rows = held.tile.run, held.runs if depth == len(walk.loops) else 1.0
     written = nest.accesses[stream.access or 0].role == "output"
     followed = walk.parameters.write_streams if written else walk.parameters.read_streams
-    while depth > stream.start and rows <= followed:
+    while depth > stream.start and rows <= _together(walk, held, followed):
         depth -= 1
         held = sizes[depth]
         assert isinstance(held, HeldTile)
         if stream.touches[walk.loops[depth].dim] and held.tile.run <= run:
             rows *= walk.loops[depth].trips
-        elif rows <= followed:
+        elif rows <= _together(walk, held, followed):
             run = max(run, min(held.tile.run, run * walk.loops[depth].trips))
     return run
+
+
+def _together(walk: NestWalk, held: HeldTile, followed: int) -> int:
+    """Rows of a tile that are followed together."""
+    near = walk.nearest
+    if near is None or near.banks is None:
+        return followed
+    return min(followed, held.side_by_side(near.banks, near.capacity_bytes))
 
 
 def _stream_held(walk: NestWalk, stream: Stream) -> Kept:

@@ -16,7 +16,7 @@ import tvm_ffi
 from roller.plugin import address, aligned_empty
 from roller_cpu import toolchain
 
-TRIALS = 8  # of each measurement; the fastest counts, as everything that disturbs only slows down
+TRIALS = 6  # of each measurement; the fastest counts, as everything that disturbs only slows down
 TRIAL_SECONDS = 0.01
 MULTIPLY_CYCLES = {"x86_64": 3, "aarch64": 2}  # latency of a 64-bit multiplication, the same for many generations
 ACCUMULATORS, LOADS = 12, 8
@@ -73,9 +73,11 @@ def measure(cores: int, vector_bytes: int, processor: str, buffers: Mapping[str,
         read = {name: _Loop(pool, functions["read"], areas, size) for name, size in whole.items()}
         alone = {name: _Loop(pool, functions["read"], areas[:1], size) for name, size in whole.items()}
         # In turns, each trial far from the last one: what disturbs a machine may go on for longer than a few trials in a row.
+        # Multiply-adds, which all cores must do at once and most predictions rest on, have a turn between any two others.
         for _ in range(TRIALS):
-            for loop in (*loops.values(), *read.values(), *alone.values()):
+            for loop in (loops["clock"], *read.values(), *alone.values()):
                 loop.trial()
+                loops["fma"].trial()
     work = 2.0 * (vector_bytes // 4) * ACCUMULATORS * cores
     return Rates(
         clock_ghz=8 * cycles * 1e-9 / loops["clock"].seconds,
