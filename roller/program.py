@@ -18,6 +18,8 @@ from roller.nest import Nest, Tile
 
 Over = Literal["time", "units", "lanes"]
 
+LEAST_BLOCK = 4  # results side by side from which transposing them pays
+
 
 @dataclass(frozen=True, slots=True)
 class Loop:
@@ -129,6 +131,20 @@ class StageProgram:
     def lane(self) -> int | None:
         """The dimension along which a vector atom lies, None without one."""
         return self.mapping[0][1] if self.mapping and self.atom.kind == "vector" else None
+
+    @cached_property
+    def across(self) -> int | None:
+        """The dimension of a reducing tile along which its results lie side by side where they do not along its vector: there
+        blocks of them are worth transposing. None for others.
+        """
+        lane, output = self.lane, self.nest.output
+        width = self.atom.extents[self.mapping[0][0]] if self.mapping else 1
+        if lane is None or self.nest.stage.reducer is None or self.nest.dims[lane].is_reduce:
+            return None
+        if not isinstance(width, int) or width & (width - 1) or output.strides[lane] == 1:
+            return None
+        sides = [d for d in self.nest.spatial if output.strides[d] == 1 and self.inner[d] >= LEAST_BLOCK]
+        return sides[0] if sides else None
 
     @cached_property
     def accumulator_visits(self) -> int:

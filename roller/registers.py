@@ -26,7 +26,7 @@ class RegisterTraffic:
     def bytes(self, program: StageProgram, transaction: int) -> float:
         """Bytes over the whole stage; accumulators that are picked up again move twice for every further visit."""
         copies = frozenset([(s.kind, s.operand) for s in program.staged])
-        key = program.atom.name, program.mapping, program.inner, copies, transaction
+        key = program.atom.name, program.mapping, program.inner, copies, transaction, program.split > 1
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._sum(program, transaction)
@@ -71,6 +71,8 @@ class RegisterTraffic:
         if step is not None and 1 < step <= width // 2 and not guarded and not rest:
             return 2 * step * vectors  # picked from so many whole vectors
         gathered = 1 + self.gather_slots + (1 if access.strides[lane] is None or guarded else 0)
+        if access.role == "output" and program.across is not None and program.split == 1:
+            return touched / program.inner[program.across] / width * _transposed(program.inner[program.across], width)
         blocks = 0.0 if guarded or rest else self._in_blocks(program, access, width)
         return touched * (1 - blocks) * gathered + vectors * blocks * (1 + TRANSPOSE_SLOTS * math.log2(width))
 
@@ -81,3 +83,12 @@ class RegisterTraffic:
             return 0.0
         along = [i for i in nest.spatial if access.strides[i] == 1 and program.inner[i] >= width]
         return program.inner[along[0]] // width * width / program.inner[along[0]] if along else 0.0
+
+
+def _transposed(rows: int, width: int) -> float:
+    """Slots to store so many vectors of results along another dimension: blocks of them transposed, as large as what is left."""
+    slots = 0.0
+    for first in range(0, rows, width):
+        block = 1 << (min(width, rows - first) - 1).bit_length()
+        slots += width * (1 + TRANSPOSE_SLOTS * math.log2(block))
+    return slots

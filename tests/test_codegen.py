@@ -22,6 +22,7 @@ from roller.narrow import narrowed
 from roller.nest import variants
 from roller.ops import SymbolicTensor
 from roller.program import RProgram, StageProgram, Staging, tiled_levels
+from roller.registers import RegisterTraffic
 from roller.testing import with_levels
 
 SPEC = find_spec("cpu", "x86-64-v3")
@@ -125,6 +126,41 @@ def test_what_is_larger_than_the_last_cache_is_streamed() -> None:
     assert "nontemporal" not in small.source and "nontemporal" in large.source and "sfence" in large.source
     expr = ops.expression(ops.relu(t(elements + 13)))
     launching.check(expr, large.artifact, verify.random_inputs(expr), shift=3)
+
+
+# --- results across the vector ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32"])
+@pytest.mark.parametrize("inner", [(8, 4), (8, 7), (16, 14), (12, 5), (8, 17), (24, 16), (3, 6)])
+def test_results_across_the_vector_are_transposed(inner: tuple[int, int], dtype: str) -> None:
+    """A product whose vector lies along its rows, where results of a column are far apart; ragged in both dimensions."""
+    m, n = inner
+    a, b, bias, more = (t(*s, dtype=dtype) for s in ((2 * m + 1, 9), (9, 3 * n - 1), (2 * m + 1, 1), (2 * m + 1, 3 * n - 1)))
+    op = ops.relu(ops.matmul(a, b) + bias) + more
+    program = given(op, ((2 * m, 2 * n, 9), (m, n, 1)), 0, staged=(Staging("panel", 0, tiled_levels(SPEC)[0]),))
+    assert program.stages[0].across == 1
+    right(op, program)
+
+
+def test_transposed_results_need_few_stores() -> None:
+    op = ops.matmul(t(16, 64), t(64, 8))
+    panel = (Staging("panel", 0, tiled_levels(SPEC)[0]),)
+    for inner, across in (((8, 8, 1), 1), ((8, 2, 1), None)):
+        program = given(op, ((16, 8, 64), inner), 0, staged=panel)
+        assert program.stages[0].across == across
+        text = launching.artifact(SPEC, program).data.decode()
+        single = len(re.findall(r"store float |store <1 x float>", text))
+        assert single == 0 if across is not None else single >= 8
+
+
+def test_what_is_transposed_is_charged_less_than_what_is_scattered() -> None:
+    op = ops.matmul(t(64, 64), t(64, 64))
+    bytes_of = [RegisterTraffic(p.nest, 1.0).bytes(p, 32) for p in (
+        given(op, ((64, 64, 64), inner), 0, staged=(Staging("panel", 0, tiled_levels(SPEC)[0]),)).stages[0]
+        for inner in ((8, 8, 1), (8, 2, 1))
+    )]  # fmt: skip
+    assert bytes_of[0] < bytes_of[1]
 
 
 # --- registers -------------------------------------------------------------------------------------------------------

@@ -188,6 +188,12 @@ def test_resources_are_those_of_the_hottest_loop():
     assert toolchain.resources("") == {"instructions": 0, "vector_fma": 0, "hot_loop_fma": 0, "hot_loop_stores": 0, "spills": 0}
 
 
+def test_narrow_vectors_on_the_stack_are_addresses_not_spills():
+    wide = ASSEMBLY.replace("\tmovq\t8(%rsp), %rax", "\tvpaddd\t80(%rsp), %xmm0, %xmm0\n\tmovq\t8(%rbp), %rax")
+    assert toolchain.resources(wide)["spills"] == 2
+    assert toolchain.resources(wide.replace("%ymm", "%xmm"))["spills"] == 3
+
+
 def test_assembly_needs_no_compiler(monkeypatch, artifact):
     monkeypatch.setenv("PATH", "")
     text = toolchain.assembly(artifact.data.decode())

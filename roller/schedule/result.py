@@ -9,6 +9,7 @@ from tvm import tirx
 from roller.program import StageProgram
 from roller.scalar import Scalar, operations
 from roller.schedule import panels
+from roller.schedule.blocks import transposed
 from roller.schedule.lowering import Lowering
 from roller.schedule.place import Point, Window, address, is_vector, replaced
 from roller.schedule.reading import Reader
@@ -34,6 +35,8 @@ from roller.schedule.tir import (
 from roller.schedule.walk import Position
 from roller.tile import data_tile
 
+Slots = list[tuple[int, int]]  # first element and lanes of accumulator vectors
+
 ROLLED_OPERATIONS = 3  # scalar operations of an epilogue above which repeating it for every vector costs too much code
 PARALLEL_COMBINE = 1 << 16  # outputs from which combining partial results pays for another parallel loop
 
@@ -49,6 +52,9 @@ def finish(low: Lowering, place: tuple[Position, ...], acc: Buffer) -> list[Stmt
     rows = _rolled(low)
     if rows is not None:
         return _finish_rolled(low, place, acc, rows)
+    along = _along(low)
+    if along is not None:
+        return _finish_transposed(low, place, acc, along)
     statements, at = [], 0
     for offsets, lanes in low.points():
         point = Point(low.nest, place, None if low.lane_reduces else low.lane, lanes).moved(offsets)
@@ -99,6 +105,58 @@ def _finish_rolled(low: Lowering, place: tuple[Position, ...], acc: Buffer, rows
             body.append(put(low, point, low.nest.stage.result, load(held, ramp(var * stride + first, 1, lanes))))
         at += lanes
     return [allocate_on_stack(held), *statements, loop(var, low.program.inner[rows], sequence(body))]
+
+
+# --- results that lie across the vector ------------------------------------------------------------------------------
+
+
+def _along(low: Lowering) -> int | None:
+    """The dimension along which results are transposed; those of one part of a reduction are not."""
+    return low.program.across if low.partial is None else None
+
+
+def _finish_transposed(low: Lowering, place: tuple[Position, ...], acc: Buffer, dim: int) -> list[Stmt]:
+    """Blocks of accumulators transposed in registers, then stored along the other dimension: element by element each would need
+    a store of its own. A block is as large as the tile or the vector, whichever is smaller, up to a power of two.
+    """
+    slots, at = {}, 0
+    for offsets, lanes in low.points():
+        slots[offsets] = at, lanes
+        at += lanes
+    statements: list[Stmt] = []
+    for offsets in [o for o in slots if o[dim] == 0]:
+        for first in range(0, low.program.inner[dim], low.width):
+            count = min(low.width, low.program.inner[dim] - first)
+            rows = [slots[replaced(offsets, dim, first + i)] for i in range(count)]
+            statements += _transposed_rows(low, place, acc, rows, replaced(offsets, dim, first), dim)
+    return statements
+
+
+def _transposed_rows(
+    low: Lowering, place: tuple[Position, ...], acc: Buffer, rows: Slots, offsets: tuple[int, ...], dim: int
+) -> list[Stmt]:
+    """The results of a few accumulator vectors that are neighbours along a dimension, stored along it."""
+    assert low.lane is not None
+    count, lanes = len(rows), rows[0][1]
+    block = 1 << (count - 1).bit_length()
+    statements: list[Stmt] = []
+    for begin in range(0, lanes, block):
+        held = Held()
+        picked = [index(min(begin + i, lanes - 1)) for i in range(block)]
+        vectors = [
+            [load(acc, ramp(at, 1, lanes))] * -(-block // lanes) for at, _ in rows
+        ]  # a shuffle never gives more than it takes
+        parts = [held(tirx.Shuffle(vector, picked), low.dtype, block) for vector in vectors]
+        columns = transposed(parts + [parts[-1]] * (block - count), low.dtype, held)
+        statements += held.statements
+        for number, column in enumerate(columns[: lanes - begin]):
+            value = column if count == block else tirx.Shuffle([column], [index(i) for i in range(count)])
+            moved = replaced(offsets, low.lane, offsets[low.lane] + begin + number)
+            statements.append(put(low, Point(low.nest, place, dim, count).moved(moved), low.nest.stage.result, value))
+    return statements
+
+
+# --- partial results of a vector's lanes -----------------------------------------------------------------------------
 
 
 def _across(low: Lowering, acc: Buffer, at: int) -> Expr:

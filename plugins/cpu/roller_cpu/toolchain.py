@@ -16,6 +16,7 @@ from roller_cpu import pins
 
 FORMAT = "llvm-ir"
 _VECTOR = re.compile(r"%[yz]mm\d|%xmm\d|\bv\d+\.|\bz\d+\.")
+_WIDTHS = [re.compile(rf"%{letter}mm\d") for letter in "zyx"]  # of x86, widest first
 _FMA = re.compile(r"^\s+(vfn?m(?:add|sub)\d*p[sdh]|fml[as])\b")  # packed only: scalar leftovers do not count
 _STACK = re.compile(r"\(%rsp|\[sp\b")  # never through the frame pointer: aligned vectors lie at known places from the stack's only
 _STORE = re.compile(r"^\s+(?:vmov\S+\s+%[xyz]mm\d+, .*\(|st[rp]\s+[qz]\d|st1)")
@@ -103,8 +104,8 @@ def _before_debug(lines: list[str]) -> Iterator[str]:
 
 
 def resources(text: str) -> dict[str, int]:
-    """What assembly shows: instructions, packed multiply-adds, and of the hottest loop vector stores and accesses to the stack
-    (spills).
+    """What assembly shows: instructions, packed multiply-adds, and of the hottest loop vector stores and spills: accesses to the
+    stack of vectors as wide as those it computes with (narrower ones are addresses).
 
     The hottest loop is the innermost one with the most multiply-adds, else with the most vector instructions.
     """
@@ -115,8 +116,13 @@ def resources(text: str) -> dict[str, int]:
         "vector_fma": sum(1 for line in lines if _FMA.match(line)),
         "hot_loop_fma": sum(1 for line in hot if _FMA.match(line)),
         "hot_loop_stores": sum(1 for line in hot if _STORE.match(line)),
-        "spills": sum(1 for line in hot if _STACK.search(line) and _VECTOR.search(line)),
+        "spills": sum(1 for line in hot if _STACK.search(line) and _widest(hot).search(line)),
     }
+
+
+def _widest(loop: list[str]) -> re.Pattern[str]:
+    """The widest vector registers that a loop names."""
+    return next((kind for kind in _WIDTHS if any(kind.search(line) for line in loop)), _VECTOR)
 
 
 def _heat(loop: list[str]) -> tuple[int, int]:
