@@ -8,7 +8,7 @@ from roller.expr import Stage
 from roller.scalar import ARITHMETIC, Binary, Scalar, Unary, walk
 
 # Issue slots of one scalar operation, in multiply-adds. Polynomial kernels: a range reduction of 4 and a degree-6 Horner
-# scheme for exp; tanh, sigmoid and erf add a division (about 5 slots on every vector unit) and a second polynomial or exp.
+# scheme for exp; sigmoid adds a division (about 5 slots on every vector unit); tanh and erf are one of two polynomials.
 OPERATION_SLOTS: Mapping[str, float] = {
     "exp": 12, "log": 14, "tanh": 18, "sigmoid": 18, "erf": 20, "sin": 20, "cos": 20, "pow": 30,
     "sqrt": 5, "rsqrt": 7, "div": 5,
