@@ -132,7 +132,7 @@ def _erf(x: Expr, lanes: int, held: Held) -> Expr:
 
 
 def _rational(x: Expr, one: float, above: tuple[float, ...], below: tuple[float, ...], lanes: int, held: Held) -> Expr:
-    """x P(x^2) / Q(x^2), an odd function that is 1 from some point on."""
+    """The quotient x P(x^2) / Q(x^2), an odd function that is 1 from some point on."""
     x = held(_limited(x, one, lanes), "float32", lanes)
     square = held(x * x, "float32", lanes)
     return _limited(x * (_horner(above, square, lanes) / _horner(below, square, lanes)), 1, lanes)
