@@ -65,9 +65,11 @@ class NestWalk:
         panels = {s.operand: s for s in program.staged if s.kind == "panel"}
         boxes = {s.operand: s for s in program.staged if s.kind == "box"}
         streams: list[Stream] = []
+        # Accumulators wait in the innermost memory: inside the last spatial loop nobody asks for results or for epilogues.
+        finished = max([i + 1 for i, lp in enumerate(self.loops) if not program.nest.dims[lp.dim].is_reduce], default=0)
         for number, access in enumerate(program.nest.accesses):
             panel = panels.get(access.factor) if access.role == "body" else None
-            stop = depth if panel is None else copy_depth(program, panel)
+            stop = (depth if access.role == "body" else finished) if panel is None else copy_depth(program, panel)
             boxed = min(stop, copy_depth(program, boxes[number])) if number in boxes else stop
             if all(staging is None or staging.level > 0 for staging in (panel, boxes.get(number))):
                 streams.append(Stream(number, access.factor, access.touches, 0, boxed))
@@ -128,8 +130,10 @@ def run_in_order(walk: NestWalk, number: int) -> int:
     depth = stream.start if stream.copy else stream.stop
     held = sizes[depth]
     assert isinstance(held, HeldTile)
-    run, rows = held.tile.run, held.runs if depth == len(walk.loops) else 1.0
-    written = nest.accesses[stream.access or 0].role == "output"
+    role = nest.accesses[stream.access or 0].role
+    # What is copied further in is read along the rows of its tile.
+    run, rows = held.tile.run, held.runs if depth == len(walk.loops) or role != "body" else 1.0
+    written = role == "output"
     followed = walk.parameters.write_streams if written else walk.parameters.read_streams
     while depth > stream.start and rows <= _together(walk, held, followed):
         depth -= 1

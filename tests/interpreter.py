@@ -217,12 +217,18 @@ class Cache:
 
 
 def cache_elements(program: StageProgram, capacity: int) -> int:
-    """Elements that one unit moves into and out of a cache of that many elements while it runs the whole program."""
+    """Elements that one unit moves into and out of a cache of that many elements while it runs the whole program. Results wait in
+    registers until the program goes on to others.
+    """
     nest, cache = program.nest, Cache(capacity)
     last = len(nest.accesses) - 1
-    for visit in visits(program):
+    walked = list(visits(program))
+    for visit, following in itertools.zip_longest(walked, walked[1:]):
         for number, access in enumerate(nest.accesses):
-            for address in sorted(elements(nest, access, visit.box)):
+            touched = sorted(elements(nest, access, visit.box))
+            if number == last and following is not None and touched == sorted(elements(nest, access, following.box)):
+                continue
+            for address in touched:
                 cache.touch((number, address), number == last)
     return cache.flush()
 

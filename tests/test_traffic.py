@@ -142,6 +142,26 @@ def test_half_a_line_waits_once_where_the_line_stays() -> None:
     assert found.runs == 2 * 64 * 64 / 16
 
 
+# --- results ---------------------------------------------------------------------------------------------------------
+
+
+def test_results_that_crowd_a_cache_are_not_moved_in_every_step() -> None:
+    """64 rows of results a page apart, in sets with room for few of them: they move once a tile, however long the reduction."""
+    more = []
+    for depth in (8, 64):
+        op = ops.matmul(ops.tensor((64, depth)), ops.tensor((1024, depth)), transpose_b=True)
+        moved = []
+        for sets in (16, None):
+            spec = cached(1 << 15, sets)
+            program = by_hand(expression(op), spec, (64, 16, depth), (64, 1, 1))
+            walk = walk_of(program, spec)
+            (output,) = [stream for stream in walk.streams if program.nest.accesses[stream.access or 0].role == "output"]
+            assert output.stop == 2 < len(walk.loops)
+            moved.append(level_traffic(walk, 1).bytes)
+        more.append(moved[0] - moved[1])
+    assert 0 < more[0] == more[1]
+
+
 # --- warm caches -----------------------------------------------------------------------------------------------------
 
 
