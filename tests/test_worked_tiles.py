@@ -192,9 +192,12 @@ def test_gemm_on_the_accelerator_ranks_spilled_accumulators_lower() -> None:
     assert dict(rating.terms)["scratchpad"] * 1e6 >= 400
 
 
-@pytest.mark.parametrize("chip", ["x86-64-v3", "zen3", "zen4", "zen5", "neoverse-v2", "skylake-avx512"])
+@pytest.mark.parametrize("chip", ["x86-64-v3", "zen3", "zen4", "zen5", "skylake-avx512"])
 def test_a_panel_of_a_thin_product_is_filled_once_for_all_its_rows(chip: str) -> None:
-    """256 x 4096 by 4096 x 4096: half a cache holds a part of b, and all 256 rows use that part before the next one is copied."""
+    """256 x 4096 by 4096 x 4096: half a cache holds a part of b, and all 256 rows use that part before the next one is copied.
+
+    Where one core may draw the bandwidth of twelve memory channels (Neoverse V2), copying all of b once costs less.
+    """
     spec = narrowed(load_spec(SPECS / f"cpu/{chip}.toml"), 1)
     program = constructed(gemm(256, 4096, 4096), spec, 1)[0].program.stages[0]
     (panel,) = [staging for staging in program.staged if staging.operand == 1]
