@@ -25,7 +25,10 @@ WIDTH = 180  # of tables that go to a file
 
 
 def run(name: str, cases: Iterable[Case], options: argparse.Namespace) -> int:
-    """Run a benchmark's cases, print the table, write the results; 1 if a case was wrong or failed."""
+    """Run a benchmark's cases, print the table, write the results; 1 if a case was wrong or failed.
+
+    The file is written once all cases have run: an interrupted run leaves the one before as it was.
+    """
     rows: list[Row] = []
     chosen, memory, say = selected(cases, options), machine.memory_bytes(), Console(stderr=True)
     for number, case in enumerate(chosen, 1):
@@ -33,7 +36,7 @@ def run(name: str, cases: Iterable[Case], options: argparse.Namespace) -> int:
         rows.append(run_case(case, options, memory))
         if rows[-1].status in ("wrong", "failed"):
             say.print(f"  {rows[-1].status}: {rows[-1].reason}", highlight=False, markup=False)
-        write(name, {"summary": summary(rows), "cases": [asdict(row) for row in rows]}, options)
+    write(name, {"summary": summary(rows), "cases": [asdict(row) for row in rows]}, options)
     console = screen()
     console.print(table(name, rows, options))
     console.print(summary_table(rows))

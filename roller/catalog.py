@@ -118,7 +118,8 @@ def _read(path: Path) -> bytes:
         with path.open("rb") as file:
             raw = file.read(FILE_BYTES_MAX + 1)
     except FileNotFoundError:
-        raise SpecError("no such file", path) from None
+        hint = "" if path.suffix else "; a chip of `roller specs list` is named as the device, not as a spec file"
+        raise SpecError(f"no such file{hint}", path) from None
     except IsADirectoryError:
         raise SpecError("is a directory, not a spec file", path) from None
     except (OSError, ValueError) as error:

@@ -239,6 +239,18 @@ def test_a_smoke_test_writes_nothing_unless_told(tmp_path: Path, monkeypatch: py
     assert report.write("x", {}, options(threads=2, out=None)) == tmp_path / machine.folder(machine.device()) / "x-2t.json"
 
 
+def test_an_interrupted_run_leaves_the_results_before_it(tmp_path: Path) -> None:
+    def interrupted(_: argparse.Namespace) -> list[Side]:
+        raise KeyboardInterrupt
+
+    kept = tmp_path / "x.json"
+    kept.write_text("before", encoding="utf-8")
+    cases = [Case("good", "one", lambda _: [side("numpy")]), Case("bad", "one", interrupted)]
+    with pytest.raises(KeyboardInterrupt):
+        report.run("x", cases, options(out=kept))
+    assert kept.read_text(encoding="utf-8") == "before"
+
+
 def test_numbers_in_results_are_short() -> None:
     text = report.compact({"a": [1, 2], "b": 0.0001234567891, "c": {"d": ["1.23456789  [0]"]}})
     assert '"a": [1, 2],' in text

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from tvm import tirx
 
 from roller.schedule import panels, result, walk
-from roller.schedule.lowering import Lowering
+from roller.schedule.lowering import Lowering, Slots
 from roller.schedule.panels import Panel
 from roller.schedule.place import Point, replaced
 from roller.schedule.scalar import combine, identity
@@ -39,7 +39,6 @@ from roller.schedule.walk import Position, State
 
 Place = tuple[Position, ...]
 Chunks = list[tuple[int, int]]
-Slots = list[tuple[int, int]]  # first element and lanes of each accumulator vector
 
 
 def reducing_tile(low: Lowering, state: State, place: Place) -> list[Stmt]:

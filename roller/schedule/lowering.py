@@ -15,6 +15,7 @@ from roller.schedule.walk import Position
 
 StoreHook = Callable[[Buffer, Expr, Expr, int], Stmt | None]
 StepHook = Callable[[int], Stmt | None]
+Slots = list[tuple[int, int]]  # first element and lanes of each accumulator vector
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from roller.program import StageProgram
 from roller.scalar import Scalar, operations
 from roller.schedule import panels
 from roller.schedule.blocks import transposed
-from roller.schedule.lowering import Lowering
+from roller.schedule.lowering import Lowering, Slots
 from roller.schedule.place import Point, Window, address, is_vector, replaced
 from roller.schedule.reading import Reader
 from roller.schedule.scalar import combine, identity
@@ -34,8 +34,6 @@ from roller.schedule.tir import (
 )
 from roller.schedule.walk import Position
 from roller.tile import data_tile
-
-Slots = list[tuple[int, int]]  # first element and lanes of accumulator vectors
 
 ROLLED_OPERATIONS = 3  # scalar operations of an epilogue above which repeating it for every vector costs too much code
 PARALLEL_COMBINE = 1 << 16  # outputs from which combining partial results pays for another parallel loop
