@@ -6,7 +6,7 @@ import math
 
 from roller.hardware import HardwareSpec
 from roller.nest import Access, Nest
-from roller.program import StageProgram, Staging, copy_depth, panel_element_bytes
+from roller.program import StageProgram, Staging, copy_depth, panel_element_bytes, turned
 from roller.rates import TRANSPOSE_SLOTS, Rates
 from roller.walk import NestWalk
 
@@ -70,7 +70,7 @@ def _slots(rates: Rates, program: StageProgram, staging: Staging) -> float:
     width = max((e for e in program.atom.roles.values() if isinstance(e, int)), default=1)
     vector = 2.0 * rates.parameters.copy_slots
     if staging.kind == "box":
-        return vector
+        return vector + (TRANSPOSE_SLOTS * math.log2(width) if turned(program, staging.operand) else 0.0)
     mine = [a for a in nest.inputs if a.factor == staging.operand]
     if lane is None or not nest.factor_touches(staging.operand)[lane]:
         return vector * width

@@ -27,6 +27,8 @@ from roller.tile import Geometry
 from roller.traffic import level_traffic
 from roller.walk import NestWalk
 
+FOLD_SLOTS = 3  # vector operations to make one vector of two: two exchanges and the reducer's
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -208,13 +210,17 @@ class Model:
         return launch + around * 1e-9 / busy + steps + self._fold_seconds(program)
 
     def _fold_seconds(self, program: StageProgram) -> float:
-        """Combining the partial results in a vector's lanes: an exchange and an operation for each halving, and a store."""
+        """Combining the partial results in a vector's lanes: two exchanges and an operation for every pair of vectors that become
+        one, or for each halving of the last one, and a store.
+        """
         lane = program.lane
         if lane is None or not program.nest.dims[lane].is_reduce or program.lane_level is not None:
             return 0.0
         width = _atom_outputs(program)
         outputs = math.prod([program.nest.extents[i] for i in program.nest.spatial])
-        slots = outputs * width * (2 * math.log2(width) + 1)
+        together = 1 if program.across is None else min(width, program.inner[program.across])
+        halvings = math.log2(width) - math.ceil(math.log2(together))
+        slots = outputs / together * width * (FOLD_SLOTS * (together - 1 + halvings) + 1)
         return slots / (self.rates.vector_slots * max(self.rates.busy(program), 1e-9))
 
     def _combine_seconds(self, program: StageProgram) -> float:

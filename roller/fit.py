@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 
 from roller.align import lane_rule
 from roller.hardware import ComputeAtom, HardwareSpec, MemoryLevel
-from roller.nest import Nest, Tile
+from roller.nest import Access, Nest, Tile
 from roller.program import lane_level, tiled_levels
 from roller.tile import Geometry
 
 Mapping = tuple[tuple[str, int], ...]
+
+PICKED = 4  # vectors that are picked from others at a time: their loads overlap
 
 
 @dataclass
@@ -112,6 +114,7 @@ class Fit:
         whole = [self._operand_bytes(a.touches, tile, mapping, atom) for a in nest.inputs]
         once = [self._operand_bytes(a.touches, None, mapping, atom) for a in nest.inputs]
         held = sum(whole) - max((w - o for w, o in zip(whole, once, strict=True)), default=0)
+        held += sum(self._picked_bytes(a, mapping, atom) for a in nest.inputs)
         return outputs * nest.accumulator_bytes // self._shared_lanes(atom) + held
 
     def _shared_lanes(self, atom: ComputeAtom) -> int:
@@ -130,6 +133,19 @@ class Fit:
             elif atom.kind == "vector":
                 size *= width
         return size // self._shared_lanes(atom)
+
+    def _picked_bytes(self, access: Access, mapping: Mapping, atom: ComputeAtom) -> int:
+        """Bytes of the vectors from which those of an array with a small step are picked, a few at a time, and of the pattern."""
+        if atom.kind != "vector" or not mapping or self.nest.stageable(access.factor):
+            return 0  # what is reused lies in a panel, as it is wanted
+        role, lane = mapping[0]
+        width = atom.extents[role]
+        assert isinstance(width, int)
+        step = next((abs(c) for i in access.index if (c := i.coefficient(access.innermost[lane]))), 0)
+        beside = access.guarded or access.strides[lane] == step  # a box lays it so
+        if not beside or not 1 < step <= width // 2:
+            return 0
+        return (PICKED * step + 1) * width * self.nest.accumulator_bytes
 
     def footprint(self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile) -> int:
         """Bytes that the tile occupies at the level."""

@@ -60,6 +60,7 @@ class _Level:
         lanes = {dim for _, dim in search.mapping}
         dims = [d for d, dim in enumerate(nest.dims) if not dim.is_reduce or (self.innermost and d in lanes)]
         self._extents = {d: self._aligned(d) for d in dims}
+        self._windows = [] if self.innermost or search.spec.levels[search.levels[position]].managed else sliding(nest)
         self._least_waste = padding_waste(nest.extents, inner)
 
     def _aligned(self, dim: int) -> tuple[int, ...]:
@@ -112,7 +113,7 @@ class _Level:
     def _score(self, tile: Tile, grown: Tile) -> float | None:
         """Traffic saved for each byte of footprint added; None where the grown tile does not fit or leaves units idle."""
         search, position, inner = self.search, self.position, self.inner
-        fit = search.fit
+        fit, tile, grown = search.fit, self._seen(tile), self._seen(grown)
         if not fit.fits(search.levels, position, grown, inner, search.mapping, search.atom):
             search.refusals[fit.rule(search.levels, position)] += 1
             return None
@@ -122,6 +123,10 @@ class _Level:
         saved = fit.traffic(search.levels, position, tile) - fit.traffic(search.levels, position, grown)
         added = self._footprint(grown) - self._footprint(tile)
         return math.inf if saved > 0 >= added else saved / max(added, 1e-9)
+
+    def _seen(self, tile: Tile) -> Tile:
+        """What a cache sees of a tile: windows slide over it whole before the next one comes, and overlap there."""
+        return tuple([self.search.nest.extents[d] if d in self._windows else t for d, t in enumerate(tile)])
 
     def _too_few(self, tile: Tile) -> bool:
         """True if the tiles leave most units idle that the inner tiles could occupy, even with the reduction cut over units where
@@ -245,6 +250,18 @@ def _with_reduce(search: Search, position: int, inner: Tile, tile: Tile) -> Iter
                 return
             steps.append(grown)
     yield from steps[-REDUCE_STEPS:]
+
+
+def sliding(nest: Nest) -> list[int]:
+    """The reduce dimensions that share an index of an array with a spatial one: a window's."""
+    places = {a.name: number for number, d in enumerate(nest.dims) for a in d.members}
+    found = set()
+    for access in nest.inputs:
+        for index in access.index:
+            dims = {places[name] for name, _ in index.terms if name in places}
+            if any(not nest.dims[d].is_reduce for d in dims):
+                found |= {d for d in dims if nest.dims[d].is_reduce}
+    return sorted(found)
 
 
 def _streams(nest: Nest) -> list[Access]:

@@ -135,11 +135,11 @@ class StageProgram:
     @cached_property
     def across(self) -> int | None:
         """The dimension of a reducing tile along which its results lie side by side where they do not along its vector: there
-        blocks of them are worth transposing. None for others.
+        blocks of them are worth transposing, or partial results worth folding together. None for others.
         """
         lane, output = self.lane, self.nest.output
         width = self.atom.extents[self.mapping[0][0]] if self.mapping else 1
-        if lane is None or self.nest.stage.reducer is None or self.nest.dims[lane].is_reduce:
+        if lane is None or self.nest.stage.reducer is None:
             return None
         if not isinstance(width, int) or width & (width - 1) or output.strides[lane] == 1:
             return None
@@ -219,6 +219,37 @@ def staged_tensors(nest: Nest, staging: Staging) -> tuple[str, ...]:
 def staged_touches(nest: Nest, staging: Staging) -> tuple[bool, ...]:
     """Which dimensions the staged copy depends on."""
     return nest.accesses[staging.operand].touches if staging.kind == "box" else nest.factor_touches(staging.operand)
+
+
+def box_order(program: StageProgram, number: int) -> tuple[int, ...]:
+    """The dimensions of array `number` in the order in which a box of it is laid out, innermost last: as in the array, but that
+    the one along which the program's vector moves comes last, so that the box holds whole vectors.
+    """
+    access = program.nest.accesses[number]
+    order = range(len(access.index))
+    if program.lane is None or not access.touches[program.lane]:
+        return tuple(order)
+    along = [d for d in order if access.index[d].coefficient(access.innermost[program.lane])]
+    return tuple(order) if len(along) != 1 else (*[d for d in order if d != along[0]], along[0])
+
+
+def turned(program: StageProgram, number: int) -> bool:
+    """True if a box of array `number` lies along another dimension than the array, so that filling it transposes."""
+    order = box_order(program, number)
+    return list(order) != sorted(order)
+
+
+def lane_step(program: StageProgram, number: int) -> int | None:
+    """Elements between neighbours of the vector in array `number`, or in the box of it where there is one; None where they are
+    no constant step apart.
+    """
+    access, lane = program.nest.accesses[number], program.lane
+    if lane is None or access.strides[lane] is None or not access.touches[lane]:
+        return None
+    boxed = any(s.kind == "box" and s.operand == number for s in program.staged)
+    if not boxed or not turned(program, number):
+        return access.strides[lane]
+    return access.index[box_order(program, number)[-1]].coefficient(access.innermost[lane])
 
 
 def panel_element_bytes(nest: Nest, atom: ComputeAtom) -> int:

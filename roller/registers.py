@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 
 from roller.nest import Access, Nest
-from roller.program import StageProgram
+from roller.program import StageProgram, lane_step
 from roller.rates import TRANSPOSE_SLOTS
 
 Bytes = tuple[float, float]  # of inputs, and of the output for one pass
@@ -65,12 +65,12 @@ class RegisterTraffic:
         assert isinstance(width, int)
         whole, rest = divmod(program.inner[lane], width)
         vectors = touched / program.inner[lane] * (whole + 2 * rest.bit_count())  # a part of a vector moves in pieces
-        if panel or (access.strides[lane] == 1 and not guarded):
+        step = lane_step(program, number)
+        if panel or (step == 1 and not guarded):
             return vectors
-        step = access.strides[lane]
         if step is not None and 1 < step <= width // 2 and not guarded and not rest:
             return 2 * step * vectors  # picked from so many whole vectors
-        gathered = 1 + self.gather_slots + (1 if access.strides[lane] is None or guarded else 0)
+        gathered = 1 + self.gather_slots + (1 if step is None or guarded else 0)
         if access.role == "output" and program.across is not None and program.split == 1:
             return touched / program.inner[program.across] / width * _transposed(program.inner[program.across], width)
         blocks = 0.0 if guarded or rest else self._in_blocks(program, access, width)

@@ -95,11 +95,12 @@ def mappings(nest: Nest, atoms: Iterable[ComputeAtom]) -> Iterator[tuple[Compute
 
 
 def _vector_dims(nest: Nest) -> list[int]:
-    """Dimensions for a vector: those along which some array lies side by side, and those that a panel can lay so."""
+    """Dimensions for a vector: those along which some array lies side by side, and those that a panel or a box can lay so."""
     wide = [i for i, d in enumerate(nest.dims) if d.extent > 1]
     contiguous = [i for i in wide if any(a.strides[i] == 1 for a in nest.accesses)]
     packed = [i for i in nest.spatial if i in wide and any(nest.stageable(f) and t[i] for f, t in enumerate(_touches(nest)))]
-    return sorted({*(contiguous or wide[-1:]), *packed})
+    boxed = [i for i in nest.spatial if i in wide and nest.reduce and any(a.guarded and a.strides[i] for a in nest.inputs)]
+    return sorted({*(contiguous or wide[-1:]), *packed, *boxed})
 
 
 def _touches(nest: Nest) -> list[tuple[bool, ...]]:

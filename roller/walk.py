@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from roller.hardware import HardwareSpec, MemoryLevel
 from roller.nest import Tile
-from roller.program import Loop, StageProgram, copy_depth, panel_element_bytes
+from roller.program import Loop, StageProgram, box_order, copy_depth, panel_element_bytes, turned
 from roller.rates import CostParameters
 from roller.tile import Geometry, HeldTile
 
@@ -124,7 +125,7 @@ class NestWalk:
 def run_in_order(walk: NestWalk, number: int) -> int:
     """Elements of a stream that the nest walks one after another before it goes elsewhere, so that whoever fetches ahead has to
     find the next place. Few rows side by side are followed together, as many as the nearest cache has room for where they start.
-    What a copy reads, it reads along the whole rows of its tile.
+    What a copy reads, it reads along the whole rows of its tile, many of them side by side where it turns them.
     """
     stream, sizes, nest = walk.streams[number], walk.held[number], walk.program.nest
     depth = stream.start if stream.copy else stream.stop
@@ -143,7 +144,16 @@ def run_in_order(walk: NestWalk, number: int) -> int:
             rows *= walk.loops[depth].trips
         elif rows <= _together(walk, held, followed):
             run = max(run, min(held.tile.run, run * walk.loops[depth].trips))
-    return run
+    return min(run, _turned_row(walk, stream))
+
+
+def _turned_row(walk: NestWalk, stream: Stream) -> int:
+    """Elements of a row of an array that is copied into a box across its rows; the whole array where it is not."""
+    access = walk.program.nest.accesses[stream.access or 0]
+    boxed = any(s.kind == "box" and s.operand == stream.access for s in walk.program.staged)
+    if stream.access is None or stream.copy or not boxed or not turned(walk.program, stream.access):
+        return access.tensor.elements
+    return math.prod(access.tensor.shape[box_order(walk.program, stream.access)[-1] + 1 :])
 
 
 def _together(walk: NestWalk, held: HeldTile, followed: int) -> int:

@@ -96,7 +96,7 @@ def test_the_same_text_twice_in_one_process() -> None:
 
 @pytest.mark.parametrize("shift", [0, 1, 5])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "float16"])
-@pytest.mark.parametrize("shape", [(1, 2053), (67, 61), (257,)])
+@pytest.mark.parametrize("shape", [(1, 2053), (67, 64), (257,)])
 def test_streaming_stores_are_right_at_any_place(shape: tuple[int, ...], dtype: str, shift: int) -> None:
     op = t(*shape, dtype=dtype) + t(*shape[-1:], dtype=dtype)
     kernel = roller.compile(op, spec=SMALL)
@@ -113,11 +113,12 @@ def test_streaming_stores_after_a_reduction() -> None:
 
 
 def test_parts_of_lines_are_not_streamed() -> None:
-    """Rows side by side in pieces that are no whole lines would travel piece by piece; one row at a time completes its lines."""
-    op = ops.relu(t(64, 96) + t(64, 1))
-    for tiles, streamed in ((((64, 96), (4, 24)), False), (((64, 96), (4, 32)), True), (((64, 96), (1, 24)), True)):
-        text = launching.artifact(SMALL, given(op, tiles, 1)).data.decode()
-        assert ("nontemporal" in text) == streamed
+    """Rows side by side in pieces that are no whole lines, or that start within one, would travel piece by piece; one row at a
+    time completes its lines.
+    """
+    for columns, inner, streamed in ((96, (4, 24), False), (96, (4, 32), True), (96, (1, 24), True), (100, (4, 32), False)):
+        program = given(ops.relu(t(64, columns) + t(64, 1)), ((64, columns), inner), 1)
+        assert ("nontemporal" in launching.artifact(SMALL, program).data.decode()) == streamed
 
 
 def test_what_is_larger_than_the_last_cache_is_streamed() -> None:
@@ -141,6 +142,24 @@ def test_results_across_the_vector_are_transposed(inner: tuple[int, int], dtype:
     program = given(op, ((2 * m, 2 * n, 9), (m, n, 1)), 0, staged=(Staging("panel", 0, tiled_levels(SPEC)[0]),))
     assert program.stages[0].across == 1
     right(op, program)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+@pytest.mark.parametrize("reduced", ["reduce_sum", "reduce_max", "reduce_min"])
+@pytest.mark.parametrize("inner", [(1, 8), (4, 8), (7, 8), (8, 16), (13, 8), (9, 24), (2, 5)])
+def test_partial_results_of_many_rows_are_folded_together(inner: tuple[int, int], reduced: str, dtype: str) -> None:
+    """Rows of 49 and of 8 elements, ragged in both dimensions; a vector, several, and less than one along the reduction."""
+    for length in (49, 61, 24):
+        op = getattr(ops, reduced)(t(2 * inner[0] + 3, length, dtype=dtype) * t(2 * inner[0] + 3, 1, dtype=dtype), 1)
+        right(op, given(op, ((2 * inner[0], -(-length // inner[1]) * inner[1]), inner), 1))
+        right(op, given(op, ((inner[0], 2 * inner[1]), inner), 1))
+
+
+def test_folding_takes_no_element_out_of_its_vector() -> None:
+    """Eight rows: seven pairs of vectors become one, stored as a whole; what is left of a row of 61 is no loop of elements."""
+    op = ops.reduce_sum(t(64, 61), 1)
+    text = launching.artifact(SPEC, given(op, ((64, 64), (8, 8)), 1)).data.decode()
+    assert "extractelement" not in text and "store float" not in text and "load float" not in text
 
 
 def test_transposed_results_need_few_stores() -> None:

@@ -128,26 +128,38 @@ def _rest(low: Lowering, state: State, place: Place, acc: Buffer, depth: int, ch
 
 
 def _ragged(low: Lowering, state: State, place: Place, body: Callable[[State, Place, Chunks], Stmt], depth: int | None) -> Stmt:
-    """Whole vectors along a reduce dimension, then what is left one by one."""
+    """Whole vectors along a reduce dimension, then what is left: once more whole vectors, moved back, of which only the last
+    elements count; one by one where a copy holds them, which may begin later, or where the dimension is shorter than the step.
+    """
     assert low.lane is not None
     lane, step = low.lane, low.program.inner[low.lane]
     base, left = state.bases[lane], state.limits[lane]
     whole: Position = left // step if isinstance(left, int) else tirx.floordiv(left, index(step))
-    vector, single = variable("kv"), variable("ks")
+    vector = variable("kv")
     at = plus(base, times(vector, step))
-    tail = plus(plus(base, times(whole, step)), single)
     rest = left % step if isinstance(left, int) else left - whole * step
+    known = low.chunks()
 
-    def entered(position: Position, tile: Position, shift: Position) -> State:
-        known = state.variables if depth is None else (*state.variables, (depth, tile))
-        return State(replaced(state.bases, lane, position), replaced(state.limits, lane, 1), known, state.trips, shift)
+    def entered(position: Position, tile: Position, shift: Position = 0, skipped: Position = 0) -> State:
+        variables = state.variables if depth is None else (*state.variables, (depth, tile))
+        return State(replaced(state.bases, lane, position), replaced(state.limits, lane, 1), variables, state.trips, shift, skipped)
 
-    return sequence(
-        [
-            loop(vector, whole, body(entered(at, vector, 0), replaced(place, lane, at), low.chunks())),
-            loop(single, rest, body(entered(tail, whole, single), replaced(place, lane, tail), [(0, 1)])),
-        ]
-    )
+    main = loop(vector, whole, body(entered(at, vector), replaced(place, lane, at), known))
+    if _copied(low, lane) or low.nest.extents[lane] < step:
+        single = variable("ks")
+        tail = plus(plus(base, times(whole, step)), single)
+        return sequence([main, loop(single, rest, body(entered(tail, whole, single), replaced(place, lane, tail), [(0, 1)]))])
+    end = plus(plus(base, left), -step)
+    last = body(entered(end, whole, skipped=step - rest), replaced(place, lane, end), known)
+    if isinstance(rest, int):
+        return sequence([main, last]) if rest else main
+    return sequence([main, when(rest > index(0), last)])
+
+
+def _copied(low: Lowering, dim: int) -> bool:
+    """True if a panel or a box moves along a dimension."""
+    panels = [panel.touches[dim] for panel in low.panels.values()]
+    return any(panels) or any(low.nest.accesses[number].touches[dim] for number in low.reader.boxes)
 
 
 # --- one step --------------------------------------------------------------------------------------------------------
@@ -164,9 +176,20 @@ def _step(low: Lowering, state: State, place: Place, acc: Buffer, chunks: Chunks
             point = Point(low.nest, place, low.lane, wide).moved(moved)
             where = ramp(at + (chunk if low.lane_reduces else 0), 1, wide)
             held = Held()
-            value = combine(low.reducer or "sum", load(acc, where), _body(low, state, point, moved, held))
+            body = _counted(low, state, _body(low, state, point, moved, held), chunk, wide)
+            value = combine(low.reducer or "sum", load(acc, where), body)
             statements += [*held.statements, store(acc, value, where)]
     return sequence(statements)
+
+
+def _counted(low: Lowering, state: State, value: Expr, chunk: int, lanes: int) -> Expr:
+    """The value where the lanes' elements count, what changes nothing elsewhere: the first ones may have been taken before."""
+    skipped = state.skipped
+    if isinstance(skipped, int) and skipped <= chunk:
+        return value
+    nothing = spread(identity(low.reducer or "sum", low.dtype), lanes)
+    counts = ramp(index(chunk), 1, lanes) >= spread(index(skipped), lanes)
+    return tirx.Select(counts, value, nothing)
 
 
 def _streamed(low: Lowering) -> list[tuple[int, tuple[int, ...], int]]:

@@ -27,19 +27,25 @@ def transposed(rows: list[Expr], dtype: str, held: Held) -> list[Expr]:
     while distance:
         for first in range(width):
             if not first & distance:
-                low, high = _halves(rows[first], rows[first + distance], distance, width)
+                low, high = halves(rows[first], rows[first + distance], distance, width)
                 rows[first], rows[first + distance] = held(low, dtype, width), held(high, dtype, width)
         distance //= 2
     return rows
 
 
-def _halves(a: Expr, b: Expr, distance: int, width: int) -> tuple[Expr, Expr]:
+def halves(a: Expr, b: Expr, distance: int, width: int) -> tuple[Expr, Expr]:
     """Of every pair of neighbouring groups of `distance` elements the first ones of both vectors, and the second ones."""
     low, high = [], []
     for at in range(0, width, 2 * distance):
         low += [*range(at, at + distance), *range(width + at, width + at + distance)]
         high += [*range(at + distance, at + 2 * distance), *range(width + at + distance, width + at + 2 * distance)]
     return tuple(tirx.Shuffle([a, b], [index(i) for i in order]) for order in (low, high))
+
+
+def own_halves(a: Expr, distance: int, width: int) -> tuple[Expr, Expr]:
+    """Of every pair of neighbouring groups of `distance` elements of one vector the first ones, and the second ones."""
+    first = [i for i in range(width) if not i & distance]
+    return tuple(tirx.Shuffle([a], [index(i + shift) for i in first]) for shift in (0, distance))
 
 
 def tile_points(low: Lowering, place: Point) -> Iterator[tuple[Stmt | None, Point, Vectors]]:

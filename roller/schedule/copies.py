@@ -1,7 +1,7 @@
-"""Filling panels and boxes.
+"""Filling panels.
 
 A panel is laid out in the order in which the nest reads it: for each loop inside the copy that the factor depends on a slot,
-innermost the points of the register tile with the vector's lanes last. A box is a data tile with its fill values.
+innermost the points of the register tile with the vector's lanes last.
 """
 
 from __future__ import annotations
@@ -11,22 +11,18 @@ from dataclasses import replace
 
 from tvm import tirx
 
-from roller.nest import Nest, Tile
-from roller.program import StageProgram, Staging, copy_depth
-from roller.scalar import Affine, Load, Scalar, loads
+from roller.nest import Nest
+from roller.program import StageProgram
+from roller.scalar import Load, Scalar, loads
 from roller.schedule import scalar, walk
 from roller.schedule.panels import Panel, panel_offset, slot_address, tile_offsets
-from roller.schedule.place import Point, Window, base_address, decode_scalar, lane_stride, replaced
+from roller.schedule.place import Point, base_address, lane_stride, replaced
 from roller.schedule.reading import Reader
 from roller.schedule.tir import (
-    Buffer,
     Expr,
     Held,
     Stmt,
-    buffer,
-    every,
     index,
-    least,
     load,
     loop,
     plus,
@@ -177,136 +173,3 @@ def _side_by_side(program: StageProgram, reader: Reader, node: Scalar, point: Po
         return load(window.buffer, ramp(base_address(program.nest, window, leaf.index, point.scalar()), 1, point.lanes))
 
     return scalar.emit(node, point.lanes, read, lambda i: index(0), held)
-
-
-def box_window(program: StageProgram, staging: Staging, state: State, name: str) -> tuple[Window, list[Stmt]]:
-    """A box with a fresh buffer: its shape from the tile at the copy, its first coordinate from where that tile starts.
-
-    Also the statements that name the coordinates: they enter the address of every element read from the box.
-    """
-    nest, access = program.nest, program.nest.accesses[staging.operand]
-    tile = box_tile(program, staging)
-    extents: dict[str, int] = {}
-    starts: dict[str, Position] = {}
-    for number, (dim, extent) in enumerate(zip(nest.dims, tile, strict=True)):
-        reach = dim.member_extents(extent)
-        extents.update((a.name, e) for a, e in zip(dim.members, reach, strict=True))
-        values = _member_starts(program, state, number, reach)
-        starts.update((a.name, v) for a, v in zip(dim.members, values, strict=True))
-    shape = [1 + sum(abs(c) * (extents.get(n, 1) - 1) for n, c in i.terms) for i in access.index]
-    firsts = [_first(i, starts, extents) for i in access.index]
-    steps, size = [], 1
-    for extent in reversed(shape):
-        steps.append(size)
-        size *= extent
-    named = [f if isinstance(f, int) else variable(f"from{i}") for i, f in enumerate(firsts)]
-    bindings = [tirx.Bind(v, f) for v, f in zip(named, firsts, strict=True) if not isinstance(f, int)]
-    return Window(buffer(name, size, access.tensor.dtype), tuple(reversed(steps)), tuple(named)), bindings
-
-
-def box_tile(program: StageProgram, staging: Staging) -> Tile:
-    """The tile whose data the box holds, never more than the problem."""
-    tile = list(program.nest.extents)
-    by_level = dict(zip(program.levels, program.tiles, strict=True))
-    for lp in program.loops[: copy_depth(program, staging)]:
-        tile[lp.dim] = min(by_level[lp.level][lp.dim], tile[lp.dim])
-    return tuple(tile)
-
-
-def _member_starts(program: StageProgram, state: State, number: int, reach: tuple[int, ...]) -> list[Position]:
-    """The least value of each axis of a dimension in the current tile; ragged tiles start further back."""
-    dim, base = program.nest.dims[number], state.bases[number]
-    spatial = not dim.is_reduce
-    if spatial and not walk.exact(program, number):
-        base = least(base, program.nest.extents[number] - program.inner[number])
-    values = decode_scalar(dim, base)
-    return [0 if e == a.extent else v for a, e, v in zip(dim.members, reach, values, strict=True)]
-
-
-def _first(target: Affine, starts: dict[str, Position], extents: dict[str, int]) -> Position:
-    first: Position = target.offset
-    for name, coefficient in target.terms:
-        first = plus(first, times(starts.get(name, 0), coefficient))
-        if coefficient < 0:
-            first = plus(first, coefficient * (extents.get(name, 1) - 1))
-    return first
-
-
-def fill_box(program: StageProgram, staging: Staging, window: Window, reader: Reader, parallel: bool) -> Stmt:
-    """Copy a data tile row by row: fill values outside the array, whole vectors inside."""
-    access = program.nest.accesses[staging.operand]
-    source = reader.buffers[access.tensor.name]
-    fill = scalar.constant(reader.fill(staging.operand), access.tensor.dtype)
-    sizes = _box_shape(window)
-    if not sizes:
-        return store(window.buffer, load(source, 0), 0)
-    names = [variable(f"b{i}") for i in range(len(sizes))]
-    coordinates = [plus(s, v) for s, v in zip(window.starts, names, strict=True)]
-    row_inside = every(
-        tirx.And(index(value) >= index(0), index(value) < index(bound))
-        for value, bound in zip(coordinates[:-1], access.tensor.shape[:-1], strict=True)
-    )
-    strides = access.tensor.strides
-    origin: Position = 0
-    for value, stride in zip(coordinates[:-1], strides[:-1], strict=True):
-        origin = plus(origin, times(value, stride))
-    target: Position = 0
-    for name, step in zip(names[:-1], window.steps[:-1], strict=True):
-        target = plus(target, times(name, step))
-    body = _fill_row(window, source, origin, target, sizes[-1], access.tensor.shape[-1], fill, row_inside)
-    for position in reversed(range(len(sizes) - 1)):
-        outermost = position == next((i for i in range(len(sizes) - 1) if sizes[i] > 1), 0)
-        body = loop(names[position], sizes[position], body, parallel and outermost)
-    return body
-
-
-def _fill_row(
-    window: Window, source: Buffer, origin: Position, target: Position, size: int, bound: int, fill: Expr, inside: Expr | None
-) -> Stmt:
-    start = window.starts[-1]
-    if isinstance(start, int):
-        low: Position = min(max(-start, 0), size)
-        high: Position = min(max(bound - start, 0), size)
-    else:
-        low = tirx.max(index(0), tirx.min(index(0) - start, index(size)))
-        high = tirx.max(index(0), tirx.min(index(bound) - start, index(size)))
-    outside = _span(window.buffer, target, 0, size, lambda at, n: _splat(fill, n))
-    copy = sequence(
-        [
-            _span(window.buffer, target, 0, low, lambda at, n: _splat(fill, n)),
-            _span(window.buffer, target, low, high, lambda at, n: load(source, ramp(plus(plus(origin, start), at), 1, n))),
-            _span(window.buffer, target, high, size, lambda at, n: _splat(fill, n)),
-        ]
-    )
-    return copy if inside is None else when(inside, copy, outside)
-
-
-COPY_LANES = 8  # elements copied at a time; the toolchain splits or joins them to its own vectors
-
-
-def _span(target: Buffer, base: Position, low: Position, high: Position, value: object) -> Stmt | None:
-    """Write positions low..high of a row: whole vectors, then single elements."""
-    if isinstance(low, int) and isinstance(high, int) and low >= high:
-        return None
-    count = high - low if not (isinstance(low, int) and low == 0) else high
-    whole = count // COPY_LANES if isinstance(count, int) else tirx.floordiv(count, index(COPY_LANES))
-    rest = count % COPY_LANES if isinstance(count, int) else count - whole * COPY_LANES
-    vector, single = variable("v"), variable("e")
-    at = plus(low, times(vector, COPY_LANES))
-    statements = [loop(vector, whole, store(target, value(at, COPY_LANES), ramp(plus(base, at), 1, COPY_LANES)))]  # type: ignore[operator]
-    at = plus(plus(low, times(whole, COPY_LANES)), single)
-    statements.append(loop(single, rest, store(target, value(at, 1), plus(base, at))))  # type: ignore[operator]
-    return sequence(statements)
-
-
-def _splat(fill: Expr, lanes: int) -> Expr:
-    return fill if lanes == 1 else tirx.Broadcast(fill, lanes)
-
-
-def _box_shape(window: Window) -> list[int]:
-    sizes = []
-    total = int(window.buffer.shape[0])
-    for step in window.steps:
-        sizes.append(total // step)
-        total = step
-    return sizes

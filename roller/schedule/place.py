@@ -21,16 +21,17 @@ Position = int | Expr
 
 @dataclass(frozen=True)
 class Window:
-    """A stored array or a copied box of it: buffer, address step and first coordinate for each tensor dimension."""
+    """A stored array or a copied box of it: buffer, extent, address step and first coordinate for each tensor dimension."""
 
     buffer: Buffer
+    shape: tuple[int, ...]
     steps: tuple[int, ...]
     starts: tuple[Position, ...]
 
     @staticmethod
     def whole(buffer: Buffer, tensor: Tensor) -> Window:
         """The array itself, row-major from its first element."""
-        return Window(buffer, tensor.strides, (0,) * len(tensor.shape))
+        return Window(buffer, tensor.shape, tensor.strides, (0,) * len(tensor.shape))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from tvm import tirx
 from roller.program import StageProgram
 from roller.scalar import Scalar, operations
 from roller.schedule import panels
-from roller.schedule.blocks import transposed
+from roller.schedule.blocks import halves, own_halves, transposed
 from roller.schedule.lowering import Lowering, Slots
 from roller.schedule.place import Point, Window, address, is_vector, replaced
 from roller.schedule.reading import Reader
@@ -33,16 +33,17 @@ from roller.schedule.tir import (
     variable,
 )
 from roller.schedule.walk import Position
-from roller.tile import data_tile
+from roller.tile import data_tile, row_step
 
 ROLLED_OPERATIONS = 3  # scalar operations of an epilogue above which repeating it for every vector costs too much code
 PARALLEL_COMBINE = 1 << 16  # outputs from which combining partial results pays for another parallel loop
 
 
-def stored_run(program: StageProgram) -> tuple[int, int]:
-    """Elements that one innermost tile stores, and how many of them lie side by side."""
-    tile = data_tile(program.nest, program.nest.output, program.inner)
-    return tile.elements, tile.run
+def stored_run(program: StageProgram) -> tuple[int, int, int]:
+    """Elements that one innermost tile stores, how many of them lie side by side, and the address step between such runs."""
+    output = program.nest.output
+    tile = data_tile(program.nest, output, program.inner)
+    return tile.elements, tile.run, row_step(tile, output)
 
 
 def finish(low: Lowering, place: tuple[Position, ...], acc: Buffer) -> list[Stmt]:
@@ -50,21 +51,21 @@ def finish(low: Lowering, place: tuple[Position, ...], acc: Buffer) -> list[Stmt
     rows = _rolled(low)
     if rows is not None:
         return _finish_rolled(low, place, acc, rows)
+    if low.lane_reduces:
+        return _finish_folded(low, place, acc)
     along = _along(low)
     if along is not None:
         return _finish_transposed(low, place, acc, along)
     statements, at = [], 0
     for offsets, lanes in low.points():
-        point = Point(low.nest, place, None if low.lane_reduces else low.lane, lanes).moved(offsets)
-        if low.lane_reduces:
-            value = _across(low, acc, at)
-            at += low.apart
-        else:
-            value = load(acc, ramp(at, 1, lanes))
-            at += lanes
-        plain = low.partial is None
-        statements.append(put(low, point, low.nest.stage.result, value) if plain else _put_partial(low, point, value))
+        statements.append(_finished(low, Point(low.nest, place, low.lane, lanes).moved(offsets), load(acc, ramp(at, 1, lanes))))
+        at += lanes
     return statements
+
+
+def _finished(low: Lowering, point: Point, value: Expr) -> Stmt:
+    """Reduced values on their way to the output, or to the partial results of one part of many."""
+    return put(low, point, low.nest.stage.result, value) if low.partial is None else _put_partial(low, point, value)
 
 
 def put(low: Lowering, point: Point, node: Scalar, accumulator: Expr | None) -> Stmt:
@@ -157,8 +158,57 @@ def _transposed_rows(
 # --- partial results of a vector's lanes -----------------------------------------------------------------------------
 
 
+def _finish_folded(low: Lowering, place: tuple[Position, ...], acc: Buffer) -> list[Stmt]:
+    """The lanes of accumulators combined: of results side by side all together, halves of two vectors becoming one at a time."""
+    places = [offsets for offsets, _ in low.points()]
+    first = {offsets: number * low.apart for number, offsets in enumerate(places)}
+    whole = all(lanes == low.width for _, lanes in low.chunks()) and not low.width & (low.width - 1)
+    dim = low.program.across if whole else None
+    block = 1 if dim is None else min(low.width, low.program.inner[dim])
+    statements: list[Stmt] = []
+    for offsets in places:
+        if dim is not None and offsets[dim] % block:
+            continue
+        count = 1 if dim is None else min(block, low.program.inner[dim] - offsets[dim])
+        held = Held()
+        if whole:
+            rows = [first[offsets if dim is None else replaced(offsets, dim, offsets[dim] + i)] for i in range(count)]
+            value = _folded(low, [_chunks_combined(low, acc, at, held) for at in rows], held)
+        else:
+            value = _across(low, acc, first[offsets])
+        point = Point(low.nest, place, dim, count).moved(offsets)
+        statements += [*held.statements, _finished(low, point, value)]
+    return statements
+
+
+def _chunks_combined(low: Lowering, acc: Buffer, at: int, held: Held) -> Expr:
+    """One vector of a point's partial results."""
+    values = [load(acc, ramp(at + chunk, 1, lanes)) for chunk, lanes in low.chunks()]
+    total = values[0]
+    for value in values[1:]:
+        total = held(combine(low.reducer or "sum", total, value), low.dtype, low.width)
+    return total
+
+
+def _folded(low: Lowering, rows: list[Expr], held: Held) -> Expr:
+    """The lanes of each of several vectors combined into one element of a vector, in order: while there are several, halves of
+    two become one vector; then the last one becomes half as long.
+    """
+    count, lanes, group = len(rows), low.width, low.width
+    rows = rows + [rows[-1]] * ((1 << (count - 1).bit_length()) - count)
+    while group > 1:
+        group //= 2
+        if len(rows) > 1:
+            pairs = zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], strict=True)
+            parts = [halves(a, b, group, lanes) for a, b in pairs]
+        else:
+            parts, lanes = [own_halves(rows[0], group, lanes)], lanes // 2
+        rows = [held(combine(low.reducer or "sum", a, b), low.dtype, lanes) for a, b in parts]
+    return rows[0] if count == lanes else tirx.Shuffle(rows, [index(i) for i in range(count)])
+
+
 def _across(low: Lowering, acc: Buffer, at: int) -> Expr:
-    """Partial results combined pairwise, so that the chain is short."""
+    """Partial results combined pairwise, one by one."""
     values = [load(acc, index(at + i)) for i in range(low.apart)]
     while len(values) > 1:
         half = len(values) // 2

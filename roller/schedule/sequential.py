@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from tvm import tirx
 
 from roller.program import RProgram, StageProgram, Staging, copy_depth
-from roller.schedule import copies, walk
+from roller.schedule import boxes, copies, walk
 from roller.schedule.accumulate import reducing_tile, scratch_tile
 from roller.schedule.blocks import tile_points
 from roller.schedule.lowering import Lowering, Options
@@ -132,8 +132,8 @@ def _useless(low: Lowering, staging: Staging) -> bool:
 
 def _box(low: Lowering, staging: Staging, state: State, root: bool) -> list[Stmt]:
     name = f"{low.nest.accesses[staging.operand].tensor.name}_box"
-    window, bindings = copies.box_window(low.program, staging, state, name)
-    fill = copies.fill_box(low.program, staging, window, low.reader, parallel=root and low.program.parallel)
+    window, bindings = boxes.box_window(low.program, staging, state, name)
+    fill = boxes.fill_box(low.program, staging, window, low.reader, parallel=root and low.program.parallel)
     low.reader.boxes[staging.operand] = window
     low.rooms.append(window.buffer)
     return [*bindings, fill]

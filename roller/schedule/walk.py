@@ -17,7 +17,8 @@ Position = int | Expr
 class State:
     """The current tile: first position and remaining positions of each dimension, the loop variables, and trip counts.
 
-    `shift`: how far inside the innermost tile a ragged vector dimension has come, where it is walked one by one.
+    `shift`: how far inside the innermost tile a ragged vector dimension has come, where it is walked one by one. `skipped`: how
+    many elements at its front were taken before, where the last step is moved back.
     """
 
     bases: tuple[Position, ...]
@@ -25,6 +26,7 @@ class State:
     variables: tuple[tuple[int, Position], ...] = ()  # (number of the loop, its variable)
     trips: tuple[tuple[int, Position], ...] = ()
     shift: Position = 0
+    skipped: Position = 0
 
     def variable(self, number: int) -> Position:
         """The variable of a loop; 0 where the loop is not entered."""

@@ -137,12 +137,13 @@ _BARRIER = "roller_barrier"
 
 
 def _streaming(spec: HardwareSpec, program: RProgram) -> dict[str, Any]:
-    """Store hooks for an output that no cache could keep, if it is stored in whole lines: parts of lines, row by row, would
-    each travel alone.
+    """Store hooks for an output that no cache could keep, if it is stored in whole lines, and every row starts with one: parts
+    of lines would each travel alone, and be fetched again where another vector of the row ends in the line.
     """
     output = program.expr.output
-    elements, run = stored_run(program.stages[-1])
-    if run < elements and run * _BYTES.get(output.dtype, 1) % spec.levels[1].transaction_bytes:
+    elements, run, step = stored_run(program.stages[-1])
+    size, line = _BYTES.get(output.dtype, 1), spec.levels[1].transaction_bytes
+    if run < elements and (run * size % line or step * size % line):
         return {}
     cache = max((level.capacity_bytes for level in spec.levels[1:]), default=0)
     foreign = "llvm_triple" in spec.options  # the fence is an x86 instruction

@@ -11,7 +11,7 @@ UNIT_CYCLES = 64  # decoding a unit tile's position by divisions
 SCRATCH_NS = 300  # TVM's workspace, taken and returned: seen on a product of 32 x 32 x 32
 LINE_FILL_BUFFERS = 10  # misses that a core keeps in flight
 READ_STREAMS = 32  # rows side by side that prefetchers follow: 24 read as fast as 6 on Zen 5, where they do not share sets
-WRITE_STREAMS = 4  # rows side by side that wait for the rest of their lines while they are written past the caches
+WRITE_STREAMS = 16  # rows side by side whose lines wait to be filled: those of a transposed tile are stored as fast as one
 WARM = 1.0  # operators follow one another: what fits the caches was made, or used, shortly before
 
 
