@@ -256,20 +256,30 @@ def _prune(search: Search, levels: tuple[int, ...], chains: list[Chain], keep: i
             seconds = _partial_seconds(search, program, levels[0])
         rated.append((seconds, search.fit.touched_bytes(chain[-1]), chain))
     rated.sort()
+    if whole:
+        rated = _several_inner(rated)
     kept = [chain for *_, chain in rated[:keep]]
     # What rates highest so far is shaped by this level's traffic alone; a level passed through leaves outer ones their choice.
     passed = [chain for *_, chain in rated[keep:] if not whole and chain[0] == chain[1]]
     return [*kept, *passed[:PASSED_KEEP]]
 
 
+def _several_inner(rated: list[tuple[float, int, Chain]]) -> list[tuple[float, int, Chain]]:
+    """Rated chains with only the best few of one innermost tile: copies, which are tried later, may do more for another one."""
+    seen: Counter[Tile] = Counter()
+    found = []
+    for item in rated:
+        seen[item[-1][-1]] += 1
+        if seen[item[-1][-1]] <= EACH_KEEP:
+            found.append(item)
+    return found
+
+
 def _partial_seconds(search: Search, program: StageProgram, level: int) -> float:
     model = search.model
-    moving, latency = model.level_terms(program, level)
-    return (
-        overlapped((model.compute_seconds(program), *moving), 2, model.losses(program, level))
-        + latency
-        + model.overhead_seconds(program)
-    )
+    moving = model.level_terms(program, level)
+    body = overlapped((model.compute_seconds(program), *moving), 2, model.losses(program, level))
+    return body + model.overhead_seconds(program)
 
 
 def diverse(ranked: list[Rated], count: int) -> list[Rated]:

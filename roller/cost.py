@@ -3,7 +3,7 @@
     body    = sum over s steps of the per-step terms, overlapped: sum t + (s - 1) (sum L t + max (1 - L) t) for per-step t
     seconds = launch + copies into panels + body + combine + step overheads
 
-Terms are compute and the time to move bytes into each level. L is the overlap number of a term (0: other terms hide it, 1:
+Terms are compute and the time to move bytes into each level, what starting short runs of them waits for included. L is the overlap number of a term (0: other terms hide it, 1:
 nothing does); with one for all of them the second part is max t + L (sum t - max t). Padding is charged as work. The part of
 compute in which units wait for the one with the largest share is shown apart, as the tail. The numbers rank programs; they are
 predictions, not measurements.
@@ -83,22 +83,20 @@ class Model:
 
     def _predict(self, program: StageProgram) -> Estimate:
         walk = self.walk(program)
-        terms: dict[str, float] = {"compute": self.compute_seconds(program)}
-        latency = 0.0
-        for index, level in enumerate(self.spec.levels[1:], start=1):
-            terms[level.name], waiting = self._level_seconds(walk, index)
-            latency += waiting
-        steps = max(1, _steps(program))
-        body = overlapped(tuple(terms.values()), steps, self.losses(program))
+        compute = self.compute_seconds(program)
+        levels = [self._level_seconds(walk, index) for index in range(1, len(self.spec.levels))]
+        # Who waits for the start of a run goes on with other work as far as who waits for its bytes.
+        body = overlapped((compute, *map(sum, levels)), max(1, _steps(program)), self.losses(program))
+        latency = sum(waiting for _, waiting in levels)
         copies = sum(copy_seconds(self.rates, walk, s) for s in program.staged)
         overhead = self.overhead_seconds(program)
         combine = self._combine_seconds(program)
-        tail = terms["compute"] * (1.0 - self.rates.busy(program))
-        terms["compute"] -= tail
+        tail = compute * (1.0 - self.rates.busy(program))
+        moving = [(level.name, seconds) for level, (seconds, _) in zip(self.spec.levels[1:], levels, strict=True)]
         waits = (("tail", tail), ("latency", latency), ("copy", copies), ("combine", combine), ("overhead", overhead))
-        shown = (*terms.items(), *waits)
+        shown = (("compute", compute - tail), *moving, *waits)
         used = (("units", self.rates.busy(program)), ("chains", self.chain_efficiency(program)))
-        return Estimate(body + latency + copies + combine + overhead, shown, used)
+        return Estimate(body + copies + combine + overhead, shown, used)
 
     def walk(self, program: StageProgram) -> NestWalk:
         """The program's loops, to ask what moves where."""
@@ -165,11 +163,10 @@ class Model:
             moved, latency = traffic.bytes, 0.0 if hidden else traffic.runs * level.latency_ns * 1e-9 / waiting
         return moved / self.rates.into(level, self.rates.busy(program)), latency
 
-    def level_terms(self, program: StageProgram, outermost: int) -> tuple[list[float], float]:
-        """Seconds of moving data into the levels from this position inward, and of latency."""
+    def level_terms(self, program: StageProgram, outermost: int) -> list[float]:
+        """Seconds of moving data into the levels from this position inward, latency included."""
         walk = self.walk(program)
-        pairs = [self._level_seconds(walk, i) for i in range(max(outermost, 1), len(self.spec.levels))]
-        return [moving for moving, _ in pairs], sum([waiting for _, waiting in pairs])
+        return [sum(self._level_seconds(walk, i)) for i in range(max(outermost, 1), len(self.spec.levels))]
 
     def losses(self, program: StageProgram, outermost: int = 1) -> tuple[float, ...]:
         """The overlap numbers of compute and of the levels from a position inward: all 1 where a managed level holds one copy of
