@@ -3,10 +3,10 @@
     body    = sum over s steps of the per-step terms, overlapped: sum t + (s - 1) (sum L t + max (1 - L) t) for per-step t
     seconds = launch + copies into panels + body + combine + step overheads
 
-Terms are compute and the time to move bytes into each level, what starting short runs of them waits for included. L is the overlap number of a term (0: other terms hide it, 1:
-nothing does); with one for all of them the second part is max t + L (sum t - max t). Padding is charged as work. The part of
-compute in which units wait for the one with the largest share is shown apart, as the tail. The numbers rank programs; they are
-predictions, not measurements.
+Terms are compute and the time to move bytes into each level, what starting short runs of them waits for included. L is the
+overlap number of a term (0: other terms hide it, 1: nothing does); with one for all of them the second part is
+max t + L (sum t - max t). Padding is charged as work. The part of compute in which units wait for the one with the largest share
+is shown apart, as the tail. The numbers rank programs; they are predictions, not measurements.
 """
 
 from __future__ import annotations

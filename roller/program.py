@@ -37,7 +37,8 @@ class Staging:
 
     A *panel* holds the values of one factor of the body (`operand` is its number) in the order in which the nest consumes
     them. A *box* holds the data tile of one array (`operand` is its position in `nest.accesses`) with its fill values, so that
-    no guard is left in the nest, and along the vector (`box_order`). `constant` operands are copied when the kernel is built, not when it runs.
+    no guard is left in the nest, and along the vector (`box_order`). `constant` operands are copied when the kernel is built,
+    not when it runs.
     """
 
     kind: Literal["panel", "box"]
