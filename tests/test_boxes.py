@@ -172,3 +172,27 @@ def test_small_and_strided_images_are_computed_many_channels_at_a_time(op: Symbo
 def test_a_window_slides_against_spatial_dimensions() -> None:
     assert sliding(nest_of(ops.conv2d(t(2, 8, 9, 11), t(16, 8, 3, 3), padding=1))) == [5, 6]
     assert sliding(nest_of(ops.matmul(t(4, 5), t(5, 6)))) == []
+
+
+# --- what the model makes of reading and writing in rows -------------------------------------------------------------
+
+
+def test_rows_of_a_transposed_tile_are_written_side_by_side() -> None:
+    """Sixteen channels, a row of 21 each: every line of them is whole before anything else is written there."""
+    op = ops.max_pool2d(t(4, 32, 21, 21), 3, stride=1, padding=1)
+    program = boxed(op, ((1, 16, 21, 21, 3, 3),) * 2 + ((1, 16, 1, 21, 1, 1),), C).stages[0]
+    spec = narrowed(SPEC, 1)
+    parameters = cost_parameters(spec, ops.expression(op))
+    runs = []
+    for streams in (parameters.write_streams, 4):
+        walk = NestWalk(program, spec, Geometry(program.nest), replace(parameters, write_streams=streams))
+        output = next(n for n, s in enumerate(walk.streams) if s.access == len(program.nest.accesses) - 1)
+        runs.append(walk.run(output))
+    assert runs[0] >= 21 * 21 > runs[1] == 21
+
+
+def test_a_convolution_without_padding_reads_its_input_in_place() -> None:
+    """A copy of all windows is nine times as large, and what it saves is waiting that the arithmetic hides."""
+    op = ops.conv2d(t(128, 256, 30, 30), t(256, 256, 3, 3), stride=2)
+    staged = roller.compile(op, "cpu:zen5").program.stages[0].staged
+    assert not any(s.kind == "panel" and s.operand == 0 for s in staged)
