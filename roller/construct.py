@@ -277,9 +277,9 @@ def _several_inner(rated: list[tuple[float, int, Chain]]) -> list[tuple[float, i
 
 def _partial_seconds(search: Search, program: StageProgram, level: int) -> float:
     model = search.model
-    moving = model.level_terms(program, level)
+    moving, latency = model.level_terms(program, level)
     body = overlapped((model.compute_seconds(program), *moving), 2, model.losses(program, level))
-    return body + model.overhead_seconds(program)
+    return model.beside(body, latency) + model.overhead_seconds(program)
 
 
 def diverse(ranked: list[Rated], count: int) -> list[Rated]:

@@ -6,12 +6,12 @@ import math
 
 from roller.hardware import HardwareSpec
 from roller.nest import Access, Nest
-from roller.program import StageProgram, Staging, copy_depth, panel_element_bytes, turned
+from roller.program import StageProgram, Staging, copy_depth, lane_step, panel_element_bytes, turned
 from roller.rates import TRANSPOSE_SLOTS, Rates
 from roller.walk import NestWalk
 
 DECODE_TRIPS = 2  # trips of a loop that dividing an index by a known extent takes as long as, remainder included
-ROW_TRIPS = 6  # loops around one row of a box: the row itself, three spans of it, a vector and an element loop
+ROW_TRIPS = 6  # loops around one row of a box: the row itself, three spans of it, their vectors and what is left of them
 
 
 def copy_seconds(rates: Rates, walk: NestWalk, staging: Staging) -> float:
@@ -74,10 +74,12 @@ def _slots(rates: Rates, program: StageProgram, staging: Staging) -> float:
     mine = [a for a in nest.inputs if a.factor == staging.operand]
     if lane is None or not nest.factor_touches(staging.operand)[lane]:
         return vector * width
-    steps = [_lane_step(a, lane) for a in mine if a.touches[lane]]
+    boxes = {s.operand for s in program.staged if s.kind == "box"}
+    moving = [(n, a) for n, a in enumerate(nest.inputs) if a.factor == staging.operand and a.touches[lane]]
+    steps = [lane_step(program, n) if n in boxes else _lane_step(a, lane) for n, a in moving]
     if any(step != 1 for step in steps):
         return vector + TRANSPOSE_SLOTS * math.log2(width) if _transposes(program, mine) else vector * width
-    return vector if all(a.strides[lane] == 1 for a in mine if a.touches[lane]) else 2 * vector
+    return vector if all(a.strides[lane] == 1 or n in boxes for n, a in moving) else 2 * vector
 
 
 def _lane_step(access: Access, dim: int) -> int:

@@ -3,10 +3,10 @@
     body    = sum over s steps of the per-step terms, overlapped: sum t + (s - 1) (sum L t + max (1 - L) t) for per-step t
     seconds = launch + copies into panels + body + combine + step overheads
 
-Terms are compute and the time to move bytes into each level, what starting short runs of them waits for included. L is the
-overlap number of a term (0: other terms hide it, 1: nothing does); with one for all of them the second part is
-max t + L (sum t - max t). Padding is charged as work. The part of compute in which units wait for the one with the largest share
-is shown apart, as the tail. The numbers rank programs; they are predictions, not measurements.
+Terms are compute and the time to move bytes into each level. L is the overlap number of a term (0: other terms hide it, 1:
+nothing does); with one for all of them the second part is max t + L (sum t - max t). What starting short runs waits for is added,
+or the share of it that the outermost cache says. Padding is charged as work. The part of compute in which units wait for the one
+with the largest share is shown apart, as the tail. The numbers rank programs; they are predictions, not measurements.
 """
 
 from __future__ import annotations
@@ -85,9 +85,10 @@ class Model:
         walk = self.walk(program)
         compute = self.compute_seconds(program)
         levels = [self._level_seconds(walk, index) for index in range(1, len(self.spec.levels))]
-        # Who waits for the start of a run goes on with other work as far as who waits for its bytes.
-        body = overlapped((compute, *map(sum, levels)), max(1, _steps(program)), self.losses(program))
         latency = sum(waiting for _, waiting in levels)
+        losses = self.losses(program)
+        terms = (compute, *[seconds for seconds, _ in levels])
+        body = self.beside(overlapped(terms, max(1, _steps(program)), losses), latency)
         copies = sum(copy_seconds(self.rates, walk, s) for s in program.staged)
         overhead = self.overhead_seconds(program)
         combine = self._combine_seconds(program)
@@ -163,10 +164,11 @@ class Model:
             moved, latency = traffic.bytes, 0.0 if hidden else traffic.runs * level.latency_ns * 1e-9 / waiting
         return moved / self.rates.into(level, self.rates.busy(program)), latency
 
-    def level_terms(self, program: StageProgram, outermost: int) -> list[float]:
-        """Seconds of moving data into the levels from this position inward, latency included."""
+    def level_terms(self, program: StageProgram, outermost: int) -> tuple[list[float], float]:
+        """Seconds of moving data into the levels from this position inward, and of latency."""
         walk = self.walk(program)
-        return [sum(self._level_seconds(walk, i)) for i in range(max(outermost, 1), len(self.spec.levels))]
+        pairs = [self._level_seconds(walk, i) for i in range(max(outermost, 1), len(self.spec.levels))]
+        return [moving for moving, _ in pairs], sum([waiting for _, waiting in pairs])
 
     def losses(self, program: StageProgram, outermost: int = 1) -> tuple[float, ...]:
         """The overlap numbers of compute and of the levels from a position inward: all 1 where a managed level holds one copy of
@@ -177,6 +179,13 @@ class Model:
         if alone and self._resident(program) == 1:
             return (1.0,) * (1 + len(levels))
         return (self.spec.overlap_loss, *[self.spec.loss(level) for level in levels])
+
+    def beside(self, body: float, latency: float) -> float:
+        """Time of a body in which the starts of runs wait so long: where the level that brings data from outside says how much of
+        that other work hides, it hides as much of the waiting; all of it takes no less than the waiting alone.
+        """
+        loss = self.spec.levels[1].overlap_loss
+        return max(body + (1.0 if loss is None else loss) * latency, latency)
 
     def floor_seconds(self, program: StageProgram) -> float:
         """Compute with all chains busy: no tile around this innermost one is faster."""
@@ -213,12 +222,13 @@ class Model:
         lane = program.lane
         if lane is None or not program.nest.dims[lane].is_reduce or program.lane_level is not None:
             return 0.0
-        width = _atom_outputs(program)
+        width, length = _atom_outputs(program), program.inner[lane]
         outputs = math.prod([program.nest.extents[i] for i in program.nest.spatial])
-        together = 1 if program.across is None else min(width, program.inner[program.across])
-        halvings = math.log2(width) - math.ceil(math.log2(together))
-        slots = outputs / together * width * (FOLD_SLOTS * (together - 1 + halvings) + 1)
-        return slots / (self.rates.vector_slots * max(self.rates.busy(program), 1e-9))
+        together = 1 if program.across is None or length % width else min(width, program.inner[program.across])
+        pairs = (1 << (together - 1).bit_length()) - 1
+        halvings = math.log2(width) - math.log2(pairs + 1)
+        vectors = FOLD_SLOTS * (pairs + halvings) + 1 + together * (length // width - 1 if length >= width else 0)
+        return outputs / together * width * vectors / (self.rates.vector_slots * max(self.rates.busy(program), 1e-9))
 
     def _combine_seconds(self, program: StageProgram) -> float:
         """Adding partial results: over units a write, a read and one more launch; over lanes a tree of exchanges a tile."""

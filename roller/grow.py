@@ -253,15 +253,11 @@ def _with_reduce(search: Search, position: int, inner: Tile, tile: Tile) -> Iter
 
 
 def sliding(nest: Nest) -> list[int]:
-    """The reduce dimensions that share an index of an array with a spatial one: a window's."""
-    places = {a.name: number for number, d in enumerate(nest.dims) for a in d.members}
-    found = set()
-    for access in nest.inputs:
-        for index in access.index:
-            dims = {places[name] for name, _ in index.terms if name in places}
-            if any(not nest.dims[d].is_reduce for d in dims):
-                found |= {d for d in dims if nest.dims[d].is_reduce}
-    return sorted(found)
+    """The reduce dimensions all of whose axes share an index of an array with a spatial one: a window's."""
+    spatial = {a.name for d in nest.dims if not d.is_reduce for a in d.members}
+    indices = [{name for name, _ in index.terms} for access in nest.inputs for index in access.index]
+    beside = set().union(*(names for names in indices if names & spatial)) - spatial
+    return [i for i in nest.reduce if all(a.name in beside for a in nest.dims[i].members)]
 
 
 def _streams(nest: Nest) -> list[Access]:

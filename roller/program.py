@@ -231,7 +231,9 @@ def box_order(program: StageProgram, number: int) -> tuple[int, ...]:
     if program.lane is None or not access.touches[program.lane]:
         return tuple(order)
     along = [d for d in order if access.index[d].coefficient(access.innermost[program.lane])]
-    return tuple(order) if len(along) != 1 else (*[d for d in order if d != along[0]], along[0])
+    if len(along) != 1 or math.prod(access.tensor.shape[along[0] + 1 :]) == 1:
+        return tuple(order)
+    return (*[d for d in order if d != along[0]], along[0])
 
 
 def turned(program: StageProgram, number: int) -> bool:

@@ -144,7 +144,7 @@ class HeldTile:
         key = banks.count, banks.width_bytes
         sets = self._starts.get(key)
         if sets is None:
-            sets = self._starts[key] = banks_of_starts(row_step(self.tile, self._access) * self._access.element_bytes, banks)
+            sets = self._starts[key] = banks_of_starts(_row_step(self.tile, self._access) * self._access.element_bytes, banks)
         return sets * (capacity // (banks.count * banks.width_bytes))
 
 
@@ -197,7 +197,7 @@ def _positions(touches: tuple[bool, ...]) -> tuple[int, ...]:
 
 def _crowding(box: DataTile, access: Access, banks: Banks) -> float:
     size = access.element_bytes
-    step = row_step(box, access) * size
+    step = _row_step(box, access) * size
     lines = max(1, -(-box.run * size // banks.width_bytes))
     rows = box.elements / box.run
     if step % banks.width_bytes:
@@ -206,7 +206,7 @@ def _crowding(box: DataTile, access: Access, banks: Banks) -> float:
     return max(1.0, banks.count / (starts * lines)) if rows > starts else 1.0
 
 
-def row_step(box: DataTile, access: Access) -> int:
+def _row_step(box: DataTile, access: Access) -> int:
     """Address step between the runs of a box: the stride of the next dimension outside a run that has several of them."""
     inside = True
     for extent, bound, stride in zip(

@@ -79,6 +79,26 @@ def test_a_box_stays_as_its_array_is_where_the_vector_passes_it_by() -> None:
     assert box_order(program, 0) == (0, 1, 2, 3) and not turned(program, 0) and lane_step(program, 0) is None
 
 
+def test_a_box_whose_rows_have_one_element_lies_as_its_array_does() -> None:
+    op = ops.max_pool2d(t(2, 8, 40, 1), (3, 1), stride=1, padding=(1, 0))
+    nest = nest_of(op)
+    tiles = (nest.extents, nest.extents, (1, 1, 8, 1))
+    assert not turned(boxed(op, tiles, 2).stages[0], 0)
+    right(op, boxed(op, tiles, 2))
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_a_box_of_one_slab_is_filled_by_all_units(level: int) -> None:
+    """A plane alone: no loop lies around its blocks."""
+    op = ops.transpose(ops.pad(t(37, 42), ((1, 2), (3, 4)))) + 1
+    expr = fuse(ops.expression(op))
+    nest, levels = nest_of(op), tiled_levels(SPEC)
+    staged = (Staging("box", 0, 0 if level == 0 else levels[0]),)
+    stage = StageProgram(nest, atom(), (("n", 1),), levels, ((24, 24), (8, 8)), ((0, 1),) * 2, staged)
+    assert turned(stage, 0)
+    launching.check(expr, launching.artifact(SPEC, RProgram(expr, (stage,))), verify.random_inputs(expr, 0, integer=True))
+
+
 # --- filling it ------------------------------------------------------------------------------------------------------
 
 
@@ -172,6 +192,9 @@ def test_small_and_strided_images_are_computed_many_channels_at_a_time(op: Symbo
 def test_a_window_slides_against_spatial_dimensions() -> None:
     assert sliding(nest_of(ops.conv2d(t(2, 8, 9, 11), t(16, 8, 3, 3), padding=1))) == [5, 6]
     assert sliding(nest_of(ops.matmul(t(4, 5), t(5, 6)))) == []
+    expr = fuse(ops.expression(ops.conv2d(t(2, 8, 9, 11), t(16, 8, 3, 3))))
+    fused = next(n for n in variants(expr.stages[0], expr.tensors) if len(n.reduce) == 1)
+    assert sliding(fused) == []  # its channels do not
 
 
 # --- what the model makes of reading and writing in rows -------------------------------------------------------------

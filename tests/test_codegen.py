@@ -148,7 +148,7 @@ def test_results_across_the_vector_are_transposed(inner: tuple[int, int], dtype:
 @pytest.mark.parametrize("reduced", ["reduce_sum", "reduce_max", "reduce_min"])
 @pytest.mark.parametrize("inner", [(1, 8), (4, 8), (7, 8), (8, 16), (13, 8), (9, 24), (2, 5)])
 def test_partial_results_of_many_rows_are_folded_together(inner: tuple[int, int], reduced: str, dtype: str) -> None:
-    """Rows of 49 and of 8 elements, ragged in both dimensions; a vector, several, and less than one along the reduction."""
+    """Rows of 49, 61 and 24 elements, ragged in both dimensions; a vector, several, and less than one along the reduction."""
     for length in (49, 61, 24):
         op = getattr(ops, reduced)(t(2 * inner[0] + 3, length, dtype=dtype) * t(2 * inner[0] + 3, 1, dtype=dtype), 1)
         right(op, given(op, ((2 * inner[0], -(-length // inner[1]) * inner[1]), inner), 1))
@@ -337,8 +337,8 @@ def test_square_blocks_are_transposed_in_registers(inner: tuple[int, int], lane:
     assert (source.count("shufflevector <8 x float>") >= 24) == blocks
 
 
-def test_blocks_read_boxes_and_leave_guarded_arrays_alone() -> None:
-    """The padded array has no element for every place of a block, its box has."""
+def test_padded_arrays_are_transposed_into_their_box_and_not_in_place() -> None:
+    """The padded array has no element for every place of a block; its box, which lies along the vector, is filled by blocks."""
     op = ops.transpose(ops.pad(t(21, 18), ((1, 2), (3, 4)))) + 1
     tiles = ((25, 24), (8, 8))
     right(op, given(op, tiles, 1))

@@ -98,7 +98,7 @@ def _visit(low: Lowering, state: State, size: int) -> tuple[Expr, Expr, Position
 
 
 def _reduce_loops(low: Lowering, state: State, place: Place, acc: Buffer, depth: int) -> Stmt:
-    """The loops inside the tile; the last one along a vector's dimension ends with single elements."""
+    """The loops inside the tile; the last one along a vector's dimension ends with what is left of it."""
     loops, lane = low.program.loops, low.lane
     ragged = low.lane_reduces and lane is not None and not walk.exact(low.program, lane)
     if depth == len(loops):
@@ -172,6 +172,8 @@ def _step(low: Lowering, state: State, place: Place, acc: Buffer, chunks: Chunks
     for at, offsets, lanes in _streamed(low):
         for chunk, partial in chunks:
             wide = partial if low.lane_reduces else lanes
+            if isinstance(state.skipped, int) and state.skipped >= chunk + wide:
+                continue  # all of it was taken before
             moved = offsets if low.lane is None or not low.lane_reduces else (*offsets[: low.lane], chunk, *offsets[low.lane + 1 :])
             point = Point(low.nest, place, low.lane, wide).moved(moved)
             where = ramp(at + (chunk if low.lane_reduces else 0), 1, wide)

@@ -141,12 +141,13 @@ def fill_box(program: StageProgram, staging: Staging, window: Window, reader: Re
         origin, target = plus(origin, times(places[d], access.tensor.strides[d])), plus(target, times(names[d], window.steps[d]))
     copy = _Copy(window, source, access.tensor.shape, access.tensor.strides, fill, origin, target)
     lanes = max(LEAST_LANES, width_of(program))
-    copied = _row(copy, lanes) if last == along else _slab(copy, last, along, lanes)
+    alone = parallel and all(window.shape[d] == 1 for d in outer)  # no loop around it to share among units
+    copied = _row(copy, lanes) if last == along else _slab(copy, last, along, lanes, alone)
     size = window.shape[last] * (window.shape[along] if last != along else 1)
     body = copied if row_inside is None else when(row_inside, copied, _span(window.buffer, target, 0, size, copy.splat, lanes))
     widest = next((d for d in outer if window.shape[d] > 1), outer[0] if outer else -1)
     for d in reversed(outer):
-        body = loop(names[d], window.shape[d], body, parallel and d == widest)
+        body = loop(names[d], window.shape[d], body, parallel and d == widest and window.shape[d] > 1)
     return body
 
 
@@ -221,12 +222,12 @@ def _minus(positions: Range) -> Position:
 # --- rows that turn --------------------------------------------------------------------------------------------------
 
 
-def _slab(copy: _Copy, last: int, along: int, lanes: int) -> Stmt:
+def _slab(copy: _Copy, last: int, along: int, lanes: int, parallel: bool) -> Stmt:
     """The rows of the array (its last dimension) next to one another in the box's innermost one."""
-    return _best(copy, [along, last], lambda ranges: _turned(copy, ranges[0], ranges[1], last, along, lanes))
+    return _best(copy, [along, last], lambda ranges: _turned(copy, ranges[0], ranges[1], last, along, lanes, parallel))
 
 
-def _turned(copy: _Copy, rows: Range, columns: Range, last: int, along: int, lanes: int) -> Stmt:
+def _turned(copy: _Copy, rows: Range, columns: Range, last: int, along: int, lanes: int, parallel: bool) -> Stmt:
     """Fill values around what lies in the array, and of that square blocks transposed in registers, the last ones moved back to
     stay inside; where less than a block is inside, elements one by one.
     """
@@ -247,11 +248,11 @@ def _turned(copy: _Copy, rows: Range, columns: Range, last: int, along: int, lan
     single = _elements(copy, rows, columns, last, along)
     if side == 1:
         return sequence([*edges, single])
-    blocks = _blocks(copy, rows, columns, last, along, side)
+    blocks = _blocks(copy, rows, columns, last, along, side, parallel)
     return sequence([*edges, blocks if enough is None else when(enough, blocks, single)])
 
 
-def _blocks(copy: _Copy, rows: Range, columns: Range, last: int, along: int, side: int) -> Stmt:
+def _blocks(copy: _Copy, rows: Range, columns: Range, last: int, along: int, side: int, parallel: bool) -> Stmt:
     row, column = variable("row"), variable("column")
     first, begin = _block_start(rows, row, side), _block_start(columns, column, side)
     held, dtype = Held(), str(copy.source.dtype)
@@ -263,7 +264,7 @@ def _blocks(copy: _Copy, rows: Range, columns: Range, last: int, along: int, sid
         for c, vector in enumerate(transposed(vectors, dtype, held))
     ]
     body = sequence([*held.statements, *stores])
-    return loop(row, ceil_div(_minus(rows), side), loop(column, ceil_div(_minus(columns), side), body))
+    return loop(row, ceil_div(_minus(rows), side), loop(column, ceil_div(_minus(columns), side), body), parallel)
 
 
 def _block_start(positions: Range, number: Position, side: int) -> Position:

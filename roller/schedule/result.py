@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from tvm import tirx
@@ -33,17 +34,19 @@ from roller.schedule.tir import (
     variable,
 )
 from roller.schedule.walk import Position
-from roller.tile import data_tile, row_step
+from roller.tile import data_tile
 
 ROLLED_OPERATIONS = 3  # scalar operations of an epilogue above which repeating it for every vector costs too much code
 PARALLEL_COMBINE = 1 << 16  # outputs from which combining partial results pays for another parallel loop
 
 
 def stored_run(program: StageProgram) -> tuple[int, int, int]:
-    """Elements that one innermost tile stores, how many of them lie side by side, and the address step between such runs."""
+    """Elements that one innermost tile stores, how many of them lie side by side, and what the steps between the first addresses
+    of such runs, anywhere in the array, are multiples of.
+    """
     output = program.nest.output
     tile = data_tile(program.nest, output, program.inner)
-    return tile.elements, tile.run, row_step(tile, output)
+    return tile.elements, tile.run, math.gcd(*[s or 1 for s in output.strides if s is None or s >= tile.run])
 
 
 def finish(low: Lowering, place: tuple[Position, ...], acc: Buffer) -> list[Stmt]:
