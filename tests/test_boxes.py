@@ -12,6 +12,7 @@ import roller
 from roller import ops, verify
 from roller.catalog import find_spec
 from roller.copying import copy_seconds
+from roller.fit import Fit
 from roller.fusion import fuse
 from roller.grow import sliding
 from roller.hardware import ComputeAtom
@@ -212,6 +213,25 @@ def test_rows_of_a_transposed_tile_are_written_side_by_side() -> None:
         output = next(n for n, s in enumerate(walk.streams) if s.access == len(program.nest.accesses) - 1)
         runs.append(walk.run(output))
     assert runs[0] >= 21 * 21 > runs[1] == 21
+
+
+def test_what_is_picked_from_vectors_takes_registers() -> None:
+    """Every second element: four vectors picked at a time, from two each, and the pattern; nothing where a panel has to hold it."""
+    spec, lane = narrowed(SPEC, 1), (("n", W),)
+    found = []
+    for op in (ops.max_pool2d(t(2, 8, 20, 20), 3, stride=s, padding=1) for s in (1, 2)):
+        nest = nest_of(op)
+        found.append(Fit(spec, nest, Geometry(nest)).inner_bytes((1, 1, 2, 8, 1, 1), lane, atom()))
+    assert found[1] - found[0] == (4 * 2 + 1) * 8 * 4
+    dense = [nest_of(ops.conv2d(t(2, 8, 20, 20), t(8, 8, 3, 3), stride=s, padding=1)) for s in (1, 2)]
+    alike = {Fit(spec, nest, Geometry(nest)).inner_bytes((1, 1, 1, 8, 1, 1, 1), (("n", 3),), atom()) for nest in dense}
+    assert len(alike) == 1
+
+
+def test_a_unit_keeps_the_rows_that_windows_share() -> None:
+    """Windows of three rows, two apart: in tiles of one row every other row of the array would be read twice."""
+    program = roller.compile(ops.avg_pool2d(t(128, 42, 165, 165), 3, stride=2, padding=1), "cpu:zen5").program.stages[0]
+    assert program.unit_tile[H] >= 4
 
 
 def test_a_convolution_without_padding_reads_its_input_in_place() -> None:
