@@ -37,7 +37,7 @@ PASSED_KEEP = 2  # more chains kept whose tile at a level is the one inside it
 REFINED = 8  # programs whose orders and staging are tried, beside the best one of each nest, atom and mapping
 REFINE_SLACK = 1.5  # … unless it is predicted this much slower than the best of all: orders and copies do not make up for that
 SAME_SIZE = 4  # innermost tiles of about one size that are kept where tiles run on lanes
-PACKED_GAIN = 0.97  # a vector where only a panel is side by side must save this much padding, as its results are scattered
+PACKED_GAIN = 0.97  # a vector where only a copy is side by side must save this much padding, as its results are scattered
 MAPPING_SLACK = 1.5  # an innermost tile predicted this much slower than the best one is not pursued
 
 
@@ -166,7 +166,7 @@ def _innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
 
 
 def _worth_packing(found: list[Search], floors: list[float]) -> float:
-    """The floor below which a vector may lie where a panel has to lay it: any, where no vector of results reads its inputs
+    """The floor below which a vector may lie where a copy has to lay it: any, where no vector of results reads its inputs
     as they are; else it must save padding, as its results are scattered.
     """
     whole = [(f, reads_whole(s)) for f, s in zip(floors, found, strict=True) if stores_whole(s)]

@@ -114,7 +114,7 @@ def stores_whole(search: Search) -> bool:
 
 
 def packs(search: Search) -> bool:
-    """True if the vector lies where no array is side by side, so that a panel has to lay it so."""
+    """True if the vector lies where no array is side by side, so that a panel or a box has to lay it so."""
     lanes = [dim for _, dim in search.mapping] if search.atom.kind == "vector" else []
     return not all(any(a.strides[dim] == 1 for a in search.nest.accesses) for dim in lanes)
 
