@@ -279,7 +279,7 @@ def _partial_seconds(search: Search, program: StageProgram, level: int) -> float
     model = search.model
     moving, latency = model.level_terms(program, level)
     body = overlapped((model.compute_seconds(program), *moving), 2, model.losses(program, level))
-    return model.beside(body, latency) + model.overhead_seconds(program)
+    return body + latency + model.overhead_seconds(program)
 
 
 def diverse(ranked: list[Rated], count: int) -> list[Rated]:

@@ -4,9 +4,9 @@
     seconds = launch + copies into panels + body + combine + step overheads
 
 Terms are compute and the time to move bytes into each level. L is the overlap number of a term (0: other terms hide it, 1:
-nothing does); with one for all of them the second part is max t + L (sum t - max t). What starting short runs waits for is added,
-or the share of it that the outermost cache says. Padding is charged as work. The part of compute in which units wait for the one
-with the largest share is shown apart, as the tail. The numbers rank programs; they are predictions, not measurements.
+nothing does); with one for all of them the second part is max t + L (sum t - max t). What starting short runs waits for is added.
+Padding is charged as work. The part of compute in which units wait for the one with the largest share is shown apart, as the
+tail. The numbers rank programs; they are predictions, not measurements.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Model:
         latency = sum(waiting for _, waiting in levels)
         losses = self.losses(program)
         terms = (compute, *[seconds for seconds, _ in levels])
-        body = self.beside(overlapped(terms, max(1, _steps(program)), losses), latency)
+        body = overlapped(terms, max(1, _steps(program)), losses) + latency
         copies = sum(copy_seconds(self.rates, walk, s) for s in program.staged)
         overhead = self.overhead_seconds(program)
         combine = self._combine_seconds(program)
@@ -179,13 +179,6 @@ class Model:
         if alone and self._resident(program) == 1:
             return (1.0,) * (1 + len(levels))
         return (self.spec.overlap_loss, *[self.spec.loss(level) for level in levels])
-
-    def beside(self, body: float, latency: float) -> float:
-        """Time of a body in which the starts of runs wait so long: where the level that brings data from outside says how much of
-        that other work hides, it hides as much of the waiting; all of it takes no less than the waiting alone.
-        """
-        loss = self.spec.levels[1].overlap_loss
-        return max(body + (1.0 if loss is None else loss) * latency, latency)
 
     def floor_seconds(self, program: StageProgram) -> float:
         """Compute with all chains busy: no tile around this innermost one is faster."""

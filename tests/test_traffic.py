@@ -19,7 +19,7 @@ from roller.nest import variants
 from roller.ops import expression
 from roller.program import StageProgram, Staging, tiled_levels
 from roller.rates import CostParameters, Rates, unit_efficiency
-from roller.testing import expressions, programs, specs, toy_atom, toy_level, toy_spec, with_level
+from roller.testing import expressions, programs, specs, toy_atom, toy_level, toy_spec
 from roller.tile import Geometry
 from roller.traffic import level_traffic
 from roller.walk import NestWalk
@@ -49,21 +49,6 @@ def cached(capacity: int, sets: int | None = None, units: int = 1) -> HardwareSp
     banks = {"banks": {"count": sets, "width_bytes": 64}} if sets else {}
     level = toy_level("cache", capacity, 16, units, managed=False, latency_ns=100.0, **{"transaction_bytes": 64}, **banks)
     return toy_spec([level, toy_level("register", 256, 64 * units, units)], [toy_atom("scalar", 2.0)], count=units)
-
-
-@pytest.mark.parametrize("loss", [None, 0.0, 0.5, 1.0])
-def test_waiting_for_runs_is_hidden_as_far_as_moving_bytes_is(loss: float | None) -> None:
-    """Columns of a large array, four elements a run: who computes meanwhile waits for as much of it as the cache's own loss says,
-    for all of it where the cache says nothing.
-    """
-    spec = cached(1 << 12).model_copy(update={"atoms": (toy_atom("scalar", 0.5),)})
-    spec = with_level(spec, 1, overlap_loss=loss)
-    expr = expression(ops.reduce_sum(ops.tensor((4096, 256)), 0))
-    program = by_hand(expr, spec, (4, 4096), (4, 1))
-    waiting, idle = (predicted(program, chip) for chip in (spec, with_level(spec, 1, latency_ns=0.0)))
-    latency = dict(waiting.terms)["latency"]
-    assert 0 < latency < dict(waiting.terms)["compute"] and dict(idle.terms)["latency"] == 0
-    assert waiting.seconds - idle.seconds == pytest.approx((1.0 if loss is None else loss) * latency, rel=1e-6, abs=1e-12)
 
 
 # --- caches that units share -----------------------------------------------------------------------------------------
