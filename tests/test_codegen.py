@@ -12,54 +12,21 @@ from typing import Any
 import launching
 import numpy as np
 import pytest
+from by_hand import SPEC, given, right, t, vector
 
 import roller
 from roller import ops, verify
 from roller.catalog import find_spec
 from roller.fusion import fuse
-from roller.hardware import ComputeAtom
 from roller.narrow import narrowed
 from roller.nest import variants
-from roller.ops import SymbolicTensor
 from roller.program import RProgram, StageProgram, Staging, tiled_levels
 from roller.registers import RegisterTraffic
 from roller.testing import with_levels
 
-SPEC = find_spec("cpu", "x86-64-v3")
 SMALL = with_levels(
     SPEC, [level.model_copy(update={"capacity_bytes": min(level.capacity_bytes, 1 << 10)}) for level in SPEC.levels]
 )
-
-
-def t(*shape: int, dtype: str = "float32", name: str | None = None) -> SymbolicTensor:
-    return ops.tensor(shape, dtype, name)
-
-
-def scalar(dtype: str = "float32") -> ComputeAtom:
-    return ComputeAtom.model_validate(
-        {"name": "scalar", "kind": "scalar", "roles": {}, "in_dtype": dtype, "acc_dtype": dtype, "gflops": 1.0}
-    )
-
-
-def vector(width: int) -> ComputeAtom:
-    return scalar().model_copy(update={"name": f"x{width}", "kind": "vector", "roles": {"n": width}})
-
-
-def given(op: SymbolicTensor, tiles: Any, lane: int | None = None, **more: Any) -> RProgram:
-    """A program with these unit and innermost tiles, on the nest whose axes are not fused."""
-    expr = fuse(ops.expression(op))
-    nest = variants(expr.stages[0], expr.tensors)[0]
-    everywhere = tuple(range(len(nest.dims)))
-    atom, mapping = (vector(8), (("n", lane),)) if lane is not None else (scalar(), ())
-    stage = StageProgram(nest, atom, mapping, tiled_levels(SPEC), tiles, (everywhere, everywhere), **more)
-    return RProgram(expr, (stage,))
-
-
-def right(op: SymbolicTensor, program: RProgram, constants: tuple[str, ...] = (), seed: int = 0) -> None:
-    expr = ops.expression(op)
-    arrays = verify.random_inputs(expr, seed, integer=True)
-    built = launching.artifact(SPEC, program, {name: arrays[name] for name in constants})
-    launching.check(expr, built, arrays, frozenset(constants))
 
 
 # --- the same text ---------------------------------------------------------------------------------------------------
@@ -142,24 +109,6 @@ def test_results_across_the_vector_are_transposed(inner: tuple[int, int], dtype:
     program = given(op, ((2 * m, 2 * n, 9), (m, n, 1)), 0, staged=(Staging("panel", 0, tiled_levels(SPEC)[0]),))
     assert program.stages[0].across == 1
     right(op, program)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
-@pytest.mark.parametrize("reduced", ["reduce_sum", "reduce_max", "reduce_min"])
-@pytest.mark.parametrize("inner", [(1, 8), (4, 8), (7, 8), (8, 16), (13, 8), (9, 24), (2, 5)])
-def test_partial_results_of_many_rows_are_folded_together(inner: tuple[int, int], reduced: str, dtype: str) -> None:
-    """Rows of 49, 61 and 24 elements, ragged in both dimensions; a vector, several, and less than one along the reduction."""
-    for length in (49, 61, 24):
-        op = getattr(ops, reduced)(t(2 * inner[0] + 3, length, dtype=dtype) * t(2 * inner[0] + 3, 1, dtype=dtype), 1)
-        right(op, given(op, ((2 * inner[0], -(-length // inner[1]) * inner[1]), inner), 1))
-        right(op, given(op, ((inner[0], 2 * inner[1]), inner), 1))
-
-
-def test_folding_takes_no_element_out_of_its_vector() -> None:
-    """Eight rows: seven pairs of vectors become one, stored as a whole; what is left of a row of 61 is no loop of elements."""
-    op = ops.reduce_sum(t(64, 61), 1)
-    text = launching.artifact(SPEC, given(op, ((64, 64), (8, 8)), 1)).data.decode()
-    assert "extractelement" not in text and "store float" not in text and "load float" not in text
 
 
 def test_transposed_results_need_few_stores() -> None:

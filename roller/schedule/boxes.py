@@ -106,6 +106,8 @@ class _Copy:
     fill: Expr
     origin: Position  # address of the row's or slab's coordinates 0 in the array
     target: Position  # … and in the box
+    last: int  # the dimension along which the array lies
+    along: int  # … and the box
 
     def inside(self, dim: int) -> tuple[Position, Position]:
         """The first and the end of the box's positions along a dimension that lie in the array."""
@@ -139,15 +141,14 @@ def fill_box(program: StageProgram, staging: Staging, window: Window, reader: Re
     target: Position = 0
     for d in outer:
         origin, target = plus(origin, times(places[d], access.tensor.strides[d])), plus(target, times(names[d], window.steps[d]))
-    copy = _Copy(window, source, access.tensor.shape, access.tensor.strides, fill, origin, target)
+    copy = _Copy(window, source, access.tensor.shape, access.tensor.strides, fill, origin, target, last, along)
     lanes = max(LEAST_LANES, width_of(program))
-    alone = parallel and all(window.shape[d] == 1 for d in outer)  # no loop around it to share among units
-    copied = _row(copy, lanes) if last == along else _slab(copy, last, along, lanes, alone)
+    shared = next((d for d in outer if window.shape[d] > 1), None)  # the loop that units share; of a slab alone its own
+    copied = _row(copy, lanes) if last == along else _slab(copy, lanes, parallel and shared is None)
     size = window.shape[last] * (window.shape[along] if last != along else 1)
     body = copied if row_inside is None else when(row_inside, copied, _span(window.buffer, target, 0, size, copy.splat, lanes))
-    widest = next((d for d in outer if window.shape[d] > 1), outer[0] if outer else -1)
     for d in reversed(outer):
-        body = loop(names[d], window.shape[d], body, parallel and d == widest and window.shape[d] > 1)
+        body = loop(names[d], window.shape[d], body, parallel and d == shared)
     return body
 
 
@@ -222,16 +223,16 @@ def _minus(positions: Range) -> Position:
 # --- rows that turn --------------------------------------------------------------------------------------------------
 
 
-def _slab(copy: _Copy, last: int, along: int, lanes: int, parallel: bool) -> Stmt:
+def _slab(copy: _Copy, lanes: int, parallel: bool) -> Stmt:
     """The rows of the array (its last dimension) next to one another in the box's innermost one."""
-    return _best(copy, [along, last], lambda ranges: _turned(copy, ranges[0], ranges[1], last, along, lanes, parallel))
+    return _best(copy, [copy.along, copy.last], lambda ranges: _turned(copy, ranges[0], ranges[1], lanes, parallel))
 
 
-def _turned(copy: _Copy, rows: Range, columns: Range, last: int, along: int, lanes: int, parallel: bool) -> Stmt:
+def _turned(copy: _Copy, rows: Range, columns: Range, lanes: int, parallel: bool) -> Stmt:
     """Fill values around what lies in the array, and of that square blocks transposed in registers, the last ones moved back to
     stay inside; where less than a block is inside, elements one by one.
     """
-    width, height = copy.window.shape[last], copy.window.shape[along]
+    width, height = copy.window.shape[copy.last], copy.window.shape[copy.along]
     box, at = copy.window.buffer, copy.target
     if rows == (0, height):
         low, high = times(columns[0], height), times(columns[1], height)
@@ -245,22 +246,20 @@ def _turned(copy: _Copy, rows: Range, columns: Range, last: int, along: int, lan
     side = 1 << (most.bit_length() - 1)
     ranges = [_minus(r) for r in (rows, columns)]
     enough = every(extent >= index(side) for extent in ranges if not isinstance(extent, int))
-    single = _elements(copy, rows, columns, last, along)
+    single = _elements(copy, rows, columns)
     if side == 1:
         return sequence([*edges, single])
-    blocks = _blocks(copy, rows, columns, last, along, side, parallel)
+    blocks = _blocks(copy, rows, columns, side, parallel)
     return sequence([*edges, blocks if enough is None else when(enough, blocks, single)])
 
 
-def _blocks(copy: _Copy, rows: Range, columns: Range, last: int, along: int, side: int, parallel: bool) -> Stmt:
+def _blocks(copy: _Copy, rows: Range, columns: Range, side: int, parallel: bool) -> Stmt:
     row, column = variable("row"), variable("column")
     first, begin = _block_start(rows, row, side), _block_start(columns, column, side)
     held, dtype = Held(), str(copy.source.dtype)
-    vectors = [
-        held(load(copy.source, ramp(_from(copy, plus(first, r), begin, last, along), 1, side)), dtype, side) for r in range(side)
-    ]
+    vectors = [held(load(copy.source, ramp(_from(copy, plus(first, r), begin), 1, side)), dtype, side) for r in range(side)]
     stores = [
-        store(copy.window.buffer, vector, ramp(_to(copy, first, plus(begin, c), last), 1, side))
+        store(copy.window.buffer, vector, ramp(_to(copy, first, plus(begin, c)), 1, side))
         for c, vector in enumerate(transposed(vectors, dtype, held))
     ]
     body = sequence([*held.statements, *stores])
@@ -272,18 +271,18 @@ def _block_start(positions: Range, number: Position, side: int) -> Position:
     return least(plus(low, times(number, side)), high - side)
 
 
-def _elements(copy: _Copy, rows: Range, columns: Range, last: int, along: int) -> Stmt:
+def _elements(copy: _Copy, rows: Range, columns: Range) -> Stmt:
     row, column = variable("row"), variable("column")
     at, place = plus(rows[0], row), plus(columns[0], column)
-    value = load(copy.source, _from(copy, at, place, last, along))
-    body = store(copy.window.buffer, value, _to(copy, at, place, last))
+    value = load(copy.source, _from(copy, at, place))
+    body = store(copy.window.buffer, value, _to(copy, at, place))
     return loop(row, _minus(rows), loop(column, _minus(columns), body))
 
 
-def _from(copy: _Copy, row: Position, column: Position, last: int, along: int) -> Position:
-    places = times(plus(copy.window.starts[along], row), copy.strides[along]), plus(copy.window.starts[last], column)
+def _from(copy: _Copy, row: Position, column: Position) -> Position:
+    places = times(plus(copy.window.starts[copy.along], row), copy.strides[copy.along]), plus(copy.window.starts[copy.last], column)
     return plus(plus(copy.origin, places[0]), places[1])
 
 
-def _to(copy: _Copy, row: Position, column: Position, last: int) -> Position:
-    return plus(plus(copy.target, times(column, copy.window.steps[last])), row)
+def _to(copy: _Copy, row: Position, column: Position) -> Position:
+    return plus(plus(copy.target, times(column, copy.window.steps[copy.last])), row)
