@@ -90,7 +90,7 @@ class Model:
         terms = (compute, *[seconds for seconds, _ in levels])
         body = overlapped(terms, max(1, _steps(program)), losses) + latency
         copies = sum(copy_seconds(self.rates, walk, s) for s in program.staged)
-        overhead = self.overhead_seconds(program)
+        overhead = self.launch_seconds(program) + self.overhead_seconds(program)
         combine = self._combine_seconds(program)
         tail = compute * (1.0 - self.rates.busy(program))
         moving = [(level.name, seconds) for level, (seconds, _) in zip(self.spec.levels[1:], levels, strict=True)]
@@ -190,8 +190,12 @@ class Model:
         whole = {a.tensor.name: a.tensor.nbytes for a in self.geometry.nest.accesses}
         return max([sum(whole.values()) / self.rates.into(level, 1.0) for level in self.spec.levels[1:]], default=0.0)
 
+    def launch_seconds(self, program: StageProgram) -> float:
+        """Starting the units, if there is more than one unit's tile: known once the outermost tile is."""
+        return self.spec.unit.launch_overhead_us * 1e-6 if program.unit_tiles > 1 else 0.0
+
     def overhead_seconds(self, program: StageProgram) -> float:
-        """Launching, handing out tiles, starting and finishing accumulators, and the set-up of every step."""
+        """Handing out tiles, starting and finishing accumulators, and the set-up of every step."""
         unit = self.spec.unit
         tiles = math.prod([-(-program.nest.extents[i] // program.inner[i]) for i in program.nest.spatial])
         busy = unit.count * max(self.rates.busy(program), 1e-9)
@@ -205,8 +209,7 @@ class Model:
             for level, lv in enumerate(self.spec.levels)
             if lv.step_overhead_ns and level in program.levels
         )
-        launch = unit.launch_overhead_us * 1e-6 if program.unit_tiles > 1 else 0.0
-        return launch + around * 1e-9 / busy + steps + self._fold_seconds(program)
+        return around * 1e-9 / busy + steps + self._fold_seconds(program)
 
     def _fold_seconds(self, program: StageProgram) -> float:
         """Combining the partial results in a vector's lanes: two exchanges and an operation for every pair of vectors that become

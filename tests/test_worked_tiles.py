@@ -261,6 +261,15 @@ def test_row_maximum_on_the_processor_streams_rows_along_vectors() -> None:
     assert micros("row max", "cpu") <= 1.25 * terms["L3"]
 
 
+@pytest.mark.parametrize("shape", [(61, 97), (35, 121), (33, 259)])
+@pytest.mark.parametrize("chip", ["x86-64-v3", "zen3", "zen5"])
+def test_a_row_maximum_that_one_core_does_is_vectorised(shape: tuple[int, int], chip: str) -> None:
+    """What starting a second core costs is no property of the innermost tile: it used to favour one tile over all rows."""
+    expr = expression(ops.reduce_max(ops.tensor(shape), 1))
+    program = constructed(expr, load_spec(SPECS / f"cpu/{chip}.toml"), 1)[0].program.stages[0]
+    assert (program.unit_tiles, program.atom.kind) == (1, "vector")
+
+
 def test_row_maximum_on_the_grid_puts_lanes_on_the_row() -> None:
     program, terms, _ = best("row max", "gpu")
     along = math.prod(lp.trips for lp in program.loops if lp.over == "lanes" and program.nest.dims[lp.dim].is_reduce)
