@@ -73,16 +73,17 @@ class RegisterTraffic:
         gathered = 1 + self.gather_slots + (1 if step is None or guarded else 0)
         if access.role == "output" and program.across is not None and program.split == 1:
             return touched / program.inner[program.across] / width * _transposed(program.inner[program.across], width)
-        blocks = 0.0 if guarded or rest else self._in_blocks(program, access, width)
+        blocks = 0.0 if guarded or rest else in_blocks(program, access)
         return touched * (1 - blocks) * gathered + vectors * blocks * (1 + TRANSPOSE_SLOTS * math.log2(width))
 
-    def _in_blocks(self, program: StageProgram, access: Access, width: int) -> float:
-        """The share of an innermost tile that is read in square blocks, along another dimension than the vector's."""
-        nest = self.nest
-        if nest.stage.reducer is not None or access.role == "output" or width & (width - 1):
-            return 0.0
-        along = [i for i in nest.spatial if access.strides[i] == 1 and program.inner[i] >= width]
-        return program.inner[along[0]] // width * width / program.inner[along[0]] if along else 0.0
+
+def in_blocks(program: StageProgram, access: Access) -> float:
+    """The share of an innermost tile that is read in square blocks, along another dimension than the vector's."""
+    nest, width = program.nest, program.atom.extents[program.mapping[0][0]] if program.lane is not None else 1
+    if nest.stage.reducer is not None or access.role == "output" or not isinstance(width, int) or width & (width - 1):
+        return 0.0
+    along = [i for i in nest.spatial if access.strides[i] == 1 and program.inner[i] >= width]
+    return program.inner[along[0]] // width * width / program.inner[along[0]] if along else 0.0
 
 
 def _transposed(rows: int, width: int) -> float:

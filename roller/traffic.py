@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from roller.banks import conflicts
 from roller.hardware import Banks, HardwareSpec, MemoryLevel
 from roller.nest import Tile
-from roller.program import Loop, StageProgram, Staging, panel_element_bytes
+from roller.program import Loop, StageProgram, Staging, lane_step, panel_element_bytes
+from roller.registers import in_blocks
 from roller.tile import HeldTile
 from roller.walk import Kept, NestWalk, Stream
 
@@ -66,12 +67,27 @@ def _cached(walk: NestWalk, level: MemoryLevel) -> LevelTraffic:
         if isinstance(moved, HeldTile):
             brought = moved.moved(transaction) * times
             started = moved.tile.elements * times / max(walk.run(number), 1)
-            runs += min(started, brought / transaction)  # a run that starts in a transaction that is here waits for nothing
+            if fit == len(loops) and not stays:
+                again = (1 - kept[fit]) * _apart(walk.program, stream) * moved.tile.elements * times
+                brought, started = max(brought, again * transaction), max(started, again)
+            started = min(started, brought / transaction)  # a run that starts in a transaction that is here waits for nothing
+            runs += started
             scattered = _scattered(walk, stream, sizes, level) if level is spec.levels[1] else 1.0
             total += brought * _passes(walk, stream, fit) * scattered
         elif moved is not None:
             total += moved * times
     return LevelTraffic(total, runs)
+
+
+def _apart(program: StageProgram, stream: Stream) -> float:
+    """The share of an array's elements in an innermost tile that the nest fetches one by one, each from another row: where a
+    cache has no room for all of these rows it fetches every element's transaction for itself.
+    """
+    if stream.access is None or stream.copy or program.lane is None or not stream.touches[program.lane]:
+        return 0.0
+    access = program.nest.accesses[stream.access]
+    across = access.role == "output" and program.across is not None
+    return 0.0 if across or lane_step(program, stream.access) == 1 else 1.0 - in_blocks(program, access)
 
 
 def _scattered(walk: NestWalk, stream: Stream, sizes: Kept, level: MemoryLevel) -> float:

@@ -193,6 +193,23 @@ def test_half_lines_in_one_set_are_brought_again_for_the_other_half(columns: int
     assert moved[1] == pytest.approx(factor * moved[0], rel=0.02)
 
 
+@pytest.mark.parametrize(("rows", "columns", "lines"), [(2, 1024, 1), (2, 1040, 1 / 16), (4, 1024, 1.1875 / 4), (4, 1040, 1 / 16)])
+def test_vectors_gathered_from_one_set_fetch_a_line_for_every_element(rows: int, columns: int, lines: float) -> None:
+    """32 KiB in 64 sets, 64 rows in one set of 8 lines (or not, at 1040 columns): a vector of 4 picks an element of every row, and
+    for the next row their lines are gone. Blocks of 4 x 4 take four rows' elements at once, (16 - 4) / 64 + 1 lines each.
+    """
+    spec = cached(1 << 15, sets=64)
+    program = by_hand(
+        expression(ops.transpose(ops.tensor((64, columns)))), spec, (columns, 64), (rows, 64), orders=((1, 0), (0, 1))
+    )
+    program = replace(program, atom=toy_atom("vector", 8.0, n=4), mapping=(("n", 1),))
+    elements = 64 * columns
+    found = level_traffic(walk_of(program, spec), 1)
+    read = (found.bytes - 4 * elements) / (64 * elements)  # transactions an element, without the result
+    assert read == pytest.approx(lines)
+    assert (found.runs >= elements) == (lines == 1)
+
+
 # --- copies ----------------------------------------------------------------------------------------------------------
 
 
