@@ -21,7 +21,7 @@ from typing import NamedTuple
 from roller.align import Rules
 from roller.choice import panels_at_unit, program_of, refined, split, whole_programs
 from roller.copying import panel_room
-from roller.cost import Estimate, combine_estimates, overlapped
+from roller.cost import Estimate, combine_estimates
 from roller.errors import ConstructionError
 from roller.expr import TensorExpr
 from roller.grow import extents_at, grow, tiles_at
@@ -155,7 +155,7 @@ def _innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
             continue
         for tile in grow(search, len(search.levels) - 1, start(search)):
             program = program_of(search, search.levels[-1:], (tile,))
-            seconds = _partial_seconds(search, program, search.levels[-1])
+            seconds = search.model.partial_seconds(program, search.levels[-1])
             rated.append(_Inner(seconds, search.fit.touched_bytes(tile), number, (tile,)))
     rated.sort()
     kept = _several_sizes(found, rated, hidden)
@@ -253,7 +253,7 @@ def _prune(search: Search, levels: tuple[int, ...], chains: list[Chain], keep: i
         if whole:
             seconds = min(search.model.estimate(p).seconds for p in (program, *split(search, program)))
         else:
-            seconds = _partial_seconds(search, program, levels[0])
+            seconds = search.model.partial_seconds(program, levels[0])
         rated.append((seconds, search.fit.touched_bytes(chain[-1]), chain))
     rated.sort()
     if whole:
@@ -273,13 +273,6 @@ def _several_inner(rated: list[tuple[float, int, Chain]]) -> list[tuple[float, i
         if seen[item[-1][-1]] <= EACH_KEEP:
             found.append(item)
     return found
-
-
-def _partial_seconds(search: Search, program: StageProgram, level: int) -> float:
-    model = search.model
-    moving, latency = model.level_terms(program, level)
-    body = overlapped((model.compute_seconds(program), *moving), 2, model.losses(program, level))
-    return body + latency + model.overhead_seconds(program)
 
 
 def diverse(ranked: list[Rated], count: int) -> list[Rated]:

@@ -4,16 +4,17 @@
     seconds = launch + copies into panels + body + combine + step overheads
 
 Terms are compute and the time to move bytes into each level. L is the overlap number of a term (0: other terms hide it, 1:
-nothing does); with one for all of them the second part is max t + L (sum t - max t). What starting short runs waits for is added.
-Padding is charged as work. The part of compute in which units wait for the one with the largest share is shown apart, as the
-tail. The numbers rank programs; they are predictions, not measurements.
+nothing does); with one for all of them the second part is max t + L (sum t - max t). What starting short runs waits for is added,
+or, where a core that runs ahead finds the next rows early, is a part of the term of what comes from outside. Padding is charged
+as work. The part of compute in which units wait for the one with the largest share is shown apart, as the tail. The numbers rank
+programs; they are predictions, not measurements.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from roller.copying import copy_seconds
@@ -27,6 +28,7 @@ from roller.tile import Geometry
 from roller.traffic import level_traffic
 from roller.walk import NestWalk
 
+LEAST_LAUNCH = 0.02  # a share of the time for which nobody keeps units idle
 FOLD_SLOTS = 3  # vector operations to make one vector of two: two exchanges and the reducer's
 
 
@@ -51,6 +53,15 @@ class Estimate:
             "terms": dict(self.terms),
             "utilisation": dict(self.utilisation),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class _Moving:
+    """Seconds that one level takes: to move bytes into it, and to wait for starts of short runs; `ahead`: of those read ahead."""
+
+    seconds: float
+    waiting: float
+    ahead: float
 
 
 @dataclass
@@ -85,15 +96,13 @@ class Model:
         walk = self.walk(program)
         compute = self.compute_seconds(program)
         levels = [self._level_seconds(walk, index) for index in range(1, len(self.spec.levels))]
-        latency = sum(waiting for _, waiting in levels)
-        losses = self.losses(program)
-        terms = (compute, *[seconds for seconds, _ in levels])
-        body = overlapped(terms, max(1, _steps(program)), losses) + latency
+        body = self._body_seconds(program, levels, max(1, _steps(program)))
         copies = sum(copy_seconds(self.rates, walk, s) for s in program.staged)
         overhead = self.launch_seconds(program) + self.overhead_seconds(program)
         combine = self._combine_seconds(program)
         tail = compute * (1.0 - self.rates.busy(program))
-        moving = [(level.name, seconds) for level, (seconds, _) in zip(self.spec.levels[1:], levels, strict=True)]
+        moving = [(level.name, moved.seconds) for level, moved in zip(self.spec.levels[1:], levels, strict=True)]
+        latency = sum(moved.waiting + moved.ahead for moved in levels)
         waits = (("tail", tail), ("latency", latency), ("copy", copies), ("combine", combine), ("overhead", overhead))
         shown = (("compute", compute - tail), *moving, *waits)
         used = (("units", self.rates.busy(program)), ("chains", self.chain_efficiency(program)))
@@ -150,25 +159,43 @@ class Model:
         parts = math.prod([-(-program.unit_tile[i] // program.inner[i]) for i in shared])
         return min(lanes, parts) if lanes > 1 else parts
 
-    def _level_seconds(self, walk: NestWalk, index: int) -> tuple[float, float]:
-        """Seconds to move bytes into a level, and seconds of latency that starting short runs does not hide."""
+    def _body_seconds(self, program: StageProgram, levels: Sequence[_Moving], steps: int, outermost: int = 1) -> float:
+        """Compute and moving, overlapped, and what nothing hides. Waiting for rows that are read ahead counts as moving from
+        outside, of which other work hides least.
+        """
+        losses, outside = self.losses(program, outermost), self.spec.loss(self.spec.levels[1])
+        ahead, moving = sum([moved.ahead for moved in levels]), [moved.seconds for moved in levels]
+        if outermost > 1:  # nothing moves there, so far
+            moving, losses = [0.0, *moving], (losses[0], outside, *losses[1:])
+        body = overlapped((self.compute_seconds(program), moving[0] + ahead, *moving[1:]), steps, losses)
+        return body + sum([moved.waiting for moved in levels])
+
+    def _level_seconds(self, walk: NestWalk, index: int) -> _Moving:
         program, level = walk.program, self.spec.levels[index]
         assert level.bandwidth_gbps is not None
+        into = self.rates.into(level, self.rates.busy(program))
         if index == program.levels[-1] and program.lane_level is None and level.managed and program.atom.kind != "matrix":
-            moved, latency = self._registers.bytes(program, level.transaction_bytes), 0.0
-        else:
-            traffic = level_traffic(walk, index)
-            waiting = self.spec.unit.count * self.rates.busy(program) * self.parameters.misses_in_flight
-            # Copies into managed levels are issued ahead; what they wait for is the step overhead. Lanes wait for one another.
-            hidden = level.managed or program.lane_level is not None
-            moved, latency = traffic.bytes, 0.0 if hidden else traffic.runs * level.latency_ns * 1e-9 / waiting
-        return moved / self.rates.into(level, self.rates.busy(program)), latency
+            return _Moving(self._registers.bytes(program, level.transaction_bytes) / into, 0.0, 0.0)
+        traffic = level_traffic(walk, index)
+        # Copies into managed levels are issued ahead; what they wait for is the step overhead. Lanes wait for one another.
+        if level.managed or program.lane_level is not None:
+            return _Moving(traffic.bytes / into, 0.0, 0.0)
+        start = level.latency_ns * 1e-9 / (self.spec.unit.count * self.rates.busy(program) * self.parameters.misses_in_flight)
+        return _Moving(traffic.bytes / into, (traffic.runs - traffic.ahead) * start, traffic.ahead * start)
 
-    def level_terms(self, program: StageProgram, outermost: int) -> tuple[list[float], float]:
-        """Seconds of moving data into the levels from this position inward, and of latency."""
-        walk = self.walk(program)
-        pairs = [self._level_seconds(walk, i) for i in range(max(outermost, 1), len(self.spec.levels))]
-        return [moving for moving, _ in pairs], sum([waiting for _, waiting in pairs])
+    def partial_seconds(self, program: StageProgram, outermost: int) -> float:
+        """Seconds counting only compute and the levels from this position inward, in two steps; on all units, or on one where
+        starting the others takes longer than they save: which it will be, outer tiles decide.
+        """
+        together, launch = self._partial_seconds(program, outermost), self.launch_seconds(program)
+        if launch <= LEAST_LAUNCH * together:
+            return together + launch
+        return min(together + launch, self._partial_seconds(replace(program, parallel=False), outermost))
+
+    def _partial_seconds(self, program: StageProgram, outermost: int) -> float:
+        walk, outermost = self.walk(program), max(outermost, 1)
+        levels = [self._level_seconds(walk, i) for i in range(outermost, len(self.spec.levels))]
+        return self._body_seconds(program, levels, 2, outermost) + self.overhead_seconds(program)
 
     def losses(self, program: StageProgram, outermost: int = 1) -> tuple[float, ...]:
         """The overlap numbers of compute and of the levels from a position inward: all 1 where a managed level holds one copy of

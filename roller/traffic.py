@@ -21,10 +21,13 @@ from roller.walk import Kept, NestWalk, Stream
 
 @dataclass(frozen=True, slots=True)
 class LevelTraffic:
-    """What moves into one level over the whole stage: bytes in whole transactions, and runs of consecutive addresses."""
+    """What moves into one level over the whole stage: bytes in whole transactions, and runs of consecutive addresses; of these
+    `ahead` are of arrays that the nest reads in place and that have room in the nearest cache when they come early.
+    """
 
     bytes: float
     runs: float
+    ahead: float = 0.0
 
 
 def level_traffic(walk: NestWalk, index: int) -> LevelTraffic:
@@ -37,7 +40,7 @@ def _cached(walk: NestWalk, level: MemoryLevel) -> LevelTraffic:
     spec, loops, transaction = walk.spec, walk.loops, level.transaction_bytes
     sharing = spec.units_sharing(level)
     together = _retained(walk, level, sharing)
-    total = runs = 0.0
+    total = runs = ahead = 0.0
     units = spec.unit.count if not spec.shared(level) else 1
     cold = 1 - together[0] * walk.parameters.warm
     if not cold:
@@ -72,11 +75,12 @@ def _cached(walk: NestWalk, level: MemoryLevel) -> LevelTraffic:
                 brought, started = max(brought, again * transaction), max(started, again)
             started = min(started, brought / transaction)  # a run that starts in a transaction that is here waits for nothing
             runs += started
+            ahead += started if walk.ahead(number) else 0.0
             scattered = _scattered(walk, stream, sizes, level) if level is spec.levels[1] else 1.0
             total += brought * _passes(walk, stream, fit) * scattered
         elif moved is not None:
             total += moved * times
-    return LevelTraffic(total, runs)
+    return LevelTraffic(total, runs, ahead)
 
 
 def _apart(program: StageProgram, stream: Stream) -> float:

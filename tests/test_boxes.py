@@ -232,3 +232,10 @@ def test_a_unit_keeps_the_rows_that_windows_share() -> None:
     """Windows of three rows, two apart: in tiles of one row every other row of the array would be read twice."""
     program = roller.compile(ops.avg_pool2d(t(128, 42, 165, 165), 3, stride=2, padding=1), "cpu:zen5").program.stages[0]
     assert program.unit_tile[H] >= 4
+
+
+def test_a_convolution_without_padding_reads_its_input_in_place() -> None:
+    """A copy of all windows is nine times as large, and what it saves is waiting that the arithmetic hides."""
+    op = ops.conv2d(t(128, 256, 30, 30), t(256, 256, 3, 3), stride=2)
+    staged = roller.compile(op, "cpu:zen5").program.stages[0].staged
+    assert not any(s.kind == "panel" and s.operand == 0 for s in staged)

@@ -19,7 +19,7 @@ from roller.nest import variants
 from roller.ops import expression
 from roller.program import StageProgram, Staging, tiled_levels
 from roller.rates import CostParameters, Rates, unit_efficiency
-from roller.testing import expressions, programs, specs, toy_atom, toy_level, toy_spec
+from roller.testing import expressions, programs, specs, toy_atom, toy_level, toy_spec, with_level
 from roller.tile import Geometry
 from roller.traffic import level_traffic
 from roller.walk import NestWalk
@@ -140,6 +140,40 @@ def test_half_a_line_waits_once_where_the_line_stays() -> None:
     program = by_hand(expression(ops.transpose(ops.tensor((64, 64)))), spec, (64, 64), (8, 8))
     found = level_traffic(walk_of(program, spec, read_streams=0, write_streams=0), 1)
     assert found.runs == 2 * 64 * 64 / 16
+
+
+# --- rows that are read ahead -----------------------------------------------------------------------------------------
+
+
+def columns(spec: HardwareSpec, width: int) -> StageProgram:
+    """Sums of columns, four at a time: runs of four elements, a whole row apart."""
+    return by_hand(expression(ops.reduce_sum(ops.tensor((4096, width)), 0)), spec, (4, 4096), (4, 1))
+
+
+@pytest.mark.parametrize("loss", [None, 0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("sets", "width", "early"), [(None, 1024, True), (64, 1040, True), (64, 1024, False)])
+def test_waiting_for_rows_that_come_early_overlaps_as_what_comes_from_outside(
+    sets: int | None, width: int, early: bool, loss: float | None
+) -> None:
+    """Rows of 1024 floats start in one set of eight lines: nothing hides their waiting. A chip without a number of its own for
+    the cache says 0.1.
+    """
+    slow = with_level(cached(1 << 15, sets).model_copy(update={"atoms": (toy_atom("scalar", 0.01),)}), 1, overlap_loss=loss)
+    program = columns(slow, width)
+    waiting, idle = (predicted(program, chip, read_streams=32) for chip in (slow, with_level(slow, 1, latency_ns=0.0)))
+    latency = dict(waiting.terms)["latency"]
+    assert 0 < latency < dict(waiting.terms)["compute"] / 2 and dict(idle.terms)["latency"] == 0
+    share = (0.1 if loss is None else loss) if early else 1.0
+    assert waiting.seconds - idle.seconds == pytest.approx(share * latency, rel=0.01, abs=1e-3 * latency)
+
+
+def test_a_copy_waits_for_its_rows_in_full() -> None:
+    """Nothing runs beside it: the waiting for a panel's source is not read ahead."""
+    spec = cached(1 << 15)
+    program = by_hand(expression(ops.matmul(ops.tensor((64, 128)), ops.tensor((128, 256)))), spec, (64, 16, 128), (2, 4, 1))
+    packed = replace(program, staged=(Staging("panel", 1, 1),))
+    (source,) = [n for n, s in enumerate(walk_of(packed, spec).streams) if s.access == 1]
+    assert walk_of(program, spec).ahead(1) and not walk_of(packed, spec).ahead(source)
 
 
 # --- results ---------------------------------------------------------------------------------------------------------

@@ -156,8 +156,11 @@ class _Stage:
 
     @contextmanager
     def loop(self, number: int, bounds: Bounds) -> Iterator[Bounds]:
-        """One loop of the program: from tile to tile."""
+        """One loop of the program: from tile to tile. Over a reduction of nothing there is none: its results are started all the same."""
         entered = self.program.loops[number]
+        if not entered.trips and self.nest.dims[entered.dim].is_reduce:
+            yield bounds
+            return
         (start, end), step = bounds[entered.dim], self.steps[entered.level][entered.dim]
         with self.block(f"for (int64_t a{number} = {start}; a{number} < {end}; a{number} += {step})"):
             self.print(f"const int64_t e{number} = a{number} + {step} < {end} ? a{number} + {step} : {end};")
