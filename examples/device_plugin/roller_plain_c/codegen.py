@@ -156,7 +156,7 @@ class _Stage:
 
     @contextmanager
     def loop(self, number: int, bounds: Bounds) -> Iterator[Bounds]:
-        """One loop of the program: from tile to tile. Over a reduction of nothing there is none: its results are started all the same."""
+        """One loop of the program: from tile to tile. None over a reduction of nothing: its results are started."""
         entered = self.program.loops[number]
         if not entered.trips and self.nest.dims[entered.dim].is_reduce:
             yield bounds
