@@ -32,6 +32,7 @@ from roller.program import RProgram
 DRAWN, SEED, TOP_K = 40, 22, 10
 REFUSED_FACTOR = 2  # drawn for each one wanted: the device may be unable to run some
 LEADERS = 6  # fastest programs that are timed again, beside our ten best
+LEADER_ROUNDS = 21  # … so often at least: the least of many medians is too small by what few rounds leave to chance
 QUICK_DRAWN = 6
 
 
@@ -176,7 +177,8 @@ def regrets(good: Sequence[Candidate], medians: dict[str, float], options: argpa
     """Our first choice, and the best of our ten, over the fastest of all; the leaders timed again, against one another only."""
     fastest = sorted(medians, key=lambda name: medians[name])[:LEADERS]
     leaders = [c for c in good if c.name.startswith("top ") or c.name in fastest]
-    times, _, _ = harness.interleave([c.side for c in leaders if c.side], options)
+    often = argparse.Namespace(**{**vars(options), "rounds": max(options.rounds, LEADER_ROUNDS), "limit": 2 * options.limit})
+    times, _, _ = harness.interleave([c.side for c in leaders if c.side], options if options.quick else often)
     again = {c.name: statistics.median(times[c.name]) for c in leaders}
     best = min(again, key=lambda name: again[name])
     mine = [c.name for c in leaders if c.name.startswith("top ")]

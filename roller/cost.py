@@ -96,7 +96,7 @@ class Model:
         walk = self.walk(program)
         compute = self.compute_seconds(program)
         levels = [self._level_seconds(walk, index) for index in range(1, len(self.spec.levels))]
-        body = self._body_seconds(program, levels, max(1, _steps(program)))
+        body = self._body_seconds(program, compute, levels, max(1, _steps(program)))
         copies = sum(copy_seconds(self.rates, walk, s) for s in program.staged)
         overhead = self.launch_seconds(program) + self.overhead_seconds(program)
         combine = self._combine_seconds(program)
@@ -159,7 +159,9 @@ class Model:
         parts = math.prod([-(-program.unit_tile[i] // program.inner[i]) for i in shared])
         return min(lanes, parts) if lanes > 1 else parts
 
-    def _body_seconds(self, program: StageProgram, levels: Sequence[_Moving], steps: int, outermost: int = 1) -> float:
+    def _body_seconds(
+        self, program: StageProgram, compute: float, levels: Sequence[_Moving], steps: int, outermost: int = 1
+    ) -> float:
         """Compute and moving, overlapped, and what nothing hides. Waiting for rows that are read ahead counts as moving from
         outside, of which other work hides least.
         """
@@ -167,7 +169,7 @@ class Model:
         ahead, moving = sum([moved.ahead for moved in levels]), [moved.seconds for moved in levels]
         if outermost > 1:  # nothing moves there, so far
             moving, losses = [0.0, *moving], (losses[0], outside, *losses[1:])
-        body = overlapped((self.compute_seconds(program), moving[0] + ahead, *moving[1:]), steps, losses)
+        body = overlapped((compute, moving[0] + ahead, *moving[1:]), steps, losses)
         return body + sum([moved.waiting for moved in levels])
 
     def _level_seconds(self, walk: NestWalk, index: int) -> _Moving:
@@ -195,7 +197,8 @@ class Model:
     def _partial_seconds(self, program: StageProgram, outermost: int) -> float:
         walk, outermost = self.walk(program), max(outermost, 1)
         levels = [self._level_seconds(walk, i) for i in range(outermost, len(self.spec.levels))]
-        return self._body_seconds(program, levels, 2, outermost) + self.overhead_seconds(program)
+        body = self._body_seconds(program, self.compute_seconds(program), levels, 2, outermost)
+        return body + self.overhead_seconds(program)
 
     def losses(self, program: StageProgram, outermost: int = 1) -> tuple[float, ...]:
         """The overlap numbers of compute and of the levels from a position inward: all 1 where a managed level holds one copy of

@@ -75,7 +75,7 @@ def _cached(walk: NestWalk, level: MemoryLevel) -> LevelTraffic:
                 brought, started = max(brought, again * transaction), max(started, again)
             started = min(started, brought / transaction)  # a run that starts in a transaction that is here waits for nothing
             runs += started
-            ahead += started if walk.ahead(number) else 0.0
+            ahead += started if walk.ahead[number] else 0.0
             scattered = _scattered(walk, stream, sizes, level) if level is spec.levels[1] else 1.0
             total += brought * _passes(walk, stream, fit) * scattered
         elif moved is not None:

@@ -114,17 +114,12 @@ class NestWalk:
                 found *= apart if own or stream.touches[loop.dim] or (partial and dims[loop.dim].is_reduce) else 1
         return found
 
-    def ahead(self, number: int) -> bool:
-        """True if a core that runs ahead of its arithmetic finds a stream's next rows early: the nest reads them in place, and as
-        many of them as are fetched side by side have a line each in the nearest cache.
+    @cached_property
+    def ahead(self) -> tuple[bool, ...]:
+        """For each stream whether a core that runs ahead of its arithmetic finds its next rows early: the nest reads them in place,
+        and as many of them as are fetched side by side have a line each in the nearest cache.
         """
-        stream, sizes = self.streams[number], self.held[number]
-        if stream.access is None or stream.copy or stream.stop < len(self.loops):
-            return False
-        tiles = [held for held in sizes[stream.start :] if isinstance(held, HeldTile)]
-        rows = next((held for held in reversed(tiles) if held.runs > tiles[-1].runs), tiles[-1])  # those that come next
-        followed = self.parameters.read_streams
-        return self.program.nest.accesses[stream.access].role == "body" and _together(self, rows, followed) == followed
+        return tuple([_read_ahead(self, number) for number in range(len(self.streams))])
 
     def run(self, number: int) -> int:
         """Elements of a stream that the nest walks one after another."""
@@ -157,6 +152,16 @@ def run_in_order(walk: NestWalk, number: int) -> int:
         elif rows <= _together(walk, held, followed):
             run = max(run, min(held.tile.run, run * walk.loops[depth].trips))
     return min(run, _turned_row(walk, stream))
+
+
+def _read_ahead(walk: NestWalk, number: int) -> bool:
+    stream = walk.streams[number]
+    if stream.access is None or stream.copy or stream.stop < len(walk.loops):
+        return False
+    tiles = [held for held in walk.held[number][stream.start :] if isinstance(held, HeldTile)]
+    rows = next((held for held in reversed(tiles) if held.runs > tiles[-1].runs), tiles[-1])  # those that come next
+    followed = walk.parameters.read_streams
+    return walk.program.nest.accesses[stream.access].role == "body" and _together(walk, rows, followed) == followed
 
 
 def _turned_row(walk: NestWalk, stream: Stream) -> int:

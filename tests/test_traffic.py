@@ -173,7 +173,7 @@ def test_a_copy_waits_for_its_rows_in_full() -> None:
     program = by_hand(expression(ops.matmul(ops.tensor((64, 128)), ops.tensor((128, 256)))), spec, (64, 16, 128), (2, 4, 1))
     packed = replace(program, staged=(Staging("panel", 1, 1),))
     (source,) = [n for n, s in enumerate(walk_of(packed, spec).streams) if s.access == 1]
-    assert walk_of(program, spec).ahead(1) and not walk_of(packed, spec).ahead(source)
+    assert walk_of(program, spec).ahead[1] and not walk_of(packed, spec).ahead[source]
 
 
 # --- results ---------------------------------------------------------------------------------------------------------
