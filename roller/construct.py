@@ -12,9 +12,11 @@ Innermost first, so that outer extents are multiples of inner ones and a registe
 
 from __future__ import annotations
 
+import gc
 import math
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -61,7 +63,8 @@ def construct(
 
     `constants` names inputs whose values are known when the kernel is built: panels of them cost nothing.
     """
-    per_stage = [construct_stage(nests, spec, rules, parameters, top_k, constants) for nests in _nests(expr)]
+    with _uncollected():
+        per_stage = [construct_stage(nests, spec, rules, parameters, top_k, constants) for nests in _nests(expr)]
     count = min(top_k, max(len(found) for found in per_stage))
     candidates = []
     for rank in range(count):
@@ -69,6 +72,20 @@ def construct(
         program = RProgram(expr, tuple(p for p, _ in chosen))
         candidates.append(Candidate(program, combine_estimates([e for _, e in chosen])))
     return sorted(candidates, key=lambda c: c.estimate.seconds)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the collector of cyclic garbage: construction makes many small objects and keeps them to its end, and looking through
+    them and all others of the process again and again took a seventh of its time.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _nests(expr: TensorExpr) -> Iterator[tuple[Nest, ...]]:

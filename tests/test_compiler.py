@@ -1,3 +1,5 @@
+import contextlib
+import gc
 import re
 
 import numpy as np
@@ -5,7 +7,7 @@ import pytest
 from toy_plugin import Runner, Toy, toy_spec
 
 import roller
-from roller import ops, trial
+from roller import construct, ops, trial
 from roller.catalog import find_spec
 from roller.devices import Device
 from roller.errors import (
@@ -116,6 +118,29 @@ def test_candidates_are_ranked_and_the_first_is_built(toy):
     assert kernel.program == kernel.candidates[0].program
     assert all(c.measured_s is None for c in kernel.candidates)
     assert kernel.artifact.versions["roller-compiler"] == roller.__version__
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_collector_is_left_as_it_was(collecting, fails, monkeypatch):
+    """After a construction as after one that fails; in between it rests."""
+    seen = []
+
+    def nests(expr):
+        seen.append(gc.isenabled())
+        if fails:
+            raise ConstructionError("none")
+        return original(expr)
+
+    original = construct._nests
+    monkeypatch.setattr(construct, "_nests", nests)
+    (gc.enable if collecting else gc.disable)()
+    try:
+        with contextlib.suppress(ConstructionError):
+            roller.compile(ops.relu(roller.tensor((8,))), device="cpu:zen5")
+        assert (gc.isenabled(), seen) == (collecting, [False])
+    finally:
+        gc.enable()
 
 
 def test_symbolic_tensors_and_expressions_are_the_same():
