@@ -18,11 +18,13 @@ import roller
 from roller import ops, verify
 from roller.catalog import find_spec
 from roller.fusion import fuse
+from roller.kernel import BuildOptions
 from roller.narrow import narrowed
 from roller.nest import variants
 from roller.program import RProgram, StageProgram, Staging, tiled_levels
 from roller.registers import RegisterTraffic
 from roller.testing import with_levels
+from roller_cpu import codegen, toolchain
 
 SMALL = with_levels(
     SPEC, [level.model_copy(update={"capacity_bytes": min(level.capacity_bytes, 1 << 10)}) for level in SPEC.levels]
@@ -40,6 +42,18 @@ for op in (ops.relu(ops.conv2d(x, w, padding=1)), ops.gelu(ops.matmul(a, b)), op
     kernel = roller.compile(op, "cpu:x86-64-v3")
     print(hashlib.sha256(kernel.source.encode()).hexdigest(), hashlib.sha256(kernel.artifact.data).hexdigest())
 """
+
+
+def test_passes_that_are_skipped_find_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a guarded box, panels, ragged edges, a reduction along the vector, an epilogue: the same machine code either way."""
+    x, w = t(2, 8, 13, 13, name="x"), t(20, 8, 3, 3, name="w")
+    for op in (ops.relu(ops.conv2d(x, w, padding=1)), ops.matmul(t(33, 70), t(70, 45)), ops.reduce_max(t(61, 97), 1)):
+        program = roller.compile(op, "cpu:x86-64-v3", threads=1).program
+        spec, texts = narrowed(SPEC, 1), []
+        for skipped in (codegen.IDLE, []):
+            monkeypatch.setattr(codegen, "IDLE", skipped)
+            texts.append(toolchain.assembly(codegen.generate(spec, program, BuildOptions(threads=1)).text))
+        assert texts[0] == texts[1]
 
 
 def test_the_same_text_in_every_process() -> None:

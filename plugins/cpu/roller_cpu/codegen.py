@@ -23,7 +23,36 @@ from roller_cpu import toolchain
 HOST_TRIPLE = "x86_64-unknown-linux-gnu"  # where a spec names no other
 # Passes that would only undo what the lowering knows: the sizes of buffers, found anew in up to 0.3 s where reads are guarded;
 # and where buffers live, which loses that accumulators belong on the stack.
-SKIPPED = ["s_tir.CompactBufferAllocation", "tirx.StorageRewrite"]
+UNDOING = ["s_tir.CompactBufferAllocation", "tirx.StorageRewrite"]
+# Passes for blocks, lanes and pipelines that no kernel for a CPU has, and for what the lowering has written as it should be: loops
+# without a trip, guards outside the loops that they do not depend on, indices no wider than they need. They find nothing to do,
+# and that took a sixth of the way from program to IR.
+IDLE = [
+    "s_tir.CanonicalizeLoop",
+    "s_tir.LowerCrossThreadReduction",
+    "s_tir.LowerInitBlock",
+    "s_tir.PlanAndUpdateBufferAllocationLocation",
+    "s_tir.ConvertBlocksToOpaque",
+    "s_tir.LiftThreadBinding",
+    "s_tir.ManifestSharedMemoryLocalStage",
+    "s_tir.LowerAutoCopy",
+    "s_tir.UnifyThreadBinding",
+    "s_tir.LowerMatchBuffer",
+    "s_tir.InjectPermutedLayout",
+    "s_tir.AnnotateIrregularLoop",
+    "s_tir.InjectSoftwarePipeline",
+    "s_tir.TransformMmaBufferLayout",
+    "s_tir.LoopPartition",
+    "s_tir.InjectVirtualThread",
+    "s_tir.InjectDoubleBuffer",
+    "s_tir.HoistIfThenElse",
+    "s_tir.ThreadSync",
+    "s_tir.InferFragment",
+    "s_tir.LowerThreadAllreduce",
+    "s_tir.MergeSharedMemoryAllocations",
+    "tirx.RemoveNoOp",
+    "tirx.NarrowDataType",
+]
 STREAM_FACTOR = 1.0  # outputs larger than this many last-level caches bypass them
 
 
@@ -45,7 +74,7 @@ def generate(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> Ke
             "prepack", [*(buffers[t.name] for t in constants), *(p.buffer for p in panels.values())], sequence(fills)
         )
     # The runtime builds every argument itself: checking them in the kernel would double its code.
-    with tvm.transform.PassContext(config={"tirx.disable_assert": True}, disabled_pass=SKIPPED):
+    with tvm.transform.PassContext(config={"tirx.disable_assert": True}, disabled_pass=[*UNDOING, *IDLE]):
         text = str(tvm.compile(tvm.IRModule(functions), target=target(spec)).mod.inspect_source("ll"))
     return KernelSource(toolchain.stable(text), "llvm-ir", "main", _launch(inputs, constants, unpacked, panels, expr.output, spec))
 
