@@ -177,8 +177,10 @@ def regrets(good: Sequence[Candidate], medians: dict[str, float], options: argpa
     """Our first choice, and the best of our ten, over the fastest of all; the leaders timed again, against one another only."""
     fastest = sorted(medians, key=lambda name: medians[name])[:LEADERS]
     leaders = [c for c in good if c.name.startswith("top ") or c.name in fastest]
-    often = argparse.Namespace(**{**vars(options), "rounds": max(options.rounds, LEADER_ROUNDS), "limit": 2 * options.limit})
-    times, _, _ = harness.interleave([c.side for c in leaders if c.side], options if options.quick else often)
+    if not options.quick:
+        rounds = max(options.rounds, LEADER_ROUNDS)
+        options = argparse.Namespace(**{**vars(options), "rounds": rounds, "limit": 2 * options.limit})
+    times, _, _ = harness.interleave([c.side for c in leaders if c.side], options)
     again = {c.name: statistics.median(times[c.name]) for c in leaders}
     best = min(again, key=lambda name: again[name])
     mine = [c.name for c in leaders if c.name.startswith("top ")]

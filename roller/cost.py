@@ -159,17 +159,13 @@ class Model:
         parts = math.prod([-(-program.unit_tile[i] // program.inner[i]) for i in shared])
         return min(lanes, parts) if lanes > 1 else parts
 
-    def _body_seconds(
-        self, program: StageProgram, compute: float, levels: Sequence[_Moving], steps: int, outermost: int = 1
-    ) -> float:
-        """Compute and moving, overlapped, and what nothing hides. Waiting for rows that are read ahead counts as moving from
-        outside, of which other work hides least.
+    def _body_seconds(self, program: StageProgram, compute: float, levels: Sequence[_Moving], steps: int) -> float:
+        """Compute and moving into all levels, overlapped, and what nothing hides. Waiting for rows that are read ahead counts as
+        moving from outside, of which other work hides least.
         """
-        losses, outside = self.losses(program, outermost), self.spec.loss(self.spec.levels[1])
-        ahead, moving = sum([moved.ahead for moved in levels]), [moved.seconds for moved in levels]
-        if outermost > 1:  # nothing moves there, so far
-            moving, losses = [0.0, *moving], (losses[0], outside, *losses[1:])
-        body = overlapped((compute, moving[0] + ahead, *moving[1:]), steps, losses)
+        outside, *inside = [moved.seconds for moved in levels]
+        ahead = sum([moved.ahead for moved in levels])
+        body = overlapped((compute, outside + ahead, *inside), steps, self.losses(program))
         return body + sum([moved.waiting for moved in levels])
 
     def _level_seconds(self, walk: NestWalk, index: int) -> _Moving:
@@ -195,16 +191,15 @@ class Model:
         return min(together + launch, self._partial_seconds(replace(program, parallel=False), outermost))
 
     def _partial_seconds(self, program: StageProgram, outermost: int) -> float:
-        walk, outermost = self.walk(program), max(outermost, 1)
-        levels = [self._level_seconds(walk, i) for i in range(outermost, len(self.spec.levels))]
-        body = self._body_seconds(program, self.compute_seconds(program), levels, 2, outermost)
-        return body + self.overhead_seconds(program)
+        walk, still = self.walk(program), _Moving(0.0, 0.0, 0.0)
+        levels = [self._level_seconds(walk, i) if i >= outermost else still for i in range(1, len(self.spec.levels))]
+        return self._body_seconds(program, self.compute_seconds(program), levels, 2) + self.overhead_seconds(program)
 
-    def losses(self, program: StageProgram, outermost: int = 1) -> tuple[float, ...]:
-        """The overlap numbers of compute and of the levels from a position inward: all 1 where a managed level holds one copy of
-        one tile only, so that filling and using it take turns.
+    def losses(self, program: StageProgram) -> tuple[float, ...]:
+        """The overlap numbers of compute and of the levels: all 1 where a managed level holds one copy of one tile only, so that
+        filling and using it take turns.
         """
-        levels = self.spec.levels[max(outermost, 1) :]
+        levels = self.spec.levels[1:]
         alone = any(s.depth == 1 and s.level and self.spec.levels[s.level].managed for s in program.staged)
         if alone and self._resident(program) == 1:
             return (1.0,) * (1 + len(levels))

@@ -134,15 +134,20 @@ class StageProgram:
         return self.mapping[0][1] if self.mapping and self.atom.kind == "vector" else None
 
     @cached_property
+    def width(self) -> int:
+        """Elements of the vector atom, 1 without one."""
+        width = self.atom.extents[self.mapping[0][0]] if self.lane is not None else 1
+        return width if isinstance(width, int) else 1
+
+    @cached_property
     def across(self) -> int | None:
         """The dimension of a reducing tile along which its results lie side by side where they do not along its vector: there
         blocks of them are worth transposing, or partial results worth folding together. None for others.
         """
         lane, output = self.lane, self.nest.output
-        width = self.atom.extents[self.mapping[0][0]] if self.mapping else 1
         if lane is None or self.nest.stage.reducer is None:
             return None
-        if not isinstance(width, int) or width & (width - 1) or output.strides[lane] == 1:
+        if self.width & (self.width - 1) or output.strides[lane] == 1:
             return None
         sides = [d for d in self.nest.spatial if output.strides[d] == 1 and self.inner[d] >= LEAST_BLOCK]
         return sides[0] if sides else None

@@ -61,8 +61,7 @@ class RegisterTraffic:
             # Points along a fused dimension that is decoded are no constant step apart: each needs an address, loaded too.
             apart = any(s is None and t > 1 for s, t in zip(access.strides, program.inner, strict=True))
             return touched * (2 if apart and not panel else 1)
-        width = program.atom.extents[program.mapping[0][0]]
-        assert isinstance(width, int)
+        width = program.width
         whole, rest = divmod(program.inner[lane], width)
         vectors = touched / program.inner[lane] * (whole + 2 * rest.bit_count())  # a part of a vector moves in pieces
         step = lane_step(program, number)
@@ -79,8 +78,8 @@ class RegisterTraffic:
 
 def in_blocks(program: StageProgram, access: Access) -> float:
     """The share of an innermost tile that is read in square blocks, along another dimension than the vector's."""
-    nest, width = program.nest, program.atom.extents[program.mapping[0][0]] if program.lane is not None else 1
-    if nest.stage.reducer is not None or access.role == "output" or not isinstance(width, int) or width & (width - 1):
+    nest, width = program.nest, program.width
+    if nest.stage.reducer is not None or access.role == "output" or width & (width - 1):
         return 0.0
     along = [i for i in nest.spatial if access.strides[i] == 1 and program.inner[i] >= width]
     return program.inner[along[0]] // width * width / program.inner[along[0]] if along else 0.0
