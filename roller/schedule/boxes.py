@@ -12,7 +12,6 @@ from roller.program import StageProgram, Staging, box_order, copy_depth
 from roller.scalar import Affine
 from roller.schedule import scalar, walk
 from roller.schedule.blocks import transposed
-from roller.schedule.panels import width_of
 from roller.schedule.place import Window, decode_scalar
 from roller.schedule.reading import Reader
 from roller.schedule.tir import (
@@ -142,7 +141,7 @@ def fill_box(program: StageProgram, staging: Staging, window: Window, reader: Re
     for d in outer:
         origin, target = plus(origin, times(places[d], access.tensor.strides[d])), plus(target, times(names[d], window.steps[d]))
     copy = _Copy(window, source, access.tensor.shape, access.tensor.strides, fill, origin, target, last, along)
-    lanes = max(LEAST_LANES, width_of(program))
+    lanes = max(LEAST_LANES, program.width)
     shared = next((d for d in outer if window.shape[d] > 1), None)  # the loop that units share; of a slab alone its own
     copied = _row(copy, lanes) if last == along else _slab(copy, lanes, parallel and shared is None)
     size = window.shape[last] * (window.shape[along] if last != along else 1)

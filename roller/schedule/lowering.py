@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from roller.program import StageProgram, copy_depth
 from roller.schedule import panels
-from roller.schedule.panels import Panel, width_of
+from roller.schedule.panels import Panel
 from roller.schedule.reading import Reader
 from roller.schedule.tir import Buffer, Expr, Stmt, buffer
 from roller.schedule.walk import Position
@@ -39,7 +39,7 @@ class Lowering:
         self.program, self.nest, self.options, self.buffers = program, program.nest, options, buffers
         self.reader = Reader(program.nest, buffers)
         self.panels: dict[int, Panel] = {}
-        self.lane, self.width = program.lane, width_of(program)
+        self.lane, self.width = program.lane, program.width
         self.dtype = self.nest.stage.body.dtype
         self.reducer = self.nest.stage.reducer
         self.lane_reduces = self.lane is not None and self.nest.dims[self.lane].is_reduce

@@ -27,11 +27,6 @@ class Panel:
     depth: int
 
 
-def width_of(program: StageProgram) -> int:
-    """The vector's width."""
-    return next((e for e in program.atom.roles.values() if isinstance(e, int)), 1) if program.atom.kind == "vector" else 1
-
-
 def panel_shape(program: StageProgram, staging: Staging) -> tuple[int, tuple[tuple[int, int], ...]]:
     """Elements of a panel, and the slot stride of each loop inside its copy."""
     touches = staged_touches(program.nest, staging)
@@ -55,7 +50,7 @@ def make_panel(program: StageProgram, staging: Staging, name: str) -> Panel:
 
 def tile_offsets(program: StageProgram, touches: tuple[bool, ...]) -> Iterator[tuple[tuple[int, ...], int]]:
     """Offsets of the points of an innermost tile in a panel's order, one for each vector, with the vector's lanes."""
-    lane, width = program.lane, width_of(program)
+    lane, width = program.lane, program.width
     ranges = []
     for dim, (extent, touched) in enumerate(zip(program.inner, touches, strict=True)):
         ranges.append(range(0, extent if touched else 1, width if dim == lane and touched else 1))

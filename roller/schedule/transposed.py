@@ -13,7 +13,7 @@ from roller.program import StageProgram
 from roller.scalar import Load
 from roller.schedule import walk
 from roller.schedule.blocks import transposed
-from roller.schedule.panels import Panel, panel_offset, slot_address, tile_offsets, width_of
+from roller.schedule.panels import Panel, panel_offset, slot_address, tile_offsets
 from roller.schedule.place import Point, Window, base_address, lane_stride, member_steps
 from roller.schedule.reading import Reader
 from roller.schedule.tir import Held, Stmt, index, load, loop, plus, ramp, sequence, store, times, variable
@@ -33,7 +33,7 @@ class Runs:
 def transposed_runs(program: StageProgram, panel: Panel, reader: Reader, reduce_loops: list[int]) -> Runs | None:
     """The runs, or None where the factor is no plain array, is guarded, or is not contiguous along a reduction."""
     nest, lane, node = program.nest, program.lane, program.nest.factors[panel.staging.operand]
-    width = width_of(program)
+    width = program.width
     if lane is None or not panel.touches[lane] or nest.dims[lane].is_reduce or not reduce_loops or width < 2 or width & (width - 1):
         return None
     if not isinstance(node, Load) or any(program.inner[i] != 1 for i in nest.reduce if panel.touches[i]):
@@ -66,7 +66,7 @@ def _whole(program: StageProgram, number: int) -> bool:
 
 def fill_transposed(program: StageProgram, panel: Panel, reader: Reader, state: State, runs: Runs) -> Stmt:
     """All steps of the runs of one tile: whole blocks, then single steps."""
-    width = width_of(program)
+    width = program.width
     numbers = [number for number, _ in panel.strides][-runs.loops :]
     length = _length(program, state, numbers)
     whole = length // width if isinstance(length, int) else tirx.floordiv(length, index(width))
