@@ -95,12 +95,11 @@ def panel_rows(
     touches, banks, size = nest.factor_touches(factor), spec.levels[level].banks, panel_element_bytes(nest, atom)
     touched = [d for d, t in enumerate(touches) if t]
     whole = math.prod([tile[d] for d in touched])
-    along = next((d for a in nest.inputs if a.factor == factor for d in touched if a.strides[d] == 1 and tile[d] > 1), None)
+    along = _contiguous(nest, factor, tile)
     if atom.kind == "matrix":
-        extents = {d: extent for role, d in mapping if isinstance(extent := atom.extents[role], int) and touches[d]}
-        row_dim = along if along is not None else max(extents, default=0)
-        row = tile[row_dim] if touched else 1
-        piece = max(1, min(math.prod(extents.values()) // atom.lanes, extents.get(row_dim, 1)))
+        dim = row_dim(nest, atom, mapping, factor, tile)
+        row = tile[dim] if touched else 1
+        piece = max(1, min(WIDEST_ACCESS // size, _role_extents(nest, atom, mapping, factor).get(dim, 1)))
         every_bank = banks.count * banks.width_bytes // (piece * size) if banks is not None else 1
         rows = max(1, whole // max(row, 1))
         return PanelRows(row, rows, max(1, min(every_bank, rows)), piece, size, filling=False, whole=piece)
@@ -109,6 +108,24 @@ def panel_rows(
     piece = _wide_access(nest, inner, touches, row, size)
     together = min(tile[along], lanes // piece) if along is not None and along in nest.reduce else 1
     return PanelRows(row, whole // max(row, 1), max(1, together), piece, size, filling=True, whole=piece)
+
+
+def row_dim(nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], ...], factor: int, tile: Tile) -> int:
+    """The dimension along which the rows of a matrix atom's panel go: one of the atom's, as it takes pieces of rows."""
+    extents, along = _role_extents(nest, atom, mapping, factor), _contiguous(nest, factor, tile)
+    return along if along is not None and along in extents else max(extents, default=0)
+
+
+def _role_extents(nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], ...], factor: int) -> dict[int, int]:
+    """The atom's extents along the dimensions that a factor depends on."""
+    touches = nest.factor_touches(factor)
+    return {d: extent for role, d in mapping if isinstance(extent := atom.extents[role], int) and touches[d]}
+
+
+def _contiguous(nest: Nest, factor: int, tile: Tile) -> int | None:
+    """The dimension of a tile along which an array of a factor is contiguous."""
+    mine, touches = [a for a in nest.inputs if a.factor == factor], nest.factor_touches(factor)
+    return next((d for a in mine for d, t in enumerate(touches) if t and a.strides[d] == 1 and tile[d] > 1), None)
 
 
 def _wide_access(nest: Nest, inner: Tile, touches: tuple[bool, ...], row: int, size: int) -> int:

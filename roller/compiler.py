@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
@@ -20,7 +20,7 @@ from roller.errors import ConstructionError, ExpressionError, KernelError
 from roller.expr import TensorExpr
 from roller.fusion import fuse
 from roller.hardware import HardwareSpec
-from roller.kernel import Artifact, BuildOptions, KernelSource
+from roller.kernel import Artifact, BuildOptions, KernelSource, Later
 from roller.narrow import narrowed
 from roller.ops import SymbolicTensor, expression
 from roller.record import Choice
@@ -29,6 +29,7 @@ Op = SymbolicTensor | TensorExpr
 
 _step = logging.getLogger("roller.step")  # what a long compilation is at
 
+TRIED = 4  # programs that are built at most until one spills nothing
 MOST_REFUSED = 64  # times as many programs as wanted are asked for at most, where a device refuses what fits
 
 
@@ -73,7 +74,8 @@ def compile(
         source, artifact = built[order[0]]
     else:
         _step.info("building the kernel")
-        source, artifact = _build(plugin, chip, choices[0], options, fixed)
+        number, (source, artifact) = _unspilled(plugin, chip, choices, options, fixed)
+        choices.insert(0, choices.pop(number))
     if verify:
         _step.info("comparing with the reference")
         trial.verify(artifact, expr)
@@ -140,6 +142,29 @@ def _constants(expr: TensorExpr, given: Mapping[str, Any]) -> dict[str, bytes]:
             raise ExpressionError(f"constants: no input is called {name!r}; inputs: {', '.join(tensors)}")
     wanted = [Wanted(t.name, t.shape, numpy_dtype(t.dtype)) for t in expr.inputs if t.name in given]
     return {w.name: admit(given[w.name], w)[0].tobytes() for w in wanted}
+
+
+def _unspilled(
+    plugin: Device, chip: HardwareSpec, choices: Sequence[Choice], options: BuildOptions, fixed: Mapping[str, bytes]
+) -> tuple[int, tuple[KernelSource, Artifact]]:
+    """The first of the best programs whose binary keeps in registers what it computes with, by what the toolchain reports; the very
+    best one where none does, or where the toolchain reports nothing yet.
+    """
+    first = _build(plugin, chip, choices[0], options, fixed)
+    built = first
+    for number in range(1, len(choices) + 1):
+        if not _spills(built[1]):
+            return number - 1, built
+        if number == min(TRIED, len(choices)):
+            break
+        _step.info("values are spilled to memory: building program %d", number + 1)
+        built = _build(plugin, chip, choices[number], options, fixed)
+    return 0, first
+
+
+def _spills(artifact: Artifact) -> bool:
+    known = not isinstance(artifact.resources, Later)  # what would have to be found out first is not worth it
+    return known and any(value for name, value in artifact.resources.items() if name.endswith("spilled_bytes"))
 
 
 def _build(

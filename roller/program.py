@@ -15,6 +15,7 @@ from typing import Any, Literal
 from roller.expr import ELEMENT_BYTES, TensorExpr
 from roller.hardware import ComputeAtom, HardwareSpec
 from roller.nest import Nest, Tile
+from roller.scalar import Cast, Scalar
 
 Over = Literal["time", "units", "lanes"]
 
@@ -263,6 +264,12 @@ def lane_step(program: StageProgram, number: int) -> int | None:
 def panel_element_bytes(nest: Nest, atom: ComputeAtom) -> int:
     """Bytes of one value of a panel: of the type that a matrix atom takes, else of the type that the nest computes in."""
     return ELEMENT_BYTES[atom.in_dtype] if atom.kind == "matrix" else nest.accumulator_bytes
+
+
+def operand_value(factor: Scalar, atom: ComputeAtom) -> Scalar | None:
+    """A factor in the type that a matrix atom takes: itself, or what it widens; None where that would round it."""
+    narrow = factor.value if isinstance(factor, Cast) else factor
+    return next((value for value in (factor, narrow) if value.dtype == atom.in_dtype), None)
 
 
 def copy_depth(program: StageProgram, staging: Staging) -> int:

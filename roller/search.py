@@ -12,7 +12,7 @@ from roller.cost import Model
 from roller.fit import Fit
 from roller.hardware import ComputeAtom, HardwareSpec
 from roller.nest import Nest, Tile
-from roller.program import lane_level, tiled_levels
+from roller.program import lane_level, operand_value, tiled_levels
 from roller.rates import CostParameters
 from roller.tile import Geometry
 
@@ -128,7 +128,7 @@ def reads_whole(search: Search) -> bool:
 def _matrix_mappings(nest: Nest, atom: ComputeAtom) -> Iterator[tuple[tuple[str, int], ...]]:
     if len(nest.factors) != 2 or nest.stage.body.dtype != atom.acc_dtype:
         return
-    if any(a.tensor.dtype != atom.in_dtype for a in nest.inputs):
+    if any(operand_value(factor, atom) is None for factor in nest.factors):
         return
     first, second = nest.factor_touches(0), nest.factor_touches(1)
     for left, right in ((first, second), (second, first)):

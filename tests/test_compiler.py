@@ -1,6 +1,7 @@
 import contextlib
 import gc
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -261,8 +262,6 @@ class Measured(Toy):
     def roller_build(self, spec, source):
         artifact = Toy.roller_build(self, spec, source)
         self.built += 1
-        from dataclasses import replace
-
         return replace(artifact, data=bytes(12 - 3 * self.built), resources={"number": self.built})
 
     @hookimpl
@@ -288,6 +287,31 @@ def test_candidates_that_break_come_last(toy):
     toy(Measured(broken=(1, 2, 3)))
     with pytest.raises(KernelError, match="none of the 3"):
         roller.compile(matmul(), "toy", top_k=3, measure=True)
+
+
+class Spilling(Toy):
+    """The toolchain reports spills of the first programs."""
+
+    def __init__(self, spilling):
+        self.built, self.spilling = 0, spilling
+
+    @hookimpl
+    def roller_build(self, spec, source):
+        self.built += 1
+        return replace(Toy.roller_build(self, spec, source), resources={"main.spilled_bytes": 8 * (self.built <= self.spilling)})
+
+
+@pytest.mark.parametrize(("spilling", "built", "chosen"), [(0, 1, 0), (1, 2, 1), (3, 4, 3), (9, 4, 0)])
+def test_programs_that_spill_make_way(toy, spilling, built, chosen):
+    """For the best one that keeps its values in registers; where none of the first few does, the best one stays."""
+    plugin = Spilling(spilling)
+    toy(Toy())
+    ranked = [c.program for c in roller.compile(matmul(), "toy", top_k=5).candidates]
+    toy(plugin)
+    kernel = roller.compile(matmul(), "toy", top_k=5)
+    assert plugin.built == built
+    assert kernel.program == ranked[chosen]
+    assert [c.program for c in kernel.candidates] == [ranked[chosen], *(p for n, p in enumerate(ranked) if n != chosen)]
 
 
 def test_verification_finds_a_wrong_element(toy):

@@ -1,8 +1,8 @@
 """Lanes that share a reduction combine what they have, so that each of them has all of it.
 
-Lanes of one reduction are neighbours. Inside a lane group, where they are a power of two, they exchange values in halves. What
-several groups have, or other numbers of lanes, meets in shared memory, where every lane takes in the values of its reduction in
-order.
+Lanes of one reduction are neighbours, or in neighbouring groups where a group computes together. Inside a lane group, where they
+are a power of two, they exchange values in halves. What several groups have, or other numbers of lanes, meets in shared memory,
+where every lane takes in the values of its reduction in order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def combined_lanes(block: Block, acc: Buffer, lanes: int, reducer: str) -> Stmt:
     """Every accumulator becomes the combination of those of all lanes of its reduction."""
     dtype = str(acc.dtype)
     power = lanes & (lanes - 1) == 0 and block.threads % block.group == 0 and ELEMENT_BYTES[dtype] == EXCHANGED_BYTES
-    near = min(lanes, block.group) if power else 1
+    near = min(lanes, block.group) if power and block.each == 1 else 1
     statements = [_exchanged(acc, at, near, block.group, reducer) for at in range(int(acc.shape[0]))] if near > 1 else []
     return sequence([*statements, *(_met(block, acc, near, lanes, reducer) if near < lanes else [])])
 
@@ -54,7 +54,9 @@ def _met(block: Block, acc: Buffer, near: int, lanes: int, reducer: str) -> list
     """Values of which every `near` neighbours have the same one meet in shared memory, as many at a time as there is room for."""
     groups, each = block.threads // near, lanes // near
     mine = block.thread // index(near) if near > 1 else block.thread
-    first = (block.thread // index(lanes)) * index(each) if lanes < block.threads else index(0)
+    whole = lanes * block.each  # threads of one reduction
+    first = (block.thread // index(whole)) * index(each * block.each) if whole < block.threads else index(0)
+    first = first if block.each == 1 else first + tirx.floormod(block.thread, index(block.each))
     count = int(acc.shape[0])
     together = min(count, max(1, MEETING_BYTES // (groups * ELEMENT_BYTES[str(acc.dtype)])))
     room = shared_buffer("meeting", together * groups, str(acc.dtype))
@@ -63,15 +65,17 @@ def _met(block: Block, acc: Buffer, near: int, lanes: int, reducer: str) -> list
         mates = range(start, min(start + together, count))
         puts = sequence(store(room, load(acc, at), plus(mine, (at - start) * groups)) for at in mates)
         here = puts if near == 1 else when(tirx.EQ(tirx.floormod(block.thread, index(near)), index(0)), puts)
-        takes = [_taken(room, acc, at, plus(first, (at - start) * groups), each, reducer) for at in mates]
+        takes = [_taken(room, acc, at, plus(first, (at - start) * groups), (each, block.each), reducer) for at in mates]
         statements += [barrier(), here, barrier(), *takes]
     return statements
 
 
-def _taken(room: Buffer, acc: Buffer, at: int, first: Expr, each: int, reducer: str) -> Stmt:
+def _taken(room: Buffer, acc: Buffer, at: int, first: Expr, others: tuple[int, int], reducer: str) -> Stmt:
+    """An accumulator becomes the combination of so many values, so far apart."""
+    count, apart = others
     var = variable("other")
-    step = store(acc, combine(reducer, load(acc, at), load(room, first + var + index(1))), at)
-    return sequence([store(acc, load(room, first), at), loop(var, each - 1, step) if each > 1 else None])
+    step = store(acc, combine(reducer, load(acc, at), load(room, first + (var + index(1)) * index(apart))), at)
+    return sequence([store(acc, load(room, first), at), loop(var, count - 1, step) if count > 1 else None])
 
 
 def _exchanged(acc: Buffer, at: int, lanes: int, group: int, reducer: str) -> Stmt:

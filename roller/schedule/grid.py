@@ -15,9 +15,9 @@ from tvm.tirx import ForKind
 
 from roller.expr import ELEMENT_BYTES
 from roller.program import RProgram, StageProgram, Staging, copy_depth, staged_touches
-from roller.schedule import walk
+from roller.schedule import matrix, walk
 from roller.schedule.gather import combined_lanes, meeting_bytes
-from roller.schedule.lane import Lane
+from roller.schedule.machine import Machine
 from roller.schedule.place import Point, Window, address
 from roller.schedule.reading import Reader
 from roller.schedule.scalar import combine, identity
@@ -46,7 +46,7 @@ from roller.schedule.walk import Position, State
 
 SHARED_ALIGNMENT = 128
 REGISTER_BYTES = 4
-MOST_REGISTERS = 192  # for accumulators and values read ahead; the others hold operands and addresses
+MOST_REGISTERS = 128  # for accumulators and values read ahead; the others hold operands and addresses
 COMBINE_THREADS = 256  # of a block that adds up partial results, one output each
 
 
@@ -71,34 +71,41 @@ class Workspace:
     dtype: str
 
 
-def refusal(program: RProgram) -> tuple[str, str] | None:
+def refusal(program: RProgram, machine: Machine) -> tuple[str, str] | None:
     """Why a program has no such kernels, None where it has."""
     for stage in program.stages:
         if len(stage.tiles) != 2:
             return "levels", f"a block and a lane have a tile each, {stage.nest.stage.name!r} has {len(stage.tiles)}"
         if any(s.kind != "panel" or s.level != stage.levels[0] for s in stage.staged):
             return "staging", f"copies lie in the memory of a block, some of {stage.nest.stage.name!r} elsewhere"
+        broken = matrix.refusal(stage, machine)
+        if broken is not None:
+            return broken
     return None
 
 
-def shared_bytes(program: StageProgram, group: int) -> int:
+def shared_bytes(program: StageProgram, machine: Machine) -> int:
     """The most memory that a block's lanes share: panels, and room for lanes that combine what they have."""
-    block = Block(program, group)
-    panels = [p.buffer for p in panels_of(block)]
+    block = matrix.block_of(program, machine)
+    panels = [p.buffer for p in panels_of(block, machine)]
     size = sum(-(-int(p.shape[0]) * ELEMENT_BYTES[str(p.dtype)] // SHARED_ALIGNMENT) * SHARED_ALIGNMENT for p in panels)
     return size + meeting_bytes(block, program.nest.stage.body.dtype)
 
 
-def panels_of(block: Block) -> list[SharedPanel]:
-    """The panels of a block, those of the innermost loop that fills any twice where the program holds them twice: while one copy
-    is used, lanes read ahead for the other, as long as they have registers for that.
+def panels_of(block: Block, machine: Machine) -> list[SharedPanel]:
+    """The panels of a block, those of the innermost loop that fills any as often as the program holds them: while one copy is used,
+    others are filled by themselves, or lanes read ahead for the next one, as long as they have registers for that.
     """
     program = block.program
     depths = {s.operand: copy_depth(program, s) for s in program.staged}
     loop_number = max(depths.values(), default=0) - 1
     last = [s for s in program.staged if depths[s.operand] == loop_number + 1]
     serial = loop_number >= 0 and program.loops[loop_number].over == "time" and program.loops[loop_number].trips > 1
-    ahead = serial and all(s.depth > 1 for s in last) and _registers_ahead(block, last) <= MOST_REGISTERS
+    reader = Reader(program.nest, {})
+    fillings = [Filling(block, shared_panel(block, s, None), reader, machine.copies) for s in last]
+    carried = [f.panel.staging for f in fillings if f.machine is None]
+    room = all(s.depth == 2 for s in last) and _registers_ahead(block, carried) <= MOST_REGISTERS if carried else True
+    ahead = serial and all(s.depth > 1 for s in last) and room
     return [shared_panel(block, s, loop_number if ahead and s in last else None) for s in program.staged]
 
 
@@ -106,14 +113,13 @@ def _registers_ahead(block: Block, staged: Sequence[Staging]) -> int:
     """Registers of a lane for accumulators and for what it reads ahead."""
     program = block.program
     words = -(-program.nest.accumulator_bytes // REGISTER_BYTES)
-    outputs = math.prod(program.inner[d] for d in program.nest.spatial)
     touched = [staged_touches(program.nest, s) for s in staged]
     values = sum(math.prod(t for t, x in zip(program.unit_tile, touches, strict=True) if x) for touches in touched)
-    return words * (outputs + -(-values // block.threads))
+    return words * (block.outputs + -(-values // block.threads))
 
 
-def lower(program: RProgram, buffers: Mapping[str, Buffer], group: int) -> tuple[list[GridKernel], list[Workspace]]:
-    """The kernels of a program in order, and the arrays between them; `group`: lanes that run in step (a warp)."""
+def lower(program: RProgram, buffers: Mapping[str, Buffer], machine: Machine) -> tuple[list[GridKernel], list[Workspace]]:
+    """The kernels of a program in order, and the arrays between them."""
     kernels: list[GridKernel] = []
     spaces: list[Workspace] = []
     known = dict(buffers)
@@ -123,7 +129,7 @@ def lower(program: RProgram, buffers: Mapping[str, Buffer], group: int) -> tuple
             spaces.append(Workspace(output.name, output.elements, output.dtype))
             known[output.name] = argument(output.name, output.elements, output.dtype)
         if output.elements:
-            found, partial = _Stage(stage, known, number, group).kernels()
+            found, partial = _Stage(stage, known, number, machine).kernels()
             kernels += found
             spaces += partial
     return kernels, spaces
@@ -136,11 +142,11 @@ class _Stage:
     program: StageProgram
     buffers: dict[str, Buffer]
     number: int
-    group: int
+    machine: Machine
 
     def __post_init__(self) -> None:
         self.nest, self.stage, self.loops = self.program.nest, self.program.nest.stage, self.program.loops
-        self.reader, self.block = Reader(self.nest, self.buffers), Block(self.program, self.group)
+        self.reader, self.block = Reader(self.nest, self.buffers), matrix.block_of(self.program, self.machine)
         self.dtype, self.reducer = self.stage.body.dtype, self.stage.reducer
         serial = [n for n, lp in enumerate(self.loops) if lp.over == "time"]
         reducing = [n for n in serial if self.reduces(n)]
@@ -149,7 +155,7 @@ class _Stage:
         self.apart = [n for n in serial if n > self.begin and not self.reduces(n)]
         if self.apart:
             self.begin = min(self.begin, *self.apart)
-        self.lane = Lane(self.block, self.reader, self.buffers[self.stage.output.name])
+        self.lane = matrix.lane_of(self.block, self.reader, self.buffers[self.stage.output.name])
         self.parts = math.prod(lp.trips for n, lp in enumerate(self.loops) if lp.over == "units" and self.reduces(n))
 
     def reduces(self, number: int) -> bool:
@@ -175,7 +181,7 @@ class _Stage:
         blocks = math.prod(lp.trips for lp in self.loops if lp.over == "units")
         threads = self.block.threads
         launched = _launched(body, block_var, blocks, self.block.thread, threads)
-        main = GridKernel(name, launched, (*taken, target), blocks, threads, shared_bytes(self.program, self.group))
+        main = GridKernel(name, launched, (*taken, target), blocks, threads, shared_bytes(self.program, self.machine))
         if self.lane.partial is None:
             return [main], spaces
         return [main, self._combine(f"{name}_combine", self.lane.partial, self.parts)], spaces
@@ -199,7 +205,7 @@ class _Stage:
             state = walk.enter(self.program, state, number, name, self.loops[number].trips)
             if self.reduces(number):
                 self.lane.part = plus(times(self.lane.part, self.loops[number].trips), name)
-        self.lane.panels = {p.staging.operand: p for p in panels_of(self.block)}
+        self.lane.panels = {p.staging.operand: p for p in panels_of(self.block, self.machine)}
         statements += allocate([p.buffer for p in self.lane.panels.values()])
         statements.append(self._inside(0, state))
         return sequence(statements)
@@ -223,28 +229,59 @@ class _Stage:
         """Panels whose place is inside this many loops, filled."""
         panels = self.lane.panels.values()
         due = [p for p in panels if p.ahead is None and copy_depth(self.program, p.staging) == depth]
-        return self._filled([Filling(self.block, p, self.reader) for p in due], depth, state) if due else []
+        if not due:
+            return []
+        fillings, copies = [self._filling(p) for p in due], self.machine.copies
+        started = [f.start(state, 0) for f in fillings if f.machine is not None]
+        waiting = [copies.close(), copies.wait(0)] if copies is not None and started else []
+        carried = [f.at_once(state, 0) for f in fillings if f.machine is None]
+        return [*self._left(depth), *started, *carried, *waiting, barrier()]
 
-    def _filled(self, fillings: list[Filling], depth: int, state: State) -> list[Stmt]:
-        again = any(lp.over == "time" for lp in self.loops[:depth])  # others may still read what was there before
-        return [*([barrier()] if again else []), *(f.at_once(state, 0) for f in fillings), barrier()]
+    def _filling(self, panel: SharedPanel) -> Filling:
+        return Filling(self.block, panel, self.reader, self.machine.copies)
+
+    def _left(self, depth: int) -> list[Stmt]:
+        """All lanes have left what they read before, where a place inside so many loops is come to again."""
+        return [barrier()] if any(lp.over == "time" for lp in self.loops[:depth]) else []
 
     def _pipeline(self, number: int, state: State) -> Stmt:
-        """A loop in which each trip reads ahead for the next one, computes, and then stores what it read in the other copy."""
-        fillings = [Filling(self.block, p, self.reader) for p in self.lane.panels.values() if p.ahead == number]
+        """A loop in which each trip starts copies for a later one, reads ahead what lanes have to carry for the next one, computes,
+        and then stores what it read. At its start what it needs is there, and nobody needs what it replaces.
+        """
+        fillings = [self._filling(p) for p in self.lane.panels.values() if p.ahead == number]
+        started, carried = ([f for f in fillings if (f.machine is None) == alone] for alone in (False, True))
+        stages = min(f.panel.copies for f in fillings)
         trips, var = walk.trips_of(self.program, state, number), variable(f"i{number}")
-        first, here, following = (walk.enter(self.program, state, number, at, trips) for at in (0, var, var + index(1)))
-        more = var + index(1) < index(trips)
-        self.lane.copy = copy = tirx.floormod(var, index(2))
+        later = var + index(stages - 1)
+        more = later < index(trips)
+        self.lane.copy = tirx.floormod(var, index(stages))
+        target = tirx.floormod(later, index(stages))
+        following, here = (walk.enter(self.program, state, number, at, trips) for at in (later, var))
         body = [
-            when(more, sequence(f.fetch(following) for f in fillings)),
-            self._inside(number + 1, here),
-            when(more, sequence(f.put(index(1) - copy) for f in fillings)),
+            *self._wait(started, stages - 2),
             barrier(),
+            *self._start(started, following, target, more),
+            *([when(more, sequence(f.fetch(following) for f in carried))] if carried else []),
+            self._inside(number + 1, here),
+            *([when(more, sequence(f.put(target) for f in carried))] if carried else []),
         ]
         self.lane.copy = 0
-        begun = [*allocate([f.held for f in fillings]), *self._filled(fillings, number, first)]
+        begun = [*allocate([f.held for f in carried]), *self._left(number)]
+        for first in range(stages - 1):
+            at = walk.enter(self.program, state, number, first, trips)
+            begun += self._start(started, at, first, index(first) < index(trips) if first else None)
+            begun += [f.at_once(at, first) for f in carried]
         return sequence([*begun, loop(var, trips, sequence(body))])
+
+    def _start(self, fillings: list[Filling], state: State, slot: Position, wanted: Expr | None) -> list[Stmt]:
+        """Copies started where they are wanted, and a group closed, so that groups can be counted."""
+        if not fillings or self.machine.copies is None:
+            return []
+        copies = sequence(f.start(state, slot) for f in fillings)
+        return [copies if wanted is None else when(wanted, copies), self.machine.copies.close()]
+
+    def _wait(self, fillings: list[Filling], open_groups: int) -> list[Stmt]:
+        return [self.machine.copies.wait(open_groups)] if fillings and self.machine.copies is not None else []
 
     # --- accumulators -------------------------------------------------------------------------------------------------
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.tirx import ForKind
 
-from roller.banks import WIDEST_ACCESS
+from roller.banks import WIDEST_ACCESS, row_dim
 from roller.expr import ELEMENT_BYTES
 from roller.nest import Access
-from roller.program import Staging, staged_touches
-from roller.scalar import loads
+from roller.program import Staging, operand_value, staged_touches
+from roller.scalar import Load, Scalar, loads
+from roller.schedule.machine import Copies
 from roller.schedule.place import Point, base_address
 from roller.schedule.reading import Reader
 from roller.schedule.scalar import identity
@@ -35,6 +36,7 @@ from roller.schedule.tir import (
     load,
     number,
     plus,
+    pointer,
     ramp,
     register_buffer,
     sequence,
@@ -46,16 +48,24 @@ from roller.schedule.tir import (
 )
 from roller.schedule.walk import Position, State
 
+MOST_REPEATED = 8  # copies of a lane that stand one after another: their addresses share parts, but take registers
+
 
 @dataclass(frozen=True)
 class SharedPanel:
     """A factor's values for one unit tile: its buffer, and the step of each dimension in it (0: it does not depend on it)."""
 
     staging: Staging
+    value: Scalar
     buffer: Buffer
     steps: tuple[int, ...]
     size: int  # elements of one copy
-    ahead: int | None  # the loop whose trips fill a second copy ahead; None where there is one copy
+    ahead: int | None  # the loop whose trips fill other copies ahead; None where there is one copy
+
+    @property
+    def copies(self) -> int:
+        """Copies of it in memory."""
+        return 1 if self.ahead is None else self.staging.depth
 
     def address(self, block: Block, reduced: dict[int, Position], slot: Position, offsets: Offsets) -> Position:
         """Where the value of a lane's point lies in a copy; `reduced`: where the lane's tile starts along each reduction."""
@@ -67,35 +77,42 @@ class SharedPanel:
 
 
 def shared_panel(block: Block, staging: Staging, ahead: int | None) -> SharedPanel:
-    """The panel with a fresh buffer: reductions outside, spatial dimensions inside a row."""
+    """The panel with a fresh buffer: rows of spatial dimensions, reductions outside; for a matrix atom as `roller.banks` says."""
     program, touches = block.program, staged_touches(block.program.nest, staging)
+    factor, matrix = program.nest.factors[staging.operand], program.atom.kind == "matrix"
+    row, outside = program.nest.spatial, program.nest.reduce
+    if matrix:
+        row = (row_dim(program.nest, program.atom, program.mapping, staging.operand, program.unit_tile),)
+        outside = tuple(d for d in range(len(touches)) if d not in row)
     steps, size = [0] * len(touches), 1
-    for dims in (program.nest.spatial, program.nest.reduce):
+    for dims in (row, outside):
         for dim in reversed(dims):
             if touches[dim]:
                 steps[dim] = size
                 size *= program.unit_tile[dim]
-        if dims == program.nest.spatial:
+        if dims == row:
             size += staging.row_padding
-    dtype = program.nest.stage.body.dtype
-    whole = WIDEST_ACCESS // ELEMENT_BYTES[dtype]
+    value = operand_value(factor, program.atom) if matrix else factor
+    assert value is not None, "a matrix atom has both operands in its own type"
+    whole = WIDEST_ACCESS // ELEMENT_BYTES[value.dtype]
     size = -(-size // whole) * whole  # every copy starts where the widest access may
-    held = shared_buffer(f"panel{staging.operand}", size * (1 if ahead is None else 2), dtype)
-    return SharedPanel(staging, held, tuple(steps), size, ahead)
+    held = shared_buffer(f"panel{staging.operand}", size * (1 if ahead is None else staging.depth), value.dtype)
+    return SharedPanel(staging, value, held, tuple(steps), size, ahead)
 
 
 class Filling:
     """How the lanes of a block fill one panel: each computes its share of the values, at once or in two steps, so that something
-    else can be done while what was read is on its way.
+    else can be done while what was read is on its way; or it starts copies that run by themselves, where nothing is to compute.
     """
 
-    def __init__(self, block: Block, panel: SharedPanel, reader: Reader) -> None:
+    def __init__(self, block: Block, panel: SharedPanel, reader: Reader, copies: Copies | None) -> None:
         self.block, self.panel, self.reader, self.nest = block, panel, reader, block.program.nest
         self.wide, width = _along(block, panel, reader)
         self.digits, self.width = _digits(block, panel, self.wide, width)
         self.total = math.prod(count for _, count, _ in self.digits)
         self.trips = -(-self.total // block.threads)
-        self.dtype = self.nest.stage.body.dtype
+        self.dtype = panel.value.dtype
+        self.machine = copies if copies is not None and self._copied(copies) else None
         self.held = register_buffer(f"{panel.buffer.name}_next", self.trips * self.width, self.dtype)
 
     def at_once(self, state: State, slot: Position) -> Stmt:
@@ -106,6 +123,29 @@ class Filling:
             return sequence([*allocate([values]), *self._values(state, names, values, 0), *self._stores(names, values, 0, slot)])
 
         return self._each(one, ForKind.SERIAL)
+
+    def _copied(self, copies: Copies) -> bool:
+        """True if the panel holds an array's values as they lie there, in pieces that one copy can take."""
+        panel, value = self.panel, self.panel.value
+        if not isinstance(value, Load) or self.nest.accesses[self.reader.number(value)].guarded:
+            return False
+        together, size = self._together(), self.width * ELEMENT_BYTES[self.dtype]
+        return size in copies.sizes and together == self.width and (self.width == 1 or panel.steps[self.wide or 0] == 1)
+
+    def start(self, state: State, slot: Position) -> Stmt:
+        """Start copies of a lane's share."""
+        assert self.machine is not None
+        assert isinstance(self.panel.value, Load)
+        machine, source = self.machine, self.reader.number(self.panel.value)
+        access, window = self.nest.accesses[source], self.reader.window(source)
+
+        def one(_: Expr, names: dict[int, Expr]) -> Stmt:
+            target = pointer(self.panel.buffer, self._target(names, slot), written=True)
+            point = self._point(state, names)
+            place = pointer(window.buffer, base_address(self.nest, window, access.index, point))
+            return machine.copy(target, place, self.width * access.element_bytes, self._inside(state, names))
+
+        return self._each(one, ForKind.UNROLLED if self.trips <= MOST_REPEATED else ForKind.SERIAL)
 
     def fetch(self, state: State) -> Stmt:
         """Read and compute into registers, `held`."""
@@ -135,11 +175,10 @@ class Filling:
         """The values at the named place of the unit's tile; beyond the end of a reduction what adds nothing."""
         nest, width = self.nest, self.width
         inside = self._inside(state, names)
-        point = Point(nest, tuple(_position(self.block, state, d, names) for d in range(len(nest.dims))))
-        node = nest.factors[self.panel.staging.operand]
+        point = self._point(state, names)
         if width == 1:
             held = Held.in_registers()
-            value = self.reader.value(node, point, held)
+            value = self.reader.value(self.panel.value, point, held)
             found: list[Stmt] = [*held.statements, store(into, value, at)]
         else:
             found = self._wide(point, into, at)
@@ -147,6 +186,10 @@ class Filling:
             return found
         nothing = number(0, self.dtype) if len(nest.factors) > 1 else identity(nest.stage.reducer or "sum", self.dtype)
         return [when(inside, sequence(found), sequence(store(into, nothing, plus(at, n)) for n in range(width)))]
+
+    def _point(self, state: State, names: dict[int, Expr]) -> Point:
+        dims = range(len(self.nest.dims))
+        return Point(self.nest, tuple(_position(self.block, state, d, names) for d in dims))
 
     def _inside(self, state: State, names: dict[int, Expr]) -> Expr | None:
         """Whether a place lies inside the ragged ends of reductions; None where there are none."""
@@ -157,7 +200,7 @@ class Filling:
 
     def _wide(self, point: Point, into: Buffer, at: Position) -> list[Stmt]:
         """One wide read into registers, then the values one by one."""
-        nest, node = self.nest, self.nest.factors[self.panel.staging.operand]
+        nest, node = self.nest, self.panel.value
         (read,) = loads(node)
         count = self.reader.number(read)
         access, window = nest.accesses[count], self.reader.window(count)
@@ -175,20 +218,30 @@ class Filling:
 
     def _stores(self, names: dict[int, Expr], source: Buffer, at: Position, slot: Position) -> list[Stmt]:
         """The values side by side in the panel, or one in each row."""
-        panel, width = self.panel, self.width
-        target: Position = times(slot, panel.size)
+        panel, together = self.panel, self._together()
+        apart = panel.steps[self.wide] if self.wide is not None else 1
+        target = self._target(names, slot)
+        return [
+            store(panel.buffer, load(source, ramp(plus(at, n), 1, together)), ramp(plus(target, n * apart), 1, together))
+            for n in range(0, self.width, together)
+        ]
+
+    def _target(self, names: dict[int, Expr], slot: Position) -> Position:
+        """Where the named place lies in a copy of the panel."""
+        target: Position = times(slot, self.panel.size)
         for dim, name in names.items():
-            target = plus(target, times(name, panel.steps[dim]))
-        apart, together = panel.steps[self.wide] if self.wide is not None else 1, 1
-        if apart == 1:
-            together = min(width, WIDEST_ACCESS // self.nest.accumulator_bytes)
+            target = plus(target, times(name, self.panel.steps[dim]))
+        return target
+
+    def _together(self) -> int:
+        """Values that lie side by side in the panel, as many as one access may store."""
+        panel, together = self.panel, 1
+        if self.wide is None or panel.steps[self.wide] == 1:
+            together = min(self.width, WIDEST_ACCESS // ELEMENT_BYTES[self.dtype])
             others = [s for d, s in enumerate(panel.steps) if s and d != self.wide]
             while any(s % together for s in (*others, panel.size)):
                 together //= 2
-        return [
-            store(panel.buffer, load(source, ramp(plus(at, n), 1, together)), ramp(plus(target, n * apart), 1, together))
-            for n in range(0, width, together)
-        ]
+        return together
 
 
 Digit = tuple[int, int, int]  # a dimension, how many values, and how far apart they are
@@ -205,7 +258,7 @@ def _digits(block: Block, panel: SharedPanel, wide: int | None, width: int) -> t
     row = next((d for d, s in enumerate(panel.steps) if s == 1), None)
     if wide is None or row is None or panel.steps[wide] == 1:
         return [(d, tile[d] // (width if d == wide else 1), width if d == wide else 1) for d in dims], width
-    near = _power(tile[row], WIDEST_ACCESS // block.program.nest.accumulator_bytes)
+    near = _power(tile[row], WIDEST_ACCESS // ELEMENT_BYTES[panel.value.dtype])
     far = _power(tile[wide], block.group // near)
     blocks = {row: near, wide: far}
     outer = [(d, tile[d] // blocks.get(d, 1), blocks.get(d, 1)) for d in dims]
@@ -223,7 +276,7 @@ def _power(extent: int, most: int) -> int:
 def _along(block: Block, panel: SharedPanel, reader: Reader) -> tuple[int | None, int]:
     """The dimension along which the source is contiguous, and the elements of it that one access reads."""
     program, nest = block.program, block.program.nest
-    mine = [nest.accesses[reader.number(n)] for n in loads(nest.factors[panel.staging.operand])]
+    mine = [nest.accesses[reader.number(n)] for n in loads(panel.value)]
     for dim in sorted(range(len(panel.steps)), key=lambda d: d in nest.spatial):
         if panel.steps[dim] and program.unit_tile[dim] > 1 and any(a.strides[dim] == 1 for a in mine):
             return dim, _width(block, dim, mine) if len(mine) == 1 else 1

@@ -41,9 +41,24 @@ class Block:
         return tuple(trips.get(d, 1) for d in range(len(self.program.nest.dims)))
 
     @property
+    def each(self) -> int:
+        """Lanes that one sub-tile takes."""
+        return 1
+
+    @property
     def threads(self) -> int:
         """Lanes of the block."""
-        return math.prod(self.lanes)
+        return math.prod(self.lanes) * self.each
+
+    @cached_property
+    def share(self) -> tuple[int, ...]:
+        """Points of one lane along each dimension."""
+        return self.program.inner
+
+    @cached_property
+    def outputs(self) -> int:
+        """Results that a lane has accumulators for."""
+        return math.prod(self.share[d] for d in self.program.nest.spatial)
 
     @cached_property
     def order(self) -> tuple[int, ...]:
@@ -61,7 +76,7 @@ class Block:
 
     def bindings(self) -> list[Expr]:
         """The statements that give those variables their values."""
-        found, rest = [], self.thread
+        found, rest = [], self.thread if self.each == 1 else tirx.floordiv(self.thread, index(self.each))
         for d in reversed(self.order):
             last = d == self.order[0]
             found.append(tirx.Bind(self.names[d], rest if last else tirx.floormod(rest, index(self.lanes[d]))))
@@ -114,5 +129,5 @@ class Block:
 
     def points(self, dims: tuple[int, ...]) -> Iterator[Offsets]:
         """Offsets of a lane's points along some dimensions, 0 along the others."""
-        whole = [range(e) if d in dims else range(1) for d, e in enumerate(self.program.inner)]
+        whole = [range(e) if d in dims else range(1) for d, e in enumerate(self.share)]
         return itertools.product(*whole)

@@ -68,6 +68,11 @@ def store(target: Buffer, value: Expr, address: Expr) -> Stmt:
     return tirx.BufferStore(target, value, [index(address)])
 
 
+def pointer(held: Buffer, address: Expr, written: bool = False) -> Expr:
+    """The address of an element, for a function that reads or writes there; TVM does not see what `address_of` leads to."""
+    return held.access_ptr("rw" if written else "r", offset=index(address))
+
+
 def ramp(base: Expr, stride: int, lanes: int) -> Expr:
     """Addresses base, base + stride, …; a scalar for one lane."""
     return index(base) if lanes == 1 else tirx.Ramp(index(base), index(stride), lanes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roller.plugin import ComputeAtom, HardwareSpec, TensorExpr, find_spec, list_specs
-from roller_cuda import runtime
+from roller_cuda import runtime, tensor_cores
 
 DEFAULT = "a100"  # where no GPU is attached
 
@@ -27,5 +27,5 @@ def capability_of(spec: HardwareSpec) -> tuple[int, int]:
 
 
 def atoms(spec: HardwareSpec, _: TensorExpr) -> Sequence[ComputeAtom]:
-    """What CUDA cores compute: kernels for tensor cores are not printed."""
-    return tuple(atom for atom in spec.atoms if atom.kind != "matrix")
+    """What kernels are printed for."""
+    return tuple(atom for atom in spec.atoms if tensor_cores.supported(atom))

@@ -16,10 +16,14 @@ from tvm import tirx
 from roller.plugin import CodegenError, HardwareSpec, KernelSource, RProgram
 from roller.schedule import grid
 from roller.schedule.grid import GridKernel
+from roller.schedule.machine import Machine
 from roller.schedule.tir import argument
+from roller_cuda import tensor_cores
+from roller_cuda.copies import FIRST_CAPABILITY, AsyncCopies
 
 SKIPPED = ["s_tir.ThreadSync"]  # adds barriers where it cannot see that there are enough
-PRELUDE = Path(__file__).parent / "prelude.cuh"
+HERE = Path(__file__).parent
+WANTED = {"roller_mma": "tensor_cores.cuh", "roller_copies": "copies.cuh"}  # for what a kernel calls
 HEADERS = {"half": "cuda_fp16.h", "nv_bfloat16": "cuda_bf16.h"}
 PRINTED_ARCH = (
     "sm_80"  # what TVM prints for: from there on it has a word for bfloat16, which the toolkit's headers know on every chip
@@ -35,7 +39,7 @@ def generate(spec: HardwareSpec, program: RProgram) -> KernelSource:
         raise CodegenError(broken[1])
     expr = program.expr
     buffers = {t.name: argument(t.name, t.elements, t.dtype) for t in (*expr.inputs, expr.output)}
-    kernels, spaces = grid.lower(program, buffers, spec.unit.lane_group)
+    kernels, spaces = grid.lower(program, buffers, machine(spec))
     text = _whole(_printed(kernels, spec)) if kernels else ""
     orders = _orders(text)
     launch = {
@@ -51,14 +55,21 @@ def generate(spec: HardwareSpec, program: RProgram) -> KernelSource:
 
 def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
     """Why the chip cannot run a program: `roller.schedule.grid` has no words for it, or a block lacks the shared memory."""
-    broken = grid.refusal(program)
+    broken = grid.refusal(program, machine(spec))
     if broken is not None:
         return broken
     for stage in program.stages:
-        wanted, room = grid.shared_bytes(stage, spec.unit.lane_group), spec.levels[stage.levels[0]].usable_bytes
+        wanted = grid.shared_bytes(stage, machine(spec))
+        room = spec.levels[stage.levels[0]].usable_bytes
         if wanted > room:
             return "shared memory", f"{stage.nest.stage.name!r} takes {wanted} bytes of a block's shared memory, there are {room}"
     return None
+
+
+def machine(spec: HardwareSpec) -> Machine:
+    """What kernels for the chip may use."""
+    capability = tuple(spec.options["compute_capability"])
+    return Machine(spec.unit.lane_group, tensor_cores.UNITS, AsyncCopies() if capability >= FIRST_CAPABILITY else None)
 
 
 def target(spec: HardwareSpec) -> Any:
@@ -90,7 +101,8 @@ def _whole(kernels: str) -> str:
     headers = [f"#include <{header}>" for header in halves.values()]
     guarded = ["#ifndef ROLLER_EMULATED", *headers, "#endif"] if headers else []
     fours = [f"struct alignas(8) {word}4 {{ {word} x, y, z, w; }};" for word in halves]
-    return "\n".join([*guarded, PRELUDE.read_text(encoding="utf-8"), *fours, kernels])
+    preludes = ["prelude.cuh", *(name for call, name in WANTED.items() if call in kernels)]
+    return "\n".join([*guarded, *((HERE / name).read_text(encoding="utf-8") for name in preludes), *fours, kernels])
 
 
 def _orders(text: str) -> dict[str, list[str]]:

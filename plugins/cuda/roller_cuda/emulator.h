@@ -20,6 +20,8 @@ struct Pointer {  // to an array of whatever type the kernel takes
     template <class T> operator T *() const { return static_cast<T *>(place); }
 };
 
+struct Copy { void *to; const void *from; int size, inside; };
+
 struct Fiber {
     ucontext_t first;
     jmp_buf at;
@@ -27,6 +29,8 @@ struct Fiber {
     bool started = false, done = false;
     int waits_for = 0;  // the turn of the barrier that lets it go on, or of its warp's
     int *turn = nullptr;
+    std::vector<Copy> open;  // since the last group was closed
+    std::vector<std::vector<Copy>> groups;
 };
 
 struct Meeting { int present = 0, turn = 0; };
@@ -40,6 +44,8 @@ static Dim block_index, block_size, grid_size;
 static Meeting everyone, warps[WARPS];
 static unsigned long long exchanged[WARPS][WARP];
 static char *shared;
+static bool at_once;  // copies arrive when they are started, not when somebody waits for them
+static bool misaligned;  // an access that the GPU would refuse
 static void (*body)(void **);
 static void **arguments;
 
@@ -76,6 +82,89 @@ template <class T> inline T exchange(T value, int source) {
     return found;
 }
 
+// What a warp does together: every lane shows its part, one of them does the work for all once the last one is here.
+static void *shown[WARPS][WARP];
+
+template <class Work> inline void together(void *mine, Work work) {
+    const int warp = current / WARP;
+    shown[warp][current % WARP] = mine;
+    if (warps[warp].present + 1 == WARP) work(shown[warp]);
+    meet(warps[warp], WARP);
+    meet(warps[warp], WARP);  // nobody goes on while others still need what it shows
+}
+
+struct SmallMatrices { const void *row; unsigned *to; };
+
+template <int count, bool trans> inline void ldmatrix(unsigned *to, const void *from) {
+    SmallMatrices mine{from, to};
+    if (reinterpret_cast<uintptr_t>(from) % 16) misaligned = true;
+    together(&mine, [](void **all) {
+        for (int matrix = 0; matrix < count; matrix++) {
+            uint16_t values[8][8];
+            for (int row = 0; row < 8; row++)
+                std::memcpy(values[row], static_cast<SmallMatrices *>(all[8 * matrix + row])->row, 16);
+            for (int lane = 0; lane < WARP; lane++) {
+                const int row = lane / 4, column = 2 * (lane % 4);
+                const unsigned low = trans ? values[column][row] : values[row][column];
+                const unsigned high = trans ? values[column + 1][row] : values[row][column + 1];
+                static_cast<SmallMatrices *>(all[lane])->to[matrix] = low | high << 16;
+            }
+        }
+    });
+}
+
+template <class T> inline float half_of(unsigned pair, int which) {
+    const uint16_t bits = which ? pair >> 16 : pair & 0xffff;
+    T value;
+    std::memcpy(&value, &bits, sizeof(value));
+    return static_cast<float>(value);
+}
+
+struct Product { float *d[4]; const unsigned *a, *b; };
+
+template <class T> inline void mma_m16n8k16(float *d0, float *d1, float *d2, float *d3, const unsigned *a, const unsigned *b) {
+    Product mine{{d0, d1, d2, d3}, a, b};
+    together(&mine, [](void **all) {
+        float left[16][16], right[16][8];
+        for (int lane = 0; lane < WARP; lane++) {
+            const Product &part = *static_cast<Product *>(all[lane]);
+            for (int which = 0; which < 2; which++) {
+                const int far = lane / 4, near = 2 * (lane % 4) + which;
+                for (int r = 0; r < 4; r++) left[far + 8 * (r % 2)][near + 8 * (r / 2)] = half_of<T>(part.a[r], which);
+                for (int r = 0; r < 2; r++) right[near + 8 * r][far] = half_of<T>(part.b[r], which);
+            }
+        }
+        for (int lane = 0; lane < WARP; lane++)
+            for (int r = 0; r < 4; r++) {
+                float &sum = *static_cast<Product *>(all[lane])->d[r];
+                for (int k = 0; k < 16; k++) sum += left[lane / 4 + 8 * (r / 2)][k] * right[k][2 * (lane % 4) + r % 2];
+            }
+    });
+}
+
+inline void arrive(const Copy &copy) {
+    if (copy.inside) std::memcpy(copy.to, copy.from, copy.size);
+    else std::memset(copy.to, 0, copy.size);
+}
+
+inline void start(const Copy &copy) {
+    if ((reinterpret_cast<uintptr_t>(copy.to) | (copy.inside ? reinterpret_cast<uintptr_t>(copy.from) : 0)) % copy.size) misaligned = true;
+    if (at_once) arrive(copy);
+    else fibers[current].open.push_back(copy);
+}
+
+inline void close() {
+    Fiber &fiber = fibers[current];
+    fiber.groups.push_back(std::move(fiber.open));
+    fiber.open.clear();
+}
+
+inline void wait(size_t last) {
+    auto &groups = fibers[current].groups;
+    for (; groups.size() > last; groups.erase(groups.begin()))
+        for (const Copy &copy : groups.front()) arrive(copy);
+}
+
 inline void enter() {
     body(arguments);
     fibers[current].done = true;
@@ -103,6 +192,7 @@ inline int run_block(bool backwards) {
         Fiber &fiber = fibers[thread];
         fiber.started = fiber.done = false;
         fiber.turn = nullptr;
+        fiber.open.clear(), fiber.groups.clear();
         fiber.stack.resize(STACK_BYTES);
         getcontext(&fiber.first);
         fiber.first.uc_stack.ss_sp = fiber.stack.data();
@@ -123,8 +213,9 @@ inline int run_block(bool backwards) {
     }
 }
 
-inline int launch(void (*kernel)(void **), void **given, Dim grid, Dim threads, bool backwards) {
-    body = kernel, arguments = given, grid_size = grid, block_size = threads;
+inline int launch(void (*kernel)(void **), void **given, Dim grid, Dim threads, bool backwards, bool eager) {
+    at_once = eager;
+    body = kernel, arguments = given, grid_size = grid, block_size = threads, misaligned = false;
     count = threads.x * threads.y * threads.z;
     fibers.resize(count);
     std::vector<char> room(SHARED_BYTES + 1024);
@@ -134,6 +225,7 @@ inline int launch(void (*kernel)(void **), void **given, Dim grid, Dim threads, 
             for (int x = 0; x < grid.x; x++) {
                 block_index = {x, y, z};
                 if (const int stuck = run_block(backwards)) return stuck;
+                if (misaligned) return -1;
             }
     return 0;
 }
@@ -198,6 +290,19 @@ inline double __longlong_as_double(long long bits) {
     std::memcpy(&value, &bits, sizeof(value));
     return value;
 }
+template <class... A> inline void roller_ldmatrix_x1(A... a) { emulator::ldmatrix<1, false>(a...); }
+template <class... A> inline void roller_ldmatrix_x2(A... a) { emulator::ldmatrix<2, false>(a...); }
+template <class... A> inline void roller_ldmatrix_x4(A... a) { emulator::ldmatrix<4, false>(a...); }
+template <class... A> inline void roller_ldmatrix_x1_trans(A... a) { emulator::ldmatrix<1, true>(a...); }
+template <class... A> inline void roller_ldmatrix_x2_trans(A... a) { emulator::ldmatrix<2, true>(a...); }
+template <class... A> inline void roller_ldmatrix_x4_trans(A... a) { emulator::ldmatrix<4, true>(a...); }
+template <class... A> inline void roller_mma_m16n8k16_f16(A... a) { emulator::mma_m16n8k16<half>(a...); }
+template <class... A> inline void roller_mma_m16n8k16_bf16(A... a) { emulator::mma_m16n8k16<nv_bfloat16>(a...); }
+inline void roller_copy_async_4(void *to, const void *from, int inside) { emulator::start({to, from, 4, inside}); }
+inline void roller_copy_async_8(void *to, const void *from, int inside) { emulator::start({to, from, 8, inside}); }
+inline void roller_copy_async_16(void *to, const void *from, int inside) { emulator::start({to, from, 16, inside}); }
+inline void roller_copies_close() { emulator::close(); }
+template <int open> inline void roller_copies_wait() { emulator::wait(open); }
 #define __launch_bounds__(...)
 #define threadIdx (emulator::thread_index())
 #define blockIdx (emulator::block_index)

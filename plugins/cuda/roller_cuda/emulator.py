@@ -33,10 +33,12 @@ _SHARED = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+?) (\w+)\[
 
 
 class Emulator:
-    """A program's kernels, one after another, every block in turn. `backwards`: threads take their turns in reverse order."""
+    """A program's kernels, one after another, every block in turn. `backwards`: threads take their turns in reverse order; `eager`:
+    asynchronous copies arrive when they are started, else when somebody waits for them.
+    """
 
-    def __init__(self, artifact: Artifact, backwards: bool = False) -> None:
-        self._artifact, self._backwards = launching.checked(artifact), backwards
+    def __init__(self, artifact: Artifact, backwards: bool = False, eager: bool = False) -> None:
+        self._artifact, self._backwards, self._eager = launching.checked(artifact), backwards, eager
         self._launch = artifact.launch
         room = max([artifact.spec.levels[-2].capacity_bytes, *(k["shared_bytes"] for k in self._launch["kernels"])])
         self._library = _library(emulated(self._launch, room))
@@ -50,7 +52,9 @@ class Emulator:
         for kernel in self._launch["kernels"]:
             given = (ctypes.c_void_p * len(kernel["arguments"]))(*(address(arrays[n]) for n in kernel["arguments"]))
             start = getattr(self._library, f"emulate_{kernel['name']}")
-            stuck = start(given, kernel["blocks"], kernel["threads"], int(self._backwards))
+            stuck = start(given, kernel["blocks"], kernel["threads"], int(self._backwards), int(self._eager))
+            if stuck < 0:
+                raise LaunchError(f"kernel {kernel['name']!r}: an address is not aligned as its access wants")
             if stuck:
                 raise LaunchError(f"kernel {kernel['name']!r}: {stuck} threads wait for one that never comes")
 
@@ -67,8 +71,8 @@ def emulated(launch: Mapping[str, Any], shared_bytes: int) -> str:
         passed = ", ".join(f"emulator::Pointer{{given[{n}]}}" for n in range(count))
         tail += [
             f"static void call_{name}(void **given) {{ {name}({passed}); }}",
-            f'extern "C" int emulate_{name}(void **given, int blocks, int threads, int backwards) {{',
-            f"    return emulator::launch(call_{name}, given, {{blocks, 1, 1}}, {{threads, 1, 1}}, backwards);",
+            f'extern "C" int emulate_{name}(void **given, int blocks, int threads, int backwards, int eager) {{',
+            f"    return emulator::launch(call_{name}, given, {{blocks, 1, 1}}, {{threads, 1, 1}}, backwards, eager);",
             "}",
         ]
     # One block runs at a time: its shared memory is a place, not a declaration.

@@ -1,0 +1,215 @@
+"""Matrix atoms that a group of lanes computes together: which results each lane holds, and how the group takes a step.
+
+A sub-tile belongs to one group. Its operands come from panels, a fragment for each atom, and every fragment is read once a step;
+the results stay in the lanes' registers, where the atom leaves them. Device plugins say how by a `MatrixUnit` for each atom.
+
+Panels hold zeros beyond the end of a reduction and copies of the last row beyond the end of the problem: steps have no guards.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from tvm import tirx
+
+from roller.program import StageProgram
+from roller.schedule.lane import Lane
+from roller.schedule.machine import Machine, MatrixUnit, Operand
+from roller.schedule.reading import Reader
+from roller.schedule.threads import Block, Offsets
+from roller.schedule.tir import (
+    Buffer,
+    Expr,
+    Stmt,
+    allocate,
+    index,
+    least,
+    plus,
+    pointer,
+    register_buffer,
+    sequence,
+    store,
+    times,
+)
+from roller.schedule.walk import Position, State
+
+SIDES = ("m", "n")  # the roles of rows and columns of an atom's results; the first operand has rows, the second columns
+
+
+@dataclass(frozen=True)
+class GroupBlock(Block):
+    """A block whose sub-tiles belong to whole groups of lanes."""
+
+    unit: MatrixUnit = field(kw_only=True)
+
+    @property
+    def each(self) -> int:
+        """Lanes that one sub-tile takes."""
+        return self.program.atom.lanes
+
+    @property
+    def member(self) -> Expr:
+        """The lane's number in its group."""
+        return tirx.floormod(self.thread, index(self.each))
+
+    def extent(self, role: str) -> int:
+        """The atom's extent in a role."""
+        found = self.program.atom.extents[role]
+        assert isinstance(found, int)
+        return found
+
+    @cached_property
+    def roles(self) -> dict[int, str]:
+        """The role of each dimension along which a group's results lie."""
+        return {d: role for role, d in self.program.mapping if role in SIDES}
+
+    @cached_property
+    def share(self) -> tuple[int, ...]:
+        """Points of one lane along each dimension."""
+        return tuple(self._share(d, extent) for d, extent in enumerate(self.program.inner))
+
+    def _share(self, dim: int, extent: int) -> int:
+        role = self.roles.get(dim)
+        return extent if role is None else extent // self.extent(role) * len(self.unit.results[role])
+
+    def _piece(self, dim: int) -> int:
+        """Neighbouring results that a lane has; none where tiles reach beyond the problem, as results do not move."""
+        role = self.roles.get(dim)
+        if role is None or self.program.nest.extents[dim] < self.program.unit_tile[dim]:
+            return 1
+        places = self.unit.results[role]
+        return next((n for n in (8, 4, 2) if len(places) % n == 0 and places[:n] == tuple(range(n))), 1)
+
+    def corner(self, dim: int) -> Position:
+        """Where the group's tile starts in the unit's."""
+        return times(self.names[dim], self.program.inner[dim]) if dim in self.names else 0
+
+    def offset(self, dim: int, point: int) -> Position:
+        """Where a lane's point lies in the unit's tile; beyond the problem's end, at its last position, whose value it has."""
+        role, extent = self.roles.get(dim), self.program.nest.extents[dim]
+        start = self.corner(dim)
+        if role is None:
+            start = plus(start, point)
+        else:
+            places = self.unit.results[role]
+            atom, place = divmod(point, len(places))
+            start = plus(plus(start, self.unit.first(role, self.member)), atom * self.extent(role) + places[place])
+        outside = not self.program.nest.dims[dim].is_reduce and extent < self.program.unit_tile[dim]
+        return least(start, extent - 1) if outside else start
+
+
+@dataclass
+class GroupLane(Lane):
+    """What one lane of a group does: its part of every atom's operands and results."""
+
+    block: GroupBlock
+
+    def step(self, state: State, slot: Position) -> Stmt:
+        """Every atom of the group's tile takes in its step of the reduction."""
+        program, deep = self.program, self.block.extent("k")
+        depth = program.role("k")
+        assert depth is not None
+        spare = register_buffer("spare", 1, self.nest.stage.body.dtype)
+        statements = [*allocate([spare]), store(spare, tirx.const(0, str(spare.dtype)), 0)]
+        steps = [range(0, program.inner[d], deep if d == depth else 1) for d in self.nest.reduce]
+        for offsets in itertools.product(*steps):
+            statements += self._products(state, dict(zip(self.nest.reduce, offsets, strict=True)), slot, spare)
+        return sequence(statements)
+
+    def _products(self, state: State, reduced: Mapping[int, int], slot: Position, spare: Buffer) -> list[Stmt]:
+        """All atoms at one step of the reduction: their operands in registers, then one after another."""
+        fragments = [self._fragments(role, operand, state, reduced) for role, operand in self._sides]
+        statements = [*allocate([held for _, held, _ in fragments]), *(read for *_, reads in fragments for read in reads)]
+        for corner in self._corners(tuple(True for _ in self.nest.dims)):
+            parts = []
+            for (role, operand), (places, held, _) in zip(self._sides, fragments, strict=True):
+                parts.append(pointer(held, places[self._projected(corner, operand)] * self.block.unit.registers[role]))
+            statements.append(self.block.unit.multiply(self._results_of(corner, slot, spare), *parts))
+        return statements
+
+    @cached_property
+    def _sides(self) -> list[tuple[str, int]]:
+        """The factor that has the atom's rows, and the one that has its columns."""
+        spots = dict(self.program.mapping)
+        for order in ((0, 1), (1, 0)):
+            touched = [(role, self.nest.factor_touches(factor)) for role, factor in zip(SIDES, order, strict=True)]
+            if all(role not in spots or touches[spots[role]] for role, touches in touched):
+                return list(zip(SIDES, order, strict=True))
+        raise AssertionError("an atom's rows are of one factor, its columns of the other")
+
+    def _corners(self, touches: tuple[bool, ...]) -> list[Offsets]:
+        """Where the atoms of the group's tile start, along the dimensions that are touched."""
+        roles, inner = self.block.roles, self.program.inner
+        steps = []
+        for d in range(len(inner)):
+            step = self.block.extent(roles[d]) if d in roles else 1
+            steps.append(range(0, inner[d], step) if touches[d] and d in self.nest.spatial else range(1))
+        return list(itertools.product(*steps))
+
+    def _projected(self, corner: Offsets, operand: int) -> Offsets:
+        return tuple(o if t else 0 for o, t in zip(corner, self.nest.factor_touches(operand), strict=True))
+
+    def _fragments(
+        self, role: str, operand: int, state: State, reduced: Mapping[int, int]
+    ) -> tuple[dict[Offsets, int], Buffer, list[Stmt]]:
+        """An operand's fragments: which atom's is where, the registers, and how they come there."""
+        panel, unit, block = self.panels[operand], self.block.unit, self.block
+        corners = self._corners(self.nest.factor_touches(operand))
+        base: Position = times(0 if panel.ahead is None else self.copy, panel.size)
+        for dim, step in enumerate(panel.steps):
+            if step:
+                start = self._reduced(state, dim) if dim in reduced else 0
+                base = plus(base, times(plus(start, block.corner(dim)), step))
+        fixed = sum(reduced.get(d, 0) * step for d, step in enumerate(panel.steps))
+        starts = tuple(fixed + sum(o * s for o, s in zip(corner, panel.steps, strict=True)) for corner in corners)
+        side, depth = (self.program.role(name) for name in (role, "k"))
+        steps = [panel.steps[dim] if dim is not None else 0 for dim in (side, depth)]
+        held = register_buffer(f"fragments{operand}", unit.registers[role] * len(corners), unit.dtype)
+        reads = unit.fetch(role, block.member, Operand(panel.buffer, base, starts, *steps), held)
+        return {corner: at for at, corner in enumerate(corners)}, held, reads
+
+    def _results_of(self, corner: Offsets, slot: Position, spare: Buffer) -> list[Expr]:
+        """The accumulators of an atom, row by row; those of roles that lie nowhere beyond the first are nobody's."""
+        found = []
+        unit, roles = self.block.unit, self.block.roles
+        for places in itertools.product(*(range(len(unit.results[role])) for role in SIDES)):
+            chosen = dict(zip(SIDES, places, strict=True))
+            lost = any(chosen[role] for role in SIDES if role not in roles.values())
+            point = tuple(
+                o // self.block.extent(roles[d]) * len(unit.results[roles[d]]) + chosen[roles[d]] if d in roles else o
+                for d, o in enumerate(corner)
+            )
+            found.append(pointer(spare, 0, True) if lost else pointer(self.acc, plus(slot, self._numbers[point]), True))
+        return found
+
+    @cached_property
+    def _numbers(self) -> dict[Offsets, int]:
+        """The number of each point of the lane."""
+        return {point: number for number, point in enumerate(self.spatial)}
+
+
+def block_of(program: StageProgram, machine: Machine) -> Block:
+    """The block of a program: of groups where its atom is a matrix."""
+    if program.atom.kind == "matrix":
+        return GroupBlock(program, machine.group, unit=machine.units[program.atom.name])
+    return Block(program, machine.group)
+
+
+def lane_of(block: Block, reader: Reader, target: Buffer) -> Lane:
+    """What one lane of a block does."""
+    return GroupLane(block, reader, target) if isinstance(block, GroupBlock) else Lane(block, reader, target)
+
+
+def refusal(program: StageProgram, machine: Machine) -> tuple[str, str] | None:
+    """Why groups of lanes cannot run a program with a matrix atom; None where they can, and for all other atoms."""
+    name, atom = program.nest.stage.name, program.atom
+    if atom.kind != "matrix":
+        return None
+    if atom.name not in machine.units:
+        return "matrix atom", f"{name!r} is computed by {atom.name}, for which the device prints nothing"
+    if {s.operand for s in program.staged} != set(range(len(program.nest.factors))):
+        return "operands", f"{atom.name} takes its operands from panels, {name!r} does not stage both"
+    return None
