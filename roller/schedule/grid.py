@@ -14,7 +14,7 @@ from tvm import tirx
 from tvm.tirx import ForKind
 
 from roller.expr import ELEMENT_BYTES
-from roller.program import RProgram, StageProgram, Staging, copy_depth, staged_touches
+from roller.program import RProgram, StageProgram, copy_depth
 from roller.schedule import matrix, walk
 from roller.schedule.gather import combined_lanes, meeting_bytes
 from roller.schedule.machine import Machine
@@ -46,7 +46,7 @@ from roller.schedule.walk import Position, State
 
 SHARED_ALIGNMENT = 128
 REGISTER_BYTES = 4
-MOST_REGISTERS = 128  # for accumulators and values read ahead; the others hold operands and addresses
+MOST_REGISTERS = 192  # for accumulators and values read ahead; the others hold operands and addresses
 COMBINE_THREADS = 256  # of a block that adds up partial results, one output each
 
 
@@ -103,19 +103,17 @@ def panels_of(block: Block, machine: Machine) -> list[SharedPanel]:
     serial = loop_number >= 0 and program.loops[loop_number].over == "time" and program.loops[loop_number].trips > 1
     reader = Reader(program.nest, {})
     fillings = [Filling(block, shared_panel(block, s, None), reader, machine.copies) for s in last]
-    carried = [f.panel.staging for f in fillings if f.machine is None]
+    carried = [f for f in fillings if f.machine is None]
     room = all(s.depth == 2 for s in last) and _registers_ahead(block, carried) <= MOST_REGISTERS if carried else True
     ahead = serial and all(s.depth > 1 for s in last) and room
     return [shared_panel(block, s, loop_number if ahead and s in last else None) for s in program.staged]
 
 
-def _registers_ahead(block: Block, staged: Sequence[Staging]) -> int:
-    """Registers of a lane for accumulators and for what it reads ahead."""
-    program = block.program
-    words = -(-program.nest.accumulator_bytes // REGISTER_BYTES)
-    touched = [staged_touches(program.nest, s) for s in staged]
-    values = sum(math.prod(t for t, x in zip(program.unit_tile, touches, strict=True) if x) for touches in touched)
-    return words * (block.outputs + -(-values // block.threads))
+def _registers_ahead(block: Block, carried: Sequence[Filling]) -> int:
+    """Registers of a lane for accumulators, for what it reads ahead, and for where each of these accesses goes."""
+    nest = block.program.nest
+    held = sum(f.trips * (1 + -(-f.width * ELEMENT_BYTES[f.dtype] // REGISTER_BYTES)) for f in carried)
+    return block.outputs * -(-nest.accumulator_bytes // REGISTER_BYTES) + held
 
 
 def lower(program: RProgram, buffers: Mapping[str, Buffer], machine: Machine) -> tuple[list[GridKernel], list[Workspace]]:
