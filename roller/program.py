@@ -111,6 +111,13 @@ class StageProgram:
         """Number of tiles handed to units."""
         return math.prod(lp.trips for lp in self.loops if lp.over == "units")
 
+    @property
+    def dealt(self) -> bool:
+        """True where unit tiles go one by one to whichever unit is free, so that units work on neighbours: units with lanes. Others
+        take a run of tiles each.
+        """
+        return self.lane_level is not None
+
     @cached_property
     def lanes(self) -> int:
         """Sub-tiles of a unit tile that run concurrently."""

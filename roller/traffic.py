@@ -42,6 +42,8 @@ def _cached(walk: NestWalk, level: MemoryLevel) -> LevelTraffic:
     together = _retained(walk, level, sharing)
     total = runs = ahead = 0.0
     units = spec.unit.count if not spec.shared(level) else 1
+    # Units that work on neighbours at a time come for the same data, and one of them brings it for all.
+    beside = walk.apart(sharing) if walk.program.dealt and units == 1 else (1,) * len(loops)
     cold = 1 - together[0] * walk.parameters.warm
     if not cold:
         return LevelTraffic(0.0, 0.0)
@@ -63,7 +65,8 @@ def _cached(walk: NestWalk, level: MemoryLevel) -> LevelTraffic:
                 times *= loop.trips
             else:
                 survives = kept[d + 1] if d + 1 < len(kept) else 1.0
-                times *= max(loop.trips - (loop.trips - 1) * survives, _copies(loop, units))
+                trips = -(-loop.trips // beside[d])
+                times *= max(trips - (trips - 1) * survives, _copies(loop, units))
         if units > 1:
             times *= math.prod([_copies(lp, units) for lp in loops[fit:] if not touches[lp.dim]])
         moved = sizes[fit]
@@ -163,7 +166,9 @@ def _passes(walk: NestWalk, stream: Stream, fit: int) -> float:
 
 def _managed(walk: NestWalk, level: MemoryLevel, index: int) -> LevelTraffic:
     program, spec, geometry, nest = walk.program, walk.spec, walk.geometry, walk.program.nest
-    tile, spread = _shared_tile(program, index, level.access_lanes)
+    # A matrix atom's lanes are a group already: what they fetch together is its sub-tile's.
+    together = level.access_lanes // program.atom.lanes if program.atom.kind == "matrix" else level.access_lanes
+    tile, spread = _shared_tile(program, index, together)
     outside = [lp for lp in walk.loops if lp.level <= index]
     staged = {s.operand: s for s in program.staged if s.kind == "panel"}
     width = panel_element_bytes(nest, program.atom)

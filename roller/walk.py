@@ -36,6 +36,7 @@ class NestWalk:
     geometry: Geometry
     parameters: CostParameters
     _runs: dict[int, int] = field(default_factory=dict)
+    _trips_apart: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _needs: dict[tuple[int, int], list[float]] = field(default_factory=dict)
 
     @cached_property
@@ -101,18 +102,29 @@ class NestWalk:
         return known[depth]
 
     def copies(self, number: int, depth: int, units: int) -> int:
-        """How many different tiles of a stream so many units work on at a time, inside the first loops up to a depth: units take
-        consecutive tiles, so that the outer loops tell them apart first.
-        """
+        """How many different tiles of a stream so many units work on at a time, inside the first loops up to a depth."""
         stream, dims, found = self.streams[number], self.program.nest.dims, 1
         own = stream.copy and stream.start > 0  # each unit has a copy of its own
         partial = stream.access is not None and self.program.nest.accesses[stream.access].role == "output"
-        for loop in self.loops[:depth]:
-            if loop.over == "units":
-                apart = min(loop.trips, units)
-                units = -(-units // apart)
-                found *= apart if own or stream.touches[loop.dim] or (partial and dims[loop.dim].is_reduce) else 1
+        for loop, apart in zip(self.loops[:depth], self.apart(units), strict=False):
+            if own or stream.touches[loop.dim] or (partial and dims[loop.dim].is_reduce):
+                found *= apart
         return found
+
+    def apart(self, units: int) -> tuple[int, ...]:
+        """For each loop how many of its trips so many units make at a time: inner loops tell units apart first where tiles are
+        dealt, outer ones where each unit takes a run of them.
+        """
+        known = self._trips_apart.get(units)
+        if known is None:
+            left, found = units, [1] * len(self.loops)
+            order = range(len(self.loops))
+            for number in reversed(order) if self.program.dealt else order:
+                if self.loops[number].over == "units":
+                    found[number] = max(1, min(self.loops[number].trips, left))
+                    left = -(-left // found[number])
+            known = self._trips_apart[units] = tuple(found)
+        return known
 
     @cached_property
     def ahead(self) -> tuple[bool, ...]:

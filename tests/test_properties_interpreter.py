@@ -172,8 +172,9 @@ def test_what_lanes_and_scratchpads_hold_takes_no_room_in_a_cache() -> None:
     tiles = ((16, 32, 2), (2, 4, 1))
     staged = (Staging("panel", 0, 2), Staging("panel", 1, 2))
     program = StageProgram(nest, spec.atoms[0], (), (2, 3), tiles, ((0, 1, 2),) * 2, staged, lane_level=3)
-    # 4 x 2 tiles: each reads 16 whole rows of A and 32 columns of B in whole lines; the result is written once.
-    assert predicted(program, spec, 1) == pytest.approx(4 * (8 * (16 + 32) * 256 + 64 * 64))
+    # 4 x 2 tiles: the two units of a row of them read 16 whole rows of A together, and each 32 columns of B in whole lines; the
+    # result is written once.
+    assert predicted(program, spec, 1) == pytest.approx(4 * (4 * 16 * 256 + 8 * 32 * 256 + 64 * 64))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 
 from roller import ops
+from roller.chip import load_spec
 from roller.compiler import compile as compile_kernel
 from roller.copying import copy_seconds, panel_room
 from roller.cost import Estimate, Model
@@ -17,7 +18,7 @@ from roller.expr import TensorExpr
 from roller.hardware import HardwareSpec
 from roller.nest import variants
 from roller.ops import expression
-from roller.program import StageProgram, Staging, tiled_levels
+from roller.program import StageProgram, Staging, lane_level, tiled_levels
 from roller.rates import CostParameters, Rates, unit_efficiency
 from roller.testing import expressions, programs, specs, toy_atom, toy_level, toy_spec, with_level
 from roller.tile import Geometry
@@ -76,6 +77,49 @@ def test_what_units_read_together_counts_once(units: int, m: int, n: int, copies
     assert [s.access for s in walk.streams] == [0, 1, 2]
     assert [walk.copies(number, len(walk.loops), units) for number in range(3)] == copies
     assert [walk.copies(number, 0, units) for number in range(3)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("units", "copies"), [(128, [8, 16, 128]), (2, [1, 2, 2]), (16, [1, 16, 16]), (40, [3, 16, 48])])
+def test_units_that_tiles_are_dealt_to_work_on_neighbours(units: int, copies: list[int]) -> None:
+    """Sixteen units with lanes are at the same eight rows, where sixteen cores with runs of tiles are at eight places each."""
+    walk = product(units, m=8, n=16)
+    walk = replace(walk, program=replace(walk.program, lane_level=walk.program.levels[-1]), _trips_apart={})
+    assert walk.program.dealt
+    assert [walk.copies(number, len(walk.loops), units) for number in range(3)] == copies
+
+
+def on_gpu(cache_bytes: int, atom: str, *tiles: tuple[int, ...]) -> tuple[StageProgram, NestWalk]:
+    """A product of 4096 in each direction on 108 units with lanes, whose cache has so much room."""
+    spec = load_spec("cuda:a100")
+    cache = spec.level("L2").model_copy(update={"capacity_bytes": cache_bytes})
+    spec = spec.model_copy(update={"levels": tuple(cache if lv.name == "L2" else lv for lv in spec.levels)})
+    dtype = "float16" if atom.startswith("mma") else "float32"
+    expr = expression(ops.matmul(ops.tensor((4096, 4096), dtype, name="a"), ops.tensor((4096, 4096), dtype, name="b")))
+    program = by_hand(expr, spec, *tiles)
+    chosen = next(a for a in spec.atoms if a.name == atom)
+    staged = (Staging("panel", 0, program.levels[0], 2), Staging("panel", 1, program.levels[0], 2))
+    mapping = (("m", 0), ("n", 1), ("k", 2)) if chosen.kind == "matrix" else ()
+    program = replace(program, atom=chosen, mapping=mapping, lane_level=lane_level(spec), staged=staged)
+    return program, walk_of(program, spec)
+
+
+def test_one_unit_brings_what_its_neighbours_want_at_the_same_time() -> None:
+    """32 rows of 16 tiles of 128 x 256: 108 units work on 7 rows, so that b comes 5 times, and a and the result once."""
+    program, walk = on_gpu(1 << 20, "f32", (128, 256, 16), (8, 8, 1))
+    assert walk.apart(108)[:2] == (7, 16)
+    assert level_traffic(walk, 1).bytes / (4 * 4096 * 4096) == pytest.approx(1 + 5 + 1)
+    serial = replace(program, lane_level=None, staged=())
+    assert level_traffic(replace(walk, program=serial, _trips_apart={}), 1).bytes > 20 * 4 * 4096 * 4096
+
+
+def test_lanes_of_a_matrix_atom_fetch_their_sub_tile_and_no_more() -> None:
+    """64 x 64 results of a warp need 128 values for each step of the reduction, 32 x 32 need 64 for a quarter of the results."""
+    large, small = (
+        level_traffic(on_gpu(1 << 25, "mma_m16n8k16_f16", (128, 256, 64), inner)[1], 3).bytes
+        for inner in ((64, 64, 16), (32, 32, 16))
+    )
+    results = 4 * 4096 * 4096
+    assert (small - results) / (large - results) == pytest.approx(2, rel=0.05)
 
 
 def test_a_panel_of_its_own_is_one_for_each_unit() -> None:
