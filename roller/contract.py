@@ -29,7 +29,7 @@ from roller.compiled import Kernel
 from roller.compiler import compile as compile_operator
 from roller.compiler import load
 from roller.devices import Device, load_device
-from roller.errors import HookError, RollerError
+from roller.errors import DeviceUnavailableError, RollerError
 from roller.hardware import HardwareSpec
 from roller.kernel import BuildOptions, Runner
 from roller.ops import SymbolicTensor
@@ -74,7 +74,7 @@ class DeviceContract:
             return self.plugin().load_kernel(kernel.artifact)
         try:
             return self.plugin().emulate(kernel.artifact)
-        except HookError:
+        except DeviceUnavailableError:
             pytest.skip(f"{self.device} cannot run here: {'; '.join(lacking)}")
 
     def run(self, kernel: Kernel, arrays: Mapping[str, npt.NDArray[Any]], fixed: frozenset[str] = frozenset()) -> npt.NDArray[Any]:

@@ -19,7 +19,7 @@ import pluggy
 from roller import defaults, hookspecs
 from roller.align import Multiple, Rules
 from roller.arrays import Array
-from roller.errors import HookError, PluginApiError, PluginLoadError, RollerError, UnknownDeviceError
+from roller.errors import DeviceUnavailableError, HookError, PluginApiError, PluginLoadError, RollerError, UnknownDeviceError
 from roller.expr import TensorExpr
 from roller.hardware import ComputeAtom, HardwareSpec
 from roller.kernel import Artifact, BuildOptions, KernelSource, Runner
@@ -92,8 +92,8 @@ class Device:
         return self._runner("roller_load_kernel", artifact)
 
     def emulate(self, artifact: Artifact) -> Runner:
-        """The artifact ready to run without its device; `HookError` where the plugin has no emulator."""
-        return self._runner("roller_emulate", artifact)
+        """The artifact ready to run without its device; `DeviceUnavailableError` where the plugin has no emulator."""
+        return self._runner("roller_emulate", artifact, f"device {self.name!r} has no emulator: kernels run on the device alone")
 
     def assembly(self, artifact: Artifact) -> str | None:
         """The artifact's machine code as text; None where the plugin cannot show it."""
@@ -141,8 +141,12 @@ class Device:
         found: CostParameters = self._ask("roller_cost_parameters", CostParameters, default, spec=spec, expr=expr)
         return found
 
-    def _runner(self, hook: str, artifact: Artifact) -> Runner:
-        found: Any = self._ask(hook, object, spec=artifact.spec, artifact=artifact)
+    def _runner(self, hook: str, artifact: Artifact, none: str | None = None) -> Runner:
+        """What a hook gives to run an artifact; `none` is said where the hook may stay silent, and does."""
+        default = ... if none is None else None
+        found: Any = self._ask(hook, object, default, spec=artifact.spec, artifact=artifact)
+        if found is None and none is not None:
+            raise DeviceUnavailableError(none)
         if not callable(getattr(found, "run", None)) or not callable(getattr(found, "close", None)):
             raise self._wrong(hook, "an object with run() and close()", found)
         return Contained(found, self.name)

@@ -45,12 +45,13 @@ def _alone(raw: bytes, seconds: float) -> float | None:
         return None
 
 
-def verify(artifact: Artifact, expr: TensorExpr) -> None:
+def verify(artifact: Artifact, expr: TensorExpr, emulate: bool = False) -> None:
     """Compare the kernel with the reference on random floats and whole numbers; `WrongResultError` where it is off.
 
-    `expr` is the operator as the user wrote it. Large operators are checked at sampled points.
+    `expr` is the operator as the user wrote it. Large operators are checked at sampled points. `emulate`: on the plugin's emulator
+    instead of the device, which takes its time; `DeviceUnavailableError` where there is none.
     """
-    run_isolated(_verified, artifact.to_bytes(), expr, deadline_s=DEADLINE_SECONDS)
+    run_isolated(_verified, artifact.to_bytes(), expr, emulate, deadline_s=DEADLINE_SECONDS)
 
 
 def _timed(raw: Sequence[bytes], seconds: float) -> list[float]:
@@ -94,9 +95,10 @@ def _poisoned(expr: TensorExpr) -> Array:
     return out
 
 
-def _verified(raw: bytes, expr: TensorExpr) -> None:
+def _verified(raw: bytes, expr: TensorExpr, emulate: bool) -> None:
     artifact = Artifact.from_bytes(raw)
-    runner = load_device(artifact.device).load_kernel(artifact)
+    plugin = load_device(artifact.device)
+    runner = plugin.emulate(artifact) if emulate else plugin.load_kernel(artifact)
     points = None if expr.flops <= WHOLE_WORK else sample_points(expr, POINTS)
     for integer in (False, True):
         arrays = {**random_inputs(expr, integer=integer), **_constants(artifact, expr)}

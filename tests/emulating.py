@@ -44,7 +44,7 @@ def emulated(
     raw[:size] = 0xFF
     out = raw[:size].view(dtype).reshape(expr.output.shape)
     inputs = tuple(np.ascontiguousarray(arrays[t.name]) for t in expr.inputs)
-    emulator.Emulator(artifact, backwards, eager).run(inputs, out)
+    emulator.Emulator(artifact, [emulator.Order(backwards, eager)]).run(inputs, out)
     assert (raw[size:] == GUARD).all(), "written beyond the output"
     return out
 

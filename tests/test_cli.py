@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from roller.errors import (
     PluginLoadError,
     WrongResultError,
 )
+from roller_cuda import toolchain
 
 
 def run(*words, **options):
@@ -130,6 +132,22 @@ def test_bench_measures():
     assert done.exit_code == 0, done.output
     data = json.loads(done.stdout)
     assert data["measured_s"] > 0 and data["gflops"] > 0
+
+
+def test_verify_compares_here_or_on_an_emulator(tmp_path):
+    done = run("verify", "relu(matmul(12x7, 7x9))", "--format", "json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["verified"] and json.loads(done.stdout)["where"] == "device"
+    assert "right on the device" in run("verify", "relu", "12").stdout
+    refused = run("verify", "relu", "12", "--emulate")
+    assert refused.exit_code == 4 and "device 'cpu' has no emulator" in refused.stderr
+
+
+@pytest.mark.skipif(bool(toolchain.problems()) or shutil.which("g++") is None, reason="needs NVRTC and g++")
+def test_verify_needs_no_gpu_for_its_kernel():
+    done = run("verify", "matmul", "24x16", "16x32", "--dtype", "float16", "-d", "cuda:a100", "--emulate")
+    assert done.exit_code == 0, done.output
+    assert "right on the emulator" in done.stdout and "cuda:a100" in done.stdout
 
 
 def test_devices_and_specs():

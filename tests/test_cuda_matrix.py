@@ -6,6 +6,7 @@ import itertools
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from emulating import emulated, expression, needs_compiler, needs_cxx, text_of
 from hypothesis import HealthCheck, assume, given, note, seed, settings
@@ -13,11 +14,12 @@ from hypothesis import strategies as st
 
 import roller
 from roller import ops, verify
+from roller.arrays import aligned_empty
 from roller.chip import load_spec
 from roller.errors import LaunchError, WrongResultError
 from roller.expr import TensorExpr
 from roller.kernel import Artifact
-from roller_cuda import codegen
+from roller_cuda import codegen, emulator
 
 HALVES = ("float16", "bfloat16")
 MOST_BLOCKS = 60  # of a random program: the emulator runs thread after thread
@@ -229,6 +231,23 @@ def test_faults_in_copies_are_caught(dtype: str, call: str, before: str, after: 
     op, artifact = pipelined(dtype)
     noticed = caught(expression(op), artifact, call, before, after)
     assert noticed
+
+
+@needs_compiler
+@needs_cxx
+def test_the_emulator_itself_finds_results_that_depend_on_the_order_of_events() -> None:
+    """Without the wait for copies, lazy ones come too late: nobody needs to know the right result to see that."""
+    op, artifact = pipelined("float32")
+    arrays = tuple(verify.random_inputs(expression(op), 1).values())
+    out = aligned_empty((64, 64), np.dtype(np.float32))
+    emulator.Emulator(artifact).run(arrays, out)
+    text = str(artifact.launch["text"])
+    start = text.index('extern "C"')
+    broken = replace(
+        artifact, launch={**artifact.launch, "text": text[:start] + text[start:].replace("roller_copies_wait<0>();", "")}
+    )
+    with pytest.raises(LaunchError, match="order of events"):
+        emulator.Emulator(broken).run(arrays, out)
 
 
 def test_chips_without_such_copies_carry_values_through_registers() -> None:

@@ -9,7 +9,14 @@ import roller
 from roller import ops
 from roller.align import Multiple
 from roller.devices import Device, device_names, load_device
-from roller.errors import CodegenError, HookError, PluginApiError, PluginLoadError, UnknownDeviceError
+from roller.errors import (
+    CodegenError,
+    DeviceUnavailableError,
+    HookError,
+    PluginApiError,
+    PluginLoadError,
+    UnknownDeviceError,
+)
 from roller.fusion import fuse
 from roller.isolated import run_isolated
 from roller.kernel import Artifact, BuildOptions
@@ -162,7 +169,11 @@ def test_wrong_contents_are_refused():
     refused(lambda d: d.requirements(), roller_requirements=lambda self: [1])
     refused(lambda d: d.default_spec(), roller_default_spec=lambda self: toy_spec("other"))
     refused(lambda d: d.default_spec(), roller_default_spec=lambda self: None)
-    refused(lambda d: d.emulate(roller.compile(roller.tensor((4,)) + 1, "cpu:zen3").artifact))
+
+
+def test_a_plugin_without_an_emulator_is_no_broken_one():
+    with pytest.raises(DeviceUnavailableError, match="device 'toy' has no emulator"):
+        Device("toy", Toy()).emulate(roller.compile(roller.tensor((4,)) + 1, "cpu:zen3").artifact)
 
 
 def test_silent_plugins_get_defaults():

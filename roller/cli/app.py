@@ -135,6 +135,27 @@ def bench(
     report(form, "bench", lambda: _numbers(kernel, numbers), lambda: {**_described(kernel), **numbers})
 
 
+@app.command("verify")
+@guarded
+def verify_command(
+    operator: Words,
+    *,
+    dtype: DType = "float32",
+    device: DeviceName = "cpu",
+    spec: SpecFile = None,
+    threads: Threads = None,
+    emulate: Annotated[bool, typer.Option("--emulate", help="On the device's emulator: slow, no such device needed.")] = False,
+    form: Form = Format.table,
+) -> None:
+    """Compare the kernel of an operator, or a saved one, with the reference: every element, of large operators a sample."""
+    kernel = _kernel(operator, dtype, device=device, spec=spec, threads=threads, top=1)
+    with progress("comparing with the reference"):
+        trial.verify(kernel.artifact, kernel.expr, emulate)
+    where = "emulator" if emulate else "device"
+    said = f"right on the {where}, for random numbers and for whole ones: {repr(kernel).strip('<>')}"
+    report(form, "verify", lambda: Text(said), lambda: {**_described(kernel), "verified": True, "where": where})
+
+
 @app.command()
 @guarded
 def devices(form: Form = Format.table) -> None:

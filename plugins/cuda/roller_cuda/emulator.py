@@ -12,11 +12,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import util
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,19 +32,39 @@ POISON = 0xFF  # of workspaces before the first kernel: a NaN in every floating 
 _SHARED = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+?) (\w+)\[\];")
 
 
-class Emulator:
-    """A program's kernels, one after another, every block in turn. `backwards`: threads take their turns in reverse order; `eager`:
-    asynchronous copies arrive when they are started, else when somebody waits for them.
+class Order(NamedTuple):
+    """An order of events. `backwards`: threads take their turns from the last to the first; `eager`: copies that run by themselves
+    arrive when they are started, else when somebody waits for them.
     """
 
-    def __init__(self, artifact: Artifact, backwards: bool = False, eager: bool = False) -> None:
-        self._artifact, self._backwards, self._eager = launching.checked(artifact), backwards, eager
+    backwards: bool
+    eager: bool
+
+
+ORDERS = tuple(Order(backwards, eager) for backwards in (False, True) for eager in (False, True))
+
+
+class Emulator:
+    """A program's kernels, one after another, every block in turn; in each of several orders of events, which must not matter."""
+
+    def __init__(self, artifact: Artifact, orders: Sequence[Order] = ORDERS) -> None:
+        self._artifact, self._orders = launching.checked(artifact), orders
         self._launch = artifact.launch
         room = max([artifact.spec.levels[-2].capacity_bytes, *(k["shared_bytes"] for k in self._launch["kernels"])])
         self._library = _library(emulated(self._launch, room))
 
     def run(self, inputs: tuple[Array, ...], out: Array) -> None:
-        """Compute `out`; arrays as `roller.kernel.Runner` says."""
+        """Compute `out`; arrays as `roller.kernel.Runner` says. `LaunchError` where orders of events give different results."""
+        first, *others = self._orders
+        self._run(inputs, out, first)
+        for order in others:
+            again = aligned_empty(out.shape, out.dtype)
+            again.reshape(-1).view(np.uint8)[...] = POISON
+            self._run(inputs, again, order)
+            if again.tobytes() != out.tobytes():
+                raise LaunchError(f"results depend on the order of events: {order} gives others than {first}")
+
+    def _run(self, inputs: tuple[Array, ...], out: Array, order: Order) -> None:
         arrays = {**launching.inputs_of(self._artifact, inputs), self._launch["output"]: out}
         for space in self._launch["workspaces"]:
             arrays[space["name"]] = aligned_empty((max(space["elements"], 1),), numpy_dtype(space["dtype"]))
@@ -52,7 +72,7 @@ class Emulator:
         for kernel in self._launch["kernels"]:
             given = (ctypes.c_void_p * len(kernel["arguments"]))(*(address(arrays[n]) for n in kernel["arguments"]))
             start = getattr(self._library, f"emulate_{kernel['name']}")
-            stuck = start(given, kernel["blocks"], kernel["threads"], int(self._backwards), int(self._eager))
+            stuck = start(given, kernel["blocks"], kernel["threads"], int(order.backwards), int(order.eager))
             if stuck < 0:
                 raise LaunchError(f"kernel {kernel['name']!r}: an address is not aligned as its access wants")
             if stuck:
