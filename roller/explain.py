@@ -203,7 +203,9 @@ def candidates_table(candidates: Sequence[Choice]) -> Table:
     table.add_column("program", overflow="fold")
     for rank, choice in enumerate(candidates[:SHOWN], start=1):
         measured = "-" if choice.measured_s is None else duration(choice.measured_s)
-        table.add_row(str(rank), duration(choice.estimate.seconds), measured, choice.estimate.bound_by, choice.program.describe())
+        table.add_row(
+            str(rank), duration(choice.estimate.seconds), measured, choice.estimate.bound_by, Text(choice.program.describe())
+        )
     return table
 
 

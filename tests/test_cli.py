@@ -14,6 +14,7 @@ import roller
 from roller import ops
 from roller.cli.app import app
 from roller.cli.grammar import parse
+from roller.devices import Device
 from roller.errors import (
     CodegenError,
     ConstructionError,
@@ -132,6 +133,11 @@ def test_bench_measures():
     assert done.exit_code == 0, done.output
     data = json.loads(done.stdout)
     assert data["measured_s"] > 0 and data["gflops"] > 0
+
+
+def test_what_a_device_lacks_is_shown_as_it_is_written(monkeypatch):
+    monkeypatch.setattr(Device, "requirements", lambda self: ("pip install 'roller-compiler[cuda]'",))
+    assert "'roller-compiler[cuda]'" in run("devices").stdout
 
 
 def test_verify_compares_here_or_on_an_emulator(tmp_path):

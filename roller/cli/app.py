@@ -163,7 +163,7 @@ def devices(form: Form = Format.table) -> None:
     found = [(name, *_state(name)) for name in device_names()]
     table = Table("device", "state", box=None, header_style="italic")
     for name, _, state in found:
-        table.add_row(name, state)
+        table.add_row(name, Text(state))  # what it says may have brackets, which are no markup
     entries = [{"device": name, "usable": usable, "state": state} for name, usable, state in found]
     report(form, "devices", lambda: table, lambda: {"devices": entries})
 
@@ -213,5 +213,5 @@ def _summary(kernel: Kernel, verified: bool, saved: str | None) -> Group:
 def _numbers(kernel: Kernel, numbers: dict[str, float]) -> Table:
     table = Table("measured", "predicted", "GFLOP/s", "GB/s", "program", box=None, header_style="italic")
     times = [duration(numbers[key]) for key in ("measured_s", "predicted_s")]
-    table.add_row(*times, f"{numbers['gflops']:.4g}", f"{numbers['gbps']:.4g}", kernel.program.describe())
+    table.add_row(*times, f"{numbers['gflops']:.4g}", f"{numbers['gbps']:.4g}", Text(kernel.program.describe()))
     return table
