@@ -7,6 +7,8 @@ import os
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from roller.devices import Device
+
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 # Shrinking a failure can take minutes: `ci` reports the first example as it is, `dev` and `long` make it small.
 UNSHRUNK = tuple(phase for phase in Phase if phase is not Phase.shrink and phase is not Phase.explain)
@@ -23,3 +25,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    """A function that makes a plugin the only device, run in this process."""
+
+    def use(plugin):
+        device = Device("toy", plugin)
+        monkeypatch.setattr("roller.compiler.resolve", lambda name, spec: (device, spec or device.default_spec()))
+        monkeypatch.setattr("roller.compiler.load_device", lambda name: device)
+        monkeypatch.setattr("roller.trial.load_device", lambda name: device)
+        monkeypatch.setattr("roller.trial.run_isolated", lambda function, *a, deadline_s: function(*a))
+        return device
+
+    return use
