@@ -150,16 +150,14 @@ def _unspilled(
     """The first of the best programs whose binary keeps in registers what it computes with, by what the toolchain reports; the very
     best one where none does, or where the toolchain reports nothing yet.
     """
-    first = _build(plugin, chip, choices[0], options, fixed)
-    built = first
-    for number in range(1, len(choices) + 1):
-        if not _spills(built[1]):
-            return number - 1, built
-        if number == min(TRIED, len(choices)):
-            break
-        _step.info("values are spilled to memory: building program %d", number + 1)
-        built = _build(plugin, chip, choices[number], options, fixed)
-    return 0, first
+    built: list[tuple[KernelSource, Artifact]] = []
+    for number, choice in enumerate(choices[:TRIED]):
+        if number:
+            _step.info("values are spilled to memory: building program %d", number + 1)
+        built.append(_build(plugin, chip, choice, options, fixed))
+        if not _spills(built[-1][1]):
+            return number, built[-1]
+    return 0, built[0]
 
 
 def _spills(artifact: Artifact) -> bool:

@@ -73,6 +73,11 @@ def pointer(held: Buffer, address: Expr, written: bool = False) -> Expr:
     return held.access_ptr("rw" if written else "r", offset=index(address))
 
 
+def called(name: str, *arguments: Expr) -> Stmt:
+    """A call of a function that stands beside the kernel in what is printed."""
+    return tirx.Evaluate(tirx.call_extern(INDEX, name, *arguments))
+
+
 def ramp(base: Expr, stride: int, lanes: int) -> Expr:
     """Addresses base, base + stride, …; a scalar for one lane."""
     return index(base) if lanes == 1 else tirx.Ramp(index(base), index(stride), lanes)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvm import tirx
-
-from roller.schedule.tir import Expr, Stmt, index
+from roller.schedule.tir import Expr, Stmt, called, index
 
 FIRST_CAPABILITY = (8, 0)
 
@@ -20,16 +18,12 @@ class AsyncCopies:
     def copy(self, target: Expr, source: Expr, size: int, inside: Expr | None) -> Stmt:
         """One copy; where `inside` does not hold nothing is read and zeros are written."""
         whole = index(1) if inside is None else inside.astype("int32")
-        return _call(f"roller_copy_async_{size}", target, source, whole)
+        return called(f"roller_copy_async_{size}", target, source, whole)
 
     def close(self) -> Stmt:
         """`cp.async.commit_group`."""
-        return _call("roller_copies_close")
+        return called("roller_copies_close")
 
     def wait(self, open_groups: int) -> Stmt:
         """`cp.async.wait_group`."""
-        return _call(f"roller_copies_wait<{open_groups}>")
-
-
-def _call(name: str, *arguments: Expr) -> Stmt:
-    return tirx.Evaluate(tirx.call_extern("int32", name, *arguments))
+        return called(f"roller_copies_wait<{open_groups}>")

@@ -15,7 +15,7 @@ from tvm import tirx
 
 from roller.plugin import ComputeAtom
 from roller.schedule.machine import Operand
-from roller.schedule.tir import Buffer, Expr, Stmt, index, pointer
+from roller.schedule.tir import Buffer, Expr, Stmt, called, index, pointer
 
 SMALL = 8  # rows of a matrix that `ldmatrix` reads, and elements of 16 bits in each
 # Of an operand, in the order of registers: row (for the second operand column) and depth of each.
@@ -51,12 +51,12 @@ class WarpMma:
         for at, group in _groups(starts):
             where = operand.base + row + _chosen(group, tirx.floordiv(lane, index(SMALL)))
             name = f"roller_ldmatrix_x{len(group)}{'_trans' if turned else ''}"
-            statements.append(_call(name, pointer(held, at, True), pointer(operand.panel, where)))
+            statements.append(called(name, pointer(held, at, True), pointer(operand.panel, where)))
         return statements
 
     def multiply(self, results: Sequence[Expr], first: Expr, second: Expr) -> Stmt:
         """One `mma.sync`."""
-        return _call(self.function, *results, first, second)
+        return called(self.function, *results, first, second)
 
 
 UNITS: Mapping[str, WarpMma] = {
@@ -93,7 +93,3 @@ def _chosen(places: list[int], number: Expr) -> Expr:
     if len(places) > 2:
         found = found + tirx.floormod(tirx.floordiv(number, index(2)), index(2)) * index(places[2] - places[0])
     return found
-
-
-def _call(name: str, *arguments: Expr) -> Stmt:
-    return tirx.Evaluate(tirx.call_extern("int32", name, *arguments))
