@@ -96,6 +96,8 @@ def panel_rows(
     touched = [d for d, t in enumerate(touches) if t]
     whole = math.prod([tile[d] for d in touched])
     along = _contiguous(nest, factor, tile)
+    if spec.in_place(atom):  # the device lays rows out as the atom reads them
+        return PanelRows(whole, 1, 1, 1, size, filling=False)
     if atom.kind == "matrix":
         dim = row_dim(nest, atom, mapping, factor, tile)
         row = tile[dim] if touched else 1

@@ -123,7 +123,7 @@ def whole_programs(search: Search, chains: list[Chain]) -> list[StageProgram]:
 def refined(search: Search, program: StageProgram) -> Iterator[StageProgram]:
     """A program with each choice in turn made in every way, the best kept for the next one."""
     best = program
-    for choices in (_staged, _ordered, _serial):
+    for choices in (_staged, _deepened, _ordered, _serial):
         options = [best, *choices(search, best)]
         yield from options[1:]
         best = min(options, key=lambda p: search.model.estimate(p).seconds)
@@ -131,6 +131,18 @@ def refined(search: Search, program: StageProgram) -> Iterator[StageProgram]:
 
 def _staged(search: Search, program: StageProgram) -> Iterator[StageProgram]:
     yield from (replace(program, staged=s) for s in every_staging(search, program.levels))
+
+
+def _deepened(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+    """The same panels with more copies under way, where the level they are copied into allows that and has room."""
+    level = search.spec.levels[program.levels[0]]
+    if not level.managed or not program.staged or len(program.tiles) != len(search.levels):
+        return
+    for depth in range(program.staged[0].depth + 1, level.depth_max + 1):
+        if search.fit.room_left(program.levels, 0, program.unit_tile, depth) < 0:
+            return
+        deeper = tuple(replace(s, depth=depth) for s in program.staged)
+        yield replace(program, staged=_padded(search, program.levels, program.tiles, deeper))
 
 
 def _ordered(_: Search, program: StageProgram) -> Iterator[StageProgram]:

@@ -20,7 +20,7 @@ from functools import cached_property
 from roller.copying import copy_seconds
 from roller.hardware import HardwareSpec
 from roller.occupancy import idle_lanes, resident_tiles
-from roller.program import RProgram, StageProgram
+from roller.program import RProgram, StageProgram, copy_depth
 from roller.rates import CostParameters, Rates
 from roller.registers import RegisterTraffic
 from roller.slots import body_slots, epilogue_slots
@@ -175,11 +175,25 @@ class Model:
         if index == program.levels[-1] and program.lane_level is None and level.managed and program.atom.kind != "matrix":
             return _Moving(self._registers.bytes(program, level.transaction_bytes) / into, 0.0, 0.0)
         traffic = level_traffic(walk, index)
-        # Copies into managed levels are issued ahead; what they wait for is the step overhead. Lanes wait for one another.
-        if level.managed or program.lane_level is not None:
-            return _Moving(traffic.bytes / into, 0.0, 0.0)
+        if level.managed or program.lane_level is not None:  # lanes wait for one another
+            return _Moving(max(traffic.bytes / into, self._flight_seconds(walk, index, traffic.bytes)), 0.0, 0.0)
         start = level.latency_ns * 1e-9 / (self.spec.unit.count * self.rates.busy(program) * self.parameters.misses_in_flight)
         return _Moving(traffic.bytes / into, (traffic.runs - traffic.ahead) * start, traffic.ahead * start)
+
+    def _flight_seconds(self, walk: NestWalk, index: int, moved: float) -> float:
+        """The least time of filling panels at a level by Little's law: each is on its way for the latency of where it comes from,
+        and of a tile's copies all but the one in use are under way at a time. Nothing for what no copy fills.
+        """
+        program, level = walk.program, self.spec.levels[index]
+        panels = [s for s in program.staged if s.level == index]
+        if not panels or not level.latency_ns or not moved:
+            return 0.0
+        further = self.spec.levels[index - 1].latency_ns if index > 1 else 0.0
+        share = min(1.0, level_traffic(walk, index - 1).bytes / moved) if further else 0.0
+        fills = math.prod([lp.trips for lp in program.loops[: max(copy_depth(program, s) for s in panels)]])
+        flying = self._resident(program) * max(1, min(s.depth for s in panels) - 1)
+        units = self.spec.unit.count * max(self.rates.busy(program), 1e-9)
+        return fills / units * (level.latency_ns + share * further) * 1e-9 / flying
 
     def partial_seconds(self, program: StageProgram, outermost: int) -> float:
         """Seconds counting only compute and the levels from this position inward, in two steps; on all units, or on one where

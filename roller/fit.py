@@ -66,7 +66,8 @@ class Fit:
             return None
         lanes = self.lanes(tile, inner, atom)
         storage = self.spec.unit.lane_storage_bytes
-        if storage and lanes * self.inner_bytes(inner, mapping, atom) > storage:
+        reserved = self.spec.unit.lane_reserved_bytes
+        if storage and lanes * (self.inner_bytes(inner, mapping, atom) + reserved) > storage:
             return "lane storage"
         return lane_rule(self.spec, lanes)
 
@@ -85,8 +86,8 @@ class Fit:
 
     def lane_bytes(self, level: MemoryLevel) -> int:
         """Bytes of the innermost level that one sub-tile may use."""
-        limit = self.spec.unit.lane_storage_max_bytes
-        return min(level.usable_bytes, limit) if limit is not None else level.usable_bytes
+        limit, reserved = self.spec.unit.lane_storage_max_bytes, self.spec.unit.lane_reserved_bytes
+        return min(level.usable_bytes, limit - reserved) if limit is not None else level.usable_bytes
 
     def inner_bytes(self, tile: Tile, mapping: Mapping, atom: ComputeAtom) -> int:
         """Bytes of an innermost tile: accumulators, one atom's worth of the largest operand (it streams), the others whole.
@@ -109,8 +110,8 @@ class Fit:
         outputs = math.prod([tile[i] for i in nest.spatial]) * math.prod([tile[i] for i in nest.reduce] if spread else [1])
         if "input" not in self.spec.levels[min(self._innermost, len(self.spec.levels) - 1)].holds:
             return outputs * nest.accumulator_bytes // self._shared_lanes(atom)
-        if nest.stage.reducer is None:
-            return outputs * nest.accumulator_bytes // self._shared_lanes(atom)  # what is read becomes the result
+        if nest.stage.reducer is None or self.spec.in_place(atom):
+            return outputs * nest.accumulator_bytes // self._shared_lanes(atom)  # what is read becomes the result, or stays outside
         whole = [self._operand_bytes(a.touches, tile, mapping, atom) for a in nest.inputs]
         once = [self._operand_bytes(a.touches, None, mapping, atom) for a in nest.inputs]
         held = sum(whole) - max((w - o for w, o in zip(whole, once, strict=True)), default=0)

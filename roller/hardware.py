@@ -159,7 +159,8 @@ class SchedulableUnit(_Model):
     """What runs one tile at a time (a core, a multiprocessor): `count` of them, each with up to `lanes_max` lanes.
 
     `lanes_max` 1 runs sub-tiles one after another, more runs them concurrently. Lane storage is the register file of
-    one unit, handed out by `lane_storage_granule` bytes a lane up to `lane_storage_max_bytes` a lane.
+    one unit, handed out by `lane_storage_granule` bytes a lane up to `lane_storage_max_bytes` a lane, of which a lane needs
+    `lane_reserved_bytes` for addresses and counters.
     `chains` is how many independent accumulating operations a unit keeps in flight at peak (latency x issue width).
     """
 
@@ -173,6 +174,7 @@ class SchedulableUnit(_Model):
     lane_storage_bytes: Bytes = 0
     lane_storage_granule: Count = 1
     lane_storage_max_bytes: Count | None = None
+    lane_reserved_bytes: Bytes = 0
     chains: Count
     combine: tuple[Literal["atomic", "second_pass", "exchange", "shuffle"], ...] = ()
     launch_overhead_us: NonNegative
@@ -293,6 +295,10 @@ class HardwareSpec(_Model):
     def per_lane(self, level: MemoryLevel) -> bool:
         """Whether a unit has several instances, each serving some of its lanes."""
         return level.instances > self.unit.count
+
+    def in_place(self, atom: ComputeAtom) -> bool:
+        """Whether an atom reads its operands where they lie at a level further out, so that they take no innermost memory."""
+        return atom.operand_level is not None and atom.operand_level != self.levels[-1].name
 
     def units_sharing(self, level: MemoryLevel) -> int:
         """How many units share one instance: 1 where the level is private or per lane."""

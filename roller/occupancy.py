@@ -24,7 +24,8 @@ def resident_tiles(program: StageProgram, spec: HardwareSpec, geometry: Geometry
         limits.append(unit.resident_lanes_max // (lane_groups(program, spec) * unit.lane_group))
     if unit.lane_storage_bytes:
         outputs = math.prod([program.inner[i] for i in program.nest.spatial]) * program.lanes
-        limits.append(unit.lane_storage_bytes // max(outputs * program.nest.accumulator_bytes, 1))
+        held = outputs * program.nest.accumulator_bytes + _lanes(program) * unit.lane_reserved_bytes
+        limits.append(unit.lane_storage_bytes // max(held, 1))
     level = spec.levels[program.levels[0]]
     if level.managed:
         limits.append(level.capacity_bytes // max(level.reserved_bytes + _staged_bytes(program, spec, geometry), 1))

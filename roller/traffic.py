@@ -187,6 +187,7 @@ def _managed(walk: NestWalk, level: MemoryLevel, index: int) -> LevelTraffic:
         if access is None or stream.access is None:
             assert staging is not None
             filling, reading = conflicts(program, spec, staging)
+            times *= _rereads(program, stream) if index == program.lane_level and spec.in_place(program.atom) else 1
             total += geometry.panel_elements(stream.factor, tile) * width * times * reading
             if filling > 1 and staging.level == index - 1:
                 total += _filled(walk, stream, staging) * width * (filling - 1)
@@ -195,6 +196,13 @@ def _managed(walk: NestWalk, level: MemoryLevel, index: int) -> LevelTraffic:
             total += moved.moved(level.transaction_bytes) * times
             runs += moved.runs * times
     return LevelTraffic(total, runs)
+
+
+def _rereads(program: StageProgram, stream: Stream) -> int:
+    """How often an innermost tile reads an operand that its atoms do not keep: once for each that lies along another role."""
+    extents = program.atom.extents
+    across = [(d, e) for role, d in program.mapping if isinstance(e := extents[role], int) and not stream.touches[d]]
+    return math.prod([-(-program.inner[d] // e) for d, e in across])
 
 
 def _filled(walk: NestWalk, stream: Stream, staging: Staging) -> float:

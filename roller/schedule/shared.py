@@ -7,7 +7,7 @@ along the direction in which its source is contiguous, so that what they read to
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -67,6 +67,13 @@ class SharedPanel:
         """Copies of it in memory."""
         return 1 if self.ahead is None else self.staging.depth
 
+    def place(self, names: Mapping[int, Position], slot: Position) -> Position:
+        """Where the value at a place of the unit's tile lies in a copy."""
+        target: Position = times(slot, self.size)
+        for dim, name in names.items():
+            target = plus(target, times(name, self.steps[dim]))
+        return target
+
     def address(self, block: Block, reduced: dict[int, Position], slot: Position, offsets: Offsets) -> Position:
         """Where the value of a lane's point lies in a copy; `reduced`: where the lane's tile starts along each reduction."""
         total: Position = times(slot, self.size)
@@ -101,16 +108,19 @@ def shared_panel(block: Block, staging: Staging, ahead: int | None) -> SharedPan
 
 
 class Filling:
-    """How the lanes of a block fill one panel: each computes its share of the values, at once or in two steps, so that something
+    """How the lanes of a block, or a crew of them, fill one panel: each computes its share of the values, at once or in two steps, so that something
     else can be done while what was read is on its way; or it starts copies that run by themselves, where nothing is to compute.
     """
 
-    def __init__(self, block: Block, panel: SharedPanel, reader: Reader, copies: Copies | None) -> None:
+    def __init__(
+        self, block: Block, panel: SharedPanel, reader: Reader, copies: Copies | None, crew: tuple[Expr, int] | None = None
+    ) -> None:
         self.block, self.panel, self.reader, self.nest = block, panel, reader, block.program.nest
+        self.thread, self.threads = (block.thread, block.threads) if crew is None else crew
         self.wide, width = _along(block, panel, reader)
         self.digits, self.width = _digits(block, panel, self.wide, width)
         self.total = math.prod(count for _, count, _ in self.digits)
-        self.trips = -(-self.total // block.threads)
+        self.trips = -(-self.total // self.threads)
         self.dtype = panel.value.dtype
         self.machine = copies if copies is not None and self._copied(copies) else None
         self.held = register_buffer(f"{panel.buffer.name}_next", self.trips * self.width, self.dtype)
@@ -140,7 +150,7 @@ class Filling:
         access, window = self.nest.accesses[source], self.reader.window(source)
 
         def one(_: Expr, names: dict[int, Expr]) -> Stmt:
-            target = pointer(self.panel.buffer, self._target(names, slot), written=True)
+            target = pointer(self.panel.buffer, self.panel.place(names, slot), written=True)
             point = self._point(state, names)
             place = pointer(window.buffer, base_address(self.nest, window, access.index, point))
             return machine.copy(target, place, self.width * access.element_bytes, self._inside(state, names))
@@ -157,8 +167,8 @@ class Filling:
 
     def _each(self, body: Callable[[Expr, dict[int, Expr]], Stmt], kind: ForKind) -> Stmt:
         """A loop over a lane's share, with the place of its values in the unit's tile."""
-        var, item, block = variable("share"), variable("item"), self.block
-        bindings, rest = [tirx.Bind(item, index(plus(times(var, block.threads), block.thread)))], item
+        var, item = variable("share"), variable("item")
+        bindings, rest = [tirx.Bind(item, index(plus(times(var, self.threads), self.thread)))], item
         places: dict[int, Position] = {}
         for place, (dim, count, step) in enumerate(reversed(self.digits), 1):
             digit = rest if place == len(self.digits) else tirx.floormod(rest, index(count))
@@ -167,7 +177,7 @@ class Filling:
         names = {dim: variable(f"c{dim}") for dim in places}
         bindings += [tirx.Bind(names[dim], index(place)) for dim, place in places.items()]
         one = body(var, names)
-        guarded = one if self.total % block.threads == 0 else when(item < index(self.total), one)
+        guarded = one if self.total % self.threads == 0 else when(item < index(self.total), one)
         inside = sequence([*bindings, guarded])
         return tirx.For(var, index(0), index(self.trips), kind, inside) if self.trips > 1 else bind(var, index(0), inside)
 
@@ -220,18 +230,11 @@ class Filling:
         """The values side by side in the panel, or one in each row."""
         panel, together = self.panel, self._together()
         apart = panel.steps[self.wide] if self.wide is not None else 1
-        target = self._target(names, slot)
+        target = self.panel.place(names, slot)
         return [
             store(panel.buffer, load(source, ramp(plus(at, n), 1, together)), ramp(plus(target, n * apart), 1, together))
             for n in range(0, self.width, together)
         ]
-
-    def _target(self, names: dict[int, Expr], slot: Position) -> Position:
-        """Where the named place lies in a copy of the panel."""
-        target: Position = times(slot, self.panel.size)
-        for dim, name in names.items():
-            target = plus(target, times(name, self.panel.steps[dim]))
-        return target
 
     def _together(self) -> int:
         """Values that lie side by side in the panel, as many as one access may store."""

@@ -7,6 +7,7 @@ kernels use of it is in `prelude.cuh`.
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from roller.plugin import CodegenError, HardwareSpec, KernelSource, RProgram
 from roller.schedule import grid
 from roller.schedule.grid import GridKernel
 from roller.schedule.machine import Machine
+from roller.schedule.swizzled import ALIGNMENT
 from roller.schedule.tir import argument
-from roller_cuda import tensor_cores
+from roller_cuda import hopper, tensor_cores
 from roller_cuda.copies import FIRST_CAPABILITY, AsyncCopies
 
 SKIPPED = ["s_tir.ThreadSync"]  # adds barriers where it cannot see that there are enough
 HERE = Path(__file__).parent
-WANTED = {"roller_mma": "tensor_cores.cuh", "roller_copies": "copies.cuh"}  # for what a kernel calls
+WANTED = {"roller_mma": "tensor_cores.cuh", "roller_copies": "copies.cuh", "roller_signals": "hopper.cuh"}  # for what a kernel calls
 HEADERS = {"half": "cuda_fp16.h", "nv_bfloat16": "cuda_bf16.h"}
 PRINTED_ARCH = (
     "sm_80"  # what TVM prints for: from there on it has a word for bfloat16, which the toolkit's headers know on every chip
@@ -69,7 +71,9 @@ def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
 def machine(spec: HardwareSpec) -> Machine:
     """What kernels for the chip may use."""
     capability = tuple(spec.options["compute_capability"])
-    return Machine(spec.unit.lane_group, tensor_cores.UNITS, AsyncCopies() if capability >= FIRST_CAPABILITY else None)
+    copies = AsyncCopies() if capability >= FIRST_CAPABILITY else None
+    reading = {atom.name: unit for atom in spec.atoms if (unit := hopper.unit_of(atom)) is not None}
+    return Machine(spec.unit.lane_group, tensor_cores.UNITS, copies, reading, hopper.Producers(spec) if reading else None)
 
 
 def target(spec: HardwareSpec) -> Any:
@@ -91,8 +95,19 @@ def _printed(kernels: list[GridKernel], spec: HardwareSpec) -> str:
     with tvm.transform.PassContext(config={"tirx.disable_assert": True}, disabled_pass=SKIPPED):
         module = tvm.compile(tvm.IRModule(functions), target=target(spec))
     text = str(module.mod.imports[0].inspect_source())
+    names = {name for kernel in kernels for name in kernel.maps}
+    for name in names:
+        text = _by_value(text, name)
+    if names:  # the places of pieces in a panel's rows follow from addresses
+        text = text.replace("extern __shared__ __align__(64)", f"extern __shared__ __align__({ALIGNMENT})")
     # Loops over other lanes' values stand once for each accumulator: unrolled, they would be most of the code.
     return _MEETING.sub(r"\1#pragma unroll 1\n\1\2", text[text.index('extern "C" __global__') :])
+
+
+def _by_value(text: str, name: str) -> str:
+    """An array's description as the kernel takes it: as a constant argument, not as an array of words."""
+    taken = re.sub(rf"\w+\* __restrict__ {name}_ptr\b", f"const __grid_constant__ RollerTensorMap {name}_ptr", text)
+    return re.sub(rf"\(&\({name}_ptr\[0\]\)\)", f"(&{name}_ptr)", taken)
 
 
 def _whole(kernels: str) -> str:
@@ -102,7 +117,8 @@ def _whole(kernels: str) -> str:
     guarded = ["#ifndef ROLLER_EMULATED", *headers, "#endif"] if headers else []
     fours = [f"struct alignas(8) {word}4 {{ {word} x, y, z, w; }};" for word in halves]
     preludes = ["prelude.cuh", *(name for call, name in WANTED.items() if call in kernels)]
-    return "\n".join([*guarded, *((HERE / name).read_text(encoding="utf-8") for name in preludes), *fours, kernels])
+    texts = ((HERE / name).read_text(encoding="utf-8") for name in preludes)
+    return "\n".join([*guarded, *texts, *fours, *filter(None, [hopper.products(kernels)]), kernels])
 
 
 def _orders(text: str) -> dict[str, list[str]]:
@@ -123,4 +139,5 @@ def _describe(kernel: GridKernel, orders: dict[str, list[str]]) -> dict[str, Any
         "blocks": kernel.blocks,
         "threads": kernel.threads,
         "shared_bytes": kernel.shared_bytes,
+        **({"maps": {name: asdict(found) for name, found in kernel.maps.items()}} if kernel.maps else {}),
     }

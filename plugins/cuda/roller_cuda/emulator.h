@@ -22,6 +22,8 @@ struct Pointer {  // to an array of whatever type the kernel takes
 
 struct Copy { void *to; const void *from; int size, inside; };
 
+struct Started { void (*compute)(float *, const void *, const void *); float *d; const void *a, *b; };  // a product that runs by itself
+
 struct Fiber {
     ucontext_t first;
     jmp_buf at;
@@ -31,7 +33,14 @@ struct Fiber {
     int *turn = nullptr;
     std::vector<Copy> open;  // since the last group was closed
     std::vector<std::vector<Copy>> groups;
+    std::vector<Started> products;  // since the last group was closed
+    std::vector<std::vector<Started>> product_groups;
+    const struct Signal *signal = nullptr;  // what it waits for, and the parity of the phase that has to end
+    int phase = 0;
 };
+
+struct Signal { int bytes; uint16_t phase : 1, expected : 15, pending; };  // 8 bytes of shared memory
+static_assert(sizeof(Signal) == 8);
 
 struct Meeting { int present = 0, turn = 0; };
 
@@ -165,6 +174,8 @@ inline void wait(size_t last) {
         for (const Copy &copy : groups.front()) arrive(copy);
 }
 
+#include "emulated_hopper.h"
+
 inline void enter() {
     body(arguments);
     fibers[current].done = true;
@@ -174,6 +185,7 @@ inline void enter() {
 inline bool resume(int thread) {
     Fiber &fiber = fibers[thread];
     if (fiber.done || (fiber.turn != nullptr && *fiber.turn < fiber.waits_for)) return false;
+    if (fiber.signal != nullptr && fiber.signal->phase == fiber.phase) return false;
     current = thread;
     if (_setjmp(scheduler) == 0) {
         if (fiber.started) _longjmp(fiber.at, 1);
@@ -187,12 +199,14 @@ inline bool resume(int thread) {
 inline int run_block(bool backwards) {
     std::memset(shared, 0xff, SHARED_BYTES);
     everyone = Meeting();
+    boxes.clear();
     for (auto &warp : warps) warp = Meeting();
     for (int thread = 0; thread < count; thread++) {
         Fiber &fiber = fibers[thread];
         fiber.started = fiber.done = false;
         fiber.turn = nullptr;
-        fiber.open.clear(), fiber.groups.clear();
+        fiber.open.clear(), fiber.groups.clear(), fiber.products.clear(), fiber.product_groups.clear();
+        fiber.signal = nullptr;
         fiber.stack.resize(STACK_BYTES);
         getcontext(&fiber.first);
         fiber.first.uc_stack.ss_sp = fiber.stack.data();
@@ -209,7 +223,7 @@ inline int run_block(bool backwards) {
             waiting += !fibers[thread].done;
         }
         if (!waiting) return 0;
-        if (!moved) return waiting;
+        if (!moved && !deliver()) return waiting;
     }
 }
 
@@ -303,6 +317,28 @@ inline void roller_copy_async_8(void *to, const void *from, int inside) { emulat
 inline void roller_copy_async_16(void *to, const void *from, int inside) { emulator::start({to, from, 16, inside}); }
 inline void roller_copies_close() { emulator::close(); }
 template <int open> inline void roller_copies_wait() { emulator::wait(open); }
+using RollerTensorMap = emulator::TensorMap;
+inline void roller_signals(void *pair, int full, int empty) {
+    emulator::begin(pair, full);
+    emulator::begin(static_cast<char *>(pair) + 8, empty);
+}
+inline void roller_signals_ready() {}
+inline void roller_stores_visible() {}
+inline void roller_signal_wait(void *signal, int phase) { emulator::await(signal, phase); }
+inline void roller_signal_expect(void *signal, int size) { emulator::expect(signal, size); }
+inline void roller_signal_arrive(void *signal) { emulator::arrive_at(signal); }
+inline void roller_signal_arrive_expecting(void *signal, int size) { emulator::expect(signal, size), emulator::arrive_at(signal); }
+template <class... A> inline void roller_copy_box_1(A... a) { emulator::copy_box(a...); }
+template <class... A> inline void roller_copy_box_2(A... a) { emulator::copy_box(a...); }
+template <class... A> inline void roller_copy_box_3(A... a) { emulator::copy_box(a...); }
+template <class... A> inline void roller_copy_box_4(A... a) { emulator::copy_box(a...); }
+template <class... A> inline void roller_copy_box_5(A... a) { emulator::copy_box(a...); }
+template <int count> inline void roller_registers_more() {}
+template <int count> inline void roller_registers_fewer() {}
+inline void roller_products_begin() {}
+inline void roller_products_close() { emulator::close_products(); }
+template <int open> inline void roller_products_wait() { emulator::wait_products(open); }
+#define __grid_constant__
 #define __launch_bounds__(...)
 #define threadIdx (emulator::thread_index())
 #define blockIdx (emulator::block_index)

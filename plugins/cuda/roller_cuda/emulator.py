@@ -28,6 +28,7 @@ Array = npt.NDArray[Any]
 HERE = Path(__file__).parent
 FLAGS = ("-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off")
 STACK_BYTES = 1 << 16
+MOST_DIMENSIONS = 5  # of an array from which boxes are copied
 POISON = 0xFF  # of workspaces before the first kernel: a NaN in every floating type
 _SHARED = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+?) (\w+)\[\];")
 
@@ -70,7 +71,9 @@ class Emulator:
             arrays[space["name"]] = aligned_empty((max(space["elements"], 1),), numpy_dtype(space["dtype"]))
             arrays[space["name"]].view(np.uint8)[:] = POISON
         for kernel in self._launch["kernels"]:
-            given = (ctypes.c_void_p * len(kernel["arguments"]))(*(address(arrays[n]) for n in kernel["arguments"]))
+            maps = {name: _map(found, arrays[found["tensor"]]) for name, found in kernel.get("maps", {}).items()}
+            places = [address({**arrays, **maps}[name]) for name in kernel["arguments"]]
+            given = (ctypes.c_void_p * len(places))(*places)
             start = getattr(self._library, f"emulate_{kernel['name']}")
             stuck = start(given, kernel["blocks"], kernel["threads"], int(order.backwards), int(order.eager))
             if stuck < 0:
@@ -87,8 +90,9 @@ def emulated(launch: Mapping[str, Any], shared_bytes: int) -> str:
     head = ["#define ROLLER_EMULATED", f"#define SHARED_BYTES {shared_bytes}", f"#define STACK_BYTES {STACK_BYTES}"]
     tail = []
     for kernel in launch["kernels"]:
-        name, count = kernel["name"], len(kernel["arguments"])
-        passed = ", ".join(f"emulator::Pointer{{given[{n}]}}" for n in range(count))
+        name = kernel["name"]
+        maps = kernel.get("maps", {})
+        passed = ", ".join(_passed(n, argument in maps) for n, argument in enumerate(kernel["arguments"]))
         tail += [
             f"static void call_{name}(void **given) {{ {name}({passed}); }}",
             f'extern "C" int emulate_{name}(void **given, int blocks, int threads, int backwards, int eager) {{',
@@ -98,6 +102,19 @@ def emulated(launch: Mapping[str, Any], shared_bytes: int) -> str:
     # One block runs at a time: its shared memory is a place, not a declaration.
     placed = _SHARED.sub(r"\1 *\2 = reinterpret_cast<\1 *>(emulator::shared);", str(launch["text"]))
     return "\n".join([*head, '#include "emulator.h"', placed, *tail, ""])
+
+
+def _passed(number: int, described: bool) -> str:
+    """An argument of a kernel: an array, or the description of one, which is passed by value."""
+    return f"*static_cast<const RollerTensorMap *>(given[{number}])" if described else f"emulator::Pointer{{given[{number}]}}"
+
+
+def _map(described: Mapping[str, Any], array: Array) -> Array:
+    """The description of an array as `emulated_hopper.h` reads it."""
+    rank = len(described["extents"])
+    rows = [described["extents"], (0, *described["strides_bytes"]), described["box"], described["steps"]]
+    fields = [address(array), rank, array.itemsize, described["swizzle_bytes"]]
+    return np.array([*fields, *(n for row in rows for n in (*row, *[0] * (MOST_DIMENSIONS - rank)))], np.int64)
 
 
 def cxx() -> list[str]:

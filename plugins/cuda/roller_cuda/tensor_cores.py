@@ -16,6 +16,7 @@ from tvm import tirx
 from roller.plugin import ComputeAtom
 from roller.schedule.machine import Operand
 from roller.schedule.tir import Buffer, Expr, Stmt, called, index, pointer
+from roller_cuda import hopper
 
 SMALL = 8  # rows of a matrix that `ldmatrix` reads, and elements of 16 bits in each
 # Of an operand, in the order of registers: row (for the second operand column) and depth of each.
@@ -67,7 +68,7 @@ UNITS: Mapping[str, WarpMma] = {
 
 def supported(atom: ComputeAtom) -> bool:
     """True for atoms that kernels are printed for: those of the CUDA cores, and the tensor cores' listed above."""
-    return atom.kind != "matrix" or atom.name in UNITS
+    return atom.kind != "matrix" or atom.name in UNITS or hopper.unit_of(atom) is not None
 
 
 def _groups(starts: list[int]) -> Iterator[tuple[int, list[int]]]:

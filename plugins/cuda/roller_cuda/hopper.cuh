@@ -1,0 +1,64 @@
+// Signals between lanes that fill panels and lanes that compute, boxes copied by the tensor memory accelerator, products of warp groups.
+#ifndef ROLLER_EMULATED
+struct alignas(64) RollerTensorMap { unsigned long long words[16]; };
+__device__ __forceinline__ unsigned roller_place(const void *at) { return static_cast<unsigned>(__cvta_generic_to_shared(at)); }
+__device__ __forceinline__ void roller_signals(void *pair, int full, int empty) {
+    const unsigned place = roller_place(pair);
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(place), "r"(full) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(place + 8), "r"(empty) : "memory");
+}
+__device__ __forceinline__ void roller_signals_ready() {
+    asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+    asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+}
+__device__ __forceinline__ void roller_signal_wait(void *signal, int phase) {
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "}" : : "r"(roller_place(signal)), "r"(phase) : "memory");
+}
+__device__ __forceinline__ void roller_signal_expect(void *signal, int size) {
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" : : "r"(roller_place(signal)), "r"(size) : "memory");
+}
+__device__ __forceinline__ void roller_signal_arrive_expecting(void *signal, int size) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(roller_place(signal)), "r"(size) : "memory");
+}
+__device__ __forceinline__ void roller_signal_arrive(void *signal) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(roller_place(signal)) : "memory");
+}
+__device__ __forceinline__ void roller_stores_visible() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
+#define ROLLER_BOX(rank, where, ...) \
+    __device__ __forceinline__ void roller_copy_box_##rank(void *to, const void *map, void *signal, __VA_ARGS__) { \
+        asm volatile("cp.async.bulk.tensor." #rank "d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {" where "}], [%2];" \
+                     : : "r"(roller_place(to)), "l"(map), "r"(roller_place(signal)), ROLLER_CORNER_##rank : "memory"); \
+    }
+#define ROLLER_CORNER_1 "r"(c0)
+#define ROLLER_CORNER_2 ROLLER_CORNER_1, "r"(c1)
+#define ROLLER_CORNER_3 ROLLER_CORNER_2, "r"(c2)
+#define ROLLER_CORNER_4 ROLLER_CORNER_3, "r"(c3)
+#define ROLLER_CORNER_5 ROLLER_CORNER_4, "r"(c4)
+ROLLER_BOX(1, "%3", int c0)
+ROLLER_BOX(2, "%3, %4", int c0, int c1)
+ROLLER_BOX(3, "%3, %4, %5", int c0, int c1, int c2)
+ROLLER_BOX(4, "%3, %4, %5, %6", int c0, int c1, int c2, int c3)
+ROLLER_BOX(5, "%3, %4, %5, %6, %7", int c0, int c1, int c2, int c3, int c4)
+template <int count> __device__ __forceinline__ void roller_registers_more() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(count));
+}
+template <int count> __device__ __forceinline__ void roller_registers_fewer() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(count));
+}
+__device__ __forceinline__ void roller_products_begin() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
+__device__ __forceinline__ void roller_products_close() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
+template <int open> __device__ __forceinline__ void roller_products_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(open) : "memory");
+}
+// Where an operand lies: its rows are 8 to a core matrix, one after another; `across` bytes further it goes on along the rows.
+template <int row, int across> __device__ __forceinline__ unsigned long long roller_operand(const void *at) {
+    constexpr unsigned long long mode = row == 128 ? 1 : row == 64 ? 2 : 3;
+    constexpr unsigned long long fixed = mode << 62 | (8ull * row >> 4) << 32 | (static_cast<unsigned long long>(across) >> 4 & 0x3fff) << 16;
+    return fixed | (roller_place(at) >> 4 & 0x3fff);
+}
+#endif

@@ -1,0 +1,166 @@
+"""Hopper's own path: products of warp groups that read both operands from shared memory (`wgmma`), boxes copied by the tensor memory
+accelerator (TMA), and signals between the warps that start one and those that start the other (`mbarrier`).
+
+The layouts are those of the PTX manual ("Asynchronous warpgroup level matrix multiply-accumulate instructions"): of 64 x n results a
+warp has 16 rows, and in them a lane rows l / 4 and l / 4 + 8, columns 2 (l mod 4) and the next one of every eight.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from tvm import tirx
+
+from roller.plugin import ComputeAtom, HardwareSpec
+from roller.schedule.machine import InPlace
+from roller.schedule.tir import Expr, Stmt, called, index
+
+GROUP = 128  # lanes of a warp group
+WARP = 32
+FILLING_REGISTERS = 40  # of a lane that fills panels
+GRANULE = 8  # registers are handed out by so many
+MOST_REGISTERS = 255
+ELEMENTS = {"f16": "half", "bf16": "nv_bfloat16"}
+ATOM = re.compile(r"wgmma_m64n(\d+)k16_(f16|bf16)")
+CALL = re.compile(r"\broller_wgmma_n(\d+)_(f16|bf16)\b")
+
+
+@dataclass(frozen=True)
+class WarpGroupMma:
+    """One `wgmma` of a warp group: 64 x `columns` results of a depth of 16."""
+
+    columns: int
+    dtype: str
+
+    @cached_property
+    def results(self) -> Mapping[str, tuple[int, ...]]:
+        """Rows and columns of a lane's results."""
+        return {"m": (0, 8), "n": tuple(8 * block + one for block in range(self.columns // 8) for one in (0, 1))}
+
+    def first(self, role: str, lane: Expr) -> Expr:
+        """The row or column of a lane's first result."""
+        if role == "n":
+            return tirx.floormod(lane, index(4)) * index(2)
+        warp, within = tirx.floordiv(lane, index(WARP)), tirx.floormod(lane, index(WARP))
+        return warp * index(16) + tirx.floordiv(within, index(4))
+
+    def begin(self) -> Stmt:
+        """`wgmma.fence`."""
+        return called("roller_products_begin")
+
+    def multiply(self, results: Expr, steps: tuple[int, int], first: InPlace, second: InPlace) -> Stmt:
+        """One `wgmma.mma_async`."""
+        kinds = ", ".join(str(n) for side in (first, second) for n in (side.row_bytes, side.across_bytes, int(side.turned)))
+        name = f"roller_wgmma_n{self.columns}_{self.dtype}<{steps[0]}, {steps[1]}, {kinds}>"
+        return called(name, results, first.address, second.address)
+
+    def close(self) -> Stmt:
+        """`wgmma.commit_group`."""
+        return called("roller_products_close")
+
+    def wait(self, open_groups: int) -> Stmt:
+        """`wgmma.wait_group`."""
+        return called(f"roller_products_wait<{open_groups}>")
+
+
+@dataclass(frozen=True)
+class Producers:
+    """A warp group that fills panels, by TMA where it can."""
+
+    spec: HardwareSpec
+    lanes: int = GROUP
+
+    def blocks(self, threads: int, registers: int, shared_bytes: int) -> int:
+        """Blocks on all multiprocessors at a time."""
+        unit, shared = self.spec.unit, self.spec.levels[-2]
+        most = (unit.resident_lanes_max or unit.lanes_max) // threads
+        stored = unit.lane_storage_bytes // (threads * registers * 4)
+        return unit.count * max(1, min(most, stored, shared.capacity_bytes // (shared_bytes + shared.reserved_bytes)))
+
+    def _shares(self, groups: int) -> bool:
+        """True if a block has more lanes than all of them can have as many registers as they might want."""
+        return self._even(groups) < MOST_REGISTERS - GRANULE
+
+    def _even(self, groups: int) -> int:
+        all_lanes = (groups + 1) * GROUP
+        return self.spec.unit.lane_storage_bytes // 4 // all_lanes // GRANULE * GRANULE
+
+    def registers(self, groups: int) -> int:
+        """Registers of a lane that computes; none where a block would have more lanes than it may."""
+        if (groups + 1) * GROUP > self.spec.unit.lanes_max:
+            return 0
+        if not self._shares(groups):
+            return MOST_REGISTERS
+        whole = self.spec.unit.lane_storage_bytes // 4 // GROUP
+        return min((whole - FILLING_REGISTERS) // groups // GRANULE * GRANULE, MOST_REGISTERS // GRANULE * GRANULE)
+
+    def divide(self, groups: int, producing: bool) -> list[Stmt]:
+        """`setmaxnreg`."""
+        if not self._shares(groups):
+            return []
+        count = FILLING_REGISTERS if producing else self.registers(groups)
+        return [called(f"roller_registers_{'fewer' if producing else 'more'}<{count}>")]
+
+    def signals(self, pair: Expr, full: int, empty: int) -> Stmt:
+        """`mbarrier.init`."""
+        return called("roller_signals", pair, index(full), index(empty))
+
+    def ready(self) -> Stmt:
+        """`fence.mbarrier_init`."""
+        return called("roller_signals_ready")
+
+    def wait(self, signal: Expr, phase: Expr) -> Stmt:
+        """`mbarrier.try_wait.parity`."""
+        return called("roller_signal_wait", signal, phase)
+
+    def expect(self, signal: Expr, size: int, arrive: bool) -> Stmt:
+        """`mbarrier.expect_tx`."""
+        return called("roller_signal_arrive_expecting" if arrive else "roller_signal_expect", signal, index(size))
+
+    def arrive(self, signal: Expr) -> Stmt:
+        """`mbarrier.arrive`."""
+        return called("roller_signal_arrive", signal)
+
+    def copy(self, target: Expr, source: Expr, signal: Expr, corner: Sequence[Expr]) -> Stmt:
+        """`cp.async.bulk.tensor`."""
+        return called(f"roller_copy_box_{len(corner)}", target, source, signal, *corner)
+
+    def visible(self) -> Stmt:
+        """`fence.proxy.async`."""
+        return called("roller_stores_visible")
+
+
+def unit_of(atom: ComputeAtom) -> WarpGroupMma | None:
+    """How an atom's products are started; None for atoms that are no warp group's."""
+    found = ATOM.fullmatch(atom.name)
+    return WarpGroupMma(int(found.group(1)), found.group(2)) if found else None
+
+
+def products(kernels: str) -> str:
+    """The functions for the products that kernels start; `up`, `over`: from a lane's result to that in its next row and column."""
+    wanted = sorted({(int(columns), dtype) for columns, dtype in CALL.findall(kernels)})
+    return "\n".join(_product(columns, dtype) for columns, dtype in wanted)
+
+
+def _product(columns: int, dtype: str) -> str:
+    count = columns // 2
+    places = [f"{number // 2 % 2} * up + {number // 4 * 2 + number % 2} * over" for number in range(count)]
+    names = ", ".join(f"%{n}" for n in range(count))
+    held = ", ".join(f'"+f"(d[{place}])' for place in places)
+    a, b, turned_a, turned_b = (f"%{count + n}" for n in range(4))
+    text = f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{dtype}.{dtype}"
+    return f"""#ifndef ROLLER_EMULATED
+template <int up, int over, int row_a, int across_a, int turned_a, int row_b, int across_b, int turned_b>
+__device__ __forceinline__ void roller_wgmma_n{columns}_{dtype}(float *d, const void *a, const void *b) {{
+    asm volatile("{text} {{{names}}}, {a}, {b}, 1, 1, 1, {turned_a}, {turned_b};"
+                 : {held}
+                 : "l"(roller_operand<row_a, across_a>(a)), "l"(roller_operand<row_b, across_b>(b)), "n"(turned_a), "n"(turned_b));
+}}
+#else
+template <int... layout> inline void roller_wgmma_n{columns}_{dtype}(float *d, const void *a, const void *b) {{
+    emulator::start_product({{emulator::wgmma<{ELEMENTS[dtype]}, {columns}, layout...>, d, a, b}});
+}}
+#endif"""

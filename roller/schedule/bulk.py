@@ -1,0 +1,172 @@
+"""Panels filled by boxes: an array is described once, and one lane starts copies of boxes of it that arrive by themselves.
+
+A box goes along the panel's rows as far as one is wide, and along the rows of a block; panels with more dimensions take several. What
+lies outside the array arrives as zeros, so that ragged ends and padded windows need no guards. An array is described by its address
+step along each dimension of the nest, or, where windows overlap, by its own dimensions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm.tirx import For, ForKind
+
+from roller.expr import ELEMENT_BYTES
+from roller.nest import Access, Nest
+from roller.program import StageProgram
+from roller.scalar import Load
+from roller.schedule.machine import Producers, TensorMap
+from roller.schedule.reading import Reader
+from roller.schedule.swizzled import SwizzledPanel, element_address
+from roller.schedule.threads import Block
+from roller.schedule.tir import Buffer, Expr, Stmt, argument, index, plus, pointer, times, variable
+from roller.schedule.walk import Position, State
+
+MOST_DIMENSIONS, MOST_ELEMENTS, MOST_STEPS = 5, 256, 8  # of a box: dimensions, elements along one, steps between two
+ALIGNMENT = 16  # bytes: of an array's rows
+MAP_WORDS = 16  # of 8 bytes: a description of an array
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One dimension of a described array: extent, address step and start in elements, and the dimensions of the nest that move along
+    it, with how far each does.
+    """
+
+    extent: int
+    stride: int
+    terms: tuple[tuple[int, int], ...]
+    start: int = 0
+
+
+@dataclass(frozen=True)
+class Bulk:
+    """How boxes fill a panel: the description, the argument that carries it, the array's sides and the rows of one box."""
+
+    panel: SwizzledPanel
+    map: TensorMap
+    argument: Buffer
+    sides: tuple[_Side, ...]
+    rows: int
+    tile: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that arrive in one copy of the panel."""
+        return math.prod(trips for trips, _ in self._walked()) * math.prod(self._counts()) * self.panel.element_bytes
+
+    def _counts(self) -> list[int]:
+        return [-(-box // step) for box, step in zip(self.map.box, self.map.steps, strict=True)]
+
+    def _walked(self) -> list[tuple[int, tuple[int, int]]]:
+        """The boxes of a panel: trips, and the dimension with the positions that one trip covers."""
+        panel, tile = self.panel, self.tile
+        found = [(tile[panel.along] // panel.width, (panel.along, panel.width)), (tile[panel.side] // self.rows, (panel.side, self.rows))]
+        others = [d for d, s in enumerate(panel.steps) if s and d not in (panel.along, panel.side)]
+        return [*found, *((tile[d], (d, 1)) for d in others)]
+
+    def start(self, block: Block, state: State, slot: Position, signal: Expr, producers: Producers) -> Stmt:
+        """Start all boxes of one copy of the panel; their bytes arrive at the signal."""
+        walked = [(trips, dim, step, variable(f"box{dim}")) for trips, (dim, step) in self._walked()]
+        offsets = {dim: times(var, step) if trips > 1 else 0 for trips, dim, step, var in walked}
+        bases = [block.base(state, d) for d in range(len(self.tile))]
+        corner = [self._coordinate(side, bases, offsets) for side in self.sides]
+        target = element_address(self.panel, offsets, slot)
+        body = producers.copy(target, pointer(self.argument, 0), signal, corner)
+        for trips, _, _, var in walked:
+            body = For(var, index(0), index(trips), ForKind.SERIAL, body) if trips > 1 else body
+        return body
+
+    def _coordinate(self, side: _Side, bases: Sequence[Position], offsets: dict[int, Position]) -> Expr:
+        total: Position = side.start
+        for dim, coefficient in side.terms:
+            total = plus(total, times(plus(bases[dim], offsets.get(dim, 0)), coefficient))
+        return index(total)
+
+
+def bulk_of(block: Block, panel: SwizzledPanel, reader: Reader) -> Bulk | None:
+    """How boxes fill a panel; None where lanes have to: values that are computed, rows that are not aligned, too many dimensions."""
+    if not isinstance(panel.value, Load) or panel.value.fill not in (None, 0):
+        return None
+    program, access = block.program, program_access(reader, panel.value)
+    for found in (_by_steps(program.nest, access), _by_array(program, access)):
+        if found is not None:
+            made = _described(program, panel, access, found)
+            if made is not None:
+                return made
+    return None
+
+
+def program_access(reader: Reader, load: Load) -> Access:
+    """The array of a load as the nest touches it."""
+    return reader.nest.accesses[reader.number(load)]
+
+
+def _by_steps(nest: Nest, access: Access) -> list[_Side] | None:
+    """A side for each dimension of the nest, where the address is linear in all of them and none reaches into the next."""
+    offset = sum(i.offset * s for i, s in zip(access.index, access.tensor.strides, strict=True))
+    if not access.linear or offset:
+        return None
+    steps = [(s or 0, e, d) for d, (e, s) in enumerate(zip(nest.extents, access.strides, strict=True)) if access.touches[d]]
+    steps.sort()
+    if any(inner * extent > outer for (inner, extent, _), (outer, *_) in itertools.pairwise(steps)):
+        return None
+    return [_Side(extent, stride, ((dim, 1),)) for stride, extent, dim in steps]
+
+
+def _by_array(program: StageProgram, access: Access) -> list[_Side] | None:
+    """A side for each dimension of the array, where each is moved along by dimensions of the nest that are single axes, of which one
+    at most is tiled, and a tile that reaches beyond a reduction's end leaves the array with it.
+    """
+    nest, tile = program.nest, program.unit_tile
+    names = {d.members[0].name: n for n, d in enumerate(nest.dims)}
+    if any(len(nest.dims[d].members) > 1 for d, touched in enumerate(access.touches) if touched):
+        return None
+    found = []
+    for position, extent, stride in zip(access.index, access.tensor.shape, access.tensor.strides, strict=True):
+        if any(name not in names for name, _ in position.terms):
+            return None
+        terms = tuple((names[name], coefficient) for name, coefficient in position.terms)
+        tiled = [(d, c) for d, c in terms if tile[d] > 1]
+        if len(tiled) > 1 or any(not 1 <= c <= MOST_STEPS for _, c in tiled):
+            return None
+        ragged = any(nest.dims[d].is_reduce and nest.extents[d] % tile[d] for d, _ in terms)
+        if ragged and (len(terms) > 1 or position.offset or terms[0][1] != 1 or extent != nest.extents[terms[0][0]]):
+            return None
+        found.append(_Side(extent, stride, terms, position.offset))
+    return found
+
+
+def _described(program: StageProgram, panel: SwizzledPanel, access: Access, sides: list[_Side]) -> Bulk | None:
+    """The description of an array with these sides, where boxes can be what a panel takes."""
+    tile, size = program.unit_tile, panel.element_bytes
+    sides = sorted((s for s in sides if s.extent > 1 or s.terms), key=lambda s: s.stride)
+    if not 1 <= len(sides) <= MOST_DIMENSIONS or sides[0].stride != 1:
+        return None
+    if any(s.stride * size % ALIGNMENT for s in sides[1:]) or _moving(sides[0], tile) != [(panel.along, 1)]:
+        return None
+    step = next((c for s in sides for d, c in _moving(s, tile) if d == panel.side), 1)
+    most = (MOST_ELEMENTS - 1) // step + 1
+    rows = next(r for r in range(min(tile[panel.side], most), 0, -1) if tile[panel.side] % r == 0)
+    wanted = {panel.along: panel.width, panel.side: rows}
+    box, steps = [], []
+    for side in sides:
+        moved = [(wanted[d], c) for d, c in _moving(side, tile) if d in wanted]
+        count, by = moved[0] if moved else (1, 1)
+        box.append((count - 1) * by + 1)
+        steps.append(by)
+    if not set(wanted) <= {d for s in sides for d, _ in s.terms} and tile[panel.side] > 1:
+        return None
+    strides = tuple(s.stride * size for s in sides[1:])
+    described = TensorMap(
+        access.tensor.name, access.tensor.dtype, tuple(s.extent for s in sides), strides, tuple(box), tuple(steps), panel.width * size
+    )
+    carried = argument(f"map{panel.staging.operand}", MAP_WORDS, "int64")
+    return Bulk(panel, described, carried, tuple(sides), rows, tile)
+
+
+def _moving(side: _Side, tile: Sequence[int]) -> list[tuple[int, int]]:
+    return [(d, c) for d, c in side.terms if tile[d] > 1]

@@ -1,0 +1,351 @@
+"""Blocks whose lanes divide labour: some fill panels, the others start matrix atoms that read them, and neither waits for more than it
+must.
+
+Panels lie in rings of copies. Producers walk the same loops as consumers, as far ahead as there are copies; a signal says of
+each copy that it is full, another one that it is empty again. Blocks take one unit tile after another, so that the first panels of the
+next one arrive while results of the last one are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tvm import tirx
+
+from roller.expr import ELEMENT_BYTES
+from roller.program import StageProgram, copy_depth
+from roller.schedule.bulk import Bulk, bulk_of
+from roller.schedule.machine import Machine, PanelUnit, TensorMap
+from roller.schedule.matrix import SIDES, GroupBlock, GroupLane
+from roller.schedule.shared import Filling
+from roller.schedule.stage import REGISTER_BYTES, GridKernel, Stage, launched_over
+from roller.schedule.swizzled import SwizzledPanel, swizzled_panel
+from roller.schedule.threads import Offsets
+from roller.schedule.tir import (
+    Buffer,
+    Expr,
+    Stmt,
+    allocate,
+    barrier,
+    every,
+    index,
+    load,
+    loop,
+    plus,
+    pointer,
+    register_buffer,
+    sequence,
+    shared_buffer,
+    store,
+    times,
+    variable,
+    when,
+)
+from roller.schedule.walk import Position, State, serial
+
+SIGNAL_BYTES = 8
+SIGNALS_BYTES = 1024  # of shared memory behind the panels: for as many signals as any program has
+OTHER_REGISTERS = 40  # of a lane that computes: addresses, counters, what the epilogue reads
+FULL, EMPTY = 0, 1  # of the pair of signals that a copy has
+
+
+@dataclass
+class PanelLane(GroupLane):
+    """One lane of a group whose atoms read panels. `slots`: the copy of each operand's panel that is read."""
+
+    slots: dict[int, Position] = field(default_factory=dict)
+
+    def step(self, state: State, slot: Position) -> Stmt:
+        """Every atom of the group's tile takes in its step of the reduction."""
+        corners = self.corners((True,) * len(self.nest.dims))
+        return sequence(self._product(state, corner, reduced, slot) for reduced in self.depths() for corner in corners)
+
+    def _product(self, state: State, corner: Offsets, reduced: Mapping[int, int], slot: Position) -> Stmt:
+        operands = []
+        for _, number in self.sides:
+            panel = self.panels[number]
+            assert isinstance(panel, SwizzledPanel)
+            names = {d: self._start(state, d, corner, reduced) for d, step in enumerate(panel.steps) if step}
+            operands.append(panel.operand(names, self.slots[number]))
+        first, second = operands
+        place, steps = self._results_at(corner)
+        return panel_unit(self.block).multiply(pointer(self.acc, plus(slot, place), True), steps, first, second)
+
+    def _start(self, state: State, dim: int, corner: Offsets, reduced: Mapping[int, int]) -> Position:
+        """Where an atom starts in the unit's tile."""
+        if dim in reduced:
+            return plus(self._reduced(state, dim), reduced[dim])
+        return plus(self.block.corner(dim), corner[dim])
+
+    def _results_at(self, corner: Offsets) -> tuple[int, tuple[int, int]]:
+        """The number of an atom's first result among a lane's, and the steps to those of its next row and column."""
+        roles, results = self.block.roles, self.block.unit.results
+        first = tuple(o // self.block.extent(roles[d]) * len(results[roles[d]]) if d in roles else o for d, o in enumerate(corner))
+        found = []
+        for side in SIDES:
+            dim = self.program.role(side)
+            following = tuple(o + (d == dim) for d, o in enumerate(first))
+            found.append(self.numbers[following] - self.numbers[first])
+        return self.numbers[first], (found[0], found[1])
+
+    def _kept(self, put: Stmt, offsets: Offsets) -> Stmt:
+        """Rows and columns beyond the problem hold what no array holds: nobody stores them."""
+        block = self.block
+        beyond = [(d, o) for d, o in enumerate(offsets) if block.beyond(d)]
+        inside = every(index(block.position(d, o)) < index(self.nest.extents[d]) for d, o in beyond)
+        return put if inside is None else when(inside, put)
+
+
+def panel_unit(block: GroupBlock) -> PanelUnit:
+    """How a block's groups compute."""
+    unit: PanelUnit = block.unit  # type: ignore[assignment]
+    return unit
+
+
+@dataclass
+class Ring:
+    """Panels that are filled inside the same loops, each in as many copies, whose signals are the pairs from `first` on. Each role has
+    registers of its own for the copy that it has come to and the parity of its round; consumers also for the copy that they used
+    last, and whether they have yet to give it back.
+    """
+
+    depth: int
+    panels: list[SwizzledPanel]
+    first: int
+    slot: Buffer = field(default_factory=lambda: register_buffer("slot", 1, "int32"))
+    phase: Buffer = field(default_factory=lambda: register_buffer("phase", 1, "int32"))
+    last: Buffer = field(default_factory=lambda: register_buffer("last", 1, "int32"))
+    held: Buffer = field(default_factory=lambda: register_buffer("held", 1, "int32"))
+
+    @property
+    def copies(self) -> int:
+        """Copies of each panel."""
+        return min(panel.copies for panel in self.panels)
+
+    def begin(self) -> list[Stmt]:
+        """The registers of one role."""
+        mine = [self.slot, self.phase, self.last, self.held]
+        return [*allocate(mine), *(store(register, index(0), 0) for register in mine)]
+
+    def advance(self) -> list[Stmt]:
+        """On to the next copy."""
+        turned = tirx.bitwise_xor(load(self.phase, 0), index(1))
+        around = sequence([store(self.slot, index(0), 0), store(self.phase, turned, 0)])
+        return [store(self.slot, load(self.slot, 0) + index(1), 0), when(tirx.EQ(load(self.slot, 0), index(self.copies)), around)]
+
+
+def panels_of(program: StageProgram) -> tuple[list[SwizzledPanel], Buffer]:
+    """All panels, one after another in one buffer, and the buffer, with room for signals at its end."""
+    dtype = program.atom.in_dtype
+    size, found, start = ELEMENT_BYTES[dtype], [], 0
+    for staging in program.staged:
+        panel = swizzled_panel(program, staging, None, start)
+        found.append(panel)
+        start += panel.size * panel.copies
+    buffer = shared_buffer("panels", start + SIGNALS_BYTES // size, dtype)
+    return [swizzled_panel(program, p.staging, buffer, p.start) for p in found], buffer
+
+
+def shared_bytes(program: StageProgram, _: Machine) -> int:
+    """The memory that a block's lanes share: panels and signals."""
+    return int(panels_of(program)[1].shape[0]) * ELEMENT_BYTES[program.atom.in_dtype]
+
+
+def refusal(program: StageProgram, machine: Machine) -> tuple[str, str] | None:
+    """Why lanes cannot divide labour for a program with an atom that reads panels; None where they can, and for all other atoms."""
+    name, atom = program.nest.stage.name, program.atom
+    if not machine.in_place(atom):
+        return None
+    producers, block = machine.producers, block_of(program, machine)
+    assert producers is not None, "panels that atoms read are filled by producers"
+    if {role for role, _ in program.mapping} != {*SIDES, "k"}:
+        return "roles", f"{atom.name} wants rows, columns and a reduction of {name!r}"
+    if any(lp.over == "lanes" and program.nest.dims[lp.dim].is_reduce for lp in program.loops):
+        return "lanes", f"groups of {atom.name} share no reduction, those of {name!r} would"
+    wanted = block.outputs * -(-program.nest.accumulator_bytes // REGISTER_BYTES) + OTHER_REGISTERS
+    room = producers.registers(block.threads // atom.lanes)
+    if wanted > room:
+        return "registers", f"a lane of {name!r} takes about {wanted} registers beside those that fill panels, it may have {room}"
+    return None
+
+
+def block_of(program: StageProgram, machine: Machine) -> GroupBlock:
+    """The lanes that compute."""
+    return GroupBlock(program, machine.group, unit=machine.panel_units[program.atom.name])
+
+
+class SpecialisedStage(Stage):
+    """One stage while it is lowered: consumers as in other stages, but for where panels come from, and producers."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        program, machine = self.program, self.machine
+        assert machine.producers is not None
+        self.producers, self.block = machine.producers, block_of(program, machine)
+        self.unit, self.consumers = panel_unit(self.block), self.block.threads
+        self.worker = PanelLane(self.block, self.reader, self.buffers[self.stage.output.name])
+        self.lane = self.worker
+        panels, self.arena = panels_of(program)
+        self.lane.panels = {p.staging.operand: p for p in panels}
+        self.rings: dict[int, Ring] = {}
+        pairs = 0
+        for panel in panels:
+            depth = copy_depth(program, panel.staging)
+            if depth not in self.rings:
+                self.rings[depth] = Ring(depth, [], pairs)
+                pairs += panel.copies
+            self.rings[depth].panels.append(panel)
+        self.deepest = max(self.rings)
+        self.filling = {depth: Ring(depth, ring.panels, ring.first) for depth, ring in self.rings.items()}  # as producers see them
+        self.bulks: dict[int, Bulk | None] = {p.staging.operand: bulk_of(self.block, p, self.reader) for p in panels}
+        self.crew = self.block.thread - index(self.consumers), self.producers.lanes
+
+    # --- the kernel ---------------------------------------------------------------------------------------------------
+
+    def _kernel(self, name: str, body: Stmt, block_var: Expr, arguments: tuple[Buffer, ...], blocks: int) -> GridKernel:
+        found = [bulk for bulk in self.bulks.values() if bulk is not None]
+        maps: dict[str, TensorMap] = {bulk.argument.name: bulk.map for bulk in found}
+        described = {bulk.map.tensor for bulk in found}
+        carried = {self._tensor(p) for p in self.lane.panels if self.bulks[p] is None}
+        needed = carried | {a.tensor.name for a in self.nest.accesses if a.role != "body"}
+        plain = tuple(a for a in arguments if a.name not in described or a.name in needed)
+        threads = self.consumers + self.producers.lanes
+        launched = launched_over(body, block_var, self.blocks, self.block.thread, threads)
+        size = shared_bytes(self.program, self.machine)
+        return GridKernel(name, launched, (*plain, *(b.argument for b in found)), self.blocks, threads, size, maps)
+
+    def _tensor(self, operand: int) -> str:
+        return next(a.tensor.name for a in self.nest.inputs if a.factor == operand)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks launched: not more than can be on the chip's units at a time."""
+        registers = self.block.outputs * -(-self.nest.accumulator_bytes // REGISTER_BYTES) + OTHER_REGISTERS
+        threads = self.consumers + self.producers.lanes
+        return min(self.program.unit_tiles, self.producers.blocks(threads, registers, shared_bytes(self.program, self.machine)))
+
+    def _block(self, block_var: Expr) -> Stmt:
+        """Signals set up, then every lane in its role."""
+        arrivals = self.consumers // self.machine.group
+        pairs = [(ring.first + n, self._fullness(ring), arrivals) for ring in self.rings.values() for n in range(ring.copies)]
+        made = [self.producers.signals(self._signal(pair, FULL), full, empty) for pair, full, empty in pairs]
+        set_up = when(tirx.EQ(self.block.thread, index(0)), sequence([*made, self.producers.ready()]))
+        groups = self.consumers // self.program.atom.lanes
+        work = [*self.block.bindings(), *_begun(self.rings), self._tiles(block_var, True)]
+        consume = sequence([*self.producers.divide(groups, False), *work])
+        filling = self._alone([*_begun(self.filling), self._tiles(block_var, False)])
+        produce = sequence([*self.producers.divide(groups, True), filling])
+        roles = when(self.block.thread < index(self.consumers), consume, produce)
+        return sequence([*allocate([self.arena]), set_up, barrier(), roles])
+
+    def _alone(self, statements: list[Stmt]) -> Stmt:
+        """One producer is enough where boxes fill all panels."""
+        alone = all(bulk is not None for bulk in self.bulks.values())
+        return when(tirx.EQ(self.crew[0], index(0)), sequence(statements)) if alone else sequence(statements)
+
+    def _tiles(self, block_var: Expr, consuming: bool) -> Stmt:
+        """The unit tiles of a block, one after another."""
+        tiles, turn = self.program.unit_tiles, variable("turn")
+        names, state = self.units(plus(block_var, times(turn, self.blocks)) if tiles > self.blocks else block_var)
+        inside = sequence([*names, self._inside(0, state) if consuming else self._produced(0, state)])
+        if tiles <= self.blocks:
+            return inside
+        return loop(turn, tirx.floordiv(index(tiles - 1) - block_var, index(self.blocks)) + index(1), inside)
+
+    # --- signals ------------------------------------------------------------------------------------------------------
+
+    def _signal(self, pair: Position, which: int) -> Expr:
+        """The address of a signal: pairs lie behind the panels."""
+        size = ELEMENT_BYTES[self.program.atom.in_dtype]
+        start = int(self.arena.shape[0]) - SIGNALS_BYTES // size
+        each = SIGNAL_BYTES // size
+        return pointer(self.arena, plus(plus(times(pair, 2 * each), which * each), start), True)
+
+    def _at(self, ring: Ring, slot: Expr, which: int) -> Expr:
+        return self._signal(plus(slot, ring.first), which)
+
+    def _fullness(self, ring: Ring) -> int:
+        """Arrivals that fill a copy: of one lane where boxes do it all, else of all producers."""
+        return 1 if all(self.bulks[p.staging.operand] is not None for p in ring.panels) else self.producers.lanes
+
+    def _given(self, ring: Ring, slot: Expr) -> Stmt:
+        """A lane of each group that runs in step gives a copy back."""
+        first = tirx.EQ(tirx.floormod(self.block.thread, index(self.machine.group)), index(0))
+        return when(first, self.producers.arrive(self._at(ring, slot, EMPTY)))
+
+    # --- producers ----------------------------------------------------------------------------------------------------
+
+    def _produced(self, depth: int, state: State) -> Stmt:
+        """What producers do inside this many loops."""
+        ring = self.filling.get(depth)
+        filled = self._fill(ring, state) if ring is not None else []
+        if depth == self.deepest:
+            return sequence(filled)
+        if self.loops[depth].over != "time":
+            return sequence([*filled, self._produced(depth + 1, state)])
+        return sequence([*filled, serial(self.program, state, depth, lambda s: self._produced(depth + 1, s))])
+
+    def _fill(self, ring: Ring, state: State) -> list[Stmt]:
+        """One copy of a ring's panels, once it is empty."""
+        slot, producers = load(ring.slot, 0), self.producers
+        full = self._at(ring, slot, FULL)
+        bulks = [b for p in ring.panels if (b := self.bulks[p.staging.operand]) is not None]
+        carried = [Filling(self.block, p, self.reader, None, self.crew) for p in ring.panels if self.bulks[p.staging.operand] is None]
+        statements = [producers.wait(self._at(ring, slot, EMPTY), tirx.bitwise_xor(load(ring.phase, 0), index(1)))]
+        if bulks:
+            started = [producers.expect(full, sum(b.bytes for b in bulks), arrive=not carried)]
+            started += [b.start(self.block, state, slot, full, producers) for b in bulks]
+            statements.append(when(tirx.EQ(self.crew[0], index(0)), sequence(started)) if carried else sequence(started))
+        if carried:
+            statements += [*(f.at_once(state, slot) for f in carried), producers.visible(), producers.arrive(full)]
+        one = not carried and not all(b is not None for b in self.bulks.values())
+        return [*(self._by_one(statements) if one else statements), *ring.advance()]
+
+    def _by_one(self, statements: list[Stmt]) -> list[Stmt]:
+        return [when(tirx.EQ(self.crew[0], index(0)), sequence(statements))]
+
+    # --- consumers ----------------------------------------------------------------------------------------------------
+
+    def _filled(self, depth: int, state: State) -> Stmt:
+        """What lies inside this many loops, between the wait for a ring's next copy and giving it back."""
+        ring = self.rings.get(depth)
+        if ring is None:
+            return self._computed(depth, state)
+        slot = load(ring.slot, 0)
+        for panel in ring.panels:
+            self.worker.slots[panel.staging.operand] = slot
+        full = self.producers.wait(self._at(ring, slot, FULL), load(ring.phase, 0))
+        inside = self._computed(depth, state)
+        if not self._lags(ring):
+            wait = [] if depth < self.begin else [self.unit.wait(0)]
+            return sequence([full, inside, *wait, self._given(ring, slot), *ring.advance()])
+        later = sequence([self._given(ring, load(ring.last, 0))])
+        kept = [store(ring.last, slot, 0), store(ring.held, index(1), 0)]
+        return sequence([full, inside, self.unit.wait(1), self._if_held(ring, later), *kept, *ring.advance()])
+
+    def _lags(self, ring: Ring) -> bool:
+        """True if a copy is given back one step later, while the next one is computed with."""
+        return ring.depth == self.deepest >= self.begin and ring.copies > 1
+
+    def _if_held(self, ring: Ring, then: Stmt) -> Stmt:
+        return when(tirx.EQ(load(ring.held, 0), index(1)), then)
+
+    def _computed(self, depth: int, state: State) -> Stmt:
+        """What lies inside this many loops; atoms that start there belong together."""
+        if depth != max(self.deepest, self.begin):
+            return self._next(depth, state)
+        return sequence([self.unit.begin(), self._next(depth, state), self.unit.close()])
+
+    def _finish(self, state: State) -> Stmt:
+        """All atoms done and all copies given back, then the results."""
+        done = [self.unit.wait(0)]
+        for ring in self.rings.values():
+            if self._lags(ring):
+                given = sequence([self._given(ring, load(ring.last, 0)), store(ring.held, index(0), 0)])
+                done.append(self._if_held(ring, given))
+        return sequence([*done, super()._finish(state)])
+
+
+def _begun(rings: Mapping[int, Ring]) -> list[Stmt]:
+    return [statement for ring in rings.values() for statement in ring.begin()]

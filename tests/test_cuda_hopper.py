@@ -1,0 +1,236 @@
+"""Products of warp groups on the emulator: panels that boxes or lanes fill, blocks whose lanes divide labour, what is refused."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from emulating import emulated, expression, needs_compiler, needs_cxx, text_of
+from hypothesis import HealthCheck, assume, given, note, seed, settings
+from hypothesis import strategies as st
+
+import roller
+from roller import ops, verify
+from roller.arrays import aligned_empty
+from roller.chip import load_spec
+from roller.errors import LaunchError, WrongResultError
+from roller.kernel import Artifact
+from roller.program import RProgram
+from roller_cuda import codegen, emulator
+
+SPEC = load_spec("cuda:h100")
+GROUPS = SPEC.model_copy(update={"atoms": tuple(a for a in SPEC.atoms if a.name.startswith("wgmma"))})  # nothing else to draw
+MOST_BLOCKS = 24  # of a random program: the emulator runs thread after thread
+ORDERS = [(backwards, eager) for backwards in (False, True) for eager in (False, True)]
+
+
+def T(name: str, *shape: int, dtype: str = "float16") -> ops.SymbolicTensor:
+    return ops.tensor(shape, dtype, name=name)
+
+
+def of_groups(op: ops.SymbolicTensor, count: int = 400, seed_: int = 0) -> Iterator[RProgram]:
+    """Programs of warp groups, drawn from all that fit."""
+    for program in roller.enumerate_programs(op, "cuda", spec=GROUPS).sample(count, seed=seed_):
+        blocks = math.prod(lp.trips for lp in program.stages[0].loops if lp.over == "units")
+        if "wgmma" in program.stages[0].atom.name and codegen.refusal(SPEC, program) is None and blocks <= MOST_BLOCKS:
+            yield program
+
+
+def right(op: ops.SymbolicTensor, artifact: Artifact, backwards: bool, eager: bool) -> None:
+    expr = expression(op)
+    arrays = verify.random_inputs(expr, 7)
+    verify.check(expr, arrays, emulated(expr, artifact, arrays, backwards, eager))
+
+
+def maps_of(artifact: Artifact) -> set[str]:
+    return {m["tensor"] for kernel in artifact.launch["kernels"] for m in kernel.get("maps", {}).values()}
+
+
+def conv(layout: str, padding: int = 1, stride: int = 1) -> ops.SymbolicTensor:
+    x = T("x", 1, 64, 12, 10) if layout == "NCHW" else T("x", 1, 12, 10, 64)
+    w = T("w", 72, 64, 3, 3) if layout == "NCHW" else T("w", 3, 3, 64, 72)
+    return ops.conv2d(x, w, padding=padding, stride=stride, layout=layout)
+
+
+# For each product which of its operands come by boxes: rows of 16 bytes, aligned, values as they lie there.
+PRODUCTS: dict[str, tuple[Callable[[], ops.SymbolicTensor], set[str]]] = {
+    "plain": (lambda: ops.matmul(T("a", 128, 192), T("b", 192, 256)), {"a", "b"}),
+    "both turned": (lambda: ops.matmul(T("a", 192, 128), T("b", 136, 192), transpose_a=True, transpose_b=True), {"a", "b"}),
+    "bfloat16": (lambda: ops.matmul(T("a", 128, 64, dtype="bfloat16"), T("b", 64, 128, dtype="bfloat16")), {"a", "b"}),
+    "ragged": (lambda: ops.matmul(T("a", 200, 152), T("b", 152, 136)), {"a", "b"}),
+    "rows that are not aligned": (lambda: ops.matmul(T("a", 101, 77), T("b", 77, 83)), set()),
+    "one that is": (lambda: ops.matmul(T("a", 101, 77), T("b", 77, 88)), {"b"}),
+    "few rows": (lambda: ops.matmul(T("a", 5, 128), T("b", 128, 200)), {"a", "b"}),
+    "fused": (lambda: ops.relu(ops.matmul(T("a", 100, 64), T("b", 64, 72)) + T("bias", 72)), {"a", "b"}),
+    "computed on the way": (lambda: ops.matmul(ops.relu(T("a", 96, 64)), T("b", 64, 72)), {"b"}),
+    "float32 out": (lambda: ops.matmul(T("a", 70, 64), T("b", 64, 72), out_dtype="float32"), {"a", "b"}),
+    "batched": (lambda: ops.batch_matmul(T("a", 3, 72, 64), T("b", 3, 64, 80)), {"a", "b"}),
+    "channels last": (lambda: conv("NHWC"), {"x", "w"}),
+    "channels last, stride": (lambda: conv("NHWC", stride=2), {"x", "w"}),
+    "channels first": (lambda: conv("NCHW"), {"w"}),
+}
+
+
+@needs_cxx
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_are_right(name: str) -> None:
+    made, boxed = PRODUCTS[name]
+    op, seen = made(), set()
+    drawn = [text_of(SPEC, program) for program, _ in zip(of_groups(op), range(3), strict=False)]
+    assert drawn, "no program of warp groups"
+    for number, artifact in enumerate(drawn):
+        seen |= maps_of(artifact)
+        for backwards, eager in ORDERS[number % 2 :: 2]:
+            right(op, artifact, backwards, eager)
+    assert seen <= boxed
+    assert seen == boxed or "channels" in name, f"boxes fill {seen or 'nothing'}, {boxed} wanted"
+
+
+@st.composite
+def products(draw: st.DrawFn) -> ops.SymbolicTensor:
+    """A product of two tensors in half precision, perhaps with work before and after it."""
+    dtype, size = draw(st.sampled_from(("float16", "bfloat16"))), st.one_of(st.integers(1, 200), st.integers(1, 25).map(lambda n: 8 * n))
+    m, n, k = draw(size), draw(size), draw(size)
+    left, right_, out = draw(st.sampled_from((("mk", "kn", "mn"), ("km", "nk", "mn"), ("bmk", "kn", "bmn"), ("kbm", "bnk", "nbm"))))
+    extents = {"m": m, "n": n, "k": k, "b": 3}
+    a, b = (ops.tensor(tuple(extents[c] for c in part), dtype) for part in (left, right_))
+    if draw(st.integers(0, 3)) == 0:
+        a = ops.relu(a)
+    product = ops.einsum(f"{left},{right_}->{out}", a, b)
+    return product + ops.tensor(product.shape[-1:], dtype) if draw(st.booleans()) else product
+
+
+@st.composite
+def convolutions(draw: st.DrawFn) -> ops.SymbolicTensor:
+    """A convolution in half precision with channels last."""
+    channels, filters = 8 * draw(st.integers(1, 9)), draw(st.integers(1, 80))
+    kernel, padding = draw(st.sampled_from(((1, 0), (3, 0), (3, 1), (5, 2))))
+    height, width = draw(st.integers(kernel, 14)), draw(st.integers(kernel, 14))
+    x, w = T("x", draw(st.integers(1, 2)), height, width, channels), T("w", kernel, kernel, channels, filters)
+    return ops.conv2d(x, w, padding=padding, stride=draw(st.integers(1, 2)), layout="NHWC")
+
+
+def random_program(data: st.DataObject) -> None:
+    op = data.draw(st.one_of(products(), convolutions()))
+    expr = expression(op)
+    assume(min(expr.output.shape[-1], math.prod(expr.output.shape[:-1])) > 1)  # no rows or no columns: nothing for matrices
+    program = next(of_groups(op, 60, data.draw(st.integers(0, 10**6))), None)
+    assume(program is not None)
+    assert program is not None
+    note(program.describe())
+    arrays = verify.random_inputs(expr, data.draw(st.integers(0, 99)), integer=data.draw(st.booleans()))
+    verify.check(expr, arrays, emulated(expr, text_of(SPEC, program), arrays, *data.draw(st.sampled_from(ORDERS))))
+
+
+def _random_programs(part: int, count: int) -> None:
+    @seed(part)
+    @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True, database=None)
+    @given(data=st.data())
+    def run(data: st.DataObject) -> None:
+        random_program(data)
+
+    run()
+
+
+@needs_cxx
+@pytest.mark.parametrize("part", [0, 1])
+def test_random_programs_are_right(part: int) -> None:
+    _random_programs(part, 12)
+
+
+@needs_cxx
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(10))
+def test_many_random_programs_are_right(part: int) -> None:
+    _random_programs(100 + part, 100)
+
+
+# --- the emulator catches what is wrong ------------------------------------------------------------------------------
+
+
+def pipelined(relu: bool = False) -> tuple[ops.SymbolicTensor, Artifact]:
+    """A product with several steps and several tiles a block, its panels in rings of at least two copies."""
+    op = ops.matmul(T("a", 128, 512), T("b", 512, 128))
+    if relu:
+        op = ops.matmul(ops.relu(T("a", 128, 512)), T("b", 512, 128))
+    for program in of_groups(op, 2000):
+        (stage,) = program.stages
+        steps = math.prod(lp.trips for lp in stage.loops if lp.over == "time" and lp.level == stage.levels[0])
+        if steps > 3 and len(stage.staged) == 2 and all(s.depth > 1 for s in stage.staged) and stage.split == 1:
+            return op, text_of(SPEC, program)
+    raise AssertionError("no program fills its panels ahead")
+
+
+def broken(artifact: Artifact, before: str, after: str, number: int) -> Artifact:
+    """The kernel with one word of it exchanged, where it stands for the `number`-th time."""
+    text = str(artifact.launch["text"])
+    start = text.index("{", text.rindex('extern "C"'))
+    places = [m.start() for m in re.finditer(re.escape(before), text[start:])]
+    at = start + places[number]
+    return replace(artifact, launch={**artifact.launch, "text": text[:at] + after + text[at + len(before) :]})
+
+
+def noticed(op: ops.SymbolicTensor, artifact: Artifact) -> bool:
+    """True if a kernel is wrong, or is reported, in some order of events."""
+    for backwards, eager in ORDERS:
+        try:
+            right(op, artifact, backwards, eager)
+        except (WrongResultError, LaunchError):
+            return True
+    return False
+
+
+@needs_cxx
+@pytest.mark.parametrize(
+    ("before", "after", "number"),
+    [
+        ("roller_signal_wait(", "(void)(", 0),  # consumers read what is not there yet
+        ("roller_signal_wait(", "(void)(", -1),  # producers write over what is still read
+        ("roller_signal_arrive(", "(void)(", 0),  # a copy is never given back
+        ("roller_signal_arrive_expecting(", "roller_signal_arrive(", 0),  # bytes that nobody waits for
+        ("roller_products_wait<1>()", "roller_products_wait<2>()", 0),  # given back while it is still read
+        ("roller_products_wait<0>()", "roller_products_wait<1>()", 0),  # results stored before they are there
+        ("roller_products_close()", "(void)0", 0),
+        ("roller_copy_box_2(", "(void)(", 0),  # bytes that never come
+        ("__syncthreads()", "(void)0", 0),  # signals used before they are set up
+    ],
+)
+def test_faults_are_caught(before: str, after: str, number: int) -> None:
+    op, artifact = pipelined()
+    assert not noticed(op, artifact)
+    assert noticed(op, broken(artifact, before, after, number))
+
+
+@needs_cxx
+@pytest.mark.parametrize("which", [2, 4, 5, 7])
+def test_faults_in_how_operands_lie_are_caught(which: int) -> None:
+    """The bytes of a row, and whether it lies across the reduction, of each operand."""
+    op, artifact = pipelined()
+    (layout, *_) = re.findall(r"roller_wgmma_n\d+_f16<([^>]*)>", str(artifact.launch["text"]))
+    numbers = [int(n) for n in layout.split(",")]
+    numbers[which] = numbers[which] // 2 if numbers[which] > 32 else 64 if numbers[which] == 32 else 1 - numbers[which]
+    assert noticed(op, broken(artifact, f"<{layout}>", f"<{', '.join(map(str, numbers))}>", 0))
+
+
+@needs_cxx
+@pytest.mark.parametrize("field, value", [("swizzle_bytes", 0), ("box", (16, 32)), ("strides_bytes", (1040,)), ("extents", (496, 128))])
+def test_faults_in_descriptions_are_caught(field: str, value: object) -> None:
+    op, artifact = pipelined()
+    (kernel,) = artifact.launch["kernels"]
+    changed = {**kernel, "maps": {**kernel["maps"], "map0": {**kernel["maps"]["map0"], field: value}}}
+    assert noticed(op, replace(artifact, launch={**artifact.launch, "kernels": [changed]}))
+
+
+@needs_cxx
+@pytest.mark.parametrize("number", [0, 1])
+def test_faults_of_lanes_that_fill_are_caught(number: int) -> None:
+    """Panels that lanes fill: one arrival of each, and the bytes of boxes beside."""
+    op, artifact = pipelined(relu=True)
+    assert maps_of(artifact) == {"b"}
+    assert not noticed(op, artifact)
+    before = ("roller_signal_expect(", "roller_signal_arrive(")[number]
+    assert noticed(op, broken(artifact, before, "(void)(", -1))
