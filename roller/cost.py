@@ -230,8 +230,11 @@ class Model:
         return max([sum(whole.values()) / self.rates.into(level, 1.0) for level in self.spec.levels[1:]], default=0.0)
 
     def launch_seconds(self, program: StageProgram) -> float:
-        """Starting the units, if there is more than one unit's tile: known once the outermost tile is."""
-        return self.spec.unit.launch_overhead_us * 1e-6 if program.unit_tiles > 1 else 0.0
+        """Starting the units, if there is more than one unit's tile: known once the outermost tile is. Units with lanes are started
+        even for one, as who asks for the result has none.
+        """
+        started = program.unit_tiles > 1 or program.lane_level is not None
+        return self.spec.unit.launch_overhead_us * 1e-6 if started else 0.0
 
     def overhead_seconds(self, program: StageProgram) -> float:
         """Handing out tiles, starting and finishing accumulators, and the set-up of every step."""

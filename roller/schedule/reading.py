@@ -78,11 +78,19 @@ class Reader:
         """The element or its fill value, lane by lane; nothing outside the array is touched."""
         if point.lanes > 1:
             return together([self._guarded(node, access, window, p) for p in point.each()])
-        places = [affine(self.nest, point, dim) for dim in node.index]
-        inside = every(tirx.And(v >= index(0), v < index(n)) for v, n in zip(places, access.tensor.shape, strict=True))
+        inside = self.inside(node, point)
         where = address(self.nest, window, node.index, point)
         fill = scalar.constant(node.fill if node.fill is not None else 0, node.dtype)
         return tirx.if_then_else(inside, load(window.buffer, where), fill)
+
+
+    def inside(self, node: Load, point: Point) -> Expr | None:
+        """Whether a load's index lies inside the array; None where it always does."""
+        access = self._accesses[node.tensor, node.index][1]
+        if not access.guarded:
+            return None
+        places = [affine(self.nest, point, dim) for dim in node.index]
+        return every(tirx.And(v >= index(0), v < index(n)) for v, n in zip(places, access.tensor.shape, strict=True))
 
 
 def _apart(source: Buffer, base: Expr, stride: int, lanes: int) -> Expr:

@@ -137,7 +137,7 @@ class Filling:
     def _copied(self, copies: Copies) -> bool:
         """True if the panel holds an array's values as they lie there, in pieces that one copy can take."""
         panel, value = self.panel, self.panel.value
-        if not isinstance(value, Load) or self.nest.accesses[self.reader.number(value)].guarded:
+        if not isinstance(value, Load) or value.fill not in (None, 0):
             return False
         together, size = self._together(), self.width * ELEMENT_BYTES[self.dtype]
         return size in copies.sizes and together == self.width and (self.width == 1 or panel.steps[self.wide or 0] == 1)
@@ -146,14 +146,15 @@ class Filling:
         """Start copies of a lane's share."""
         assert self.machine is not None
         assert isinstance(self.panel.value, Load)
-        machine, source = self.machine, self.reader.number(self.panel.value)
+        machine, value, source = self.machine, self.panel.value, self.reader.number(self.panel.value)
         access, window = self.nest.accesses[source], self.reader.window(source)
 
         def one(_: Expr, names: dict[int, Expr]) -> Stmt:
             target = pointer(self.panel.buffer, self.panel.place(names, slot), written=True)
             point = self._point(state, names)
             place = pointer(window.buffer, base_address(self.nest, window, access.index, point))
-            return machine.copy(target, place, self.width * access.element_bytes, self._inside(state, names))
+            inside = every(c for c in (self._inside(state, names), self.reader.inside(value, point)) if c is not None)
+            return machine.copy(target, place, self.width * access.element_bytes, inside)
 
         return self._each(one, ForKind.UNROLLED if self.trips <= MOST_REPEATED else ForKind.SERIAL)
 
@@ -209,14 +210,19 @@ class Filling:
         return every(names[dim] < index(left[dim]) for dim in ragged)
 
     def _wide(self, point: Point, into: Buffer, at: Position) -> list[Stmt]:
-        """One wide read into registers, then the values one by one."""
+        """One wide read into registers, as a whole inside the array or outside, then the values one by one."""
         nest, node = self.nest, self.panel.value
         (read,) = loads(node)
         count = self.reader.number(read)
         access, window = nest.accesses[count], self.reader.window(count)
         taken = register_buffer("taken", self.width, access.tensor.dtype)
         first = base_address(nest, window, access.index, point)
-        statements = [*allocate([taken]), store(taken, load(window.buffer, ramp(first, 1, self.width)), ramp(0, 1, self.width))]
+        reading = store(taken, load(window.buffer, ramp(first, 1, self.width)), ramp(0, 1, self.width))
+        inside = self.reader.inside(read, point)
+        if inside is not None:
+            fill = number(read.fill if read.fill is not None else 0, access.tensor.dtype)
+            reading = when(inside, reading, sequence(store(taken, fill, n) for n in range(self.width)))
+        statements = [*allocate([taken]), reading]
         for n in range(self.width):
             step = tuple(n if d == self.wide else 0 for d in range(len(nest.dims)))
             held = Held.in_registers()
@@ -289,11 +295,14 @@ def _along(block: Block, panel: SharedPanel, reader: Reader) -> tuple[int | None
 def _width(block: Block, dim: int, mine: list[Access]) -> int:
     (access,) = mine
     program, extent = block.program, block.program.nest.extents[dim]
-    if not access.linear or extent < program.unit_tile[dim]:
+    if extent < program.unit_tile[dim] or not (access.linear or access.alone(dim, extent)):
         return 1
     width = max(1, WIDEST_ACCESS // access.element_bytes)
-    offset = sum(i.offset * s for i, s in zip(access.index, access.tensor.strides, strict=True))
-    steps = [s or 0 for d, s in enumerate(access.strides) if d != dim and program.nest.extents[d] > 1]
+    if access.linear:
+        offset = sum(i.offset * s for i, s in zip(access.index, access.tensor.strides, strict=True))
+        steps = [s or 0 for d, s in enumerate(access.strides) if d != dim and program.nest.extents[d] > 1]
+    else:
+        offset, steps = 0, list(access.tensor.strides[:-1])
     while width > 1 and any(n % width for n in (*steps, offset, extent, program.unit_tile[dim])):
         width //= 2
     return width

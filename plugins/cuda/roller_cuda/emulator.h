@@ -238,9 +238,10 @@ inline int launch(void (*kernel)(void **), void **given, Dim grid, Dim threads, 
         for (int y = 0; y < grid.y; y++)
             for (int x = 0; x < grid.x; x++) {
                 block_index = {x, y, z};
-                if (const int stuck = run_block(backwards)) return stuck;
-                if (misaligned) return -1;
+                const int stuck = run_block(backwards);
+                if (stuck || misaligned) return std::vector<Fiber>().swap(fibers), stuck ? stuck : -1;
             }
+    std::vector<Fiber>().swap(fibers);  // a library stays loaded: it must not hold stacks of megabytes
     return 0;
 }
 
