@@ -73,9 +73,9 @@ def test_known_rates_come_back(data: st.DataObject) -> None:
     base = calibrate.nearest(facts, KNOWN)
     values = {name: value * data.draw(SHARES) for name, value in truth(facts, base, 1.0).items()}
     values |= {f"stride_{s}": min(s, 32) * 0.6 for s in probes.STRIDES}
-    values["l2_read"] = max(values["l2_read"], values["dram_read"])
-    values["shared_read"] = max(values["shared_read"], values["l2_read"])
-    values["dram_latency"] = max(values["dram_latency"], values["l2_latency"])
+    values["l2_read"] = max(values["l2_read"], 1.01 * values["dram_read"])
+    values["shared_read"] = max(values["shared_read"], 1.01 * values["l2_read"])
+    values["dram_latency"] = max(values["dram_latency"], 1.01 * values["l2_latency"])
     clock = facts.clock_ghz * data.draw(SHARES)
     spec = described(facts, values, clock)
 

@@ -39,8 +39,9 @@ def attached() -> Any:
     except ImportError as error:
         raise DeviceUnavailableError(f"measuring a GPU needs cuda-bindings: {toolchain.INSTALL} ({error})") from error
     try:
-        (status,) = driver.cuInit(0)
-        _, count = driver.cuDeviceGetCount() if not int(status) else (status, 0)
+        status, count = driver.cuInit(0)[0], 0
+        if not int(status):
+            status, count = driver.cuDeviceGetCount()
     except (RuntimeError, OSError) as error:
         raise DeviceUnavailableError(f"no NVIDIA driver, or none that works: {' '.join(str(error).split())}") from error
     if int(status):
