@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -180,7 +181,7 @@ extern "C" __global__ void report(unsigned long long *ticks) {
 Ticks = npt.NDArray[np.uint64]
 
 
-def emulated(launches: list[Launch], data: npt.NDArray[Any]) -> Ticks:
+def emulated(launches: list[Launch], data: npt.NDArray[Any], kernels_text: str = "") -> Ticks:
     """The launches on the data, one after another: what they left in `ticks`, and the four counts."""
     wrappers, kernels = [], []
     for number, launch in enumerate(launches):
@@ -190,7 +191,9 @@ def emulated(launches: list[Launch], data: npt.NDArray[Any]) -> Ticks:
         kernels.append({"name": name, "arguments": ["data", "ticks"], "blocks": launch.blocks, "threads": launch.threads})
     kernels.append({"name": "report", "arguments": ["ticks"], "blocks": 1, "threads": 1})
     shared = max(launch.shared_bytes for launch in launches)
-    text = "\n".join([f"static const unsigned told_shared = {shared};", STUBS, probe_kernels.text((0, 0)), *wrappers, REPORT])
+    text = "\n".join(
+        [f"static const unsigned told_shared = {shared};", STUBS, kernels_text or probe_kernels.text((0, 0)), *wrappers, REPORT]
+    )
     told = {
         "text": text,
         "kernels": [{**kernel, "shared_bytes": shared} for kernel in kernels],
@@ -287,8 +290,27 @@ def test_shared_memory_is_read_as_it_is_said_to() -> None:
 def test_arithmetic_is_as_much_as_it_is_said_to_be(name: str) -> None:
     launch, amount = shorter(small()[f"rate_{name}"], 3)
     ticks = emulated([launch], np.zeros(16, np.uint8))
-    assert int(ticks[6]) * probes.SCALARS[name] == amount
+    assert int(ticks[6]) * {"f32": 2, "f64": 2, "i32": 2, "f16x2": 4}[name] == amount
     assert int(ticks[0]) / int(ticks[1]) == pytest.approx(7 / 5)  # the first block's clocks, end less beginning
+
+
+def counting(statement: re.Match[str]) -> str:
+    """In place of a matrix instruction its count; what only orders instructions goes."""
+    return "counted[2]++;\n" if "{%0" in statement.group() else ";\n"
+
+
+@needs_cxx
+@pytest.mark.parametrize("capability", [(7, 0), (8, 0), (9, 0)], ids=str)
+def test_products_are_as_many_as_they_are_said_to_be(capability: tuple[int, int]) -> None:
+    """Every lane counts an instruction that all of them run together."""
+    text = re.sub(r"asm volatile\([^\n]*(\n[^\n]*)??\);\n", counting, probe_kernels.text(capability))
+    facts = replace(facts_of(find_spec("cuda", "h100")), sms=1, capability=capability)
+    for probe in probes.table(facts, dict.fromkeys(probes.INSTRUCTIONS, 1e-3)):
+        one = probes.INSTRUCTIONS.get(probe.name.removeprefix("rate_"))
+        if one is not None:
+            launch, amount = shorter(probe, 2)
+            ticks = emulated([launch], np.zeros(16, np.uint8), text)
+            assert int(ticks[6]) // one.lanes * 2 * one.m * one.n * one.k == amount, probe.name
 
 
 @needs_cxx
