@@ -56,7 +56,7 @@ def truth(facts: Facts, spec: HardwareSpec, share: float = 0.9) -> dict[str, flo
 
 
 class FakeGpu:
-    """A GPU with known rates: the first timing of a probe is slow, others scatter around the true time. Tensor cores slow it down."""
+    """A GPU with known rates: the first timing of a probe is slow, others scatter around the truth. Tensor cores slow the clock."""
 
     def __init__(self, facts: Facts, values: Mapping[str, float], clock: float) -> None:
         self.facts, self._values, self._clock = facts, values, clock
