@@ -71,6 +71,12 @@ def roller_emulate(artifact: Artifact) -> Runner:
 
 
 @hookimpl
+def roller_measure_spec() -> HardwareSpec:
+    """The first GPU, by small kernels."""
+    return _module("calibrate").measure_spec()  # type: ignore[no-any-return]
+
+
+@hookimpl
 def roller_requirements() -> tuple[str, ...]:
     """A compiler, a driver and a GPU."""
     return (*_module("toolchain").problems(), *_module("runtime").problems())

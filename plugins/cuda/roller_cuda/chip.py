@@ -4,26 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roller.plugin import ComputeAtom, HardwareSpec, TensorExpr, find_spec, list_specs
-from roller_cuda import runtime, tensor_cores
+from roller.plugin import ComputeAtom, DeviceUnavailableError, HardwareSpec, TensorExpr, find_spec
+from roller_cuda import calibrate, gpu, tensor_cores
 
 DEFAULT = "a100"  # where no GPU is attached
 
 
 def default_spec() -> HardwareSpec:
-    """The shipped spec of the attached GPU's compute capability, else of the nearest below it; the A100's without a GPU."""
-    capability = runtime.attached()
-    known = [find_spec("cuda", entry.chip) for entry in list_specs("cuda")]
-    fitting = [
-        s for s in known if capability is not None and capability_of(s)[0] == capability[0] and capability_of(s) <= capability
-    ]
-    return max(fitting, key=capability_of, default=find_spec("cuda", DEFAULT))
-
-
-def capability_of(spec: HardwareSpec) -> tuple[int, int]:
-    """The compute capability that a spec names."""
-    major, minor = spec.options["compute_capability"]
-    return int(major), int(minor)
+    """The attached GPU as it was measured, else the shipped chip most like it; the A100 without a GPU of a known architecture."""
+    try:
+        facts = gpu.facts_of(gpu.attached())
+        return calibrate.remembered(facts) or calibrate.nearest(facts, calibrate.shipped())
+    except DeviceUnavailableError:
+        return find_spec("cuda", DEFAULT)
 
 
 def atoms(spec: HardwareSpec, _: TensorExpr) -> Sequence[ComputeAtom]:
