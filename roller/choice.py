@@ -185,8 +185,16 @@ def split(search: Search, program: StageProgram) -> Iterator[StageProgram]:
 
 
 def _cut(search: Search, program: StageProgram, dim: int, share: int) -> Iterator[StageProgram]:
-    """The program with a unit's share of a reduction; lanes that share it each take a run of it, as there are only so many."""
-    inner, levels = program.inner, program.levels
+    """The program with a unit's share of a reduction: walked in steps of the unit's tile where software fills its level; else, or
+    where it is no longer than the tile, the share is the tile. Lanes that share it each take a run, as there are only so many.
+    """
+    inner, levels, extent = program.inner, program.levels, search.nest.extents[dim]
+    managed = search.spec.levels[levels[0]].managed
+    if managed and share > program.unit_tile[dim]:
+        share = -(-share // program.unit_tile[dim]) * program.unit_tile[dim]
+        if -(-extent // share) > 1:
+            yield replace(program, split=-(-extent // share), share=(dim, share))
+        return
     if search.fit.cooperate:
         others = search.fit.lanes((*program.unit_tile[:dim], inner[dim], *program.unit_tile[dim + 1 :]), inner, search.atom)
         room = max(1, search.spec.unit.lanes_max // others)
@@ -195,10 +203,9 @@ def _cut(search: Search, program: StageProgram, dim: int, share: int) -> Iterato
             inner, share = (*inner[:dim], run, *inner[dim + 1 :]), run * room
     between = tuple((*t[:dim], min(t[dim], share), *t[dim + 1 :]) for t in program.tiles[1:-1])
     unit = (*program.unit_tile[:dim], share, *program.unit_tile[dim + 1 :])
-    trips = -(-search.nest.extents[dim] // share)
+    trips = -(-extent // share)
     tiles = (unit, *between, inner)
     legal = search.fit.legal(levels, len(levels) - 2, tiles[-2], inner, search.mapping, search.atom) if len(tiles) > 1 else None
     if trips > 1 and legal is None:
-        managed = search.spec.levels[levels[0]].managed
         staged = _padded(search, levels, tiles, program.staged) if managed else program.staged
         yield replace(program, tiles=tiles, split=trips, staged=staged)

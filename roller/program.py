@@ -24,12 +24,15 @@ LEAST_BLOCK = 4  # results side by side from which transposing them pays
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """One loop: the position of its dimension, its trips, what it runs over, and the level whose tiles it walks."""
+    """One loop: the position of its dimension, its trips, what it runs over, and the level whose tiles it walks; `step`: positions of
+    one trip where that is no tile's, but a unit's share of a reduction.
+    """
 
     dim: int
     trips: int
     over: Over
     level: int
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +58,9 @@ class StageProgram:
     """How one stage runs: its nest, the atom and where its roles lie, a tile per tiled level, loop orders, staging.
 
     `levels[i]` is the spec level of `tiles[i]`; the last tile is the innermost one. `orders[i]` lists every dimension, outer
-    loops first. `cooperate`: lanes share reductions. `split` is the number of parts each reduce share is cut into over units
-    (1: none). `parallel` False keeps all units but one idle (tiny work).
+    loops first. `cooperate`: lanes share reductions. `split` is the number of parts into which reductions are cut over units
+    (1: none): one for each unit tile, or, with `share`, of so many positions of a dimension, which a unit walks in steps of its
+    tile. `parallel` False keeps all units but one idle (tiny work).
     """
 
     nest: Nest
@@ -70,11 +74,13 @@ class StageProgram:
     parallel: bool = True
     lane_level: int | None = None
     cooperate: bool = False
+    share: tuple[int, int] | None = None
 
     @cached_property
     def key(self) -> tuple[object, ...]:
         """What tells programs for one nest apart."""
-        return self.atom.name, self.mapping, self.tiles, self.orders, self.staged, self.split, self.parallel, self.cooperate
+        chosen = self.atom.name, self.mapping, self.tiles, self.orders, self.staged
+        return *chosen, self.split, self.parallel, self.cooperate, self.share
 
     @property
     def inner(self) -> Tile:
@@ -91,6 +97,10 @@ class StageProgram:
         """All loops outside the innermost tile, outermost first."""
         found: list[Loop] = []
         outer = self.nest.extents
+        if self.share is not None:
+            dim, step = self.share
+            found.append(Loop(dim, -(-outer[dim] // step), "units" if self.parallel else "time", self.levels[0], step))
+            outer = (*outer[:dim], step, *outer[dim + 1 :])
         for position, (level, tile, order) in enumerate(zip(self.levels, self.tiles, self.orders, strict=True)):
             for dim in order:
                 trips = -(-outer[dim] // tile[dim]) if tile[dim] else 0
@@ -102,9 +112,14 @@ class StageProgram:
     def _over(self, dim: int, position: int, level: int) -> Over:
         if level == self.lane_level and (self.cooperate or not self.nest.dims[dim].is_reduce):
             return "lanes"
-        if position == 0 and self.parallel and (not self.nest.dims[dim].is_reduce or self.split > 1):
+        tiles_apart = self.split > 1 and self.share is None
+        if position == 0 and self.parallel and (not self.nest.dims[dim].is_reduce or tiles_apart):
             return "units"
         return "time"
+
+    def step(self, loop: Loop) -> int:
+        """Positions that one trip of a loop covers."""
+        return loop.step if loop.step is not None else self.tiles[self.levels.index(loop.level)][loop.dim]
 
     @cached_property
     def unit_tiles(self) -> int:
@@ -220,6 +235,7 @@ def _stage_dict(program: StageProgram) -> dict[str, Any]:
             for s in program.staged
         ],
         "split": program.split,
+        "share": None if program.share is None else {names[program.share[0]]: program.share[1]},
     }
 
 

@@ -101,7 +101,7 @@ def _first(program: StageProgram, tiles: int) -> int:
     for position, loop in enumerate(over):
         inside //= loop.trips
         whole, tiles = divmod(tiles, inside)
-        done = min(whole * program.unit_tile[loop.dim], extents[position])
+        done = min(whole * program.step(loop), extents[position])
         found += around * done * math.prod(extents[position + 1 :])
-        around *= min(program.unit_tile[loop.dim], extents[position] - done)
+        around *= min(program.step(loop), extents[position] - done)
     return found

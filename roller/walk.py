@@ -48,10 +48,9 @@ class NestWalk:
     def tiles(self) -> tuple[Tile, ...]:
         """`tiles[d]` is the tile inside the first d loops."""
         tiles = [self.program.nest.extents]
-        by_level = dict(zip(self.program.levels, self.program.tiles, strict=True))
         for loop in self.loops:
             tile = list(tiles[-1])
-            tile[loop.dim] = by_level[loop.level][loop.dim]
+            tile[loop.dim] = self.program.step(loop)
             tiles.append(tuple(tile))
         return tuple(tiles)
 

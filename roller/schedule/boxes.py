@@ -69,9 +69,8 @@ def box_window(program: StageProgram, staging: Staging, state: State, name: str)
 def box_tile(program: StageProgram, staging: Staging) -> Tile:
     """The tile whose data the box holds, never more than the problem."""
     tile = list(program.nest.extents)
-    by_level = dict(zip(program.levels, program.tiles, strict=True))
     for lp in program.loops[: copy_depth(program, staging)]:
-        tile[lp.dim] = min(by_level[lp.level][lp.dim], tile[lp.dim])
+        tile[lp.dim] = min(program.step(lp), tile[lp.dim])
     return tuple(tile)
 
 

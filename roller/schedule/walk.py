@@ -47,8 +47,7 @@ def exact(program: StageProgram, dim: int) -> bool:
 
 def step_of(program: StageProgram, number: int) -> int:
     """Positions that one trip of a loop covers."""
-    entered = program.loops[number]
-    return dict(zip(program.levels, program.tiles, strict=True))[entered.level][entered.dim]
+    return program.step(program.loops[number])
 
 
 def trips_of(program: StageProgram, state: State, number: int) -> Position:
