@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from tvm.tirx import For, ForKind
 
-from roller.expr import ELEMENT_BYTES
 from roller.nest import Access, Nest
 from roller.program import StageProgram
 from roller.scalar import Load
@@ -64,7 +63,10 @@ class Bulk:
     def _walked(self) -> list[tuple[int, tuple[int, int]]]:
         """The boxes of a panel: trips, and the dimension with the positions that one trip covers."""
         panel, tile = self.panel, self.tile
-        found = [(tile[panel.along] // panel.width, (panel.along, panel.width)), (tile[panel.side] // self.rows, (panel.side, self.rows))]
+        found = [
+            (tile[panel.along] // panel.width, (panel.along, panel.width)),
+            (tile[panel.side] // self.rows, (panel.side, self.rows)),
+        ]
         others = [d for d, s in enumerate(panel.steps) if s and d not in (panel.along, panel.side)]
         return [*found, *((tile[d], (d, 1)) for d in others)]
 
@@ -162,7 +164,13 @@ def _described(program: StageProgram, panel: SwizzledPanel, access: Access, side
         return None
     strides = tuple(s.stride * size for s in sides[1:])
     described = TensorMap(
-        access.tensor.name, access.tensor.dtype, tuple(s.extent for s in sides), strides, tuple(box), tuple(steps), panel.width * size
+        access.tensor.name,
+        access.tensor.dtype,
+        tuple(s.extent for s in sides),
+        strides,
+        tuple(box),
+        tuple(steps),
+        panel.width * size,
     )
     carried = argument(f"map{panel.staging.operand}", MAP_WORDS, "int64")
     return Bulk(panel, described, carried, tuple(sides), rows, tile)

@@ -48,8 +48,10 @@ class MatrixUnit(Protocol):
     def fetch(self, role: str, lane: Expr, operand: Operand, held: Buffer) -> list[Stmt]:
         """Read an operand's fragments, those of one atom after another, into a lane's registers."""
 
-    def multiply(self, results: Sequence[Expr], first: Expr, second: Expr) -> Stmt:
-        """One atom: results, row by row, take in the product of the fragments that begin at two places; all are addresses."""
+    def multiply(self, results: Sequence[Expr], first: Expr, second: Expr, turned: tuple[bool, bool]) -> Stmt:
+        """One atom: results, row by row, take in the product of the fragments that begin at two places; all are addresses. `turned`:
+        whether each was read from rows that lie across the reduction.
+        """
 
 
 class Copies(Protocol):

@@ -291,7 +291,9 @@ class SpecialisedStage(Stage):
         slot, producers = load(ring.slot, 0), self.producers
         full = self._at(ring, slot, FULL)
         bulks = [b for p in ring.panels if (b := self.bulks[p.staging.operand]) is not None]
-        carried = [Filling(self.block, p, self.reader, None, self.crew) for p in ring.panels if self.bulks[p.staging.operand] is None]
+        carried = [
+            Filling(self.block, p, self.reader, None, self.crew) for p in ring.panels if self.bulks[p.staging.operand] is None
+        ]
         statements = [producers.wait(self._at(ring, slot, EMPTY), tirx.bitwise_xor(load(ring.phase, 0), index(1)))]
         if bulks:
             started = [producers.expect(full, sum(b.bytes for b in bulks), arrive=not carried)]

@@ -13,7 +13,7 @@ from tvm import tirx
 from tvm.tirx import ForKind
 
 from roller.expr import ELEMENT_BYTES
-from roller.program import RProgram, StageProgram, copy_depth
+from roller.program import StageProgram, copy_depth
 from roller.schedule import matrix, walk
 from roller.schedule.gather import combined_lanes, meeting_bytes
 from roller.schedule.machine import Machine, TensorMap

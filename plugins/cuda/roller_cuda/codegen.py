@@ -16,8 +16,8 @@ from tvm import tirx
 
 from roller.plugin import CodegenError, HardwareSpec, KernelSource, RProgram
 from roller.schedule import grid
-from roller.schedule.grid import GridKernel
 from roller.schedule.machine import Machine
+from roller.schedule.stage import GridKernel
 from roller.schedule.swizzled import ALIGNMENT
 from roller.schedule.tir import argument
 from roller_cuda import hopper, tensor_cores
@@ -25,7 +25,12 @@ from roller_cuda.copies import FIRST_CAPABILITY, AsyncCopies
 
 SKIPPED = ["s_tir.ThreadSync"]  # adds barriers where it cannot see that there are enough
 HERE = Path(__file__).parent
-WANTED = {"roller_mma": "tensor_cores.cuh", "roller_copies": "copies.cuh", "roller_signals": "hopper.cuh"}  # for what a kernel calls
+WANTED = {
+    "roller_ldmatrix": "tensor_cores.cuh",
+    "roller_quads": "quads.cuh",
+    "roller_copies": "copies.cuh",
+    "roller_signals": "hopper.cuh",
+}  # for what a kernel calls
 HEADERS = {"half": "cuda_fp16.h", "nv_bfloat16": "cuda_bf16.h"}
 PRINTED_ARCH = (
     "sm_80"  # what TVM prints for: from there on it has a word for bfloat16, which the toolkit's headers know on every chip
