@@ -1,4 +1,4 @@
-"""The operators that CUDA kernels are judged by without a GPU: the paper's 119 and the products of its Figure 15, and both made small."""
+"""What CUDA kernels are judged by without a GPU: the paper's 119 operators and its Figure 15's products, whole and made small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The paper's operators as CUDA kernels, without a GPU: what they take, what their machine code does, whether they are right. python -m bench.cuda_compile
+"""The paper's operators as CUDA kernels, without a GPU. python -m bench.cuda_compile
+
+What they take (registers, spills, shared memory, seconds to compile), what their machine code does, and whether they are right.
 
 Every operator is compiled for every chip, and compiled once more with small extents, where an emulator runs it in every order of
 events against the float64 reference. Results are written after each operator: a run that was stopped goes on where it was.
@@ -99,7 +101,7 @@ def about_hot(hot: machine_code.Stretch) -> dict[str, Any]:
 
 
 def compiled(case: CudaCase, chip: str, keep: Path | None) -> dict[str, Any]:
-    """What compiling the operator at its own size gives; `compile_s` is all of it, from the call to the artifact, the first time."""
+    """What compiling at its own size gives; `compile_s` is all of it, from the call to the artifact, the first time."""
     begin = time.perf_counter()
     try:
         kernel = roller.compile(case.full(), device=f"cuda:{chip}", top_k=TOP_K)

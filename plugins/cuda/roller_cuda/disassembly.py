@@ -21,7 +21,7 @@ BYTES = 16  # of an instruction, from compute capability 7.0 on
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One machine instruction: its address in the kernel, predicate ("" for none, else as "@!P0"), name with modifiers, operands."""
+    """One machine instruction: its address, predicate ("" for none, else as "@!P0"), name with modifiers, operands."""
 
     at: int
     predicate: str

@@ -1,8 +1,8 @@
 """What a kernel's machine code does where it spends its time: loops, what the hottest one is made of, what it moves.
 
-Loops are read off branches to earlier addresses. How often they turn is not known: the hot loop is the one with the most arithmetic,
-where an instruction counts `TURNS` times as much for every loop around it. A loop that the compiler has unrolled completely is none:
-then the hot stretch is what is left, up to the whole kernel.
+Loops are read off branches to earlier addresses. How often they turn is not known: the hot loop is the one with the most
+arithmetic, where an instruction counts `TURNS` times as much for every loop around it. A loop that the compiler has unrolled
+completely is none: then the hot stretch is what is left, up to the whole kernel.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from roller_cuda import cubin, disassembly
 from roller_cuda.disassembly import Instruction
-from roller_cuda.registers import repeated
+from roller_cuda.registers import leading, repeated, targets
 
 TURNS = 8
 LANES = 32
@@ -72,18 +72,14 @@ class Stretch:
 
     @property
     def divisions(self) -> int:
-        """Integer divisions and remainders by what is not a constant: calls, and reciprocals rounded up as the idiom for it has them."""
+        """Integer divisions and remainders: calls, and reciprocals rounded up, as the idiom for those in 32 bits has them."""
         called = sum(i.base == "CALL" and bool(DIVISION_CALL.fullmatch(i.operands[-1])) for i in self.running)
         return called + sum(i.base == "I2F" and "RP" in i.modifiers for i in self.running)
 
     @property
     def constant_divisions(self) -> int:
-        """Products whose high half is wanted: divisions by constants are made of these."""
-        return sum(
-            (i.base in ("IMAD", "UIMAD") and "HI" in i.modifiers)
-            or (i.name.startswith("IMAD.WIDE") and bool(re.search(r"0x[0-9a-f]{8}$", i.operands[-2])))
-            for i in self.running
-        )
+        """Products whose high half is wanted: divisions by constants, and by what a loop does not change, are made of these."""
+        return sum(_is_high_product(i, self.running[n + 1 :]) for n, i in enumerate(self.running))
 
     @property
     def repeated_fragments(self) -> int:
@@ -177,6 +173,21 @@ def _target(instruction: Instruction) -> int | None:
     if instruction.base not in JUMPS or not instruction.operands[-1].startswith("0x"):
         return None
     return int(instruction.operands[-1], 16)
+
+
+def _is_high_product(product: Instruction, later: Sequence[Instruction]) -> bool:
+    """True for a product of 32 bits each whose high half is taken: as such, or of a wide one whose low half nobody reads."""
+    if product.base in ("IMAD", "UIMAD") and "HI" in product.modifiers:
+        return True
+    if not product.name.startswith("IMAD.WIDE"):
+        return False
+    low = product.operands[0]
+    for instruction in later:
+        if any(re.search(rf"\b{low}\b", operand) for operand in instruction.operands[len(leading(instruction)) :]):
+            return False
+        if low in targets(instruction) and not instruction.predicate:
+            return True
+    return False
 
 
 def _work(instruction: Instruction) -> int:

@@ -1,7 +1,7 @@
 """What registers hold, told by where it came from: which memory accesses of a stretch of machine code have the same address.
 
 A value has a number; instructions without side effects give the same number for the same name, modifiers and operands. Sums with a
-constant are kept apart as number and constant. Where more than one way leads to a place, the stretch is read in the order of addresses.
+constant are kept apart as number and constant. Where more than one way leads to a place, the stretch is read in order of address.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PLACE = re.compile(r"\[(.*)\]")
 FRESH = frozenset(
     {"S2R", "S2UR", "CS2R", "SHFL", "VOTE", "LD", "LDG", "LDS", "LDL", "LDC", "ULDC", "LDSM", "ATOM", "ATOMS", "ATOMG"}
 )
-TARGETS_ONLY = frozenset({"ST", "STG", "STS", "STL", "LDGSTS", "RED", "BRA", "EXIT", "BAR", "CALL", "RET", "MEMBAR", "DEPBAR"})
+WRITE_NONE = frozenset({"ST", "STG", "STS", "STL", "LDGSTS", "RED", "BRA", "EXIT", "BAR", "CALL", "RET", "MEMBAR", "DEPBAR"})
 WIDE = {"64": 2, "128": 4, "4": 4, "2": 2, "WIDE": 2}
 MATRIX = frozenset({"HMMA", "IMMA", "DMMA", "BMMA"})
 
@@ -71,7 +71,7 @@ class Registers:
         if instruction.base in FRESH or instruction.base in MATRIX:
             self._fresh += 1
             return ("fresh", self._fresh), 0
-        sources = instruction.operands[_leading(instruction) :]
+        sources = instruction.operands[len(leading(instruction)) :]
         moved = _plain_sum(instruction, sources)
         if moved is not None:
             origin, constant = self.value(moved[0])
@@ -88,10 +88,8 @@ class Registers:
 
 def targets(instruction: Instruction) -> list[str]:
     """The registers that an instruction writes, general ones of wide results all."""
-    if instruction.base in TARGETS_ONLY or not instruction.operands:
-        return []
     found = []
-    for operand in instruction.operands[: _leading(instruction)]:
+    for operand in leading(instruction):
         name = operand.replace(".64", "").replace(".reuse", "")
         match = re.fullmatch(r"(U?R)(\d+)", name)
         if match:
@@ -102,12 +100,14 @@ def targets(instruction: Instruction) -> list[str]:
     return found
 
 
-def _leading(instruction: Instruction) -> int:
-    """Operands that are written: the first, and predicates right behind it."""
+def leading(instruction: Instruction) -> tuple[str, ...]:
+    """The operands that are written: the first, and predicates right behind it; none of those that only store or jump."""
+    if instruction.base in WRITE_NONE or not instruction.operands:
+        return ()
     count = 1
     while count < len(instruction.operands) and _PREDICATE.fullmatch(instruction.operands[count]):
         count += 1
-    return min(count, len(instruction.operands))
+    return instruction.operands[:count]
 
 
 def _width(instruction: Instruction) -> int:
