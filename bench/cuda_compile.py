@@ -14,6 +14,7 @@ import hashlib
 import json
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,15 @@ from roller.chip import resolve
 from roller.compiled import Kernel
 from roller.construct import construct
 from roller.fusion import fuse
+from roller.kernel import Artifact, BuildOptions
 from roller.program import StageProgram
+from roller.record import Choice
 from roller_cuda import cubin, machine_code
 
 CHIPS = ("v100-pcie", "a100", "rtx4090", "h100")
 FOLDER = RESULTS / "cuda-compile"
 TOP_K = 10  # compile()'s default
+THREADS = 2
 SLOW_S = 3.0  # what a compilation may take at most
 
 
@@ -100,7 +104,7 @@ def about_hot(hot: machine_code.Stretch) -> dict[str, Any]:
     return {k: v for k, v in numbers.items() if v} | {"mix": dict(common), "products": dict(hot.matrix_products)}
 
 
-def compiled(case: CudaCase, chip: str, keep: Path | None) -> dict[str, Any]:
+def compiled(case: CudaCase, chip: str, options: argparse.Namespace) -> dict[str, Any]:
     """What compiling at its own size gives; `compile_s` is all of it, from the call to the artifact, the first time."""
     begin = time.perf_counter()
     try:
@@ -108,9 +112,9 @@ def compiled(case: CudaCase, chip: str, keep: Path | None) -> dict[str, Any]:
     except roller.RollerError as error:
         return {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
     spent = time.perf_counter() - begin
-    if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
-        kernel.save(keep / f"{chip}-{case.id}.roller")
+    if options.keep is not None:
+        options.keep.mkdir(parents=True, exist_ok=True)
+        kernel.save(options.keep / f"{chip}-{case.id}.roller")
     kernels = about_kernels(kernel)
     better = [c for c in kernel.candidates[1:] if c.estimate.seconds < kernel.estimate.seconds]
     return {
@@ -123,7 +127,21 @@ def compiled(case: CudaCase, chip: str, keep: Path | None) -> dict[str, Any]:
         "matrix": any(s.atom.kind == "matrix" for s in kernel.program.stages),
         "stages": [about_stage(s) for s in kernel.program.stages],
         "kernels": kernels,
+        **({"ten_s": ten_s(kernel)} if options.ten else {}),
     }
+
+
+def ten_s(kernel: Kernel) -> float:
+    """Seconds to build all candidates in two threads; the chosen one's text is known already."""
+    plugin, spec = resolve(f"cuda:{kernel.spec.chip}")
+
+    def build(choice: Choice) -> Artifact:
+        return plugin.build(spec, plugin.codegen(spec, choice.program, BuildOptions()), BuildOptions())
+
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(THREADS) as threads:
+        list(threads.map(build, kernel.candidates))
+    return time.perf_counter() - begin
 
 
 def emulated(case: CudaCase, chip: str, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -155,7 +173,7 @@ def run(chip: str, options: argparse.Namespace) -> dict[str, Any]:
     for number, case in enumerate(wanted[: options.limit], 1):
         if case.id in rows:
             continue
-        row: dict[str, Any] = {"case": case.id, "kind": case.kind, **compiled(case, chip, options.keep)}
+        row: dict[str, Any] = {"case": case.id, "kind": case.kind, **compiled(case, chip, options)}
         row["emulator"] = emulated(case, chip, known)
         known[row["emulator"]["small"]] = row["emulator"]
         rows[case.id] = row
@@ -199,6 +217,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Counts over all operators of one chip."""
     built = [r for r in rows if r["status"] != "failed"]
     slow = max(built, key=lambda r: r["compile_s"], default=None)
+    ten = [r["ten_s"] for r in built if "ten_s" in r]
     hot = [k["hot"] for r in built for k in r["kernels"]]
     return {
         "operators": len(rows),
@@ -213,6 +232,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "slowest_compile_s": slow and slow["compile_s"],
         "slowest_case": slow and slow["case"],
         "slower_than_3_s": sum(r["compile_s"] > SLOW_S for r in built),
+        **({"slowest_ten_s": max(ten)} if ten else {}),
     }
 
 
@@ -222,8 +242,8 @@ def table(bodies: list[dict[str, Any]]) -> Table:
     made.add_column("")
     for body in bodies:
         made.add_column(body["chip"], justify="right")
-    for name in summary([]):
-        values = [body["summary"][name] for body in bodies]
+    for name in dict.fromkeys(name for body in bodies for name in body["summary"]):
+        values = [body["summary"].get(name) for body in bodies]
         made.add_row(name.replace("_", " "), *(f"{v:.2f}" if isinstance(v, float) else str(v) for v in values))
     return made
 
@@ -237,6 +257,7 @@ def main() -> int:
     made.add_argument("--only", default="", help="operators whose id contains one of these, separated by commas")
     made.add_argument("--limit", type=int, help="so many operators at most")
     made.add_argument("--again", action="store_true", help="leave out nothing that the files have already")
+    made.add_argument("--ten", action="store_true", help="build all candidates too, in two threads")
     made.add_argument("--keep", type=Path, help="a folder for the artifacts")
     made.add_argument("--out", type=Path, default=FOLDER, help="the folder of the JSON files")
     options = made.parse_args()
