@@ -249,6 +249,7 @@ def page(body: dict[str, Any]) -> str:
         "|---|" + "---|" * len(body["summary"]),
     ]
     lines += [f"| {w} | " + " | ".join(str(s["differences"].get(w, 0)) for s in body["summary"].values()) + " |" for w in words]
+    lines += ["", *_by_size(body)]
     lines += [
         "",
         "The products whose predictions differ most:",
