@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from dataclasses import replace
@@ -10,6 +11,8 @@ from typing import NamedTuple
 
 import pytest
 from emulating import emulated, expression, needs_compiler, needs_cxx, text_of
+from hypothesis import given, seed, settings
+from hypothesis import strategies as st
 
 import roller
 from roller import ops, verify
@@ -280,10 +283,20 @@ def test_what_is_no_cubin_is_said(data: bytes) -> None:
         cubin.kernels(data)
 
 
-def test_a_cut_cubin_is_said() -> None:
-    data = compiled("a100", "float32").kernel.artifact.data
+@seed(0)
+@settings(max_examples=400, deadline=None, database=None)
+@given(data=st.data())
+def test_a_damaged_cubin_is_read_or_said(data: st.DataObject) -> None:
+    """Cut off before its tables, or with some bytes changed."""
+    whole = compiled("a100", "float32").kernel.artifact.data
     with pytest.raises(CodegenError, match="not an intact cubin"):
-        cubin.kernels(data[: len(data) // 2])
+        cubin.kernels(whole[: data.draw(st.integers(0, len(whole) // 2))])
+    changed = bytearray(whole)
+    header, tables = st.integers(0, 63), st.integers(len(whole) - 2048, len(whole) - 1)
+    for at in data.draw(st.lists(header | tables | st.integers(0, len(whole) - 1), max_size=5)):
+        changed[at] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(CodegenError):
+        cubin.kernels(bytes(changed))
 
 
 def test_no_disassembler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

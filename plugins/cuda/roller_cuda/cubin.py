@@ -64,7 +64,7 @@ def kernels(data: bytes) -> dict[str, BinaryKernel]:
         sections = _sections(data)
         symbols = _symbols(data, sections)
         return {s.name.removeprefix(GLOBAL_TEXT): _kernel(data, s, sections, symbols) for s in sections if _is_code(s)}
-    except (struct.error, IndexError, KeyError, ValueError) as error:
+    except (struct.error, IndexError, KeyError, ValueError, OverflowError) as error:
         raise CodegenError(f"not an intact cubin: {error}") from error
 
 
@@ -104,7 +104,9 @@ def _sections(data: bytes) -> list[_Section]:
 
 
 def _symbols(data: bytes, sections: list[_Section]) -> list[_Symbol]:
-    table = next(s for s in sections if s.name == ".symtab")
+    table = next((s for s in sections if s.name == ".symtab"), None)
+    if table is None:
+        raise ValueError("no symbols")
     text = sections[table.link].offset
     raw = [_SYMBOL.unpack_from(data, table.offset + n) for n in range(0, table.size, _SYMBOL.size)]
     return [_Symbol(_string(data, text + r[0]), r[1] & 0xF, r[3], r[4], r[5]) for r in raw]
@@ -116,7 +118,7 @@ def _string(data: bytes, at: int) -> str:
 
 def _kernel(data: bytes, code: _Section, sections: list[_Section], symbols: list[_Symbol]) -> BinaryKernel:
     name, number = code.name.removeprefix(GLOBAL_TEXT), sections.index(code)
-    own = next(n for n, s in enumerate(symbols) if s.kind == FUNCTION and s.name == name)
+    own = [s.name if s.kind == FUNCTION else "" for s in symbols].index(name)
     everywhere = [(a, p) for s in sections if s.name == ".nv.info" for a, p in _attributes(data, s)]
     here = dict(pair for s in sections if s.name == f".nv.info.{name}" for pair in _attributes(data, s))
     of_symbol = {a: struct.unpack("<2I", p)[1] for a, p in everywhere if len(p) == 8 and struct.unpack("<2I", p)[0] == own}
