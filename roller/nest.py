@@ -84,8 +84,8 @@ class Access:
         return not self.guarded and None not in self.strides
 
     def alone(self, dim: int, extent: int) -> bool:
-        """True if a dimension, one axis of this extent, walks the array's innermost dimension from its start, and nothing else does: its
-        neighbours are neighbours in the array, and inside or outside of it together.
+        """True if a dimension, one axis of this extent, walks the array's innermost dimension from its start, and nothing else
+        does: its neighbours are neighbours in the array, and inside or outside of it together.
         """
         last = self.index[-1]
         return (

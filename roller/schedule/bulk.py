@@ -1,8 +1,8 @@
 """Panels filled by boxes: an array is described once, and one lane starts copies of boxes of it that arrive by themselves.
 
-A box goes along the panel's rows as far as one is wide, and along the rows of a block; panels with more dimensions take several. What
-lies outside the array arrives as zeros, so that ragged ends and padded windows need no guards. An array is described by its address
-step along each dimension of the nest, or, where windows overlap, by its own dimensions.
+A box goes along the panel's rows as far as one is wide, and along the rows of a block; panels with more dimensions take several.
+What lies outside the array arrives as zeros, so that ragged ends and padded windows need no guards. An array is described by its
+address step along each dimension of the nest, or, where windows overlap, by its own dimensions.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MAP_WORDS = 16  # of 8 bytes: a description of an array
 
 @dataclass(frozen=True)
 class _Side:
-    """One dimension of a described array: extent, address step and start in elements, and the dimensions of the nest that move along
-    it, with how far each does.
+    """One dimension of a described array: extent, address step and start in elements, and the dimensions of the nest that move
+    along it, with how far each does.
     """
 
     extent: int
@@ -90,7 +90,9 @@ class Bulk:
 
 
 def bulk_of(block: Block, panel: SwizzledPanel, reader: Reader) -> Bulk | None:
-    """How boxes fill a panel; None where lanes have to: values that are computed, rows that are not aligned, too many dimensions."""
+    """How boxes fill a panel; None where lanes have to: values that are computed, rows that are not aligned, too many
+    dimensions.
+    """
     if not isinstance(panel.value, Load) or panel.value.fill not in (None, 0):
         return None
     program, access = block.program, program_access(reader, panel.value)
@@ -120,8 +122,8 @@ def _by_steps(nest: Nest, access: Access) -> list[_Side] | None:
 
 
 def _by_array(program: StageProgram, access: Access) -> list[_Side] | None:
-    """A side for each dimension of the array, where each is moved along by dimensions of the nest that are single axes, of which one
-    at most is tiled, and a tile that reaches beyond a reduction's end leaves the array with it.
+    """A side for each dimension of the array, where each is moved along by dimensions of the nest that are single axes, of which
+    one at most is tiled, and a tile that reaches beyond a reduction's end leaves the array with it.
     """
     nest, tile = program.nest, program.unit_tile
     names = {d.members[0].name: n for n, d in enumerate(nest.dims)}

@@ -1,9 +1,9 @@
-"""Blocks whose lanes divide labour: some fill panels, the others start matrix atoms that read them, and neither waits for more than it
-must.
+"""Blocks whose lanes divide labour: some fill panels, the others start matrix atoms that read them, and neither waits for more
+than it must.
 
 Panels lie in rings of copies. Producers walk the same loops as consumers, as far ahead as there are copies; a signal says of
-each copy that it is full, another one that it is empty again. Blocks take one unit tile after another, so that the first panels of the
-next one arrive while results of the last one are stored.
+each copy that it is full, another one that it is empty again. Blocks take one unit tile after another, so that the first panels of
+the next one arrive while results of the last one are stored.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ def panel_unit(block: GroupBlock) -> PanelUnit:
 
 @dataclass
 class Ring:
-    """Panels that are filled inside the same loops, each in as many copies, whose signals are the pairs from `first` on. Each role has
-    registers of its own for the copy that it has come to and the parity of its round; consumers also for the copy that they used
-    last, and whether they have yet to give it back.
+    """Panels that are filled inside the same loops, each in as many copies, whose signals are the pairs from `first` on. Each role
+    has registers of its own for the copy that it has come to and the parity of its round; consumers also for the copy that they
+    used last, and whether they have yet to give it back.
     """
 
     depth: int

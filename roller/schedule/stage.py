@@ -51,8 +51,8 @@ COMBINE_THREADS = 256  # of a block that adds up partial results, one output eac
 
 @dataclass(frozen=True)
 class GridKernel:
-    """One launch: its statements, with `blockIdx.x` and `threadIdx.x` bound, and the arrays that it takes. `maps`: arguments that are
-    no arrays, but say how one lies in memory.
+    """One launch: its statements, with `blockIdx.x` and `threadIdx.x` bound, and the arrays that it takes. `maps`: arguments that
+    are no arrays, but say how one lies in memory.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""Hopper's own path: products of warp groups that read both operands from shared memory (`wgmma`), boxes copied by the tensor memory
-accelerator (TMA), and signals between the warps that start one and those that start the other (`mbarrier`).
+"""Hopper's own path: products of warp groups that read both operands from shared memory (`wgmma`), boxes copied by the tensor
+memory accelerator (TMA), and signals between the warps that start one and those that start the other (`mbarrier`).
 
-The layouts are those of the PTX manual ("Asynchronous warpgroup level matrix multiply-accumulate instructions"): of 64 x n results a
-warp has 16 rows, and in them a lane rows l / 4 and l / 4 + 8, columns 2 (l mod 4) and the next one of every eight.
+The layouts are those of the PTX manual ("Asynchronous warpgroup level matrix multiply-accumulate instructions"): of 64 x n results
+a warp has 16 rows, and in them a lane rows l / 4 and l / 4 + 8, columns 2 (l mod 4) and the next one of every eight.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tensor cores as matrix units: `mma.sync` with operands that a warp reads from shared memory.
 
-The layouts are those of the PTX manual, sections "Matrix fragments for mma.m16n8k16", "… for mma.m16n8k32" and "… for mma.m8n8k4". From
-compute capability 8.0 on an operand is made of matrices of 8 rows of 16 bytes, of which `ldmatrix` reads up to four at once; each lane
-gives the address of one row of one of them. On 7.0 every lane reads its own part.
+The layouts are those of the PTX manual, sections "Matrix fragments for mma.m16n8k16", "… for mma.m16n8k32" and "… for mma.m8n8k4".
+From compute capability 8.0 on an operand is made of matrices of 8 rows of 16 bytes, of which `ldmatrix` reads up to four at once;
+each lane gives the address of one row of one of them. On 7.0 every lane reads its own part.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class WarpMma:
 
 @dataclass(frozen=True)
 class QuadPairs:
-    """Four `mma.sync.m8n8k4` of a warp, in which each of its four pairs of quads computes 8 x 8 results: 16 x 16 of a depth of 16."""
+    """Four `mma.sync.m8n8k4` of a warp, in which each of its four pairs of quads computes 8 x 8 results: 16 x 16 of a depth of
+    16.
+    """
 
     dtype: str = "uint32"
     results: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: {"m": (0, 2), "n": (0, 1, 4, 5)})
