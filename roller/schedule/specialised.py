@@ -213,7 +213,7 @@ class SpecialisedStage(Stage):
         threads = self.consumers + self.producers.lanes
         launched = launched_over(body, block_var, self.blocks, self.block.thread, threads)
         size = shared_bytes(self.program, self.machine)
-        return GridKernel(name, launched, (*plain, *(b.argument for b in found)), self.blocks, threads, size, maps)
+        return GridKernel(name, launched, (*plain, *(b.argument for b in found)), self.blocks, threads, size, self.number, maps)
 
     def _tensor(self, operand: int) -> str:
         return next(a.tensor.name for a in self.nest.inputs if a.factor == operand)

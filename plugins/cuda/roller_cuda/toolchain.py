@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from roller.plugin import Artifact, CodegenError, DeviceUnavailableError, HardwareSpec, KernelSource
-from roller_cuda import cubin
+from roller_cuda import cubin, occupancy
 
 FORMAT = "cubin"
 COMPILER = "ROLLER_CUDA_COMPILER"
@@ -45,7 +45,20 @@ def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
     data, log = compiled(source.text, arch) if kernels else (b"", "")
     launch = {**source.launch, "text": source.text, "arch": arch}
     found = {**resources(log), **cubin.resources(data)} if data else {}
+    for kernel in kernels:
+        found.update(_taken(spec, kernel, found))
     return Artifact(FORMAT, data, launch, found, spec.device, spec, versions=_versions())
+
+
+def _taken(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[str, int]) -> dict[str, int]:
+    """What follows from a kernel's registers: the blocks of it that a multiprocessor holds, beside what was predicted."""
+    name, registers = kernel["name"], found.get(f"{kernel['name']}.registers")
+    if registers is None:
+        return {}
+    taken = {f"{name}.resident_blocks": occupancy.resident_blocks(spec, kernel["threads"], registers, kernel["shared_bytes"])}
+    if "predicted_registers" in kernel:
+        taken[f"{name}.predicted_registers"] = kernel["predicted_registers"]
+    return taken
 
 
 def resources(log: str) -> dict[str, int]:
