@@ -38,6 +38,7 @@ PRINTED_ARCH = (
     "sm_80"  # what TVM prints for: from there on it has a word for bfloat16, which the toolkit's headers know on every chip
 )
 _MEETING = re.compile(r"^( *)(for \(int other)", re.MULTILINE)
+_REPEATED = re.compile(r"^( *)(for \(int unroll(\d+)_)", re.MULTILINE)  # a step of a reduction, and how often it is worth repeating
 _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\((\d+)\) )?(\w+)\((.*?)\)( \{|;)', re.DOTALL)
 
 
@@ -108,7 +109,8 @@ def _printed(kernels: list[GridKernel], spec: HardwareSpec) -> str:
     if names:  # the places of pieces in a panel's rows follow from addresses
         text = text.replace("extern __shared__ __align__(64)", f"extern __shared__ __align__({ALIGNMENT})")
     # Loops over other lanes' values stand once for each accumulator: unrolled, they would be most of the code.
-    return _MEETING.sub(r"\1#pragma unroll 1\n\1\2", text[text.index('extern "C" __global__') :])
+    text = _MEETING.sub(r"\1#pragma unroll 1\n\1\2", text[text.index('extern "C" __global__') :])
+    return _REPEATED.sub(r"\1#pragma unroll \3\n\1\2", text)
 
 
 def _by_value(text: str, name: str) -> str:
