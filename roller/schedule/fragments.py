@@ -83,8 +83,8 @@ def array_width(block: Block, number: int) -> tuple[int, int]:
 def panel_source(
     block: Block, panel: SharedPanel, reduced: dict[int, Position], slot: Position, near: Buffer | None = None
 ) -> Source:
-    """One copy of a panel in shared memory; `reduced`: where the lane's tile starts along each reduction. `near`: a view of that copy
-    from the lane's first point on.
+    """One copy of a panel in shared memory; `reduced`: where the lane's tile starts along each reduction. `near`: a view of that
+    copy from the lane's first point on.
     """
     touches = tuple(step > 0 for step in panel.steps)
     along = next((d for d, step in enumerate(panel.steps) if step == 1), 0)

@@ -13,6 +13,8 @@ from tvm import tirx
 from tvm.tirx import ForKind
 
 from roller.expr import ELEMENT_BYTES
+from roller.fit import Fit
+from roller.hardware import HardwareSpec
 from roller.program import StageProgram, copy_depth
 from roller.schedule import matrix, walk
 from roller.schedule.gather import combined_lanes, meeting_bytes
@@ -42,6 +44,7 @@ from roller.schedule.tir import (
     when,
 )
 from roller.schedule.walk import Position, State
+from roller.tile import Geometry
 
 SHARED_ALIGNMENT = 128
 REGISTER_BYTES = 4
@@ -104,6 +107,11 @@ def panels_of(block: Block, machine: Machine) -> list[SharedPanel]:
         else shared_panel(block, s, None)
         for s in program.staged
     ]
+
+
+def tile_bytes(program: StageProgram, spec: HardwareSpec) -> int:
+    """Bytes that a lane's tile takes in its registers, as the engine counts them."""
+    return Fit(spec, program.nest, Geometry(program.nest)).inner_bytes(program.inner, program.mapping, program.atom)
 
 
 def _held(carried: Sequence[Filling]) -> int:

@@ -1,7 +1,8 @@
 """The flow of control in machine code: which jumps close a loop.
 
 A jump backwards alone does not: compilers put waits that rarely spin behind the end of a kernel and jump back from there. A loop's
-head lies on every way to the jump that closes it (it dominates it; Cooper, Harvey and Kennedy, "A simple, fast dominance algorithm").
+head lies on every way to the jump that closes it (it dominates it; Cooper, Harvey and Kennedy, "A simple, fast dominance
+algorithm").
 """
 
 from __future__ import annotations
