@@ -1,4 +1,4 @@
-"""What the engine knows of units with lanes: shares of cut reductions, copies in flight, reserved storage, operands read in place."""
+"""What the engine knows of units with lanes: shares of cut reductions, copies in flight, reserved storage, operands in place."""
 
 from __future__ import annotations
 
