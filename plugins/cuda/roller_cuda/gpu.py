@@ -1,0 +1,189 @@
+"""One GPU: its context, what it can, its memory in the order of streams, and what must live until work is done."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from roller.plugin import DeviceUnavailableError, LaunchError
+from roller_cuda import driver
+from roller_cuda.driver import StatusError
+
+_KEEP = 2**64 - 1  # bytes that the pool holds back for the next call instead of giving them to the system at every wait
+_BUSY = "CUDA_ERROR_NOT_READY"
+
+
+class Gpu:
+    """The GPU of that number, through the context that other libraries in the process use too.
+
+    `stream` is our own: for host arrays, and for arrays of libraries that have no current stream.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self.device = driver.call("cuDeviceGet", ordinal)
+        self.capability = self.attribute("COMPUTE_CAPABILITY_MAJOR"), self.attribute("COMPUTE_CAPABILITY_MINOR")
+        self._context: Any = None
+        self._pool: Any = None
+        self.stream = 0
+        self._held: deque[tuple[Any, Any]] = deque()
+        self._lock = threading.Lock()
+
+    def __str__(self) -> str:
+        return f"GPU {self.ordinal}"
+
+    def attribute(self, name: str) -> int:
+        """One of the driver's `CU_DEVICE_ATTRIBUTE_...`."""
+        return int(
+            driver.call("cuDeviceGetAttribute", driver.constant(f"CUdevice_attribute.CU_DEVICE_ATTRIBUTE_{name}"), self.device)
+        )
+
+    @property
+    def memory_bytes(self) -> int:
+        """How large its memory is, as the driver counts it."""
+        return int(driver.call("cuDeviceTotalMem", self.device))
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """The GPU's context is the thread's; afterwards it is what it was before."""
+        if self._context is None:
+            self._begin()
+        if int(driver.call("cuCtxGetCurrent")) == int(self._context):
+            yield
+            return
+        driver.call("cuCtxPushCurrent", self._context)
+        try:
+            yield
+        finally:
+            driver.call("cuCtxPopCurrent")
+
+    def _begin(self) -> None:
+        """Context, stream and pool; they last as long as the process."""
+        with self._lock:
+            if self._context is not None:
+                return
+            if not self.attribute("MEMORY_POOLS_SUPPORTED"):
+                raise DeviceUnavailableError(f"{self} has no memory pools, as some virtual GPUs have none; kernels need them")
+            context = driver.call("cuDevicePrimaryCtxRetain", self.device)
+            driver.call("cuCtxPushCurrent", context)
+            try:
+                flag = driver.constant("CUstream_flags.CU_STREAM_NON_BLOCKING")
+                self.stream = int(driver.call("cuStreamCreate", flag))
+                self._pool = self._new_pool()
+            finally:
+                driver.call("cuCtxPopCurrent")
+            self._context = context
+
+    def _new_pool(self) -> Any:
+        wanted = driver.made("CUmemPoolProps")
+        wanted.allocType = driver.constant("CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED")
+        wanted.location.type = driver.constant("CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE")
+        wanted.location.id = self.ordinal
+        pool = driver.call("cuMemPoolCreate", wanted)
+        kept = driver.constant("CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD")
+        driver.call("cuMemPoolSetAttribute", pool, kept, driver.made("cuuint64_t", _KEEP))
+        return pool
+
+    # --- memory: the context is current -----------------------------------------------------------------------------------
+
+    def allocate(self, size: int, stream: int) -> int:
+        """The address of new memory (bytes), which work on the stream may use from now on; aligned to 256 bytes."""
+        try:
+            return int(driver.tried("cuMemAllocFromPoolAsync", max(size, 1), self._pool, stream))
+        except StatusError as error:
+            if error.status != driver.OUT_OF_MEMORY:
+                raise error.told() from error
+        try:  # once more, without what the pool keeps for later
+            driver.tried("cuCtxSynchronize")
+            driver.tried("cuMemPoolTrimTo", self._pool, 0)
+            return int(driver.tried("cuMemAllocFromPoolAsync", max(size, 1), self._pool, stream))
+        except StatusError as error:
+            raise error.told(f"{size} bytes wanted on {self}") from error
+
+    def free(self, address: int, stream: int) -> None:
+        """Give memory back once the work that is on the stream now is done."""
+        driver.call("cuMemFreeAsync", address, stream)
+
+    @contextmanager
+    def room(self, size: int, stream: int) -> Iterator[int]:
+        """Memory for what is enqueued inside; 0 where no bytes are wanted."""
+        if not size:
+            yield 0
+            return
+        address = self.allocate(size, stream)
+        try:
+            yield address
+        finally:
+            self.free(address, stream)
+
+    # --- order ------------------------------------------------------------------------------------------------------------
+
+    def order(self, first: int, then: int) -> None:
+        """Later work on one stream waits for what is on the other now; 0 is the legacy stream."""
+        first, then = first or driver.LEGACY_STREAM, then or driver.LEGACY_STREAM
+        if first == then:
+            return
+        event = self._marked(first)
+        try:
+            driver.call("cuStreamWaitEvent", then, event, 0)
+        finally:
+            driver.call("cuEventDestroy", event)
+
+    def hold(self, stream: int, things: Any) -> None:
+        """Keep things until the work that is on the stream now is done, and let go of what was kept and is done."""
+        with self._lock:
+            self._held.append((self._marked(stream), things))
+            while self._held and _done(self._held[0][0]):
+                event, _ = self._held.popleft()
+                driver.call("cuEventDestroy", event)
+
+    def wait(self) -> None:
+        """Until all work on the GPU is done."""
+        driver.call("cuCtxSynchronize")
+        with self._lock:
+            while self._held:
+                event, _ = self._held.popleft()
+                driver.call("cuEventDestroy", event)
+
+    def _marked(self, stream: int) -> Any:
+        event = driver.call("cuEventCreate", driver.constant("CUevent_flags.CU_EVENT_DISABLE_TIMING").value)
+        driver.call("cuEventRecord", event, stream)
+        return event
+
+
+def _done(event: Any) -> bool:
+    try:
+        driver.tried("cuEventQuery", event)
+    except StatusError as error:
+        if error.status != _BUSY:
+            raise error.told() from error
+        return False
+    return True
+
+
+@cache
+def _made(ordinal: int) -> Gpu:
+    return Gpu(ordinal)
+
+
+def count() -> int:
+    """How many GPUs there are; `DeviceUnavailableError` where there is none."""
+    return driver.start()
+
+
+def gpu(ordinal: int) -> Gpu:
+    """The GPU of that number; `LaunchError` where there is none."""
+    if not 0 <= ordinal < count():
+        raise LaunchError(f"GPU {ordinal}: this process sees {count()}")
+    return _made(ordinal)
+
+
+def current() -> Gpu:
+    """The GPU that the calling thread uses, else the first."""
+    driver.start()
+    context = driver.call("cuCtxGetCurrent")
+    return gpu(int(driver.call("cuCtxGetDevice")) if int(context) else 0)
