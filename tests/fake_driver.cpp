@@ -15,7 +15,8 @@
 
 typedef int (*Run)(const char *kernel, void **arguments, unsigned blocks, unsigned threads);
 struct Event { bool recorded = false, reached = false; };
-struct Operation { std::function<void()> work; Event *after = nullptr; };
+struct Image;
+struct Operation { std::function<void()> work; Event *after; Image *of; };
 struct Stream { int device; std::deque<Operation> waiting; };
 struct Memory { size_t size; int device; bool pooled, leaving; };
 struct Image { std::string bytes; bool loaded = true; };
@@ -90,7 +91,7 @@ static bool settle(const std::function<bool()> &done) {
     }
     return true;
 }
-static void enqueue(Stream *stream, std::function<void()> work, Event *after = nullptr) { stream->waiting.push_back({work, after}); }
+static void enqueue(Stream *stream, std::function<void()> work, Event *after = nullptr, Image *of = nullptr) { stream->waiting.push_back({work, after, of}); }
 
 // --- for the tests ---------------------------------------------------------------------------------------------------------
 extern "C" {
@@ -251,7 +252,8 @@ CUresult cuLibraryUnload(CUlibrary l) {
     auto *image = reinterpret_cast<Image *>(l);
     if (!image->loaded) return fault("unloaded twice");
     image->loaded = false;
-    return fake_pending() ? fault("unloaded while kernels wait") : CUDA_SUCCESS;
+    for (Stream *each : all_streams()) for (Operation &one : each->waiting) if (one.of == image) return fault("unloaded while a kernel waits");
+    return CUDA_SUCCESS;
 }
 CUresult cuLibraryGetKernel(CUkernel *k, CUlibrary l, const char *name) {
     BEGIN(cuLibraryGetKernel);
@@ -292,7 +294,7 @@ static CUresult started(CUfunction f, const CUlaunchConfig &c, int cluster, void
     const std::string name = kernel->name;
     calls.push_back("kernel " + name + " cluster " + std::to_string(cluster));
     const unsigned blocks = c.gridDimX, threads = c.blockDimX;
-    enqueue(stream, [=]() mutable { if (run_kernel(name.c_str(), passed.data(), blocks, threads)) fault("kernel " + name + " failed"); });
+    enqueue(stream, [=]() mutable { if (run_kernel(name.c_str(), passed.data(), blocks, threads)) fault("kernel " + name + " failed"); }, nullptr, kernel->image);
     return CUDA_SUCCESS;
 }
 CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, CUstream s, void **parameters, void **) {
@@ -336,9 +338,10 @@ static const std::map<std::string, void *> &functions() {
         NAMED(cuLaunchKernelEx), NAMED(cuTensorMapEncodeTiled), NAMED(cuGetProcAddress)};
     return all;
 }
-CUresult cuGetProcAddress(const char *name, void **to, int, cuuint64_t, CUdriverProcAddressQueryResult *) {
+CUresult cuGetProcAddress(const char *name, void **to, int, cuuint64_t, CUdriverProcAddressQueryResult *how) {
     auto found = functions().find(name);
     *to = found == functions().end() ? nullptr : found->second;
+    if (how) *how = *to ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     return *to ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 }

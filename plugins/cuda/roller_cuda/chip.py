@@ -14,7 +14,13 @@ from roller_cuda.gpu import Gpu
 DEFAULT = "a100"  # where no GPU is attached
 CALIBRATE = "`roller specs calibrate cuda` measures it"
 # How far a spec may be from what the driver says before a user hears of it. Of its memory a GPU reports what it leaves to users.
-TOLERANCE: Mapping[str, float] = {"multiprocessors": 0.0, "L2 bytes": 0.0, "shared memory bytes": 0.0, "memory bytes": 0.1, "GB/s": 0.05}
+TOLERANCE: Mapping[str, float] = {
+    "multiprocessors": 0.0,
+    "L2 bytes": 0.0,
+    "shared memory bytes": 0.0,
+    "memory bytes": 0.1,
+    "GB/s": 0.05,
+}
 
 
 @dataclass(frozen=True, slots=True)

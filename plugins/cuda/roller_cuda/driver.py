@@ -27,7 +27,14 @@ _ADVICE: Mapping[str, tuple[type[KernelError], str]] = {
 }
 _TOO_OLD = "the driver cannot run this cubin: update the driver, or compile for the attached GPU (device='cuda')"
 _BROKEN = "a kernel before failed, and the GPU's context is lost with it: start the process again"
-_OF_CUBINS = ("UNSUPPORTED_PTX_VERSION", "NO_BINARY_FOR_GPU", "INVALID_IMAGE", "INVALID_PTX", "INVALID_SOURCE", "JIT_COMPILER_NOT_FOUND")
+_OF_CUBINS = (
+    "UNSUPPORTED_PTX_VERSION",
+    "NO_BINARY_FOR_GPU",
+    "INVALID_IMAGE",
+    "INVALID_PTX",
+    "INVALID_SOURCE",
+    "JIT_COMPILER_NOT_FOUND",
+)
 _OF_CONTEXTS = (
     "ILLEGAL_ADDRESS",
     "MISALIGNED_ADDRESS",

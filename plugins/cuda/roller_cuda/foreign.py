@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -188,7 +189,7 @@ class Block:
     def __del__(self) -> None:
         if sys.is_finalizing() or driver.is_forked():
             return
-        with self.gpu.current():
+        with suppress(KernelError), self.gpu.current():  # nobody is there to hear of a GPU that failed before
             for stream in sorted(self.streams):
                 self.gpu.order(stream, self.gpu.stream)
             self.gpu.free(self.address, self.gpu.stream)

@@ -31,7 +31,7 @@ class Gpu:
         self._pool: Any = None
         self.stream = 0
         self._held: deque[tuple[Any, Any]] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what is let go may ask the GPU for more
 
     def __str__(self) -> str:
         return f"GPU {self.ordinal}"

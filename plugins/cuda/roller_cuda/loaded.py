@@ -6,9 +6,10 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-from roller.plugin import ELEMENT_BYTES, Artifact, DeviceUnavailableError, LaunchError, address
+from roller.plugin import ELEMENT_BYTES, Artifact, DeviceUnavailableError, KernelError, LaunchError, address
 from roller_cuda import driver, launching
 from roller_cuda.driver import StatusError
 from roller_cuda.gpu import Gpu
@@ -28,9 +29,9 @@ class Loaded:
         fits(str(launch["arch"]), gpu)
         self._places: dict[str, int] = {}
         self._spaces, self._workspace_bytes = _laid_out(launch["workspaces"])
-        owned = _Owned(gpu)
-        self._closing = weakref.finalize(self, owned.release)
-        self._closing.atexit = False  # at exit the driver is gone before
+        self._owned = owned = _Owned(gpu)
+        self._dropped = weakref.finalize(self, owned.drop)
+        self._dropped.atexit = False  # at exit the driver is gone before
         with gpu.current():
             for name, array in launching.constants_of(artifact).items():
                 self._places[name] = owned.constant(address(array), array.nbytes)
@@ -49,7 +50,8 @@ class Loaded:
     def close(self) -> None:
         """Wait for what runs, then give the GPU's memory back."""
         self._kernels = []
-        self._closing()
+        self._dropped.detach()
+        self._owned.release()
 
 
 class _Owned:
@@ -80,7 +82,13 @@ class _Owned:
                 raise error.told(f"loading the kernel on {self._gpu}") from error
         return self._library
 
+    def drop(self) -> None:
+        """As `release`, when the collector of garbage asks: nobody is there to hear of a GPU that failed before."""
+        with suppress(KernelError):
+            self.release()
+
     def release(self) -> None:
+        """Wait for what runs, then give everything back."""
         if driver.is_forked():  # what the parent holds is the parent's
             return
         with self._gpu.current():
@@ -173,7 +181,9 @@ def _check_limits(name: str, kernel: Any, described: Mapping[str, Any], gpu: Gpu
     if blocks < 1 or threads < 1 or cluster < 1 or blocks % cluster:
         raise LaunchError(f"kernel {name!r}: {blocks} blocks of {threads} threads in clusters of {cluster} cannot be launched")
     if cluster > 1 and not gpu.attribute("CLUSTER_LAUNCH"):
-        raise DeviceUnavailableError(f"kernel {name!r} is launched in clusters, which {gpu} has not; compile it for the attached chip")
+        raise DeviceUnavailableError(
+            f"kernel {name!r} is launched in clusters, which {gpu} has not; compile it for the attached chip"
+        )
 
 
 def _prepare(kernel: Any, shared: int, cluster: int, gpu: Gpu) -> None:
@@ -197,5 +207,3 @@ def _cluster_config(blocks: int, threads: int, shared: int, cluster: int) -> Any
     attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster, 1, 1
     config.attrs, config.numAttrs = [attribute], 1
     return config
-
-

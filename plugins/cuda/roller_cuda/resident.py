@@ -78,9 +78,7 @@ def _enqueue(here: Loaded, places: dict[str, int], result: Wanted, stream: int) 
         here.launch(places, stream)
 
 
-def _into(
-    here: Loaded, places: dict[str, int], output: str, target: Taken, inputs: Sequence[Taken], stream: int
-) -> None:
+def _into(here: Loaded, places: dict[str, int], output: str, target: Taken, inputs: Sequence[Taken], stream: int) -> None:
     """Write to the caller's array: directly where it overlaps no input, else by way of other memory."""
     if not target.size:
         return

@@ -74,12 +74,9 @@ class CudaRunner:
     def _begin(self) -> None:
         """Load for the calling thread's GPU; where that cannot run the kernel, one of the others has to be able to."""
         first = gpu.current()
-        try:
+        others = (gpu.gpu(n) for n in range(gpu.count()) if n != first.ordinal)
+        if self._runs_on(first) or not any(self._runs_on(other) for other in others):
             self._loaded(first.ordinal)
-        except DeviceUnavailableError:
-            others = [gpu.gpu(n) for n in range(gpu.count()) if n != first.ordinal]
-            if not any(self._runs_on(other) for other in others):
-                raise
 
     def _runs_on(self, there: Gpu) -> bool:
         try:
