@@ -161,7 +161,9 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch, gpus: Gpus) -> Any:
     def handle(number: int, device: Any = None) -> Any:
         return types.SimpleNamespace(cuda_stream=number)
 
-    torch.cuda = types.SimpleNamespace(current_stream=lambda n: handle(torch.current), stream=using, ExternalStream=handle)  # type: ignore[attr-defined]
+    torch.cuda = types.SimpleNamespace(stream=using, ExternalStream=handle)  # type: ignore[attr-defined]
+    torch.cuda.current_stream = lambda _: handle(torch.current)  # type: ignore[attr-defined]
+    torch.cuda.default_stream = lambda _: handle(0)  # type: ignore[attr-defined]
     torch.device = lambda kind, index: types.SimpleNamespace(index=index)  # type: ignore[attr-defined]
     torch.empty, torch.Tensor = empty, Tensor  # type: ignore[attr-defined]
     for name in _CODES:

@@ -1,4 +1,4 @@
-"""GPUs for tests: `fake_driver.cpp` in the place of the driver's library, kernels on the emulator, and arrays of invented libraries."""
+"""GPUs for tests: `fake_driver.cpp` in the place of the driver's library, kernels on the emulator."""
 
 from __future__ import annotations
 
@@ -194,8 +194,8 @@ class Gpus:
 
 @cache
 def built(kind: str) -> roller.Kernel:
-    """A kernel for an A100, compiled once: "product", "constant" (the same with a fixed operand), "sum" (of two kernels, with a workspace
-    between them), "half" (bfloat16), "small".
+    """A kernel for an A100, compiled once: "product", "constant" (the same with a fixed operand), "sum" (of two kernels, with a
+    workspace between them), "half" (bfloat16), "small".
     """
     a, b = ops.tensor(A, name="a"), ops.tensor(B, name="b")
     operator, options = {

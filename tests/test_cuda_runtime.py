@@ -102,6 +102,14 @@ def test_streams_of_callers_come_after_what_their_library_does(gpus: Gpus, monke
     right(run, result.values(), a=new)
 
 
+def test_results_for_the_legacy_stream_are_torchs_too(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = fake_torch(monkeypatch, gpus)
+    run, a = kernel("small", gpus).load(), Tensor(gpus, values((64, 3)))
+    torch.current = gpus.new_stream()
+    run(a, stream=0)
+    assert torch.made_for == [0] and torch.current
+
+
 class HandleStream:
     def __init__(self, handle: int) -> None:
         self.handle = handle
@@ -156,7 +164,7 @@ def read(result: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
 
 
 def test_arrays_without_a_stream_are_kept_until_the_work_is_done(gpus: Gpus) -> None:
-    """Their library would hand the memory out again: it knows nothing of our stream. The reader of the result has to wait for it."""
+    """Their library would hand the memory out again, as it knows nothing of our stream."""
     run = kernel("product", gpus).load()
     a, b = Namespaced(gpus, values(A)), Namespaced(gpus, values(B))
     Namespaced.stream = gpus.new_stream()

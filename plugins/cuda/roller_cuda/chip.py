@@ -25,7 +25,7 @@ TOLERANCE: Mapping[str, float] = {
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """A chip as the driver describes it, and as a spec does: compute capability, and figures by name. What is not known is left out."""
+    """A chip as the driver describes it, and as a spec does: compute capability, and by name those figures that are known."""
 
     capability: tuple[int, int]
     figures: Mapping[str, float]
@@ -48,8 +48,8 @@ class Attributes:
 
 
 def default_spec() -> HardwareSpec:
-    """The spec of the GPU that the calling thread uses, else of the nearest chip whose kernels it can run, with a warning that says in
-    what they differ; the A100's where no GPU is attached.
+    """The spec of the GPU that the calling thread uses, else of the nearest chip whose kernels it can run, with a warning that says
+    in what they differ; the A100's where no GPU is attached.
     """
     try:
         here = gpu.current()

@@ -72,6 +72,7 @@ class StatusError(Exception):
     def told(self, what: str = "") -> KernelError:
         """The error that the user sees; `what` was to be done."""
         short = self.status.removeprefix("CUDA_ERROR_")
+        kind: type[KernelError]
         if short in _OF_CUBINS:
             kind, advice = DeviceUnavailableError, _TOO_OLD
         elif short in _OF_CONTEXTS:

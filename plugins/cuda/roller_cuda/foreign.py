@@ -26,8 +26,8 @@ _UNREADABLE = (BufferError, RuntimeError, TypeError, ValueError, AttributeError,
 
 @dataclass(slots=True)
 class Taken:
-    """An array's memory as kernels need it. `stream`: the one that its library works on, which reuses the memory in that order; None
-    where it has none to tell. `holder` keeps the memory alive.
+    """An array's memory as kernels need it. `stream`: the one that its library works on, which reuses the memory in that order;
+    None where it has none to tell. `holder` keeps the memory alive.
     """
 
     address: int
@@ -87,11 +87,11 @@ def stream_of(value: Any, gpu: Gpu) -> int | None:
 
 def stream_from(stream: Any) -> int:
     """A stream that the caller names: a driver's handle, or a stream of cuda.core, torch or CuPy."""
-    for told in (lambda: stream.__cuda_stream__()[1], lambda: stream.cuda_stream, lambda: stream.ptr):
-        try:
-            return int(told()) or driver.LEGACY_STREAM
-        except AttributeError:
-            continue
+    if hasattr(stream, "__cuda_stream__"):
+        return int(stream.__cuda_stream__()[1]) or driver.LEGACY_STREAM
+    for field in ("cuda_stream", "ptr"):
+        if hasattr(stream, field):
+            return int(getattr(stream, field)) or driver.LEGACY_STREAM
     if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
         return stream or driver.LEGACY_STREAM
     raise LaunchError(f"stream=: a {type(stream).__name__} given; a stream of torch, CuPy or cuda.core wanted, or a handle (int)")
@@ -168,7 +168,9 @@ def _torch_empty(wanted: Wanted, gpu: Gpu, stream: int) -> Any:
         raise LaunchError(f"{wanted.name}: torch has no element type {wanted.dtype.name}; give out= of another library")
     if (int(torch.cuda.current_stream(gpu.ordinal).cuda_stream) or driver.LEGACY_STREAM) == stream:
         return torch.empty(wanted.shape, dtype=dtype, device=device)
-    with torch.cuda.stream(torch.cuda.ExternalStream(0 if stream == driver.LEGACY_STREAM else stream, device=device)):
+    default = stream == driver.LEGACY_STREAM
+    chosen = torch.cuda.default_stream(gpu.ordinal) if default else torch.cuda.ExternalStream(stream, device=device)
+    with torch.cuda.stream(chosen):
         return torch.empty(wanted.shape, dtype=dtype, device=device)
 
 

@@ -139,8 +139,8 @@ class _Kernel:
 
 
 def fits(arch: str, gpu: Gpu) -> None:
-    """`DeviceUnavailableError` where the GPU cannot run a cubin of this architecture: it runs on its compute capability and on later
-    ones of the same major version; one with features of one chip alone ("sm_90a") only on that.
+    """`DeviceUnavailableError` where the GPU cannot run a cubin of this architecture: it runs on its compute capability and on
+    later ones of the same major version; one with features of one chip alone ("sm_90a") only on that.
     """
     number = arch.removeprefix("sm_").rstrip("abcdefghijklmnopqrstuvwxyz")
     major, minor = int(number[:-1]), int(number[-1])

@@ -59,8 +59,8 @@ class CudaRunner:
                 driver.call("cuStreamSynchronize", stream)
 
     def resident(self, arrays: tuple[Any, ...], out: Any, stream: Any, wanted: Sequence[Wanted]) -> Any:
-        """Compute from arrays in a GPU's memory; see `roller.kernel.Runner`. `stream`: a driver's handle, or a stream of torch, CuPy
-        or cuda.core; left out, the current one of the first array's library, and one of ours where that has none.
+        """Compute from arrays in a GPU's memory; see `roller.kernel.Runner`. `stream`: a driver's handle, or a stream of torch,
+        CuPy or cuda.core; left out, the current one of the first array's library, and one of ours where that has none.
         """
         return resident.compute(self._loaded, self._named, arrays, out, stream, wanted)
 

@@ -1,4 +1,4 @@
-"""Tensor maps: what the copy engine of compute capability 9.0 and newer has to know of an array, as 128 bytes that kernels take by value.
+"""Tensor maps: what the copy engine of compute capability 9.0 and newer has to know of an array; 128 bytes, taken by value.
 
 The driver's function is called directly: the structure that cuda-bindings 12.9 gives for it does not lie at a multiple of 64 bytes,
 as the driver wants it.
@@ -46,8 +46,8 @@ _ENCODE = ctypes.CFUNCTYPE(
 class TensorMap:
     """One map of a launch description: `point` fills it for an array's address; `place` is where its bytes lie.
 
-    `described`: "tensor" (the array's name), "dtype", "extents" (innermost first), "strides_bytes" (of all but the innermost), "box",
-    "steps" (element strides), "swizzle_bytes". Reads beyond an extent give zeros.
+    `described`: "tensor" (the array's name), "dtype", "extents" (innermost first), "strides_bytes" (of all but the innermost),
+    "box", "steps" (element strides), "swizzle_bytes". Reads beyond an extent give zeros.
     """
 
     def __init__(self, name: str, described: Mapping[str, Any]) -> None:
