@@ -29,6 +29,8 @@ class _Managed(ctypes.Structure):
     _fields_ = (("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
+_NEW = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+_capsule = _NEW(("PyCapsule_New", ctypes.pythonapi))
 _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _CODES = {"float16": 2, "float32": 2, "float64": 2, "bfloat16": 4, "int8": 0, "int32": 0, "bool": 6}
 
@@ -72,8 +74,7 @@ class Array:
         held += [managed, shape, strides, deleter]
         _alive.append(held)
         self.lent += 1
-        ctypes.pythonapi.PyCapsule_New.restype = ctypes.py_object
-        return ctypes.pythonapi.PyCapsule_New(ctypes.byref(managed), ctypes.c_char_p(b"dltensor"), None)
+        return _capsule(ctypes.addressof(managed), b"dltensor", None)
 
 
 _alive: list[Any] = []  # a deleter must not be freed while it runs

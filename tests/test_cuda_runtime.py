@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm_ffi
 from emulating import needs_compiler, needs_cxx
 from fake_arrays import Array, CupyArray, Interfaced, Namespaced, Tensor, fake_cupy, fake_torch
 from fake_gpu import A, B, Gpus, kernel, values, why_not
@@ -14,7 +15,8 @@ from fake_gpu import A, B, Gpus, kernel, values, why_not
 import roller
 from roller import verify
 from roller.errors import LaunchError
-from roller_cuda import driver, gpu
+from roller.plugin import ELEMENT_BYTES, Wanted
+from roller_cuda import driver, foreign, gpu
 
 pytestmark = [needs_compiler, needs_cxx, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
@@ -222,6 +224,19 @@ def test_bfloat16_and_arrays_of_one_element(gpus: Gpus, monkeypatch: pytest.Monk
         assert run(given, out=out) is out
         gpus.settle()
         right(run, out.values(), a=a)
+
+
+@pytest.mark.parametrize("dtype", sorted(ELEMENT_BYTES))
+@pytest.mark.parametrize("version", [None, (1, 0)])
+def test_every_element_type_is_given_and_taken(gpus: Gpus, dtype: str, version: Any) -> None:
+    there = gpu.gpu(0)
+    with there.current():
+        wanted = Wanted("out", (2, 3), verify.numpy_dtype(dtype))
+        given = foreign.DeviceArray(foreign.Block(there.allocate(48, there.stream), 48, there, there.stream), wanted)
+        tensor = tvm_ffi.from_dlpack(given.__dlpack__(stream=1, max_version=version))
+        assert (tensor.dtype, tensor.shape, str(tensor.device)) == (dtype, (2, 3), "cuda:0")
+        taken = foreign.take(given, wanted, there, there.stream, written=True)
+        assert (taken.address, taken.dtype) == (tensor.data_ptr(), dtype)
 
 
 def test_each_call_has_a_workspace_of_its_own(gpus: Gpus) -> None:

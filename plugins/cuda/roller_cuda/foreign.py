@@ -6,6 +6,7 @@ graphs. All others come and go through DLPack or, without that, the CUDA array i
 
 from __future__ import annotations
 
+import ctypes
 import math
 import sys
 from collections.abc import Callable
@@ -21,6 +22,10 @@ from roller_cuda.gpu import Gpu
 
 ON_GPU = (2, 13)  # DLPack's kDLCUDA and kDLCUDAManaged
 INTERFACE = "__cuda_array_interface__"
+_NAMELESS = {"bfloat16": 4}  # DLPack's codes of the types that cuda.core does not export, all of 16 bits
+_HEADER_BYTES = 32  # of DLManagedTensorVersioned before its DLTensor: version, context, deleter, flags
+_CODE_AT = 20  # in a DLTensor: behind the address, the device and the rank
+_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_size_t, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 _UNREADABLE = (BufferError, RuntimeError, TypeError, ValueError, AttributeError, KeyError)
 
 
@@ -180,6 +185,13 @@ def _given(array: DeviceArray, like: Any) -> Any:
     return namespace.from_dlpack(array) if namespace is not None and hasattr(namespace, "from_dlpack") else array
 
 
+def _rename(capsule: Any, code: int) -> None:
+    """Write another type code into a capsule that nobody has taken yet; where it lies is fixed by DLPack's ABI."""
+    versioned = "dltensor_versioned" in repr(capsule)
+    start = _pointer_of(capsule, b"dltensor_versioned" if versioned else b"dltensor")
+    ctypes.c_uint8.from_address(start + (_HEADER_BYTES if versioned else 0) + _CODE_AT).value = code
+
+
 class Block:
     """Memory of ours that others use: given back in the order of every stream that was told to read it."""
 
@@ -226,8 +238,12 @@ class DeviceArray:
                 self._block.gpu.order(self._block.written_on, reader)
                 self._block.streams.add(reader)
             buffer = Buffer.from_handle(self._block.address, max(self._block.size, 1), owner=self._block)
-            view = StridedMemoryView.from_buffer(buffer, self.shape, dtype=self.dtype)
-            return view.__dlpack__(stream=-1, max_version=max_version)
+            like = np.dtype(np.int16) if self.dtype.name in _NAMELESS else self.dtype
+            view = StridedMemoryView.from_buffer(buffer, self.shape, dtype=like)
+            capsule = view.__dlpack__(stream=-1, max_version=max_version)
+        if like is not self.dtype:
+            _rename(capsule, _NAMELESS[self.dtype.name])
+        return capsule
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
