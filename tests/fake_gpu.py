@@ -109,6 +109,7 @@ class Gpus:
 
     def become(self, number: int, spec: HardwareSpec, **changed: int) -> None:
         """A GPU has what a spec says; `changed`: attributes that differ from it."""
+        gpu._made.cache_clear()
         like = described(spec)
         figures = like.figures
         bus = 5120

@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from fake_gpu import A, B, Gpus, changed, kernel, values, why_not
 
 import roller
 from roller import ops, verify
-from roller.catalog import list_specs
+from roller.catalog import dump_spec, list_specs
 from roller.chip import load_spec
 from roller.errors import DeviceUnavailableError, KernelError, LaunchError
 from roller_cuda import chip, driver, gpu, runtime
@@ -355,6 +356,21 @@ def test_chips_without_a_spec_get_the_nearest_with_a_warning(gpus: Gpus, attribu
     with pytest.warns(UserWarning, match=f"{said}.*roller specs calibrate cuda") as told:
         assert chip.nearest(chip.attributes(gpu.gpu(0)), known).chip == "a100"
     assert len(told) == 1
+
+
+def test_a_spec_that_was_measured_here_wins(gpus: Gpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What it says of rates is not what the driver computes; of another chip with as many multiprocessors it has another memory."""
+    shipped = load_spec("cuda:a100")
+    cache = shipped.levels[1].model_copy(update={"bandwidth_gbps": 1300.0})
+    sources = {**shipped.sources, "levels.L2.bandwidth_gbps": "measured: here"}
+    mine = {"chip": "mine", "sources": sources, "levels": (shipped.levels[0], cache, *shipped.levels[2:])}
+    monkeypatch.setattr(chip, "spec_dir", lambda: tmp_path)
+    (tmp_path / "cuda").mkdir()
+    (tmp_path / "cuda" / "mine.toml").write_text(dump_spec(shipped.model_copy(update=mine)))
+    (tmp_path / "cuda" / "unlike.toml").write_text(dump_spec(shipped.model_copy(update={"chip": "unlike", "options": {}})))
+    assert chip.default_spec().chip == "mine"
+    gpus.become(0, load_spec("cuda:h100"))
+    assert chip.default_spec().chip == "h100"
 
 
 def test_chips_of_an_unknown_kind(gpus: Gpus) -> None:

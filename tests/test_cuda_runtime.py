@@ -46,14 +46,6 @@ def test_numpy_arrays_travel_there_and_back(gpus: Gpus, kind: str) -> None:
     assert {"cuMemAlloc", "cuLibraryLoadData", "cuKernelGetAttribute", "cuStreamCreate"}.isdisjoint(gpus.since(mark))
 
 
-def test_results_are_waited_for_before_the_host_sees_them(gpus: Gpus) -> None:
-    run = kernel("product", gpus).load()
-    mark = len(gpus.calls)
-    run(values(A), values(B))
-    copied, waited = gpus.since(mark).index("cuMemcpyDtoHAsync"), gpus.since(mark).index("cuStreamSynchronize")
-    assert copied < waited
-
-
 def test_a_program_of_two_kernels_has_its_workspace(gpus: Gpus) -> None:
     """Otherwise the tests of workspaces below say nothing."""
     launch = kernel("sum", gpus).artifact.launch
@@ -268,6 +260,31 @@ def test_threads_may_call_at_the_same_time(gpus: Gpus) -> None:
     for each in threads:
         each.join()
     assert not wrong
+
+
+def test_threads_write_their_arguments_one_at_a_time(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread calls between the writing of a launch's addresses and the launch."""
+    run, tried = kernel("small", gpus).load(), driver.tried
+    arrays = [Array(gpus, values((64, 3), seed)) for seed in range(2)]
+    outs = [Array(gpus, values((64, 3))) for _ in range(2)]
+    written, launched = threading.Event(), threading.Event()
+
+    def slow(function: str, *given: Any) -> Any:
+        if function == "cuLaunchKernel" and not written.is_set():
+            written.set()
+            launched.wait(0.5)  # in vain
+        return tried(function, *given)
+
+    monkeypatch.setattr(driver, "tried", slow)
+    first = threading.Thread(target=run, args=(arrays[0],), kwargs={"out": outs[0]})
+    first.start()
+    assert written.wait(30)
+    run(arrays[1], out=outs[1])
+    launched.set()
+    first.join()
+    gpus.settle()
+    for a, out in zip(arrays, outs, strict=True):
+        right(run, out.values(), a=a.values())
 
 
 # --- out= ------------------------------------------------------------------------------------------------------------------

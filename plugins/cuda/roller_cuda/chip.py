@@ -7,7 +7,16 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from roller.plugin import ComputeAtom, DeviceUnavailableError, HardwareSpec, TensorExpr, find_spec, list_specs, spec_dir
+from roller.plugin import (
+    ComputeAtom,
+    DeviceUnavailableError,
+    HardwareSpec,
+    TensorExpr,
+    builtin_dir,
+    find_spec,
+    list_specs,
+    spec_dir,
+)
 from roller_cuda import gpu, tensor_cores
 from roller_cuda.gpu import Gpu
 
@@ -69,8 +78,9 @@ def nearest(here: Attributes, known: Sequence[HardwareSpec]) -> HardwareSpec:
         )
         return find_spec("cuda", DEFAULT)
 
-    def rank(spec: HardwareSpec) -> tuple[int, float]:
-        return here.capability[1] - capability_of(spec)[1], here.far(described(spec))
+    def rank(spec: HardwareSpec) -> tuple[int, int, float]:
+        like = described(spec)
+        return here.capability[1] - capability_of(spec)[1], len(here.differences(like)), here.far(like)
 
     best = min(fitting, key=rank)
     differing = here.differences(described(best))
@@ -98,15 +108,15 @@ def attributes(there: Gpu) -> Attributes:
 
 
 def described(spec: HardwareSpec) -> Attributes:
-    """The same of a spec."""
+    """The same of a spec. Rates that were measured are left out: they are below what the driver computes."""
     memory, cache, shared = spec.levels[0], spec.levels[1], spec.levels[2]
     figures = {
         "multiprocessors": spec.unit.count,
         "L2 bytes": cache.capacity_bytes,
         "shared memory bytes": shared.capacity_bytes,
         "memory bytes": memory.capacity_bytes,
-        "GB/s": cache.bandwidth_gbps or 0.0,
-        "GHz": spec.clock_ghz or 0.0,
+        "GB/s": 0.0 if _measured(spec, "bandwidth") else cache.bandwidth_gbps or 0.0,
+        "GHz": 0.0 if _measured(spec, "clock") else spec.clock_ghz or 0.0,
     }
     return Attributes(capability_of(spec), {name: float(value) for name, value in figures.items() if value > 0})
 
@@ -123,9 +133,15 @@ def atoms(spec: HardwareSpec, _: TensorExpr) -> Sequence[ComputeAtom]:
 
 
 def _known() -> list[HardwareSpec]:
-    """The shipped specs and the user's own."""
+    """The user's own specs, which win where both fit, and the shipped ones."""
     folders = [spec_dir()]
-    return [find_spec("cuda", entry.chip, folders) for entry in list_specs("cuda", folders)]
+    entries = sorted(list_specs("cuda", folders), key=lambda entry: entry.path.is_relative_to(builtin_dir()))
+    found = [find_spec("cuda", entry.chip, folders) for entry in entries]
+    return [spec for spec in found if "compute_capability" in spec.options]
+
+
+def _measured(spec: HardwareSpec, what: str) -> bool:
+    return any(what in field and source.startswith("measured") for field, source in spec.sources.items())
 
 
 def _dotted(capability: tuple[int, int]) -> str:

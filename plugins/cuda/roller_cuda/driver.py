@@ -27,6 +27,10 @@ _ADVICE: Mapping[str, tuple[type[KernelError], str]] = {
 }
 _TOO_OLD = "the driver cannot run this cubin: update the driver, or compile for the attached GPU (device='cuda')"
 _BROKEN = "a kernel before failed, and the GPU's context is lost with it: start the process again"
+_FORKED = (
+    "this process was forked after CUDA was used, which CUDA does not survive; start processes with the method 'spawn' "
+    "(multiprocessing.get_context('spawn')), or fork before the first use of the GPU"
+)
 _OF_CUBINS = (
     "UNSUPPORTED_PTX_VERSION",
     "NO_BINARY_FOR_GPU",
@@ -85,7 +89,7 @@ class StatusError(Exception):
 def tried(function: str, *arguments: Any) -> Any:
     """What a function of the driver gives beside its status: nothing, a value, or a tuple; `StatusError` where it fails."""
     if _Process.forked:
-        raise forked()
+        raise LaunchError(_FORKED)
     bindings = _bindings()
     try:
         status, *found = getattr(bindings, function)(*arguments)
@@ -109,14 +113,6 @@ def call(function: str, *arguments: Any) -> Any:
 def is_forked() -> bool:
     """True in a process forked from one that used the driver."""
     return _Process.forked
-
-
-def forked() -> LaunchError:
-    """What a forked process gets."""
-    return LaunchError(
-        "this process was forked after CUDA was used, which CUDA does not survive; start processes with the method 'spawn' "
-        "(multiprocessing.get_context('spawn')), or fork before the first use of the GPU"
-    )
 
 
 def constant(name: str) -> Any:

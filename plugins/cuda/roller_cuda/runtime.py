@@ -86,8 +86,6 @@ class CudaRunner:
         return True
 
     def _loaded(self, ordinal: int) -> Loaded:
-        if driver.is_forked():
-            raise driver.forked()
         found = self._on.get(ordinal)
         if found is not None:
             return found
