@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,12 @@ def test_no_gpu(gpus: Gpus) -> None:
     with pytest.raises(DeviceUnavailableError, match="finds no GPU"):
         kernel("small", gpus)(values(SMALL))
     assert runtime.problems() and chip.default_spec().chip == "a100"
+
+
+def test_no_bindings(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    driver._bindings.cache_clear()
+    assert "running on a GPU needs cuda-bindings: pip install" in runtime.problems()[0]
 
 
 @pytest.mark.parametrize("name", ["ILLEGAL_ADDRESS", "MISALIGNED_ADDRESS", "LAUNCH_FAILED"])
@@ -172,7 +179,7 @@ def test_much_shared_memory_is_asked_for(gpus: Gpus) -> None:
     [("sm_80", "cuda:a100", True), ("sm_80", "cuda:rtx4090", True), ("sm_86", "cuda:a100", False), ("sm_90a", "cuda:a100", False)],
 )
 def test_cubins_run_on_later_chips_of_their_kind(gpus: Gpus, arch: str, capability: str, runs: bool) -> None:
-    run = kernel("small", gpus)
+    kernel("small", gpus)
     for number in range(2):
         gpus.become(number, load_spec(capability))
     other = changed("small", arch=arch)
@@ -181,7 +188,6 @@ def test_cubins_run_on_later_chips_of_their_kind(gpus: Gpus, arch: str, capabili
     else:
         with pytest.raises(DeviceUnavailableError, match=f"compiled for {arch}, GPU 0 is sm_80; compile it for the attached chip"):
             other(values(SMALL))
-    assert run.artifact.launch["arch"] == "sm_80"
 
 
 def test_another_gpu_may_run_what_the_first_cannot(gpus: Gpus) -> None:
