@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from typing import Any
 
@@ -102,6 +103,11 @@ def test_results_for_the_legacy_stream_are_torchs_too(gpus: Gpus, monkeypatch: p
     torch.current = gpus.new_stream()
     run(a, stream=0)
     assert torch.made_for == [0] and torch.current
+    torch.current = 0
+    result = run(a)
+    with gpu.gpu(0).current():
+        driver.call("cuStreamSynchronize", driver.LEGACY_STREAM)
+    right(run, result.values(), a=a.values())
 
 
 class HandleStream:
@@ -148,11 +154,12 @@ def test_cupy_arrays_work_on_cupys_stream(gpus: Gpus, monkeypatch: pytest.Monkey
     gpus.settle()
     assert result.dtype == "float32"
     right(run, read(result, (33, 20)), a=a.values(), b=b.values())
+    cupy.current = 0
+    run(a, b)
+    assert a.streams[-1] == driver.LEGACY_STREAM
 
 
 def read(result: Any, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    import ctypes
-
     count = int(np.prod(shape))
     return np.frombuffer(ctypes.string_at(result.data_ptr(), 4 * count), np.float32).reshape(shape)
 
@@ -201,8 +208,6 @@ def test_arrays_with_the_cuda_array_interface_alone(gpus: Gpus, told: bool) -> N
     assert interface["stream"] == wanted and gpus.device_of(interface["data"][0]) == 1
     again = run(result)  # results are arrays to compute with
     gpus.settle()
-    import ctypes
-
     got = np.frombuffer(ctypes.string_at(again.__cuda_array_interface__["data"][0], 4 * 192), np.float32)
     right(run, got, a=inner.values())
 
@@ -232,9 +237,9 @@ def test_every_element_type_is_given_and_taken(gpus: Gpus, dtype: str, version: 
 
 
 def test_each_call_has_a_workspace_of_its_own(gpus: Gpus) -> None:
-    """Two calls on two streams, whose kernels run in turn."""
+    """Two calls on two streams, whose kernels run in turn; sums far enough apart for the bound on their errors."""
     run = kernel("sum", gpus).load()
-    arrays = [Namespaced(gpus, values((1 << 18,), seed)) for seed in (1, 2)]
+    arrays = [Namespaced(gpus, np.full(1 << 18, each, np.float32)) for each in (1, 3)]
     results = [run(a, stream=gpus.new_stream()) for a in arrays]
     assert gpus.pending() > 4
     gpus.settle()
