@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import machine, targets
-from bench.harness import RESULTS, geomean
+from bench.figures import geomean
+from bench.harness import RESULTS
 
 Result = dict[str, Any]
 VECTORS = {"avx512f": ", AVX-512", "avx2": ", AVX2"}  # widest first
