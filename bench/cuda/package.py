@@ -1,8 +1,8 @@
 """The package that `build` writes and `run` reads: kernels with all that is needed to launch, check and judge them.
 
 A folder: `manifest.json` (schema, chips, versions, date), `cases/<chip>/<name>.json` (an operator each, with its programs),
-`cubins/<digest>.xz` (each binary once, compressed), `calibration/<chip>/` (kernels that measure a chip). Every file is written whole
-or not at all. Nothing here needs more than Python.
+`cubins/<digest>.xz` (each binary once, compressed), `calibration/<chip>/` (kernels that measure a chip). Every file is written
+whole or not at all. Nothing here needs more than Python.
 """
 
 from __future__ import annotations
