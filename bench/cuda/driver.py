@@ -109,6 +109,7 @@ class Driver:
             self._library = ctypes.CDLL(path)
         except OSError as error:
             raise DriverError("loading the driver", -1, NOT_LOADED, f"{error}; this needs a machine with an NVIDIA GPU") from error
+        self._known: dict[str, Any] = {}
         self.ask("cuInit", 0)
         device, context = c_int(), c_void_p()
         self.ask("cuDeviceGet", ctypes.byref(device), ordinal)
@@ -118,15 +119,20 @@ class Driver:
 
     def ask(self, call: str, *arguments: Any) -> None:
         """One call; `DriverError` unless it succeeds, and where the driver is too old to know it."""
-        function = getattr(self._library, call, None)
-        if function is None:
-            raise DriverError(call, -1, NO_SYMBOL, "this driver is too old")
-        function.argtypes, function.restype = SIGNATURES[call], c_int
+        function = self._known.get(call) or self._found(call)
         code = function(*arguments)
         if code != SUCCESS:
             raise DriverError(
                 call, code, self._text("cuGetErrorName", code) or f"code {code}", self._text("cuGetErrorString", code)
             )
+
+    def _found(self, call: str) -> Any:
+        function = getattr(self._library, call, None)
+        if function is None:
+            raise DriverError(call, -1, NO_SYMBOL, "this driver is too old")
+        function.argtypes, function.restype = SIGNATURES[call], c_int
+        self._known[call] = function
+        return function
 
     def _text(self, call: str, code: int) -> str:
         found = c_char_p()

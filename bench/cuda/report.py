@@ -142,19 +142,15 @@ def text(found: Result) -> str:
     """The whole report for people."""
     device, parts = found["device"], []
     driver = device.get("driver", device["driver_cuda"])
-    parts.append(
-        f"{device['gpu']}, {device['units']} SMs, {device['memory_gib']} GiB, driver {driver}, {found['date']}: {found['command']}"
-    )
+    parts.append(f"{device['gpu']}, {device['units']} SMs, {device['memory_gib']} GiB, driver {driver}, {found['date']}")
+    parts.append(found["command"])
     parts.append(", ".join(f"{name} {version}" for name, version in found["versions"].items()))
     parts.append("Time of the best peer ÷ ours; above 1 we are faster")
     parts.append(_table(SUMMARY_HEAD, [_cells(name, row) for name, row in found["summary"].items()]))
     slower = sorted((row for row in found["cases"] if (row.get("ratio") or 1.0) < 1.0), key=lambda row: row["ratio"])
     if slower:
         lines = [[r["case"], f"{r['ratio']:.2f}", _time(r["ours_s"]), _time(r["best_s"]), r["best"], _program(r)] for r in slower]
-        parts += [
-            f"Slower than a peer in {len(slower)} cases",
-            _table(("case", "ratio", "ours", "its time", "peer", "program"), lines),
-        ]
+        parts += [f"Slower than a peer in {len(slower)} cases", _table(SLOWER_HEAD, lines)]
     parts += ["Predicted against measured", _table(FIDELITY_HEAD, list(_fidelity_cells(found["fidelity"])))]
     parts.append(_regret(found["fidelity"]))
     troubled = [row for row in found["cases"] if row["status"] != "ok"]
@@ -165,6 +161,7 @@ def text(found: Result) -> str:
 
 
 SUMMARY_HEAD = ("family", "cases", "timed", "geomean", "not charged", "worst", "of", "target")
+SLOWER_HEAD = ("case", "ratio", "ours", "its time", "peer", "program")
 FIDELITY_HEAD = ("family", "operators", "rank corr. of time", "… of efficiency", "predicted ÷ measured", "roofline ÷ measured")
 
 
@@ -206,9 +203,8 @@ def _program(row: Row) -> str:
 def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """Columns with as many blanks between them as it takes."""
     widths = [max(len(line[n]) for line in (head, *lines)) for n in range(len(head))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in (head, *lines)
-    )
+    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in (head, *lines)]
+    return "\n".join("  ".join(line).rstrip() for line in padded)
 
 
 def markdown(found: Result) -> Iterator[str]:

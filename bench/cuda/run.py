@@ -2,9 +2,9 @@
 
 python -m bench.cuda.run PACKAGE [--out results.json] [--limit 480] [--only fused,M3] [--quick]
 
-Needs Python, PyTorch with CUDA, and an NVIDIA driver; roller is not imported. This process never touches the GPU: one that it starts
-does, and is started again without the case at hand where that crashes, hangs, or destroys the GPU's context. Results are written after
-every case.
+Needs Python, PyTorch with CUDA, and an NVIDIA driver; roller is not imported. This process never touches the GPU: one that it
+starts does, and is started again without the case at hand where that crashes, hangs, or destroys the GPU's context. Results are
+written after every case.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Session:
 
     def lose(self, reason: str) -> None:
         """The case at hand ended the process."""
-        families = {name: family for name, family in self.hello.get("cases", ())}
+        families = dict(self.hello.get("cases", ()))
         row = {"case": self.current, "family": families.get(self.current, ""), "status": "failed", "reason": reason, "sides": {}}
         self.rows.append(row | {"left_out": {}})
         self.current = ""
@@ -111,11 +111,13 @@ def supervise(given: argparse.Namespace, session: Session, command: Sequence[str
             session.lose(ended(status, stall))
             write(given, session)
         elif status == 0 or len(session.rows) == before:
+            if status:
+                print(f"the process with the GPU ended with status {status} between two cases", file=sys.stderr)
             return
 
 
 def attended(command: Sequence[str], job: dict[str, Any], session: Session, given: argparse.Namespace, stall: float) -> int | None:
-    """One process from start to end; its exit status, None where it had to be killed because nothing happened for `stall` seconds."""
+    """One process from start to end; its exit status, None where nothing happened for `stall` seconds and it was killed."""
     with started(command, job) as (process, messages):
         while True:
             try:

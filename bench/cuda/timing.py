@@ -1,7 +1,8 @@
 """Time on the GPU: events around single calls, a flushed cache before each, rounds in which every side has its turn.
 
-Before every call a buffer larger than the last cache is overwritten, so operands come from memory; the flush also keeps the GPU busy
-while the processor queues the call, so what is timed is the GPU's work and not the queueing. The calls of a turn are queued together.
+Before every call a buffer larger than the last cache is overwritten, so operands come from memory; the flush also keeps the GPU
+busy while the processor queues the call, so what is timed is the GPU's work and not the queueing. The calls of a turn are queued
+together.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ SETTLE_CALLS = 2  # before anything is timed
 class Side:
     """One way to compute a case's result: `call` queues it on the stream and gives the result.
 
-    `boundary`: it takes operands as the caller has them and gives the result as the caller wants it; otherwise layouts were converted
-    beforehand.
+    `boundary`: it takes operands as the caller has them and gives the result as the caller wants it; otherwise layouts were
+    converted beforehand.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""PyTorch as the benchmark's array library: memory, the reference in float64, and what it computes itself (cuBLAS, cuDNN, its compiler).
+"""PyTorch as the benchmark's array library: memory, the reference in float64, and its own operators (cuBLAS, cuDNN, its compiler).
 
 TF32 is off, cuDNN tries its algorithms out, images are offered channels-last too.
 """
@@ -20,7 +20,6 @@ from bench.cuda.operators import Operator
 from bench.cuda.rounding import Bound
 from bench.cuda.timing import Side
 
-Tensor = torch.Tensor
 LAST = torch.channels_last
 # What an activation is applied to, and what is added to a sum.
 ACTIVATED = {"matmul_bias_gelu": "matmul_bias", "gelu": "same"}
@@ -53,20 +52,20 @@ class TorchLibrary:
         """Torch's current stream."""
         return int(torch.cuda.current_stream().cuda_stream) if self._device.type == "cuda" else 0
 
-    def room(self, size: int) -> Tensor:
+    def room(self, size: int) -> torch.Tensor:
         """Bytes in the GPU's memory."""
         return torch.empty(size, dtype=torch.uint8, device=self._device)
 
-    def address(self, array: Tensor) -> int:
+    def address(self, array: torch.Tensor) -> int:
         """Where a tensor lies."""
         return int(array.data_ptr())
 
-    def view(self, raw: Tensor, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    def view(self, raw: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
         """The first bytes of a room as a tensor."""
         kind = getattr(torch, dtype)
         return raw[: math.prod(shape) * kind.itemsize].view(kind).reshape(shape)
 
-    def operands(self, op: Operator, integer: bool, largest: int, seed: int) -> dict[str, Tensor]:
+    def operands(self, op: Operator, integer: bool, largest: int, seed: int) -> dict[str, torch.Tensor]:
         """Random inputs by name."""
         generator = torch.Generator(self._device).manual_seed(seed)
         found = {}
@@ -76,7 +75,7 @@ class TorchLibrary:
             found[name] = drawn.sub_(largest) if integer else drawn
         return found
 
-    def expected(self, op: Operator, operands: Mapping[str, Tensor], bound: Bound) -> tuple[Tensor, Tensor]:
+    def expected(self, op: Operator, operands: Mapping[str, torch.Tensor], bound: Bound) -> tuple[torch.Tensor, torch.Tensor]:
         """The result in float64, and what each element may be off."""
         wide = {name: array.double() for name, array in operands.items()}
         torch.backends.cudnn.benchmark = False  # trying out algorithms in float64 would take longer than the slowest of them
@@ -95,7 +94,7 @@ class TorchLibrary:
         finally:
             torch.backends.cudnn.benchmark = True
 
-    def excess(self, got: Tensor, expected: tuple[Tensor, Tensor], slack: float) -> float:
+    def excess(self, got: torch.Tensor, expected: tuple[torch.Tensor, torch.Tensor], slack: float) -> float:
         """The largest error as a multiple of what is allowed."""
         want, allowed = expected
         if got.shape != want.shape:
@@ -111,7 +110,7 @@ class TorchLibrary:
             worst = math.inf if math.isnan(found) else max(worst, found)
         return worst
 
-    def untouched(self, raw: Tensor, start: int, byte: int) -> bool:
+    def untouched(self, raw: torch.Tensor, start: int, byte: int) -> bool:
         """Whether every byte from there on has that value."""
         return bool((raw[start:] == byte).all())
 
@@ -132,7 +131,7 @@ class TorchLibrary:
 
     # --- peers --------------------------------------------------------------------------------------------------------
 
-    def peers(self, op: Operator, operands: Mapping[str, Tensor], choices: Choices) -> Iterator[Side]:
+    def peers(self, op: Operator, operands: Mapping[str, torch.Tensor], choices: Choices) -> Iterator[Side]:
         """Torch's operators, channels-last and with operands turned beforehand; fused chains also by its compiler; Triton."""
         eager = partial(compute, op)
         yield Side("torch", into(op, operands, self.view(self.room(result_bytes(op)), op.dtype, op.output)))
@@ -159,7 +158,7 @@ class TorchLibrary:
             yield Side("Triton", lambda: matmul(operands["a"], operands["b"], out))
 
 
-def _turned(operands: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _turned(operands: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: a.contiguous(memory_format=LAST) if a.ndim == 4 else a for name, a in operands.items()}
 
 
@@ -168,7 +167,7 @@ def result_bytes(op: Operator) -> int:
     return int(math.prod(op.output)) * int(getattr(torch, op.dtype).itemsize)
 
 
-def compute(op: Operator, t: Mapping[str, Tensor]) -> Tensor:
+def compute(op: Operator, t: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The operator by torch's functions, in whatever type and layout the operands have."""
     o = op.options
     match op.kind:
@@ -216,7 +215,7 @@ def before(op: Operator) -> Operator:
     return replace(op, kind=ACTIVATED.get(op.kind, op.kind))
 
 
-def padded(x: Tensor, pads: list[int], fill: float = 0.0) -> tuple[Tensor, list[int]]:
+def padded(x: torch.Tensor, pads: list[int], fill: float = 0.0) -> tuple[torch.Tensor, list[int]]:
     """The images with what torch's operators do not pad themselves (they know only as much at both ends), and what they do."""
     top, bottom, left, right = pads
     if (top, left) == (bottom, right):
@@ -224,7 +223,7 @@ def padded(x: Tensor, pads: list[int], fill: float = 0.0) -> tuple[Tensor, list[
     return functional.pad(x, (left, right, top, bottom), value=fill), [0, 0]
 
 
-def into(op: Operator, t: Mapping[str, Tensor], out: Tensor) -> Callable[[], Tensor]:
+def into(op: Operator, t: Mapping[str, torch.Tensor], out: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Torch's own way with the result in memory that exists already, where it can."""
     match op.kind:
         case "matmul":
@@ -249,7 +248,7 @@ def into(op: Operator, t: Mapping[str, Tensor], out: Tensor) -> Callable[[], Ten
     return lambda: compute(op, t)
 
 
-def fused_convolutions(op: Operator, t: Mapping[str, Tensor]) -> Iterator[Side]:
+def fused_convolutions(op: Operator, t: Mapping[str, torch.Tensor]) -> Iterator[Side]:
     """cuDNN's convolution with bias and relu in one call, in both layouts."""
     stride, padding, bias = [op.options["stride"]] * 2, [op.options["pads"][0], op.options["pads"][2]], t["bias"].reshape(-1)
     turned = _turned(t)

@@ -1,4 +1,4 @@
-"""A matrix product in Triton, as a user of it would write one: tiles in grouped order, software pipelining, a few configurations tried."""
+"""A matrix product in Triton, as its users write one: tiles in grouped order, software pipelining, a few configurations tried."""
 
 from __future__ import annotations
 

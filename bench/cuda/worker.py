@@ -11,7 +11,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from bench.cuda import launcher, rounding, timing
 from bench.cuda.driver import L2_BYTES, Driver, DriverError
 from bench.cuda.library import Choices, Library
 from bench.cuda.operators import BYTES
-from bench.cuda.package import Entry, Package
+from bench.cuda.package import Entry, Package, PackageError
 from bench.cuda.timing import Clock, Side
 
 POISON, GUARD_BYTES = 0xFF, 4096  # a NaN in every floating type
@@ -42,7 +42,7 @@ class Settings:
 
     seconds: float
     rounds: int = timing.ROUNDS
-    choices: Choices = Choices()
+    choices: Choices = field(default_factory=Choices)
 
 
 class Worker:
@@ -56,6 +56,7 @@ class Worker:
         self._end = time.monotonic() + settings.seconds
         self._spent = [0.0, 0.0]  # cases, seconds of them beside timing
         self._open: dict[int, launcher.Program] = {}  # by rank
+        self._failures = (*library.failures(), PackageError, OSError, KeyError, ValueError)
 
     def run(self, entries: Sequence[Entry], report: Report) -> int:
         """Every case while there is time; the exit status."""
@@ -82,7 +83,7 @@ class Worker:
             row["status"], row["reason"] = "wrong", str(error)
         except DriverError as error:
             row["status"], row["reason"], lost = "failed", str(error), error.fatal
-        except (*self._library.failures(), OSError, KeyError, ValueError) as error:
+        except self._failures as error:
             row["status"], row["reason"] = "failed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         row["seconds"] = time.monotonic() - begin
         self._spent = [self._spent[0] + 1, self._spent[1] + row["seconds"] - timed]

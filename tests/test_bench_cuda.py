@@ -1,0 +1,385 @@
+"""The GPU benchmark without a GPU: packages built by the real toolchain, run end to end on a driver that checks every call."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from emulating import needs_compiler
+from gpu_stand_in import FakeGpu, NumpyLibrary, at, compiled
+
+import roller
+from bench import paper_ops, summary
+from bench.cuda import build, child, driver, launcher, operators, package, report, rounding, run, timing
+from bench.cuda.driver import DriverError
+from bench.cuda.expressions import expression
+from bench.cuda.operators import Operator
+from bench.cuda.package import Package, PackageError
+from roller import ops, serial
+from roller.errors import CodegenError
+from roller.kernel import Artifact
+from roller_cuda import emulator
+
+needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="the stand-in for the driver needs g++")
+CHIP = "a100"
+RELU = Operator("small relu", "paper119 elementwise", "relu", "float32", {"x": (3, 37)})
+OTHER = Operator("other relu", "paper119 elementwise", "relu", "float32", {"x": (5, 41)})
+LAST = Operator("last relu", "paper119 elementwise", "relu", "float32", {"x": (7, 11)})
+PRODUCT = Operator("small product", "fp16 GEMM ragged", "matmul", "float16", {"a": (17, 40), "b": (40, 24)})
+DEEP = Operator("deep product", "paper119 matmul", "matmul", "float32", {"a": (4, 3000), "b": (3000, 8)}, ten=True)
+
+
+def silent(text: str) -> None:
+    """Progress that nobody reads."""
+
+
+@pytest.fixture(scope="session")
+def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture
+def gpu(libcuda: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    monkeypatch.setattr(timing, "FLUSH_LEAST", 1 << 12)
+    return FakeGpu(libcuda, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package of small operators for sm_80."""
+    folder = tmp_path_factory.mktemp("package")
+    build.manifest(folder, [CHIP])
+    found = build.build(folder, CHIP, [RELU, OTHER, LAST, PRODUCT, DEEP], silent)
+    assert [e.status for e in found] == ["ok"] * 5, [e.reason for e in found]
+    return folder
+
+
+def emulating(artifact: Artifact, op: Operator) -> Callable[[list[int], int, int], int]:
+    """A kernel whose text runs on the emulator, from the addresses and with the grid that it was launched with."""
+    (described,) = artifact.launch["kernels"]
+    names = list(described["arguments"])
+    runner = emulator.Emulator(artifact, emulator.ORDERS[:1])
+
+    def run_it(places: list[int], blocks: int, threads: int) -> int:
+        assert (blocks, threads) == (described["blocks"], described["threads"])
+        arrays = [at(places[names.index(n)], op.dtype, shape) for n, shape in op.shapes.items()]
+        runner.run(tuple(arrays), at(places[names.index(artifact.launch["output"])], op.dtype, op.output))
+        return 0
+
+    return run_it
+
+
+def job_of(folder: Path, **more: Any) -> dict[str, Any]:
+    choices = {"compiled": True, "triton": True, "max_autotune": False}
+    job = {
+        "package": str(folder),
+        "chip": "",
+        "only": "",
+        "quick": False,
+        "rounds": 3,
+        "seconds": 100.0,
+        "choices": choices,
+        "done": [],
+    }
+    return {**job, **more}
+
+
+def served(folder: Path, gpu: FakeGpu, library: NumpyLibrary, **more: Any) -> tuple[int, dict[str, Any], dict[str, Any]]:
+    """Exit status, what was said first, and the rows by case."""
+    messages: list[Any] = []
+    status = child.serve(job_of(folder, **more), gpu.driver(), library, messages.append)
+    rows = {m["row"]["case"]: json.loads(json.dumps(m["row"])) for m in messages if "row" in m}
+    assert [m["begin"] for m in messages if "begin" in m] == list(rows)
+    return status, messages[0]["hello"], rows
+
+
+# --- descriptions ----------------------------------------------------------------------------------------------------
+
+
+def test_described_operators_are_the_papers() -> None:
+    described = {op.id: op for op in operators.operators()}
+    for theirs in paper_ops.paper_operators():
+        mine = described[theirs.id]
+        assert serial.expr_to_json(ops.expression(expression(mine))) == serial.expr_to_json(ops.expression(theirs.build()))
+        assert mine.flops in (0, theirs.flops)
+    assert sum(op.family == "Fig 15 tensor cores" for op in described.values()) == 4
+
+
+def test_every_description_says_what_roller_computes() -> None:
+    found = operators.operators()
+    assert len({op.id for op in found}) == len(found)
+    assert sum(op.ten for op in found) == 20 == len(operators.TEN)
+    for op in found:
+        expr = ops.expression(expression(op))
+        assert (expr.output.shape, [t.name for t in expr.inputs]) == (op.output, list(op.shapes)), op.id
+        again = operators.from_json(json.loads(json.dumps(op.to_json())))
+        assert json.dumps(again.to_json()) == json.dumps(op.to_json())
+        assert op.need > op.moved > 0
+
+
+def test_wherever_one_stops_every_family_of_a_tier_has_had_its_share() -> None:
+    found = operators.operators()
+    tiers = [operators.TIERS[op.family] for op in found]
+    assert tiers == sorted(tiers)
+    first = [op.family for op in found if operators.TIERS[op.family] == 0]
+    for family in set(first):
+        assert abs(first[: len(first) // 2].count(family) - first.count(family) / 2) <= 1
+
+
+def test_whole_numbers_must_be_exact_and_others_within_what_rounding_allows() -> None:
+    assert rounding.bound(DEEP, True).exact and rounding.bound(RELU, False).exact
+    assert rounding.bound(DEEP, False).terms == pytest.approx(2 * 3000 * 2**-24, rel=1e-3)
+    assert rounding.bound(PRODUCT, False).spread == 2**-11
+    chain = replace(PRODUCT, kind="matmul_bias_gelu")
+    assert not rounding.bound(chain, True).exact and rounding.bound(chain, True).terms == 0
+
+
+# --- the package -----------------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+def test_what_exists_is_kept_and_what_changed_is_built_again(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(shutil.copytree(built, tmp_path / "package"))
+    said: list[str] = []
+    build.build(folder, CHIP, [RELU, PRODUCT], said.append)
+    assert all("as it was" in text for text in said)
+    said.clear()
+    (known,) = build.build(folder, CHIP, [replace(RELU, shapes={"x": (9, 9)})], said.append)
+    assert "as it was" not in said[0] and known.operator.output == (9, 9)
+    for cubin in (folder / "cubins").iterdir():
+        cubin.write_bytes(b"damaged")
+    with pytest.raises(PackageError, match="build the package again"):
+        Package(folder).cubin(known.programs[0]["cubin"])
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise CodegenError("spoilt")
+
+    monkeypatch.setattr(build, "run_isolated", refused)
+    huge = replace(RELU, id="huge", shapes={"x": (1 << 18, 1 << 18)})
+    found = build.build(folder, CHIP, [OTHER, huge, replace(LAST, id="new")], silent)
+    assert [e.status for e in found] == ["ok", "left out", "failed"]
+    assert found[2].reason == "CodegenError: spoilt" and "GiB" in found[1].reason
+    build.clean(folder)
+    assert {p.stem for p in (folder / "cubins").iterdir()} == {
+        q["cubin"] for e in Package(folder).entries(CHIP) for q in e.programs
+    }
+
+
+def test_the_kernels_for_the_chip_that_is_most_alike_are_taken(tmp_path: Path) -> None:
+    chips = {
+        "h100": {"arch": "sm_90a", "capability": [9, 0], "units": 132, "memory_bytes": 80 << 30},
+        "h200": {"arch": "sm_90a", "capability": [9, 0], "units": 132, "memory_bytes": 141 << 30},
+        "a100": {"arch": "sm_80", "capability": [8, 0], "units": 108, "memory_bytes": 40 << 30},
+    }
+    package.write_json(tmp_path / "manifest.json", {"schema": 1, "date": "", "versions": {}, "chips": chips})
+    found = Package(tmp_path)
+    assert package.chip_for(found, (9, 0), 132, 139 << 30) == "h200"
+    assert package.chip_for(found, (9, 0), 114, 79 << 30) == "h100"
+    assert package.chip_for(found, (8, 6), 84, 24 << 30) == "a100"
+    with pytest.raises(PackageError, match=r"no kernels for compute capability 10\.0"):
+        package.chip_for(found, (10, 0), 132, 80 << 30)
+    (tmp_path / "manifest.json").write_text('{"schema": 99}')
+    with pytest.raises(PackageError, match="schema 99"):
+        Package(tmp_path)
+
+
+# --- the driver ------------------------------------------------------------------------------------------------------
+
+
+@needs_gxx
+def test_refusals_have_names(gpu: FakeGpu) -> None:
+    found = gpu.driver()
+    with pytest.raises(DriverError, match=r"cuModuleLoadData: CUDA_ERROR_INVALID_IMAGE \(200\)"):
+        found.load(b"\x7fELF nothing that is known")
+    gpu.knows(b"\x7fELF kernel", "kernel", 0, lambda *_: 0)
+    module = found.load(b"\x7fELF kernel")
+    with pytest.raises(DriverError, match="CUDA_ERROR_NOT_FOUND"):
+        found.function(module, "nobody")
+    nothing = (ctypes.c_void_p * 1)()
+    for shape in ((1, 2048, 0, 1), (0, 32, 0, 1), (3, 32, 0, 2), (1, 32, 64 << 10, 1)):
+        with pytest.raises(DriverError, match="INVALID_VALUE"):
+            found.launch(found.function(module, "kernel"), *shape, 0, nothing)
+    found.launch(found.function(module, "kernel", 64 << 10), 1, 32, 64 << 10, 1, 0, nothing)
+    found.launch(found.function(module, "kernel", 0, 16), 32, 32, 0, 16, 0, nothing)
+    found.unload(module)
+    with pytest.raises(DriverError, match="INVALID_HANDLE"):
+        found.unload(module)
+    with pytest.raises(DriverError, match="this needs a machine with an NVIDIA GPU"):
+        driver.Driver("libcuda-that-is-not-there.so")
+
+
+@needs_gxx
+def test_tensor_maps_and_clusters_reach_the_kernel(gpu: FakeGpu) -> None:
+    """A map is 128 aligned bytes by value, made for the array's address; the cluster is an attribute of the launch."""
+    seen: list[int] = []
+    gpu.knows(b"\x7fELF mapped", "mapped", 2, lambda places, blocks, threads: seen.extend((*places, blocks)) or 0)
+    array = NumpyLibrary().room(64 * 32 * 2)
+    where = int(array.ctypes.data)
+    described = {"tensor": "a", "dtype": "float16", "extents": [32, 64], "strides_bytes": [64], "box": [32, 8], "steps": [1, 1]}
+    kernel = {"name": "mapped", "arguments": ["a_map", "c"], "blocks": 4, "threads": 384, "shared_bytes": 100_000, "cluster": 2}
+    launch = {"kernels": [{**kernel, "maps": {"a_map": {**described, "swizzle_bytes": 64}}}], "workspaces": []}
+    launcher.Program(gpu.driver(), b"\x7fELF mapped", launch, {"a": where, "c": 12345}).start(0)
+    assert seen == [where, 12345, 4]
+    calls = gpu.calls()
+    assert calls.index("cuFuncSetAttribute") < calls.index("cuLaunchKernelEx")
+    narrow = {**kernel, "maps": {"a_map": {**described, "swizzle_bytes": 32}}}  # a row of the box is longer than what is swizzled
+    with pytest.raises(DriverError, match="cuTensorMapEncodeTiled: CUDA_ERROR_INVALID_VALUE"):
+        launcher.Program(gpu.driver(), b"\x7fELF mapped", {"kernels": [narrow]}, {"a": where, "c": 1})
+    assert gpu.alive() == 1  # the one that was refused is not left behind
+
+
+# --- end to end ------------------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+@needs_gxx
+def test_a_package_runs_and_its_report_can_be_read(built: Path, gpu: FakeGpu, tmp_path: Path) -> None:
+    """The kernels' own text, on the emulator, through the launches that the package describes."""
+    found = Package(built)
+    for op in (RELU, PRODUCT):
+        kernel = roller.compile(expression(op), device=f"cuda:{CHIP}")
+        gpu.knows(
+            kernel.artifact.data, kernel.artifact.launch["kernels"][0]["name"], len(op.shapes) + 1, emulating(kernel.artifact, op)
+        )
+    status, hello, rows = served(built, gpu, NumpyLibrary(disagreeing=True), only="small")
+    assert status == 0 and hello["chip"] == CHIP and hello["device"]["gpu"] == "Fake GPU"
+    for row in rows.values():
+        assert (row["status"], row["reason"]) == ("ok", "")
+        assert set(row["sides"]) == {"roller", "numpy"} and set(row["left_out"]) == {"refuses", "differs"}
+        assert row["ratio"] > 0 and row["best"] == "numpy" and row["sides"]["roller"]["predicted_s"] > 0
+    assert gpu.alive() == 0
+    whole = report.results(hello, list(rows.values()), False, 100.0)
+    path = tmp_path / "results" / "fake" / "cuda.json"
+    report.write(path, whole)
+    text = report.text(json.loads(path.read_text()))
+    assert "Fake GPU" in text and "small product" in text and "Predicted against measured" in text
+    page = summary.document(summary.results(tmp_path / "results"))
+    assert "## Fake GPU, 108 SMs, 40 GiB" in page and "| fp16 GEMM ragged | 1 | 1 |" in page
+    assert found.chips[CHIP]["arch"] == "sm_80"
+
+
+@needs_compiler
+@needs_gxx
+def test_the_ten_best_are_compared_and_one_that_does_not_start_is_left_out(built: Path, gpu: FakeGpu) -> None:
+    (entry,) = [e for e in Package(built).entries(CHIP) if e.operator.id == DEEP.id]
+    assert len(entry.programs) == 10
+    several = [p for p in entry.programs if len(p["launch"]["kernels"]) == 1]
+
+    def product(names: list[str]) -> Callable[[list[int], int, int], int]:
+        def run_it(places: list[int], *_: int) -> int:
+            a, b = (at(places[names.index(n)], DEEP.dtype, DEEP.shapes[n]) for n in "ab")
+            at(places[names.index(entry.programs[0]["launch"]["output"])], DEEP.dtype, DEEP.output)[...] = a @ b
+            return 0
+
+        return run_it
+
+    changed = replace(entry, programs=tuple(several))
+    assert len(several) >= 3 and several[0] is entry.programs[0]
+    unknown = several[2]["cubin"]
+    for program in several:
+        (kernel,) = program["launch"]["kernels"]
+        if program["cubin"] != unknown:
+            names = list(kernel["arguments"])
+            gpu.knows(Package(built).cubin(program["cubin"]), kernel["name"], len(names), product(names))
+    messages: list[Any] = []
+    library = NumpyLibrary()
+    made = child.Worker(Package(built), gpu.driver(), library, child.Settings(100.0, 3))
+    assert made.run([changed], messages.append) == 0
+    row = messages[-1]["row"]
+    assert row["status"] == "ok", row["reason"]
+    left = sum(p["cubin"] == unknown for p in several)
+    assert "INVALID_IMAGE" in row["left_out"]["roller 3"] and len(row["ten"]) == len(several) - left
+    assert row["regret"] >= 0
+
+
+def supervised(built: Path, libcuda: Path, folder: Path, faults: dict[str, str], stall: float = 60.0) -> tuple[int, dict[str, Any]]:
+    """`bench.cuda.run` on three relus with faults in their kernels: exit status and results."""
+    made = Path(shutil.copytree(built, folder / "package"))
+    said = {"library": str(libcuda), "copies": str(folder), "faults": faults}
+    (made / "stand-in.json").write_text(json.dumps(said))
+    out = folder / "results.json"
+    command = [sys.executable, str(Path(__file__).with_name("gpu_stand_in.py"))]
+    status = run.main([str(made), "--out", str(out), "--only", "relu"], command, stall)
+    return status, json.loads(out.read_text()) if out.exists() else {}
+
+
+@needs_compiler
+@needs_gxx
+@pytest.mark.parametrize(
+    ("fault", "status", "reason"),
+    [
+        ("wrong", "wrong", "off by inf times"),
+        ("beyond", "wrong", "writes beyond its output"),
+        ("unknown", "failed", "cuModuleLoadData: CUDA_ERROR_INVALID_IMAGE"),
+        ("lost", "failed", "cuStreamSynchronize: CUDA_ERROR_ILLEGAL_ADDRESS"),
+        ("crash", "failed", "its process crashed: SIGSEGV"),
+    ],
+)
+def test_what_goes_wrong_is_reported_and_the_rest_goes_on(
+    built: Path, libcuda: Path, tmp_path: Path, fault: str, status: str, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, found = supervised(built, libcuda, tmp_path, {"other relu": fault})
+    rows = {row["case"]: row for row in found["cases"]}
+    assert code == 1 and set(rows) == {"small relu", "other relu", "last relu"}
+    assert rows["other relu"]["status"] == status and reason in rows["other relu"]["reason"]
+    assert not rows["other relu"]["sides"]  # never timed
+    assert {rows[name]["status"] for name in ("small relu", "last relu")} == {"ok"}
+    assert f"other relu: {status}" in capsys.readouterr().out
+
+
+@needs_compiler
+@needs_gxx
+def test_a_kernel_that_hangs_costs_only_itself(built: Path, libcuda: Path, tmp_path: Path) -> None:
+    code, found = supervised(built, libcuda, tmp_path, {"other relu": "hang"}, stall=6.0)
+    reasons = {row["case"]: row["reason"] for row in found["cases"]}
+    assert code == 1 and reasons["other relu"] == "nothing happened for 6 s; its process was killed" and len(reasons) == 3
+
+
+@needs_compiler
+@needs_gxx
+def test_an_interruption_keeps_what_was_measured(
+    built: Path, libcuda: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(session: run.Session) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "say", stop)
+    code, found = supervised(built, libcuda, tmp_path, {})
+    assert code == run.INTERRUPTED and len(found["cases"]) == 1 and len(found["not_reached"]) == 2
+    assert "Not reached" in capsys.readouterr().out
+
+
+def test_time_that_is_up_leaves_a_list_of_what_was_not_reached() -> None:
+    hello = {"device": {}, "chip": CHIP, "built": "", "versions": {}, "cases": [["one", "fused"], ["two", "fused"]]}
+    row = {"case": "one", "family": "fused", "status": "failed", "reason": "", "sides": {}, "left_out": {}}
+    assert report.results(hello, [row], False, 1.0)["not_reached"] == ["two"]
+
+
+def test_without_a_gpu_it_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = run.main([str(tmp_path), "--quick"], [sys.executable, "-c", "import sys; sys.exit(9)"])
+    assert given == child.REFUSED and "ended with status 9 before it began" in capsys.readouterr().err
+
+
+def test_calls_are_cut_before_rounds_and_rounds_never_below_three() -> None:
+    class Steady:
+        def flush_seconds(self) -> float:
+            return 0.1
+
+        def timed(self, call: Any, count: int) -> list[float]:
+            call()
+            return [0.4] * count
+
+    turns: list[str] = []
+    sides = [timing.Side(name, lambda name=name: turns.append(name)) for name in "abc"]  # type: ignore[misc]
+    times, calls = timing.interleave(sides, Steady(), 30.0, 5)  # type: ignore[arg-type]
+    assert calls == dict.fromkeys("abc", 4) and [len(t) for t in times.values()] == [5] * 3
+    assert turns[3:12] == list("abcbcacab")
+    times, calls = timing.interleave(sides, Steady(), 0.1, 5)  # type: ignore[arg-type]
+    assert calls == dict.fromkeys("abc", 1) and [len(t) for t in times.values()] == [3] * 3
