@@ -235,6 +235,19 @@ def test_tensor_maps_and_clusters_reach_the_kernel(gpu: FakeGpu) -> None:
     assert gpu.alive() == 1  # the one that was refused is not left behind
 
 
+@needs_gxx
+def test_kernels_of_a_program_share_the_arrays_between_them(gpu: FakeGpu) -> None:
+    seen: list[list[int]] = []
+    gpu.knows(b"\x7fELF parts", "parts", 2, lambda places, *_: seen.append(places) or 0)
+    shape = {"name": "parts", "blocks": 2, "threads": 32, "shared_bytes": 0}
+    kernels = [{**shape, "arguments": names} for names in (["x", "p"], ["p", "y"])]
+    launch = {"kernels": kernels, "workspaces": [{"name": "p", "elements": 3, "dtype": "float32"}]}
+    sizes: list[int] = []
+    spaces = launcher.workspaces(launch, lambda size: sizes.append(size) or 4096)
+    launcher.Program(gpu.driver(), b"\x7fELF parts", launch, {"x": 1, "y": 2, **spaces}).start(0)
+    assert (sizes, seen) == ([256], [[1, 4096], [4096, 2]])
+
+
 # --- end to end ------------------------------------------------------------------------------------------------------
 
 

@@ -49,10 +49,8 @@ def library() -> TorchLibrary:
 def rollers(op: Operator, operands: Any) -> Any:
     """Roller's reference, in the operator's type."""
     expr = ops.expression(expression(op))
-    given = {
-        n: verify.numpy_dtype(op.dtype).type(0) + a.double().numpy().astype(verify.numpy_dtype(op.dtype))
-        for n, a in operands.items()
-    }
+    kind = verify.numpy_dtype(op.dtype)
+    given = {name: array.double().numpy().astype(kind) for name, array in operands.items()}
     found = verify.reference(expr, given).astype(np.float64)
     return torch.from_numpy(found).to(getattr(torch, op.dtype))
 
@@ -92,6 +90,7 @@ def test_its_peers_agree(library: TorchLibrary, kind: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own parts
 @pytest.mark.parametrize("kind", sorted(CHAINS))
 def test_its_compiler_takes_every_chain(library: TorchLibrary, kind: str) -> None:
     op = case(kind, "float32")

@@ -5,6 +5,7 @@ It works in the primary context of a GPU, which torch uses too, so addresses and
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_uint32, c_uint64, c_void_p
@@ -23,7 +24,8 @@ FATAL = frozenset(
 
 # CUdevice_attribute
 MULTIPROCESSORS, L2_BYTES, MAJOR, MINOR = 16, 38, 75, 76
-CLOCK_KHZ, MEMORY_CLOCK_KHZ, SHARED_OPTIN_BYTES = 13, 36, 97
+SHARED_OPTIN_BYTES = 97
+CLOCKS_KHZ: Mapping[str, int] = {"clock_mhz": 13, "memory_clock_mhz": 36}
 # CUfunction_attribute
 MAX_DYNAMIC_SHARED_BYTES, NON_PORTABLE_CLUSTER = 8, 14
 STATIC_SHARED_BYTES, PORTABLE_CLUSTER = 48 << 10, 8  # beyond these a kernel must ask
@@ -159,7 +161,7 @@ class Driver:
         self.ask("cuDeviceGetName", name, len(name), self._device)
         self.ask("cuDeviceTotalMem_v2", ctypes.byref(memory), self._device)
         self.ask("cuDriverGetVersion", ctypes.byref(version))
-        return {
+        found = {
             "gpu": name.value.decode(),
             "capability": [self.attribute(MAJOR), self.attribute(MINOR)],
             "units": self.attribute(MULTIPROCESSORS),
@@ -167,10 +169,12 @@ class Driver:
             "memory_gib": round(memory.value / 2**30, 1),
             "l2_bytes": self.attribute(L2_BYTES),
             "shared_bytes": self.attribute(SHARED_OPTIN_BYTES),
-            "clock_mhz": self.attribute(CLOCK_KHZ) // 1000,
-            "memory_clock_mhz": self.attribute(MEMORY_CLOCK_KHZ) // 1000,
             "driver_cuda": f"{version.value // 1000}.{version.value % 1000 // 10}",
         }
+        for name, number in CLOCKS_KHZ.items():
+            with contextlib.suppress(DriverError):  # later drivers need not know them
+                found[name] = self.attribute(number) // 1000
+        return found
 
     # --- kernels ------------------------------------------------------------------------------------------------------
 
