@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from bench import figures, harness, machine, report, summary, targets
+from bench.cuda import operators
+from bench.cuda import report as gpu
 from bench.harness import Case, Mismatch, Row, Side
 
 GIB = 2**30
@@ -302,6 +304,7 @@ def test_limits_from_above_and_of_groups() -> None:
 def test_every_target_has_its_result() -> None:
     """A family or a sum that is renamed takes its target along."""
     there = {result["benchmark"]: {**result["summary"], **summary.searching(result)} for result in summary.results()}
+    there["cuda"] = dict.fromkeys([*operators.TIERS, *gpu.GROUPS, *gpu.fidelity([])])  # known without a GPU's results
     for wanted in (targets.RATIOS, targets.LIMITS):
         for benchmark, keys in wanted.items():
             assert set(keys) <= set(there[benchmark])
