@@ -9,7 +9,7 @@ import argparse
 import datetime
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib import import_module, util
 from pathlib import Path
@@ -29,14 +29,14 @@ INTERRUPTED = 130
 Say = Callable[[str], None]
 
 
-def options() -> argparse.Namespace:
+def options(words: Sequence[str] | None = None) -> argparse.Namespace:
     """The parsed command line."""
     made = argparse.ArgumentParser(description=(__doc__ or "").strip().splitlines()[0])
     made.add_argument("--chip", action="append", help="one of `roller specs`, without the device's name; may be repeated (h100)")
     made.add_argument("--out", type=Path, required=True, help="the package's folder; what it holds already is kept")
     made.add_argument("--cases", default="", help="only operators whose id or family contains one of these, separated by commas")
     made.add_argument("--each", type=int, default=0, help="only so many operators of each family")
-    found = made.parse_args()
+    found = made.parse_args(words)
     found.chip = found.chip or ["h100"]
     return found
 
@@ -118,17 +118,23 @@ def manifest(folder: Path, chips: list[str]) -> None:
     package.write_json(folder / "manifest.json", table)
 
 
-def clean(folder: Path) -> None:
-    """Drop binaries that no case names any more."""
-    used = {p["cubin"] for path in folder.glob("cases/*/*.json") if (e := package.entry(path)) for p in e.programs if "cubin" in p}
+def clean(folder: Path, operators_there_are: set[str]) -> None:
+    """Drop the cases of operators that are no longer among them, and binaries that no case names any more."""
+    used: set[str] = set()
+    for path in folder.glob("cases/*/*.json"):
+        known = package.entry(path)
+        if known is None or known.operator.id not in operators_there_are:
+            path.unlink()
+        else:
+            used |= {p["cubin"] for p in known.programs if "cubin" in p}
     for path in (folder / "cubins").glob("*.xz"):
         if path.stem not in used:
             path.unlink()
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Build the package; 1 if something did not compile or it is too large, 130 if interrupted."""
-    given, code = options(), 0
+    given, code = options(words), 0
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -139,7 +145,7 @@ def main() -> int:
             found = build(given.out, chip, chosen(given), say)
             calibration(given.out, chip, say)
             code |= int(any(e.status == "failed" for e in found))
-        clean(given.out)
+        clean(given.out, {op.id for op in operators()})
     except KeyboardInterrupt:
         say(f"interrupted; what was built stays in {given.out}, the same command goes on from there")
         return INTERRUPTED

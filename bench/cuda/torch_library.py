@@ -35,6 +35,8 @@ class TorchLibrary:
 
     def __init__(self, device: str = "cuda") -> None:
         self._device = torch.device(device)
+        if self._device.type == "cuda" and not torch.cuda.is_available():
+            raise ImportError(f"torch {torch.__version__} finds no GPU: a build with CUDA is needed, for this driver")
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.benchmark = True
