@@ -22,6 +22,7 @@ from bench.cuda.driver import DriverError
 from bench.cuda.expressions import expression
 from bench.cuda.operators import Operator
 from bench.cuda.package import Package
+from bench.cuda.worker import Settings, Worker
 from roller.kernel import Artifact
 from roller_cuda import emulator
 
@@ -123,18 +124,28 @@ def test_refusals_have_names(gpu: FakeGpu) -> None:
         driver.Driver("libcuda-that-is-not-there.so")
 
 
+def noting(seen: list[list[int]]) -> Callable[[list[int], int, int], int]:
+    """A kernel that only says with what it was started: arguments, blocks, threads."""
+
+    def run_it(places: list[int], blocks: int, threads: int) -> int:
+        seen.append([*places, blocks, threads])
+        return 0
+
+    return run_it
+
+
 @needs_gxx
 def test_tensor_maps_and_clusters_reach_the_kernel(gpu: FakeGpu) -> None:
     """A map is 128 aligned bytes by value, made for the array's address; the cluster is an attribute of the launch."""
-    seen: list[int] = []
-    gpu.knows(b"\x7fELF mapped", "mapped", 2, lambda places, blocks, threads: seen.extend((*places, blocks)) or 0)
+    seen: list[list[int]] = []
+    gpu.knows(b"\x7fELF mapped", "mapped", 2, noting(seen))
     array = NumpyLibrary().room(64 * 32 * 2)
     where = int(array.ctypes.data)
     described = {"tensor": "a", "dtype": "float16", "extents": [32, 64], "strides_bytes": [64], "box": [32, 8], "steps": [1, 1]}
     kernel = {"name": "mapped", "arguments": ["a_map", "c"], "blocks": 4, "threads": 384, "shared_bytes": 100_000, "cluster": 2}
     launch = {"kernels": [{**kernel, "maps": {"a_map": {**described, "swizzle_bytes": 64}}}], "workspaces": []}
     launcher.Program(gpu.driver(), b"\x7fELF mapped", launch, {"a": where, "c": 12345}).start(0)
-    assert seen == [where, 12345, 4]
+    assert seen == [[where, 12345, 4, 384]]
     calls = gpu.calls()
     assert calls.index("cuFuncSetAttribute") < calls.index("cuLaunchKernelEx")
     narrow = {**kernel, "maps": {"a_map": {**described, "swizzle_bytes": 32}}}  # a row of the box is longer than what is swizzled
@@ -146,14 +157,13 @@ def test_tensor_maps_and_clusters_reach_the_kernel(gpu: FakeGpu) -> None:
 @needs_gxx
 def test_kernels_of_a_program_share_the_arrays_between_them(gpu: FakeGpu) -> None:
     seen: list[list[int]] = []
-    gpu.knows(b"\x7fELF parts", "parts", 2, lambda places, *_: seen.append(places) or 0)
+    gpu.knows(b"\x7fELF parts", "parts", 2, noting(seen))
     shape = {"name": "parts", "blocks": 2, "threads": 32, "shared_bytes": 0}
     kernels = [{**shape, "arguments": names} for names in (["x", "p"], ["p", "y"])]
     launch = {"kernels": kernels, "workspaces": [{"name": "p", "elements": 3, "dtype": "float32"}]}
-    sizes: list[int] = []
-    spaces = launcher.workspaces(launch, lambda size: sizes.append(size) or 4096)
+    spaces = launcher.workspaces(launch, lambda size: 4096 + size)
     launcher.Program(gpu.driver(), b"\x7fELF parts", launch, {"x": 1, "y": 2, **spaces}).start(0)
-    assert (sizes, seen) == ([256], [[1, 4096], [4096, 2]])
+    assert seen == [[1, 4096 + 256, 2, 32], [4096 + 256, 2, 2, 32]]
 
 
 # --- end to end ------------------------------------------------------------------------------------------------------
@@ -211,7 +221,7 @@ def test_the_ten_best_are_compared_and_one_that_does_not_start_is_left_out(built
             gpu.knows(Package(built).cubin(program["cubin"]), kernel["name"], len(names), product(names))
     messages: list[Any] = []
     library = NumpyLibrary()
-    made = child.Worker(Package(built), gpu.driver(), library, child.Settings(100.0, 3))
+    made = Worker(Package(built), gpu.driver(), library, Settings(100.0, 3))
     assert made.run([changed], messages.append) == 0
     row = messages[-1]["row"]
     assert row["status"] == "ok", row["reason"]

@@ -161,7 +161,7 @@ class Driver:
         self.ask("cuDeviceGetName", name, len(name), self._device)
         self.ask("cuDeviceTotalMem_v2", ctypes.byref(memory), self._device)
         self.ask("cuDriverGetVersion", ctypes.byref(version))
-        found = {
+        found: dict[str, Any] = {
             "gpu": name.value.decode(),
             "capability": [self.attribute(MAJOR), self.attribute(MINOR)],
             "units": self.attribute(MULTIPROCESSORS),
@@ -171,9 +171,9 @@ class Driver:
             "shared_bytes": self.attribute(SHARED_OPTIN_BYTES),
             "driver_cuda": f"{version.value // 1000}.{version.value % 1000 // 10}",
         }
-        for name, number in CLOCKS_KHZ.items():
+        for key, number in CLOCKS_KHZ.items():
             with contextlib.suppress(DriverError):  # later drivers need not know them
-                found[name] = self.attribute(number) // 1000
+                found[key] = self.attribute(number) // 1000
         return found
 
     # --- kernels ------------------------------------------------------------------------------------------------------

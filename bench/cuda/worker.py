@@ -56,7 +56,7 @@ class Worker:
         self._end = time.monotonic() + settings.seconds
         self._spent = [0.0, 0.0]  # cases, seconds of them beside timing
         self._open: dict[int, launcher.Program] = {}  # by rank
-        self._failures = (*library.failures(), PackageError, OSError, KeyError, ValueError)
+        self._failures: tuple[type[Exception], ...] = (*library.failures(), PackageError, OSError, KeyError, ValueError)
 
     def run(self, entries: Sequence[Entry], report: Report) -> int:
         """Every case while there is time; the exit status."""
