@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import json
 import shutil
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from gpu_stand_in import FakeGpu, NumpyLibrary, at, compiled
 
 import roller
 from bench import summary
-from bench.cuda import build, child, driver, launcher, report, run, timing
+from bench.cuda import build, child, driver, launcher, package, report, run, timing
 from bench.cuda.driver import DriverError
 from bench.cuda.expressions import expression
 from bench.cuda.operators import Operator
@@ -294,12 +296,17 @@ def test_time_that_is_up_leaves_a_list_of_what_was_not_reached() -> None:
 
 
 def test_without_a_gpu_it_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main([str(tmp_path / "nowhere")]) == child.REFUSED
+    assert "manifest.json cannot be read" in capsys.readouterr().err
+    package.write_json(tmp_path / "manifest.json", {"schema": package.SCHEMA})
     given = run.main([str(tmp_path), "--quick"], [sys.executable, "-c", "import sys; sys.exit(9)"])
     assert given == child.REFUSED and "ended with status 9 before it began" in capsys.readouterr().err
 
 
 def test_calls_are_cut_before_rounds_and_rounds_never_below_three() -> None:
     class Steady:
+        flushes, queue_seconds = 1, 0.1
+
         def flush_seconds(self) -> float:
             return 0.1
 
@@ -314,3 +321,26 @@ def test_calls_are_cut_before_rounds_and_rounds_never_below_three() -> None:
     assert turns[3:12] == list("abcbcacab")
     times, calls = timing.interleave(sides, Steady(), 0.1, 5)  # type: ignore[arg-type]
     assert calls == dict.fromkeys("abc", 1) and [len(t) for t in times.values()] == [3] * 3
+
+
+@needs_gxx
+def test_a_side_that_queues_slowly_gives_all_sides_longer_flushes(gpu: FakeGpu) -> None:
+    """On the stand-in a flush takes 0.1 ms of its own time, an event 1 µs."""
+    library = NumpyLibrary()
+    clock = timing.Clock(gpu.driver(), 0, (library.address(room := library.room(64)), 64))
+    sides = [timing.Side("slow", lambda: time.sleep(0.00035)), timing.Side("quick", lambda: None)]
+    timing.interleave(sides, clock, 0.0, 1)
+    assert 4 <= clock.flushes <= timing.MOST_FLUSHES
+    gpu.calls()
+    assert clock.timed(lambda: None, 1) == [pytest.approx(1e-6)]
+    assert gpu.calls().count("cuMemsetD8Async") == clock.flushes
+    assert not room.any()
+
+
+def test_what_runs_on_the_gpus_machine_needs_nothing_installed() -> None:
+    modules = "bench.cuda.run, bench.cuda.child, bench.cuda.worker, bench.cuda.report"
+    strangers = "{m.split('.')[0] for m in sys.modules} & {'roller', 'numpy', 'torch', 'rich', 'psutil', 'tvm', 'pydantic'}"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys, {modules}; print(sorted({strangers}))"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -26,6 +26,7 @@ from typing import Any
 
 from bench.cuda import report
 from bench.cuda.child import REFUSED
+from bench.cuda.package import Package, PackageError
 from bench.cuda.timing import QUICK_ROUNDS, ROUNDS
 
 LIMIT_SECONDS = 480.0
@@ -186,6 +187,11 @@ def write(given: argparse.Namespace, session: Session) -> Path | None:
 def main(words: Sequence[str] | None = None, command: Sequence[str] = CHILD, stall: float | None = None) -> int:
     """Run, write, print; 1 if a result was wrong or a case failed, 2 where nothing can run, 130 if interrupted."""
     given, session, code = options(words), Session(), 0
+    try:
+        Package(given.package)
+    except PackageError as error:
+        print(error, file=sys.stderr)
+        return REFUSED
     try:
         supervise(given, session, command, stall or (AUTOTUNE_STALL_SECONDS if given.max_autotune else STALL_SECONDS))
     except KeyboardInterrupt:
