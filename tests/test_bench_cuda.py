@@ -249,6 +249,7 @@ def supervised(built: Path, libcuda: Path, folder: Path, faults: dict[str, str],
     ("fault", "status", "reason"),
     [
         ("wrong", "wrong", "off by inf times"),
+        ("idle", "wrong", "off by inf times"),
         ("beyond", "wrong", "writes beyond its output"),
         ("unknown", "failed", "cuModuleLoadData: CUDA_ERROR_INVALID_IMAGE"),
         ("lost", "failed", "cuStreamSynchronize: CUDA_ERROR_ILLEGAL_ADDRESS"),

@@ -139,7 +139,7 @@ def started(command: Sequence[str], job: dict[str, Any]) -> Iterator[tuple[subpr
     reading, writing = os.pipe()
     messages: queue.Queue[str | None] = queue.Queue()
     with os.fdopen(reading, encoding="utf-8") as lines:
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, pass_fds=(writing,), process_group=0)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, pass_fds=(writing,), start_new_session=True)
         os.close(writing)
 
         def follow() -> None:
