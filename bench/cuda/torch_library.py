@@ -5,6 +5,7 @@ TF32 is off, cuDNN tries its algorithms out, images are offered channels-last to
 
 from __future__ import annotations
 
+import contextlib
 import math
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -120,7 +121,7 @@ class TorchLibrary:
         """What torch and Triton raise where they cannot do something."""
         kinds: list[type[Exception]] = [RuntimeError, NotImplementedError, ImportError, AssertionError, TypeError, ValueError]
         kinds += [subprocess.CalledProcessError, OSError]
-        if util.find_spec("triton") is not None:
+        with contextlib.suppress(ImportError):
             from triton.errors import TritonError  # noqa: PLC0415  (not every image has it)
 
             kinds.append(TritonError)
