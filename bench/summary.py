@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bench import machine, targets
-from bench.harness import RESULTS, geomean
+from bench.cuda import report as gpu
+from bench.figures import geomean
+from bench.harness import RESULTS
 
 Result = dict[str, Any]
 VECTORS = {"avx512f": ", AVX-512", "avx2": ", AVX2"}  # widest first
@@ -88,9 +90,13 @@ def document(found: list[Result]) -> str:
         "*At the highest rate*: the geometric mean if all our products and convolutions ran at the highest GFLOP/s that any",
         "library or we reached in any case of the same run: what is left to win, as far as that run shows.",
     ]
+    on_gpus = [result for result in found if "gpu" in result["device"]]
+    found = [result for result in found if result not in on_gpus]
     machines = {machine.folder(result["device"]): result["device"] for result in found}
     for name, device in machines.items():
         lines += ["", *section(device, [result for result in found if machine.folder(result["device"]) == name])]
+    for result in on_gpus:
+        lines += ["", *gpu.markdown(result)]
     return "\n".join(lines) + "\n"
 
 
