@@ -26,6 +26,7 @@ from roller.kernel import Artifact
 from roller_cuda import driver, emulator, gpu
 
 A, B = (33, 45), (45, 20)  # the operands of the kernel "product"
+LEFT, RIGHT = (200, 152), (152, 136)  # and of the one on Hopper's own path
 _RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint, ctypes.c_uint)
 
 
@@ -213,9 +214,25 @@ def built(kind: str) -> roller.Kernel:
     return roller.compile(operator, device="cuda:a100", top_k=1, **options)
 
 
+@cache
+def of_groups(constant: bool = False) -> roller.Kernel:
+    """A ragged product for an H100 on Hopper's own path: warp groups, and panels filled through tensor maps. For small products
+    the model prefers other programs, so it is given no other atoms. `constant`: the second operand is fixed.
+    """
+    spec = load_spec("cuda:h100")
+    spec = spec.model_copy(update={"atoms": tuple(atom for atom in spec.atoms if atom.name.startswith("wgmma"))})
+    a, b = ops.tensor(LEFT, "float16", name="a"), ops.tensor(RIGHT, "float16", name="b")
+    constants = {"b": np.rint(2 * values(RIGHT, 1)).astype(np.float16)} if constant else None
+    return roller.compile(ops.matmul(a, b), device="cuda", spec=spec, top_k=1, constants=constants)
+
+
 def kernel(kind: str, gpus: Gpus) -> roller.Kernel:
     """A kernel that nobody has loaded, on GPUs that can start it."""
-    found = built(kind)
+    return fresh(built(kind), gpus)
+
+
+def fresh(found: roller.Kernel, gpus: Gpus) -> roller.Kernel:
+    """The same, not loaded yet, on GPUs that can start it."""
     gpus.plan(found.artifact)
     return roller.Kernel(found.artifact, found.expr, found._device)
 

@@ -2,13 +2,15 @@
 // It refuses what a driver refuses: unknown handles, calls without a context, launches beyond limits or without the attributes they need.
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <set>
 #include <string>
 #include <vector>
 
 using Kernel = int (*)(void **arguments, int blocks, int threads);  // gives a result code: what goes wrong while it runs
-struct Image { std::string data, kernel; int arguments; Kernel run; };
+struct Image { std::string data, kernel; int arguments; Kernel run; };  // one of a binary's kernels
+struct TensorMap { uint64_t base; long long rank, element, swizzle, extents[5], strides[5], box[5], steps[5]; };  // as the emulator reads it
 struct Function { const Image *image; int shared = 48 << 10; bool wide = false; };
 struct Event { double at = -1; bool done = false; };
 struct Attribute { int id, pad; unsigned x, y, z; unsigned char rest[52]; };
@@ -22,14 +24,17 @@ static const std::map<int, const char *> NAMES = {
     {201, "CUDA_ERROR_INVALID_CONTEXT"}, {400, "CUDA_ERROR_INVALID_HANDLE"}, {500, "CUDA_ERROR_NOT_FOUND"},
     {600, "CUDA_ERROR_NOT_READY"}, {700, "CUDA_ERROR_ILLEGAL_ADDRESS"}, {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"}};
 
-static std::vector<Image> images;
+static std::deque<Image> images;
+static std::deque<TensorMap> maps;  // a map of 128 bytes holds the address of its array, the mark of the fake, and which of these it is
+static const uint64_t MARK = 0x6d61702074657374;
 static std::set<const Image **> modules;
 static std::set<Function *> functions;
 static std::set<Event *> events;
 static bool initialised, current;
 static int lost, pending;  // a code that every call gives from now on; one that the next wait gives
 static double milliseconds;
-static int attached_units = 108;
+static std::map<int, int> attributes = {{16, 108}, {38, 1 << 20}, {75, 8}, {76, 0}, {13, 1410000}, {36, 1215000}, {97, 166912}};
+static size_t memory_bytes = size_t(40) << 30;
 static std::string calls;
 
 #define ENTER(name) calls += name " "; if (!initialised) return NOT_INITIALIZED; if (lost) return lost
@@ -50,10 +55,17 @@ static int launched(Function *f, const unsigned *grid, const unsigned *block, un
 extern "C" {
 // What the test says.
 void fake_image(const char *data, size_t size, const char *kernel, int arguments, Kernel run) {
-    images.reserve(64);
     images.push_back({std::string(data, size), kernel, arguments, run});
 }
 const char *fake_calls() { static std::string said; said.swap(calls); calls.clear(); return said.c_str(); }
+void fake_attribute(int number, int value) { attributes[number] = value; }
+void fake_memory(size_t bytes) { memory_bytes = bytes; }
+void fake_take(double ms) { milliseconds += ms - 0.01; }  // what the kernel that runs takes, instead of the 0.01 ms of every launch
+const void *fake_map(const void *map) {
+    uint64_t words[3];
+    memcpy(words, map, sizeof words);
+    return words[1] == MARK && words[2] < maps.size() && maps[words[2]].base == words[0] ? &maps[words[2]] : nullptr;
+}
 int fake_alive() { return int(modules.size()); }
 
 // What the driver has.
@@ -63,12 +75,11 @@ int cuInit(unsigned flags) { initialised = true; return flags ? INVALID_VALUE : 
 int cuDriverGetVersion(int *version) { *version = 12090; return OK; }
 int cuDeviceGet(int *device, int ordinal) { ENTER("cuDeviceGet"); *device = 0; return ordinal ? 101 : OK; }
 int cuDeviceGetName(char *name, int size, int) { strncpy(name, "Fake GPU", size); return OK; }
-int cuDeviceTotalMem_v2(size_t *bytes, int) { *bytes = size_t(40) << 30; return OK; }
+int cuDeviceTotalMem_v2(size_t *bytes, int) { *bytes = memory_bytes; return OK; }
 int cuDeviceGetAttribute(int *value, int number, int) {
-    static const std::map<int, int> known = {{16, attached_units}, {38, 1 << 20}, {75, 8}, {76, 0}, {13, 1410000}, {36, 1215000}, {97, 166912}};
     ENTER("cuDeviceGetAttribute");
-    if (!known.count(number)) return INVALID_VALUE;
-    *value = known.at(number);
+    if (!attributes.count(number)) return INVALID_VALUE;
+    *value = attributes.at(number);
     return OK;
 }
 int cuDevicePrimaryCtxRetain(void **context, int) { ENTER("cuDevicePrimaryCtxRetain"); *context = &current; return OK; }
@@ -94,17 +105,20 @@ int cuModuleGetFunction(void **function, void *module, const char *name) {
     IN_CONTEXT("cuModuleGetFunction");
     auto *found = static_cast<const Image **>(module);
     if (!modules.count(found)) return INVALID_HANDLE;
-    if ((*found)->kernel != name) return NOT_FOUND;
-    auto *made = new Function{*found};
-    functions.insert(made);
-    *function = made;
-    return OK;
+    for (const Image &image : images)
+        if (image.data == (*found)->data && image.kernel == name) {
+            auto *made = new Function{&image};
+            functions.insert(made);
+            *function = made;
+            return OK;
+        }
+    return NOT_FOUND;
 }
 int cuFuncSetAttribute(void *function, int number, int value) {
     IN_CONTEXT("cuFuncSetAttribute");
     auto *f = static_cast<Function *>(function);
     if (!functions.count(f)) return INVALID_HANDLE;
-    if (number == 8 && value <= 166912) f->shared = value;
+    if (number == 8 && value <= attributes.at(97)) f->shared = value;
     else if (number == 14) f->wide = value;
     else return INVALID_VALUE;
     return OK;
@@ -129,9 +143,15 @@ int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, co
     for (uint32_t n = 0; n < rank; ++n)
         if (!extents[n] || !box[n] || box[n] > 256 || !steps[n] || (n + 1 < rank && strides[n] % 16)) return INVALID_VALUE;
     if (swizzle && box[0] * bytes[type] > 16u << swizzle) return INVALID_VALUE;
+    TensorMap made = {uint64_t(address), rank, bytes[type], swizzle ? 16 << swizzle : 0, {}, {}, {}, {}};
+    for (uint32_t n = 0; n < rank; ++n) {
+        made.extents[n] = extents[n], made.box[n] = box[n], made.steps[n] = steps[n];
+        made.strides[n] = n ? strides[n - 1] : 0;
+    }
+    const uint64_t words[] = {made.base, MARK, maps.size()};
+    maps.push_back(made);
     memset(map, 0, 128);
-    memcpy(map, &address, sizeof address);
-    memcpy(static_cast<char *>(map) + 8, extents, rank * sizeof *extents);
+    memcpy(map, words, sizeof words);
     return OK;
 }
 
@@ -157,6 +177,11 @@ int cuMemsetD8Async(uint64_t address, unsigned char byte, size_t size, void *) {
     IN_CONTEXT("cuMemsetD8Async");
     memset(reinterpret_cast<void *>(address), byte, size);
     milliseconds += 0.1;
+    return OK;
+}
+int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t size) {
+    IN_CONTEXT("cuMemcpyDtoH");
+    memcpy(to, reinterpret_cast<const void *>(from), size);
     return OK;
 }
 int cuStreamSynchronize(void *) {

@@ -28,6 +28,8 @@ from bench.cuda.package import Entry, Package
 from bench.cuda.rounding import Bound
 from bench.cuda.timing import Side
 from bench.cuda.worker import line
+from roller.kernel import Artifact
+from roller_cuda import emulator
 
 SOURCE = Path(__file__).parent / "fake_libcuda.cpp"
 RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, ctypes.c_int)
@@ -49,6 +51,7 @@ class FakeGpu:
         self.path = str(shutil.copy(library, folder / f"libcuda-{time.monotonic_ns()}.so"))  # a copy has a state of its own
         self._library = ctypes.CDLL(self.path)
         self._library.fake_calls.restype = ctypes.c_char_p
+        self._library.fake_map.restype = ctypes.c_void_p
         self._kept: list[Any] = []
 
     def knows(self, cubin: bytes, name: str, arguments: int, run: Kernel) -> None:
@@ -59,6 +62,39 @@ class FakeGpu:
 
         self._kept.append(RUN(called))
         self._library.fake_image(cubin, ctypes.c_size_t(len(cubin)), name.encode(), arguments, self._kept[-1])
+
+    def emulates(self, artifact: Artifact) -> None:
+        """A binary whose kernels' own text runs on the emulator, with what they are launched with."""
+        library = emulator.Emulator(artifact)._library
+        for described in artifact.launch["kernels"]:
+            mapped = [name in described.get("maps", {}) for name in described["arguments"]]
+            start, data = getattr(library, f"emulate_{described['name']}"), artifact.data
+            self._kept.append(RUN(self._emulating(start, mapped)))
+            self._library.fake_image(data, ctypes.c_size_t(len(data)), described["name"].encode(), len(mapped), self._kept[-1])
+
+    def _emulating(self, start: Any, mapped: list[bool]) -> Callable[[Any, int, int], int]:
+        def called(given: Any, blocks: int, threads: int) -> int:
+            passed = (ctypes.c_void_p * len(mapped))()
+            for number, is_map in enumerate(mapped):
+                place = given[number]
+                passed[number] = (
+                    self._library.fake_map(ctypes.c_void_p(place)) if is_map else ctypes.c_void_p.from_address(place).value
+                )
+                if not passed[number]:
+                    return ILLEGAL_ADDRESS
+            return ILLEGAL_ADDRESS if start(passed, blocks, threads, 0, 0) else 0
+
+        return called
+
+    def becomes(self, attributes: Mapping[int, int], memory_bytes: int) -> None:
+        """The GPU has these attributes."""
+        for number, value in attributes.items():
+            self._library.fake_attribute(number, value)
+        self._library.fake_memory(ctypes.c_size_t(memory_bytes))
+
+    def takes(self, seconds: float) -> None:
+        """How long the kernel that runs now takes."""
+        self._library.fake_take(ctypes.c_double(1e3 * seconds))
 
     def calls(self) -> list[str]:
         """The driver's functions that were called since this was asked last."""
@@ -175,6 +211,18 @@ def relu(entry: Entry, fault: str) -> Kernel:
     return run
 
 
+def probe(fault: str) -> Kernel:
+    """What a probe does: it leaves its clocks, or fails."""
+
+    def run(places: list[int], blocks: int, threads: int) -> int:
+        if fault == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        at(places[1], "uint64", (2,))[...] = 1500, 1000
+        return ILLEGAL_ADDRESS if fault == "lost" else 0
+
+    return run
+
+
 def main() -> int:
     """The process with the GPU."""
     timing.FLUSH_LEAST = 1 << 12
@@ -188,6 +236,10 @@ def main() -> int:
             fault = said["faults"].get(entry.operator.id, "")
             if fault != "unknown":
                 gpu.knows(package.cubin(program["cubin"]), kernel["name"], len(kernel["arguments"]), relu(entry, fault))
+    gpu.becomes({int(number): value for number, value in said.get("attributes", {}).items()}, 40 << 30)
+    probes = folder / "calibration" / "a100" / "probes.cubin"
+    for name in said.get("probes", ()):
+        gpu.knows(probes.read_bytes(), name, 4, probe(said["faults"].get("calibration", "")))
     with os.fdopen(job["descriptor"], "w") as out:
 
         def report(message: Mapping[str, Any]) -> None:

@@ -9,24 +9,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from emulating import needs_compiler
+from fake_gpu import LEFT, RIGHT, of_groups
 from gpu_stand_in import FakeGpu, NumpyLibrary, at, compiled
 
 import roller
 from bench import summary
-from bench.cuda import build, child, driver, launcher, package, report, run, timing
+from bench.cuda import build, child, compiling, driver, launcher, package, report, run, timing
 from bench.cuda.driver import DriverError
 from bench.cuda.expressions import expression
 from bench.cuda.operators import Operator
 from bench.cuda.package import Package
 from bench.cuda.worker import Settings, Worker
-from roller.kernel import Artifact
-from roller_cuda import emulator
 
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="the stand-in for the driver needs g++")
 CHIP = "a100"
@@ -62,21 +61,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def emulating(artifact: Artifact, op: Operator) -> Callable[[list[int], int, int], int]:
-    """A kernel whose text runs on the emulator, from the addresses and with the grid that it was launched with."""
-    (described,) = artifact.launch["kernels"]
-    names = list(described["arguments"])
-    runner = emulator.Emulator(artifact, emulator.ORDERS[:1])
-
-    def run_it(places: list[int], blocks: int, threads: int) -> int:
-        assert (blocks, threads) == (described["blocks"], described["threads"])
-        arrays = [at(places[names.index(n)], op.dtype, shape) for n, shape in op.shapes.items()]
-        runner.run(tuple(arrays), at(places[names.index(artifact.launch["output"])], op.dtype, op.output))
-        return 0
-
-    return run_it
-
-
 def job_of(folder: Path, **more: Any) -> dict[str, Any]:
     choices = {"compiled": True, "triton": True, "max_autotune": False}
     job = {
@@ -88,6 +72,7 @@ def job_of(folder: Path, **more: Any) -> dict[str, Any]:
         "seconds": 100.0,
         "choices": choices,
         "done": [],
+        "calibrate": False,
     }
     return {**job, **more}
 
@@ -178,9 +163,7 @@ def test_a_package_runs_and_its_report_can_be_read(built: Path, gpu: FakeGpu, tm
     found = Package(built)
     for op in (RELU, PRODUCT):
         kernel = roller.compile(expression(op), device=f"cuda:{CHIP}")
-        gpu.knows(
-            kernel.artifact.data, kernel.artifact.launch["kernels"][0]["name"], len(op.shapes) + 1, emulating(kernel.artifact, op)
-        )
+        gpu.emulates(kernel.artifact)
     status, hello, rows = served(built, gpu, NumpyLibrary(disagreeing=True), only="small")
     assert status == 0 and hello["chip"] == CHIP and hello["device"]["gpu"] == "Fake GPU"
     for row in rows.values():
@@ -196,6 +179,26 @@ def test_a_package_runs_and_its_report_can_be_read(built: Path, gpu: FakeGpu, tm
     page = summary.document(summary.results(tmp_path / "results"))
     assert "## Fake GPU, 108 SMs, 40 GiB" in page and "| fp16 GEMM ragged | 1 | 1 |" in page
     assert found.chips[CHIP]["arch"] == "sm_80"
+
+
+@needs_compiler
+@needs_gxx
+def test_kernels_with_tensor_maps_are_checked_and_timed(gpu: FakeGpu, tmp_path: Path) -> None:
+    """Hopper's own path: the emulator reads the maps that the launcher had encoded."""
+    op = Operator("mapped product", "fp16 GEMM ragged", "matmul", "float16", {"a": LEFT, "b": RIGHT})
+    kernel = of_groups()
+    program = compiling.described(kernel.artifact, kernel.candidates[0])
+    assert len(program["launch"]["kernels"][0]["maps"]) == 2
+    build.manifest(tmp_path, ["h100"])
+    program["cubin"] = package.keep_cubin(tmp_path, kernel.artifact.data)
+    entry = package.Entry(op, "h100", "ok", "", "", 1e-6, (program,))
+    package.write_json(package.case_path(tmp_path, "h100", op.id), asdict(entry))
+    gpu.becomes({75: 9, 97: 227 << 10}, 80 << 30)
+    gpu.emulates(kernel.artifact)
+    status, hello, rows = served(tmp_path, gpu, NumpyLibrary())
+    assert (status, hello["chip"]) == (0, "h100")
+    row = rows[op.id]
+    assert (row["status"], row["reason"]) == ("ok", "") and row["ratio"] > 0
 
 
 @needs_compiler

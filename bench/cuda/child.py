@@ -7,21 +7,23 @@ import os
 import platform
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.cuda import calibration
 from bench.cuda.driver import Driver, DriverError
 from bench.cuda.library import Choices, Library
 from bench.cuda.package import Entry, Package, PackageError, chip_for
-from bench.cuda.worker import Report, Settings, Worker, line
+from bench.cuda.worker import CONTEXT_LOST, Report, Settings, Worker, line
 
 REFUSED = 2  # exit status: nothing can run here
 PROC = Path("/proc/driver/nvidia/version")
 
 
 def serve(job: Mapping[str, Any], driver: Driver, library: Library, report: Report) -> int:
-    """Say what this machine is and which cases there are, then run them; the exit status."""
+    """Say what this machine is and which cases there are, measure the chip, then run them; the exit status."""
     package, device = Package(Path(job["package"])), driver.describe() | kernel_module()
     major, minor = device["capability"]
     chip = job["chip"] or chip_for(package, (major, minor), device["units"], device["memory_bytes"])
@@ -31,8 +33,15 @@ def serve(job: Mapping[str, Any], driver: Driver, library: Library, report: Repo
     versions = {"python": platform.python_version(), **library.describe(), **package.manifest["versions"]}
     cases = [[e.operator.id, e.operator.family] for e in entries]
     report({"hello": {"device": device, "versions": versions, "chip": chip, "built": package.manifest["date"], "cases": cases}})
+    begin = time.monotonic()
+    if job["calibrate"]:
+        report({"begin": calibration.NAME})
+        found, lost = calibration.section(package, chip, driver, library, job["seconds"])
+        report({"calibration": found})
+        if lost:
+            return CONTEXT_LOST
     left = [e for e in entries if e.operator.id not in job["done"]]
-    settings = Settings(job["seconds"], job["rounds"], Choices(**job["choices"]))
+    settings = Settings(job["seconds"] - (time.monotonic() - begin), job["rounds"], Choices(**job["choices"]))
     return Worker(package, driver, library, settings).run(left, report)
 
 

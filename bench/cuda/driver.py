@@ -67,6 +67,7 @@ SIGNATURES: Mapping[str, Sequence[Any]] = {
     "cuEventSynchronize": (c_void_p,),
     "cuEventElapsedTime": (_P(c_float), c_void_p, c_void_p),
     "cuMemsetD8Async": (c_uint64, c_ubyte, c_size_t, c_void_p),
+    "cuMemcpyDtoH_v2": (c_void_p, c_uint64, c_size_t),
     "cuStreamSynchronize": (c_void_p,),
 }  # fmt: skip
 
@@ -237,6 +238,12 @@ class Driver:
         """Set every byte of a range."""
         if size:
             self.ask("cuMemsetD8Async", address, byte, size, stream)
+
+    def read(self, address: int, size: int) -> bytes:
+        """What lies there, once all work before is done."""
+        found = ctypes.create_string_buffer(size)
+        self.ask("cuMemcpyDtoH_v2", found, address, size)
+        return found.raw
 
     def synchronize(self, stream: int) -> None:
         """Wait for all work of a stream; what went wrong in it is raised here."""

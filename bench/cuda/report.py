@@ -32,8 +32,10 @@ GROUPS: Mapping[str, Callable[[Row], bool]] = {
 # --- results ---------------------------------------------------------------------------------------------------------
 
 
-def results(hello: Mapping[str, Any], rows: Sequence[Row], quick: bool, limit: float) -> Result:
-    """Everything about a run: provenance, sums, cases, and what was not reached."""
+def results(
+    hello: Mapping[str, Any], rows: Sequence[Row], quick: bool, limit: float, calibration: Mapping[str, Any] | None = None
+) -> Result:
+    """Everything about a run: provenance, sums, the chip as it was measured, cases, and what was not reached."""
     reached = {row["case"] for row in rows}
     return {
         "schema": SCHEMA,
@@ -49,6 +51,7 @@ def results(hello: Mapping[str, Any], rows: Sequence[Row], quick: bool, limit: f
         "versions": hello["versions"],
         "summary": summary(rows),
         "fidelity": fidelity(rows),
+        "calibration": calibration or {"values": [], "clocks": [], "reason": "not asked for"},
         "not_reached": [name for name, _ in hello["cases"] if name not in reached],
         "cases": list(rows),
     }
@@ -153,6 +156,7 @@ def text(found: Result) -> str:
         parts += [f"Slower than a peer in {len(slower)} cases", _table(SLOWER_HEAD, lines)]
     parts += ["Predicted against measured", _table(FIDELITY_HEAD, list(_fidelity_cells(found["fidelity"])))]
     parts.append(_regret(found["fidelity"]))
+    parts += ["The chip: what predictions took it to be, and what was measured", *_chip(found["calibration"])]
     troubled = [row for row in found["cases"] if row["status"] != "ok"]
     parts += [f"{row['case']}: {row['status']}: {row['reason']}" for row in troubled]
     if found["not_reached"]:
@@ -186,6 +190,26 @@ def _regret(found: Mapping[str, Any]) -> str:
         f"First choice against the best of ten, {found['operators']} operators: slower by {regret['median']:.1%} (median), "
         f"{regret['worst']:.1%} (worst, {regret['worst_case']}); {wish}; rank correlation among the ten {ranks} (median)"
     )
+
+
+CHIP_HEAD = ("of the chip", "unit", "spec", "measured", "measured ÷ spec")
+
+
+def _chip(found: Mapping[str, Any]) -> Iterator[str]:
+    """What was measured of numbers that the spec has, and why there is no more."""
+    lines = list(_chip_cells(found))
+    if lines:
+        yield _table(CHIP_HEAD, lines)
+    if found["reason"]:
+        yield f"Not measured: {found['reason']}"
+
+
+def _chip_cells(found: Mapping[str, Any]) -> Iterator[list[str]]:
+    for what, rows in (("", found["values"]), ("clock of ", found["clocks"])):
+        for row in rows:
+            if row["spec"]:
+                ratio = row["measured"] / row["spec"]
+                yield [f"{what}{row['probe']}", row["unit"], f"{row['spec']:.4g}", f"{row['measured']:.4g}", _short(ratio)]
 
 
 def _short(value: float | None) -> str:
@@ -223,6 +247,12 @@ def markdown(found: Result) -> Iterator[str]:
     for cells in _fidelity_cells(found["fidelity"]):
         yield f"| {' | '.join(cells)} |"
     yield ""
+    chip = list(_chip_cells(found["calibration"]))
+    if chip:
+        yield f"| {' | '.join(CHIP_HEAD)} |"
+        yield "|---" * len(CHIP_HEAD) + "|"
+        yield from (f"| {' | '.join(cells)} |" for cells in chip)
+        yield ""
     yield _regret(found["fidelity"]) + f". Not reached: {len(found['not_reached'])} cases."
     yield ""
     chosen = ", ".join(f"{name} {versions[name]}" for name in ("torch", "cudnn", "triton") if versions.get(name))

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.cuda import report
+from bench.cuda import calibration, report
 from bench.cuda.child import REFUSED
 from bench.cuda.package import Package, PackageError
 from bench.cuda.timing import QUICK_ROUNDS, ROUNDS
@@ -38,29 +38,40 @@ INTERRUPTED = 130
 
 @dataclass
 class Session:
-    """What is known so far: who runs, the rows, the case at hand, what cannot run here."""
+    """What is known so far: who runs, the rows, the case at hand, what cannot run here, what was measured of the chip."""
 
     hello: dict[str, Any] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
     current: str = ""
     refused: str = ""
+    calibration: dict[str, Any] | None = None
 
     @property
     def done(self) -> list[str]:
         """Ids of the cases that have a row."""
         return [row["case"] for row in self.rows]
 
+    @property
+    def steps(self) -> int:
+        """How much is done: a process that did nothing of it is not followed by another."""
+        return len(self.rows) + (self.calibration is not None)
+
     def take(self, message: dict[str, Any]) -> None:
         """A message of the process with the GPU."""
         self.hello = message.get("hello", self.hello)
         self.refused = message.get("refused", self.refused)
         self.current = message.get("begin", self.current)
+        if "calibration" in message:
+            self.calibration, self.current = message["calibration"], ""
         if "row" in message:
             self.rows.append(message["row"])
             self.current = ""
 
     def lose(self, reason: str) -> None:
-        """The case at hand ended the process."""
+        """The case at hand ended the process, or measuring the chip did."""
+        if self.current == calibration.NAME:
+            self.calibration, self.current = {"values": [], "clocks": [], "reason": reason}, ""
+            return
         families = dict(self.hello.get("cases", ()))
         row = {"case": self.current, "family": families.get(self.current, ""), "status": "failed", "reason": reason, "sides": {}}
         self.rows.append(row | {"left_out": {}})
@@ -78,6 +89,7 @@ def options(words: Sequence[str] | None = None) -> argparse.Namespace:
     made.add_argument("--only", default="", help="cases whose id or family contains one of these, separated by commas")
     made.add_argument("--quick", action="store_true", help="a smoke test: two small cases of each family, few rounds")
     made.add_argument("--chip", default="", help="which kernels of the package (those for the chip that this GPU is most like)")
+    made.add_argument("--no-calibration", action="store_true", help="without measuring the chip's own rates and latencies")
     made.add_argument("--no-compile", action="store_true", help="without torch.compile")
     made.add_argument("--no-triton", action="store_true", help="without Triton")
     made.add_argument("--max-autotune", action="store_true", help="let torch.compile search: minutes more")
@@ -96,6 +108,7 @@ def job_of(given: argparse.Namespace, session: Session, seconds: float) -> dict[
         "seconds": seconds,
         "choices": choices,
         "done": session.done,
+        "calibrate": session.calibration is None and not given.no_calibration,
     }
 
 
@@ -103,7 +116,7 @@ def supervise(given: argparse.Namespace, session: Session, command: Sequence[str
     """Run all cases, in as many processes as it takes; after each case the results are written. Ends with the time."""
     end = time.monotonic() + given.limit
     while time.monotonic() < end:
-        before = len(session.rows)
+        before = session.steps
         status = attended(command, job_of(given, session, end - time.monotonic()), session, given, stall)
         if session.refused or not session.hello:
             session.refused = session.refused or f"the process with the GPU ended with status {status} before it began"
@@ -111,7 +124,7 @@ def supervise(given: argparse.Namespace, session: Session, command: Sequence[str
         if session.current:
             session.lose(ended(status, stall))
             write(given, session)
-        elif status == 0 or len(session.rows) == before:
+        elif status == 0 or session.steps == before:
             if status:
                 print(f"the process with the GPU ended with status {status} between two cases", file=sys.stderr)
             return
@@ -127,9 +140,11 @@ def attended(command: Sequence[str], job: dict[str, Any], session: Session, give
                 return None
             if text is None:
                 return process.wait()
-            session.take(json.loads(text))
-            if session.rows and not session.current:
+            message = json.loads(text)
+            session.take(message)
+            if "row" in message:
                 say(session)
+            if "row" in message or "calibration" in message:
                 write(given, session)
 
 
@@ -180,7 +195,7 @@ def write(given: argparse.Namespace, session: Session) -> Path | None:
     if given.out is None and given.quick:
         return None
     path: Path = given.out or report.RESULTS / report.folder(session.hello["device"]) / "cuda.json"
-    report.write(path, report.results(session.hello, session.rows, given.quick, given.limit))
+    report.write(path, report.results(session.hello, session.rows, given.quick, given.limit, session.calibration))
     return path
 
 
@@ -201,7 +216,7 @@ def main(words: Sequence[str] | None = None, command: Sequence[str] = CHILD, sta
         print(session.refused or "nothing ran", file=sys.stderr)
         return code or REFUSED
     path = write(given, session)
-    found = report.results(session.hello, session.rows, given.quick, given.limit)
+    found = report.results(session.hello, session.rows, given.quick, given.limit, session.calibration)
     print(report.text(found))
     if path is not None:
         print(f"results: {path}", file=sys.stderr)

@@ -26,7 +26,7 @@ from roller.plugin import (
     write_atomic,
 )
 from roller_cuda import gpu, instrument, probe_kernels, probes, toolchain
-from roller_cuda.likeness import architecture, nearest, shipped
+from roller_cuda.likeness import architecture, capability_of, nearest, shipped
 from roller_cuda.probes import Facts, Probe, Sample
 
 _log = logging.getLogger("roller.cuda")
@@ -101,6 +101,35 @@ def chip_name(facts: Facts) -> str:
     told += [facts.shared_sm_bytes, facts.registers_sm, facts.threads_sm, round(facts.memory_bytes / 2**30)]
     digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]
     return f"sm{facts.capability[0]}{facts.capability[1]}-{facts.sms}-{digest}"
+
+
+def prebuilt(spec: HardwareSpec) -> dict[str, bytes]:
+    """What measures a chip where there is no roller, as files: the probes' kernels, `probes.py`, which says what to launch and what
+    times mean, and as JSON what the spec says of the same.
+    """
+    capability = capability_of(spec)
+    cubin, _ = toolchain.compiled(probe_kernels.text(capability), architecture(capability))
+    rates = {atom.name: atom.gflops for atom in spec.atoms}
+    clocks = {f"rate_{atom.name}": atom.clock_ghz or spec.clock_ghz for atom in spec.atoms}
+    said = {"expected": rates, "values": specified(spec), "clocks": clocks}
+    text = json.dumps(said, indent=1, sort_keys=True) + "\n"
+    return {"probes.cubin": cubin, "probes.py": Path(probes.__file__).read_bytes(), "spec.json": text.encode()}
+
+
+def specified(spec: HardwareSpec) -> dict[str, float | None]:
+    """What a spec says of each probe that shows one of its numbers, in the units of the probes."""
+    l2, shared, register = (spec.level(name) for name in ("L2", "shared", "register"))
+    return {
+        "dram_read": l2.bandwidth_gbps,
+        "dram_latency": l2.latency_ns,
+        "l2_read": shared.bandwidth_gbps,
+        "l2_latency": shared.latency_ns,
+        "shared_read": register.bandwidth_gbps,
+        "shared_latency": register.latency_ns,
+        "barrier": shared.step_overhead_ns,
+        "launch": spec.unit.launch_overhead_us,
+        **{f"rate_{atom.name}": atom.gflops for atom in spec.atoms},
+    }
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
