@@ -9,6 +9,7 @@ import sys
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 from emulating import needs_compiler, needs_cxx
 from fake_arrays import Array, Namespaced
@@ -98,6 +99,22 @@ def test_what_fails_on_the_way_leaves_nothing_behind(gpus: Gpus, function: str, 
     gpus.settle()
     assert gpus.live(0) == 0
     verify.check(run.expr, {"a": a}, run(a))
+
+
+@pytest.mark.parametrize("with_out", [False, True])
+def test_arrays_are_kept_for_the_kernels_before_one_that_does_not_start(gpus: Gpus, with_out: bool) -> None:
+    """The first of two kernels waits on the stream: it reads its input after the call has failed."""
+    run = kernel("sum", gpus).load()
+    a, out = Namespaced(gpus, np.ones(1 << 18, np.float32)), Namespaced(gpus, np.ones((), np.float32))
+    out.shape = ()
+    gpus.fail(b"cuLaunchKernel", 1, status("LAUNCH_OUT_OF_RESOURCES"))
+    with pytest.raises(LaunchError, match="LAUNCH_OUT_OF_RESOURCES"):
+        run(a, out=out if with_out else None)
+    assert gpus.pending() and (a.lent, out.lent) == (1, int(with_out))
+    gpus.settle()
+    run(a, out=out)
+    gpus.settle()
+    verify.check(run.expr, {"a": a.values()}, out.values())
 
 
 def test_memory_that_runs_out(gpus: Gpus) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,15 +40,13 @@ def compute(
         result = wanted[-1]
         if out is None:
             place, finish = foreign.fresh(given[0], result, gpu, used)
-            _enqueue(here, {**places, named.output: place}, result, used)
-        else:
-            target = _taken(out, result, gpu, used, named.alignment, written=True)
+            with _held(gpu, used, taken):
+                _enqueue(here, {**places, named.output: place}, result, used)
+            return finish()
+        target = _taken(out, result, gpu, used, named.alignment, written=True)
+        with _held(gpu, used, [*taken, target]):
             _into(here, places, named.output, target, taken, used)
-            taken.append(target)
-        strangers = [one.holder for one in taken if one.stream != used]
-        if strangers:  # their libraries know nothing of this stream, and would hand the memory out again too early
-            gpu.hold(used, strangers)
-        return finish() if out is None else out
+        return out
 
 
 def _ordinal(given: Sequence[Any], wanted: Sequence[Wanted]) -> int | None:
@@ -71,6 +70,19 @@ def _taken(value: Any, wanted: Wanted, gpu: Gpu, stream: int, alignment: int, wr
             f"copy it first (torch: {wanted.name}.clone())"
         )
     return taken
+
+
+@contextmanager
+def _held(gpu: Gpu, stream: int, arrays: Sequence[Taken]) -> Iterator[None]:
+    """Arrays of libraries that know nothing of the stream live until the work enqueued inside is done: their memory would be handed
+    out again too early. Where one of several launches fails, that work is those before it.
+    """
+    strangers = [one.holder for one in arrays if one.stream != stream]
+    try:
+        yield
+    finally:
+        if strangers:
+            gpu.hold(stream, strangers)
 
 
 def _enqueue(here: Loaded, places: dict[str, int], result: Wanted, stream: int) -> None:
