@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from emulating import needs_compiler
 from gpu_stand_in import FakeGpu, NumpyLibrary, at, compiled
-from measuring import facts_of, truth
+from measuring import facts_of, seconds_of, truth
 
 from bench.cuda import build, calibration, package, report, run, timing
 from bench.cuda.operators import Operator
@@ -55,13 +55,7 @@ def become(device: FakeGpu, facts: probes.Facts) -> None:
 
 def teach(device: FakeGpu, cubin: bytes, table: tuple[probes.Probe, ...], values: Mapping[str, float]) -> None:
     """Every launch takes as long as its probe's true value says; others, which prepare something, take a millisecond."""
-    times: dict[tuple[str, int, int], float] = {}
-    for probe in table:
-        value, launch = values[probe.name], probe.launch
-        scale = {"ns": 1e-9, "us": 1e-6}.get(probe.unit)
-        seconds = 1e-9 * probe.amount / value if scale is None else scale * probe.amount * value
-        if probe.name != "warm_up":  # which launches the kernel of another probe
-            times[launch.kernel, launch.count, launch.rounds] = seconds
+    times = seconds_of(table, values)
 
     def running(kernel: str) -> Callable[[list[int], int, int], int]:
         def taking(given: list[int], blocks: int, threads: int) -> int:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from emulating import needs_compiler, needs_cxx
 from fake_gpu import Gpus, built, why_not
+from measuring import seconds_of, truth
 
+from roller.chip import load_spec
 from roller.errors import DeviceUnavailableError, LaunchError
-from roller_cuda import calibrate, driver, gpu, probes
+from roller_cuda import calibrate, chip, driver, gpu, probes
 from roller_cuda.instrument import measuring
 from roller_cuda.probes import Launch, Probe
 
@@ -83,6 +86,40 @@ def test_whatever_fails_everything_is_given_back(gpus: Gpus, call: str, after: i
         instrument.samples(Probe("barrier", "ns", Launch("probe_barrier", 1, 256, 1, 9), 72))
     gpus.settle()
     assert gpus.live(0) == gpus.held() == 0
+
+
+def test_a_gpu_is_measured_and_known_from_then_on(gpus: Gpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The command's whole way but for the kernels' work, with invented times and little memory, which is really there."""
+    monkeypatch.setenv("ROLLER_CONFIG_DIR", str(tmp_path))
+    shipped = load_spec("cuda:l4")
+    for number in range(2):
+        gpus.become(number, shipped)
+        gpus.attribute(number, -1, 1 << 10)
+    gpus.current(1)
+    facts = gpu.gpu(1).facts()
+    values = truth(facts, shipped)
+    table = probes.table(facts, calibrate.expected(facts, shipped))
+    times = seconds_of(table, values)
+
+    def running(kernel: str) -> Callable[[Any, int, int], int]:
+        def taking(arguments: Any, blocks: int, threads: int) -> int:
+            seconds = times.get((kernel, int(arguments[2]), int(arguments[3])), 1e-3)
+            gpus.takes(seconds)
+            clocks = (ctypes.c_uint64 * 2)(round(1.7e9 * seconds), round(1e9 * seconds))
+            ctypes.memmove(arguments[1], clocks, 16)
+            return 0
+
+        return taking
+
+    for launch in {launch for p in table for launch in (p.launch, p.prepare, p.flush) if launch}:
+        gpus.plan_by_hand(launch.kernel, PARAMETERS, run=running(launch.kernel))
+    with pytest.warns(UserWarning, match="memory bytes"):
+        assert chip.default_spec().chip == "l4"
+    spec = calibrate.measure_spec()
+    assert gpus.live(1) == gpus.held() == 0
+    assert chip.default_spec() == spec and spec.clock_ghz == 1.7
+    for name, value in calibrate.specified(spec).items():
+        assert value == pytest.approx(values[name], rel=0.006), name
 
 
 def test_a_kernel_that_the_cubin_lacks_is_named(gpus: Gpus) -> None:
