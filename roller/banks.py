@@ -113,8 +113,13 @@ def panel_rows(
 
 
 def row_dim(nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], ...], factor: int, tile: Tile) -> int:
-    """The dimension along which the rows of a matrix atom's panel go: one of the atom's, as it takes pieces of rows."""
+    """The dimension along which the rows of a matrix atom's panel go: one of the atom's, as it takes pieces of rows; the one along
+    which the array is contiguous, if the atom can read such rows.
+    """
     extents, along = _role_extents(nest, atom, mapping, factor), _contiguous(nest, factor, tile)
+    depth = next((d for role, d in mapping if role == "k"), None)
+    if atom.operand_rows == "k" and depth is not None:
+        return depth
     return along if along is not None and along in extents else max(extents, default=0)
 
 

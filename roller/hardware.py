@@ -197,6 +197,7 @@ class ComputeAtom(_Model):
     `roles` gives extents of m, n, k ("stream": any extent, row by row); {} is a scalar. `gflops` is the whole chip's
     rate, which `flops_per_cycle_per_unit` x units x clock must reproduce. `row_cycles` is the time of one streamed
     row, `startup_cycles` of loading one stationary block. `clock_ghz` and `chains` replace the chip's and the unit's.
+    `operand_rows` is "k" where operands are read along the reduction only.
     """
 
     name: Name
@@ -212,6 +213,7 @@ class ComputeAtom(_Model):
     startup_cycles: NonNegative = 0.0
     chains: Count | None = None
     operand_level: Name | None = None
+    operand_rows: Literal["any", "k"] = "any"
     acc_level: Name | None = None
 
     @cached_property

@@ -83,13 +83,17 @@ class Access:
         """True if the address is linear in every dimension and needs no guard."""
         return not self.guarded and None not in self.strides
 
-
     def alone(self, dim: int, extent: int) -> bool:
-        """True if a dimension, one axis of this extent, walks the array's innermost dimension from its start, and nothing else does: its
-        neighbours are neighbours in the array, and inside or outside of it together.
+        """True if a dimension, one axis of this extent, walks the array's innermost dimension from its start, and nothing else
+        does: its neighbours are neighbours in the array, and inside or outside of it together.
         """
         last = self.index[-1]
-        return last.terms == ((self.innermost[dim], 1),) and not last.offset and extent <= self.tensor.shape[-1] and self.strides[dim] == 1
+        return (
+            last.terms == ((self.innermost[dim], 1),)
+            and not last.offset
+            and extent <= self.tensor.shape[-1]
+            and self.strides[dim] == 1
+        )
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ LEAST_BLOCK = 4  # results side by side from which transposing them pays
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """One loop: the position of its dimension, its trips, what it runs over, and the level whose tiles it walks; `step`: positions of
-    one trip where that is no tile's, but a unit's share of a reduction.
+    """One loop: the position of its dimension, its trips, what it runs over, and the level whose tiles it walks; `step`: positions
+    of one trip where that is no tile's, but a unit's share of a reduction.
     """
 
     dim: int

@@ -7,20 +7,18 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from emulating import emulated, expression, needs_compiler, needs_cxx, text_of
+from emulating import emulated, expression, needs_cxx, text_of
 from hypothesis import HealthCheck, assume, given, note, seed, settings
 from hypothesis import strategies as st
 
 import roller
 from roller import ops, verify
-from roller.arrays import aligned_empty
 from roller.chip import load_spec
 from roller.errors import LaunchError, WrongResultError
 from roller.kernel import Artifact
 from roller.program import RProgram
-from roller_cuda import codegen, emulator
+from roller_cuda import codegen
 
 SPEC = load_spec("cuda:h100")
 GROUPS = SPEC.model_copy(update={"atoms": tuple(a for a in SPEC.atoms if a.name.startswith("wgmma"))})  # nothing else to draw
@@ -64,6 +62,8 @@ PRODUCTS: dict[str, tuple[Callable[[], ops.SymbolicTensor], set[str]]] = {
     "ragged": (lambda: ops.matmul(T("a", 200, 152), T("b", 152, 136)), {"a", "b"}),
     "rows that are not aligned": (lambda: ops.matmul(T("a", 101, 77), T("b", 77, 83)), set()),
     "one that is": (lambda: ops.matmul(T("a", 101, 77), T("b", 77, 88)), {"b"}),
+    "bytes": (lambda: ops.matmul(T("a", 96, 128, dtype="int8"), T("b", 72, 128, dtype="int8"), transpose_b=True), {"a", "b"}),
+    "bytes across": (lambda: ops.matmul(T("a", 64, 64, dtype="int8"), T("b", 64, 80, dtype="int8")), {"a"}),
     "few rows": (lambda: ops.matmul(T("a", 5, 128), T("b", 128, 200)), {"a", "b"}),
     "fused": (lambda: ops.relu(ops.matmul(T("a", 100, 64), T("b", 64, 72)) + T("bias", 72)), {"a", "b"}),
     "computed on the way": (lambda: ops.matmul(ops.relu(T("a", 96, 64)), T("b", 64, 72)), {"b"}),
@@ -93,7 +93,10 @@ def test_products_are_right(name: str) -> None:
 @st.composite
 def products(draw: st.DrawFn) -> ops.SymbolicTensor:
     """A product of two tensors in half precision, perhaps with work before and after it."""
-    dtype, size = draw(st.sampled_from(("float16", "bfloat16"))), st.one_of(st.integers(1, 200), st.integers(1, 25).map(lambda n: 8 * n))
+    dtype, size = (
+        draw(st.sampled_from(("float16", "bfloat16"))),
+        st.one_of(st.integers(1, 200), st.integers(1, 25).map(lambda n: 8 * n)),
+    )
     m, n, k = draw(size), draw(size), draw(size)
     left, right_, out = draw(st.sampled_from((("mk", "kn", "mn"), ("km", "nk", "mn"), ("bmk", "kn", "bmn"), ("kbm", "bnk", "nbm"))))
     extents = {"m": m, "n": n, "k": k, "b": 3}
@@ -217,7 +220,9 @@ def test_faults_in_how_operands_lie_are_caught(which: int) -> None:
 
 
 @needs_cxx
-@pytest.mark.parametrize("field, value", [("swizzle_bytes", 0), ("box", (16, 32)), ("strides_bytes", (1040,)), ("extents", (496, 128))])
+@pytest.mark.parametrize(
+    "field, value", [("swizzle_bytes", 0), ("box", (16, 32)), ("strides_bytes", (1040,)), ("extents", (496, 128))]
+)
 def test_faults_in_descriptions_are_caught(field: str, value: object) -> None:
     op, artifact = pipelined()
     (kernel,) = artifact.launch["kernels"]

@@ -29,12 +29,21 @@ def T(name: str, *shape: int, dtype: str = "float16") -> ops.SymbolicTensor:
     return ops.tensor(shape, dtype, name=name)
 
 
-def on_tensor_cores(op: ops.SymbolicTensor, chip: str = "a100", top_k: int = 3) -> list[Artifact]:
-    """Kernels of the best programs that multiply matrices."""
-    choices = roller.compile(op, device=f"cuda:{chip}", top_k=top_k).candidates
-    found = [c.program for c in choices if any(s.atom.kind == "matrix" for s in c.program.stages)]
+def on_tensor_cores(op: ops.SymbolicTensor, chip: str = "a100", count: int = 3) -> list[Artifact]:
+    """Kernels of the best programs that multiply matrices; of tiny products others may be better."""
+    choices = roller.compile(op, device=f"cuda:{chip}", top_k=60).candidates
+    found = [c.program for c in choices if any(s.atom.kind == "matrix" for s in c.program.stages)][:count]
     assert found, "no program for tensor cores among the best"
     return [text_of(load_spec(f"cuda:{chip}"), program) for program in found]
+
+
+def of_whole_warps(op: ops.SymbolicTensor, chip: str = "a100") -> Artifact:
+    """A kernel whose warps share no reduction and read several matrices of each operand at a time."""
+    for choice in roller.compile(op, device=f"cuda:{chip}", top_k=60).candidates:
+        (stage,) = choice.program.stages
+        if stage.atom.kind == "matrix" and not stage.cooperate and min(stage.inner[:2]) >= 16 and stage.split == 1:
+            return text_of(load_spec(f"cuda:{chip}"), choice.program)
+    raise AssertionError("no such program among the best")
 
 
 def right(op: ops.SymbolicTensor, artifact: Artifact, backwards: bool, eager: bool = False) -> None:
@@ -70,9 +79,9 @@ def test_products_are_right(name: str, dtype: str) -> None:
 
 
 @st.composite
-def products(draw: st.DrawFn) -> ops.SymbolicTensor:
-    """A product of two tensors in half precision, perhaps with work before and after it."""
-    dtype, size = draw(st.sampled_from(HALVES)), st.integers(1, 70)
+def products(draw: st.DrawFn, dtypes: tuple[str, ...]) -> ops.SymbolicTensor:
+    """A product of two tensors of these types, perhaps with work before and after it."""
+    dtype, size = draw(st.sampled_from(dtypes)), st.integers(1, 70)
     m, n, k = draw(size), draw(size), draw(size)
     left, right, out = draw(st.sampled_from((("mk", "kn", "mn"), ("km", "nk", "mn"), ("bmk", "kn", "bmn"), ("kbm", "bnk", "nbm"))))
     extents = {"m": m, "n": n, "k": k, "b": 3}
@@ -80,12 +89,16 @@ def products(draw: st.DrawFn) -> ops.SymbolicTensor:
     if draw(st.booleans()):
         a = ops.relu(a)
     product = ops.einsum(f"{left},{right}->{out}", a, b)
-    return product + ops.tensor(product.shape[-1:], dtype) if draw(st.booleans()) else product
+    return product + ops.tensor(product.shape[-1:], product.dtype) if draw(st.booleans()) else product
+
+
+MULTIPLIED = {"a100": (*HALVES, "int8"), "rtx4090": (*HALVES, "int8"), "v100": ("float16",)}  # types that tensor cores take
 
 
 def random_product(data: st.DataObject) -> None:
-    op = data.draw(products())
-    expr, spec = expression(op), load_spec(f"cuda:{data.draw(st.sampled_from(('a100', 'rtx4090')))}")
+    chip = data.draw(st.sampled_from(tuple(MULTIPLIED)))
+    op = data.draw(products(MULTIPLIED[chip]))
+    expr, spec = expression(op), load_spec(f"cuda:{chip}")
     drawn = roller.enumerate_programs(op, "cuda", spec=spec).sample(30, seed=data.draw(st.integers(0, 10**6)))
     program = next((p for p in drawn if p.stages[0].atom.kind == "matrix" and codegen.refusal(spec, p) is None), None)
     assume(program is not None)
@@ -129,9 +142,15 @@ def atoms_of(op: ops.SymbolicTensor, chip: str) -> set[str]:
 
 @needs_compiler
 def test_the_path_follows_from_types_and_accesses() -> None:
-    """Tensor cores where a product of halves adds up in float32; else the CUDA cores."""
+    """Tensor cores where a product of halves adds up in float32, or one of bytes in int32; else the CUDA cores."""
     half = ops.matmul(T("a", 512, 512), T("b", 512, 512))
     assert atoms_of(half, "a100") == {"mma_m16n8k16_f16"}
+    assert atoms_of(half, "v100") == {"wmma_m16n16k16"}
+    bytes_ = ops.matmul(T("a", 512, 512, dtype="int8"), T("b", 512, 512, dtype="int8"), transpose_b=True)
+    assert atoms_of(bytes_, "a100") == {"mma_m16n8k32_s8"}
+    assert atoms_of(ops.matmul(T("a", 2048, 2048), T("b", 2048, 2048)), "h100") < {
+        a.name for a in load_spec("cuda:h100").atoms if "wgmma" in a.name
+    }
     assert atoms_of(ops.matmul(T("a", 512, 512, dtype="float32"), T("b", 512, 512, dtype="float32")), "a100") == {"f32"}
     assert atoms_of(ops.reduce_sum(T("a", 512, 512), 1), "a100") == {"f32"}
     assert "mma_m16n8k16_f16" in str(roller.compile(half, device="cuda:a100").explain())
@@ -182,7 +201,24 @@ def caught(expr: TensorExpr, artifact: Artifact, call: str, before: str, after: 
 )
 def test_faults_in_fragments_are_caught(call: str, before: str, after: str) -> None:
     op = ops.matmul(T("a", 64, 96), T("b", 96, 64))
-    noticed = caught(expression(op), on_tensor_cores(op)[0], call, before, after)
+    noticed = caught(expression(op), of_whole_warps(op), call, before, after)
+    assert noticed
+
+
+@needs_compiler
+@needs_cxx
+@pytest.mark.parametrize(
+    ("call", "before", "after"),
+    [
+        ("roller_mma_quads_row_row(", "quads_row_row", "quads_row_col"),  # taken for another layout
+        ("roller_mma_quads_row_row(", "acc_ptr[1]", "acc_ptr[2]"),
+        ("roller_quads_across<", "_across<", "_across<2 * "),  # the wrong depths
+        ("roller_quads_rows(", "roller_quads_rows(", "(void)("),
+    ],
+)
+def test_faults_in_fragments_of_quad_pairs_are_caught(call: str, before: str, after: str) -> None:
+    op = ops.matmul(T("a", 64, 96), T("b", 96, 64))
+    noticed = caught(expression(op), of_whole_warps(op, "v100"), call, before, after)
     assert noticed
 
 

@@ -1,8 +1,8 @@
 """Panels filled by boxes: an array is described once, and one lane starts copies of boxes of it that arrive by themselves.
 
-A box goes along the panel's rows as far as one is wide, and along the rows of a block; panels with more dimensions take several. What
-lies outside the array arrives as zeros, so that ragged ends and padded windows need no guards. An array is described by its address
-step along each dimension of the nest, or, where windows overlap, by its own dimensions.
+A box goes along the panel's rows as far as one is wide, and along the rows of a block; panels with more dimensions take several.
+What lies outside the array arrives as zeros, so that ragged ends and padded windows need no guards. An array is described by its
+address step along each dimension of the nest, or, where windows overlap, by its own dimensions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from tvm.tirx import For, ForKind
 
-from roller.expr import ELEMENT_BYTES
 from roller.nest import Access, Nest
 from roller.program import StageProgram
 from roller.scalar import Load
@@ -32,8 +31,8 @@ MAP_WORDS = 16  # of 8 bytes: a description of an array
 
 @dataclass(frozen=True)
 class _Side:
-    """One dimension of a described array: extent, address step and start in elements, and the dimensions of the nest that move along
-    it, with how far each does.
+    """One dimension of a described array: extent, address step and start in elements, and the dimensions of the nest that move
+    along it, with how far each does.
     """
 
     extent: int
@@ -64,7 +63,10 @@ class Bulk:
     def _walked(self) -> list[tuple[int, tuple[int, int]]]:
         """The boxes of a panel: trips, and the dimension with the positions that one trip covers."""
         panel, tile = self.panel, self.tile
-        found = [(tile[panel.along] // panel.width, (panel.along, panel.width)), (tile[panel.side] // self.rows, (panel.side, self.rows))]
+        found = [
+            (tile[panel.along] // panel.width, (panel.along, panel.width)),
+            (tile[panel.side] // self.rows, (panel.side, self.rows)),
+        ]
         others = [d for d, s in enumerate(panel.steps) if s and d not in (panel.along, panel.side)]
         return [*found, *((tile[d], (d, 1)) for d in others)]
 
@@ -88,7 +90,9 @@ class Bulk:
 
 
 def bulk_of(block: Block, panel: SwizzledPanel, reader: Reader) -> Bulk | None:
-    """How boxes fill a panel; None where lanes have to: values that are computed, rows that are not aligned, too many dimensions."""
+    """How boxes fill a panel; None where lanes have to: values that are computed, rows that are not aligned, too many
+    dimensions.
+    """
     if not isinstance(panel.value, Load) or panel.value.fill not in (None, 0):
         return None
     program, access = block.program, program_access(reader, panel.value)
@@ -118,8 +122,8 @@ def _by_steps(nest: Nest, access: Access) -> list[_Side] | None:
 
 
 def _by_array(program: StageProgram, access: Access) -> list[_Side] | None:
-    """A side for each dimension of the array, where each is moved along by dimensions of the nest that are single axes, of which one
-    at most is tiled, and a tile that reaches beyond a reduction's end leaves the array with it.
+    """A side for each dimension of the array, where each is moved along by dimensions of the nest that are single axes, of which
+    one at most is tiled, and a tile that reaches beyond a reduction's end leaves the array with it.
     """
     nest, tile = program.nest, program.unit_tile
     names = {d.members[0].name: n for n, d in enumerate(nest.dims)}
@@ -162,7 +166,13 @@ def _described(program: StageProgram, panel: SwizzledPanel, access: Access, side
         return None
     strides = tuple(s.stride * size for s in sides[1:])
     described = TensorMap(
-        access.tensor.name, access.tensor.dtype, tuple(s.extent for s in sides), strides, tuple(box), tuple(steps), panel.width * size
+        access.tensor.name,
+        access.tensor.dtype,
+        tuple(s.extent for s in sides),
+        strides,
+        tuple(box),
+        tuple(steps),
+        panel.width * size,
     )
     carried = argument(f"map{panel.staging.operand}", MAP_WORDS, "int64")
     return Bulk(panel, described, carried, tuple(sides), rows, tile)

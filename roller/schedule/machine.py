@@ -48,8 +48,10 @@ class MatrixUnit(Protocol):
     def fetch(self, role: str, lane: Expr, operand: Operand, held: Buffer) -> list[Stmt]:
         """Read an operand's fragments, those of one atom after another, into a lane's registers."""
 
-    def multiply(self, results: Sequence[Expr], first: Expr, second: Expr) -> Stmt:
-        """One atom: results, row by row, take in the product of the fragments that begin at two places; all are addresses."""
+    def multiply(self, results: Sequence[Expr], first: Expr, second: Expr, turned: tuple[bool, bool]) -> Stmt:
+        """One atom: results, row by row, take in the product of the fragments that begin at two places; all are addresses.
+        `turned`: whether each was read from rows that lie across the reduction.
+        """
 
 
 class Copies(Protocol):
@@ -108,8 +110,8 @@ class PanelUnit(Protocol):
 
 @dataclass(frozen=True)
 class TensorMap:
-    """An array as boxes are copied from it: extents from the innermost dimension outwards, bytes from one position to the next of all
-    but the innermost, the extents of a box and the steps in it (in elements), the bytes within which pieces change places.
+    """An array as boxes are copied from it: extents from the innermost dimension outwards, bytes from one position to the next of
+    all but the innermost, the extents of a box and the steps in it (in elements), the bytes within which pieces change places.
     """
 
     tensor: str
@@ -157,7 +159,9 @@ class Producers(Protocol):
         """One arrival."""
 
     def copy(self, target: Expr, source: Expr, signal: Expr, corner: Sequence[Expr]) -> Stmt:
-        """Start to copy the box at a corner of an array into a panel; its bytes arrive at the signal, zeros for what lies outside."""
+        """Start to copy the box at a corner of an array into a panel; its bytes arrive at the signal, zeros for what lies
+        outside.
+        """
 
     def visible(self) -> Stmt:
         """What the lane has stored is seen by atoms that read panels."""

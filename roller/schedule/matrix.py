@@ -139,8 +139,16 @@ class GroupLane(Lane):
             parts = []
             for (role, operand), (places, held, _) in zip(self.sides, fragments, strict=True):
                 parts.append(pointer(held, places[self._projected(corner, operand)] * self._unit.registers[role]))
-            statements.append(self._unit.multiply(self._results_of(corner, slot, spare), *parts))
+            statements.append(self._unit.multiply(self._results_of(corner, slot, spare), parts[0], parts[1], self._turned))
         return statements
+
+    @cached_property
+    def _turned(self) -> tuple[bool, bool]:
+        """Whether the panels' rows lie across the reduction."""
+        depth = self.program.role("k")
+        assert depth is not None
+        first, second = (self.panels[operand].steps[depth] != 1 for _, operand in self.sides)
+        return first, second
 
     @cached_property
     def sides(self) -> list[tuple[str, int]]:

@@ -83,7 +83,6 @@ class Reader:
         fill = scalar.constant(node.fill if node.fill is not None else 0, node.dtype)
         return tirx.if_then_else(inside, load(window.buffer, where), fill)
 
-
     def inside(self, node: Load, point: Point) -> Expr | None:
         """Whether a load's index lies inside the array; None where it always does."""
         access = self._accesses[node.tensor, node.index][1]

@@ -108,8 +108,9 @@ def shared_panel(block: Block, staging: Staging, ahead: int | None) -> SharedPan
 
 
 class Filling:
-    """How the lanes of a block, or a crew of them, fill one panel: each computes its share of the values, at once or in two steps, so that something
-    else can be done while what was read is on its way; or it starts copies that run by themselves, where nothing is to compute.
+    """How the lanes of a block, or a crew of them, fill one panel: each computes its share of the values, at once or in two steps,
+    so that something else can be done while what was read is on its way; or it starts copies that run by themselves, where nothing
+    is to compute.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""Blocks whose lanes divide labour: some fill panels, the others start matrix atoms that read them, and neither waits for more than it
-must.
+"""Blocks whose lanes divide labour: some fill panels, the others start matrix atoms that read them, and neither waits for more
+than it must.
 
 Panels lie in rings of copies. Producers walk the same loops as consumers, as far ahead as there are copies; a signal says of
-each copy that it is full, another one that it is empty again. Blocks take one unit tile after another, so that the first panels of the
-next one arrive while results of the last one are stored.
+each copy that it is full, another one that it is empty again. Blocks take one unit tile after another, so that the first panels of
+the next one arrive while results of the last one are stored.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ def panel_unit(block: GroupBlock) -> PanelUnit:
 
 @dataclass
 class Ring:
-    """Panels that are filled inside the same loops, each in as many copies, whose signals are the pairs from `first` on. Each role has
-    registers of its own for the copy that it has come to and the parity of its round; consumers also for the copy that they used
-    last, and whether they have yet to give it back.
+    """Panels that are filled inside the same loops, each in as many copies, whose signals are the pairs from `first` on. Each role
+    has registers of its own for the copy that it has come to and the parity of its round; consumers also for the copy that they
+    used last, and whether they have yet to give it back.
     """
 
     depth: int
@@ -213,7 +213,7 @@ class SpecialisedStage(Stage):
         threads = self.consumers + self.producers.lanes
         launched = launched_over(body, block_var, self.blocks, self.block.thread, threads)
         size = shared_bytes(self.program, self.machine)
-        return GridKernel(name, launched, (*plain, *(b.argument for b in found)), self.blocks, threads, size, maps)
+        return GridKernel(name, launched, (*plain, *(b.argument for b in found)), self.blocks, threads, size, self.number, maps)
 
     def _tensor(self, operand: int) -> str:
         return next(a.tensor.name for a in self.nest.inputs if a.factor == operand)
@@ -291,7 +291,9 @@ class SpecialisedStage(Stage):
         slot, producers = load(ring.slot, 0), self.producers
         full = self._at(ring, slot, FULL)
         bulks = [b for p in ring.panels if (b := self.bulks[p.staging.operand]) is not None]
-        carried = [Filling(self.block, p, self.reader, None, self.crew) for p in ring.panels if self.bulks[p.staging.operand] is None]
+        carried = [
+            Filling(self.block, p, self.reader, None, self.crew) for p in ring.panels if self.bulks[p.staging.operand] is None
+        ]
         statements = [producers.wait(self._at(ring, slot, EMPTY), tirx.bitwise_xor(load(ring.phase, 0), index(1)))]
         if bulks:
             started = [producers.expect(full, sum(b.bytes for b in bulks), arrive=not carried)]

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tvm import tirx
 from tvm.tirx import ForKind
 
 from roller.expr import ELEMENT_BYTES
-from roller.program import RProgram, StageProgram, copy_depth
+from roller.program import StageProgram, copy_depth
 from roller.schedule import matrix, walk
 from roller.schedule.gather import combined_lanes, meeting_bytes
 from roller.schedule.machine import Machine, TensorMap
@@ -51,8 +51,8 @@ COMBINE_THREADS = 256  # of a block that adds up partial results, one output eac
 
 @dataclass(frozen=True)
 class GridKernel:
-    """One launch: its statements, with `blockIdx.x` and `threadIdx.x` bound, and the arrays that it takes. `maps`: arguments that are
-    no arrays, but say how one lies in memory.
+    """One launch: its statements, with `blockIdx.x` and `threadIdx.x` bound, and the arrays that it takes. `maps`: arguments that
+    are no arrays, but say how one lies in memory.
     """
 
     name: str
@@ -61,6 +61,7 @@ class GridKernel:
     blocks: int
     threads: int
     shared_bytes: int = 0
+    stage: int | None = None  # the number of the stage whose tiles it computes; None for those that combine parts
     maps: Mapping[str, TensorMap] = field(default_factory=dict)
 
 
@@ -93,16 +94,35 @@ def panels_of(block: Block, machine: Machine) -> list[SharedPanel]:
     reader = Reader(program.nest, {})
     fillings = [Filling(block, shared_panel(block, s, None), reader, machine.copies) for s in last]
     carried = [f for f in fillings if f.machine is None]
-    room = all(s.depth == 2 for s in last) and _registers_ahead(block, carried) <= MOST_REGISTERS if carried else True
-    ahead = serial and all(s.depth > 1 for s in last) and room
-    return [shared_panel(block, s, loop_number if ahead and s in last else None) for s in program.staged]
+    accumulators = block.outputs * -(-program.nest.accumulator_bytes // REGISTER_BYTES)
+    ahead = serial and all(s.depth > 1 for s in last) and accumulators + _held(carried) <= MOST_REGISTERS
+    most = 2 if carried else max((s.depth for s in last), default=1)  # what lanes carry is one step ahead, not more
+    return [
+        shared_panel(block, replace(s, depth=min(s.depth, most)), loop_number)
+        if ahead and s in last
+        else shared_panel(block, s, None)
+        for s in program.staged
+    ]
 
 
-def _registers_ahead(block: Block, carried: Sequence[Filling]) -> int:
-    """Registers of a lane for accumulators, for what it reads ahead, and for where each of these accesses goes."""
-    nest = block.program.nest
-    held = sum(f.trips * (1 + -(-f.width * ELEMENT_BYTES[f.dtype] // REGISTER_BYTES)) for f in carried)
-    return block.outputs * -(-nest.accumulator_bytes // REGISTER_BYTES) + held
+def _held(carried: Sequence[Filling]) -> int:
+    """Registers of a lane for what it reads ahead, and for where each of these accesses goes."""
+    return sum(f.trips * (1 + -(-f.width * ELEMENT_BYTES[f.dtype] // REGISTER_BYTES)) for f in carried)
+
+
+def registers_ahead(program: StageProgram, machine: Machine) -> int:
+    """Registers of a lane for what it carries from step to step."""
+    return _held([f for f in _fillings(program, machine) if f.machine is None and f.panel.ahead is not None])
+
+
+def started_copies(program: StageProgram, machine: Machine) -> list[int]:
+    """For each panel that copies fill by themselves how many a lane starts for one copy of it."""
+    return [f.trips for f in _fillings(program, machine) if f.machine is not None]
+
+
+def _fillings(program: StageProgram, machine: Machine) -> list[Filling]:
+    block, reader = matrix.block_of(program, machine), Reader(program.nest, {})
+    return [Filling(block, panel, reader, machine.copies) for panel in panels_of(block, machine)]
 
 
 @dataclass
@@ -157,7 +177,7 @@ class Stage:
     def _kernel(self, name: str, body: Stmt, block_var: Expr, arguments: tuple[Buffer, ...], blocks: int) -> GridKernel:
         threads = self.block.threads
         launched = launched_over(body, block_var, blocks, self.block.thread, threads)
-        return GridKernel(name, launched, arguments, blocks, threads, staged_bytes(self.program, self.machine))
+        return GridKernel(name, launched, arguments, blocks, threads, staged_bytes(self.program, self.machine), self.number)
 
     # --- loops --------------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
-"""Panels that matrix atoms read where they lie: rows of up to 128 bytes, in which pieces of 16 bytes change places from row to row, so
-that neither those who stand in several rows nor those who go along one meet in a bank.
+"""Panels that matrix atoms read where they lie: rows of up to 128 bytes, in which pieces of 16 bytes change places from row to
+row, so that neither those who stand in several rows nor those who go along one meet in a bank.
 
 A panel is cut along the direction in which its source is contiguous into blocks as wide as a row; in a block, rows follow one
 another along the atom's other role. This is the layout that boxes are copied into (`roller.schedule.bulk`).

@@ -77,6 +77,12 @@ def roller_measure_spec() -> HardwareSpec:
 
 
 @hookimpl
+def roller_assembly(artifact: Artifact) -> str:
+    """The machine code, as `nvdisasm` shows it."""
+    return _module("disassembly").text(artifact.data) if artifact.data else ""
+
+
+@hookimpl
 def roller_requirements() -> tuple[str, ...]:
     """A compiler, a driver and a GPU."""
     return (*_module("toolchain").problems(), *_module("runtime").problems())

@@ -14,18 +14,25 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from roller.fit import Fit
 from roller.plugin import CodegenError, HardwareSpec, KernelSource, RProgram
 from roller.schedule import grid
-from roller.schedule.grid import GridKernel
 from roller.schedule.machine import Machine
+from roller.schedule.stage import GridKernel
 from roller.schedule.swizzled import ALIGNMENT
 from roller.schedule.tir import argument
-from roller_cuda import hopper, tensor_cores
+from roller.tile import Geometry
+from roller_cuda import hopper, occupancy, tensor_cores
 from roller_cuda.copies import FIRST_CAPABILITY, AsyncCopies
 
 SKIPPED = ["s_tir.ThreadSync"]  # adds barriers where it cannot see that there are enough
 HERE = Path(__file__).parent
-WANTED = {"roller_mma": "tensor_cores.cuh", "roller_copies": "copies.cuh", "roller_signals": "hopper.cuh"}  # for what a kernel calls
+WANTED = {
+    "roller_ldmatrix": "tensor_cores.cuh",
+    "roller_quads": "quads.cuh",
+    "roller_copies": "copies.cuh",
+    "roller_signals": "hopper.cuh",
+}  # for what a kernel calls
 HEADERS = {"half": "cuda_fp16.h", "nv_bfloat16": "cuda_bf16.h"}
 PRINTED_ARCH = (
     "sm_80"  # what TVM prints for: from there on it has a word for bfloat16, which the toolkit's headers know on every chip
@@ -45,7 +52,7 @@ def generate(spec: HardwareSpec, program: RProgram) -> KernelSource:
     text = _whole(_printed(kernels, spec)) if kernels else ""
     orders = _orders(text)
     launch = {
-        "kernels": [_describe(kernel, orders) for kernel in kernels],
+        "kernels": [_describe(kernel, orders, _registers(spec, program, kernel)) for kernel in kernels],
         "workspaces": [{"name": s.name, "elements": s.elements, "dtype": s.dtype} for s in spaces],
         "inputs": [t.name for t in expr.inputs],
         "tensors": [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype} for t in expr.inputs],
@@ -129,7 +136,16 @@ def _orders(text: str) -> dict[str, list[str]]:
     return found
 
 
-def _describe(kernel: GridKernel, orders: dict[str, list[str]]) -> dict[str, Any]:
+def _registers(spec: HardwareSpec, program: RProgram, kernel: GridKernel) -> int | None:
+    """What a thread of a stage's kernel is predicted to take; None for those that only combine parts."""
+    if kernel.stage is None:
+        return None
+    stage = program.stages[kernel.stage]
+    held = Fit(spec, stage.nest, Geometry(stage.nest)).inner_bytes(stage.inner, stage.mapping, stage.atom)
+    return occupancy.predicted_registers(spec, stage, machine(spec), held, kernel.threads)
+
+
+def _describe(kernel: GridKernel, orders: dict[str, list[str]], registers: int | None) -> dict[str, Any]:
     name = f"{kernel.name}_kernel"
     if name not in orders:
         raise CodegenError(f"the text has no kernel {name!r}, only {', '.join(orders) or 'none'}")
@@ -139,5 +155,6 @@ def _describe(kernel: GridKernel, orders: dict[str, list[str]]) -> dict[str, Any
         "blocks": kernel.blocks,
         "threads": kernel.threads,
         "shared_bytes": kernel.shared_bytes,
+        **({} if registers is None else {"predicted_registers": registers}),
         **({"maps": {name: asdict(found) for name, found in kernel.maps.items()}} if kernel.maps else {}),
     }

@@ -86,25 +86,28 @@ template <class... C> inline void copy_box(void *to, const void *map, void *sign
 }
 
 // One element of an operand in rows of `row` bytes; `across` bytes further it goes on along the rows.
-template <class T, int row, int across, bool turned> inline float element(const void *at, int side, int depth) {
+template <class T, class Sum, int row, int across, bool turned> inline Sum element(const void *at, int side, int depth) {
     const int down = turned ? depth : side, along = (turned ? side : depth) * static_cast<int>(sizeof(T));
     size_t place = static_cast<size_t>(static_cast<const char *>(at) - shared);
     place += turned ? along / row * across + along % row : along;
     place += down * row;
     T value;
     std::memcpy(&value, shared + swizzled(place, row), sizeof(T));
-    return static_cast<float>(value);
+    return static_cast<Sum>(value);
 }
 
-template <class T, int columns, int up, int over, int row_a, int across_a, int turned_a, int row_b, int across_b, int turned_b>
-inline void wgmma(float *d, const void *a, const void *b) {
+template <class T, class Sum, int columns, int up, int over, int row_a, int across_a, int turned_a, int row_b, int across_b, int turned_b>
+inline void wgmma(void *results, const void *a, const void *b) {
+    constexpr int depth = 32 / sizeof(T);
+    Sum *d = static_cast<Sum *>(results);
     const int lane = current % 128, first = lane / WARP * 16 + lane % WARP / 4;
     for (int lower = 0; lower < 2; lower++) {
-        float left[16];
-        for (int k = 0; k < 16; k++) left[k] = element<T, row_a, across_a, turned_a>(a, first + 8 * lower, k);
+        Sum left[depth];
+        for (int k = 0; k < depth; k++) left[k] = element<T, Sum, row_a, across_a, turned_a>(a, first + 8 * lower, k);
         for (int one = 0; one < columns / 4; one++) {
-            float &sum = d[lower * up + one * over];
-            for (int k = 0; k < 16; k++) sum += left[k] * element<T, row_b, across_b, turned_b>(b, one / 2 * 8 + 2 * (lane % 4) + one % 2, k);
+            const int column = one / 2 * 8 + 2 * (lane % 4) + one % 2;
+            Sum &sum = d[lower * up + one * over];
+            for (int k = 0; k < depth; k++) sum += left[k] * element<T, Sum, row_b, across_b, turned_b>(b, column, k);
         }
     }
 }

@@ -22,7 +22,7 @@ struct Pointer {  // to an array of whatever type the kernel takes
 
 struct Copy { void *to; const void *from; int size, inside; };
 
-struct Started { void (*compute)(float *, const void *, const void *); float *d; const void *a, *b; };  // a product that runs by itself
+struct Started { void (*compute)(void *, const void *, const void *); void *d; const void *a, *b; };  // a product that runs by itself
 
 struct Fiber {
     ucontext_t first;
@@ -147,6 +147,62 @@ template <class T> inline void mma_m16n8k16(float *d0, float *d1, float *d2, flo
             for (int r = 0; r < 4; r++) {
                 float &sum = *static_cast<Product *>(all[lane])->d[r];
                 for (int k = 0; k < 16; k++) sum += left[lane / 4 + 8 * (r / 2)][k] * right[k][2 * (lane % 4) + r % 2];
+            }
+    });
+}
+
+struct IntegerProduct { int *d[4]; const unsigned *a, *b; };
+
+inline int byte_of(unsigned word, int which) { return static_cast<int8_t>(word >> 8 * which & 0xff); }
+
+inline void mma_m16n8k32_s8(int *d0, int *d1, int *d2, int *d3, const unsigned *a, const unsigned *b) {
+    IntegerProduct mine{{d0, d1, d2, d3}, a, b};
+    together(&mine, [](void **all) {
+        int left[16][32], right[32][8];
+        for (int lane = 0; lane < WARP; lane++) {
+            const IntegerProduct &part = *static_cast<IntegerProduct *>(all[lane]);
+            for (int which = 0; which < 4; which++) {
+                const int far = lane / 4, near = 4 * (lane % 4) + which;
+                for (int r = 0; r < 4; r++) left[far + 8 * (r % 2)][near + 16 * (r / 2)] = byte_of(part.a[r], which);
+                for (int r = 0; r < 2; r++) right[near + 16 * r][far] = byte_of(part.b[r], which);
+            }
+        }
+        for (int lane = 0; lane < WARP; lane++)
+            for (int r = 0; r < 4; r++) {
+                int &sum = *static_cast<IntegerProduct *>(all[lane])->d[r];
+                for (int k = 0; k < 32; k++) sum += left[lane / 4 + 8 * (r / 2)][k] * right[k][2 * (lane % 4) + r % 2];
+            }
+    });
+}
+
+struct QuadProduct { float *d[8]; const unsigned *a, *b; };  // results in the order of registers
+
+// Each pair of quads, lanes 4 p to 4 p + 3 and those 16 further, has 8 x 8 results of its own; four steps of a depth of 4.
+template <bool left_turned, bool right_turned>
+inline void mma_quads(float *d0, float *d1, float *d4, float *d5, float *d2, float *d3, float *d6, float *d7, const unsigned *a, const unsigned *b) {
+    QuadProduct mine{{d0, d1, d2, d3, d4, d5, d6, d7}, a, b};
+    together(&mine, [](void **all) {
+        for (int step = 0; step < 4; step++)
+            for (int pair = 0; pair < 4; pair++) {
+                float left[8][4], right[4][8];
+                for (int member = 0; member < 8; member++) {
+                    const QuadProduct &part = *static_cast<QuadProduct *>(all[4 * pair + member % 4 + member / 4 * 16]);
+                    for (int n = 0; n < 4; n++) {
+                        const float x = half_of<_Float16>(part.a[2 * step + n / 2], n % 2), y = half_of<_Float16>(part.b[2 * step + n / 2], n % 2);
+                        if (left_turned) left[n + member / 4 * 4][member % 4] = x;
+                        else left[member][n] = x;
+                        if (right_turned) right[member % 4][n + member / 4 * 4] = y;
+                        else right[n][member] = y;
+                    }
+                }
+                for (int member = 0; member < 8; member++) {
+                    const int lane = 4 * pair + member % 4 + member / 4 * 16;
+                    for (int r = 0; r < 8; r++) {
+                        float &sum = *static_cast<QuadProduct *>(all[lane])->d[r];
+                        const int row = (lane & 1) + (r & 2) + member / 4 * 4, column = (lane & 2) + (r & 1) + (r & 4);
+                        for (int k = 0; k < 4; k++) sum += left[row][k] * right[k][column];
+                    }
+                }
             }
     });
 }
@@ -313,6 +369,11 @@ template <class... A> inline void roller_ldmatrix_x2_trans(A... a) { emulator::l
 template <class... A> inline void roller_ldmatrix_x4_trans(A... a) { emulator::ldmatrix<4, true>(a...); }
 template <class... A> inline void roller_mma_m16n8k16_f16(A... a) { emulator::mma_m16n8k16<half>(a...); }
 template <class... A> inline void roller_mma_m16n8k16_bf16(A... a) { emulator::mma_m16n8k16<nv_bfloat16>(a...); }
+template <class... A> inline void roller_mma_m16n8k32_s8(A... a) { emulator::mma_m16n8k32_s8(a...); }
+template <class... A> inline void roller_mma_quads_row_col(A... a) { emulator::mma_quads<false, false>(a...); }
+template <class... A> inline void roller_mma_quads_row_row(A... a) { emulator::mma_quads<false, true>(a...); }
+template <class... A> inline void roller_mma_quads_col_col(A... a) { emulator::mma_quads<true, false>(a...); }
+template <class... A> inline void roller_mma_quads_col_row(A... a) { emulator::mma_quads<true, true>(a...); }
 inline void roller_copy_async_4(void *to, const void *from, int inside) { emulator::start({to, from, 4, inside}); }
 inline void roller_copy_async_8(void *to, const void *from, int inside) { emulator::start({to, from, 8, inside}); }
 inline void roller_copy_async_16(void *to, const void *from, int inside) { emulator::start({to, from, 16, inside}); }

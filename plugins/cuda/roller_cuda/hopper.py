@@ -1,8 +1,8 @@
-"""Hopper's own path: products of warp groups that read both operands from shared memory (`wgmma`), boxes copied by the tensor memory
-accelerator (TMA), and signals between the warps that start one and those that start the other (`mbarrier`).
+"""Hopper's own path: products of warp groups that read both operands from shared memory (`wgmma`), boxes copied by the tensor
+memory accelerator (TMA), and signals between the warps that start one and those that start the other (`mbarrier`).
 
-The layouts are those of the PTX manual ("Asynchronous warpgroup level matrix multiply-accumulate instructions"): of 64 x n results a
-warp has 16 rows, and in them a lane rows l / 4 and l / 4 + 8, columns 2 (l mod 4) and the next one of every eight.
+The layouts are those of the PTX manual ("Asynchronous warpgroup level matrix multiply-accumulate instructions"): of 64 x n results
+a warp has 16 rows, and in them a lane rows l / 4 and l / 4 + 8, columns 2 (l mod 4) and the next one of every eight.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from tvm import tirx
 
@@ -23,14 +24,33 @@ WARP = 32
 FILLING_REGISTERS = 40  # of a lane that fills panels
 GRANULE = 8  # registers are handed out by so many
 MOST_REGISTERS = 255
-ELEMENTS = {"f16": "half", "bf16": "nv_bfloat16"}
-ATOM = re.compile(r"wgmma_m64n(\d+)k16_(f16|bf16)")
-CALL = re.compile(r"\broller_wgmma_n(\d+)_(f16|bf16)\b")
+ATOM = re.compile(r"wgmma_m64n(\d+)k\d+_(f16|bf16|s8)")
+CALL = re.compile(r"\broller_wgmma_n(\d+)_(f16|bf16|s8)\b")
+
+
+class Kind(NamedTuple):
+    """What an operand's type means: its name in C++, that of results, the depth of one product, the names of both in PTX, and what
+    stands behind the operands: factors, and for 16 bits whether rows lie across the reduction.
+    """
+
+    element: str
+    result: str
+    depth: int
+    types: str
+    constraint: str
+    tail: str
+
+
+KINDS: Mapping[str, Kind] = {
+    "f16": Kind("half", "float", 16, "f32.f16.f16", "f", ", 1, 1, {a}, {b}"),
+    "bf16": Kind("nv_bfloat16", "float", 16, "f32.bf16.bf16", "f", ", 1, 1, {a}, {b}"),
+    "s8": Kind("signed char", "int", 32, "s32.s8.s8", "r", ""),
+}
 
 
 @dataclass(frozen=True)
 class WarpGroupMma:
-    """One `wgmma` of a warp group: 64 x `columns` results of a depth of 16."""
+    """One `wgmma` of a warp group: 64 x `columns` results of a depth of 32 bytes."""
 
     columns: int
     dtype: str
@@ -146,21 +166,23 @@ def products(kernels: str) -> str:
 
 
 def _product(columns: int, dtype: str) -> str:
-    count = columns // 2
+    kind, count = KINDS[dtype], columns // 2
     places = [f"{number // 2 % 2} * up + {number // 4 * 2 + number % 2} * over" for number in range(count)]
     names = ", ".join(f"%{n}" for n in range(count))
-    held = ", ".join(f'"+f"(d[{place}])' for place in places)
-    a, b, turned_a, turned_b = (f"%{count + n}" for n in range(4))
-    text = f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{dtype}.{dtype}"
+    held = ", ".join(f'"+{kind.constraint}"(d[{place}])' for place in places)
+    a, b, *turned = (f"%{count + n}" for n in range(4))
+    text = f"wgmma.mma_async.sync.aligned.m64n{columns}k{kind.depth}.{kind.types}"
+    tail = kind.tail.format(a=turned[0], b=turned[1])
+    numbers = ', "n"(turned_a), "n"(turned_b)' if tail else ""
     return f"""#ifndef ROLLER_EMULATED
 template <int up, int over, int row_a, int across_a, int turned_a, int row_b, int across_b, int turned_b>
-__device__ __forceinline__ void roller_wgmma_n{columns}_{dtype}(float *d, const void *a, const void *b) {{
-    asm volatile("{text} {{{names}}}, {a}, {b}, 1, 1, 1, {turned_a}, {turned_b};"
+__device__ __forceinline__ void roller_wgmma_n{columns}_{dtype}({kind.result} *d, const void *a, const void *b) {{
+    asm volatile("{text} {{{names}}}, {a}, {b}, 1{tail};"
                  : {held}
-                 : "l"(roller_operand<row_a, across_a>(a)), "l"(roller_operand<row_b, across_b>(b)), "n"(turned_a), "n"(turned_b));
+                 : "l"(roller_operand<row_a, across_a>(a)), "l"(roller_operand<row_b, across_b>(b)){numbers});
 }}
 #else
-template <int... layout> inline void roller_wgmma_n{columns}_{dtype}(float *d, const void *a, const void *b) {{
-    emulator::start_product({{emulator::wgmma<{ELEMENTS[dtype]}, {columns}, layout...>, d, a, b}});
+template <int... layout> inline void roller_wgmma_n{columns}_{dtype}({kind.result} *d, const void *a, const void *b) {{
+    emulator::start_product({{emulator::wgmma<{kind.element}, {kind.result}, {columns}, layout...>, d, a, b}});
 }}
 #endif"""

@@ -17,6 +17,11 @@ ROLLER_LDMATRIX_EACH(_trans, ".trans.shared")
                      : "+f"(*d0), "+f"(*d1), "+f"(*d2), "+f"(*d3) \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])); \
     }
+__device__ __forceinline__ void roller_mma_m16n8k32_s8(int *d0, int *d1, int *d2, int *d3, const unsigned *a, const unsigned *b) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+r"(*d0), "+r"(*d1), "+r"(*d2), "+r"(*d3)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
 ROLLER_MMA(roller_mma_m16n8k16_f16, "f32.f16.f16.f32")
 ROLLER_MMA(roller_mma_m16n8k16_bf16, "f32.bf16.bf16.f32")
 #endif

@@ -1,8 +1,8 @@
-"""Tensor cores as matrix units: `mma.sync` with operands that `ldmatrix` reads from shared memory.
+"""Tensor cores as matrix units: `mma.sync` with operands that a warp reads from shared memory.
 
-The layouts are those of the PTX manual (section "Matrix fragments for mma.m16n8k16"): lane l holds results in rows l / 4 and
-l / 4 + 8, columns 2 (l mod 4) and the next one. An operand is made of 8 x 8 matrices, of which `ldmatrix` reads up to four at once;
-each lane gives the address of one row of one of them.
+The layouts are those of the PTX manual, sections "Matrix fragments for mma.m16n8k16", "… for mma.m16n8k32" and "… for mma.m8n8k4".
+From compute capability 8.0 on an operand is made of matrices of 8 rows of 16 bytes, of which `ldmatrix` reads up to four at once;
+each lane gives the address of one row of one of them. On 7.0 every lane reads its own part.
 """
 
 from __future__ import annotations
@@ -14,26 +14,30 @@ from typing import Any
 from tvm import tirx
 
 from roller.plugin import ComputeAtom
-from roller.schedule.machine import Operand
-from roller.schedule.tir import Buffer, Expr, Stmt, called, index, pointer
+from roller.schedule.machine import MatrixUnit, Operand
+from roller.schedule.tir import Buffer, Expr, Stmt, called, index, plus, pointer, times
 from roller_cuda import hopper
 
-SMALL = 8  # rows of a matrix that `ldmatrix` reads, and elements of 16 bits in each
-# Of an operand, in the order of registers: row (for the second operand column) and depth of each.
-MATRICES: Mapping[str, tuple[tuple[int, int], ...]] = {
-    "m": ((0, 0), (SMALL, 0), (0, SMALL), (SMALL, SMALL)),
-    "n": ((0, 0), (0, SMALL)),
-}
+SMALL = 8  # rows of a matrix that `ldmatrix` reads
+ROW_BYTES = 16  # of such a row
+QUARTER = 4  # rows, columns and depth that a lane of a quad pair has to do with
 
 
 @dataclass(frozen=True)
 class WarpMma:
-    """One `mma.sync` of a warp: 16 x 8 results of a depth of 16."""
+    """One `mma.sync` of a warp: 16 x 8 results of a depth of 32 bytes."""
 
     function: str
+    element_bytes: int = 2
     dtype: str = "uint32"
     results: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: {"m": (0, SMALL), "n": (0, 1)})
-    registers: Mapping[str, int] = field(default_factory=lambda: {role: len(found) for role, found in MATRICES.items()})
+    registers: Mapping[str, int] = field(default_factory=lambda: {"m": 4, "n": 2})
+
+    @property
+    def matrices(self) -> Mapping[str, tuple[tuple[int, int], ...]]:
+        """The matrices of an operand in the order of registers: row (for the second operand column) and depth of each."""
+        deep = ROW_BYTES // self.element_bytes
+        return {"m": ((0, 0), (SMALL, 0), (0, deep), (SMALL, deep)), "n": ((0, 0), (0, deep))}
 
     def first(self, role: str, lane: Expr) -> Expr:
         """The row or column of a lane's first result."""
@@ -45,7 +49,7 @@ class WarpMma:
         along = operand.side_step if turned else operand.depth_step
         assert along <= 1, "a panel's rows lie along a role of the atom"
         pitch = operand.depth_step if turned else operand.side_step
-        apart = [side * operand.side_step + deep * operand.depth_step for side, deep in MATRICES[role]]
+        apart = [side * operand.side_step + deep * operand.depth_step for side, deep in self.matrices[role]]
         starts = [corner + place for corner in operand.corners for place in apart]
         row = tirx.floormod(lane, index(SMALL)) * index(pitch)
         statements = []
@@ -55,14 +59,65 @@ class WarpMma:
             statements.append(called(name, pointer(held, at, True), pointer(operand.panel, where)))
         return statements
 
-    def multiply(self, results: Sequence[Expr], first: Expr, second: Expr) -> Stmt:
+    def multiply(self, results: Sequence[Expr], first: Expr, second: Expr, _: tuple[bool, bool]) -> Stmt:
         """One `mma.sync`."""
         return called(self.function, *results, first, second)
 
 
-UNITS: Mapping[str, WarpMma] = {
+@dataclass(frozen=True)
+class QuadPairs:
+    """Four `mma.sync.m8n8k4` of a warp, in which each of its four pairs of quads computes 8 x 8 results: 16 x 16 of a depth of
+    16.
+    """
+
+    dtype: str = "uint32"
+    results: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: {"m": (0, 2), "n": (0, 1, 4, 5)})
+    registers: Mapping[str, int] = field(default_factory=lambda: {"m": 8, "n": 8})
+
+    def first(self, role: str, lane: Expr) -> Expr:
+        """The row or column of a lane's first result."""
+        if role == "m":
+            return self._corner(role, lane) + tirx.floormod(lane, index(2)) + self._upper(lane)
+        return self._corner(role, lane) + tirx.floormod(tirx.floordiv(lane, index(2)), index(2)) * index(2)
+
+    def fetch(self, role: str, lane: Expr, operand: Operand, held: Buffer) -> list[Stmt]:
+        """A lane's row of 16 values in two pieces; where rows lie across the reduction, four neighbours at every fourth depth."""
+        within = tirx.floormod(lane, index(QUARTER))
+        statements = []
+        for number, corner in enumerate(operand.corners):
+            start = plus(operand.base, corner)
+            place = number * self.registers[role]
+            if operand.depth_step == 1:
+                row = self._corner(role, lane) + within + self._upper(lane)
+                source = plus(start, times(row, operand.side_step))
+                statements.append(called("roller_quads_rows", pointer(held, place, True), pointer(operand.panel, source)))
+            else:
+                side = times(self._corner(role, lane) + self._upper(lane), operand.side_step)
+                source = plus(plus(start, side), times(within, operand.depth_step))
+                name = f"roller_quads_across<{QUARTER * operand.depth_step}>"
+                statements.append(called(name, pointer(held, place, True), pointer(operand.panel, source)))
+        return statements
+
+    def multiply(self, results: Sequence[Expr], first: Expr, second: Expr, turned: tuple[bool, bool]) -> Stmt:
+        """Four `mma.sync`, one for each depth of 4."""
+        kinds = f"{'col' if turned[0] else 'row'}_{'row' if turned[1] else 'col'}"
+        return called(f"roller_mma_quads_{kinds}", *results, first, second)
+
+    def _corner(self, role: str, lane: Expr) -> Expr:
+        """Where the 8 x 8 results of a lane's quad pair start."""
+        pair = tirx.floormod(tirx.floordiv(lane, index(QUARTER)), index(QUARTER))
+        return (tirx.floordiv(pair, index(2)) if role == "m" else tirx.floormod(pair, index(2))) * index(SMALL)
+
+    def _upper(self, lane: Expr) -> Expr:
+        """The rows (columns) that lie before those of a quad pair's second quad."""
+        return tirx.floordiv(lane, index(16)) * index(QUARTER)
+
+
+UNITS: Mapping[str, MatrixUnit] = {
     "mma_m16n8k16_f16": WarpMma("roller_mma_m16n8k16_f16"),
     "mma_m16n8k16_bf16": WarpMma("roller_mma_m16n8k16_bf16"),
+    "mma_m16n8k32_s8": WarpMma("roller_mma_m16n8k32_s8", element_bytes=1),
+    "wmma_m16n16k16": QuadPairs(),
 }
 
 

@@ -1,6 +1,7 @@
 """CUDA C++ → cubin, with no GPU and no driver: NVRTC from PyPI, or the compiler that `ROLLER_CUDA_COMPILER` names.
 
-What every kernel really takes (registers, spilled bytes, stack) is what the assembler reports.
+What every kernel really takes (registers, stack, static shared memory) is read off the cubin; how much of the stack is spills is
+what the assembler's log says.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from roller.plugin import Artifact, CodegenError, DeviceUnavailableError, HardwareSpec, KernelSource
+from roller_cuda import cubin, occupancy
 
 FORMAT = "cubin"
 COMPILER = "ROLLER_CUDA_COMPILER"
@@ -42,7 +44,21 @@ def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
     kernels = source.launch["kernels"]
     data, log = compiled(source.text, arch) if kernels else (b"", "")
     launch = {**source.launch, "text": source.text, "arch": arch}
-    return Artifact(FORMAT, data, launch, resources(log), spec.device, spec, versions=_versions())
+    found = {**resources(log), **cubin.resources(data)} if data else {}
+    for kernel in kernels:
+        found.update(_taken(spec, kernel, found))
+    return Artifact(FORMAT, data, launch, found, spec.device, spec, versions=_versions())
+
+
+def _taken(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[str, int]) -> dict[str, int]:
+    """What follows from a kernel's registers: the blocks of it that a multiprocessor holds, beside what was predicted."""
+    name, registers = kernel["name"], found.get(f"{kernel['name']}.registers")
+    if registers is None:
+        return {}
+    taken = {f"{name}.resident_blocks": occupancy.resident_blocks(spec, kernel["threads"], registers, kernel["shared_bytes"])}
+    if "predicted_registers" in kernel:
+        taken[f"{name}.predicted_registers"] = kernel["predicted_registers"]
+    return taken
 
 
 def resources(log: str) -> dict[str, int]:
@@ -124,9 +140,9 @@ def _with_nvrtc(text: str, arch: str) -> tuple[bytes, str]:
         words = log.rstrip(b"\0 ").decode(errors="replace")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise refused("NVRTC", words, text)
-        cubin = b" " * _ask(nvrtc, nvrtc.nvrtcGetCUBINSize(program))
-        _ask(nvrtc, nvrtc.nvrtcGetCUBIN(program, cubin))
-        return cubin, words
+        data = b" " * _ask(nvrtc, nvrtc.nvrtcGetCUBINSize(program))
+        _ask(nvrtc, nvrtc.nvrtcGetCUBIN(program, data))
+        return data, words
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 
@@ -152,17 +168,17 @@ def include_folders() -> tuple[str, ...]:
 
 def _with_command(command: str, text: str, arch: str) -> tuple[bytes, str]:
     with tempfile.TemporaryDirectory(prefix="roller-cuda-") as folder:
-        source, cubin = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
+        source, binary = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
         source.write_text(text, encoding="utf-8")
-        call = [command, "-cubin", f"-arch={arch}", *FLAGS, "-o", str(cubin), str(source)]
+        call = [command, "-cubin", f"-arch={arch}", *FLAGS, "-o", str(binary), str(source)]
         try:
             done = subprocess.run(call, capture_output=True, text=True, check=False)
         except OSError as error:
             raise CodegenError(f"{command}: {error.strerror or error}; {COMPILER} must name an nvcc") from error
         log = (done.stdout + done.stderr).replace(str(source), "kernel.cu")
-        if done.returncode or not cubin.is_file():
+        if done.returncode or not binary.is_file():
             raise refused(command, log, text)
-        return cubin.read_bytes(), log
+        return binary.read_bytes(), log
 
 
 def refused(compiler: str, log: str, text: str) -> CodegenError:

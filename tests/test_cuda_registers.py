@@ -1,0 +1,101 @@
+"""What kernels take of a GPU, predicted before the assembler says and read from what it made."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterator
+
+import pytest
+from emulating import needs_compiler
+from hypothesis import given
+from hypothesis import strategies as st
+
+import roller
+from roller import ops
+from roller.chip import load_spec
+from roller.kernel import Artifact
+from roller_cuda import occupancy
+
+CHIPS = ("v100", "a100", "rtx4090", "h100")
+WANTED = 0.15  # the median distance from the binary
+
+
+def drawn(count: int) -> Iterator[tuple[str, ops.SymbolicTensor]]:
+    """Operators of all kinds on all chips, as large as they are in networks."""
+    chance = random.Random(20)
+    for number in range(count):
+        chip, dtype = CHIPS[number % len(CHIPS)], chance.choice(("float32", "float32", "float16"))
+        m, n, k, c = (chance.choice(sizes) for sizes in ((64, 128, 1000, 4096), (96, 512, 3072), (64, 768, 2048), (32, 64, 256)))
+        side, stride = chance.choice((7, 14, 28, 56)), chance.choice((1, 2))
+        kind = number // len(CHIPS) % 5
+        if kind == 0:
+            yield chip, ops.matmul(ops.tensor((m, k), dtype), ops.tensor((k, n), dtype), transpose_b=False)
+        elif kind == 1:
+            yield (
+                chip,
+                ops.conv2d(ops.tensor((16, c, side, side), dtype), ops.tensor((c, c, 3, 3), dtype), padding=1, stride=stride),
+            )
+        elif kind == 2:
+            weights = ops.tensor((c, 1, 3, 3), dtype)
+            yield chip, ops.conv2d(ops.tensor((16, c, side, side), dtype), weights, padding=1, stride=stride, groups=c)
+        elif kind == 3:
+            yield (
+                chip,
+                ops.relu(
+                    ops.matmul(ops.tensor((m, k), dtype), ops.tensor((n, k), dtype), transpose_b=True) + ops.tensor((n,), dtype)
+                ),
+            )
+        else:
+            yield chip, ops.reduce_sum(ops.tensor((m, k), dtype), 1)
+
+
+@needs_compiler
+def test_registers_are_predicted() -> None:
+    """Over 60 kernels, the chosen ones of operators that nobody picked."""
+    apart, seen = [], 0
+    for chip, op in drawn(64):
+        artifact = roller.compile(op, device=f"cuda:{chip}").artifact
+        for name, (predicted, taken) in registers_of(artifact).items():
+            seen += 1
+            apart.append(abs(predicted - taken) / taken)
+            assert artifact.resources[f"{name}.resident_blocks"] >= 1, f"{name} does not fit on {chip}"
+    assert seen >= 60
+    assert statistics.median(apart) <= WANTED
+
+
+def registers_of(artifact: Artifact) -> dict[str, tuple[int, int]]:
+    """Predicted and real registers of each kernel that has a prediction."""
+    names = [k["name"] for k in artifact.launch["kernels"] if "predicted_registers" in k]
+    return {n: (artifact.resources[f"{n}.predicted_registers"], artifact.resources[f"{n}.registers"]) for n in names}
+
+
+# Of the occupancy tables of the CUDA toolkit's documentation: threads, registers, dynamic shared bytes → blocks.
+@pytest.mark.parametrize(
+    ("chip", "threads", "registers", "shared", "blocks"),
+    [
+        ("a100", 256, 32, 0, 8),  # by threads: 2048
+        ("a100", 256, 128, 0, 2),  # by registers: 65536
+        ("a100", 256, 255, 0, 1),
+        ("a100", 128, 40, 48 << 10, 3),  # by shared memory: 164 KiB, one more for each block
+        ("a100", 32, 16, 0, 32),  # by blocks
+        ("rtx4090", 256, 32, 0, 6),  # 1536 threads
+        ("rtx4090", 32, 16, 0, 24),
+        ("v100", 96, 96, 0, 6),  # four partitions of 16384 registers: five warps each
+        ("h100", 384, 168, 200 << 10, 1),
+        ("h100", 1024, 64, 0, 1),
+    ],
+)
+def test_blocks_on_a_multiprocessor(chip: str, threads: int, registers: int, shared: int, blocks: int) -> None:
+    assert occupancy.resident_blocks(load_spec(f"cuda:{chip}"), threads, registers, shared) == blocks
+
+
+@given(st.sampled_from(CHIPS), st.integers(1, 32), st.integers(16, 255), st.integers(0, 160 << 10))
+def test_more_of_anything_leaves_no_more_blocks(chip: str, warps: int, registers: int, shared: int) -> None:
+    spec = load_spec(f"cuda:{chip}")
+    here = occupancy.resident_blocks(spec, 32 * warps, registers, shared)
+    assert here >= occupancy.resident_blocks(spec, 32 * warps, registers + 1, shared)
+    assert here >= occupancy.resident_blocks(spec, 32 * warps, registers, shared + 1024)
+    assert here >= occupancy.resident_blocks(spec, 32 * (warps + 1), registers, shared)
+    if registers <= occupancy.limit(spec, 32 * warps):
+        assert occupancy.resident_blocks(spec, 32 * warps, registers, 0) >= 1
