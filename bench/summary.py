@@ -18,9 +18,9 @@ VECTORS = {"avx512f": ", AVX-512", "avx2": ", AVX2"}  # widest first
 
 
 def results(folder: Path = RESULTS) -> list[Result]:
-    """All result files, by machine and name; those of runs that time nothing name no threads, and are left out."""
+    """All result files, by machine and name; those of runs that time nothing name neither threads nor a GPU, and are left out."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*/*.json"))]
-    return [result for result in found if "threads" in result]
+    return [result for result in found if "threads" in result or "gpu" in result.get("device", {})]
 
 
 def ratio_lines(found: Result) -> Iterator[str]:
