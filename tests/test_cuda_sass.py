@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 from dataclasses import replace
 from functools import cache
@@ -26,7 +27,8 @@ from roller_cuda.registers import Registers, repeated
 
 SIZE = 4096
 CHIPS = ("v100-pcie", "a100", "rtx4090", "h100")
-WITH_MATRICES = CHIPS[1:]
+WITH_FRAGMENTS, WITH_GROUPS = ("a100", "rtx4090"), ("h100",)  # where products take operands from registers, and from shared memory
+WITH_MATRICES = (*WITH_FRAGMENTS, *WITH_GROUPS)
 LEAST_FFMA = 0.9
 REDUCE_TRIPS, BLOCKS = 3, 2  # of a kernel made small: enough for every stage of its pipeline, and for tiles that meet
 
@@ -85,23 +87,29 @@ def test_no_hot_loop_spills_or_divides(chip: str, dtype: str) -> None:
     assert code.hot.repeated_shared_reads == 0
 
 
-# What keeps the loop below the share where it is missed: its step is not unrolled, and every read adds its panel's place to
-# an index before it scales it, which the assembler cannot put into the read.
-ADDRESSED = pytest.mark.xfail(
-    strict=True, reason="addresses are computed anew in every step: 0.81 on rtx4090 and h100, 0.88 on v100"
-)
-
-
-@pytest.mark.parametrize(
-    "chip", [pytest.param(c, marks=[ADDRESSED] if c in ("v100-pcie", "rtx4090", "h100") else []) for c in CHIPS]
-)
+@pytest.mark.parametrize("chip", CHIPS)
 def test_the_loop_of_a_product_in_float32_is_multiply_adds(chip: str) -> None:
     hot = compiled(chip, "float32").code.hot
     assert hot.is_loop
     assert hot.share("FFMA") >= LEAST_FFMA, dict(hot.bases)
 
 
-@pytest.mark.parametrize("chip", WITH_MATRICES)
+@pytest.mark.parametrize("chip", WITH_GROUPS)
+def test_products_of_warp_groups_run_by_themselves(chip: str) -> None:
+    """All products of a step are started, one after another, before anybody waits, and then only for those of the step before."""
+    stage, code, _ = compiled(chip, "float16")
+    columns = stage.atom.extents["n"]
+    assert set(code.hot.matrix_products) == {f"HGMMA.64x{columns}x16.F32"}
+    tile = dict(zip([d.name for d in stage.nest.dims], stage.unit_tile, strict=True))
+    groups = math.prod(tile[d] // e for d, e in zip(("m", "n"), stage.inner[:2], strict=True))
+    done = sum(code.hot.matrix_products.values()) * math.prod(e for e in stage.atom.extents.values() if isinstance(e, int)) * groups
+    assert done == tile["m"] * tile["n"] * tile["k"]
+    assert code.hot.drains == 0
+    assert sum(i.name.startswith("WARPGROUP.DEPBAR") for i in code.hot.running) == 1
+    assert code.hot.bytes_of("LDS") == code.hot.bytes_of("LDSM") == code.hot.local_accesses == 0
+
+
+@pytest.mark.parametrize("chip", WITH_FRAGMENTS)
 def test_fragments_are_read_once_and_are_what_the_tile_says(chip: str) -> None:
     """A warp's tile of m x n results wants (m + n) x 2 bytes of fragments for every m x n multiply-adds."""
     stage, code, _ = compiled(chip, "float16")
@@ -112,7 +120,7 @@ def test_fragments_are_read_once_and_are_what_the_tile_says(chip: str) -> None:
     assert code.hot.bytes_of("LDS") == 0
 
 
-@pytest.mark.parametrize("chip", WITH_MATRICES)
+@pytest.mark.parametrize("chip", WITH_FRAGMENTS)
 def test_copies_that_run_by_themselves_bring_what_the_block_tile_says(chip: str) -> None:
     """What a warp copies in one turn of the loop, times the warps, is the panels of a step: nothing is copied twice."""
     stage, code, kernel = compiled(chip, "float16")

@@ -80,8 +80,12 @@ def array_width(block: Block, number: int) -> tuple[int, int]:
     return 0, 1
 
 
-def panel_source(block: Block, panel: SharedPanel, reduced: dict[int, Position], slot: Position) -> Source:
-    """One copy of a panel in shared memory; `reduced`: where the lane's tile starts along each reduction."""
+def panel_source(
+    block: Block, panel: SharedPanel, reduced: dict[int, Position], slot: Position, near: Buffer | None = None
+) -> Source:
+    """One copy of a panel in shared memory; `reduced`: where the lane's tile starts along each reduction. `near`: a view of that
+    copy from the lane's first point on.
+    """
     touches = tuple(step > 0 for step in panel.steps)
     along = next((d for d, step in enumerate(panel.steps) if step == 1), 0)
     size = block.program.nest.accumulator_bytes
@@ -89,6 +93,8 @@ def panel_source(block: Block, panel: SharedPanel, reduced: dict[int, Position],
     others = [*(s for d, s in enumerate(panel.steps) if s and d != along), panel.size]
     while width > 1 and (not block.aligned(along, width) or any(s % width for s in others)):
         width //= 2
+    if near is not None:
+        return Source(near, touches, lambda o: panel.moved(block, reduced, o), along, width)
     return Source(panel.buffer, touches, lambda o: panel.address(block, reduced, slot, o), along, width)
 
 

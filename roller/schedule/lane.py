@@ -31,6 +31,7 @@ from roller.schedule.tir import (
     sequence,
     store,
     times,
+    view,
     when,
 )
 from roller.schedule.walk import Position, State
@@ -51,6 +52,7 @@ class Lane:
     partial: Buffer | None = None
     part: Position = 0
     copy: Position = 0  # of the panels, the one that is read
+    views: dict[int, Buffer] = field(default_factory=dict)  # of panels, from the lane's first point on
 
     @property
     def program(self) -> StageProgram:
@@ -117,9 +119,8 @@ class Lane:
         statements, panels, arrays = [], {}, {}
         reduced = {d: self._reduced(state, d) for d in self.nest.reduce}
         for operand, panel in self.panels.items():
-            panels[operand], reads = fragment(
-                panel_source(self.block, panel, reduced, 0 if panel.ahead is None else self.copy), points
-            )
+            source = panel_source(self.block, panel, reduced, self._copy_of(panel), self.views.get(operand))
+            panels[operand], reads = fragment(source, points)
             statements += reads
         for number, access in enumerate(self.nest.accesses):
             if access.role == "body" and access.factor not in self.panels and not access.guarded:
@@ -137,6 +138,20 @@ class Lane:
                     store(self.acc, combine(self.nest.stage.reducer or "sum", load(self.acc, where), value), where),
                 ]
         return sequence(statements)
+
+    def _copy_of(self, panel: SharedPanel) -> Position:
+        return 0 if panel.ahead is None else self.copy
+
+    def placed(self) -> list[Stmt]:
+        """Views of the panels, once all of them are filled: the loops further in move along them by known steps."""
+        statements = []
+        first = (0,) * len(self.nest.dims)
+        for operand, panel in self.panels.items():
+            if panel.regular(self.block):
+                start = panel.address(self.block, {}, self._copy_of(panel), first)
+                self.views[operand], said = view(f"near{operand}", start, panel.buffer)
+                statements += said
+        return statements
 
     def _reduced(self, state: State, dim: int) -> Position:
         """Where the lane's loops over time have come along a reduction, from the start of the unit's tile."""

@@ -73,13 +73,15 @@ class Copies(Protocol):
 
 @dataclass(frozen=True)
 class InPlace:
-    """Where the operand of an atom that reads panels lies: the address of its first element, and how its panel is laid out.
+    """Where the operand of an atom that reads panels lies: bytes from an address of all panels to its first element, and how its
+    panel is laid out.
 
     Rows of `row_bytes` follow one another; in each, pieces of 16 bytes change places with the row's number. Along the rows there is
     room for `row_bytes`, what follows lies `across_bytes` further. `turned`: rows lie across the reduction.
     """
 
-    address: Expr
+    base: Expr
+    offset: Position
     row_bytes: int
     across_bytes: int
     turned: bool

@@ -125,6 +125,10 @@ class GroupLane(Lane):
             statements += self._products(state, reduced, slot, spare)
         return sequence(statements)
 
+    def placed(self) -> list[Stmt]:
+        """Nothing: fragments have places of their own."""
+        return []
+
     def depths(self) -> list[dict[int, int]]:
         """Where the atoms of a step start along the reductions."""
         deep, depth = self.block.extent("k"), self.program.role("k")

@@ -74,6 +74,19 @@ class SharedPanel:
             target = plus(target, times(name, self.steps[dim]))
         return target
 
+    def regular(self, block: Block) -> bool:
+        """True if the places of a lane's points are a common one and known steps: no tile reaches beyond the problem."""
+        nest, tile = block.program.nest, block.program.unit_tile
+        return all(nest.dims[d].is_reduce or nest.extents[d] >= tile[d] for d, step in enumerate(self.steps) if step)
+
+    def moved(self, block: Block, reduced: dict[int, Position], offsets: Offsets) -> Position:
+        """How far the value of a lane's point lies from that of its first point, where places are regular."""
+        total: Position = 0
+        for dim, step in enumerate(self.steps):
+            if step:
+                total = plus(total, times(plus(reduced.get(dim, 0), block.apart(dim, offsets[dim])), step))
+        return total
+
     def address(self, block: Block, reduced: dict[int, Position], slot: Position, offsets: Offsets) -> Position:
         """Where the value of a lane's point lies in a copy; `reduced`: where the lane's tile starts along each reduction."""
         total: Position = times(slot, self.size)

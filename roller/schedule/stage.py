@@ -13,6 +13,8 @@ from tvm import tirx
 from tvm.tirx import ForKind
 
 from roller.expr import ELEMENT_BYTES
+from roller.fit import Fit
+from roller.hardware import HardwareSpec
 from roller.program import StageProgram, copy_depth
 from roller.schedule import matrix, walk
 from roller.schedule.gather import combined_lanes, meeting_bytes
@@ -42,10 +44,12 @@ from roller.schedule.tir import (
     when,
 )
 from roller.schedule.walk import Position, State
+from roller.tile import Geometry
 
 SHARED_ALIGNMENT = 128
 REGISTER_BYTES = 4
 MOST_REGISTERS = 192  # for accumulators and values read ahead; the others hold operands and addresses
+MOST_UNROLLED, MOST_BODY = 8, 1024  # steps of a reduction that stand one after another, and multiply-adds in them
 COMBINE_THREADS = 256  # of a block that adds up partial results, one output each
 
 
@@ -103,6 +107,11 @@ def panels_of(block: Block, machine: Machine) -> list[SharedPanel]:
         else shared_panel(block, s, None)
         for s in program.staged
     ]
+
+
+def tile_bytes(program: StageProgram, spec: HardwareSpec) -> int:
+    """Bytes that a lane's tile takes in its registers, as the engine counts them."""
+    return Fit(spec, program.nest, Geometry(program.nest)).inner_bytes(program.inner, program.mapping, program.atom)
 
 
 def _held(carried: Sequence[Filling]) -> int:
@@ -217,7 +226,15 @@ class Stage:
 
     def _filled(self, depth: int, state: State) -> Stmt:
         """What lies inside this many loops, behind the panels that are filled there."""
-        return sequence([*self._fills(depth, state), self._next(depth, state)])
+        filled = self._fills(depth, state)
+        repeated = any(lp.over == "time" for lp in self.loops[:depth])  # TVM knows views inside loops only
+        placed = self.lane.placed() if depth == self._deepest and repeated else []
+        return sequence([*filled, *placed, self._next(depth, state)])
+
+    @property
+    def _deepest(self) -> int:
+        """Loops outside the last panel that is filled."""
+        return max((copy_depth(self.program, s) for s in self.program.staged), default=-1)
 
     def _next(self, depth: int, state: State) -> Stmt:
         if depth == len(self.loops):
@@ -226,7 +243,15 @@ class Stage:
             return self._inside(depth + 1, state)  # bound at the start of the kernel
         if any(p.ahead == depth for p in self.lane.panels.values()):
             return self._pipeline(depth, state)
-        return walk.serial(self.program, state, depth, lambda s: self._inside(depth + 1, s))
+        return walk.serial(self.program, state, depth, lambda s: self._inside(depth + 1, s), name=self._step_name(depth))
+
+    def _step_name(self, number: int) -> str | None:
+        """The name of the innermost loop over a reduction, which says how often its body is worth repeating."""
+        inside = [lp for lp in self.loops[number + 1 :] if lp.over == "time"]
+        if inside or not self.reduces(number) or self.program.atom.kind == "matrix":
+            return None
+        body = self.block.outputs * math.prod(self.program.inner[d] for d in self.nest.reduce)
+        return f"unroll{max(1, min(MOST_UNROLLED, MOST_BODY // max(body, 1)))}_{number}"
 
     def _fills(self, depth: int, state: State) -> list[Stmt]:
         """Panels whose place is inside this many loops, filled."""

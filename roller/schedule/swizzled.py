@@ -70,7 +70,8 @@ class SwizzledPanel(SharedPanel):
     def operand(self, names: Mapping[int, Position], slot: Position) -> InPlace:
         """An atom's operand whose first element is at a place of the unit's tile."""
         size = self.element_bytes
-        return InPlace(pointer(self.buffer, self.linear(names, slot)), self.width * size, self.step * size, self.turned)
+        offset = times(self.linear(names, slot), size)
+        return InPlace(pointer(self.buffer, 0), offset, self.width * size, self.step * size, self.turned)
 
 
 def swizzled_panel(program: StageProgram, staging: Staging, buffer: Buffer, start: int) -> SwizzledPanel:

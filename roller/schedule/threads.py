@@ -109,12 +109,17 @@ class Block:
             return base
         return least(base, max(extent - tile, 0))
 
+    def apart(self, dim: int, point: int) -> int:
+        """How far a point of the lane's tile lies from its first one."""
+        whole, within = divmod(point, self.pieces[dim])
+        return whole * self.pieces[dim] * self.lanes[dim] + within
+
     def offset(self, dim: int, point: int) -> Position:
         """Where a point of the lane's tile lies in the unit's tile."""
-        piece, lanes = self.pieces[dim], self.lanes[dim]
-        whole, within = divmod(point, piece)
+        piece = self.pieces[dim]
+        within = point % piece
         lane: Position = times(self.names[dim], piece) if dim in self.names else 0
-        start = plus(lane, whole * piece * lanes)
+        start = plus(lane, self.apart(dim, point) - within)
         extent, tile = self.program.nest.extents[dim], self.program.unit_tile[dim]
         if not self.program.nest.dims[dim].is_reduce and extent < tile:
             start = least(start, extent - piece)

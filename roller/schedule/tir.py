@@ -73,6 +73,15 @@ def pointer(held: Buffer, address: Expr, written: bool = False) -> Expr:
     return held.access_ptr("rw" if written else "r", offset=index(address))
 
 
+def view(name: str, place: Expr, held: Buffer) -> tuple[Buffer, list[Stmt]]:
+    """A buffer that starts at an element of another one, and the statements that say so: what is printed keeps its address in a
+    pointer, to which known offsets are added as a part of each access.
+    """
+    start = variable(f"{name}_start")  # TVM would look for common parts of a longer expression behind its use
+    found = tirx.decl_buffer(held.shape, held.dtype, name, scope=held.scope())
+    return found, [tirx.Bind(start, index(place)), tirx.DeclBuffer(found, data=pointer(held, start))]
+
+
 def called(name: str, *arguments: Expr) -> Stmt:
     """A call of a function that stands beside the kernel in what is printed."""
     return tirx.Evaluate(tirx.call_extern(INDEX, name, *arguments))

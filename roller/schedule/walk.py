@@ -70,9 +70,11 @@ def enter(program: StageProgram, state: State, number: int, var: Position, trips
     )
 
 
-def serial(program: StageProgram, state: State, number: int, body: Callable[[State], Stmt], parallel: bool = False) -> Stmt:
+def serial(
+    program: StageProgram, state: State, number: int, body: Callable[[State], Stmt], parallel: bool = False, name: str | None = None
+) -> Stmt:
     """One loop around a body."""
-    var = variable(f"i{number}")
+    var = variable(name or f"i{number}")
     trips = trips_of(program, state, number)
     return loop(var, trips, body(enter(program, state, number, var, trips)), parallel)
 

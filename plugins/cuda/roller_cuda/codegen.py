@@ -14,14 +14,12 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from roller.fit import Fit
-from roller.plugin import CodegenError, HardwareSpec, KernelSource, RProgram
-from roller.schedule import grid
+from roller.plugin import CodegenError, HardwareSpec, KernelSource, RProgram, StageProgram
+from roller.schedule import grid, matrix
 from roller.schedule.machine import Machine
 from roller.schedule.stage import GridKernel
 from roller.schedule.swizzled import ALIGNMENT
 from roller.schedule.tir import argument
-from roller.tile import Geometry
 from roller_cuda import hopper, occupancy, tensor_cores
 from roller_cuda.copies import FIRST_CAPABILITY, AsyncCopies
 
@@ -38,6 +36,7 @@ PRINTED_ARCH = (
     "sm_80"  # what TVM prints for: from there on it has a word for bfloat16, which the toolkit's headers know on every chip
 )
 _MEETING = re.compile(r"^( *)(for \(int other)", re.MULTILINE)
+_REPEATED = re.compile(r"^( *)(for \(int unroll(\d+)_)", re.MULTILINE)  # a step of a reduction, and how often it is worth repeating
 _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\((\d+)\) )?(\w+)\((.*?)\)( \{|;)', re.DOTALL)
 
 
@@ -72,7 +71,24 @@ def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
         room = spec.levels[stage.levels[0]].usable_bytes
         if wanted > room:
             return "shared memory", f"{stage.nest.stage.name!r} takes {wanted} bytes of a block's shared memory, there are {room}"
+        broken = _spills(spec, stage)
+        if broken is not None:
+            return broken
     return None
+
+
+def _spills(spec: HardwareSpec, stage: StageProgram) -> tuple[str, str] | None:
+    """Why a thread's registers are not enough: what is foreseen not to fit goes to memory in every step."""
+    chosen = machine(spec)
+    if chosen.in_place(stage.atom):
+        return None  # as `grid.refusal` says
+    wanted = occupancy.wanted_registers(spec, stage, chosen)
+    threads = matrix.block_of(stage, chosen).threads
+    most = occupancy.limit(spec, threads)
+    if wanted <= most:
+        return None
+    name = stage.nest.stage.name
+    return "registers", f"a thread of {name!r} takes about {wanted} registers, one of {threads} in a block may have {most}"
 
 
 def machine(spec: HardwareSpec) -> Machine:
@@ -108,7 +124,8 @@ def _printed(kernels: list[GridKernel], spec: HardwareSpec) -> str:
     if names:  # the places of pieces in a panel's rows follow from addresses
         text = text.replace("extern __shared__ __align__(64)", f"extern __shared__ __align__({ALIGNMENT})")
     # Loops over other lanes' values stand once for each accumulator: unrolled, they would be most of the code.
-    return _MEETING.sub(r"\1#pragma unroll 1\n\1\2", text[text.index('extern "C" __global__') :])
+    text = _MEETING.sub(r"\1#pragma unroll 1\n\1\2", text[text.index('extern "C" __global__') :])
+    return _REPEATED.sub(r"\1#pragma unroll \3\n\1\2", text)
 
 
 def _by_value(text: str, name: str) -> str:
@@ -141,8 +158,7 @@ def _registers(spec: HardwareSpec, program: RProgram, kernel: GridKernel) -> int
     if kernel.stage is None:
         return None
     stage = program.stages[kernel.stage]
-    held = Fit(spec, stage.nest, Geometry(stage.nest)).inner_bytes(stage.inner, stage.mapping, stage.atom)
-    return occupancy.predicted_registers(spec, stage, machine(spec), held, kernel.threads)
+    return occupancy.predicted_registers(spec, stage, machine(spec), kernel.threads)
 
 
 def _describe(kernel: GridKernel, orders: dict[str, list[str]], registers: int | None) -> dict[str, Any]:

@@ -56,9 +56,9 @@ template <int open> __device__ __forceinline__ void roller_products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(open) : "memory");
 }
 // Where an operand lies: its rows are 8 to a core matrix, one after another; `across` bytes further it goes on along the rows.
-template <int row, int across> __device__ __forceinline__ unsigned long long roller_operand(const void *at) {
-    constexpr unsigned long long mode = row == 128 ? 1 : row == 64 ? 2 : 3;
-    constexpr unsigned long long fixed = mode << 62 | (8ull * row >> 4) << 32 | (static_cast<unsigned long long>(across) >> 4 & 0x3fff) << 16;
-    return fixed | (roller_place(at) >> 4 & 0x3fff);
+template <int row, int across> __device__ __forceinline__ unsigned long long roller_operand(const void *panels, int offset) {
+    constexpr unsigned mode = row == 128 ? 1 : row == 64 ? 2 : 3;
+    constexpr unsigned high = mode << 30 | 8u * row >> 4, low = (static_cast<unsigned>(across) >> 4 & 0x3fff) << 16;
+    return static_cast<unsigned long long>(high) << 32 | (low | (roller_place(panels) + offset) >> 4 & 0x3fff);
 }
 #endif

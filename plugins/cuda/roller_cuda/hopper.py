@@ -75,7 +75,7 @@ class WarpGroupMma:
         """One `wgmma.mma_async`."""
         kinds = ", ".join(str(n) for side in (first, second) for n in (side.row_bytes, side.across_bytes, int(side.turned)))
         name = f"roller_wgmma_n{self.columns}_{self.dtype}<{steps[0]}, {steps[1]}, {kinds}>"
-        return called(name, results, first.address, second.address)
+        return called(name, results, first.base, index(first.offset), index(second.offset))
 
     def close(self) -> Stmt:
         """`wgmma.commit_group`."""
@@ -176,13 +176,14 @@ def _product(columns: int, dtype: str) -> str:
     numbers = ', "n"(turned_a), "n"(turned_b)' if tail else ""
     return f"""#ifndef ROLLER_EMULATED
 template <int up, int over, int row_a, int across_a, int turned_a, int row_b, int across_b, int turned_b>
-__device__ __forceinline__ void roller_wgmma_n{columns}_{dtype}({kind.result} *d, const void *a, const void *b) {{
+__device__ __forceinline__ void roller_wgmma_n{columns}_{dtype}({kind.result} *d, const void *panels, int a, int b) {{
     asm volatile("{text} {{{names}}}, {a}, {b}, 1{tail};"
                  : {held}
-                 : "l"(roller_operand<row_a, across_a>(a)), "l"(roller_operand<row_b, across_b>(b)){numbers});
+                 : "l"(roller_operand<row_a, across_a>(panels, a)), "l"(roller_operand<row_b, across_b>(panels, b)){numbers});
 }}
 #else
-template <int... layout> inline void roller_wgmma_n{columns}_{dtype}({kind.result} *d, const void *a, const void *b) {{
-    emulator::start_product({{emulator::wgmma<{kind.element}, {kind.result}, {columns}, layout...>, d, a, b}});
+template <int... layout> inline void roller_wgmma_n{columns}_{dtype}({kind.result} *d, const void *panels, int a, int b) {{
+    const char *base = static_cast<const char *>(panels);
+    emulator::start_product({{emulator::wgmma<{kind.element}, {kind.result}, {columns}, layout...>, d, base + a, base + b}});
 }}
 #endif"""

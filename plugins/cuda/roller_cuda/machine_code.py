@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from roller_cuda import cubin, disassembly
+from roller_cuda import cubin, disassembly, flow
 from roller_cuda.disassembly import Instruction
 from roller_cuda.registers import leading, repeated, targets
 
@@ -132,11 +132,8 @@ class Code:
     def loops(self) -> tuple[Loop, ...]:
         """Its loops, in order of address, outer ones first."""
         ends: dict[int, int] = {}
-        for number, instruction in enumerate(self.instructions):
-            target = _target(instruction)
-            if target is not None and target < instruction.at:
-                first = (target - self.instructions[0].at) // disassembly.BYTES
-                ends[first] = max(ends.get(first, 0), number)
+        for first, last in flow.back_edges(self.instructions, _target):
+            ends[first] = max(ends.get(first, 0), last)
         spans = sorted(ends.items(), key=lambda span: (span[0], -span[1]))
         return tuple(Loop(a, b, sum(c <= a and b <= d for c, d in spans)) for a, b in spans)
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 
-from roller.plugin import HardwareSpec
-from roller.program import StageProgram
+from roller.plugin import HardwareSpec, StageProgram
 from roller.schedule.machine import Machine
 from roller.schedule.shared import MOST_REPEATED
-from roller.schedule.stage import REGISTER_BYTES, registers_ahead, started_copies
+from roller.schedule.stage import REGISTER_BYTES, registers_ahead, started_copies, tile_bytes
 
 MOST, GRANULE = 255, 8  # registers of a thread, and by how many they are handed out
 BATCH = 16  # results of which a thread without a reduction reads the inputs at a time
@@ -27,21 +26,29 @@ def limit(spec: HardwareSpec, threads: int) -> int:
     return min(MOST, even // GRANULE * GRANULE)
 
 
-def predicted_registers(spec: HardwareSpec, program: StageProgram, machine: Machine, inner_bytes: int, threads: int) -> int:
-    """Registers of a thread; `inner_bytes`: what the engine counts for its tile (`roller.fit.Fit.inner_bytes`)."""
+def wanted_registers(spec: HardwareSpec, program: StageProgram, machine: Machine) -> int:
+    """Registers that a thread would take if it might have any number."""
     reserved = spec.unit.lane_reserved_bytes // REGISTER_BYTES
     if program.nest.stage.reducer is None:
         outputs = math.prod(program.inner[d] for d in program.nest.spatial)
-        return min(limit(spec, threads), reserved - 2 + min(outputs, BATCH))
+        return reserved - 2 + min(outputs, BATCH)
+    held = tile_bytes(program, spec)
     if not program.staged:
         reserved //= 2  # no places in panels
-    copies = 0 if machine.in_place(program.atom) else registers_ahead(program, machine)
-    started = 0 if machine.in_place(program.atom) else sum(min(n, MOST_REPEATED) for n in started_copies(program, machine)) // 2
-    return min(limit(spec, threads), reserved + -(-inner_bytes // REGISTER_BYTES) + copies + started)
+    tile = reserved + -(-held // REGISTER_BYTES)
+    if machine.in_place(program.atom):
+        return tile
+    started = sum(min(n, MOST_REPEATED) for n in started_copies(program, machine)) // 2
+    return tile + registers_ahead(program, machine) + started
+
+
+def predicted_registers(spec: HardwareSpec, program: StageProgram, machine: Machine, threads: int) -> int:
+    """Registers of a thread in a block of so many: what it wants, or what there is."""
+    return min(limit(spec, threads), wanted_registers(spec, program, machine))
 
 
 def resident_blocks(spec: HardwareSpec, threads: int, registers: int, shared_bytes: int) -> int:
-    """Blocks on a multiprocessor at a time: CUDA's occupancy. Registers are handed out by warps to partitions, shared memory by block."""
+    """Blocks on a multiprocessor at a time: CUDA's occupancy, with registers handed out by warps to partitions."""
     unit, shared = spec.unit, spec.levels[-2]
     warps = -(-threads // unit.lane_group)
     partitions = max(1, spec.partitions)
