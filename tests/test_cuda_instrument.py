@@ -42,6 +42,7 @@ def noting(seen: list[tuple[Any, ...]], name: str) -> Callable[[Any, int, int], 
 
 def test_a_probe_is_timed_between_two_events_after_what_prepares_it(gpus: Gpus) -> None:
     seen: list[tuple[Any, ...]] = []
+    before = gpus.held()  # by GPUs of other tests
     for name in ("probe_read", "probe_chain", "probe_chase"):
         gpus.plan_by_hand(name, PARAMETERS, run=noting(seen, name))
     flush, chain = Launch("probe_read", 4, 256, 64, 1, offset=4096), Launch("probe_chain", 2, 256, 1 << 40, 1)
@@ -53,7 +54,7 @@ def test_a_probe_is_timed_between_two_events_after_what_prepares_it(gpus: Gpus) 
         samples = instrument.samples(probe)
         calls = [call for call in gpus.calls[mark:] if not call.startswith(("kernel", "cuLibraryGetKernel"))]
     assert [(s.seconds, s.cycles, s.nanoseconds) for s in samples] == [(3 * 0.00125, 1500, 1000)] * probes.REPEATS
-    assert gpus.live(0) == gpus.held() == 0
+    assert (gpus.live(0), gpus.held()) == (0, before)
     timed = ["cuLaunchKernel", "cuStreamSynchronize", "cuEventRecord", *["cuLaunchKernel"] * 3, "cuEventRecord"]
     once = [*timed, "cuMemcpyDtoHAsync", "cuStreamSynchronize", "cuEventElapsedTime"]
     assert calls == ["cuMemsetD8Async", "cuLaunchKernel", *once * probes.REPEATS]
@@ -79,19 +80,20 @@ def test_a_probe_is_timed_between_two_events_after_what_prepares_it(gpus: Gpus) 
     ],
 )
 def test_whatever_fails_everything_is_given_back(gpus: Gpus, call: str, after: int, words: str) -> None:
+    before = gpus.held()
     gpus.plan_by_hand("probe_barrier", PARAMETERS)
     gpus.fail(call.encode(), after, int(driver.constant("CUresult.CUDA_ERROR_UNKNOWN")))
     with pytest.raises(LaunchError, match=f"{words}.*{call} says CUDA_ERROR_UNKNOWN"), measuring(gpu.gpu(0)) as instrument:
         instrument.load(cubin(), 10**8)
         instrument.samples(Probe("barrier", "ns", Launch("probe_barrier", 1, 256, 1, 9), 72))
     gpus.settle()
-    assert gpus.live(0) == gpus.held() == 0
+    assert (gpus.live(0), gpus.held()) == (0, before)
 
 
 def test_a_gpu_is_measured_and_known_from_then_on(gpus: Gpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The command's whole way but for the kernels' work, with invented times and little memory, which is really there."""
     monkeypatch.setenv("ROLLER_CONFIG_DIR", str(tmp_path))
-    shipped = load_spec("cuda:l4")
+    shipped, before = load_spec("cuda:l4"), gpus.held()
     for number in range(2):
         gpus.become(number, shipped)
         gpus.attribute(number, -1, 1 << 10)
@@ -116,7 +118,7 @@ def test_a_gpu_is_measured_and_known_from_then_on(gpus: Gpus, monkeypatch: pytes
     with pytest.warns(UserWarning, match="memory bytes"):
         assert chip.default_spec().chip == "l4"
     spec = calibrate.measure_spec()
-    assert gpus.live(1) == gpus.held() == 0
+    assert (gpus.live(1), gpus.held()) == (0, before)
     assert chip.default_spec() == spec and spec.clock_ghz == 1.7
     for name, value in calibrate.specified(spec).items():
         assert value == pytest.approx(values[name], rel=0.006), name
