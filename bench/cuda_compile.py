@@ -34,7 +34,7 @@ from roller.program import StageProgram
 from roller.record import Choice
 from roller_cuda import cubin, machine_code
 
-CHIPS = ("v100-pcie", "a100", "rtx4090", "h100")
+CHIPS = ("v100", "a100", "rtx4090", "h100")
 FOLDER = RESULTS / "cuda-compile"
 TOP_K = 10  # compile()'s default
 THREADS = 2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -21,6 +21,7 @@ from roller.hardware import HardwareSpec
 from roller.program import RProgram, StageProgram, staged_tensors
 from roller.rates import CostParameters, unit_efficiency
 from roller.record import Choice
+from roller.search import unsuited
 from roller.tile import padding_waste
 from roller.traffic import level_traffic
 
@@ -57,6 +58,7 @@ class StageReport:
     split: int
     staged: tuple[str, ...]
     estimate: Estimate
+    others: tuple[tuple[str, str], ...] = ()  # atoms that the device has beside, and why it is not one of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +98,27 @@ def explain(
     program: RProgram, spec: HardwareSpec, parameters: CostParameters, candidates: Sequence[Choice], rules: Rules
 ) -> Explanation:
     """Explain a program on the chip that it was constructed for."""
-    stages = tuple(_report(Growth.of(s, spec, rules, parameters)) for s in program.stages)
-    return Explanation(f"{spec.device}:{spec.chip}", stages, candidates[0].estimate, tuple(candidates))
+    stages = []
+    for number, stage in enumerate(program.stages):
+        report = _report(Growth.of(stage, spec, rules, parameters))
+        stages.append(replace(report, others=tuple(_others(stage, rules, [c for c in candidates if _has(c, number)], number))))
+    return Explanation(f"{spec.device}:{spec.chip}", tuple(stages), candidates[0].estimate, tuple(candidates))
+
+
+def _has(choice: Choice, number: int) -> bool:
+    return len(choice.program.stages) > number
+
+
+def _others(program: StageProgram, rules: Rules, candidates: Sequence[Choice], number: int) -> Iterator[tuple[str, str]]:
+    """The device's other atoms, each with the reason why another one was chosen."""
+    for atom in rules.atoms:
+        if atom.name == program.atom.name:
+            continue
+        reason = unsuited(program.nest, atom, rules.atoms)
+        if reason is None:
+            times = [c.estimate.seconds for c in candidates if c.program.stages[number].atom.name == atom.name]
+            reason = f"predicted {duration(min(times))} at best" if times else "predicted slower than all programs kept"
+        yield atom.name, reason
 
 
 def _report(growth: Growth) -> StageReport:
@@ -147,7 +168,8 @@ def _staging(program: StageProgram, spec: HardwareSpec) -> list[str]:
         when = "when the kernel is built" if staging.constant else "once" if staging.level == 0 else "for each tile"
         rows = staged_rows(program, spec, staging) if staging.row_padding else None
         padded = f", rows of {rows.row} padded by {staging.row_padding} against bank conflicts" if rows is not None else ""
-        lines.append(f"{what} as a {staging.kind} at {spec.levels[staging.level].name}, {when}{padded}")
+        copies = f", {staging.depth} copies" if staging.depth > 1 else ""
+        lines.append(f"{what} as a {staging.kind} at {spec.levels[staging.level].name}, {when}{copies}{padded}")
     return lines
 
 
@@ -157,9 +179,19 @@ def _stage(stage: StageReport) -> list[RenderableType]:
     work = f"{stage.unit_tiles} tiles on {stage.units} units in {stage.waves} waves ({stage.unit_efficiency:.0%} busy)"
     split = f", reduction in {stage.split} parts" if stage.split > 1 else ""
     facts = [f"atom {stage.atom}{f' ({lanes})' if lanes else ''}; {work}{split}; padding {stage.padding_waste:.1%}"]
+    if stage.others:
+        facts.append(f"not with {_reasons(stage.others)}")
     facts += [f"staged: {line}" for line in stage.staged]
     head = Text(f"{stage.name}: {shape or 'one point'}", style="bold")
     return [head, *(Padding(Text(fact), (0, 0, 0, 2)) for fact in facts), _levels_table(stage), _terms(stage.estimate)]
+
+
+def _reasons(pairs: Sequence[tuple[str, str]]) -> str:
+    """Names with the same reason together."""
+    found: dict[str, list[str]] = {}
+    for name, reason in pairs:
+        found.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in found.items())
 
 
 def _levels_table(stage: StageReport) -> Table:
@@ -181,10 +213,7 @@ def _levels_table(stage: StageReport) -> Table:
 
 def _stops(stops: Sequence[Stop]) -> str:
     """Dimensions with the same reason together."""
-    reasons: dict[str, list[str]] = {}
-    for stop in stops:
-        reasons.setdefault(stop.reason, []).append(stop.dim if stop.extent is None else f"{stop.dim} {stop.extent}")
-    return "; ".join(f"{', '.join(dims)}: {reason}" for reason, dims in reasons.items())
+    return _reasons([(stop.dim if stop.extent is None else f"{stop.dim} {stop.extent}", stop.reason) for stop in stops])
 
 
 def _terms(estimate: Estimate) -> RenderableType:

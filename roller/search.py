@@ -94,6 +94,20 @@ def mappings(nest: Nest, atoms: Iterable[ComputeAtom]) -> Iterator[tuple[Compute
             yield from ((atom, ((role, dim),)) for dim in _vector_dims(nest))
 
 
+def unsuited(nest: Nest, atom: ComputeAtom, atoms: Iterable[ComputeAtom]) -> str | None:
+    """Why no program of a nest computes with an atom; None where some might. `atoms`: all that there are."""
+    dtype = nest.stage.body.dtype
+    if atom.kind != "matrix":
+        return None if atom in atoms_for(dtype, tuple(atoms)) else f"computes in {atom.acc_dtype}"
+    if len(nest.factors) != 2:
+        return "multiplies matrices"
+    if dtype != atom.acc_dtype:
+        return f"adds up in {atom.acc_dtype}"
+    if any(operand_value(factor, atom) is None for factor in nest.factors):
+        return f"takes {atom.in_dtype}"
+    return None if any(_matrix_mappings(nest, atom)) else "wants a reduction that both factors run along"
+
+
 def _vector_dims(nest: Nest) -> list[int]:
     """Dimensions for a vector: those along which some array lies side by side, and those that a panel or a box can lay so."""
     wide = [i for i, d in enumerate(nest.dims) if d.extent > 1]

@@ -24,7 +24,8 @@ def back_edges(instructions: Sequence[Instruction], target: Callable[[Instructio
     ends = [*(s - 1 for s in starts[1:]), len(instructions) - 1]
     graph = [[block_of[n] for n in following[end]] for end in ends]
     above = _dominators(graph)
-    return [(starts[head], ends[tail]) for tail, heads in enumerate(graph) for head in heads if _dominates(head, tail, above)]
+    reached = [n for n in range(len(graph)) if n == 0 or above[n] is not None]
+    return [(starts[head], ends[tail]) for tail in reached for head in graph[tail] if _dominates(head, tail, above)]
 
 
 def _successors(instructions: Sequence[Instruction], target: Callable[[Instruction], int | None]) -> list[list[int]]:

@@ -1,0 +1,158 @@
+"""What the engine knows of units with lanes: shares of cut reductions, copies in flight, reserved storage, operands read in place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import roller
+from roller import ops
+from roller.align import Rules
+from roller.chip import load_spec
+from roller.choice import refined
+from roller.cost import Model
+from roller.fit import Fit
+from roller.hardware import HardwareSpec
+from roller.nest import variants
+from roller.occupancy import resident_tiles
+from roller.program import Loop, StageProgram, Staging, copy_depth, lane_level, tiled_levels
+from roller.rates import CostParameters
+from roller.rating import expression_of
+from roller.record import program_from_json, program_to_json
+from roller.search import searches
+from roller.testing import gemm, toy_atom, toy_level, toy_spec
+from roller.tile import Geometry
+from roller.traffic import level_traffic
+from roller.walk import NestWalk
+
+M, N, K = 0, 1, 2
+TILE, INNER = (32, 32, 16), (4, 8, 1)  # 8 x 4 = 32 lanes
+PANELS = (Staging("panel", 0, 1), Staging("panel", 1, 1))
+
+
+def chip(latency: float = 0.0, depth: int = 4, pad: int = 1 << 16, **unit: Any) -> HardwareSpec:
+    levels = [toy_level("pad", pad, 64, 2, latency_ns=latency, depth_max=depth), toy_level("register", 1 << 10, 256, 2)]
+    plain, reading = toy_atom("scalar", 64.0), toy_atom("matrix", 512.0, m=4, n=8, k=1)
+    atoms = (plain, reading.model_copy(update={"lanes": 32, "operand_level": "pad"}))
+    return toy_spec(levels, atoms, 0.1, **{"count": 2, "lanes_max": 256, "lane_group": 32, "resident_tiles_max": 1, **unit})
+
+
+def program(spec: HardwareSpec, k: int = 256, atom: int = 0, **changed: Any) -> StageProgram:
+    expr = gemm(256, 256, k)
+    nest = variants(expr.stages[0], expr.tensors)[0]
+    mapping = (("m", M), ("n", N), ("k", K)) if atom else ()
+    order = ((M, N, K), (M, N, K))
+    made = StageProgram(
+        nest, spec.atoms[atom], mapping, tiled_levels(spec), (TILE, INNER), order, PANELS, lane_level=lane_level(spec)
+    )
+    return replace(made, **changed)
+
+
+# --- shares of cut reductions ----------------------------------------------------------------------------------------
+
+
+def test_a_unit_walks_its_share_in_steps_of_its_tile() -> None:
+    cut = program(chip(), split=4, share=(K, 64))
+    assert cut.loops[0] == Loop(K, 4, "units", 1, 64)
+    assert Loop(K, 4, "time", 1) in cut.loops
+    assert cut.unit_tiles == 4 * program(chip()).unit_tiles
+    assert [cut.step(lp) for lp in cut.loops if lp.dim == K and lp.level == 1] == [64, 16]
+    assert copy_depth(cut, PANELS[0]) > cut.loops.index(Loop(K, 4, "time", 1))
+    assert replace(cut, share=None).loops != cut.loops
+
+
+def test_the_last_share_may_be_shorter() -> None:
+    spec = chip()
+    cut = program(spec, k=200, split=4, share=(K, 64))
+    walk = NestWalk(cut, spec, Geometry(cut.nest), CostParameters())
+    assert [tile[K] for tile in walk.tiles[:2]] == [200, 64]
+    assert 3 * 64 < 200 < 4 * 64
+
+
+def test_a_share_is_remembered() -> None:
+    spec = load_spec("cuda:a100")
+    op = ops.matmul(ops.tensor((40, 3000)), ops.tensor((3000, 64)))
+    found = [
+        c.program for c in roller.compile(op, device="cuda:a100", top_k=40).candidates if c.program.stages[0].share is not None
+    ]
+    assert found, "no program cuts its reduction into shares that are longer than a tile"
+    again = program_from_json(program_to_json(found[0]), found[0].expr)
+    assert again == found[0]
+    stage = found[0].stages[0]
+    assert stage.share is not None and stage.share[1] % stage.unit_tile[stage.share[0]] == 0
+    panels = Fit(spec, stage.nest, Geometry(stage.nest))
+    assert panels.room_left(stage.levels, 0, stage.unit_tile, stage.staged[0].depth) >= 0, "panels of a share fit"
+
+
+# --- copies in flight ------------------------------------------------------------------------------------------------
+
+
+def seconds(spec: HardwareSpec, depth: int, resident: int = 1) -> float:
+    deep = tuple(replace(s, depth=depth) for s in PANELS)
+    unit = spec.model_copy(update={"unit": spec.unit.model_copy(update={"resident_tiles_max": resident})})
+    made = program(unit, staged=deep)
+    return Model(unit, CostParameters(), Geometry(made.nest)).estimate(made).seconds
+
+
+def test_a_panel_takes_its_latency_for_each_copy_that_is_under_way() -> None:
+    """Little's law: 64 tiles on 2 units, 16 steps each, 10 us for every step: two copies have one under way at a time."""
+    slow = chip(latency=10_000.0)
+    waits = 64 / 2 * 16 * 10e-6
+    assert seconds(slow, 2) == pytest.approx(waits, rel=0.3)
+    assert seconds(slow, 3) == pytest.approx(seconds(slow, 2) / 2, rel=0.3)
+    assert seconds(slow, 2, resident=2) == pytest.approx(seconds(slow, 2) / 2, rel=0.3)
+    assert seconds(chip(), 2) == seconds(chip(), 3), "where nothing waits more copies are worth nothing"
+
+
+def test_more_copies_are_chosen_where_they_hide_a_wait() -> None:
+    def chosen(spec: HardwareSpec) -> int:
+        expr = expression_of(ops.matmul(ops.tensor((256, 256)), ops.tensor((256, 256))))
+        rules = Rules(spec.atoms[:1], {})
+        search = searches(variants(expr.stages[0], expr.tensors), spec, rules, CostParameters())[0]
+        begun = replace(program(spec), nest=search.nest, staged=tuple(replace(s, depth=2) for s in PANELS))
+        return min(refined(search, begun), key=lambda p: search.model.estimate(p).seconds).staged[0].depth
+
+    assert chosen(chip(latency=10_000.0)) == 4
+    assert chosen(chip(latency=10_000.0, depth=3)) == 3
+    assert chosen(chip(latency=10_000.0, pad=17_000)) == 3, "as many as there is room for: 4 KiB each, and one of results"
+
+
+# --- storage that no tile gets, launches -----------------------------------------------------------------------------
+
+
+def test_reserved_storage_leaves_fewer_tiles_and_smaller_ones() -> None:
+    whole, less = (chip(resident_tiles_max=32, lane_storage_bytes=1 << 14, lane_reserved_bytes=r) for r in (0, 128))
+    made = program(whole)
+    assert resident_tiles(made, whole, Geometry(made.nest)) == 4  # 32 lanes of 32 accumulators: 4 KiB
+    assert resident_tiles(made, less, Geometry(made.nest)) == 2  # … and 128 bytes for each lane
+    fits = [Fit(spec, made.nest, Geometry(made.nest)) for spec in (whole, less)]
+    tile, inner = (32, 64, 16), (4, 8, 1)  # 64 lanes of 128 bytes and their operands: 10 KiB; and 8 KiB
+    assert [fit.legal(made.levels, 0, tile, inner, (), whole.atoms[0]) for fit in fits] == [None, "lane storage"]
+
+
+def test_a_chip_with_lanes_pays_for_its_launch_even_for_one_tile() -> None:
+    spec = chip(launch_overhead_us=5.0)
+    alone = program(spec, parallel=False)
+    assert alone.unit_tiles == 1
+    assert Model(spec, CostParameters(), Geometry(alone.nest)).launch_seconds(alone) == pytest.approx(5e-6)
+
+
+# --- atoms that read panels ------------------------------------------------------------------------------------------
+
+
+def test_operands_read_in_place_take_no_storage_and_are_read_for_every_atom() -> None:
+    spec = chip()
+    atom, mapping = spec.atoms[1], (("m", M), ("n", N), ("k", K))
+    fit = Fit(spec, program(spec).nest, Geometry(program(spec).nest))
+    kept = atom.model_copy(update={"name": "kept", "operand_level": "register"})
+    assert spec.in_place(atom) and not spec.in_place(kept)
+    assert fit.inner_bytes((8, 16, 1), mapping, atom) == 8 * 16 * 4 // 32 < fit.inner_bytes((8, 16, 1), mapping, kept)
+
+    def read(made: StageProgram) -> float:
+        return level_traffic(NestWalk(made, spec, Geometry(made.nest), CostParameters()), 2).bytes
+
+    once, both = (program(spec, atom=1, tiles=(TILE, inner)) for inner in ((4, 8, 1), (8, 16, 1)))
+    # Tiles of 2 x 2 atoms read each operand twice, as four tiles of one atom do.
+    assert read(both) == pytest.approx(read(once), rel=0.01)
