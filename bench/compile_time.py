@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 import roller
-from bench import harness, report, targets
+from bench import figures, harness, report, targets
 from bench.paper_ops import PaperOperator, paper_operators
 from roller import ops
 from roller.chip import resolve
@@ -80,7 +80,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
                 "median_s": statistics.median(times),
                 "worst_s": worst[stage][clock],
                 "worst_case": worst["case"],
-                "by_size": report.finite(report.spearman(sizes, scaled)),
+                "by_size": figures.finite(figures.spearman(sizes, scaled)),
                 "large_over_small": statistics.median(by_size[-quarter:]) / statistics.median(by_size[:quarter]),
             }
     return found

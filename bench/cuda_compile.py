@@ -21,7 +21,7 @@ from typing import Any
 from rich.table import Table
 
 import roller
-from bench import machine, report
+from bench import figures, machine, report
 from bench.cuda_cases import CudaCase, cases
 from bench.harness import RESULTS
 from roller import ops, serial, trial
@@ -200,7 +200,7 @@ def write(path: Path, chip: str, rows: dict[str, dict[str, Any]]) -> dict[str, A
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(report.compact(body) + "\n", encoding="utf-8")
+    partial.write_text(figures.compact(body) + "\n", encoding="utf-8")
     partial.replace(path)
     return body
 

@@ -20,7 +20,7 @@ import numpy as np
 from rich.table import Table
 
 import roller
-from bench import harness, report, targets
+from bench import figures, harness, report, targets
 from bench.harness import Array, Side
 from roller import SymbolicTensor, ops, rating
 from roller.cost import estimate
@@ -148,8 +148,8 @@ def measured(name: str, op: SymbolicTensor, options: argparse.Namespace) -> dict
     times, _, row["quiet"] = harness.interleave([c.side for c in good if c.side], options)
     halves = [[statistics.median(times[c.name][part::2]) for c in good] for part in (0, 1)]
     medians = {c.name: statistics.median(times[c.name]) for c in good}
-    row["spearman"] = report.finite(report.spearman([c.predicted_s for c in good], list(medians.values())))
-    row["ceiling"] = report.finite(report.spearman(*halves))
+    row["spearman"] = figures.finite(figures.spearman([c.predicted_s for c in good], list(medians.values())))
+    row["ceiling"] = figures.finite(figures.spearman(*halves))
     row |= regrets(good, medians, options)
     row["candidates"] = [
         {"name": c.name, "predicted_s": c.predicted_s, "median_s": medians[c.name], "rounds_s": times[c.name],

@@ -374,9 +374,3 @@ def fastest(names: Iterable[str], times: Times) -> str:
 def ratio(theirs: Sequence[float], ours: Sequence[float]) -> float:
     """Median over rounds of their time over ours: above 1 we are faster."""
     return statistics.median(t / max(o, 1e-12) for t, o in zip(theirs, ours, strict=True))
-
-
-def geomean(values: Iterable[float]) -> float:
-    """The geometric mean; NaN of nothing."""
-    logs = [math.log(v) for v in values]
-    return math.exp(sum(logs) / len(logs)) if logs else math.nan

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import roller
-from bench import machine, report
+from bench import figures, machine, report
 from bench.harness import RESULTS
 from roller import ops
 from roller.chip import resolve
@@ -200,8 +200,8 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "same_tile": sum("same tile" in r["why"] or "same tile, turned" in r["why"] for r in rows) / len(rows),
         "area_within_2": sum(0.5 <= _area(r["ours"]) / _area(r["theirs"]) <= 2 for r in rows) / len(rows),
         "side_within_2": sum(_near(r) for r in rows) / len(rows),
-        "rank_correlation_of_times": report.spearman(*times),
-        "rank_correlation_of_rates": report.spearman(*rates),
+        "rank_correlation_of_times": figures.spearman(*times),
+        "rank_correlation_of_rates": figures.spearman(*rates),
         "our_time_over_theirs": {
             "geomean": statistics.geometric_mean(ratios),
             "tenth": ratios[len(ratios) // 10],
@@ -327,9 +327,9 @@ def main() -> int:
         "cases": rows,
     }
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "products.json").write_text(report.compact(body) + "\n", encoding="utf-8")
+    (options.out / "products.json").write_text(figures.compact(body) + "\n", encoding="utf-8")
     (options.out / "README.md").write_text(page(body), encoding="utf-8")
-    print(json.dumps(report.rounded(body["summary"]), indent=1))
+    print(json.dumps(figures.rounded(body["summary"]), indent=1))
     return int(any(r["status"] != "ok" for r in rows))
 
 

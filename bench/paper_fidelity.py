@@ -19,7 +19,7 @@ from typing import Any
 from rich.table import Table
 
 import roller
-from bench import harness, report, targets
+from bench import figures, harness, report, targets
 from bench.paper_ops import DATA, PaperOperator, other_operators, paper_operators
 from roller import SymbolicTensor, ops, rating
 from roller.align import Rules
@@ -167,8 +167,8 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
             ratios = sorted(r["predicted_s"] / r["measured_s"] for r in chosen)
             result[device][name] = {
                 "operators": len(chosen),
-                "pearson": report.finite(report.pearson(*pairs)),
-                "spearman": report.finite(report.spearman(*pairs)),
+                "pearson": figures.finite(figures.pearson(*pairs)),
+                "spearman": figures.finite(figures.spearman(*pairs)),
                 "predicted_over_measured": ratios[len(ratios) // 2] if ratios else None,
             }
     return result

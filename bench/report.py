@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import math
-import re
-import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -18,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import machine
-from bench.harness import RESULTS, Case, Row, geomean, run_case, selected
+from bench.figures import compact, finite, geomean
+from bench.harness import RESULTS, Case, Row, run_case, selected
 
 SCHEMA = 1
 WIDTH = 180  # of tables that go to a file
@@ -67,11 +65,6 @@ def _summary(rows: Sequence[Row]) -> dict[str, Any]:
         "worst": worst and worst.ratio,
         "worst_case": worst and worst.case,
     }
-
-
-def finite(value: float) -> float | None:
-    """The value, None for NaN, which JSON has no word for."""
-    return None if math.isnan(value) else value
 
 
 def table(name: str, rows: Sequence[Row], options: argparse.Namespace) -> Table:
@@ -140,42 +133,7 @@ def write(name: str, body: dict[str, Any], options: argparse.Namespace) -> Path 
     return path
 
 
-def compact(data: Any) -> str:
-    """Indented JSON with numbers to six digits, and every list of plain values on one line."""
-    text = json.dumps(rounded(data), indent=1, ensure_ascii=False)
-    return re.sub(
-        r"\[\n[^\[\]{}]*\n\s*\]", lambda found: re.sub(r"\n\s*", " ", found.group()).replace("[ ", "[").replace(" ]", "]"), text
-    )
-
-
-def rounded(data: Any) -> Any:
-    """The same data with six digits for every number."""
-    if isinstance(data, dict):
-        return {key: rounded(value) for key, value in data.items()}
-    if isinstance(data, list | tuple):
-        return [rounded(value) for value in data]
-    return float(f"{data:.6g}") if isinstance(data, float) else data
-
-
 def command() -> str:
     """The command line; of a path elsewhere only the name."""
     words = sys.orig_argv[1:]
     return " ".join(["python", *(Path(w).name if Path(w).is_absolute() else w for w in words)])
-
-
-def spearman(first: Sequence[float], second: Sequence[float]) -> float:
-    """Rank correlation, ties sharing their mean rank; NaN where one side does not vary."""
-    return pearson(_ranks(first), _ranks(second))
-
-
-def pearson(first: Sequence[float], second: Sequence[float]) -> float:
-    """Linear correlation; NaN where one side does not vary, or of fewer than two pairs."""
-    try:
-        return statistics.correlation(first, second)
-    except statistics.StatisticsError:
-        return math.nan
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(values)
-    return [order.index(v) + (order.count(v) - 1) / 2 for v in values]

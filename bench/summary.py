@@ -9,16 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from bench import machine, targets
-from bench.harness import RESULTS, geomean
+from bench.cuda import report as gpu
+from bench.figures import geomean
+from bench.harness import RESULTS
 
 Result = dict[str, Any]
 VECTORS = {"avx512f": ", AVX-512", "avx2": ", AVX2"}  # widest first
 
 
 def results(folder: Path = RESULTS) -> list[Result]:
-    """All result files, by machine and name; those of runs that time nothing name no threads, and are left out."""
+    """All result files, by machine and name; those of runs that time nothing name neither threads nor a GPU, and are left out."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*/*.json"))]
-    return [result for result in found if "threads" in result]
+    return [result for result in found if "threads" in result or "gpu" in result.get("device", {})]
 
 
 def ratio_lines(found: Result) -> Iterator[str]:
@@ -89,9 +91,13 @@ def document(found: list[Result]) -> str:
         "*At the highest rate*: the geometric mean if all our products and convolutions ran at the highest GFLOP/s that any",
         "library or we reached in any case of the same run: what is left to win, as far as that run shows.",
     ]
+    on_gpus = [result for result in found if "gpu" in result["device"]]
+    found = [result for result in found if result not in on_gpus]
     machines = {machine.folder(result["device"]): result["device"] for result in found}
     for name, device in machines.items():
         lines += ["", *section(device, [result for result in found if machine.folder(result["device"]) == name])]
+    for result in on_gpus:
+        lines += ["", *gpu.markdown(result)]
     return "\n".join(lines) + "\n"
 
 

@@ -16,6 +16,13 @@ RATIOS: Mapping[str, Mapping[str, tuple[float | None, float | None]]] = {
         **dict.fromkeys(("matmul", "conv2d", "depthwise", "elementwise", "pooling", "reduce"), (1.0, None)),
     },
     "metaschedule": {"search": (None, 1.0)},
+    "cuda": {
+        "paper119": (1.05, None),
+        "fp16 GEMM 4096 and 8192": (0.90, None),
+        "fp16 GEMM skinny": (1.0, None),
+        "fp16 GEMM ragged": (1.0, None),
+        "fused": (1.1, None),
+    },
 }
 # Benchmark, sum: the limits of its numbers, from below ("≥") or above ("≤").
 LIMITS: Mapping[str, Mapping[str, Mapping[str, tuple[str, float]]]] = {
@@ -29,6 +36,7 @@ LIMITS: Mapping[str, Mapping[str, Mapping[str, tuple[str, float]]]] = {
         "top10_regret": {"worst": ("≤", 0.03)},
     },
     "metaschedule": {"less_time": {"worst_times": ("≥", 100)}},
+    "cuda": {"regret": {"median": ("≤", 0.05)}},
     "paper_fidelity": {card: {"matmul + conv2d": ("≥", 0.6)} for card in ("V100", "K80", "MI50")},
 }
 

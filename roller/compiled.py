@@ -50,6 +50,9 @@ class Kernel:
     Arrays of NumPy, torch and JAX (and others with DLPack) in host memory are taken as they are: nothing is converted, and
     only what is not contiguous, or not aligned as the kernel needs it, is copied. The result is of the first argument's
     kind. `out=` is written in place and returned. The binary is loaded by the first call, or by `load()`.
+
+    Where the device has memory of its own and its plugin takes arrays there, those are used where they lie, and all of a call
+    have to lie there: work is enqueued on `stream=`, else on the one that their library works on, and the call does not wait.
     """
 
     def __init__(self, artifact: Artifact, expr: TensorExpr, device: Device, built: Built | None = None) -> None:
@@ -59,6 +62,7 @@ class Kernel:
         self._result = _wanted(expr.output, "out")
         self._runner: Runner | None = None
         self._shortcut: Callable[[int, int], int] | None = None
+        self._resident: Callable[[tuple[Any, ...], Any, Any, tuple[Wanted, ...]], Any] | None = None
         self._loading = threading.Lock()
         self._alignment = _alignment(artifact)
 
@@ -66,10 +70,14 @@ class Kernel:
         arguments = ", ".join(map(str, self._wanted))
         return f"<Kernel ({arguments}) -> {self._result.dtype.name} {self._result.shape} for {self.spec.device}:{self.spec.chip}>"
 
-    def __call__(self, *arrays: Any, out: Any = None, **named: Any) -> Any:
+    def __call__(self, *arrays: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
         """Compute the operator. `LaunchError` where an array does not fit, `DeviceUnavailableError` without the device."""
         if named:
             arrays = self._bound(arrays, named)
+        if stream is not None:
+            if any(wanted.name == "stream" for wanted in self._wanted):
+                return self(*self._bound(arrays, {"stream": stream}), out=out)
+            return self._call(arrays if len(arrays) == len(self._wanted) else self._bound(arrays, named), out, stream)
         if self._shortcut is not None and (out is not None or set(map(type, arrays)) == {np.ndarray}):
             result = aligned_empty(self._result.shape, self._result.dtype) if out is None else out
             try:
@@ -81,9 +89,15 @@ class Kernel:
                 raise hook_error(self._device.name, "shortcut", error) from error
         return self._call(arrays if len(arrays) == len(self._wanted) else self._bound(arrays, named), out)
 
-    def _call(self, arrays: tuple[Any, ...], out: Any) -> Any:
+    def _call(self, arrays: tuple[Any, ...], out: Any, stream: Any = None) -> Any:
         """Look at every array, convert what must be, compute."""
         runner = self._runner or self._loaded()
+        if self._resident is not None:
+            there = self._resident(arrays, out, stream, (*self._wanted, self._result))
+            if there is not NotImplemented:
+                return there
+        if stream is not None:
+            raise LaunchError("stream= goes with arrays in the device's own memory; a call with others waits for its result")
         inputs: list[Array] = []
         kind: Kind | None = None
         alignment = self._alignment
@@ -144,6 +158,7 @@ class Kernel:
             if self._runner is None:
                 self._runner = self._device.load_kernel(self._artifact)
                 self._shortcut = getattr(self._runner, "shortcut", None)
+                self._resident = getattr(self._runner, "resident", None)
             return self._runner
 
     def load(self) -> Kernel:

@@ -179,10 +179,15 @@ class Contained:
     def __init__(self, runner: Runner, device: str) -> None:
         self._runner, self._device = runner, device
         self.shortcut: Callable[[int, int], int] | None = getattr(runner, "shortcut", None)
+        self.resident = self._resident if callable(getattr(runner, "resident", None)) else None
 
     def run(self, inputs: tuple[Array, ...], out: Array) -> None:
         """See `roller.kernel.Runner`."""
         _contained(self._device, "run()", self._runner.run, inputs, out)
+
+    def _resident(self, arrays: tuple[Any, ...], out: Any, stream: Any, wanted: Sequence[Any]) -> Any:
+        """See `roller.kernel.Runner`."""
+        return _contained(self._device, "resident()", self._runner.resident, arrays, out, stream, wanted)  # type: ignore[attr-defined]
 
     def close(self) -> None:
         """See `roller.kernel.Runner`."""

@@ -59,6 +59,12 @@ class Runner(Protocol):
     It may also have `shortcut`: a function of the `id()` of a tuple of inputs and of that of the output. If there are as many as
     `run` wants, and all are NumPy arrays just as it wants them, it computes and gives 1; otherwise it touches nothing and gives
     0. It is asked first, as it is quick.
+
+    And it may have `resident(arrays, out, stream, wanted)`, for arrays that lie in the device's own memory. It gets the caller's
+    values as they came, in the order of the inputs that are not constant, `out` (None: it makes an array), the caller's `stream`
+    (None: it chooses one) and what each has to be (`roller.arrays.Wanted`, the output last). It gives `NotImplemented` where none
+    of them lies there: then the arrays are brought to host memory's form and `run` is called. Otherwise it checks, computes and
+    gives the result, or `out`; it copies nothing that it need not, and may return before the work is done.
     """
 
     def run(self, inputs: tuple[npt.NDArray[Any], ...], out: npt.NDArray[Any]) -> None:

@@ -1,7 +1,7 @@
 """Everything that a device plugin may import from roller, and all that roller promises to keep for it."""
 
 from roller.align import Multiple
-from roller.arrays import ALIGNMENT, address, aligned_empty, numpy_dtype, ready
+from roller.arrays import ALIGNMENT, Wanted, address, aligned_empty, numpy_dtype, ready
 from roller.banks import PanelRows, staged_rows
 from roller.catalog import builtin_dir, dump_spec, find_spec, list_specs, load_spec, spec_from_dict
 from roller.errors import (
@@ -86,6 +86,7 @@ __all__ = [
     "TensorExpr",
     "Tile",
     "Unary",
+    "Wanted",
     "address",
     "aligned_empty",
     "builtin_dir",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -40,3 +42,13 @@ def toy(monkeypatch):
         return device
 
     return use
+
+
+@pytest.fixture
+def gpus() -> Iterator[Any]:
+    """Two GPUs like an A100; afterwards nothing wrong was asked of the driver, and there is no GPU any more."""
+    from fake_gpu import Gpus
+
+    made = Gpus()
+    yield made
+    assert not made.gone()

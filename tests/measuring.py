@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from roller.hardware import HardwareSpec
-from roller_cuda import calibrate, probes
+from roller_cuda import calibrate, likeness, probes
 from roller_cuda.probes import Facts, Probe, Sample
 
 
@@ -17,7 +17,7 @@ def facts_of(spec: HardwareSpec, **changes: object) -> Facts:
     assert rate is not None
     told = {
         "name": spec.title,
-        "capability": calibrate.capability_of(spec),
+        "capability": likeness.capability_of(spec),
         "sms": unit.count,
         "clock_khz": round(1e6 * spec.clock_ghz),
         "memory_khz": round(1e6 * rate * 8 / 1024 / 2),
@@ -53,6 +53,17 @@ def truth(facts: Facts, spec: HardwareSpec, share: float = 0.9) -> dict[str, flo
         "launch": 2.1,
         **{f"rate_{name}": share * rate for name, rate in calibrate.expected(facts, spec).items()},
     }
+
+
+def seconds_of(table: Sequence[Probe], values: Mapping[str, float]) -> dict[tuple[str, int, int], float]:
+    """How long a launch of each probe takes where these are the values, by kernel, count and rounds."""
+    found = {}
+    for probe in table:
+        scale = {"ns": 1e-9, "us": 1e-6}.get(probe.unit)
+        seconds = 1e-9 * probe.amount / values[probe.name] if scale is None else scale * probe.amount * values[probe.name]
+        if probe.name != "warm_up":  # which launches the kernel of another probe
+            found[probe.launch.kernel, probe.launch.count, probe.launch.rounds] = seconds
+    return found
 
 
 class FakeGpu:

@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import harness, machine, report, summary, targets
+from bench import figures, harness, machine, report, summary, targets
+from bench.cuda import operators
+from bench.cuda import report as gpu
 from bench.harness import Case, Mismatch, Row, Side
 
 GIB = 2**30
@@ -100,11 +102,11 @@ def test_the_best_library_is_the_one_with_the_least_median_and_conversions_are_c
 
 
 def test_geometric_mean_and_correlations() -> None:
-    assert harness.geomean([0.5, 2.0]) == pytest.approx(1.0)
-    assert math.isnan(harness.geomean([]))
-    assert report.spearman([1, 2, 3, 4], [10, 20, 40, 30]) == pytest.approx(0.8)
-    assert report.spearman([1, 1, 2], [5, 5, 7]) == pytest.approx(1.0)
-    assert math.isnan(report.pearson([1, 1], [1, 2]))
+    assert figures.geomean([0.5, 2.0]) == pytest.approx(1.0)
+    assert math.isnan(figures.geomean([]))
+    assert figures.spearman([1, 2, 3, 4], [10, 20, 40, 30]) == pytest.approx(0.8)
+    assert figures.spearman([1, 1, 2], [5, 5, 7]) == pytest.approx(1.0)
+    assert math.isnan(figures.pearson([1, 1], [1, 2]))
 
 
 # Results are checked
@@ -252,7 +254,7 @@ def test_an_interrupted_run_leaves_the_results_before_it(tmp_path: Path) -> None
 
 
 def test_numbers_in_results_are_short() -> None:
-    text = report.compact({"a": [1, 2], "b": 0.0001234567891, "c": {"d": ["1.23456789  [0]"]}})
+    text = figures.compact({"a": [1, 2], "b": 0.0001234567891, "c": {"d": ["1.23456789  [0]"]}})
     assert '"a": [1, 2],' in text
     assert json.loads(text) == {"a": [1, 2], "b": 0.000123457, "c": {"d": ["1.23456789  [0]"]}}
 
@@ -302,6 +304,7 @@ def test_limits_from_above_and_of_groups() -> None:
 def test_every_target_has_its_result() -> None:
     """A family or a sum that is renamed takes its target along."""
     there = {result["benchmark"]: {**result["summary"], **summary.searching(result)} for result in summary.results()}
+    there["cuda"] = dict.fromkeys([*operators.TIERS, *gpu.GROUPS, *gpu.fidelity([])])  # known without a GPU's results
     for wanted in (targets.RATIOS, targets.LIMITS):
         for benchmark, keys in wanted.items():
             assert set(keys) <= set(there[benchmark])

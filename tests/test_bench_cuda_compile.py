@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import cuda_cases, cuda_compile, heuristics, report, summary
+from bench import cuda_cases, cuda_compile, figures, heuristics, summary
 from bench.harness import RESULTS
 from roller import ops
 from roller_cuda import disassembly, toolchain
@@ -83,7 +83,7 @@ def test_committed_reports_say_how_they_were_made(path: Path) -> None:
     found = json.loads(path.read_text(encoding="utf-8"))
     assert found["command"].startswith(f"python -m bench.{found['benchmark']}") and not found["quick"] and found["versions"]
     if found["benchmark"] == "cuda_compile":
-        assert found["summary"] == report.rounded(cuda_compile.summary(found["cases"])) and len(found["cases"]) == 123
+        assert found["summary"] == figures.rounded(cuda_compile.summary(found["cases"])) and len(found["cases"]) == 123
 
 
 def chosen(m: int, n: int, k: int, stages: int = 2, split: int = 1) -> heuristics.Chosen:

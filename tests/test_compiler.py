@@ -222,6 +222,72 @@ def test_what_a_plugins_kernel_raises_is_contained(toy, where):
         kernel._loaded().close()
 
 
+class There:
+    """An array in the memory of an invented device."""
+
+    def __init__(self, values):
+        self.values = values
+
+
+@pytest.fixture
+def roomy(toy):
+    """A device with memory of its own: a kernel, and what it was asked."""
+    asked = []
+
+    class Roomy(Runner):
+        def resident(self, arrays, out, stream, wanted):
+            asked.append((arrays, out, stream, [w.name for w in wanted], [w.shape for w in wanted]))
+            if not isinstance(arrays[0], There):
+                return NotImplemented
+            if stream == "broken":
+                raise ZeroDivisionError("in resident")
+            return There(None) if out is None else out
+
+    class Device(Toy):
+        @hookimpl
+        def roller_load_kernel(self, artifact):
+            return Roomy(artifact)
+
+    toy(Device())
+    return roller.compile(matmul(), "toy", top_k=1), asked
+
+
+def test_arrays_in_a_devices_memory_go_to_its_plugin_as_they_are(roomy):
+    kernel, asked = roomy
+    a, b, out = There(1), There(2), There(3)
+    assert type(kernel(a, b)) is There
+    assert kernel(b=b, a=a, out=out, stream=7) is out
+    wanted = ["a", "b", "out"], [(24, 16), (16, 32), (24, 32)]
+    assert asked == [((a, b), None, None, *wanted), ((a, b), out, 7, *wanted)]
+    with pytest.raises(HookError, match=r"resident\(\) raised ZeroDivisionError: in resident"):
+        kernel(a, b, stream="broken")
+    with pytest.raises(LaunchError, match="no array for b"):
+        kernel(a, stream=7)
+
+
+def test_arrays_in_host_memory_take_the_other_way(roomy):
+    kernel, asked = roomy
+    a, b = np.ones((24, 16), np.float32), np.ones((16, 32), np.float32)
+    assert (kernel(a, b) == 16).all() and len(asked) == 1
+    with pytest.raises(LaunchError, match="stream= goes with arrays in the device's own memory"):
+        kernel(a, b, stream=7)
+
+
+def test_devices_without_memory_of_their_own_have_no_streams():
+    kernel = roller.compile(ops.relu(roller.tensor((4,), name="a")), "cpu")
+    with pytest.raises(LaunchError, match="stream="):
+        kernel(np.ones(4, np.float32), stream=1)
+    with pytest.raises(LaunchError, match="stream="):
+        kernel.load()(np.ones(4, np.float32), out=np.ones(4, np.float32), stream=0)
+
+
+def test_an_input_may_be_called_stream():
+    kernel = roller.compile(ops.relu(roller.tensor((4,), name="stream")), "cpu")
+    values = np.array([-1, 0, 1, 2], np.float32)
+    assert (kernel(stream=values) == np.maximum(values, 0)).all()
+    assert (kernel.load()(stream=values, out=np.empty_like(values)) == np.maximum(values, 0)).all()
+
+
 def test_a_plugins_kernel_that_raises_loses_the_measurement(toy):
     toy(raising("run()"))
     with pytest.raises(KernelError, match="none of the 2"):

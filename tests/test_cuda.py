@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -246,6 +248,33 @@ def test_a_compiler_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert toolchain.problems() == (f"{toolchain.COMPILER} names '/nowhere/nvcc', which is no program",)
     with pytest.raises(CodegenError, match="must name an nvcc"):
         toolchain.compiled("// no kernel", "sm_80")
+
+
+LACKING = """
+import cuda.pathfinder
+
+def missing(name):
+    raise cuda.pathfinder.DynamicLibNotFoundError(f"no {name} here\\n  looked everywhere")
+
+cuda.pathfinder.load_nvidia_dynamic_lib = missing
+import roller
+from roller import ops
+from roller_cuda import toolchain
+
+assert toolchain.problems() and toolchain.INSTALL in toolchain.problems()[0], toolchain.problems()
+try:
+    roller.compile(ops.relu(ops.tensor((8,))), device="cuda:a100")
+except roller.RollerError as error:
+    print(f"{type(error).__name__}: {error}")
+"""
+
+
+@needs_compiler
+@pytest.mark.skipif(not toolchain.has_bindings(), reason="cuda-bindings are not installed")
+def test_bindings_without_the_library_of_the_compiler_say_what_to_install() -> None:
+    done = subprocess.run([sys.executable, "-c", LACKING], capture_output=True, text=True, check=False)
+    said = f"DeviceUnavailableError: no NVRTC library: {toolchain.INSTALL}, or name an nvcc in {toolchain.COMPILER} (no nvrtc here)"
+    assert done.stdout.strip() == said, done.stderr
 
 
 def test_programs_that_need_more_shared_memory_than_there_is_are_refused() -> None:

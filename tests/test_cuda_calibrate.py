@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 from emulating import needs_compiler
@@ -19,10 +19,10 @@ from roller.catalog import find_spec, lint, load_spec
 from roller.cli.app import app
 from roller.errors import DeviceUnavailableError, SpecError
 from roller.hardware import HardwareSpec
-from roller_cuda import calibrate, chip, gpu, probes
+from roller_cuda import calibrate, chip, gpu, instrument, likeness, probes
 from roller_cuda.probes import Facts, Sample
 
-KNOWN = calibrate.shipped()
+KNOWN = likeness.shipped()
 CHIPS = [spec.chip for spec in KNOWN if spec.chip != "k80"]
 DATE = "2026-01-31"
 ROUNDING = 0.006  # three digits
@@ -30,7 +30,7 @@ ROUNDING = 0.006  # three digits
 
 def described(facts: Facts, values: dict[str, float], clock: float) -> HardwareSpec:
     """What becomes of a GPU with such rates; nothing is compiled."""
-    base = calibrate.nearest(facts, KNOWN)
+    base = likeness.nearest(facts, KNOWN)
     instrument = FakeGpu(facts, values, clock)
     table = probes.table(facts, calibrate.expected(facts, base))
     found = calibrate.evaluated({probe: instrument.samples(probe) for probe in table})
@@ -42,18 +42,18 @@ def described(facts: Facts, values: dict[str, float], clock: float) -> HardwareS
 def test_a_chips_own_facts_lead_back_to_it(name: str) -> None:
     spec = find_spec("cuda", name)
     facts = facts_of(spec, name="a board of another name")
-    assert calibrate.nearest(facts, KNOWN) == spec
-    assert calibrate.nearest(facts, reversed(KNOWN)) == spec
-    assert calibrate.architecture(facts.capability) == spec.options["arch"]
+    assert likeness.nearest(facts, KNOWN) == spec
+    assert likeness.nearest(facts, reversed(KNOWN)) == spec
+    assert likeness.architecture(facts.capability) == spec.options["arch"]
 
 
 def test_chips_that_are_not_shipped_get_the_nearest_of_their_architecture() -> None:
     rtx4080 = facts_of(find_spec("cuda", "rtx4090"), sms=76, l2_bytes=64 << 20, memory_bytes=16 << 30)
-    assert calibrate.nearest(rtx4080, KNOWN).options["arch"] == "sm_89"
+    assert likeness.nearest(rtx4080, KNOWN).options["arch"] == "sm_89"
     orin = facts_of(find_spec("cuda", "rtx3090"), capability=(8, 7), sms=16)
-    assert calibrate.nearest(orin, KNOWN).chip == "rtx3090"
+    assert likeness.nearest(orin, KNOWN).chip == "rtx3090"
     with pytest.raises(DeviceUnavailableError, match=r"compute capability 12\.x: write a spec file"):
-        calibrate.nearest(replace(orin, capability=(12, 0)), KNOWN)
+        likeness.nearest(replace(orin, capability=(12, 0)), KNOWN)
 
 
 # --- from times to a spec ---------------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def test_known_rates_come_back(data: st.DataObject) -> None:
     facts = facts_of(
         shipped, sms=data.draw(st.integers(sms // 2, 2 * sms)), clock_khz=data.draw(st.integers(clock_khz // 2, 2 * clock_khz))
     )
-    base = calibrate.nearest(facts, KNOWN)
+    base = likeness.nearest(facts, KNOWN)
     values = {name: value * data.draw(SHARES) for name, value in truth(facts, base, 1.0).items()}
     values |= {f"stride_{s}": min(s, 32) * 0.6 for s in probes.STRIDES}
     values["l2_read"] = max(values["l2_read"], 1.01 * values["dram_read"])
@@ -219,9 +219,8 @@ def attached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeGpu:
     facts = facts_of(h100)
     fake = FakeGpu(facts, truth(facts, h100), 1.7)
     monkeypatch.setenv("ROLLER_CONFIG_DIR", str(tmp_path))
-    monkeypatch.setattr(gpu, "Gpu", lambda: fake)
-    monkeypatch.setattr(gpu, "attached", lambda: None)
-    monkeypatch.setattr(gpu, "facts_of", lambda _: facts)
+    monkeypatch.setattr(gpu, "current", lambda: SimpleNamespace(facts=lambda: facts))
+    monkeypatch.setattr(instrument, "measuring", lambda _: fake)
     calibrate._kept.cache_clear()
     return fake
 
@@ -261,15 +260,11 @@ def test_an_implausible_measurement_leaves_no_file(attached: FakeGpu, monkeypatc
     assert not list(tmp_path.rglob("*.toml"))
 
 
-def _without(reason: str) -> Any:
-    def attached() -> None:
-        raise DeviceUnavailableError(reason)
-
-    return attached
-
-
 def test_without_a_gpu_the_command_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "attached", _without("the NVIDIA driver finds no GPU"))
+    def nothing() -> None:
+        raise DeviceUnavailableError("the NVIDIA driver finds no GPU")
+
+    monkeypatch.setattr(gpu, "current", nothing)
     done = CliRunner().invoke(app, ["specs", "calibrate", "cuda"])
     assert done.exit_code == 4
     assert done.stderr.strip().endswith("DeviceUnavailableError: the NVIDIA driver finds no GPU")

@@ -17,10 +17,10 @@ from measuring import facts_of
 
 from roller.catalog import find_spec
 from roller.kernel import Artifact
-from roller_cuda import calibrate, emulator, probe_kernels, probes, toolchain
+from roller_cuda import calibrate, emulator, likeness, probe_kernels, probes, toolchain
 from roller_cuda.probes import Launch, Probe
 
-CHIPS = [spec.chip for spec in calibrate.shipped() if spec.chip != "k80"]
+CHIPS = [spec.chip for spec in likeness.shipped() if spec.chip != "k80"]
 STATIC_SHARED = 48 << 10  # of a block that does not ask for more
 
 
@@ -119,7 +119,7 @@ def test_the_file_of_the_table_needs_only_the_standard_library() -> None:
 @pytest.mark.parametrize("capability", [(7, 0), (8, 0), (8, 6), (8, 9), (9, 0)], ids=str)
 def test_kernels_spill_nothing(capability: tuple[int, int]) -> None:
     """And products of a warpgroup are not put one after another by the assembler, which it would say."""
-    _, log = toolchain.compiled(probe_kernels.text(capability), calibrate.architecture(capability))
+    _, log = toolchain.compiled(probe_kernels.text(capability), likeness.architecture(capability))
     resources = toolchain.resources(log)
     kernels = {name.split(".")[0] for name in resources}
     wanted = {f"rate_{name}" for name, one in probes.INSTRUCTIONS.items() if one.there(capability)}
@@ -130,7 +130,7 @@ def test_kernels_spill_nothing(capability: tuple[int, int]) -> None:
 
 
 def test_every_atom_of_every_shipped_chip_has_a_probe() -> None:
-    for spec in calibrate.shipped():
+    for spec in likeness.shipped():
         for atom in spec.atoms:
             if spec.chip != "k80" and atom.kind == "matrix":
                 one = probes.INSTRUCTIONS[atom.name]

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as a device: CUDA C++ from the program, a cubin from NVRTC, `cuda.core` to run it, an emulator where there is no GPU.
+"""NVIDIA GPUs as a device: CUDA C++ from the program, a cubin from NVRTC, the driver to run it, an emulator where there is no GPU.
 
 Forwards each hook to the module that answers it, which loads TVM, compilers and drivers only then.
 """
@@ -60,7 +60,7 @@ def roller_build(spec: HardwareSpec, source: KernelSource) -> Artifact:
 
 @hookimpl
 def roller_load_kernel(artifact: Artifact) -> Runner:
-    """The cubin on the first GPU."""
+    """The cubin on the attached GPUs."""
     return _module("runtime").CudaRunner(artifact)  # type: ignore[no-any-return]
 
 

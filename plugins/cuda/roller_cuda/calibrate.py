@@ -17,18 +17,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from roller.plugin import (
-    DeviceUnavailableError,
     HardwareSpec,
     SpecError,
-    builtin_dir,
     dump_spec,
-    list_specs,
     load_spec,
     spec_dir,
     spec_from_dict,
     write_atomic,
 )
-from roller_cuda import gpu, probe_kernels, probes, toolchain
+from roller_cuda import gpu, instrument, probe_kernels, probes, toolchain
+from roller_cuda.likeness import architecture, capability_of, nearest, shipped
 from roller_cuda.probes import Facts, Probe, Sample
 
 _log = logging.getLogger("roller.cuda")
@@ -64,8 +62,8 @@ def measure_spec() -> HardwareSpec:
 
     `DeviceUnavailableError` where there is no GPU, or one of which nothing is known; `SpecError` where what was measured cannot be.
     """
-    with gpu.Gpu() as instrument:
-        spec = measured(instrument, shipped(), datetime.date.today().isoformat())
+    with instrument.measuring(gpu.current()) as attached:
+        spec = measured(attached, shipped(), datetime.date.today().isoformat())
     path = _path(spec.chip)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,11 +95,6 @@ def _path(chip: str) -> Path:
     return spec_dir() / "cuda" / f"{chip}.toml"
 
 
-def shipped() -> tuple[HardwareSpec, ...]:
-    """The chips that come with roller."""
-    return tuple(load_spec(entry.path) for entry in list_specs("cuda") if builtin_dir() in entry.path.parents)
-
-
 def chip_name(facts: Facts) -> str:
     """One name for all GPUs alike: compute capability, SMs, and a digest of what else the driver says but for exact memory."""
     told = [VERSION, facts.capability, facts.sms, facts.clock_khz, facts.memory_khz, facts.bus_bits, facts.l2_bytes]
@@ -110,53 +103,46 @@ def chip_name(facts: Facts) -> str:
     return f"sm{facts.capability[0]}{facts.capability[1]}-{facts.sms}-{digest}"
 
 
-def architecture(capability: tuple[int, int]) -> str:
-    """What to compile for: 9.0 has instructions of its own, which only the architecture with an "a" knows."""
-    return f"sm_{capability[0]}{capability[1]}" + ("a" if capability == (9, 0) else "")
-
-
-def capability_of(spec: HardwareSpec) -> tuple[int, int]:
-    """The compute capability that a spec names."""
-    major, minor = spec.options["compute_capability"]
-    return int(major), int(minor)
-
-
-def nearest(facts: Facts, known: Iterable[HardwareSpec]) -> HardwareSpec:
-    """The chip most like a GPU: of its compute capability or the nearest below with the same major number, then by size and speed.
-
-    `DeviceUnavailableError` where no chip is of its architecture.
+def prebuilt(spec: HardwareSpec) -> dict[str, bytes]:
+    """What measures a chip where there is no roller, as files: the probes' kernels, `probes.py`, which says what to launch and what
+    times mean, and as JSON what the spec says of the same.
     """
-    alike = [s for s in known if capability_of(s)[0] == facts.capability[0] and capability_of(s) <= facts.capability]
-    if not alike:
-        raise DeviceUnavailableError(
-            f"no shipped chip is of compute capability {facts.capability[0]}.x: write a spec file for {facts.name} by hand"
-        )
+    capability = capability_of(spec)
+    cubin, _ = toolchain.compiled(probe_kernels.text(capability), architecture(capability))
+    rates = {atom.name: atom.gflops for atom in spec.atoms}
+    clocks = {f"rate_{atom.name}": atom.clock_ghz or spec.clock_ghz for atom in spec.atoms}
+    said = {"expected": rates, "values": specified(spec), "clocks": clocks}
+    text = json.dumps(said, indent=1, sort_keys=True) + "\n"
+    return {"probes.cubin": cubin, "probes.py": Path(probes.__file__).read_bytes(), "spec.json": text.encode()}
 
-    def distance(spec: HardwareSpec) -> tuple[int, float]:
-        pairs = [
-            (facts.sms, spec.unit.count),
-            (facts.l2_bytes, spec.level("L2").capacity_bytes),
-            (facts.memory_bytes, spec.outermost.capacity_bytes),
-            (facts.memory_gbps, spec.level("L2").bandwidth_gbps),
-            (facts.clock_ghz, spec.clock_ghz),
-        ]
-        far = sum(abs(math.log(mine / its)) for mine, its in pairs if mine and its)
-        return facts.capability[1] - capability_of(spec)[1], far
 
-    return min(alike, key=distance)
+def specified(spec: HardwareSpec) -> dict[str, float | None]:
+    """What a spec says of each probe that shows one of its numbers, in the units of the probes."""
+    l2, shared, register = (spec.level(name) for name in ("L2", "shared", "register"))
+    return {
+        "dram_read": l2.bandwidth_gbps,
+        "dram_latency": l2.latency_ns,
+        "l2_read": shared.bandwidth_gbps,
+        "l2_latency": shared.latency_ns,
+        "shared_read": register.bandwidth_gbps,
+        "shared_latency": register.latency_ns,
+        "barrier": shared.step_overhead_ns,
+        "launch": spec.unit.launch_overhead_us,
+        **{f"rate_{atom.name}": atom.gflops for atom in spec.atoms},
+    }
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def measured(instrument: Instrument, known: Iterable[HardwareSpec], date: str) -> HardwareSpec:
+def measured(attached: Instrument, known: Iterable[HardwareSpec], date: str) -> HardwareSpec:
     """The spec of an instrument's GPU."""
-    facts = instrument.facts
+    facts = attached.facts
     base = nearest(facts, known)
     table = probes.table(facts, expected(facts, base))
     cubin, _ = toolchain.compiled(probe_kernels.text(facts.capability), architecture(facts.capability))
-    instrument.load(cubin, probes.buffer_bytes(table))
-    found = evaluated({probe: instrument.samples(probe) for probe in table})
+    attached.load(cubin, probes.buffer_bytes(table))
+    found = evaluated({probe: attached.samples(probe) for probe in table})
     check(found, facts, base)
     return describe(found, facts, base, date)
 

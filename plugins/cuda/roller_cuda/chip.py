@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
 
 from roller.plugin import ComputeAtom, DeviceUnavailableError, HardwareSpec, TensorExpr, find_spec
-from roller_cuda import calibrate, gpu, tensor_cores
+from roller_cuda import calibrate, gpu, likeness, tensor_cores
+from roller_cuda.probes import Facts
 
 DEFAULT = "a100"  # where no GPU is attached
+CALIBRATE = "`roller specs calibrate cuda` measures it"
 
 
 def default_spec() -> HardwareSpec:
-    """The attached GPU as it was measured, else the shipped chip most like it; the A100 without a GPU of a known architecture."""
+    """The GPU that the calling thread uses, as it was measured, else the shipped chip most like it, with a warning that says in
+    what they differ; the A100 where no GPU is attached.
+    """
     try:
-        facts = gpu.facts_of(gpu.attached())
-        return calibrate.remembered(facts) or calibrate.nearest(facts, calibrate.shipped())
+        facts = gpu.current().facts()
     except DeviceUnavailableError:
         return find_spec("cuda", DEFAULT)
+    return calibrate.remembered(facts) or chosen(facts, likeness.shipped())
+
+
+def chosen(facts: Facts, known: Iterable[HardwareSpec]) -> HardwareSpec:
+    """The chip most like a GPU that was not measured; warns where it is not that chip."""
+    try:
+        best = likeness.nearest(facts, known)
+    except DeviceUnavailableError as error:
+        warnings.warn(f"{error}; kernels are compiled for {DEFAULT}, and the attached GPU cannot run them", stacklevel=2)
+        return find_spec("cuda", DEFAULT)
+    differing = likeness.differences(facts, best)
+    if differing:
+        warnings.warn(
+            f"no spec describes the attached GPU; {best.chip} is the nearest. The GPU has {', '.join(differing)}. "
+            f"Kernels are right, but their tiles are chosen for {best.chip}: {CALIBRATE}",
+            stacklevel=2,
+        )
+    return best
 
 
 def atoms(spec: HardwareSpec, _: TensorExpr) -> Sequence[ComputeAtom]:

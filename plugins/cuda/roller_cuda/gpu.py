@@ -1,21 +1,20 @@
-"""The first GPU, straight through the driver: what it says of itself, and probes timed on it.
-
-Only for measuring the chip; artifacts run through `roller_cuda.runtime`.
-"""
+"""One GPU: its context, what it can, its memory in the order of streams, and what must live until work is done."""
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
 
 from roller.plugin import DeviceUnavailableError, LaunchError
-from roller_cuda import toolchain
-from roller_cuda.probes import REPEATS, Facts, Launch, Probe, Sample
+from roller_cuda import driver
+from roller_cuda.driver import StatusError
+from roller_cuda.probes import Facts
 
-TICKS = 4  # 64-bit words that a kernel may leave
-ATTRIBUTES = {  # of the driver, by the field of `Facts`
+ATTRIBUTES: Mapping[str, str] = {  # of the driver, by the field of `Facts`
     "sms": "MULTIPROCESSOR_COUNT",
     "clock_khz": "CLOCK_RATE",
     "memory_khz": "MEMORY_CLOCK_RATE",
@@ -30,122 +29,180 @@ ATTRIBUTES = {  # of the driver, by the field of `Facts`
     "blocks_sm": "MAX_BLOCKS_PER_MULTIPROCESSOR",
     "warp": "WARP_SIZE",
 }
-
-
-def attached() -> Any:
-    """The driver's functions, ready for use; `DeviceUnavailableError` where there is no driver or no GPU."""
-    try:
-        from cuda.bindings import driver  # noqa: PLC0415  (an extra: the CPU device needs none of it)
-    except ImportError as error:
-        raise DeviceUnavailableError(f"measuring a GPU needs cuda-bindings: {toolchain.INSTALL} ({error})") from error
-    try:
-        status, count = driver.cuInit(0)[0], 0
-        if not int(status):
-            status, count = driver.cuDeviceGetCount()
-    except (RuntimeError, OSError) as error:
-        raise DeviceUnavailableError(f"no NVIDIA driver, or none that works: {' '.join(str(error).split())}") from error
-    if int(status):
-        raise DeviceUnavailableError(f"the NVIDIA driver does not start: {status.name}")
-    if not count:
-        raise DeviceUnavailableError("the NVIDIA driver finds no GPU")
-    return driver
-
-
-def facts_of(driver: Any) -> Facts:
-    """What the driver says of the first GPU."""
-    device = _said(driver.cuDeviceGet(0))
-
-    def attribute(name: str) -> int:
-        return int(_said(driver.cuDeviceGetAttribute(getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), device)))
-
-    name = bytes(_said(driver.cuDeviceGetName(100, device))).split(b"\0")[0].decode(errors="replace").strip()
-    capability = attribute("COMPUTE_CAPABILITY_MAJOR"), attribute("COMPUTE_CAPABILITY_MINOR")
-    memory = int(_said(driver.cuDeviceTotalMem(device)))
-    asked = {field: attribute(attr) for field, attr in ATTRIBUTES.items()}
-    return Facts(name=name or "NVIDIA GPU", capability=capability, memory_bytes=memory, **asked)
-
-
-def _said(answer: Sequence[Any], doing: str = "") -> Any:
-    """What a call of the driver gives; `LaunchError` where it failed."""
-    status, *values = answer
-    if int(status):
-        raise LaunchError(f"{doing}{': ' if doing else ''}the CUDA driver says {status.name}")
-    return values[0] if values else None
+_NAME_BYTES = 100
+_KEEP = 2**64 - 1  # bytes that the pool holds back for the next call instead of giving them to the system at every wait
+_BUSY = "CUDA_ERROR_NOT_READY"
 
 
 class Gpu:
-    """The first GPU with a cubin of probes and one buffer, for use in a `with` statement."""
+    """The GPU of that number, through the context that other libraries in the process use too.
 
-    def __init__(self, driver: Any = None) -> None:
-        self._driver = attached() if driver is None else driver
-        self.facts = facts_of(self._driver)
-        self._module: Any = None
-        self._data, self._size, self._ticks = 0, 0, 0
-        self._events: list[Any] = []
+    `stream` is our own: for host arrays, and for arrays of libraries that have no current stream.
+    """
 
-    def __enter__(self) -> Self:
-        driver = self._driver
-        self._device = _said(driver.cuDeviceGet(0))
-        context = _said(driver.cuDevicePrimaryCtxRetain(self._device), "taking the GPU")
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        self.device = driver.call("cuDeviceGet", ordinal)
+        self.capability = self.attribute("COMPUTE_CAPABILITY_MAJOR"), self.attribute("COMPUTE_CAPABILITY_MINOR")
+        self._context: Any = None
+        self._pool: Any = None
+        self.stream = 0
+        self._held: deque[tuple[Any, Any]] = deque()
+        self._lock = threading.RLock()  # what is let go may ask the GPU for more
+
+    def __str__(self) -> str:
+        return f"GPU {self.ordinal}"
+
+    def attribute(self, name: str) -> int:
+        """One of the driver's `CU_DEVICE_ATTRIBUTE_...`."""
+        return int(
+            driver.call("cuDeviceGetAttribute", driver.constant(f"CUdevice_attribute.CU_DEVICE_ATTRIBUTE_{name}"), self.device)
+        )
+
+    def facts(self) -> Facts:
+        """What the driver says of it."""
+        name = bytes(driver.call("cuDeviceGetName", _NAME_BYTES, self.device)).split(b"\0")[0].decode(errors="replace").strip()
+        asked = {field: self.attribute(attribute) for field, attribute in ATTRIBUTES.items()}
+        memory = int(driver.call("cuDeviceTotalMem", self.device))
+        return Facts(name=name or "NVIDIA GPU", capability=self.capability, memory_bytes=memory, **asked)
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """The GPU's context is the thread's; afterwards it is what it was before."""
+        if self._context is None:
+            self._begin()
+        if int(driver.call("cuCtxGetCurrent")) == int(self._context):
+            yield
+            return
+        driver.call("cuCtxPushCurrent", self._context)
         try:
-            _said(driver.cuCtxPushCurrent(context))
-        except LaunchError:
-            driver.cuDevicePrimaryCtxRelease(self._device)
-            raise
-        return self
+            yield
+        finally:
+            driver.call("cuCtxPopCurrent")
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Give back all that was taken; what fails here has failed before, and was said then."""
-        driver = self._driver
-        for event in self._events:
-            driver.cuEventDestroy(event)
-        for place in (self._data, self._ticks):
-            if place:
-                driver.cuMemFree(place)
-        if self._module is not None:
-            driver.cuModuleUnload(self._module)
-        driver.cuCtxPopCurrent()
-        driver.cuDevicePrimaryCtxRelease(self._device)
-        self._module, self._data, self._size, self._ticks, self._events = None, 0, 0, 0, []
+    def _begin(self) -> None:
+        """Context, stream and pool; they last as long as the process."""
+        with self._lock:
+            if self._context is not None:
+                return
+            if not self.attribute("MEMORY_POOLS_SUPPORTED"):
+                raise DeviceUnavailableError(f"{self} has no memory pools, as some virtual GPUs have none; kernels need them")
+            context = driver.call("cuDevicePrimaryCtxRetain", self.device)
+            driver.call("cuCtxPushCurrent", context)
+            try:
+                flag = driver.constant("CUstream_flags.CU_STREAM_NON_BLOCKING")
+                self.stream = int(driver.call("cuStreamCreate", flag))
+                self._pool = self._new_pool()
+            finally:
+                driver.call("cuCtxPopCurrent")
+            self._context = context
 
-    def load(self, cubin: bytes, data_bytes: int) -> None:
-        """Make the kernels of a cubin ready, and a buffer for them; once."""
-        driver = self._driver
-        self._module = _said(driver.cuModuleLoadData(cubin), "loading the probes")
-        self._ticks = int(_said(driver.cuMemAlloc(8 * TICKS)))
-        self._data = int(_said(driver.cuMemAlloc(max(data_bytes, 1)), f"{data_bytes / 1e9:.1f} GB of GPU memory to measure with"))
-        self._size = data_bytes
-        for _ in range(2):
-            self._events.append(_said(driver.cuEventCreate(0)))
+    def _new_pool(self) -> Any:
+        wanted = driver.made("CUmemPoolProps")
+        wanted.allocType = driver.constant("CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED")
+        wanted.location.type = driver.constant("CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE")
+        wanted.location.id = self.ordinal
+        pool = driver.call("cuMemPoolCreate", wanted)
+        kept = driver.constant("CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD")
+        driver.call("cuMemPoolSetAttribute", pool, kept, driver.made("cuuint64_t", _KEEP))
+        return pool
 
-    def samples(self, probe: Probe) -> list[Sample]:
-        """The timings of a probe, in order; `LaunchError` with its name where the driver refuses or a kernel fails."""
-        self._done(self._driver.cuMemsetD8(self._ticks, 0, 8 * TICKS), probe)
-        if probe.prepare is not None:
-            self._start(probe.prepare, probe)
-        return [self._timed(probe) for _ in range(REPEATS)]
+    # --- memory: the context is current -----------------------------------------------------------------------------------
 
-    def _timed(self, probe: Probe) -> Sample:
-        driver, (begin, end) = self._driver, self._events
-        if probe.flush is not None:
-            self._start(probe.flush, probe)
-        self._done(driver.cuCtxSynchronize(), probe)
-        self._done(driver.cuEventRecord(begin, 0), probe)
-        for _ in range(probe.launches):
-            self._start(probe.launch, probe)
-        self._done(driver.cuEventRecord(end, 0), probe)
-        self._done(driver.cuEventSynchronize(end), probe)
-        milliseconds = self._done(driver.cuEventElapsedTime(begin, end), probe)
-        ticks = (ctypes.c_uint64 * TICKS)()
-        self._done(driver.cuMemcpyDtoH(ctypes.addressof(ticks), self._ticks, 8 * TICKS), probe)
-        return Sample(1e-3 * milliseconds, ticks[0], ticks[1])
+    def allocate(self, size: int, stream: int) -> int:
+        """The address of new memory (bytes), which work on the stream may use from now on; aligned to 256 bytes."""
+        try:
+            return int(driver.tried("cuMemAllocFromPoolAsync", max(size, 1), self._pool, stream))
+        except StatusError as error:
+            if error.status != driver.OUT_OF_MEMORY:
+                raise error.told() from error
+        try:  # once more, without what the pool keeps for later
+            driver.tried("cuCtxSynchronize")
+            driver.tried("cuMemPoolTrimTo", self._pool, 0)
+            return int(driver.tried("cuMemAllocFromPoolAsync", max(size, 1), self._pool, stream))
+        except StatusError as error:
+            raise error.told(f"{size} bytes wanted on {self}") from error
 
-    def _start(self, launch: Launch, probe: Probe) -> None:
-        kernel = self._done(self._driver.cuModuleGetFunction(self._module, launch.kernel.encode()), probe)
-        values = (self._data + launch.offset, self._ticks, launch.count, launch.rounds)
-        kinds = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32)
-        grid, block = (launch.blocks, 1, 1), (launch.threads, 1, 1)
-        self._done(self._driver.cuLaunchKernel(kernel, *grid, *block, launch.shared_bytes, 0, (values, kinds), 0), probe)
+    def free(self, address: int, stream: int) -> None:
+        """Give memory back once the work that is on the stream now is done."""
+        driver.call("cuMemFreeAsync", address, stream)
 
-    def _done(self, answer: Sequence[Any], probe: Probe) -> Any:
-        return _said(answer, f"measuring {probe.name}")
+    @contextmanager
+    def room(self, size: int, stream: int) -> Iterator[int]:
+        """Memory for what is enqueued inside; 0 where no bytes are wanted."""
+        if not size:
+            yield 0
+            return
+        address = self.allocate(size, stream)
+        try:
+            yield address
+        finally:
+            self.free(address, stream)
+
+    # --- order ------------------------------------------------------------------------------------------------------------
+
+    def order(self, first: int, then: int) -> None:
+        """Later work on one stream waits for what is on the other now; 0 is the legacy stream."""
+        first, then = first or driver.LEGACY_STREAM, then or driver.LEGACY_STREAM
+        if first == then:
+            return
+        event = self._marked(first)
+        try:
+            driver.call("cuStreamWaitEvent", then, event, 0)
+        finally:
+            driver.call("cuEventDestroy", event)
+
+    def hold(self, stream: int, things: Any) -> None:
+        """Keep things until the work that is on the stream now is done, and let go of what was kept and is done."""
+        with self._lock:
+            self._held.append((self._marked(stream), things))
+            while self._held and _done(self._held[0][0]):
+                event, _ = self._held.popleft()
+                driver.call("cuEventDestroy", event)
+
+    def wait(self) -> None:
+        """Until all work on the GPU is done."""
+        driver.call("cuCtxSynchronize")
+        with self._lock:
+            while self._held:
+                event, _ = self._held.popleft()
+                driver.call("cuEventDestroy", event)
+
+    def _marked(self, stream: int) -> Any:
+        event = driver.call("cuEventCreate", driver.constant("CUevent_flags.CU_EVENT_DISABLE_TIMING").value)
+        driver.call("cuEventRecord", event, stream)
+        return event
+
+
+def _done(event: Any) -> bool:
+    try:
+        driver.tried("cuEventQuery", event)
+    except StatusError as error:
+        if error.status != _BUSY:
+            raise error.told() from error
+        return False
+    return True
+
+
+@cache
+def _made(ordinal: int) -> Gpu:
+    return Gpu(ordinal)
+
+
+def count() -> int:
+    """How many GPUs there are; `DeviceUnavailableError` where there is none."""
+    return driver.start()
+
+
+def gpu(ordinal: int) -> Gpu:
+    """The GPU of that number; `LaunchError` where there is none."""
+    if not 0 <= ordinal < count():
+        raise LaunchError(f"GPU {ordinal}: this process sees {count()}")
+    return _made(ordinal)
+
+
+def current() -> Gpu:
+    """The GPU that the calling thread uses, else the first."""
+    driver.start()
+    context = driver.call("cuCtxGetCurrent")
+    return gpu(int(driver.call("cuCtxGetDevice")) if int(context) else 0)

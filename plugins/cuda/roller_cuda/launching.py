@@ -1,8 +1,8 @@
 """The launch description of an artifact, as the GPU and the emulator read it.
 
-`kernels`, in order: name, names of arrays in the order of the arguments, blocks, threads, shared bytes. `workspaces`: arrays
-between kernels. `inputs`, `output`: names; `tensors`: shapes and types of the inputs. `text`: the CUDA C++; `arch`: what the cubin
-is for.
+`kernels`, in order: name, names of arrays in the order of the arguments, blocks, threads, shared bytes; where there are any, `maps`
+(arguments that are tensor maps, see `roller_cuda.tensor_maps`) and `cluster` (blocks of a cluster). `workspaces`: arrays between
+kernels. `inputs`, `output`: names; `tensors`: shapes and types of the inputs. `text`: the CUDA C++; `arch`: what the cubin is for.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+TICKS = 4  # 64-bit words that a kernel may leave: cycles, nanoseconds, and what keeps its work from being dropped
 REPEATS = 8  # timings of a probe; the first one pays for what happens only once and does not count
 RATE_SECONDS = 4e-3  # that a probe of arithmetic should take: long against a launch and the timer's steps
 L2_BYTES = 4 << 30  # that the probe of the L2 cache reads

@@ -1,131 +1,99 @@
-"""Artifacts on an NVIDIA GPU, through `cuda.core`: the cubin loaded once, arrays copied to the device and the result back.
+"""Artifacts on NVIDIA GPUs: arrays in a GPU's memory are used where they lie; NumPy's travel there, and the result back.
 
 Nothing here knows which chip it is but for the architecture that the cubin was built for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy.typing as npt
 
-from roller.plugin import ELEMENT_BYTES, Artifact, DeviceUnavailableError, LaunchError, address
-from roller_cuda import launching, toolchain
+from roller.plugin import Artifact, DeviceUnavailableError, LaunchError, Wanted, address
+from roller_cuda import driver, gpu, launching, loaded, resident
+from roller_cuda.gpu import Gpu
+from roller_cuda.loaded import Loaded
 
 Array = npt.NDArray[Any]
-STATIC_SHARED_BYTES = 48 << 10  # of shared memory that a kernel gets without asking
 
 
 def problems() -> tuple[str, ...]:
     """What this machine lacks to run kernels."""
     try:
-        _devices()
+        gpu.count()
     except DeviceUnavailableError as error:
         return (str(error),)
     return ()
 
 
-def attached() -> tuple[int, int] | None:
-    """The compute capability of the first GPU; None where there is none."""
-    try:
-        (device, *_) = _devices()
-    except DeviceUnavailableError:
-        return None
-    capability = device.compute_capability
-    return int(capability.major), int(capability.minor)
-
-
-def _devices() -> tuple[Any, ...]:
-    try:
-        from cuda.core import Device  # noqa: PLC0415  (an extra: the CPU device needs none of it)
-    except ImportError as error:
-        raise DeviceUnavailableError(f"running on a GPU needs cuda-core: {toolchain.INSTALL} ({error})") from error
-    try:
-        found = tuple(Device.get_all_devices())
-    except (RuntimeError, OSError, ImportError) as error:
-        reason = " ".join(str(error).split())
-        raise DeviceUnavailableError(f"no NVIDIA driver, or none that works: {reason}") from error
-    if not found:
-        raise DeviceUnavailableError("the NVIDIA driver finds no GPU")
-    return found
-
-
 class CudaRunner:
-    """A loaded kernel on the first GPU. Arrays are NumPy's: each call copies inputs there and the result back."""
+    """A loaded kernel, on every GPU that it is called for. Threads may call it at the same time."""
 
     def __init__(self, artifact: Artifact) -> None:
-        self._launch = launching.checked(artifact).launch
-        (self._device, *_) = _devices()
-        capability = self._device.compute_capability
-        wanted = str(self._launch["arch"])
-        here = f"sm_{capability.major}{capability.minor}"
-        if wanted.rstrip("af") != here:
-            raise DeviceUnavailableError(
-                f"the kernel was compiled for {wanted}, this GPU is {here}; compile it for the attached chip"
-            )
-        self._device.set_current()
-        self._stream = self._device.create_stream()
-        self._constants = {name: self._placed(array) for name, array in launching.constants_of(artifact).items()}
-        self._kernels = [self._kernel(artifact.data, kernel) for kernel in self._launch["kernels"]]
-        self._spaces = {s["name"]: self._room(s["elements"] * ELEMENT_BYTES[s["dtype"]]) for s in self._launch["workspaces"]}
+        self._artifact = launching.checked(artifact)
+        launch = artifact.launch
+        inputs = tuple(name for name in launch["inputs"] if name not in artifact.constants)
+        self._named = resident.Arguments(inputs, str(launch["output"]), int(launch["alignment"]))
+        self._closed, self._loading = False, threading.Lock()
+        self._on: dict[int, Loaded] = {}
+        self._begin()
 
     def run(self, inputs: tuple[Array, ...], out: Array) -> None:
-        """Compute `out`; arrays as `roller.kernel.Runner` says."""
-        self._device.set_current()
-        moving = [name for name in self._launch["inputs"] if name not in self._constants]
-        places = {**self._constants, **self._spaces}
-        for name, array in zip(moving, inputs, strict=True):
-            places[name] = self._placed(array)
-        places[self._launch["output"]] = result = self._room(out.nbytes)
-        for kernel, config, names in self._kernels:
-            self._started(kernel, config, [places[name] for name in names])
-        self._copied(address(out), int(result.handle), out.nbytes, back=True)
-        self._stream.sync()
+        """Compute `out` from arrays in host memory, on the calling thread's GPU, and wait for it; see `roller.kernel.Runner`."""
+        here = self._loaded(gpu.current().ordinal)
+        there, stream = here.gpu, here.gpu.stream
+        with there.current(), ExitStack() as stack:
+            places = {}
+            for name, array in zip(self._named.inputs, inputs, strict=True):
+                places[name] = stack.enter_context(there.room(array.nbytes, stream))
+                if array.nbytes:
+                    driver.call("cuMemcpyHtoDAsync", places[name], address(array), array.nbytes, stream)
+            places[self._named.output] = result = stack.enter_context(there.room(out.nbytes, stream))
+            try:
+                here.launch(places, stream)
+                driver.call("cuMemcpyDtoHAsync", address(out), result, out.nbytes, stream)
+            finally:  # nothing may still read the caller's arrays
+                driver.call("cuStreamSynchronize", stream)
+
+    def resident(self, arrays: tuple[Any, ...], out: Any, stream: Any, wanted: Sequence[Wanted]) -> Any:
+        """Compute from arrays in a GPU's memory; see `roller.kernel.Runner`. `stream`: a driver's handle, or a stream of torch,
+        CuPy or cuda.core; left out, the current one of the first array's library, and one of ours where that has none.
+        """
+        return resident.compute(self._loaded, self._named, arrays, out, stream, wanted)
 
     def close(self) -> None:
-        """Free the memory that the kernel holds."""
-        self._constants, self._spaces, self._kernels = {}, {}, []
+        """Wait for what runs, and free what the kernel holds; it is not run again."""
+        with self._loading:
+            self._closed = True
+            while self._on:
+                self._on.popitem()[1].close()
 
-    # --- what the driver does -----------------------------------------------------------------------------------------
+    def _begin(self) -> None:
+        """Load for the calling thread's GPU; where that cannot run the kernel, one of the others has to be able to."""
+        first = gpu.current()
+        others = (gpu.gpu(n) for n in range(gpu.count()) if n != first.ordinal)
+        if self._runs_on(first) or not any(self._runs_on(other) for other in others):
+            self._loaded(first.ordinal)
 
-    def _kernel(self, cubin: bytes, described: Mapping[str, Any]) -> tuple[Any, Any, list[str]]:
-        from cuda.bindings import driver  # noqa: PLC0415
-        from cuda.core import LaunchConfig, ObjectCode  # noqa: PLC0415
-
-        kernel = ObjectCode.from_cubin(cubin).get_kernel(described["name"])
-        shared = int(described["shared_bytes"])
-        if shared > STATIC_SHARED_BYTES:
-            wanted = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            _checked_status(driver.cuKernelSetAttribute(wanted, shared, kernel.handle, self._device.device_id))
-        config = LaunchConfig(grid=described["blocks"], block=described["threads"], shmem_size=shared)
-        return kernel, config, list(described["arguments"])
-
-    def _started(self, kernel: Any, config: Any, arguments: list[Any]) -> None:
-        from cuda.core import launch  # noqa: PLC0415
-
+    def _runs_on(self, there: Gpu) -> bool:
         try:
-            launch(self._stream, config, kernel, *arguments)
-        except RuntimeError as error:
-            raise LaunchError(f"the driver refused the launch: {error}") from error
+            loaded.fits(str(self._artifact.launch["arch"]), there)
+        except DeviceUnavailableError:
+            return False
+        return True
 
-    def _room(self, size: int) -> Any:
-        return self._device.allocate(max(size, 1), stream=self._stream)
-
-    def _placed(self, array: Array) -> Any:
-        """Values on the device."""
-        room = self._room(array.nbytes)
-        self._copied(int(room.handle), address(array), array.nbytes, back=False)
-        return room
-
-    def _copied(self, target: int, source: int, size: int, back: bool) -> None:
-        from cuda.bindings import driver  # noqa: PLC0415
-
-        if size:
-            copy = driver.cuMemcpyDtoHAsync if back else driver.cuMemcpyHtoDAsync
-            _checked_status(copy(target, source, size, int(self._stream.handle)))
-
-
-def _checked_status(answer: tuple[Any, ...]) -> None:
-    if int(answer[0]):
-        raise LaunchError(f"the CUDA driver says {answer[0].name}")
+    def _loaded(self, ordinal: int) -> Loaded:
+        found = self._on.get(ordinal)
+        if found is not None:
+            return found
+        with self._loading:
+            if self._closed:
+                raise LaunchError("the kernel was closed; load it again")
+            if ordinal not in self._on:
+                there = gpu.gpu(ordinal)
+                loaded.fits(str(self._artifact.launch["arch"]), there)
+                self._on[ordinal] = Loaded(self._artifact, there)
+            return self._on[ordinal]

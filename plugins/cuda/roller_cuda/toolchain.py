@@ -81,7 +81,7 @@ def compiled(text: str, arch: str) -> tuple[bytes, str]:
     chosen = os.environ.get(COMPILER)
     if chosen:
         return _with_command(chosen, text, arch)
-    if util.find_spec("cuda") is not None and util.find_spec("cuda.bindings") is not None:
+    if has_bindings():
         return _with_nvrtc(text, arch)
     found = shutil.which("nvcc")
     if found is None:
@@ -94,17 +94,38 @@ def problems() -> tuple[str, ...]:
     named = os.environ.get(COMPILER)
     if named and shutil.which(named) is None:
         return (f"{COMPILER} names {named!r}, which is no program",)
-    if named or util.find_spec("cuda") is not None or shutil.which("nvcc"):
-        return ()
-    return (f"no CUDA compiler: {INSTALL}",)
+    try:
+        if not named and has_bindings():
+            _nvrtc()
+        elif not named and shutil.which("nvcc") is None:
+            return (f"no CUDA compiler: {INSTALL}",)
+    except DeviceUnavailableError as error:
+        return (str(error),)
+    return ()
 
 
 # --- NVRTC -----------------------------------------------------------------------------------------------------------
 
 
-def _with_nvrtc(text: str, arch: str) -> tuple[bytes, str]:
+def has_bindings() -> bool:
+    """Whether cuda-bindings are installed; NVRTC's library is another package."""
+    return util.find_spec("cuda") is not None and util.find_spec("cuda.bindings") is not None
+
+
+def _nvrtc() -> Any:
+    """NVRTC's functions; `DeviceUnavailableError` where its library is not there: the bindings do not bring it."""
     from cuda.bindings import nvrtc  # noqa: PLC0415  (an extra: the CPU device needs none of it)
 
+    try:
+        nvrtc.nvrtcVersion()  # the first call loads the library
+    except (RuntimeError, OSError) as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise DeviceUnavailableError(f"no NVRTC library: {INSTALL}, or name an nvcc in {COMPILER} ({reason})") from error
+    return nvrtc
+
+
+def _with_nvrtc(text: str, arch: str) -> tuple[bytes, str]:
+    nvrtc = _nvrtc()
     known = [f"sm_{n}" for n in _ask(nvrtc, nvrtc.nvrtcGetSupportedArchs())]
     if arch.rstrip("af") not in known:
         raise CodegenError(

@@ -1,0 +1,116 @@
+"""One operator compiled for one chip, in a process of its own: what a case's file says, and its binaries."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+import roller
+from bench.cuda.expressions import expression
+from bench.cuda.operators import Operator, from_json
+from roller.devices import load_device
+from roller.hardware import HardwareSpec
+from roller.kernel import Artifact, BuildOptions
+from roller.record import Choice
+
+DEVICE = "cuda"
+TOP = 10
+TOOLS = ("apache-tvm", "nvidia-cuda-nvrtc-cu12", "numpy")
+SOURCES = (".py", ".cuh", ".h")
+# What a compiler that is at fault may raise: one operator that fails must not cost the others' kernels.
+FAILURES = (roller.RollerError, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+def compiled(table: Mapping[str, Any], chip: str) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """The programs of an operator, the chosen one first, and the binary of each; `RollerError` where it does not compile.
+
+    Of the ten best, one that does not compile says why and has no binary.
+    """
+    op = from_json(table)
+    began = time.perf_counter()
+    kernel = roller.compile(expression(op), device=f"{DEVICE}:{chip}", top_k=TOP)
+    artifact, chosen = kernel.artifact, kernel.candidates[0]
+    found = [(described(artifact, chosen) | {"compile_s": round(time.perf_counter() - began, 3)}, artifact.data)]
+    for choice in kernel.candidates[1:] if op.ten else ():
+        found.append(_built(kernel.spec, choice))
+    return [program for program, _ in found], [data for _, data in found]
+
+
+def _built(spec: HardwareSpec, choice: Choice) -> tuple[dict[str, Any], bytes]:
+    plugin, options = load_device(DEVICE), BuildOptions()
+    try:
+        artifact = plugin.build(spec, plugin.codegen(spec, choice.program, options), options)
+    except FAILURES as error:
+        return {"reason": said(error), **_said_of(choice)}, b""
+    return described(artifact, choice), artifact.data
+
+
+def described(artifact: Artifact, choice: Choice) -> dict[str, Any]:
+    """What a program's entry says; the text of the kernel stays here."""
+    launch = json.loads(json.dumps({k: v for k, v in artifact.launch.items() if k != "text"}, default=_plain))
+    return {"launch": launch, "resources": dict(artifact.resources), **_said_of(choice)}
+
+
+def _said_of(choice: Choice) -> dict[str, Any]:
+    return {"predicted_s": choice.estimate.seconds, "bound_by": choice.estimate.bound_by, "program": choice.program.describe()}
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else list(value)
+
+
+def said(error: Exception) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+
+
+def roofline(op: Operator, spec: HardwareSpec) -> float:
+    """Seconds that the chip's peaks allow: the fastest units for the type of a product, every byte once over memory."""
+    matrix = spec.peaks_gflops.get(f"{op.dtype}_matrix")
+    peak = matrix or spec.peaks_gflops["float32"]
+    bandwidth = spec.levels[1].bandwidth_gbps or float("inf")
+    return max(op.flops / (peak * 1e9), op.moved / (bandwidth * 1e9))
+
+
+def fingerprint(op: Operator, spec: HardwareSpec) -> str:
+    """Changes whenever the kernel might: with the operator, the chip's spec, roller's own text, and the tools' versions."""
+    parts = [json.dumps(op.to_json(), sort_keys=True), json.dumps(spec.model_dump(mode="json"), sort_keys=True), _text()]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Of roller and of the tools that kernels are made with."""
+    return {"roller-compiler": roller.__version__} | {name: metadata.version(name) for name in TOOLS if _installed(name)}
+
+
+def _installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+@cache
+def _text() -> str:
+    """A digest of everything that kernels are made by."""
+    digest = hashlib.sha256(json.dumps(versions(), sort_keys=True).encode())
+    for path in _files(("roller", "roller_cuda")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _files(packages: Iterable[str]) -> list[Path]:
+    found: list[Path] = []
+    for package in packages:
+        spec = util.find_spec(package)
+        assert spec is not None and spec.origin is not None, package
+        found += [p for p in Path(spec.origin).parent.rglob("*") if p.suffix in SOURCES]
+    return sorted(found)

@@ -1,0 +1,277 @@
+"""The operators of the GPU benchmark, as plain descriptions from which roller's expression and torch's reference are both made.
+
+Nothing here needs roller, torch or NumPy: the same descriptions are read where kernels are built and where they run.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+DATA = Path(__file__).parent.parent / "data"
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+Shape = tuple[int, ...]
+
+# Families; those of a lower tier run first.
+PAPER = {"M": "matmul", "C": "conv2d", "D": "depthwise", "E": "elementwise", "P": "pooling", "R": "reduce"}
+TIERS = {
+    **{f"paper119 {kind}": 0 for kind in PAPER.values()},
+    "fp16 GEMM square": 0,
+    "fused": 0,
+    "Fig 15 tensor cores": 0,
+    "fp16 GEMM skinny": 1,
+    "fp16 GEMM ragged": 1,
+    "ResNet-50 fp16, batch 64": 1,
+    "BERT fp16": 1,
+    "bf16 GEMM square": 1,
+    "fp16 GEMM random": 2,
+    "bf16 GEMM skinny": 2,
+    "bf16 GEMM ragged": 2,
+    "bf16 GEMM random": 2,
+    "ResNet-50 fp16, batch 1": 2,
+}
+
+SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
+SKINNY = tuple((m, n, n) for n in (4096, 8192) for m in (1, 16, 64, 128))
+RAGGED = ((1000, 1000, 1000), (4095, 4095, 4095), (2047, 4097, 1023), (777, 3333, 555), (4096, 50257, 768))
+RANDOM, SEED = 8, 1
+
+# Input channels, input height and width, output channels, kernel, stride: ResNet-50's distinct convolutions.
+RESNET = (
+    (3, 224, 64, 7, 2),
+    (64, 56, 64, 1, 1), (64, 56, 64, 3, 1), (64, 56, 256, 1, 1), (256, 56, 64, 1, 1),
+    (256, 56, 128, 1, 1), (128, 56, 128, 3, 2), (128, 28, 512, 1, 1), (256, 56, 512, 1, 2), (512, 28, 128, 1, 1),
+    (128, 28, 128, 3, 1),
+    (512, 28, 256, 1, 1), (256, 28, 256, 3, 2), (256, 14, 1024, 1, 1), (512, 28, 1024, 1, 2), (1024, 14, 256, 1, 1),
+    (256, 14, 256, 3, 1),
+    (1024, 14, 512, 1, 1), (512, 14, 512, 3, 2), (512, 7, 2048, 1, 1), (1024, 14, 2048, 1, 2), (2048, 7, 512, 1, 1),
+    (512, 7, 512, 3, 1),
+)  # fmt: skip
+
+# Those whose ten best programs all run: the first choice is compared with the best of them.
+TEN = frozenset(
+    {
+        *("M1", "M3", "C3", "C12", "C27", "D5", "D14", "E4", "P4", "R1", "TC_M4", "TC_M5"),
+        *(f"fp16 {n}x{n}x{n}" for n in (1024, 4096, 8192)),
+        *("fp16 16x4096x4096", "fp16 4095x4095x4095", "bf16 4096x4096x4096"),
+        *("64x64x56x56 -> 64 k3 s1 fp16", "fp16 3072x3072x768 matmul+bias+gelu"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator: what kind it is, its inputs by name in order, one element type for all, and what else decides it.
+
+    `options`: `stride`, `pads` (top, bottom, left, right), `kernel` (high, wide), `axes`, `transpose_b`.
+    """
+
+    id: str
+    family: str
+    kind: str
+    dtype: str
+    shapes: Mapping[str, Shape]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    ten: bool = False
+
+    @property
+    def output(self) -> Shape:
+        """The result's shape."""
+        return _output(self)
+
+    @property
+    def depth(self) -> int:
+        """Terms that are summed for one output."""
+        match self.kind:
+            case "matmul" | "batch_matmul" | "matmul_bias_gelu" | "matmul_bias_residual":
+                return self.shapes["a"][-1]
+            case "conv2d" | "conv_bias_relu" | "depthwise":
+                return math.prod(self.shapes["w"][1:])
+            case "avg_pool":
+                return int(math.prod(self.options["kernel"]))
+            case "reduce_sum":
+                return math.prod(self.shapes["x"][a] for a in self.options["axes"])
+        return 1
+
+    @property
+    def flops(self) -> float:
+        """Operations of products and convolutions, a multiply-add as two; 0 for others, whose time is that of their bytes."""
+        return 2.0 * self.depth * math.prod(self.output) if {"w", "b"} & set(self.shapes) else 0.0
+
+    @property
+    def moved(self) -> int:
+        """Bytes of all inputs and of the result."""
+        return BYTES[self.dtype] * (sum(math.prod(s) for s in self.shapes.values()) + math.prod(self.output))
+
+    @property
+    def need(self) -> int:
+        """Bytes in use at once: everything twice in the operator's type (another layout, another library's result), and once in
+        float64 (the reference, its bound)."""
+        return 2 * self.moved + 8 * self.moved // BYTES[self.dtype] + 16 * math.prod(self.output)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def from_json(table: Mapping[str, Any]) -> Operator:
+    """The operator that `to_json` described."""
+    shapes = {name: tuple(shape) for name, shape in table["shapes"].items()}
+    return Operator(**{**table, "shapes": shapes})
+
+
+def _output(op: Operator) -> Shape:
+    s, o = op.shapes, op.options
+    match op.kind:
+        case "matmul" | "matmul_bias_gelu" | "matmul_bias_residual":
+            return s["a"][0], s["b"][1]
+        case "batch_matmul":
+            return *s["a"][:2], s["b"][1 if o.get("transpose_b") else 2]
+        case "conv2d" | "conv_bias_relu" | "depthwise":
+            return s["x"][0], s["w"][0], *_windows(s["x"], s["w"][2:], o)
+        case "avg_pool" | "max_pool":
+            return *s["x"][:2], *_windows(s["x"], tuple(o["kernel"]), o)
+        case "reduce_sum":
+            return tuple(e for axis, e in enumerate(s["x"]) if axis not in o["axes"])
+        case "transpose":
+            return tuple(s["x"][axis] for axis in o["axes"])
+        case "relu" | "gelu" | "add" | "scale_bias_relu":
+            return s["x"]
+    raise ValueError(f"{op.id}: no kind of operator is called {op.kind!r}")
+
+
+def _windows(images: Shape, kernel: Shape, options: Mapping[str, Any]) -> Shape:
+    top, bottom, left, right = options["pads"]
+    high = (images[2] + top + bottom - kernel[0]) // options["stride"] + 1
+    wide = (images[3] + left + right - kernel[1]) // options["stride"] + 1
+    return high, wide
+
+
+# --- which operators -------------------------------------------------------------------------------------------------
+
+
+def operators() -> list[Operator]:
+    """All of them, the most important ones first, families in turns; ids are unique."""
+    made = [
+        Operator(o.id, o.family, o.kind, o.dtype, o.shapes, o.options, o.id in TEN)
+        for o in (*paper(), *tensor_core(), *products("fp16"), *products("bf16"), *resnet(), *bert(), *chains())
+    ]
+    return ordered(made)
+
+
+def ordered(found: list[Operator]) -> list[Operator]:
+    """By tier, and within a tier so that wherever one stops about the same share of every family is done."""
+    places: dict[str, int] = {}
+    sizes = {f: sum(o.family == f for o in found) for f in {o.family for o in found}}
+    keys = {}
+    for op in found:
+        place = places[op.family] = places.get(op.family, 0) + 1
+        keys[op.id] = (TIERS[op.family], (place - 0.5) / sizes[op.family])
+    return sorted(found, key=lambda op: keys[op.id])
+
+
+def paper() -> Iterator[Operator]:
+    """The 119 operators of ROLLER's evaluation."""
+    with (DATA / "ops119.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            yield _of_row(row, f"paper119 {PAPER[row['id'][0]]}", "float32")
+
+
+def tensor_core() -> Iterator[Operator]:
+    """The products of its figure 15; here they add up in float32, as libraries do."""
+    with (DATA / "ops_other.csv").open(newline="", encoding="utf-8") as file:
+        yield from (_of_row(row, "Fig 15 tensor cores", row["dtype"]) for row in csv.DictReader(file) if row["figure"] == "Fig15")
+
+
+def _of_row(row: Mapping[str, str], family: str, dtype: str) -> Operator:
+    """An operator from a row of the paper's tables."""
+    name, kind = row["id"], row["kind"]
+    if kind == "matmul":
+        m, n, k = (int(row[c]) for c in "MNK")
+        return Operator(name, family, kind, dtype, {"a": (m, k), "b": (k, n)})
+    x = tuple(int(row[c]) for c in ("batch", "in_channels", "height", "width") if row[c])
+    if kind == "elementwise_relu":
+        return Operator(name, family, "relu", dtype, {"x": x})
+    if kind == "reduce_sum":
+        return Operator(name, family, kind, dtype, {"x": x}, {"axes": [int(a) for a in row["reduce_axes"].split()]})
+    kernel, stride = (int(row["kernel_h"]), int(row["kernel_w"])), int(row["stride"])
+    options: dict[str, Any] = {"stride": stride, "pads": _same(x[2:], kernel, stride) if row["padding"] == "SAME" else [0] * 4}
+    if kind == "pool_avg":
+        return Operator(name, family, "avg_pool", dtype, {"x": x}, {**options, "kernel": list(kernel)})
+    depthwise = kind == "depthwise_conv2d"
+    weights = (x[1], 1, *kernel) if depthwise else (int(row["out_channels"]), x[1], *kernel)
+    return Operator(name, family, "depthwise" if depthwise else kind, dtype, {"x": x, "w": weights}, options)
+
+
+def _same(sizes: Shape, kernel: Shape, stride: int) -> list[int]:
+    """Top, bottom, left, right of TensorFlow's padding: the odd element lies at the end."""
+    found = []
+    for size, extent in zip(sizes, kernel, strict=True):
+        total = max((-(-size // stride) - 1) * stride + extent - size, 0)
+        found += [total // 2, total - total // 2]
+    return found
+
+
+def products(short: str) -> Iterator[Operator]:
+    """Matrix products in half precision: squares, few rows, extents that no tile divides, and log-uniform random ones."""
+    dtype = {"fp16": "float16", "bf16": "bfloat16"}[short]
+    drawn = random.Random(SEED)
+    some = [tuple(int(math.exp(drawn.uniform(math.log(32), math.log(8192)))) for _ in "mnk") for _ in range(RANDOM)]
+    shapes = {"square": tuple((n, n, n) for n in SQUARES), "skinny": SKINNY, "ragged": RAGGED, "random": tuple(some)}
+    for group, cases in shapes.items():
+        for m, n, k in cases:
+            yield Operator(f"{short} {m}x{n}x{k}", f"{short} GEMM {group}", "matmul", dtype, {"a": (m, k), "b": (k, n)})
+
+
+def resnet() -> Iterator[Operator]:
+    """ResNet-50's distinct convolutions and its first pooling, at two sizes of the batch."""
+    for batch in (64, 1):
+        family = f"ResNet-50 fp16, batch {batch}"
+        for channels, size, filters, kernel, stride in RESNET:
+            name = f"{batch}x{channels}x{size}x{size} -> {filters} k{kernel} s{stride} fp16"
+            shapes = {"x": (batch, channels, size, size), "w": (filters, channels, kernel, kernel)}
+            yield Operator(name, family, "conv2d", "float16", shapes, {"stride": stride, "pads": [kernel // 2] * 4})
+        options = {"kernel": [3, 3], "stride": 2, "pads": [1] * 4}
+        yield Operator(f"max pool {batch}x64x112x112 fp16", family, "max_pool", "float16", {"x": (batch, 64, 112, 112)}, options)
+
+
+def bert() -> Iterator[Operator]:
+    """The operators of a layer of BERT-base and BERT-large: batch 8, sequences of 384 (softmax and normalisation are not among
+    them: they are more than one reduction)."""
+    batch, length = 8, 384
+    rows, family = batch * length, "BERT fp16"
+    for hidden, heads in ((768, 12), (1024, 16)):
+        per, inner = hidden // heads, 4 * hidden
+        for name, n, k in (("projection", hidden, hidden), ("up", inner, hidden), ("down", hidden, inner)):
+            yield Operator(f"{name} {rows}x{n}x{k} fp16", family, "matmul", "float16", {"a": (rows, k), "b": (k, n)})
+        q, p = (batch * heads, length, per), (batch * heads, length, length)
+        yield Operator(f"scores {q} fp16", family, "batch_matmul", "float16", {"a": q, "b": q}, {"transpose_b": True})
+        yield Operator(f"context {p} fp16", family, "batch_matmul", "float16", {"a": p, "b": q})
+        x = (batch, length, heads, per)
+        yield Operator(f"heads {x} fp16", family, "transpose", "float16", {"x": x}, {"axes": [0, 2, 1, 3]})
+        yield Operator(f"residual {rows}x{hidden} fp16", family, "add", "float16", {"x": (rows, hidden), "y": (rows, hidden)})
+        yield Operator(f"gelu {rows}x{inner} fp16", family, "gelu", "float16", {"x": (rows, inner)})
+
+
+def chains() -> Iterator[Operator]:
+    """Products and convolutions with what is fused into them, and a chain that only moves data."""
+    rows = 8 * 384
+    for m, n, k in ((rows, 3072, 768), (rows, 4096, 1024), (128, 4096, 1024), (16, 3072, 768)):
+        name, shapes = f"fp16 {m}x{n}x{k} matmul+bias+gelu", {"a": (m, k), "b": (k, n), "bias": (n,)}
+        yield Operator(name, "fused", "matmul_bias_gelu", "float16", shapes)
+    for m, n, k in ((rows, 768, 3072), (rows, 1024, 4096), (128, 1024, 4096), (rows, 768, 768)):
+        name, shapes = f"fp16 {m}x{n}x{k} matmul+bias+residual", {"a": (m, k), "b": (k, n), "bias": (n,), "residual": (m, n)}
+        yield Operator(name, "fused", "matmul_bias_residual", "float16", shapes)
+    for c, size, f, kernel, stride in ((64, 56, 64, 3, 1), (128, 28, 128, 3, 1), (256, 14, 256, 3, 1), (256, 56, 64, 1, 1)):
+        name = f"64x{c}x{size}x{size} -> {f} k{kernel} s{stride} fp16 conv+bias+relu"
+        shapes = {"x": (64, c, size, size), "w": (f, c, kernel, kernel), "bias": (f, 1, 1)}
+        yield Operator(name, "fused", "conv_bias_relu", "float16", shapes, {"stride": stride, "pads": [kernel // 2] * 4})
+    for dtype, short in (("float32", "fp32"), ("float16", "fp16")):
+        x = (64, 256, 56, 56)
+        shapes = {"x": x, "scale": (256, 1, 1), "bias": (256, 1, 1)}
+        yield Operator(f"{short} 64x256x56x56 scale+bias+relu", "fused", "scale_bias_relu", dtype, shapes)

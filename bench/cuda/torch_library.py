@@ -1,0 +1,260 @@
+"""PyTorch as the benchmark's array library: memory, the reference in float64, and its own operators (cuBLAS, cuDNN, its compiler).
+
+TF32 is off, cuDNN tries its algorithms out, images are offered channels-last too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from importlib import metadata, util
+
+import torch
+from torch.nn import functional
+
+from bench.cuda.library import Choices
+from bench.cuda.operators import Operator
+from bench.cuda.rounding import Bound
+from bench.cuda.timing import Side
+
+LAST = torch.channels_last
+# What an activation is applied to, and what is added to a sum.
+ACTIVATED = {"matmul_bias_gelu": "matmul_bias", "gelu": "same"}
+ADDED = frozenset({"bias", "residual", "y"})
+CHAINS = frozenset({"matmul_bias_gelu", "matmul_bias_residual", "conv_bias_relu", "scale_bias_relu"})
+IMAGES = frozenset({"conv2d", "conv_bias_relu", "depthwise", "avg_pool", "max_pool"})
+TRITON_MULTIPLE = 16  # of extents, which its tensor accesses want to be wide
+CHECK_ELEMENTS = 1 << 25  # of a result that are compared at once
+
+
+class TorchLibrary:
+    """`bench.cuda.library.Library` over torch's tensors on a device."""
+
+    def __init__(self, device: str = "cuda") -> None:
+        self._device = torch.device(device)
+        if self._device.type == "cuda" and not torch.cuda.is_available():
+            raise ImportError(f"torch {torch.__version__} finds no GPU: a build with CUDA is needed, for this driver")
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.benchmark = True
+        torch.set_grad_enabled(False)
+
+    def describe(self) -> dict[str, str]:
+        """Versions of torch and of what it brings."""
+        found = {"torch": torch.__version__, "cuda (torch)": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
+        for name in ("triton", "numpy"):
+            if util.find_spec(name) is not None:
+                found[name] = metadata.version(name)
+        return found
+
+    def stream(self) -> int:
+        """Torch's current stream."""
+        return int(torch.cuda.current_stream().cuda_stream) if self._device.type == "cuda" else 0
+
+    def room(self, size: int) -> torch.Tensor:
+        """Bytes in the GPU's memory."""
+        return torch.empty(size, dtype=torch.uint8, device=self._device)
+
+    def address(self, array: torch.Tensor) -> int:
+        """Where a tensor lies."""
+        return int(array.data_ptr())
+
+    def view(self, raw: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The first bytes of a room as a tensor."""
+        kind = getattr(torch, dtype)
+        return raw[: math.prod(shape) * kind.itemsize].view(kind).reshape(shape)
+
+    def operands(self, op: Operator, integer: bool, largest: int, seed: int) -> dict[str, torch.Tensor]:
+        """Random inputs by name."""
+        generator = torch.Generator(self._device).manual_seed(seed)
+        found = {}
+        for name, shape in op.shapes.items():
+            made = torch.empty(shape, dtype=getattr(torch, op.dtype), device=self._device)
+            drawn = made.random_(0, 2 * largest + 1, generator=generator) if integer else made.uniform_(-1, 1, generator=generator)
+            found[name] = drawn.sub_(largest) if integer else drawn
+        return found
+
+    def expected(self, op: Operator, operands: Mapping[str, torch.Tensor], bound: Bound) -> tuple[torch.Tensor, torch.Tensor]:
+        """The result in float64, and what each element may be off."""
+        wide = {name: array.double() for name, array in operands.items()}
+        torch.backends.cudnn.benchmark = False  # trying out algorithms in float64 would take longer than the slowest of them
+        try:
+            value = compute(op, wide)
+            if bound.exact:
+                return value.to(getattr(torch, op.dtype)).double(), torch.zeros((), dtype=torch.float64, device=self._device)
+            size = value.abs()
+            if op.kind in ACTIVATED:
+                size += compute(before(op), wide).abs_()
+            for array in wide.values():
+                array.abs_()
+            for name in ADDED & wide.keys():
+                size += wide[name]
+            return value, compute(before(op), wide).mul_(bound.terms).add_(size, alpha=bound.spread).add_(bound.floor)
+        finally:
+            torch.backends.cudnn.benchmark = True
+
+    def excess(self, got: torch.Tensor, expected: tuple[torch.Tensor, torch.Tensor], slack: float) -> float:
+        """The largest error as a multiple of what is allowed."""
+        want, allowed = expected
+        if got.shape != want.shape:
+            return math.inf
+        worst = 0.0
+        allowed = allowed.expand(want.shape)
+        step = max(1, CHECK_ELEMENTS * want.shape[0] // max(want.numel(), 1)) if want.ndim else 1
+        for start in range(0, want.shape[0] if want.ndim else 1, step):
+            part = slice(start, start + step) if want.ndim else ...
+            error, limit = (got[part].double() - want[part]).abs_(), allowed[part] * slack
+            ratio = torch.where(error == 0, 0.0, error / limit)  # NaN stays NaN
+            found = float(ratio.max()) if ratio.numel() else 0.0
+            worst = math.inf if math.isnan(found) else max(worst, found)
+        return worst
+
+    def untouched(self, raw: torch.Tensor, start: int, byte: int) -> bool:
+        """Whether every byte from there on has that value."""
+        return bool((raw[start:] == byte).all())
+
+    def failures(self) -> tuple[type[Exception], ...]:
+        """What torch and Triton raise where they cannot do something."""
+        kinds: list[type[Exception]] = [RuntimeError, NotImplementedError, ImportError, AssertionError, TypeError, ValueError]
+        kinds += [subprocess.CalledProcessError, OSError]
+        with contextlib.suppress(ImportError):
+            from triton.errors import TritonError  # noqa: PLC0415  (not every image has it)
+
+            kinds.append(TritonError)
+        return tuple(kinds)
+
+    def release(self) -> None:
+        """Give unused memory back."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    # --- peers --------------------------------------------------------------------------------------------------------
+
+    def peers(self, op: Operator, operands: Mapping[str, torch.Tensor], choices: Choices) -> Iterator[Side]:
+        """Torch's operators, channels-last and with operands turned beforehand; fused chains also by its compiler; Triton."""
+        eager = partial(compute, op)
+        yield Side("torch", into(op, operands, self.view(self.room(result_bytes(op)), op.dtype, op.output)))
+        if op.kind in IMAGES:
+            turned = _turned(operands)
+            yield Side("torch channels-last, charged", lambda: eager(_turned(operands)).contiguous())
+            yield Side("torch channels-last", lambda: eager(turned), boundary=False)
+        if op.kind == "matmul":
+            columns = operands["b"].t().contiguous().t()
+            yield Side("torch, b in columns", lambda: torch.mm(operands["a"], columns), boundary=False)
+        if op.kind == "conv_bias_relu" and self._device.type == "cuda":
+            yield from fused_convolutions(op, operands)
+        if op.kind in CHAINS and choices.compiled:
+            mode = "max-autotune-no-cudagraphs" if choices.max_autotune else "default"
+            torch.compiler.reset()  # it stops compiling what it has compiled often
+            built = torch.compile(lambda values: compute(op, values), mode=mode, dynamic=False, fullgraph=True)
+            yield Side(f"torch.compile {mode}", lambda: built(dict(operands)))
+        extents = (*op.shapes["a"], *op.shapes["b"]) if op.kind == "matmul" else (1,)
+        fits = op.dtype != "float32" and all(e % TRITON_MULTIPLE == 0 for e in extents)
+        if fits and choices.triton and self._device.type == "cuda" and util.find_spec("triton") is not None:
+            from bench.cuda.triton_matmul import matmul  # noqa: PLC0415  (not every image has it)
+
+            out = torch.empty(op.output, dtype=getattr(torch, op.dtype), device=self._device)
+            yield Side("Triton", lambda: matmul(operands["a"], operands["b"], out))
+
+
+def _turned(operands: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: a.contiguous(memory_format=LAST) if a.ndim == 4 else a for name, a in operands.items()}
+
+
+def result_bytes(op: Operator) -> int:
+    """Bytes of a result."""
+    return int(math.prod(op.output)) * int(getattr(torch, op.dtype).itemsize)
+
+
+def compute(op: Operator, t: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The operator by torch's functions, in whatever type and layout the operands have."""
+    o = op.options
+    match op.kind:
+        case "matmul":
+            return torch.mm(t["a"], t["b"])
+        case "batch_matmul":
+            return torch.bmm(t["a"], t["b"].transpose(1, 2) if o.get("transpose_b") else t["b"])
+        case "same":
+            return t["x"].clone()
+        case "matmul_bias":
+            return torch.addmm(t["bias"], t["a"], t["b"])
+        case "matmul_bias_gelu":
+            return functional.gelu(torch.addmm(t["bias"], t["a"], t["b"]))
+        case "matmul_bias_residual":
+            return torch.addmm(t["bias"], t["a"], t["b"]) + t["residual"]
+        case "conv2d" | "depthwise":
+            pad, padding = padded(t["x"], o["pads"])
+            return functional.conv2d(pad, t["w"], None, o["stride"], padding, 1, t["x"].shape[1] // t["w"].shape[1])
+        case "conv_bias_relu":
+            pad, padding = padded(t["x"], o["pads"])
+            return functional.conv2d(pad, t["w"], t["bias"].reshape(-1), o["stride"], padding).relu_()
+        case "avg_pool":
+            pad, padding = padded(t["x"], o["pads"])
+            return functional.avg_pool2d(pad, tuple(o["kernel"]), o["stride"], padding)
+        case "max_pool":
+            pad, padding = padded(t["x"], o["pads"], -math.inf)
+            return functional.max_pool2d(pad, tuple(o["kernel"]), o["stride"], padding)
+        case "reduce_sum":
+            return torch.sum(t["x"], dim=tuple(o["axes"]))
+        case "transpose":
+            return t["x"].permute(*o["axes"]).contiguous()
+        case "relu":
+            return torch.relu(t["x"])
+        case "gelu":
+            return functional.gelu(t["x"])
+        case "add":
+            return t["x"] + t["y"]
+        case "scale_bias_relu":
+            return torch.relu(t["x"] * t["scale"] + t["bias"])
+    raise ValueError(f"{op.id}: no kind of operator is called {op.kind!r}")
+
+
+def before(op: Operator) -> Operator:
+    """The operator without its activation and what is added last: of absolute values it gives the sum of the terms' sizes."""
+    return replace(op, kind=ACTIVATED.get(op.kind, op.kind))
+
+
+def padded(x: torch.Tensor, pads: list[int], fill: float = 0.0) -> tuple[torch.Tensor, list[int]]:
+    """The images with what torch's operators do not pad themselves (they know only as much at both ends), and what they do."""
+    top, bottom, left, right = pads
+    if (top, left) == (bottom, right):
+        return x, [top, left]
+    return functional.pad(x, (left, right, top, bottom), value=fill), [0, 0]
+
+
+def into(op: Operator, t: Mapping[str, torch.Tensor], out: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Torch's own way with the result in memory that exists already, where it can."""
+    match op.kind:
+        case "matmul":
+            return lambda: torch.mm(t["a"], t["b"], out=out)
+        case "batch_matmul":
+            b = t["b"].transpose(1, 2) if op.options.get("transpose_b") else t["b"]
+            return lambda: torch.bmm(t["a"], b, out=out)
+        case "reduce_sum":
+            return lambda: torch.sum(t["x"], dim=tuple(op.options["axes"]), out=out)
+        case "transpose":
+            return lambda: out.copy_(t["x"].permute(*op.options["axes"]))
+        case "relu":
+            return lambda: torch.clamp_min(t["x"], 0, out=out)
+        case "add":
+            return lambda: torch.add(t["x"], t["y"], out=out)
+        case "gelu":
+            return lambda: torch.ops.aten.gelu.out(t["x"], out=out)
+        case "matmul_bias_residual":
+            return lambda: torch.addmm(t["bias"], t["a"], t["b"], out=out).add_(t["residual"])
+        case "scale_bias_relu":
+            return lambda: torch.addcmul(t["bias"], t["x"], t["scale"], out=out).relu_()
+    return lambda: compute(op, t)
+
+
+def fused_convolutions(op: Operator, t: Mapping[str, torch.Tensor]) -> Iterator[Side]:
+    """cuDNN's convolution with bias and relu in one call, in both layouts."""
+    stride, padding, bias = [op.options["stride"]] * 2, [op.options["pads"][0], op.options["pads"][2]], t["bias"].reshape(-1)
+    turned = _turned(t)
+    for name, values, boundary in (("cuDNN fused", t, True), ("cuDNN fused channels-last", turned, False)):
+        call = partial(torch.cudnn_convolution_relu, values["x"], values["w"], bias, stride, padding, [1, 1], 1)
+        yield Side(name, call, boundary=boundary)

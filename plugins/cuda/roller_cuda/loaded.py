@@ -1,0 +1,209 @@
+"""An artifact on one GPU: the cubin, its constants, and launches in which nothing is left to prepare but addresses."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from roller.plugin import ELEMENT_BYTES, Artifact, DeviceUnavailableError, KernelError, LaunchError, address
+from roller_cuda import driver, launching
+from roller_cuda.driver import StatusError
+from roller_cuda.gpu import Gpu
+from roller_cuda.tensor_maps import TensorMap
+
+STATIC_SHARED_BYTES = 48 << 10  # of shared memory that a kernel gets without asking
+PORTABLE_CLUSTER = 8  # blocks of a cluster that every chip with clusters can hold
+APART = 256  # bytes: workspaces of one call start at multiples of this
+
+
+class Loaded:
+    """A program's kernels on one GPU. Several threads may launch it, on several streams: each call has workspaces of its own."""
+
+    def __init__(self, artifact: Artifact, gpu: Gpu) -> None:
+        self.gpu = gpu
+        launch = artifact.launch
+        fits(str(launch["arch"]), gpu)
+        self._places: dict[str, int] = {}
+        self._spaces, self._workspace_bytes = _laid_out(launch["workspaces"])
+        self._owned = owned = Owned(gpu)
+        self._dropped = weakref.finalize(self, owned.drop)
+        self._dropped.atexit = False  # at exit the driver is gone before
+        with gpu.current():
+            for name, array in launching.constants_of(artifact).items():
+                self._places[name] = owned.constant(address(array), array.nbytes)
+            self._kernels = [_Kernel(owned.library(artifact.data), described, gpu) for described in launch["kernels"]]
+        self._lock = threading.Lock()
+
+    def launch(self, places: Mapping[str, int], stream: int) -> None:
+        """Enqueue the kernels for arrays at these addresses, by name; the GPU's context is current."""
+        with self.gpu.room(self._workspace_bytes, stream) as base:
+            spaces = {name: base + offset for name, offset in self._spaces.items()}
+            everything = {**self._places, **spaces, **places}
+            with self._lock:
+                for kernel in self._kernels:
+                    kernel.launch(everything, stream)
+
+    def close(self) -> None:
+        """Wait for what runs, then give the GPU's memory back."""
+        self._kernels = []
+        self._dropped.detach()
+        self._owned.release()
+
+
+class Owned:
+    """What a loaded cubin and its arrays hold of the driver; given back at most once."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._memory: list[int] = []
+        self._library: Any = None
+
+    def memory(self, size: int, what: str) -> int:
+        """So many bytes on the GPU; `what` names them where there is no room."""
+        place = int(driver.call("cuMemAlloc", max(size, 1), what=f"{what} on {self._gpu}"))
+        self._memory.append(place)
+        return place
+
+    def constant(self, source: int, size: int) -> int:
+        """Values on the GPU, copied at once."""
+        place = self.memory(size, f"a constant of {size} bytes")
+        if size:
+            driver.call("cuMemcpyHtoD", place, source, size)
+        return place
+
+    def library(self, cubin: bytes, what: str = "loading the kernel") -> Any:
+        """The cubin as the driver holds it."""
+        if self._library is None:
+            load = (cubin, None, None, 0, None, None, 0)
+            self._library = driver.call("cuLibraryLoadData", *load, what=f"{what} on {self._gpu}")
+        return self._library
+
+    def drop(self) -> None:
+        """As `release`, when the collector of garbage asks: nobody is there to hear of a GPU that failed before."""
+        with suppress(KernelError):
+            self.release()
+
+    def release(self) -> None:
+        """Wait for what runs, then give everything back."""
+        if driver.is_forked():  # what the parent holds is the parent's
+            return
+        with self._gpu.current():
+            self._gpu.wait()
+            while self._memory:
+                driver.call("cuMemFree", self._memory.pop())
+            if self._library is not None:
+                driver.call("cuLibraryUnload", self._library)
+                self._library = None
+
+
+class _Kernel:
+    """One kernel with everything that its launches have in common."""
+
+    def __init__(self, library: Any, described: Mapping[str, Any], gpu: Gpu) -> None:
+        self._name = str(described["name"])
+        self._blocks, self._threads = int(described["blocks"]), int(described["threads"])
+        self._shared, self._cluster = int(described["shared_bytes"]), int(described.get("cluster", 1))
+        kernel = driver.call("cuLibraryGetKernel", library, self._name.encode())
+        _check_limits(self._name, kernel, described, gpu)
+        _prepare(kernel, self._shared, self._cluster, gpu)
+        self._function = driver.made("CUfunction", int(kernel))  # launches take either
+        self._config = _cluster_config(self._blocks, self._threads, self._shared, self._cluster) if self._cluster > 1 else None
+        names, maps = list(described["arguments"]), described.get("maps", {})
+        self._maps = [TensorMap(name, maps[name]) for name in names if name in maps]
+        self._plain = [name for name in names if name not in maps]
+        self._slots = (ctypes.c_uint64 * max(len(self._plain), 1))()
+        encoded, slot = iter(self._maps), iter(range(ctypes.addressof(self._slots), 1 << 63, 8))
+        pointers = [next(encoded).place if name in maps else next(slot) for name in names]
+        self._pointers = (ctypes.c_void_p * max(len(pointers), 1))(*pointers)
+        self._parameters = ctypes.addressof(self._pointers)
+
+    def launch(self, places: Mapping[str, int], stream: int) -> None:
+        """Enqueue it; one thread at a time, as the addresses are written where the last launch had its own."""
+        for index, name in enumerate(self._plain):
+            self._slots[index] = places[name]
+        for encoded in self._maps:
+            encoded.point(places[encoded.tensor])
+        try:
+            if self._config is None:
+                sizes = (self._blocks, 1, 1, self._threads, 1, 1, self._shared)
+                driver.tried("cuLaunchKernel", self._function, *sizes, stream, self._parameters, 0)
+            else:
+                self._config.hStream = driver.made("CUstream", stream)
+                driver.tried("cuLaunchKernelEx", self._config, self._function, self._parameters, 0)
+        except StatusError as error:
+            raise error.told(f"kernel {self._name!r}") from error
+
+
+def fits(arch: str, gpu: Gpu) -> None:
+    """`DeviceUnavailableError` where the GPU cannot run a cubin of this architecture: it runs on its compute capability and on
+    later ones of the same major version; one with features of one chip alone ("sm_90a") only on that.
+    """
+    number = arch.removeprefix("sm_").rstrip("abcdefghijklmnopqrstuvwxyz")
+    major, minor = int(number[:-1]), int(number[-1])
+    special = not arch[-1].isdigit()
+    same = gpu.capability == (major, minor) if special else gpu.capability[0] == major and gpu.capability[1] >= minor
+    if not same:
+        here = f"sm_{gpu.capability[0]}{gpu.capability[1]}"
+        raise DeviceUnavailableError(
+            f"the kernel was compiled for {arch}, {gpu} is {here}; compile it for the attached chip (device='cuda')"
+        )
+
+
+def _laid_out(workspaces: Any) -> tuple[dict[str, int], int]:
+    """Where each workspace lies in one block of memory, and the block's bytes."""
+    offsets, end = {}, 0
+    for space in workspaces:
+        offsets[space["name"]] = end
+        size = max(space["elements"], 1) * ELEMENT_BYTES[space["dtype"]]
+        end += size + -size % APART
+    return offsets, end
+
+
+def _check_limits(name: str, kernel: Any, described: Mapping[str, Any], gpu: Gpu) -> None:
+    """`LaunchError` for a launch that this GPU cannot do."""
+    blocks, threads, cluster = int(described["blocks"]), int(described["threads"]), int(described.get("cluster", 1))
+    static = driver.constant("CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES")
+    most = driver.constant("CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK")
+    shared = int(described["shared_bytes"]) + int(driver.call("cuKernelGetAttribute", static, kernel, gpu.device))
+    room = int(driver.call("cuKernelGetAttribute", most, kernel, gpu.device))
+    limits = (
+        ("blocks", blocks, gpu.attribute("MAX_GRID_DIM_X")),
+        ("threads a block", threads, min(gpu.attribute("MAX_THREADS_PER_BLOCK"), room)),
+        ("bytes of shared memory a block", shared, gpu.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")),
+    )
+    for what, wanted, most in limits:
+        if wanted > most:
+            raise LaunchError(f"kernel {name!r} wants {wanted} {what}, {gpu} has {most}; compile it for the attached chip")
+    if blocks < 1 or threads < 1 or cluster < 1 or blocks % cluster:
+        raise LaunchError(f"kernel {name!r}: {blocks} blocks of {threads} threads in clusters of {cluster} cannot be launched")
+    if cluster > 1 and not gpu.attribute("CLUSTER_LAUNCH"):
+        raise DeviceUnavailableError(
+            f"kernel {name!r} is launched in clusters, which {gpu} has not; compile it for the attached chip"
+        )
+
+
+def _prepare(kernel: Any, shared: int, cluster: int, gpu: Gpu) -> None:
+    """Ask for what a kernel does not get by itself."""
+    wanted = []
+    if shared > STATIC_SHARED_BYTES:
+        wanted.append(("MAX_DYNAMIC_SHARED_SIZE_BYTES", shared))
+    if cluster > PORTABLE_CLUSTER:
+        wanted.append(("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1))
+    for name, value in wanted:
+        which = driver.constant(f"CUfunction_attribute.CU_FUNC_ATTRIBUTE_{name}")
+        driver.call("cuKernelSetAttribute", which, value, kernel, gpu.device)
+
+
+def _cluster_config(blocks: int, threads: int, shared: int, cluster: int) -> Any:
+    config, attribute = driver.made("CUlaunchConfig"), driver.made("CUlaunchAttribute")
+    config.gridDimX, config.gridDimY, config.gridDimZ = blocks, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+    config.sharedMemBytes = shared
+    attribute.id = driver.constant("CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION")
+    attribute.value.clusterDim.x, attribute.value.clusterDim.y, attribute.value.clusterDim.z = cluster, 1, 1
+    config.attrs, config.numAttrs = [attribute], 1
+    return config

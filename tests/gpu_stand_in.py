@@ -1,0 +1,253 @@
+"""A stand-in for a machine with a GPU: the driver of `fake_libcuda.cpp`, NumPy as the array library, kernels as functions.
+
+As a script it is the process that `bench.cuda.run` starts; what its kernels do stands in the job's package, beside the manifest.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from bench.cuda import child, timing
+from bench.cuda.driver import Driver
+from bench.cuda.library import Choices
+from bench.cuda.operators import Operator
+from bench.cuda.package import Entry, Package
+from bench.cuda.rounding import Bound
+from bench.cuda.timing import Side
+from bench.cuda.worker import line
+from roller.kernel import Artifact
+from roller_cuda import emulator
+
+SOURCE = Path(__file__).parent / "fake_libcuda.cpp"
+RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, ctypes.c_int)
+ILLEGAL_ADDRESS = 700
+Kernel = Callable[[list[int], int, int], int]  # addresses, blocks, threads → what the driver says of it
+
+
+def compiled(folder: Path) -> Path:
+    """The stand-in for the driver, as a library."""
+    path = folder / "libcuda.so"
+    subprocess.run(["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", path, SOURCE], check=True)
+    return path
+
+
+class FakeGpu:
+    """One loaded copy of the driver, to which the test says what binaries do."""
+
+    def __init__(self, library: Path, folder: Path) -> None:
+        self.path = str(shutil.copy(library, folder / f"libcuda-{time.monotonic_ns()}.so"))  # a copy has a state of its own
+        self._library = ctypes.CDLL(self.path)
+        self._library.fake_calls.restype = ctypes.c_char_p
+        self._library.fake_map.restype = ctypes.c_void_p
+        self._kept: list[Any] = []
+
+    def knows(self, cubin: bytes, name: str, arguments: int, run: Kernel) -> None:
+        """A binary with one kernel."""
+
+        def called(given: Any, blocks: int, threads: int) -> int:
+            return run([ctypes.c_uint64.from_address(given[n]).value for n in range(arguments)], blocks, threads)
+
+        self._kept.append(RUN(called))
+        self._library.fake_image(cubin, ctypes.c_size_t(len(cubin)), name.encode(), arguments, self._kept[-1])
+
+    def emulates(self, artifact: Artifact) -> None:
+        """A binary whose kernels' own text runs on the emulator, with what they are launched with."""
+        library = emulator.Emulator(artifact)._library
+        for described in artifact.launch["kernels"]:
+            mapped = [name in described.get("maps", {}) for name in described["arguments"]]
+            start, data = getattr(library, f"emulate_{described['name']}"), artifact.data
+            self._kept.append(RUN(self._emulating(start, mapped)))
+            self._library.fake_image(data, ctypes.c_size_t(len(data)), described["name"].encode(), len(mapped), self._kept[-1])
+
+    def _emulating(self, start: Any, mapped: list[bool]) -> Callable[[Any, int, int], int]:
+        def called(given: Any, blocks: int, threads: int) -> int:
+            passed = (ctypes.c_void_p * len(mapped))()
+            for number, is_map in enumerate(mapped):
+                place = given[number]
+                passed[number] = (
+                    self._library.fake_map(ctypes.c_void_p(place)) if is_map else ctypes.c_void_p.from_address(place).value
+                )
+                if not passed[number]:
+                    return ILLEGAL_ADDRESS
+            return ILLEGAL_ADDRESS if start(passed, blocks, threads, 0, 0) else 0
+
+        return called
+
+    def becomes(self, attributes: Mapping[int, int], memory_bytes: int) -> None:
+        """The GPU has these attributes."""
+        for number, value in attributes.items():
+            self._library.fake_attribute(number, value)
+        self._library.fake_memory(ctypes.c_size_t(memory_bytes))
+
+    def takes(self, seconds: float) -> None:
+        """How long the kernel that runs now takes."""
+        self._library.fake_take(ctypes.c_double(1e3 * seconds))
+
+    def calls(self) -> list[str]:
+        """The driver's functions that were called since this was asked last."""
+        return (self._library.fake_calls() or b"").decode().split()
+
+    def alive(self) -> int:
+        """Modules that are loaded."""
+        return int(self._library.fake_alive())
+
+    def driver(self) -> Driver:
+        """The benchmark's driver on it."""
+        return Driver(self.path)
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def at(address: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Memory as an array."""
+    kind = dtype_of(dtype)
+    count = int(np.prod(shape, dtype=np.int64))
+    return np.ctypeslib.as_array((ctypes.c_uint8 * (count * kind.itemsize)).from_address(address)).view(kind).reshape(shape)
+
+
+class NumpyLibrary:
+    """`bench.cuda.library.Library` over NumPy, for products and relu."""
+
+    def __init__(self, disagreeing: bool = False) -> None:
+        self._disagreeing = disagreeing
+
+    def describe(self) -> dict[str, str]:
+        return {"numpy": np.__version__}
+
+    def stream(self) -> int:
+        return 0
+
+    def room(self, size: int) -> Any:
+        raw = np.empty(size + 256, np.uint8)
+        return raw[-raw.ctypes.data % 256 :][:size]
+
+    def address(self, array: Any) -> int:
+        return int(array.ctypes.data)
+
+    def view(self, raw: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+        kind = dtype_of(dtype)
+        return raw[: int(np.prod(shape)) * kind.itemsize].view(kind).reshape(shape)
+
+    def operands(self, op: Operator, integer: bool, largest: int, seed: int) -> dict[str, Any]:
+        generator, found = np.random.default_rng(seed), {}
+        for name, shape in op.shapes.items():
+            values = generator.integers(-largest, largest + 1, shape) if integer else generator.uniform(-1, 1, shape)
+            found[name] = self.view(self.room(values.size * dtype_of(op.dtype).itemsize), op.dtype, shape)
+            found[name][...] = values
+        return found
+
+    def expected(self, op: Operator, operands: Mapping[str, Any], bound: Bound) -> tuple[Any, Any]:
+        wide = {name: array.astype(np.float64) for name, array in operands.items()}
+        value = self._computed(op, wide)
+        if bound.exact:
+            return value.astype(dtype_of(op.dtype)).astype(np.float64), np.zeros_like(value)
+        terms = self._computed(op, {name: np.abs(array) for name, array in wide.items()})
+        return value, bound.terms * terms + bound.spread * np.abs(value) + bound.floor
+
+    def _computed(self, op: Operator, t: Mapping[str, Any]) -> Any:
+        return t["a"] @ t["b"] if op.kind == "matmul" else np.maximum(t["x"], 0)
+
+    def excess(self, got: Any, expected: tuple[Any, Any], slack: float) -> float:
+        error = np.abs(got.astype(np.float64) - expected[0])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return float(np.nan_to_num(np.where(error == 0, 0, error / (slack * expected[1])), nan=np.inf, posinf=np.inf).max())
+
+    def untouched(self, raw: Any, start: int, byte: int) -> bool:
+        return bool((raw[start:] == byte).all())
+
+    def peers(self, op: Operator, operands: Mapping[str, Any], choices: Choices) -> Iterator[Side]:
+        def refused() -> Any:
+            raise NotImplementedError("not this one")
+
+        yield Side("numpy", lambda: self._computed(op, {n: a.astype(np.float64) for n, a in operands.items()}))
+        yield Side("refuses", refused)
+        if self._disagreeing:
+            yield Side("differs", lambda: self._computed(op, operands) + 1)
+
+    def failures(self) -> tuple[type[Exception], ...]:
+        return (NotImplementedError,)
+
+    def release(self) -> None:
+        pass
+
+
+def relu(entry: Entry, fault: str) -> Kernel:
+    """What a relu kernel does: right, or with a fault."""
+    op, launch = entry.operator, entry.programs[0]["launch"]
+    names, size = list(launch["kernels"][0]["arguments"]), int(np.prod(op.output))
+
+    def run(places: list[int], blocks: int, threads: int) -> int:
+        if fault == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if fault == "hang":
+            time.sleep(600)
+        if fault == "lost":
+            return ILLEGAL_ADDRESS
+        if fault == "idle":
+            return 0
+        x, y = (at(places[names.index(name)], op.dtype, op.output) for name in ("x", launch["output"]))
+        np.maximum(x, 0, out=y)
+        if fault == "wrong":
+            y.reshape(-1)[-1] += 1
+        if fault == "beyond":
+            at(places[names.index(launch["output"])], "float32", (size + 1,))[-1] = 0
+        return 0
+
+    return run
+
+
+def probe(fault: str) -> Kernel:
+    """What a probe does: it leaves its clocks, or fails."""
+
+    def run(places: list[int], blocks: int, threads: int) -> int:
+        if fault == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        at(places[1], "uint64", (2,))[...] = 1500, 1000
+        return ILLEGAL_ADDRESS if fault == "lost" else 0
+
+    return run
+
+
+def main() -> int:
+    """The process with the GPU."""
+    timing.FLUSH_LEAST = 1 << 12
+    job = json.load(sys.stdin)
+    folder = Path(job["package"])
+    package, said = Package(folder), json.loads((folder / "stand-in.json").read_text())
+    gpu = FakeGpu(Path(said["library"]), Path(said["copies"]))
+    for entry in package.entries("a100"):
+        for program in entry.programs:
+            kernel = program["launch"]["kernels"][0]
+            fault = said["faults"].get(entry.operator.id, "")
+            if fault != "unknown":
+                gpu.knows(package.cubin(program["cubin"]), kernel["name"], len(kernel["arguments"]), relu(entry, fault))
+    gpu.becomes({int(number): value for number, value in said.get("attributes", {}).items()}, 40 << 30)
+    probes = folder / "calibration" / "a100" / "probes.cubin"
+    for name in said.get("probes", ()):
+        gpu.knows(probes.read_bytes(), name, 4, probe(said["faults"].get("calibration", "")))
+    with os.fdopen(job["descriptor"], "w") as out:
+
+        def report(message: Mapping[str, Any]) -> None:
+            out.write(line(message))
+            out.flush()
+
+        return child.serve(job, gpu.driver(), NumpyLibrary(), report)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""The package of the GPU benchmark: what is described, what is built, what is kept, by the real toolchain and without a GPU."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from emulating import needs_compiler
+
+from bench import paper_ops
+from bench.cuda import build, operators, package, rounding
+from bench.cuda.expressions import expression
+from bench.cuda.operators import Operator
+from bench.cuda.package import Package, PackageError
+from roller import ops, serial
+from roller.errors import CodegenError
+
+CHIP = "a100"
+RELU = Operator("small relu", "paper119 elementwise", "relu", "float32", {"x": (3, 37)})
+OTHER = Operator("other relu", "paper119 elementwise", "relu", "float32", {"x": (5, 41)})
+LAST = Operator("last relu", "paper119 elementwise", "relu", "float32", {"x": (7, 11)})
+PRODUCT = Operator("small product", "fp16 GEMM ragged", "matmul", "float16", {"a": (17, 40), "b": (40, 24)})
+DEEP = Operator("deep product", "paper119 matmul", "matmul", "float32", {"a": (4, 3000), "b": (3000, 8)}, ten=True)
+
+
+def silent(text: str) -> None:
+    """Progress that nobody reads."""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("package")
+    build.manifest(folder, [CHIP])
+    build.build(folder, CHIP, [RELU, OTHER, PRODUCT], silent)
+    return folder
+
+
+# --- descriptions ----------------------------------------------------------------------------------------------------
+
+
+def test_described_operators_are_the_papers() -> None:
+    described = {op.id: op for op in operators.operators()}
+    for theirs in paper_ops.paper_operators():
+        mine = described[theirs.id]
+        assert serial.expr_to_json(ops.expression(expression(mine))) == serial.expr_to_json(ops.expression(theirs.build()))
+        assert mine.flops in (0, theirs.flops)
+    assert sum(op.family == "Fig 15 tensor cores" for op in described.values()) == 4
+
+
+def test_every_description_says_what_roller_computes() -> None:
+    found = operators.operators()
+    assert len({op.id for op in found}) == len(found)
+    assert sum(op.ten for op in found) == 20 == len(operators.TEN)
+    for op in found:
+        expr = ops.expression(expression(op))
+        assert (expr.output.shape, [t.name for t in expr.inputs]) == (op.output, list(op.shapes)), op.id
+        again = operators.from_json(json.loads(json.dumps(op.to_json())))
+        assert json.dumps(again.to_json()) == json.dumps(op.to_json())
+        assert op.need > op.moved > 0
+
+
+def test_wherever_one_stops_every_family_of_a_tier_has_had_its_share() -> None:
+    found = operators.operators()
+    tiers = [operators.TIERS[op.family] for op in found]
+    assert tiers == sorted(tiers)
+    first = [op.family for op in found if operators.TIERS[op.family] == 0]
+    for family in set(first):
+        assert abs(first[: len(first) // 2].count(family) - first.count(family) / 2) <= 1
+
+
+def test_whole_numbers_must_be_exact_and_others_within_what_rounding_allows() -> None:
+    assert rounding.bound(DEEP, True).exact and rounding.bound(RELU, False).exact
+    assert rounding.bound(DEEP, False).terms == pytest.approx(2 * 3000 * 2**-24, rel=1e-3)
+    assert rounding.bound(PRODUCT, False).spread == 2**-11
+    chain = replace(PRODUCT, kind="matmul_bias_gelu")
+    assert not rounding.bound(chain, True).exact and rounding.bound(chain, True).terms == 0
+
+
+# --- the package -----------------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+def test_what_exists_is_kept_and_what_changed_is_built_again(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Path(shutil.copytree(built, tmp_path / "package"))
+    said: list[str] = []
+    build.build(folder, CHIP, [RELU, PRODUCT], said.append)
+    assert all("as it was" in text for text in said)
+    said.clear()
+    (known,) = build.build(folder, CHIP, [replace(RELU, shapes={"x": (9, 9)})], said.append)
+    assert "as it was" not in said[0] and known.operator.output == (9, 9)
+    for cubin in (folder / "cubins").iterdir():
+        cubin.write_bytes(b"damaged")
+    with pytest.raises(PackageError, match="build the package again"):
+        Package(folder).cubin(known.programs[0]["cubin"])
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise CodegenError("spoilt")
+
+    monkeypatch.setattr(build, "run_isolated", refused)
+    huge = replace(RELU, id="huge", shapes={"x": (1 << 18, 1 << 18)})
+    found = build.build(folder, CHIP, [OTHER, huge, replace(LAST, id="new")], silent)
+    assert [e.status for e in found] == ["ok", "left out", "failed"]
+    assert found[2].reason == "CodegenError: spoilt" and "GiB" in found[1].reason
+    build.clean(folder, {RELU.id, OTHER.id})
+    assert {e.operator.id for e in Package(folder).entries(CHIP)} == {RELU.id, OTHER.id}
+    assert {p.stem for p in (folder / "cubins").iterdir()} == {
+        q["cubin"] for e in Package(folder).entries(CHIP) for q in e.programs
+    }
+
+
+def test_the_kernels_for_the_chip_that_is_most_alike_are_taken(tmp_path: Path) -> None:
+    chips = {
+        "h100": {"arch": "sm_90a", "capability": [9, 0], "units": 132, "memory_bytes": 80 << 30},
+        "h200": {"arch": "sm_90a", "capability": [9, 0], "units": 132, "memory_bytes": 141 << 30},
+        "a100": {"arch": "sm_80", "capability": [8, 0], "units": 108, "memory_bytes": 40 << 30},
+    }
+    package.write_json(tmp_path / "manifest.json", {"schema": 1, "date": "", "versions": {}, "chips": chips})
+    found = Package(tmp_path)
+    assert package.chip_for(found, (9, 0), 132, 139 << 30) == "h200"
+    assert package.chip_for(found, (9, 0), 114, 79 << 30) == "h100"
+    assert package.chip_for(found, (8, 6), 84, 24 << 30) == "a100"
+    with pytest.raises(PackageError, match=r"no kernels for compute capability 10\.0"):
+        package.chip_for(found, (10, 0), 132, 80 << 30)
+    (tmp_path / "manifest.json").write_text('{"schema": 99}')
+    with pytest.raises(PackageError, match="schema 99"):
+        Package(tmp_path)
+
+
+@needs_compiler
+def test_an_interrupted_build_goes_on_from_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any) -> Any:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build, "calibration", interrupted)
+    words = ["--chip", CHIP, "--out", str(tmp_path), "--cases", "E1,fp16 512x512x512", "--each", "1"]
+    assert build.main(words) == build.INTERRUPTED
+    assert "goes on from there" in capsys.readouterr().err
+    assert build.main(words) == 0
+    said = capsys.readouterr().err
+    assert said.count("as it was") == 2 and "MiB" in said
+    assert [e.status for e in Package(tmp_path).entries(CHIP)] == ["ok", "ok"]
+
+
+def test_a_chip_that_nobody_knows_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert build.main(["--chip", "x9999", "--out", str(tmp_path / "package")]) == 1
+    assert "x9999" in capsys.readouterr().err and not (tmp_path / "package").exists()
+
+
+@needs_compiler
+def test_calibration_kernels_come_along_where_there_are_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(build, "CALIBRATION", "no_such_module")
+    build.calibration(tmp_path, CHIP, said.append)
+    assert "no calibration kernels" in said[0] and not (tmp_path / "calibration").exists()
+    (tmp_path / "calibrating_for_a_test.py").write_text("def prebuilt(spec): return {'bandwidth.cubin': spec.chip.encode()}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(build, "CALIBRATION", "calibrating_for_a_test")
+    build.calibration(tmp_path, CHIP, said.append)
+    assert (tmp_path / "calibration" / CHIP / "bandwidth.cubin").read_bytes() == b"a100"
