@@ -95,6 +95,11 @@ class Device:
         """The artifact ready to run without its device; `DeviceUnavailableError` where the plugin has no emulator."""
         return self._runner("roller_emulate", artifact, f"device {self.name!r} has no emulator: kernels run on the device alone")
 
+    @property
+    def emulates(self) -> bool:
+        """True if the plugin has an emulator."""
+        return bool(self._hooks.roller_emulate.get_hookimpls())
+
     def assembly(self, artifact: Artifact) -> str | None:
         """The artifact's machine code as text; None where the plugin cannot show it."""
         found: str | None = self._ask("roller_assembly", str, None, spec=artifact.spec, artifact=artifact)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from roller.arrays import Array, aligned_empty, numpy_dtype, ready
-from roller.devices import load_device
+from roller.devices import Device, load_device
 from roller.errors import DeviceUnavailableError, RollerError
 from roller.expr import TensorExpr
 from roller.isolated import run_isolated
@@ -98,11 +98,20 @@ def _poisoned(expr: TensorExpr) -> Array:
 def _verified(raw: bytes, expr: TensorExpr, emulate: bool) -> None:
     artifact = Artifact.from_bytes(raw)
     plugin = load_device(artifact.device)
-    runner = plugin.emulate(artifact) if emulate else plugin.load_kernel(artifact)
+    runner = plugin.emulate(artifact) if emulate else _loaded(plugin, artifact)
     points = None if expr.flops <= WHOLE_WORK else sample_points(expr, POINTS)
     for integer in (False, True):
         arrays = {**random_inputs(expr, integer=integer), **_constants(artifact, expr)}
         check(expr, arrays, _result(runner, artifact, expr, arrays), points)
+
+
+def _loaded(plugin: Device, artifact: Artifact) -> Runner:
+    """The kernel on its device; where there is none, what can be done without."""
+    try:
+        return plugin.load_kernel(artifact)
+    except DeviceUnavailableError as error:
+        hint = "; `roller verify --emulate` compares it on the emulator" if plugin.emulates else ""
+        raise DeviceUnavailableError(f"{error}{hint}") from error
 
 
 def _constants(artifact: Artifact, expr: TensorExpr) -> dict[str, Array]:

@@ -7,7 +7,7 @@ from toy_plugin import Runner, Toy
 
 import roller
 from roller import ops, trial
-from roller.errors import KernelError, LaunchError, WrongResultError
+from roller.errors import DeviceUnavailableError, KernelError, LaunchError, WrongResultError
 from roller.plugin import hookimpl
 
 
@@ -100,4 +100,25 @@ def test_verification_finds_a_wrong_element(toy):
     roller.compile(matmul(), "toy", verify=True)
     toy(Lying())
     with pytest.raises(WrongResultError, match=r"\(23, 31\)"):
+        roller.compile(matmul(), "toy", verify=True)
+
+
+def test_without_the_device_the_emulator_is_named(toy):
+    class Absent(Toy):
+        @hookimpl
+        def roller_load_kernel(self, artifact):
+            raise DeviceUnavailableError("no toy here")
+
+    class Emulated(Absent):
+        @hookimpl
+        def roller_emulate(self, artifact):
+            return Runner(artifact)
+
+    toy(Emulated())
+    with pytest.raises(DeviceUnavailableError, match="no toy here; `roller verify --emulate`"):
+        roller.compile(matmul(), "toy", verify=True)
+    kernel = roller.compile(matmul(), "toy")
+    trial.verify(kernel.artifact, kernel.expr, emulate=True)
+    toy(Absent())
+    with pytest.raises(DeviceUnavailableError, match="no toy here$"):
         roller.compile(matmul(), "toy", verify=True)
