@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
-from emulating import emulated, expression, needs_cxx, text_of
+from emulating import emulated, expression, needs_compiler, needs_cxx, text_of
 from hypothesis import HealthCheck, assume, given, note, seed, settings
 from hypothesis import strategies as st
 
@@ -18,7 +18,7 @@ from roller.chip import load_spec
 from roller.errors import LaunchError, WrongResultError
 from roller.kernel import Artifact
 from roller.program import RProgram
-from roller_cuda import codegen
+from roller_cuda import codegen, hopper, toolchain
 
 SPEC = load_spec("cuda:h100")
 GROUPS = SPEC.model_copy(update={"atoms": tuple(a for a in SPEC.atoms if a.name.startswith("wgmma"))})  # nothing else to draw
@@ -239,3 +239,42 @@ def test_faults_of_lanes_that_fill_are_caught(number: int) -> None:
     assert not noticed(op, artifact)
     before = ("roller_signal_expect(", "roller_signal_arrive(")[number]
     assert noticed(op, broken(artifact, before, "(void)(", -1))
+
+
+# --- what the compiler makes of it -----------------------------------------------------------------------------------
+
+
+def of_so_many_groups(groups: int) -> RProgram:
+    op = ops.matmul(T("a", 4096, 4096), T("b", 4096, 4096))
+    choices = roller.compile(op, device="cuda:h100", top_k=60).candidates
+    return next(c.program for c in choices if "wgmma" in c.program.stages[0].atom.name and _groups(c.program) == groups)
+
+
+@needs_compiler
+@pytest.mark.parametrize("groups", [2, 4])
+def test_lanes_hand_around_no_more_registers_than_their_block_has(groups: int) -> None:
+    """A block asks for its registers when it is launched: if those that compute wanted more, they would wait forever."""
+    source = codegen.generate(SPEC, of_so_many_groups(groups))
+    built = toolchain.build(SPEC, source)
+    (kernel,) = source.launch["kernels"]
+    handed = dict(toolchain.HANDED.findall(source.text))
+    assert bool(handed) == (groups == 4), "only those ask for more who have less than they need"
+    assert toolchain.AS_LAUNCHED not in built.launch["text"]
+    if handed:
+        asked = (kernel["threads"] - hopper.GROUP) * int(handed["more"]) + hopper.GROUP * int(handed["fewer"])
+        assert asked <= kernel["threads"] * built.resources[f"{kernel['name']}.registers"]
+
+
+@needs_compiler
+def test_a_kernel_that_has_no_registers_to_hand_around_is_built_without() -> None:
+    source = codegen.generate(SPEC, of_so_many_groups(4))
+    (more,) = (count for word, count in toolchain.HANDED.findall(source.text) if word == "more")
+    greedy = replace(source, text=source.text.replace(f"more<{more}>", f"more<{int(more) + 8}>"))
+    built = toolchain.build(SPEC, greedy)
+    assert str(built.launch["text"]).startswith(toolchain.AS_LAUNCHED)
+    assert built.resources["stage0_kernel.spilled_bytes"] == 0
+
+
+def _groups(program: RProgram) -> int:
+    stage = program.stages[0]
+    return math.prod(lp.trips for lp in stage.loops if lp.over == "lanes")

@@ -120,5 +120,5 @@ def test_without_the_device_the_emulator_is_named(toy):
     kernel = roller.compile(matmul(), "toy")
     trial.verify(kernel.artifact, kernel.expr, emulate=True)
     toy(Absent())
-    with pytest.raises(DeviceUnavailableError, match="no toy here$"):
+    with pytest.raises(DeviceUnavailableError, match=r"no toy here$"):
         roller.compile(matmul(), "toy", verify=True)

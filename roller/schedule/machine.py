@@ -100,6 +100,9 @@ class PanelUnit(Protocol):
     def begin(self) -> Stmt:
         """Accumulators are as lanes have left them."""
 
+    def settled(self, results: Expr, count: int) -> Stmt:
+        """So many accumulators are not touched by anybody between what stands before and what comes after."""
+
     def multiply(self, results: Expr, steps: tuple[int, int], first: InPlace, second: InPlace) -> Stmt:
         """Start one atom. `steps`: from one of the lane's rows to the next, and columns, from the address of its first result."""
 
@@ -142,8 +145,8 @@ class Producers(Protocol):
     def registers(self, groups: int) -> int:
         """Registers that a lane may have which computes, in a block of so many groups of them."""
 
-    def divide(self, groups: int, producing: bool) -> list[Stmt]:
-        """Registers handed from lanes that fill to those that compute."""
+    def divide(self, groups: int, producing: bool, registers: int) -> list[Stmt]:
+        """Registers handed from lanes that fill to those that compute, where these take about so many."""
 
     def signals(self, pair: Expr, full: int, empty: int) -> Stmt:
         """By one lane: a pair of signals, full and empty, with the arrivals that end a phase of each."""

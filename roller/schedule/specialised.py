@@ -163,11 +163,16 @@ def refusal(program: StageProgram, machine: Machine) -> tuple[str, str] | None:
         return "roles", f"{atom.name} wants rows, columns and a reduction of {name!r}"
     if any(lp.over == "lanes" and program.nest.dims[lp.dim].is_reduce for lp in program.loops):
         return "lanes", f"groups of {atom.name} share no reduction, those of {name!r} would"
-    wanted = block.outputs * -(-program.nest.accumulator_bytes // REGISTER_BYTES) + OTHER_REGISTERS
+    wanted = registers_of(program, block)
     room = producers.registers(block.threads // atom.lanes)
     if wanted > room:
         return "registers", f"a lane of {name!r} takes about {wanted} registers beside those that fill panels, it may have {room}"
     return None
+
+
+def registers_of(program: StageProgram, block: GroupBlock) -> int:
+    """Registers of a lane that computes: accumulators, and what else it needs."""
+    return block.outputs * -(-program.nest.accumulator_bytes // REGISTER_BYTES) + OTHER_REGISTERS
 
 
 def block_of(program: StageProgram, machine: Machine) -> GroupBlock:
@@ -221,9 +226,14 @@ class SpecialisedStage(Stage):
     @property
     def blocks(self) -> int:
         """Blocks launched: not more than can be on the chip's units at a time."""
-        registers = self.block.outputs * -(-self.nest.accumulator_bytes // REGISTER_BYTES) + OTHER_REGISTERS
         threads = self.consumers + self.producers.lanes
-        return min(self.program.unit_tiles, self.producers.blocks(threads, registers, shared_bytes(self.program, self.machine)))
+        most = self.producers.blocks(threads, self._registers, shared_bytes(self.program, self.machine))
+        return min(self.program.unit_tiles, most)
+
+    @property
+    def _registers(self) -> int:
+        """About so many does a lane that computes take."""
+        return registers_of(self.program, block_of(self.program, self.machine))
 
     def _block(self, block_var: Expr) -> Stmt:
         """Signals set up, then every lane in its role."""
@@ -233,9 +243,9 @@ class SpecialisedStage(Stage):
         set_up = when(tirx.EQ(self.block.thread, index(0)), sequence([*made, self.producers.ready()]))
         groups = self.consumers // self.program.atom.lanes
         work = [*self.block.bindings(), *_begun(self.rings), self._tiles(block_var, True)]
-        consume = sequence([*self.producers.divide(groups, False), *work])
+        consume = sequence([*self.producers.divide(groups, False, self._registers), *work])
         filling = self._alone([*_begun(self.filling), self._tiles(block_var, False)])
-        produce = sequence([*self.producers.divide(groups, True), filling])
+        produce = sequence([*self.producers.divide(groups, True, self._registers), filling])
         roles = when(self.block.thread < index(self.consumers), consume, produce)
         return sequence([*allocate([self.arena]), set_up, barrier(), roles])
 
@@ -337,7 +347,12 @@ class SpecialisedStage(Stage):
         """What lies inside this many loops; atoms that start there belong together."""
         if depth != max(self.deepest, self.begin):
             return self._next(depth, state)
-        return sequence([self.unit.begin(), self._next(depth, state), self.unit.close()])
+        return sequence([self._settled(), self.unit.begin(), self._next(depth, state), self.unit.close()])
+
+    def _settled(self) -> Stmt:
+        acc = self.lane.acc
+        assert acc is not None
+        return self.unit.settled(pointer(acc, 0, True), int(acc.shape[0]))
 
     def _finish(self, state: State) -> Stmt:
         """All atoms done and all copies given back, then the results."""
@@ -346,7 +361,7 @@ class SpecialisedStage(Stage):
             if self._lags(ring):
                 given = sequence([self._given(ring, load(ring.last, 0)), store(ring.held, index(0), 0)])
                 done.append(self._if_held(ring, given))
-        return sequence([*done, super()._finish(state)])
+        return sequence([*done, self._settled(), super()._finish(state)])
 
 
 def _begun(rings: Mapping[int, Ring]) -> list[Stmt]:

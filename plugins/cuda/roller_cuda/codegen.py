@@ -20,7 +20,7 @@ from roller.schedule.machine import Machine
 from roller.schedule.stage import GridKernel
 from roller.schedule.swizzled import ALIGNMENT
 from roller.schedule.tir import argument
-from roller_cuda import hopper, occupancy, tensor_cores
+from roller_cuda import hopper, occupancy, prediction, tensor_cores
 from roller_cuda.copies import FIRST_CAPABILITY, AsyncCopies
 
 SKIPPED = ["s_tir.ThreadSync"]  # adds barriers where it cannot see that there are enough
@@ -82,7 +82,7 @@ def _spills(spec: HardwareSpec, stage: StageProgram) -> tuple[str, str] | None:
     chosen = machine(spec)
     if chosen.in_place(stage.atom):
         return None  # as `grid.refusal` says
-    wanted = occupancy.wanted_registers(spec, stage, chosen)
+    wanted = prediction.wanted_registers(spec, stage, chosen)
     threads = matrix.block_of(stage, chosen).threads
     most = occupancy.limit(spec, threads)
     if wanted <= most:
@@ -158,7 +158,7 @@ def _registers(spec: HardwareSpec, program: RProgram, kernel: GridKernel) -> int
     if kernel.stage is None:
         return None
     stage = program.stages[kernel.stage]
-    return occupancy.predicted_registers(spec, stage, machine(spec), kernel.threads)
+    return prediction.predicted_registers(spec, stage, machine(spec), kernel.threads)
 
 
 def _describe(kernel: GridKernel, orders: dict[str, list[str]], registers: int | None) -> dict[str, Any]:

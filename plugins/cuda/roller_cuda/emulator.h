@@ -398,6 +398,7 @@ template <class... A> inline void roller_copy_box_5(A... a) { emulator::copy_box
 template <int count> inline void roller_registers_more() {}
 template <int count> inline void roller_registers_fewer() {}
 inline void roller_products_begin() {}
+template <int count> inline void roller_products_settled(const void *) {}
 inline void roller_products_close() { emulator::close_products(); }
 template <int open> inline void roller_products_wait() { emulator::wait_products(open); }
 #define __grid_constant__

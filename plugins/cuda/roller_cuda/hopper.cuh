@@ -44,16 +44,29 @@ ROLLER_BOX(2, "%3, %4", int c0, int c1)
 ROLLER_BOX(3, "%3, %4, %5", int c0, int c1, int c2)
 ROLLER_BOX(4, "%3, %4, %5, %6", int c0, int c1, int c2, int c3)
 ROLLER_BOX(5, "%3, %4, %5, %6, %7", int c0, int c1, int c2, int c3, int c4)
+#ifdef ROLLER_REGISTERS_AS_LAUNCHED
+template <int count> __device__ __forceinline__ void roller_registers_more() {}
+template <int count> __device__ __forceinline__ void roller_registers_fewer() {}
+#else
 template <int count> __device__ __forceinline__ void roller_registers_more() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(count));
 }
 template <int count> __device__ __forceinline__ void roller_registers_fewer() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(count));
 }
+#endif
 __device__ __forceinline__ void roller_products_begin() { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
 __device__ __forceinline__ void roller_products_close() { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
 template <int open> __device__ __forceinline__ void roller_products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(open) : "memory");
+}
+template <int count> __device__ __forceinline__ void roller_products_settled(float *d) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) asm volatile("" : "+f"(d[i]) : : "memory");
+}
+template <int count> __device__ __forceinline__ void roller_products_settled(int *d) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) asm volatile("" : "+r"(d[i]) : : "memory");
 }
 // Where an operand lies: its rows are 8 to a core matrix, one after another; `across` bytes further it goes on along the rows.
 template <int row, int across> __device__ __forceinline__ unsigned long long roller_operand(const void *panels, int offset) {

@@ -71,6 +71,10 @@ class WarpGroupMma:
         """`wgmma.fence`."""
         return called("roller_products_begin")
 
+    def settled(self, results: Expr, count: int) -> Stmt:
+        """A fence for the compiler, which does not know that products are still under way when it has started them."""
+        return called(f"roller_products_settled<{count}>", results)
+
     def multiply(self, results: Expr, steps: tuple[int, int], first: InPlace, second: InPlace) -> Stmt:
         """One `wgmma.mma_async`."""
         kinds = ", ".join(str(n) for side in (first, second) for n in (side.row_bytes, side.across_bytes, int(side.turned)))
@@ -114,12 +118,12 @@ class Producers:
             return 0
         if not self._shares(groups):
             return MOST_REGISTERS
-        whole = self.spec.unit.lane_storage_bytes // 4 // GROUP
-        return min((whole - FILLING_REGISTERS) // groups // GRANULE * GRANULE, MOST_REGISTERS // GRANULE * GRANULE)
+        pool = self._even(groups) * (groups + 1)  # what the block was launched with: there is no more to hand around
+        return min((pool - FILLING_REGISTERS) // groups // GRANULE * GRANULE, MOST_REGISTERS // GRANULE * GRANULE)
 
-    def divide(self, groups: int, producing: bool) -> list[Stmt]:
-        """`setmaxnreg`."""
-        if not self._shares(groups):
+    def divide(self, groups: int, producing: bool, registers: int) -> list[Stmt]:
+        """`setmaxnreg`, where an even share is not enough."""
+        if not self._shares(groups) or registers <= self._even(groups):
             return []
         count = FILLING_REGISTERS if producing else self.registers(groups)
         return [called(f"roller_registers_{'fewer' if producing else 'more'}<{count}>")]

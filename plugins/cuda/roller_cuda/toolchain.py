@@ -25,6 +25,9 @@ COMPILER = "ROLLER_CUDA_COMPILER"
 INSTALL = "pip install 'roller-compiler[cuda]'"
 HEADERS = ("cuda_runtime", "cuda_cccl")  # folders of the toolkit's header wheels
 FLAGS = ("-std=c++17", "--ptxas-options=-v", "-lineinfo")
+AS_LAUNCHED = "#define ROLLER_REGISTERS_AS_LAUNCHED"  # for `hopper.cuh`: registers are not handed around
+HANDED = re.compile(r"roller_registers_(more|fewer)<(\d+)>\(\);")  # by lanes that fill panels to those that compute
+FILLING = 128  # lanes of a block that fill panels, where registers are handed around
 _FUNCTION = re.compile(r"(?:Compiling entry function|Function properties for) '?(\w+)'?")
 _FIELDS = {
     "registers": re.compile(r"Used (\d+) registers"),
@@ -42,12 +45,37 @@ def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
     if not re.fullmatch(r"sm_\d+[a-z]?", arch):
         raise CodegenError(f"{spec.device}:{spec.chip}: options.arch says {arch!r}, not an architecture such as sm_80")
     kernels = source.launch["kernels"]
-    data, log = compiled(source.text, arch) if kernels else (b"", "")
-    launch = {**source.launch, "text": source.text, "arch": arch}
+    text = source.text
+    data, log = compiled(text, arch) if kernels else (b"", "")
     found = {**resources(log), **cubin.resources(data)} if data else {}
+    if not _enough(text, kernels, found):
+        text = f"{AS_LAUNCHED}\n{text}"
+        data, log = compiled(text, arch)
+        found = {**resources(log), **cubin.resources(data)}
+    launch = {**source.launch, "text": text, "arch": arch}
     for kernel in kernels:
         found.update(_taken(spec, kernel, found))
     return Artifact(FORMAT, data, launch, found, spec.device, spec, versions=_versions())
+
+
+def _enough(text: str, kernels: Sequence[Mapping[str, Any]], found: Mapping[str, int]) -> bool:
+    """True unless threads would wait for more registers than their block was launched with: a kernel that turns out to need few has
+    none to hand around, and no need to.
+    """
+    for kernel in kernels:
+        handed = {word: int(count) for word, count in HANDED.findall(_body(text, kernel["name"]))}
+        if handed:
+            wanted = (kernel["threads"] - FILLING) * handed["more"] + FILLING * handed["fewer"]
+            if wanted > kernel["threads"] * found[f"{kernel['name']}.registers"]:
+                return False
+    return True
+
+
+def _body(text: str, name: str) -> str:
+    """The text of one kernel."""
+    start = text.rindex(f" {name}(")
+    following = text.find('extern "C"', start)
+    return text[start:] if following < 0 else text[start:following]
 
 
 def _taken(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[str, int]) -> dict[str, int]:

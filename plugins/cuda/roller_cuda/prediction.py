@@ -1,0 +1,39 @@
+"""Registers of a thread, predicted before the assembler says.
+
+Beside what the engine counts (accumulators, operands in use, `lane_reserved_bytes`), a thread needs registers for what it copies: a
+value and its place for each access that it reads ahead, and half a place for each copy that runs by itself, as others follow from
+it. Without a reduction reads are batched. The constants are medians over 597 kernels (docs/cuda.md).
+"""
+
+from __future__ import annotations
+
+import math
+
+from roller.plugin import HardwareSpec, StageProgram
+from roller.schedule.machine import Machine
+from roller.schedule.shared import MOST_REPEATED
+from roller.schedule.stage import registers_ahead, started_copies, tile_bytes
+from roller_cuda.occupancy import REGISTER_BYTES, limit
+
+BATCH = 16  # results of which a thread without a reduction reads the inputs at a time
+
+
+def wanted_registers(spec: HardwareSpec, program: StageProgram, machine: Machine) -> int:
+    """Registers that a thread would take if it might have any number."""
+    reserved = spec.unit.lane_reserved_bytes // REGISTER_BYTES
+    if program.nest.stage.reducer is None:
+        outputs = math.prod(program.inner[d] for d in program.nest.spatial)
+        return reserved - 2 + min(outputs, BATCH)
+    held = tile_bytes(program, spec)
+    if not program.staged:
+        reserved //= 2  # no places in panels
+    tile = reserved + -(-held // REGISTER_BYTES)
+    if machine.in_place(program.atom):
+        return tile
+    started = sum(min(n, MOST_REPEATED) for n in started_copies(program, machine)) // 2
+    return tile + registers_ahead(program, machine) + started
+
+
+def predicted_registers(spec: HardwareSpec, program: StageProgram, machine: Machine, threads: int) -> int:
+    """Registers of a thread in a block of so many: what it wants, or what there is."""
+    return min(limit(spec, threads), wanted_registers(spec, program, machine))
