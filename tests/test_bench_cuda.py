@@ -305,6 +305,9 @@ def test_without_a_gpu_it_says_what_is_missing(tmp_path: Path, capsys: pytest.Ca
     package.write_json(tmp_path / "manifest.json", {"schema": package.SCHEMA})
     given = run.main([str(tmp_path), "--quick"], [sys.executable, "-c", "import sys; sys.exit(9)"])
     assert given == child.REFUSED and "ended with status 9 before it began" in capsys.readouterr().err
+    long = ["--only", "x" * (1 << 20)]  # more than a pipe holds: written to a process that never reads it
+    given = run.main([str(tmp_path), "--quick", *long], [sys.executable, "-c", "import sys; sys.exit(9)"])
+    assert given == child.REFUSED and "ended with status 9 before it began" in capsys.readouterr().err
 
 
 def test_calls_are_cut_before_rounds_and_rounds_never_below_three() -> None:

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -166,8 +166,9 @@ def started(command: Sequence[str], job: dict[str, Any]) -> Iterator[tuple[subpr
         follower.start()
         try:
             assert process.stdin is not None
-            process.stdin.write(json.dumps(job | {"descriptor": writing}).encode())
-            process.stdin.close()
+            with suppress(BrokenPipeError):  # it is gone before it has read: its status says why
+                process.stdin.write(json.dumps(job | {"descriptor": writing}).encode())
+                process.stdin.close()
             yield process, messages
         finally:
             process.kill()
