@@ -166,9 +166,8 @@ def started(command: Sequence[str], job: dict[str, Any]) -> Iterator[tuple[subpr
         follower.start()
         try:
             assert process.stdin is not None
-            with suppress(BrokenPipeError):  # it is gone before it has read: its status says why
-                process.stdin.write(json.dumps(job | {"descriptor": writing}).encode())
-                process.stdin.close()
+            with suppress(BrokenPipeError), process.stdin as given:  # where it ended before it has read, its status says why
+                given.write(json.dumps(job | {"descriptor": writing}).encode())
             yield process, messages
         finally:
             process.kill()
