@@ -9,19 +9,9 @@ from functools import partial
 
 from bench import harness, peers, report
 from bench.harness import Case, Side
+from bench.networks import RESNET
 from roller import ops
 
-# Input channels, input height and width, output channels, kernel, stride: the distinct ones, in the network's order.
-LAYERS = (
-    (3, 224, 64, 7, 2),
-    (64, 56, 64, 1, 1), (64, 56, 64, 3, 1), (64, 56, 256, 1, 1), (256, 56, 64, 1, 1),
-    (256, 56, 128, 1, 1), (128, 56, 128, 3, 2), (128, 28, 512, 1, 1), (256, 56, 512, 1, 2), (512, 28, 128, 1, 1),
-    (128, 28, 128, 3, 1),
-    (512, 28, 256, 1, 1), (256, 28, 256, 3, 2), (256, 14, 1024, 1, 1), (512, 28, 1024, 1, 2), (1024, 14, 256, 1, 1),
-    (256, 14, 256, 3, 1),
-    (1024, 14, 512, 1, 1), (512, 14, 512, 3, 2), (512, 7, 2048, 1, 1), (1024, 14, 2048, 1, 2), (2048, 7, 512, 1, 1),
-    (512, 7, 512, 3, 1),
-)  # fmt: skip
 CALL, CONSTANT = "weights at call time", "weights as constants"
 
 
@@ -40,7 +30,7 @@ def build(options: argparse.Namespace, layer: tuple[int, ...], constant: bool) -
 def cases() -> Iterator[Case]:
     """Every layer in both ways."""
     for family, constant in ((CALL, False), (CONSTANT, True)):
-        for layer in LAYERS:
+        for layer in RESNET:
             channels, size, filters, kernel, stride = layer
             side = -(-size // stride)
             depth = channels * kernel * kernel

@@ -9,7 +9,6 @@ events against the float64 reference. Results are written after each operator: a
 from __future__ import annotations
 
 import argparse
-import datetime
 import hashlib
 import json
 import sys
@@ -186,12 +185,7 @@ def run(chip: str, options: argparse.Namespace) -> dict[str, Any]:
 def write(path: Path, chip: str, rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The file of one chip, whole or not at all."""
     order = {case.id: number for number, case in enumerate(cases())}
-    body = {
-        "schema": report.SCHEMA,
-        "benchmark": "cuda_compile",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": report.command(),
-        "quick": False,
+    body = report.provenance("cuda_compile") | {
         "chip": chip,
         "device": machine.device(),
         "versions": machine.versions() | dict(_toolchain()),

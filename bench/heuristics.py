@@ -7,7 +7,6 @@ measured. Its "GENERIC" kernels are asked for with the flag that ranks them by i
 from __future__ import annotations
 
 import argparse
-import datetime
 import itertools
 import json
 import math
@@ -316,12 +315,7 @@ def main() -> int:
         for number, shape in enumerate(shapes()[: options.limit], 1):
             rows += [row(shape, dtype, chip, units, other) for dtype in PRECISIONS]
             print(f"[{chip} {number}] {shape}: {[r.get('ratio') or r['reason'] for r in rows[-2:]]}", file=sys.stderr)
-    body = {
-        "schema": report.SCHEMA,
-        "benchmark": "heuristics",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": report.command(),
-        "quick": False,
+    body = report.provenance("heuristics") | {
         "versions": machine.versions() | {PACKAGE: metadata.version(PACKAGE)},
         "summary": summary(rows),
         "cases": rows,

@@ -114,14 +114,9 @@ def write(name: str, body: dict[str, Any], options: argparse.Namespace) -> Path 
         return None
     device = machine.device()
     path = options.out or RESULTS / machine.folder(device) / f"{name}-{options.threads}t.json"
-    head = {
-        "schema": SCHEMA,
-        "benchmark": name,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": command(),
+    head = provenance(name, options.quick) | {
         "threads": options.threads,
         "clock": "process CPU time" if options.threads == 1 else "wall",
-        "quick": options.quick,
         "measure": options.measure,
         "device": device,
         "versions": machine.versions(),
@@ -131,6 +126,12 @@ def write(name: str, body: dict[str, Any], options: argparse.Namespace) -> Path 
     partial.write_text(compact(head | body) + "\n", encoding="utf-8")
     partial.replace(path)
     return path
+
+
+def provenance(name: str, quick: bool = False) -> dict[str, Any]:
+    """What every file of results says first: its form, the benchmark, when and how it ran."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"schema": SCHEMA, "benchmark": name, "date": now, "command": command(), "quick": quick}
 
 
 def command() -> str:

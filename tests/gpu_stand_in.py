@@ -34,7 +34,18 @@ from roller_cuda import emulator
 SOURCE = Path(__file__).parent / "fake_libcuda.cpp"
 RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, ctypes.c_int)
 ILLEGAL_ADDRESS = 700
+CHIP = "a100"
+RELU = Operator("small relu", "paper119 elementwise", "relu", "float32", {"x": (3, 37)})
+OTHER = Operator("other relu", "paper119 elementwise", "relu", "float32", {"x": (5, 41)})
+LAST = Operator("last relu", "paper119 elementwise", "relu", "float32", {"x": (7, 11)})
+PRODUCT = Operator("small product", "fp16 GEMM ragged", "matmul", "float16", {"a": (17, 40), "b": (40, 24)})
+DEEP = Operator("deep product", "paper119 matmul", "matmul", "float32", {"a": (4, 3000), "b": (3000, 8)}, ten=True)
+
 Kernel = Callable[[list[int], int, int], int]  # addresses, blocks, threads → what the driver says of it
+
+
+def silent(text: str) -> None:
+    """Progress that nobody reads."""
 
 
 def compiled(folder: Path) -> Path:

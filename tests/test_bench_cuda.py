@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from emulating import needs_compiler
 from fake_gpu import LEFT, RIGHT, of_groups
-from gpu_stand_in import FakeGpu, NumpyLibrary, at, compiled
+from gpu_stand_in import CHIP, DEEP, LAST, OTHER, PRODUCT, RELU, FakeGpu, NumpyLibrary, at, compiled, silent
 
 import roller
 from bench import summary
@@ -28,16 +28,6 @@ from bench.cuda.package import Package
 from bench.cuda.worker import Settings, Worker
 
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="the stand-in for the driver needs g++")
-CHIP = "a100"
-RELU = Operator("small relu", "paper119 elementwise", "relu", "float32", {"x": (3, 37)})
-OTHER = Operator("other relu", "paper119 elementwise", "relu", "float32", {"x": (5, 41)})
-LAST = Operator("last relu", "paper119 elementwise", "relu", "float32", {"x": (7, 11)})
-PRODUCT = Operator("small product", "fp16 GEMM ragged", "matmul", "float16", {"a": (17, 40), "b": (40, 24)})
-DEEP = Operator("deep product", "paper119 matmul", "matmul", "float32", {"a": (4, 3000), "b": (3000, 8)}, ten=True)
-
-
-def silent(text: str) -> None:
-    """Progress that nobody reads."""
 
 
 @pytest.fixture(scope="session")

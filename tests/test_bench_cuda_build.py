@@ -10,25 +10,14 @@ from typing import Any
 
 import pytest
 from emulating import needs_compiler
+from gpu_stand_in import CHIP, DEEP, LAST, OTHER, PRODUCT, RELU, silent
 
 from bench import paper_ops
 from bench.cuda import build, operators, package, rounding
 from bench.cuda.expressions import expression
-from bench.cuda.operators import Operator
 from bench.cuda.package import Package, PackageError
 from roller import ops, serial
 from roller.errors import CodegenError
-
-CHIP = "a100"
-RELU = Operator("small relu", "paper119 elementwise", "relu", "float32", {"x": (3, 37)})
-OTHER = Operator("other relu", "paper119 elementwise", "relu", "float32", {"x": (5, 41)})
-LAST = Operator("last relu", "paper119 elementwise", "relu", "float32", {"x": (7, 11)})
-PRODUCT = Operator("small product", "fp16 GEMM ragged", "matmul", "float16", {"a": (17, 40), "b": (40, 24)})
-DEEP = Operator("deep product", "paper119 matmul", "matmul", "float32", {"a": (4, 3000), "b": (3000, 8)}, ten=True)
-
-
-def silent(text: str) -> None:
-    """Progress that nobody reads."""
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.networks import RESNET
+
 DATA = Path(__file__).parent.parent / "data"
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 Shape = tuple[int, ...]
@@ -40,18 +42,6 @@ SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
 SKINNY = tuple((m, n, n) for n in (4096, 8192) for m in (1, 16, 64, 128))
 RAGGED = ((1000, 1000, 1000), (4095, 4095, 4095), (2047, 4097, 1023), (777, 3333, 555), (4096, 50257, 768))
 RANDOM, SEED = 8, 1
-
-# Input channels, input height and width, output channels, kernel, stride: ResNet-50's distinct convolutions.
-RESNET = (
-    (3, 224, 64, 7, 2),
-    (64, 56, 64, 1, 1), (64, 56, 64, 3, 1), (64, 56, 256, 1, 1), (256, 56, 64, 1, 1),
-    (256, 56, 128, 1, 1), (128, 56, 128, 3, 2), (128, 28, 512, 1, 1), (256, 56, 512, 1, 2), (512, 28, 128, 1, 1),
-    (128, 28, 128, 3, 1),
-    (512, 28, 256, 1, 1), (256, 28, 256, 3, 2), (256, 14, 1024, 1, 1), (512, 28, 1024, 1, 2), (1024, 14, 256, 1, 1),
-    (256, 14, 256, 3, 1),
-    (1024, 14, 512, 1, 1), (512, 14, 512, 3, 2), (512, 7, 2048, 1, 1), (1024, 14, 2048, 1, 2), (2048, 7, 512, 1, 1),
-    (512, 7, 512, 3, 1),
-)  # fmt: skip
 
 # Those whose ten best programs all run: the first choice is compared with the best of them.
 TEN = frozenset(

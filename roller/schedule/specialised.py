@@ -251,8 +251,11 @@ class SpecialisedStage(Stage):
 
     def _alone(self, statements: list[Stmt]) -> Stmt:
         """One producer is enough where boxes fill all panels."""
-        alone = all(bulk is not None for bulk in self.bulks.values())
-        return when(tirx.EQ(self.crew[0], index(0)), sequence(statements)) if alone else sequence(statements)
+        return self._by_one(statements) if self._boxes_alone else sequence(statements)
+
+    @property
+    def _boxes_alone(self) -> bool:
+        return all(bulk is not None for bulk in self.bulks.values())
 
     def _tiles(self, block_var: Expr, consuming: bool) -> Stmt:
         """The unit tiles of a block, one after another."""
@@ -308,14 +311,14 @@ class SpecialisedStage(Stage):
         if bulks:
             started = [producers.expect(full, sum(b.bytes for b in bulks), arrive=not carried)]
             started += [b.start(self.block, state, slot, full, producers) for b in bulks]
-            statements.append(when(tirx.EQ(self.crew[0], index(0)), sequence(started)) if carried else sequence(started))
+            statements += [self._by_one(started)] if carried else started
         if carried:
             statements += [*(f.at_once(state, slot) for f in carried), producers.visible(), producers.arrive(full)]
-        one = not carried and not all(b is not None for b in self.bulks.values())
-        return [*(self._by_one(statements) if one else statements), *ring.advance()]
+        one = not carried and not self._boxes_alone  # beside a ring that all of them fill
+        return [*([self._by_one(statements)] if one else statements), *ring.advance()]
 
-    def _by_one(self, statements: list[Stmt]) -> list[Stmt]:
-        return [when(tirx.EQ(self.crew[0], index(0)), sequence(statements))]
+    def _by_one(self, statements: list[Stmt]) -> Stmt:
+        return when(tirx.EQ(self.crew[0], index(0)), sequence(statements))
 
     # --- consumers ----------------------------------------------------------------------------------------------------
 
