@@ -29,7 +29,7 @@ def refusal(program: RProgram, machine: Machine) -> tuple[str, str] | None:
 
 def shared_bytes(program: StageProgram, machine: Machine) -> int:
     """The most memory that a block's lanes share."""
-    return specialised.shared_bytes(program, machine) if machine.in_place(program.atom) else staged_bytes(program, machine)
+    return specialised.shared_bytes(program) if machine.in_place(program.atom) else staged_bytes(program, machine)
 
 
 def lower(program: RProgram, buffers: Mapping[str, Buffer], machine: Machine) -> tuple[list[GridKernel], list[Workspace]]:

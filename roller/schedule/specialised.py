@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 from tvm import tirx
 
@@ -99,8 +100,7 @@ class PanelLane(GroupLane):
 
 def panel_unit(block: GroupBlock) -> PanelUnit:
     """How a block's groups compute."""
-    unit: PanelUnit = block.unit  # type: ignore[assignment]
-    return unit
+    return cast("PanelUnit", block.unit)
 
 
 @dataclass
@@ -147,7 +147,7 @@ def panels_of(program: StageProgram) -> tuple[list[SwizzledPanel], Buffer]:
     return [swizzled_panel(program, p.staging, buffer, p.start) for p in found], buffer
 
 
-def shared_bytes(program: StageProgram, _: Machine) -> int:
+def shared_bytes(program: StageProgram) -> int:
     """The memory that a block's lanes share: panels and signals."""
     return int(panels_of(program)[1].shape[0]) * ELEMENT_BYTES[program.atom.in_dtype]
 
@@ -217,7 +217,7 @@ class SpecialisedStage(Stage):
         plain = tuple(a for a in arguments if a.name not in described or a.name in needed)
         threads = self.consumers + self.producers.lanes
         launched = launched_over(body, block_var, self.blocks, self.block.thread, threads)
-        size = shared_bytes(self.program, self.machine)
+        size = shared_bytes(self.program)
         return GridKernel(name, launched, (*plain, *(b.argument for b in found)), self.blocks, threads, size, self.number, maps)
 
     def _tensor(self, operand: int) -> str:
@@ -227,7 +227,7 @@ class SpecialisedStage(Stage):
     def blocks(self) -> int:
         """Blocks launched: not more than can be on the chip's units at a time."""
         threads = self.consumers + self.producers.lanes
-        most = self.producers.blocks(threads, self._registers, shared_bytes(self.program, self.machine))
+        most = self.producers.blocks(threads, self._registers, shared_bytes(self.program))
         return min(self.program.unit_tiles, most)
 
     @property
