@@ -35,10 +35,10 @@ def right(result: Any, a: Any, b: Any) -> None:
     assert np.array_equal(np.asarray(result).reshape(OUT).astype(np.float64), a.astype(np.float64) @ b.astype(np.float64))
 
 
-def test_the_kernel_is_of_warp_groups_and_both_operands_are_mapped() -> None:
+def test_the_kernel_is_of_warp_groups_and_all_its_arrays_are_mapped() -> None:
     """Otherwise the tests below say nothing."""
     (described,) = of_groups().artifact.launch["kernels"]
-    assert {found["tensor"] for found in described["maps"].values()} == {"a", "b"}
+    assert {found["tensor"] for found in described["maps"].values()} == {"a", "b", of_groups().artifact.launch["output"]}
     assert "wgmma" in of_groups().source and of_groups().artifact.launch["arch"] == "sm_90a"
 
 
@@ -61,7 +61,7 @@ def test_a_constant_is_mapped_too(hoppers: Gpus) -> None:
     run(other, out=out)
     hoppers.settle()
     right(out.values(), other.values(), halves(RIGHT, 1))
-    assert hoppers.calls.count("cuTensorMapEncodeTiled") == encoded + 1  # that of the constant stays
+    assert hoppers.calls.count("cuTensorMapEncodeTiled") == encoded + 2  # that of the constant stays
 
 
 def test_maps_follow_addresses_while_earlier_launches_wait(hoppers: Gpus) -> None:
@@ -73,7 +73,7 @@ def test_maps_follow_addresses_while_earlier_launches_wait(hoppers: Gpus) -> Non
     for a, out, stream in ((lefts[0], outs[0], 0), (lefts[0], outs[1], 0), (lefts[1], outs[2], 1)):
         run(a, b, out=out, stream=streams[stream])
         encoded.append(hoppers.calls.count("cuTensorMapEncodeTiled"))
-    assert encoded == [2, 2, 3]
+    assert encoded == [3, 4, 6]  # both inputs and the output, a new output, a new left side and output
     hoppers.settle()
     for a, out in zip((lefts[0], lefts[0], lefts[1]), outs, strict=True):
         right(out.values(), a.values(), b.values())

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm.tirx import For, ForKind
 
+from roller.expr import ELEMENT_BYTES
 from roller.nest import Access, Nest
 from roller.program import StageProgram
 from roller.scalar import Load
@@ -30,7 +31,7 @@ MAP_WORDS = 16  # of 8 bytes: a description of an array
 
 
 @dataclass(frozen=True)
-class _Side:
+class Side:
     """One dimension of a described array: extent, address step and start in elements, and the dimensions of the nest that move
     along it, with how far each does.
     """
@@ -48,7 +49,7 @@ class Bulk:
     panel: SwizzledPanel
     map: TensorMap
     argument: Buffer
-    sides: tuple[_Side, ...]
+    sides: tuple[Side, ...]
     rows: int
     tile: tuple[int, ...]
 
@@ -75,18 +76,12 @@ class Bulk:
         walked = [(trips, dim, step, variable(f"box{dim}")) for trips, (dim, step) in self._walked()]
         offsets = {dim: times(var, step) if trips > 1 else 0 for trips, dim, step, var in walked}
         bases = [block.base(state, d) for d in range(len(self.tile))]
-        corner = [self._coordinate(side, bases, offsets) for side in self.sides]
+        corner = [coordinate(side, bases, offsets) for side in self.sides]
         target = element_address(self.panel, offsets, slot)
         body = producers.copy(target, pointer(self.argument, 0), signal, corner)
         for trips, _, _, var in walked:
             body = For(var, index(0), index(trips), ForKind.SERIAL, body) if trips > 1 else body
         return body
-
-    def _coordinate(self, side: _Side, bases: Sequence[Position], offsets: dict[int, Position]) -> Expr:
-        total: Position = side.start
-        for dim, coefficient in side.terms:
-            total = plus(total, times(plus(bases[dim], offsets.get(dim, 0)), coefficient))
-        return index(total)
 
 
 def bulk_of(block: Block, panel: SwizzledPanel, reader: Reader) -> Bulk | None:
@@ -96,7 +91,7 @@ def bulk_of(block: Block, panel: SwizzledPanel, reader: Reader) -> Bulk | None:
     if not isinstance(panel.value, Load) or panel.value.fill not in (None, 0):
         return None
     program, access = block.program, program_access(reader, panel.value)
-    for found in (_by_steps(program.nest, access), _by_array(program, access)):
+    for found in (by_steps(program.nest, access), _by_array(program, access)):
         if found is not None:
             made = _described(program, panel, access, found)
             if made is not None:
@@ -109,7 +104,7 @@ def program_access(reader: Reader, load: Load) -> Access:
     return reader.nest.accesses[reader.number(load)]
 
 
-def _by_steps(nest: Nest, access: Access) -> list[_Side] | None:
+def by_steps(nest: Nest, access: Access) -> list[Side] | None:
     """A side for each dimension of the nest, where the address is linear in all of them and none reaches into the next."""
     offset = sum(i.offset * s for i, s in zip(access.index, access.tensor.strides, strict=True))
     if not access.linear or offset:
@@ -118,10 +113,10 @@ def _by_steps(nest: Nest, access: Access) -> list[_Side] | None:
     steps.sort()
     if any(inner * extent > outer for (inner, extent, _), (outer, *_) in itertools.pairwise(steps)):
         return None
-    return [_Side(extent, stride, ((dim, 1),)) for stride, extent, dim in steps]
+    return [Side(extent, stride, ((dim, 1),)) for stride, extent, dim in steps]
 
 
-def _by_array(program: StageProgram, access: Access) -> list[_Side] | None:
+def _by_array(program: StageProgram, access: Access) -> list[Side] | None:
     """A side for each dimension of the array, where each is moved along by dimensions of the nest that are single axes, of which
     one at most is tiled, and a tile that reaches beyond a reduction's end leaves the array with it.
     """
@@ -140,43 +135,56 @@ def _by_array(program: StageProgram, access: Access) -> list[_Side] | None:
         ragged = any(nest.dims[d].is_reduce and nest.extents[d] % tile[d] for d, _ in terms)
         if ragged and (len(terms) > 1 or position.offset or terms[0][1] != 1 or extent != nest.extents[terms[0][0]]):
             return None
-        found.append(_Side(extent, stride, terms, position.offset))
+        found.append(Side(extent, stride, terms, position.offset))
     return found
 
 
-def _described(program: StageProgram, panel: SwizzledPanel, access: Access, sides: list[_Side]) -> Bulk | None:
+def _described(program: StageProgram, panel: SwizzledPanel, access: Access, sides: list[Side]) -> Bulk | None:
     """The description of an array with these sides, where boxes can be what a panel takes."""
     tile, size = program.unit_tile, panel.element_bytes
     sides = sorted((s for s in sides if s.extent > 1 or s.terms), key=lambda s: s.stride)
-    if not 1 <= len(sides) <= MOST_DIMENSIONS or sides[0].stride != 1:
-        return None
-    if any(s.stride * size % ALIGNMENT for s in sides[1:]) or _moving(sides[0], tile) != [(panel.along, 1)]:
+    if not sides or _moving(sides[0], tile) != [(panel.along, 1)]:
         return None
     step = next((c for s in sides for d, c in _moving(s, tile) if d == panel.side), 1)
     most = (MOST_ELEMENTS - 1) // step + 1
     rows = next(r for r in range(min(tile[panel.side], most), 0, -1) if tile[panel.side] % r == 0)
     wanted = {panel.along: panel.width, panel.side: rows}
-    box, steps = [], []
-    for side in sides:
-        moved = [(wanted[d], c) for d, c in _moving(side, tile) if d in wanted]
-        count, by = moved[0] if moved else (1, 1)
-        box.append((count - 1) * by + 1)
-        steps.append(by)
     if not set(wanted) <= {d for s in sides for d, _ in s.terms} and tile[panel.side] > 1:
         return None
+    found = description(access.tensor.name, access.tensor.dtype, sides, wanted, panel.width * size)
+    if found is None:
+        return None
+    return Bulk(panel, found, map_argument(f"map{panel.staging.operand}"), tuple(sides), rows, tile)
+
+
+def description(tensor: str, dtype: str, sides: Sequence[Side], wanted: Mapping[int, int], swizzle_bytes: int) -> TensorMap | None:
+    """An array with these sides, the innermost first, cut into boxes of so many positions along dimensions of the nest; None where
+    no map of the hardware is like that.
+    """
+    size = ELEMENT_BYTES[dtype]
     strides = tuple(s.stride * size for s in sides[1:])
-    described = TensorMap(
-        access.tensor.name,
-        access.tensor.dtype,
-        tuple(s.extent for s in sides),
-        strides,
-        tuple(box),
-        tuple(steps),
-        panel.width * size,
-    )
-    carried = argument(f"map{panel.staging.operand}", MAP_WORDS, "int64")
-    return Bulk(panel, described, carried, tuple(sides), rows, tile)
+    if not 1 <= len(sides) <= MOST_DIMENSIONS or sides[0].stride != 1 or any(stride % ALIGNMENT for stride in strides):
+        return None
+    box, steps = [], []
+    for side in sides:
+        count, by = next(((wanted[d], c) for d, c in side.terms if wanted.get(d, 1) > 1), (1, 1))
+        box.append((count - 1) * by + 1)
+        steps.append(by)
+    return TensorMap(tensor, dtype, tuple(s.extent for s in sides), strides, tuple(box), tuple(steps), swizzle_bytes)
 
 
-def _moving(side: _Side, tile: Sequence[int]) -> list[tuple[int, int]]:
+def map_argument(name: str) -> Buffer:
+    """The argument that carries a description."""
+    return argument(name, MAP_WORDS, "int64")
+
+
+def coordinate(side: Side, bases: Sequence[Position], offsets: Mapping[int, Position]) -> Expr:
+    """Where a box lies along a side, from where the unit's tile starts and how far the box lies from there."""
+    total: Position = side.start
+    for dim, coefficient in side.terms:
+        total = plus(total, times(plus(bases[dim], offsets.get(dim, 0)), coefficient))
+    return index(total)
+
+
+def _moving(side: Side, tile: Sequence[int]) -> list[tuple[int, int]]:
     return [(d, c) for d, c in side.terms if tile[d] > 1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from roller.program import RProgram, StageProgram
-from roller.schedule import matrix, specialised
+from roller.schedule import arena, matrix, specialised
 from roller.schedule.machine import Machine
 from roller.schedule.stage import GridKernel, Stage, Workspace, staged_bytes
 from roller.schedule.tir import Buffer, argument
@@ -21,7 +21,7 @@ def refusal(program: RProgram, machine: Machine) -> tuple[str, str] | None:
             return "levels", f"a block and a lane have a tile each, {stage.nest.stage.name!r} has {len(stage.tiles)}"
         if any(s.kind != "panel" or s.level != stage.levels[0] for s in stage.staged):
             return "staging", f"copies lie in the memory of a block, some of {stage.nest.stage.name!r} elsewhere"
-        broken = matrix.refusal(stage, machine) or specialised.refusal(stage, machine)
+        broken = matrix.refusal(stage, machine) or arena.refusal(stage, machine)
         if broken is not None:
             return broken
     return None
@@ -29,7 +29,7 @@ def refusal(program: RProgram, machine: Machine) -> tuple[str, str] | None:
 
 def shared_bytes(program: StageProgram, machine: Machine) -> int:
     """The most memory that a block's lanes share."""
-    return specialised.shared_bytes(program) if machine.in_place(program.atom) else staged_bytes(program, machine)
+    return arena.shared_bytes(program, machine) if machine.in_place(program.atom) else staged_bytes(program, machine)
 
 
 def lower(program: RProgram, buffers: Mapping[str, Buffer], machine: Machine) -> tuple[list[GridKernel], list[Workspace]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -68,6 +69,11 @@ class Lane:
     def spatial(self) -> list[Offsets]:
         """The lane's points, without their reductions."""
         return list(self.block.points(self.nest.spatial))
+
+    @cached_property
+    def numbers(self) -> dict[Offsets, int]:
+        """The number of each of these points, and of its accumulator."""
+        return {point: number for number, point in enumerate(self.spatial)}
 
     def _place(self, state: State, offsets: Offsets) -> Point:
         """The point of a lane at some offsets of its tile."""
@@ -188,14 +194,15 @@ class Lane:
         first = every(tirx.EQ(self.block.names[d], index(0)) for d in self.nest.reduce if d in self.block.names)
         return body if first is None else when(first, body)
 
-    def _operands(self, state: State, role: str) -> tuple[list[Stmt], dict[int, Fragment]]:
+    def _operands(self, state: State, role: str, points: Sequence[Offsets] | None = None) -> tuple[list[Stmt], dict[int, Fragment]]:
+        """Arrays that are read where they are, in registers: what all points of the lane need of them, or only some."""
         statements: list[Stmt] = []
         arrays: dict[int, Fragment] = {}
         wanted = {self.reader.number(n) for n in loads(self.nest.stage.result)}
         for number, access in enumerate(self.nest.accesses):
             if number in wanted and access.role == role and not access.guarded:
                 source = array_source(self.block, self.reader, number, lambda o: self._place(state, o))
-                arrays[number], reads = fragment(source, self.spatial)
+                arrays[number], reads = fragment(source, list(self.spatial if points is None else points))
                 statements += reads
         return statements, arrays
 
@@ -206,25 +213,39 @@ class Lane:
         if self.partial is not None:
             window, shift = Window.whole(self.partial, output.tensor), index(times(self.part, output.tensor.elements))
         along, width = array_width(self.block, len(self.nest.accesses) - 1) if self.partial is None else (0, 1)
-        order = list(enumerate(self.spatial))
+        order = list(self.spatial)
         if width > 1:
-            order.sort(key=lambda item: (*item[1][:along], *item[1][along + 1 :], item[1][along]))
+            order.sort(key=lambda o: (*o[:along], *o[along + 1 :], o[along]))
         values = register_buffer("result", len(order), str(window.buffer.dtype))
         statements: list[Stmt] = allocate([values])
         for start in range(0, len(order), width):
-            for lane, (at, offsets) in enumerate(order[start : start + width], start):
-                accumulator = None if slot is None else load(self.acc, plus(slot, at))
-                held = Held.in_registers()
-                if self.partial is not None:
-                    value = accumulator
-                else:
-                    self.reader.vectors = {n: f.value(offsets) for n, f in arrays.items()}
-                    value = self.reader.value(self.nest.stage.result, self._place(state, offsets), held, accumulator)
-                    self.reader.vectors = {}
-                statements += [*held.statements, store(values, value, lane)]
-            where = address(self.nest, window, output.index, self._place(state, order[start][1])) + shift
+            points = order[start : start + width]
+            statements += self._valued(state, arrays, slot, points, values, start)
+            where = address(self.nest, window, output.index, self._place(state, points[0])) + shift
             put = store(window.buffer, load(values, ramp(start, 1, width)), ramp(where, 1, width))
-            statements.append(self._kept(put, order[start][1]))
+            statements.append(self._kept(put, points[0]))
+        return statements
+
+    def _valued(
+        self,
+        state: State,
+        arrays: dict[int, Fragment],
+        slot: Position | None,
+        points: Sequence[Offsets],
+        values: Buffer,
+        first: int,
+    ) -> list[Stmt]:
+        """The results of some points, in registers from the `first` one on; where a reduction is cut, of the lane's part of it."""
+        statements: list[Stmt] = []
+        for at, offsets in enumerate(points, first):
+            value = None if slot is None else load(self.acc, plus(slot, self.numbers[offsets]))
+            if self.partial is None:
+                held = Held.in_registers()
+                self.reader.vectors = {n: f.value(offsets) for n, f in arrays.items()}
+                value = self.reader.value(self.nest.stage.result, self._place(state, offsets), held, value)
+                self.reader.vectors = {}
+                statements += held.statements
+            statements.append(store(values, value, at))
         return statements
 
     def _kept(self, put: Stmt, _: Offsets) -> Stmt:

@@ -91,6 +91,10 @@ class PanelUnit(Protocol):
     """How a group of lanes computes a matrix atom that takes both operands from panels, while the lanes go on."""
 
     @property
+    def rows(self) -> int:
+        """Neighbouring rows of results that lanes in step have between them, whole ones."""
+
+    @property
     def results(self) -> Mapping[str, tuple[int, ...]]:
         """For m and n the rows and columns of a lane's results, from its first one."""
 
@@ -172,10 +176,35 @@ class Producers(Protocol):
         """What the lane has stored is seen by atoms that read panels."""
 
 
+class Departures(Protocol):
+    """Boxes of results that are copied out of the memory of a block by themselves."""
+
+    def room(self, threads: int, registers: int, shared_bytes: int) -> int:
+        """Bytes that a block which takes so much may take beside it without fewer blocks being on a unit at a time."""
+
+    def lay(self, place: Expr, values: Sequence[Expr]) -> Stmt:
+        """Neighbouring results stored at an address."""
+
+    def together(self) -> Stmt:
+        """Lanes in step wait for one another, and see what each has stored."""
+
+    def visible(self) -> Stmt:
+        """What the lane has stored is seen by copies out of the memory."""
+
+    def leave(self, place: Expr, target: Expr, corner: Sequence[Expr]) -> Stmt:
+        """By one lane: start to copy a box to a corner of an array; what lies outside is left out."""
+
+    def close(self) -> Stmt:
+        """What the lane has started since the last time belongs together."""
+
+    def wait(self, open_groups: int) -> Stmt:
+        """Wait until of the lane's groups only so many last ones have yet to be read from the memory."""
+
+
 @dataclass(frozen=True)
 class Machine:
     """`group`: lanes that run in step (a warp); `units`: matrix atoms by name; `copies`: None where lanes carry what they copy;
-    `panel_units`: matrix atoms that read panels, for which `producers` fill them.
+    `panel_units`: matrix atoms that read panels, for which `producers` fill them; `departures`: None where lanes store all results.
     """
 
     group: int
@@ -183,6 +212,7 @@ class Machine:
     copies: Copies | None = None
     panel_units: Mapping[str, PanelUnit] = field(default_factory=dict)
     producers: Producers | None = None
+    departures: Departures | None = None
 
     def in_place(self, atom: ComputeAtom) -> bool:
         """True for atoms that read panels."""

@@ -56,6 +56,11 @@ class GroupBlock(Block):
         """The lane's number in its group."""
         return tirx.floormod(self.thread, index(self.each))
 
+    @property
+    def panel_unit(self) -> PanelUnit:
+        """How groups compute whose atoms read panels."""
+        return cast("PanelUnit", self.unit)
+
     def extent(self, role: str) -> int:
         """The atom's extent in a role."""
         found = self.program.atom.extents[role]
@@ -208,11 +213,6 @@ class GroupLane(Lane):
             )
             found.append(pointer(spare, 0, True) if lost else pointer(self.acc, plus(slot, self.numbers[point]), True))
         return found
-
-    @cached_property
-    def numbers(self) -> dict[Offsets, int]:
-        """The number of each point of the lane."""
-        return {point: number for number, point in enumerate(self.spatial)}
 
 
 def block_of(program: StageProgram, machine: Machine) -> Block:

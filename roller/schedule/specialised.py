@@ -10,26 +10,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import cast
 
 from tvm import tirx
 
 from roller.expr import ELEMENT_BYTES
-from roller.program import StageProgram, copy_depth
+from roller.program import copy_depth
+from roller.schedule.arena import block_of, layout_of, registers_of
 from roller.schedule.bulk import Bulk, bulk_of
-from roller.schedule.machine import Machine, PanelUnit, TensorMap
-from roller.schedule.matrix import SIDES, GroupBlock, GroupLane
+from roller.schedule.machine import TensorMap
+from roller.schedule.panel_lane import PanelLane
 from roller.schedule.shared import Filling
-from roller.schedule.stage import REGISTER_BYTES, GridKernel, Stage, launched_over
-from roller.schedule.swizzled import SwizzledPanel, swizzled_panel
-from roller.schedule.threads import Offsets
+from roller.schedule.stage import GridKernel, Stage, launched_over
+from roller.schedule.swizzled import SwizzledPanel
 from roller.schedule.tir import (
     Buffer,
     Expr,
     Stmt,
     allocate,
     barrier,
-    every,
     index,
     load,
     loop,
@@ -37,7 +35,6 @@ from roller.schedule.tir import (
     pointer,
     register_buffer,
     sequence,
-    shared_buffer,
     store,
     times,
     variable,
@@ -46,61 +43,7 @@ from roller.schedule.tir import (
 from roller.schedule.walk import Position, State, serial
 
 SIGNAL_BYTES = 8
-SIGNALS_BYTES = 1024  # of shared memory behind the panels: for as many signals as any program has
-OTHER_REGISTERS = 40  # of a lane that computes: addresses, counters, what the epilogue reads
 FULL, EMPTY = 0, 1  # of the pair of signals that a copy has
-
-
-@dataclass
-class PanelLane(GroupLane):
-    """One lane of a group whose atoms read panels. `slots`: the copy of each operand's panel that is read."""
-
-    slots: dict[int, Position] = field(default_factory=dict)
-
-    def step(self, state: State, slot: Position) -> Stmt:
-        """Every atom of the group's tile takes in its step of the reduction."""
-        corners = self.corners((True,) * len(self.nest.dims))
-        return sequence(self._product(state, corner, reduced, slot) for reduced in self.depths() for corner in corners)
-
-    def _product(self, state: State, corner: Offsets, reduced: Mapping[int, int], slot: Position) -> Stmt:
-        operands = []
-        for _, number in self.sides:
-            panel = self.panels[number]
-            assert isinstance(panel, SwizzledPanel)
-            names = {d: self._start(state, d, corner, reduced) for d, step in enumerate(panel.steps) if step}
-            operands.append(panel.operand(names, self.slots[number]))
-        first, second = operands
-        place, steps = self._results_at(corner)
-        return panel_unit(self.block).multiply(pointer(self.acc, plus(slot, place), True), steps, first, second)
-
-    def _start(self, state: State, dim: int, corner: Offsets, reduced: Mapping[int, int]) -> Position:
-        """Where an atom starts in the unit's tile."""
-        if dim in reduced:
-            return plus(self._reduced(state, dim), reduced[dim])
-        return plus(self.block.corner(dim), corner[dim])
-
-    def _results_at(self, corner: Offsets) -> tuple[int, tuple[int, int]]:
-        """The number of an atom's first result among a lane's, and the steps to those of its next row and column."""
-        roles, results = self.block.roles, self.block.unit.results
-        first = tuple(o // self.block.extent(roles[d]) * len(results[roles[d]]) if d in roles else o for d, o in enumerate(corner))
-        found = []
-        for side in SIDES:
-            dim = self.program.role(side)
-            following = tuple(o + (d == dim) for d, o in enumerate(first))
-            found.append(self.numbers[following] - self.numbers[first])
-        return self.numbers[first], (found[0], found[1])
-
-    def _kept(self, put: Stmt, offsets: Offsets) -> Stmt:
-        """Rows and columns beyond the problem hold what no array holds: nobody stores them."""
-        block = self.block
-        beyond = [(d, o) for d, o in enumerate(offsets) if block.beyond(d)]
-        inside = every(index(block.position(d, o)) < index(self.nest.extents[d]) for d, o in beyond)
-        return put if inside is None else when(inside, put)
-
-
-def panel_unit(block: GroupBlock) -> PanelUnit:
-    """How a block's groups compute."""
-    return cast("PanelUnit", block.unit)
 
 
 @dataclass
@@ -135,51 +78,6 @@ class Ring:
         return [store(self.slot, load(self.slot, 0) + index(1), 0), when(tirx.EQ(load(self.slot, 0), index(self.copies)), around)]
 
 
-def panels_of(program: StageProgram) -> tuple[list[SwizzledPanel], Buffer]:
-    """All panels, one after another in one buffer, and the buffer, with room for signals at its end."""
-    dtype = program.atom.in_dtype
-    size, found, start = ELEMENT_BYTES[dtype], [], 0
-    for staging in program.staged:
-        panel = swizzled_panel(program, staging, None, start)
-        found.append(panel)
-        start += panel.size * panel.copies
-    buffer = shared_buffer("panels", start + SIGNALS_BYTES // size, dtype)
-    return [swizzled_panel(program, p.staging, buffer, p.start) for p in found], buffer
-
-
-def shared_bytes(program: StageProgram) -> int:
-    """The memory that a block's lanes share: panels and signals."""
-    return int(panels_of(program)[1].shape[0]) * ELEMENT_BYTES[program.atom.in_dtype]
-
-
-def refusal(program: StageProgram, machine: Machine) -> tuple[str, str] | None:
-    """Why lanes cannot divide labour for a program with an atom that reads panels; None where they can, and for all other atoms."""
-    name, atom = program.nest.stage.name, program.atom
-    if not machine.in_place(atom):
-        return None
-    producers, block = machine.producers, block_of(program, machine)
-    assert producers is not None, "panels that atoms read are filled by producers"
-    if {role for role, _ in program.mapping} != {*SIDES, "k"}:
-        return "roles", f"{atom.name} wants rows, columns and a reduction of {name!r}"
-    if any(lp.over == "lanes" and program.nest.dims[lp.dim].is_reduce for lp in program.loops):
-        return "lanes", f"groups of {atom.name} share no reduction, those of {name!r} would"
-    wanted = registers_of(program, block)
-    room = producers.registers(block.threads // atom.lanes)
-    if wanted > room:
-        return "registers", f"a lane of {name!r} takes about {wanted} registers beside those that fill panels, it may have {room}"
-    return None
-
-
-def registers_of(program: StageProgram, block: GroupBlock) -> int:
-    """Registers of a lane that computes: accumulators, and what else it needs."""
-    return block.outputs * -(-program.nest.accumulator_bytes // REGISTER_BYTES) + OTHER_REGISTERS
-
-
-def block_of(program: StageProgram, machine: Machine) -> GroupBlock:
-    """The lanes that compute."""
-    return GroupBlock(program, machine.group, unit=machine.panel_units[program.atom.name])
-
-
 class SpecialisedStage(Stage):
     """One stage while it is lowered: consumers as in other stages, but for where panels come from, and producers."""
 
@@ -188,10 +86,12 @@ class SpecialisedStage(Stage):
         program, machine = self.program, self.machine
         assert machine.producers is not None
         self.producers, self.block = machine.producers, block_of(program, machine)
-        self.unit, self.consumers = panel_unit(self.block), self.block.threads
+        self.unit, self.consumers = self.block.panel_unit, self.block.threads
         self.worker = PanelLane(self.block, self.reader, self.buffers[self.stage.output.name])
         self.lane = self.worker
-        panels, self.arena = panels_of(program)
+        self.layout = layout_of(self.block, machine)
+        panels, self.arena = self.layout.panels, self.layout.arena
+        self.worker.outlet, self.worker.arena = self.layout.outlet, self.arena
         self.lane.panels = {p.staging.operand: p for p in panels}
         self.rings: dict[int, Ring] = {}
         pairs = 0
@@ -209,16 +109,18 @@ class SpecialisedStage(Stage):
     # --- the kernel ---------------------------------------------------------------------------------------------------
 
     def _kernel(self, name: str, body: Stmt, block_var: Expr, arguments: tuple[Buffer, ...], blocks: int) -> GridKernel:
-        found = [bulk for bulk in self.bulks.values() if bulk is not None]
+        found, outlet = [bulk for bulk in self.bulks.values() if bulk is not None], self.layout.outlet
         maps: dict[str, TensorMap] = {bulk.argument.name: bulk.map for bulk in found}
-        described = {bulk.map.tensor for bulk in found}
+        if outlet is not None:
+            maps[outlet.argument.name] = outlet.map
+        described = {described.tensor for described in maps.values()}
         carried = {self._tensor(p) for p in self.lane.panels if self.bulks[p] is None}
         needed = carried | {a.tensor.name for a in self.nest.accesses if a.role != "body"}
         plain = tuple(a for a in arguments if a.name not in described or a.name in needed)
         threads = self.consumers + self.producers.lanes
         launched = launched_over(body, block_var, self.blocks, self.block.thread, threads)
-        size = shared_bytes(self.program)
-        return GridKernel(name, launched, (*plain, *(b.argument for b in found)), self.blocks, threads, size, self.number, maps)
+        maps_taken = tuple(b.argument for b in found) if outlet is None else (*(b.argument for b in found), outlet.argument)
+        return GridKernel(name, launched, (*plain, *maps_taken), self.blocks, threads, self.layout.bytes, self.number, maps)
 
     def _tensor(self, operand: int) -> str:
         return next(a.tensor.name for a in self.nest.inputs if a.factor == operand)
@@ -227,7 +129,7 @@ class SpecialisedStage(Stage):
     def blocks(self) -> int:
         """Blocks launched: not more than can be on the chip's units at a time."""
         threads = self.consumers + self.producers.lanes
-        most = self.producers.blocks(threads, self._registers, shared_bytes(self.program))
+        most = self.producers.blocks(threads, self._registers, self.layout.bytes)
         return min(self.program.unit_tiles, most)
 
     @property
@@ -242,7 +144,9 @@ class SpecialisedStage(Stage):
         made = [self.producers.signals(self._signal(pair, FULL), full, empty) for pair, full, empty in pairs]
         set_up = when(tirx.EQ(self.block.thread, index(0)), sequence([*made, self.producers.ready()]))
         groups = self.consumers // self.program.atom.lanes
-        work = [*self.block.bindings(), *_begun(self.rings), self._tiles(block_var, True)]
+        outlet = self.layout.outlet
+        before, after = ([], []) if outlet is None else (outlet.begin(), outlet.end())
+        work = [*self.block.bindings(), *before, *_begun(self.rings), self._tiles(block_var, True), *after]
         consume = sequence([*self.producers.divide(groups, False, self._registers), *work])
         filling = self._alone([*_begun(self.filling), self._tiles(block_var, False)])
         produce = sequence([*self.producers.divide(groups, True, self._registers), filling])
@@ -270,10 +174,8 @@ class SpecialisedStage(Stage):
 
     def _signal(self, pair: Position, which: int) -> Expr:
         """The address of a signal: pairs lie behind the panels."""
-        size = ELEMENT_BYTES[self.program.atom.in_dtype]
-        start = int(self.arena.shape[0]) - SIGNALS_BYTES // size
-        each = SIGNAL_BYTES // size
-        return pointer(self.arena, plus(plus(times(pair, 2 * each), which * each), start), True)
+        each = SIGNAL_BYTES // ELEMENT_BYTES[self.program.atom.in_dtype]
+        return pointer(self.arena, plus(plus(times(pair, 2 * each), which * each), self.layout.signals), True)
 
     def _at(self, ring: Ring, slot: Expr, which: int) -> Expr:
         return self._signal(plus(slot, ring.first), which)

@@ -78,6 +78,13 @@ class Workspace:
     dtype: str
 
 
+def workspace_of(program: StageProgram) -> Workspace | None:
+    """The array of partial results, where a reduction is cut over units."""
+    output, body, parts = program.nest.stage.output, program.nest.stage.body, program.split
+    reduces = program.nest.stage.reducer is not None
+    return Workspace(f"{output.name}_partial", parts * output.elements, body.dtype) if reduces and parts > 1 else None
+
+
 def staged_bytes(program: StageProgram, machine: Machine) -> int:
     """The memory that a block's lanes share: panels, and room for lanes that combine what they have."""
     block = matrix.block_of(program, machine)
@@ -167,10 +174,9 @@ class Stage:
         name = f"stage{self.number}"
         if self.reducer is not None and not all(self.nest.extents[i] for i in self.nest.reduce):
             return [self._combine(f"{name}_empty", None, 0)], []
-        spaces = []
-        if self.parts > 1 and self.reducer is not None:
-            space = Workspace(f"{output.name}_partial", self.parts * output.elements, self.dtype)
-            spaces.append(space)
+        space = workspace_of(self.program)
+        spaces = [] if space is None else [space]
+        if space is not None:
             self.lane.partial = argument(space.name, space.elements, space.dtype)
         block_var = variable("block")
         body = self._block(block_var)

@@ -96,7 +96,10 @@ def machine(spec: HardwareSpec) -> Machine:
     capability = tuple(spec.options["compute_capability"])
     copies = AsyncCopies() if capability >= FIRST_CAPABILITY else None
     reading = {atom.name: unit for atom in spec.atoms if (unit := hopper.unit_of(atom)) is not None}
-    return Machine(spec.unit.lane_group, tensor_cores.UNITS, copies, reading, hopper.Producers(spec) if reading else None)
+    if not reading:
+        return Machine(spec.unit.lane_group, tensor_cores.UNITS, copies)
+    own = hopper.Producers(spec), hopper.Departures(spec)
+    return Machine(spec.unit.lane_group, tensor_cores.UNITS, copies, reading, *own)
 
 
 def target(spec: HardwareSpec) -> Any:

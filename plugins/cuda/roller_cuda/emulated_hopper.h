@@ -1,14 +1,6 @@
 // The part of the emulator for signals, boxes that are copied by themselves, and products of warp groups; included by emulator.h.
 // Boxes arrive when they are started, or when nobody can go on without them; products are computed when they are started, or when
 // somebody waits for them. What is stored is seen at once by whoever reads: it is not noticed where a fence is missing.
-struct TensorMap {
-    char *base;
-    long long rank, element, swizzle;
-    long long extents[5], strides[5], box[5], steps[5];  // strides in bytes, the innermost is one element
-};
-
-struct Box { char *to; TensorMap map; Signal *signal; int corner[5]; };
-
 static std::vector<Box> boxes;  // under way
 
 inline size_t swizzled(size_t place, int row) {  // of a byte in shared memory
@@ -43,29 +35,35 @@ inline void await(void *place, int phase) {
     fiber.signal = nullptr;
 }
 
-inline void arrive(const Box &box) {
-    const TensorMap &map = box.map;
+// The elements of a box, in the order in which they lie in shared memory: `each(place, address, inside)`.
+template <class Each> inline long long over_box(const TensorMap &map, const int *corner, char *from, Each each) {
     long long counts[5], all = 1;
     for (int d = 0; d < 5; d++) {
         counts[d] = d < map.rank ? (map.box[d] + map.steps[d] - 1) / map.steps[d] : 1;
         all *= counts[d];
     }
     for (long long number = 0; number < all; number++) {
-        const char *from = map.base;
+        char *address = map.base;
         bool inside = true;
         long long rest = number;
         for (int d = 0; d < map.rank; d++) {
-            const long long at = box.corner[d] + rest % counts[d] * map.steps[d];
+            const long long at = corner[d] + rest % counts[d] * map.steps[d];
             rest /= counts[d];
             inside &= at >= 0 && at < map.extents[d];
-            from += at * (d ? map.strides[d] : map.element);
+            address += at * (d ? map.strides[d] : map.element);
         }
-        const size_t place = static_cast<size_t>(box.to - shared) + number * map.element;
-        char *to = shared + (map.swizzle ? swizzled(place, map.swizzle) : place);
-        if (inside) std::memcpy(to, from, map.element);
-        else std::memset(to, 0, map.element);
+        const size_t place = static_cast<size_t>(from - shared) + number * map.element;
+        each(shared + (map.swizzle ? swizzled(place, map.swizzle) : place), address, inside);
     }
-    box.signal->bytes -= static_cast<int>(all * map.element);
+    return all;
+}
+
+inline void arrive(const Box &box) {
+    const long long all = over_box(box.map, box.corner, box.to, [&](char *place, char *address, bool inside) {
+        if (inside) std::memcpy(place, address, box.map.element);
+        else std::memset(place, 0, box.map.element);
+    });
+    box.signal->bytes -= static_cast<int>(all * box.map.element);
     check(*box.signal);
 }
 
@@ -77,10 +75,14 @@ inline bool deliver() {  // the oldest box that is under way
     return true;
 }
 
+inline void check_box(const char *place, const TensorMap &map) {
+    if ((place - shared) % 128 || reinterpret_cast<uintptr_t>(map.base) % 16) misaligned = true;
+    for (int d = 1; d < map.rank; d++) misaligned |= map.strides[d] % 16 != 0;
+}
+
 template <class... C> inline void copy_box(void *to, const void *map, void *signal, C... corner) {
     Box box{static_cast<char *>(to), *static_cast<const TensorMap *>(map), static_cast<Signal *>(signal), {corner...}};
-    if ((box.to - shared) % 128 || reinterpret_cast<uintptr_t>(box.map.base) % 16) misaligned = true;
-    for (int d = 1; d < box.map.rank; d++) misaligned |= box.map.strides[d] % 16 != 0;
+    check_box(box.to, box.map);
     if (at_once) arrive(box);
     else boxes.push_back(box);
 }
@@ -127,4 +129,31 @@ inline void wait_products(size_t last) {
     auto &groups = fibers[current].product_groups;
     for (; groups.size() > last; groups.erase(groups.begin()))
         for (const Started &product : groups.front()) product.compute(product.d, product.a, product.b);
+}
+
+// Boxes that leave: read from shared memory when they are started, or when somebody waits until they have been.
+inline void leave(const Box &box) {
+    over_box(box.map, box.corner, box.to, [&](char *place, char *address, bool inside) {
+        if (inside) std::memcpy(address, place, box.map.element);
+    });
+}
+
+template <class... C> inline void leave_box(const void *from, const void *map, C... corner) {
+    Box box{static_cast<char *>(const_cast<void *>(from)), *static_cast<const TensorMap *>(map), nullptr, {corner...}};
+    check_box(box.to, box.map);
+    if (at_once) leave(box);
+    fibers[current].leaving.push_back(box);
+}
+
+inline void close_leaving() {
+    Fiber &fiber = fibers[current];
+    fiber.leaving_groups.push_back(std::move(fiber.leaving));
+    fiber.leaving.clear();
+}
+
+inline void wait_leaving(size_t last) {
+    auto &groups = fibers[current].leaving_groups;
+    for (; groups.size() > last; groups.erase(groups.begin()))
+        if (!at_once)
+            for (const Box &box : groups.front()) leave(box);
 }

@@ -24,6 +24,14 @@ struct Copy { void *to; const void *from; int size, inside; };
 
 struct Started { void (*compute)(void *, const void *, const void *); void *d; const void *a, *b; };  // a product that runs by itself
 
+struct TensorMap {
+    char *base;
+    long long rank, element, swizzle;
+    long long extents[5], strides[5], box[5], steps[5];  // strides in bytes, the innermost is one element
+};
+
+struct Box { char *to; TensorMap map; struct Signal *signal; int corner[5]; };  // a copy of a part of an array
+
 struct Fiber {
     ucontext_t first;
     jmp_buf at;
@@ -35,6 +43,8 @@ struct Fiber {
     std::vector<std::vector<Copy>> groups;
     std::vector<Started> products;  // since the last group was closed
     std::vector<std::vector<Started>> product_groups;
+    std::vector<Box> leaving;  // since the last group was closed
+    std::vector<std::vector<Box>> leaving_groups;
     const struct Signal *signal = nullptr;  // what it waits for, and the parity of the phase that has to end
     int phase = 0;
 };
@@ -55,6 +65,7 @@ static unsigned long long exchanged[WARPS][WARP];
 static char *shared;
 static bool at_once;  // copies arrive when they are started, not when somebody waits for them
 static bool misaligned;  // an access that the GPU would refuse
+static bool forsaken;  // a thread that came to its end before what it sent away had left shared memory
 static void (*body)(void **);
 static void **arguments;
 
@@ -79,6 +90,8 @@ inline void meet(Meeting &meeting, int expected) {
 inline void synchronise() { meet(everyone, count); }
 
 inline int members(int warp) { return count - warp * WARP < WARP ? count - warp * WARP : WARP; }
+
+inline void meet_warp() { meet(warps[current / WARP], members(current / WARP)); }
 
 template <class T> inline T exchange(T value, int source) {
     const int warp = current / WARP;
@@ -234,7 +247,9 @@ inline void wait(size_t last) {
 
 inline void enter() {
     body(arguments);
-    fibers[current].done = true;
+    Fiber &fiber = fibers[current];
+    forsaken |= !fiber.leaving.empty() || !fiber.leaving_groups.empty();
+    fiber.done = true;
     _longjmp(scheduler, 1);
 }
 
@@ -262,6 +277,7 @@ inline int run_block(bool backwards) {
         fiber.started = fiber.done = false;
         fiber.turn = nullptr;
         fiber.open.clear(), fiber.groups.clear(), fiber.products.clear(), fiber.product_groups.clear();
+        fiber.leaving.clear(), fiber.leaving_groups.clear();
         fiber.signal = nullptr;
         fiber.stack.resize(STACK_BYTES);
         getcontext(&fiber.first);
@@ -285,7 +301,7 @@ inline int run_block(bool backwards) {
 
 inline int launch(void (*kernel)(void **), void **given, Dim grid, Dim threads, bool backwards, bool eager) {
     at_once = eager;
-    body = kernel, arguments = given, grid_size = grid, block_size = threads, misaligned = false;
+    body = kernel, arguments = given, grid_size = grid, block_size = threads, misaligned = forsaken = false;
     count = threads.x * threads.y * threads.z;
     fibers.resize(count);
     std::vector<char> room(SHARED_BYTES + 1024);
@@ -295,7 +311,7 @@ inline int launch(void (*kernel)(void **), void **given, Dim grid, Dim threads, 
             for (int x = 0; x < grid.x; x++) {
                 block_index = {x, y, z};
                 const int stuck = run_block(backwards);
-                if (stuck || misaligned) return std::vector<Fiber>().swap(fibers), stuck ? stuck : -1;
+                if (stuck || misaligned || forsaken) return std::vector<Fiber>().swap(fibers), stuck ? stuck : misaligned ? -1 : -2;
             }
     std::vector<Fiber>().swap(fibers);  // a library stays loaded: it must not hold stacks of megabytes
     return 0;
@@ -395,6 +411,14 @@ template <class... A> inline void roller_copy_box_2(A... a) { emulator::copy_box
 template <class... A> inline void roller_copy_box_3(A... a) { emulator::copy_box(a...); }
 template <class... A> inline void roller_copy_box_4(A... a) { emulator::copy_box(a...); }
 template <class... A> inline void roller_copy_box_5(A... a) { emulator::copy_box(a...); }
+template <class... A> inline void roller_leave_box_1(A... a) { emulator::leave_box(a...); }
+template <class... A> inline void roller_leave_box_2(A... a) { emulator::leave_box(a...); }
+template <class... A> inline void roller_leave_box_3(A... a) { emulator::leave_box(a...); }
+template <class... A> inline void roller_leave_box_4(A... a) { emulator::leave_box(a...); }
+template <class... A> inline void roller_leave_box_5(A... a) { emulator::leave_box(a...); }
+inline void roller_leaving_close() { emulator::close_leaving(); }
+template <int open> inline void roller_leaving_wait() { emulator::wait_leaving(open); }
+inline void roller_warp_together() { emulator::meet_warp(); }
 template <int count> inline void roller_registers_more() {}
 template <int count> inline void roller_registers_fewer() {}
 inline void roller_products_begin() {}

@@ -29,6 +29,7 @@ HERE = Path(__file__).parent
 FLAGS = ("-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off")
 STACK_BYTES = 1 << 16
 MOST_DIMENSIONS = 5  # of an array from which boxes are copied
+FORSAKEN = -2  # what the emulator answers; other negative numbers: an address that is not aligned
 POISON = 0xFF  # of workspaces before the first kernel: a NaN in every floating type
 _SHARED = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+?) (\w+)\[\];")
 
@@ -76,6 +77,8 @@ class Emulator:
             given = (ctypes.c_void_p * len(places))(*places)
             start = getattr(self._library, f"emulate_{kernel['name']}")
             stuck = start(given, kernel["blocks"], kernel["threads"], int(order.backwards), int(order.eager))
+            if stuck == FORSAKEN:
+                raise LaunchError(f"kernel {kernel['name']!r}: a thread ends before its results have left shared memory")
             if stuck < 0:
                 raise LaunchError(f"kernel {kernel['name']!r}: an address is not aligned as its access wants")
             if stuck:

@@ -44,6 +44,21 @@ ROLLER_BOX(2, "%3, %4", int c0, int c1)
 ROLLER_BOX(3, "%3, %4, %5", int c0, int c1, int c2)
 ROLLER_BOX(4, "%3, %4, %5, %6", int c0, int c1, int c2, int c3)
 ROLLER_BOX(5, "%3, %4, %5, %6, %7", int c0, int c1, int c2, int c3, int c4)
+#define ROLLER_LEAVE(rank, where, ...) \
+    __device__ __forceinline__ void roller_leave_box_##rank(const void *from, const void *map, __VA_ARGS__) { \
+        asm volatile("cp.async.bulk.tensor." #rank "d.global.shared::cta.bulk_group [%1, {" where "}], [%0];" \
+                     : : "r"(roller_place(from)), "l"(map), ROLLER_CORNER_##rank : "memory"); \
+    }
+ROLLER_LEAVE(1, "%2", int c0)
+ROLLER_LEAVE(2, "%2, %3", int c0, int c1)
+ROLLER_LEAVE(3, "%2, %3, %4", int c0, int c1, int c2)
+ROLLER_LEAVE(4, "%2, %3, %4, %5", int c0, int c1, int c2, int c3)
+ROLLER_LEAVE(5, "%2, %3, %4, %5, %6", int c0, int c1, int c2, int c3, int c4)
+__device__ __forceinline__ void roller_leaving_close() { asm volatile("cp.async.bulk.commit_group;" : : : "memory"); }
+template <int open> __device__ __forceinline__ void roller_leaving_wait() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(open) : "memory");
+}
+__device__ __forceinline__ void roller_warp_together() { __syncwarp(); }
 #ifdef ROLLER_REGISTERS_AS_LAUNCHED
 template <int count> __device__ __forceinline__ void roller_registers_more() {}
 template <int count> __device__ __forceinline__ void roller_registers_fewer() {}
@@ -75,3 +90,8 @@ template <int row, int across> __device__ __forceinline__ unsigned long long rol
     return static_cast<unsigned long long>(high) << 32 | (low | (roller_place(panels) + offset) >> 4 & 0x3fff);
 }
 #endif
+// Neighbouring results, with one store.
+template <class T> __device__ __forceinline__ void roller_lay(void *at, T a, T b) {
+    struct alignas(2 * sizeof(T)) Pair { T a, b; };
+    *static_cast<Pair *>(at) = Pair{a, b};
+}

@@ -54,6 +54,7 @@ class WarpGroupMma:
 
     columns: int
     dtype: str
+    rows: int = 16
 
     @cached_property
     def results(self) -> Mapping[str, tuple[int, ...]]:
@@ -99,10 +100,14 @@ class Producers:
 
     def blocks(self, threads: int, registers: int, shared_bytes: int) -> int:
         """Blocks on all multiprocessors at a time."""
+        return self.spec.unit.count * self.resident(threads, registers, shared_bytes)
+
+    def resident(self, threads: int, registers: int, shared_bytes: int) -> int:
+        """Blocks on one multiprocessor at a time."""
         unit, shared = self.spec.unit, self.spec.levels[-2]
         most = (unit.resident_lanes_max or unit.lanes_max) // threads
         stored = unit.lane_storage_bytes // (threads * registers * 4)
-        return unit.count * max(1, min(most, stored, shared.capacity_bytes // (shared_bytes + shared.reserved_bytes)))
+        return max(1, min(most, stored, shared.capacity_bytes // (shared_bytes + shared.reserved_bytes)))
 
     def _shares(self, groups: int) -> bool:
         """True if a block has more lanes than all of them can have as many registers as they might want."""
@@ -155,6 +160,43 @@ class Producers:
     def visible(self) -> Stmt:
         """`fence.proxy.async`."""
         return called("roller_stores_visible")
+
+
+@dataclass(frozen=True)
+class Departures:
+    """Boxes that TMA stores."""
+
+    spec: HardwareSpec
+
+    def room(self, threads: int, registers: int, shared_bytes: int) -> int:
+        """What is left of a block's share of a multiprocessor's shared memory."""
+        shared = self.spec.levels[-2]
+        resident = Producers(self.spec).resident(threads, registers, shared_bytes)
+        return min(shared.usable_bytes, shared.capacity_bytes // resident - shared.reserved_bytes) - shared_bytes
+
+    def lay(self, place: Expr, values: Sequence[Expr]) -> Stmt:
+        """One store to shared memory."""
+        return called("roller_lay", place, *values)
+
+    def together(self) -> Stmt:
+        """`__syncwarp`."""
+        return called("roller_warp_together")
+
+    def visible(self) -> Stmt:
+        """`fence.proxy.async`."""
+        return called("roller_stores_visible")
+
+    def leave(self, place: Expr, target: Expr, corner: Sequence[Expr]) -> Stmt:
+        """`cp.async.bulk.tensor` from shared memory."""
+        return called(f"roller_leave_box_{len(corner)}", place, target, *corner)
+
+    def close(self) -> Stmt:
+        """`cp.async.bulk.commit_group`."""
+        return called("roller_leaving_close")
+
+    def wait(self, open_groups: int) -> Stmt:
+        """`cp.async.bulk.wait_group.read`."""
+        return called(f"roller_leaving_wait<{open_groups}>")
 
 
 def unit_of(atom: ComputeAtom) -> WarpGroupMma | None:
