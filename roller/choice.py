@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from roller.banks import panel_rows
-from roller.program import StageProgram, Staging
+from roller.program import StageProgram, Staging, staged_touches
 from roller.search import Chain, Search
 
 
@@ -123,7 +123,7 @@ def whole_programs(search: Search, chains: list[Chain]) -> list[StageProgram]:
 def refined(search: Search, program: StageProgram) -> Iterator[StageProgram]:
     """A program with each choice in turn made in every way, the best kept for the next one."""
     best = program
-    for choices in (_staged, _deepened, _ordered, _serial):
+    for choices in (_staged, _deepened, _ordered, _clustered, _serial):
         options = [best, *choices(search, best)]
         yield from options[1:]
         best = min(options, key=lambda p: search.model.estimate(p).seconds)
@@ -147,6 +147,26 @@ def _deepened(search: Search, program: StageProgram) -> Iterator[StageProgram]:
 
 def _ordered(_: Search, program: StageProgram) -> Iterator[StageProgram]:
     yield from (replace(program, orders=o) for o in orders_of(program))
+
+
+def _clustered(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+    for ordered in (program, *_ordered(search, program)):
+        yield from clusters_of(search, ordered)
+
+
+def clusters_of(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+    """The program in clusters whose units bring one another what atoms then read where it lies: lanes that carry copies bring them
+    to their own unit only.
+    """
+    most = search.spec.levels[program.levels[0]].multicast_max
+    units = [lp for lp in program.loops if lp.over == "units"]
+    if most == 1 or not units or not search.spec.in_place(program.atom):
+        return
+    shared = any(not staged_touches(search.nest, s)[units[-1].dim] for s in program.staged)
+    size = 2
+    while shared and size <= most and units[-1].trips % size == 0:
+        yield replace(program, cluster=size)
+        size *= 2
 
 
 def _serial(_: Search, program: StageProgram) -> Iterator[StageProgram]:

@@ -293,12 +293,13 @@ def _several_inner(rated: list[tuple[float, int, Chain]]) -> list[tuple[float, i
 
 
 def diverse(ranked: list[Rated], count: int) -> list[Rated]:
-    """The best programs of which no two share atom, innermost tile, unit tile and split; near-duplicates only fill up."""
+    """The best programs of which no two share atom, innermost tile, unit tile, split and cluster; near-duplicates only fill up."""
     kept: list[Rated] = []
     rest: list[Rated] = []
     seen: set[tuple[object, ...]] = set()
     for program, rating in ranked:
-        key = (program.nest.dims, program.atom.name, program.mapping, program.inner, program.unit_tile, program.split)
+        tiles = program.inner, program.unit_tile, program.split, program.cluster
+        key = (program.nest.dims, program.atom.name, program.mapping, *tiles)
         (rest if key in seen else kept).append((program, rating))
         seen.add(key)
         if len(kept) >= count:

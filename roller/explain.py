@@ -18,7 +18,7 @@ from roller.banks import padding_bytes, staged_rows
 from roller.cost import Estimate
 from roller.growth import Growth, Stop
 from roller.hardware import HardwareSpec
-from roller.program import RProgram, StageProgram, staged_tensors
+from roller.program import RProgram, StageProgram, staged_tensors, staged_touches
 from roller.rates import CostParameters, unit_efficiency
 from roller.record import Choice
 from roller.search import unsuited
@@ -56,6 +56,7 @@ class StageReport:
     waves: int
     unit_efficiency: float
     split: int
+    cluster: int
     staged: tuple[str, ...]
     estimate: Estimate
     others: tuple[tuple[str, str], ...] = ()  # atoms that the device has beside, and why it is not one of them
@@ -138,6 +139,7 @@ def _report(growth: Growth) -> StageReport:
         waves,
         unit_efficiency(program, spec),
         program.split,
+        program.cluster,
         tuple(_staging(program, spec)),
         growth.model.estimate(program),
     )
@@ -169,6 +171,7 @@ def _staging(program: StageProgram, spec: HardwareSpec) -> list[str]:
         rows = staged_rows(program, spec, staging) if staging.row_padding else None
         padded = f", rows of {rows.row} padded by {staging.row_padding} against bank conflicts" if rows is not None else ""
         copies = f", {staging.depth} copies" if staging.depth > 1 else ""
+        copies += ", brought once for a cluster" if program.brought_once(staged_touches(program.nest, staging)) else ""
         lines.append(f"{what} as a {staging.kind} at {spec.levels[staging.level].name}, {when}{copies}{padded}")
     return lines
 
@@ -178,6 +181,7 @@ def _stage(stage: StageReport) -> list[RenderableType]:
     lanes = ", ".join(f"{role} on {dim}" for role, dim in stage.mapping)
     work = f"{stage.unit_tiles} tiles on {stage.units} units in {stage.waves} waves ({stage.unit_efficiency:.0%} busy)"
     split = f", reduction in {stage.split} parts" if stage.split > 1 else ""
+    split += f", in clusters of {stage.cluster}" if stage.cluster > 1 else ""
     facts = [f"atom {stage.atom}{f' ({lanes})' if lanes else ''}; {work}{split}; padding {stage.padding_waste:.1%}"]
     if stage.others:
         facts.append(f"not with {_reasons(stage.others)}")

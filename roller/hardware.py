@@ -132,6 +132,7 @@ class MemoryLevel(_Model):
     holds: tuple[Holds, ...] = ("input", "output", "accumulator")
     carved_from: Name | None = None
     depth_max: Count = 1  # staged copies in flight; 1: no asynchronous copy
+    multicast_max: Count = 1  # instances in which one copy can arrive, as long as groups of so many leave no unit idle
     copy_issue: Literal["lanes", "engine", "hardware"] = "hardware"
     step_overhead_ns: NonNegative = 0.0  # a barrier, an exchange set-up
     overlap_loss: Share | None = None  # of what moves into this level; absent: the chip's

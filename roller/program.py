@@ -60,7 +60,8 @@ class StageProgram:
     `levels[i]` is the spec level of `tiles[i]`; the last tile is the innermost one. `orders[i]` lists every dimension, outer
     loops first. `cooperate`: lanes share reductions. `split` is the number of parts into which reductions are cut over units
     (1: none): one for each unit tile, or, with `share`, of so many positions of a dimension, which a unit walks in steps of its
-    tile. `parallel` False keeps all units but one idle (tiny work).
+    tile. `parallel` False keeps all units but one idle (tiny work). `cluster`: neighbouring unit tiles that are worked on at the
+    same time, by units that bring what all of them need once (1: each its own).
     """
 
     nest: Nest
@@ -75,12 +76,13 @@ class StageProgram:
     lane_level: int | None = None
     cooperate: bool = False
     share: tuple[int, int] | None = None
+    cluster: int = 1
 
     @cached_property
     def key(self) -> tuple[object, ...]:
         """What tells programs for one nest apart."""
         chosen = self.atom.name, self.mapping, self.tiles, self.orders, self.staged
-        return *chosen, self.split, self.parallel, self.cooperate, self.share
+        return *chosen, self.split, self.parallel, self.cooperate, self.share, self.cluster
 
     @property
     def inner(self) -> Tile:
@@ -125,6 +127,11 @@ class StageProgram:
     def unit_tiles(self) -> int:
         """Number of tiles handed to units."""
         return math.prod(lp.trips for lp in self.loops if lp.over == "units")
+
+    def brought_once(self, touches: tuple[bool, ...]) -> bool:
+        """True if the units of a cluster all need the same tile of an array: their tiles lie along a dimension that it has not."""
+        units = [lp for lp in self.loops if lp.over == "units"]
+        return self.cluster > 1 and bool(units) and not touches[units[-1].dim]
 
     @property
     def dealt(self) -> bool:
@@ -194,6 +201,7 @@ class StageProgram:
         tiles = " > ".join("x".join(str(e) for e in t) for t in self.tiles)
         tail = "".join(f" {s.kind}({','.join(staged_tensors(self.nest, s))}@{s.level})" for s in self.staged)
         split = f" split {self.split}" if self.split > 1 else ""
+        split += f" cluster {self.cluster}" if self.cluster > 1 else ""
         return f"{','.join(names)}: {tiles} {self.atom.name}{split}{tail}"
 
 
@@ -235,6 +243,7 @@ def _stage_dict(program: StageProgram) -> dict[str, Any]:
             for s in program.staged
         ],
         "split": program.split,
+        "cluster": program.cluster,
         "share": None if program.share is None else {names[program.share[0]]: program.share[1]},
     }
 

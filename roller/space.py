@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from roller.align import Rules, aligned_extents
-from roller.choice import every_staging, orders_of, program_of
+from roller.choice import clusters_of, every_staging, orders_of, program_of
 from roller.errors import ConstructionError
 from roller.expr import TensorExpr
 from roller.hardware import HardwareSpec
@@ -75,18 +75,21 @@ class StageSpace:
         for part in self._parts:
             for extents in itertools.product(*(itertools.product(*level) for level in part.ranges)):
                 chain = part.chain(extents)
-                if chain is not None:
-                    yield from part.programs(chain)
+                for program in part.programs(chain) if chain is not None else []:
+                    yield from (program, *clusters_of(part.search, program))
 
     def draw(self, generator: random.Random) -> StageProgram:
-        """One program, each equally likely; `ConstructionError` where none fits."""
+        """One program, each equally likely but for clusters, which share what falls to one without; `ConstructionError` where
+        none fits.
+        """
         for _ in range(DRAWS):
             if not self._weights or not self._weights[-1]:
                 break
             part = generator.choices(self._parts, cum_weights=self._weights)[0]
             chain = part.chain(tuple(tuple(generator.choice(r) for r in level) for level in part.ranges))
             if chain is not None:
-                return generator.choice(part.programs(chain))
+                program = generator.choice(part.programs(chain))
+                return generator.choice([program, *clusters_of(part.search, program)])
         raise ConstructionError("no aligned program fits")
 
 

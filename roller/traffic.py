@@ -184,6 +184,8 @@ def _managed(walk: NestWalk, level: MemoryLevel, index: int) -> LevelTraffic:
         around = outside if role != "output" or "accumulator" in level.holds else walk.loops
         times = _loads(program, outside, stream.touches, spread, spec.unit.count, role == "output")
         times *= 2 * _visits(program, list(around)) - 1 if role == "output" else 1
+        if staging is not None and index == program.levels[0] and program.brought_once(nest.factor_touches(stream.factor)):
+            times /= program.cluster
         if access is None or stream.access is None:
             assert staging is not None
             filling, reading = conflicts(program, spec, staging)

@@ -4,13 +4,16 @@ registers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from roller.expr import ELEMENT_BYTES
 from roller.program import StageProgram
+from roller.schedule.bulk import bulk_of
 from roller.schedule.machine import Machine
 from roller.schedule.matrix import SIDES, GroupBlock
 from roller.schedule.outlet import Outlet, outlet_of
+from roller.schedule.reading import Reader
 from roller.schedule.stage import REGISTER_BYTES, workspace_of
 from roller.schedule.swizzled import SwizzledPanel, swizzled_panel
 from roller.schedule.tir import Buffer, shared_buffer
@@ -76,11 +79,21 @@ def refusal(program: StageProgram, machine: Machine) -> tuple[str, str] | None:
         return "roles", f"{atom.name} wants rows, columns and a reduction of {name!r}"
     if any(lp.over == "lanes" and program.nest.dims[lp.dim].is_reduce for lp in program.loops):
         return "lanes", f"groups of {atom.name} share no reduction, those of {name!r} would"
+    if program.cluster > 1 and not any(_spread(program, block, machine)):
+        return "cluster", f"{name!r} has nothing that boxes bring to all blocks of a cluster"
     wanted = registers_of(program, block)
     room = producers.registers(block.threads // atom.lanes)
     if wanted > room:
         return "registers", f"a lane of {name!r} takes about {wanted} registers beside those that fill panels, it may have {room}"
     return None
+
+
+def _spread(program: StageProgram, block: GroupBlock, machine: Machine) -> Iterator[bool]:
+    """For each panel whether boxes bring it to all blocks of a cluster at once."""
+    reader = Reader(program.nest, {})
+    for panel in layout_of(block, machine).panels:
+        bulk = bulk_of(block, panel, reader)
+        yield bulk is not None and bulk.cluster > 1
 
 
 def registers_of(program: StageProgram, block: GroupBlock) -> int:

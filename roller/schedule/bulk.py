@@ -27,6 +27,7 @@ from roller.schedule.walk import Position, State
 
 MOST_DIMENSIONS, MOST_ELEMENTS, MOST_STEPS = 5, 256, 8  # of a box: dimensions, elements along one, steps between two
 ALIGNMENT = 16  # bytes: of an array's rows
+PERIOD = 8  # rows after which pieces lie as in the first one: the share of a block starts there
 MAP_WORDS = 16  # of 8 bytes: a description of an array
 
 
@@ -44,7 +45,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Bulk:
-    """How boxes fill a panel: the description, the argument that carries it, the array's sides and the rows of one box."""
+    """How boxes fill a panel: the description, the argument that carries it, the array's sides and the rows of one box. `cluster`:
+    blocks that need the same panel, and of which each brings a share of the rows to all.
+    """
 
     panel: SwizzledPanel
     map: TensorMap
@@ -52,6 +55,7 @@ class Bulk:
     sides: tuple[Side, ...]
     rows: int
     tile: tuple[int, ...]
+    cluster: int = 1
 
     @property
     def bytes(self) -> int:
@@ -71,22 +75,29 @@ class Bulk:
         others = [d for d, s in enumerate(panel.steps) if s and d not in (panel.along, panel.side)]
         return [*found, *((tile[d], (d, 1)) for d in others)]
 
-    def start(self, block: Block, state: State, slot: Position, signal: Expr, producers: Producers) -> Stmt:
-        """Start all boxes of one copy of the panel; their bytes arrive at the signal."""
-        walked = [(trips, dim, step, variable(f"box{dim}")) for trips, (dim, step) in self._walked()]
-        offsets = {dim: times(var, step) if trips > 1 else 0 for trips, dim, step, var in walked}
+    def start(self, block: Block, state: State, slot: Position, signal: Expr, producers: Producers, rank: Expr) -> Stmt:
+        """Start all boxes of one copy of the panel, of a share of it the boxes of the block with this rank in its cluster; their
+        bytes arrive at the signal.
+        """
+        walked, offsets = [], {}
+        for trips, (dim, step) in self._walked():
+            mine, var = trips // self.cluster if dim == self.panel.side else trips, variable(f"box{dim}")
+            first = times(rank, mine * step) if mine < trips else 0
+            walked.append((mine, var))
+            offsets[dim] = plus(times(var, step) if mine > 1 else 0, first)
         bases = [block.base(state, d) for d in range(len(self.tile))]
         corner = [coordinate(side, bases, offsets) for side in self.sides]
         target = element_address(self.panel, offsets, slot)
-        body = producers.copy(target, pointer(self.argument, 0), signal, corner)
-        for trips, _, _, var in walked:
+        given = target, pointer(self.argument, 0), signal, corner
+        body = producers.spread(*given, self.cluster) if self.cluster > 1 else producers.copy(*given)
+        for trips, var in walked:
             body = For(var, index(0), index(trips), ForKind.SERIAL, body) if trips > 1 else body
         return body
 
 
 def bulk_of(block: Block, panel: SwizzledPanel, reader: Reader) -> Bulk | None:
     """How boxes fill a panel; None where lanes have to: values that are computed, rows that are not aligned, too many
-    dimensions.
+    dimensions; and where the blocks of a cluster cannot share the work.
     """
     if not isinstance(panel.value, Load) or panel.value.fill not in (None, 0):
         return None
@@ -145,16 +156,20 @@ def _described(program: StageProgram, panel: SwizzledPanel, access: Access, side
     sides = sorted((s for s in sides if s.extent > 1 or s.terms), key=lambda s: s.stride)
     if not sides or _moving(sides[0], tile) != [(panel.along, 1)]:
         return None
+    cluster = program.cluster if program.brought_once(tuple(s > 0 for s in panel.steps)) else 1
+    share, rest = divmod(tile[panel.side], cluster)
+    if rest or (cluster > 1 and share % PERIOD):
+        return None
     step = next((c for s in sides for d, c in _moving(s, tile) if d == panel.side), 1)
     most = (MOST_ELEMENTS - 1) // step + 1
-    rows = next(r for r in range(min(tile[panel.side], most), 0, -1) if tile[panel.side] % r == 0)
+    rows = next(r for r in range(min(share, most), 0, -1) if share % r == 0)
     wanted = {panel.along: panel.width, panel.side: rows}
     if not set(wanted) <= {d for s in sides for d, _ in s.terms} and tile[panel.side] > 1:
         return None
     found = description(access.tensor.name, access.tensor.dtype, sides, wanted, panel.width * size)
     if found is None:
         return None
-    return Bulk(panel, found, map_argument(f"map{panel.staging.operand}"), tuple(sides), rows, tile)
+    return Bulk(panel, found, map_argument(f"map{panel.staging.operand}"), tuple(sides), rows, tile, cluster)
 
 
 def description(tensor: str, dtype: str, sides: Sequence[Side], wanted: Mapping[int, int], swizzle_bytes: int) -> TensorMap | None:

@@ -167,10 +167,19 @@ class Producers(Protocol):
     def arrive(self, signal: Expr) -> Stmt:
         """One arrival."""
 
+    def arrive_at(self, signal: Expr, rank: Expr) -> Stmt:
+        """One arrival at the same signal of a block of the cluster."""
+
+    def join(self) -> Stmt:
+        """All lanes of all blocks of a cluster wait for one another."""
+
     def copy(self, target: Expr, source: Expr, signal: Expr, corner: Sequence[Expr]) -> Stmt:
         """Start to copy the box at a corner of an array into a panel; its bytes arrive at the signal, zeros for what lies
         outside.
         """
+
+    def spread(self, target: Expr, source: Expr, signal: Expr, corner: Sequence[Expr], cluster: int) -> Stmt:
+        """The same for all blocks of a cluster: the box arrives at this place in each one's memory, its bytes at its signal."""
 
     def visible(self) -> Stmt:
         """What the lane has stored is seen by atoms that read panels."""

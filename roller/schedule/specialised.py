@@ -3,7 +3,8 @@ than it must.
 
 Panels lie in rings of copies. Producers walk the same loops as consumers, as far ahead as there are copies; a signal says of
 each copy that it is full, another one that it is empty again. Blocks take one unit tile after another, so that the first panels of
-the next one arrive while results of the last one are stored.
+the next one arrive while results of the last one are stored. In a cluster each block brings its share of what all of them need
+to all; a copy is then empty when all of them have given it back, and none ends before the others.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ class SpecialisedStage(Stage):
         self.filling = {depth: Ring(depth, ring.panels, ring.first) for depth, ring in self.rings.items()}  # as producers see them
         self.bulks: dict[int, Bulk | None] = {p.staging.operand: bulk_of(self.block, p, self.reader) for p in panels}
         self.crew = self.block.thread - index(self.consumers), self.producers.lanes
+        self.rank: Expr = index(0)  # of the block in its cluster
 
     # --- the kernel ---------------------------------------------------------------------------------------------------
 
@@ -115,22 +117,29 @@ class SpecialisedStage(Stage):
             maps[outlet.argument.name] = outlet.map
         described = {described.tensor for described in maps.values()}
         carried = {self._tensor(p) for p in self.lane.panels if self.bulks[p] is None}
-        needed = carried | {a.tensor.name for a in self.nest.accesses if a.role != "body"}
+        stored = {"epilogue"} if outlet is not None else {"epilogue", "output"}
+        needed = carried | {a.tensor.name for a in self.nest.accesses if a.role in stored}
         plain = tuple(a for a in arguments if a.name not in described or a.name in needed)
         threads = self.consumers + self.producers.lanes
         launched = launched_over(body, block_var, self.blocks, self.block.thread, threads)
-        maps_taken = tuple(b.argument for b in found) if outlet is None else (*(b.argument for b in found), outlet.argument)
-        return GridKernel(name, launched, (*plain, *maps_taken), self.blocks, threads, self.layout.bytes, self.number, maps)
+        taken = [*plain, *(bulk.argument for bulk in found), *(() if outlet is None else (outlet.argument,))]
+        size = self.layout.bytes
+        return GridKernel(name, launched, tuple(taken), self.blocks, threads, size, self.number, maps, self.cluster)
 
     def _tensor(self, operand: int) -> str:
         return next(a.tensor.name for a in self.nest.inputs if a.factor == operand)
 
     @property
     def blocks(self) -> int:
-        """Blocks launched: not more than can be on the chip's units at a time."""
+        """Blocks launched, whole clusters: not more than can be on the chip's units at a time."""
         threads = self.consumers + self.producers.lanes
         most = self.producers.blocks(threads, self._registers, self.layout.bytes)
-        return min(self.program.unit_tiles, most)
+        return min(self.program.unit_tiles, max(most // self.cluster, 1) * self.cluster)
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return self.program.cluster
 
     @property
     def _registers(self) -> int:
@@ -139,8 +148,9 @@ class SpecialisedStage(Stage):
 
     def _block(self, block_var: Expr) -> Stmt:
         """Signals set up, then every lane in its role."""
-        arrivals = self.consumers // self.machine.group
-        pairs = [(ring.first + n, self._fullness(ring), arrivals) for ring in self.rings.values() for n in range(ring.copies)]
+        self.rank = tirx.floormod(block_var, index(self.cluster))
+        rings = [(ring, ring.first + n) for ring in self.rings.values() for n in range(ring.copies)]
+        pairs = [(pair, self._fullness(ring), self._emptiness(ring)) for ring, pair in rings]
         made = [self.producers.signals(self._signal(pair, FULL), full, empty) for pair, full, empty in pairs]
         set_up = when(tirx.EQ(self.block.thread, index(0)), sequence([*made, self.producers.ready()]))
         groups = self.consumers // self.program.atom.lanes
@@ -151,7 +161,8 @@ class SpecialisedStage(Stage):
         filling = self._alone([*_begun(self.filling), self._tiles(block_var, False)])
         produce = sequence([*self.producers.divide(groups, True, self._registers), filling])
         roles = when(self.block.thread < index(self.consumers), consume, produce)
-        return sequence([*allocate([self.arena]), set_up, barrier(), roles])
+        together, last = (barrier(), []) if self.cluster == 1 else (self.producers.join(), [self.producers.join()])
+        return sequence([*allocate([self.arena]), set_up, together, roles, *last])
 
     def _alone(self, statements: list[Stmt]) -> Stmt:
         """One producer is enough where boxes fill all panels."""
@@ -184,10 +195,20 @@ class SpecialisedStage(Stage):
         """Arrivals that fill a copy: of one lane where boxes do it all, else of all producers."""
         return 1 if all(self.bulks[p.staging.operand] is not None for p in ring.panels) else self.producers.lanes
 
+    def _emptiness(self, ring: Ring) -> int:
+        """Arrivals that empty a copy: of all lanes in step that read it, in every block that its boxes come from."""
+        return self.consumers // self.machine.group * (self.cluster if self._spread(ring) else 1)
+
+    def _spread(self, ring: Ring) -> bool:
+        """True if a ring's copies are filled by all blocks of a cluster."""
+        return any(bulk is not None and bulk.cluster > 1 for bulk in (self.bulks[p.staging.operand] for p in ring.panels))
+
     def _given(self, ring: Ring, slot: Expr) -> Stmt:
-        """A lane of each group that runs in step gives a copy back."""
-        first = tirx.EQ(tirx.floormod(self.block.thread, index(self.machine.group)), index(0))
-        return when(first, self.producers.arrive(self._at(ring, slot, EMPTY)))
+        """A lane of each group that runs in step gives a copy back, in a cluster one to each block that fills it."""
+        member, signal = tirx.floormod(self.block.thread, index(self.machine.group)), self._at(ring, slot, EMPTY)
+        if self._spread(ring):
+            return when(member < index(self.cluster), self.producers.arrive_at(signal, member))
+        return when(tirx.EQ(member, index(0)), self.producers.arrive(signal))
 
     # --- producers ----------------------------------------------------------------------------------------------------
 
@@ -212,7 +233,7 @@ class SpecialisedStage(Stage):
         statements = [producers.wait(self._at(ring, slot, EMPTY), tirx.bitwise_xor(load(ring.phase, 0), index(1)))]
         if bulks:
             started = [producers.expect(full, sum(b.bytes for b in bulks), arrive=not carried)]
-            started += [b.start(self.block, state, slot, full, producers) for b in bulks]
+            started += [b.start(self.block, state, slot, full, producers, self.rank) for b in bulks]
             statements += [self._by_one(started)] if carried else started
         if carried:
             statements += [*(f.at_once(state, slot) for f in carried), producers.visible(), producers.arrive(full)]

@@ -56,7 +56,7 @@ COMBINE_THREADS = 256  # of a block that adds up partial results, one output eac
 @dataclass(frozen=True)
 class GridKernel:
     """One launch: its statements, with `blockIdx.x` and `threadIdx.x` bound, and the arrays that it takes. `maps`: arguments that
-    are no arrays, but say how one lies in memory.
+    are no arrays, but say how one lies in memory. `cluster`: neighbouring blocks that are started together.
     """
 
     name: str
@@ -67,6 +67,7 @@ class GridKernel:
     shared_bytes: int = 0
     stage: int | None = None  # the number of the stage whose tiles it computes; None for those that combine parts
     maps: Mapping[str, TensorMap] = field(default_factory=dict)
+    cluster: int = 1
 
 
 @dataclass(frozen=True)

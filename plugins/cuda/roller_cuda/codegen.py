@@ -175,5 +175,6 @@ def _describe(kernel: GridKernel, orders: dict[str, list[str]], registers: int |
         "threads": kernel.threads,
         "shared_bytes": kernel.shared_bytes,
         **({} if registers is None else {"predicted_registers": registers}),
+        **({"cluster": kernel.cluster} if kernel.cluster > 1 else {}),
         **({"maps": {name: asdict(found) for name, found in kernel.maps.items()}} if kernel.maps else {}),
     }

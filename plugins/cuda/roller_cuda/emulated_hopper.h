@@ -36,7 +36,8 @@ inline void await(void *place, int phase) {
 }
 
 // The elements of a box, in the order in which they lie in shared memory: `each(place, address, inside)`.
-template <class Each> inline long long over_box(const TensorMap &map, const int *corner, char *from, Each each) {
+template <class Each> inline long long over_box(const Box &box, Each each) {
+    const TensorMap &map = box.map;
     long long counts[5], all = 1;
     for (int d = 0; d < 5; d++) {
         counts[d] = d < map.rank ? (map.box[d] + map.steps[d] - 1) / map.steps[d] : 1;
@@ -47,19 +48,19 @@ template <class Each> inline long long over_box(const TensorMap &map, const int 
         bool inside = true;
         long long rest = number;
         for (int d = 0; d < map.rank; d++) {
-            const long long at = corner[d] + rest % counts[d] * map.steps[d];
+            const long long at = box.corner[d] + rest % counts[d] * map.steps[d];
             rest /= counts[d];
             inside &= at >= 0 && at < map.extents[d];
             address += at * (d ? map.strides[d] : map.element);
         }
-        const size_t place = static_cast<size_t>(from - shared) + number * map.element;
-        each(shared + (map.swizzle ? swizzled(place, map.swizzle) : place), address, inside);
+        const size_t place = static_cast<size_t>(box.to - box.memory) + number * map.element;
+        each(box.memory + (map.swizzle ? swizzled(place, map.swizzle) : place), address, inside);
     }
     return all;
 }
 
 inline void arrive(const Box &box) {
-    const long long all = over_box(box.map, box.corner, box.to, [&](char *place, char *address, bool inside) {
+    const long long all = over_box(box, [&](char *place, char *address, bool inside) {
         if (inside) std::memcpy(place, address, box.map.element);
         else std::memset(place, 0, box.map.element);
     });
@@ -81,10 +82,24 @@ inline void check_box(const char *place, const TensorMap &map) {
 }
 
 template <class... C> inline void copy_box(void *to, const void *map, void *signal, C... corner) {
-    Box box{static_cast<char *>(to), *static_cast<const TensorMap *>(map), static_cast<Signal *>(signal), {corner...}};
+    const Box box{static_cast<char *>(to), shared, *static_cast<const TensorMap *>(map), static_cast<Signal *>(signal), {corner...}};
     check_box(box.to, box.map);
     if (at_once) arrive(box);
     else boxes.push_back(box);
+}
+
+template <class T> inline T *there(T *place, int rank) {  // the same place in the memory of another block of the cluster
+    return reinterpret_cast<T *>(blocks[rank].shared + (static_cast<char *>(static_cast<void *>(place)) - shared));
+}
+
+template <class... C> inline void spread_box(int ranks, void *to, const void *map, void *signal, C... corner) {
+    for (int rank = 0; rank < ranks; rank++) {
+        Box box{static_cast<char *>(to), shared, *static_cast<const TensorMap *>(map), static_cast<Signal *>(signal), {corner...}};
+        check_box(box.to, box.map);
+        box.to = there(box.to, rank), box.signal = there(box.signal, rank), box.memory = blocks[rank].shared;
+        if (at_once) arrive(box);
+        else boxes.push_back(box);
+    }
 }
 
 // One element of an operand in rows of `row` bytes; `across` bytes further it goes on along the rows.
@@ -129,17 +144,18 @@ inline void wait_products(size_t last) {
     auto &groups = fibers[current].product_groups;
     for (; groups.size() > last; groups.erase(groups.begin()))
         for (const Started &product : groups.front()) product.compute(product.d, product.a, product.b);
+    meet_warp();  // it is a warp's instruction: nobody goes on before all of the warp have what they waited for
 }
 
 // Boxes that leave: read from shared memory when they are started, or when somebody waits until they have been.
 inline void leave(const Box &box) {
-    over_box(box.map, box.corner, box.to, [&](char *place, char *address, bool inside) {
+    over_box(box, [&](char *place, char *address, bool inside) {
         if (inside) std::memcpy(address, place, box.map.element);
     });
 }
 
 template <class... C> inline void leave_box(const void *from, const void *map, C... corner) {
-    Box box{static_cast<char *>(const_cast<void *>(from)), *static_cast<const TensorMap *>(map), nullptr, {corner...}};
+    const Box box{static_cast<char *>(const_cast<void *>(from)), shared, *static_cast<const TensorMap *>(map), nullptr, {corner...}};
     check_box(box.to, box.map);
     if (at_once) leave(box);
     fibers[current].leaving.push_back(box);

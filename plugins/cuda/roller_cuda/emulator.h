@@ -1,4 +1,4 @@
-// Runs a CUDA kernel on the CPU: one block at a time, one fiber for each thread, switched at barriers and exchanges.
+// Runs a CUDA kernel on the CPU: one block, or one cluster of blocks, at a time, one fiber for each thread, switched at barriers and exchanges.
 // It answers whether the numbers are right. It knows nothing of time, coalescing, bank conflicts or races within a step.
 #pragma once
 #include <csetjmp>
@@ -30,7 +30,7 @@ struct TensorMap {
     long long extents[5], strides[5], box[5], steps[5];  // strides in bytes, the innermost is one element
 };
 
-struct Box { char *to; TensorMap map; struct Signal *signal; int corner[5]; };  // a copy of a part of an array
+struct Box { char *to, *memory; TensorMap map; struct Signal *signal; int corner[5]; };  // a copy of a part of an array, and whose memory
 
 struct Fiber {
     ucontext_t first;
@@ -54,15 +54,18 @@ static_assert(sizeof(Signal) == 8);
 
 struct Meeting { int present = 0, turn = 0; };
 
-constexpr int WARP = 32, WARPS = 64;
+struct Block { char *shared; Dim index; Meeting everyone; };
+
+constexpr int WARP = 32, WARPS = 512;
 static std::vector<Fiber> fibers;
-static int current, count;
+static std::vector<Block> blocks;  // of a cluster
+static int current, count;  // a thread of the cluster; threads of a block
 static jmp_buf scheduler;
 static ucontext_t origin;
 static Dim block_index, block_size, grid_size;
-static Meeting everyone, warps[WARPS];
+static Meeting cluster, warps[WARPS];
 static unsigned long long exchanged[WARPS][WARP];
-static char *shared;
+static char *shared;  // the memory of the block whose thread runs
 static bool at_once;  // copies arrive when they are started, not when somebody waits for them
 static bool misaligned;  // an access that the GPU would refuse
 static bool forsaken;  // a thread that came to its end before what it sent away had left shared memory
@@ -87,9 +90,14 @@ inline void meet(Meeting &meeting, int expected) {
     fiber.turn = nullptr;
 }
 
-inline void synchronise() { meet(everyone, count); }
+inline void synchronise() { meet(blocks[current / count].everyone, count); }
 
-inline int members(int warp) { return count - warp * WARP < WARP ? count - warp * WARP : WARP; }
+inline void join() { meet(cluster, static_cast<int>(fibers.size())); }
+
+inline int members(int warp) {
+    const int left = count - warp * WARP % ((count + WARP - 1) / WARP * WARP);
+    return left < WARP ? left : WARP;
+}
 
 inline void meet_warp() { meet(warps[current / WARP], members(current / WARP)); }
 
@@ -258,6 +266,7 @@ inline bool resume(int thread) {
     if (fiber.done || (fiber.turn != nullptr && *fiber.turn < fiber.waits_for)) return false;
     if (fiber.signal != nullptr && fiber.signal->phase == fiber.phase) return false;
     current = thread;
+    shared = blocks[thread / count].shared, block_index = blocks[thread / count].index;
     if (_setjmp(scheduler) == 0) {
         if (fiber.started) _longjmp(fiber.at, 1);
         fiber.started = true;
@@ -266,13 +275,21 @@ inline bool resume(int thread) {
     return true;
 }
 
+// True if one of so many threads went on.
+inline bool take_turns(int first, int number, bool backwards) {
+    bool moved = false;
+    for (int n = 0; n < number; n++) moved |= resume(first + (backwards ? number - 1 - n : n));
+    return moved;
+}
+
 // 0: every thread came to its end; otherwise the number of threads that wait for one that never comes.
-inline int run_block(bool backwards) {
-    std::memset(shared, 0xff, SHARED_BYTES);
-    everyone = Meeting();
+inline int run_blocks(bool backwards) {
+    const int all = static_cast<int>(fibers.size());
+    for (Block &block : blocks) std::memset(block.shared, 0xff, SHARED_BYTES), block.everyone = Meeting();
+    cluster = Meeting();
     boxes.clear();
     for (auto &warp : warps) warp = Meeting();
-    for (int thread = 0; thread < count; thread++) {
+    for (int thread = 0; thread < all; thread++) {
         Fiber &fiber = fibers[thread];
         fiber.started = fiber.done = false;
         fiber.turn = nullptr;
@@ -286,39 +303,40 @@ inline int run_block(bool backwards) {
         fiber.first.uc_link = &origin;
         makecontext(&fiber.first, enter, 0);
     }
+    // Threads take turns; blocks of a cluster too, or one goes as far as it can before the next one's turn.
+    const int taking = backwards == at_once ? count : all;
     for (;;) {
         bool moved = false;
+        for (int first = 0; first < all; first += taking)
+            while (take_turns(backwards ? all - taking - first : first, taking, backwards)) moved = true;
         int waiting = 0;
-        for (int number = 0; number < count; number++) {
-            const int thread = backwards ? count - 1 - number : number;
-            moved |= resume(thread);
-            waiting += !fibers[thread].done;
-        }
+        for (const Fiber &fiber : fibers) waiting += !fiber.done;
         if (!waiting) return 0;
         if (!moved && !deliver()) return waiting;
     }
 }
 
-inline int launch(void (*kernel)(void **), void **given, Dim grid, Dim threads, bool backwards, bool eager) {
+inline int launch(void (*kernel)(void **), void **given, int grid, int together, Dim threads, bool backwards, bool eager) {
     at_once = eager;
-    body = kernel, arguments = given, grid_size = grid, block_size = threads, misaligned = forsaken = false;
+    body = kernel, arguments = given, grid_size = {grid, 1, 1}, block_size = threads, misaligned = forsaken = false;
     count = threads.x * threads.y * threads.z;
-    fibers.resize(count);
-    std::vector<char> room(SHARED_BYTES + 1024);
-    shared = room.data() + (1024 - reinterpret_cast<uintptr_t>(room.data()) % 1024) % 1024;
-    for (int z = 0; z < grid.z; z++)
-        for (int y = 0; y < grid.y; y++)
-            for (int x = 0; x < grid.x; x++) {
-                block_index = {x, y, z};
-                const int stuck = run_block(backwards);
-                if (stuck || misaligned || forsaken) return std::vector<Fiber>().swap(fibers), stuck ? stuck : misaligned ? -1 : -2;
-            }
+    fibers.resize(count * together);
+    blocks.assign(together, Block());
+    const size_t each = (SHARED_BYTES + 1023) / 1024 * 1024;
+    std::vector<char> room(each * together + 1024);
+    char *const first = room.data() + (1024 - reinterpret_cast<uintptr_t>(room.data()) % 1024) % 1024;
+    int stuck = 0;
+    for (int x = 0; x < grid && !stuck && !misaligned && !forsaken; x += together) {
+        for (int rank = 0; rank < together; rank++) blocks[rank].shared = first + rank * each, blocks[rank].index = {x + rank, 0, 0};
+        stuck = run_blocks(backwards);
+    }
     std::vector<Fiber>().swap(fibers);  // a library stays loaded: it must not hold stacks of megabytes
-    return 0;
+    return stuck ? stuck : misaligned ? -1 : forsaken ? -2 : 0;
 }
 
 inline Dim thread_index() {
-    return {current % block_size.x, current / block_size.x % block_size.y, current / (block_size.x * block_size.y)};
+    const int thread = current % count;
+    return {thread % block_size.x, thread / block_size.x % block_size.y, thread / (block_size.x * block_size.y)};
 }
 
 }  // namespace emulator
@@ -401,6 +419,8 @@ inline void roller_signals(void *pair, int full, int empty) {
     emulator::begin(static_cast<char *>(pair) + 8, empty);
 }
 inline void roller_signals_ready() {}
+inline void roller_signal_arrive_at(void *signal, int rank) { emulator::arrive_at(emulator::there(signal, rank)); }
+inline void roller_cluster_join() { emulator::join(); }
 inline void roller_stores_visible() {}
 inline void roller_signal_wait(void *signal, int phase) { emulator::await(signal, phase); }
 inline void roller_signal_expect(void *signal, int size) { emulator::expect(signal, size); }
@@ -411,6 +431,11 @@ template <class... A> inline void roller_copy_box_2(A... a) { emulator::copy_box
 template <class... A> inline void roller_copy_box_3(A... a) { emulator::copy_box(a...); }
 template <class... A> inline void roller_copy_box_4(A... a) { emulator::copy_box(a...); }
 template <class... A> inline void roller_copy_box_5(A... a) { emulator::copy_box(a...); }
+template <int cluster, class... A> inline void roller_spread_box_1(A... a) { emulator::spread_box(cluster, a...); }
+template <int cluster, class... A> inline void roller_spread_box_2(A... a) { emulator::spread_box(cluster, a...); }
+template <int cluster, class... A> inline void roller_spread_box_3(A... a) { emulator::spread_box(cluster, a...); }
+template <int cluster, class... A> inline void roller_spread_box_4(A... a) { emulator::spread_box(cluster, a...); }
+template <int cluster, class... A> inline void roller_spread_box_5(A... a) { emulator::spread_box(cluster, a...); }
 template <class... A> inline void roller_leave_box_1(A... a) { emulator::leave_box(a...); }
 template <class... A> inline void roller_leave_box_2(A... a) { emulator::leave_box(a...); }
 template <class... A> inline void roller_leave_box_3(A... a) { emulator::leave_box(a...); }

@@ -94,15 +94,15 @@ def emulated(launch: Mapping[str, Any], shared_bytes: int) -> str:
     tail = []
     for kernel in launch["kernels"]:
         name = kernel["name"]
-        maps = kernel.get("maps", {})
+        maps, together = kernel.get("maps", {}), kernel.get("cluster", 1)
         passed = ", ".join(_passed(n, argument in maps) for n, argument in enumerate(kernel["arguments"]))
         tail += [
             f"static void call_{name}(void **given) {{ {name}({passed}); }}",
             f'extern "C" int emulate_{name}(void **given, int blocks, int threads, int backwards, int eager) {{',
-            f"    return emulator::launch(call_{name}, given, {{blocks, 1, 1}}, {{threads, 1, 1}}, backwards, eager);",
+            f"    return emulator::launch(call_{name}, given, blocks, {together}, {{threads, 1, 1}}, backwards, eager);",
             "}",
         ]
-    # One block runs at a time: its shared memory is a place, not a declaration.
+    # A block's shared memory is a place, not a declaration.
     placed = _SHARED.sub(r"\1 *\2 = reinterpret_cast<\1 *>(emulator::shared);", str(launch["text"]))
     return "\n".join([*head, '#include "emulator.h"', placed, *tail, ""])
 

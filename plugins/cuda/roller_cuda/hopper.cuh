@@ -28,11 +28,30 @@ __device__ __forceinline__ void roller_signal_arrive_expecting(void *signal, int
 __device__ __forceinline__ void roller_signal_arrive(void *signal) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(roller_place(signal)) : "memory");
 }
+// One arrival at the signal that lies there in another block of the cluster.
+__device__ __forceinline__ void roller_signal_arrive_at(void *signal, int rank) {
+    asm volatile("{\n"
+                 ".reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %0, %1;\n"
+                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+                 "}" : : "r"(roller_place(signal)), "r"(rank) : "memory");
+}
+__device__ __forceinline__ void roller_cluster_join() {
+    asm volatile("barrier.cluster.arrive.release;" : : : "memory");
+    asm volatile("barrier.cluster.wait.acquire;" : : : "memory");
+}
 __device__ __forceinline__ void roller_stores_visible() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
 #define ROLLER_BOX(rank, where, ...) \
     __device__ __forceinline__ void roller_copy_box_##rank(void *to, const void *map, void *signal, __VA_ARGS__) { \
         asm volatile("cp.async.bulk.tensor." #rank "d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {" where "}], [%2];" \
                      : : "r"(roller_place(to)), "l"(map), "r"(roller_place(signal)), ROLLER_CORNER_##rank : "memory"); \
+    }
+#define ROLLER_SPREAD(rank, where, last, ...) \
+    template <int cluster> __device__ __forceinline__ void roller_spread_box_##rank(void *to, const void *map, void *signal, __VA_ARGS__) { \
+        asm volatile("cp.async.bulk.tensor." #rank "d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster " \
+                     "[%0], [%1, {" where "}], [%2], " last ";" \
+                     : : "r"(roller_place(to)), "l"(map), "r"(roller_place(signal)), ROLLER_CORNER_##rank, \
+                         "h"(static_cast<unsigned short>((1 << cluster) - 1)) : "memory"); \
     }
 #define ROLLER_CORNER_1 "r"(c0)
 #define ROLLER_CORNER_2 ROLLER_CORNER_1, "r"(c1)
@@ -44,6 +63,11 @@ ROLLER_BOX(2, "%3, %4", int c0, int c1)
 ROLLER_BOX(3, "%3, %4, %5", int c0, int c1, int c2)
 ROLLER_BOX(4, "%3, %4, %5, %6", int c0, int c1, int c2, int c3)
 ROLLER_BOX(5, "%3, %4, %5, %6, %7", int c0, int c1, int c2, int c3, int c4)
+ROLLER_SPREAD(1, "%3", "%4", int c0)
+ROLLER_SPREAD(2, "%3, %4", "%5", int c0, int c1)
+ROLLER_SPREAD(3, "%3, %4, %5", "%6", int c0, int c1, int c2)
+ROLLER_SPREAD(4, "%3, %4, %5, %6", "%7", int c0, int c1, int c2, int c3)
+ROLLER_SPREAD(5, "%3, %4, %5, %6, %7", "%8", int c0, int c1, int c2, int c3, int c4)
 #define ROLLER_LEAVE(rank, where, ...) \
     __device__ __forceinline__ void roller_leave_box_##rank(const void *from, const void *map, __VA_ARGS__) { \
         asm volatile("cp.async.bulk.tensor." #rank "d.global.shared::cta.bulk_group [%1, {" where "}], [%0];" \

@@ -157,6 +157,18 @@ class Producers:
         """`cp.async.bulk.tensor`."""
         return called(f"roller_copy_box_{len(corner)}", target, source, signal, *corner)
 
+    def arrive_at(self, signal: Expr, rank: Expr) -> Stmt:
+        """`mapa` and `mbarrier.arrive` there."""
+        return called("roller_signal_arrive_at", signal, rank)
+
+    def join(self) -> Stmt:
+        """`barrier.cluster`."""
+        return called("roller_cluster_join")
+
+    def spread(self, target: Expr, source: Expr, signal: Expr, corner: Sequence[Expr], cluster: int) -> Stmt:
+        """`cp.async.bulk.tensor` with `multicast`."""
+        return called(f"roller_spread_box_{len(corner)}<{cluster}>", target, source, signal, *corner)
+
     def visible(self) -> Stmt:
         """`fence.proxy.async`."""
         return called("roller_stores_visible")
