@@ -59,6 +59,8 @@ class StageReport:
     staged: tuple[str, ...]
     estimate: Estimate
     others: tuple[tuple[str, str], ...] = ()  # atoms that the device has beside, and why it is not one of them
+    factor_dtype: str | None = None  # to which the factors of products may be rounded
+    rounds: bool = False  # whether they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,8 @@ def _report(growth: Growth) -> StageReport:
         program.split,
         tuple(_staging(program, spec)),
         growth.model.estimate(program),
+        factor_dtype=nest.stage.factor_dtype,
+        rounds=program.atom.in_dtype != program.atom.stored_dtype,
     )
 
 
@@ -179,6 +183,8 @@ def _stage(stage: StageReport) -> list[RenderableType]:
     work = f"{stage.unit_tiles} tiles on {stage.units} units in {stage.waves} waves ({stage.unit_efficiency:.0%} busy)"
     split = f", reduction in {stage.split} parts" if stage.split > 1 else ""
     facts = [f"atom {stage.atom}{f' ({lanes})' if lanes else ''}; {work}{split}; padding {stage.padding_waste:.1%}"]
+    if stage.factor_dtype is not None:
+        facts.append(f"factors may be rounded to {stage.factor_dtype}, {'and are' if stage.rounds else 'but are not'}")
     if stage.others:
         facts.append(f"not with {_reasons(stage.others)}")
     facts += [f"staged: {line}" for line in stage.staged]

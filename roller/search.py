@@ -103,8 +103,9 @@ def unsuited(nest: Nest, atom: ComputeAtom, atoms: Iterable[ComputeAtom]) -> str
         return "multiplies matrices"
     if dtype != atom.acc_dtype:
         return f"adds up in {atom.acc_dtype}"
-    if any(operand_value(factor, atom) is None for factor in nest.factors):
-        return f"takes {atom.in_dtype}"
+    if any(operand_value(nest, operand, atom) is None for operand in range(2)):
+        rounds = atom.in_dtype != atom.stored_dtype
+        return f"rounds to {atom.in_dtype}, which is not permitted" if rounds else f"takes {atom.in_dtype}"
     return None if any(_matrix_mappings(nest, atom)) else "wants a reduction that both factors run along"
 
 
@@ -142,7 +143,7 @@ def reads_whole(search: Search) -> bool:
 def _matrix_mappings(nest: Nest, atom: ComputeAtom) -> Iterator[tuple[tuple[str, int], ...]]:
     if len(nest.factors) != 2 or nest.stage.body.dtype != atom.acc_dtype:
         return
-    if any(operand_value(factor, atom) is None for factor in nest.factors):
+    if any(operand_value(nest, operand, atom) is None for operand in range(2)):
         return
     first, second = nest.factor_touches(0), nest.factor_touches(1)
     for left, right in ((first, second), (second, first)):

@@ -167,7 +167,7 @@ def _described(program: StageProgram, panel: SwizzledPanel, access: Access, side
     strides = tuple(s.stride * size for s in sides[1:])
     described = TensorMap(
         access.tensor.name,
-        access.tensor.dtype,
+        program.atom.in_dtype,
         tuple(s.extent for s in sides),
         strides,
         tuple(box),

@@ -137,7 +137,7 @@ class Ring:
 
 def panels_of(program: StageProgram) -> tuple[list[SwizzledPanel], Buffer]:
     """All panels, one after another in one buffer, and the buffer, with room for signals at its end."""
-    dtype = program.atom.in_dtype
+    dtype = program.atom.stored_dtype
     size, found, start = ELEMENT_BYTES[dtype], [], 0
     for staging in program.staged:
         panel = swizzled_panel(program, staging, None, start)
@@ -149,7 +149,7 @@ def panels_of(program: StageProgram) -> tuple[list[SwizzledPanel], Buffer]:
 
 def shared_bytes(program: StageProgram) -> int:
     """The memory that a block's lanes share: panels and signals."""
-    return int(panels_of(program)[1].shape[0]) * ELEMENT_BYTES[program.atom.in_dtype]
+    return int(panels_of(program)[1].shape[0]) * ELEMENT_BYTES[program.atom.stored_dtype]
 
 
 def refusal(program: StageProgram, machine: Machine) -> tuple[str, str] | None:
@@ -270,7 +270,7 @@ class SpecialisedStage(Stage):
 
     def _signal(self, pair: Position, which: int) -> Expr:
         """The address of a signal: pairs lie behind the panels."""
-        size = ELEMENT_BYTES[self.program.atom.in_dtype]
+        size = ELEMENT_BYTES[self.program.atom.stored_dtype]
         start = int(self.arena.shape[0]) - SIGNALS_BYTES // size
         each = SIGNAL_BYTES // size
         return pointer(self.arena, plus(plus(times(pair, 2 * each), which * each), start), True)
@@ -305,7 +305,9 @@ class SpecialisedStage(Stage):
         full = self._at(ring, slot, FULL)
         bulks = [b for p in ring.panels if (b := self.bulks[p.staging.operand]) is not None]
         carried = [
-            Filling(self.block, p, self.reader, None, self.crew) for p in ring.panels if self.bulks[p.staging.operand] is None
+            Filling(self.block, p, self.reader, None, self.crew, self.unit.taken)
+            for p in ring.panels
+            if self.bulks[p.staging.operand] is None
         ]
         statements = [producers.wait(self._at(ring, slot, EMPTY), tirx.bitwise_xor(load(ring.phase, 0), index(1)))]
         if bulks:

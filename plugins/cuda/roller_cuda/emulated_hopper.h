@@ -3,7 +3,7 @@
 // somebody waits for them. What is stored is seen at once by whoever reads: it is not noticed where a fence is missing.
 struct TensorMap {
     char *base;
-    long long rank, element, swizzle;
+    long long rank, element, swizzle, rounds;  // rounds: to tf32
     long long extents[5], strides[5], box[5], steps[5];  // strides in bytes, the innermost is one element
 };
 
@@ -62,7 +62,8 @@ inline void arrive(const Box &box) {
         }
         const size_t place = static_cast<size_t>(box.to - shared) + number * map.element;
         char *to = shared + (map.swizzle ? swizzled(place, map.swizzle) : place);
-        if (inside) std::memcpy(to, from, map.element);
+        if (inside && map.rounds) round_even(to, from);
+        else if (inside) std::memcpy(to, from, map.element);
         else std::memset(to, 0, map.element);
     }
     box.signal->bytes -= static_cast<int>(all * map.element);

@@ -55,6 +55,7 @@ static unsigned long long exchanged[WARPS][WARP];
 static char *shared;
 static bool at_once;  // copies arrive when they are started, not when somebody waits for them
 static bool misaligned;  // an access that the GPU would refuse
+static bool undefined;  // an operand whose value the GPU does not define
 static void (*body)(void **);
 static void **arguments;
 
@@ -150,6 +151,8 @@ template <class T> inline void mma_m16n8k16(float *d0, float *d1, float *d2, flo
             }
     });
 }
+
+#include "emulated_tf32.h"
 
 struct IntegerProduct { int *d[4]; const unsigned *a, *b; };
 
@@ -285,7 +288,7 @@ inline int run_block(bool backwards) {
 
 inline int launch(void (*kernel)(void **), void **given, Dim grid, Dim threads, bool backwards, bool eager) {
     at_once = eager;
-    body = kernel, arguments = given, grid_size = grid, block_size = threads, misaligned = false;
+    body = kernel, arguments = given, grid_size = grid, block_size = threads, misaligned = undefined = false;
     count = threads.x * threads.y * threads.z;
     fibers.resize(count);
     std::vector<char> room(SHARED_BYTES + 1024);
@@ -295,7 +298,7 @@ inline int launch(void (*kernel)(void **), void **given, Dim grid, Dim threads, 
             for (int x = 0; x < grid.x; x++) {
                 block_index = {x, y, z};
                 const int stuck = run_block(backwards);
-                if (stuck || misaligned) return std::vector<Fiber>().swap(fibers), stuck ? stuck : -1;
+                if (stuck || misaligned || undefined) return std::vector<Fiber>().swap(fibers), stuck ? stuck : misaligned ? -1 : -2;
             }
     std::vector<Fiber>().swap(fibers);  // a library stays loaded: it must not hold stacks of megabytes
     return 0;
@@ -374,6 +377,10 @@ template <class... A> inline void roller_mma_quads_row_col(A... a) { emulator::m
 template <class... A> inline void roller_mma_quads_row_row(A... a) { emulator::mma_quads<false, true>(a...); }
 template <class... A> inline void roller_mma_quads_col_col(A... a) { emulator::mma_quads<true, false>(a...); }
 template <class... A> inline void roller_mma_quads_col_row(A... a) { emulator::mma_quads<true, true>(a...); }
+template <class... A> inline void roller_mma_m16n8k8_tf32(A... a) { emulator::mma_m16n8k8_tf32(a...); }
+inline unsigned roller_tf32(float value) { return emulator::round_away(value); }
+inline unsigned roller_tf32(unsigned bits) { return emulator::round_away(emulator::float_of(bits)); }
+inline float roller_tf32_value(float value) { return emulator::float_of(emulator::round_away(value)); }
 inline void roller_copy_async_4(void *to, const void *from, int inside) { emulator::start({to, from, 4, inside}); }
 inline void roller_copy_async_8(void *to, const void *from, int inside) { emulator::start({to, from, 8, inside}); }
 inline void roller_copy_async_16(void *to, const void *from, int inside) { emulator::start({to, from, 16, inside}); }

@@ -76,6 +76,8 @@ class Emulator:
             given = (ctypes.c_void_p * len(places))(*places)
             start = getattr(self._library, f"emulate_{kernel['name']}")
             stuck = start(given, kernel["blocks"], kernel["threads"], int(order.backwards), int(order.eager))
+            if stuck == -2:
+                raise LaunchError(f"kernel {kernel['name']!r}: an operand has bits that the instruction does not define")
             if stuck < 0:
                 raise LaunchError(f"kernel {kernel['name']!r}: an address is not aligned as its access wants")
             if stuck:
@@ -113,7 +115,7 @@ def _map(described: Mapping[str, Any], array: Array) -> Array:
     """The description of an array as `emulated_hopper.h` reads it."""
     rank = len(described["extents"])
     rows = [described["extents"], (0, *described["strides_bytes"]), described["box"], described["steps"]]
-    fields = [address(array), rank, array.itemsize, described["swizzle_bytes"]]
+    fields = [address(array), rank, array.itemsize, described["swizzle_bytes"], described["dtype"] == "tfloat32"]
     return np.array([*fields, *(n for row in rows for n in (*row, *[0] * (MOST_DIMENSIONS - rank)))], np.int64)
 
 
