@@ -26,7 +26,7 @@ from roller_cuda.copies import FIRST_CAPABILITY, AsyncCopies
 SKIPPED = ["s_tir.ThreadSync"]  # adds barriers where it cannot see that there are enough
 HERE = Path(__file__).parent
 WANTED = {
-    "roller_mma_m16": "tensor_cores.cuh",
+    "roller_ldmatrix": "tensor_cores.cuh",
     "roller_tf32": "tf32.cuh",
     "roller_quads": "quads.cuh",
     "roller_copies": "copies.cuh",

@@ -11,9 +11,9 @@
     ROLLER_LDMATRIX(roller_ldmatrix_x4##suffix, "x4" kind, "{%0, %1, %2, %3}, [%4]", "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]))
 ROLLER_LDMATRIX_EACH(, ".shared")
 ROLLER_LDMATRIX_EACH(_trans, ".trans.shared")
-#define ROLLER_MMA(name, shape, types) \
+#define ROLLER_MMA(name, types) \
     __device__ __forceinline__ void name(float *d0, float *d1, float *d2, float *d3, const unsigned *a, const unsigned *b) { \
-        asm volatile("mma.sync.aligned." shape ".row.col." types " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+        asm volatile("mma.sync.aligned.m16n8k16.row.col." types " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
                      : "+f"(*d0), "+f"(*d1), "+f"(*d2), "+f"(*d3) \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])); \
     }
@@ -22,7 +22,6 @@ __device__ __forceinline__ void roller_mma_m16n8k32_s8(int *d0, int *d1, int *d2
                  : "+r"(*d0), "+r"(*d1), "+r"(*d2), "+r"(*d3)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
-ROLLER_MMA(roller_mma_m16n8k16_f16, "m16n8k16", "f32.f16.f16.f32")
-ROLLER_MMA(roller_mma_m16n8k16_bf16, "m16n8k16", "f32.bf16.bf16.f32")
-ROLLER_MMA(roller_mma_m16n8k8_tf32, "m16n8k8", "f32.tf32.tf32.f32")
+ROLLER_MMA(roller_mma_m16n8k16_f16, "f32.f16.f16.f32")
+ROLLER_MMA(roller_mma_m16n8k16_bf16, "f32.bf16.bf16.f32")
 #endif
