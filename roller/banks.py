@@ -128,7 +128,7 @@ def row_dim(nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], ...],
     """
     extents, along = _role_extents(nest, atom, mapping, factor), _contiguous(nest, factor, tile)
     depth = next((d for role, d in mapping if role == "k"), None)
-    if atom.operand_rows == "k" and depth is not None:
+    if atom.operand_rows != "any" and depth is not None:
         return depth
     return along if along is not None and along in extents else max(extents, default=0)
 

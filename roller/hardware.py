@@ -199,7 +199,8 @@ class ComputeAtom(_Model):
     `roles` gives extents of m, n, k ("stream": any extent, row by row); {} is a scalar. `gflops` is the whole chip's
     rate, which `flops_per_cycle_per_unit` x units x clock must reproduce. `row_cycles` is the time of one streamed
     row, `startup_cycles` of loading one stationary block. `clock_ghz` and `chains` replace the chip's and the unit's.
-    `operand_rows` is "k" where operands are read along the reduction only.
+    `operand_rows` is "k" where operands are read along the reduction only, "k_stored" where copies do not turn them either: only
+    arrays that lie along the reduction are taken.
     """
 
     name: Name
@@ -215,7 +216,7 @@ class ComputeAtom(_Model):
     startup_cycles: NonNegative = 0.0
     chains: Count | None = None
     operand_level: Name | None = None
-    operand_rows: Literal["any", "k"] = "any"
+    operand_rows: Literal["any", "k", "k_stored"] = "any"
     acc_level: Name | None = None
 
     @cached_property
