@@ -246,6 +246,15 @@ def test_faults_in_fragments_are_caught(name: str, where: str, before: str, afte
 
 
 @needs_cxx
+def test_bits_that_a_product_does_not_define_are_reported() -> None:
+    """Whatever a GPU would make of them: there is nothing to compare."""
+    op = PRODUCTS["second turned"]()
+    artifact = changed(kernel(op, "a100"), "fragments0_ptr[0] =", "roller_tf32(", "(")
+    with pytest.raises(LaunchError, match="bits that the instruction does not define"):
+        emulated(expression(op), artifact, verify.random_inputs(expression(op), 5))
+
+
+@needs_cxx
 def test_boxes_that_do_not_round_are_caught() -> None:
     """Products of warp groups cut bits off: whoever brings values has to round them before."""
     op = ops.matmul(T("a", 64, 64), T("b", 64, 64), transpose_b=True)

@@ -21,7 +21,7 @@ from roller.program import operand_value
 from roller.scalar import Affine, Load
 from roller.serial import expr_from_json, expr_to_json
 from roller.testing import constructed
-from roller.verify.rounding import Array, to_significant
+from roller.verify.rounding import Array
 
 CHIP = "cpu:x86-64-v3"
 
@@ -144,7 +144,7 @@ def product(arrays: dict[str, Array], rounding: Callable[[Array], Array]) -> Arr
 
 
 def tf32(array: Array) -> Array:
-    return to_significant(array, "tfloat32")
+    return verify.to_significant(array, "tfloat32")
 
 
 def truncated(array: Array) -> Array:

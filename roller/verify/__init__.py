@@ -20,7 +20,7 @@ from roller.scalar import Binary, Unary, loads, walk
 from roller.verify.interpret import interpret
 from roller.verify.rounding import Approximate, Array, numpy_dtype, to_significant
 
-__all__ = ["check", "numpy_dtype", "random_inputs", "reference", "sample_points", "tolerance"]
+__all__ = ["check", "numpy_dtype", "random_inputs", "reference", "sample_points", "to_significant", "tolerance"]
 
 Arrays = Mapping[str, Array] | Sequence[Array]
 
