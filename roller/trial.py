@@ -103,9 +103,8 @@ def _verified(raw: bytes, expr: TensorExpr, emulate: bool) -> None:
     runner = plugin.emulate(artifact) if emulate else _loaded(plugin, artifact)
     points = None if expr.flops <= WHOLE_WORK else sample_points(expr, POINTS)
     formats = dict.fromkeys(s.factor_dtype for s in expr.stages if s.factor_dtype is not None)
-    kinds = [random_inputs(expr), random_inputs(expr, integer=True), *(random_inputs(expr, held=held) for held in formats)]
-    for drawn in kinds:
-        arrays = {**drawn, **_constants(artifact, expr)}
+    for integer, held in ((False, None), (True, None), *((False, held) for held in formats)):
+        arrays = {**random_inputs(expr, integer=integer, held=held), **_constants(artifact, expr)}
         check(expr, arrays, _result(runner, artifact, expr, arrays), points)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -106,7 +107,7 @@ def test_files_that_permit_what_is_unknown_are_refused() -> None:
             expr_from_json(data)
 
 
-def test_a_kernel_keeps_it_and_a_device_without_such_units_ignores_it(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_kernel_keeps_it_and_a_device_without_such_units_ignores_it(tmp_path: Path) -> None:
     op = ops.relu(ops.matmul(T((33, 40), name="a"), T((40, 24), name="b")))
     kernel, plain = (roller.compile(op, CHIP, precision=p, threads=1) for p in ("tf32", "ieee"))
     assert kernel.source == plain.source
