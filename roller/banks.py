@@ -87,8 +87,8 @@ def panel_rows(
 ) -> PanelRows:
     """How the panel of a factor lies at a level; `tiles`: the unit's and the innermost one.
 
-    For a matrix atom rows go along the dimension in which the array is contiguous, and each lane reads a part of as many as
-    serve all banks once. For other atoms a row holds the values of one reduce point, of which each lane reads
+    For a matrix atom rows go along the dimension in which the array is contiguous, and lanes read pieces of as many as serve all
+    banks once. For other atoms a row holds the values of one reduce point, of which each lane reads
     some with one access; as many of a row does a lane group fill at a time.
     """
     tile, inner = tiles
@@ -101,7 +101,8 @@ def panel_rows(
     if atom.kind == "matrix":
         dim = row_dim(nest, atom, mapping, factor, tile)
         row = tile[dim] if touched else 1
-        piece = max(1, min(WIDEST_ACCESS // size, _role_extents(nest, atom, mapping, factor).get(dim, 1)))
+        depth = next((d for role, d in mapping if role == "k"), None)
+        piece = max(1, min(_piece(banks, size, dim == depth), _role_extents(nest, atom, mapping, factor).get(dim, 1)))
         every_bank = banks.count * banks.width_bytes // (piece * size) if banks is not None else 1
         rows = max(1, whole // max(row, 1))
         return PanelRows(row, rows, max(1, min(every_bank, rows)), piece, size, filling=False, whole=piece)
@@ -112,13 +113,22 @@ def panel_rows(
     return PanelRows(row, whole // max(row, 1), max(1, together), piece, size, filling=True, whole=piece)
 
 
+def _piece(banks: Banks | None, size: int, deep: bool) -> int:
+    """Elements of a row that lanes read together for one small matrix: as deep as a wide access, and as many rows as serve all
+    banks once; where a panel's rows lie across the reduction (not `deep`), it is these that lie along one.
+    """
+    if deep or banks is None:
+        return WIDEST_ACCESS // size
+    return max(1, banks.count * banks.width_bytes // WIDEST_ACCESS)
+
+
 def row_dim(nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], ...], factor: int, tile: Tile) -> int:
     """The dimension along which the rows of a matrix atom's panel go: one of the atom's, as it takes pieces of rows; the one along
     which the array is contiguous, if the atom can read such rows.
     """
     extents, along = _role_extents(nest, atom, mapping, factor), _contiguous(nest, factor, tile)
     depth = next((d for role, d in mapping if role == "k"), None)
-    if atom.operand_rows == "k" and depth is not None:
+    if atom.operand_rows != "any" and depth is not None:
         return depth
     return along if along is not None and along in extents else max(extents, default=0)
 

@@ -23,6 +23,7 @@ from roller.hardware import HardwareSpec
 from roller.kernel import Artifact, BuildOptions, KernelSource, Later
 from roller.narrow import narrowed
 from roller.ops import SymbolicTensor, expression
+from roller.precision import permitted
 from roller.record import Choice
 
 Op = SymbolicTensor | TensorExpr
@@ -43,6 +44,7 @@ def compile(
     verify: bool = False,
     constants: Mapping[str, Any] | None = None,
     threads: int | None = None,
+    precision: str = "ieee",
     debug: bool = False,
 ) -> Kernel:
     """A kernel for an operator, constructed for a chip; the chip need not be there.
@@ -50,9 +52,10 @@ def compile(
     `device`: "name" or "name:chip"; `spec`: a spec or its file instead of a chip. `top_k`: how many programs to keep.
     `measure`: build and time them all here, and take the fastest. `verify`: compare the kernel with the reference.
     `constants`: values of inputs that never change, laid out once and left out of calls. `threads`: at most so many units.
+    `precision`: "ieee", or "tf32", which permits a kernel to round the factors of float32 products (`roller.precision`).
     Every failure is a `RollerError`. The logger "roller.step" says what it is at.
     """
-    expr = expression_of(op)
+    expr = permitted(expression_of(op), precision)
     plugin, chip = resolve(device, spec)
     chip = narrowed(chip, threads)
     fixed = _constants(expr, {} if constants is None else constants)

@@ -60,6 +60,8 @@ class StageReport:
     staged: tuple[str, ...]
     estimate: Estimate
     others: tuple[tuple[str, str], ...] = ()  # atoms that the device has beside, and why it is not one of them
+    factor_dtype: str | None = None  # to which the factors of products may be rounded
+    rounds: bool = False  # whether they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +144,8 @@ def _report(growth: Growth) -> StageReport:
         program.cluster,
         tuple(_staging(program, spec)),
         growth.model.estimate(program),
+        factor_dtype=nest.stage.factor_dtype,
+        rounds=program.atom.in_dtype != program.atom.stored_dtype,
     )
 
 
@@ -183,6 +187,8 @@ def _stage(stage: StageReport) -> list[RenderableType]:
     split = f", reduction in {stage.split} parts" if stage.split > 1 else ""
     split += f", in clusters of {stage.cluster}" if stage.cluster > 1 else ""
     facts = [f"atom {stage.atom}{f' ({lanes})' if lanes else ''}; {work}{split}; padding {stage.padding_waste:.1%}"]
+    if stage.factor_dtype is not None:
+        facts.append(f"factors may be rounded to {stage.factor_dtype}, {'and are' if stage.rounds else 'but are not'}")
     if stage.others:
         facts.append(f"not with {_reasons(stage.others)}")
     facts += [f"staged: {line}" for line in stage.staged]

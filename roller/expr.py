@@ -19,7 +19,8 @@ from functools import cached_property
 from typing import Literal
 
 from roller.errors import ExpressionError
-from roller.scalar import Accumulator, Affine, Cast, Load, Scalar, Select, children, loads, operations
+from roller.hardware import STORED_AS
+from roller.scalar import Accumulator, Affine, Binary, Cast, Load, Scalar, Select, children, loads, operations
 
 AxisKind = Literal["spatial", "reduce"]
 Reducer = Literal["sum", "max", "min"]
@@ -80,6 +81,8 @@ class Stage:
 
     `store` is the index written for a point of the spatial axes; over the whole nest it touches every element of `output`
     exactly once. `epilogue` (only with a reducer; default: the accumulator cast to the output's type) sees the accumulator.
+    `factor_dtype` (only for a sum of products) permits a kernel to round the two factors to a narrower format, to the nearest,
+    before it multiplies them; products and sums stay in the body's type.
     """
 
     axes: tuple[Axis, ...]
@@ -88,6 +91,7 @@ class Stage:
     store: tuple[Affine, ...]
     reducer: Reducer | None = None
     epilogue: Scalar | None = None
+    factor_dtype: str | None = None
 
     def __post_init__(self) -> None:
         _check_stage(self)
@@ -111,6 +115,11 @@ class Stage:
     def reduced(self) -> tuple[Axis, ...]:
         """The axes that the reducer combines."""
         return tuple(a for a in self.axes if a.is_reduce)
+
+    @property
+    def sums_products(self) -> bool:
+        """True if the stage adds up products."""
+        return self.reducer == "sum" and isinstance(self.body, Binary) and self.body.op == "mul"
 
     @cached_property
     def result(self) -> Scalar:
@@ -207,6 +216,8 @@ def _check_stage(stage: Stage) -> None:
         raise ExpressionError(
             f"stage {stage.name!r}: {stage.reducer} over an empty axis has no value; it needs at least one element"
         )
+    if stage.factor_dtype is not None and not (stage.sums_products and STORED_AS.get(stage.factor_dtype) == stage.body.dtype):
+        raise ExpressionError(f"stage {stage.name!r}: has no sum of products whose factors {stage.factor_dtype} could stand for")
     spatial = {a.name for a in stage.spatial}
     for index in stage.store:
         if any(n not in spatial for n, _ in index.terms):

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
-__all__ = ["Banks", "ComputeAtom", "FrozenMap", "HardwareSpec", "MemoryLevel", "SchedulableUnit", "peak_key"]
+__all__ = ["STORED_AS", "Banks", "ComputeAtom", "FrozenMap", "HardwareSpec", "MemoryLevel", "SchedulableUnit", "peak_key"]
 
 SCHEMA_VERSION = 1
 TOLERANCE = 0.05  # how far a derived rate may lie from the quoted one
@@ -36,8 +36,10 @@ Fraction = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
 Flag = Annotated[bool, Field(strict=True)]
 DType = Literal[
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
-    "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "float32", "float64",
+    "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "tfloat32", "float32", "float64",
 ]  # fmt: skip
+# Formats that units round their operands to; no array is of one. tfloat32: sign, 8 bits of exponent, 10 of fraction.
+STORED_AS: Mapping[str, str] = {"tfloat32": "float32"}
 Holds = Literal["input", "output", "accumulator"]
 
 
@@ -198,7 +200,8 @@ class ComputeAtom(_Model):
     `roles` gives extents of m, n, k ("stream": any extent, row by row); {} is a scalar. `gflops` is the whole chip's
     rate, which `flops_per_cycle_per_unit` x units x clock must reproduce. `row_cycles` is the time of one streamed
     row, `startup_cycles` of loading one stationary block. `clock_ghz` and `chains` replace the chip's and the unit's.
-    `operand_rows` is "k" where operands are read along the reduction only.
+    `operand_rows` is "k" where operands are read along the reduction only, "k_stored" where copies do not turn them either: only
+    arrays that lie along the reduction are taken.
     """
 
     name: Name
@@ -214,13 +217,18 @@ class ComputeAtom(_Model):
     startup_cycles: NonNegative = 0.0
     chains: Count | None = None
     operand_level: Name | None = None
-    operand_rows: Literal["any", "k"] = "any"
+    operand_rows: Literal["any", "k", "k_stored"] = "any"
     acc_level: Name | None = None
 
     @cached_property
     def extents(self) -> dict[str, int | Literal["stream"]]:
         """Role → extent."""
         return {str(role): extent for role, extent in self.roles.items()}
+
+    @property
+    def stored_dtype(self) -> str:
+        """The element type in which operands are stored."""
+        return STORED_AS.get(self.in_dtype, self.in_dtype)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

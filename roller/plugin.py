@@ -15,7 +15,7 @@ from roller.errors import (
     SpecError,
 )
 from roller.expr import ELEMENT_BYTES, FLOATS, Axis, Stage, Tensor, TensorExpr
-from roller.hardware import Banks, ComputeAtom, HardwareSpec, MemoryLevel, SchedulableUnit
+from roller.hardware import STORED_AS, Banks, ComputeAtom, HardwareSpec, MemoryLevel, SchedulableUnit
 from roller.hookspecs import API_VERSION, hookimpl
 from roller.isolated import run_isolated
 from roller.kernel import Artifact, BuildOptions, KernelSource, Later, Runner
@@ -43,6 +43,7 @@ __all__ = [
     "API_VERSION",
     "ELEMENT_BYTES",
     "FLOATS",
+    "STORED_AS",
     "Access",
     "Accumulator",
     "Affine",

@@ -295,13 +295,18 @@ def lane_step(program: StageProgram, number: int) -> int | None:
 
 def panel_element_bytes(nest: Nest, atom: ComputeAtom) -> int:
     """Bytes of one value of a panel: of the type that a matrix atom takes, else of the type that the nest computes in."""
-    return ELEMENT_BYTES[atom.in_dtype] if atom.kind == "matrix" else nest.accumulator_bytes
+    return ELEMENT_BYTES[atom.stored_dtype] if atom.kind == "matrix" else nest.accumulator_bytes
 
 
-def operand_value(factor: Scalar, atom: ComputeAtom) -> Scalar | None:
-    """A factor in the type that a matrix atom takes: itself, or what it widens; None where that would round it."""
+def operand_value(nest: Nest, operand: int, atom: ComputeAtom) -> Scalar | None:
+    """A factor in the type that a matrix atom takes: itself, or what it widens; None where the atom would round it and the stage
+    does not permit that.
+    """
+    if atom.in_dtype not in (atom.stored_dtype, nest.stage.factor_dtype):
+        return None
+    factor = nest.factors[operand]
     narrow = factor.value if isinstance(factor, Cast) else factor
-    return next((value for value in (factor, narrow) if value.dtype == atom.in_dtype), None)
+    return next((value for value in (factor, narrow) if value.dtype == atom.stored_dtype), None)
 
 
 def copy_depth(program: StageProgram, staging: Staging) -> int:

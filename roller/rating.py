@@ -19,6 +19,7 @@ from roller.growth import Growth
 from roller.hardware import HardwareSpec
 from roller.narrow import narrowed
 from roller.nest import Nest, Tile, variants
+from roller.precision import permitted
 from roller.program import StageProgram, tiled_levels
 from roller.rates import CostParameters
 from roller.search import Search, mappings
@@ -28,15 +29,17 @@ from roller.tile import Geometry
 Tiles = Sequence[Mapping[str, int]]  # of one stage, from the unit's tile to the innermost
 
 
-def rate(op: Op, device: str = "cpu", *, tiles: Tiles | Sequence[Tiles], spec: SpecLike | None = None) -> Estimate:
-    """The prediction for given tiles, with the best atom for them; nothing is built.
+def rate(
+    op: Op, device: str = "cpu", *, tiles: Tiles | Sequence[Tiles], spec: SpecLike | None = None, precision: str = "ieee"
+) -> Estimate:
+    """The prediction for given tiles, with the best atom for them; nothing is built. `precision` as for `compile`.
 
     `tiles`: for every stage of the fused operator a list of {dimension: extent}, one for each tiled level from the unit's to
     the innermost (a single stage needs no outer list). A dimension that is left out is 1 in the innermost tile, and
     elsewhere as in the next inner one. `ConstructionError` names the rule that the tiles break, `ExpressionError` what is wrong
     with how they are written.
     """
-    expr = fuse(expression_of(op))
+    expr = fuse(permitted(expression_of(op), precision))
     plugin, chip = resolve(device, spec)
     rules, parameters = plugin.rules(chip, expr), plugin.cost_parameters(chip, expr)
     given = _per_stage(tiles)
@@ -137,13 +140,15 @@ def _broken(growth: Growth, nest: Nest) -> str | None:
     return None
 
 
-def enumerate_programs(op: Op, device: str = "cpu", *, spec: SpecLike | None = None, threads: int | None = None) -> ProgramSpace:
+def enumerate_programs(
+    op: Op, device: str = "cpu", *, spec: SpecLike | None = None, threads: int | None = None, precision: str = "ieee"
+) -> ProgramSpace:
     """Every aligned program for an operator that fits the chip: iterate lazily, or draw with `.sample(count, seed)`.
 
     `compile` looks at a few hundred of them; this is for studies of the model: draw some, rate them, run them. The arguments
     are those of `compile`.
     """
-    expr = fuse(expression_of(op))
+    expr = fuse(permitted(expression_of(op), precision))
     plugin, chip = resolve(device, spec)
     chip = narrowed(chip, threads)
     return program_space(expr, chip, plugin.rules(chip, expr), plugin.cost_parameters(chip, expr))

@@ -103,9 +103,14 @@ def unsuited(nest: Nest, atom: ComputeAtom, atoms: Iterable[ComputeAtom]) -> str
         return "multiplies matrices"
     if dtype != atom.acc_dtype:
         return f"adds up in {atom.acc_dtype}"
-    if any(operand_value(factor, atom) is None for factor in nest.factors):
-        return f"takes {atom.in_dtype}"
-    return None if any(_matrix_mappings(nest, atom)) else "wants a reduction that both factors run along"
+    if any(operand_value(nest, operand, atom) is None for operand in range(2)):
+        rounds = atom.in_dtype != atom.stored_dtype
+        return f"rounds to {atom.in_dtype}, which is not permitted" if rounds else f"takes {atom.in_dtype}"
+    if any(_matrix_mappings(nest, atom)):
+        return None
+    if any(_matrix_mappings(nest, atom.model_copy(update={"operand_rows": "k"}))):
+        return "takes what lies along the reduction in memory"
+    return "wants a reduction that both factors run along"
 
 
 def _vector_dims(nest: Nest) -> list[int]:
@@ -142,7 +147,7 @@ def reads_whole(search: Search) -> bool:
 def _matrix_mappings(nest: Nest, atom: ComputeAtom) -> Iterator[tuple[tuple[str, int], ...]]:
     if len(nest.factors) != 2 or nest.stage.body.dtype != atom.acc_dtype:
         return
-    if any(operand_value(factor, atom) is None for factor in nest.factors):
+    if any(operand_value(nest, operand, atom) is None for operand in range(2)):
         return
     first, second = nest.factor_touches(0), nest.factor_touches(1)
     for left, right in ((first, second), (second, first)):
@@ -151,4 +156,6 @@ def _matrix_mappings(nest: Nest, atom: ComputeAtom) -> Iterator[tuple[tuple[str,
         depth = [i for i in nest.reduce if left[i] and right[i]]
         if depth:
             big = {"m": rows, "n": columns, "k": depth}
-            yield tuple((r, max(big[r], key=lambda i: (nest.extents[i], i))) for r in atom.roles if big[r])
+            found = tuple((r, max(big[r], key=lambda i: (nest.extents[i], i))) for r in atom.roles if big[r])
+            if atom.operand_rows != "k_stored" or all(a.strides[dict(found)["k"]] == 1 for a in nest.inputs):
+                yield found

@@ -12,6 +12,7 @@ from typing import Any
 
 from roller.errors import ExpressionError
 from roller.expr import ELEMENT_BYTES, Axis, Stage, Tensor, TensorExpr
+from roller.hardware import STORED_AS
 from roller.scalar import (
     ARITHMETIC,
     COMPARISON,
@@ -71,7 +72,7 @@ def _stage_to_json(stage: Stage) -> dict[str, Any]:
     numbers: dict[int, tuple[int, int]] = {}
     body = _scalar_to_json(stage.body, nodes, numbers)
     epilogue = None if stage.epilogue is None else _scalar_to_json(stage.epilogue, nodes, numbers)
-    return {
+    table = {
         "axes": [[a.name, a.extent, a.kind] for a in stage.axes],
         "output": _tensor_to_json(stage.output),
         "store": [_affine_to_json(i) for i in stage.store],
@@ -80,10 +81,12 @@ def _stage_to_json(stage: Stage) -> dict[str, Any]:
         "body": body,
         "epilogue": epilogue,
     }
+    return table if stage.factor_dtype is None else {**table, "factor_dtype": stage.factor_dtype}
 
 
 def _stage_from_json(data: Any) -> Stage:
-    table = _table(data, "axes", "output", "store", "reducer", "nodes", "body", "epilogue")
+    keys = ("axes", "output", "store", "reducer", "nodes", "body", "epilogue")
+    table = _table(data, *keys, optional=("factor_dtype",))
     axes = tuple(_axis(a) for a in _list(table["axes"]))
     names = frozenset(a.name for a in axes)
     nodes = _Nodes(names)
@@ -95,7 +98,8 @@ def _stage_from_json(data: Any) -> Stage:
     body = nodes.root(table["body"], accumulator=False)
     epilogue = None if table["epilogue"] is None else nodes.root(table["epilogue"], accumulator=True)
     store = tuple(_affine(i, names) for i in _list(table["store"]))
-    return Stage(axes, body, _tensor_from_json(table["output"]), store, reducer, epilogue)
+    rounded = _member(table["factor_dtype"], frozenset(STORED_AS)) if "factor_dtype" in table else None
+    return Stage(axes, body, _tensor_from_json(table["output"]), store, reducer, epilogue, rounded)
 
 
 def _axis(data: Any) -> Axis:
@@ -251,7 +255,7 @@ def _list(value: Any, length: int | None = None) -> Sequence[Any]:
     return value
 
 
-def _table(value: Any, *keys: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping) or set(value) != set(keys):
+def _table(value: Any, *keys: str, optional: tuple[str, ...] = ()) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or set(value).difference(optional) != set(keys):
         raise ExpressionError(f"a table with {', '.join(keys)} expected, found {value!r:.60}")
     return value

@@ -48,6 +48,8 @@ def _alone(raw: bytes, seconds: float) -> float | None:
 def verify(artifact: Artifact, expr: TensorExpr, emulate: bool = False) -> None:
     """Compare the kernel with the reference on random floats and whole numbers; `WrongResultError` where it is off.
 
+    Where factors may be rounded to a narrower format, also on numbers that this holds, so that nothing narrower passes.
+
     `expr` is the operator as the user wrote it. Large operators are checked at sampled points. `emulate`: on the plugin's emulator
     instead of the device, which takes its time; `DeviceUnavailableError` where there is none.
     """
@@ -100,8 +102,9 @@ def _verified(raw: bytes, expr: TensorExpr, emulate: bool) -> None:
     plugin = load_device(artifact.device)
     runner = plugin.emulate(artifact) if emulate else _loaded(plugin, artifact)
     points = None if expr.flops <= WHOLE_WORK else sample_points(expr, POINTS)
-    for integer in (False, True):
-        arrays = {**random_inputs(expr, integer=integer), **_constants(artifact, expr)}
+    formats = dict.fromkeys(s.factor_dtype for s in expr.stages if s.factor_dtype is not None)
+    for integer, held in ((False, None), (True, None), *((False, held) for held in formats)):
+        arrays = {**random_inputs(expr, integer=integer, held=held), **_constants(artifact, expr)}
         check(expr, arrays, _result(runner, artifact, expr, arrays), points)
 
 

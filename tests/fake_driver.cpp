@@ -24,7 +24,7 @@ struct Kernel { Image *image; std::string name; std::map<int, int> set; };
 struct Plan { std::string parameters; int shared; };  // of a kernel: 'p' a pointer, 'm' a tensor map, 'l' and 'i' whole numbers
 struct TensorMap {  // as the emulator of kernels reads it
     CUdeviceptr base;
-    long long rank, element, swizzle, extents[5], strides[5], box[5], steps[5];
+    long long rank, element, swizzle, rounds, extents[5], strides[5], box[5], steps[5];
 };
 struct Encoded { std::string told; TensorMap map; };
 
@@ -350,7 +350,7 @@ CUresult cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuui
     static const int bytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};
     Encoded made = {"type " + std::to_string(type) + " swizzle " + std::to_string(swizzle) + " interleave " + std::to_string(interleave) +
                         " promotion " + std::to_string(promotion) + " fill " + std::to_string(fill),
-                    {address, rank, bytes[type], swizzle ? 16 << swizzle : 0, {}, {}, {}, {}}};
+                    {address, rank, bytes[type], swizzle ? 16 << swizzle : 0, type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32, {}, {}, {}, {}}};
     for (unsigned i = 0; i < rank; i++) {
         const cuuint64_t stride = i ? strides[i - 1] : 0;
         made.told += " | " + std::to_string(extents[i]) + " by " + (i ? std::to_string(stride) : "-") + " box " + std::to_string(box[i]) + " step " + std::to_string(steps[i]);

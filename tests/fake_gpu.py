@@ -230,6 +230,15 @@ def of_groups(constant: bool = False) -> roller.Kernel:
     return roller.compile(ops.matmul(a, b), device="cuda", spec=spec, top_k=1, constants=constants)
 
 
+@cache
+def rounding_groups() -> roller.Kernel:
+    """A product of float32 values on Hopper's own path, whose factors boxes round to tf32."""
+    spec = load_spec("cuda:h100")
+    spec = spec.model_copy(update={"atoms": tuple(atom for atom in spec.atoms if atom.name.startswith("wgmma"))})
+    a, b = ops.tensor((72, 64), "float32", name="a"), ops.tensor((40, 64), "float32", name="b")
+    return roller.compile(ops.matmul(a, b, transpose_b=True), device="cuda", spec=spec, top_k=1, precision="tf32")
+
+
 def kernel(kind: str, gpus: Gpus) -> roller.Kernel:
     """A kernel that nobody has loaded, on GPUs that can start it."""
     return fresh(built(kind), gpus)

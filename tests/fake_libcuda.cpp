@@ -10,7 +10,7 @@
 
 using Kernel = int (*)(void **arguments, int blocks, int threads);  // gives a result code: what goes wrong while it runs
 struct Image { std::string data, kernel; int arguments; Kernel run; };  // one of a binary's kernels
-struct TensorMap { uint64_t base; long long rank, element, swizzle, extents[5], strides[5], box[5], steps[5]; };  // as the emulator reads it
+struct TensorMap { uint64_t base; long long rank, element, swizzle, rounds, extents[5], strides[5], box[5], steps[5]; };  // as the emulator reads it
 struct Function { const Image *image; int shared = 48 << 10; bool wide = false; };
 struct Event { double at = -1; bool done = false; };
 struct Attribute { int id, pad; unsigned x, y, z; unsigned char rest[52]; };
@@ -143,7 +143,7 @@ int cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address, co
     for (uint32_t n = 0; n < rank; ++n)
         if (!extents[n] || !box[n] || box[n] > 256 || !steps[n] || (n + 1 < rank && strides[n] % 16)) return INVALID_VALUE;
     if (swizzle && box[0] * bytes[type] > 16u << swizzle) return INVALID_VALUE;
-    TensorMap made = {uint64_t(address), rank, bytes[type], swizzle ? 16 << swizzle : 0, {}, {}, {}, {}};
+    TensorMap made = {uint64_t(address), rank, bytes[type], swizzle ? 16 << swizzle : 0, type == 11, {}, {}, {}, {}};
     for (uint32_t n = 0; n < rank; ++n) {
         made.extents[n] = extents[n], made.box[n] = box[n], made.steps[n] = steps[n];
         made.strides[n] = n ? strides[n - 1] : 0;

@@ -44,6 +44,9 @@ def test_every_description_says_what_roller_computes() -> None:
     found = operators.operators()
     assert len({op.id for op in found}) == len(found)
     assert sum(op.ten for op in found) == 20 == len(operators.TEN)
+    rounded = [op for op in found if op.family == "tf32"]
+    assert {op.factor_dtype for op in rounded} == {"tfloat32"}
+    assert all(2.0**-10 < rounding.bound(op, False).terms < 2.0**-8 and rounding.bound(op, True).exact for op in rounded)
     for op in found:
         expr = ops.expression(expression(op))
         assert (expr.output.shape, [t.name for t in expr.inputs]) == (op.output, list(op.shapes)), op.id

@@ -100,6 +100,15 @@ def test_its_compiler_takes_every_chain(library: TorchLibrary, kind: str) -> Non
     assert library.excess(side.call(), expected, rounding.LIBRARY_SLACK) <= 1.0
 
 
+def test_tf32_is_on_where_the_operator_permits_it_and_off_elsewhere(library: TorchLibrary) -> None:
+    strict = case("matmul", "float32")
+    op = Operator("matmul tf32", "tf32", strict.kind, strict.dtype, strict.shapes, {"precision": "tf32"})
+    operands = library.operands(op, False, 1, seed=5)
+    for asked, permitted in ((op, True), (strict, False)):
+        assert list(library.peers(asked, operands, Choices(compiled=False)))
+        assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is permitted
+
+
 def test_rooms_and_what_lies_behind_an_output(library: TorchLibrary) -> None:
     raw = library.room(64)
     raw.fill_(0xFF)

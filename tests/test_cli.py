@@ -149,11 +149,21 @@ def test_verify_compares_here_or_on_an_emulator(tmp_path):
     assert refused.exit_code == 4 and "device 'cpu' has no emulator" in refused.stderr
 
 
+def test_what_may_be_rounded_is_said_and_checked():
+    done = run("verify", "matmul", "24x16", "16x32", "-d", "cpu", "--precision", "tf32")
+    assert done.exit_code == 0, done.output
+    assert "factors rounded to tfloat32" in done.stdout
+    explained = run("explain", "matmul", "24x16", "16x32", "-d", "cpu:x86-64-v3", "--precision", "tf32", "--format", "json")
+    assert json.loads(explained.stdout)["stages"][0]["factor_dtype"] == "tfloat32"
+
+
 @pytest.mark.skipif(bool(toolchain.problems()) or shutil.which("g++") is None, reason="needs NVRTC and g++")
 def test_verify_needs_no_gpu_for_its_kernel():
     done = run("verify", "matmul", "24x16", "16x32", "--dtype", "float16", "-d", "cuda:a100", "--emulate")
     assert done.exit_code == 0, done.output
     assert "right on the emulator" in done.stdout and "cuda:a100" in done.stdout
+    done = run("verify", "matmul", "32x64", "64x32", "-d", "cuda:a100", "--emulate", "--precision", "tf32")
+    assert done.exit_code == 0 and "tfloat32" in done.stdout, done.output
 
 
 def test_devices_and_specs():
@@ -184,6 +194,7 @@ def test_lint_fails_with_one(tmp_path):
         (["compile", "relu", "8", "--top", "0"], 2, "top"),
         (["nonsense"], 2, "nonsense"),
         (["compile", "mtmul", "4x4"], 3, "did you mean"),
+        (["compile", "relu", "8", "--precision", "tf16"], 3, "unknown precision 'tf16'"),
         (["compile", "relu", "8", "-d", "cpu:zem3"], 3, "did you mean 'zen3'"),
         (["compile", "relu", "8", "--spec", "none.toml"], 3, "none.toml: no such file"),
         (["compile", "relu", "8", "-d", "cpu:zen3", "--threads", "99"], 3, "threads"),

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from emulating import needs_compiler, needs_cxx
 from fake_arrays import Array, Namespaced
-from fake_gpu import LEFT, RIGHT, Gpus, fresh, of_groups, values, why_not
+from fake_gpu import LEFT, RIGHT, Gpus, fresh, of_groups, rounding_groups, values, why_not
 
 from roller import verify
 from roller.chip import load_spec
-from roller.errors import LaunchError
+from roller.errors import LaunchError, WrongResultError
 
 pytestmark = [needs_compiler, needs_cxx, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 OUT = (LEFT[0], RIGHT[1])
@@ -86,6 +87,25 @@ def test_each_gpu_has_maps_of_its_own(hoppers: Gpus) -> None:
         run(a, b, out=out)
         hoppers.settle()
         right(out.values(), a.values(), b.values())
+
+
+def test_boxes_round_where_the_map_says_so(hoppers: Gpus) -> None:
+    """To the nearest, and to even: then no bit is left that products would cut off, and only the permission allows the result."""
+    run = fresh(rounding_groups(), hoppers).load()
+    (described,) = run.artifact.launch["kernels"]
+    assert {(m["tensor"], m["dtype"]) for m in described["maps"].values()} == {
+        ("a", "tfloat32"),
+        ("b", "tfloat32"),
+        (run.artifact.launch["output"], "float32"),
+    }
+    assert run.expr.stages[0].factor_dtype == "tfloat32"
+    arrays = verify.random_inputs(run.expr, 3)
+    result = np.asarray(run(arrays["a"], arrays["b"]))
+    verify.check(run.expr, arrays, result)
+    strict = replace(run.expr, stages=tuple(replace(s, factor_dtype=None) for s in run.expr.stages))
+    verify.check(strict, {n: verify.to_significant(a, "tfloat32").astype(np.float32) for n, a in arrays.items()}, result)
+    with pytest.raises(WrongResultError):
+        verify.check(strict, arrays, result)
 
 
 @pytest.mark.parametrize("shift", [2, 8])

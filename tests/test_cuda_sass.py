@@ -120,6 +120,35 @@ def test_fragments_are_read_once_and_are_what_the_tile_says(chip: str) -> None:
     assert code.hot.bytes_of("LDS") == 0
 
 
+@cache
+def rounding(chip: str, turned: tuple[bool, bool]) -> Compiled:
+    """A product of float32 values whose factors may be rounded to tf32."""
+    a, b = (ops.tensor((SIZE, SIZE), "float32", name=name) for name in "ab")
+    kernel = roller.compile(ops.matmul(a, b, *turned), device=f"cuda:{chip}", precision="tf32")
+    (code,) = machine_code.read(kernel.artifact.data).values()
+    return Compiled(kernel.program.stages[0], code, kernel)
+
+
+@pytest.mark.parametrize("chip", ["a100", "l40s", "h100"])
+@pytest.mark.parametrize("turned", [*itertools.product((False, True), repeat=2)], ids=str)
+def test_products_rounded_to_tf32(chip: str, turned: tuple[bool, bool]) -> None:
+    """The products that the tile says, from registers or, on Hopper and along the reduction, from shared memory; every fragment is
+    read once, 4 bytes a value, by `ldmatrix` or word by word.
+    """
+    stage, code, kernel = rounding(chip, turned)
+    hot, groups = code.hot, chip in WITH_GROUPS and turned == (False, True)
+    columns = stage.atom.extents["n"]
+    assert set(hot.matrix_products) == {f"HGMMA.64x{columns}x8.F32.TF32" if groups else "HMMA.1688.F32.TF32"}
+    assert code.kernel.stack_bytes == 0 and code.whole.local_accesses == 0
+    assert not any(value for name, value in kernel.artifact.resources.items() if name.endswith("spilled_bytes"))
+    assert hot.divisions == hot.constant_divisions == hot.repeated_fragments == hot.repeated_shared_reads == 0
+    read = hot.fragment_bytes + hot.bytes_of("LDS")
+    tile = dict(zip([d.name for d in stage.nest.dims], stage.inner, strict=True))
+    assert read * tile["m"] * tile["n"] == (0 if groups else 4 * (tile["m"] + tile["n"]) * hot.matrix_work)
+    assert bool(hot.bytes_of("LDS")) == (turned != (False, True))
+    assert hot.drains == 0
+
+
 @pytest.mark.parametrize("chip", WITH_FRAGMENTS)
 def test_copies_that_run_by_themselves_bring_what_the_block_tile_says(chip: str) -> None:
     """What a warp copies in one turn of the loop, times the warps, is the panels of a step: nothing is copied twice."""

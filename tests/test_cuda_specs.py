@@ -124,9 +124,13 @@ def test_tensor_cores_of_the_architecture(chip: str) -> None:
         assert set(matrix) == {"wmma_m16n16k16"}
         assert fastest == {}
         return
-    assert {"mma_m16n8k16_f16", "mma_m16n8k16_bf16"} <= set(matrix)
-    assert fastest == {"bfloat16": tensor, "int8": 2048 if known.arch in {"sm_86", "sm_89"} else 2 * tensor}
-    assert ("wgmma_m64n256k16_f16" in matrix) == (known.arch == "sm_90a")
+    assert {"mma_m16n8k16_f16", "mma_m16n8k16_bf16", "mma_m16n8k8_tf32"} <= set(matrix)
+    bytes_ = 2048 if known.arch in {"sm_86", "sm_89"} else 2 * tensor
+    assert fastest == {"bfloat16": tensor, "tfloat32": tensor / 2, "int8": bytes_}
+    half, tf32 = (spec.peaks_gflops[f"{dtype}_matrix"] for dtype in ("float16", "tfloat32"))
+    assert tf32 == pytest.approx(half / 2, rel=0.02)
+    for name in ("wgmma_m64n256k16_f16", "wgmma_m64n256k8_tf32"):
+        assert (name in matrix) == (known.arch == "sm_90a")
     assert ("mma_m16n8k32_s8" in matrix) == (known.arch != "sm_90a")
 
 

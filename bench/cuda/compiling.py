@@ -34,7 +34,8 @@ def compiled(table: Mapping[str, Any], chip: str) -> tuple[list[dict[str, Any]],
     """
     op = from_json(table)
     began = time.perf_counter()
-    kernel = roller.compile(expression(op), device=f"{DEVICE}:{chip}", top_k=TOP)
+    precision = op.options.get("precision", "ieee")
+    kernel = roller.compile(expression(op), device=f"{DEVICE}:{chip}", top_k=TOP, precision=precision)
     artifact, chosen = kernel.artifact, kernel.candidates[0]
     found = [(described(artifact, chosen) | {"compile_s": round(time.perf_counter() - began, 3)}, artifact.data)]
     for choice in kernel.candidates[1:] if op.ten else ():
@@ -72,7 +73,7 @@ def said(error: Exception) -> str:
 
 def roofline(op: Operator, spec: HardwareSpec) -> float:
     """Seconds that the chip's peaks allow: the fastest units for the type of a product, every byte once over memory."""
-    matrix = spec.peaks_gflops.get(f"{op.dtype}_matrix")
+    matrix = spec.peaks_gflops.get(f"{op.factor_dtype}_matrix")
     peak = matrix or spec.peaks_gflops["float32"]
     bandwidth = spec.levels[1].bandwidth_gbps or float("inf")
     return max(op.flops / (peak * 1e9), op.moved / (bandwidth * 1e9))

@@ -33,7 +33,7 @@ CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
 # CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion
 MAP_TYPES: Mapping[str, int] = {
     "uint8": 0, "int8": 0, "uint16": 1, "int16": 1, "uint32": 2, "int32": 3, "uint64": 4, "int64": 5,
-    "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9,
+    "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9, "tfloat32": 11,
 }  # fmt: skip
 MAP_SWIZZLES: Mapping[int, int] = {0: 0, 32: 1, 64: 2, 128: 3}
 MAP_PROMOTION_256 = 3

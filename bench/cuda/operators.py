@@ -31,6 +31,7 @@ TIERS = {
     "ResNet-50 fp16, batch 64": 1,
     "BERT fp16": 1,
     "bf16 GEMM square": 1,
+    "tf32": 1,
     "fp16 GEMM random": 2,
     "bf16 GEMM skinny": 2,
     "bf16 GEMM ragged": 2,
@@ -58,7 +59,8 @@ TEN = frozenset(
 class Operator:
     """One operator: what kind it is, its inputs by name in order, one element type for all, and what else decides it.
 
-    `options`: `stride`, `pads` (top, bottom, left, right), `kernel` (high, wide), `axes`, `transpose_b`.
+    `options`: `stride`, `pads` (top, bottom, left, right), `kernel` (high, wide), `axes`, `transpose_b`; `precision`: "tf32" where
+    factors of float32 products may be rounded to that.
     """
 
     id: str
@@ -92,6 +94,11 @@ class Operator:
     def flops(self) -> float:
         """Operations of products and convolutions, a multiply-add as two; 0 for others, whose time is that of their bytes."""
         return 2.0 * self.depth * math.prod(self.output) if {"w", "b"} & set(self.shapes) else 0.0
+
+    @property
+    def factor_dtype(self) -> str:
+        """The type in which factors of products may be multiplied."""
+        return "tfloat32" if self.options.get("precision") == "tf32" else self.dtype
 
     @property
     def moved(self) -> int:
@@ -149,7 +156,7 @@ def operators() -> list[Operator]:
     """All of them, the most important ones first, families in turns; ids are unique."""
     made = [
         Operator(o.id, o.family, o.kind, o.dtype, o.shapes, o.options, o.id in TEN)
-        for o in (*paper(), *tensor_core(), *products("fp16"), *products("bf16"), *resnet(), *bert(), *chains())
+        for o in (*paper(), *tensor_core(), *products("fp16"), *products("bf16"), *rounded(), *resnet(), *bert(), *chains())
     ]
     return ordered(made)
 
@@ -216,6 +223,21 @@ def products(short: str) -> Iterator[Operator]:
     for group, cases in shapes.items():
         for m, n, k in cases:
             yield Operator(f"{short} {m}x{n}x{k}", f"{short} GEMM {group}", "matmul", dtype, {"a": (m, k), "b": (k, n)})
+
+
+def rounded() -> Iterator[Operator]:
+    """Products of float32 values that tensor cores may round to tf32: squares, one with both operands along the reduction, and a
+    convolution.
+    """
+    family, permitted = "tf32", {"precision": "tf32"}
+    for n in (1024, 4096, 8192):
+        yield Operator(f"tf32 {n}x{n}x{n}", family, "matmul", "float32", {"a": (n, n), "b": (n, n)}, permitted)
+    a, b = (1, 4096, 4096), (1, 4096, 4096)
+    options = {**permitted, "transpose_b": True}
+    yield Operator("tf32 4096x4096x4096, b turned", family, "batch_matmul", "float32", {"a": a, "b": b}, options)
+    shapes = {"x": (64, 128, 28, 28), "w": (128, 128, 3, 3)}
+    options = {**permitted, "stride": 1, "pads": [1] * 4}
+    yield Operator("64x128x28x28 -> 128 k3 s1 tf32", family, "conv2d", "float32", shapes, options)
 
 
 def resnet() -> Iterator[Operator]:

@@ -1,9 +1,9 @@
 """How far a correct kernel may be from the reference: the principle of `roller.verify`, per element, for the operators here.
 
 With u the unit roundoff of a type and γ_n = n·u / (1 - n·u), a sum of n terms in any order is off by at most γ_n·Σ|terms| (Higham,
-*Accuracy and Stability of Numerical Algorithms*, §3); tensor cores may cut off instead of rounding, hence twice that. Every result
-that is put into the operator's type adds u times its size. On small whole numbers nothing is rounded, so most operators must be
-exact: a single wrong term shows.
+*Accuracy and Stability of Numerical Algorithms*, §3); tensor cores may cut off instead of rounding, hence twice that. Where factors
+may be rounded, each adds u of that type to its term. Every result that is put into the operator's type adds u times its size. On
+small whole numbers nothing is rounded, so most operators must be exact: a single wrong term shows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from bench.cuda.operators import Operator
 
-UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+UNIT_ROUNDOFF = {"float32": 2.0**-24, "tfloat32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 UNDERFLOW = {"float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}
 ACCUMULATED = UNIT_ROUNDOFF["float32"]  # every sum here is in float32
 FUNCTION = 16 * UNIT_ROUNDOFF["float32"]  # what gelu may lose, relative to its argument
@@ -49,6 +49,8 @@ def bound(op: Operator, integer: bool) -> Bound:
     unit = UNIT_ROUNDOFF[op.dtype]
     # Exact sums of whole numbers stay exact.
     total = 0.0 if integer or op.depth == 1 else 2 * op.depth * ACCUMULATED / (1 - op.depth * ACCUMULATED)
+    if op.factor_dtype != op.dtype and not integer:  # both factors of every term
+        total += 2 * UNIT_ROUNDOFF[op.factor_dtype] + UNIT_ROUNDOFF[op.factor_dtype] ** 2
     steps = STEPS.get(op.kind, 1) * unit
     slope = 1.13 if op.kind in GELU else 1.0  # the steepest part of gelu
     return Bound(slope * total, slope * steps + (FUNCTION if op.kind in GELU else 0.0), UNDERFLOW[op.dtype])

@@ -1,6 +1,6 @@
 """PyTorch as the benchmark's array library: memory, the reference in float64, and its own operators (cuBLAS, cuDNN, its compiler).
 
-TF32 is off, cuDNN tries its algorithms out, images are offered channels-last too.
+TF32 is off but for operators that permit it, cuDNN tries its algorithms out, images are offered channels-last too.
 """
 
 from __future__ import annotations
@@ -38,10 +38,13 @@ class TorchLibrary:
         self._device = torch.device(device)
         if self._device.type == "cuda" and not torch.cuda.is_available():
             raise ImportError(f"torch {torch.__version__} finds no GPU: a build with CUDA is needed, for this driver")
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
+        self._permit_tf32(False)
         torch.backends.cudnn.benchmark = True
         torch.set_grad_enabled(False)
+
+    def _permit_tf32(self, permitted: bool) -> None:
+        torch.backends.cuda.matmul.allow_tf32 = permitted
+        torch.backends.cudnn.allow_tf32 = permitted
 
     def describe(self) -> dict[str, str]:
         """Versions of torch and of what it brings."""
@@ -136,6 +139,7 @@ class TorchLibrary:
 
     def peers(self, op: Operator, operands: Mapping[str, torch.Tensor], choices: Choices) -> Iterator[Side]:
         """Torch's operators, channels-last and with operands turned beforehand; fused chains also by its compiler; Triton."""
+        self._permit_tf32(op.factor_dtype == "tfloat32")  # until the next operator's peers are asked for
         eager = partial(compute, op)
         yield Side("torch", into(op, operands, self.view(self.room(result_bytes(op)), op.dtype, op.output)))
         if op.kind in IMAGES:

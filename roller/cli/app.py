@@ -36,6 +36,7 @@ DType = Annotated[str, typer.Option(help="Element type of inputs that do not say
 DeviceName = Annotated[str, typer.Option("--device", "-d", help='"name" or "name:chip".')]
 SpecFile = Annotated[Path | None, typer.Option("--spec", help="A spec file instead of a chip.")]
 Threads = Annotated[int | None, typer.Option(help="At most so many units; default: all.")]
+Precision = Annotated[str, typer.Option(help="ieee, or tf32: factors of float32 products may be rounded.")]
 Top = Annotated[int, typer.Option("--top", min=1, help="Programs to keep.")]
 Measure = Annotated[bool, typer.Option("--measure", help="Build and time the kept programs, take the fastest.")]
 Verify = Annotated[bool, typer.Option("--verify", help="Compare the kernel with the reference.")]
@@ -72,6 +73,7 @@ def compile_command(
     device: DeviceName = "cpu",
     spec: SpecFile = None,
     threads: Threads = None,
+    precision: Precision = "ieee",
     top: Top = 10,
     measure: Measure = False,
     verify: Verify = False,
@@ -81,7 +83,9 @@ def compile_command(
     """Compile an operator, and save the kernel with --output."""
     op = parse(operator, dtype)
     with progress("compiling"):
-        kernel = roller.compile(op, device, spec=spec, top_k=top, measure=measure, verify=verify, threads=threads)
+        kernel = roller.compile(
+            op, device, spec=spec, top_k=top, measure=measure, verify=verify, threads=threads, precision=precision
+        )
         if output is not None:
             kernel.save(output)
     saved = None if output is None else str(output)
@@ -99,11 +103,12 @@ def explain(
     device: DeviceName = "cpu",
     spec: SpecFile = None,
     threads: Threads = None,
+    precision: Precision = "ieee",
     top: Top = 10,
     form: Form = Format.table,
 ) -> None:
     """Explain the program of an operator, or of a saved kernel (a .roller file)."""
-    kernel = _kernel(operator, dtype, device=device, spec=spec, threads=threads, top=top)
+    kernel = _kernel(operator, dtype, device=device, spec=spec, threads=threads, precision=precision, top=top)
     explanation = kernel.explain()
     report(form, "explain", lambda: explanation, explanation.to_dict)
 
@@ -117,11 +122,12 @@ def bench(
     device: DeviceName = "cpu",
     spec: SpecFile = None,
     threads: Threads = None,
+    precision: Precision = "ieee",
     seconds: Annotated[float, typer.Option(min=0.01, max=60.0, help="How long to measure.")] = 1.0,
     form: Form = Format.table,
 ) -> None:
     """Time an operator, or a saved kernel, on this machine."""
-    kernel = _kernel(operator, dtype, device=device, spec=spec, threads=threads, top=1)
+    kernel = _kernel(operator, dtype, device=device, spec=spec, threads=threads, precision=precision, top=1)
     with progress("measuring"):
         (measured,) = trial.measure([kernel.artifact], seconds)
     if measured is None:
@@ -144,15 +150,18 @@ def verify_command(
     device: DeviceName = "cpu",
     spec: SpecFile = None,
     threads: Threads = None,
+    precision: Precision = "ieee",
     emulate: Annotated[bool, typer.Option("--emulate", help="On the device's emulator: slow, no such device needed.")] = False,
     form: Form = Format.table,
 ) -> None:
     """Compare the kernel of an operator, or a saved one, with the reference: every element, of large operators a sample."""
-    kernel = _kernel(operator, dtype, device=device, spec=spec, threads=threads, top=1)
+    kernel = _kernel(operator, dtype, device=device, spec=spec, threads=threads, precision=precision, top=1)
     with progress("comparing with the reference"):
         trial.verify(kernel.artifact, kernel.expr, emulate)
     where = "emulator" if emulate else "device"
-    said = f"right on the {where}, for random numbers and for whole ones: {repr(kernel).strip('<>')}"
+    formats = dict.fromkeys(stage.factor_dtype for stage in kernel.expr.stages if stage.factor_dtype is not None)
+    rounded = f", with factors rounded to {' or '.join(formats)} at most" if formats else ""
+    said = f"right on the {where}, for random numbers and for whole ones{rounded}: {repr(kernel).strip('<>')}"
     report(form, "verify", lambda: Text(said), lambda: {**_described(kernel), "verified": True, "where": where})
 
 
@@ -176,7 +185,9 @@ def _state(name: str) -> tuple[bool, str]:
     return not lacking, "; ".join(lacking) or "ready"
 
 
-def _kernel(words: list[str], dtype: str, *, device: str, spec: Path | None, threads: int | None, top: int) -> Kernel:
+def _kernel(
+    words: list[str], dtype: str, *, device: str, spec: Path | None, threads: int | None, precision: str, top: int
+) -> Kernel:
     """The kernel of an operator, or the one that a file holds."""
     if len(words) == 1 and words[0].endswith(".roller"):
         try:
@@ -185,7 +196,7 @@ def _kernel(words: list[str], dtype: str, *, device: str, spec: Path | None, thr
             raise BadFileError(str(error)) from error
     op = parse(words, dtype)
     with progress("compiling"):
-        return roller.compile(op, device, spec=spec, top_k=top, threads=threads)
+        return roller.compile(op, device, spec=spec, top_k=top, threads=threads, precision=precision)
 
 
 def _described(kernel: Kernel) -> dict[str, object]:

@@ -40,7 +40,7 @@ class Layout:
 def layout_of(block: GroupBlock, machine: Machine) -> Layout:
     """How a block's memory is laid out."""
     program = block.program
-    dtype = program.atom.in_dtype
+    dtype = program.atom.stored_dtype
     size, found, start = ELEMENT_BYTES[dtype], [], 0
     for staging in program.staged:
         panel = swizzled_panel(program, staging, None, start)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from tvm.tirx import For, ForKind
 
 from roller.expr import ELEMENT_BYTES
+from roller.hardware import STORED_AS
 from roller.nest import Access, Nest
 from roller.program import StageProgram
 from roller.scalar import Load
@@ -166,7 +167,7 @@ def _described(program: StageProgram, panel: SwizzledPanel, access: Access, side
     wanted = {panel.along: panel.width, panel.side: rows}
     if not set(wanted) <= {d for s in sides for d, _ in s.terms} and tile[panel.side] > 1:
         return None
-    found = description(access.tensor.name, access.tensor.dtype, sides, wanted, panel.width * size)
+    found = description(access.tensor.name, program.atom.in_dtype, sides, wanted, panel.width * size)
     if found is None:
         return None
     return Bulk(panel, found, map_argument(f"map{panel.staging.operand}"), tuple(sides), rows, tile, cluster)
@@ -176,7 +177,7 @@ def description(tensor: str, dtype: str, sides: Sequence[Side], wanted: Mapping[
     """An array with these sides, the innermost first, cut into boxes of so many positions along dimensions of the nest; None where
     no map of the hardware is like that.
     """
-    size = ELEMENT_BYTES[dtype]
+    size = ELEMENT_BYTES[STORED_AS.get(dtype, dtype)]
     strides = tuple(s.stride * size for s in sides[1:])
     if not 1 <= len(sides) <= MOST_DIMENSIONS or sides[0].stride != 1 or any(stride % ALIGNMENT for stride in strides):
         return None

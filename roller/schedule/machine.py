@@ -101,6 +101,9 @@ class PanelUnit(Protocol):
     def first(self, role: str, lane: Expr) -> Expr:
         """The row (m) or column (n) of the first result of a lane of the group."""
 
+    def taken(self, value: Expr) -> Expr:
+        """A value as a lane stores it into a panel: rounded where the atom would cut it off."""
+
     def begin(self) -> Stmt:
         """Accumulators are as lanes have left them."""
 

@@ -194,7 +194,7 @@ def outlet_of(
     inner = program.inner[spots["n"]]
     width = next((w // size for w in (WIDEST_ROW, 64, 32, WIDEST_ACCESS) if inner % (w // size) == 0), 0)
     sides = _sides(program, parts)
-    words = run_of(unit) * size % ELEMENT_BYTES[program.atom.in_dtype] == 0  # places are counted in the panels' elements
+    words = run_of(unit) * size % ELEMENT_BYTES[program.atom.stored_dtype] == 0  # places are counted in the panels' elements
     if not width or not words or sides is None or sides[0].terms != ((spots["n"], 1),):
         return None
     row = width * size

@@ -112,7 +112,7 @@ def shared_panel(block: Block, staging: Staging, ahead: int | None) -> SharedPan
                 size *= program.unit_tile[dim]
         if dims == row:
             size += staging.row_padding
-    value = operand_value(factor, program.atom) if matrix else factor
+    value = operand_value(program.nest, staging.operand, program.atom) if matrix else factor
     assert value is not None, "a matrix atom has both operands in its own type"
     whole = WIDEST_ACCESS // ELEMENT_BYTES[value.dtype]
     size = -(-size // whole) * whole  # every copy starts where the widest access may
@@ -127,8 +127,15 @@ class Filling:
     """
 
     def __init__(
-        self, block: Block, panel: SharedPanel, reader: Reader, copies: Copies | None, crew: tuple[Expr, int] | None = None
+        self,
+        block: Block,
+        panel: SharedPanel,
+        reader: Reader,
+        copies: Copies | None,
+        crew: tuple[Expr, int] | None = None,
+        taken: Callable[[Expr], Expr] = lambda value: value,
     ) -> None:
+        self.taken = taken  # what is made of a value before it is stored
         self.block, self.panel, self.reader, self.nest = block, panel, reader, block.program.nest
         self.thread, self.threads = (block.thread, block.threads) if crew is None else crew
         self.wide, width = _along(block, panel, reader)
@@ -204,7 +211,7 @@ class Filling:
         if width == 1:
             held = Held.in_registers()
             value = self.reader.value(self.panel.value, point, held)
-            found: list[Stmt] = [*held.statements, store(into, value, at)]
+            found: list[Stmt] = [*held.statements, store(into, self.taken(value), at)]
         else:
             found = self._wide(point, into, at)
         if inside is None:
@@ -242,7 +249,7 @@ class Filling:
             held = Held.in_registers()
             self.reader.vectors = {count: load(taken, n)}
             value = self.reader.value(node, point.moved(step), held)
-            statements += [*held.statements, store(into, value, plus(at, n))]
+            statements += [*held.statements, store(into, self.taken(value), plus(at, n))]
         self.reader.vectors = {}
         return statements
 

@@ -185,7 +185,7 @@ class SpecialisedStage(Stage):
 
     def _signal(self, pair: Position, which: int) -> Expr:
         """The address of a signal: pairs lie behind the panels."""
-        each = SIGNAL_BYTES // ELEMENT_BYTES[self.program.atom.in_dtype]
+        each = SIGNAL_BYTES // ELEMENT_BYTES[self.program.atom.stored_dtype]
         return pointer(self.arena, plus(plus(times(pair, 2 * each), which * each), self.layout.signals), True)
 
     def _at(self, ring: Ring, slot: Expr, which: int) -> Expr:
@@ -228,7 +228,9 @@ class SpecialisedStage(Stage):
         full = self._at(ring, slot, FULL)
         bulks = [b for p in ring.panels if (b := self.bulks[p.staging.operand]) is not None]
         carried = [
-            Filling(self.block, p, self.reader, None, self.crew) for p in ring.panels if self.bulks[p.staging.operand] is None
+            Filling(self.block, p, self.reader, None, self.crew, self.unit.taken)
+            for p in ring.panels
+            if self.bulks[p.staging.operand] is None
         ]
         statements = [producers.wait(self._at(ring, slot, EMPTY), tirx.bitwise_xor(load(ring.phase, 0), index(1)))]
         if bulks:

@@ -77,7 +77,7 @@ class SwizzledPanel(SharedPanel):
 def swizzled_panel(program: StageProgram, staging: Staging, buffer: Buffer, start: int) -> SwizzledPanel:
     """A panel from an element of a buffer on, with as many copies as the program says."""
     nest, tile = program.nest, program.unit_tile
-    touches, value = staged_touches(nest, staging), operand_value(nest.factors[staging.operand], program.atom)
+    touches, value = staged_touches(nest, staging), operand_value(nest, staging.operand, program.atom)
     assert value is not None, "a matrix atom has both operands in its own type"
     spots = {role: dim for role, dim in program.mapping if touches[dim]}
     along = row_dim(nest, program.atom, program.mapping, staging.operand, tile)

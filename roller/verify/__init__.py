@@ -14,12 +14,13 @@ import numpy as np
 
 from roller.errors import ExpressionError, WrongResultError
 from roller.expr import FLOATS, Tensor, TensorExpr
+from roller.hardware import STORED_AS
 from roller.ops.types import integer_range
 from roller.scalar import Binary, Unary, loads, walk
 from roller.verify.interpret import interpret
-from roller.verify.rounding import Approximate, Array, numpy_dtype
+from roller.verify.rounding import Approximate, Array, numpy_dtype, to_significant
 
-__all__ = ["check", "numpy_dtype", "random_inputs", "reference", "sample_points", "tolerance"]
+__all__ = ["check", "numpy_dtype", "random_inputs", "reference", "sample_points", "to_significant", "tolerance"]
 
 Arrays = Mapping[str, Array] | Sequence[Array]
 
@@ -68,14 +69,19 @@ def check(expr: TensorExpr, arrays: Arrays, result: Array, points: Array | None 
     )
 
 
-def random_inputs(expr: TensorExpr, seed: int = 0, integer: bool = False) -> dict[str, Array]:
+def random_inputs(expr: TensorExpr, seed: int = 0, integer: bool = False, held: str | None = None) -> dict[str, Array]:
     """Inputs by name, of their own element types (bfloat16 is that of ml_dtypes), the same for the same seed.
 
     Floats lie in -1..1, integers in -8..8 within the type; with `integer` all are whole numbers in -4..4. Inputs that logarithms,
-    roots, powers or divisions depend on are positive, and no smaller than 1/2.
+    roots, powers or divisions depend on are positive, and no smaller than 1/2. `held`: float32 inputs are what this narrower format
+    holds, so that nothing that may be rounded to it changes.
     """
     positive = _positive(expr)
-    return {t.name: _random(t, [seed, n], integer, t.name in positive) for n, t in enumerate(expr.inputs)}
+    found = {t.name: _random(t, [seed, n], integer, t.name in positive) for n, t in enumerate(expr.inputs)}
+    if held is None:
+        return found
+    kept = {t.name for t in expr.inputs if t.dtype == STORED_AS[held]}
+    return {name: to_significant(array, held).astype(array.dtype) if name in kept else array for name, array in found.items()}
 
 
 def sample_points(expr: TensorExpr, count: int, seed: int = 0) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 
 from roller.errors import ExpressionError
 from roller.expr import FLOATS, Axis, Stage, Tensor, TensorExpr
-from roller.scalar import Affine, Load
+from roller.scalar import Affine, Binary, Load
 from roller.verify.rounding import (
     SIGNIFICANT_BITS,
     UNIT_ROUNDOFF,
@@ -19,6 +19,7 @@ from roller.verify.rounding import (
     Points,
     evaluate,
     numpy_dtype,
+    product,
     widened,
 )
 
@@ -161,7 +162,7 @@ def _reduced(stage: Stage, columns: Mapping[str, Array], load: Callable[[Load, P
     combine = {"sum": np.add, "max": np.maximum, "min": np.minimum}[stage.reducer or "sum"]
     for piece in _pieces(extent, PIECE):
         axes = dict(columns) | _rows(stage.reduced, piece)
-        term = evaluate(stage.body, Points(axes, load, bounds))
+        term = _term(stage, Points(axes, load, bounds))
         shape = (size, piece.stop - piece.start)
         value = np.broadcast_to(term.value, shape)
         part = combine.reduce(value, axis=1, keepdims=True)
@@ -181,6 +182,14 @@ def _reduced(stage: Stage, columns: Mapping[str, Array], load: Callable[[Load, P
         return Approximate(widened(total, dtype), 0.0 if error is None else error)
     exact = whole & (magnitude <= 2.0 ** SIGNIFICANT_BITS[dtype])
     return Approximate(total, np.where(exact, 0.0, error + _gamma(extent, dtype) * (magnitude + error)))
+
+
+def _term(stage: Stage, points: Points) -> Approximate:
+    """What the reducer combines."""
+    if stage.factor_dtype is None or not points.bounds:
+        return evaluate(stage.body, points)
+    assert isinstance(stage.body, Binary), "only factors of products may be rounded"
+    return product(stage.body, stage.factor_dtype, points)
 
 
 def _gamma(terms: int, dtype: str) -> float:

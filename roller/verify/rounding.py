@@ -7,6 +7,7 @@ node goes e ≥ |computed - v|, whatever order the kernel works in. With u the u
     f(a) monotone    e = max |f(a ± e_a) - f(a)| + c·u|v|         (c: `FUNCTION_ULPS`, what maths libraries may be off by)
     sum of n terms   e = Σe_i + γ_n·Σ(|t_i| + e_i),  γ_n = n·u / (1 - n·u)
     select           e of the chosen side; if the errors could flip the condition, also the distance of the two sides
+    factor that may be rounded to a narrower format of unit roundoff w:  e + w(|v| + e) instead of its e
 
 Results that are exact in the node's type cost nothing, so on small integers the whole bound is 0 and any difference is a fault.
 """
@@ -40,10 +41,14 @@ from roller.scalar import (
 
 Array = npt.NDArray[Any]
 
-UNIT_ROUNDOFF: Mapping[str, float] = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+UNIT_ROUNDOFF: Mapping[str, float] = {
+    "float64": 2.0**-53, "float32": 2.0**-24, "tfloat32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8,
+}  # fmt: skip
 # What may be lost near zero: devices flush float32 subnormals to 0; float16 keeps its own.
-UNDERFLOW: Mapping[str, float] = {"float64": 2.0**-1022, "float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}
-SIGNIFICANT_BITS: Mapping[str, int] = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
+UNDERFLOW: Mapping[str, float] = {
+    "float64": 2.0**-1022, "float32": 2.0**-126, "tfloat32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126,
+}  # fmt: skip
+SIGNIFICANT_BITS: Mapping[str, int] = {"float64": 53, "float32": 24, "tfloat32": 11, "float16": 11, "bfloat16": 8}
 FUNCTION_ULPS = 16.0
 
 
@@ -132,6 +137,27 @@ def rounded(value: Array, error: Array | float, dtype: str, ulps: float | Array 
         whole = (value == np.rint(value)) & (np.abs(value) < 2.0**53) & (np.asarray(error) == 0)
         slack = np.where(whole, 0.0, 2 * slack)
     return Approximate(value, error + slack)
+
+
+def to_significant(value: Array, dtype: str) -> Array:
+    """Values rounded to as many significant bits as a format has, to the nearest (to even of two); its range is not looked at."""
+    fraction, exponent = np.frexp(value)
+    bits = SIGNIFICANT_BITS[dtype]
+    found: Array = np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits)
+    return found
+
+
+def product(node: Binary, factor_dtype: str, points: Points) -> Approximate:
+    """A product whose factors a kernel may have rounded to a narrower format; what that format holds it cannot have changed."""
+    left, right = (_factor(evaluate(side, points), factor_dtype) for side in (node.left, node.right))
+    return _binary(node, left, right, points.bounds)
+
+
+def _factor(x: Approximate, dtype: str) -> Approximate:
+    known = (np.asarray(x.error) == 0) & (to_significant(x.value, dtype) == x.value)
+    held = known & ((np.abs(x.value) >= UNDERFLOW[dtype]) | (x.value == 0))
+    slack = UNIT_ROUNDOFF[dtype] * (np.abs(x.value) + x.error) + UNDERFLOW[dtype]
+    return Approximate(x.value, np.where(held, 0.0, x.error + slack))
 
 
 _erf: Callable[[Array], Array] = np.vectorize(math.erf, otypes=[np.float64])

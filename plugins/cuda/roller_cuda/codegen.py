@@ -27,6 +27,7 @@ SKIPPED = ["s_tir.ThreadSync"]  # adds barriers where it cannot see that there a
 HERE = Path(__file__).parent
 WANTED = {
     "roller_ldmatrix": "tensor_cores.cuh",
+    "roller_tf32": "tf32.cuh",
     "roller_quads": "quads.cuh",
     "roller_copies": "copies.cuh",
     "roller_signals": "hopper.cuh",

@@ -61,7 +61,8 @@ template <class Each> inline long long over_box(const Box &box, Each each) {
 
 inline void arrive(const Box &box) {
     const long long all = over_box(box, [&](char *place, char *address, bool inside) {
-        if (inside) std::memcpy(place, address, box.map.element);
+        if (inside && box.map.rounds) round_even(place, address);
+        else if (inside) std::memcpy(place, address, box.map.element);
         else std::memset(place, 0, box.map.element);
     });
     box.signal->bytes -= static_cast<int>(all * box.map.element);

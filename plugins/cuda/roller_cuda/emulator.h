@@ -26,7 +26,7 @@ struct Started { void (*compute)(void *, const void *, const void *); void *d; c
 
 struct TensorMap {
     char *base;
-    long long rank, element, swizzle;
+    long long rank, element, swizzle, rounds;  // rounds: to tf32
     long long extents[5], strides[5], box[5], steps[5];  // strides in bytes, the innermost is one element
 };
 
@@ -69,6 +69,7 @@ static char *shared;  // the memory of the block whose thread runs
 static bool at_once;  // copies arrive when they are started, not when somebody waits for them
 static bool misaligned;  // an access that the GPU would refuse
 static bool forsaken;  // a thread that came to its end before what it sent away had left shared memory
+static bool undefined;  // an operand whose value the GPU does not define
 static void (*body)(void **);
 static void **arguments;
 
@@ -171,6 +172,8 @@ template <class T> inline void mma_m16n8k16(float *d0, float *d1, float *d2, flo
             }
     });
 }
+
+#include "emulated_tf32.h"
 
 struct IntegerProduct { int *d[4]; const unsigned *a, *b; };
 
@@ -318,7 +321,7 @@ inline int run_blocks(bool backwards) {
 
 inline int launch(void (*kernel)(void **), void **given, int grid, int together, Dim threads, bool backwards, bool eager) {
     at_once = eager;
-    body = kernel, arguments = given, grid_size = {grid, 1, 1}, block_size = threads, misaligned = forsaken = false;
+    body = kernel, arguments = given, grid_size = {grid, 1, 1}, block_size = threads, misaligned = forsaken = undefined = false;
     count = threads.x * threads.y * threads.z;
     fibers.resize(count * together);
     blocks.assign(together, Block());
@@ -326,12 +329,12 @@ inline int launch(void (*kernel)(void **), void **given, int grid, int together,
     std::vector<char> room(each * together + 1024);
     char *const first = room.data() + (1024 - reinterpret_cast<uintptr_t>(room.data()) % 1024) % 1024;
     int stuck = 0;
-    for (int x = 0; x < grid && !stuck && !misaligned && !forsaken; x += together) {
+    for (int x = 0; x < grid && !stuck && !misaligned && !forsaken && !undefined; x += together) {
         for (int rank = 0; rank < together; rank++) blocks[rank].shared = first + rank * each, blocks[rank].index = {x + rank, 0, 0};
         stuck = run_blocks(backwards);
     }
     std::vector<Fiber>().swap(fibers);  // a library stays loaded: it must not hold stacks of megabytes
-    return stuck ? stuck : misaligned ? -1 : forsaken ? -2 : 0;
+    return stuck ? stuck : misaligned ? -1 : forsaken ? -2 : undefined ? -3 : 0;
 }
 
 inline Dim thread_index() {
@@ -408,6 +411,10 @@ template <class... A> inline void roller_mma_quads_row_col(A... a) { emulator::m
 template <class... A> inline void roller_mma_quads_row_row(A... a) { emulator::mma_quads<false, true>(a...); }
 template <class... A> inline void roller_mma_quads_col_col(A... a) { emulator::mma_quads<true, false>(a...); }
 template <class... A> inline void roller_mma_quads_col_row(A... a) { emulator::mma_quads<true, true>(a...); }
+template <class... A> inline void roller_mma_m16n8k8_tf32(A... a) { emulator::mma_m16n8k8_tf32(a...); }
+inline unsigned roller_tf32(float value) { return emulator::round_away(value); }
+inline unsigned roller_tf32(unsigned bits) { return emulator::round_away(emulator::float_of(bits)); }
+inline float roller_tf32_value(float value) { return emulator::float_of(emulator::round_away(value)); }
 inline void roller_copy_async_4(void *to, const void *from, int inside) { emulator::start({to, from, 4, inside}); }
 inline void roller_copy_async_8(void *to, const void *from, int inside) { emulator::start({to, from, 8, inside}); }
 inline void roller_copy_async_16(void *to, const void *from, int inside) { emulator::start({to, from, 16, inside}); }

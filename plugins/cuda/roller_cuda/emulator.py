@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 FLAGS = ("-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off")
 STACK_BYTES = 1 << 16
 MOST_DIMENSIONS = 5  # of an array from which boxes are copied
-FORSAKEN = -2  # what the emulator answers; other negative numbers: an address that is not aligned
+FORSAKEN, UNDEFINED = -2, -3  # what the emulator answers; other negative numbers: an address that is not aligned
 POISON = 0xFF  # of workspaces before the first kernel: a NaN in every floating type
 _SHARED = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+?) (\w+)\[\];")
 
@@ -79,6 +79,8 @@ class Emulator:
             stuck = start(given, kernel["blocks"], kernel["threads"], int(order.backwards), int(order.eager))
             if stuck == FORSAKEN:
                 raise LaunchError(f"kernel {kernel['name']!r}: a thread ends before its results have left shared memory")
+            if stuck == UNDEFINED:
+                raise LaunchError(f"kernel {kernel['name']!r}: an operand has bits that the instruction does not define")
             if stuck < 0:
                 raise LaunchError(f"kernel {kernel['name']!r}: an address is not aligned as its access wants")
             if stuck:
@@ -116,7 +118,7 @@ def _map(described: Mapping[str, Any], array: Array) -> Array:
     """The description of an array as `emulated_hopper.h` reads it."""
     rank = len(described["extents"])
     rows = [described["extents"], (0, *described["strides_bytes"]), described["box"], described["steps"]]
-    fields = [address(array), rank, array.itemsize, described["swizzle_bytes"]]
+    fields = [address(array), rank, array.itemsize, described["swizzle_bytes"], described["dtype"] == "tfloat32"]
     return np.array([*fields, *(n for row in rows for n in (*row, *[0] * (MOST_DIMENSIONS - rank)))], np.int64)
 
 

@@ -24,8 +24,8 @@ WARP = 32
 FILLING_REGISTERS = 40  # of a lane that fills panels
 GRANULE = 8  # registers are handed out by so many
 MOST_REGISTERS = 255
-ATOM = re.compile(r"wgmma_m64n(\d+)k\d+_(f16|bf16|s8)")
-CALL = re.compile(r"\broller_wgmma_n(\d+)_(f16|bf16|s8)\b")
+ATOM = re.compile(r"wgmma_m64n(\d+)k\d+_(f16|bf16|s8|tf32)")
+CALL = re.compile(r"\broller_wgmma_n(\d+)_(f16|bf16|s8|tf32)\b")
 
 
 class Kind(NamedTuple):
@@ -44,6 +44,7 @@ class Kind(NamedTuple):
 KINDS: Mapping[str, Kind] = {
     "f16": Kind("half", "float", 16, "f32.f16.f16", "f", ", 1, 1, {a}, {b}"),
     "bf16": Kind("nv_bfloat16", "float", 16, "f32.bf16.bf16", "f", ", 1, 1, {a}, {b}"),
+    "tf32": Kind("emulator::Truncated", "float", 8, "f32.tf32.tf32", "f", ", 1, 1"),
     "s8": Kind("signed char", "int", 32, "s32.s8.s8", "r", ""),
 }
 
@@ -67,6 +68,10 @@ class WarpGroupMma:
             return tirx.floormod(lane, index(4)) * index(2)
         warp, within = tirx.floordiv(lane, index(WARP)), tirx.floormod(lane, index(WARP))
         return warp * index(16) + tirx.floordiv(within, index(4))
+
+    def taken(self, value: Expr) -> Expr:
+        """A value for a panel; `wgmma` drops the bits that tf32 does not have, so that values are rounded before."""
+        return tirx.call_extern("float32", "roller_tf32_value", value) if self.dtype == "tf32" else value
 
     def begin(self) -> Stmt:
         """`wgmma.fence`."""
@@ -231,7 +236,7 @@ def _product(columns: int, dtype: str) -> str:
     a, b, *turned = (f"%{count + n}" for n in range(4))
     text = f"wgmma.mma_async.sync.aligned.m64n{columns}k{kind.depth}.{kind.types}"
     tail = kind.tail.format(a=turned[0], b=turned[1])
-    numbers = ', "n"(turned_a), "n"(turned_b)' if tail else ""
+    numbers = ', "n"(turned_a), "n"(turned_b)' if "{a}" in kind.tail else ""
     return f"""#ifndef ROLLER_EMULATED
 template <int up, int over, int row_a, int across_a, int turned_a, int row_b, int across_b, int turned_b>
 __device__ __forceinline__ void roller_wgmma_n{columns}_{dtype}({kind.result} *d, const void *panels, int a, int b) {{

@@ -71,8 +71,7 @@ def _group_loop(one: Instruction) -> list[str]:
     d, (keep, fixed) = one.registers[2], one.bits
     steps, tile = CHAINS, one.m * TILE_ROW
     results = ", ".join(f'"+{one.result}"(d[0][{i}])' for i in range(d))
-    scales = "p, 1, 1, 0, 0" if one.result == "f" else "p"
-    call = f"{one.ptx} {_operands(0, d)}, %{d}, %{d + 1}, {scales};"
+    call = f"{one.ptx} {_operands(0, d)}, %{d}, %{d + 1}, {one.scales};"
     return [
         "    extern __shared__ __align__(1024) uint4 room[];",
         "    unsigned *words = reinterpret_cast<unsigned *>(room);",

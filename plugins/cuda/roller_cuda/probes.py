@@ -102,7 +102,8 @@ class Sample:
 class Instruction:
     """A matrix instruction: its PTX name, extents, registers of the operands and of the result, and how operands look as bits.
 
-    `lanes` 128: operands lie in shared memory. `since`: the compute capability that has it; wgmma has it alone.
+    `lanes` 128: operands lie in shared memory. `since`: the compute capability that has it; wgmma has it alone. `scales`: what
+    stands behind wgmma's operands: whether results count, factors of the operands, whether they are turned.
     """
 
     ptx: str
@@ -114,6 +115,7 @@ class Instruction:
     since: tuple[int, int]
     lanes: int = 32
     result: str = "f"  # constraint of the result: f float, r integer
+    scales: str = "p, 1, 1, 0, 0"
 
     @property
     def flops(self) -> int:
@@ -136,6 +138,7 @@ class Instruction:
 
 
 _HALF, _BFLOAT, _BYTES = (0x83FF83FF, 0x30003000), (0x807F807F, 0x3E003E00), (0xFFFFFFFF, 0)
+_TF32 = (0x807FE000, 0x3E000000)
 _MMA, _WGMMA = "mma.sync.aligned.m16n8", "wgmma.mma_async.sync.aligned.m64n"
 INSTRUCTIONS: Mapping[str, Instruction] = {  # by the name of the atom
     "wmma_m16n16k16": Instruction(
@@ -143,6 +146,7 @@ INSTRUCTIONS: Mapping[str, Instruction] = {  # by the name of the atom
     ),
     "mma_m16n8k16_f16": Instruction(f"{_MMA}k16.row.col.f32.f16.f16.f32", 16, 8, 16, (4, 2, 4), _HALF, (8, 0)),
     "mma_m16n8k16_bf16": Instruction(f"{_MMA}k16.row.col.f32.bf16.bf16.f32", 16, 8, 16, (4, 2, 4), _BFLOAT, (8, 0)),
+    "mma_m16n8k8_tf32": Instruction(f"{_MMA}k8.row.col.f32.tf32.tf32.f32", 16, 8, 8, (4, 2, 4), _TF32, (8, 0)),
     "mma_m16n8k32_s8": Instruction(f"{_MMA}k32.row.col.s32.s8.s8.s32", 16, 8, 32, (4, 2, 4), _BYTES, (8, 0), result="r"),
     **{
         f"wgmma_m64n{n}k16_{short}": Instruction(
@@ -151,7 +155,13 @@ INSTRUCTIONS: Mapping[str, Instruction] = {  # by the name of the atom
         for n in (64, 128, 256)
         for short, bits in (("f16", _HALF), ("bf16", _BFLOAT))
     },
-    "wgmma_m64n128k32_s8": Instruction(f"{_WGMMA}128k32.s32.s8.s8", 64, 128, 32, (0, 0, 64), _BYTES, (9, 0), 128, "r"),
+    **{
+        f"wgmma_m64n{n}k8_tf32": Instruction(
+            f"{_WGMMA}{n}k8.f32.tf32.tf32", 64, n, 8, (0, 0, n // 2), _TF32, (9, 0), 128, scales="p, 1, 1"
+        )
+        for n in (64, 128, 256)
+    },
+    "wgmma_m64n128k32_s8": Instruction(f"{_WGMMA}128k32.s32.s8.s8", 64, 128, 32, (0, 0, 64), _BYTES, (9, 0), 128, "r", "p"),
 }  # fmt: skip
 
 

@@ -1,8 +1,9 @@
 """Tensor cores as matrix units: `mma.sync` with operands that a warp reads from shared memory.
 
-The layouts are those of the PTX manual, sections "Matrix fragments for mma.m16n8k16", "… for mma.m16n8k32" and "… for mma.m8n8k4".
-From compute capability 8.0 on an operand is made of matrices of 8 rows of 16 bytes, of which `ldmatrix` reads up to four at once;
-each lane gives the address of one row of one of them. On 7.0 every lane reads its own part.
+The layouts are those of the PTX manual, sections "Matrix fragments for mma.m16n8k16", "… for mma.m16n8k8", "… for mma.m16n8k32"
+and "… for mma.m8n8k4". From compute capability 8.0 on an operand is made of matrices of 8 rows of 16 bytes, of which `ldmatrix`
+reads up to four at once; each lane gives the address of one row of one of them. It transposes values of 16 bits only: those of 32
+bits lanes read one by one where rows lie across the reduction. On 7.0 every lane reads its own part.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from tvm import tirx
 
 from roller.plugin import ComputeAtom
 from roller.schedule.machine import MatrixUnit, Operand
-from roller.schedule.tir import Buffer, Expr, Stmt, called, index, plus, pointer, times
+from roller.schedule.tir import Buffer, Expr, Stmt, called, index, load, plus, pointer, store, times
 from roller_cuda import hopper
 
 SMALL = 8  # rows of a matrix that `ldmatrix` reads
 ROW_BYTES = 16  # of such a row
+TRANSPOSED_BYTES = 2  # of the values that it can transpose
 QUARTER = 4  # rows, columns and depth that a lane of a quad pair has to do with
 
 
@@ -29,6 +31,7 @@ class WarpMma:
 
     function: str
     element_bytes: int = 2
+    rounding: str | None = None  # the function that rounds what was read, where panels hold more than the operands' type
     dtype: str = "uint32"
     results: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: {"m": (0, SMALL), "n": (0, 1)})
     registers: Mapping[str, int] = field(default_factory=lambda: {"m": 4, "n": 2})
@@ -45,6 +48,25 @@ class WarpMma:
 
     def fetch(self, role: str, lane: Expr, operand: Operand, held: Buffer) -> list[Stmt]:
         """`ldmatrix` for four small matrices at a time; transposing where the panel's rows lie across the reduction."""
+        if operand.depth_step != 1 and self.element_bytes > TRANSPOSED_BYTES:
+            values = self._words(role, lane, operand)
+            return [store(held, self._rounded(value), at) for at, value in enumerate(values)]
+        read, count = self._matrices(role, lane, operand, held), self.registers[role] * len(operand.corners)
+        return read if self.rounding is None else [*read, *(store(held, self._rounded(load(held, n)), n) for n in range(count))]
+
+    def _rounded(self, value: Expr) -> Expr:
+        """What a register holds of a value, or of the bits of one."""
+        return tirx.call_extern(self.dtype, self.rounding, value) if self.rounding is not None else value
+
+    def _words(self, role: str, lane: Expr, operand: Operand) -> list[Expr]:
+        """The value for each register, from as many rows of a panel as a small matrix is deep."""
+        within = index(ROW_BYTES // self.element_bytes)
+        side, depth = tirx.floordiv(lane, within), tirx.floormod(lane, within)
+        mine = operand.base + plus(times(side, operand.side_step), times(depth, operand.depth_step))
+        apart = [rows * operand.side_step + deep * operand.depth_step for rows, deep in self.matrices[role]]
+        return [load(operand.panel, mine + index(corner + place)) for corner in operand.corners for place in apart]
+
+    def _matrices(self, role: str, lane: Expr, operand: Operand, held: Buffer) -> list[Stmt]:
         turned = operand.depth_step != 1
         along = operand.side_step if turned else operand.depth_step
         assert along <= 1, "a panel's rows lie along a role of the atom"
@@ -116,6 +138,7 @@ class QuadPairs:
 UNITS: Mapping[str, MatrixUnit] = {
     "mma_m16n8k16_f16": WarpMma("roller_mma_m16n8k16_f16"),
     "mma_m16n8k16_bf16": WarpMma("roller_mma_m16n8k16_bf16"),
+    "mma_m16n8k8_tf32": WarpMma("roller_mma_m16n8k8_tf32", element_bytes=4, rounding="roller_tf32"),
     "mma_m16n8k32_s8": WarpMma("roller_mma_m16n8k32_s8", element_bytes=1),
     "wmma_m16n16k16": QuadPairs(),
 }

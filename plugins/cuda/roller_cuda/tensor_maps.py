@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from roller.plugin import ELEMENT_BYTES, LaunchError
+from roller.plugin import ELEMENT_BYTES, STORED_AS, LaunchError
 from roller_cuda import driver
 from roller_cuda.driver import StatusError
 
@@ -32,6 +32,7 @@ TYPES: Mapping[str, str] = {
     "float32": "FLOAT32",
     "float64": "FLOAT64",
     "bfloat16": "BFLOAT16",
+    "tfloat32": "TFLOAT32",  # float32 in memory; what is copied is rounded to the nearest
 }
 SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 _ENCODE = ctypes.CFUNCTYPE(
@@ -102,6 +103,10 @@ def _words(kind: Any, values: Sequence[int]) -> Any:
     return (kind * max(len(values), 1))(*values)
 
 
+def _size(dtype: str) -> int:
+    return ELEMENT_BYTES[STORED_AS.get(dtype, dtype)]
+
+
 def _check(name: str, described: Mapping[str, Any]) -> None:
     """`LaunchError` where no map of the hardware is like this; the rules are those of cuTensorMapEncodeTiled's documentation."""
     extents, strides, box, steps = (list(described[field]) for field in ("extents", "strides_bytes", "box", "steps"))
@@ -124,9 +129,9 @@ def _check(name: str, described: Mapping[str, Any]) -> None:
         else f"steps {steps}, 1 to {STEP_MAX} can be"
         if not all(1 <= step <= STEP_MAX for step in steps)
         else f"rows of {box[0]} {dtype}, multiples of 16 bytes can be"
-        if box[0] * ELEMENT_BYTES[dtype] % 16
+        if box[0] * _size(dtype) % 16
         else f"rows of {box[0]} {dtype}, at most {swizzle} bytes can be swizzled so"
-        if swizzle and box[0] * ELEMENT_BYTES[dtype] > swizzle
+        if swizzle and box[0] * _size(dtype) > swizzle
         else ""
     )
     if wrong:
