@@ -30,6 +30,7 @@ LIMITS: Mapping[str, Mapping[str, Mapping[str, tuple[str, float]]]] = {
         "construct wall": {"median_s": ("≤", 0.05), "worst_s": ("≤", 0.3)},
         "kernel wall": {"median_s": ("≤", 0.3), "worst_s": ("≤", 1.5)},
     },
+    "compile_ten": {"at once": {"worst_s": ("≤", 15.0)}},
     "fidelity": {
         "spearman": {"median": ("≥", 0.75)},
         "top1_regret": {"median": ("≤", 0.03), "worst": ("≤", 0.15)},

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from roller import ops
 from roller.chip import load_spec, specs
 from roller.compiled import Kernel
-from roller.compiler import compile, load
+from roller.compiler import compile, compile_top, load
 from roller.cost import Estimate
 from roller.devices import device_names as devices
 from roller.errors import (
@@ -64,6 +64,7 @@ __all__ = [
     "WrongResultError",
     "__version__",
     "compile",
+    "compile_top",
     "devices",
     "enumerate_programs",
     "load",

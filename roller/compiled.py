@@ -172,7 +172,8 @@ class Kernel:
 
     def explain(self) -> Explanation:
         """Why the program is as it is: print it, or take `.to_dict()`."""
-        return explain(self.program, self.spec, self._device.cost_parameters(self.spec, self._expr), self.candidates, self.rules)
+        parameters = self._device.cost_parameters(self.spec, self._expr)
+        return explain(self.program, self.spec, parameters, self.candidates, self.rules, self._artifact.known_resources)
 
     @property
     def rules(self) -> Any:

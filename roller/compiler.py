@@ -1,4 +1,4 @@
-"""compile(): from an operator to a kernel, the whole pipeline on one screen; and rate() and load() beside it."""
+"""compile(): from an operator to a kernel, the whole pipeline on one screen; compile_top() and load() beside it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any
 
-from roller import record, serial, trial
+from roller import building, serial, trial
 from roller.arrays import Wanted, admit, numpy_dtype
 from roller.chip import SpecLike, resolve
 from roller.compiled import Built, Kernel
@@ -20,7 +19,7 @@ from roller.errors import ConstructionError, ExpressionError, KernelError
 from roller.expr import TensorExpr
 from roller.fusion import fuse
 from roller.hardware import HardwareSpec
-from roller.kernel import Artifact, BuildOptions, KernelSource, Later
+from roller.kernel import Artifact, BuildOptions
 from roller.narrow import narrowed
 from roller.ops import SymbolicTensor, expression
 from roller.precision import permitted
@@ -30,7 +29,6 @@ Op = SymbolicTensor | TensorExpr
 
 _step = logging.getLogger("roller.step")  # what a long compilation is at
 
-TRIED = 4  # programs that are built at most until one spills nothing
 MOST_REFUSED = 64  # times as many programs as wanted are asked for at most, where a device refuses what fits
 
 
@@ -56,33 +54,71 @@ def compile(
     Every failure is a `RollerError`. The logger "roller.step" says what it is at.
     """
     expr = permitted(expression_of(op), precision)
-    plugin, chip = resolve(device, spec)
-    chip = narrowed(chip, threads)
-    fixed = _constants(expr, {} if constants is None else constants)
-    options = BuildOptions(threads, tuple(fixed), debug)
-    _step.info("constructing programs")
-    choices = _choices(fuse(expr), plugin, chip, top_k, frozenset(fixed))
+    plan, choices = _planned(expr, device, spec, top_k, constants, threads, debug)
     if measure:
-        built = []
-        for number, choice in enumerate(choices, start=1):
-            _step.info("building program %d of %d", number, len(choices))
-            built.append(_build(plugin, chip, choice, options, fixed))
-        _step.info("timing %d programs", len(built))
-        seconds = trial.measure([artifact for _, artifact in built])
-        timed = [replace(choice, measured_s=s) for choice, s in zip(choices, seconds, strict=True)]
+        _step.info("building %d programs", len(choices))
+        attempts = building.build_all(plan, choices)
+        _step.info("timing %d programs", len(attempts))
+        seconds = trial.measure([attempt.artifact for attempt in attempts])
+        timed = [replace(attempt.choice, measured_s=s) for attempt, s in zip(attempts, seconds, strict=True)]
         order = sorted(range(len(timed)), key=lambda i: (timed[i].measured_s is None, timed[i].measured_s or 0.0, i))
         if timed[order[0]].measured_s is None:
             raise KernelError(f"none of the {len(timed)} best programs runs on this machine")
-        choices = [timed[i] for i in order]
-        source, artifact = built[order[0]]
+        chosen, choices = attempts[order[0]], [timed[i] for i in order]
     else:
         _step.info("building the kernel")
-        number, (source, artifact) = _unspilled(plugin, chip, choices, options, fixed)
-        choices.insert(0, choices.pop(number))
+        chosen, choices = building.build_first(plan, choices)
     if verify:
         _step.info("comparing with the reference")
-        trial.verify(artifact, expr)
-    return Kernel(artifact, choices[0].program.expr, plugin, Built(source, tuple(choices)))
+        trial.verify(chosen.artifact, expr)
+    return _kernel(plan, chosen, choices)
+
+
+def compile_top(
+    op: Op,
+    device: str = "cpu",
+    *,
+    spec: SpecLike | None = None,
+    top_k: int = 10,
+    constants: Mapping[str, Any] | None = None,
+    threads: int | None = None,
+    precision: str = "ieee",
+    debug: bool = False,
+) -> tuple[Kernel, ...]:
+    """A kernel for each of the `top_k` best programs, built on all cores at once; the one that `compile` gives comes first.
+
+    None of them runs: for those who measure elsewhere, on the machine that the kernels are for. All else is as for `compile`; where
+    a program does not build, a note of the error names it.
+    """
+    expr = permitted(expression_of(op), precision)
+    plan, choices = _planned(expr, device, spec, top_k, constants, threads, debug)
+    _step.info("building %d programs", len(choices))
+    attempts = building.build_all(plan, choices)
+    attempts.insert(0, attempts.pop(building.preferred(attempts)))
+    rated = [attempt.choice for attempt in attempts]
+    return tuple(_kernel(plan, a, [a.choice, *rated[:n], *rated[n + 1 :]]) for n, a in enumerate(attempts))
+
+
+def _planned(
+    expr: TensorExpr,
+    device: str,
+    spec: SpecLike | None,
+    top_k: int,
+    constants: Mapping[str, Any] | None,
+    threads: int | None,
+    debug: bool,
+) -> tuple[building.Plan, list[Choice]]:
+    """The best programs, and what they are built for."""
+    plugin, chip = resolve(device, spec)
+    chip = narrowed(chip, threads)
+    fixed = _constants(expr, {} if constants is None else constants)
+    _step.info("constructing programs")
+    choices = _choices(fuse(expr), plugin, chip, top_k, frozenset(fixed))
+    return building.Plan(plugin, chip, BuildOptions(threads, tuple(fixed), debug), fixed), choices
+
+
+def _kernel(plan: building.Plan, chosen: building.Attempt, choices: Sequence[Choice]) -> Kernel:
+    return Kernel(chosen.artifact, chosen.choice.program.expr, plan.device, Built(chosen.source, tuple(choices)))
 
 
 def load(path: str | os.PathLike[str]) -> Kernel:
@@ -145,40 +181,3 @@ def _constants(expr: TensorExpr, given: Mapping[str, Any]) -> dict[str, bytes]:
             raise ExpressionError(f"constants: no input is called {name!r}; inputs: {', '.join(tensors)}")
     wanted = [Wanted(t.name, t.shape, numpy_dtype(t.dtype)) for t in expr.inputs if t.name in given]
     return {w.name: admit(given[w.name], w)[0].tobytes() for w in wanted}
-
-
-def _unspilled(
-    plugin: Device, chip: HardwareSpec, choices: Sequence[Choice], options: BuildOptions, fixed: Mapping[str, bytes]
-) -> tuple[int, tuple[KernelSource, Artifact]]:
-    """The first of the best programs whose binary keeps in registers what it computes with, by what the toolchain reports; the very
-    best one where none does, or where the toolchain reports nothing yet.
-    """
-    built: list[tuple[KernelSource, Artifact]] = []
-    for number, choice in enumerate(choices[:TRIED]):
-        if number:
-            _step.info("values are spilled to memory: building program %d", number + 1)
-        built.append(_build(plugin, chip, choice, options, fixed))
-        if not _spills(built[-1][1]):
-            return number, built[-1]
-    return 0, built[0]
-
-
-def _spills(artifact: Artifact) -> bool:
-    known = not isinstance(artifact.resources, Later)  # what would have to be found out first is not worth it
-    return known and any(value for name, value in artifact.resources.items() if name.endswith("spilled_bytes"))
-
-
-def _build(
-    plugin: Device, chip: HardwareSpec, choice: Choice, options: BuildOptions, fixed: Mapping[str, bytes]
-) -> tuple[KernelSource, Artifact]:
-    """Source and artifact of a program; the artifact knows where it comes from."""
-    source = plugin.codegen(chip, choice.program, options)
-    artifact = plugin.build(chip, source, options)
-    return source, replace(
-        artifact,
-        versions={"roller-compiler": version("roller-compiler"), **artifact.versions},
-        expr=serial.expr_to_json(choice.program.expr),
-        program=record.program_to_json(choice.program),
-        estimate=record.estimate_to_json(choice.estimate),
-        constants=fixed,
-    )

@@ -27,7 +27,7 @@ from roller.arrays import aligned_empty, numpy_dtype
 from roller.chip import load_spec
 from roller.compiled import Kernel
 from roller.compiler import compile as compile_operator
-from roller.compiler import load
+from roller.compiler import compile_top, load
 from roller.devices import Device, load_device
 from roller.errors import DeviceUnavailableError, RollerError
 from roller.hardware import HardwareSpec
@@ -127,6 +127,14 @@ class DeviceContract:
             kernel = self.compiled(op)
             first, second = (plugin.codegen(kernel.spec, kernel.program, BuildOptions()) for _ in range(2))
             assert (first.text, first.launch) == (second.text, second.launch), name
+
+    def test_programs_built_at_once_are_those_built_one_by_one(self) -> None:
+        """Hooks may be called from several threads: the same sources and launch descriptions, in the same order."""
+        plugin, op = self.plugin(), self.operators()["matmul"]
+        kernels = compile_top(op, device=self.device, top_k=4)
+        alone = [plugin.codegen(k.spec, k.program, BuildOptions()) for k in kernels]
+        assert [k.source for k in kernels] == [source.text for source in alone]
+        assert kernels[0].artifact.launch == self.compiled(op, top_k=4).artifact.launch
 
     def test_refused_programs_are_left_out(self) -> None:
         """What the engine offers, the device can run: refused programs are left out."""

@@ -66,11 +66,15 @@ class _Moving:
 
 @dataclass
 class Model:
-    """The model for one nest on one chip: remembers the sizes of data tiles across programs."""
+    """The model for one nest on one chip: remembers the sizes of data tiles across programs.
+
+    `most_resident`: tiles that a unit has room for at a time, where that is known better than from a program.
+    """
 
     spec: HardwareSpec
     parameters: CostParameters
     geometry: Geometry
+    most_resident: int | None = None
     rates: Rates = field(init=False)
     _slots: float = field(init=False)
     _epilogue_slots: float = field(init=False)
@@ -125,7 +129,8 @@ class Model:
     def _resident(self, program: StageProgram) -> int:
         """Tiles on a unit at a time; remembered for the program asked about last."""
         if self._last is None or self._last[0] is not program:
-            self._last = program, resident_tiles(program, self.spec, self.geometry)
+            found = resident_tiles(program, self.spec, self.geometry)
+            self._last = program, found if self.most_resident is None else max(1, min(found, self.most_resident))
         return self._last[1]
 
     def _start_up(self, program: StageProgram) -> float:
@@ -282,9 +287,14 @@ class Model:
         return seconds
 
 
-def estimate(program: RProgram, spec: HardwareSpec, parameters: CostParameters) -> Estimate:
-    """Predict a whole program: its stages run one after another, so their terms add up."""
-    parts = [Model(spec, parameters, Geometry(s.nest)).estimate(s) for s in program.stages]
+def estimate(
+    program: RProgram, spec: HardwareSpec, parameters: CostParameters, most_resident: Sequence[int | None] = ()
+) -> Estimate:
+    """Predict a whole program: its stages run one after another, so their terms add up. `most_resident`: for each stage the tiles
+    that a unit has room for at a time, where that is known.
+    """
+    most = most_resident or [None] * len(program.stages)
+    parts = [Model(spec, parameters, Geometry(s.nest), n).estimate(s) for s, n in zip(program.stages, most, strict=True)]
     return combine_estimates(parts)
 
 

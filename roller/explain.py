@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,9 +15,10 @@ from rich.text import Text
 
 from roller.align import Rules
 from roller.banks import padding_bytes, staged_rows
-from roller.cost import Estimate
+from roller.cost import Estimate, Model
 from roller.growth import Growth, Stop
 from roller.hardware import HardwareSpec
+from roller.occupancy import Residents, residents
 from roller.program import RProgram, StageProgram, staged_tensors, staged_touches
 from roller.rates import CostParameters, unit_efficiency
 from roller.record import Choice
@@ -59,6 +60,7 @@ class StageReport:
     cluster: int
     staged: tuple[str, ...]
     estimate: Estimate
+    residents: Residents | None  # tiles on a unit at a time, where units hold several
     others: tuple[tuple[str, str], ...] = ()  # atoms that the device has beside, and why it is not one of them
     factor_dtype: str | None = None  # to which the factors of products may be rounded
     rounds: bool = False  # whether they are
@@ -77,7 +79,7 @@ class Explanation:
         """Plain data."""
         stages = [{**asdict(s), "estimate": s.estimate.to_dict()} for s in self.stages]
         candidates = [
-            {"program": c.program.describe(), "predicted_s": c.estimate.seconds, "measured_s": c.measured_s}
+            {"program": c.program.describe(), "predicted_s": c.estimate.seconds, "measured_s": c.measured_s, "note": c.note}
             for c in self.candidates
         ]
         return {"chip": self.chip, "estimate": self.estimate.to_dict(), "stages": stages, "candidates": candidates}
@@ -98,12 +100,17 @@ class Explanation:
 
 
 def explain(
-    program: RProgram, spec: HardwareSpec, parameters: CostParameters, candidates: Sequence[Choice], rules: Rules
+    program: RProgram,
+    spec: HardwareSpec,
+    parameters: CostParameters,
+    candidates: Sequence[Choice],
+    rules: Rules,
+    resources: Mapping[str, int] | None = None,
 ) -> Explanation:
-    """Explain a program on the chip that it was constructed for."""
+    """Explain a program on the chip that it was constructed for; `resources`: what is known of its binary."""
     stages = []
-    for number, stage in enumerate(program.stages):
-        report = _report(Growth.of(stage, spec, rules, parameters))
+    for number, (stage, held) in enumerate(zip(program.stages, residents(program, spec, resources or {}), strict=True)):
+        report = _report(Growth.of(stage, spec, rules, parameters), held)
         stages.append(replace(report, others=tuple(_others(stage, rules, [c for c in candidates if _has(c, number)], number))))
     return Explanation(f"{spec.device}:{spec.chip}", tuple(stages), candidates[0].estimate, tuple(candidates))
 
@@ -124,8 +131,9 @@ def _others(program: StageProgram, rules: Rules, candidates: Sequence[Choice], n
         yield atom.name, reason
 
 
-def _report(growth: Growth) -> StageReport:
+def _report(growth: Growth, held: Residents) -> StageReport:
     program, spec = growth.program, growth.spec
+    model = Model(spec, growth.model.parameters, growth.model.geometry, held.real)
     nest = program.nest
     names = [d.name for d in nest.dims]
     waves = -(-program.unit_tiles // spec.unit.count)
@@ -143,7 +151,8 @@ def _report(growth: Growth) -> StageReport:
         program.split,
         program.cluster,
         tuple(_staging(program, spec)),
-        growth.model.estimate(program),
+        model.estimate(program),
+        held if program.lane_level is not None else None,
         factor_dtype=nest.stage.factor_dtype,
         rounds=program.atom.in_dtype != program.atom.stored_dtype,
     )
@@ -189,11 +198,19 @@ def _stage(stage: StageReport) -> list[RenderableType]:
     facts = [f"atom {stage.atom}{f' ({lanes})' if lanes else ''}; {work}{split}; padding {stage.padding_waste:.1%}"]
     if stage.factor_dtype is not None:
         facts.append(f"factors may be rounded to {stage.factor_dtype}, {'and are' if stage.rounds else 'but are not'}")
+    if stage.residents is not None:
+        facts.append(_residents(stage.residents))
     if stage.others:
         facts.append(f"not with {_reasons(stage.others)}")
     facts += [f"staged: {line}" for line in stage.staged]
     head = Text(f"{stage.name}: {shape or 'one point'}", style="bold")
     return [head, *(Padding(Text(fact), (0, 0, 0, 2)) for fact in facts), _levels_table(stage), _terms(stage.estimate)]
+
+
+def _residents(found: Residents) -> str:
+    if found.real is None:
+        return f"tiles on a unit at a time: {found.predicted} predicted"
+    return f"tiles on a unit at a time: {found.predicted} predicted, the binary leaves room for {found.real}"
 
 
 def _reasons(pairs: Sequence[tuple[str, str]]) -> str:
@@ -242,9 +259,8 @@ def candidates_table(candidates: Sequence[Choice]) -> Table:
     table.add_column("program", overflow="fold")
     for rank, choice in enumerate(candidates[:SHOWN], start=1):
         measured = "-" if choice.measured_s is None else duration(choice.measured_s)
-        table.add_row(
-            str(rank), duration(choice.estimate.seconds), measured, choice.estimate.bound_by, Text(choice.program.describe())
-        )
+        said = f"{choice.program.describe()}{f' ({choice.note})' if choice.note else ''}"
+        table.add_row(str(rank), duration(choice.estimate.seconds), measured, choice.estimate.bound_by, Text(said))
     return table
 
 

@@ -3,7 +3,7 @@
 A plugin is a module (or any object) behind an entry point of the group `roller.devices`; the entry's name is the device's. It
 sets `ROLLER_API` to the version below and marks its functions with `roller.plugin.hookimpl`. An implementation may take
 fewer arguments than are listed here. All values are frozen; hooks answer from their arguments alone, except for those
-that say that they look at the machine.
+that say that they look at the machine. `roller_codegen` and `roller_build` are called from several threads at once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ def roller_codegen(spec: HardwareSpec, program: RProgram, options: BuildOptions)
 
 @hookspec(firstresult=True)
 def roller_build(spec: HardwareSpec, source: KernelSource, options: BuildOptions) -> Artifact:  # type: ignore[empty-body]
-    """Required. Source to binary, with the resources that the toolchain reports. Needs no such device."""
+    """Required. Source to binary, with the resources that the toolchain reports. Needs no such device.
+
+    Resources have names of the plugin's choice; two mean something to the engine: what ends in "spilled_bytes", of values that are
+    computed with in memory, and "<stage>.resident_tiles", the tiles of a stage that a unit has room for at a time.
+    """
 
 
 @hookspec(firstresult=True)

@@ -123,6 +123,11 @@ class Artifact:
             value = getattr(self, name)
             object.__setattr__(self, name, value if isinstance(value, FrozenMap) else FrozenMap(value))
 
+    @property
+    def known_resources(self) -> Mapping[str, int]:
+        """The resources; none where they would have to be worked out first."""
+        return FrozenMap({}) if isinstance(self.resources, Later) else self.resources
+
     def to_bytes(self) -> bytes:
         """The artifact as the content of one file."""
         blobs = [self.data, *self.constants.values()]

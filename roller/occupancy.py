@@ -7,11 +7,35 @@ would leave idle. They take no time off the work itself.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from roller.banks import padding_bytes
 from roller.hardware import HardwareSpec
-from roller.program import StageProgram, panel_element_bytes
+from roller.program import RProgram, StageProgram, panel_element_bytes
 from roller.tile import Geometry
+
+RESIDENT = "resident_tiles"  # "<stage>.resident_tiles" among a binary's resources: tiles of the stage that a unit has room for
+
+
+@dataclass(frozen=True, slots=True)
+class Residents:
+    """Tiles of a stage on one unit at a time: as the model assumes, and as many as its binary leaves room for (None: not known)."""
+
+    predicted: int
+    real: int | None
+
+    @property
+    def missed(self) -> bool:
+        """True if the binary leaves room for fewer than the model assumes."""
+        return self.real is not None and self.real < self.predicted
+
+
+def residents(program: RProgram, spec: HardwareSpec, resources: Mapping[str, int]) -> tuple[Residents, ...]:
+    """For each stage the tiles on a unit at a time: assumed, and by the resources of its binary."""
+    real = [resources.get(f"{stage.nest.stage.name}.{RESIDENT}") for stage in program.stages]
+    assumed = [resident_tiles(stage, spec, Geometry(stage.nest)) for stage in program.stages]
+    return tuple(Residents(*pair) for pair in zip(assumed, real, strict=True))
 
 
 def resident_tiles(program: StageProgram, spec: HardwareSpec, geometry: Geometry) -> int:

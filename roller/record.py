@@ -75,8 +75,11 @@ def estimate_from_json(data: Mapping[str, Any]) -> Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A program that was considered: what was predicted, and the seconds it took where it was measured."""
+    """A program that was considered: what was predicted, the seconds it took where it was measured, and what of its binary was not
+    foreseen.
+    """
 
     program: RProgram
     estimate: Estimate
     measured_s: float | None = None
+    note: str = ""

@@ -92,6 +92,8 @@ def mappings(nest: Nest, atoms: Iterable[ComputeAtom]) -> Iterator[tuple[Compute
         else:
             role = next(iter(atom.roles))
             yield from ((atom, ((role, dim),)) for dim in _vector_dims(nest))
+            if all(dim.extent <= 1 for dim in nest.dims):  # one point takes one slot of the vector
+                yield atom, ()
 
 
 def unsuited(nest: Nest, atom: ComputeAtom, atoms: Iterable[ComputeAtom]) -> str | None:

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import pytest
 
-from roller import ops, verify
-from roller.arrays import aligned_empty
+from bench.emulating import computed
+from roller import ops
 from roller.expr import TensorExpr
 from roller.fusion import fuse
 from roller.hardware import HardwareSpec
 from roller.kernel import Artifact
 from roller.program import RProgram
 from roller_cuda import codegen, emulator, toolchain
-
-GUARD = 0xFB
 
 needs_compiler = pytest.mark.skipif(bool(toolchain.problems()), reason="; ".join(toolchain.problems()))
 needs_cxx = pytest.mark.skipif(
@@ -36,17 +32,8 @@ def text_of(spec: HardwareSpec, program: RProgram) -> Artifact:
 def emulated(
     expr: TensorExpr, artifact: Artifact, arrays: dict[str, Any], backwards: bool = False, eager: bool = False
 ) -> npt.NDArray[Any]:
-    """The result, from an output full of NaN inside guard bytes."""
-    dtype = verify.numpy_dtype(expr.output.dtype)
-    size = math.prod(expr.output.shape) * dtype.itemsize
-    raw = aligned_empty((size + 256,), np.dtype(np.uint8))
-    raw[...] = GUARD
-    raw[:size] = 0xFF
-    out = raw[:size].view(dtype).reshape(expr.output.shape)
-    inputs = tuple(np.ascontiguousarray(arrays[t.name]) for t in expr.inputs)
-    emulator.Emulator(artifact, [emulator.Order(backwards, eager)]).run(inputs, out)
-    assert (raw[size:] == GUARD).all(), "written beyond the output"
-    return out
+    """The result in one order of events, from an output full of NaN before guard bytes."""
+    return computed(expr, artifact, arrays, [emulator.Order(backwards, eager)])
 
 
 def expression(op: ops.SymbolicTensor) -> TensorExpr:

@@ -184,6 +184,18 @@ def test_integer_types(dtype: str) -> None:
     right(ops.maximum(ops.tensor((13, 37), dtype), ops.tensor((37,), dtype)), integer=False)
 
 
+@pytest.mark.parametrize("axes", [0, 1, 2, (0, 2), None])
+@pytest.mark.parametrize("reducer", [ops.reduce_max, ops.reduce_min])
+def test_truths_are_compared(reducer: Callable[..., SymbolicTensor], axes: Any) -> None:
+    right(reducer(ops.tensor((5, 9, 33), "bool"), axes), integer=True)
+
+
+@pytest.mark.parametrize("function", [ops.maximum, ops.minimum])
+def test_truths_are_compared_element_by_element(function: Callable[..., SymbolicTensor]) -> None:
+    right(function(ops.tensor((5, 33), "bool"), ops.tensor((33,), "bool")), integer=True)
+    right(ops.max_pool2d(ops.tensor((1, 3, 7, 9), "bool"), 3, padding=1), integer=True)
+
+
 @pytest.mark.parametrize(
     ("dtype", "out", "acc"),
     [

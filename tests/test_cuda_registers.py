@@ -12,10 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import roller
-from roller import ops
+from roller import building, ops
 from roller.chip import load_spec
+from roller.cost import estimate
+from roller.devices import load_device
 from roller.kernel import Artifact
-from roller_cuda import occupancy
+from roller.occupancy import residents
+from roller_cuda import occupancy, toolchain
 
 CHIPS = ("v100", "a100", "rtx4090", "h100")
 WANTED = 0.15  # the median distance from the binary
@@ -62,6 +65,32 @@ def test_registers_are_predicted() -> None:
             assert artifact.resources[f"{name}.resident_blocks"] >= 1, f"{name} does not fit on {chip}"
     assert seen >= 60
     assert statistics.median(apart) <= WANTED
+
+
+@needs_compiler
+def test_a_binary_with_room_for_fewer_blocks_than_assumed_is_rated_anew() -> None:
+    """Elementwise work on halves takes more registers than the model knows of."""
+    op = ops.gelu(ops.tensor((8192, 8192), "float16") + ops.tensor((8192,), "float16"))
+    kernel = roller.compile(op, device="cuda:a100")
+    first = next(c for c in kernel.candidates if c.note)
+    assert first.note == "1 of 2 tiles at a time"
+    (held,) = residents(first.program, kernel.spec, {})
+    parameters = load_device("cuda").cost_parameters(kernel.spec, kernel.expr)
+    assert (held.predicted, estimate(first.program, kernel.spec, parameters, [1])) == (2, first.estimate)
+    assert first.estimate.seconds >= estimate(first.program, kernel.spec, parameters).seconds
+    assert kernel.estimate.seconds == min(c.estimate.seconds for c in kernel.candidates)
+    (real,) = residents(kernel.program, kernel.spec, kernel.artifact.resources)
+    said = f"tiles on a unit at a time: {real.predicted} predicted, the binary leaves room for {real.real}"
+    assert real.real and said in str(kernel.explain())
+
+
+@needs_compiler
+def test_cubins_built_at_once_are_those_built_one_by_one() -> None:
+    kernels = roller.compile_top(ops.matmul(ops.tensor((70, 90)), ops.tensor((90, 50))), "cuda:a100", top_k=4)
+    plan = building.Plan(load_device("cuda"), kernels[0].spec)
+    toolchain.compiled.cache_clear()
+    alone = [building.build(plan, kernel.candidates[0]).artifact for kernel in kernels]
+    assert [k.artifact.to_bytes() for k in kernels] == [artifact.to_bytes() for artifact in alone]
 
 
 def registers_of(artifact: Artifact) -> dict[str, tuple[int, int]]:

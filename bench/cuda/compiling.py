@@ -14,9 +14,10 @@ from typing import Any
 import roller
 from bench.cuda.expressions import expression
 from bench.cuda.operators import Operator, from_json
+from roller import building
 from roller.devices import load_device
 from roller.hardware import HardwareSpec
-from roller.kernel import Artifact, BuildOptions
+from roller.kernel import Artifact
 from roller.record import Choice
 
 DEVICE = "cuda"
@@ -38,18 +39,16 @@ def compiled(table: Mapping[str, Any], chip: str) -> tuple[list[dict[str, Any]],
     kernel = roller.compile(expression(op), device=f"{DEVICE}:{chip}", top_k=TOP, precision=precision)
     artifact, chosen = kernel.artifact, kernel.candidates[0]
     found = [(described(artifact, chosen) | {"compile_s": round(time.perf_counter() - began, 3)}, artifact.data)]
-    for choice in kernel.candidates[1:] if op.ten else ():
-        found.append(_built(kernel.spec, choice))
+    others = kernel.candidates[1:] if op.ten else ()
+    outcomes = building.attempts(building.Plan(load_device(DEVICE), kernel.spec), others)
+    found += [_told(*pair) for pair in zip(others, outcomes, strict=True)]
     return [program for program, _ in found], [data for _, data in found]
 
 
-def _built(spec: HardwareSpec, choice: Choice) -> tuple[dict[str, Any], bytes]:
-    plugin, options = load_device(DEVICE), BuildOptions()
-    try:
-        artifact = plugin.build(spec, plugin.codegen(spec, choice.program, options), options)
-    except FAILURES as error:
-        return {"reason": said(error), **_said_of(choice)}, b""
-    return described(artifact, choice), artifact.data
+def _told(choice: Choice, outcome: building.Attempt | roller.RollerError) -> tuple[dict[str, Any], bytes]:
+    if isinstance(outcome, roller.RollerError):
+        return {"reason": said(outcome), **_said_of(choice)}, b""
+    return described(outcome.artifact, outcome.choice), outcome.artifact.data
 
 
 def described(artifact: Artifact, choice: Choice) -> dict[str, Any]:

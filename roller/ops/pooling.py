@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from roller.errors import ExpressionError
 from roller.expr import FLOATS, Axis, Reducer
 from roller.ops.tensor import SymbolicTensor, produced, source, symbolic
-from roller.ops.types import compute_dtype, constant, converted, lowest
+from roller.ops.types import compared_dtype, compute_dtype, constant, converted, lowest
 from roller.ops.window import Layout, Padding, Pair, Window, by_letter, check_layout, pair, windows
 from roller.scalar import Accumulator, Affine, Binary, Cast, Const, Coordinate, Scalar
 
@@ -108,5 +108,5 @@ def _pool(
     axes = [Axis(letter.lower(), extents[letter]) for letter in layout]
     axes += [Axis("r", high.kernel, "reduce"), Axis("s", wide.kernel, "reduce")]
     padded = high.padded or wide.padded
-    body = converted(source(x, 0, [read[n] for n in layout], fill if padded else None), compute_dtype(x.dtype))
+    body = converted(source(x, 0, [read[n] for n in layout], fill if padded else None), compared_dtype(x.dtype))
     return produced(what, axes, body, [extents[n] for n in layout], (x,), dtype=x.dtype, reducer=reducer, epilogue=epilogue)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from roller.errors import ExpressionError
 from roller.expr import FLOATS, Axis, Reducer
 from roller.ops.tensor import SymbolicTensor, grid, produced, source, symbolic
-from roller.ops.types import accumulation_dtype, compute_dtype, constant, converted, output_dtype
+from roller.ops.types import accumulation_dtype, compared_dtype, constant, converted, output_dtype
 from roller.scalar import Accumulator, Affine, Binary
 
 Axes = int | Sequence[int] | None
@@ -42,13 +42,13 @@ def reduce_mean(x: SymbolicTensor, axes: Axes = None, keepdims: bool = False) ->
 def reduce_max(x: SymbolicTensor, axes: Axes = None, keepdims: bool = False) -> SymbolicTensor:
     """The greatest element over the axes, of x's type. Errors as `reduce_sum`, and for an empty axis."""
     (x,) = symbolic("reduce_max", x)
-    return _reduce("reduce_max", x, axes, keepdims, "max", (x.dtype, compute_dtype(x.dtype)))
+    return _reduce("reduce_max", x, axes, keepdims, "max", (x.dtype, compared_dtype(x.dtype)))
 
 
 def reduce_min(x: SymbolicTensor, axes: Axes = None, keepdims: bool = False) -> SymbolicTensor:
     """The least element over the axes, of x's type. Errors as `reduce_sum`, and for an empty axis."""
     (x,) = symbolic("reduce_min", x)
-    return _reduce("reduce_min", x, axes, keepdims, "min", (x.dtype, compute_dtype(x.dtype)))
+    return _reduce("reduce_min", x, axes, keepdims, "min", (x.dtype, compared_dtype(x.dtype)))
 
 
 def _chosen(what: str, x: SymbolicTensor, axes: Axes) -> tuple[int, ...]:

@@ -22,6 +22,11 @@ def compute_dtype(dtype: str) -> str:
     return "float32" if dtype in HALVES else dtype
 
 
+def compared_dtype(dtype: str) -> str:
+    """The type that the greatest and the least element are found in: uint8 for bool, which LLVM does not order."""
+    return "uint8" if dtype == "bool" else compute_dtype(dtype)
+
+
 def accumulation_dtype(dtype: str, wanted: str | None = None) -> str:
     """The type of a sum of `dtype` values: float32 (float64 for float64), int32 (int64 for int64), or the one asked for.
 

@@ -10,7 +10,7 @@ from roller.schedule.place import Point, base_address
 from roller.schedule.reading import Reader
 from roller.schedule.shared import SharedPanel
 from roller.schedule.threads import Block, Offsets
-from roller.schedule.tir import Buffer, Expr, Stmt, allocate, index, load, ramp, register_buffer, store
+from roller.schedule.tir import Buffer, Expr, Stmt, allocate, index, load, most_together, ramp, register_buffer, store
 from roller.schedule.walk import Position
 
 
@@ -72,7 +72,7 @@ def array_width(block: Block, number: int) -> tuple[int, int]:
     offset = sum(i.offset * s for i, s in zip(access.index, access.tensor.strides, strict=True))
     for dim, stride in enumerate(access.strides):
         if stride == 1 and access.linear:
-            width = min(block.pieces[dim], WIDEST_ACCESS // access.element_bytes)
+            width = min(block.pieces[dim], most_together(access.tensor.dtype))
             others = [s or 0 for d, s in enumerate(access.strides) if d != dim and nest.extents[d] > 1]
             while width > 1 and (not block.aligned(dim, width) or any(s % width for s in (*others, offset))):
                 width //= 2
@@ -88,8 +88,7 @@ def panel_source(
     """
     touches = tuple(step > 0 for step in panel.steps)
     along = next((d for d, step in enumerate(panel.steps) if step == 1), 0)
-    size = block.program.nest.accumulator_bytes
-    width = min(block.pieces[along], WIDEST_ACCESS // size)
+    width = min(block.pieces[along], WIDEST_ACCESS // block.program.nest.accumulator_bytes, most_together(panel.value.dtype))
     others = [*(s for d, s in enumerate(panel.steps) if s and d != along), panel.size]
     while width > 1 and (not block.aligned(along, width) or any(s % width for s in others)):
         width //= 2

@@ -36,6 +36,8 @@ _BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
     "and": tirx.And, "or": tirx.Or,
 }  # fmt: skip
 
+_TRUTH = {"max": "or", "min": "and"}  # of truth values, which LLVM does not order
+
 
 def emit(
     node: Scalar,
@@ -117,7 +119,7 @@ def binary(op: str, left: Expr, right: Expr, dtype: str) -> Expr:
     """A binary operation; integer division truncates, as C does."""
     if op == "div":
         return left / right if dtype.startswith(("float", "bfloat")) else tirx.truncdiv(left, right)
-    return _BINARY[op](left, right)
+    return _BINARY[_TRUTH.get(op, op) if dtype == "bool" else op](left, right)
 
 
 def combine(reducer: str, left: Expr, right: Expr) -> Expr:

@@ -34,6 +34,7 @@ from roller.schedule.tir import (
     index,
     least,
     load,
+    most_together,
     number,
     plus,
     pointer,
@@ -267,7 +268,7 @@ class Filling:
         """Values that lie side by side in the panel, as many as one access may store."""
         panel, together = self.panel, 1
         if self.wide is None or panel.steps[self.wide] == 1:
-            together = min(self.width, WIDEST_ACCESS // ELEMENT_BYTES[self.dtype])
+            together = min(self.width, most_together(self.dtype))
             others = [s for d, s in enumerate(panel.steps) if s and d != self.wide]
             while any(s % together for s in (*others, panel.size)):
                 together //= 2
@@ -288,7 +289,7 @@ def _digits(block: Block, panel: SharedPanel, wide: int | None, width: int) -> t
     row = next((d for d, s in enumerate(panel.steps) if s == 1), None)
     if wide is None or row is None or panel.steps[wide] == 1:
         return [(d, tile[d] // (width if d == wide else 1), width if d == wide else 1) for d in dims], width
-    near = _power(tile[row], WIDEST_ACCESS // ELEMENT_BYTES[panel.value.dtype])
+    near = _power(tile[row], most_together(panel.value.dtype))
     far = _power(tile[wide], block.group // near)
     blocks = {row: near, wide: far}
     outer = [(d, tile[d] // blocks.get(d, 1), blocks.get(d, 1)) for d in dims]
@@ -318,7 +319,7 @@ def _width(block: Block, dim: int, mine: list[Access]) -> int:
     program, extent = block.program, block.program.nest.extents[dim]
     if extent < program.unit_tile[dim] or not (access.linear or access.alone(dim, extent)):
         return 1
-    width = max(1, WIDEST_ACCESS // access.element_bytes)
+    width = most_together(access.tensor.dtype)
     if access.linear:
         offset = sum(i.offset * s for i, s in zip(access.index, access.tensor.strides, strict=True))
         steps = [s or 0 for d, s in enumerate(access.strides) if d != dim and program.nest.extents[d] > 1]

@@ -52,7 +52,7 @@ def generate(spec: HardwareSpec, program: RProgram) -> KernelSource:
     text = _whole(_printed(kernels, spec)) if kernels else ""
     orders = _orders(text)
     launch = {
-        "kernels": [_describe(kernel, orders, _registers(spec, program, kernel)) for kernel in kernels],
+        "kernels": [_describe(kernel, orders, _stage(spec, program, kernel)) for kernel in kernels],
         "workspaces": [{"name": s.name, "elements": s.elements, "dtype": s.dtype} for s in spaces],
         "inputs": [t.name for t in expr.inputs],
         "tensors": [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype} for t in expr.inputs],
@@ -157,15 +157,16 @@ def _orders(text: str) -> dict[str, list[str]]:
     return found
 
 
-def _registers(spec: HardwareSpec, program: RProgram, kernel: GridKernel) -> int | None:
-    """What a thread of a stage's kernel is predicted to take; None for those that only combine parts."""
+def _stage(spec: HardwareSpec, program: RProgram, kernel: GridKernel) -> dict[str, Any]:
+    """The stage that a kernel computes, and what one of its threads is predicted to take; nothing where it only combines parts."""
     if kernel.stage is None:
-        return None
+        return {}
     stage = program.stages[kernel.stage]
-    return prediction.predicted_registers(spec, stage, machine(spec), kernel.threads)
+    registers = prediction.predicted_registers(spec, stage, machine(spec), kernel.threads)
+    return {"stage": stage.nest.stage.name, "predicted_registers": registers}
 
 
-def _describe(kernel: GridKernel, orders: dict[str, list[str]], registers: int | None) -> dict[str, Any]:
+def _describe(kernel: GridKernel, orders: dict[str, list[str]], stage: dict[str, Any]) -> dict[str, Any]:
     name = f"{kernel.name}_kernel"
     if name not in orders:
         raise CodegenError(f"the text has no kernel {name!r}, only {', '.join(orders) or 'none'}")
@@ -175,7 +176,7 @@ def _describe(kernel: GridKernel, orders: dict[str, list[str]], registers: int |
         "blocks": kernel.blocks,
         "threads": kernel.threads,
         "shared_bytes": kernel.shared_bytes,
-        **({} if registers is None else {"predicted_registers": registers}),
         **({"cluster": kernel.cluster} if kernel.cluster > 1 else {}),
+        **stage,
         **({"maps": {name: asdict(found) for name, found in kernel.maps.items()}} if kernel.maps else {}),
     }

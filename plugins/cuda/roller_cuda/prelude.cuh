@@ -10,3 +10,4 @@ template <class T> __device__ __forceinline__ T roller_min(T a, T b) { return a 
 using uchar = unsigned char;
 using uint = unsigned int;
 using ushort = unsigned short;
+using int64_t = long;  // NVRTC has none of its own; as the systems on which kernels are compiled define it

@@ -83,7 +83,10 @@ def _taken(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[str, in
     name, registers = kernel["name"], found.get(f"{kernel['name']}.registers")
     if registers is None:
         return {}
-    taken = {f"{name}.resident_blocks": occupancy.resident_blocks(spec, kernel["threads"], registers, kernel["shared_bytes"])}
+    blocks = occupancy.resident_blocks(spec, kernel["threads"], registers, kernel["shared_bytes"])
+    taken = {f"{name}.resident_blocks": blocks}
+    if "stage" in kernel:
+        taken[f"{kernel['stage']}.resident_tiles"] = blocks
     if "predicted_registers" in kernel:
         taken[f"{name}.predicted_registers"] = kernel["predicted_registers"]
     return taken

@@ -1,0 +1,150 @@
+"""Programs built: one after another until a binary is as good as the model promised, or all of them at once.
+
+A device's hooks are called from several threads here: compilers are native code that runs beside the interpreter, and starting a
+thread costs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+
+import psutil
+
+from roller import record, serial
+from roller.cost import estimate
+from roller.devices import Device
+from roller.errors import RollerError
+from roller.hardware import HardwareSpec
+from roller.kernel import Artifact, BuildOptions, KernelSource
+from roller.occupancy import residents
+from roller.record import Choice
+
+_step = logging.getLogger("roller.step")  # what a long compilation is at
+
+MOST_AT_ONCE = 16  # every compiler that runs takes memory, however many cores there are
+TRIED = 4  # programs that are built at most until one is at least as good as the next is predicted to be
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What programs are built for: device, chip, options, and row-major bytes of the inputs that are fixed."""
+
+    device: Device
+    chip: HardwareSpec
+    options: BuildOptions = field(default_factory=BuildOptions)
+    fixed: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A program with its source and binary; its estimate is for as many tiles at a time as the binary leaves room for."""
+
+    choice: Choice
+    source: KernelSource
+    artifact: Artifact
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """What is less is better: keeping in registers what it computes with, then predicted seconds."""
+        return bool(_spilled(self.artifact)), self.choice.estimate.seconds
+
+
+def build(plan: Plan, choice: Choice) -> Attempt:
+    """One program built; the artifact knows where it comes from."""
+    source = plan.device.codegen(plan.chip, choice.program, plan.options)
+    artifact = plan.device.build(plan.chip, source, plan.options)
+    rated = _rated(plan, choice, artifact)
+    made = replace(
+        artifact,
+        versions={"roller-compiler": version("roller-compiler"), **artifact.versions},
+        expr=serial.expr_to_json(choice.program.expr),
+        program=record.program_to_json(choice.program),
+        estimate=record.estimate_to_json(rated.estimate),
+        constants=plan.fixed,
+    )
+    return Attempt(rated, source, made)
+
+
+def build_first(plan: Plan, choices: Sequence[Choice]) -> tuple[Attempt, list[Choice]]:
+    """Of ranked programs the first one whose binary is as good as the next program is predicted to be, else the best of the first
+    few (the very first where all of those spill); and all programs with it in front.
+    """
+    tried: list[Attempt] = []
+    for number, choice in enumerate(choices[:TRIED]):
+        if tried and min(a.rank for a in tried) <= (False, choice.estimate.seconds):
+            break
+        if number:
+            _step.info("the binary takes more than was predicted: building program %d", number + 1)
+        tried.append(build(plan, choice))
+    first = preferred(tried)
+    rated = [*(attempt.choice for attempt in tried), *choices[len(tried) :]]
+    return tried[first], [rated.pop(first), *rated]
+
+
+def preferred(tried: Sequence[Attempt]) -> int:
+    """Which of the first few attempts `build_first` takes, of programs in the order of their predictions."""
+    ranks = [attempt.rank for attempt in tried[:TRIED]]
+    return 0 if all(spills for spills, _ in ranks) else min(range(len(ranks)), key=lambda n: ranks[n])
+
+
+def build_all(plan: Plan, choices: Sequence[Choice]) -> list[Attempt]:
+    """All programs, built at once, in their order; the error of the first one that does not build, with a note that names it."""
+    made = []
+    with closing(attempts(plan, choices)) as outcomes:
+        for number, outcome in enumerate(outcomes, 1):
+            if isinstance(outcome, RollerError):
+                outcome.add_note(f"program {number} of {len(choices)}: {choices[number - 1].program.describe()}")
+                raise outcome
+            made.append(outcome)
+            _step.info("built %d of %d programs", number, len(choices))
+    return made
+
+
+def attempts(plan: Plan, choices: Sequence[Choice]) -> Generator[Attempt | RollerError, None, None]:
+    """All programs in their order, built on all cores at once; for one that does not build, its error. Closing it waits for those
+    that are being built; no other is begun.
+    """
+
+    def attempt(choice: Choice) -> Attempt | RollerError:
+        try:
+            return build(plan, choice)
+        except RollerError as error:
+            return error
+
+    with ThreadPoolExecutor(max(1, min(cores(), len(choices), MOST_AT_ONCE))) as pool:
+        pending = [pool.submit(attempt, choice) for choice in choices]
+        try:
+            for outcome in pending:
+                yield outcome.result()
+        finally:
+            for outcome in pending:
+                outcome.cancel()
+
+
+def cores() -> int:
+    """Processors that this process may run on."""
+    return len(psutil.Process().cpu_affinity() or [0])
+
+
+def _spilled(artifact: Artifact) -> int:
+    """Bytes of values that the binary computes with in memory, by what the toolchain reports."""
+    return sum(value for name, value in artifact.known_resources.items() if name.endswith("spilled_bytes"))
+
+
+def _rated(plan: Plan, choice: Choice, artifact: Artifact) -> Choice:
+    """The choice as its binary turned out: rated for fewer tiles on a unit at a time where it leaves no room for as many as was
+    assumed, with a note on that and on what it spills.
+    """
+    held = residents(choice.program, plan.chip, artifact.known_resources)
+    notes = [f"{found.real} of {found.predicted} tiles at a time" for found in held if found.missed]
+    spilled = _spilled(artifact)
+    if notes:
+        parameters = plan.device.cost_parameters(plan.chip, choice.program.expr)
+        again = estimate(choice.program, plan.chip, parameters, [found.real for found in held])
+        choice = replace(choice, estimate=again)
+    return replace(choice, note=", ".join([*notes, *([f"{spilled} bytes spilled"] if spilled else [])]))
