@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from roller.banks import panel_rows
+from roller.banks import PanelRows, padding_bytes, panel_rows
+from roller.lanes import run_padding
 from roller.program import StageProgram, Staging
 from roller.search import Chain, Search
 
@@ -17,8 +18,8 @@ def program_of(search: Search, levels: tuple[int, ...], chain: Chain) -> StagePr
     lanes = search.lane_level
     whole = len(chain) == len(search.levels) and search.spec.levels[search.levels[0]].managed
     depth = search.fit.depth(search.levels, 0, chain[0]) if whole else 1
-    staged = required_staging(search, search.levels, chain, depth)
-    return StageProgram(
+    staged = required_staging(search, search.levels, depth)
+    program = StageProgram(
         search.nest,
         search.atom,
         search.mapping,
@@ -29,9 +30,10 @@ def program_of(search: Search, levels: tuple[int, ...], chain: Chain) -> StagePr
         lane_level=lanes,
         cooperate=search.fit.cooperate,
     )
+    return _padded(search, program)
 
 
-def required_staging(search: Search, levels: tuple[int, ...], chain: Chain, depth: int = 1) -> tuple[Staging, ...]:
+def required_staging(search: Search, levels: tuple[int, ...], depth: int = 1) -> tuple[Staging, ...]:
     """Copies without which the nest would gather or guard: panels for factors, boxes for arrays that can be left.
 
     A level that software fills holds a panel of every factor that is used again there, as many deep as it allows.
@@ -39,29 +41,37 @@ def required_staging(search: Search, levels: tuple[int, ...], chain: Chain, dept
     nest, unit = search.nest, search.spec.levels[levels[0]]
     if unit.managed:
         reused = [f for f in range(len(nest.factors)) if search.fit.reused(nest.factor_touches(f)) and "input" in unit.holds]
-        return _padded(search, levels, chain, tuple(Staging("panel", f, levels[0], depth) for f in reused if nest.reduce))
+        return tuple(Staging("panel", f, levels[0], depth) for f in reused if nest.reduce)
     needed = [f for f in range(len(nest.factors)) if nest.stageable(f) and _needs_panel(search, f)]
     panels = [_constant_panel(search, f) or Staging("panel", f, levels[0]) for f in needed]
     return (*_boxes(search, levels[0]), *panels)
 
 
-def _padded(search: Search, levels: tuple[int, ...], chain: Chain, staged: tuple[Staging, ...]) -> tuple[Staging, ...]:
-    """Panels with their rows padded against bank conflicts, as far as there is room: the model charges the others."""
-    banks = search.spec.levels[levels[0]].banks
-    if banks is None or not staged:
-        return staged
-    room, found = search.fit.room_left(levels, 0, chain[0], staged[0].depth), []
-    for staging in staged:
-        rows = panel_rows(
-            search.nest, search.atom, search.mapping, staging.operand, (chain[0], chain[-1]), search.spec, staging.level
-        )
-        padding = rows.padding(banks)
-        needed = staging.depth * rows.padding_bytes(padding)
-        if needed > room:
-            padding = needed = 0
-        room -= needed
-        found.append(replace(staging, row_padding=padding))
-    return tuple(found)
+def _padded(search: Search, program: StageProgram) -> StageProgram:
+    """A program whose panels have runs and rows padded against bank conflicts and for wide accesses, as far as there is room: the
+    model charges the others.
+    """
+    level = search.spec.levels[search.levels[0]]
+    if level.banks is None or not level.managed or not program.staged:
+        return program
+    room, found = search.fit.room_left(search.levels, 0, program.tiles[0], program.staged[0].depth), []
+    for staging in program.staged:
+        bare = replace(staging, row_padding=0, run_padding=0)
+        choices = [replace(bare, row_padding=_rows(search, program, bare).padding(level.banks)), bare]
+        if program.atom.kind != "matrix" and len(program.tiles) > 1:
+            run = replace(bare, run_padding=run_padding(program, bare, search.spec.levels[-1].access_lanes, level.banks))
+            choices.insert(0, replace(run, row_padding=_rows(search, program, run).padding(level.banks)))
+        sizes = [s.depth * padding_bytes(program, search.spec, s) for s in choices]
+        chosen = next(n for n, size in enumerate(sizes) if size <= room or choices[n] is bare)
+        room -= sizes[chosen]
+        found.append(choices[chosen])
+    return replace(program, staged=tuple(found))
+
+
+def _rows(search: Search, program: StageProgram, staging: Staging) -> PanelRows:
+    tiles, level = (program.unit_tile, program.inner), staging.level
+    what = search.nest, search.atom, search.mapping, staging.operand
+    return panel_rows(*what, tiles, search.spec, level, staging.run_padding)
 
 
 def _constant_panel(search: Search, factor: int) -> Staging | None:
@@ -141,8 +151,7 @@ def _deepened(search: Search, program: StageProgram) -> Iterator[StageProgram]:
     for depth in range(program.staged[0].depth + 1, level.depth_max + 1):
         if search.fit.room_left(program.levels, 0, program.unit_tile, depth) < 0:
             return
-        deeper = tuple(replace(s, depth=depth) for s in program.staged)
-        yield replace(program, staged=_padded(search, program.levels, program.tiles, deeper))
+        yield _padded(search, replace(program, staged=tuple(replace(s, depth=depth) for s in program.staged)))
 
 
 def _ordered(_: Search, program: StageProgram) -> Iterator[StageProgram]:
@@ -207,5 +216,4 @@ def _cut(search: Search, program: StageProgram, dim: int, share: int) -> Iterato
     tiles = (unit, *between, inner)
     legal = search.fit.legal(levels, len(levels) - 2, tiles[-2], inner, search.mapping, search.atom) if len(tiles) > 1 else None
     if trips > 1 and legal is None:
-        staged = _padded(search, levels, tiles, program.staged) if managed else program.staged
-        yield replace(program, tiles=tiles, split=trips, staged=staged)
+        yield _padded(search, replace(program, tiles=tiles, split=trips))
