@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from roller.banks import PanelRows, padding_bytes, panel_rows
-from roller.lanes import run_padding
+from roller.banks import padding_bytes, panel_rows
+from roller.hardware import Banks, HardwareSpec
+from roller.lanes import runs_padded
 from roller.program import StageProgram, Staging
 from roller.search import Chain, Search
 
@@ -18,8 +19,8 @@ def program_of(search: Search, levels: tuple[int, ...], chain: Chain) -> StagePr
     lanes = search.lane_level
     whole = len(chain) == len(search.levels) and search.spec.levels[search.levels[0]].managed
     depth = search.fit.depth(search.levels, 0, chain[0]) if whole else 1
-    staged = required_staging(search, search.levels, depth)
-    program = StageProgram(
+    staged = required_staging(search, search.levels, chain, depth)
+    return StageProgram(
         search.nest,
         search.atom,
         search.mapping,
@@ -30,10 +31,9 @@ def program_of(search: Search, levels: tuple[int, ...], chain: Chain) -> StagePr
         lane_level=lanes,
         cooperate=search.fit.cooperate,
     )
-    return _padded(search, program)
 
 
-def required_staging(search: Search, levels: tuple[int, ...], depth: int = 1) -> tuple[Staging, ...]:
+def required_staging(search: Search, levels: tuple[int, ...], chain: Chain, depth: int = 1) -> tuple[Staging, ...]:
     """Copies without which the nest would gather or guard: panels for factors, boxes for arrays that can be left.
 
     A level that software fills holds a panel of every factor that is used again there, as many deep as it allows.
@@ -41,37 +41,38 @@ def required_staging(search: Search, levels: tuple[int, ...], depth: int = 1) ->
     nest, unit = search.nest, search.spec.levels[levels[0]]
     if unit.managed:
         reused = [f for f in range(len(nest.factors)) if search.fit.reused(nest.factor_touches(f)) and "input" in unit.holds]
-        return tuple(Staging("panel", f, levels[0], depth) for f in reused if nest.reduce)
+        return _padded(search, levels, chain, tuple(Staging("panel", f, levels[0], depth) for f in reused if nest.reduce))
     needed = [f for f in range(len(nest.factors)) if nest.stageable(f) and _needs_panel(search, f)]
     panels = [_constant_panel(search, f) or Staging("panel", f, levels[0]) for f in needed]
     return (*_boxes(search, levels[0]), *panels)
 
 
-def _padded(search: Search, program: StageProgram) -> StageProgram:
-    """A program whose panels have runs and rows padded against bank conflicts and for wide accesses, as far as there is room: the
-    model charges the others.
+def _padded(search: Search, levels: tuple[int, ...], chain: Chain, staged: tuple[Staging, ...]) -> tuple[Staging, ...]:
+    """Panels with their runs and rows padded for wide accesses and against bank conflicts, as far as there is room: the model
+    charges the others.
     """
-    level = search.spec.levels[search.levels[0]]
-    if level.banks is None or not level.managed or not program.staged:
-        return program
-    room, found = search.fit.room_left(search.levels, 0, program.tiles[0], program.staged[0].depth), []
-    for staging in program.staged:
+    banks = search.spec.levels[levels[0]].banks
+    if banks is None or not staged:
+        return staged
+    room, found = search.fit.room_left(levels, 0, chain[0], staged[0].depth), []
+    orders, lanes = (tuple(range(len(search.nest.dims))),) * len(levels), search.lane_level
+    for staging in staged:
         bare = replace(staging, row_padding=0, run_padding=0)
-        choices = [replace(bare, row_padding=_rows(search, program, bare).padding(level.banks)), bare]
-        if program.atom.kind != "matrix" and len(program.tiles) > 1:
-            run = replace(bare, run_padding=run_padding(program, bare, search.spec.levels[-1].access_lanes, level.banks))
-            choices.insert(0, replace(run, row_padding=_rows(search, program, run).padding(level.banks)))
-        sizes = [s.depth * padding_bytes(program, search.spec, s) for s in choices]
-        chosen = next(n for n, size in enumerate(sizes) if size <= room or choices[n] is bare)
-        room -= sizes[chosen]
-        found.append(choices[chosen])
-    return replace(program, staged=tuple(found))
+        program = StageProgram(
+            search.nest, search.atom, search.mapping, levels, chain, orders, staged, lane_level=lanes, cooperate=search.fit.cooperate
+        )
+        padded = [_rows_padded(program, search.spec, banks, s) for s in (runs_padded(program, bare, search.spec, banks), bare)]
+        sizes = [s.depth * padding_bytes(program, search.spec, s) for s in padded]
+        chosen, needed = next(((s, size) for s, size in zip(padded, sizes, strict=True) if size <= room), (bare, 0))
+        room -= needed
+        found.append(chosen)
+    return tuple(found)
 
 
-def _rows(search: Search, program: StageProgram, staging: Staging) -> PanelRows:
-    tiles, level = (program.unit_tile, program.inner), staging.level
-    what = search.nest, search.atom, search.mapping, staging.operand
-    return panel_rows(*what, tiles, search.spec, level, staging.run_padding)
+def _rows_padded(program: StageProgram, spec: HardwareSpec, banks: Banks, staging: Staging) -> Staging:
+    tiles = program.tiles[0], program.tiles[-1]
+    where = program.mapping, staging.operand, tiles, spec, staging.level
+    return replace(staging, row_padding=panel_rows(program.nest, program.atom, *where, staging.run_padding).padding(banks))
 
 
 def _constant_panel(search: Search, factor: int) -> Staging | None:
@@ -151,7 +152,8 @@ def _deepened(search: Search, program: StageProgram) -> Iterator[StageProgram]:
     for depth in range(program.staged[0].depth + 1, level.depth_max + 1):
         if search.fit.room_left(program.levels, 0, program.unit_tile, depth) < 0:
             return
-        yield _padded(search, replace(program, staged=tuple(replace(s, depth=depth) for s in program.staged)))
+        deeper = tuple(replace(s, depth=depth) for s in program.staged)
+        yield replace(program, staged=_padded(search, program.levels, program.tiles, deeper))
 
 
 def _ordered(_: Search, program: StageProgram) -> Iterator[StageProgram]:
@@ -216,4 +218,5 @@ def _cut(search: Search, program: StageProgram, dim: int, share: int) -> Iterato
     tiles = (unit, *between, inner)
     legal = search.fit.legal(levels, len(levels) - 2, tiles[-2], inner, search.mapping, search.atom) if len(tiles) > 1 else None
     if trips > 1 and legal is None:
-        yield _padded(search, replace(program, tiles=tiles, split=trips))
+        staged = _padded(search, levels, tiles, program.staged) if managed else program.staged
+        yield replace(program, tiles=tiles, split=trips, staged=staged)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from roller.banks import WIDEST_ACCESS, panel_steps, pieces, run_dim
-from roller.hardware import Banks
+from roller.hardware import Banks, HardwareSpec
 from roller.program import StageProgram, Staging, panel_element_bytes, staged_touches
 
 
@@ -115,22 +115,19 @@ def transactions(program: StageProgram, staging: Staging, group: int, banks: Ban
     return found * math.prod([program.inner[d] for d, t in enumerate(touches) if t and d != run])
 
 
-def run_padding(program: StageProgram, staging: Staging, group: int, banks: Banks) -> int:
-    """Elements to add to the runs of a panel of several, so that lanes read them with wide accesses and a group of them in
-    different banks: the fewest with which it goes to the banks least often.
+def runs_padded(program: StageProgram, staging: Staging, spec: HardwareSpec, banks: Banks) -> Staging:
+    """A panel with as many elements added to each run, where rows have several, as lanes want to read them with wide accesses and
+    a group of them in different banks: the fewest with which it goes to the banks least often.
     """
     nest, tile, touches = program.nest, program.unit_tile, staged_touches(program.nest, staging)
     run, size = run_dim(nest, touches, tile), panel_element_bytes(nest, program.atom)
     runs = math.prod([tile[d] for d in nest.spatial if touches[d] and d != run])
-    if run is None or nest.dims[run].is_reduce or runs == 1:
-        return 0
-    wide = max(pieces(program.inner[run], WIDEST_ACCESS // size))
-    choices = sorted({0, -tile[run] % wide, -tile[run] % wide + wide})
-
-    def often(padding: int) -> int:
-        return transactions(program, replace(staging, run_padding=padding), group, banks)
-
-    return min(choices, key=lambda padding: (often(padding), padding)) if wide > 1 else 0
+    if program.atom.kind == "matrix" or run is None or nest.dims[run].is_reduce or runs == 1 or len(program.tiles) == 1:
+        return staging
+    wide, lanes = max(pieces(program.inner[run], WIDEST_ACCESS // size)), spec.levels[-1].access_lanes
+    least = -tile[run] % wide
+    choices = [replace(staging, run_padding=padding) for padding in sorted({0, least, least + wide})]
+    return min(choices, key=lambda choice: (transactions(program, choice, lanes, banks), choice.run_padding))
 
 
 @lru_cache(maxsize=1 << 16)
