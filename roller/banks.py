@@ -43,12 +43,14 @@ class PanelRows:
         return bank_conflicts(pitch, self.together, self.piece, banks, self.element_bytes)
 
     def padding(self, banks: Banks) -> int:
-        """Elements to add to every row: those of rule 3, or the fewest that leave no more conflicts than they do."""
+        """Elements to add to every row to make it whole accesses: those of rule 3, or the fewest that leave no more conflicts than
+        they do.
+        """
         least = -self.row % self.whole if self.rows > 1 else 0
         if self.together <= 1:
             return least
         most = bank_padding(self.row, self.piece, banks, self.element_bytes)
-        choices = range(least, most + self.whole, self.whole)
+        choices = range(least, max(most, least) + self.whole, self.whole)
         fewest: int = min(choices, key=lambda padding: (self.conflicts(padding, banks), padding))
         return fewest
 
@@ -125,7 +127,9 @@ def run_dim(nest: Nest, touches: tuple[bool, ...], tile: Tile) -> int | None:
     return next((d for d in reversed(inwards) if touches[d] and tile[d] > 1), None)
 
 
-def panel_steps(nest: Nest, staging: Staging, tile: Tile, rows: tuple[int, ...], outside: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+def panel_steps(
+    nest: Nest, staging: Staging, tile: Tile, rows: tuple[int, ...], outside: tuple[int, ...]
+) -> tuple[tuple[int, ...], int]:
     """How far neighbours along each dimension lie apart in a panel of a unit's tile (0: it does not depend on it), and elements of
     it with all padding; `rows`: the dimensions of a row, `outside` all others, innermost last.
     """

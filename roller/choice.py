@@ -59,7 +59,15 @@ def _padded(search: Search, levels: tuple[int, ...], chain: Chain, staged: tuple
     for staging in staged:
         bare = replace(staging, row_padding=0, run_padding=0)
         program = StageProgram(
-            search.nest, search.atom, search.mapping, levels, chain, orders, staged, lane_level=lanes, cooperate=search.fit.cooperate
+            search.nest,
+            search.atom,
+            search.mapping,
+            levels,
+            chain,
+            orders,
+            staged,
+            lane_level=lanes,
+            cooperate=search.fit.cooperate,
         )
         padded = [_rows_padded(program, search.spec, banks, s) for s in (runs_padded(program, bare, search.spec, banks), bare)]
         sizes = [s.depth * padding_bytes(program, search.spec, s) for s in padded]

@@ -88,30 +88,26 @@ def accesses(program: StageProgram, staging: Staging) -> tuple[int | None, tuple
     run, widest = run_dim(nest, touches, tile), WIDEST_ACCESS // panel_element_bytes(nest, program.atom)
     if run is None:
         return None, ((1, 1),)
-    if len(program.tiles) > 1:
-        steps, _ = panel_steps(nest, staging, tile, nest.spatial, nest.reduce)
-        others = [s for d, s in enumerate(steps) if d != run and touches[d] and tile[d] > 1]
-        if nest.extents[run] < tile[run]:
-            others.append(nest.extents[run])  # lanes move back to its end
-        while any(s % widest for s in others):
-            widest //= 2
+    steps, _ = panel_steps(nest, staging, tile, nest.spatial, nest.reduce)
+    others = [s for d, s in enumerate(steps) if d != run and touches[d] and tile[d] > 1]
+    if nest.extents[run] < tile[run]:
+        others.append(nest.extents[run])  # lanes move back to its end
+    while any(s % widest for s in others):
+        widest //= 2
     return run, tuple((width, piece) for piece in lane_pieces(program, run) for width in pieces(piece, widest))
 
 
 def transactions(program: StageProgram, staging: Staging, group: int, banks: Banks) -> int:
-    """How often so many lanes of a group go to the banks for their parts of an innermost tile's operand, together. Where the unit's
-    tile is not chosen yet, without conflicts.
-    """
+    """How often so many lanes of a group go to the banks for their parts of an innermost tile's operand, together."""
     nest, touches = program.nest, staged_touches(program.nest, staging)
-    size, chosen = panel_element_bytes(nest, program.atom), len(program.tiles) > 1
+    size = panel_element_bytes(nest, program.atom)
     run, each = accesses(program, staging)
     together = {d: n for d, n in group_tile(program, group).items() if touches[d] and n > 1}
     steps, _ = panel_steps(nest, staging, program.unit_tile, nest.spatial, nest.reduce)
     found = 0
     for width, piece in each:
         apart = [(n, piece if d == run else lane_pieces(program, d)[0] * steps[d]) for d, n in together.items()]
-        lanes = tuple(apart) if chosen else ((math.prod(together.values()), width),)
-        found += _busiest(lanes, width, size, banks)
+        found += _busiest(tuple(apart), width, size, banks)
     return found * math.prod([program.inner[d] for d, t in enumerate(touches) if t and d != run])
 
 

@@ -15,7 +15,6 @@ from roller.schedule.threads import Block, Offsets
 from roller.schedule.tir import Buffer, Expr, Stmt, allocate, index, load, ramp, register_buffer, store
 from roller.schedule.walk import Position
 
-
 Views = dict[Offsets, Buffer]
 
 
@@ -65,18 +64,18 @@ def runs(wanted: list[Offsets], along: int, accesses: dict[int, int]) -> list[tu
     """
     left, found = dict.fromkeys(sorted(wanted)), []
     for offsets in list(left):
-        members = neighbours(offsets, along, accesses.get(offsets[along], 1))
+        members = neighbours(offsets, along, accesses.get(offsets[along], 1) if offsets else 1)
         if all(member in left for member in members):
             found.append((offsets, len(members)))
             for member in members:
                 del left[member]
     found += [(offsets, 1) for offsets in left]
-    return sorted(found, key=lambda run: (-run[1], *run[0][:along], *run[0][along + 1 :], run[0][along]))
+    return sorted(found, key=lambda run: (-run[1], *run[0][:along], *run[0][along + 1 :], *run[0][along : along + 1]))
 
 
 def neighbours(offsets: Offsets, along: int, width: int) -> list[Offsets]:
     """A point and those that follow it along a dimension."""
-    return [(*offsets[:along], offsets[along] + n, *offsets[along + 1 :]) for n in range(width)]
+    return [offsets, *((*offsets[:along], offsets[along] + n, *offsets[along + 1 :]) for n in range(1, width))]
 
 
 def array_source(block: Block, reader: Reader, number: int, point_of: Callable[[Offsets], Point]) -> Source:
@@ -108,8 +107,8 @@ def array_accesses(block: Block, number: int) -> tuple[int, dict[int, int]]:
 
 
 def panel_source(block: Block, panel: SharedPanel, reduced: dict[int, Position], slot: Position, near: Views | None) -> Source:
-    """One copy of a panel in shared memory; `reduced`: where the lane's tile starts along each reduction. `near`: views of that copy
-    from the lane's first point on, by the widths of the pieces that points are in.
+    """One copy of a panel in shared memory; `reduced`: where the lane's tile starts along each reduction. `near`: views of that
+    copy, by the widths of the pieces that points are in.
     """
     touches = tuple(step > 0 for step in panel.steps)
     run, each = accesses(block.program, panel.staging)

@@ -118,8 +118,8 @@ class Lane:
         return whole == 1 or (isinstance(left, int) and left >= whole)
 
     def _wide_reduction(self, ragged: list[int]) -> tuple[int, dict[int, int]]:
-        """The reduction along which arrays are read with the widest accesses, and for each of the lane's points the first one of its
-        access; -1 where no access may be wide, as the reduction could end inside it.
+        """The reduction along which arrays are read with the widest accesses, and for each of the lane's points the first one of
+        its access; -1 where no access may be wide, as the reduction could end inside it.
         """
         reads = [array_accesses(self.block, n) for n, a in enumerate(self.nest.accesses) if a.role == "body"]
         found = [(max(each.values(), default=1), d, each) for d, each in reads if d in self.nest.reduce]

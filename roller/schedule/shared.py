@@ -1,7 +1,7 @@
 """Panels in the memory that the lanes of a block share: how they lie there, and how the lanes fill them together.
 
-Rows hold the values of one reduce point; they and the runs in them are padded as the program says (`roller.banks`). Lanes fill a panel
-along the direction in which its source is contiguous, so that what they read together lies together.
+Rows hold the values of one reduce point; they and the runs in them are padded as the program says (`roller.banks`). Lanes
+fill a panel along the direction in which its source is contiguous, so that what they read together lies together.
 """
 
 from __future__ import annotations
