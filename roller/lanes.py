@@ -34,11 +34,10 @@ def group_tile(program: StageProgram, group: int) -> dict[int, int]:
     """Lanes of one group along each dimension over which lanes are spread, in powers of two.
 
     Where panels hold what lanes read, the group takes the block of sub-tiles that reads least together (`blocked`), which divides
-    the unit's tile; else one as square as it gets in points.
+    the unit's tile; else, and while no unit's tile is chosen, one as square as it gets in points.
     """
     trips, inner = lanes_along(program), program.inner
-    found, together = dict.fromkeys(trips, 1), blocked(program)
-    whole = together and len(program.tiles) > 1
+    found, together = dict.fromkeys(trips, 1), blocked(program) and len(program.tiles) > 1
     operands = [[d for d, t in enumerate(staged_touches(program.nest, s)) if t] for s in program.staged]
 
     def read(dim: int) -> tuple[int, int]:
@@ -49,7 +48,7 @@ def group_tile(program: StageProgram, group: int) -> dict[int, int]:
         return sum(math.prod([twice[d] for d in dims]) for dims in operands), dim
 
     while math.prod(found.values()) < group:
-        free = [d for d in trips if found[d] * 2 <= trips[d] and not (whole and trips[d] % (found[d] * 2))]
+        free = [d for d in trips if found[d] * 2 <= trips[d] and not (together and trips[d] % (found[d] * 2))]
         if not free:
             break
         found[min(free, key=read)] *= 2
