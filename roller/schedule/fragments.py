@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from roller.banks import WIDEST_ACCESS
 from roller.lanes import accesses
+from roller.program import StageProgram
 from roller.schedule.place import Point, base_address
 from roller.schedule.reading import Reader
 from roller.schedule.shared import SharedPanel
@@ -121,6 +122,12 @@ def panel_source(block: Block, panel: SharedPanel, reduced: dict[int, Position],
         return near[panel.widths(block, offsets)], panel.moved(block, reduced, offsets)
 
     return Source(panel.buffer.name, str(panel.buffer.dtype), touches, place, run or 0, first)
+
+
+def narrower_widths(program: StageProgram) -> int:
+    """Widths of accesses, beside the widest one, with which a lane reads each of its panels; all of them together."""
+    panels = [s for s in program.staged if s.kind == "panel"]
+    return sum(len({width for width, _ in accesses(program, s)[1]}) - 1 for s in panels)
 
 
 def _projected(touches: tuple[bool, ...], offsets: Offsets) -> Offsets:
