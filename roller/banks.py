@@ -147,6 +147,7 @@ def panel_steps(
     return tuple(steps), size
 
 
+@lru_cache(maxsize=4096)
 def pieces(extent: int, widest: int) -> tuple[int, ...]:
     """The accesses that read so many neighbours: powers of two that add up, the widest ones first."""
     found = [widest] * (extent // widest)

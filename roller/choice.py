@@ -55,24 +55,17 @@ def _padded(search: Search, levels: tuple[int, ...], chain: Chain, staged: tuple
     if banks is None or not staged:
         return staged
     room, found = search.fit.room_left(levels, 0, chain[0], staged[0].depth), []
-    orders, lanes = (tuple(range(len(search.nest.dims))),) * len(levels), search.lane_level
+    what, orders = (search.nest, search.atom, search.mapping), (tuple(range(len(search.nest.dims))),) * len(levels)
+    program = StageProgram(*what, levels, chain, orders, staged, lane_level=search.lane_level, cooperate=search.fit.cooperate)
     for staging in staged:
         bare = replace(staging, row_padding=0, run_padding=0)
-        program = StageProgram(
-            search.nest,
-            search.atom,
-            search.mapping,
-            levels,
-            chain,
-            orders,
-            staged,
-            lane_level=lanes,
-            cooperate=search.fit.cooperate,
-        )
-        padded = [_rows_padded(program, search.spec, banks, s) for s in (runs_padded(program, bare, search.spec, banks), bare)]
-        sizes = [s.depth * padding_bytes(program, search.spec, s) for s in padded]
-        chosen, needed = next(((s, size) for s, size in zip(padded, sizes, strict=True) if size <= room), (bare, 0))
-        room -= needed
+        chosen = bare
+        for runs in dict.fromkeys((runs_padded(program, bare, search.spec, banks), bare)):
+            padded = _rows_padded(program, search.spec, banks, runs)
+            needed = padded.depth * padding_bytes(program, search.spec, padded)
+            if needed <= room:
+                chosen, room = padded, room - needed
+                break
         found.append(chosen)
     return tuple(found)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -96,12 +97,12 @@ def accesses(program: StageProgram, staging: Staging) -> tuple[int | None, tuple
     return run, tuple((width, piece) for piece in lane_pieces(program, run) for width in pieces(piece, widest))
 
 
-def transactions(program: StageProgram, staging: Staging, group: int, banks: Banks) -> int:
-    """How often so many lanes of a group go to the banks for their parts of an innermost tile's operand, together."""
+def transactions(program: StageProgram, staging: Staging, group: Mapping[int, int], banks: Banks) -> int:
+    """How often the lanes of a group (`group_tile`) go to the banks for their parts of an innermost tile's operand, together."""
     nest, touches = program.nest, staged_touches(program.nest, staging)
     size = panel_element_bytes(nest, program.atom)
     run, each = accesses(program, staging)
-    together = {d: n for d, n in group_tile(program, group).items() if touches[d] and n > 1}
+    together = {d: n for d, n in group.items() if touches[d] and n > 1}
     steps, _ = panel_steps(nest, staging, program.unit_tile, nest.spatial, nest.reduce)
     found = 0
     for width, piece in each:
@@ -120,9 +121,9 @@ def runs_padded(program: StageProgram, staging: Staging, spec: HardwareSpec, ban
     if program.atom.kind == "matrix" or run is None or nest.dims[run].is_reduce or runs == 1 or len(program.tiles) == 1:
         return staging
     wide, lanes = max(pieces(program.inner[run], WIDEST_ACCESS // size)), spec.levels[-1].access_lanes
-    least = -tile[run] % wide
+    least, group = -tile[run] % wide, group_tile(program, lanes)
     choices = [replace(staging, run_padding=padding) for padding in sorted({0, least, least + wide})]
-    return min(choices, key=lambda choice: (transactions(program, choice, lanes, banks), choice.run_padding))
+    return min(choices, key=lambda choice: (transactions(program, choice, group, banks), choice.run_padding))
 
 
 @lru_cache(maxsize=1 << 16)

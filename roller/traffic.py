@@ -191,7 +191,7 @@ def _managed(walk: NestWalk, level: MemoryLevel, index: int) -> LevelTraffic:
             times *= _rereads(program, stream) if index == program.lane_level and spec.in_place(program.atom) else 1
             banks = spec.levels[staging.level].banks if index == program.lane_level and len(program.tiles) > 1 else None
             if banks is not None and program.atom.kind != "matrix":
-                total += transactions(program, staging, together, banks) * banks.count * banks.width_bytes * times
+                total += transactions(program, staging, spread, banks) * banks.count * banks.width_bytes * times
             else:  # where the unit's tile is not chosen yet, what is read once by all is all that is known
                 total += geometry.panel_elements(stream.factor, tile) * width * times * reading
             if filling > 1 and staging.level == index - 1:

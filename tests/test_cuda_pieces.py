@@ -163,9 +163,9 @@ def test_runs_are_padded_for_wide_reads_without_conflicts(tiles: Tiles) -> None:
     assert run == 2
     assert [width for width, _ in each] == list(pieces(tiles[1][2], 4))
     assert (tiles[0][2] + program.staged[0].run_padding) % 4 == 0
-    found = transactions(program, program.staged[0], GROUP, program_banks())
-    assert found == words_of_the_busiest_bank(program, 0)
     group = group_tile(program, GROUP)
+    found = transactions(program, program.staged[0], group, program_banks())
+    assert found == words_of_the_busiest_bank(program, 0)
     distinct = math.prod(group.get(d, 1) for d in (0, 2))
     assert found == tiles[1][0] * sum(-(-distinct * width // 32) for width, _ in each), "lanes wait for one another"
 
