@@ -2,7 +2,7 @@
 
 Beside what the engine counts (accumulators, operands in use, `lane_reserved_bytes`), a thread needs registers for what it copies: a
 value and its place for each access that it reads ahead, and half a place for each copy that runs by itself, as others follow from
-it. Operands that are read in pieces of several widths take two more for each further one: a place, and what alignment leaves free.
+it. Operands that are read in pieces of several widths take three more for each further one: a place, and what alignment leaves free.
 Without a reduction reads are batched. The constants are medians over 597 kernels (docs/cuda.md), that of pieces is from a dozen.
 """
 
@@ -17,7 +17,7 @@ from roller.schedule.shared import MOST_REPEATED
 from roller.schedule.stage import registers_ahead, started_copies, tile_bytes
 from roller_cuda.occupancy import REGISTER_BYTES, limit
 
-PIECE = 2  # registers for each further width of the pieces in which an operand is read
+PIECE = 3  # registers for each further width of the pieces in which an operand is read
 BATCH = 16  # results of which a thread without a reduction reads the inputs at a time
 
 
