@@ -1,8 +1,9 @@
 """Alignment rule 3: how a panel lies in a banked memory that software fills, and the padding that keeps its rows apart.
 
-A panel is stored row after row. Whoever goes along a row finds every bank once; whoever stands in several rows at a time finds
-their banks a row apart, and waits where they are the same ones. Two things stand in several rows: lanes that fill a panel from
-an array that is contiguous across its rows, and lanes that read their parts of a matrix atom's operand.
+A panel is stored row after row, a row as runs along its innermost dimension. Whoever goes along a row finds every bank once;
+whoever stands in several rows at a time finds their banks a row apart, and waits where they are the same ones. Two things stand in
+several rows: lanes that fill a panel from an array that is contiguous across its rows, and lanes that read their parts of a matrix
+atom's operand. Lanes that stand in several runs of a row do, too; and what a lane reads with one access starts at a multiple of it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import lru_cache
 
 from roller.hardware import Banks, ComputeAtom, HardwareSpec
 from roller.nest import Nest, Tile
-from roller.program import StageProgram, Staging, panel_element_bytes
+from roller.program import StageProgram, Staging, panel_element_bytes, staged_touches
 
 WIDEST_ACCESS = 16  # bytes that one lane moves with one access, on every chip with lanes
 
@@ -42,11 +43,14 @@ class PanelRows:
         return bank_conflicts(pitch, self.together, self.piece, banks, self.element_bytes)
 
     def padding(self, banks: Banks) -> int:
-        """Elements to add to every row: those of rule 3, or the fewest that leave no more conflicts than they do."""
+        """Elements to add to every row to make it whole accesses: those of rule 3, or the fewest that leave no more conflicts than
+        they do.
+        """
+        least = -self.row % self.whole if self.rows > 1 else 0
         if self.together <= 1:
-            return 0
+            return least
         most = bank_padding(self.row, self.piece, banks, self.element_bytes)
-        choices = range(0, most + self.whole, self.whole)
+        choices = range(least, max(most, least) + self.whole, self.whole)
         fewest: int = min(choices, key=lambda padding: (self.conflicts(padding, banks), padding))
         return fewest
 
@@ -84,8 +88,9 @@ def panel_rows(
     tiles: tuple[Tile, Tile],
     spec: HardwareSpec,
     level: int,
+    run_padding: int = 0,
 ) -> PanelRows:
-    """How the panel of a factor lies at a level; `tiles`: the unit's and the innermost one.
+    """How the panel of a factor lies at a level; `tiles`: the unit's and the innermost one; `run_padding`: elements added to runs.
 
     For a matrix atom rows go along the dimension in which the array is contiguous, and lanes read pieces of as many as serve all
     banks once. For other atoms a row holds the values of one reduce point, of which each lane reads
@@ -107,10 +112,50 @@ def panel_rows(
         rows = max(1, whole // max(row, 1))
         return PanelRows(row, rows, max(1, min(every_bank, rows)), piece, size, filling=False, whole=piece)
     row = math.prod([tile[d] for d in touched if d in nest.spatial])
+    rows, run = whole // max(row, 1), run_dim(nest, touches, tile)
+    row += row // tile[run] * run_padding if run is not None and tile[run] else 0
     lanes = spec.levels[level].access_lanes
-    piece = _wide_access(nest, inner, touches, row, size)
+    piece = _wide_access(nest, inner, run, size)
     together = min(tile[along], lanes // piece) if along is not None and along in nest.reduce else 1
-    return PanelRows(row, whole // max(row, 1), max(1, together), piece, size, filling=True, whole=piece)
+    return PanelRows(row, rows, max(1, together), piece, size, filling=True, whole=piece)
+
+
+def run_dim(nest: Nest, touches: tuple[bool, ...], tile: Tile) -> int | None:
+    """The dimension along which neighbours of a tile are neighbours in its panel, as rows hold the values of one reduce point; None
+    for a panel of one value.
+    """
+    inwards = (*nest.reduce, *nest.spatial)
+    return next((d for d in reversed(inwards) if touches[d] and tile[d] > 1), None)
+
+
+def panel_steps(
+    nest: Nest, staging: Staging, tile: Tile, rows: tuple[int, ...], outside: tuple[int, ...]
+) -> tuple[tuple[int, ...], int]:
+    """How far neighbours along each dimension lie apart in a panel of a unit's tile (0: it does not depend on it), and elements of
+    it with all padding; `rows`: the dimensions of a row, `outside` all others, innermost last.
+    """
+    touches = staged_touches(nest, staging)
+    steps, size, run = [0] * len(touches), 1, run_dim(nest, touches, tile)
+    for dims in (rows, outside):
+        for dim in reversed(dims):
+            if touches[dim]:
+                steps[dim] = size
+                size *= tile[dim]
+            if dim == run:
+                size += staging.run_padding
+        if dims == rows:
+            size += staging.row_padding
+    return tuple(steps), size
+
+
+@lru_cache(maxsize=4096)
+def pieces(extent: int, widest: int) -> tuple[int, ...]:
+    """The accesses that read so many neighbours: powers of two that add up, the widest ones first."""
+    found = [widest] * (extent // widest)
+    while widest > 1:
+        widest //= 2
+        found += [widest] * (extent // widest % 2)
+    return tuple(found)
 
 
 def _piece(banks: Banks | None, size: int, deep: bool) -> int:
@@ -145,13 +190,11 @@ def _contiguous(nest: Nest, factor: int, tile: Tile) -> int | None:
     return next((d for a in mine for d, t in enumerate(touches) if t and a.strides[d] == 1 and tile[d] > 1), None)
 
 
-def _wide_access(nest: Nest, inner: Tile, touches: tuple[bool, ...], row: int, size: int) -> int:
-    """Elements of a row that a lane reads with one access: a power of two that divides its tile and the row."""
-    last = max((d for d in nest.spatial if touches[d]), default=None)
-    found = 1
-    while last is not None and 2 * found * size <= WIDEST_ACCESS and inner[last] % (2 * found) == 0 and row % (2 * found) == 0:
-        found *= 2
-    return found
+def _wide_access(nest: Nest, inner: Tile, run: int | None, size: int) -> int:
+    """Elements of a row that a lane reads with its widest access."""
+    if run is None or nest.dims[run].is_reduce:
+        return 1
+    return max(pieces(inner[run], max(1, WIDEST_ACCESS // size)), default=1)
 
 
 def staged_rows(program: StageProgram, spec: HardwareSpec, staging: Staging) -> PanelRows | None:
@@ -160,13 +203,18 @@ def staged_rows(program: StageProgram, spec: HardwareSpec, staging: Staging) -> 
     if staging.kind != "panel" or not staging.level or not level.managed or level.banks is None:
         return None
     tiles = program.unit_tile, program.inner
-    return panel_rows(program.nest, program.atom, program.mapping, staging.operand, tiles, spec, staging.level)
+    found = program.nest, program.atom, program.mapping, staging.operand
+    return panel_rows(*found, tiles, spec, staging.level, staging.run_padding)
 
 
 def padding_bytes(program: StageProgram, spec: HardwareSpec, staging: Staging) -> int:
-    """Bytes that the padding of a panel's rows takes in one copy of it."""
-    rows = staged_rows(program, spec, staging) if staging.row_padding else None
-    return rows.padding_bytes(staging.row_padding) if rows is not None else 0
+    """Bytes that the padding of a panel's runs and rows takes in one copy of it."""
+    rows = staged_rows(program, spec, staging) if staging.row_padding or staging.run_padding else None
+    if rows is None:
+        return 0
+    touches, tile = program.nest.factor_touches(staging.operand), program.unit_tile
+    bare = math.prod([tile[d] for d in program.nest.spatial if touches[d]]) if staging.run_padding else rows.row
+    return rows.padding_bytes(staging.row_padding + rows.row - bare)
 
 
 def conflicts(program: StageProgram, spec: HardwareSpec, staging: Staging) -> tuple[float, float]:

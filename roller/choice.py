@@ -6,7 +6,9 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from roller.banks import panel_rows
+from roller.banks import padding_bytes, panel_rows
+from roller.hardware import Banks, HardwareSpec
+from roller.lanes import runs_padded
 from roller.program import StageProgram, Staging, staged_touches
 from roller.search import Chain, Search
 
@@ -46,22 +48,32 @@ def required_staging(search: Search, levels: tuple[int, ...], chain: Chain, dept
 
 
 def _padded(search: Search, levels: tuple[int, ...], chain: Chain, staged: tuple[Staging, ...]) -> tuple[Staging, ...]:
-    """Panels with their rows padded against bank conflicts, as far as there is room: the model charges the others."""
+    """Panels with their runs and rows padded for wide accesses and against bank conflicts, as far as there is room: the model
+    charges the others.
+    """
     banks = search.spec.levels[levels[0]].banks
     if banks is None or not staged:
         return staged
     room, found = search.fit.room_left(levels, 0, chain[0], staged[0].depth), []
+    what, orders = (search.nest, search.atom, search.mapping), (tuple(range(len(search.nest.dims))),) * len(levels)
+    program = StageProgram(*what, levels, chain, orders, staged, lane_level=search.lane_level, cooperate=search.fit.cooperate)
     for staging in staged:
-        rows = panel_rows(
-            search.nest, search.atom, search.mapping, staging.operand, (chain[0], chain[-1]), search.spec, staging.level
-        )
-        padding = rows.padding(banks)
-        needed = staging.depth * rows.padding_bytes(padding)
-        if needed > room:
-            padding = needed = 0
-        room -= needed
-        found.append(replace(staging, row_padding=padding))
+        bare = replace(staging, row_padding=0, run_padding=0)
+        chosen = bare
+        for runs in dict.fromkeys((runs_padded(program, bare, search.spec, banks), bare)):
+            padded = _rows_padded(program, search.spec, banks, runs)
+            needed = padded.depth * padding_bytes(program, search.spec, padded)
+            if needed <= room:
+                chosen, room = padded, room - needed
+                break
+        found.append(chosen)
     return tuple(found)
+
+
+def _rows_padded(program: StageProgram, spec: HardwareSpec, banks: Banks, staging: Staging) -> Staging:
+    tiles = program.tiles[0], program.tiles[-1]
+    where = program.mapping, staging.operand, tiles, spec, staging.level
+    return replace(staging, row_padding=panel_rows(program.nest, program.atom, *where, staging.run_padding).padding(banks))
 
 
 def _constant_panel(search: Search, factor: int) -> Staging | None:

@@ -183,6 +183,7 @@ def _staging(program: StageProgram, spec: HardwareSpec) -> list[str]:
         when = "when the kernel is built" if staging.constant else "once" if staging.level == 0 else "for each tile"
         rows = staged_rows(program, spec, staging) if staging.row_padding else None
         padded = f", rows of {rows.row} padded by {staging.row_padding} against bank conflicts" if rows is not None else ""
+        padded += f", runs padded by {staging.run_padding} for wide reads" if staging.run_padding else ""
         copies = f", {staging.depth} copies" if staging.depth > 1 else ""
         copies += ", brought once for a cluster" if program.brought_once(staged_touches(program.nest, staging)) else ""
         lines.append(f"{what} as a {staging.kind} at {spec.levels[staging.level].name}, {when}{copies}{padded}")

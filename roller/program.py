@@ -41,7 +41,8 @@ class Staging:
 
     A *panel* holds the values of one factor of the body (`operand` is its number) in the order in which the nest consumes
     them. A *box* holds the data tile of one array (`operand` is its position in `nest.accesses`) with its fill values, so that
-    no guard is left in the nest, and along the vector (`box_order`). `constant` operands are copied when the kernel is built,
+    no guard is left in the nest, and along the vector (`box_order`). `row_padding` and `run_padding`: elements added to each row of
+    a panel and to each run of its innermost dimension (`roller.banks`). `constant` operands are copied when the kernel is built,
     not when it runs.
     """
 
@@ -50,6 +51,7 @@ class Staging:
     level: int
     depth: int = 1
     row_padding: int = 0
+    run_padding: int = 0
     constant: bool = False
 
 
@@ -238,6 +240,7 @@ def _stage_dict(program: StageProgram) -> dict[str, Any]:
                 "level": s.level,
                 "depth": s.depth,
                 "row_padding": s.row_padding,
+                **({"run_padding": s.run_padding} if s.run_padding else {}),
                 "constant": s.constant,
             }
             for s in program.staged

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from roller.banks import conflicts
 from roller.hardware import Banks, HardwareSpec, MemoryLevel
+from roller.lanes import group_tile, transactions
 from roller.nest import Tile
 from roller.program import Loop, StageProgram, Staging, lane_step, panel_element_bytes
 from roller.registers import in_blocks
@@ -190,7 +191,11 @@ def _managed(walk: NestWalk, level: MemoryLevel, index: int) -> LevelTraffic:
             assert staging is not None
             filling, reading = conflicts(program, spec, staging)
             times *= _rereads(program, stream) if index == program.lane_level and spec.in_place(program.atom) else 1
-            total += geometry.panel_elements(stream.factor, tile) * width * times * reading
+            banks = spec.levels[staging.level].banks if index == program.lane_level and len(program.tiles) > 1 else None
+            if banks is not None and program.atom.kind != "matrix":
+                total += transactions(program, staging, spread, banks) * banks.count * banks.width_bytes * times
+            else:  # where the unit's tile is not chosen yet, what is read once by all is all that is known
+                total += geometry.panel_elements(stream.factor, tile) * width * times * reading
             if filling > 1 and staging.level == index - 1:
                 total += _filled(walk, stream, staging) * width * (filling - 1)
         else:
@@ -229,15 +234,9 @@ def _shared_tile(program: StageProgram, index: int, access_lanes: int) -> tuple[
     Lanes that issue together merge equal addresses: for them the tile of the whole lane group counts, as square as it gets.
     """
     tile = program.level_tile(index)
-    trips = {lp.dim: lp.trips for lp in program.loops if lp.over == "lanes"}
-    if index != program.lane_level or not trips:
+    if index != program.lane_level:
         return tile, {}
-    spread = dict.fromkeys(trips, 1)
-    while math.prod(spread.values()) < access_lanes:
-        open_dims = [d for d in trips if spread[d] * 2 <= trips[d]]
-        if not open_dims:
-            break
-        spread[min(open_dims, key=lambda d: (tile[d] * spread[d], d))] *= 2
+    spread = group_tile(program, access_lanes)
     return tuple(t * spread.get(d, 1) for d, t in enumerate(tile)), spread
 
 

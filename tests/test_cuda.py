@@ -217,8 +217,8 @@ def test_operands_are_read_with_wide_accesses() -> None:
     kernel = roller.compile(gemm(4096, 4096, 4096), device="cuda:a100")
     text = codegen.generate(kernel.spec, kernel.program).text
     hot = text[text.rindex("for (int", 0, text.index("acc_ptr[1] = (acc_ptr[1] +")) :]
-    assert "*(float4*)(near0_held_ptr" in hot
-    assert "*(float4*)(near1_held_ptr" in hot
+    assert "*(float4*)(panel0_held_ptr" in hot
+    assert "*(float4*)(panel1_held_ptr" in hot
     assert " / " not in hot[: hot.index("result_ptr")]
     assert " % " not in hot[: hot.index("result_ptr")]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from roller.banks import WIDEST_ACCESS
+from roller.lanes import accesses
+from roller.program import StageProgram
 from roller.schedule.place import Point, base_address
 from roller.schedule.reading import Reader
 from roller.schedule.shared import SharedPanel
@@ -13,16 +15,21 @@ from roller.schedule.threads import Block, Offsets
 from roller.schedule.tir import Buffer, Expr, Stmt, allocate, index, load, most_together, ramp, register_buffer, store
 from roller.schedule.walk import Position
 
+Views = dict[Offsets, Buffer]
+
 
 @dataclass(frozen=True)
 class Source:
-    """Where a lane's points read one operand: buffer, address, and the dimension along which `width` neighbours are one access."""
+    """Where a lane's points read one operand: its buffer and place for a point, and the dimension along which they read neighbours:
+    the first point of each access and how many it reads.
+    """
 
-    buffer: Buffer
+    name: str
+    dtype: str
     touches: tuple[bool, ...]
-    address: Callable[[Offsets], Position]
+    place: Callable[[Offsets], tuple[Buffer, Position]]
     along: int
-    width: int
+    accesses: dict[int, int]
 
 
 @dataclass(frozen=True)
@@ -41,60 +48,86 @@ class Fragment:
 def fragment(source: Source, points: list[Offsets]) -> tuple[Fragment, list[Stmt]]:
     """The elements at some points, and the statements that read them."""
     wanted = list(dict.fromkeys(_projected(source.touches, o) for o in points))
-    width = source.width
-    while width > 1 and len({o[source.along] for o in wanted}) % width:
-        width //= 2
-    if width > 1:
-        along = source.along
-        wanted.sort(key=lambda o: (*o[:along], *o[along + 1 :], o[along]))
-    places = {offsets: at for at, offsets in enumerate(wanted)}
-    held = register_buffer(f"{source.buffer.name}_held", len(places), str(source.buffer.dtype))
-    reads = [
-        store(held, load(source.buffer, ramp(source.address(offsets), 1, width)), ramp(at, 1, width))
-        for offsets, at in places.items()
-        if at % width == 0
-    ]
+    places: dict[Offsets, int] = {}
+    reads = []
+    held = register_buffer(f"{source.name}_held", len(wanted), source.dtype)
+    for offsets, width in runs(wanted, source.along, source.accesses):
+        at, (buffer, start) = len(places), source.place(offsets)
+        reads.append(store(held, load(buffer, ramp(start, 1, width)), ramp(at, 1, width)))
+        places |= {member: at + n for n, member in enumerate(neighbours(offsets, source.along, width))}
     return Fragment(held, places, source.touches), [*allocate([held]), *reads]
+
+
+def runs(wanted: list[Offsets], along: int, accesses: dict[int, int]) -> list[tuple[Offsets, int]]:
+    """Points as accesses: the first point and the width of each, the widest ones first, so that in registers, too, they start at
+    multiples of it. Accesses that not all points of are wanted are made one by one.
+    """
+    left, found = dict.fromkeys(sorted(wanted)), []
+    for offsets in list(left):
+        members = neighbours(offsets, along, accesses.get(offsets[along], 1) if offsets else 1)
+        if all(member in left for member in members):
+            found.append((offsets, len(members)))
+            for member in members:
+                del left[member]
+    found += [(offsets, 1) for offsets in left]
+    return sorted(found, key=lambda run: (-run[1], *run[0][:along], *run[0][along + 1 :], *run[0][along : along + 1]))
+
+
+def neighbours(offsets: Offsets, along: int, width: int) -> list[Offsets]:
+    """A point and those that follow it along a dimension."""
+    return [offsets, *((*offsets[:along], offsets[along] + n, *offsets[along + 1 :]) for n in range(1, width))]
 
 
 def array_source(block: Block, reader: Reader, number: int, point_of: Callable[[Offsets], Point]) -> Source:
     """An array that is read where it is, without guards."""
     nest = block.program.nest
     access, window = nest.accesses[number], reader.window(number)
-    along, width = array_width(block, number)
-    return Source(window.buffer, access.touches, lambda o: base_address(nest, window, access.index, point_of(o)), along, width)
+
+    def place(offsets: Offsets) -> tuple[Buffer, Position]:
+        return window.buffer, base_address(nest, window, access.index, point_of(offsets))
+
+    return Source(window.buffer.name, str(window.buffer.dtype), access.touches, place, *array_accesses(block, number))
 
 
-def array_width(block: Block, number: int) -> tuple[int, int]:
-    """The dimension along which a lane's points are neighbours in an array, and how many of them one access may touch."""
+def array_accesses(block: Block, number: int) -> tuple[int, dict[int, int]]:
+    """The dimension along which a lane's points are neighbours in an array, and its accesses there: the first point of each, and
+    how many it may touch.
+    """
     nest = block.program.nest
     access = nest.accesses[number]
     offset = sum(i.offset * s for i, s in zip(access.index, access.tensor.strides, strict=True))
     for dim, stride in enumerate(access.strides):
         if stride == 1 and access.linear:
-            width = min(block.pieces[dim], most_together(access.tensor.dtype))
+            width = most_together(access.tensor.dtype)
             others = [s or 0 for d, s in enumerate(access.strides) if d != dim and nest.extents[d] > 1]
             while width > 1 and (not block.aligned(dim, width) or any(s % width for s in (*others, offset))):
                 width //= 2
-            return dim, width
-    return 0, 1
+            return dim, block.accesses(dim, width)
+    return 0, {}
 
 
-def panel_source(
-    block: Block, panel: SharedPanel, reduced: dict[int, Position], slot: Position, near: Buffer | None = None
-) -> Source:
-    """One copy of a panel in shared memory; `reduced`: where the lane's tile starts along each reduction. `near`: a view of that
-    copy from the lane's first point on.
+def panel_source(block: Block, panel: SharedPanel, reduced: dict[int, Position], slot: Position, near: Views | None) -> Source:
+    """One copy of a panel in shared memory; `reduced`: where the lane's tile starts along each reduction. `near`: views of that
+    copy, by the widths of the pieces that points are in.
     """
     touches = tuple(step > 0 for step in panel.steps)
-    along = next((d for d, step in enumerate(panel.steps) if step == 1), 0)
-    width = min(block.pieces[along], WIDEST_ACCESS // block.program.nest.accumulator_bytes, most_together(panel.value.dtype))
-    others = [*(s for d, s in enumerate(panel.steps) if s and d != along), panel.size]
-    while width > 1 and (not block.aligned(along, width) or any(s % width for s in others)):
-        width //= 2
-    if near is not None:
-        return Source(near, touches, lambda o: panel.moved(block, reduced, o), along, width)
-    return Source(panel.buffer, touches, lambda o: panel.address(block, reduced, slot, o), along, width)
+    run, each = accesses(block.program, panel.staging)
+    most = most_together(str(panel.buffer.dtype))
+    widths = [part for width, _ in each for part in (width // min(width, most)) * [min(width, most)]]
+    first = dict(zip(itertools.accumulate(widths, initial=0), widths, strict=False))
+
+    def place(offsets: Offsets) -> tuple[Buffer, Position]:
+        if near is None:
+            return panel.buffer, panel.address(block, reduced, slot, offsets)
+        return near[panel.widths(block, offsets)], panel.moved(block, reduced, offsets)
+
+    return Source(panel.buffer.name, str(panel.buffer.dtype), touches, place, run or 0, first)
+
+
+def narrower_widths(program: StageProgram) -> int:
+    """Widths of accesses, beside the widest one, with which a lane reads each of its panels; all of them together."""
+    panels = [s for s in program.staged if s.kind == "panel"]
+    return sum(len({width for width, _ in accesses(program, s)[1]}) - 1 for s in panels)
 
 
 def _projected(touches: tuple[bool, ...], offsets: Offsets) -> Offsets:

@@ -11,7 +11,16 @@ from tvm import tirx
 from roller.nest import Nest
 from roller.program import StageProgram
 from roller.scalar import loads
-from roller.schedule.fragments import Fragment, array_source, array_width, fragment, panel_source
+from roller.schedule.fragments import (
+    Fragment,
+    Views,
+    array_accesses,
+    array_source,
+    fragment,
+    neighbours,
+    panel_source,
+    runs,
+)
 from roller.schedule.place import Point, Window, address
 from roller.schedule.reading import Reader
 from roller.schedule.scalar import combine
@@ -53,7 +62,7 @@ class Lane:
     partial: Buffer | None = None
     part: Position = 0
     copy: Position = 0  # of the panels, the one that is read
-    views: dict[int, Buffer] = field(default_factory=dict)  # of panels, from the lane's first point on
+    views: dict[int, Views] = field(default_factory=dict)  # of panels, from the lane's first points on
 
     @property
     def program(self) -> StageProgram:
@@ -97,11 +106,10 @@ class Lane:
         offsets = list(self.block.points(self.nest.reduce))
         if not ragged:
             return [(offsets, None)]
-        wide, width = self._wide_reduction()
-        width = width if wide not in ragged or self.nest.extents[wide] % width == 0 else 1
+        wide, starts = self._wide_reduction(ragged)
         groups: dict[Offsets, list[Offsets]] = {}
         for offset in offsets:
-            first = tuple(o // width * width if d == wide else o for d, o in enumerate(offset))
+            first = tuple(starts[o] if d == wide else o for d, o in enumerate(offset))
             groups.setdefault(first, []).append(offset)
         found = []
         for first, members in groups.items():
@@ -115,9 +123,16 @@ class Lane:
         whole = self.program.inner[dim] * self.block.lanes[dim]
         return whole == 1 or (isinstance(left, int) and left >= whole)
 
-    def _wide_reduction(self) -> tuple[int, int]:
-        reads = [array_width(self.block, n) for n, a in enumerate(self.nest.accesses) if a.role == "body"]
-        return max(((d, w) for d, w in reads if d in self.nest.reduce), key=lambda found: found[1], default=(-1, 1))
+    def _wide_reduction(self, ragged: list[int]) -> tuple[int, dict[int, int]]:
+        """The reduction along which arrays are read with the widest accesses, and for each of the lane's points the first one of
+        its access; -1 where no access may be wide, as the reduction could end inside it.
+        """
+        reads = [array_accesses(self.block, n) for n, a in enumerate(self.nest.accesses) if a.role == "body"]
+        found = [(max(each.values(), default=1), d, each) for d, each in reads if d in self.nest.reduce]
+        width, wide, each = max(found, key=lambda read: read[0], default=(1, -1, {}))
+        if width == 1 or (wide in ragged and self.nest.extents[wide] % width):
+            return -1, {}
+        return wide, {first + n: first for first, count in each.items() for n in range(count)}
 
     def _taken(self, state: State, group: list[Offsets], slot: Position) -> Stmt:
         """One group taken in: its operands in registers, then every point."""
@@ -151,11 +166,13 @@ class Lane:
     def placed(self) -> list[Stmt]:
         """Views of the panels, once all of them are filled: the loops further in move along them by known steps."""
         statements = []
-        first = (0,) * len(self.nest.dims)
+        points = list(self.block.points(tuple(range(len(self.nest.dims)))))
         for operand, panel in self.panels.items():
-            if panel.regular(self.block):
-                start = panel.address(self.block, {}, self._copy_of(panel), first)
-                self.views[operand], said = view(f"near{operand}", start, panel.buffer)
+            kinds = dict.fromkeys(panel.widths(self.block, point) for point in points) if panel.regular(self.block) else ()
+            for number, widths in enumerate(kinds):
+                start = panel.near(self.block, self._copy_of(panel), widths)
+                found, said = view(f"near{operand}_{number}", start, panel.buffer)
+                self.views.setdefault(operand, {})[widths] = found
                 statements += said
         return statements
 
@@ -212,18 +229,17 @@ class Lane:
         window, shift = Window.whole(self.target, output.tensor), index(0)
         if self.partial is not None:
             window, shift = Window.whole(self.partial, output.tensor), index(times(self.part, output.tensor.elements))
-        along, width = array_width(self.block, len(self.nest.accesses) - 1) if self.partial is None else (0, 1)
-        order = list(self.spatial)
-        if width > 1:
-            order.sort(key=lambda o: (*o[:along], *o[along + 1 :], o[along]))
-        values = register_buffer("result", len(order), str(window.buffer.dtype))
+        along, each = array_accesses(self.block, len(self.nest.accesses) - 1) if self.partial is None else (0, {})
+        values = register_buffer("result", len(self.spatial), str(window.buffer.dtype))
         statements: list[Stmt] = allocate([values])
-        for start in range(0, len(order), width):
-            points = order[start : start + width]
+        start = 0
+        for first, width in runs(self.spatial, along, each):
+            points = list(neighbours(first, along, width))
             statements += self._valued(state, arrays, slot, points, values, start)
-            where = address(self.nest, window, output.index, self._place(state, points[0])) + shift
+            where = address(self.nest, window, output.index, self._place(state, first)) + shift
             put = store(window.buffer, load(values, ramp(start, 1, width)), ramp(where, 1, width))
-            statements.append(self._kept(put, points[0]))
+            statements.append(self._kept(put, first))
+            start += width
         return statements
 
     def _valued(

@@ -81,13 +81,14 @@ class GroupBlock(Block):
         role = self.roles.get(dim)
         return extent if role is None else extent // self.extent(role) * len(self.unit.results[role])
 
-    def _piece(self, dim: int) -> int:
+    def _pieces(self, dim: int) -> tuple[int, ...]:
         """Neighbouring results that a lane has; none where tiles reach beyond the problem, as results do not move."""
-        role = self.roles.get(dim)
+        role, whole = self.roles.get(dim), self.share[dim]
         if role is None or self.program.nest.extents[dim] < self.program.unit_tile[dim]:
-            return 1
+            return (1,) * whole
         places = self.unit.results[role]
-        return next((n for n in (8, 4, 2) if len(places) % n == 0 and places[:n] == tuple(range(n))), 1)
+        piece = next((n for n in (8, 4, 2) if len(places) % n == 0 and places[:n] == tuple(range(n))), 1)
+        return (piece,) * (whole // piece)
 
     def corner(self, dim: int) -> Position:
         """Where the group's tile starts in the unit's."""

@@ -1,7 +1,7 @@
 """Panels in the memory that the lanes of a block share: how they lie there, and how the lanes fill them together.
 
-Rows hold the values of one reduce point, padded against bank conflicts as the program says (`roller.banks`). Lanes fill a panel
-along the direction in which its source is contiguous, so that what they read together lies together.
+Rows hold the values of one reduce point; they and the runs in them are padded as the program says (`roller.banks`). Lanes
+fill a panel along the direction in which its source is contiguous, so that what they read together lies together.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tvm import tirx
 from tvm.tirx import ForKind
 
-from roller.banks import WIDEST_ACCESS, row_dim
+from roller.banks import WIDEST_ACCESS, panel_steps, row_dim
 from roller.expr import ELEMENT_BYTES
 from roller.nest import Access
 from roller.program import Staging, operand_value, staged_touches
@@ -80,8 +80,20 @@ class SharedPanel:
         nest, tile = block.program.nest, block.program.unit_tile
         return all(nest.dims[d].is_reduce or nest.extents[d] >= tile[d] for d, step in enumerate(self.steps) if step)
 
+    def widths(self, block: Block, offsets: Offsets) -> Offsets:
+        """`Block.widths` along the dimensions that the panel depends on."""
+        return tuple(w if step else 0 for w, step in zip(block.widths(offsets), self.steps, strict=True))
+
+    def near(self, block: Block, slot: Position, widths: Offsets) -> Position:
+        """Where a lane's pieces of such widths would begin in a copy if they were the first ones."""
+        total: Position = times(slot, self.size)
+        for dim, (width, step) in enumerate(zip(widths, self.steps, strict=True)):
+            if width and step:
+                total = plus(total, times(block.names[dim], width * step))
+        return total
+
     def moved(self, block: Block, reduced: dict[int, Position], offsets: Offsets) -> Position:
-        """How far the value of a lane's point lies from that of its first point, where places are regular."""
+        """How far the value of a lane's point lies from there, where places are regular."""
         total: Position = 0
         for dim, step in enumerate(self.steps):
             if step:
@@ -105,20 +117,13 @@ def shared_panel(block: Block, staging: Staging, ahead: int | None) -> SharedPan
     if matrix:
         row = (row_dim(program.nest, program.atom, program.mapping, staging.operand, program.unit_tile),)
         outside = tuple(d for d in range(len(touches)) if d not in row)
-    steps, size = [0] * len(touches), 1
-    for dims in (row, outside):
-        for dim in reversed(dims):
-            if touches[dim]:
-                steps[dim] = size
-                size *= program.unit_tile[dim]
-        if dims == row:
-            size += staging.row_padding
+    steps, size = panel_steps(program.nest, staging, program.unit_tile, row, outside)
     value = operand_value(program.nest, staging.operand, program.atom) if matrix else factor
     assert value is not None, "a matrix atom has both operands in its own type"
     whole = WIDEST_ACCESS // ELEMENT_BYTES[value.dtype]
     size = -(-size // whole) * whole  # every copy starts where the widest access may
     held = shared_buffer(f"panel{staging.operand}", size * (1 if ahead is None else staging.depth), value.dtype)
-    return SharedPanel(staging, value, held, tuple(steps), size, ahead)
+    return SharedPanel(staging, value, held, steps, size, ahead)
 
 
 class Filling:

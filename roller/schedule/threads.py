@@ -1,8 +1,9 @@
 """Threads of a block: which points of a unit's tile each lane computes.
 
-The points of a lane along a dimension lie in pieces of neighbours, one 16-byte access each, and lane after lane takes one piece
-before the first one takes its next: neighbouring lanes touch neighbouring addresses. A program says how many points a lane has and
-how many lanes there are, not which is whose.
+The points of a lane along a dimension lie in pieces of neighbours, an access of at most 16 bytes each, and lane after lane takes
+one piece before the first one takes its next: neighbouring lanes touch neighbouring addresses. Where a lane's points are no whole
+number of the widest pieces, narrower ones follow: 7 are 4, 2 and 1. A program says how many points a lane has and how many lanes
+there are, not which is whose; a group of lanes takes a block of neighbours where panels hold what it reads (`roller.lanes`).
 
 Where a tile sticks out of the problem along a spatial dimension it moves back to stay inside, and a piece as well: points computed
 twice get the same value twice, so that neither loads nor stores need a guard.
@@ -18,7 +19,8 @@ from functools import cached_property
 
 from tvm import tirx
 
-from roller.banks import WIDEST_ACCESS
+from roller.banks import pieces
+from roller.lanes import blocked, group_tile, lane_order, lane_pieces
 from roller.program import StageProgram
 from roller.schedule.tir import Expr, index, least, plus, times, variable
 from roller.schedule.walk import Position, State
@@ -62,12 +64,8 @@ class Block:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """Dimensions over which lanes are spread, the one along which neighbouring lanes lie last: reductions, then the output's
-        contiguous dimension.
-        """
-        nest = self.program.nest
-        spread = [d for d in range(len(nest.dims)) if self.lanes[d] > 1]
-        return tuple(sorted(spread, key=lambda d: (nest.dims[d].is_reduce, nest.output.strides[d] == 1, d)))
+        """Dimensions over which lanes are spread, the one along which neighbouring lanes lie last."""
+        return lane_order(self.program)
 
     @cached_property
     def names(self) -> dict[int, Expr]:
@@ -75,27 +73,35 @@ class Block:
         return {d: variable(f"lane{d}") for d in self.order}
 
     def bindings(self) -> list[Expr]:
-        """The statements that give those variables their values."""
-        found, rest = [], self.thread if self.each == 1 else tirx.floordiv(self.thread, index(self.each))
-        for d in reversed(self.order):
-            last = d == self.order[0]
-            found.append(tirx.Bind(self.names[d], rest if last else tirx.floormod(rest, index(self.lanes[d]))))
-            rest = tirx.floordiv(rest, index(self.lanes[d]))
-        return found
+        """The statements that give those variables their values: digits of the thread's number, those inside a group last."""
+        near = group_tile(self.program, self.group) if blocked(self.program) and self.each == 1 else {}
+        inside = [(d, near[d], 1) for d in self.order if near.get(d, 1) > 1]
+        outside = [(d, self.lanes[d] // near.get(d, 1), near.get(d, 1)) for d in self.order if self.lanes[d] > near.get(d, 1)]
+        digits = [*outside, *inside]
+        rest = self.thread if self.each == 1 else tirx.floordiv(self.thread, index(self.each))
+        values: dict[int, Position] = {}
+        for number, (dim, count, step) in reversed(list(enumerate(digits))):
+            digit = rest if number == 0 else tirx.floormod(rest, index(count))
+            values[dim] = plus(values.get(dim, 0), times(digit, step))
+            rest = tirx.floordiv(rest, index(count))
+        return [tirx.Bind(self.names[dim], index(value)) for dim, value in values.items()]
 
     @cached_property
-    def pieces(self) -> tuple[int, ...]:
-        """Neighbouring points that a lane has along each dimension: a power of two that divides its tile."""
-        return tuple(self._piece(d) for d in range(len(self.program.nest.dims)))
+    def pieces(self) -> tuple[tuple[int, ...], ...]:
+        """The pieces of neighbouring points that a lane has along each dimension, the widest ones first."""
+        return tuple(self._pieces(d) for d in range(len(self.program.nest.dims)))
 
-    def _piece(self, dim: int) -> int:
-        nest, inner = self.program.nest, self.program.inner[dim]
-        sizes = [a.element_bytes for a in nest.accesses if a.strides[dim] == 1]
-        widest = max(1, WIDEST_ACCESS // min(sizes, default=nest.accumulator_bytes))
-        found = 1
-        while found * 2 <= widest and inner % (found * 2) == 0 and found * 2 <= max(nest.extents[dim], 1):
-            found *= 2
-        return found
+    def _pieces(self, dim: int) -> tuple[int, ...]:
+        return lane_pieces(self.program, dim)
+
+    def piece(self, dim: int, point: int) -> tuple[int, int]:
+        """The first point of the piece that a point of the lane's tile is in, and the piece's points."""
+        start = 0
+        for width in self.pieces[dim]:
+            if point < start + width:
+                return start, width
+            start += width
+        return start, 1
 
     def exact(self, dim: int) -> bool:
         """True if whole unit tiles cover the dimension exactly."""
@@ -110,27 +116,40 @@ class Block:
         return least(base, max(extent - tile, 0))
 
     def apart(self, dim: int, point: int) -> int:
-        """How far a point of the lane's tile lies from its first one."""
-        whole, within = divmod(point, self.pieces[dim])
-        return whole * self.pieces[dim] * self.lanes[dim] + within
+        """How far a point of a lane's tile lies from where the pieces of its width begin for that lane."""
+        start, _ = self.piece(dim, point)
+        return start * self.lanes[dim] + point - start
 
     def offset(self, dim: int, point: int) -> Position:
         """Where a point of the lane's tile lies in the unit's tile."""
-        piece = self.pieces[dim]
-        within = point % piece
+        first, piece = self.piece(dim, point)
         lane: Position = times(self.names[dim], piece) if dim in self.names else 0
-        start = plus(lane, self.apart(dim, point) - within)
+        start = plus(lane, first * self.lanes[dim])
         extent, tile = self.program.nest.extents[dim], self.program.unit_tile[dim]
         if not self.program.nest.dims[dim].is_reduce and extent < tile:
             start = least(start, extent - piece)
-        return plus(start, within)
+        return plus(start, point - first)
+
+    def widths(self, offsets: Offsets) -> Offsets:
+        """The points of the pieces that a point is in along dimensions with several lanes, 0 along the others: points alike in this
+        lie known distances apart.
+        """
+        return tuple(self.piece(d, o)[1] if d in self.names else 0 for d, o in enumerate(offsets))
 
     def aligned(self, dim: int, width: int) -> bool:
-        """True if pieces start at multiples of `width`, wherever the tile lies."""
+        """True if pieces of `width` and wider ones start at multiples of it, wherever the tile lies."""
         nest, program = self.program.nest, self.program
         extent, tile = nest.extents[dim], program.unit_tile[dim]
-        starts = tile % width == 0 and (self.exact(dim) or nest.dims[dim].is_reduce or extent % width == 0)
-        return self.pieces[dim] % width == 0 and starts and program.inner[dim] % width == 0
+        return tile % width == 0 and (self.exact(dim) or nest.dims[dim].is_reduce or extent % width == 0)
+
+    def accesses(self, dim: int, width: int) -> dict[int, int]:
+        """Accesses along a dimension, of at most `width` points each: the first point of each, and how many they are."""
+        found, start = {}, 0
+        for piece in self.pieces[dim]:
+            for wide in pieces(piece, width):
+                found[start] = wide
+                start += wide
+        return found
 
     def points(self, dims: tuple[int, ...]) -> Iterator[Offsets]:
         """Offsets of a lane's points along some dimensions, 0 along the others."""

@@ -2,7 +2,8 @@
 
 Beside what the engine counts (accumulators, operands in use, `lane_reserved_bytes`), a thread needs registers for what it copies: a
 value and its place for each access that it reads ahead, and half a place for each copy that runs by itself, as others follow from
-it. Without a reduction reads are batched. The constants are medians over 597 kernels (docs/cuda.md).
+it. Operands that are read in pieces of several widths take three more for each further one: a place, and what alignment costs.
+Without a reduction reads are batched. The constants are medians over 597 kernels (docs/cuda.md), that of pieces is from a dozen.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 import math
 
 from roller.plugin import HardwareSpec, StageProgram
+from roller.schedule.fragments import narrower_widths
 from roller.schedule.machine import Machine
 from roller.schedule.shared import MOST_REPEATED
 from roller.schedule.stage import registers_ahead, started_copies, tile_bytes
 from roller_cuda.occupancy import REGISTER_BYTES, limit
 
+PIECE = 3  # registers for each further width of the pieces in which an operand is read
 BATCH = 16  # results of which a thread without a reduction reads the inputs at a time
 
 
@@ -31,7 +34,8 @@ def wanted_registers(spec: HardwareSpec, program: StageProgram, machine: Machine
     if machine.in_place(program.atom):
         return tile
     started = sum(min(n, MOST_REPEATED) for n in started_copies(program, machine)) // 2
-    return tile + registers_ahead(program, machine) + started
+    apart = PIECE * narrower_widths(program) if program.atom.kind != "matrix" else 0
+    return tile + registers_ahead(program, machine) + started + apart
 
 
 def predicted_registers(spec: HardwareSpec, program: StageProgram, machine: Machine, threads: int) -> int:
