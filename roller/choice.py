@@ -192,10 +192,10 @@ def split(search: Search, program: StageProgram) -> Iterator[StageProgram]:
         share = -(-share // program.inner[dim]) * program.inner[dim]
         trips = -(-search.nest.extents[dim] // share)
         if trips > 1:
-            yield from _cut(search, program, dim, share)
+            yield from cut(search, program, dim, share)
 
 
-def _cut(search: Search, program: StageProgram, dim: int, share: int) -> Iterator[StageProgram]:
+def cut(search: Search, program: StageProgram, dim: int, share: int) -> Iterator[StageProgram]:
     """The program with a unit's share of a reduction: walked in steps of the unit's tile where software fills its level; else, or
     where it is no longer than the tile, the share is the tile. Lanes that share it each take a run, as there are only so many.
     """
