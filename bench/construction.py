@@ -192,6 +192,28 @@ def table(found: dict[str, Any]) -> Table:
     return made
 
 
+def page(body: dict[str, Any]) -> str:
+    """The results for people."""
+    versions = body["versions"]
+    lines = [
+        "# Constructed programs beside a search by the same model\n",
+        f"`{body['command']}`, {body['date']}; roller-compiler {versions['roller-compiler']}, Python {versions['python']}, "
+        f"NumPy {versions['numpy']}.",
+        "All times are *predicted*: nothing here was measured. [How](../../descent.py)\n",
+        "| of | operators | mean | worst | | programs rated: median | most |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, found in body["summary"].items():
+        regrets = f"{found['regret']:.1%} | {found['worst_regret']:.1%} | {found['worst_case']}"
+        lines.append(f"| {name} | {found['operators']} | {regrets} | {found['rated']:.0f} | {found['most_rated']} |")
+    lines += [
+        "\n*Mean*: geometric, of the constructed program's predicted time over that of the best one found, less 1; the constructed "
+        "program is the first\none that the device can run. Programs for CPUs are not moved by small steps; "
+        "[why](../../../docs/engine.md).\n",
+    ]
+    return "\n".join(lines)
+
+
 def options() -> argparse.Namespace:
     """The command line."""
     made = argparse.ArgumentParser(
@@ -202,7 +224,7 @@ def options() -> argparse.Namespace:
     made.add_argument("--drawn", type=int, default=DRAWN, help="drawn operators")
     made.add_argument("--cases", default="", help="only cases whose name contains one of these, separated by commas")
     made.add_argument("--budget", type=int, default=BUDGET, help="programs that one of the last descents may rate")
-    made.add_argument("--out", type=Path, default=FILE, help="the JSON file")
+    made.add_argument("--out", type=Path, default=FILE, help="the JSON file; the page for people goes beside it")
     return made.parse_args()
 
 
@@ -224,6 +246,7 @@ def main() -> int:
     body = report.provenance("construction") | {"versions": machine.versions(), "summary": found, "cases": rows}
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     chosen.out.write_text(figures.compact(body) + "\n", encoding="utf-8")
+    chosen.out.with_name("README.md").write_text(page(body), encoding="utf-8")
     screen = report.screen()
     screen.print(table(found))
     for r in sorted((r for r in rows if r["status"] == "ok"), key=lambda r: -r["regret"])[:WORST]:
