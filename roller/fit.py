@@ -30,6 +30,7 @@ class Fit:
     cooperate: bool = False
     _lane_level: int | None = field(init=False)
     _innermost: int = field(init=False)
+    _panels: tuple[int, ...] = field(init=False)
     _traffic: dict[tuple[int, Tile], float] = field(default_factory=dict)
     _footprints: dict[tuple[int, Tile, Tile, int], int] = field(default_factory=dict)
     _inner: dict[tuple[Tile, Mapping, str], int] = field(default_factory=dict)
@@ -37,6 +38,8 @@ class Fit:
     def __post_init__(self) -> None:
         self._lane_level = lane_level(self.spec)
         self._innermost = tiled_levels(self.spec)[-1]
+        factors = range(len(self.nest.factors))
+        self._panels = tuple([f for f in factors if self.reused(self.nest.factor_touches(f))])
 
     def tiles(self, tile: Tile) -> int:
         """Spatial tiles of this extent that cover the problem."""
@@ -182,9 +185,7 @@ class Fit:
 
     def _panel_bytes(self, tile: Tile, atom: ComputeAtom) -> int:
         """Panels of the factors that are used again: a value for every point, where windows overlap too."""
-        touches = [self.nest.factor_touches(f) for f in range(len(self.nest.factors))]
-        held = sum([self.geometry.panel_elements(f, tile) for f, t in enumerate(touches) if self.reused(t)])
-        return held * panel_element_bytes(self.nest, atom)
+        return sum([self.geometry.panel_elements(f, tile) for f in self._panels]) * panel_element_bytes(self.nest, atom)
 
     def _input_bytes(self, tile: Tile, innermost: bool) -> int:
         """Data tiles of the inputs that are used again, or of all."""
