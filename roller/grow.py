@@ -183,7 +183,8 @@ def _spread(search: Search, position: int, inner: Tile, tiles: list[Tile]) -> It
     units = search.spec.unit.count
     busy = [search.fit.tiles(t) >= units for t in tiles]
     edge = [i for i in range(len(tiles)) if busy[i] != busy[min(i + 1, len(tiles) - 1)] or (i and busy[i] != busy[i - 1])]
-    last = 1 if search.spec.levels[search.levels[position]].managed else LARGEST
+    # Steps of a matrix atom are so large that small ones from the last tile do not lead to the one before it.
+    last = 1 if search.spec.levels[search.levels[position]].managed and search.atom.kind != "matrix" else LARGEST
     kept = [i for i in range(len(tiles)) if i >= len(tiles) - last or i & (i + 1) == 0 or i in edge]
     chosen = dict.fromkeys(t for i in kept for t in (tiles[i], *_evener(search, position, inner, tiles[i])))
     for tile in chosen:
