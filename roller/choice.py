@@ -18,7 +18,7 @@ def program_of(search: Search, levels: tuple[int, ...], chain: Chain) -> StagePr
     spatial_first = (*search.nest.spatial, *search.nest.reduce)
     lanes = search.lane_level
     whole = len(chain) == len(search.levels) and search.spec.levels[search.levels[0]].managed
-    depth = search.fit.depth(search.levels, 0, chain[0]) if whole else 1
+    depth = search.fit.depth(search.levels, 0, chain[0], search.atom) if whole else 1
     staged = required_staging(search, search.levels, chain, depth)
     return StageProgram(
         search.nest,
@@ -54,7 +54,7 @@ def _padded(search: Search, levels: tuple[int, ...], chain: Chain, staged: tuple
     banks = search.spec.levels[levels[0]].banks
     if banks is None or not staged:
         return staged
-    room, found = search.fit.room_left(levels, 0, chain[0], staged[0].depth), []
+    room, found = search.fit.room_left(levels, 0, chain[0], staged[0].depth, search.atom), []
     what, orders = (search.nest, search.atom, search.mapping), (tuple(range(len(search.nest.dims))),) * len(levels)
     program = StageProgram(*what, levels, chain, orders, staged, lane_level=search.lane_level, cooperate=search.fit.cooperate)
     for staging in staged:
@@ -151,10 +151,21 @@ def _deepened(search: Search, program: StageProgram) -> Iterator[StageProgram]:
     if not level.managed or not program.staged or len(program.tiles) != len(search.levels):
         return
     for depth in range(program.staged[0].depth + 1, level.depth_max + 1):
-        if search.fit.room_left(program.levels, 0, program.unit_tile, depth) < 0:
+        if search.fit.room_left(program.levels, 0, program.unit_tile, depth, search.atom) < 0:
             return
         deeper = tuple(replace(s, depth=depth) for s in program.staged)
         yield replace(program, staged=_padded(search, program.levels, program.tiles, deeper))
+
+
+def recopied(search: Search, program: StageProgram) -> StageProgram | None:
+    """A program whose tiles have changed with its copies padded anew; None where there is no room for as many."""
+    if not search.spec.levels[program.levels[0]].managed or not program.staged:
+        return program
+    depth = program.staged[0].depth
+    if depth > 1 and search.fit.room_left(program.levels, 0, program.unit_tile, depth, search.atom) < 0:
+        return None
+    plain = tuple([replace(s, row_padding=0) for s in program.staged])
+    return replace(program, staged=_padded(search, program.levels, program.tiles, plain))
 
 
 def _ordered(_: Search, program: StageProgram) -> Iterator[StageProgram]:
@@ -213,10 +224,10 @@ def split(search: Search, program: StageProgram) -> Iterator[StageProgram]:
         share = -(-share // program.inner[dim]) * program.inner[dim]
         trips = -(-search.nest.extents[dim] // share)
         if trips > 1:
-            yield from _cut(search, program, dim, share)
+            yield from cut(search, program, dim, share)
 
 
-def _cut(search: Search, program: StageProgram, dim: int, share: int) -> Iterator[StageProgram]:
+def cut(search: Search, program: StageProgram, dim: int, share: int) -> Iterator[StageProgram]:
     """The program with a unit's share of a reduction: walked in steps of the unit's tile where software fills its level; else, or
     where it is no longer than the tile, the share is the tile. Lanes that share it each take a run, as there are only so many.
     """

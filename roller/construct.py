@@ -5,6 +5,7 @@
             grow the dimension with the best data-reuse score to its next aligned extent
             while it fits, parallelism suffices and memory still bounds; keep a spread of the path
         give every chain of tiles its loop orders, staging and reduce splits
+    where software places data: move extents of the best one to their neighbours while that is rated better
     rank by estimate; drop near-duplicates
 
 Innermost first, so that outer extents are multiples of inner ones and a register tile of 6 rows is reachable.
@@ -32,12 +33,14 @@ from roller.nest import Nest, Tile, variants
 from roller.program import RProgram, StageProgram, Staging, panel_element_bytes
 from roller.rates import CostParameters
 from roller.search import Chain, Search, packs, reads_whole, searches, start, stores_whole
+from roller.settle import settle
 
 INNER_KEEP, OUTER_KEEP = 8, 8  # chains kept after a level
 EACH_KEEP = 3  # … and of one innermost tile at most so many: a nest or mapping that brought only few is not likely to be the best
 PASSED_KEEP = 2  # more chains kept whose tile at a level is the one inside it
 REFINED = 8  # programs whose orders and staging are tried, beside the best one of each nest, atom and mapping
 REFINE_SLACK = 1.5  # … unless it is predicted this much slower than the best of all: orders and copies do not make up for that
+SETTLED, STEPS = 2, 50  # programs of which, at the end, other tiles are rated that differ in an extent or two; and how many of each
 SAME_SIZE = 4  # innermost tiles of about one size that are kept where tiles run on lanes
 PACKED_GAIN = 0.97  # a vector where only a copy is side by side must save this much padding, as its results are scattered
 MAPPING_SLACK = 1.5  # an innermost tile predicted this much slower than the best one is not pursued
@@ -94,6 +97,7 @@ def _nests(expr: TensorExpr) -> Iterator[tuple[Nest, ...]]:
 
 
 Rated = tuple[StageProgram, Estimate]
+_Pooled = tuple[tuple[float, int, tuple[Tile, ...]], Rated]  # with what it is ranked by
 
 
 def construct_stage(
@@ -106,7 +110,7 @@ def construct_stage(
 ) -> list[Rated]:
     """The best programs for one stage over its nest variants."""
     found = searches(nests, spec, rules, parameters, constants)
-    pool: dict[tuple[object, ...], tuple[tuple[float, int, tuple[Tile, ...]], Rated]] = {}
+    pool: dict[tuple[object, ...], _Pooled] = {}
 
     def rate(search: Search, program: StageProgram) -> float:
         rating = search.model.estimate(program)
@@ -126,6 +130,10 @@ def construct_stage(
         raise ConstructionError(
             f"no tile of {nests[0].stage.name!r} fits {spec.device}:{spec.chip}", dict(found[0].refusals) if found else {}
         )
+    for search, program in _worth_settling(found, sorted(pool.values(), key=lambda item: item[0])):
+        settled = settle(search, program, STEPS)
+        for choice in (*settled, *refined(search, settled[0])):
+            rate(search, choice)
     ranked = sorted(pool.values(), key=lambda item: item[0])
     return diverse([rated for _, rated in ranked], top_k)
 
@@ -150,6 +158,20 @@ def _worth_refining(plain: list[list[_Start]]) -> list[_Start]:
     first = [starts[0] for starts in plain if starts and starts[0].seconds <= REFINE_SLACK * best]
     rest = sorted((start for starts in plain for start in starts[1:]), key=_Start.order)
     return [*first, *rest[:REFINED]]
+
+
+def _worth_settling(found: list[Search], ranked: list[_Pooled]) -> Iterator[tuple[Search, StageProgram]]:
+    """The best program of each of the best searches; none where caches hold the units' tiles. What moves there is an estimate, and
+    gains predicted of small steps were none when they were measured: such steps lead to where the model is weakest.
+    """
+    left = {(s.nest.dims, s.atom, s.mapping, s.fit.cooperate): s for s in found}
+    enough = len(left) - SETTLED
+    for _, (program, _) in ranked:
+        search = left.pop((program.nest.dims, program.atom, program.mapping, program.cooperate), None)
+        if search is not None and search.spec.levels[program.levels[0]].managed:
+            yield search, program
+        if len(left) <= enough:
+            break
 
 
 class _Inner(NamedTuple):
@@ -200,10 +222,11 @@ def _several_sizes(found: list[Search], rated: list[_Inner], hidden: float) -> l
         keep = 2 * INNER_KEEP if rated and rated[0].seconds < hidden else INNER_KEEP
         worth = dict.fromkeys([*rated[:keep], *(first[n] for n in sorted(first))])
         return [item for item in worth if item.seconds <= MAPPING_SLACK * max(rated[0].seconds, hidden)]
-    sizes: Counter[int] = Counter()
+    sizes: Counter[tuple[int, bool]] = Counter()
     kept = []
     for item in rated:
-        size = math.prod(item.chain[-1]).bit_length()
+        # Nothing in this part of the prediction tells lanes that share reductions from others: neither crowds out the other.
+        size = math.prod(item.chain[-1]).bit_length(), found[item.number].fit.cooperate
         sizes[size] += 1
         if sizes[size] <= SAME_SIZE:
             kept.append(item)

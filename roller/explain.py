@@ -170,7 +170,7 @@ def _level(growth: Growth, index: int) -> LevelReport:
     if inner:
         used, room = growth.fit.inner_bytes(tile, program.mapping, program.atom), growth.fit.lane_bytes(level)
     else:
-        used = growth.fit.footprint(program.levels, position, tile, growth.inner(position))
+        used = growth.fit.footprint(program.levels, position, tile, growth.inner(position), program.atom)
         used += sum(s.depth * padding_bytes(program, growth.spec, s) for s in program.staged if s.level == index)
         room = level.usable_bytes
     return LevelReport(level.name, tile, used, room, moved, growth.stops(position))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from roller.align import lane_rule
 from roller.hardware import ComputeAtom, HardwareSpec, MemoryLevel
 from roller.nest import Access, Nest, Tile
-from roller.program import lane_level, tiled_levels
+from roller.program import lane_level, panel_element_bytes, tiled_levels
 from roller.tile import Geometry
 
 Mapping = tuple[tuple[str, int], ...]
@@ -30,13 +30,16 @@ class Fit:
     cooperate: bool = False
     _lane_level: int | None = field(init=False)
     _innermost: int = field(init=False)
+    _panels: tuple[int, ...] = field(init=False)
     _traffic: dict[tuple[int, Tile], float] = field(default_factory=dict)
-    _footprints: dict[tuple[int, Tile, Tile], int] = field(default_factory=dict)
+    _footprints: dict[tuple[int, Tile, Tile, int], int] = field(default_factory=dict)
     _inner: dict[tuple[Tile, Mapping, str], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._lane_level = lane_level(self.spec)
         self._innermost = tiled_levels(self.spec)[-1]
+        factors = range(len(self.nest.factors))
+        self._panels = tuple([f for f in factors if self.reused(self.nest.factor_touches(f))])
 
     def tiles(self, tile: Tile) -> int:
         """Spatial tiles of this extent that cover the problem."""
@@ -53,8 +56,8 @@ class Fit:
             room = self.lane_bytes(level)
             return not level.managed or self.inner_bytes(tile, mapping, atom) <= room
         if not level.managed:
-            return tile == inner or self.footprint(levels, position, tile, inner) <= level.usable_bytes
-        if self.footprint(levels, position, tile, inner) > self.usable_bytes(level):
+            return tile == inner or self.footprint(levels, position, tile, inner, atom) <= level.usable_bytes
+        if self.footprint(levels, position, tile, inner, atom) > self.usable_bytes(level):
             return False
         return self._lane_level is None or self.lanes(tile, inner, atom) <= self.spec.unit.lanes_max
 
@@ -148,18 +151,18 @@ class Fit:
             return 0
         return (PICKED * step + 1) * width * self.nest.accumulator_bytes
 
-    def footprint(self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile) -> int:
+    def footprint(self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile, atom: ComputeAtom) -> int:
         """Bytes that the tile occupies at the level."""
-        key = position, tile, inner
+        key = position, tile, inner, panel_element_bytes(self.nest, atom)
         found = self._footprints.get(key)
         if found is None:
-            found = self._footprints[key] = self._footprint(levels, position, tile, inner)
+            found = self._footprints[key] = self._footprint(levels, position, tile, inner, atom)
         return found
 
-    def _footprint(self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile) -> int:
+    def _footprint(self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile, atom: ComputeAtom) -> int:
         level = self.spec.levels[levels[position]]
         if level.managed:
-            return self._managed_bytes(levels, position, tile)
+            return self._managed_bytes(levels, position, tile, atom)
         everything = range(len(self.nest.accesses))
         choices = []
         for kept in everything:
@@ -168,27 +171,36 @@ class Fit:
             choices.append(sum(self.geometry.held(a, one_pass).nbytes for a in everything))
         return min(choices)
 
-    def _managed_bytes(self, levels: tuple[int, ...], position: int, tile: Tile, depth: int = 1) -> int:
+    def _managed_bytes(self, levels: tuple[int, ...], position: int, tile: Tile, atom: ComputeAtom, depth: int = 1) -> int:
         """Staged inputs times their depth, and accumulators."""
         level = self.spec.levels[levels[position]]
-        total = 0
         innermost = position == len(levels) - 1
-        for number, access in enumerate(self.nest.accesses):
-            if access.role == "body" and "input" in level.holds and (innermost or self.reused(access.touches)):
-                total += depth * self.geometry.held(number, tile).nbytes
-            elif access.role == "output" and "accumulator" in level.holds:
-                total += math.prod([tile[i] for i in self.nest.spatial]) * self.nest.accumulator_bytes
+        total = 0
+        if "input" in level.holds:
+            panels = not innermost and self.nest.reduce
+            total += depth * (self._panel_bytes(tile, atom) if panels else self._input_bytes(tile, innermost))
+        if "accumulator" in level.holds:
+            total += math.prod([tile[i] for i in self.nest.spatial]) * self.nest.accumulator_bytes
         return total
 
-    def depth(self, levels: tuple[int, ...], position: int, tile: Tile) -> int:
+    def _panel_bytes(self, tile: Tile, atom: ComputeAtom) -> int:
+        """Panels of the factors that are used again: a value for every point, where windows overlap too."""
+        return sum([self.geometry.panel_elements(f, tile) for f in self._panels]) * panel_element_bytes(self.nest, atom)
+
+    def _input_bytes(self, tile: Tile, innermost: bool) -> int:
+        """Data tiles of the inputs that are used again, or of all."""
+        inputs = [(n, a) for n, a in enumerate(self.nest.accesses) if a.role == "body"]
+        return sum([self.geometry.held(n, tile).nbytes for n, a in inputs if innermost or self.reused(a.touches)])
+
+    def depth(self, levels: tuple[int, ...], position: int, tile: Tile, atom: ComputeAtom) -> int:
         """Copies of the staged inputs to hold at a managed level: two, so that one fills while the other is used, if they fit."""
         level = self.spec.levels[levels[position]]
-        double = level.depth_max > 1 and self._managed_bytes(levels, position, tile, 2) <= self.usable_bytes(level)
+        double = level.depth_max > 1 and self._managed_bytes(levels, position, tile, atom, 2) <= self.usable_bytes(level)
         return 2 if double else 1
 
-    def room_left(self, levels: tuple[int, ...], position: int, tile: Tile, depth: int) -> int:
+    def room_left(self, levels: tuple[int, ...], position: int, tile: Tile, depth: int, atom: ComputeAtom) -> int:
         """Bytes of a managed level that a tile with so many copies of its inputs leaves free."""
-        return self.usable_bytes(self.spec.levels[levels[position]]) - self._managed_bytes(levels, position, tile, depth)
+        return self.usable_bytes(self.spec.levels[levels[position]]) - self._managed_bytes(levels, position, tile, atom, depth)
 
     def reused(self, touches: tuple[bool, ...]) -> bool:
         """True if some spatial dimension uses the same values again, so that holding them at a level pays."""

@@ -19,8 +19,9 @@ EPSILONS = (0.0, 0.125, math.inf)  # rounds of tensor padding; each admits more 
 INNER_VISITS = 40  # tiles looked at by one growth at the innermost level: its lattice is small
 OUTER_VISITS = 24  # … at an outer level, where growth follows one path
 IDLE_GROWTH = 4  # growth goes on below full occupation to this share of it: fewer, larger tiles may still be faster
-REDUCE_STEPS = 2  # largest reduce extents that are kept for a tile
-LARGEST = 2  # last tiles of a growth path that are kept, beside one for every doubling of its length
+# Largest reduce extents that are kept for a tile, and last tiles of a growth path that are kept beside one for every doubling of
+# its length: in a cache; one each where software places data, as `roller.settle` goes on from there.
+REDUCE_STEPS, LARGEST = 2, 2
 EVEN_SLACK = 0.02  # a share of the units' time by which evenness must differ to decide
 SIDE_BY_SIDE = 8  # rows of a stream that are walked together: enough to keep memory busy, few enough for any cache's sets
 BOUND_SLACK = 0.02  # memory no longer bounds when what it adds is less than this share of compute
@@ -141,7 +142,7 @@ class _Level:
         fit = self.search.fit
         if self.innermost:
             return fit.inner_bytes(tile, self.search.mapping, self.search.atom)
-        return fit.footprint(self.search.levels, self.position, tile, self.inner)
+        return fit.footprint(self.search.levels, self.position, tile, self.inner, self.search.atom)
 
     def _lane_shape(self, dim: int, tile: Tile) -> bool:
         """True unless the sub-tiles along the dimension run on lanes and are no power of two: whole groups come of such."""
@@ -182,7 +183,9 @@ def _spread(search: Search, position: int, inner: Tile, tiles: list[Tile]) -> It
     units = search.spec.unit.count
     busy = [search.fit.tiles(t) >= units for t in tiles]
     edge = [i for i in range(len(tiles)) if busy[i] != busy[min(i + 1, len(tiles) - 1)] or (i and busy[i] != busy[i - 1])]
-    kept = [i for i in range(len(tiles)) if i >= len(tiles) - LARGEST or i & (i + 1) == 0 or i in edge]
+    # Steps of a matrix atom are so large that small ones from the last tile do not lead to the one before it.
+    last = 1 if search.spec.levels[search.levels[position]].managed and search.atom.kind != "matrix" else LARGEST
+    kept = [i for i in range(len(tiles)) if i >= len(tiles) - last or i & (i + 1) == 0 or i in edge]
     chosen = dict.fromkeys(t for i in kept for t in (tiles[i], *_evener(search, position, inner, tiles[i])))
     for tile in chosen:
         deeper = _with_reduce(search, position, inner, tile) if search.nest.reduce else (tile,)
@@ -229,12 +232,13 @@ def _evenness(search: Search, inner: Tile, tile: Tile) -> float:
 
 
 def _with_reduce(search: Search, position: int, inner: Tile, tile: Tile) -> Iterator[Tile]:
-    """The tile with reduce extents doubled as long as it fits: the largest three, and the whole where the level is a cache.
+    """The tile with reduce extents doubled as long as it fits: the largest two; in a cache the largest three, and the whole.
 
     Where an input streams, also a short extent: its rows are then read side by side, each along its whole length.
     """
     steps = [tile]
     managed = search.spec.levels[search.levels[position]].managed
+    kept = 1 if managed else REDUCE_STEPS
     if not managed:
         yield from _short(search, inner, tile)
     for dim in reversed(search.nest.reduce):
@@ -246,10 +250,10 @@ def _with_reduce(search: Search, position: int, inner: Tile, tile: Tile) -> Iter
                 break
             grown = (*last[:dim], extent, *last[dim + 1 :])
             if managed and not search.fit.fits(search.levels, position, grown, inner, search.mapping, search.atom):
-                yield from steps[-REDUCE_STEPS - 1 :]
+                yield from steps[-kept - 1 :]
                 return
             steps.append(grown)
-    yield from steps[-REDUCE_STEPS:]
+    yield from steps[-kept:]
 
 
 def sliding(nest: Nest) -> list[int]:

@@ -191,12 +191,12 @@ def test_panels_are_padded_only_where_there_is_room() -> None:
     program = best(product(), spec)
     level = program.levels[0]
     fit = Fit(spec, program.nest, Geometry(program.nest))
-    used = fit.footprint(program.levels, 0, program.unit_tile, program.inner)
+    used = fit.footprint(program.levels, 0, program.unit_tile, program.inner, program.atom)
     depth = program.staged[0].depth
     spare = sum(s.depth * padding_bytes(program, spec, s) for s in program.staged)
-    assert 0 < spare <= fit.room_left(program.levels, 0, program.unit_tile, depth)
+    assert 0 < spare <= fit.room_left(program.levels, 0, program.unit_tile, depth, program.atom)
     memory = spec.levels[level]
-    exact = memory.capacity_bytes - fit.room_left(program.levels, 0, program.unit_tile, depth)
+    exact = memory.capacity_bytes - fit.room_left(program.levels, 0, program.unit_tile, depth, program.atom)
     assert used <= exact
     for chip, padding in ((spec, 4), (with_level(spec, level, capacity_bytes=exact, tile_max_bytes=None), 0)):
         tight = Fit(chip, program.nest, Geometry(program.nest))

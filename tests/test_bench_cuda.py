@@ -178,7 +178,7 @@ def test_kernels_with_tensor_maps_are_checked_and_timed(gpu: FakeGpu, tmp_path: 
     op = Operator("mapped product", "fp16 GEMM ragged", "matmul", "float16", {"a": LEFT, "b": RIGHT})
     kernel = of_groups()
     program = compiling.described(kernel.artifact, kernel.candidates[0])
-    assert len(program["launch"]["kernels"][0]["maps"]) == 2
+    assert len(program["launch"]["kernels"][0]["maps"]) == 3
     build.manifest(tmp_path, ["h100"])
     program["cubin"] = package.keep_cubin(tmp_path, kernel.artifact.data)
     entry = package.Entry(op, "h100", "ok", "", "", 1e-6, (program,))

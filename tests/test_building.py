@@ -209,18 +209,18 @@ def test_a_program_with_room_for_fewer_makes_way_for_one_that_is_faster_then(toy
     assert f"({passed.note})" in " ".join(str(kernel.explain()).split())
 
 
-def test_it_stays_where_all_others_are_slower_still(toy: Any) -> None:
+def test_the_best_of_those_tried_is_taken_where_none_has_all_the_room_that_it_wants(toy: Any) -> None:
     ranked = choices_of(toy)
     plugin = Crowded(1)
     toy(plugin)
     kernel = roller.compile(columns(), "toy", top_k=6)
     assert 1 < plugin.built <= building.TRIED
-    seconds = [c.estimate.seconds for c in kernel.candidates if c.note]
-    assert kernel.estimate.seconds == kernel.candidates[0].estimate.seconds == min(seconds)
+    passed = [c.estimate.seconds for c in kernel.candidates[1:] if c.note]
+    assert passed and kernel.estimate.seconds == kernel.candidates[0].estimate.seconds <= min(passed)
     assert {c.program for c in kernel.candidates} == {c.program for c in ranked}
     (stage,) = kernel.explain().stages
     assert stage.estimate.seconds == kernel.estimate.seconds, "the explanation is of the binary that there is"
-    assert (stage.residents.predicted > 1, stage.residents.real) == (True, 1)
+    assert stage.residents.real == 1
 
 
 @pytest.mark.parametrize("room", [(1, 64), (1,), (64, 1), (None,)])

@@ -141,7 +141,7 @@ def steps() -> tuple[TensorExpr, Artifact]:
     """A product whose panels are filled several times."""
     op = gemm(64, 64, 512)
     spec = load_spec("cuda:v100-pcie")
-    for choice in roller.compile(op, device="cuda", spec=spec, top_k=10).candidates:
+    for choice in roller.compile(op, device="cuda", spec=spec, top_k=80).candidates:
         (stage,) = choice.program.stages
         again = any(lp.over == "time" and lp.level == stage.levels[0] for lp in stage.loops)
         if again and len(stage.staged) == 2 and not stage.cooperate:

@@ -83,7 +83,7 @@ def test_a_share_is_remembered() -> None:
     stage = found[0].stages[0]
     assert stage.share is not None and stage.share[1] % stage.unit_tile[stage.share[0]] == 0
     panels = Fit(spec, stage.nest, Geometry(stage.nest))
-    assert panels.room_left(stage.levels, 0, stage.unit_tile, stage.staged[0].depth) >= 0, "panels of a share fit"
+    assert panels.room_left(stage.levels, 0, stage.unit_tile, stage.staged[0].depth, stage.atom) >= 0, "panels of a share fit"
 
 
 # --- copies in flight ------------------------------------------------------------------------------------------------

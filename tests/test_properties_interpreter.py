@@ -114,7 +114,7 @@ def test_the_footprint_of_a_scratchpad_tile_is_the_most_it_holds(data: st.DataOb
     nest = program.nest
     assume(len(nest.extents) == 3)  # every operand is reused, so every one is held
     fit = Fit(spec, nest, Geometry(nest))
-    footprint = fit.footprint(program.levels, 0, program.unit_tile, program.inner)
+    footprint = fit.footprint(program.levels, 0, program.unit_tile, program.inner, program.atom)
     assert footprint == interpreter.scratchpad(program, 1, 1).peak
 
 

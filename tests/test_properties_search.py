@@ -223,7 +223,7 @@ def test_a_carved_chip_refuses_exactly_what_does_not_fit(units: int, capacity: i
         program = constructed(expr, carved)[0].program.stages[0]
         fit = Fit(carved, program.nest, Geometry(program.nest))
         share = -(-expr.compulsory_bytes // units)
-        assert fit.footprint(program.levels, 0, program.unit_tile, program.inner) + share <= capacity
+        assert fit.footprint(program.levels, 0, program.unit_tile, program.inner, program.atom) + share <= capacity
 
 
 # --- 10: nothing to reuse, and lanes ---------------------------------------------------------------------------------

@@ -285,6 +285,16 @@ inline bool take_turns(int first, int number, bool backwards) {
     return moved;
 }
 
+// The same for the threads of a block; a warp goes on as long as it can.
+inline bool take_turns_of_warps(int first, bool backwards) {
+    bool moved = false;
+    for (int start = 0; start < count; start += WARP) {
+        const int number = count - start < WARP ? count - start : WARP;
+        while (take_turns(first + (backwards ? count - number - start : start), number, backwards)) moved = true;
+    }
+    return moved;
+}
+
 // 0: every thread came to its end; otherwise the number of threads that wait for one that never comes.
 inline int run_blocks(bool backwards) {
     const int all = static_cast<int>(fibers.size());
@@ -306,12 +316,14 @@ inline int run_blocks(bool backwards) {
         fiber.first.uc_link = &origin;
         makecontext(&fiber.first, enter, 0);
     }
-    // Threads take turns; blocks of a cluster too, or one goes as far as it can before the next one's turn.
-    const int taking = backwards == at_once ? count : all;
+    // All threads take turns, or each block goes as far as it can before the next one's turn, and in it each warp.
+    const bool apart = backwards == at_once;
     for (;;) {
         bool moved = false;
-        for (int first = 0; first < all; first += taking)
-            while (take_turns(backwards ? all - taking - first : first, taking, backwards)) moved = true;
+        for (int start = 0; start < all; start += apart ? count : all) {
+            const int first = apart && backwards ? all - count - start : start;
+            while (apart ? take_turns_of_warps(first, backwards) : take_turns(first, all, backwards)) moved = true;
+        }
         int waiting = 0;
         for (const Fiber &fiber : fibers) waiting += !fiber.done;
         if (!waiting) return 0;

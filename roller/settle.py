@@ -1,0 +1,140 @@
+"""The last step of construction: extents of a constructed program moved to their neighbours while the model rates that better.
+
+Growth gives a dimension its next extent and never takes one back, level by level; what one level chose fits what the outer ones
+made of it only nearly. Here a step is an aligned extent more or less of one dimension, or more of one dimension and less of another
+where room or lanes are full. Each step that helps is taken at once and repeated; nothing is looked at twice, and so many
+programs are rated at most.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from roller.choice import clusters_of, recopied, split
+from roller.grow import extents_at
+from roller.program import StageProgram
+from roller.search import Chain, Search, start
+
+Rate = Callable[[StageProgram], float]
+
+LEAST_GAIN = 0.002  # a share of the time that a step must save
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A step: the tile's position, the dimension that becomes longer and the one that becomes shorter. `far`: to about twice or
+    half the extent; `along`: tiles outside keep their number of these tiles, not their size.
+    """
+
+    position: int
+    longer: int | None
+    shorter: int | None
+    far: bool
+    along: bool = False
+
+
+def settle(search: Search, program: StageProgram, limit: int, rate: Rate | None = None) -> list[StageProgram]:
+    """Where steps lead from a program: of those on the way the last one for each innermost tile and number of lanes, best first, as
+    a device may lack room for these; the program itself where no step helps. At most `limit` other tiles are rated, each whole
+    and with its reduction cut. `rate`: instead of the search's model.
+    """
+    rate = rate or (lambda p: search.model.estimate(p).seconds)
+    best, seconds, left = program, rate(program), limit
+    seen, found = {program.tiles}, {(program.inner, program.lanes): program}
+    moves = _moves(search, program)
+    number = failed = 0
+    while failed < len(moves) and left:
+        taken = False
+        tiles = _stepped(search, best.tiles, moves[number])
+        if tiles is not None and tiles not in seen:
+            seen.add(tiles)
+            choices = list(_with_tiles(search, best, tiles))
+            left -= bool(choices)
+            for choice in choices:
+                predicted = rate(choice)
+                if predicted < seconds * (1 - LEAST_GAIN):
+                    best, seconds, taken = choice, predicted, True
+                    found.pop((best.inner, best.lanes), None)
+                    found[best.inner, best.lanes] = best
+        if not taken:
+            number = (number + 1) % len(moves)
+        failed = 0 if taken else failed + 1
+    return list(reversed(found.values()))
+
+
+def _moves(search: Search, program: StageProgram) -> list[Move]:
+    """Outermost tile first: one dimension longer or shorter, then one longer and another shorter; far steps before near ones. None
+    where lanes take runs of a reduction, as how long those are follows from the other extents.
+    """
+    found: list[Move] = []
+    if any(program.inner[d] != start(search)[d] for d in search.nest.reduce if all(d != lane for _, lane in search.mapping)):
+        return found
+    for position, level in enumerate(search.levels):
+        if level == len(search.spec.levels):
+            continue
+        dims = [d for d in range(len(program.inner)) if _open(search, position, d)]
+        changes = [(a, b) for a in (*dims, None) for b in (*dims, None) if a != b]
+        changes.sort(key=lambda c: None not in c)
+        for far in (True, False):
+            found += [Move(position, a, b, far) for a, b in changes]
+            found += [Move(position, a, b, far, along=True) for a, b in changes] if position else []
+    return found
+
+
+def _open(search: Search, position: int, dim: int) -> bool:
+    """True if a dimension of a tile may have several extents: reductions stay whole atoms in the innermost."""
+    nest = search.nest
+    innermost = position == len(search.levels) - 1
+    return nest.extents[dim] > 1 and not (innermost and nest.dims[dim].is_reduce and all(d != dim for _, d in search.mapping))
+
+
+def _stepped(search: Search, tiles: Chain, move: Move) -> Chain | None:
+    """The tiles after a step, those outside it of about the size they had; None where there is no such extent."""
+    found, position = [list(tile) for tile in tiles], move.position
+    for dim, longer in ((move.longer, True), (move.shorter, False)):
+        if dim is None:
+            continue
+        extent = _next(search, tiles, position, dim, longer, move.far)
+        if extent is None:
+            return None
+        found[position][dim] = extent
+        for outer in range(position - 1, -1, -1):
+            inside, now = found[outer + 1][dim], tiles[outer][dim]
+            multiple = search.rules.multiple(search.levels[outer], search.nest.dims[dim].name)
+            step = math.lcm(inside, multiple.step)
+            wanted = now * inside / tiles[outer + 1][dim] if move.along else now
+            count = -(-search.nest.extents[dim] // step)  # steps that cover the problem, as the tile did before
+            if wanted < search.nest.extents[dim]:
+                count = min(count, max(1, round(wanted / step)))
+            found[outer][dim] = count * step
+            if multiple.limit is not None and found[outer][dim] > multiple.limit:
+                return None
+    return tuple([tuple(tile) for tile in found])
+
+
+def _next(search: Search, tiles: Chain, position: int, dim: int, longer: bool, far: bool) -> int | None:
+    """The next aligned extent of a dimension, or the one about twice or half as long; None beyond the last one."""
+    inner, now = tiles[position + 1] if position + 1 < len(tiles) else start(search), tiles[position][dim]
+    every = list(extents_at(search, position, dim, inner))
+    if longer:
+        place = bisect_left(every, 2 * now) if far else bisect_right(every, now)
+    else:
+        place = (bisect_right(every, now // 2) if far else bisect_left(every, now)) - 1
+    most = max(search.nest.extents[dim], inner[dim]) if position == len(tiles) - 1 else math.inf
+    return every[place] if 0 <= place < len(every) and every[place] <= most else None
+
+
+def _with_tiles(search: Search, program: StageProgram, tiles: Chain) -> Iterator[StageProgram]:
+    """The program with other tiles, its copies as they fit these, its reduction cut anew; nothing where a rule forbids them."""
+    for position, (level, tile) in enumerate(zip(search.levels, tiles, strict=True)):
+        inner = tiles[position + 1] if position + 1 < len(tiles) else start(search)
+        rules = (search.levels, position, tile, inner, search.mapping, search.atom)
+        if level < len(search.spec.levels) and (not search.fit.fits(*rules) or search.fit.legal(*rules)):
+            return
+    whole = recopied(search, replace(program, tiles=tiles, split=1, share=None, cluster=1))
+    for cut in (whole, *split(search, whole)) if whole is not None else ():
+        yield cut
+        yield from clusters_of(search, cut)

@@ -1,0 +1,156 @@
+"""The last step of construction, and the classes of programs that construction used to miss though the model rates them better."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+import roller
+from roller import ops
+from roller.align import Rules
+from roller.chip import load_spec, resolve
+from roller.construct import STEPS
+from roller.cost import Model
+from roller.errors import ConstructionError
+from roller.expr import TensorExpr
+from roller.hardware import HardwareSpec
+from roller.nest import variants
+from roller.program import StageProgram, panel_element_bytes
+from roller.rates import CostParameters
+from roller.search import Search, searches
+from roller.settle import settle
+from roller.space import program_space
+from roller.testing import constructed, expression, expressions, gemm, specs, with_unit
+from roller.tile import Geometry
+
+FAMILIES = ("matmul", "transposed", "reduction", "elementwise", "transpose")
+
+
+def owner(expr: TensorExpr, spec: HardwareSpec, program: StageProgram) -> Search:
+    """The search that a program belongs to."""
+    found = searches(variants(expr.stages[0], expr.tensors), spec, Rules(spec.atoms, {}), CostParameters())
+    whose = program.nest.dims, program.atom, program.mapping, program.cooperate
+    return next(s for s in found if (s.nest.dims, s.atom, s.mapping, s.fit.cooperate) == whose)
+
+
+# --- small steps -----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(specs(), expressions((1, 3, 8, 16, 97)), st.integers(0, 30))
+def test_steps_lead_to_legal_programs_that_are_rated_no_worse(spec: HardwareSpec, expr: TensorExpr, limit: int) -> None:
+    try:
+        first = constructed(expr, spec, 8)[-1].program.stages[0]
+    except ConstructionError:
+        assume(False)
+    search, asked = owner(expr, spec, first), list[StageProgram]()
+
+    def rate(program: StageProgram) -> float:
+        asked.append(program)
+        return search.model.estimate(program).seconds
+
+    settled = settle(search, first, limit, rate)
+    seconds = [search.model.estimate(p).seconds for p in settled]
+    assert seconds == sorted(seconds)
+    assert seconds[0] <= search.model.estimate(first).seconds
+    assert len({p.tiles for p in asked if p.split == 1} | {first.tiles}) <= limit + 1
+    for program in asked[1:]:
+        for position, tile in enumerate(program.tiles):
+            inner = program.tiles[position + 1] if position + 1 < len(program.tiles) else None
+            if inner is None:
+                continue
+            rules = (program.levels, position, tile, inner, program.mapping, program.atom)
+            assert all(t % i == 0 for t, i in zip(tile, inner, strict=True))
+            assert search.fit.fits(*rules) and search.fit.legal(*rules) is None
+
+
+def test_nothing_is_rated_where_nothing_may_be() -> None:
+    spec, expr = load_spec("cuda:h100"), gemm(512, 512, 512)
+    first = constructed(expr, spec)[0].program.stages[0]
+    assert settle(owner(expr, spec, first), first, 0) == [first]
+    assert STEPS > 0
+
+
+def test_where_caches_hold_the_tiles_nothing_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What moves there is an estimate, which small steps would follow to where it is weakest."""
+    monkeypatch.setattr("roller.construct.settle", lambda *_: pytest.fail("moved"))
+    assert constructed(gemm(300, 300, 300), load_spec("cpu:zen4"))
+    with pytest.raises(pytest.fail.Exception, match="moved"):
+        constructed(gemm(300, 300, 300), load_spec("cuda:h100"))
+
+
+# --- what used to be missed ------------------------------------------------------------------------------------------
+
+
+def test_few_tiles_of_a_long_reduction_are_cut() -> None:
+    """128 x 1000 x 4032 in float32, where growth once ended before the tile that is rated best."""
+    op = ops.matmul(ops.tensor((128, 4032)), ops.tensor((4032, 1000)))
+    tiles = [{"m": 32, "n": 48, "k": 64}, {"m": 4, "n": 3, "k": 1}]
+    rated = roller.rate(op, "cuda:h100", tiles=tiles).seconds
+    assert constructed(expression(op), load_spec("cuda:h100"))[0].estimate.seconds <= rated
+
+
+@pytest.mark.parametrize(
+    ("chip", "block", "lane"),
+    [("cuda:rtx4090", (8, 112, 48, 24), (8, 7, 3, 1)), ("cuda:h100", (4, 112, 48, 56), (4, 7, 6, 1))],
+)
+def test_extents_that_growth_gave_are_taken_back(chip: str, block: tuple[int, ...], lane: tuple[int, ...]) -> None:
+    """A convolution with windows of one pixel: growth by reuse left rows of pixels at 5 of 1764, and 32 images in a block."""
+    op = ops.conv2d(ops.tensor((128, 1008, 42, 42), name="x"), ops.tensor((336, 1008, 1, 1), name="w"))
+    tiles = [dict(zip(("n", "f", "h.w", "c"), tile, strict=True)) for tile in (block, lane)]
+    rated = roller.rate(op, chip, tiles=tiles).seconds
+    assert constructed(expression(op), load_spec(chip))[0].estimate.seconds <= 1.1 * rated
+
+
+def test_lanes_that_share_reductions_are_not_crowded_out() -> None:
+    """Sixteen pixels and a reduction of 6800: the innermost tiles of both ways to work rate alike, and both are kept."""
+    spec = load_spec("cuda:a100")
+    op = ops.conv2d(ops.tensor((1, 272, 7, 7), name="x"), ops.tensor((393, 272, 5, 5), name="w"), 2, 2)
+    alone = with_unit(spec, combine=tuple(way for way in spec.unit.combine if way != "shuffle"))
+    together = constructed(expression(op), spec)[0]
+    assert together.program.stages[0].cooperate
+    assert together.estimate.seconds < 0.85 * constructed(expression(op), alone)[0].estimate.seconds
+
+
+@settings(max_examples=30)
+@given(specs(smallest=1024), expressions((1, 3, 8, 16), ("convolution", "matmul")))
+def test_panels_fit_where_they_lie(spec: HardwareSpec, expr: TensorExpr) -> None:
+    """A panel holds a value for every point that it depends on, also where windows overlap."""
+    try:
+        found = constructed(expr, spec, 10)
+    except ConstructionError:
+        assume(False)
+    for candidate in found:
+        program = candidate.program.stages[0]
+        geometry, size = Geometry(program.nest), panel_element_bytes(program.nest, program.atom)
+        held = [(s.depth * geometry.panel_elements(s.operand, program.unit_tile) * size, s) for s in program.staged]
+        for level in {s.level for _, s in held if s.level and spec.levels[s.level].managed}:
+            assert sum(b for b, s in held if s.level == level and s.kind == "panel") <= spec.levels[level].usable_bytes
+
+
+def test_the_best_programs_of_a_depthwise_convolution_can_run() -> None:
+    """Eight of ten wanted more memory than a block has, as panels were counted as if windows did not overlap in them."""
+    op = ops.depthwise_conv2d(ops.tensor((128, 168, 42, 42), name="x"), ops.tensor((168, 1, 3, 3), name="w"), 1, "SAME")
+    plugin, spec = resolve("cuda:h100")
+    refused = [plugin.refusal(spec, c.program) for c in constructed(expression(op), spec, 10)]
+    assert sum(r is not None for r in refused) <= 2, refused
+
+
+# --- against every program -------------------------------------------------------------------------------------------
+
+MOST, WORSE = 3000, 1.5  # programs that are looked at; 1.49 was the worst of 154 draws, 1.00 the median, 1.01 the ninth tenth
+
+
+@settings(max_examples=25, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@given(specs(units=(1, 2, 3, 7), lanes=(1, 1, 4)), expressions((3, 5, 8, 12), FAMILIES))
+def test_no_program_of_an_invented_chip_is_much_better_than_the_constructed_one(spec: HardwareSpec, expr: TensorExpr) -> None:
+    """Of small problems, where fixed costs and ragged ends weigh most."""
+    rules, parameters = Rules(spec.atoms, {}), CostParameters()
+    every = list(itertools.islice(program_space(expr, spec, rules, parameters).stages[0], MOST + 1))
+    assume(0 < len(every) <= MOST)
+    models = {n.dims: Model(spec, parameters, Geometry(n)) for n in variants(expr.stages[0], expr.tensors)}
+    best = min(models[p.nest.dims].estimate(p).seconds for p in every)
+    assert constructed(expr, spec)[0].estimate.seconds <= WORSE * best
