@@ -115,9 +115,12 @@ def test_parts_of_a_reduction_leave_as_boxes() -> None:
 
 
 @needs_compiler
-def test_no_lane_stores_what_leaves_as_boxes() -> None:
-    """Read from the machine code: results are stored by the copy engine alone, and nothing is spilled for it."""
-    kernel = roller.compile(ops.matmul(T("a", 1024, 1024), T("b", 1024, 1024)), "cuda", spec=GROUPS)
+@pytest.mark.parametrize("m, n, k", [(1024, 1024, 1024), (65536, 4096, 1024)])
+def test_no_lane_stores_what_leaves_as_boxes(m: int, n: int, k: int) -> None:
+    """Read from the machine code: results are stored by the copy engine alone, and nothing is spilled for it, neither by lanes that
+    compute nor by those that fill (in the second product they count tiles in registers that were too few).
+    """
+    kernel = roller.compile(ops.matmul(T("a", m, k), T("b", k, n)), "cuda", spec=GROUPS)
     stores = re.findall(r"\b(STG|UTMASTG|STL)\b", kernel.assembly)
     assert set(stores) == {"UTMASTG"}
     assert kernel.artifact.resources["stage0_kernel.spilled_bytes"] == 0

@@ -21,7 +21,7 @@ from roller.schedule.tir import Expr, Stmt, called, index
 
 GROUP = 128  # lanes of a warp group
 WARP = 32
-FILLING_REGISTERS = 40  # of a lane that fills panels
+FILLING_REGISTERS = 40  # of a lane that fills panels, at least
 GRANULE = 8  # registers are handed out by so many
 MOST_REGISTERS = 255
 ATOM = re.compile(r"wgmma_m64n(\d+)k\d+_(f16|bf16|s8|tf32)")
@@ -128,14 +128,18 @@ class Producers:
             return 0
         if not self._shares(groups):
             return MOST_REGISTERS
-        pool = self._even(groups) * (groups + 1)  # what the block was launched with: there is no more to hand around
-        return min((pool - FILLING_REGISTERS) // groups // GRANULE * GRANULE, MOST_REGISTERS // GRANULE * GRANULE)
+        return min((self._pool(groups) - FILLING_REGISTERS) // groups // GRANULE * GRANULE, MOST_REGISTERS // GRANULE * GRANULE)
+
+    def _pool(self, groups: int) -> int:
+        """Registers of one lane of each group, as the block is launched: there are no more to hand around."""
+        return self._even(groups) * (groups + 1)
 
     def divide(self, groups: int, producing: bool, registers: int) -> list[Stmt]:
         """`setmaxnreg`, where an even share is not enough."""
         if not self._shares(groups) or registers <= self._even(groups):
             return []
-        count = FILLING_REGISTERS if producing else self.registers(groups)
+        computing = self.registers(groups)
+        count = min(self._pool(groups) - groups * computing, self._even(groups)) if producing else computing
         return [called(f"roller_registers_{'fewer' if producing else 'more'}<{count}>")]
 
     def signals(self, pair: Expr, full: int, empty: int) -> Stmt:
