@@ -1,7 +1,4 @@
-"""From a call to a kernel, over the 119 operators: construction, and the whole compilation. python -m bench.compile_time
-
-With --ten: the ten best programs of an operator of each kind, for this CPU and four GPUs, built one by one and all at once.
-"""
+"""From a call to a kernel, over the 119 operators: construction, and the whole compilation. python -m bench.compile_time"""
 
 from __future__ import annotations
 
@@ -16,17 +13,14 @@ from rich.table import Table
 
 import roller
 from bench import figures, harness, report, targets
-from bench.cuda_cases import CudaCase, cases
 from bench.paper_ops import PaperOperator, paper_operators
-from roller import building, ops
+from roller import ops
 from roller.chip import resolve
 from roller.construct import construct
 from roller.fusion import fuse
 from roller.narrow import narrowed
-from roller_cuda import toolchain
 
 TOP_K = 10  # compile()'s default
-DEVICES = ("cpu", "cuda:v100", "cuda:a100", "cuda:rtx4090", "cuda:h100")
 STAGES = ("construct", "kernel")
 
 
@@ -41,60 +35,6 @@ def constructed(operator: PaperOperator, options: argparse.Namespace) -> None:
 def compiled(operator: PaperOperator, options: argparse.Namespace) -> None:
     """All of it: the same, then TVM, LLVM and loading."""
     roller.compile(operator.build(), device="cpu", threads=options.threads, top_k=TOP_K).load()
-
-
-def ten_row(case: CudaCase, device: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds on the wall for the best programs of one operator, built one by one and at once; nothing is known from before."""
-    row: dict[str, Any] = {"case": f"{case.id} for {device}", "kind": case.kind, "status": "ok"}
-    try:
-        found = roller.compile(case.full(), device=device, top_k=TOP_K)
-        plan, choices = building.Plan(*resolve(device)), found.candidates
-        ways = {
-            "one_by_one": lambda: [building.build(plan, c) for c in choices],
-            "at_once": lambda: building.build_all(plan, choices),
-        }
-        for name, way in ways.items():
-            rounds = [forgotten(way) for _ in range(options.rounds)]
-            row[name] = {"wall_s": statistics.median(rounds), "wall_rounds_s": rounds}
-    except roller.RollerError as error:
-        return row | {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
-    return row | {"programs": len(choices)}
-
-
-def forgotten(way: Callable[[], object]) -> float:
-    """Seconds on the wall, without binaries that are known from before."""
-    toolchain.compiled.cache_clear()
-    return spent(way)[0]
-
-
-def ten_summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Median and worst of each way, and of how many times less "at once" takes."""
-    good = [r for r in rows if r["status"] == "ok"]
-    found: dict[str, Any] = {"operators": len(rows), "built": len(good), "cores": building.cores()}
-    for way in ("one_by_one", "at_once") if good else ():
-        worst = max(good, key=lambda r: r[way]["wall_s"])
-        times = {"median_s": statistics.median(r[way]["wall_s"] for r in good), "worst_s": worst[way]["wall_s"]}
-        found[way.replace("_", " ")] = times | {"worst_case": worst["case"]}
-    if good:
-        found["less_time"] = {"median": statistics.median(r["one_by_one"]["wall_s"] / r["at_once"]["wall_s"] for r in good)}
-    return found
-
-
-def ten(options: argparse.Namespace) -> int:
-    """The ten best programs of one operator of each kind on each device; 1 if one does not build."""
-    first = {case.kind: case for case in reversed(cases()) if any(part in case.id for part in options.cases.split(","))}
-    pairs = [(case, device) for case in first.values() for device in DEVICES]
-    rows = []
-    for number, (case, device) in enumerate(pairs[: 2 if options.quick else None], 1):
-        rows.append(ten_row(case, device, options))
-        said = rows[-1].get("reason") or ", ".join(
-            f"{w} {report.duration(rows[-1][w]['wall_s'])}" for w in ("one_by_one", "at_once")
-        )
-        print(f"[{number}/{len(pairs)}] {rows[-1]['case']}: {said}", file=sys.stderr)
-    found = ten_summary(rows)
-    report.write("compile_ten", {"summary": found, "cases": rows}, options)
-    report.screen().print(found)
-    return int(any(row["status"] != "ok" for row in rows))
 
 
 def spent(action: Callable[[], object]) -> tuple[float, float]:
@@ -167,17 +107,9 @@ def table(found: dict[str, Any]) -> Table:
     return made
 
 
-def extended(made: argparse.ArgumentParser) -> None:
-    """What the command line has beside other benchmarks'."""
-    made.set_defaults(rounds=3)
-    made.add_argument("--ten", action="store_true", help="the ten best programs, one by one and at once")
-
-
 def main() -> int:
     """Time every operator; 1 if one does not compile."""
-    options = harness.start(__doc__ or "", extended)
-    if options.ten:
-        return ten(options)
+    options = harness.start(__doc__ or "", lambda made: made.set_defaults(rounds=3))
     operators = [o for o in paper_operators() if any(part in o.id for part in options.cases.split(","))]
     if options.quick:
         operators = operators[:: 1 if options.cases else 20]

@@ -154,13 +154,14 @@ def emulated(case: CudaCase, chip: str, known: dict[str, dict[str, Any]]) -> dic
 
 
 def run(chip: str, options: argparse.Namespace) -> dict[str, Any]:
-    """All operators on one chip, those that the file has already left out."""
+    """All operators on one chip, those that the file has already left out, or done again."""
     path = options.out / f"{chip}.json"
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() and not options.again else {"cases": []}
-    rows: dict[str, dict[str, Any]] = {row["case"]: row for row in found["cases"]}
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"cases": []}
+    wanted = [c for c in cases() if not options.only or any(part in c.id for part in options.only.split(","))][: options.limit]
+    anew = {case.id for case in wanted} if options.again else set()
+    rows: dict[str, dict[str, Any]] = {row["case"]: row for row in found["cases"] if row["case"] not in anew}
     known = {row["emulator"]["small"]: row["emulator"] for row in rows.values() if "emulator" in row}
-    wanted = [c for c in cases() if not options.only or any(part in c.id for part in options.only.split(","))]
-    for number, case in enumerate(wanted[: options.limit], 1):
+    for number, case in enumerate(wanted, 1):
         if case.id in rows:
             continue
         row: dict[str, Any] = {"case": case.id, "kind": case.kind, **compiled(case, chip, options)}

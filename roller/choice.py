@@ -164,8 +164,7 @@ def recopied(search: Search, program: StageProgram) -> StageProgram | None:
     depth = program.staged[0].depth
     if depth > 1 and search.fit.room_left(program.levels, 0, program.unit_tile, depth, search.atom) < 0:
         return None
-    plain = tuple([replace(s, row_padding=0) for s in program.staged])
-    return replace(program, staged=_padded(search, program.levels, program.tiles, plain))
+    return replace(program, staged=_padded(search, program.levels, program.tiles, program.staged))
 
 
 def _ordered(_: Search, program: StageProgram) -> Iterator[StageProgram]:

@@ -154,7 +154,7 @@ def _report(growth: Growth, held: Residents) -> StageReport:
         model.estimate(program),
         held if program.lane_level is not None else None,
         factor_dtype=nest.stage.factor_dtype,
-        rounds=program.atom.in_dtype != program.atom.stored_dtype,
+        rounds=program.atom.rounds,
     )
 
 

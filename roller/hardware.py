@@ -14,18 +14,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
-__all__ = ["STORED_AS", "Banks", "ComputeAtom", "FrozenMap", "HardwareSpec", "MemoryLevel", "SchedulableUnit", "peak_key"]
+from roller.frozen import FrozenMap, plain, thaw
+
+__all__ = ["STORED_AS", "Banks", "ComputeAtom", "HardwareSpec", "MemoryLevel", "SchedulableUnit", "peak_key"]
 
 SCHEMA_VERSION = 1
 TOLERANCE = 0.05  # how far a derived rate may lie from the quoted one
 
-V = TypeVar("V")
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.+-]*$", max_length=64)]
 Count = Annotated[int, Field(strict=True, ge=1, le=2**62)]
 Bytes = Annotated[int, Field(strict=True, ge=0, le=2**62)]
@@ -41,61 +42,10 @@ DType = Literal[
 # Formats that units round their operands to; no array is of one. tfloat32: sign, 8 bits of exponent, 10 of fraction.
 STORED_AS: Mapping[str, str] = {"tfloat32": "float32"}
 Holds = Literal["input", "output", "accumulator"]
-
-
-class FrozenMap(Mapping[str, V]):
-    """A mapping that cannot change and can be hashed; nested mappings and lists are frozen with it."""
-
-    __slots__ = ("_items",)
-
-    def __init__(self, items: Mapping[str, V]) -> None:
-        self._items: dict[str, V] = {key: _freeze(value) for key, value in items.items()}
-
-    def __getitem__(self, key: str) -> V:
-        return self._items[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __hash__(self) -> int:
-        return hash(frozenset(self._items.items()))
-
-    def __repr__(self) -> str:
-        return f"FrozenMap({self._items!r})"
-
-
-def _freeze(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return FrozenMap(value)
-    return tuple(_freeze(item) for item in value) if isinstance(value, list | tuple) else value
-
-
-def _thaw(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _thaw(item) for key, item in value.items()}
-    return [_thaw(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _plain(value: Any) -> Any:
-    """Refuse what a spec file could not hold: anything but text, numbers, truth values, lists and tables of them."""
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value):
-            raise ValueError("keys must be text")
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if not isinstance(value, str | int | float) or (isinstance(value, float) and not math.isfinite(value)):
-        raise ValueError(f"{value!r} is not text, a finite number, true, false, a list or a table")
-    return value
-
-
-_frozen = (AfterValidator(FrozenMap), PlainSerializer(_thaw))
+_frozen = (AfterValidator(FrozenMap), PlainSerializer(thaw))
 Roles = Annotated[Mapping[Literal["m", "n", "k"], Count | Literal["stream"]], *_frozen]
 Peaks = Annotated[Mapping[str, Positive], *_frozen]
-Options = Annotated[Mapping[str, Any], BeforeValidator(_plain), *_frozen]
+Options = Annotated[Mapping[str, Any], BeforeValidator(plain), *_frozen]
 Sources = Annotated[Mapping[str, str], *_frozen]
 
 
@@ -229,6 +179,11 @@ class ComputeAtom(_Model):
     def stored_dtype(self) -> str:
         """The element type in which operands are stored."""
         return STORED_AS.get(self.in_dtype, self.in_dtype)
+
+    @property
+    def rounds(self) -> bool:
+        """True if operands lose bits on their way from where they are stored."""
+        return self.stored_dtype != self.in_dtype
 
     @model_validator(mode="after")
     def _check(self) -> Self:

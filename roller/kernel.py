@@ -19,7 +19,8 @@ import numpy.typing as npt
 from pydantic import ValidationError
 
 from roller.errors import KernelError
-from roller.hardware import FrozenMap, HardwareSpec
+from roller.frozen import FrozenMap
+from roller.hardware import HardwareSpec
 from roller.storage import write_atomic
 
 ARTIFACT_VERSION = 1

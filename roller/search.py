@@ -106,8 +106,7 @@ def unsuited(nest: Nest, atom: ComputeAtom, atoms: Iterable[ComputeAtom]) -> str
     if dtype != atom.acc_dtype:
         return f"adds up in {atom.acc_dtype}"
     if any(operand_value(nest, operand, atom) is None for operand in range(2)):
-        rounds = atom.in_dtype != atom.stored_dtype
-        return f"rounds to {atom.in_dtype}, which is not permitted" if rounds else f"takes {atom.in_dtype}"
+        return f"rounds to {atom.in_dtype}, which is not permitted" if atom.rounds else f"takes {atom.in_dtype}"
     if any(_matrix_mappings(nest, atom)):
         return None
     if any(_matrix_mappings(nest, atom.model_copy(update={"operand_rows": "k"}))):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from roller import ops
@@ -180,3 +182,15 @@ def _move(source: _Inputs) -> SymbolicTensor:
             x, [(source.draw(st.integers(0, 2)), source.draw(st.integers(0, 2))) for _ in x.shape], source.draw(st.integers(-1, 1))
         )
     return x
+
+
+def random_examples(body: Callable[[st.DataObject], None], part: int, count: int) -> None:
+    """So many random examples, the same ones for the same part."""
+
+    @seed(part)
+    @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True, database=None)
+    @given(data=st.data())
+    def run(data: st.DataObject) -> None:
+        body(data)
+
+    run()

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import compile_time, figures, harness, machine, report, summary, targets
+from bench import compile_ten, figures, harness, machine, report, summary, targets
 from bench.cuda import operators
 from bench.cuda import report as gpu
 from bench.harness import Case, Mismatch, Row, Side
@@ -306,7 +306,7 @@ TEN = {"case": "M0 for cpu", "status": "ok", "one_by_one": {"wall_s": 4.0}, "at_
 
 def test_ten_programs_are_told_one_by_one_and_at_once() -> None:
     slower = {"case": "M0 for cuda:a100", "status": "ok", "one_by_one": {"wall_s": 9.0}, "at_once": {"wall_s": 5.0}}
-    found = compile_time.ten_summary([TEN, slower, {"case": "C0 for cpu", "status": "failed", "reason": "CodegenError: no"}])
+    found = compile_ten.summary([TEN, slower, {"case": "C0 for cpu", "status": "failed", "reason": "CodegenError: no"}])
     assert (found["operators"], found["built"]) == (3, 2)
     assert found["one by one"] == {"median_s": 6.5, "worst_s": 9.0, "worst_case": "M0 for cuda:a100"}
     assert found["at once"] == {"median_s": 3.75, "worst_s": 5.0, "worst_case": "M0 for cuda:a100"}
@@ -316,7 +316,6 @@ def test_ten_programs_are_told_one_by_one_and_at_once() -> None:
 def test_every_target_has_its_result() -> None:
     """A family or a sum that is renamed takes its target along."""
     there = {result["benchmark"]: {**result["summary"], **summary.searching(result)} for result in summary.results()}
-    there.setdefault("compile_ten", compile_time.ten_summary([TEN]))
     there["cuda"] = dict.fromkeys([*operators.TIERS, *gpu.GROUPS, *gpu.fidelity([])])  # known without a GPU's results
     for wanted in (targets.RATIOS, targets.LIMITS):
         for benchmark, keys in wanted.items():

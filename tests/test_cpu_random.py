@@ -7,9 +7,9 @@ from typing import Any
 
 import launching
 import pytest
-from hypothesis import HealthCheck, assume, given, note, seed, settings
+from hypothesis import assume, note
 from hypothesis import strategies as st
-from random_operators import operators
+from random_operators import operators, random_examples
 
 from roller import ops, verify
 from roller.align import Multiple, aligned_extents, atom_tile
@@ -112,27 +112,12 @@ def random_kernel(data: st.DataObject) -> None:
     launching.check(expr, built, arrays, fixed, data.draw(st.integers(0, 3)))
 
 
-EXAMPLES = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True, "database": None}
-
-
 @pytest.mark.parametrize("part", [0, 1, 2, 3])  # side by side where several processes test
 def test_random_programs(part: int) -> None:
-    _random_programs(part, 80)
+    random_examples(random_kernel, part, 80)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(10))
 def test_many_random_programs(part: int) -> None:
-    _random_programs(100 + part, 300)
-
-
-def _random_programs(part: int, count: int) -> None:
-    """The parts draw from different seeds: the same kernels in every run, so that a failure can be had again."""
-
-    @seed(part)
-    @settings(max_examples=count, derandomize=False, **EXAMPLES)
-    @given(data=st.data())
-    def run(data: st.DataObject) -> None:
-        random_kernel(data)
-
-    run()
+    random_examples(random_kernel, 100 + part, 300)

@@ -7,14 +7,13 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 from emulating import emulated, expression, needs_compiler, needs_cxx, text_of
-from hypothesis import HealthCheck, assume, given, note, seed, settings
+from hypothesis import assume, note
 from hypothesis import strategies as st
-from random_operators import operators
+from random_operators import operators, random_examples
 from typer.testing import CliRunner
 
 import roller
@@ -71,36 +70,17 @@ def random_kernel(data: st.DataObject) -> None:
     verify.check(expr, arrays, emulated(expr, text_of(spec, program), arrays, data.draw(st.booleans())))
 
 
-EXAMPLES: dict[str, Any] = {
-    "deadline": None,
-    "suppress_health_check": list(HealthCheck),
-    "print_blob": True,
-    "database": None,
-    "derandomize": False,
-}
-
-
 @needs_cxx
 @pytest.mark.parametrize("part", [0, 1, 2, 3])  # side by side where several processes test
 def test_random_programs_are_right(part: int) -> None:
-    _random_programs(part, 20)
+    random_examples(random_kernel, part, 20)
 
 
 @needs_cxx
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(10))
 def test_many_random_programs_are_right(part: int) -> None:
-    _random_programs(100 + part, 150)
-
-
-def _random_programs(part: int, count: int) -> None:
-    @seed(part)
-    @settings(max_examples=count, **EXAMPLES)
-    @given(data=st.data())
-    def run(data: st.DataObject) -> None:
-        random_kernel(data)
-
-    run()
+    random_examples(random_kernel, 100 + part, 150)
 
 
 @needs_cxx

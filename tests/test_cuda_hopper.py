@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 from emulating import emulated, expression, needs_compiler, needs_cxx, text_of
-from hypothesis import HealthCheck, assume, given, note, seed, settings
+from hypothesis import assume, note
 from hypothesis import strategies as st
+from random_operators import random_examples
 from warp_groups import ORDERS, SPEC, T, broken, conv, maps_of, noticed, of_groups, right
 
 import roller
@@ -94,27 +95,17 @@ def random_program(data: st.DataObject) -> None:
     verify.check(expr, arrays, emulated(expr, text_of(SPEC, program), arrays, *data.draw(st.sampled_from(ORDERS))))
 
 
-def _random_programs(part: int, count: int) -> None:
-    @seed(part)
-    @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True, database=None)
-    @given(data=st.data())
-    def run(data: st.DataObject) -> None:
-        random_program(data)
-
-    run()
-
-
 @needs_cxx
 @pytest.mark.parametrize("part", [0, 1])
 def test_random_programs_are_right(part: int) -> None:
-    _random_programs(part, 12)
+    random_examples(random_program, part, 12)
 
 
 @needs_cxx
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(10))
 def test_many_random_programs_are_right(part: int) -> None:
-    _random_programs(100 + part, 100)
+    random_examples(random_program, 100 + part, 100)
 
 
 # --- the emulator catches what is wrong ------------------------------------------------------------------------------

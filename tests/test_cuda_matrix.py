@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from emulating import emulated, expression, needs_compiler, needs_cxx, text_of
-from hypothesis import HealthCheck, assume, given, note, seed, settings
+from hypothesis import assume, note
 from hypothesis import strategies as st
+from random_operators import random_examples
 
 import roller
 from roller import ops, verify
@@ -109,27 +110,17 @@ def random_product(data: st.DataObject) -> None:
     verify.check(expr, arrays, emulated(expr, text_of(spec, program), arrays, *data.draw(st.tuples(st.booleans(), st.booleans()))))
 
 
-def _random_products(part: int, count: int) -> None:
-    @seed(part)
-    @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True, database=None)
-    @given(data=st.data())
-    def run(data: st.DataObject) -> None:
-        random_product(data)
-
-    run()
-
-
 @needs_cxx
 @pytest.mark.parametrize("part", [0, 1])
 def test_random_programs_are_right(part: int) -> None:
-    _random_products(part, 12)
+    random_examples(random_product, part, 12)
 
 
 @needs_cxx
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(10))
 def test_many_random_programs_are_right(part: int) -> None:
-    _random_products(100 + part, 100)
+    random_examples(random_product, 100 + part, 100)
 
 
 # --- what is chosen --------------------------------------------------------------------------------------------------

@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 from emulating import emulated, expression, needs_compiler, needs_cxx, text_of
-from hypothesis import HealthCheck, assume, given, note, seed, settings
+from hypothesis import assume, note
 from hypothesis import strategies as st
+from random_operators import random_examples
 
 import roller
 from roller import ops, verify
 from roller.banks import staged_rows
 from roller.chip import load_spec
 from roller.errors import ConstructionError, LaunchError, WrongResultError
-from roller.hardware import FrozenMap, HardwareSpec
+from roller.frozen import FrozenMap
+from roller.hardware import HardwareSpec
 from roller.kernel import Artifact
 from roller.precision import permitted
 from roller.program import RProgram
@@ -170,26 +172,16 @@ def random_program(data: st.DataObject) -> None:
     right(op, text_of(spec_of(unit), program), arrays, data.draw(st.sampled_from(ORDERS)))
 
 
-def _random_programs(part: int, count: int) -> None:
-    @seed(part)
-    @settings(max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True, database=None)
-    @given(data=st.data())
-    def run(data: st.DataObject) -> None:
-        random_program(data)
-
-    run()
-
-
 @needs_cxx
 def test_random_programs_are_right() -> None:
-    _random_programs(0, 12)
+    random_examples(random_program, 0, 12)
 
 
 @needs_cxx
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(4))
 def test_many_random_programs_are_right(part: int) -> None:
-    _random_programs(100 + part, 100)
+    random_examples(random_program, 100 + part, 100)
 
 
 # --- the emulator catches what is wrong -------------------------------------------------------------------------------

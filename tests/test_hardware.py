@@ -11,7 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from roller.catalog import find_spec, list_specs
-from roller.hardware import FrozenMap, HardwareSpec, peak_key
+from roller.frozen import FrozenMap
+from roller.hardware import HardwareSpec, peak_key
 
 
 def toy() -> dict[str, Any]:

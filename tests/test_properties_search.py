@@ -20,7 +20,6 @@ import pytest
 from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
 
-import roller
 from roller import ops
 from roller.align import Rules
 from roller.catalog import load_spec
@@ -28,6 +27,7 @@ from roller.cost import Model
 from roller.errors import ConstructionError
 from roller.expr import TensorExpr
 from roller.fit import Fit
+from roller.frozen import FrozenMap
 from roller.hardware import HardwareSpec
 from roller.nest import variants
 from roller.program import StageProgram
@@ -192,7 +192,7 @@ def test_enough_work_employs_half_of_the_units(spec: HardwareSpec, extents: tupl
 
 
 def _roles(roles: object) -> list[object]:
-    assert isinstance(roles, roller.hardware.FrozenMap)
+    assert isinstance(roles, FrozenMap)
     return [roles.get(r, 1) for r in "mnk"]
 
 

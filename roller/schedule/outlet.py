@@ -20,7 +20,7 @@ from roller.program import StageProgram
 from roller.schedule.bulk import Side, by_steps, coordinate, description, map_argument
 from roller.schedule.machine import Departures, PanelUnit, TensorMap
 from roller.schedule.matrix import GroupBlock
-from roller.schedule.swizzled import WIDEST_ROW
+from roller.schedule.swizzled import WIDEST_ROW, changed_places
 from roller.schedule.threads import Offsets
 from roller.schedule.tir import Buffer, Expr, Stmt, index, plus, pointer, sequence, variable, when
 from roller.schedule.walk import Position, State
@@ -117,12 +117,8 @@ class Outlet:
 
     def _lane_offset(self) -> Expr:
         """Bytes along a row to the lane's first column, its piece changed by the number of the row's line."""
-        pieces = self.row_bytes // WIDEST_ACCESS
         along = self.unit.first("n", self.block.member) * index(ELEMENT_BYTES[self.map.dtype])
-        if pieces == 1:
-            return along
-        line = tirx.floordiv(self.row * index(self.row_bytes), index(WIDEST_ROW))
-        return tirx.bitwise_xor(along, tirx.floormod(line, index(pieces)) * index(WIDEST_ACCESS))
+        return tirx.bitwise_xor(along, changed_places(self.row * index(self.row_bytes), self.row_bytes, 1))
 
     def _place(self, number: int) -> Expr:
         """Bytes from the block's memory to a place of the lanes in step."""

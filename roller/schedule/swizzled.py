@@ -62,16 +62,20 @@ class SwizzledPanel(SharedPanel):
 
     def place(self, names: Mapping[int, Position], slot: Position) -> Position:
         """Where the value at a place of the unit's tile lies: the number of a piece in its line, changed by the line's number."""
-        piece, line = WIDEST_ACCESS // self.element_bytes, WIDEST_ROW // self.element_bytes
-        pieces, at = self.width // piece, index(self.linear(names, slot))
-        changed = tirx.floormod(tirx.floordiv(at, index(line)), index(pieces)) * index(piece)
-        return tirx.bitwise_xor(at, changed)
+        at = index(self.linear(names, slot))
+        return tirx.bitwise_xor(at, changed_places(at, self.width * self.element_bytes, self.element_bytes))
 
     def operand(self, names: Mapping[int, Position], slot: Position) -> InPlace:
         """An atom's operand whose first element is at a place of the unit's tile."""
         size = self.element_bytes
         offset = times(self.linear(names, slot), size)
         return InPlace(pointer(self.buffer, 0), offset, self.width * size, self.step * size, self.turned)
+
+
+def changed_places(at: Expr, row_bytes: int, element_bytes: int) -> Expr:
+    """Which bits of a place change, from a common start in elements: those of its piece in the row, by the number of its line."""
+    piece, line = WIDEST_ACCESS // element_bytes, WIDEST_ROW // element_bytes
+    return tirx.floormod(tirx.floordiv(at, index(line)), index(row_bytes // WIDEST_ACCESS)) * index(piece)
 
 
 def swizzled_panel(program: StageProgram, staging: Staging, buffer: Buffer, start: int) -> SwizzledPanel:

@@ -132,19 +132,11 @@ inline void wgmma(void *results, const void *a, const void *b) {
 
 inline void start_product(const Started &product) {
     if (at_once) product.compute(product.d, product.a, product.b);
-    else fibers[current].products.push_back(product);
-}
-
-inline void close_products() {
-    Fiber &fiber = fibers[current];
-    fiber.product_groups.push_back(std::move(fiber.products));
-    fiber.products.clear();
+    else fibers[current].products.start(product);
 }
 
 inline void wait_products(size_t last) {
-    auto &groups = fibers[current].product_groups;
-    for (; groups.size() > last; groups.erase(groups.begin()))
-        for (const Started &product : groups.front()) product.compute(product.d, product.a, product.b);
+    fibers[current].products.wait(last, [](const Started &product) { product.compute(product.d, product.a, product.b); });
     meet_warp();  // it is a warp's instruction: nobody goes on before all of the warp have what they waited for
 }
 
@@ -159,18 +151,11 @@ template <class... C> inline void leave_box(const void *from, const void *map, C
     const Box box{static_cast<char *>(const_cast<void *>(from)), shared, *static_cast<const TensorMap *>(map), nullptr, {corner...}};
     check_box(box.to, box.map);
     if (at_once) leave(box);
-    fibers[current].leaving.push_back(box);
-}
-
-inline void close_leaving() {
-    Fiber &fiber = fibers[current];
-    fiber.leaving_groups.push_back(std::move(fiber.leaving));
-    fiber.leaving.clear();
+    fibers[current].leaving.start(box);
 }
 
 inline void wait_leaving(size_t last) {
-    auto &groups = fibers[current].leaving_groups;
-    for (; groups.size() > last; groups.erase(groups.begin()))
-        if (!at_once)
-            for (const Box &box : groups.front()) leave(box);
+    fibers[current].leaving.wait(last, [](const Box &box) {
+        if (!at_once) leave(box);
+    });
 }

@@ -32,6 +32,21 @@ struct TensorMap {
 
 struct Box { char *to, *memory; TensorMap map; struct Signal *signal; int corner[5]; };  // a copy of a part of an array, and whose memory
 
+// What a thread has started and runs by itself: of the group that is open, and of those closed since, the oldest first.
+template <class T> struct Underway {
+    std::vector<T> open;
+    std::vector<std::vector<T>> groups;
+
+    void start(const T &thing) { open.push_back(thing); }
+    void close() { groups.push_back(std::move(open)), open.clear(); }
+    template <class Done> void wait(size_t last, Done done) {  // until only so many last groups are under way
+        for (; groups.size() > last; groups.erase(groups.begin()))
+            for (const T &thing : groups.front()) done(thing);
+    }
+    void forget() { open.clear(), groups.clear(); }
+    bool empty() const { return open.empty() && groups.empty(); }
+};
+
 struct Fiber {
     ucontext_t first;
     jmp_buf at;
@@ -39,12 +54,9 @@ struct Fiber {
     bool started = false, done = false;
     int waits_for = 0;  // the turn of the barrier that lets it go on, or of its warp's
     int *turn = nullptr;
-    std::vector<Copy> open;  // since the last group was closed
-    std::vector<std::vector<Copy>> groups;
-    std::vector<Started> products;  // since the last group was closed
-    std::vector<std::vector<Started>> product_groups;
-    std::vector<Box> leaving;  // since the last group was closed
-    std::vector<std::vector<Box>> leaving_groups;
+    Underway<Copy> copies;
+    Underway<Started> products;
+    Underway<Box> leaving;
     const struct Signal *signal = nullptr;  // what it waits for, and the parity of the phase that has to end
     int phase = 0;
 };
@@ -239,19 +251,11 @@ inline void arrive(const Copy &copy) {
 inline void start(const Copy &copy) {
     if ((reinterpret_cast<uintptr_t>(copy.to) | (copy.inside ? reinterpret_cast<uintptr_t>(copy.from) : 0)) % copy.size) misaligned = true;
     if (at_once) arrive(copy);
-    else fibers[current].open.push_back(copy);
-}
-
-inline void close() {
-    Fiber &fiber = fibers[current];
-    fiber.groups.push_back(std::move(fiber.open));
-    fiber.open.clear();
+    else fibers[current].copies.start(copy);
 }
 
 inline void wait(size_t last) {
-    auto &groups = fibers[current].groups;
-    for (; groups.size() > last; groups.erase(groups.begin()))
-        for (const Copy &copy : groups.front()) arrive(copy);
+    fibers[current].copies.wait(last, [](const Copy &copy) { arrive(copy); });
 }
 
 #include "emulated_hopper.h"
@@ -259,7 +263,7 @@ inline void wait(size_t last) {
 inline void enter() {
     body(arguments);
     Fiber &fiber = fibers[current];
-    forsaken |= !fiber.leaving.empty() || !fiber.leaving_groups.empty();
+    forsaken |= !fiber.leaving.empty();
     fiber.done = true;
     _longjmp(scheduler, 1);
 }
@@ -306,8 +310,7 @@ inline int run_blocks(bool backwards) {
         Fiber &fiber = fibers[thread];
         fiber.started = fiber.done = false;
         fiber.turn = nullptr;
-        fiber.open.clear(), fiber.groups.clear(), fiber.products.clear(), fiber.product_groups.clear();
-        fiber.leaving.clear(), fiber.leaving_groups.clear();
+        fiber.copies.forget(), fiber.products.forget(), fiber.leaving.forget();
         fiber.signal = nullptr;
         fiber.stack.resize(STACK_BYTES);
         getcontext(&fiber.first);
@@ -430,7 +433,7 @@ inline float roller_tf32_value(float value) { return emulator::float_of(emulator
 inline void roller_copy_async_4(void *to, const void *from, int inside) { emulator::start({to, from, 4, inside}); }
 inline void roller_copy_async_8(void *to, const void *from, int inside) { emulator::start({to, from, 8, inside}); }
 inline void roller_copy_async_16(void *to, const void *from, int inside) { emulator::start({to, from, 16, inside}); }
-inline void roller_copies_close() { emulator::close(); }
+inline void roller_copies_close() { emulator::fibers[emulator::current].copies.close(); }
 template <int open> inline void roller_copies_wait() { emulator::wait(open); }
 using RollerTensorMap = emulator::TensorMap;
 inline void roller_signals(void *pair, int full, int empty) {
@@ -460,14 +463,14 @@ template <class... A> inline void roller_leave_box_2(A... a) { emulator::leave_b
 template <class... A> inline void roller_leave_box_3(A... a) { emulator::leave_box(a...); }
 template <class... A> inline void roller_leave_box_4(A... a) { emulator::leave_box(a...); }
 template <class... A> inline void roller_leave_box_5(A... a) { emulator::leave_box(a...); }
-inline void roller_leaving_close() { emulator::close_leaving(); }
+inline void roller_leaving_close() { emulator::fibers[emulator::current].leaving.close(); }
 template <int open> inline void roller_leaving_wait() { emulator::wait_leaving(open); }
 inline void roller_warp_together() { emulator::meet_warp(); }
 template <int count> inline void roller_registers_more() {}
 template <int count> inline void roller_registers_fewer() {}
 inline void roller_products_begin() {}
 template <int count> inline void roller_products_settled(const void *) {}
-inline void roller_products_close() { emulator::close_products(); }
+inline void roller_products_close() { emulator::fibers[emulator::current].products.close(); }
 template <int open> inline void roller_products_wait() { emulator::wait_products(open); }
 #define __grid_constant__
 #define __launch_bounds__(...)
