@@ -1,0 +1,1 @@
+"""Simulated Graphcore IPUs: programs as a manifest of supersteps, a simulator that computes and counts its cycles. No IPU is used."""
