@@ -14,7 +14,6 @@ from roller import ops
 from roller.chip import load_spec, specs
 from roller.compiled import Kernel
 from roller.compiler import compile, compile_top, load
-from roller.cost import Estimate
 from roller.devices import device_names as devices
 from roller.errors import (
     CodegenError,
@@ -32,6 +31,7 @@ from roller.errors import (
     UnknownDeviceError,
     WrongResultError,
 )
+from roller.estimate import Estimate
 from roller.hardware import HardwareSpec
 from roller.ops import SymbolicTensor, tensor
 from roller.program import RProgram

@@ -25,9 +25,9 @@ from roller.arrays import (
     overlaps,
     ready,
 )
-from roller.cost import Estimate
 from roller.devices import Device, hook_error
 from roller.errors import KernelError, LaunchError, RollerError
+from roller.estimate import Estimate
 from roller.explain import Explanation, explain
 from roller.expr import Tensor, TensorExpr
 from roller.hardware import HardwareSpec

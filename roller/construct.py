@@ -24,8 +24,8 @@ from typing import NamedTuple
 from roller.align import Rules
 from roller.choice import panels_at_unit, program_of, refined, split, whole_programs
 from roller.copying import panel_room
-from roller.cost import Estimate, combine_estimates
 from roller.errors import ConstructionError
+from roller.estimate import Estimate, combine_estimates
 from roller.expr import TensorExpr
 from roller.grow import extents_at, grow, tiles_at
 from roller.hardware import HardwareSpec

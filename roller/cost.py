@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from roller.copying import copy_seconds
+from roller.estimate import Estimate, combine_estimates
 from roller.hardware import HardwareSpec
 from roller.occupancy import idle_lanes, resident_tiles
 from roller.program import RProgram, StageProgram, copy_depth
@@ -30,29 +31,6 @@ from roller.walk import NestWalk
 
 LEAST_LAUNCH = 0.02  # a share of the time for which nobody keeps units idle
 FOLD_SLOTS = 3  # vector operations to make one vector of two: two exchanges and the reducer's
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A prediction: total seconds, the seconds of each term, and the term that bounds."""
-
-    seconds: float
-    terms: tuple[tuple[str, float], ...]
-    utilisation: tuple[tuple[str, float], ...] = ()
-
-    @cached_property
-    def bound_by(self) -> str:
-        """The name of the largest term."""
-        return max(self.terms, key=lambda t: t[1])[0] if self.terms else "nothing"
-
-    def to_dict(self) -> dict[str, object]:
-        """Plain data for reports."""
-        return {
-            "seconds": self.seconds,
-            "bound_by": self.bound_by,
-            "terms": dict(self.terms),
-            "utilisation": dict(self.utilisation),
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +71,8 @@ class Model:
         """Predict one stage."""
         found = self._known.get(program.key)
         if found is None:
-            found = self._known[program.key] = self._predict(program)
+            own = self.parameters.own_model
+            found = self._known[program.key] = (own(program) if own is not None else None) or self._predict(program)
         return found
 
     def _predict(self, program: StageProgram) -> Estimate:
@@ -296,17 +275,6 @@ def estimate(
     most = most_resident or [None] * len(program.stages)
     parts = [Model(spec, parameters, Geometry(s.nest), n).estimate(s) for s, n in zip(program.stages, most, strict=True)]
     return combine_estimates(parts)
-
-
-def combine_estimates(parts: list[Estimate]) -> Estimate:
-    """The estimate of stages that run one after another."""
-    if len(parts) == 1:
-        return parts[0]
-    terms: dict[str, float] = {}
-    for part in parts:
-        for name, seconds in part.terms:
-            terms[name] = terms.get(name, 0.0) + seconds
-    return Estimate(sum(p.seconds for p in parts), tuple(terms.items()))
 
 
 def overlapped(terms: Sequence[float], steps: int, losses: Sequence[float]) -> float:

@@ -8,8 +8,9 @@ caller's process, and what may do that runs through `roller.isolated`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ from roller import defaults, hookspecs
 from roller.align import Multiple, Rules
 from roller.arrays import Array
 from roller.errors import DeviceUnavailableError, HookError, PluginApiError, PluginLoadError, RollerError, UnknownDeviceError
+from roller.estimate import Estimate
 from roller.expr import TensorExpr
 from roller.hardware import ComputeAtom, HardwareSpec
 from roller.kernel import Artifact, BuildOptions, KernelSource, Runner
-from roller.program import RProgram, tiled_levels
+from roller.program import RProgram, StageProgram, tiled_levels
 from roller.rates import CostParameters
 
 _MEMORY = 256  # answers remembered for each plugin and hook that construction asks
@@ -144,6 +146,12 @@ class Device:
         """What the cost model needs beyond the spec."""
         default = defaults.cost_parameters(spec, expr)
         found: CostParameters = self._ask("roller_cost_parameters", CostParameters, default, spec=spec, expr=expr)
+        own = self._hooks.roller_estimate.get_hookimpls()
+        return replace(found, own_model=partial(self._estimate, spec)) if own else found
+
+    def _estimate(self, spec: HardwareSpec, program: StageProgram) -> Estimate | None:
+        """The device's own prediction for one stage's program."""
+        found: Estimate | None = self._ask("roller_estimate", Estimate, None, spec=spec, program=program)
         return found
 
     def _runner(self, hook: str, artifact: Artifact, none: str | None = None) -> Runner:

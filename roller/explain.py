@@ -15,7 +15,8 @@ from rich.text import Text
 
 from roller.align import Rules
 from roller.banks import padding_bytes, staged_rows
-from roller.cost import Estimate, Model
+from roller.cost import Model
+from roller.estimate import Estimate
 from roller.growth import Growth, Stop
 from roller.hardware import HardwareSpec
 from roller.occupancy import Residents, residents

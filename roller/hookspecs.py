@@ -14,10 +14,11 @@ from pathlib import Path
 import pluggy
 
 from roller.align import Multiple
+from roller.estimate import Estimate
 from roller.expr import TensorExpr
 from roller.hardware import ComputeAtom, HardwareSpec
 from roller.kernel import Artifact, BuildOptions, KernelSource, Runner
-from roller.program import RProgram
+from roller.program import RProgram, StageProgram
 from roller.rates import CostParameters
 
 API_VERSION = 1
@@ -65,6 +66,14 @@ def roller_tile_multiples(spec: HardwareSpec, expr: TensorExpr, level: int) -> M
 @hookspec(firstresult=True)
 def roller_cost_parameters(spec: HardwareSpec, expr: TensorExpr) -> CostParameters | None:
     """What the cost model needs beyond the spec. Default: `CostParameters()`."""
+
+
+@hookspec(firstresult=True)
+def roller_estimate(spec: HardwareSpec, program: StageProgram) -> Estimate | None:
+    """The device's own prediction for one stage's program, where the core's model cannot be its model. Default: the core's.
+
+    Asked for every program that is ranked, so it must answer within a fraction of a millisecond. Infinite seconds: it cannot run.
+    """
 
 
 @hookspec(firstresult=True)

@@ -14,6 +14,7 @@ from roller.errors import (
     RollerError,
     SpecError,
 )
+from roller.estimate import Estimate
 from roller.expr import ELEMENT_BYTES, FLOATS, Axis, Stage, Tensor, TensorExpr
 from roller.hardware import STORED_AS, Banks, ComputeAtom, HardwareSpec, MemoryLevel, SchedulableUnit
 from roller.hookspecs import API_VERSION, hookimpl
@@ -61,6 +62,7 @@ __all__ = [
     "CostParameters",
     "DeviceUnavailableError",
     "Dim",
+    "Estimate",
     "ExpressionError",
     "HardwareSpec",
     "KernelError",

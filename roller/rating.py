@@ -11,8 +11,9 @@ from roller.align import Rules
 from roller.chip import SpecLike, resolve
 from roller.choice import refined, whole_programs
 from roller.compiler import Op, expression_of
-from roller.cost import Estimate, Model, combine_estimates
+from roller.cost import Model
 from roller.errors import ConstructionError, ExpressionError
+from roller.estimate import Estimate, combine_estimates
 from roller.fit import Fit
 from roller.fusion import fuse
 from roller.growth import Growth

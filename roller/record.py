@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from roller.cost import Estimate
 from roller.errors import KernelError
+from roller.estimate import Estimate
 from roller.expr import Stage, TensorExpr
 from roller.hardware import ComputeAtom
 from roller.nest import Nest, variants

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from roller import ops
 from roller.catalog import load_spec
 from roller.construct import Candidate
-from roller.cost import Estimate, estimate
+from roller.cost import estimate
 from roller.errors import ConstructionError
+from roller.estimate import Estimate
 from roller.expr import Axis, Stage, Tensor, TensorExpr
 from roller.hardware import HardwareSpec
 from roller.program import RProgram

@@ -13,7 +13,8 @@ from roller import ops
 from roller.chip import load_spec
 from roller.compiler import compile as compile_kernel
 from roller.copying import copy_seconds, panel_room
-from roller.cost import Estimate, Model
+from roller.cost import Model
+from roller.estimate import Estimate
 from roller.expr import TensorExpr
 from roller.hardware import HardwareSpec
 from roller.nest import variants

@@ -1,1 +1,1 @@
-"""Simulated Graphcore IPUs: programs as a manifest of supersteps, a simulator that computes and counts its cycles. No IPU is used."""
+"""Simulated Graphcore IPUs: a program becomes supersteps, a simulator computes them and counts their cycles. No IPU is used."""
