@@ -1,0 +1,135 @@
+"""Simulated cycles of a stage's program in closed form, from the program alone; the simulator, which sees the manifest alone, must
+count the same.
+
+A program is a sequence of supersteps: boxes of arrays are brought to tiles, vertices compute, parts of results are exchanged and
+added up, results are finished. All tiles do the same; ragged ends are padded. So a step takes as long as its fullest tile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from roller.plugin import Estimate, HardwareSpec, StageProgram
+from roller_ipu_sim import cycles, work
+from roller_ipu_sim.machine import Machine, machine
+from roller_ipu_sim.memory import Memory, placed
+from roller_ipu_sim.plan import ArrayPlan, Plan, plan_of
+from roller_ipu_sim.windows import Traffic, traffic
+
+WORD_BYTES = 4  # of the exchange
+NEVER = Estimate(math.inf, (("compute", math.inf),))
+
+
+@dataclass(frozen=True)
+class Costing:
+    """One program on one chip."""
+
+    plan: Plan
+    machine: Machine
+    spec: HardwareSpec
+
+    @cached_property
+    def terms(self) -> dict[str, int]:
+        """Cycles by kind, all steps together."""
+        outer = math.prod([lp.trips for lp in self.plan.grid.serial if lp.unit])
+        inter = work.interleaved(self.plan, self.memory, self.machine.memory.region0_bytes)
+        found = {"compute": outer * sum(times * self._vertex(shape) for times, shape in work.vertices(self.plan, inter))}
+        found["exchange"] = sum(self._phases())
+        if self.plan.parts > 1:
+            found["exchange"] += outer * self._partial_phase()
+            found["combine"] = outer * cycles.reduced(self.machine, self._acc, work.pieces(self.plan).size, self.plan.parts)
+        finish = work.finishing(self.plan, self.spec)
+        found["finish"] = outer * cycles.mapped(self.machine, finish) if finish is not None else 0
+        return found
+
+    def _vertex(self, shape: cycles.AmpShape | cycles.MapShape) -> int:
+        return cycles.amp(self.machine, shape) if isinstance(shape, cycles.AmpShape) else cycles.mapped(self.machine, shape)
+
+    @property
+    def _acc(self) -> str:
+        return self.plan.nest.stage.body.dtype
+
+    def _phases(self) -> Iterator[int]:
+        """Cycles of every exchange that brings boxes to tiles: before the first step, and whenever a serial loop moves on."""
+        brought = [a for a in self.plan.arrays if not a.in_place]
+        if brought:
+            yield self._phase(brought, (0,) * len(self.plan.grid.serial))
+        before = 1
+        for depth, loop in enumerate(self.plan.grid.serial):
+            moving = [a for a in brought if a.depth > depth]
+            if moving:
+                yield from self._ticks(moving, depth, before)
+            before *= loop.trips
+
+    def _ticks(self, moving: list[ArrayPlan], depth: int, before: int) -> Iterator[int]:
+        """The exchanges when a serial loop moves on, whatever the outer ones are at: all alike, but for boxes that are cut where
+        the array ends.
+        """
+        serial = self.plan.grid.serial
+        trips = [lp.trips for lp in serial]
+        uneven = [a for a in moving if not a.plain and a.boxes > 1]
+        inner = (0,) * (len(trips) - depth - 1)
+        if not uneven:
+            yield before * (trips[depth] - 1) * self._phase(moving, (0,) * len(trips))
+            return
+        for outer in itertools.product(*[range(n) for n in trips[:depth]]):
+            for at in range(1, trips[depth]):
+                yield self._phase(moving, (*outer, at, *inner))
+
+    def _phase(self, arrays: Sequence[ArrayPlan], trips: tuple[int, ...]) -> int:
+        found = [_shared(a) if a.plain else traffic(a, trips) for a in arrays]
+        words_in, words_out, fragments = (
+            int(np.max(sum(np.asarray(getattr(m, name)) for m in found))) for name in ("words_in", "words_out", "fragments")
+        )
+        filled = sum(cycles.filled(self.machine, a.access.tensor.dtype, a.elements) for a in arrays if a.leaves)
+        return cycles.exchanged(self.machine, words_in, words_out, fragments) + filled
+
+    def _partial_phase(self) -> int:
+        """Cycles of handing out parts of results: each tile of those that share results gets a piece of all of them."""
+        pieces = work.pieces(self.plan)
+        words = -(-pieces.size * pieces.element_bytes // WORD_BYTES)
+        every = -(-pieces.elements * pieces.element_bytes // WORD_BYTES)
+        return cycles.exchanged(self.machine, self.plan.parts * words, every, self.plan.parts + pieces.count)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """What a tile holds."""
+        return placed(work.wishes(self.plan), self.machine)
+
+
+def _shared(array: ArrayPlan) -> Traffic:
+    """A plain array: each tile's share of a block goes to all that need the block. A tile's own share lies in its box from the
+    beginning where that is the only box; else it comes like the others.
+    """
+    index = np.zeros((1,) * len(array.grid.loops), np.int64)
+    for axis, lp in enumerate(array.grid.loops):
+        if not array.touches(lp.dim):
+            shape = [1] * len(array.grid.loops)
+            shape[axis] = lp.parts
+            index = index * lp.parts + np.arange(lp.parts).reshape(shape)
+    own = np.clip(array.elements - index * array.share, 0, array.share)
+    words = own * array.element_bytes // WORD_BYTES
+    holds = (own > 0).astype(np.int64)
+    kept = 1 if array.boxes == 1 else 0
+    total = array.elements * array.element_bytes // WORD_BYTES
+    return Traffic(total - kept * words, words, array.holders - kept * holds + holds)
+
+
+def estimate(spec: HardwareSpec, program: StageProgram) -> Estimate:
+    """The prediction for a stage's program: simulated cycles over the clock. Infinite where the machine cannot run it so."""
+    chip = machine(spec)
+    plan = plan_of(program, chip.tiles)
+    if plan is None or work.refusal(plan, spec) is not None:
+        return NEVER
+    costing = Costing(plan, chip, spec)
+    if costing.memory.excess:
+        return NEVER
+    seconds = {name: count / (chip.clock_ghz * 1e9) for name, count in costing.terms.items()}
+    used = (("units", plan.grid.tiles / chip.tiles),)
+    return Estimate(sum(seconds.values()), tuple(seconds.items()), used)

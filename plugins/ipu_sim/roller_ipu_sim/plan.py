@@ -1,0 +1,315 @@
+"""How a stage's program lies over tiles: which tile works on what in which step, and where each array's elements live.
+
+Unit loops become a grid of tiles: along each loop `parts` tiles lie side by side, and each works on `serial` neighbouring unit
+tiles one after another; the loops over time follow inside. All tiles do the same at the same time, on boxes of one size: ragged
+ends are padded, which takes no time, as the machine waits for the tile with the most work.
+
+Arrays are stored in the order that the program wants: the dimension that an instruction reads along comes last. An element lives
+on one tile. Along a dimension that a unit loop walks, each tile keeps the part where its boxes start (a block); tiles that need
+the same block share it out among themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from roller.plugin import ELEMENT_BYTES, Access, Loop, Nest, StageProgram
+
+GRAIN_BYTES = 8  # parts of a block, and rows of boxes, are multiples of it: the least that moves well
+
+
+@dataclass(frozen=True, slots=True)
+class UnitLoop:
+    """A loop over tiles: `parts` tiles side by side, each doing `serial` trips in turn; `step` positions a trip."""
+
+    dim: int
+    trips: int
+    step: int
+    parts: int
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class SerialLoop:
+    """A loop whose trips follow one another: a unit loop's, or one over time."""
+
+    dim: int
+    trips: int
+    step: int
+    unit: bool
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The loops of a program as a grid of tiles and steps in time."""
+
+    loops: tuple[UnitLoop, ...]
+    time: tuple[SerialLoop, ...]
+
+    @cached_property
+    def tiles(self) -> int:
+        """Tiles that work."""
+        return math.prod([lp.parts for lp in self.loops])
+
+    @cached_property
+    def serial(self) -> tuple[SerialLoop, ...]:
+        """All loops that follow one another, outermost first."""
+        own = [SerialLoop(lp.dim, lp.serial, lp.step, True) for lp in self.loops if lp.serial > 1]
+        return (*own, *self.time)
+
+    @cached_property
+    def steps(self) -> int:
+        """Steps in time."""
+        return math.prod([lp.trips for lp in self.serial])
+
+    def last(self, dim: int) -> int:
+        """Where the last tile stands in its last step along a dimension of the nest."""
+        unit = [(lp.parts * lp.serial - 1) * lp.step for lp in self.loops if lp.dim == dim]
+        return sum(unit) + sum([(lp.trips - 1) * lp.step for lp in self.time if lp.dim == dim])
+
+    @cached_property
+    def strides(self) -> tuple[int, ...]:
+        """How far apart the numbers of neighbouring tiles are along each unit loop."""
+        found: list[int] = []
+        size = 1
+        for lp in reversed(self.loops):
+            found.insert(0, size)
+            size *= lp.parts
+        return tuple(found)
+
+
+def grid_of(program: StageProgram, most: int) -> Grid:
+    """The grid of a program on at most so many tiles: inner loops get their tiles first."""
+    unit = [lp for lp in program.loops if lp.over == "units"]
+    found: list[UnitLoop] = []
+    left = most
+    for lp in reversed(unit):
+        serial = -(-lp.trips // max(1, min(lp.trips, left)))
+        parts = -(-lp.trips // serial)
+        found.insert(0, UnitLoop(lp.dim, lp.trips, program.step(lp), parts, serial))
+        left //= parts
+    first = program.levels[0]
+    time = [SerialLoop(lp.dim, lp.trips, program.step(lp), False) for lp in program.loops if _in_time(lp, first)]
+    return Grid(tuple(found), tuple(time))
+
+
+def _in_time(lp: Loop, level: int) -> bool:
+    return lp.over == "time" and lp.level == level
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayDim:
+    """One stored dimension: its extent in the array, and its index as a sum of dimensions of the nest, each with a coefficient."""
+
+    source: int  # its place among the array's dimensions, neighbours merged
+    extent: int
+    terms: tuple[tuple[int, int], ...]
+    offset: int
+
+    def reach(self, tile: tuple[int, ...]) -> int:
+        """Elements between the first and the last one that a tile touches, both included."""
+        return 1 + sum([abs(c) * (tile[d] - 1) for d, c in self.terms])
+
+    def plain(self, extents: tuple[int, ...]) -> bool:
+        """True if a dimension of the nest walks it from end to end."""
+        return len(self.terms) == 1 and self.terms[0][1] == 1 and not self.offset and extents[self.terms[0][0]] == self.extent
+
+    def least(self, tile: tuple[int, ...]) -> int:
+        """Where a box begins, from the sum of what its positions contribute."""
+        return self.offset + sum([c * (tile[d] - 1) for d, c in self.terms if c < 0])
+
+
+@dataclass(frozen=True)
+class ArrayPlan:
+    """One array as a program touches it: stored dimensions, box, which tiles share its blocks."""
+
+    access: Access
+    number: int
+    dims: tuple[ArrayDim, ...]
+    box: tuple[int, ...]  # extents of what a tile needs at a time, the last padded to whole grains
+    grid: Grid
+    nest: Nest
+    tile: tuple[int, ...]  # the unit tile
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element."""
+        return ELEMENT_BYTES[self.access.tensor.dtype]
+
+    @cached_property
+    def elements(self) -> int:
+        """Elements of the box."""
+        return math.prod(self.box)
+
+    @cached_property
+    def merged(self) -> tuple[int, ...]:
+        """The array's shape with neighbouring dimensions merged, in the order of the array."""
+        return tuple(d.extent for d in sorted(self.dims, key=lambda d: d.source))
+
+    @cached_property
+    def plain(self) -> bool:
+        """True if boxes of different tiles and steps do not overlap, and leave no gaps: every dimension is one of the nest's."""
+        used = [d.terms[0][0] for d in self.dims if d.plain(self.nest.extents)]
+        return len(used) == len(self.dims) == len(set(used)) and not self.access.guarded
+
+    def touches(self, dim: int) -> bool:
+        """True if the array depends on a dimension of the nest."""
+        return any(n == dim for d in self.dims for n, _ in d.terms)
+
+    @cached_property
+    def sharers(self) -> int:
+        """Tiles that need the same block."""
+        return math.prod([lp.parts for lp in self.grid.loops if not self.touches(lp.dim)])
+
+    @cached_property
+    def in_place(self) -> bool:
+        """True if every tile has what it needs from the beginning."""
+        return self.plain and self.sharers == 1
+
+    @cached_property
+    def boxes(self) -> int:
+        """Different boxes that a tile needs one after another."""
+        return math.prod([lp.trips for lp in self.grid.serial if self.touches(lp.dim)])
+
+    @cached_property
+    def depth(self) -> int:
+        """How many serial loops lie around the last one that changes the box, that one included; 0: none does."""
+        return max((n + 1 for n, lp in enumerate(self.grid.serial) if self.touches(lp.dim)), default=0)
+
+    @cached_property
+    def strides(self) -> tuple[int, ...]:
+        """Elements between neighbours along each stored dimension of the box."""
+        return tuple([math.prod(self.box[place + 1 :]) for place in range(len(self.box))])
+
+    def step(self, dim: int) -> int:
+        """Elements of the box between neighbours along a dimension of the nest."""
+        return sum([c * stride for d, stride in zip(self.dims, self.strides, strict=True) for n, c in d.terms if n == dim])
+
+    @cached_property
+    def begin(self) -> int:
+        """Where in the box the first point of a tile lies: not at its start where an index falls as a dimension rises."""
+        back = [sum([-c * (self.tile[n] - 1) for n, c in d.terms if c < 0]) for d in self.dims]
+        return sum([b * stride for b, stride in zip(back, self.strides, strict=True)])
+
+    @cached_property
+    def leaves(self) -> bool:
+        """True if a box reaches out of the array somewhere: it is filled first then."""
+        if self.plain:
+            return False
+        for dim in self.dims:
+            far = dim.least(self.tile) + sum([c * self.grid.last(n) for n, c in dim.terms if c > 0]) + dim.reach(self.tile)
+            near = dim.least(self.tile) + sum([c * self.grid.last(n) for n, c in dim.terms if c < 0])
+            if near < 0 or far > dim.extent:
+                return True
+        return False
+
+    @cached_property
+    def share(self) -> int:
+        """Elements of a plain array's block that one of those who share it keeps; the last ones may keep fewer, or none."""
+        grain = max(1, GRAIN_BYTES // self.element_bytes)
+        return -(-self.elements // (self.sharers * grain)) * grain
+
+    @cached_property
+    def holders(self) -> int:
+        """Those who keep a part of a plain array's block."""
+        return -(-self.elements // self.share)
+
+
+def array_plan(program: StageProgram, number: int, grid: Grid, last: int | None) -> ArrayPlan | None:
+    """Array `number` of the nest, stored with the dimension that walks `last` of the nest as its innermost one; None where an
+    index is no sum of the nest's dimensions.
+    """
+    nest, access = program.nest, program.nest.accesses[number]
+    dims = _dims(nest, access)
+    if dims is None:
+        return None
+    along = [d for d in dims if last is not None and any(n == last for n, _ in d.terms)]
+    order = tuple([d for d in dims if d not in along[-1:]] + along[-1:])
+    tile = program.unit_tile
+    box = [d.reach(tile) for d in order]
+    if box:
+        grain = max(1, GRAIN_BYTES // ELEMENT_BYTES[access.tensor.dtype])
+        box[-1] = -(-box[-1] // grain) * grain
+    return ArrayPlan(access, number, order, tuple(box), grid, nest, tile)
+
+
+def _dims(nest: Nest, access: Access) -> list[ArrayDim] | None:
+    """The array's dimensions over those of the nest; neighbours that one fused dimension walks become one."""
+    where = {axis.name: (n, m) for n, d in enumerate(nest.dims) for m, axis in enumerate(d.members)}
+    found: list[ArrayDim] = []
+    place = 0
+    while place < len(access.index):
+        fused = _fused(nest, access, place)
+        if fused is not None:
+            dim, count = fused
+            found.append(ArrayDim(len(found), math.prod(access.tensor.shape[place : place + count]), ((dim, 1),), 0))
+            place += count
+            continue
+        index = access.index[place]
+        terms = [(where[name], c) for name, c in index.terms if name in where]
+        if any(len(nest.dims[n].members) > 1 for (n, _), _ in terms):
+            return None
+        found.append(ArrayDim(len(found), access.tensor.shape[place], tuple([(n, c) for (n, _), c in terms]), index.offset))
+        place += 1
+    return found
+
+
+def _fused(nest: Nest, access: Access, place: int) -> tuple[int, int] | None:
+    """The fused dimension whose axes walk the array's dimensions from a place on one by one, and how many; else None."""
+    for number, dim in enumerate(nest.dims):
+        if len(dim.members) == 1:
+            continue
+        wanted = [axis.name for axis in dim.members]
+        count = len(wanted)
+        if [index.terms for index in access.index[place : place + count]] != [((name, 1),) for name in wanted]:
+            continue
+        rows = zip(access.index[place : place + count], access.tensor.shape[place:], dim.members, strict=False)
+        if all(not index.offset and extent == axis.extent for index, extent, axis in rows):
+            return number, count
+    return None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A stage's program over tiles: its grid, the arrays that it reads in the body and in the epilogue, and its output."""
+
+    program: StageProgram
+    grid: Grid
+    inputs: tuple[ArrayPlan, ...]
+    extra: tuple[ArrayPlan, ...]
+    output: ArrayPlan
+    parts: int  # tiles that add up parts of the same results
+
+    @property
+    def nest(self) -> Nest:
+        """The stage's loop nest."""
+        return self.program.nest
+
+    @property
+    def arrays(self) -> Iterator[ArrayPlan]:
+        """Everything that is brought to tiles."""
+        yield from self.inputs
+        yield from self.extra
+
+
+def plan_of(program: StageProgram, most: int) -> Plan | None:
+    """The plan of a program on a chip with so many tiles; None where an array's index is more than tiles can be cut from."""
+    nest, grid = program.nest, grid_of(program, most)
+    first = len(nest.inputs)
+    found = [array_plan(program, n, grid, _last(program, n)) for n in range(len(nest.accesses))]
+    arrays = [plan for plan in found if plan is not None]
+    if len(arrays) != len(found):
+        return None
+    parts = math.prod([lp.parts for lp in grid.loops if nest.dims[lp.dim].is_reduce])
+    return Plan(program, grid, tuple(arrays[:first]), tuple(arrays[first:-1]), arrays[-1], parts)
+
+
+def _last(program: StageProgram, number: int) -> int | None:
+    """The dimension along which the program's instructions read or write an array."""
+    access = program.nest.accesses[number]
+    role = "k" if access.role == "body" else "n"
+    wanted = program.role(role) if program.atom.kind == "matrix" else program.lane
+    return wanted if wanted is not None and access.touches[wanted] else None

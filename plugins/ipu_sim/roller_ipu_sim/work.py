@@ -1,0 +1,282 @@
+"""What a tile does in a step, as far as cycles and memory depend on it: shapes of vertices, pieces of partial results, buffers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from roller.plugin import ELEMENT_BYTES, Binary, Cast, HardwareSpec, Load, Scalar, Select, Unary
+from roller_ipu_sim.cycles import AmpShape, MapShape
+from roller_ipu_sim.memory import Memory, Wish
+from roller_ipu_sim.plan import GRAIN_BYTES, ArrayPlan, Plan
+from roller_ipu_sim.windows import Windows, dims_apart
+
+WORD_BYTES = 4  # of the exchange
+TYPES = frozenset({"float32", "float16", "int32", "int16", "int8", "uint8", "bool"})  # of arrays and of what is computed
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Partial results of one unit tile, dealt out to the tiles that have parts of them: elements in all, of a piece, and how many."""
+
+    elements: int
+    size: int
+    count: int
+    element_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How often a step over time happens, and the extents of the reductions in it; `first`: results start from nothing."""
+
+    times: int
+    reduce: dict[int, int]
+    first: bool
+
+
+def whole_share(plan: Plan, dim: int) -> int:
+    """Positions of a reduction that one tile walks in all its steps: its share where tiles cut it, else all of it."""
+    shares = [lp.step for lp in plan.grid.loops if lp.dim == dim]
+    return min([plan.nest.extents[dim], *shares])
+
+
+def steps_of(plan: Plan) -> list[Steps]:
+    """The steps over time of one unit tile: those in the middle, and those at the end of a reduction, which may be shorter."""
+    nest, tile = plan.nest, plan.program.unit_tile
+    trips = {lp.dim: lp.trips for lp in plan.grid.time}
+    kinds = []
+    for dim in nest.reduce:
+        whole, count = whole_share(plan, dim), trips.get(dim, 1)
+        full, last = min(tile[dim], whole), whole - (count - 1) * tile[dim]
+        kinds.append([(count, full)] if full == last else [(count - 1, full), (1, last)])
+    found = []
+    for number, chosen in enumerate(itertools.product(*kinds)):
+        times = math.prod([n for n, _ in chosen])
+        reduce = dict(zip(nest.reduce, [e for _, e in chosen], strict=True))
+        if number == 0:
+            found.append(Steps(1, reduce, True))
+            times -= 1
+        if times:
+            found.append(Steps(times, reduce, False))
+    return found
+
+
+def several_steps(plan: Plan) -> bool:
+    """True if a unit tile's results are added up over several steps."""
+    return math.prod([lp.trips for lp in plan.grid.time]) > 1
+
+
+def amp_shape(plan: Plan, step: Steps, interleaved: bool) -> AmpShape:
+    """The product that a tile computes in a step."""
+    program, nest, atom = plan.program, plan.nest, plan.program.atom
+    m, n, k = (program.role(role) for role in "mnk")
+    streamed, stationary = operands(plan)
+    grain_n, grain_k = (int(atom.extents[role]) for role in "nk")
+    tile = program.unit_tile
+    runs = groups = 1
+    blocks = -(-tile[n] // grain_n) if n is not None else 1
+    for dim in nest.spatial:
+        if dim in (m, n):
+            continue
+        a, w = streamed.touches(dim), stationary.touches(dim)
+        runs *= tile[dim] if a and not w else 1
+        blocks *= tile[dim] if w and not a else 1
+        groups *= tile[dim] if a and w else 1
+    taps = tuple([extent for dim, extent in step.reduce.items() if dim != k])
+    return AmpShape(
+        in_dtype=atom.in_dtype,
+        acc_dtype=atom.acc_dtype,
+        runs=runs,
+        run_rows=tile[m] if m is not None else 1,
+        k_blocks=-(-step.reduce[k] // grain_k) if k is not None else 1,
+        n_blocks=blocks,
+        taps=taps,
+        groups=groups,
+        zero=step.first,
+        interleaved=interleaved,
+    )
+
+
+def operands(plan: Plan) -> tuple[ArrayPlan, ArrayPlan]:
+    """The arrays that a matrix atom streams and keeps: rows lie along the first one only."""
+    m, n = plan.program.role("m"), plan.program.role("n")
+    first, second = plan.inputs[:2]
+    swapped = first.touches(n) if n is not None else second.touches(m) if m is not None else False
+    return (second, first) if swapped else (first, second)
+
+
+def operations(tree: Scalar) -> tuple[str, ...]:
+    """Names of what a tree computes, operands before what takes them."""
+    match tree:
+        case Unary(op, value):
+            return (*operations(value), op)
+        case Binary(op, left, right):
+            return (*operations(left), *operations(right), op)
+        case Select(condition, yes, no):
+            return (*operations(condition), *operations(yes), *operations(no), "select")
+        case Cast(value, _):
+            return (*operations(value), "cast")
+    return ()
+
+
+def loads_in(tree: Scalar) -> list[Load]:
+    """The loads of a tree, each once, in the order of their first use."""
+    found: dict[Load, None] = {}
+
+    def visit(node: Scalar) -> None:
+        match node:
+            case Load():
+                found[node] = None
+            case Unary(_, value) | Cast(value, _):
+                visit(value)
+            case Binary(_, left, right):
+                visit(left), visit(right)
+            case Select(condition, yes, no):
+                visit(condition), visit(yes), visit(no)
+
+    visit(tree)
+    return list(found)
+
+
+def map_shape(plan: Plan, step: Steps) -> MapShape:
+    """The elementwise work, or reduction, of a tile in a step."""
+    program, stage = plan.program, plan.nest.stage
+    whole = not finishes(plan) and stage.epilogue is not None
+    return MapShape(
+        dtype=stage.body.dtype,
+        outputs=math.prod([program.unit_tile[d] for d in plan.nest.spatial]),
+        points=math.prod(step.reduce.values()),
+        vector=program.width,
+        loads=len(loads_in(stage.body)),
+        ops=operations(stage.body),
+        epilogue_loads=len(loads_in(stage.epilogue)) if whole and stage.epilogue is not None else 0,
+        epilogue_ops=operations(stage.epilogue) if whole and stage.epilogue is not None else (),
+        reduces=stage.reducer is not None,
+    )
+
+
+def vertices(plan: Plan, interleaved: bool) -> Iterator[tuple[int, AmpShape | MapShape]]:
+    """The vertices that compute one unit tile, with how often each runs."""
+    matrix = plan.program.atom.kind == "matrix"
+    for step in steps_of(plan):
+        yield step.times, amp_shape(plan, step, interleaved) if matrix else map_shape(plan, step)
+
+
+def finishes(plan: Plan) -> bool:
+    """True if results are finished by a vertex of their own: after parts or steps have been added up, or after a matrix atom."""
+    stage, output = plan.nest.stage, plan.output.access.tensor
+    apart = plan.program.atom.kind == "matrix" or plan.parts > 1 or (several_steps(plan) and stage.reducer is not None)
+    return apart and (stage.epilogue is not None or output.dtype != stage.body.dtype)
+
+
+def finishing(plan: Plan, spec: HardwareSpec) -> MapShape | None:
+    """The work of that vertex; None without one."""
+    if not finishes(plan):
+        return None
+    stage = plan.nest.stage
+    elements = pieces(plan).size if plan.parts > 1 else math.prod([plan.program.unit_tile[d] for d in plan.nest.spatial])
+    ops = operations(stage.epilogue) if stage.epilogue is not None else ("cast",)
+    loads = 1 + (len(loads_in(stage.epilogue)) if stage.epilogue is not None else 0)
+    return MapShape(stage.body.dtype, elements, 1, widest(spec, stage.body.dtype), loads, ops, 0, (), False)
+
+
+def widest(spec: HardwareSpec, dtype: str) -> int:
+    """Elements of the widest vector that computes in a type; 1 where there is none."""
+    return max([int(e) for a in spec.atoms if a.kind == "vector" and a.acc_dtype == dtype for e in a.extents.values()], default=1)
+
+
+def pieces(plan: Plan) -> Pieces:
+    """How the parts of a unit tile's results are dealt out to those who add them up."""
+    size = ELEMENT_BYTES[plan.nest.stage.body.dtype]
+    grain = max(1, GRAIN_BYTES // size)
+    elements = plan.output.elements
+    piece = -(-elements // (plan.parts * grain)) * grain
+    return Pieces(elements, piece, -(-elements // piece), size)
+
+
+def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
+    """Why programs cannot run so: a short rule and a reason; None where they can."""
+    nest = plan.nest
+    program, stage = plan.program, nest.stage
+    if not program.parallel:
+        return "one tile", "a single tile would do all the work"
+    types = [a.access.tensor.dtype for a in (*plan.arrays, plan.output)] + [stage.body.dtype]
+    unknown = [t for t in types if t not in TYPES]
+    if unknown:
+        return "element type", f"tiles do not compute with {unknown[0]}"
+    if not plan.output.plain:
+        return "scattered results", "results do not lie side by side"
+    if program.atom.kind == "matrix":
+        m, n, k = (program.role(role) for role in "mnk")
+        streamed, stationary = operands(plan)
+        lying = [(streamed, k), (stationary, n), (stationary, k), (plan.output, n)]
+        if n is None or k is None or not all(_walked(array, dim) for array, dim in lying):
+            return "matrix operands", "columns and the reduction must each walk a dimension of their arrays from end to end"
+    if program.lane is not None and nest.dims[program.lane].is_reduce:
+        return "vector along the reduction", "partial results in a vector's lanes are not added up"
+    if any(lp.serial > 1 and nest.dims[lp.dim].is_reduce for lp in plan.grid.loops):
+        return "parts in turn", "parts of a reduction are for tiles side by side"
+    if plan.parts > 1 and plan.extra:
+        return "finished parts", "results that several tiles add up have no place to be finished with further arrays"
+    for array in plan.arrays:
+        if array.plain:
+            continue
+        if not dims_apart(array):
+            return "dimensions apart", f"one loop walks two dimensions of {array.access.tensor.name!r}"
+        if array.dims and array.element_bytes < WORD_BYTES and not array.dims[-1].plain(nest.extents):
+            return "exchange words", f"rows of {array.access.tensor.name!r} would not begin at words"
+    return None
+
+
+def _walked(array: ArrayPlan, dim: int | None) -> bool:
+    """True if a dimension of the nest walks one of the array's from end to end, and no other."""
+    mine = [d for d in array.dims if any(n == dim for n, _ in d.terms)]
+    return len(mine) == 1 and mine[0].plain(array.nest.extents)
+
+
+def wishes(plan: Plan) -> list[Wish]:
+    """The buffers of a tile."""
+    matrix = plan.program.atom.kind == "matrix"
+    stationary = operands(plan)[1].number if matrix else None
+    found = []
+    for array in plan.arrays:
+        apart, inter = matrix and array in plan.inputs, array.number == stationary
+        name, size = f"in{array.number}", array.element_bytes
+        if array.in_place:
+            found.append(Wish(name, array.elements * array.boxes * size, apart, inter))
+            continue
+        found.append(Wish(name, array.elements * size, apart, inter))
+        if not array.plain:
+            found.append(Wish(f"home{array.number}", _kept(array) * size))
+        elif array.boxes > 1:
+            found.append(Wish(f"home{array.number}", array.share * array.boxes * size))
+    return found + _result_wishes(plan, matrix)
+
+
+def _kept(array: ArrayPlan) -> int:
+    """Elements that a tile keeps of an array that is no plain one, at most."""
+    windows = Windows(array)
+    return math.prod([max([i.high - i.low for i in windows.intervals(place)]) for place in range(len(array.dims))])
+
+
+def _result_wishes(plan: Plan, matrix: bool) -> list[Wish]:
+    output, acc = plan.output, ELEMENT_BYTES[plan.nest.stage.body.dtype]
+    found = []
+    if plan.parts > 1:
+        dealt = pieces(plan)
+        found = [Wish("acc", output.elements * acc, matrix), Wish("parts", plan.parts * dealt.size * acc)]
+        if finishes(plan):
+            found.append(Wish("sum", dealt.size * acc))
+        return [*found, Wish("out", dealt.size * output.boxes * output.element_bytes)]
+    if finishes(plan):
+        found = [Wish("acc", output.elements * acc, matrix)]
+    return [*found, Wish("out", output.elements * output.boxes * output.element_bytes, matrix and not found)]
+
+
+def interleaved(plan: Plan, memory: Memory, start: int) -> bool:
+    """True if the weights lie in the interleaved region, which begins at an address."""
+    if plan.program.atom.kind != "matrix":
+        return False
+    return memory.addresses[f"in{operands(plan)[1].number}"] >= start
