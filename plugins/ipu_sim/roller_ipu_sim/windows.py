@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -68,11 +69,11 @@ class Windows:
 
     @cached_property
     def shared(self) -> tuple[int, int]:
-        """The dimension along which blocks are shared out, and how much of it each share takes: the one that does it most evenly."""
+        """The dimension along which blocks are shared out, and how much of it each share takes."""
         best = (-1.0, 0, 1)
         for place in range(len(self.array.dims)):
             starts = self._starts(place)
-            longest = max([b - a for a, b in zip(starts, starts[1:], strict=False)])
+            longest = max([b - a for a, b in pairwise(starts)])
             step = max(1, -(-longest // self.sharers))
             even = longest / step / self.sharers
             if even > best[0] and (place < len(self.array.dims) - 1 or self.sharers == 1 or best[0] < 0):
@@ -84,7 +85,7 @@ class Windows:
         starts = self._starts(place)
         at, step = self.shared if self.array.dims else (0, 1)
         found = []
-        for owner, (low, high) in enumerate(zip(starts, starts[1:], strict=False)):
+        for owner, (low, high) in enumerate(pairwise(starts)):
             size = step if place == at else max(high - low, 1)
             found += [Interval(a, min(a + size, high), owner, n) for n, a in enumerate(range(low, high, size))]
         return found
@@ -152,7 +153,8 @@ def _overlap(kept: list[Interval], lows: Counts, reach: int) -> Counts:
     shape = (len(kept),) + (1,) * lows.ndim
     begin = np.array([i.low for i in kept]).reshape(shape)
     end = np.array([i.high for i in kept]).reshape(shape)
-    return np.clip(np.minimum(end, lows + reach) - np.maximum(begin, lows), 0, None)
+    found: Counts = np.clip(np.minimum(end, lows + reach) - np.maximum(begin, lows), 0, None)
+    return found
 
 
 def _at_home(windows: Windows, place: int, kept: list[Interval], sums: Counts) -> Counts:
@@ -163,13 +165,13 @@ def _at_home(windows: Windows, place: int, kept: list[Interval], sums: Counts) -
     table = np.zeros((owners, shares), np.int64)
     for interval, total in zip(kept, sums, strict=True):
         table[interval.owner, interval.share] = total
-    index = share_index(windows)
     own = np.zeros((1,) * len(grid.loops), np.int64)
     if axis is not None:
         shape = [1] * len(grid.loops)
         shape[axis] = owners
         own = np.arange(owners).reshape(shape)
-    return table[np.broadcast_arrays(own, index if shares > 1 else np.zeros_like(own))[0], index if shares > 1 else np.zeros_like(own)]
+    found: Counts = table[own, share_index(windows) if shares > 1 else np.zeros_like(own)]
+    return found
 
 
 def share_index(windows: Windows) -> Counts:

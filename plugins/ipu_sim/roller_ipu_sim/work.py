@@ -19,7 +19,7 @@ TYPES = frozenset({"float32", "float16", "int32", "int16", "int8", "uint8", "boo
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Partial results of one unit tile, dealt out to the tiles that have parts of them: elements in all, of a piece, and how many."""
+    """Partial results of one unit tile, dealt out to the tiles that add them up: elements in all, of a piece, and how many."""
 
     elements: int
     size: int
@@ -123,21 +123,18 @@ def operations(tree: Scalar) -> tuple[str, ...]:
 
 def loads_in(tree: Scalar) -> list[Load]:
     """The loads of a tree, each once, in the order of their first use."""
-    found: dict[Load, None] = {}
-
-    def visit(node: Scalar) -> None:
-        match node:
-            case Load():
-                found[node] = None
-            case Unary(_, value) | Cast(value, _):
-                visit(value)
-            case Binary(_, left, right):
-                visit(left), visit(right)
-            case Select(condition, yes, no):
-                visit(condition), visit(yes), visit(no)
-
-    visit(tree)
-    return list(found)
+    match tree:
+        case Load():
+            found = [tree]
+        case Unary(_, value) | Cast(value, _):
+            found = loads_in(value)
+        case Binary(_, left, right):
+            found = [*loads_in(left), *loads_in(right)]
+        case Select(condition, yes, no):
+            found = [*loads_in(condition), *loads_in(yes), *loads_in(no)]
+        case _:
+            found = []
+    return list(dict.fromkeys(found))
 
 
 def map_shape(plan: Plan, step: Steps) -> MapShape:
@@ -209,7 +206,7 @@ def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
     if not plan.output.plain:
         return "scattered results", "results do not lie side by side"
     if program.atom.kind == "matrix":
-        m, n, k = (program.role(role) for role in "mnk")
+        n, k = program.role("n"), program.role("k")
         streamed, stationary = operands(plan)
         lying = [(streamed, k), (stationary, n), (stationary, k), (plan.output, n)]
         if n is None or k is None or not all(_walked(array, dim) for array, dim in lying):
