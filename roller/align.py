@@ -21,20 +21,26 @@ FINE_STEPS = 8  # multiples of the base step tried one by one before extents dou
 
 @dataclass(frozen=True, slots=True)
 class Multiple:
-    """Which extents a dimension may have at a level: multiples of `step`, at most `limit`."""
+    """Which extents a dimension may have at a level: multiples of `step`, at most `limit`.
+
+    `even`: construction may settle on any of them that cuts the dimension into equal parts, not only on those that growth goes
+    through: for machines of so many units that all of them work only if the parts come out even.
+    """
 
     step: int = 1
     limit: int | None = None
+    even: bool = False
 
 
 def atom_tile(nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], ...]) -> Tile:
     """The innermost tile of an atom: its extents where its roles lie, 1 elsewhere (rule 1).
 
-    A role that streams starts with the rows that take as long as loading the stationary block, a power of two.
+    A role that streams starts with the atom's own step; without one, with the rows that take as long as loading the stationary
+    block, a power of two.
     """
     roles = atom.extents
     rows = atom.startup_cycles / atom.row_cycles if atom.row_cycles else 1.0
-    streamed = 1 << max(0, math.ceil(math.log2(max(rows, 1.0))))
+    streamed = atom.stream_step or 1 << max(0, math.ceil(math.log2(max(rows, 1.0))))
     tile = [1] * len(nest.dims)
     for role, dim in mapping:
         extent = roles[role]
@@ -82,6 +88,20 @@ def aligned_extents(extent: int, inner: int, multiple: Multiple) -> Iterator[int
         count += 1 if count < FINE_STEPS else 2 ** (count.bit_length() - 3)
     if limit >= base:
         yield limit // base * base
+
+
+def even_extents(extent: int, inner: int, multiple: Multiple) -> list[int]:
+    """The extents that cut a dimension into equal parts, up to rounding to the inner tile's and the rule's step; rising."""
+    base = math.lcm(inner, multiple.step)
+    whole = -(-extent // base)
+    limit = whole if multiple.limit is None else min(whole, multiple.limit // base)
+    found, parts = [], 1
+    while parts <= whole:
+        size = -(-whole // parts)
+        if size <= limit:
+            found.append(size * base)
+        parts = -(-whole // (size - 1)) if size > 1 else whole + 1
+    return found[::-1]
 
 
 def next_aligned(extent: int, inner: int, current: int, multiple: Multiple) -> int | None:

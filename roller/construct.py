@@ -67,7 +67,7 @@ def construct(
     `constants` names inputs whose values are known when the kernel is built: panels of them cost nothing.
     """
     with _uncollected():
-        per_stage = [construct_stage(nests, spec, rules, parameters, top_k, constants) for nests in _nests(expr)]
+        per_stage = [construct_stage(nests, spec, rules, parameters, top_k, constants) for nests in _nests(expr, spec)]
     count = min(top_k, max(len(found) for found in per_stage))
     candidates = []
     for rank in range(count):
@@ -91,9 +91,9 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _nests(expr: TensorExpr) -> Iterator[tuple[Nest, ...]]:
+def _nests(expr: TensorExpr, spec: HardwareSpec) -> Iterator[tuple[Nest, ...]]:
     for stage in expr.stages:
-        yield variants(stage, expr.tensors)
+        yield variants(stage, expr.tensors, spec.spread)
 
 
 Rated = tuple[StageProgram, Estimate]
@@ -109,11 +109,13 @@ def construct_stage(
     constants: frozenset[str] = frozenset(),
 ) -> list[Rated]:
     """The best programs for one stage over its nest variants."""
-    found = searches(nests, spec, rules, parameters, constants)
+    found = [s for s in searches(nests, spec, rules, parameters, constants) if not _hopeless(s)]
     pool: dict[tuple[object, ...], _Pooled] = {}
 
     def rate(search: Search, program: StageProgram) -> float:
         rating = search.model.estimate(program)
+        if math.isinf(rating.seconds):
+            return rating.seconds
         order = rating.seconds, search.fit.touched_bytes(program.inner), program.tiles
         pool.setdefault((search.nest.dims, *program.key), (order, (program, rating)))
         return rating.seconds
@@ -127,15 +129,24 @@ def construct_stage(
         for choice in refined(begun.search, begun.program):
             rate(begun.search, choice)
     if not pool:
-        raise ConstructionError(
-            f"no tile of {nests[0].stage.name!r} fits {spec.device}:{spec.chip}", dict(found[0].refusals) if found else {}
-        )
+        refused = dict(found[0].refusals) if found else {"the device's own rules": 1}
+        raise ConstructionError(f"no tile of {nests[0].stage.name!r} fits {spec.device}:{spec.chip}", refused)
     for search, program in _worth_settling(found, sorted(pool.values(), key=lambda item: item[0])):
         settled = settle(search, program, STEPS)
         for choice in (*settled, *refined(search, settled[0])):
             rate(search, choice)
     ranked = sorted(pool.values(), key=lambda item: item[0])
     return diverse([rated for _, rated in ranked], top_k)
+
+
+def _hopeless(search: Search) -> bool:
+    """True if the device's own model has no time for what is as small as can be: it cannot compute so at all."""
+    if search.model.parameters.own_model is None:
+        return False
+    least = program_of(search, search.levels, (start(search),) * len(search.levels))
+    hopeless = math.isinf(search.model.estimate(least).seconds)
+    search.refusals["the device's own rules"] += hopeless
+    return hopeless
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def tile_multiples(spec: HardwareSpec, expr: TensorExpr, level: int) -> dict[str
         return {}
     steps: dict[str, int] = {}
     for stage in expr.stages:
-        for nest in variants(stage, expr.tensors):
+        for nest in variants(stage, expr.tensors, spec.spread):
             for position, dim in enumerate(nest.dims):
                 step = transaction_step(nest, place, position)
                 step = step if step <= dim.extent else 1

@@ -10,7 +10,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from roller.align import aligned_extents, allows_padding
+from roller.align import aligned_extents, allows_padding, even_extents
 from roller.nest import Access, Nest, Tile
 from roller.search import Search
 from roller.tile import padding_waste
@@ -169,6 +169,12 @@ def extents_at(search: Search, position: int, dim: int, inner: Tile) -> Iterator
     """The aligned extents of a dimension at a level around an inner tile, rising."""
     multiple = search.rules.multiple(search.levels[position], search.nest.dims[dim].name)
     return aligned_extents(search.nest.extents[dim], inner[dim], multiple)
+
+
+def even_at(search: Search, position: int, dim: int, inner: Tile) -> list[int]:
+    """The extents of a dimension at a level around an inner tile that cut it into equal parts, rising."""
+    multiple = search.rules.multiple(search.levels[position], search.nest.dims[dim].name)
+    return even_extents(search.nest.extents[dim], inner[dim], multiple)
 
 
 def _legal(search: Search, position: int, inner: Tile, tile: Tile) -> bool:

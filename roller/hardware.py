@@ -149,7 +149,8 @@ class ComputeAtom(_Model):
 
     `roles` gives extents of m, n, k ("stream": any extent, row by row); {} is a scalar. `gflops` is the whole chip's
     rate, which `flops_per_cycle_per_unit` x units x clock must reproduce. `row_cycles` is the time of one streamed
-    row, `startup_cycles` of loading one stationary block. `clock_ghz` and `chains` replace the chip's and the unit's.
+    row, `startup_cycles` of loading one stationary block, `stream_step` the rows that are best dealt with together. `clock_ghz` and
+    `chains` replace the chip's and the unit's.
     `operand_rows` is "k" where operands are read along the reduction only, "k_stored" where copies do not turn them either: only
     arrays that lie along the reduction are taken.
     """
@@ -165,6 +166,7 @@ class ComputeAtom(_Model):
     clock_ghz: Positive | None = None
     row_cycles: Positive | None = None
     startup_cycles: NonNegative = 0.0
+    stream_step: Count | None = None
     chains: Count | None = None
     operand_level: Name | None = None
     operand_rows: Literal["any", "k", "k_stored"] = "any"
@@ -234,6 +236,13 @@ class HardwareSpec(_Model):
     def outermost(self) -> MemoryLevel:
         """Level 0, where tensors start and end."""
         return self.levels[0]
+
+    @property
+    def spread(self) -> bool:
+        """True where arrays have no memory of their own but lie spread over the units' memories, in the order and the parts that a
+        program wants: what a unit needs is brought as boxes of them.
+        """
+        return self.outermost.carved_from is not None
 
     def level_index(self, name: str) -> int:
         """The position of a level, 0 outermost; KeyError where there is none."""

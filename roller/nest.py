@@ -175,8 +175,13 @@ def _multiplicands(node: Scalar, dtype: str) -> Iterable[Scalar]:
         yield node if node.dtype == dtype else Cast(node, dtype)
 
 
-def variants(stage: Stage, tensors: dict[str, Tensor]) -> tuple[Nest, ...]:
-    """The nests worth tiling: axes fused where all addresses stay linear, and fused further where staging can linearise."""
+def variants(stage: Stage, tensors: dict[str, Tensor], boxes: bool = False) -> tuple[Nest, ...]:
+    """The nests worth tiling: axes fused where all addresses stay linear, and fused further where staging can linearise.
+
+    `boxes`: only the one whose tiles are boxes of all arrays: axes are fused that walk neighbouring dimensions from end to end.
+    """
+    if boxes:
+        return (build(stage, tensors, False, False, boxes=True),)
     found: dict[tuple[Dim, ...], Nest] = {}
     for spatial, reduce in ((False, False), (True, False), (True, True)):
         nest = build(stage, tensors, spatial, reduce)
@@ -184,15 +189,15 @@ def variants(stage: Stage, tensors: dict[str, Tensor]) -> tuple[Nest, ...]:
     return tuple(found.values())
 
 
-def build(stage: Stage, tensors: dict[str, Tensor], spatial_stageable: bool, reduce_stageable: bool) -> Nest:
+def build(stage: Stage, tensors: dict[str, Tensor], spatial_stageable: bool, reduce_stageable: bool, boxes: bool = False) -> Nest:
     """The nest with axes of extent 1 dropped and neighbours fused; the flags let reused loads become non-linear there."""
     arrays = _arrays(stage, tensors)
     spatial = _order([a for a in stage.spatial if a.extent != 1], arrays[-1:])
     by_size = sorted((a for a in arrays if a[2] == "body"), key=lambda a: -sum(1 for x in stage.reduced if _step(a, x.name)))
     reduced = _order([a for a in stage.reduced if a.extent != 1], _linear_first(by_size, stage))
     reused = [_reused(stage, a) for a in arrays]
-    groups = _fuse(spatial, arrays, [spatial_stageable and r for r in reused])
-    groups += _fuse(reduced, arrays, [reduce_stageable and r for r in reused])
+    groups = _fuse(spatial, arrays, [spatial_stageable and r for r in reused], boxes)
+    groups += _fuse(reduced, arrays, [reduce_stageable and r for r in reused], boxes)
     dims = tuple(Dim(tuple(g)) for g in groups)
     return Nest(stage, dims, tuple(_access(a, dims) for a in arrays))
 
@@ -241,10 +246,11 @@ def _reused(stage: Stage, array: _Array) -> bool:
     return array[2] == "body" and any(x.extent > 1 and not _touches(array, x.name) for x in stage.spatial)
 
 
-def _fuse(axes: list[Axis], arrays: list[_Array], reusable: list[bool]) -> list[list[Axis]]:
+def _fuse(axes: list[Axis], arrays: list[_Array], reusable: list[bool], boxes: bool) -> list[list[Axis]]:
     groups: list[list[Axis]] = []
     for axis in axes:
-        if groups and _fusible(groups[-1][-1], axis, arrays, reusable):
+        last = groups[-1][-1] if groups else axis
+        if groups and _fusible(last, axis, arrays, reusable) and not (boxes and any(_apart(a, last, axis) for a in arrays)):
             groups[-1].append(axis)
         else:
             groups.append([axis])
@@ -260,6 +266,17 @@ def _fusible(outer: Axis, inner: Axis, arrays: list[_Array], reusable: list[bool
         if both != (True, True) or not (may_stage or (contiguous and not array[4])):
             return False
     return True
+
+
+def _apart(array: _Array, outer: Axis, inner: Axis) -> bool:
+    """True if an array depends on two axes that do not walk neighbouring dimensions of it alone and from end to end."""
+    if not _touches(array, outer.name) and not _touches(array, inner.name):
+        return False
+    walks = [place for place, index in enumerate(array[1]) if index == Affine.axis(outer.name)]
+    beside = [place for place in walks if array[1][place + 1 : place + 2] == (Affine.axis(inner.name),)]
+    shape = array[0].shape
+    whole = [place for place in beside if shape[place : place + 2] == (outer.extent, inner.extent)]
+    return len(whole) != 1
 
 
 def _access(array: _Array, dims: tuple[Dim, ...]) -> Access:

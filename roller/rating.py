@@ -49,7 +49,7 @@ def rate(
         raise ExpressionError(f"tiles of {len(given)} stages given, the fused operator has {len(expr.stages)}: {names}")
     parts = []
     for stage, wanted in zip(expr.stages, given, strict=True):
-        parts.append(_rated(variants(stage, expr.tensors), wanted, chip, rules, parameters))
+        parts.append(_rated(variants(stage, expr.tensors, chip.spread), wanted, chip, rules, parameters))
     return combine_estimates(parts)
 
 
@@ -114,7 +114,7 @@ def _programs(
     """The programs with these tiles: every atom and mapping, with the engine's choices of order and staging."""
     geometry = Geometry(nest)
     model, fit = Model(chip, parameters, geometry), Fit(chip, nest, geometry)
-    for atom, mapping in mappings(nest, rules.atoms):
+    for atom, mapping in mappings(nest, rules.atoms, chip.spread):
         search = Search(model, fit, rules, nest, atom, mapping)
         plain = whole_programs(search, [chain])
         yield from (p for p in plain if p.tiles == chain)

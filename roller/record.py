@@ -53,7 +53,7 @@ def _tuples(value: Any) -> Any:
 
 def _nest(dims: Any, stage: Stage, expr: TensorExpr) -> Nest:
     names = [list(members) for members in dims]
-    for nest in variants(stage, expr.tensors):
+    for nest in (*variants(stage, expr.tensors), *variants(stage, expr.tensors, boxes=True)):
         if [[axis.name for axis in dim.members] for dim in nest.dims] == names:
             return nest
     raise ValueError(f"no nest of {stage.name!r} has the dimensions {names}")

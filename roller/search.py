@@ -57,7 +57,7 @@ def searches(
     for nest in nests:
         model = Model(spec, parameters, Geometry(nest))
         fits = [Fit(spec, nest, model.geometry, cooperate=shared) for shared in _cooperation(nest, spec)]
-        for atom, mapping in mappings(nest, rules.atoms):
+        for atom, mapping in mappings(nest, rules.atoms, spec.spread):
             found += [Search(model, fit, rules, nest, atom, mapping, constants, refusals) for fit in fits]
     return found
 
@@ -75,12 +75,15 @@ def _cooperation(nest: Nest, spec: HardwareSpec) -> tuple[bool, ...]:
     return (False, True) if able else (False,)
 
 
-def mappings(nest: Nest, atoms: Iterable[ComputeAtom]) -> Iterator[tuple[ComputeAtom, tuple[tuple[str, int], ...]]]:
+def mappings(
+    nest: Nest, atoms: Iterable[ComputeAtom], spread: bool = False
+) -> Iterator[tuple[ComputeAtom, tuple[tuple[str, int], ...]]]:
     """Each atom with each way to lay its roles on dimensions.
 
     A matrix unit needs a sum of products: k is a reduce dimension of both factors, m one of the first only, n one of the
     second only (or the other way round). A vector lies on one dimension along which some array is contiguous, or any
-    if there is none; on a reduce dimension its lanes hold partial results. Types must match what the body computes in.
+    if there is none, or if arrays are `spread` over units; on a reduce dimension its lanes hold partial results. Types must
+    match what the body computes in.
     """
     atoms = tuple(atoms)
     for atom in atoms:
@@ -91,7 +94,7 @@ def mappings(nest: Nest, atoms: Iterable[ComputeAtom]) -> Iterator[tuple[Compute
             yield atom, ()
         else:
             role = next(iter(atom.roles))
-            yield from ((atom, ((role, dim),)) for dim in _vector_dims(nest))
+            yield from ((atom, ((role, dim),)) for dim in _vector_dims(nest, spread))
             if all(dim.extent <= 1 for dim in nest.dims):  # one point takes one slot of the vector
                 yield atom, ()
 
@@ -114,9 +117,13 @@ def unsuited(nest: Nest, atom: ComputeAtom, atoms: Iterable[ComputeAtom]) -> str
     return "wants a reduction that both factors run along"
 
 
-def _vector_dims(nest: Nest) -> list[int]:
-    """Dimensions for a vector: those along which some array lies side by side, and those that a panel or a box can lay so."""
+def _vector_dims(nest: Nest, spread: bool) -> list[int]:
+    """Dimensions for a vector: those along which some array lies side by side, and those that a panel or a box can lay so; any
+    where arrays are spread over units in whatever order.
+    """
     wide = [i for i, d in enumerate(nest.dims) if d.extent > 1]
+    if spread:
+        return wide
     contiguous = [i for i in wide if any(a.strides[i] == 1 for a in nest.accesses)]
     packed = [i for i in nest.spatial if i in wide and any(nest.stageable(f) and t[i] for f, t in enumerate(_touches(nest)))]
     boxed = [i for i in nest.spatial if i in wide and nest.reduce and any(a.guarded and a.strides[i] for a in nest.inputs)]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from roller.choice import clusters_of, recopied, split
-from roller.grow import extents_at
+from roller.grow import even_at, extents_at
 from roller.program import StageProgram
 from roller.search import Chain, Search, start
 
@@ -119,6 +119,8 @@ def _next(search: Search, tiles: Chain, position: int, dim: int, longer: bool, f
     """The next aligned extent of a dimension, or the one about twice or half as long; None beyond the last one."""
     inner, now = tiles[position + 1] if position + 1 < len(tiles) else start(search), tiles[position][dim]
     every = list(extents_at(search, position, dim, inner))
+    if not far and search.rules.multiple(search.levels[position], search.nest.dims[dim].name).even:
+        every = even_at(search, position, dim, inner)
     if longer:
         place = bisect_left(every, 2 * now) if far else bisect_right(every, now)
     else:

@@ -124,7 +124,8 @@ class ProgramSpace:
 
 def program_space(expr: TensorExpr, spec: HardwareSpec, rules: Rules, parameters: CostParameters) -> ProgramSpace:
     """The space that `construct` searches greedily, of a fused expression on a chip."""
-    return ProgramSpace(expr, tuple(StageSpace(searches(variants(s, expr.tensors), spec, rules, parameters)) for s in expr.stages))
+    nests = [variants(stage, expr.tensors, spec.spread) for stage in expr.stages]
+    return ProgramSpace(expr, tuple(StageSpace(searches(found, spec, rules, parameters)) for found in nests))
 
 
 def _inner_tiles(search: Search) -> Iterator[Tile]:

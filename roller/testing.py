@@ -260,8 +260,8 @@ def programs(draw: st.DrawFn, expr: TensorExpr, spec: HardwareSpec, staging: boo
 
     `staging` also draws panels; `dividing` only extents that divide the ones outside them.
     """
-    nests = variants(expr.stages[-1], expr.tensors)
-    choices = [(nest, atom, mapping) for nest in nests for atom, mapping in mappings(nest, spec.atoms)]
+    nests = variants(expr.stages[-1], expr.tensors, spec.spread)
+    choices = [(nest, atom, mapping) for nest in nests for atom, mapping in mappings(nest, spec.atoms, spec.spread)]
     nest, atom, mapping = draw(st.sampled_from(choices))
     levels = tiled_levels(spec)
     inner: Tile = atom_tile(nest, atom, mapping)

@@ -17,8 +17,8 @@ import numpy as np
 
 from roller.plugin import Estimate, HardwareSpec, StageProgram
 from roller_ipu_sim import cycles, work
+from roller_ipu_sim.heap import Memory, placed
 from roller_ipu_sim.machine import Machine, machine
-from roller_ipu_sim.memory import Memory, placed
 from roller_ipu_sim.plan import ArrayPlan, Plan, plan_of
 from roller_ipu_sim.windows import Traffic, traffic
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from roller.plugin import ELEMENT_BYTES, Binary, Cast, HardwareSpec, Load, Scalar, Select, Unary
 from roller_ipu_sim.cycles import AmpShape, MapShape
-from roller_ipu_sim.memory import Memory, Wish
+from roller_ipu_sim.heap import Memory, Wish
 from roller_ipu_sim.plan import GRAIN_BYTES, ArrayPlan, Plan
 from roller_ipu_sim.windows import Windows, dims_apart
 
@@ -277,3 +277,8 @@ def interleaved(plan: Plan, memory: Memory, start: int) -> bool:
     if plan.program.atom.kind != "matrix":
         return False
     return memory.addresses[f"in{operands(plan)[1].number}"] >= start
+
+
+def element_bytes(dtype: str) -> int:
+    """Bytes of an element."""
+    return ELEMENT_BYTES[dtype]
