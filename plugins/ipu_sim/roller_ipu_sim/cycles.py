@@ -144,7 +144,7 @@ def _zeroed(machine: Machine, unit: AmpType, shape: AmpShape) -> int:
     loops = shape.n_blocks * about.zero_n_block + (shape.n_blocks - 1) * about.zero_again + 1
     supervisor = machine.workers * about.zero_kept + shape.groups * loops + (shape.groups - 1) * about.zero_again + 1
     worker = _up(share, width) + about.zero_worker - about.zero_kept
-    return about.zero_entry + supervisor + machine.workers * worker * shape.groups * shape.n_blocks
+    return supervisor + machine.workers * worker * shape.groups * shape.n_blocks
 
 
 def mapped(machine: Machine, shape: MapShape) -> int:
