@@ -177,6 +177,7 @@ class Vector(_Model):
     several: Loops
     reducing: Loops  # over points; `vector` is for each set of results
     starts: Mapping[str, Cycles]
+    loop: Cycles  # more for a vector, where several operations are a compiled loop
     narrow_bytes: Count  # results that are stored one by one and have fewer
     narrow_store: Cycles  # … take so much more
     types: Annotated[Mapping[str, VectorType], AfterValidator(_some)]
