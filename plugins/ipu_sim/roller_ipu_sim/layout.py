@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -36,33 +36,51 @@ def unstored(tensor: TensorHome, array: Array) -> Array:
     return np.broadcast_to(array[coordinates(tensor)], tensor.shape).copy()
 
 
-def _pieces(placement: Placement) -> Iterator[tuple[tuple[slice, ...], int]]:
-    """The part of a box that a placement holds, as boxes in order, with the elements of each."""
-    shape, first, last = placement.shape, placement.first, placement.first + placement.elements
+Slices = tuple[slice, ...]
+
+
+def _boxes(start: Sequence[int], shape: Sequence[int], first: int, last: int) -> Iterator[Slices]:
+    """The elements from `first` to before `last` of a box, row-major, as boxes in order: at most two and one a dimension."""
+    whole = tuple(slice(s, s + e) for s, e in zip(start, shape, strict=True))
     if first == 0 and last == math.prod(shape):
-        yield tuple(slice(s, s + e) for s, e in zip(placement.start, shape, strict=True)), last
+        yield whole
+        return
+    if len(shape) == 1:
+        yield (slice(start[0] + first, start[0] + last),)
         return
     inner = math.prod(shape[1:])
-    for row in range(first // inner, -(-last // inner)):
-        begin, end = max(first - row * inner, 0), min(last - row * inner, inner)
-        place = placement.start[0] + row
-        if len(shape) == 1:
-            yield (slice(place, place + 1),), 1
-            continue
-        rest = placement.model_copy(update={"start": placement.start[1:], "shape": shape[1:], "first": begin, "count": end - begin})
-        for box, count in _pieces(rest):
-            yield (slice(place, place + 1), *box), count
+
+    def within(row: int, begin: int, end: int) -> Iterator[Slices]:
+        place = slice(start[0] + row, start[0] + row + 1)
+        return ((place, *rest) for rest in _boxes(start[1:], shape[1:], begin, end))
+
+    head, tail = -(-first // inner), last // inner  # rows from head to before tail are whole
+    if head > tail:
+        yield from within(tail, first - tail * inner, last - tail * inner)
+        return
+    if first < head * inner:
+        yield from within(head - 1, first - (head - 1) * inner, inner)
+    if head < tail:
+        yield (slice(start[0] + head, start[0] + tail), *whole[1:])
+    if last > tail * inner:
+        yield from within(tail, 0, last - tail * inner)
+
+
+def _held(placement: Placement) -> Iterator[Slices]:
+    """The boxes of the stored array that a placement holds."""
+    return _boxes(placement.start, placement.shape, placement.first, placement.first + placement.elements)
 
 
 def part(placement: Placement, array: Array) -> Array:
     """What of a stored array a placement holds, in the order in which it lies there."""
-    pieces = [array[box].reshape(-1) for box, _ in _pieces(placement)]
+    pieces = [array[box].reshape(-1) for box in _held(placement)]
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 def put_part(placement: Placement, array: Array, values: Array) -> None:
     """Write what a placement holds to its place in a stored array."""
     done = 0
-    for box, count in _pieces(placement):
-        array[box] = values[done : done + count].reshape(array[box].shape)
-        done += count
+    for box in _held(placement):
+        target = array[box]
+        target[...] = values[done : done + target.size].reshape(target.shape)
+        done += target.size
