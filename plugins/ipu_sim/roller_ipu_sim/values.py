@@ -108,7 +108,7 @@ def _operated(op: str, values: list[Array]) -> Array:
 
 
 def _whole(op: str, values: list[Array]) -> Array:
-    """Integers: they wrap around, and divide towards zero (by zero as by one)."""
+    """Integers: they wrap around, and divide towards zero (by zero to 0)."""
     if op in COMPARISON:
         return COMPARISON[op](*values)
     if op in ("floor", "ceil", "round"):
