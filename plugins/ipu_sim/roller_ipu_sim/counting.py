@@ -105,7 +105,7 @@ def _amp_shape(machine: Machine, buffers: Mapping[str, Buffer], vertex: Amp) -> 
         taps=vertex.taps,
         groups=vertex.groups,
         zero=vertex.zero,
-        interleaved=weights.address + vertex.w.offset * BYTES[weights.dtype] >= machine.interleaved_from,
+        interleaved=weights.address + vertex.w.offset * BYTES[weights.dtype] >= machine.memory.region0_bytes,
         conflict=any(one.start < other.stop and other.start < one.stop for one, other in pairs),
     )
 
@@ -118,9 +118,10 @@ def _elements(machine: Machine, buffers: Mapping[str, Buffer], box: Box) -> rang
 
 def _map_shape(vertex: Map) -> cycles.MapShape:
     kept = len(vertex.loops) - vertex.reduce
+    last = -(-vertex.loops[kept - 1] // vertex.vector) * vertex.vector if kept else 1  # vectors do not go on into the next row
     return cycles.MapShape(
         dtype=vertex.dtype,
-        outputs=math.prod(vertex.loops[:kept]),
+        outputs=math.prod(vertex.loops[: max(kept - 1, 0)]) * last,
         points=math.prod(vertex.loops[kept:]),
         vector=vertex.vector,
         loads=len(vertex.loads),

@@ -301,7 +301,7 @@ class _Counter:
         used = [set(self._elements(vertex, which)) for which in ("a", "w", "out")]
         return cycles.AmpShape(
             vertex.in_dtype, vertex.acc_dtype, runs, rows[-1] if rows else 1, vertex.k_blocks, vertex.n_blocks, vertex.taps,
-            vertex.groups, vertex.zero, self._first_byte(vertex.w) >= self._machine.interleaved_from,
+            vertex.groups, vertex.zero, self._first_byte(vertex.w) >= self._machine.memory.region0_bytes,
             len(set.union(*used)) < sum(len(elements) for elements in used),
         )  # fmt: skip
 
@@ -318,9 +318,12 @@ class _Counter:
 
 def _mapped(vertex: Map) -> cycles.MapShape:
     outputs = points = 1
+    kept = len(vertex.loops) - vertex.reduce
     for place, extent in enumerate(vertex.loops):
-        if place < len(vertex.loops) - vertex.reduce:
+        if place < kept - 1:
             outputs *= extent
+        elif place == kept - 1:
+            outputs *= math.ceil(extent / vertex.vector) * vertex.vector
         else:
             points *= extent
     ops = [node[0] for node in nodes(vertex.body) if node[0] not in LEAVES]

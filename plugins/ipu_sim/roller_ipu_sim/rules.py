@@ -95,9 +95,9 @@ class Rules:
                 f"{where}: the last loops are {columns.extent} columns and a grain of {grain.extent}; the matrix unit of "
                 f"{self._machine.chip} takes {unit.columns} and {unit.grain} in {vertex.in_dtype}; pad to multiples of them"
             )
-        steps = [(loop.a, loop.w, loop.out) for loop in (columns, grain)]
-        if steps != [(0, unit.grain, 1), (1, 1, 0)]:
-            raise ManifestError(f"{where}: steps of the unit's own loops are {steps}; weights lie densely by column, then grain")
+        if (grain.a, grain.w, columns.out) != (1, 1, 1):
+            steps = f"{grain.a} and {grain.w}, columns of the result {columns.out}"
+            raise ManifestError(f"{where}: a grain's elements are {steps} apart; let all three lie densely")
         for loop in vertex.loops:
             untouched = {"m": loop.w, "n": loop.a, "k": loop.out, "g": 0}[loop.role]
             if untouched:
@@ -123,10 +123,10 @@ class Rules:
         places = (("a", vertex.a), ("w", vertex.w), ("out", vertex.out))
         for which, place in places:
             address = self._bytes(place.buffer, place.offset)
-            wide = which == "w" and address >= self._machine.interleaved_from
+            wide = which == "w" and address >= self._machine.memory.region0_bytes
             unit = self._machine.amp.interleaved_load_bytes if wide else self._machine.amp.load_bytes
             size = BYTES[self._buffers[place.buffer].dtype]
-            steps = [getattr(loop, which) * size for loop in vertex.loops[:-2] if loop.extent > 1]
+            steps = [step * size for step in _steps(vertex, which)]
             wrong = next((byte for byte in (address, *steps) if byte % unit), None)
             if wrong is not None:
                 raise ManifestError(
@@ -230,6 +230,12 @@ class Rules:
         wrong = next((byte for byte in (self._bytes(name, offset), *steps) if byte % word), None)
         if wrong is not None:
             raise ManifestError(f"{where}: runs in buffer {name!r} lie or step at {wrong} bytes, no multiple of {word}; align them")
+
+
+def _steps(vertex: Amp, which: str) -> list[int]:
+    """How an operand is stepped, but for the dense steps inside one access of the matrix unit."""
+    inner = vertex.loops[-2 if which == "out" else -1]
+    return [getattr(loop, which) for loop in vertex.loops if loop is not inner and loop.extent > 1]
 
 
 def _span(read: tuple[str, int, tuple[int, ...]], loops: tuple[int, ...]) -> Box:
