@@ -105,7 +105,6 @@ class Taps(_Model):
     tap: Cycles
     block: Cycles
     wait: Cycles  # after the fastest worker
-    zero_entry: Cycles
     zero_n_block: Cycles
     zero_again: Cycles  # branch back, for each group of columns but the last
     zero_worker: Cycles
@@ -178,6 +177,7 @@ class Vector(_Model):
     several: Loops
     reducing: Loops  # over points; `vector` is for each set of results
     starts: Mapping[str, Cycles]
+    loop: Cycles  # more for a vector, where several operations are a compiled loop
     narrow_bytes: Count  # results that are stored one by one and have fewer
     narrow_store: Cycles  # … take so much more
     types: Annotated[Mapping[str, VectorType], AfterValidator(_some)]
@@ -207,7 +207,7 @@ class Layout(_Model):
 
 
 class Machine(_Model):
-    """One chip. Cycles are the tile's; workers issue in turn, so that a cycle of one worker is as many of the tile as it has workers."""
+    """One chip. Workers issue in turn, so that a cycle of one worker is as many cycles of its tile as that has workers."""
 
     chip: str
     tiles: Count
