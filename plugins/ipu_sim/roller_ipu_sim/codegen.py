@@ -20,7 +20,7 @@ def manifest_of(spec: HardwareSpec, program: RProgram, constants: frozenset[str]
     """The manifest of a program of one stage; `CodegenError` where tiles cannot run it."""
     chip = machine(spec)
     (stage,) = program.stages
-    plan = plan_of(stage, chip.tiles)
+    plan = plan_of(stage, chip)
     refused = ("indices", "an array's index is no sum of loops") if plan is None else work.refusal(plan, spec)
     if plan is None or refused is not None:
         raise CodegenError(f"{spec.device}:{spec.chip} cannot run this program: {refused[1] if refused else ''}")

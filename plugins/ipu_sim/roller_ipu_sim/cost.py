@@ -116,7 +116,7 @@ def _shared(array: ArrayPlan) -> Traffic:
     own = np.clip(array.elements - index * array.share, 0, array.share)
     words = own * array.element_bytes // WORD_BYTES
     holds = (own > 0).astype(np.int64)
-    kept = 1 if array.boxes == 1 else 0
+    kept = int(array.kept)
     total = array.elements * array.element_bytes // WORD_BYTES
     return Traffic(total - kept * words, words, array.holders - kept * holds + holds)
 
@@ -124,7 +124,7 @@ def _shared(array: ArrayPlan) -> Traffic:
 def estimate(spec: HardwareSpec, program: StageProgram) -> Estimate:
     """The prediction for a stage's program: simulated cycles over the clock. Infinite where the machine cannot run it so."""
     chip = machine(spec)
-    plan = plan_of(program, chip.tiles)
+    plan = plan_of(program, chip)
     if plan is None or work.refusal(plan, spec) is not None:
         return NEVER
     costing = Costing(plan, chip, spec)

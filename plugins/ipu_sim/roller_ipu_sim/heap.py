@@ -44,7 +44,7 @@ def placed(wishes: Sequence[Wish], machine: Machine) -> Memory:
     low, high = machine.reserved_bytes, start
     for wish in sorted(wishes, key=lambda w: (not w.interleaved, not w.apart)):
         pair = machine.memory.interleave * elements  # an element of the interleaved region
-        if not wish.interleaved:
+        if not (wish.interleaved and machine.placing.interleaved):
             at = _up(low, elements if wish.apart else WORD_BYTES)
             if at + wish.nbytes <= start:
                 addresses[wish.name], low = at, at + wish.nbytes

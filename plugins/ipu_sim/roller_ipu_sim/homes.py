@@ -53,7 +53,7 @@ def kept(array: ArrayPlan) -> Iterator[Placement]:
             continue
         for trips in box_trips(array):
             box = box_number(array, trips)
-            alone = array.in_place or array.boxes == 1
+            alone = array.in_place or array.kept
             at = box * array.elements + first if alone else box * array.share
             buffer = f"in{array.number}" if alone else f"home{array.number}"
             yield Placement(

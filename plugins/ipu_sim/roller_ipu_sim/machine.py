@@ -18,6 +18,7 @@ __all__ = [
     "Loops",
     "Machine",
     "Memory",
+    "Placing",
     "Reduce",
     "Supervisor",
     "Taps",
@@ -64,6 +65,13 @@ class Memory(_Model):
     interleave: Count  # elements that act as one in region 1
     load_bytes: Count  # a cycle
     store_bytes: Count  # a cycle
+
+
+class Placing(_Model):
+    """What programs make use of: choices, not properties of the chip."""
+
+    in_place: Flag  # parts of arrays lie from the beginning where tiles read them
+    interleaved: Flag  # weights lie in the interleaved region
 
 
 class Exchange(_Model):
@@ -216,6 +224,7 @@ class Machine(_Model):
     tile_bytes: Count
     reserved_bytes: Cycles  # of a tile: code, exchange tables, stacks; at the start of region 0
     memory: Memory
+    placing: Placing
     exchange: Exchange
     amp: Amp
     vector: Vector

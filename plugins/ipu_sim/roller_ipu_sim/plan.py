@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from roller.plugin import ELEMENT_BYTES, Access, Loop, Nest, StageProgram
+from roller_ipu_sim.machine import Machine
 
 GRAIN_BYTES = 8  # parts of a block, and rows of boxes, are multiples of it: the least that moves well
 
@@ -133,6 +134,7 @@ class ArrayPlan:
     grid: Grid
     nest: Nest
     tile: tuple[int, ...]  # the unit tile
+    placing: bool  # parts may lie in place from the beginning
 
     @property
     def element_bytes(self) -> int:
@@ -167,7 +169,12 @@ class ArrayPlan:
     @cached_property
     def in_place(self) -> bool:
         """True if every tile has what it needs from the beginning."""
-        return self.plain and self.sharers == 1
+        return self.placing and self.plain and self.sharers == 1
+
+    @cached_property
+    def kept(self) -> bool:
+        """True if a tile's share of the block lies in its box from the beginning, so that only the rest is brought."""
+        return self.placing and self.plain and self.boxes == 1
 
     @cached_property
     def boxes(self) -> int:
@@ -218,7 +225,7 @@ class ArrayPlan:
         return -(-self.elements // self.share)
 
 
-def array_plan(program: StageProgram, number: int, grid: Grid, last: int | None) -> ArrayPlan | None:
+def array_plan(program: StageProgram, number: int, grid: Grid, last: int | None, placing: bool) -> ArrayPlan | None:
     """Array `number` of the nest, stored with the dimension that walks `last` of the nest as its innermost one; None where an
     index is no sum of the nest's dimensions.
     """
@@ -233,7 +240,7 @@ def array_plan(program: StageProgram, number: int, grid: Grid, last: int | None)
     if box:
         grain = max(1, GRAIN_BYTES // ELEMENT_BYTES[access.tensor.dtype])
         box[-1] = -(-box[-1] // grain) * grain
-    return ArrayPlan(access, number, order, tuple(box), grid, nest, tile)
+    return ArrayPlan(access, number, order, tuple(box), grid, nest, tile, placing)
 
 
 def _dims(nest: Nest, access: Access) -> list[ArrayDim] | None:
@@ -295,11 +302,11 @@ class Plan:
         yield from self.extra
 
 
-def plan_of(program: StageProgram, most: int) -> Plan | None:
-    """The plan of a program on a chip with so many tiles; None where an array's index is more than tiles can be cut from."""
-    nest, grid = program.nest, grid_of(program, most)
+def plan_of(program: StageProgram, chip: Machine) -> Plan | None:
+    """The plan of a program on a chip; None where an array's index is more than tiles can be cut from."""
+    nest, grid = program.nest, grid_of(program, chip.tiles)
     first = len(nest.inputs)
-    found = [array_plan(program, n, grid, _last(program, n)) for n in range(len(nest.accesses))]
+    found = [array_plan(program, n, grid, _last(program, n), chip.placing.in_place) for n in range(len(nest.accesses))]
     arrays = [plan for plan in found if plan is not None]
     if len(arrays) != len(found):
         return None

@@ -27,7 +27,7 @@ def _flat(tile: int, buffer: str, offset: int, tiles: tuple[tuple[int, int, int]
 def _shares(array: ArrayPlan, trips: Trips) -> Iterator[Send]:
     grid, axes, name = array.grid, touched(array), f"in{array.number}"
     others = [axis for axis in range(len(grid.loops)) if axis not in axes]
-    alone = array.boxes == 1
+    alone = array.kept
     for coords in coordinates(grid):
         first = share_of(grid, coords, others) * array.share
         count = min(array.share, array.elements - first)

@@ -217,8 +217,10 @@ def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
         return "parts in turn", "parts of a reduction are for tiles side by side"
     if plan.parts > 1 and plan.extra:
         return "finished parts", "results that several tiles add up have no place to be finished with further arrays"
-    for array in plan.arrays:
+    for array in (*plan.arrays, plan.output):
         if array.plain:
+            if array.dims and array.box[-1] != array.dims[-1].reach(array.tile) and array.grid.last(array.dims[-1].terms[0][0]):
+                return "whole grains", f"rows of {array.access.tensor.name!r} are no whole number of 8 bytes"
             continue
         if not dims_apart(array):
             return "dimensions apart", f"one loop walks two dimensions of {array.access.tensor.name!r}"
@@ -247,7 +249,7 @@ def wishes(plan: Plan) -> list[Wish]:
         found.append(Wish(name, array.elements * size, apart, inter))
         if not array.plain:
             found.append(Wish(f"home{array.number}", _kept(array) * size))
-        elif array.boxes > 1:
+        elif not array.kept:
             found.append(Wish(f"home{array.number}", array.share * array.boxes * size))
     return found + _result_wishes(plan, matrix)
 
