@@ -20,9 +20,9 @@ def tile_multiples(spec: HardwareSpec, expr: TensorExpr, level: int) -> dict[str
 
     The innermost level follows the atom. A name that means several dimensions gets the least of their steps.
     """
-    place = spec.levels[level]
-    if not place.managed or level == tiled_levels(spec)[-1]:
+    if level == tiled_levels(spec)[-1] or not spec.levels[level].managed:
         return {}
+    place = spec.levels[level]
     steps: dict[str, int] = {}
     for stage in expr.stages:
         for nest in variants(stage, expr.tensors, spec.spread):

@@ -22,6 +22,7 @@ from roller.isolated import run_isolated
 from roller.kernel import Artifact, BuildOptions, KernelSource, Later, Runner
 from roller.narrow import narrowed
 from roller.nest import Access, Dim, Nest, Tile
+from roller.nest import variants as nests
 from roller.program import Loop, RProgram, StageProgram, Staging, copy_depth, staged_touches
 from roller.rates import CostParameters
 from roller.scalar import (
@@ -102,6 +103,7 @@ __all__ = [
     "list_specs",
     "load_spec",
     "narrowed",
+    "nests",
     "numpy_dtype",
     "ready",
     "run_isolated",

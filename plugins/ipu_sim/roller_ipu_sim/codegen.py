@@ -5,15 +5,37 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from roller.plugin import CodegenError, HardwareSpec, RProgram
+from roller.plugin import BuildOptions, CodegenError, HardwareSpec, KernelSource, RProgram
 from roller_ipu_sim import vertices, work
 from roller_ipu_sim.heap import Memory, placed
 from roller_ipu_sim.homes import Role, home, kept, results
 from roller_ipu_sim.machine import machine
-from roller_ipu_sim.manifest import Buffer, Fill, Manifest, Reduce, Ref, Step, VertexGroup, collection_paused
+from roller_ipu_sim.manifest import Buffer, Fill, Manifest, Reduce, Ref, Step, VertexGroup, collection_paused, to_json
 from roller_ipu_sim.places import Trips, box_number, tile_set
 from roller_ipu_sim.plan import ArrayPlan, Plan, plan_of
 from roller_ipu_sim.sends import brought, dealt
+from roller_ipu_sim.toolchain import LANGUAGE
+
+
+def generate(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> KernelSource:
+    """The manifest as JSON; `CodegenError` where tiles cannot run the program, or hold it."""
+    manifest = manifest_of(spec, program, frozenset(options.constants))
+    launch = {"inputs": [t.name for t in program.expr.inputs], "output": program.expr.output.name, "alignment": "element"}
+    return KernelSource(to_json(manifest), LANGUAGE, "main", launch)
+
+
+def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
+    """Why tiles cannot run a program, or hold it; None where they can."""
+    chip = machine(spec)
+    for stage in program.stages:
+        plan = plan_of(stage, chip)
+        refused = ("indices", "an array's index is no sum of loops") if plan is None else work.refusal(plan, spec)
+        if plan is None or refused is not None:
+            return refused
+        memory = placed(work.wishes(plan), chip)
+        if memory.excess:
+            return "tile memory", f"tile 0 would need {memory.needed} bytes, {memory.excess} more than it has"
+    return None
 
 
 def manifest_of(spec: HardwareSpec, program: RProgram, constants: frozenset[str] = frozenset()) -> Manifest:

@@ -11,7 +11,6 @@ from roller_ipu_sim.plan import ArrayPlan, Plan
 from roller_ipu_sim.windows import Interval, Windows
 from roller_ipu_sim.work import pieces
 
-
 Role = Literal["input", "constant", "output"]
 
 

@@ -106,9 +106,9 @@ def _amp(plan: Plan, trips: Trips, reduce: dict[int, int], first: bool) -> Amp:
 
 
 def _order(plan: Plan) -> list[int]:
-    """Spatial dimensions, that of the vector last, as loops of a map."""
-    lane = plan.program.lane
-    return [d for d in plan.nest.spatial if d != lane] + [d for d in plan.nest.spatial if d == lane]
+    """Spatial dimensions as loops of a map: that along which results lie side by side comes last."""
+    last = work.last_dim(plan)
+    return [d for d in plan.nest.spatial if d != last] + [d for d in plan.nest.spatial if d == last]
 
 
 def _mapped(plan: Plan, trips: Trips, tiles: TileSet, reduce: dict[int, int], first: bool) -> VertexGroup:

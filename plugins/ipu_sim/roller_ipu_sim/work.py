@@ -137,13 +137,25 @@ def loads_in(tree: Scalar) -> list[Load]:
     return list(dict.fromkeys(found))
 
 
+def last_dim(plan: Plan) -> int | None:
+    """The dimension along which results lie side by side; None for a single one."""
+    return plan.output.dims[-1].terms[0][0] if plan.output.dims else None
+
+
+def results_in_vectors(plan: Plan, vector: int) -> int:
+    """Results of a unit tile, rows in whole vectors."""
+    last, tile = last_dim(plan), plan.program.unit_tile
+    rows = math.prod([tile[d] for d in plan.nest.spatial if d != last])
+    return rows * (-(-tile[last] // vector) * vector if last is not None else 1)
+
+
 def map_shape(plan: Plan, step: Steps) -> MapShape:
     """The elementwise work, or reduction, of a tile in a step."""
     program, stage = plan.program, plan.nest.stage
     whole = not finishes(plan) and stage.epilogue is not None
     return MapShape(
         dtype=stage.body.dtype,
-        outputs=math.prod([program.unit_tile[d] for d in plan.nest.spatial]),
+        outputs=results_in_vectors(plan, program.width),
         points=math.prod(step.reduce.values()),
         vector=program.width,
         loads=len(loads_in(stage.body)),
@@ -173,10 +185,11 @@ def finishing(plan: Plan, spec: HardwareSpec) -> MapShape | None:
     if not finishes(plan):
         return None
     stage = plan.nest.stage
-    elements = pieces(plan).size if plan.parts > 1 else math.prod([plan.program.unit_tile[d] for d in plan.nest.spatial])
+    vector = widest(spec, stage.body.dtype)
+    elements = -(-pieces(plan).size // vector) * vector if plan.parts > 1 else results_in_vectors(plan, vector)
     ops = operations(stage.epilogue) if stage.epilogue is not None else ("cast",)
     loads = 1 + (len(loads_in(stage.epilogue)) if stage.epilogue is not None else 0)
-    return MapShape(stage.body.dtype, elements, 1, widest(spec, stage.body.dtype), loads, ops, 0, (), False)
+    return MapShape(stage.body.dtype, elements, 1, vector, loads, ops, 0, (), False)
 
 
 def widest(spec: HardwareSpec, dtype: str) -> int:

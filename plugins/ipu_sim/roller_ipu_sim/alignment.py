@@ -1,0 +1,30 @@
+"""Which extents tiles may have: rows that tiles exchange are whole grains of 8 bytes, and any number of equal parts will do."""
+
+from __future__ import annotations
+
+from roller.plugin import ELEMENT_BYTES, HardwareSpec, Multiple, Stage, TensorExpr, nests
+from roller_ipu_sim.plan import GRAIN_BYTES
+
+TILE_LEVEL = 1  # a tile's own memory
+
+
+def tile_multiples(spec: HardwareSpec, expr: TensorExpr, level: int) -> dict[str, Multiple]:
+    """The rule for every dimension of the expression's nests at a level; a name that means several gets the least step."""
+    if level != TILE_LEVEL:
+        return {}
+    steps: dict[str, int] = {}
+    for stage in expr.stages:
+        for name, step in _steps(spec, expr, stage).items():
+            steps[name] = min(step, steps.get(name, step))
+    return {name: Multiple(step, even=True) for name, step in steps.items()}
+
+
+def _steps(spec: HardwareSpec, expr: TensorExpr, stage: Stage) -> dict[str, int]:
+    """Elements of a grain along dimensions that come last in some array, 1 along others."""
+    found = {}
+    for nest in nests(stage, expr.tensors, spec.spread):
+        for place, dim in enumerate(nest.dims):
+            sizes = [ELEMENT_BYTES[a.tensor.dtype] for a in nest.accesses if a.strides[place] == 1]
+            step = max([GRAIN_BYTES // size for size in sizes], default=1)
+            found[dim.name] = max(1, step) if step <= dim.extent else 1
+    return found

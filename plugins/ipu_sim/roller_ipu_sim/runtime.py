@@ -1,0 +1,42 @@
+"""The simulator as the device: numbers computed on the host, cycles counted. There is no IPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from roller.plugin import Artifact, numpy_dtype
+from roller_ipu_sim.execute import execute
+from roller_ipu_sim.manifest import from_json
+from roller_ipu_sim.profile import Profile
+from roller_ipu_sim.toolchain import text_of
+
+Array = npt.NDArray[Any]
+
+
+class Simulator:
+    """A manifest that runs on the simulated machine."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self._artifact, self._manifest = artifact, from_json(text_of(artifact))
+        tensors = {t.name: t for t in self._manifest.tensors}
+        self._names = [n for n in artifact.launch["inputs"] if n not in artifact.constants]
+        self._constants = {
+            name: np.frombuffer(value, numpy_dtype(tensors[name].dtype))
+            for name, value in artifact.constants.items()
+            if name in tensors
+        }
+        self._profile: Profile | None = None
+
+    def run(self, inputs: tuple[Array, ...], out: Array) -> None:
+        """See `roller.kernel.Runner`."""
+        arrays = {**self._constants, **dict(zip(self._names, inputs, strict=True))}
+        wanted = {t.name: arrays[t.name].reshape(t.shape) for t in self._manifest.tensors if t.name in arrays}
+        found = execute(self._manifest, self._artifact.spec, wanted)
+        self._profile = found.profile
+        out[...] = found.outputs[self._artifact.launch["output"]].reshape(out.shape)
+
+    def close(self) -> None:
+        """Nothing is held."""
