@@ -143,7 +143,9 @@ def _hopeless(search: Search) -> bool:
     """True if the device's own model has no time for what is as small as can be: it cannot compute so at all."""
     if search.model.parameters.own_model is None:
         return False
-    least = program_of(search, search.levels, (start(search),) * len(search.levels))
+    inner = start(search)
+    aligned = tuple([next(iter(extents_at(search, 0, dim, inner)), extent) for dim, extent in enumerate(inner)])
+    least = program_of(search, search.levels, (aligned, *[inner] * (len(search.levels) - 1)))
     hopeless = math.isinf(search.model.estimate(least).seconds)
     search.refusals["the device's own rules"] += hopeless
     return hopeless

@@ -8,9 +8,9 @@ caller's process, and what may do that runs through `roller.isolated`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
@@ -147,10 +147,10 @@ class Device:
         default = defaults.cost_parameters(spec, expr)
         found: CostParameters = self._ask("roller_cost_parameters", CostParameters, default, spec=spec, expr=expr)
         own = self._hooks.roller_estimate.get_hookimpls()
-        return replace(found, own_model=partial(self._estimate, spec)) if own else found
+        return replace(found, own_model=OwnModel(self, spec)) if own else found
 
-    def _estimate(self, spec: HardwareSpec, program: StageProgram) -> Estimate | None:
-        """The device's own prediction for one stage's program."""
+    def estimate(self, spec: HardwareSpec, program: StageProgram) -> Estimate | None:
+        """The device's own prediction for one stage's program; None where it leaves that to the core's model."""
         found: Estimate | None = self._ask("roller_estimate", Estimate, None, spec=spec, program=program)
         return found
 
@@ -184,6 +184,18 @@ class Device:
     def _wrong(self, hook: str, wanted: str, found: object) -> HookError:
         given = "nothing" if found is None else f"a {type(found).__name__}"
         return HookError(f"plugin {self.name!r}: {hook} gave {given}, wanted: {wanted}", self.name, hook)
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """A device's own model of one chip."""
+
+    device: Device
+    spec: HardwareSpec
+
+    def __call__(self, program: StageProgram) -> Estimate | None:
+        """The prediction for one stage's program."""
+        return self.device.estimate(self.spec, program)
 
 
 class Contained:

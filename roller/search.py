@@ -88,7 +88,7 @@ def mappings(
     atoms = tuple(atoms)
     for atom in atoms:
         if atom.kind == "matrix":
-            yield from ((atom, m) for m in _matrix_mappings(nest, atom))
+            yield from ((atom, m) for m in _matrix_mappings(nest, atom, spread))
     for atom in atoms_for(nest.stage.body.dtype, atoms):
         if atom.kind == "scalar":
             yield atom, ()
@@ -152,7 +152,7 @@ def reads_whole(search: Search) -> bool:
     return all(a.strides[dim] == 1 and not a.guarded for a, dim in moving)
 
 
-def _matrix_mappings(nest: Nest, atom: ComputeAtom) -> Iterator[tuple[tuple[str, int], ...]]:
+def _matrix_mappings(nest: Nest, atom: ComputeAtom, spread: bool = False) -> Iterator[tuple[tuple[str, int], ...]]:
     if len(nest.factors) != 2 or nest.stage.body.dtype != atom.acc_dtype:
         return
     if any(operand_value(nest, operand, atom) is None for operand in range(2)):
@@ -162,8 +162,21 @@ def _matrix_mappings(nest: Nest, atom: ComputeAtom) -> Iterator[tuple[tuple[str,
         rows = [i for i in nest.spatial if left[i] and not right[i]]
         columns = [i for i in nest.spatial if right[i] and not left[i]]
         depth = [i for i in nest.reduce if left[i] and right[i]]
+        if spread:  # boxes are brought as they are: a block of an operand is one of an array
+            columns, depth = [[i for i in dims if _walks_alone(nest, i)] for dims in (columns, depth)]
         if depth:
             big = {"m": rows, "n": columns, "k": depth}
             found = tuple((r, max(big[r], key=lambda i: (nest.extents[i], i))) for r in atom.roles if big[r])
             if atom.operand_rows != "k_stored" or all(a.strides[dict(found)["k"]] == 1 for a in nest.inputs):
                 yield found
+
+
+def _walks_alone(nest: Nest, dim: int) -> bool:
+    """True if a dimension walks one of each array that depends on it, and nothing else does."""
+    axes = {a.name for a in nest.dims[dim].members}
+    for access in nest.accesses:
+        for index in access.index:
+            names = {name for name, _ in index.terms}
+            if names & axes and (len(names) > 1 or index.offset):
+                return False
+    return True

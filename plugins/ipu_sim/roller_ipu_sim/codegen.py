@@ -46,6 +46,8 @@ def manifest_of(spec: HardwareSpec, program: RProgram, constants: frozenset[str]
     refused = ("indices", "an array's index is no sum of loops") if plan is None else work.refusal(plan, spec)
     if plan is None or refused is not None:
         raise CodegenError(f"{spec.device}:{spec.chip} cannot run this program: {refused[1] if refused else ''}")
+    if not plan.output.elements or not plan.output.access.tensor.elements:
+        return Manifest(chip=spec.chip, tiles=chip.tiles, buffers=(), tensors=(), steps=())
     memory = placed(work.wishes(plan), chip)
     if memory.excess:
         raise CodegenError(

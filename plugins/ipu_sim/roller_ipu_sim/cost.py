@@ -39,7 +39,11 @@ class Costing:
         """Cycles by kind, all steps together."""
         outer = math.prod([lp.trips for lp in self.plan.grid.serial if lp.unit])
         inter = work.interleaved(self.plan, self.memory, self.machine.memory.region0_bytes)
-        found = {"compute": outer * sum(times * self._vertex(shape) for times, shape in work.vertices(self.plan, inter))}
+        found = {
+            "compute": self._nothing()
+            if self.plan.empty
+            else outer * sum(times * self._vertex(shape) for times, shape in work.vertices(self.plan, inter))
+        }
         found["exchange"] = sum(self._phases())
         if self.plan.parts > 1:
             found["exchange"] += outer * self._partial_phase()
@@ -50,6 +54,13 @@ class Costing:
 
     def _vertex(self, shape: cycles.AmpShape | cycles.MapShape) -> int:
         return cycles.amp(self.machine, shape) if isinstance(shape, cycles.AmpShape) else cycles.mapped(self.machine, shape)
+
+    def _nothing(self) -> int:
+        """Cycles of setting results to what an empty reduction gives."""
+        serial = math.prod([lp.trips for lp in self.plan.grid.serial if lp.unit])
+        finished = work.finishes(self.plan) or self.plan.parts > 1
+        dtype = self._acc if finished else self.plan.output.access.tensor.dtype
+        return serial * cycles.filled(self.machine, dtype, self.plan.output.elements)
 
     @property
     def _acc(self) -> str:

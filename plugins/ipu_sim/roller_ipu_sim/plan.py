@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from roller.plugin import ELEMENT_BYTES, Access, Loop, Nest, StageProgram
+from roller.plugin import ELEMENT_BYTES, Access, Load, Loop, Nest, StageProgram
 from roller_ipu_sim.machine import Machine
 
 GRAIN_BYTES = 8  # parts of a block, and rows of boxes, are multiples of it: the least that moves well
@@ -88,12 +88,12 @@ def grid_of(program: StageProgram, most: int) -> Grid:
     found: list[UnitLoop] = []
     left = most
     for lp in reversed(unit):
-        serial = -(-lp.trips // max(1, min(lp.trips, left)))
+        serial = max(1, -(-lp.trips // max(1, min(lp.trips, left))))
         parts = -(-lp.trips // serial)
         found.insert(0, UnitLoop(lp.dim, lp.trips, program.step(lp), parts, serial))
         left //= parts
     first = program.levels[0]
-    time = [SerialLoop(lp.dim, lp.trips, program.step(lp), False) for lp in program.loops if _in_time(lp, first)]
+    time = [SerialLoop(lp.dim, max(1, lp.trips), program.step(lp), False) for lp in program.loops if _in_time(lp, first)]
     return Grid(tuple(found), tuple(time))
 
 
@@ -256,6 +256,9 @@ def _dims(nest: Nest, access: Access) -> list[ArrayDim] | None:
             place += count
             continue
         index = access.index[place]
+        if access.tensor.shape[place] == 1 and not index.offset and not any(name in where for name, _ in index.terms):
+            place += 1  # a single row, which neither stores nor moves anything of its own
+            continue
         terms = [(where[name], c) for name, c in index.terms if name in where]
         if any(len(nest.dims[n].members) > 1 for (n, _), _ in terms):
             return None
@@ -298,8 +301,12 @@ class Plan:
     @property
     def arrays(self) -> Iterator[ArrayPlan]:
         """Everything that is brought to tiles."""
-        yield from self.inputs
-        yield from self.extra
+        yield from [a for a in (*self.inputs, *self.extra) if a.access.tensor.elements]
+
+    @cached_property
+    def empty(self) -> bool:
+        """True if the reduction has nothing to add up."""
+        return any(self.nest.extents[d] == 0 for d in self.nest.reduce)
 
 
 def plan_of(program: StageProgram, chip: Machine) -> Plan | None:
@@ -315,8 +322,12 @@ def plan_of(program: StageProgram, chip: Machine) -> Plan | None:
 
 
 def _last(program: StageProgram, number: int) -> int | None:
-    """The dimension along which the program's instructions read or write an array."""
-    access = program.nest.accesses[number]
+    """The dimension along which the program's instructions read or write an array. One that is only moved stays in its own order:
+    to move it is what the program is for.
+    """
+    access, stage = program.nest.accesses[number], program.nest.stage
+    if isinstance(stage.body, Load) and stage.epilogue is None and stage.reducer is None:
+        return None
     role = "k" if access.role == "body" else "n"
     wanted = program.role(role) if program.atom.kind == "matrix" else program.lane
     return wanted if wanted is not None and access.touches[wanted] else None

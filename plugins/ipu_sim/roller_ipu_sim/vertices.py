@@ -9,7 +9,7 @@ from typing import Any
 
 from roller.plugin import Accumulator, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary
 from roller_ipu_sim import work
-from roller_ipu_sim.manifest import Amp, AmpLoop, Map, Reduce, Ref, VertexGroup, View, tiles_in
+from roller_ipu_sim.manifest import Amp, AmpLoop, Fill, Map, Reduce, Ref, VertexGroup, View, tiles_in
 from roller_ipu_sim.places import TileSet, Trips, box_number, coordinates, number, position, tile_set
 from roller_ipu_sim.plan import ArrayPlan, Plan
 from roller_ipu_sim.work import finishes, loads_in, operands, pieces, whole_share
@@ -24,6 +24,9 @@ def base(array: ArrayPlan, trips: Trips) -> int:
 
 def computing(plan: Plan, trips: Trips) -> Iterator[VertexGroup]:
     """The vertices of one step: the same on all tiles, but for those at the end of a reduction that tiles cut."""
+    if plan.empty:
+        yield _identity(plan, trips)
+        return
     serial = plan.grid.serial
     first = all(not t or lp.unit for t, lp in zip(trips, serial, strict=True))
     for tiles, reduce in _classes(plan, trips):
@@ -31,6 +34,18 @@ def computing(plan: Plan, trips: Trips) -> Iterator[VertexGroup]:
             yield VertexGroup(tiles=tiles, vertex=_amp(plan, trips, reduce, first))
         elif all(reduce.values()) or first:
             yield _mapped(plan, trips, tiles, reduce, first)
+
+
+IDENTITY = {"sum": 0, "prod": 1, "max": "-inf", "min": "inf"}  # of floats; integers have their least and largest values
+
+
+def _identity(plan: Plan, trips: Trips) -> VertexGroup:
+    """What a reduction over nothing gives."""
+    finished = plan.parts > 1 or finishes(plan)
+    offset = 0 if finished else box_number(plan.output, trips) * plan.output.elements
+    value = IDENTITY[plan.nest.stage.reducer or "sum"]
+    to = Ref(buffer="acc" if finished else "out", offset=offset)
+    return VertexGroup(tiles=tile_set(plan.grid, {}), vertex=Fill(to=to, elements=plan.output.elements, value=value))
 
 
 def _classes(plan: Plan, trips: Trips) -> Iterator[tuple[TileSet, dict[int, int]]]:

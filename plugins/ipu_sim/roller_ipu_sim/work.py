@@ -167,7 +167,9 @@ def map_shape(plan: Plan, step: Steps) -> MapShape:
 
 
 def vertices(plan: Plan, interleaved: bool) -> Iterator[tuple[int, AmpShape | MapShape]]:
-    """The vertices that compute one unit tile, with how often each runs."""
+    """The vertices that compute one unit tile, with how often each runs; none where there is nothing to add up."""
+    if plan.empty:
+        return
     matrix = plan.program.atom.kind == "matrix"
     for step in steps_of(plan):
         yield step.times, amp_shape(plan, step, interleaved) if matrix else map_shape(plan, step)
@@ -224,6 +226,8 @@ def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
         lying = [(streamed, k), (stationary, n), (stationary, k), (plan.output, n)]
         if n is None or k is None or not all(_walked(array, dim) for array, dim in lying):
             return "matrix operands", "columns and the reduction must each walk a dimension of their arrays from end to end"
+    if program.lane is not None and not all(_beside(a, program.lane) for a in (*plan.arrays, plan.output)):
+        return "vectors", "what a vector takes does not lie side by side"
     if program.lane is not None and nest.dims[program.lane].is_reduce:
         return "vector along the reduction", "partial results in a vector's lanes are not added up"
     if any(lp.serial > 1 and nest.dims[lp.dim].is_reduce for lp in plan.grid.loops):
@@ -240,6 +244,11 @@ def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
         if array.dims and array.element_bytes < WORD_BYTES and not array.dims[-1].plain(nest.extents):
             return "exchange words", f"rows of {array.access.tensor.name!r} would not begin at words"
     return None
+
+
+def _beside(array: ArrayPlan, dim: int) -> bool:
+    """True if an array does not depend on a dimension, or lies along it."""
+    return not array.touches(dim) or array.step(dim) == 1
 
 
 def _walked(array: ArrayPlan, dim: int | None) -> bool:
@@ -289,7 +298,7 @@ def _result_wishes(plan: Plan, matrix: bool) -> list[Wish]:
 
 def interleaved(plan: Plan, memory: Memory, start: int) -> bool:
     """True if the weights lie in the interleaved region, which begins at an address."""
-    if plan.program.atom.kind != "matrix":
+    if plan.program.atom.kind != "matrix" or plan.empty:
         return False
     return memory.addresses[f"in{operands(plan)[1].number}"] >= start
 
