@@ -307,13 +307,14 @@ def test_every_constant_has_a_source_and_every_source_a_constant(name: str) -> N
 
 def test_memory_elements() -> None:
     made = chip()
-    assert made.interleaved_from == 212992 - 40960
-    assert made.elements(0, 1) == range(2, 3)  # code has 40 KiB, two elements and a half
-    assert made.elements(8191, 1) == range(2, 3) and made.elements(8191, 2) == range(2, 4)
+    assert made.interleaved_from == 13 * 16384
+    assert made.elements(0, 1) == range(0, 1)
+    assert made.elements(16383, 1) == range(0, 1) and made.elements(16383, 2) == range(0, 2)
     assert made.elements(made.interleaved_from - 1, 1) == range(12, 13)
     assert made.elements(made.interleaved_from, 32768) == range(13, 14)
     assert made.elements(made.interleaved_from + 32767, 2) == range(13, 15)
-    assert made.elements(made.data_bytes - 1, 1) == range(25, 26)
+    assert made.elements(made.tile_bytes - 1, 1) == range(25, 26)
+    assert made.elements(0, made.tile_bytes) == range(0, 26)
 
 
 def edited(**changes: Any) -> HardwareSpec:

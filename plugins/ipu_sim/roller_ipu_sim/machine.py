@@ -226,22 +226,21 @@ class Machine(_Model):
 
     @property
     def data_bytes(self) -> int:
-        """What a tile has for data; addresses of data run from 0 to here."""
+        """What a tile has for data: addresses from `reserved_bytes` to `tile_bytes`, counted from the tile's first byte."""
         return self.tile_bytes - self.reserved_bytes
 
     @property
     def interleaved_from(self) -> int:
-        """The first address of data in the interleaved region."""
-        return self.memory.region0_bytes - self.reserved_bytes
+        """The first address in the interleaved region."""
+        return self.memory.region0_bytes
 
     def elements(self, address: int, nbytes: int) -> range:
-        """The memory elements under some bytes of data, numbered from the first; an interleaved pair counts as one."""
+        """The memory elements under some bytes, numbered from the tile's first; an interleaved pair counts as one."""
         return range(self._element(address), self._element(address + max(nbytes, 1) - 1) + 1)
 
     def _element(self, address: int) -> int:
-        place, size = address + self.reserved_bytes, self.memory.element_bytes
-        inside = place - self.memory.region0_bytes
-        return place // size if inside < 0 else self.memory.region0_bytes // size + inside // (size * self.memory.interleave)
+        plain, size = self.memory.region0_bytes, self.memory.element_bytes
+        return address // size if address < plain else plain // size + (address - plain) // (size * self.memory.interleave)
 
     def amp_type(self, in_dtype: str, acc_dtype: str) -> AmpType:
         """The matrix unit for the element types; `CodegenError` where there is none."""
