@@ -44,7 +44,7 @@ def _identity(plan: Plan, trips: Trips) -> VertexGroup:
     finished = plan.parts > 1 or finishes(plan)
     offset = 0 if finished else box_number(plan.output, trips) * plan.output.elements
     value = IDENTITY[plan.nest.stage.reducer or "sum"]
-    to = Ref(buffer="acc" if finished else "out", offset=offset)
+    to = Ref(buffer=plan.buffer("acc" if finished else "out"), offset=offset)
     return VertexGroup(tiles=tile_set(plan.grid, {}), vertex=Fill(to=to, elements=plan.output.elements, value=value))
 
 
@@ -109,9 +109,9 @@ def _amp(plan: Plan, trips: Trips, reduce: dict[int, int], first: bool) -> Amp:
         in_dtype=atom.in_dtype,
         acc_dtype=atom.acc_dtype,
         zero=first,
-        a=Ref(buffer=f"in{a.number}", offset=base(a, trips) + a.begin),
-        w=Ref(buffer=f"in{w.number}", offset=base(w, trips) + w.begin),
-        out=Ref(buffer=target, offset=box_number(out, trips) * out.elements if target == "out" else 0),
+        a=Ref(buffer=a.box_buffer, offset=base(a, trips) + a.begin),
+        w=Ref(buffer=w.box_buffer, offset=base(w, trips) + w.begin),
+        out=Ref(buffer=plan.buffer(target), offset=box_number(out, trips) * out.elements if target == "out" else 0),
         loops=tuple(loops),
         k_blocks=shape.k_blocks,
         taps=shape.taps,
@@ -148,7 +148,7 @@ def _mapped(plan: Plan, trips: Trips, tiles: TileSet, reduce: dict[int, int], fi
         accumulate=not first and stage.reducer is not None,
         epilogue_loads=tuple(trees.late),
         epilogue=finished,
-        out=View(buffer=buffer, offset=offset, strides=tuple([out.step(d) for d in spatial])),
+        out=View(buffer=plan.buffer(buffer), offset=offset, strides=tuple([out.step(d) for d in spatial])),
     )
     return VertexGroup(tiles=tiles, vertex=vertex, origins=trees.origins(tiles))
 
@@ -195,7 +195,7 @@ class _Trees:
     def _view(self, load: Load, dims: list[int]) -> View:
         array = self.array_of(load)
         return View(
-            buffer=f"in{array.number}",
+            buffer=array.box_buffer,
             offset=base(array, self.trips) + array.begin,
             strides=tuple([array.step(d) for d in dims]),
         )
@@ -246,7 +246,7 @@ def finishing(plan: Plan, trips: Trips, vector: int) -> Iterator[VertexGroup]:
     steps = tuple([out.step(d) for d in spatial]) if dealt is None else (1,)
     epilogue = stage.epilogue if stage.epilogue is not None else Cast(Accumulator(stage.body.dtype), out.access.tensor.dtype)
     body = _shifted(trees.finished(epilogue))
-    views = (View(buffer=source, offset=0, strides=steps), *trees.late)
+    views = (View(buffer=plan.buffer(source), offset=0, strides=steps), *trees.late)
     at = box_number(out, trips) * size
     vertex = Map(
         dtype=stage.body.dtype,
@@ -254,7 +254,7 @@ def finishing(plan: Plan, trips: Trips, vector: int) -> Iterator[VertexGroup]:
         vector=vector,
         loads=views,
         body=body,
-        out=View(buffer="out", offset=at, strides=steps),
+        out=View(buffer=plan.buffer("out"), offset=at, strides=steps),
     )
     tiles = tile_set(plan.grid, {})
     yield VertexGroup(tiles=tiles, vertex=vertex, origins=trees.origins(tiles))
@@ -286,8 +286,8 @@ def adding(plan: Plan) -> Iterator[VertexGroup]:
             acc_dtype=plan.nest.stage.body.dtype,
             partials=plan.parts,
             outputs=outputs,
-            parts=Ref(buffer="parts", offset=0),
+            parts=Ref(buffer=plan.buffer("parts"), offset=0),
             step=dealt.size,
-            out=Ref(buffer=target, offset=0),
+            out=Ref(buffer=plan.buffer(target), offset=0),
         )
         yield VertexGroup(tiles=tile_set(grid, at), vertex=vertex)

@@ -264,43 +264,52 @@ def wishes(plan: Plan) -> list[Wish]:
     found = []
     for array in plan.arrays:
         apart, inter = matrix and array in plan.inputs, array.number == stationary
-        name, size = f"in{array.number}", array.element_bytes
-        if array.in_place:
-            found.append(Wish(name, array.elements * array.boxes * size, apart, inter))
+        size = array.element_bytes
+        if array.alias is not None:
             continue
-        found.append(Wish(name, array.elements * size, apart, inter))
-        if not array.plain:
-            found.append(Wish(f"home{array.number}", _kept(array) * size))
-        elif not array.kept:
-            found.append(Wish(f"home{array.number}", array.share * array.boxes * size))
+        if array.in_place:
+            found.append(Wish(array.box_buffer, array.elements * array.boxes * size, apart, inter, lasting=True))
+            continue
+        found.append(Wish(array.box_buffer, array.elements * size, apart, inter, lasting=array.kept))
+        if not array.kept:
+            found.append(Wish(array.home_buffer, kept_elements(array) * size, lasting=True))
     return found + _result_wishes(plan, matrix)
 
 
-def _kept(array: ArrayPlan) -> int:
-    """Elements that a tile keeps of an array that is no plain one, at most."""
+def kept_elements(array: ArrayPlan) -> int:
+    """Elements that a tile keeps of an array apart from its boxes, at most."""
+    if array.plain:
+        return array.share * array.boxes
     windows = Windows(array)
     return math.prod([max([i.high - i.low for i in windows.intervals(place)]) for place in range(len(array.dims))])
 
 
+def cleared_elements(array: ArrayPlan) -> int:
+    """Elements of the buffer in which a tile keeps its parts of an array."""
+    if array.in_place:
+        return array.elements * array.boxes
+    return array.elements if array.kept else kept_elements(array)
+
+
 def _result_wishes(plan: Plan, matrix: bool) -> list[Wish]:
     output, acc = plan.output, ELEMENT_BYTES[plan.nest.stage.body.dtype]
-    found = []
+    elements, found = output.elements, []
+    if plan.parts > 1 or finishes(plan):
+        found = [Wish(plan.buffer("acc"), output.elements * acc, matrix)]
     if plan.parts > 1:
         dealt = pieces(plan)
-        found = [Wish("acc", output.elements * acc, matrix), Wish("parts", plan.parts * dealt.size * acc)]
+        elements = dealt.size
+        found.append(Wish(plan.buffer("parts"), plan.parts * dealt.size * acc))
         if finishes(plan):
-            found.append(Wish("sum", dealt.size * acc))
-        return [*found, Wish("out", dealt.size * output.boxes * output.element_bytes)]
-    if finishes(plan):
-        found = [Wish("acc", output.elements * acc, matrix)]
-    return [*found, Wish("out", output.elements * output.boxes * output.element_bytes, matrix and not found)]
+            found.append(Wish(plan.buffer("sum"), dealt.size * acc))
+    return [*found, Wish(plan.buffer("out"), elements * output.boxes * output.element_bytes, matrix and not found, lasting=True)]
 
 
 def interleaved(plan: Plan, memory: Memory, start: int) -> bool:
     """True if the weights lie in the interleaved region, which begins at an address."""
     if plan.program.atom.kind != "matrix" or plan.empty:
         return False
-    return memory.addresses[f"in{operands(plan)[1].number}"] >= start
+    return memory.addresses[operands(plan)[1].box_buffer] >= start
 
 
 def element_bytes(dtype: str) -> int:
