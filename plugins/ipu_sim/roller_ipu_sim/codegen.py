@@ -11,8 +11,8 @@ from roller_ipu_sim import vertices, work
 from roller_ipu_sim.between import Move
 from roller_ipu_sim.heap import Memory
 from roller_ipu_sim.homes import home, kept, results
-from roller_ipu_sim.manifest import Buffer, Fill, Manifest, Reduce, Ref, Step, TensorHome, VertexGroup, collection_paused, to_json
-from roller_ipu_sim.places import Trips, box_number, tile_set
+from roller_ipu_sim.manifest import Buffer, Fill, Manifest, Ref, Step, TensorHome, VertexGroup, collection_paused, to_json
+from roller_ipu_sim.places import Trips, tile_set
 from roller_ipu_sim.plan import ArrayPlan, Plan
 from roller_ipu_sim.sends import brought, dealt
 from roller_ipu_sim.toolchain import LANGUAGE
@@ -139,16 +139,7 @@ def _completing(plan: Plan, spec: HardwareSpec, trips: Trips) -> Iterator[Step]:
     """Parts of results added up, and results finished."""
     if plan.parts > 1:
         yield Step(name=f"deal {trips}", exchange=tuple(dealt(plan)))
-        size = work.pieces(plan).size
-        at = 0 if work.finishes(plan) else box_number(plan.output, trips) * size
-        yield Step(name=f"add {trips}", compute=tuple([_moved(g, at) for g in vertices.adding(plan)]))
+        yield Step(name=f"add {trips}", compute=tuple(vertices.adding(plan, trips)))
     groups = tuple(vertices.finishing(plan, trips, work.widest(spec, plan.nest.stage.body.dtype)))
     if groups:
         yield Step(name=f"finish {trips}", compute=groups)
-
-
-def _moved(group: VertexGroup, offset: int) -> VertexGroup:
-    """The same vertex with its results further on."""
-    assert isinstance(group.vertex, Reduce)
-    out = Ref(buffer=group.vertex.out.buffer, offset=offset)
-    return group.model_copy(update={"vertex": group.vertex.model_copy(update={"out": out})})

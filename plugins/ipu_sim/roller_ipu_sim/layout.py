@@ -33,7 +33,7 @@ def stored(tensor: TensorHome, array: Array) -> Array:
 
 def unstored(tensor: TensorHome, array: Array) -> Array:
     """The tensor of a stored array."""
-    return np.broadcast_to(array[coordinates(tensor)], tensor.shape).copy()
+    return np.array(np.broadcast_to(array[coordinates(tensor)], tensor.shape))
 
 
 Slices = tuple[slice, ...]

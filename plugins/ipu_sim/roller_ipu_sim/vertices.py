@@ -237,27 +237,24 @@ def finishing(plan: Plan, trips: Trips, vector: int) -> Iterator[VertexGroup]:
     if not finishes(plan):
         return
     stage, out, tile = plan.nest.stage, plan.output, plan.program.unit_tile
-    dealt = pieces(plan) if plan.parts > 1 else None
-    spatial = _order(plan) if dealt is None else []
-    trees = _Trees(plan, trips, spatial if dealt is None else [])
-    source = "sum" if dealt is not None else "acc"
-    size = out.elements if dealt is None else dealt.size
-    extents = tuple([tile[d] for d in spatial]) if dealt is None else (dealt.size,)
-    steps = tuple([out.step(d) for d in spatial]) if dealt is None else (1,)
     epilogue = stage.epilogue if stage.epilogue is not None else Cast(Accumulator(stage.body.dtype), out.access.tensor.dtype)
-    body = _shifted(trees.finished(epilogue))
-    views = (View(buffer=plan.buffer(source), offset=0, strides=steps), *trees.late)
-    at = box_number(out, trips) * size
-    vertex = Map(
-        dtype=stage.body.dtype,
-        loops=extents,
-        vector=vector,
-        loads=views,
-        body=body,
-        out=View(buffer=plan.buffer("out"), offset=at, strides=steps),
-    )
-    tiles = tile_set(plan.grid, {})
-    yield VertexGroup(tiles=tiles, vertex=vertex, origins=trees.origins(tiles))
+    whole, spatial = tile_set(plan.grid, {}), _order(plan)
+    rows = [(whole, tuple([tile[d] for d in spatial]))] if plan.parts == 1 else [(t, (n,)) for t, n in holders(plan)]
+    dims, source = (spatial, "acc") if plan.parts == 1 else ([], "sum")
+    steps = tuple([out.step(d) for d in spatial]) if plan.parts == 1 else (1,)
+    at = box_number(out, trips) * (out.elements if plan.parts == 1 else pieces(plan).size)
+    for tiles, extents in rows:
+        trees = _Trees(plan, trips, dims)
+        body = _shifted(trees.finished(epilogue))
+        vertex = Map(
+            dtype=stage.body.dtype,
+            loops=extents,
+            vector=vector,
+            loads=(View(buffer=plan.buffer(source), offset=0, strides=steps), *trees.late),
+            body=body,
+            out=View(buffer=plan.buffer("out"), offset=at, strides=steps),
+        )
+        yield VertexGroup(tiles=tiles, vertex=vertex, origins=trees.origins(tiles))
 
 
 def _shifted(tree: Tree) -> Tree:
@@ -272,22 +269,28 @@ def _shifted(tree: Tree) -> Tree:
     return tuple([_shifted(part) if isinstance(part, tuple) else part for part in tree])
 
 
-def adding(plan: Plan) -> Iterator[VertexGroup]:
-    """Parts of results added up, by each tile its piece."""
+def holders(plan: Plan) -> Iterator[tuple[TileSet, int]]:
+    """The tiles that add up each piece of results, and its elements."""
     dealt, grid = pieces(plan), plan.grid
     axes = [axis for axis, lp in enumerate(grid.loops) if plan.nest.dims[lp.dim].is_reduce]
-    target = "sum" if finishes(plan) else "out"
     for piece in range(dealt.count):
         at, left = {}, piece
         for axis in reversed(axes):
             left, at[axis] = divmod(left, grid.loops[axis].parts)
-        outputs = min(dealt.size, dealt.elements - piece * dealt.size)
+        yield tile_set(grid, at), min(dealt.size, dealt.elements - piece * dealt.size)
+
+
+def adding(plan: Plan, trips: Trips) -> Iterator[VertexGroup]:
+    """Parts of results added up, by each tile its piece."""
+    size = pieces(plan).size
+    target, at = ("sum", 0) if finishes(plan) else ("out", box_number(plan.output, trips) * size)
+    for tiles, outputs in holders(plan):
         vertex = Reduce(
             acc_dtype=plan.nest.stage.body.dtype,
             partials=plan.parts,
             outputs=outputs,
             parts=Ref(buffer=plan.buffer("parts"), offset=0),
-            step=dealt.size,
-            out=Ref(buffer=plan.buffer(target), offset=0),
+            step=size,
+            out=Ref(buffer=plan.buffer(target), offset=at),
         )
-        yield VertexGroup(tiles=tile_set(grid, at), vertex=vertex)
+        yield VertexGroup(tiles=tiles, vertex=vertex)

@@ -14,6 +14,7 @@ from roller_ipu_sim.plan import GRAIN_BYTES, ArrayPlan, Plan
 from roller_ipu_sim.windows import Windows, dims_apart
 
 WORD_BYTES = 4  # of the exchange
+FOLDS = {"sum": "add", "max": "max", "min": "min", "prod": "mul"}
 TYPES = frozenset({"float32", "float16", "int32", "int16", "int8", "uint8", "bool"})  # of arrays and of what is computed
 
 
@@ -159,7 +160,7 @@ def map_shape(plan: Plan, step: Steps) -> MapShape:
         points=math.prod(step.reduce.values()),
         vector=program.width,
         loads=len(loads_in(stage.body)),
-        ops=operations(stage.body),
+        ops=operations(stage.body) + ((FOLDS[stage.reducer],) if stage.reducer is not None else ()),
         epilogue_loads=len(loads_in(stage.epilogue)) if whole and stage.epilogue is not None else 0,
         epilogue_ops=operations(stage.epilogue) if whole and stage.epilogue is not None else (),
         reduces=stage.reducer is not None,
