@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from roller.plugin import CodegenError
 from roller_ipu_sim.affine import total
@@ -34,8 +34,8 @@ using Exact = double;
 #endif
 """
 AMP_NOTE = """\
-  // In plain C++, so that any target of Poplar runs it. On an IPU poplin's convolution vertices do this on the AMP: {vertex}
-  // over the same blocks of 16 x {grain} weights, out channels outermost."""
+  // Plain C++, which runs on any target. On an IPU this is what poplin's vertices do on the AMP,
+  // from the same blocks of 16 x {grain} weights (output channels outermost): {vertex}."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Codelet:
 
     name: str
     fields: tuple[Field, ...]
-    origins: tuple[str, ...]
+    members: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,9 @@ class Codelets:
         key = (vertex.kind, body.text())
         if key not in self.known:
             number = self.counts[vertex.kind] = self.counts.get(vertex.kind, 0) + 1
-            self.known[key] = Codelet(f"{vertex.kind.capitalize()}{number}", body.fields, tuple(group.origins))
+            self.known[key] = Codelet(
+                f"{vertex.kind.capitalize()}{number}", body.fields, tuple(origin_member(n) for n in group.origins)
+            )
         codelet = self.known[key]
         return Use(codelet, tuple((f.name, f.buffer, f.low, f.high) for f in body.fields))
 
@@ -124,7 +126,14 @@ class _Body:
         """The class."""
         attribute = f"[[poplar::constraint({', '.join(self.constraints)})]] " if self.constraints else ""
         members = [f"  {f.declaration}" for f in self.fields] + [f"  int {origin_member(name)};" for name in self.origins]
-        head = [f"class {attribute}@ : public MultiVertex {{", "public:", *self.note, *members, "", "  bool compute(unsigned worker) {"]
+        head = [
+            f"class {attribute}@ : public MultiVertex {{",
+            "public:",
+            *self.note,
+            *members,
+            "",
+            "  bool compute(unsigned worker) {",
+        ]
         return "\n".join([*head, *self.lines, "    return true;", "  }", "};", ""])
 
     # --- pieces -------------------------------------------------------------------------------------------------------
@@ -188,7 +197,7 @@ class _Body:
     def loops(self, variables: Sequence[str], extents: Sequence[int], deal: Deal | None = None) -> Iterator[None]:
         """Loops around what follows, outermost first."""
         if deal is not None and deal.loop is None:
-            self.print("if (worker != 0) // the results share words of memory: they cannot be dealt out")
+            self.print("if (worker != 0) // one worker for all: others would store to the same words of memory")
             self.print("  return true;")
             deal = None
         if not variables:
@@ -214,7 +223,9 @@ class _Body:
         blocks = [n for n, lp in enumerate(loops[:-1]) if lp.role == "k"]
         deal = dealt(out, [n for n in results if loops[n].role == "m"] or results)
         self.constraints = [f'"elem(*{x}) != elem(*{y})"' for x, y in self._different("a", "w", "out")]
-        nx1 = f"poplin::ConvPartialnx1, taps {' x '.join(map(str, vertex.taps))}," if vertex.taps else "poplin::ConvPartial1x1Out"
+        nx1 = (
+            f"poplin::ConvPartialnx1 with taps {' x '.join(map(str, vertex.taps))}" if vertex.taps else "poplin::ConvPartial1x1Out"
+        )
         self.note = AMP_NOTE.format(vertex=nx1, grain=extents[-1]).splitlines()
         place = Deal(None if deal.loop is None else results.index(deal.loop), deal.chunk)
         with self.loops([names[n] for n in results], [extents[n] for n in results], place):
@@ -239,12 +250,10 @@ class _Body:
         names = [f"i{number}" for number in range(len(vertex.loops))]
         views = [(f"x{n}", view, vertex.loops) for n, view in enumerate(vertex.loads)]
         views += [(f"e{n}", view, vertex.loops) for n, view in enumerate(vertex.epilogue_loads)]
-        loads = {
-            name: self.access(name, view, extents[: len(view.strides)], view.strides) for name, view, extents in views
-        }
+        loads = {name: self.access(name, view, extents[: len(view.strides)], view.strides) for name, view, extents in views}
         out = self.access("out", vertex.out, vertex.loops[:kept], vertex.out.strides, reads=vertex.accumulate, writes=True)
         self.touch(*loads.values(), out)
-        index = lambda node: self._index(node, names, vertex.loops)  # noqa: E731
+        index = partial(self._index, names, vertex.loops)
         body = Printer(lambda n: self.read(loads[f"x{n}"], names[: len(loads[f"x{n}"].strides)]), index)
         value, dtype = body.value(vertex.body)
         with self.loops(names[:kept], vertex.loops[:kept], dealt(out, range(kept))):
@@ -271,7 +280,7 @@ class _Body:
         for line in [*printer.statements, *more]:
             self.print(line)
 
-    def _index(self, node: Node, names: Sequence[str], loops: Sequence[int]) -> str:
+    def _index(self, names: Sequence[str], loops: Sequence[int], node: Node) -> str:
         _, loop, scale, origin = node
         if origin is not None and origin not in self.origins:
             raise CodegenError(f"a tree uses the origin {origin!r}, which its group of vertices does not have")
@@ -285,7 +294,6 @@ class _Body:
         out = self.access("out", vertex.out, (vertex.outputs,), (1,), reads=False, writes=True)
         self.touch(parts, out)
         with self.loops(["i"], [vertex.outputs], dealt(out, [0])):
-            value, used = converted(self.read(parts, ["i", "0"])[0].replace(" * 0", " * 0"), parts_type, acc)
             self.print(f"{ELEMENT_TYPES[acc]} sum = {identity('sum', acc)};")
             with self.loop("p", vertex.partials):
                 value, used = converted(self.read(parts, ["i", "p"])[0], parts_type, acc)

@@ -128,11 +128,11 @@ def _apart(out: Access, loop: int, per_word: int) -> bool:
     """True if different indices of the loop lie in different words: its blocks start at words and do not interleave."""
     if per_word == 1:
         return True
-    walked = sorted((s, e, n) for n, (e, s) in enumerate(zip(out.extents, out.strides, strict=True)) if e > 1)
+    walked = sorted((s, e) for e, s in zip(out.extents, out.strides, strict=True) if e > 1 and s)
     reach = 0
-    for stride, extent, _ in walked:
+    for stride, extent in walked:
         if stride <= reach:
             return False
         reach += stride * (extent - 1)
-    outer = [stride for stride, _, _ in walked if stride >= out.strides[loop]]
+    outer = [stride for stride, _ in walked if stride >= out.strides[loop]]
     return not any(value % per_word for value in (*outer, out.offset))

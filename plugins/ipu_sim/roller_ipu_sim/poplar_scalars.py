@@ -151,7 +151,7 @@ def constant(value: Number | bool, dtype: str) -> str:
         return "true" if given else "false"
     if dtype not in FLOATS:
         held = int(np.asarray(int(given)).astype(np.int64).astype(dtype))
-        return "(-2147483647 - 1)" if held == -(2**31) else str(held) if dtype == "int32" else f"{name}({held})"
+        return "(-2147483647 - 1)" if held == -(2**31) else str(held) if dtype == "int32" else f"static_cast<{name}>({held})"
     if math.isnan(given):
         text = "std::numeric_limits<float>::quiet_NaN()"
     elif math.isinf(given):
