@@ -1,1 +1,1 @@
-"""Simulated Graphcore IPUs: programs as a manifest of supersteps, a simulator that computes and counts its cycles. No IPU is used."""
+"""Simulated Graphcore IPUs: programs as a manifest of supersteps, a simulator that computes and counts cycles. No IPU is used."""

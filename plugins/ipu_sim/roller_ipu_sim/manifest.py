@@ -70,7 +70,10 @@ TileSet = Annotated[tuple[tuple[Count, Extent, Extent], ...], Field(min_length=1
 # A stored coordinate: (i[dim] // divisor) % modulus, without modulus where that is None.
 Digit = tuple[Count, Extent, Extent | None]
 # JSON has no infinities; text stands for them.
-Number = int | Annotated[float, Field(allow_inf_nan=False)] | Literal["inf", "-inf", "nan"]
+Number = Annotated[
+    int | Annotated[float, Field(allow_inf_nan=False)] | Literal["inf", "-inf", "nan"],
+    BeforeValidator(lambda value: str(value) if isinstance(value, float) and not math.isfinite(value) else value),
+]
 
 
 class ManifestError(KernelError):
