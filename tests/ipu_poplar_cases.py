@@ -8,12 +8,40 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
+
+from roller.plugin import DeviceUnavailableError
+from roller_ipu_sim.host_check import cxx
 from roller_ipu_sim.manifest import BYTES, Manifest
 
 Array = npt.NDArray[Any]
 Json = dict[str, Any]
 
+EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+
 FIRST_ADDRESS = 65536
+
+
+def compiler_missing() -> str:
+    try:
+        cxx()
+    except DeviceUnavailableError as error:
+        return str(error)
+    return ""
+
+
+needs_compiler = pytest.mark.skipif(bool(compiler_missing()), reason=compiler_missing() or "there is a compiler")
+
+
+def same(got: Array, expected: Array, loose: bool = False) -> None:
+    """Equal, bit patterns of NaN aside; `loose`: up to one unit in the last place."""
+    assert got.dtype == expected.dtype and got.shape == expected.shape
+    if expected.dtype.name in EPSILON:
+        with np.errstate(invalid="ignore"):  # NumPy warns of NaNs that signal
+            there, wanted = got.astype(np.float64), expected.astype(np.float64)
+        np.testing.assert_allclose(there, wanted, rtol=EPSILON[expected.dtype.name] if loose else 0, atol=0)
+    else:
+        np.testing.assert_array_equal(got, expected)
 
 
 @dataclass(frozen=True)
@@ -203,3 +231,79 @@ def product(rng: np.random.Generator, m: int, blocks: int, in_dtype: str, acc: s
     steps = [{"name": "spread", "exchange": [send(0, "a0", tiles, "a", m * k)]}, compute("multiply", tiles, vertex)]
     expected = (a.astype(np.float64) @ w.astype(np.float64)).astype(acc)
     return Case(manifest(2, held, tensors, steps), {"a": a, "w": w}, {"c": expected})
+
+
+def convolution(rng: np.random.Generator, acc: str = "float32") -> Case:
+    """Three by three taps over padded 8 × 7 images of 16 channels to 6 × 5 × 32, as runs of rows, one group after the other."""
+    x, w = rng.integers(-3, 4, (2, 8, 7, 16)).astype(np.float16), rng.integers(-3, 4, (2, 3, 3, 2, 16, 16)).astype(np.float16)
+    here = [[3, 1, 1]]
+    held = buffers(1, x=("float16", x.size, here), w=("float16", w.size, here), y=(acc, 2 * 30 * 32, here))
+    vertex = {
+        "kind": "amp", "in_dtype": "float16", "acc_dtype": acc, "zero": True, "a": ref("x"), "w": ref("w"), "out": ref("y"),
+        "loops": [
+            {"role": "g", "extent": 2, "a": 896, "w": 4608, "out": 960},
+            {"role": "n", "extent": 2, "a": 0, "w": 256, "out": 16},
+            {"role": "k", "extent": 3, "a": 112, "w": 1536, "out": 0},
+            {"role": "k", "extent": 3, "a": 16, "w": 512, "out": 0},
+            {"role": "m", "extent": 6, "a": 112, "w": 0, "out": 160},
+            {"role": "m", "extent": 5, "a": 16, "w": 0, "out": 32},
+            {"role": "n", "extent": 16, "a": 0, "w": 16, "out": 1},
+            {"role": "k", "extent": 16, "a": 1, "w": 1, "out": 0},
+        ],
+        "k_blocks": 1, "taps": [3, 3], "n_blocks": 2, "groups": 2,
+    }  # fmt: skip
+    tensors = [
+        plain("x", "float16", "input", x.shape, [place(3, "x", [0] * 4, x.shape)]),
+        plain("w", "float16", "constant", w.shape, [place(3, "w", [0] * 6, w.shape)]),
+        plain("y", acc, "output", (2, 6, 5, 32), [place(3, "y", [0] * 4, (2, 6, 5, 32))]),
+    ]
+    windows = np.lib.stride_tricks.sliding_window_view(x.astype(np.float64), (3, 3), axis=(1, 2))
+    expected = np.einsum("gyxcij,gijnoc->gyxno", windows, w.astype(np.float64)).reshape(2, 6, 5, 32).astype(acc)
+    return Case(manifest(4, held, tensors, [compute("convolve", here, vertex)]), {"x": x, "w": w}, {"y": expected})
+
+
+def odds(rng: np.random.Generator) -> Case:
+    """What is left: a fill, a fold that goes on from it over a row read backwards, work in place, an epilogue that loads, a copy,
+    partial sums added where they lie, products and least elements, and results of two bytes in rows of five.
+    """
+    x, e = rng.integers(-5, 6, (8, 3)).astype(np.float32), rng.integers(-5, 6, (8,)).astype(np.int32)
+    here = [[0, 1, 1]]
+    held = buffers(
+        7, x=("float32", 24, here), e=("int32", 8, here), s=("float32", 8, here), y=("float32", 9, here), z=("float32", 8, here),
+        p=("float32", 8, here), h=("float16", 40, here),
+    )  # fmt: skip
+
+    def folding(reducer: str, out: Json, **more: Any) -> Json:
+        loads = [view("x", 3, -1, offset=2)]
+        common = {"kind": "map", "dtype": "float32", "loops": [8, 3], "reduce": 1, "loads": loads, "body": ["load", 0]}
+        return {**common, "reducer": reducer, "out": out, **more}
+
+    scaled = {"kind": "map", "dtype": "float32", "loops": [8], "loads": [view("s", 1)], "out": view("s", 1)}
+    doubled = ["add", ["cast", "float16", ["load", 0]], ["cast", "float16", ["index", 1, 2, None]]]
+    rows = {"kind": "map", "dtype": "float16", "loops": [8, 5], "loads": [view("y", 1, 0, offset=1)], "out": view("h", 5, 1)}
+    halves = {"kind": "reduce", "acc_dtype": "float32", "partials": 2, "outputs": 4, "parts": ref("z"), "step": 4, "out": ref("z")}
+    steps = [
+        compute("fill", here, {"kind": "fill", "to": ref("s"), "elements": 8, "value": 2.5}),
+        compute("go on", here, folding("sum", view("s", 1), accumulate=True)),
+        compute("in place", here, {**scaled, "body": ["mul", ["load", 0], ["const", 3.0, "float32"]]}),
+        compute("epilogue", here, folding("min", view("y", 1, offset=1), epilogue_loads=[view("s", 1), view("e", 1)],
+                epilogue=["add", ["sub", ["result"], ["load", 0]], ["cast", "float32", ["load", 1]]])),
+        compute("copy", here, {"kind": "copy", "from": ref("y", 1), "to": ref("z"), "elements": 8}),
+        compute("products", here, folding("prod", view("p", 1))),
+        compute("halves", here, halves),
+        compute("rows", here, {**rows, "body": doubled}),
+    ]  # fmt: skip
+    for buffer in held:
+        buffer["live"] = [0, len(steps) - 1]
+    tensors = [
+        plain("x", "float32", "input", (8, 3), [place(0, "x", [0, 0], [8, 3])]),
+        plain("e", "int32", "input", (8,), [place(0, "e", [0], [8])]),
+        plain("z", "float32", "output", (8,), [place(0, "z", [0], [8])]),
+        plain("p", "float32", "output", (8,), [place(0, "p", [0], [8])]),
+        plain("h", "float16", "output", (8, 5), [place(0, "h", [0, 0], [8, 5])]),
+    ]
+    y = x.min(1) - (2.5 + x.sum(1)) * 3 + e
+    z = np.concatenate([y[:4] + y[4:], y[4:]]).astype(np.float32)
+    h = y[:, None].astype(np.float16) + (2 * np.arange(5)).astype(np.float16)
+    expected = {"z": z, "p": x[:, ::-1].prod(1), "h": h}
+    return Case(manifest(1, held, tensors, steps), {"x": x, "e": e}, expected)

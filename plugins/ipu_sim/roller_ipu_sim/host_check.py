@@ -5,6 +5,7 @@ This checks the numbers of both texts and what the stand-ins refuse (`stubs/popl
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -58,7 +59,7 @@ def run_on_host(manifest: Manifest, inputs: Mapping[str, Array], program: Poplar
 def _fitting(inputs: Mapping[str, Array], name: str, shape: tuple[int, ...], dtype: str) -> Array:
     if name not in inputs:
         raise LaunchError(f"no array for {name!r} was given")
-    if inputs[name].dtype != numpy_dtype(dtype) or inputs[name].shape != shape:
+    if inputs[name].dtype != numpy_dtype(dtype) or inputs[name].size != math.prod(shape):
         raise LaunchError(f"{name}: {inputs[name].dtype} {inputs[name].shape} given, {dtype} {shape} wanted")
     return np.ascontiguousarray(inputs[name])
 
@@ -79,8 +80,8 @@ def _registry(program: PoplarProgram) -> str:
     lines = ['#include "codelets.cpp"', "#include <roller_registry.hpp>", "", "namespace stub = poplar::stub;", ""]
     for codelet in program.classes:
         name = codelet.name
-        fields = [f'stub::view("{f.name}", &{name}::{f.name})' for f in codelet.fields]
-        fields += [f'stub::value("{member}", &{name}::{member})' for member in codelet.members]
+        fields = [f'stub::view<&{name}::{f.name}>("{f.name}")' for f in codelet.fields]
+        fields += [f'stub::value<&{name}::{member}>("{member}")' for member in codelet.members]
         lines.append(
             f'[[maybe_unused]] static const bool enlisted{name} = stub::enlist<{name}>("{name}", {{{", ".join(fields)}}});'
         )

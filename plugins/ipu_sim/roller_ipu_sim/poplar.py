@@ -17,11 +17,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from roller_ipu_sim.affine import Nest, Row, nests, total
-from roller_ipu_sim.manifest import BYTES, Manifest, Send, Step, TensorHome, TileSet, VertexGroup, tiles_in
+from roller_ipu_sim.counting import vertex_cycles
+from roller_ipu_sim.machine import Machine
+from roller_ipu_sim.manifest import BYTES, Manifest, Send, Step, TensorHome, TileSet, Vertex, VertexGroup, tiles_in
 from roller_ipu_sim.poplar_codelets import Codelet, Codelets, Use, origin_member
 
 __all__ = ["PoplarProgram", "generate", "host_files"]
@@ -31,7 +33,7 @@ TYPES = {
     "uint8": "UNSIGNED_CHAR", "bool": "BOOL",
 }  # fmt: skip
 HEAD = """\
-// Host program of {chip}, {tiles} tiles, for Poplar SDK 3.x. Made by roller; codelets.cpp belongs to it. Never compiled with the SDK.
+// Host program for {chip}, {tiles} tiles, Poplar SDK 3.x. Made by roller, never compiled with the SDK; codelets.cpp belongs to it.
 // Reads and writes arrays in the folder that its first argument names: {files}.
 """
 
@@ -45,15 +47,15 @@ class PoplarProgram:
     classes: tuple[Codelet, ...]
 
 
-def generate(
-    manifest: Manifest, cycles: Callable[[VertexGroup], int] | None = None, interleaved_from: int | None = None
-) -> PoplarProgram:
+def generate(manifest: Manifest, machine: Machine | None = None) -> PoplarProgram:
     """The program of a manifest that has been checked.
 
-    `cycles`: simulated cycles of a group's vertex on one tile, which Poplar's model takes as estimates (None: no estimates).
-    `interleaved_from`: the first address of a tile's interleaved memory; operands that lie there are asked for in such memory.
+    With a machine vertices carry its simulated cycles as estimates, which Poplar's own model adds up, and operands that lie in its
+    interleaved memory are asked for in such memory.
     """
-    codelets = Codelets({b.name: b for b in manifest.buffers}, interleaved_from)
+    buffers = {b.name: b for b in manifest.buffers}
+    codelets = Codelets(buffers, None if machine is None else machine.memory.region0_bytes)
+    cycles = None if machine is None else partial(vertex_cycles, machine, buffers)
     host = _Host(manifest, codelets, cycles)
     return PoplarProgram(host.text(), codelets.text(), tuple(codelets.known.values()))
 
@@ -100,7 +102,7 @@ class _Host:
 
     manifest: Manifest
     codelets: Codelets
-    cycles: Callable[[VertexGroup], int] | None
+    cycles: Callable[[Vertex], int] | None
     lines: list[str] = field(default_factory=list)
     indent: int = 1
     tables: int = 0
@@ -173,7 +175,7 @@ class _Host:
                 self.print(f'graph.setInitialValue(vertex["{origin_member(name)}"], int({value}));')
             self.print("graph.setTileMapping(vertex, tile);")
             if self.cycles is not None:
-                self.print(f"graph.setPerfEstimate(vertex, {self.cycles(group)});")
+                self.print(f"graph.setPerfEstimate(vertex, {self.cycles(group.vertex)});")
 
     def _exchange(self, sends: Sequence[Send]) -> None:
         by_type: dict[str, list[Send]] = {}

@@ -35,7 +35,7 @@ using Exact = double;
 """
 AMP_NOTE = """\
   // Plain C++, which runs on any target. On an IPU this is what poplin's vertices do on the AMP,
-  // from the same blocks of 16 x {grain} weights (output channels outermost): {vertex}."""
+  // from {blocks} of 16 x {grain} weights (output channels outermost): {vertex}."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,8 @@ class _Body:
         nx1 = (
             f"poplin::ConvPartialnx1 with taps {' x '.join(map(str, vertex.taps))}" if vertex.taps else "poplin::ConvPartial1x1Out"
         )
-        self.note = AMP_NOTE.format(vertex=nx1, grain=extents[-1]).splitlines()
+        blocked = "the same blocks" if loops[-2].w == extents[-1] else "weights packed into blocks"
+        self.note = AMP_NOTE.format(vertex=nx1, grain=extents[-1], blocks=blocked).splitlines()
         place = Deal(None if deal.loop is None else results.index(deal.loop), deal.chunk)
         with self.loops([names[n] for n in results], [extents[n] for n in results], place):
             start = constant(0, vertex.acc_dtype) if vertex.zero else self.read(out, names)[0]

@@ -113,26 +113,22 @@ class Deal:
 
 def dealt(out: Access, loops: Sequence[int]) -> Deal:
     """How workers share out the given loops of a result so that no two of them store to one word of memory."""
+    choices = [(-(-out.extents[loop] // chunk), Deal(loop, chunk)) for loop in loops if (chunk := _chunk(out, loop))]
+    return max((c for c in choices if c[0] > 1), key=lambda choice: choice[0], default=(0, Deal(None)))[1]
+
+
+def _chunk(out: Access, loop: int) -> int:
+    """The fewest consecutive indices of a loop whose results start at a word and share none with others; 0: none do."""
     per_word = max(1, WORD // BYTES[out.dtype])
-    choices = [(out.extents[loop], Deal(loop)) for loop in loops if out.extents[loop] > 1 and _apart(out, loop, per_word)]
-    if per_word > 1:
-        for loop in loops:
-            others = [s for n, s in enumerate(out.strides) if n != loop and out.extents[n] > 1]
-            chunked = out.strides[loop] == 1 and not any(s % per_word for s in (*others, out.offset))
-            if chunked and out.extents[loop] > per_word:
-                choices.append((-(-out.extents[loop] // per_word), Deal(loop, per_word)))
-    return max(choices, key=lambda choice: choice[0], default=(0, Deal(None)))[1]
-
-
-def _apart(out: Access, loop: int, per_word: int) -> bool:
-    """True if different indices of the loop lie in different words: its blocks start at words and do not interleave."""
     if per_word == 1:
-        return True
+        return 1
     walked = sorted((s, e) for e, s in zip(out.extents, out.strides, strict=True) if e > 1 and s)
     reach = 0
     for stride, extent in walked:
-        if stride <= reach:
-            return False
+        if stride <= reach:  # backwards, or loops that interleave
+            return 0
         reach += stride * (extent - 1)
-    outer = [stride for stride, _ in walked if stride >= out.strides[loop]]
-    return not any(value % per_word for value in (*outer, out.offset))
+    outer = [stride for stride, _ in walked if stride > out.strides[loop]]
+    if any(value % per_word for value in (*outer, out.offset)):
+        return 0
+    return per_word // math.gcd(per_word, out.strides[loop])

@@ -2,30 +2,29 @@
 // Which codelets there are. The SDK's compiler finds that out by itself; here one file lists them.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
-#include <vector>
 
 namespace poplar::stub {
 
 struct Field {
+  const char *name;
   std::size_t element_bytes; // 0: a plain value
   unsigned alignment;
   bool written;
-  std::function<void(void *vertex, void *data, std::size_t elements)> connect;
-  std::function<void(void *vertex, long long value)> set;
+  void (*connect)(void *vertex, void *data, std::size_t elements);
+  void (*set)(void *vertex, long long value);
 };
 
 struct Codelet {
   std::string name;
   std::map<std::string, Field> fields;
   unsigned workers;
-  std::function<std::shared_ptr<void>()> make;
-  std::function<bool(void *vertex, unsigned worker)> compute;
+  std::shared_ptr<void> (*make)();
+  bool (*compute)(void *vertex, unsigned worker);
 };
 
 inline std::map<std::string, Codelet> &codelets() {
@@ -40,21 +39,38 @@ inline const Codelet &codelet(const std::string &name) {
   return found->second;
 }
 
-template <typename V, typename F> std::pair<const std::string, Field> view(const char *name, F V::*member) {
-  const auto connect = [member](void *vertex, void *data, std::size_t elements) {
+/// A class, and the type of one of its members, from a pointer to it.
+template <typename T> struct Member;
+template <typename V, typename F> struct Member<F V::*> {
+  using Vertex = V;
+  using Type = F;
+};
+
+template <auto member> Field view(const char *name) {
+  using V = typename Member<decltype(member)>::Vertex;
+  using F = typename Member<decltype(member)>::Type;
+  const auto connect = [](void *vertex, void *data, std::size_t elements) {
     (static_cast<V *>(vertex)->*member).connect(data, elements);
   };
-  return {name, {sizeof(typename F::Element), F::ALIGNMENT, F::WRITTEN, connect, nullptr}};
+  return {name, sizeof(typename F::Element), F::ALIGNMENT, F::WRITTEN, connect, nullptr};
 }
 
-template <typename V, typename T> std::pair<const std::string, Field> value(const char *name, T V::*member) {
-  const auto set = [member](void *vertex, long long given) { static_cast<V *>(vertex)->*member = T(given); };
-  return {name, {0, 0, false, nullptr, set}};
+template <auto member> Field value(const char *name) {
+  using V = typename Member<decltype(member)>::Vertex;
+  using T = typename Member<decltype(member)>::Type;
+  return {name, 0, 0, false, nullptr, [](void *vertex, long long given) { static_cast<V *>(vertex)->*member = T(given); }};
 }
 
-template <typename V> bool enlist(const char *name, std::initializer_list<std::pair<const std::string, Field>> fields) {
+inline void enlist(Codelet codelet, std::initializer_list<Field> fields) {
+  for (const auto &field : fields)
+    codelet.fields.emplace(field.name, field);
+  codelets().emplace(codelet.name, std::move(codelet));
+}
+
+template <typename V> bool enlist(const char *name, std::initializer_list<Field> fields) {
+  const auto make = [] { return std::shared_ptr<void>(new V, [](void *vertex) { delete static_cast<V *>(vertex); }); };
   const auto compute = [](void *vertex, unsigned worker) { return static_cast<V *>(vertex)->compute(worker); };
-  codelets()[name] = {name, fields, V::numWorkers(), [] { return std::make_shared<V>(); }, compute};
+  enlist({name, {}, V::numWorkers(), make, compute}, fields);
   return true;
 }
 
