@@ -144,16 +144,17 @@ def _zeroed(machine: Machine, unit: AmpType, shape: AmpShape) -> int:
     loops = shape.n_blocks * about.zero_n_block + (shape.n_blocks - 1) * about.zero_again + 1
     supervisor = machine.workers * about.zero_kept + shape.groups * loops + (shape.groups - 1) * about.zero_again + 1
     worker = _up(share, width) + about.zero_worker - about.zero_kept
-    return about.zero_entry + supervisor + machine.workers * worker * shape.groups * shape.n_blocks
+    return supervisor + machine.workers * worker * shape.groups * shape.n_blocks
 
 
 def mapped(machine: Machine, shape: MapShape) -> int:
-    """Cycles of elementwise work, all workers.
+    """Cycles of elementwise work, all workers, among whom results are dealt.
 
-    Without reduction a vector takes its accesses or its operations, whichever are more, and what each operation takes beyond a
-    cycle. With one operation that is PopLibs' UnaryOp1D, BinaryOp1DInPlace or Cast1D; with several it is generalised. With a
-    reduction each worker keeps a set of results and goes over their points, and the operation that reduces is hidden: for a plain
-    sum PopLibs' contiguous reduction, otherwise generalised.
+    Without reduction a vector takes a cycle for each array read or written, and what the table says of an operation beyond the
+    cycle that goes with an access: PopLibs' UnaryOp1D, BinaryOp1DInPlace or Cast1D. Generalised: several operations are a compiled
+    loop, in which nothing goes with an access and which decides when to end, as PopLibs counts those. With a reduction a worker
+    keeps a set of results and goes over their points, each a cycle for each array or for each operation, whichever are more: for
+    a plain sum PopLibs' contiguous reduction, otherwise generalised.
     """
     unit = machine.vector_type(shape.dtype)
     return _reducing(machine, unit, shape) if shape.reduces else _pointwise(machine, unit, shape)
@@ -166,21 +167,21 @@ def _pointwise(machine: Machine, unit: VectorType, shape: MapShape) -> int:
         loops = unit.alone.get(ops[0], loops)
     taken = loops.vector
     if taken is None:
-        taken = _vector(machine, shape, loads + 1, ops) + _narrow(machine, shape)
+        taken = loads + 1 + _beyond(machine, shape, ops) + _narrow(machine, shape)
+        taken += len(ops) + machine.vector.loop if len(ops) > 1 else 0
     vectors = _up(_up(shape.outputs, machine.workers), shape.vector)
     return _surrounded(machine, loops, ops, vectors * taken)
 
 
-def _vector(machine: Machine, shape: MapShape, accesses: int, ops: tuple[str, ...]) -> int:
-    """Cycles of a worker for one vector: an operation's first cycle may go with an access."""
-    return max(accesses, len(ops)) + sum(_beyond(machine, shape, name) for name in ops)
-
-
-def _beyond(machine: Machine, shape: MapShape, name: str) -> int:
+def _beyond(machine: Machine, shape: MapShape, ops: tuple[str, ...]) -> int:
+    """Cycles of a worker for one vector beyond a cycle for each operation."""
     known = machine.vector_type(shape.dtype).operations
-    if name not in known:
-        raise CodegenError(f"no cycles are known of {name!r} in {shape.dtype} on {machine.chip}; of {', '.join(known)} they are")
-    return known[name]
+    for name in ops:
+        if name not in known:
+            raise CodegenError(
+                f"no cycles are known of {name!r} in {shape.dtype} on {machine.chip}; of {', '.join(known)} they are"
+            )
+    return sum(known[name] for name in ops)
 
 
 def _narrow(machine: Machine, shape: MapShape) -> int:
@@ -198,9 +199,9 @@ def _reducing(machine: Machine, unit: VectorType, shape: MapShape) -> int:
     loops = machine.vector.reducing
     kept = max(unit.accumulate // unit.width, 1) if shape.vector > 1 else 1  # vectors that a worker has in accumulators
     sets = _up(shape.outputs, machine.workers * kept * shape.vector)
-    point = max(shape.loads, len(shape.ops)) + sum(_beyond(machine, shape, name) for name in shape.ops[:-1])
-    result = _vector(machine, shape, shape.epilogue_loads, shape.epilogue_ops) + _narrow(machine, shape)
-    taken = (loops.vector or 0) + kept * (shape.points * point + result)
+    point = max(shape.loads, len(shape.ops)) + _beyond(machine, shape, shape.ops[:-1])
+    result = shape.epilogue_loads + len(shape.epilogue_ops) + _beyond(machine, shape, shape.epilogue_ops)
+    taken = (loops.vector or 0) + kept * (shape.points * point + result + _narrow(machine, shape))
     return _surrounded(machine, loops, shape.ops + shape.epilogue_ops, sets * taken)
 
 

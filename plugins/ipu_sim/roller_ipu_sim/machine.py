@@ -105,7 +105,6 @@ class Taps(_Model):
     tap: Cycles
     block: Cycles
     wait: Cycles  # after the fastest worker
-    zero_entry: Cycles
     zero_n_block: Cycles
     zero_again: Cycles  # branch back, for each group of columns but the last
     zero_worker: Cycles
@@ -178,6 +177,7 @@ class Vector(_Model):
     several: Loops
     reducing: Loops  # over points; `vector` is for each set of results
     starts: Mapping[str, Cycles]
+    loop: Cycles  # more for a vector, where several operations are a compiled loop
     narrow_bytes: Count  # results that are stored one by one and have fewer
     narrow_store: Cycles  # … take so much more
     types: Annotated[Mapping[str, VectorType], AfterValidator(_some)]
@@ -207,7 +207,7 @@ class Layout(_Model):
 
 
 class Machine(_Model):
-    """One chip. Cycles are the tile's; workers issue in turn, so that a cycle of one worker is as many of the tile as it has workers."""
+    """One chip. Workers issue in turn, so that a cycle of one worker is as many cycles of its tile as that has workers."""
 
     chip: str
     tiles: Count
@@ -226,22 +226,21 @@ class Machine(_Model):
 
     @property
     def data_bytes(self) -> int:
-        """What a tile has for data; addresses of data run from 0 to here."""
+        """What a tile has for data: addresses from `reserved_bytes` to `tile_bytes`, counted from the tile's first byte."""
         return self.tile_bytes - self.reserved_bytes
 
     @property
     def interleaved_from(self) -> int:
-        """The first address of data in the interleaved region."""
-        return self.memory.region0_bytes - self.reserved_bytes
+        """The first address in the interleaved region."""
+        return self.memory.region0_bytes
 
     def elements(self, address: int, nbytes: int) -> range:
-        """The memory elements under some bytes of data, numbered from the first; an interleaved pair counts as one."""
+        """The memory elements under some bytes, numbered from the tile's first; an interleaved pair counts as one."""
         return range(self._element(address), self._element(address + max(nbytes, 1) - 1) + 1)
 
     def _element(self, address: int) -> int:
-        place, size = address + self.reserved_bytes, self.memory.element_bytes
-        inside = place - self.memory.region0_bytes
-        return place // size if inside < 0 else self.memory.region0_bytes // size + inside // (size * self.memory.interleave)
+        plain, size = self.memory.region0_bytes, self.memory.element_bytes
+        return address // size if address < plain else plain // size + (address - plain) // (size * self.memory.interleave)
 
     def amp_type(self, in_dtype: str, acc_dtype: str) -> AmpType:
         """The matrix unit for the element types; `CodegenError` where there is none."""

@@ -50,7 +50,7 @@ __all__ = [
     "to_json",
 ]
 
-DEPTH_MAX = 250  # of a scalar tree: walking one recursively must stay within the interpreter's limit
+DEPTH_MAX = 150  # of a scalar tree: JSON is read to 200 levels, and trees are walked recursively
 
 BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
 Dtype = Literal["float32", "float16", "bfloat16", "int32", "int16", "int8", "uint8", "bool"]

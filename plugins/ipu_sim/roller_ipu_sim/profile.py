@@ -9,6 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from roller_ipu_sim import report
+
 __all__ = ["KINDS", "VERTEX_KINDS", "Profile", "Superstep", "ranges"]
 
 VERTEX_KINDS = ("amp", "map", "reduce", "fill", "copy")
@@ -100,6 +102,14 @@ class Profile:
             "supersteps": [step.to_dict() for step in self.supersteps],
             "memory": {"capacity_bytes": self.capacity, "reserved_bytes": self.reserved, "live_bytes": ranges(self.memory)},
         }
+
+    def text(self) -> str:
+        """As tables of plain text."""
+        return report.text(self)
+
+    def html(self) -> str:
+        """As one self-contained page: a timeline of supersteps, a bar of memory for each class of tiles."""
+        return report.html(self)
 
 
 def ranges(values: Numbers) -> list[list[int]]:

@@ -45,12 +45,14 @@ class Rules:
         """What a vertex reads and writes, if it keeps the rules; `ManifestError` if not."""
         vertex = group.vertex
         where = f"{where}, tile {numbers(group.tiles)[0]}, {vertex.kind}"
-        if isinstance(vertex, Map):
-            self._map_form(where, vertex)
-        read, written = reads(vertex), writes(vertex)
-        for box in (*read, written):
-            self._inside(where, box)
         try:
+            if isinstance(vertex, Map):
+                self._map_form(where, vertex)
+            if isinstance(vertex, Amp):
+                self._amp_form(where, vertex)
+            read, written = reads(vertex), writes(vertex)
+            for box in (*read, written):
+                self._inside(where, box)
             match vertex:
                 case Amp():
                     self._amp(where, vertex, read, written)
@@ -82,7 +84,7 @@ class Rules:
         buffer = self._buffers[name]
         return buffer.address + offset * BYTES[buffer.dtype]
 
-    def _amp(self, where: str, vertex: Amp, read: list[Box], written: Box) -> None:
+    def _amp_form(self, where: str, vertex: Amp) -> None:
         self._type(where, vertex.a.buffer, vertex.in_dtype)
         self._type(where, vertex.w.buffer, vertex.in_dtype)
         self._type(where, vertex.out.buffer, vertex.acc_dtype)
@@ -103,6 +105,8 @@ class Rules:
             if untouched:
                 raise ManifestError(f"{where}: a loop over {loop.role} steps an operand that has no {loop.role}; make that step 0")
         self._amp_counts(where, vertex)
+
+    def _amp(self, where: str, vertex: Amp, read: list[Box], written: Box) -> None:
         self._amp_alignment(where, vertex)
         self._distinct(where, [(loop.extent, loop.out) for loop in vertex.loops if loop.role != "k"])
         if any(written.meets(box) for box in read[:2]):
