@@ -13,7 +13,7 @@ from roller_ipu_sim.manifest import Amp, Buffer, Copy, Fill, Map, Reduce, Ref, V
 from roller_ipu_sim.poplar_fields import Access, Deal, Field, dealt, fields_of
 from roller_ipu_sim.poplar_scalars import ELEMENT_TYPES, Node, Printer, combined, constant, converted, helpers, identity
 
-__all__ = ["Codelet", "Codelets", "Use"]
+__all__ = ["Codelet", "Codelets", "Use", "origin_member"]
 
 HEAD = """\
 // Codelets of the program in host.cpp. Made by roller; compile with popc, or let Graph::addCodelets do it.
