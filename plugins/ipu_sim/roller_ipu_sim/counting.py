@@ -105,7 +105,7 @@ def _amp_shape(machine: Machine, buffers: Mapping[str, Buffer], vertex: Amp) -> 
         taps=vertex.taps,
         groups=vertex.groups,
         zero=vertex.zero,
-        interleaved=weights.address + vertex.w.offset * BYTES[weights.dtype] >= machine.memory.region0_bytes,
+        interleaved=weights.address + vertex.w.offset * BYTES[weights.dtype] >= machine.interleaved_from,
         conflict=any(one.start < other.stop and other.start < one.stop for one, other in pairs),
     )
 

@@ -301,7 +301,7 @@ class _Counter:
         used = [set(self._elements(vertex, which)) for which in ("a", "w", "out")]
         return cycles.AmpShape(
             vertex.in_dtype, vertex.acc_dtype, runs, rows[-1] if rows else 1, vertex.k_blocks, vertex.n_blocks, vertex.taps,
-            vertex.groups, vertex.zero, self._first_byte(vertex.w) >= self._machine.memory.region0_bytes,
+            vertex.groups, vertex.zero, self._first_byte(vertex.w) >= self._machine.interleaved_from,
             len(set.union(*used)) < sum(len(elements) for elements in used),
         )  # fmt: skip
 

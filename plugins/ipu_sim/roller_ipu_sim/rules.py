@@ -127,7 +127,7 @@ class Rules:
         places = (("a", vertex.a), ("w", vertex.w), ("out", vertex.out))
         for which, place in places:
             address = self._bytes(place.buffer, place.offset)
-            wide = which == "w" and address >= self._machine.memory.region0_bytes
+            wide = which == "w" and address >= self._machine.interleaved_from
             unit = self._machine.amp.interleaved_load_bytes if wide else self._machine.amp.load_bytes
             size = BYTES[self._buffers[place.buffer].dtype]
             steps = [step * size for step in _steps(vertex, which)]
