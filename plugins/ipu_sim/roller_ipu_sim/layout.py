@@ -73,7 +73,7 @@ def _held(placement: Placement) -> Iterator[Slices]:
 
 def part(placement: Placement, array: Array) -> Array:
     """What of a stored array a placement holds, in the order in which it lies there."""
-    pieces = [array[box].reshape(-1) for box in _held(placement)]
+    pieces = [array[(*box, ...)].reshape(-1) for box in _held(placement)]
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
@@ -81,6 +81,6 @@ def put_part(placement: Placement, array: Array, values: Array) -> None:
     """Write what a placement holds to its place in a stored array."""
     done = 0
     for box in _held(placement):
-        target = array[box]
+        target = array[(*box, ...)]  # of a single element, too, a view
         target[...] = values[done : done + target.size].reshape(target.shape)
         done += target.size
