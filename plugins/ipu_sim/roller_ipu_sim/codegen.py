@@ -137,9 +137,10 @@ def _outside(plan: Plan, array: ArrayPlan) -> float | int:
 
 def _completing(plan: Plan, spec: HardwareSpec, trips: Trips) -> Iterator[Step]:
     """Parts of results added up, and results finished."""
+    vector = work.widest(spec, plan.nest.stage.body.dtype)
     if plan.parts > 1:
         yield Step(name=f"deal {trips}", exchange=tuple(dealt(plan)))
-        yield Step(name=f"add {trips}", compute=tuple(vertices.adding(plan, trips)))
-    groups = tuple(vertices.finishing(plan, trips, work.widest(spec, plan.nest.stage.body.dtype)))
+        yield Step(name=f"add {trips}", compute=tuple(vertices.adding(plan, trips, vector)))
+    groups = tuple(vertices.finishing(plan, trips, vector))
     if groups:
         yield Step(name=f"finish {trips}", compute=groups)

@@ -26,7 +26,6 @@ from roller_ipu_sim.whole import Whole, whole_of
 from roller_ipu_sim.windows import Traffic, traffic
 
 WORD_BYTES = 4  # of the exchange
-NEVER = Estimate(math.inf, (("compute", math.inf),))
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,10 @@ class Costing:
         found["exchange"] = sum(self._phases())
         if self.plan.parts > 1:
             found["exchange"] += outer * self._partial_phase()
-            found["combine"] = outer * cycles.reduced(self.machine, self._acc, work.pieces(self.plan).size, self.plan.parts)
+            shape = work.combining(self.plan, self.spec)
+            pieces = work.pieces(self.plan).size
+            once = cycles.reduced(self.machine, self._acc, pieces, self.plan.parts) if shape is None else self._vertex(shape)
+            found["combine"] = outer * once
         finish = work.finishing(self.plan, self.spec)
         found["finish"] = outer * cycles.mapped(self.machine, finish) if finish is not None else 0
         return found
@@ -139,17 +141,25 @@ def estimate(spec: HardwareSpec, program: StageProgram | RProgram) -> Estimate:
         return _whole(spec, program)
     chip = machine(spec)
     plan = plan_of(program, chip)
-    if plan is None or work.refusal(plan, spec) is not None:
-        return NEVER
+    refused = work.UNREADABLE if plan is None else work.refusal(plan, spec)
+    if plan is None or refused is not None:
+        return _never(refused or work.UNREADABLE)
     memory = placed([work.wishes(plan)], chip)
-    return NEVER if memory.excess else _estimate(Counter(Costing(plan, memory, chip, spec).terms), chip, plan.grid.tiles)
+    if memory.excess:
+        return _never(("tile memory", ""))
+    return _estimate(Counter(Costing(plan, memory, chip, spec).terms), chip, plan.grid.tiles)
+
+
+def _never(refused: tuple[str, str]) -> Estimate:
+    """The prediction for what cannot run; its only term names the rule."""
+    return Estimate(math.inf, ((refused[0], math.inf),))
 
 
 def _whole(spec: HardwareSpec, program: RProgram) -> Estimate:
     """The stages one after another, and what is brought from one to the next."""
     whole = whole_of(spec, program)
     if not isinstance(whole, Whole):
-        return NEVER
+        return _never(whole)
     chip, terms = whole.machine, Counter[str]()
     for plan, moves in zip(whole.plans, whole.moves, strict=True):
         terms.update(Costing(plan, whole.memory, chip, spec).terms)

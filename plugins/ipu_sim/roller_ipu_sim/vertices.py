@@ -280,11 +280,24 @@ def holders(plan: Plan) -> Iterator[tuple[TileSet, int]]:
         yield tile_set(grid, at), min(dealt.size, dealt.elements - piece * dealt.size)
 
 
-def adding(plan: Plan, trips: Trips) -> Iterator[VertexGroup]:
-    """Parts of results added up, by each tile its piece."""
-    size = pieces(plan).size
+def adding(plan: Plan, trips: Trips, vector: int) -> Iterator[VertexGroup]:
+    """Parts of results put together, by each tile its piece."""
+    size, stage = pieces(plan).size, plan.nest.stage
     target, at = ("sum", 0) if finishes(plan) else ("out", box_number(plan.output, trips) * size)
     for tiles, outputs in holders(plan):
+        if stage.reducer not in (None, "sum"):
+            folded = Map(
+                dtype=stage.body.dtype,
+                loops=(outputs, plan.parts),
+                reduce=1,
+                vector=vector,
+                loads=(View(buffer=plan.buffer("parts"), offset=0, strides=(1, size)),),
+                body=("load", 0),
+                reducer=stage.reducer,
+                out=View(buffer=plan.buffer(target), offset=at, strides=(1,)),
+            )
+            yield VertexGroup(tiles=tiles, vertex=folded)
+            continue
         vertex = Reduce(
             acc_dtype=plan.nest.stage.body.dtype,
             partials=plan.parts,

@@ -31,9 +31,9 @@ def whole_of(spec: HardwareSpec, program: RProgram) -> Whole | Refusal:
     moves: list[tuple[Move, ...]] = []
     for number, stage in enumerate(program.stages):
         plan = plan_of(stage, chip, f"s{number}." if len(program.stages) > 1 else "")
-        refused = UNREADABLE if plan is None else work.refusal(plan, spec)
+        refused = work.UNREADABLE if plan is None else work.refusal(plan, spec)
         if plan is None or refused is not None:
-            return refused or UNREADABLE
+            return refused or work.UNREADABLE
         made = {p.output.access.tensor.name: p for p in plans}
         plan, mine = _connected(plan, made)
         uneven = next((m for m in mine if m.misaligned), None)
@@ -45,9 +45,6 @@ def whole_of(spec: HardwareSpec, program: RProgram) -> Whole | Refusal:
     if memory.excess:
         return "tile memory", f"tile 0 would need {memory.needed} bytes, {memory.excess} more than the {memory.room} that it has"
     return Whole(tuple(plans), tuple(moves), memory, chip)
-
-
-UNREADABLE = "indices", "an array's index is no sum of loops"
 
 
 def _connected(plan: Plan, made: dict[str, Plan]) -> tuple[Plan, tuple[Move, ...]]:

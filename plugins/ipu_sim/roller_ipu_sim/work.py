@@ -209,6 +209,19 @@ def pieces(plan: Plan) -> Pieces:
     return Pieces(elements, piece, -(-elements // piece), size)
 
 
+def combining(plan: Plan, spec: HardwareSpec) -> MapShape | None:
+    """How parts of results are put together where they are not added up; None where they are, which has a vertex of its own."""
+    stage = plan.nest.stage
+    if stage.reducer is None or stage.reducer == "sum":
+        return None
+    vector = widest(spec, stage.body.dtype)
+    outputs = -(-pieces(plan).size // vector) * vector
+    return MapShape(stage.body.dtype, outputs, plan.parts, vector, 1, (FOLDS[stage.reducer],), 0, (), True)
+
+
+UNREADABLE = "indices", "an array's index is no sum of loops"
+
+
 def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
     """Why programs cannot run so: a short rule and a reason; None where they can."""
     nest = plan.nest
@@ -221,6 +234,8 @@ def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
         return "element type", f"tiles do not compute with {unknown[0]}"
     if not plan.output.plain:
         return "scattered results", "results do not lie side by side"
+    if program.atom.kind == "matrix" and not all(_bare(factor) for factor in nest.factors):
+        return "bare factors", "the matrix unit multiplies arrays as they are, not functions of them"
     if program.atom.kind == "matrix":
         n, k = program.role("n"), program.role("k")
         streamed, stationary = operands(plan)
@@ -245,6 +260,11 @@ def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
         if array.dims and array.element_bytes < WORD_BYTES and not array.dims[-1].plain(nest.extents):
             return "exchange words", f"rows of {array.access.tensor.name!r} would not begin at words"
     return None
+
+
+def _bare(factor: Scalar) -> bool:
+    """True if a factor is an element of an array, as it is or widened."""
+    return isinstance(factor.value if isinstance(factor, Cast) else factor, Load)
 
 
 def _beside(array: ArrayPlan, dim: int) -> bool:
