@@ -33,6 +33,7 @@ class Rules:
 
     def __init__(self, machine: Machine, buffers: Mapping[str, Buffer]) -> None:
         self._machine, self._buffers = machine, buffers
+        self._sends: dict[tuple[object, ...], tuple[Box, Box]] = {}  # by all but their tiles: most are alike
 
     def buffer(self, where: str, name: str) -> Buffer:
         """The buffer of that name."""
@@ -211,6 +212,14 @@ class Rules:
 
     def send(self, where: str, send: Send) -> tuple[Box, Box]:
         """What a send reads, and what it writes in each receiver, if it keeps the rules; `ManifestError` if not."""
+        to = send.to
+        key = (send.buffer, send.offset, to.buffer, to.offset, send.shape, send.strides, send.to_strides)
+        found = self._sends.get(key)
+        if found is None:
+            found = self._sends[key] = self._send(where, send)
+        return found
+
+    def _send(self, where: str, send: Send) -> tuple[Box, Box]:
         if not len(send.shape) == len(send.strides) == len(send.to_strides) or not send.shape:
             found = f"{len(send.shape)} extents with {len(send.strides)} and {len(send.to_strides)} strides"
             raise ManifestError(f"{where}: {found}; give each extent its two")
