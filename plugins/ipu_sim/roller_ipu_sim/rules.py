@@ -28,6 +28,9 @@ from roller_ipu_sim.manifest import (
 __all__ = ["Rules"]
 
 
+POINTS_MAX = 2**32  # of a vertex: far more than operands in a tile's memory give, so only loops that stand still have them
+
+
 class Rules:
     """The rules of one machine for the vertices and sends of one manifest, whose buffers are given by name."""
 
@@ -46,6 +49,13 @@ class Rules:
         """What a vertex reads and writes, if it keeps the rules; `ManifestError` if not."""
         vertex = group.vertex
         where = f"{where}, tile {numbers(group.tiles)[0]}, {vertex.kind}"
+        loops = (
+            vertex.loops if isinstance(vertex, Map) else [loop.extent for loop in vertex.loops] if isinstance(vertex, Amp) else []
+        )
+        if math.prod(loops) > POINTS_MAX:
+            raise ManifestError(
+                f"{where}: {math.prod(loops)} points of {len(loops)} loops; a vertex has at most {POINTS_MAX}, cut it"
+            )
         try:
             if isinstance(vertex, Map):
                 self._map_form(where, vertex)
