@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -135,7 +136,7 @@ def whole_programs(search: Search, chains: list[Chain]) -> list[StageProgram]:
 def refined(search: Search, program: StageProgram) -> Iterator[StageProgram]:
     """A program with each choice in turn made in every way, the best kept for the next one."""
     best = program
-    for choices in (_staged, _deepened, _ordered, _clustered, _serial):
+    for choices in (_staged, _deepened, _ordered, _clustered, _shifted, _serial):
         options = [best, *choices(search, best)]
         yield from options[1:]
         best = min(options, key=lambda p: search.model.estimate(p).seconds)
@@ -189,6 +190,35 @@ def clusters_of(search: Search, program: StageProgram) -> Iterator[StageProgram]
     while shared and size <= most and units[-1].trips % size == 0:
         yield replace(program, cluster=size)
         size *= 2
+
+
+def _shifted(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+    """The program with copies that are handed on from unit to unit: the longest reduction in as many steps as units share a copy,
+    for every copy of which so many units need the same.
+    """
+    nest, reduce = search.nest, search.nest.reduce
+    steps = [lp for lp in program.loops if lp.over == "time" and lp.level == program.levels[0]]
+    if not search.spec.spread or not reduce or not program.staged or steps:
+        return
+    dim = max(reduce, key=lambda i: nest.extents[i])
+    whole = program.share[1] if program.share is not None else min(program.unit_tile[dim], nest.extents[dim])
+    rings: dict[int, list[Staging]] = {}
+    for staging in program.staged:
+        touches = staged_touches(nest, staging)
+        units = [lp.trips for lp in program.loops if lp.over == "units" and not nest.dims[lp.dim].is_reduce and not touches[lp.dim]]
+        if touches[dim] and math.prod(units) > 1:
+            rings.setdefault(math.prod(units), []).append(staging)
+    for size, copies in rings.items():
+        step = -(-whole // (size * program.inner[dim])) * program.inner[dim]
+        if -(-whole // step) != size:
+            continue
+        tile = (*program.unit_tile[:dim], step, *program.unit_tile[dim + 1 :])
+        share, parts = None, 1
+        if program.split > 1:
+            share, parts = (dim, step * size), -(-nest.extents[dim] // (step * size))
+        for chosen in [[c] for c in copies] + ([copies] if len(copies) > 1 else []):
+            staged = tuple([replace(s, shifts=s in chosen) for s in program.staged])
+            yield replace(program, tiles=(tile, *program.tiles[1:]), staged=staged, share=share if parts > 1 else None, split=parts)
 
 
 def _serial(_: Search, program: StageProgram) -> Iterator[StageProgram]:

@@ -75,8 +75,9 @@ class Costing:
     def _phases(self) -> Iterator[int]:
         """Cycles of every exchange that brings boxes to tiles: before the first step, and whenever a serial loop moves on."""
         brought = [a for a in self.plan.arrays if not a.in_place]
-        if brought:
-            yield self._phase(brought, (0,) * len(self.plan.grid.serial))
+        first = [a for a in brought if not a.shifts]
+        if first:
+            yield self._phase(first, (0,) * len(self.plan.grid.serial))
         before = 1
         for depth, loop in enumerate(self.plan.grid.serial):
             moving = [a for a in brought if a.depth > depth]
@@ -100,7 +101,7 @@ class Costing:
                 yield self._phase(moving, (*outer, at, *inner))
 
     def _phase(self, arrays: Sequence[ArrayPlan], trips: tuple[int, ...]) -> int:
-        found = [_shared(a) if a.plain else traffic(a, trips) for a in arrays]
+        found = [_handed(a) if a.shifts else _shared(a) if a.plain else traffic(a, trips) for a in arrays]
         words_in, words_out, fragments = (
             int(np.max(sum(np.asarray(getattr(m, name)) for m in found))) for name in ("words_in", "words_out", "fragments")
         )
@@ -113,6 +114,13 @@ class Costing:
         words = -(-pieces.size * pieces.element_bytes // WORD_BYTES)
         every = -(-pieces.elements * pieces.element_bytes // WORD_BYTES)
         return cycles.exchanged(self.machine, self.plan.parts * words, every, self.plan.parts + pieces.count)
+
+
+def _handed(array: ArrayPlan) -> Traffic:
+    """Parts handed on: every tile gives its part to one neighbour and gets another's."""
+    one = np.ones((1,) * len(array.grid.loops), np.int64)
+    words = one * (array.elements * array.element_bytes // WORD_BYTES)
+    return Traffic(words, words, 2 * one)
 
 
 def _shared(array: ArrayPlan) -> Traffic:

@@ -56,7 +56,7 @@ def _connected(plan: Plan, made: dict[str, Plan]) -> tuple[Plan, tuple[Move, ...
         maker = made.get(array.access.tensor.name)
         if maker is None or not array.access.tensor.elements:
             return array
-        move = Move(maker, array)
+        move = Move(maker, plan, array)
         if move.stays and not matrix:
             return replace(array, alias=maker.buffer("out"))
         moves.append(move)
