@@ -280,14 +280,16 @@ def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
     if refused is not None:
         return refused
     for array in (*plan.arrays, plan.output):
+        name = array.access.tensor.name
+        ends = bool(array.dims) and array.dims[-1].plain(nest.extents)
+        if ends and array.box[-1] != array.dims[-1].reach(array.tile) and array.grid.last(array.dims[-1].terms[0][0]):
+            return "whole grains", f"rows of {name!r} are no whole number of {GRAIN_BYTES} bytes"
         if array.plain:
-            if array.dims and array.box[-1] != array.dims[-1].reach(array.tile) and array.grid.last(array.dims[-1].terms[0][0]):
-                return "whole grains", f"rows of {array.access.tensor.name!r} are no whole number of 8 bytes"
             continue
         if not dims_apart(array):
-            return "dimensions apart", f"one loop walks two dimensions of {array.access.tensor.name!r}"
-        if array.dims and array.element_bytes < WORD_BYTES and not array.dims[-1].plain(nest.extents):
-            return "exchange words", f"rows of {array.access.tensor.name!r} would not begin at words"
+            return "dimensions apart", f"one loop walks two dimensions of {name!r}"
+        if array.dims and array.element_bytes < WORD_BYTES and not ends:
+            return "exchange words", f"rows of {name!r} would not begin at words"
     return None
 
 
