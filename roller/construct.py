@@ -73,7 +73,8 @@ def construct(
     for rank in range(count):
         chosen = [found[min(rank, len(found) - 1)] for found in per_stage]
         program = RProgram(expr, tuple(p for p, _ in chosen))
-        candidates.append(Candidate(program, combine_estimates([e for _, e in chosen])))
+        own = parameters.own_model(program) if parameters.own_model is not None and len(chosen) > 1 else None
+        candidates.append(Candidate(program, own or combine_estimates([e for _, e in chosen])))
     return sorted(candidates, key=lambda c: c.estimate.seconds)
 
 
@@ -109,7 +110,8 @@ def construct_stage(
     constants: frozenset[str] = frozenset(),
 ) -> list[Rated]:
     """The best programs for one stage over its nest variants."""
-    found = [s for s in searches(nests, spec, rules, parameters, constants) if not _hopeless(s)]
+    every = searches(nests, spec, rules, parameters, constants)
+    found = [s for s in every if not _hopeless(s)]
     pool: dict[tuple[object, ...], _Pooled] = {}
 
     def rate(search: Search, program: StageProgram) -> float:
@@ -129,7 +131,7 @@ def construct_stage(
         for choice in refined(begun.search, begun.program):
             rate(begun.search, choice)
     if not pool:
-        refused = dict(found[0].refusals) if found else {"the device's own rules": 1}
+        refused = dict(every[0].refusals) if every else {}
         raise ConstructionError(f"no tile of {nests[0].stage.name!r} fits {spec.device}:{spec.chip}", refused)
     for search, program in _worth_settling(found, sorted(pool.values(), key=lambda item: item[0])):
         settled = settle(search, program, STEPS)
@@ -140,15 +142,19 @@ def construct_stage(
 
 
 def _hopeless(search: Search) -> bool:
-    """True if the device's own model has no time for what is as small as can be: it cannot compute so at all."""
+    """True if the device's own model has no time for what is as small as can be: it cannot compute so at all, and its only term
+    says why.
+    """
     if search.model.parameters.own_model is None:
         return False
     inner = start(search)
     aligned = tuple([next(iter(extents_at(search, 0, dim, inner)), extent) for dim, extent in enumerate(inner)])
     least = program_of(search, search.levels, (aligned, *[inner] * (len(search.levels) - 1)))
-    hopeless = math.isinf(search.model.estimate(least).seconds)
-    search.refusals["the device's own rules"] += hopeless
-    return hopeless
+    found = search.model.estimate(least)
+    if math.isfinite(found.seconds):
+        return False
+    search.refusals[found.bound_by] += 1
+    return True
 
 
 @dataclass(frozen=True)

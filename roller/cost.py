@@ -272,6 +272,9 @@ def estimate(
     """Predict a whole program: its stages run one after another, so their terms add up. `most_resident`: for each stage the tiles
     that a unit has room for at a time, where that is known.
     """
+    own = parameters.own_model(program) if parameters.own_model is not None and len(program.stages) > 1 else None
+    if own is not None:
+        return own
     most = most_resident or [None] * len(program.stages)
     parts = [Model(spec, parameters, Geometry(s.nest), n).estimate(s) for s, n in zip(program.stages, most, strict=True)]
     return combine_estimates(parts)

@@ -149,8 +149,8 @@ class Device:
         own = self._hooks.roller_estimate.get_hookimpls()
         return replace(found, own_model=OwnModel(self, spec)) if own else found
 
-    def estimate(self, spec: HardwareSpec, program: StageProgram) -> Estimate | None:
-        """The device's own prediction for one stage's program; None where it leaves that to the core's model."""
+    def estimate(self, spec: HardwareSpec, program: StageProgram | RProgram) -> Estimate | None:
+        """The device's own prediction for a stage's program or a whole one; None where it leaves that to the core's model."""
         found: Estimate | None = self._ask("roller_estimate", Estimate, None, spec=spec, program=program)
         return found
 
@@ -193,8 +193,8 @@ class OwnModel:
     device: Device
     spec: HardwareSpec
 
-    def __call__(self, program: StageProgram) -> Estimate | None:
-        """The prediction for one stage's program."""
+    def __call__(self, program: StageProgram | RProgram) -> Estimate | None:
+        """The prediction for a program."""
         return self.device.estimate(self.spec, program)
 
 

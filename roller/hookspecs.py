@@ -69,10 +69,12 @@ def roller_cost_parameters(spec: HardwareSpec, expr: TensorExpr) -> CostParamete
 
 
 @hookspec(firstresult=True)
-def roller_estimate(spec: HardwareSpec, program: StageProgram) -> Estimate | None:
-    """The device's own prediction for one stage's program, where the core's model cannot be its model. Default: the core's.
+def roller_estimate(spec: HardwareSpec, program: StageProgram | RProgram) -> Estimate | None:
+    """The device's own prediction, where the core's model cannot be its model: for one stage's program, as if it were alone, and
+    for a whole one of several stages. Default: the core's model.
 
-    Asked for every program that is ranked, so it must answer within a fraction of a millisecond. Infinite seconds: it cannot run.
+    Asked for every stage's program that is ranked, so it must answer that within a fraction of a millisecond; for the few whole
+    ones that are left it may take longer. Infinite seconds: it cannot run.
     """
 
 

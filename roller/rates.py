@@ -9,7 +9,7 @@ from functools import cached_property
 
 from roller.estimate import Estimate
 from roller.hardware import HardwareSpec, MemoryLevel
-from roller.program import StageProgram, tiled_levels
+from roller.program import RProgram, StageProgram, tiled_levels
 
 TRANSPOSE_SLOTS = 1.5  # issue slots an element for exchanging parts of two vectors: three shuffles for two results
 
@@ -27,7 +27,8 @@ class CostParameters:
     `warm`: the share of a problem that a cache with room for all of it holds from before: what made it, or the last call.
     `gather_slots`: issue slots to place one element that is not contiguous into a vector.
     `copy_slots`: issue slots of one load or store of a copy.
-    `own_model`: rates whole programs instead of the core's model; what it gives no estimate for, the core rates.
+    `own_model`: rates programs of stages with all their tiles, and whole ones, instead of the core's model; what it gives no
+    estimate for, the core rates.
     """
 
     tile_overhead_ns: float = 0.0
@@ -41,7 +42,7 @@ class CostParameters:
     warm: float = 0.0
     gather_slots: float = 1.0
     copy_slots: float = 1.0
-    own_model: Callable[[StageProgram], Estimate | None] | None = None
+    own_model: Callable[[StageProgram | RProgram], Estimate | None] | None = None
 
 
 @dataclass

@@ -199,6 +199,8 @@ class Product:
         groups = []
         for s in range(self.parts):
             count = min(share, m * n - s * share)
+            if count <= 0:
+                continue
             vertex = Reduce(
                 acc_dtype=self.acc_dtype, partials=self.parts, outputs=count, parts=ref("parts"), step=share, out=ref("sum")
             )
@@ -211,7 +213,10 @@ class Product:
         for s in range(self.parts):
             for i in range(self.rows):
                 for j in range(self.columns):
-                    box = {"start": (i, j, 0, 0), "shape": (1, 1, m, n), "first": s * share, "count": min(share, m * n - s * share)}
+                    count = min(share, m * n - s * share)
+                    if count <= 0:
+                        continue
+                    box = {"start": (i, j, 0, 0), "shape": (1, 1, m, n), "first": s * share, "count": count}
                     name = "sum" if self.parts > 1 else "out"
                     placements.append(Placement(tile=self.tile(i, j, s), buffer=name, offset=0, **box))
         layout = ((0, m, None), (1, n, None), (0, 1, m), (1, 1, n))

@@ -42,6 +42,14 @@ class Case:
     inputs: dict[str, np.ndarray[Any, Any]]
 
 
+def alike(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+    """True if all bits agree, but for those of a NaN."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    raw = np.dtype(f"u{one.itemsize}")
+    return bool(((one.view(raw) == other.view(raw)) | (np.isnan(one) & np.isnan(other))).all())
+
+
 def array(draw: st.DrawFn, dtype: str, shape: Sequence[int]) -> np.ndarray[Any, Any]:
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     if dtype.startswith("int"):

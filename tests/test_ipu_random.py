@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from ipu_manifests import Product
-from ipu_random import CHIPS, TYPES, Case, array, manifests, products
+from ipu_random import CHIPS, TYPES, Case, alike, array, manifests, products
 
 from roller.plugin import find_spec
 from roller_ipu_sim.execute import execute
 from roller_ipu_sim.interpret import interpret
 from roller_ipu_sim.manifest import from_json, to_json
-
-
-def alike(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
-    """True if all bits agree, but for those of a NaN."""
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    raw = np.dtype(f"u{one.itemsize}")
-    return bool(((one.view(raw) == other.view(raw)) | (np.isnan(one) & np.isnan(other))).all())
 
 
 def agree(case: Case) -> None:

@@ -51,7 +51,7 @@ def roller_tile_multiples(spec: HardwareSpec, expr: TensorExpr, level: int) -> M
 
 
 @hookimpl
-def roller_estimate(spec: HardwareSpec, program: StageProgram) -> Estimate:
+def roller_estimate(spec: HardwareSpec, program: StageProgram | RProgram) -> Estimate:
     """Simulated cycles, in closed form."""
     return _module("cost").estimate(spec, program)  # type: ignore[no-any-return]
 

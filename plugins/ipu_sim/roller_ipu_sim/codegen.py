@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 
 from roller.plugin import BuildOptions, CodegenError, HardwareSpec, KernelSource, RProgram
 from roller_ipu_sim import vertices, work
-from roller_ipu_sim.heap import Memory, placed
-from roller_ipu_sim.homes import Role, home, kept, results
-from roller_ipu_sim.machine import machine
-from roller_ipu_sim.manifest import Buffer, Fill, Manifest, Reduce, Ref, Step, VertexGroup, collection_paused, to_json
-from roller_ipu_sim.places import Trips, box_number, tile_set
-from roller_ipu_sim.plan import ArrayPlan, Plan, plan_of
+from roller_ipu_sim.between import Move
+from roller_ipu_sim.heap import Memory
+from roller_ipu_sim.homes import home, kept, results
+from roller_ipu_sim.manifest import Buffer, Fill, Manifest, Ref, Step, TensorHome, VertexGroup, collection_paused, to_json
+from roller_ipu_sim.places import Trips, tile_set
+from roller_ipu_sim.plan import ArrayPlan, Plan
 from roller_ipu_sim.sends import brought, dealt
 from roller_ipu_sim.toolchain import LANGUAGE
+from roller_ipu_sim.whole import Whole, whole_of
+
+AGAIN = "@"  # in the name of a tensor that has several homes, as several loads read it: before the number of a further one
 
 
 def generate(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> KernelSource:
@@ -26,51 +30,63 @@ def generate(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> Ke
 
 def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
     """Why tiles cannot run a program, or hold it; None where they can."""
-    chip = machine(spec)
-    for stage in program.stages:
-        plan = plan_of(stage, chip)
-        refused = ("indices", "an array's index is no sum of loops") if plan is None else work.refusal(plan, spec)
-        if plan is None or refused is not None:
-            return refused
-        memory = placed(work.wishes(plan), chip)
-        if memory.excess:
-            return "tile memory", f"tile 0 would need {memory.needed} bytes, {memory.excess} more than it has"
-    return None
+    found = whole_of(spec, program)
+    return None if isinstance(found, Whole) else found
 
 
 def manifest_of(spec: HardwareSpec, program: RProgram, constants: frozenset[str] = frozenset()) -> Manifest:
-    """The manifest of a program of one stage; `CodegenError` where tiles cannot run it."""
-    chip = machine(spec)
-    (stage,) = program.stages
-    plan = plan_of(stage, chip)
-    refused = ("indices", "an array's index is no sum of loops") if plan is None else work.refusal(plan, spec)
-    if plan is None or refused is not None:
-        raise CodegenError(f"{spec.device}:{spec.chip} cannot run this program: {refused[1] if refused else ''}")
-    if not plan.output.elements or not plan.output.access.tensor.elements:
-        return Manifest(chip=spec.chip, tiles=chip.tiles, buffers=(), tensors=(), steps=())
-    memory = placed(work.wishes(plan), chip)
-    if memory.excess:
+    """The manifest of a program; `CodegenError` where tiles cannot run it, or hold it."""
+    whole = whole_of(spec, program)
+    if not isinstance(whole, Whole):
         raise CodegenError(
-            f"tile 0 needs {memory.needed} bytes, {memory.excess} more than the {memory.room} of {spec.device}:{spec.chip}; "
-            "take smaller tiles, or cut the operator"
+            f"{spec.device}:{spec.chip} cannot run this program: {whole[1]}; take smaller tiles, or cut the operator"
         )
+    if not program.expr.output.elements:
+        return Manifest(chip=spec.chip, tiles=whole.machine.tiles, buffers=(), tensors=(), steps=())
     with collection_paused():
-        steps = tuple(_steps(plan, spec))
-        tensors = [home(a, _role(a, constants), tuple(kept(a))) for a in plan.arrays]
-        out = home(plan.output, "output", tuple(results(plan)))
-        buffers = tuple(_buffers(plan, memory, len(steps)))
-        return Manifest(chip=spec.chip, tiles=chip.tiles, buffers=buffers, tensors=(*tensors, out), steps=steps)
+        stages = [[*_moving(moves), *_steps(plan, spec)] for plan, moves in zip(whole.plans, whole.moves, strict=True)]
+        steps = [step for stage in stages for step in stage]
+        ends = list(itertools.accumulate(len(stage) for stage in stages))
+        lives = [(end - len(stage), max(end - 1, 0)) for end, stage in zip(ends, stages, strict=True)]
+        buffers = [b for plan, live in zip(whole.plans, lives, strict=True) for b in _buffers(plan, whole.memory, live, len(steps))]
+        tensors = tuple(_tensors(whole, constants))
+        return Manifest(chip=spec.chip, tiles=whole.machine.tiles, buffers=tuple(buffers), tensors=tensors, steps=tuple(steps))
 
 
-def _role(array: ArrayPlan, constants: frozenset[str]) -> Role:
-    return "constant" if array.access.tensor.name in constants else "input"
+def _tensors(whole: Whole, constants: frozenset[str]) -> Iterator[TensorHome]:
+    """Every input, once for each stage and place that reads it, and the result."""
+    made = {plan.output.access.tensor.name for plan in whole.plans}
+    seen: Counter[str] = Counter()
+    for plan in whole.plans:
+        for array in plan.arrays:
+            name = array.access.tensor.name
+            if name in made:
+                continue
+            found = home(array, "constant" if name in constants else "input", tuple(kept(array)))
+            yield found.model_copy(update={"name": f"{name}{AGAIN}{seen[name]}"}) if seen[name] else found
+            seen[name] += 1
+    last = whole.plans[-1]
+    yield home(last.output, "output", tuple(results(last)))
 
 
-def _buffers(plan: Plan, memory: Memory, steps: int) -> Iterator[Buffer]:
-    """Every buffer on all tiles that work, for the whole program."""
+def _moving(moves: tuple[Move, ...]) -> Iterator[Step]:
+    """What earlier stages computed, brought to where this one keeps it."""
+    for move in moves:
+        if move.pads:
+            array = move.array
+            name = array.box_buffer if array.in_place or array.kept else array.home_buffer
+            fill = Fill(to=Ref(buffer=name, offset=0), elements=work.cleared_elements(array), value=0)
+            yield Step(name=f"clear {name}", compute=(VertexGroup(tiles=tile_set(array.grid, {}), vertex=fill),))
+    if moves:
+        names = ", ".join(m.array.access.tensor.name for m in moves)
+        yield Step(name=f"move {names}", exchange=tuple([send for move in moves for send in move.sends()]))
+
+
+def _buffers(plan: Plan, memory: Memory, live: tuple[int, int], steps: int) -> Iterator[Buffer]:
+    """Every buffer on all tiles that work: those that last for the whole program, others while their stage runs."""
     acc = plan.nest.stage.body.dtype
-    types = {f"{kind}{a.number}": a.access.tensor.dtype for a in plan.arrays for kind in ("in", "home")}
-    types |= {"acc": acc, "parts": acc, "sum": acc, "out": plan.output.access.tensor.dtype}
+    types = {name: a.access.tensor.dtype for a in plan.arrays for name in (a.box_buffer, a.home_buffer)}
+    types |= {plan.buffer(name): acc for name in ("acc", "parts", "sum")} | {plan.buffer("out"): plan.output.access.tensor.dtype}
     tiles = tile_set(plan.grid, {})
     for wish in work.wishes(plan):
         size = work.element_bytes(types[wish.name])
@@ -80,7 +96,7 @@ def _buffers(plan: Plan, memory: Memory, steps: int) -> Iterator[Buffer]:
             elements=max(1, wish.nbytes // size),
             address=memory.addresses[wish.name],
             tiles=tiles,
-            live=(0, max(0, steps - 1)),
+            live=(0, max(0, steps - 1)) if wish.lasting else live,
         )
 
 
@@ -104,7 +120,7 @@ def _bringing(plan: Plan, moving: list[ArrayPlan], trips: Trips) -> Iterator[Ste
     tiles = tile_set(plan.grid, {})
     for array in moving:
         if array.leaves:
-            fill = Fill(to=Ref(buffer=f"in{array.number}", offset=0), elements=array.elements, value=_outside(plan, array))
+            fill = Fill(to=Ref(buffer=array.box_buffer, offset=0), elements=array.elements, value=_outside(plan, array))
             yield Step(name=f"fill {array.access.tensor.name} {trips}", compute=(VertexGroup(tiles=tiles, vertex=fill),))
     sends = tuple([send for array in moving for send in brought(array, trips) if send.to.tiles])
     if moving:
@@ -121,18 +137,10 @@ def _outside(plan: Plan, array: ArrayPlan) -> float | int:
 
 def _completing(plan: Plan, spec: HardwareSpec, trips: Trips) -> Iterator[Step]:
     """Parts of results added up, and results finished."""
+    vector = work.widest(spec, plan.nest.stage.body.dtype)
     if plan.parts > 1:
         yield Step(name=f"deal {trips}", exchange=tuple(dealt(plan)))
-        size = work.pieces(plan).size
-        at = 0 if work.finishes(plan) else box_number(plan.output, trips) * size
-        yield Step(name=f"add {trips}", compute=tuple([_moved(g, at) for g in vertices.adding(plan)]))
-    groups = tuple(vertices.finishing(plan, trips, work.widest(spec, plan.nest.stage.body.dtype)))
+        yield Step(name=f"add {trips}", compute=tuple(vertices.adding(plan, trips, vector)))
+    groups = tuple(vertices.finishing(plan, trips, vector))
     if groups:
         yield Step(name=f"finish {trips}", compute=groups)
-
-
-def _moved(group: VertexGroup, offset: int) -> VertexGroup:
-    """The same vertex with its results further on."""
-    assert isinstance(group.vertex, Reduce)
-    out = Ref(buffer=group.vertex.out.buffer, offset=offset)
-    return group.model_copy(update={"vertex": group.vertex.model_copy(update={"out": out})})

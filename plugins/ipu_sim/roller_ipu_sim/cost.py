@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from roller.plugin import Estimate, HardwareSpec, StageProgram
+from roller.plugin import Estimate, HardwareSpec, RProgram, StageProgram
 from roller_ipu_sim import cycles, work
+from roller_ipu_sim.between import Move
 from roller_ipu_sim.heap import Memory, placed
 from roller_ipu_sim.machine import Machine, machine
 from roller_ipu_sim.plan import ArrayPlan, Plan, plan_of
+from roller_ipu_sim.whole import Whole, whole_of
 from roller_ipu_sim.windows import Traffic, traffic
 
 WORD_BYTES = 4  # of the exchange
-NEVER = Estimate(math.inf, (("compute", math.inf),))
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Costing:
     """One program on one chip."""
 
     plan: Plan
+    memory: Memory
     machine: Machine
     spec: HardwareSpec
 
@@ -47,7 +50,10 @@ class Costing:
         found["exchange"] = sum(self._phases())
         if self.plan.parts > 1:
             found["exchange"] += outer * self._partial_phase()
-            found["combine"] = outer * cycles.reduced(self.machine, self._acc, work.pieces(self.plan).size, self.plan.parts)
+            shape = work.combining(self.plan, self.spec)
+            pieces = work.pieces(self.plan).size
+            once = cycles.reduced(self.machine, self._acc, pieces, self.plan.parts) if shape is None else self._vertex(shape)
+            found["combine"] = outer * once
         finish = work.finishing(self.plan, self.spec)
         found["finish"] = outer * cycles.mapped(self.machine, finish) if finish is not None else 0
         return found
@@ -108,11 +114,6 @@ class Costing:
         every = -(-pieces.elements * pieces.element_bytes // WORD_BYTES)
         return cycles.exchanged(self.machine, self.plan.parts * words, every, self.plan.parts + pieces.count)
 
-    @cached_property
-    def memory(self) -> Memory:
-        """What a tile holds."""
-        return placed(work.wishes(self.plan), self.machine)
-
 
 def _shared(array: ArrayPlan) -> Traffic:
     """A plain array: each tile's share of a block goes to all that need the block. A tile's own share lies in its box from the
@@ -132,15 +133,50 @@ def _shared(array: ArrayPlan) -> Traffic:
     return Traffic(total - kept * words, words, array.holders - kept * holds + holds)
 
 
-def estimate(spec: HardwareSpec, program: StageProgram) -> Estimate:
-    """The prediction for a stage's program: simulated cycles over the clock. Infinite where the machine cannot run it so."""
+def estimate(spec: HardwareSpec, program: StageProgram | RProgram) -> Estimate:
+    """The prediction for a stage's program, as if alone, or for a whole one: simulated cycles over the clock. Infinite where the
+    machine cannot run it so.
+    """
+    if isinstance(program, RProgram):
+        return _whole(spec, program)
     chip = machine(spec)
     plan = plan_of(program, chip)
-    if plan is None or work.refusal(plan, spec) is not None:
-        return NEVER
-    costing = Costing(plan, chip, spec)
-    if costing.memory.excess:
-        return NEVER
-    seconds = {name: count / (chip.clock_ghz * 1e9) for name, count in costing.terms.items()}
-    used = (("units", plan.grid.tiles / chip.tiles),)
-    return Estimate(sum(seconds.values()), tuple(seconds.items()), used)
+    refused = work.UNREADABLE if plan is None else work.refusal(plan, spec)
+    if plan is None or refused is not None:
+        return _never(refused or work.UNREADABLE)
+    memory = placed([work.wishes(plan)], chip)
+    if memory.excess:
+        return _never(("tile memory", ""))
+    return _estimate(Counter(Costing(plan, memory, chip, spec).terms), chip, plan.grid.tiles)
+
+
+def _never(refused: tuple[str, str]) -> Estimate:
+    """The prediction for what cannot run; its only term names the rule."""
+    return Estimate(math.inf, ((refused[0], math.inf),))
+
+
+def _whole(spec: HardwareSpec, program: RProgram) -> Estimate:
+    """The stages one after another, and what is brought from one to the next."""
+    whole = whole_of(spec, program)
+    if not isinstance(whole, Whole):
+        return _never(whole)
+    chip, terms = whole.machine, Counter[str]()
+    for plan, moves in zip(whole.plans, whole.moves, strict=True):
+        terms.update(Costing(plan, whole.memory, chip, spec).terms)
+        if moves:
+            terms["exchange"] += _moved(moves, chip)
+    return _estimate(terms, chip, max(plan.grid.tiles for plan in whole.plans))
+
+
+def _moved(moves: Sequence[Move], chip: Machine) -> int:
+    """Cycles of the exchange before a stage."""
+    every = np.stack([np.stack(m.traffic(chip.tiles)) for m in moves]).sum(axis=0)
+    words_in, words_out, fragments = (int(n) for n in every.max(axis=1))
+    cleared = [m.array for m in moves if m.pads]
+    filled = sum(cycles.filled(chip, a.access.tensor.dtype, work.cleared_elements(a)) for a in cleared)
+    return cycles.exchanged(chip, words_in, words_out, fragments) + filled
+
+
+def _estimate(terms: Mapping[str, int], chip: Machine, tiles: int) -> Estimate:
+    seconds = {name: count / (chip.clock_ghz * 1e9) for name, count in terms.items()}
+    return Estimate(sum(seconds.values()), tuple(seconds.items()), (("units", tiles / chip.tiles),))

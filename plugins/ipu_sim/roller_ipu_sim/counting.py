@@ -15,7 +15,7 @@ from roller_ipu_sim.manifest import BYTES, Amp, Buffer, Copy, Fill, Manifest, Ma
 from roller_ipu_sim.memory import occupied
 from roller_ipu_sim.profile import VERTEX_KINDS, Profile, Superstep
 
-__all__ = ["profiled", "vertex_cycles"]
+__all__ = ["phases", "profiled", "vertex_cycles"]
 
 
 def profiled(manifest: Manifest, machine: Machine) -> Profile:

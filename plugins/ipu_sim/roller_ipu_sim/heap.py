@@ -12,12 +12,15 @@ WORD_BYTES = 8  # buffers begin at multiples of the widest plain access
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A buffer to be placed: `apart` begins at a memory element of its own, `interleaved` wants the interleaved region."""
+    """A buffer to be placed: `apart` begins at a memory element of its own, `interleaved` wants the interleaved region,
+    `lasting` is there from the beginning to the end, not only while its stage runs.
+    """
 
     name: str
     nbytes: int
     apart: bool = False
     interleaved: bool = False
+    lasting: bool = False
 
 
 @dataclass(frozen=True)
@@ -34,28 +37,46 @@ class Memory:
         return max(0, self.needed - self.room)
 
 
-def placed(wishes: Sequence[Wish], machine: Machine) -> Memory:
-    """Addresses for all buffers: those that want the interleaved region from its beginning on, the others in the plain region after
-    the program's code, or behind the former where that has no room for them.
+def placed(stages: Sequence[Sequence[Wish]], machine: Machine) -> Memory:
+    """Addresses for the buffers of a program's stages, which run one after another: what lasts first, then on top of it what each
+    stage needs for itself.
+
+    Those that want the interleaved region lie there from its beginning on, the others in the plain region behind the program's
+    code, or behind the former where that has no room for them.
     """
-    elements = machine.memory.element_bytes
-    start = machine.memory.region0_bytes
-    addresses: dict[str, int] = {}
-    low, high = machine.reserved_bytes, start
-    for wish in sorted(wishes, key=lambda w: (not w.interleaved, not w.apart)):
-        pair = machine.memory.interleave * elements  # an element of the interleaved region
-        if not (wish.interleaved and machine.placing.interleaved):
-            at = _up(low, elements if wish.apart else WORD_BYTES)
-            if at + wish.nbytes <= start:
-                addresses[wish.name], low = at, at + wish.nbytes
-                if wish.apart:
-                    low = _up(low, elements)
+    lasting = _Heap(machine, machine.reserved_bytes, machine.memory.region0_bytes)
+    addresses = lasting.take([wish for wishes in stages for wish in wishes if wish.lasting])
+    needed = max(lasting.low, lasting.high)
+    for wishes in stages:
+        heap = _Heap(machine, lasting.low, lasting.high)
+        addresses |= heap.take([wish for wish in wishes if not wish.lasting])
+        needed = max(needed, heap.low, heap.high)
+    return Memory(addresses, needed, machine.tile_bytes)
+
+
+@dataclass
+class _Heap:
+    """The first free address of the plain region, and of the interleaved one."""
+
+    machine: Machine
+    low: int
+    high: int
+
+    def take(self, wishes: Sequence[Wish]) -> dict[str, int]:
+        """Room for buffers."""
+        memory, start = self.machine.memory, self.machine.memory.region0_bytes
+        pair = memory.interleave * memory.element_bytes  # an element of the interleaved region
+        found = {}
+        for wish in sorted(wishes, key=lambda w: (not w.interleaved, not w.apart)):
+            at = _up(self.low, memory.element_bytes if wish.apart else WORD_BYTES)
+            if at + wish.nbytes <= start and not (wish.interleaved and self.machine.placing.interleaved):
+                found[wish.name], self.low = at, at + wish.nbytes
+                self.low = _up(self.low, memory.element_bytes) if wish.apart else self.low
                 continue
-        at = _up(high - start, pair if wish.apart else WORD_BYTES) + start
-        addresses[wish.name], high = at, at + wish.nbytes
-        if wish.apart:
-            high = _up(high - start, pair) + start
-    return Memory(addresses, max(high, low), machine.tile_bytes)
+            at = _up(self.high - start, pair if wish.apart else WORD_BYTES) + start
+            found[wish.name], self.high = at, at + wish.nbytes
+            self.high = _up(self.high - start, pair) + start if wish.apart else self.high
+        return found
 
 
 def _up(value: int, step: int) -> int:

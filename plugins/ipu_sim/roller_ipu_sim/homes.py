@@ -54,7 +54,7 @@ def kept(array: ArrayPlan) -> Iterator[Placement]:
             box = box_number(array, trips)
             alone = array.in_place or array.kept
             at = box * array.elements + first if alone else box * array.share
-            buffer = f"in{array.number}" if alone else f"home{array.number}"
+            buffer = array.box_buffer if alone else array.home_buffer
             yield Placement(
                 tile=number(grid, coords),
                 buffer=buffer,
@@ -79,7 +79,7 @@ def _window_parts(array: ArrayPlan) -> Iterator[Placement]:
         mine = window_part(windows, table, coords, share)
         if mine is not None:
             low, shape = [i.low for i in mine], [i.high - i.low for i in mine]
-            yield Placement(tile=number(grid, coords), buffer=f"home{array.number}", offset=0, start=tuple(low), shape=tuple(shape))
+            yield Placement(tile=number(grid, coords), buffer=array.home_buffer, offset=0, start=tuple(low), shape=tuple(shape))
 
 
 def window_part(
@@ -110,7 +110,7 @@ def results(plan: Plan) -> Iterator[Placement]:
             if count > 0:
                 yield Placement(
                     tile=number(grid, coords),
-                    buffer="out",
+                    buffer=plan.buffer("out"),
                     offset=box * size,
                     start=starts(array, coords, trips),
                     shape=array.box,

@@ -41,7 +41,7 @@ from roller_ipu_sim.manifest import (
 )
 from roller_ipu_sim.scalars import Value, convert, exact_sum, from_bytes, operate, to_bytes
 
-__all__ = ["Interpretation", "interpret"]
+__all__ = ["Interpretation", "indices", "interpret"]
 
 Array = npt.NDArray[Any]
 LEAVES = ("load", "const", "result", "index")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,7 @@ def stored(tensor: TensorHome, array: Array) -> Array:
 
 def unstored(tensor: TensorHome, array: Array) -> Array:
     """The tensor of a stored array."""
-    return np.broadcast_to(array[coordinates(tensor)], tensor.shape).copy()
+    return np.array(np.broadcast_to(array[coordinates(tensor)], tensor.shape))
 
 
 Slices = tuple[slice, ...]
@@ -71,9 +72,16 @@ def _held(placement: Placement) -> Iterator[Slices]:
     return _boxes(placement.start, placement.shape, placement.first, placement.first + placement.elements)
 
 
+def _at(array: Array, box: Slices) -> Array:
+    """A box of an array as a view, of an array without dimensions too."""
+    index: tuple[Any, ...] = (*box, ...)
+    found: Array = array[index]
+    return found
+
+
 def part(placement: Placement, array: Array) -> Array:
     """What of a stored array a placement holds, in the order in which it lies there."""
-    pieces = [array[box].reshape(-1) for box in _held(placement)]
+    pieces = [_at(array, box).reshape(-1) for box in _held(placement)]
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
@@ -81,6 +89,6 @@ def put_part(placement: Placement, array: Array, values: Array) -> None:
     """Write what a placement holds to its place in a stored array."""
     done = 0
     for box in _held(placement):
-        target = array[box]
+        target = _at(array, box)
         target[...] = values[done : done + target.size].reshape(target.shape)
         done += target.size

@@ -135,6 +135,18 @@ class ArrayPlan:
     nest: Nest
     tile: tuple[int, ...]  # the unit tile
     placing: bool  # parts may lie in place from the beginning
+    prefix: str = ""  # of its buffers
+    alias: str | None = None  # the buffer in which an earlier stage leaves it just as it is wanted
+
+    @property
+    def box_buffer(self) -> str:
+        """The name of the buffer of its boxes."""
+        return self.alias or f"{self.prefix}in{self.number}"
+
+    @property
+    def home_buffer(self) -> str:
+        """The name of the buffer of what a tile keeps of it, where that does not lie in its box."""
+        return f"{self.prefix}home{self.number}"
 
     @property
     def element_bytes(self) -> int:
@@ -225,7 +237,7 @@ class ArrayPlan:
         return -(-self.elements // self.share)
 
 
-def array_plan(program: StageProgram, number: int, grid: Grid, last: int | None, placing: bool) -> ArrayPlan | None:
+def array_plan(program: StageProgram, number: int, grid: Grid, last: int | None, placing: bool, prefix: str) -> ArrayPlan | None:
     """Array `number` of the nest, stored with the dimension that walks `last` of the nest as its innermost one; None where an
     index is no sum of the nest's dimensions.
     """
@@ -240,7 +252,7 @@ def array_plan(program: StageProgram, number: int, grid: Grid, last: int | None,
     if box:
         grain = max(1, GRAIN_BYTES // ELEMENT_BYTES[access.tensor.dtype])
         box[-1] = -(-box[-1] // grain) * grain
-    return ArrayPlan(access, number, order, tuple(box), grid, nest, tile, placing)
+    return ArrayPlan(access, number, order, tuple(box), grid, nest, tile, placing, prefix)
 
 
 def _dims(nest: Nest, access: Access) -> list[ArrayDim] | None:
@@ -292,6 +304,11 @@ class Plan:
     extra: tuple[ArrayPlan, ...]
     output: ArrayPlan
     parts: int  # tiles that add up parts of the same results
+    prefix: str = ""  # of its buffers
+
+    def buffer(self, name: str) -> str:
+        """The name of one of the buffers of its results."""
+        return self.prefix + name
 
     @property
     def nest(self) -> Nest:
@@ -309,16 +326,16 @@ class Plan:
         return any(self.nest.extents[d] == 0 for d in self.nest.reduce)
 
 
-def plan_of(program: StageProgram, chip: Machine) -> Plan | None:
+def plan_of(program: StageProgram, chip: Machine, prefix: str = "") -> Plan | None:
     """The plan of a program on a chip; None where an array's index is more than tiles can be cut from."""
     nest, grid = program.nest, grid_of(program, chip.tiles)
     first = len(nest.inputs)
-    found = [array_plan(program, n, grid, _last(program, n), chip.placing.in_place) for n in range(len(nest.accesses))]
+    found = [array_plan(program, n, grid, _last(program, n), chip.placing.in_place, prefix) for n in range(len(nest.accesses))]
     arrays = [plan for plan in found if plan is not None]
     if len(arrays) != len(found):
         return None
     parts = math.prod([lp.parts for lp in grid.loops if nest.dims[lp.dim].is_reduce])
-    return Plan(program, grid, tuple(arrays[:first]), tuple(arrays[first:-1]), arrays[-1], parts)
+    return Plan(program, grid, tuple(arrays[:first]), tuple(arrays[first:-1]), arrays[-1], parts, prefix)
 
 
 def _last(program: StageProgram, number: int) -> int | None:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from roller.plugin import Artifact, numpy_dtype
+from roller_ipu_sim.codegen import AGAIN
 from roller_ipu_sim.execute import execute
 from roller_ipu_sim.manifest import from_json
 from roller_ipu_sim.profile import Profile
@@ -35,7 +36,8 @@ class Simulator:
         if not out.size:
             return
         arrays = {**self._constants, **dict(zip(self._names, inputs, strict=True))}
-        wanted = {t.name: arrays[t.name].reshape(t.shape) for t in self._manifest.tensors if t.name in arrays}
+        homes = [(t, t.name.partition(AGAIN)[0]) for t in self._manifest.tensors]
+        wanted = {t.name: arrays[name].reshape(t.shape) for t, name in homes if name in arrays}
         found = execute(self._manifest, self._artifact.spec, wanted)
         self._profile = found.profile
         out[...] = found.outputs[self._artifact.launch["output"]].reshape(out.shape)

@@ -25,7 +25,7 @@ def _flat(tile: int, buffer: str, offset: int, tiles: tuple[tuple[int, int, int]
 
 
 def _shares(array: ArrayPlan, trips: Trips) -> Iterator[Send]:
-    grid, axes, name = array.grid, touched(array), f"in{array.number}"
+    grid, axes, name = array.grid, touched(array), array.box_buffer
     others = [axis for axis in range(len(grid.loops)) if axis not in axes]
     alone = array.kept
     for coords in coordinates(grid):
@@ -39,7 +39,7 @@ def _shares(array: ArrayPlan, trips: Trips) -> Iterator[Send]:
             yield _flat(mine, name, first, without(tiles, mine), name, first, count)
         else:
             at = box_number(array, trips) * array.share
-            yield _flat(mine, f"home{array.number}", at, tiles, name, first, count)
+            yield _flat(mine, array.home_buffer, at, tiles, name, first, count)
 
 
 def without(tiles: tuple[tuple[int, int, int], ...], tile: int) -> tuple[tuple[int, int, int], ...]:
@@ -81,11 +81,11 @@ def _rows(array: ArrayPlan, trips: Trips) -> Iterator[Send]:
             steps = [math.prod(own[p + 1 :]) for p in range(len(own))]
             yield Send(
                 tile=tile,
-                buffer=f"home{array.number}",
+                buffer=array.home_buffer,
                 offset=sum([(b - i.low) * s for b, i, s in zip(begin, chosen, steps, strict=True)]),
                 to=Receivers(
                     tiles=tiles,
-                    buffer=f"in{array.number}",
+                    buffer=array.box_buffer,
                     offset=sum([(b - low) * s for b, low, s in zip(begin, lows, array.strides, strict=True)]),
                 ),
                 shape=tuple([e - b for b, e in zip(begin, end, strict=True)]) or (1,),
@@ -107,4 +107,6 @@ def dealt(plan: Plan) -> Iterator[Send]:
                 left, to[axis] = divmod(left, grid.loops[axis].parts)
             first = piece * found.size
             count = min(found.size, found.elements - first)
-            yield _flat(mine, "acc", first, ((number(grid, tuple(to)), 1, 1),), "parts", part * found.size, count)
+            yield _flat(
+                mine, plan.buffer("acc"), first, ((number(grid, tuple(to)), 1, 1),), plan.buffer("parts"), part * found.size, count
+            )

@@ -7,7 +7,7 @@ from typing import Any
 
 from roller_ipu_sim.manifest import BYTES, Map, nodes, operands
 
-__all__ = ["FLOATS", "Tree", "body_dtype", "dtype_of", "epilogue_operations", "operations"]
+__all__ = ["FLOATS", "Tree", "body_dtype", "dtype_of", "epilogue_operations", "held", "operations"]
 
 FLOATS = frozenset({"float32", "float16", "bfloat16"})
 COMPARISON = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})

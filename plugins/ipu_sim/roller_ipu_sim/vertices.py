@@ -44,7 +44,7 @@ def _identity(plan: Plan, trips: Trips) -> VertexGroup:
     finished = plan.parts > 1 or finishes(plan)
     offset = 0 if finished else box_number(plan.output, trips) * plan.output.elements
     value = IDENTITY[plan.nest.stage.reducer or "sum"]
-    to = Ref(buffer="acc" if finished else "out", offset=offset)
+    to = Ref(buffer=plan.buffer("acc" if finished else "out"), offset=offset)
     return VertexGroup(tiles=tile_set(plan.grid, {}), vertex=Fill(to=to, elements=plan.output.elements, value=value))
 
 
@@ -109,9 +109,9 @@ def _amp(plan: Plan, trips: Trips, reduce: dict[int, int], first: bool) -> Amp:
         in_dtype=atom.in_dtype,
         acc_dtype=atom.acc_dtype,
         zero=first,
-        a=Ref(buffer=f"in{a.number}", offset=base(a, trips) + a.begin),
-        w=Ref(buffer=f"in{w.number}", offset=base(w, trips) + w.begin),
-        out=Ref(buffer=target, offset=box_number(out, trips) * out.elements if target == "out" else 0),
+        a=Ref(buffer=a.box_buffer, offset=base(a, trips) + a.begin),
+        w=Ref(buffer=w.box_buffer, offset=base(w, trips) + w.begin),
+        out=Ref(buffer=plan.buffer(target), offset=box_number(out, trips) * out.elements if target == "out" else 0),
         loops=tuple(loops),
         k_blocks=shape.k_blocks,
         taps=shape.taps,
@@ -148,7 +148,7 @@ def _mapped(plan: Plan, trips: Trips, tiles: TileSet, reduce: dict[int, int], fi
         accumulate=not first and stage.reducer is not None,
         epilogue_loads=tuple(trees.late),
         epilogue=finished,
-        out=View(buffer=buffer, offset=offset, strides=tuple([out.step(d) for d in spatial])),
+        out=View(buffer=plan.buffer(buffer), offset=offset, strides=tuple([out.step(d) for d in spatial])),
     )
     return VertexGroup(tiles=tiles, vertex=vertex, origins=trees.origins(tiles))
 
@@ -195,7 +195,7 @@ class _Trees:
     def _view(self, load: Load, dims: list[int]) -> View:
         array = self.array_of(load)
         return View(
-            buffer=f"in{array.number}",
+            buffer=array.box_buffer,
             offset=base(array, self.trips) + array.begin,
             strides=tuple([array.step(d) for d in dims]),
         )
@@ -237,27 +237,24 @@ def finishing(plan: Plan, trips: Trips, vector: int) -> Iterator[VertexGroup]:
     if not finishes(plan):
         return
     stage, out, tile = plan.nest.stage, plan.output, plan.program.unit_tile
-    dealt = pieces(plan) if plan.parts > 1 else None
-    spatial = _order(plan) if dealt is None else []
-    trees = _Trees(plan, trips, spatial if dealt is None else [])
-    source = "sum" if dealt is not None else "acc"
-    size = out.elements if dealt is None else dealt.size
-    extents = tuple([tile[d] for d in spatial]) if dealt is None else (dealt.size,)
-    steps = tuple([out.step(d) for d in spatial]) if dealt is None else (1,)
     epilogue = stage.epilogue if stage.epilogue is not None else Cast(Accumulator(stage.body.dtype), out.access.tensor.dtype)
-    body = _shifted(trees.finished(epilogue))
-    views = (View(buffer=source, offset=0, strides=steps), *trees.late)
-    at = box_number(out, trips) * size
-    vertex = Map(
-        dtype=stage.body.dtype,
-        loops=extents,
-        vector=vector,
-        loads=views,
-        body=body,
-        out=View(buffer="out", offset=at, strides=steps),
-    )
-    tiles = tile_set(plan.grid, {})
-    yield VertexGroup(tiles=tiles, vertex=vertex, origins=trees.origins(tiles))
+    whole, spatial = tile_set(plan.grid, {}), _order(plan)
+    rows = [(whole, tuple([tile[d] for d in spatial]))] if plan.parts == 1 else [(t, (n,)) for t, n in holders(plan)]
+    dims, source = (spatial, "acc") if plan.parts == 1 else ([], "sum")
+    steps = tuple([out.step(d) for d in spatial]) if plan.parts == 1 else (1,)
+    at = box_number(out, trips) * (out.elements if plan.parts == 1 else pieces(plan).size)
+    for tiles, extents in rows:
+        trees = _Trees(plan, trips, dims)
+        body = _shifted(trees.finished(epilogue))
+        vertex = Map(
+            dtype=stage.body.dtype,
+            loops=extents,
+            vector=vector,
+            loads=(View(buffer=plan.buffer(source), offset=0, strides=steps), *trees.late),
+            body=body,
+            out=View(buffer=plan.buffer("out"), offset=at, strides=steps),
+        )
+        yield VertexGroup(tiles=tiles, vertex=vertex, origins=trees.origins(tiles))
 
 
 def _shifted(tree: Tree) -> Tree:
@@ -272,22 +269,41 @@ def _shifted(tree: Tree) -> Tree:
     return tuple([_shifted(part) if isinstance(part, tuple) else part for part in tree])
 
 
-def adding(plan: Plan) -> Iterator[VertexGroup]:
-    """Parts of results added up, by each tile its piece."""
+def holders(plan: Plan) -> Iterator[tuple[TileSet, int]]:
+    """The tiles that add up each piece of results, and its elements."""
     dealt, grid = pieces(plan), plan.grid
     axes = [axis for axis, lp in enumerate(grid.loops) if plan.nest.dims[lp.dim].is_reduce]
-    target = "sum" if finishes(plan) else "out"
     for piece in range(dealt.count):
         at, left = {}, piece
         for axis in reversed(axes):
             left, at[axis] = divmod(left, grid.loops[axis].parts)
-        outputs = min(dealt.size, dealt.elements - piece * dealt.size)
+        yield tile_set(grid, at), min(dealt.size, dealt.elements - piece * dealt.size)
+
+
+def adding(plan: Plan, trips: Trips, vector: int) -> Iterator[VertexGroup]:
+    """Parts of results put together, by each tile its piece."""
+    size, stage = pieces(plan).size, plan.nest.stage
+    target, at = ("sum", 0) if finishes(plan) else ("out", box_number(plan.output, trips) * size)
+    for tiles, outputs in holders(plan):
+        if stage.reducer not in (None, "sum"):
+            folded = Map(
+                dtype=stage.body.dtype,
+                loops=(outputs, plan.parts),
+                reduce=1,
+                vector=vector,
+                loads=(View(buffer=plan.buffer("parts"), offset=0, strides=(1, size)),),
+                body=("load", 0),
+                reducer=stage.reducer,
+                out=View(buffer=plan.buffer(target), offset=at, strides=(1,)),
+            )
+            yield VertexGroup(tiles=tiles, vertex=folded)
+            continue
         vertex = Reduce(
             acc_dtype=plan.nest.stage.body.dtype,
             partials=plan.parts,
             outputs=outputs,
-            parts=Ref(buffer="parts", offset=0),
-            step=dealt.size,
-            out=Ref(buffer=target, offset=0),
+            parts=Ref(buffer=plan.buffer("parts"), offset=0),
+            step=size,
+            out=Ref(buffer=plan.buffer(target), offset=at),
         )
-        yield VertexGroup(tiles=tile_set(grid, at), vertex=vertex)
+        yield VertexGroup(tiles=tiles, vertex=vertex)

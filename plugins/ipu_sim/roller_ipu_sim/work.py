@@ -14,6 +14,7 @@ from roller_ipu_sim.plan import GRAIN_BYTES, ArrayPlan, Plan
 from roller_ipu_sim.windows import Windows, dims_apart
 
 WORD_BYTES = 4  # of the exchange
+FOLDS = {"sum": "add", "max": "max", "min": "min", "prod": "mul"}
 TYPES = frozenset({"float32", "float16", "int32", "int16", "int8", "uint8", "bool"})  # of arrays and of what is computed
 
 
@@ -159,7 +160,7 @@ def map_shape(plan: Plan, step: Steps) -> MapShape:
         points=math.prod(step.reduce.values()),
         vector=program.width,
         loads=len(loads_in(stage.body)),
-        ops=operations(stage.body),
+        ops=operations(stage.body) + ((FOLDS[stage.reducer],) if stage.reducer is not None else ()),
         epilogue_loads=len(loads_in(stage.epilogue)) if whole and stage.epilogue is not None else 0,
         epilogue_ops=operations(stage.epilogue) if whole and stage.epilogue is not None else (),
         reduces=stage.reducer is not None,
@@ -208,6 +209,19 @@ def pieces(plan: Plan) -> Pieces:
     return Pieces(elements, piece, -(-elements // piece), size)
 
 
+def combining(plan: Plan, spec: HardwareSpec) -> MapShape | None:
+    """How parts of results are put together where they are not added up; None where they are, which has a vertex of its own."""
+    stage = plan.nest.stage
+    if stage.reducer is None or stage.reducer == "sum":
+        return None
+    vector = widest(spec, stage.body.dtype)
+    outputs = -(-pieces(plan).size // vector) * vector
+    return MapShape(stage.body.dtype, outputs, plan.parts, vector, 1, (FOLDS[stage.reducer],), 0, (), True)
+
+
+UNREADABLE = "indices", "an array's index is no sum of loops"
+
+
 def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
     """Why programs cannot run so: a short rule and a reason; None where they can."""
     nest = plan.nest
@@ -220,6 +234,8 @@ def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
         return "element type", f"tiles do not compute with {unknown[0]}"
     if not plan.output.plain:
         return "scattered results", "results do not lie side by side"
+    if program.atom.kind == "matrix" and not all(_bare(factor) for factor in nest.factors):
+        return "bare factors", "the matrix unit multiplies arrays as they are, not functions of them"
     if program.atom.kind == "matrix":
         n, k = program.role("n"), program.role("k")
         streamed, stationary = operands(plan)
@@ -246,6 +262,11 @@ def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
     return None
 
 
+def _bare(factor: Scalar) -> bool:
+    """True if a factor is an element of an array, as it is or widened."""
+    return isinstance(factor.value if isinstance(factor, Cast) else factor, Load)
+
+
 def _beside(array: ArrayPlan, dim: int) -> bool:
     """True if an array does not depend on a dimension, or lies along it."""
     return not array.touches(dim) or array.step(dim) == 1
@@ -264,43 +285,52 @@ def wishes(plan: Plan) -> list[Wish]:
     found = []
     for array in plan.arrays:
         apart, inter = matrix and array in plan.inputs, array.number == stationary
-        name, size = f"in{array.number}", array.element_bytes
-        if array.in_place:
-            found.append(Wish(name, array.elements * array.boxes * size, apart, inter))
+        size = array.element_bytes
+        if array.alias is not None:
             continue
-        found.append(Wish(name, array.elements * size, apart, inter))
-        if not array.plain:
-            found.append(Wish(f"home{array.number}", _kept(array) * size))
-        elif not array.kept:
-            found.append(Wish(f"home{array.number}", array.share * array.boxes * size))
+        if array.in_place:
+            found.append(Wish(array.box_buffer, array.elements * array.boxes * size, apart, inter, lasting=True))
+            continue
+        found.append(Wish(array.box_buffer, array.elements * size, apart, inter, lasting=array.kept))
+        if not array.kept:
+            found.append(Wish(array.home_buffer, kept_elements(array) * size, lasting=True))
     return found + _result_wishes(plan, matrix)
 
 
-def _kept(array: ArrayPlan) -> int:
-    """Elements that a tile keeps of an array that is no plain one, at most."""
+def kept_elements(array: ArrayPlan) -> int:
+    """Elements that a tile keeps of an array apart from its boxes, at most."""
+    if array.plain:
+        return array.share * array.boxes
     windows = Windows(array)
     return math.prod([max([i.high - i.low for i in windows.intervals(place)]) for place in range(len(array.dims))])
 
 
+def cleared_elements(array: ArrayPlan) -> int:
+    """Elements of the buffer in which a tile keeps its parts of an array."""
+    if array.in_place:
+        return array.elements * array.boxes
+    return array.elements if array.kept else kept_elements(array)
+
+
 def _result_wishes(plan: Plan, matrix: bool) -> list[Wish]:
     output, acc = plan.output, ELEMENT_BYTES[plan.nest.stage.body.dtype]
-    found = []
+    elements, found = output.elements, []
+    if plan.parts > 1 or finishes(plan):
+        found = [Wish(plan.buffer("acc"), output.elements * acc, matrix)]
     if plan.parts > 1:
         dealt = pieces(plan)
-        found = [Wish("acc", output.elements * acc, matrix), Wish("parts", plan.parts * dealt.size * acc)]
+        elements = dealt.size
+        found.append(Wish(plan.buffer("parts"), plan.parts * dealt.size * acc))
         if finishes(plan):
-            found.append(Wish("sum", dealt.size * acc))
-        return [*found, Wish("out", dealt.size * output.boxes * output.element_bytes)]
-    if finishes(plan):
-        found = [Wish("acc", output.elements * acc, matrix)]
-    return [*found, Wish("out", output.elements * output.boxes * output.element_bytes, matrix and not found)]
+            found.append(Wish(plan.buffer("sum"), dealt.size * acc))
+    return [*found, Wish(plan.buffer("out"), elements * output.boxes * output.element_bytes, matrix and not found, lasting=True)]
 
 
 def interleaved(plan: Plan, memory: Memory, start: int) -> bool:
     """True if the weights lie in the interleaved region, which begins at an address."""
     if plan.program.atom.kind != "matrix" or plan.empty:
         return False
-    return memory.addresses[f"in{operands(plan)[1].number}"] >= start
+    return memory.addresses[operands(plan)[1].box_buffer] >= start
 
 
 def element_bytes(dtype: str) -> int:

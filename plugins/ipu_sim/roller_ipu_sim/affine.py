@@ -1,0 +1,79 @@
+"""Rows of numbers as loops: what is regular in long tables, so that a printed program loops instead of listing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+Row = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """Rows `first + sum of index * step` over loops of (count, step for each column), outermost first."""
+
+    first: Row
+    loops: tuple[tuple[int, Row], ...] = ()
+
+    def rows(self) -> list[Row]:
+        """All rows, in order."""
+        found = [self.first]
+        for count, step in self.loops:
+            found = [_plus(row, step, index) for row in found for index in range(count)]
+        return found
+
+
+def nests(rows: Iterable[Row]) -> list[Nest]:
+    """The rows in their order as few nests: runs of equal steps become a loop, runs of equal loops a loop around it."""
+    found = [Nest(row) for row in rows]
+    while True:
+        # Runs of two may tear a longer run apart, and are all there is where two columns alternate: the shorter result stays.
+        folded = min((_folded(found, least) for least in (3, 2)), key=len)
+        if len(folded) == len(found):
+            return found
+        found = folded
+
+
+def _folded(given: Sequence[Nest], least: int) -> list[Nest]:
+    found: list[Nest] = []
+    start = 0
+    while start < len(given):
+        end = _run_end(given, start)
+        if end - start >= least:
+            step = _minus(given[start + 1].first, given[start].first)
+            found.append(Nest(given[start].first, ((end - start, step), *given[start].loops)))
+            start = end
+        else:
+            found.append(given[start])
+            start += 1
+    return found
+
+
+def _run_end(given: Sequence[Nest], start: int) -> int:
+    """Behind the last of the nests that follow one another in equal steps and have equal loops."""
+    end, step = start + 1, None
+    while end < len(given) and given[end].loops == given[start].loops:
+        now = _minus(given[end].first, given[end - 1].first)
+        if step is not None and now != step:
+            break
+        step, end = now, end + 1
+    return end
+
+
+def _plus(row: Row, step: Row, times: int) -> Row:
+    return tuple(value + times * change for value, change in zip(row, step, strict=True))
+
+
+def _minus(row: Row, other: Row) -> Row:
+    return tuple(value - before for value, before in zip(row, other, strict=True))
+
+
+def total(constant: int, terms: Iterable[tuple[int, str]]) -> str:
+    """A sum as C++: `8 + 4 * i0 - i1`; terms of factor 0 are left away."""
+    text = str(constant) if constant else ""
+    for factor, name in terms:
+        if factor:
+            product = name if abs(factor) == 1 else f"{abs(factor)} * {name}"
+            sign = "-" if factor < 0 else "+"
+            text = f"{text} {sign} {product}" if text else (product if factor > 0 else f"-{product}")
+    return text or "0"
