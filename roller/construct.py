@@ -27,7 +27,7 @@ from roller.copying import panel_room
 from roller.errors import ConstructionError
 from roller.estimate import Estimate, combine_estimates
 from roller.expr import TensorExpr
-from roller.grow import extents_at, grow, tiles_at
+from roller.grow import extents_at, grow, least_tile, tiles_at
 from roller.hardware import HardwareSpec
 from roller.nest import Nest, Tile, variants
 from roller.program import RProgram, StageProgram, Staging, panel_element_bytes
@@ -131,7 +131,7 @@ def construct_stage(
         for choice in refined(begun.search, begun.program):
             rate(begun.search, choice)
     if not pool:
-        refused = dict(every[0].refusals) if every else {}
+        refused = dict(every[0].refusals) if every else {f"no unit computes in {nests[0].stage.body.dtype}": 1}
         raise ConstructionError(f"no tile of {nests[0].stage.name!r} fits {spec.device}:{spec.chip}", refused)
     for search, program in _worth_settling(found, sorted(pool.values(), key=lambda item: item[0])):
         settled = settle(search, program, STEPS)
@@ -148,8 +148,8 @@ def _hopeless(search: Search) -> bool:
     if search.model.parameters.own_model is None:
         return False
     inner = start(search)
-    aligned = tuple([next(iter(extents_at(search, 0, dim, inner)), extent) for dim, extent in enumerate(inner)])
-    least = program_of(search, search.levels, (aligned, *[inner] * (len(search.levels) - 1)))
+    chain = (least_tile(search, 0, inner), *[inner] * (len(search.levels) - 1))
+    least = program_of(search, search.levels, chain)
     found = search.model.estimate(least)
     if math.isfinite(found.seconds):
         return False

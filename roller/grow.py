@@ -63,6 +63,7 @@ class _Level:
         self._extents = {d: self._aligned(d) for d in dims}
         self._windows = [] if self.innermost or search.spec.levels[search.levels[position]].managed else sliding(nest)
         self._least_waste = padding_waste(nest.extents, inner)
+        self._start = inner if self.innermost else least_tile(search, position, inner)
 
     def _aligned(self, dim: int) -> tuple[int, ...]:
         extents = extents_at(self.search, self.position, dim, self.inner)
@@ -74,7 +75,7 @@ class _Level:
         """One round at one padding allowance: best score first, a bounded number of new tiles; adds to `seen`."""
         visits = INNER_VISITS if self.innermost else OUTER_VISITS
         self.padded = False
-        frontier, done = [(0.0, self.inner)], set[Tile]()
+        frontier, done = [(0.0, self._start)], set[Tile]()
         while frontier and visits:
             frontier.sort(key=lambda item: (-item[0], item[1]))
             _, tile = frontier.pop(0)
@@ -169,6 +170,15 @@ def extents_at(search: Search, position: int, dim: int, inner: Tile) -> Iterator
     """The aligned extents of a dimension at a level around an inner tile, rising."""
     multiple = search.rules.multiple(search.levels[position], search.nest.dims[dim].name)
     return aligned_extents(search.nest.extents[dim], inner[dim], multiple)
+
+
+def least_tile(search: Search, position: int, inner: Tile) -> Tile:
+    """What growth at a level starts from: the inner tile; where a rule lists the only extents that may be, the least of these."""
+    level, dims = search.levels[position], search.nest.dims
+    if level == len(search.spec.levels):
+        return inner
+    steps = [search.rules.multiple(level, d.name) for d in dims]
+    return tuple([math.lcm(e, m.step) if m.even and e else e for e, m in zip(inner, steps, strict=True)])
 
 
 def even_at(search: Search, position: int, dim: int, inner: Tile) -> list[int]:

@@ -29,7 +29,8 @@ from roller_ipu_sim.manifest import (
 )
 
 CHIPS = ("bow", "c600", "gc2", "gc200")
-DTYPES = ("float32", "float16", "int32", "int8")
+DTYPES = ("float32", "float16", "int32", "int8", "bfloat16", "uint8", "bool", "int16")
+WHOLE = ("int32", "int8", "uint8", "bool", "int16")
 SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 65504.0, 6e-8, 1e-40)
 
 
@@ -52,8 +53,8 @@ def alike(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
 
 def array(draw: st.DrawFn, dtype: str, shape: Sequence[int]) -> np.ndarray[Any, Any]:
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    if dtype.startswith("int"):
-        return rng.integers(-100, 100, shape).astype(dtype)
+    if dtype in WHOLE:
+        return rng.integers(-100 if dtype.startswith("int") else 0, 2 if dtype == "bool" else 100, shape).astype(dtype)
     values = rng.standard_normal(shape) * 2.0 ** rng.integers(-4, 8, shape)
     special = rng.choice(SPECIAL, shape)
     with np.errstate(over="ignore"):
@@ -116,9 +117,9 @@ class Writer:
         kinds += ["reduce"] if len(self.named(tiles, dtypes=("float32", "float16"))) > 1 else []
         out = self.draw(st.sampled_from(self.named(tiles)))
         match self.draw(st.sampled_from(kinds)):
-            case "fill":
+            case "fill" if self.dtypes[out] != "bfloat16":
                 count = self.draw(st.integers(1, self.sizes[out]))
-                value = self.draw(st.sampled_from([0, 1, -3] if self.dtypes[out].startswith("int") else [0, -1.5, "-inf", "nan"]))
+                value = self.draw(st.sampled_from([0, 1] if self.dtypes[out] in WHOLE else [0, -1.5, "-inf", "nan"]))
                 return Fill(to=ref(out, self.sizes[out] - count), elements=count, value=value)
             case "copy":
                 like = self.named(tiles, dtypes=(self.dtypes[out],), but=(out,))
@@ -162,7 +163,8 @@ class Writer:
         dtype = draw(st.sampled_from(["float32", "float16", "int32"]))
         sources = self.named(tiles, but=(out,))
         loads = [
-            self.view(draw(st.sampled_from(sources)), [*loops, *points]) for _ in range(draw(st.integers(0, 2)) if sources else 0)
+            self.view(draw(st.sampled_from(sources)), [*loops, *points])
+            for _ in range(draw(st.sampled_from([1, 2, 1, 2, 0])) if sources else 0)
         ]
         late = [self.view(draw(st.sampled_from(sources)), loops) for _ in range(draw(st.integers(0, 1)) if sources else 0)]
         accumulate = reducer is not None and self.dtypes[out] == dtype and draw(st.booleans())
@@ -263,7 +265,7 @@ def manifests(draw: st.DrawFn) -> Case:
     every_tile = list(range(draft.tiles))
     for number in range(draw(st.integers(2, 5))):
         tiles = every_tile if draw(st.booleans()) else [t for t in every_tile if draw(st.booleans())] or every_tile[-1:]
-        writer.buffer(f"b{number}", draw(st.sampled_from(DTYPES)), draw(st.integers(1, 12)) * 2, tiles)
+        writer.buffer(f"b{number}", draw(st.sampled_from((*DTYPES, *DTYPES[:3], *DTYPES[:3]))), draw(st.integers(1, 12)) * 2, tiles)
     for number, kind in enumerate(steps):
         writer.compute(number) if kind == "compute" else writer.exchange(number)
     return Case(draft.done(), draft.spec, writer.inputs)

@@ -12,7 +12,7 @@ from ipu_random import alike
 
 from roller.plugin import LaunchError
 from roller_ipu_sim import cycles
-from roller_ipu_sim.execute import Execution, execute
+from roller_ipu_sim.execute import Execution, Simulation, execute
 from roller_ipu_sim.interpret import interpret
 from roller_ipu_sim.machine import machine
 from roller_ipu_sim.manifest import (
@@ -302,6 +302,17 @@ def test_long_reductions_are_cut_into_pieces(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr("roller_ipu_sim.execute.PIECE", piece)
         monkeypatch.setattr("roller_ipu_sim.execute.POINTS", points)
         assert alike(both(draft.done(), x=values).outputs["y"], whole)
+
+
+def test_a_simulation_runs_again_with_other_arrays() -> None:
+    product = Product(24, 64, 64, 1, 2)
+    simulation = Simulation(product.manifest(), bow())
+    for inputs in (factors(24, 64, 64), {name: -values for name, values in factors(24, 64, 64).items()}):
+        found = simulation.run(inputs)
+        assert found.profile is simulation.profile
+        assert alike(found.outputs["out"], execute(product.manifest(), bow(), inputs).outputs["out"])
+    halved = simulation.run({"a": factors(24, 64, 64)["a"] / 2, "b": factors(24, 64, 64)["b"]})
+    assert not alike(halved.outputs["out"], found.outputs["out"])
 
 
 def test_arrays_that_do_not_fit_are_refused() -> None:

@@ -304,6 +304,7 @@ FILL, COPY, PLUS, ADD, TOPS = (f"steps.{n}.compute.0.vertex" for n in range(5))
         (put(f"{PLUS}.loads.0.strides", [4, 2]), "elements 0 to 11 of buffer 'x'"),
         (put(f"{PLUS}.loads.0.strides", [4, -1]), "elements -3 to"),
         (put(f"{PLUS}.reduce", 3), "3 of 2 loops reduce"),
+        (put(f"{PLUS}.loops", [2, 2**32]), "8589934592 points of 2 loops"),
         (put(f"{TOPS}.reducer", None), "without a reducer"),
         (put(f"{PLUS}.accumulate", True), "without a reducer"),
         (put(f"{PLUS}.vector", 8), "vectors of 8 float32; bow has 2"),

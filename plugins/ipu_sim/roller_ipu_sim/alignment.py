@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roller.plugin import ELEMENT_BYTES, HardwareSpec, Multiple, Stage, TensorExpr, nests
-from roller_ipu_sim.plan import GRAIN_BYTES
+from roller_ipu_sim.plan import GRAIN_BYTES, in_words
 
 TILE_LEVEL = 1  # a tile's own memory
 
@@ -20,11 +20,12 @@ def tile_multiples(spec: HardwareSpec, expr: TensorExpr, level: int) -> dict[str
 
 
 def _steps(spec: HardwareSpec, expr: TensorExpr, stage: Stage) -> dict[str, int]:
-    """Elements of a grain along dimensions that come last in some array, 1 along others."""
+    """Elements of a grain along dimensions that come last in some array, 1 along others; whole arrays are padded to grains."""
     found = {}
     for nest in nests(stage, expr.tensors, spec.spread):
         for place, dim in enumerate(nest.dims):
-            sizes = [ELEMENT_BYTES[a.tensor.dtype] for a in nest.accesses if a.strides[place] == 1]
+            last = [a for a in nest.accesses if a.strides[place] == 1 or in_words(nest, a) == place]
+            sizes = [ELEMENT_BYTES[a.tensor.dtype] for a in last]
             step = max([GRAIN_BYTES // size for size in sizes], default=1)
-            found[dim.name] = max(1, step) if step <= dim.extent else 1
+            found[dim.name] = max(1, step)
     return found

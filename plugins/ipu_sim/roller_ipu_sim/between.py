@@ -52,8 +52,8 @@ class Move:
     def stays(self) -> bool:
         """True if it is wanted just where it was computed."""
         out = self.made.output
-        same = (out.merged, out.box, stored(out), [d.source for d in out.dims])
-        if same != (self.array.merged, self.array.box, stored(self.array), [d.source for d in self.array.dims]):
+        same = (out.digits, out.box, stored(out), out.order)
+        if same != (self.array.digits, self.array.box, stored(self.array), self.array.order):
             return False
         return self.array.in_place and [_place(p) for p in self.from_] == [_place(p) for p in self.to]
 
@@ -151,8 +151,7 @@ def _place(placement: Placement) -> tuple[object, ...]:
 
 def _ids(array: ArrayPlan, placements: Sequence[Placement]) -> Iterator[Numbers]:
     """For each placement the row-major numbers of its elements in the array; `NOWHERE` for padding."""
-    order = [d.source for d in array.dims]
-    numbers = np.arange(array.access.tensor.elements).reshape(array.merged).transpose(order)
+    numbers = np.arange(array.access.tensor.elements).reshape(array.digits).transpose(array.order)
     whole = np.full(stored(array), NOWHERE)
     whole[tuple([slice(0, n) for n in numbers.shape])] = numbers
     for place in placements:

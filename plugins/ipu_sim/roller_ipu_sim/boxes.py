@@ -16,7 +16,22 @@ Array = npt.NDArray[Any]
 Ranges = tuple[tuple[int, int, int], ...]
 Rows = slice | npt.NDArray[np.int64]
 
-__all__ = ["Array", "Box", "Ranges", "Rows", "arrived", "box", "injective", "numbers", "reads", "rows_of", "sent", "view", "writes"]
+__all__ = [
+    "Array",
+    "Box",
+    "Ranges",
+    "Rows",
+    "arrived",
+    "box",
+    "injective",
+    "numbers",
+    "places",
+    "reads",
+    "rows_of",
+    "sent",
+    "view",
+    "writes",
+]
 
 
 class Box(NamedTuple):
@@ -55,14 +70,21 @@ def _table(tiles: Ranges) -> npt.NDArray[np.int64]:
     return table
 
 
+def places(home: Ranges, tiles: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The places of tiles in the set of tiles of a buffer; -1 for those that are not in it."""
+    table = _table(home)
+    found: npt.NDArray[np.int64] = np.where(tiles < len(table), table[np.minimum(tiles, len(table) - 1)], -1)
+    return found
+
+
 @lru_cache(maxsize=65536)
 def rows_of(home: Ranges, tiles: Ranges) -> Rows | int:
     """The places of tiles in the set of tiles of a buffer: a slice where they are evenly apart.
 
     A number instead: the first of the tiles that is not in the set, as -1 - tile.
     """
-    table, wanted = _table(home), numbers(tiles)
-    found = np.where(wanted < len(table), table[np.minimum(wanted, len(table) - 1)], -1)
+    wanted = numbers(tiles)
+    found = places(home, wanted)
     missing = np.flatnonzero(found < 0)
     if len(missing):
         return -1 - int(wanted[missing[0]])

@@ -12,7 +12,7 @@ from roller_ipu_sim.boxes import Box, Ranges, numbers
 from roller_ipu_sim.flow import Access, Moment, check_flow
 from roller_ipu_sim.layout import coordinates, part, stored
 from roller_ipu_sim.machine import Machine
-from roller_ipu_sim.manifest import BYTES, Buffer, Manifest, ManifestError, Placement, Send, Step, TensorHome
+from roller_ipu_sim.manifest import BYTES, Buffer, Manifest, ManifestError, Placement, Send, Step, TensorHome, collection_paused
 from roller_ipu_sim.memory import check_memory
 from roller_ipu_sim.rules import Rules
 
@@ -24,6 +24,11 @@ HOST = {"input": "read", "constant": "read", "output": "written"}
 
 def check(manifest: Manifest, machine: Machine) -> None:
     """Refuse a manifest that this machine would not run as it says; `ManifestError` names step, tile, buffer and what to do."""
+    with collection_paused():
+        _check(manifest, machine)
+
+
+def _check(manifest: Manifest, machine: Machine) -> None:
     if manifest.chip != machine.chip:
         raise ManifestError(f"a manifest for {manifest.chip!r}, but a machine {machine.chip!r}; take the spec that it was made for")
     if manifest.tiles > machine.tiles:
@@ -160,7 +165,8 @@ def _moment(rules: Rules, number: int, step: Step, tiles: int, known: set[Ranges
 def _sent(rules: Rules, where: str, number: int, send: Send, tiles: int, known: set[Ranges]) -> Access:
     where = f"{where}, send {number} of tile {send.tile}"
     own = ((send.tile, 1, 1),)
-    _check_tiles(where, own, tiles, known)
+    if send.tile >= tiles:
+        _check_tiles(where, own, tiles, known)
     _check_tiles(where, send.to.tiles, tiles, known)
     read, written = rules.send(where, send)
     return Access(where, own, [read], send.to.tiles, [written])

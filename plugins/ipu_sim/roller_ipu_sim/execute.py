@@ -26,7 +26,7 @@ from roller_ipu_sim.manifest import Amp, AmpLoop, Buffer, Copy, Fill, Manifest, 
 from roller_ipu_sim.profile import Profile
 from roller_ipu_sim.trees import Tree
 
-__all__ = ["Execution", "Order", "execute"]
+__all__ = ["Execution", "Order", "Simulation", "execute"]
 
 POISON = 0xFF  # in every byte: NaN in each floating type
 PIECE = 1 << 17  # results that are worked on at once: 1 MiB of float64, so that they stay in a cache
@@ -45,14 +45,22 @@ class Execution:
 
 
 def execute(manifest: Manifest, spec: HardwareSpec, inputs: Mapping[str, Array], order: Order = "forwards") -> Execution:
-    """Check, count and run a manifest on the machine of a spec. `inputs`: the arrays of inputs and constants by name, of the
-    tensors' sizes and types. `ManifestError` for a manifest that is refused, `LaunchError` for arrays that do not fit it.
-    """
-    chip = machine(spec)
-    check(manifest, chip)
-    profile = profiled(manifest, chip)
-    with np.errstate(all="ignore"):
-        return Execution(_Run(manifest).outputs(inputs, order), profile)
+    """Check, count and run a manifest once; see `Simulation`."""
+    return Simulation(manifest, spec).run(inputs, order)
+
+
+class Simulation:
+    """A manifest on the machine of a spec: checked and counted once, run as often as wanted. `ManifestError` if it is refused."""
+
+    def __init__(self, manifest: Manifest, spec: HardwareSpec) -> None:
+        chip = machine(spec)
+        check(manifest, chip)
+        self._manifest, self.profile = manifest, profiled(manifest, chip)
+
+    def run(self, inputs: Mapping[str, Array], order: Order = "forwards") -> Execution:
+        """The outputs. `inputs`: arrays of all inputs and constants by name, of their sizes and types; `LaunchError` for others."""
+        with np.errstate(all="ignore"):
+            return Execution(_Run(self._manifest).outputs(inputs, order), self.profile)
 
 
 class _Memory:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from roller_ipu_sim.boxes import Array, Box, Ranges, numbers, rows_of, view
+from roller_ipu_sim.boxes import Array, Box, Ranges, numbers, places, rows_of, view
 from roller_ipu_sim.manifest import Buffer, ManifestError
 
 __all__ = ["Access", "Moment", "check_flow"]
@@ -82,17 +82,56 @@ class _Step:
         self._buffers, self._granules, self._written, self._moment = buffers, granules, written, moment
 
     def check(self) -> None:
-        target = {} if self._moment.at_once else self._written
+        if not self._moment.at_once:
+            self._in_turn(self._written)
+            return
+        target = self._together()
+        if target is None:
+            target = {}
+            self._in_turn(target)
+            for access, box in ((a, b) for a in self._moment.accesses for b in a.reads if b.buffer in target):
+                self._apart(access, box, target)
+        for name, marks in target.items():
+            self._marks(name, self._written).marks |= marks.marks
+
+    def _in_turn(self, target: dict[str, _Marks]) -> None:
+        """One access after another; what is wrong is raised with its place."""
         for access in self._moment.accesses:
             for box in access.reads:
                 self._read(access, box)
             for box in access.writes:
                 self._write(access, box, target)
-        if self._moment.at_once:
-            for access, box in ((a, b) for a in self._moment.accesses for b in a.reads if b.buffer in target):
-                self._apart(access, box, target)
-            for name, marks in target.items():
-                self._marks(name, self._written).marks |= marks.marks
+
+    def _together(self) -> dict[str, _Marks] | None:
+        """The marks of what an exchange writes, with accesses to the same boxes of many tiles as one; None if anything is wrong."""
+        target: dict[str, _Marks] = {}
+        alike: dict[tuple[tuple[Box, ...], tuple[Box, ...]], list[Access]] = {}
+        for access in self._moment.accesses:
+            alike.setdefault((tuple(access.reads), tuple(access.writes)), []).append(access)
+        read: list[tuple[Box, Array]] = []
+        for (reads, writes), accesses in alike.items():
+            readers, writers = (np.concatenate([numbers(a[which]) for a in accesses]) for which in (1, 3))
+            for box in reads:
+                rows = self._places(box, readers)
+                if rows is None or not self._marks(box.buffer, self._written).at(box)[rows].all():
+                    return None
+                read.append((box, rows))
+            for box in writes:
+                rows = self._places(box, writers)
+                if rows is None or len(np.unique(rows)) < len(rows):
+                    return None
+                marks = self._marks(box.buffer, target).at(box)
+                if marks[rows].any():
+                    return None
+                marks[rows] = True
+        clash = any(target[box.buffer].at(box)[rows].any() for box, rows in read if box.buffer in target)
+        return None if clash else target
+
+    def _places(self, box: Box, tiles: Array) -> Array | None:
+        """The rows of tiles in a buffer; None if one has not got it, or it is not live."""
+        buffer = self._buffers[box.buffer]
+        rows = places(buffer.tiles, tiles)
+        return rows if buffer.live[0] <= self._moment.step <= buffer.live[1] and (rows >= 0).all() else None
 
     def _marks(self, name: str, store: dict[str, _Marks]) -> _Marks:
         if name not in store:

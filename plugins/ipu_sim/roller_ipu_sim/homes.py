@@ -7,7 +7,7 @@ from typing import Literal
 
 from roller_ipu_sim.manifest import Placement, TensorHome
 from roller_ipu_sim.places import box_number, box_trips, coordinates, number, share_of, starts, touched
-from roller_ipu_sim.plan import ArrayPlan, Plan
+from roller_ipu_sim.plan import ArrayDim, ArrayPlan, Plan
 from roller_ipu_sim.windows import Interval, Windows
 from roller_ipu_sim.work import pieces
 
@@ -16,7 +16,7 @@ Role = Literal["input", "constant", "output"]
 
 def home(array: ArrayPlan, role: Role, placements: tuple[Placement, ...]) -> TensorHome:
     """A tensor with its layout: dimensions in stored order, extents padded to what boxes cover."""
-    layout = tuple([(d.source, 1, None) for d in array.dims])
+    layout = tuple([(d.source, d.divisor, None if _highest(array, d) else d.extent) for d in array.dims])
     return TensorHome(
         name=array.access.tensor.name,
         dtype=array.access.tensor.dtype,
@@ -28,11 +28,15 @@ def home(array: ArrayPlan, role: Role, placements: tuple[Placement, ...]) -> Ten
     )
 
 
+def _highest(array: ArrayPlan, dim: ArrayDim) -> bool:
+    return all(d.divisor <= dim.divisor for d in array.dims if d.source == dim.source)
+
+
 def stored(array: ArrayPlan) -> tuple[int, ...]:
     """Extents of the stored array."""
     found = []
     for dim, box in zip(array.dims, array.box, strict=True):
-        whole = dim.plain(array.nest.extents)
+        whole = dim.plain(array.nest.extents) and (array.plain or dim is array.dims[-1])
         found.append(array.grid.last(dim.terms[0][0]) + box if whole else dim.extent)
     return tuple(found)
 

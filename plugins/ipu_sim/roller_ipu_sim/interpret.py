@@ -68,13 +68,15 @@ def indices(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 class _Tiles:
-    """The memories of all tiles, each a row of bytes."""
+    """The memories of all tiles, each a row of bytes. They start from zeros, not from NaN like those of `execute`: what nothing has
+    written differs between the two.
+    """
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
         self._buffers = {buffer.name: buffer for buffer in manifest.buffers}
         size = max((b.address + b.elements * BYTES[b.dtype] for b in manifest.buffers), default=0)
-        self._memory = [bytearray(b"\xff" * size) for _ in range(manifest.tiles)]
+        self._memory = [bytearray(size) for _ in range(manifest.tiles)]
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs for some inputs."""

@@ -367,7 +367,7 @@ def tiles_in(tiles: tuple[tuple[int, int, int], ...]) -> Iterator[int]:
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """While many models are made: none of them is garbage, and looking for it again and again takes most of the time."""
+    """While many small values are made: few are garbage, and looking for it again and again takes most of the time."""
     running = gc.isenabled()
     gc.disable()
     try:

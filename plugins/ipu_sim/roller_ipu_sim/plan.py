@@ -103,12 +103,17 @@ def _in_time(lp: Loop, level: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ArrayDim:
-    """One stored dimension: its extent in the array, and its index as a sum of dimensions of the nest, each with a coefficient."""
+    """One stored dimension: its extent in the array, and its index as a sum of dimensions of the nest, each with a coefficient.
 
-    source: int  # its place among the array's dimensions, neighbours merged
+    It is one of the array's, neighbours merged, or a digit of one: index // divisor, modulo the extent.
+    """
+
+    source: int  # its place among the array's dimensions
     extent: int
     terms: tuple[tuple[int, int], ...]
     offset: int
+    divisor: int = 1
+    whole: bool = True  # the array's whole dimension, not a digit of it
 
     def reach(self, tile: tuple[int, ...]) -> int:
         """Elements between the first and the last one that a tile touches, both included."""
@@ -161,7 +166,21 @@ class ArrayPlan:
     @cached_property
     def merged(self) -> tuple[int, ...]:
         """The array's shape with neighbouring dimensions merged, in the order of the array."""
-        return tuple(d.extent for d in sorted(self.dims, key=lambda d: d.source))
+        found: dict[int, int] = {}
+        for dim in sorted(self.dims, key=lambda d: d.source):
+            found[dim.source] = found.get(dim.source, 1) * dim.extent
+        return tuple(found.values())
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """For each stored dimension its place in the order of the array."""
+        inside = sorted(self.dims, key=lambda d: (d.source, -d.divisor))
+        return tuple([inside.index(d) for d in self.dims])
+
+    @cached_property
+    def digits(self) -> tuple[int, ...]:
+        """Extents of the stored dimensions in the order of the array."""
+        return tuple([d.extent for d in sorted(self.dims, key=lambda d: (d.source, -d.divisor))])
 
     @cached_property
     def plain(self) -> bool:
@@ -264,7 +283,8 @@ def _dims(nest: Nest, access: Access) -> list[ArrayDim] | None:
         fused = _fused(nest, access, place)
         if fused is not None:
             dim, count = fused
-            found.append(ArrayDim(len(found), math.prod(access.tensor.shape[place : place + count]), ((dim, 1),), 0))
+            extent = math.prod(access.tensor.shape[place : place + count])
+            found.append(ArrayDim(max([d.source + 1 for d in found], default=0), extent, ((dim, 1),), 0))
             place += count
             continue
         index = access.index[place]
@@ -274,9 +294,26 @@ def _dims(nest: Nest, access: Access) -> list[ArrayDim] | None:
         terms = [(where[name], c) for name, c in index.terms if name in where]
         if any(len(nest.dims[n].members) > 1 for (n, _), _ in terms):
             return None
-        found.append(ArrayDim(len(found), access.tensor.shape[place], tuple([(n, c) for (n, _), c in terms]), index.offset))
+        source = max([d.source + 1 for d in found], default=0)
+        walked = tuple([(n, c) for (n, _), c in terms])
+        extent = access.tensor.shape[place]
+        found += _in_digits(nest, source, extent, walked, index.offset) or [ArrayDim(source, extent, walked, index.offset)]
         place += 1
     return found
+
+
+def _in_digits(nest: Nest, source: int, extent: int, terms: tuple[tuple[int, int], ...], offset: int) -> list[ArrayDim]:
+    """A dimension that several loops walk like the digits of a number (groups of channels), as one stored dimension for each loop;
+    nothing for others.
+    """
+    found: list[ArrayDim] = []
+    size = 1
+    for dim, coefficient in sorted(terms, key=lambda t: t[1]):
+        if coefficient != size:
+            return []
+        found.insert(0, ArrayDim(source, nest.extents[dim], ((dim, 1),), 0, size, False))
+        size *= nest.extents[dim]
+    return found if len(found) > 1 and size == extent and not offset else []
 
 
 def _fused(nest: Nest, access: Access, place: int) -> tuple[int, int] | None:
@@ -347,4 +384,15 @@ def _last(program: StageProgram, number: int) -> int | None:
         return None
     role = "k" if access.role == "body" else "n"
     wanted = program.role(role) if program.atom.kind == "matrix" else program.lane
-    return wanted if wanted is not None and access.touches[wanted] else None
+    return wanted if wanted is not None and access.touches[wanted] else in_words(program.nest, access)
+
+
+def in_words(nest: Nest, access: Access) -> int | None:
+    """The dimension that comes last in an array of small elements whose own last dimension is walked in windows: rows of windows
+    would not begin at words. The longest of those that are walked from end to end; None for other arrays.
+    """
+    size, dims = ELEMENT_BYTES[access.tensor.dtype], _dims(nest, access) or []
+    if size >= GRAIN_BYTES // 2 or not dims or dims[-1].plain(nest.extents):
+        return None
+    plain = [d.terms[0][0] for d in dims if d.plain(nest.extents)]
+    return max(plain, key=lambda n: (nest.extents[n], n), default=None)

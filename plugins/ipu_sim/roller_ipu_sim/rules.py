@@ -28,11 +28,15 @@ from roller_ipu_sim.manifest import (
 __all__ = ["Rules"]
 
 
+POINTS_MAX = 2**32  # of a vertex: far more than operands in a tile's memory give, so only loops that stand still have them
+
+
 class Rules:
     """The rules of one machine for the vertices and sends of one manifest, whose buffers are given by name."""
 
     def __init__(self, machine: Machine, buffers: Mapping[str, Buffer]) -> None:
         self._machine, self._buffers = machine, buffers
+        self._sends: dict[tuple[object, ...], tuple[Box, Box]] = {}  # by all but their tiles: most are alike
 
     def buffer(self, where: str, name: str) -> Buffer:
         """The buffer of that name."""
@@ -45,6 +49,13 @@ class Rules:
         """What a vertex reads and writes, if it keeps the rules; `ManifestError` if not."""
         vertex = group.vertex
         where = f"{where}, tile {numbers(group.tiles)[0]}, {vertex.kind}"
+        loops = (
+            vertex.loops if isinstance(vertex, Map) else [loop.extent for loop in vertex.loops] if isinstance(vertex, Amp) else []
+        )
+        if math.prod(loops) > POINTS_MAX:
+            raise ManifestError(
+                f"{where}: {math.prod(loops)} points of {len(loops)} loops; a vertex has at most {POINTS_MAX}, cut it"
+            )
         try:
             if isinstance(vertex, Map):
                 self._map_form(where, vertex)
@@ -211,6 +222,14 @@ class Rules:
 
     def send(self, where: str, send: Send) -> tuple[Box, Box]:
         """What a send reads, and what it writes in each receiver, if it keeps the rules; `ManifestError` if not."""
+        to = send.to
+        key = (send.buffer, send.offset, to.buffer, to.offset, send.shape, send.strides, send.to_strides)
+        found = self._sends.get(key)
+        if found is None:
+            found = self._sends[key] = self._send(where, send)
+        return found
+
+    def _send(self, where: str, send: Send) -> tuple[Box, Box]:
         if not len(send.shape) == len(send.strides) == len(send.to_strides) or not send.shape:
             found = f"{len(send.shape)} extents with {len(send.strides)} and {len(send.to_strides)} strides"
             raise ManifestError(f"{where}: {found}; give each extent its two")

@@ -61,11 +61,11 @@ class Windows:
         """Where the parts of a dimension's owners begin, and its end."""
         dim, axis = self.array.dims[place], self.owners[place]
         if axis is None:
-            return [0, dim.extent]
+            return [0, self.extent(place)]
         lp = self.array.grid.loops[axis]
         step = next(c for n, c in dim.terms if n == lp.dim) * lp.serial * lp.step
-        inner = [min(max(dim.offset + p * step, 0), dim.extent) for p in range(1, lp.parts)]
-        return [0, *inner, dim.extent]
+        inner = [min(max(dim.offset + p * step, 0), self.extent(place)) for p in range(1, lp.parts)]
+        return [0, *inner, self.extent(place)]
 
     @cached_property
     def shared(self) -> tuple[int, int]:
@@ -101,8 +101,16 @@ class Windows:
         return found
 
     def reach(self, place: int) -> int:
-        """Elements of a box along a dimension, without padding."""
-        return self.array.dims[place].reach(self.array.tile)
+        """Elements of a box along a dimension; with padding along the last one, if that is walked from end to end."""
+        return self.array.box[place] if self._padded(place) else self.array.dims[place].reach(self.array.tile)
+
+    def extent(self, place: int) -> int:
+        """Elements of the stored array along a dimension."""
+        dim = self.array.dims[place]
+        return self.array.grid.last(dim.terms[0][0]) + self.array.box[place] if self._padded(place) else dim.extent
+
+    def _padded(self, place: int) -> bool:
+        return place == len(self.array.dims) - 1 and self.array.dims[place].plain(self.array.nest.extents)
 
 
 def positions(array: ArrayPlan, nest_dim: int, trips: tuple[int, ...]) -> Counts:
@@ -134,7 +142,7 @@ def traffic(array: ArrayPlan, trips: tuple[int, ...]) -> Traffic:
     windows, axes, last = Windows(array), len(array.grid.loops), len(array.dims) - 1
     arrive, arrive_runs = np.ones((1,) * axes, np.int64), np.ones((1,) * axes, np.int64)
     leave, leave_runs = np.ones((1,) * axes, np.int64), np.ones((1,) * axes, np.int64)
-    for place, dim in enumerate(array.dims):
+    for place in range(len(array.dims)):
         kept = windows.intervals(place)
         lows = windows.lows(place, trips)
         common = _overlap(kept, lows, windows.reach(place))  # [interval, *grid]
@@ -144,7 +152,6 @@ def traffic(array: ArrayPlan, trips: tuple[int, ...]) -> Traffic:
         once = tuple(range(1, axes + 1))
         leave = leave * _at_home(windows, place, kept, words.sum(axis=once))
         leave_runs = leave_runs * _at_home(windows, place, kept, runs.sum(axis=once))
-        assert dim.extent
     return Traffic(arrive, leave, arrive_runs + leave_runs)
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from roller.plugin import ELEMENT_BYTES, Binary, Cast, HardwareSpec, Load, Scalar, Select, Unary
+from roller.plugin import ELEMENT_BYTES, Binary, Cast, Coordinate, HardwareSpec, Load, Nest, Scalar, Select, Unary
 from roller_ipu_sim.cycles import AmpShape, MapShape
 from roller_ipu_sim.heap import Memory, Wish
 from roller_ipu_sim.plan import GRAIN_BYTES, ArrayPlan, Plan
@@ -108,18 +108,41 @@ def operands(plan: Plan) -> tuple[ArrayPlan, ArrayPlan]:
     return (second, first) if swapped else (first, second)
 
 
-def operations(tree: Scalar) -> tuple[str, ...]:
-    """Names of what a tree computes, operands before what takes them."""
+def operations(tree: Scalar, nest: Nest) -> tuple[str, ...]:
+    """Names of what a tree computes, operands before what takes them; a coordinate adds up the loops that it follows."""
     match tree:
         case Unary(op, value):
-            return (*operations(value), op)
+            return (*operations(value, nest), op)
         case Binary(op, left, right):
-            return (*operations(left), *operations(right), op)
+            return (*operations(left, nest), *operations(right, nest), op)
         case Select(condition, yes, no):
-            return (*operations(condition), *operations(yes), *operations(no), "select")
+            return (*operations(condition, nest), *operations(yes, nest), *operations(no, nest), "select")
         case Cast(value, _):
-            return (*operations(value), "cast")
+            return (*operations(value, nest), "cast")
+        case Coordinate(index):
+            return ("add",) * max(0, sum(1 for d in nest.dims if index.coefficient(d.members[-1].name)) - 1)
     return ()
+
+
+def _coordinates(tree: Scalar) -> list[Coordinate]:
+    match tree:
+        case Coordinate():
+            return [tree]
+        case Unary(_, value) | Cast(value, _):
+            return _coordinates(value)
+        case Binary(_, left, right):
+            return _coordinates(left) + _coordinates(right)
+        case Select(condition, yes, no):
+            return _coordinates(condition) + _coordinates(yes) + _coordinates(no)
+    return []
+
+
+def _merged(nest: Nest) -> bool:
+    """True if a coordinate follows a loop that has been merged with others."""
+    stage = nest.stage
+    trees = [stage.body] if stage.epilogue is None else [stage.body, stage.epilogue]
+    followed = {name for tree in trees for node in _coordinates(tree) for name, _ in node.index.terms}
+    return any(axis.name in followed for dim in nest.dims if len(dim.members) > 1 for axis in dim.members)
 
 
 def loads_in(tree: Scalar) -> list[Load]:
@@ -160,9 +183,9 @@ def map_shape(plan: Plan, step: Steps) -> MapShape:
         points=math.prod(step.reduce.values()),
         vector=program.width,
         loads=len(loads_in(stage.body)),
-        ops=operations(stage.body) + ((FOLDS[stage.reducer],) if stage.reducer is not None else ()),
+        ops=operations(stage.body, plan.nest) + ((FOLDS[stage.reducer],) if stage.reducer is not None else ()),
         epilogue_loads=len(loads_in(stage.epilogue)) if whole and stage.epilogue is not None else 0,
-        epilogue_ops=operations(stage.epilogue) if whole and stage.epilogue is not None else (),
+        epilogue_ops=operations(stage.epilogue, plan.nest) if whole and stage.epilogue is not None else (),
         reduces=stage.reducer is not None,
     )
 
@@ -190,7 +213,7 @@ def finishing(plan: Plan, spec: HardwareSpec) -> MapShape | None:
     stage = plan.nest.stage
     vector = widest(spec, stage.body.dtype)
     elements = -(-pieces(plan).size // vector) * vector if plan.parts > 1 else results_in_vectors(plan, vector)
-    ops = operations(stage.epilogue) if stage.epilogue is not None else ("cast",)
+    ops = operations(stage.epilogue, plan.nest) if stage.epilogue is not None else ("cast",)
     loads = 1 + (len(loads_in(stage.epilogue)) if stage.epilogue is not None else 0)
     return MapShape(stage.body.dtype, elements, 1, vector, loads, ops, 0, (), False)
 
@@ -232,6 +255,8 @@ def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
     unknown = [t for t in types if t not in TYPES]
     if unknown:
         return "element type", f"tiles do not compute with {unknown[0]}"
+    if _merged(nest):
+        return "coordinates", "an index is computed with that follows merged loops"
     if not plan.output.plain:
         return "scattered results", "results do not lie side by side"
     if program.atom.kind == "matrix" and not all(_bare(factor) for factor in nest.factors):
