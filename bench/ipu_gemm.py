@@ -2,9 +2,10 @@
 
 python -m bench.ipu_gemm [--out gemm.json]
 
-The silicon figures were digitised (about 2 % either way) from figure `dense_ipu_gpu` of PopSparse (arXiv 2303.16999); its clock is not
-stated, 1.85 GHz is assumed, and so are float16 partial results in float16. No IPU and no Poplar SDK was used here: ours are simulated
-cycles. The baseline's structure was settled after these points had been seen (`bench.ipu_planner` says what); no constant was fitted.
+The silicon figures were digitised (about 2 % either way) from figure `dense_ipu_gpu` of PopSparse (arXiv 2303.16999); its clock is
+not stated, 1.85 GHz is assumed, and so are partial results in float16 where operands are. No IPU and no Poplar SDK was used here:
+ours are simulated cycles. The baseline's structure was settled after these points had been seen (`bench.ipu_planner` says what); no
+constant was fitted to them.
 """
 
 from __future__ import annotations

@@ -1,28 +1,29 @@
-"""A planner that follows PopLibs' rules, as the baseline of programs for the simulated IPUs: it tries every split, by the same model.
+"""A planner that follows PopLibs' rules, as the baseline of programs for the simulated IPUs: every split, rated by the same model.
 
-What it is told apart by, and where that comes from (graphcore/poplibs, MIT; facts, no code):
+The rules, and where they come from (graphcore/poplibs, MIT; facts, no code):
 
 - **Products and convolutions** (poplin): tiles split batch, height and width, output channels and input channels; batch rows are
-  streamed, output channels stay; the matrix unit's own grains. Operands lie elsewhere and are received whole, weights are loaded at
-  the plain rate; kernel positions are not split. Rows that do not fit follow one another (the outermost loop, so often as is
+  streamed, output channels stay; the matrix unit's own grains. Operands lie elsewhere and are received whole, weights are loaded
+  at the plain rate; kernel positions are not split. Rows that do not fit follow one another (the outermost loop, as often as is
   needed). PopLibs' planner also has transforms, among them a swap of the operands, which this one has not.
 - **Windows** (poplin's grouped convolutions, popnn's pooling): every split of batch, channels, height and width; vectors lie along
   channels, as both group them; operands are received whole.
-- **Sums over dimensions** (popops): results in runs of their row-major order; reductions split over tiles in every way; what is
-  added lies where it is added, as popops reduces first where its input lies.
-- **Element by element** (popops): runs of the row-major order of at least 128 bytes a tile, as poputil's mapTensorLinearly means to
-  spread; popops computes where its operands lie, so nothing of their size is exchanged.
+- **Sums over dimensions** (popops): results and reductions split over tiles in every way; what is added lies where it is added, as
+  popops reduces first where its input lies.
+- **Element by element** (popops): at least 128 bytes of results a tile, as poputil's mapTensorLinearly means to spread; popops
+  computes where its operands lie, so what a tile has to itself is not exchanged. A linear spread need not be a box; with several
+  dimensions every box is tried.
 
-Structure chosen after the whole products of `bench.ipu_gemm`, digitised from silicon, had been seen: operands received whole (a
-variant where each tile's own part is in place lies a little further off), no swap (PopLibs has it; the points are met better without),
-float16 partial results (not stated for the figure), the pipelined reduction. No constant was fitted to them. No IPU and no Poplar SDK
-was used; cycles are simulated ones.
+Structure chosen after the whole products of `bench.ipu_gemm`, digitised from silicon, had been seen: operands received whole (with
+each tile's own part in place a closed form lay a little further off), no swap (PopLibs has it; the points are met better without),
+float16 partial results (not stated for the figure), the pipelined reduction. No constant was fitted to them. No IPU and no Poplar
+SDK was used; cycles are simulated ones.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -30,12 +31,14 @@ from roller.align import Multiple, even_extents
 from roller.chip import resolve
 from roller.choice import program_of
 from roller.errors import ConstructionError
+from roller.estimate import Estimate
 from roller.expr import TensorExpr
-from roller.frozen import thaw
+from roller.frozen import FrozenMap
 from roller.fusion import fuse
 from roller.hardware import HardwareSpec
 from roller.nest import Access, Nest, Tile, variants
 from roller.program import StageProgram
+from roller.scalar import loads
 from roller.search import Search, searches, start
 from roller_ipu_sim import cost
 
@@ -46,10 +49,11 @@ TILE_LEVEL = 1
 
 @dataclass(frozen=True)
 class Planned:
-    """The best program of a stage under the rules, its simulated cycles, and how many splits there were."""
+    """The best program of a stage under the rules, its simulated cycles and their kinds, and how many splits there were."""
 
     program: StageProgram
     cycles: int
+    terms: Mapping[str, int]
     splits: int
 
     def parts(self) -> dict[str, int]:
@@ -70,6 +74,11 @@ class Family:
     def in_place(self) -> bool:
         """True if operands lie where they are needed."""
         return self.kind in ("reduction", "elementwise")
+
+    @property
+    def most_turns(self) -> int:
+        """How many parts of the outermost loop may follow one another on a tile."""
+        return MOST_SERIAL if self.kind == "product" else 1
 
     @cached_property
     def reduced(self) -> int | None:
@@ -92,8 +101,7 @@ class Family:
             return
         for extent in self._extents(dim):
             trips = -(-self.search.nest.extents[dim] // extent)
-            serial = -(-trips // left) if dim == 0 and self.kind == "product" else 1
-            if trips <= left * serial and serial <= MOST_SERIAL:
+            if trips <= left * (self.most_turns if dim == 0 else 1):
                 yield from self._tiles(dim - 1, (extent, *inner), max(1, left // trips))
 
     def _extents(self, dim: int) -> list[int]:
@@ -103,14 +111,11 @@ class Family:
         return even_extents(nest.extents[dim], self.steps[dim], Multiple())
 
     def _allowed(self, tile: Tile) -> bool:
-        if self.kind in ("product", "window"):
+        if self.kind != "elementwise":
             return True
         nest = self.search.nest
-        run, size = row_major(nest.output, nest, tile), nest.output.element_bytes
-        enough = self.kind == "reduction" or math.prod([tile[d] for d in nest.spatial]) * size >= min(
-            LEAST_BYTES, whole_bytes(nest)
-        )
-        return run and enough
+        whole, mine = (math.prod([extents[d] for d in nest.spatial]) for extents in (nest.extents, tile))
+        return mine * nest.output.element_bytes >= min(LEAST_BYTES, whole * nest.output.element_bytes)
 
     def program(self, tile: Tile) -> StageProgram:
         """The program of a unit tile."""
@@ -120,23 +125,28 @@ class Family:
         return replace(made, split=parts)
 
     def least(self, tile: Tile) -> float:
-        """Cycles that a tile takes at least: its blocks' rows or its operations at the atom's rate; what it receives of whole operands,
-        and of others' partial results, at the exchange's.
+        """Cycles that a tile takes at least: its blocks' rows, or its accesses; what it receives of whole operands, and of others'
+        partial results, at the exchange's rate.
         """
-        nest, spec, atom = self.search.nest, self.search.spec, self.search.atom
+        nest, options, atom = self.search.nest, self.search.spec.options, self.search.atom
         tile = tuple([min(e, t) for e, t in zip(nest.extents, tile, strict=True)])
-        turns = -(-math.prod([-(-e // t) for e, t in zip(nest.extents, tile, strict=True)]) // spec.unit.count)
+        turns = -(-math.prod([-(-e // t) for e, t in zip(nest.extents, tile, strict=True)]) // self.search.spec.unit.count)
         if self.kind == "product":
             kept = [d for d, e in enumerate(tile) if not self._streamed(d)]
             blocks = math.prod([-(-tile[d] // self.inner[d]) for d in kept])
             rows = math.prod([e for d, e in enumerate(tile) if self._streamed(d)])
-            computing = turns * blocks * (atom.startup_cycles + atom.row_cycles * rows)
+            computing = turns * blocks * ((atom.startup_cycles or 0) + (atom.row_cycles or 0) * rows)
         else:
-            computing = turns * 2 * math.prod(tile) / (atom.flops_per_cycle_per_unit or math.inf)
+            computing = turns * math.prod(tile) * self._accesses / math.prod(self.inner)
         brought = 0 if self.in_place else sum([_box_bytes(a, tile) for a in nest.inputs if _plain(a)])
         if self.reduced is not None and tile[self.reduced] < nest.extents[self.reduced]:
             brought += turns * math.prod([tile[d] for d in nest.spatial]) * nest.accumulator_bytes
-        return computing + brought / spec.options["exchange"]["in_bytes"]
+        return float(computing + brought / options["exchange"]["in_bytes"])
+
+    @cached_property
+    def _accesses(self) -> int:
+        """Arrays read at a point, at least a cycle each for a vector."""
+        return max(1, len({load.tensor for load in loads(self.search.nest.stage.body)}))
 
     @cached_property
     def inner(self) -> Tile:
@@ -154,25 +164,10 @@ def _box_bytes(array: Access, tile: Tile) -> int:
     return math.prod([e for d, e in enumerate(tile) if array.touches[d]]) * array.element_bytes
 
 
-def whole_bytes(nest: Nest) -> int:
-    """Bytes of all results."""
-    return math.prod([nest.extents[d] for d in nest.spatial]) * nest.output.element_bytes
-
-
-def row_major(array: Access, nest: Nest, tile: Tile) -> bool:
-    """True if a tile's results are a run of the array's row-major order: whole rows inside of the dimension that is cut, single
-    ones outside of it.
-    """
-    inside = sorted((d for d in nest.spatial if nest.extents[d] > 1), key=lambda d: array.strides[d] or 0)
-    cut = next((n for n, d in enumerate(inside) if tile[d] < nest.extents[d]), len(inside))
-    return all(tile[d] == 1 for d in inside[cut + 1 :])
-
-
 def poplibs(spec: HardwareSpec, in_place: bool) -> HardwareSpec:
     """The chip for programs that make no use of the interleaved region, and of parts in place only where told."""
-    options = thaw(spec.options)
-    options["placing"] = {"in_place": in_place, "interleaved": False}
-    return spec.model_copy(update={"options": type(spec.options)(options)})
+    options = {**spec.options, "placing": {"in_place": in_place, "interleaved": False}}
+    return spec.model_copy(update={"options": FrozenMap(options)})
 
 
 def families(expr: TensorExpr, number: int, spec: HardwareSpec) -> list[Family]:
@@ -235,20 +230,19 @@ def best(family: Family) -> Planned | None:
     """The best split of a family; None where none is possible. Splits are tried in the order of what they take at least."""
     spec = poplibs(family.search.spec, family.in_place)
     ranked = sorted((family.least(tile), tile) for tile in family.tiles(spec.unit.count))
-    found: tuple[float, StageProgram] | None = None
+    found: tuple[Estimate, StageProgram] | None = None
+    hertz = spec.clock_ghz * 1e9
     for least, tile in ranked:
-        if found is not None and least > found[0]:
+        if found is not None and least > found[0].seconds * hertz:
             break
         program = family.program(tile)
-        cycles = simulated(spec, program)
-        if math.isfinite(cycles) and (found is None or cycles < found[0]):
-            found = cycles, program
-    return None if found is None else Planned(found[1], round(found[0]), len(ranked))
-
-
-def simulated(spec: HardwareSpec, program: StageProgram) -> float:
-    """Simulated cycles of a stage's program; infinite where the chip cannot run it."""
-    return cost.estimate(spec, program).seconds * spec.clock_ghz * 1e9
+        rated = cost.estimate(spec, program)
+        if math.isfinite(rated.seconds) and (found is None or rated.seconds < found[0].seconds):
+            found = rated, program
+    if found is None:
+        return None
+    terms = {name: round(seconds * hertz) for name, seconds in found[0].terms if seconds}
+    return Planned(found[1], round(found[0].seconds * hertz), terms, len(ranked))
 
 
 def planned(expr: TensorExpr, spec: HardwareSpec) -> list[Planned]:

@@ -1,4 +1,4 @@
-"""What is compared on the simulated IPUs: the baseline planner's program, the constructed one, and how they differ."""
+"""What is compared on the simulated IPUs: a planner's programs and the constructed one, with their simulated cycles."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import figures, machine, report
-from bench.ipu_planner import planned
+from bench import figures, ipu_planner, machine, report
+from bench.ipu_planner import Planned
 from roller import ops
-from roller.align import Rules
 from roller.chip import resolve
 from roller.construct import construct
 from roller.errors import ConstructionError, RollerError
+from roller.expr import TensorExpr
 from roller.fusion import fuse
 from roller.hardware import HardwareSpec
 from roller.ops import SymbolicTensor
@@ -26,37 +26,43 @@ TOP_K = 10
 
 @dataclass(frozen=True)
 class Side:
-    """One side's programs for an operator: simulated cycles, a line about each stage, seconds to find them."""
+    """One side's programs for an operator: simulated cycles and their kinds, a line about each stage, seconds to find them."""
 
     cycles: int
+    terms: Mapping[str, int]
     programs: tuple[str, ...]
     seconds: float
 
     def row(self) -> dict[str, Any]:
         """As plain data."""
-        return {"cycles": self.cycles, "programs": list(self.programs), "seconds": self.seconds}
+        return {"cycles": self.cycles, "terms": dict(self.terms), "programs": list(self.programs), "seconds": self.seconds}
 
 
 def baseline(op: SymbolicTensor, spec: HardwareSpec) -> Side:
     """The planner of `bench.ipu_planner`."""
+    return of_planner(op, spec, ipu_planner.planned)
+
+
+def of_planner(op: SymbolicTensor, spec: HardwareSpec, planned: Callable[[TensorExpr, HardwareSpec], list[Planned]]) -> Side:
+    """What a planner finds for every stage."""
     begin = time.perf_counter()
     found = planned(ops.expression(op), spec)
+    terms = {name: sum(p.terms.get(name, 0) for p in found) for name in dict.fromkeys(n for p in found for n in p.terms)}
     programs = tuple([about(p.program) for p in found])
-    return Side(sum(p.cycles for p in found), programs, time.perf_counter() - begin)
+    return Side(sum(p.cycles for p in found), terms, programs, time.perf_counter() - begin)
 
 
-def constructed(op: SymbolicTensor, spec: HardwareSpec, rules: Mapping[str, Any] | None = None) -> Side:
-    """roller's best program that the device can run; `rules`: fields of its rules that are replaced."""
+def constructed(op: SymbolicTensor, spec: HardwareSpec) -> Side:
+    """roller's best program that the device can run."""
     begin = time.perf_counter()
     device, _ = resolve(f"{spec.device}:{spec.chip}")
     expr = fuse(ops.expression(op))
-    given = device.rules(spec, expr)
-    own = Rules(**{"atoms": given.atoms, "multiples": given.multiples, **(rules or {})})
-    for candidate in construct(expr, spec, own, device.cost_parameters(spec, expr), TOP_K):
+    for candidate in construct(expr, spec, device.rules(spec, expr), device.cost_parameters(spec, expr), TOP_K):
         if device.refusal(spec, candidate.program) is None:
+            hertz = spec.clock_ghz * 1e9
+            terms = {name: round(seconds * hertz) for name, seconds in candidate.estimate.terms if seconds}
             programs = tuple([about(stage) for stage in candidate.program.stages])
-            cycles = round(candidate.estimate.seconds * spec.clock_ghz * 1e9)
-            return Side(cycles, programs, time.perf_counter() - begin)
+            return Side(round(candidate.estimate.seconds * hertz), terms, programs, time.perf_counter() - begin)
     raise ConstructionError(f"{spec.device}:{spec.chip} can run none of the {TOP_K} best programs", {"refused": TOP_K})
 
 
