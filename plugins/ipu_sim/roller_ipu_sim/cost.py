@@ -118,15 +118,18 @@ class Costing:
 
 def _handed(array: ArrayPlan) -> Traffic:
     """Parts handed on: every tile gives its part to one neighbour and gets another's."""
-    one = np.ones((1,) * len(array.grid.loops), np.int64)
-    words = one * (array.elements * array.element_bytes // WORD_BYTES)
-    return Traffic(words, words, 2 * one)
+    words = array.elements * array.element_bytes // WORD_BYTES
+    return Traffic(words, words, 2)
 
 
 def _shared(array: ArrayPlan) -> Traffic:
     """A plain array: each tile's share of a block goes to all that need the block. A tile's own share lies in its box from the
     beginning where that is the only box; else it comes like the others.
     """
+    kept, total = int(array.kept), array.elements * array.element_bytes // WORD_BYTES
+    if array.elements == array.share * array.sharers:  # all keep as much
+        own_words = array.share * array.element_bytes // WORD_BYTES
+        return Traffic(total - kept * own_words, own_words, array.holders - kept + 1)
     index = np.zeros((1,) * len(array.grid.loops), np.int64)
     for axis, lp in enumerate(array.grid.loops):
         if not array.touches(lp.dim):
@@ -136,8 +139,6 @@ def _shared(array: ArrayPlan) -> Traffic:
     own = np.clip(array.elements - index * array.share, 0, array.share)
     words = own * array.element_bytes // WORD_BYTES
     holds = (own > 0).astype(np.int64)
-    kept = int(array.kept)
-    total = array.elements * array.element_bytes // WORD_BYTES
     return Traffic(total - kept * words, words, array.holders - kept * holds + holds)
 
 
