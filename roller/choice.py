@@ -130,7 +130,7 @@ def every_staging(search: Search, levels: tuple[int, ...]) -> Iterator[tuple[Sta
 def whole_programs(search: Search, chains: list[Chain]) -> list[StageProgram]:
     """Programs for the chains with default orders and staging, and with the reduction cut where tiles are too few."""
     whole = [program_of(search, search.levels, chain) for chain in chains]
-    return [*whole, *(p for program in whole for p in split(search, program))]
+    return [*whole, *(p for program in whole for p in (*split(search, program), *in_turn(search, program)))]
 
 
 def refined(search: Search, program: StageProgram) -> Iterator[StageProgram]:
@@ -254,6 +254,26 @@ def split(search: Search, program: StageProgram) -> Iterator[StageProgram]:
         trips = -(-search.nest.extents[dim] // share)
         if trips > 1:
             yield from cut(search, program, dim, share)
+
+
+def in_turn(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+    """Versions whose longest reduction is cut over units although there are tiles enough for all: those along one dimension then
+    follow one another on a unit, which keeps what does not depend on that dimension.
+    """
+    nest, reduce = search.nest, search.nest.reduce
+    if not search.spec.spread or not reduce or not search.spec.unit.combine or program.split > 1:
+        return
+    dim = max(reduce, key=lambda i: nest.extents[i])
+    for first in nest.spatial:
+        others = math.prod([-(-nest.extents[d] // program.unit_tile[d]) for d in nest.spatial if d != first])
+        parts = search.spec.unit.count // max(others, 1)
+        if parts < 2 or others * -(-nest.extents[first] // program.unit_tile[first]) < search.spec.unit.count:
+            continue
+        share = -(-nest.extents[dim] // parts)
+        share = -(-share // program.inner[dim]) * program.inner[dim]
+        order = (first, *[d for d in program.orders[0] if d != first])
+        if share < nest.extents[dim]:
+            yield from cut(search, replace(program, orders=(order, *program.orders[1:])), dim, share)
 
 
 def cut(search: Search, program: StageProgram, dim: int, share: int) -> Iterator[StageProgram]:

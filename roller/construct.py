@@ -144,8 +144,8 @@ def construct_stage(
 
 
 def _hopeless(search: Search) -> bool:
-    """True if the device's own model has no time for what is as small as can be: it cannot compute so at all, and its only term
-    says why.
+    """True if the device's own model has no time for what is as small as can be, unless for want of room: it cannot compute so at
+    all, and its only term says why.
     """
     if search.model.parameters.own_model is None:
         return False
@@ -153,7 +153,7 @@ def _hopeless(search: Search) -> bool:
     chain = (least_tile(search, 0, inner), *[inner] * (len(search.levels) - 1))
     least = program_of(search, search.levels, chain)
     found = search.model.estimate(least)
-    if math.isfinite(found.seconds):
+    if math.isfinite(found.seconds) or found.bound_by == search.fit.rule(search.levels, 0):
         return False
     search.refusals[found.bound_by] += 1
     return True

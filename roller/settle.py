@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from roller.choice import clusters_of, recopied, split
+from roller.choice import clusters_of, in_turn, recopied, split
 from roller.grow import even_at, extents_at
 from roller.program import StageProgram
 from roller.search import Chain, Search, start
@@ -137,6 +137,6 @@ def with_tiles(search: Search, program: StageProgram, tiles: Chain) -> Iterator[
         if level < len(search.spec.levels) and (not search.fit.fits(*rules) or search.fit.legal(*rules)):
             return
     whole = recopied(search, replace(program, tiles=tiles, split=1, share=None, cluster=1))
-    for cut in (whole, *split(search, whole)) if whole is not None else ():
+    for cut in (whole, *split(search, whole), *in_turn(search, whole)) if whole is not None else ():
         yield cut
         yield from clusters_of(search, cut)

@@ -155,7 +155,7 @@ def estimate(spec: HardwareSpec, program: StageProgram | RProgram) -> Estimate:
         return _never(refused or work.UNREADABLE)
     memory = placed([work.wishes(plan)], chip)
     if memory.excess:
-        return _never(("tile memory", ""))
+        return _never((work.CAPACITY, ""))
     return _estimate(Counter(Costing(plan, memory, chip, spec).terms), chip, plan.grid.tiles)
 
 

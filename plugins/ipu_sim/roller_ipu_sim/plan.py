@@ -83,18 +83,20 @@ class Grid:
 
 
 def grid_of(program: StageProgram, most: int) -> Grid:
-    """The grid of a program on at most so many tiles: inner loops get their tiles first."""
+    """The grid of a program on at most so many tiles: reductions get their tiles first, as parts of one are for tiles side by side,
+    then inner loops before outer ones.
+    """
     unit = [lp for lp in program.loops if lp.over == "units"]
-    found: list[UnitLoop] = []
+    found: dict[Loop, UnitLoop] = {}
     left = most
-    for lp in reversed(unit):
+    for lp in sorted(unit[::-1], key=lambda lp: not program.nest.dims[lp.dim].is_reduce):
         serial = max(1, -(-lp.trips // max(1, min(lp.trips, left))))
         parts = -(-lp.trips // serial)
-        found.insert(0, UnitLoop(lp.dim, lp.trips, program.step(lp), parts, serial))
+        found[lp] = UnitLoop(lp.dim, lp.trips, program.step(lp), parts, serial)
         left //= parts
     first = program.levels[0]
     time = [SerialLoop(lp.dim, max(1, lp.trips), program.step(lp), False) for lp in program.loops if _in_time(lp, first)]
-    return Grid(tuple(found), tuple(time))
+    return Grid(tuple([found[lp] for lp in unit]), tuple(time))
 
 
 def _in_time(lp: Loop, level: int) -> bool:

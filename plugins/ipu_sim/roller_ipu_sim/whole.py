@@ -43,7 +43,7 @@ def whole_of(spec: HardwareSpec, program: RProgram) -> Whole | Refusal:
         moves.append(mine)
     memory = placed([work.wishes(plan) for plan in plans], chip)
     if memory.excess:
-        return "tile memory", f"tile 0 would need {memory.needed} bytes, {memory.excess} more than the {memory.room} that it has"
+        return work.CAPACITY, f"tile 0 would need {memory.needed} bytes, {memory.excess} more than the {memory.room} that it has"
     return Whole(tuple(plans), tuple(moves), memory, chip)
 
 

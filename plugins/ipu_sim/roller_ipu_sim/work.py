@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from roller.plugin import ELEMENT_BYTES, Binary, Cast, Coordinate, HardwareSpec, Load, Nest, Scalar, Select, Unary
 from roller_ipu_sim.cycles import AmpShape, MapShape
 from roller_ipu_sim.heap import Memory, Wish
+from roller_ipu_sim.machine import TILE_MEMORY
 from roller_ipu_sim.plan import GRAIN_BYTES, ArrayPlan, Plan
 from roller_ipu_sim.windows import Windows, dims_apart
 
@@ -243,6 +244,7 @@ def combining(plan: Plan, spec: HardwareSpec) -> MapShape | None:
     return MapShape(stage.body.dtype, outputs, plan.parts, vector, 1, (FOLDS[stage.reducer],), 0, (), True)
 
 
+CAPACITY = f"{TILE_MEMORY} capacity"  # as the engine calls it
 UNREADABLE = "indices", "an array's index is no sum of loops"
 
 
