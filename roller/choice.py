@@ -276,6 +276,13 @@ def in_turn(search: Search, program: StageProgram) -> Iterator[StageProgram]:
             yield from cut(search, replace(program, orders=(order, *program.orders[1:])), dim, share)
 
 
+def _in_one_step(search: Search, program: StageProgram, dim: int, share: int) -> Iterator[StageProgram]:
+    tiles = ((*program.unit_tile[:dim], share, *program.unit_tile[dim + 1 :]), *program.tiles[1:])
+    rules = (search.levels, 0, tiles[0], tiles[1], search.mapping, search.atom)
+    if search.fit.fits(*rules):
+        yield replace(program, tiles=tiles, split=-(-search.nest.extents[dim] // share))
+
+
 def cut(search: Search, program: StageProgram, dim: int, share: int) -> Iterator[StageProgram]:
     """The program with a unit's share of a reduction: walked in steps of the unit's tile where software fills its level; else, or
     where it is no longer than the tile, the share is the tile. Lanes that share it each take a run, as there are only so many.
@@ -283,6 +290,8 @@ def cut(search: Search, program: StageProgram, dim: int, share: int) -> Iterator
     inner, levels, extent = program.inner, program.levels, search.nest.extents[dim]
     managed = search.spec.levels[levels[0]].managed
     if managed and share > program.unit_tile[dim]:
+        if search.spec.spread:  # in one step, too: nothing is brought while a step is computed
+            yield from _in_one_step(search, program, dim, share)
         share = -(-share // program.unit_tile[dim]) * program.unit_tile[dim]
         if -(-extent // share) > 1:
             yield replace(program, split=-(-extent // share), share=(dim, share))

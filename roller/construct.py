@@ -42,9 +42,10 @@ PASSED_KEEP = 2  # more chains kept whose tile at a level is the one inside it
 REFINED = 8  # programs whose orders and staging are tried, beside the best one of each nest, atom and mapping
 REFINE_SLACK = 1.5  # … unless it is predicted this much slower than the best of all: orders and copies do not make up for that
 SETTLED, STEPS = 2, 50  # programs of which, at the end, other tiles are rated that differ in an extent or two; and how many of each
-EVENED = 600  # tiles of equal parts that are looked at for each of these, where parts must come out even
+EVENED = 1200  # tiles of equal parts that are looked at for each of these, where parts must come out even
 SAME_SIZE = 4  # innermost tiles of about one size that are kept where tiles run on lanes
 PACKED_GAIN = 0.97  # a vector where only a copy is side by side must save this much padding, as its results are scattered
+OWN_SLACK = 4.0  # … where the device has a model of its own, of which this one knows too little
 MAPPING_SLACK = 1.5  # an innermost tile predicted this much slower than the best one is not pursued
 
 
@@ -211,7 +212,8 @@ def _innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
     rated: list[_Inner] = []
     worth = _worth_packing(found, floors)
     for number, search in enumerate(found):
-        if floors[number] > MAPPING_SLACK * min(floors) or (packs(search) and floors[number] > worth):
+        slack = MAPPING_SLACK if search.model.parameters.own_model is None else OWN_SLACK
+        if floors[number] > slack * min(floors) or (packs(search) and floors[number] > worth and not search.spec.spread):
             continue
         for tile in grow(search, len(search.levels) - 1, start(search)):
             program = program_of(search, search.levels[-1:], (tile,))

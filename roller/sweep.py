@@ -17,7 +17,7 @@ from roller.search import Chain, Search
 from roller.settle import with_tiles
 
 LEAST_GAIN = 0.001  # a share of the time that another program must save
-NEAR = 2  # extents of the other dimension that are tried on either side of the one that keeps as many units busy
+NEAR = 1  # extents of the other dimension that are tried on either side of the one that keeps as many units busy
 
 
 def evened(search: Search, program: StageProgram, limit: int) -> StageProgram:
@@ -27,10 +27,11 @@ def evened(search: Search, program: StageProgram, limit: int) -> StageProgram:
         return program
     best, seconds = program, search.model.estimate(program).seconds
     seen, left, found = {program.tiles}, limit, True
+    every_point = search.model.floor_seconds(program) / max(1, math.prod(search.nest.extents))
     while found and left > 0:
         found, from_here = False, best
         for tiles in _others(search, from_here, dims):
-            if tiles in seen or left <= 0:
+            if tiles in seen or left <= 0 or every_point * _points(search, tiles[0]) >= seconds:
                 continue
             seen.add(tiles)
             left -= 1
@@ -39,6 +40,15 @@ def evened(search: Search, program: StageProgram, limit: int) -> StageProgram:
                 if predicted < seconds * (1 - LEAST_GAIN):
                     best, seconds, found = choice, predicted, True
     return best
+
+
+def _points(search: Search, tile: tuple[int, ...]) -> float:
+    """Points of the fullest unit, times the units: at least so many points' time passes, however the rest is shared out."""
+    nest, units = search.nest, search.spec.unit.count
+    tiles = search.fit.tiles(tile)
+    parts = max(1, units // tiles) if nest.reduce and search.spec.unit.combine else 1
+    rounds = -(-tiles // units)
+    return math.prod([tile[d] for d in nest.spatial]) * rounds * math.prod([nest.extents[d] for d in nest.reduce]) / parts * units
 
 
 def _even(search: Search, dim: int) -> bool:
