@@ -42,6 +42,8 @@ PASSED_KEEP = 2  # more chains kept whose tile at a level is the one inside it
 REFINED = 8  # programs whose orders and staging are tried, beside the best one of each nest, atom and mapping
 REFINE_SLACK = 1.5  # … unless it is predicted this much slower than the best of all: orders and copies do not make up for that
 SETTLED, STEPS = 2, 50  # programs of which, at the end, other tiles are rated that differ in an extent or two; and how many of each
+# … where even parts may turn their order round: more, unless predicted so much slower than the best.
+SPREAD_SETTLED, SPREAD_SLACK = 4, 1.2
 EVENED = 1200  # tiles of equal parts that are looked at for each of these, where parts must come out even
 SAME_SIZE = 4  # innermost tiles of about one size that are kept where tiles run on lanes
 PACKED_GAIN = 0.97  # a vector where only a copy is side by side must save this much padding, as its results are scattered
@@ -187,8 +189,11 @@ def _worth_settling(found: list[Search], ranked: list[_Pooled]) -> Iterator[tupl
     gains predicted of small steps were none when they were measured: such steps lead to where the model is weakest.
     """
     left = {(s.nest.dims, s.atom, s.mapping, s.fit.cooperate): s for s in found}
-    enough = len(left) - SETTLED
-    for _, (program, _) in ranked:
+    spread = bool(found) and found[0].spec.spread
+    enough = len(left) - (SPREAD_SETTLED if spread else SETTLED)
+    for (seconds, *_), (program, _) in ranked:
+        if spread and seconds > SPREAD_SLACK * ranked[0][0][0]:
+            break
         search = left.pop((program.nest.dims, program.atom, program.mapping, program.cooperate), None)
         if search is not None and search.spec.levels[program.levels[0]].managed:
             yield search, program
@@ -212,8 +217,7 @@ def _innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
     rated: list[_Inner] = []
     worth = _worth_packing(found, floors)
     for number, search in enumerate(found):
-        slack = MAPPING_SLACK if search.model.parameters.own_model is None else OWN_SLACK
-        if floors[number] > slack * min(floors) or (packs(search) and floors[number] > worth and not search.spec.spread):
+        if floors[number] > _slack(search) * min(floors) or (packs(search) and floors[number] > worth and not search.spec.spread):
             continue
         for tile in grow(search, len(search.levels) - 1, start(search)):
             program = program_of(search, search.levels[-1:], (tile,))
@@ -225,6 +229,10 @@ def _innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
         chains = [item.chain for item in kept if item.number == number]
         if chains:
             yield search, chains
+
+
+def _slack(search: Search) -> float:
+    return MAPPING_SLACK if search.model.parameters.own_model is None else OWN_SLACK
 
 
 def _worth_packing(found: list[Search], floors: list[float]) -> float:
@@ -244,7 +252,7 @@ def _several_sizes(found: list[Search], rated: list[_Inner], hidden: float) -> l
         # Where memory decides, this part of the prediction tells them apart less.
         keep = 2 * INNER_KEEP if rated and rated[0].seconds < hidden else INNER_KEEP
         worth = dict.fromkeys([*rated[:keep], *(first[n] for n in sorted(first))])
-        return [item for item in worth if item.seconds <= MAPPING_SLACK * max(rated[0].seconds, hidden)]
+        return [item for item in worth if item.seconds <= _slack(found[item.number]) * max(rated[0].seconds, hidden)]
     sizes: Counter[tuple[int, bool]] = Counter()
     kept = []
     for item in rated:
