@@ -89,7 +89,9 @@ def grid_of(program: StageProgram, most: int) -> Grid:
     unit = [lp for lp in program.loops if lp.over == "units"]
     found: dict[Loop, UnitLoop] = {}
     left = most
-    for lp in sorted(unit[::-1], key=lambda lp: not program.nest.dims[lp.dim].is_reduce):
+    inner_first = list(reversed(unit))
+    reductions = [lp for lp in inner_first if program.nest.dims[lp.dim].is_reduce]
+    for lp in (*reductions, *[lp for lp in inner_first if lp not in reductions]):
         serial = max(1, -(-lp.trips // max(1, min(lp.trips, left))))
         parts = -(-lp.trips // serial)
         found[lp] = UnitLoop(lp.dim, lp.trips, program.step(lp), parts, serial)

@@ -276,7 +276,7 @@ def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
         return "vector along the reduction", "partial results in a vector's lanes are not added up"
     if any(lp.serial > 1 and nest.dims[lp.dim].is_reduce for lp in plan.grid.loops):
         return "parts in turn", "parts of a reduction are for tiles side by side"
-    if plan.parts > 1 and plan.extra:
+    if plan.parts > 1 and (plan.extra or (stage.epilogue is not None and _coordinates(stage.epilogue))):
         return "finished parts", "results that several tiles add up have no place to be finished with further arrays"
     refused = _ring_refusal(plan)
     if refused is not None:
@@ -319,7 +319,9 @@ def _ring_refusal(plan: Plan) -> tuple[str, str] | None:
         if not array.plain or not array.touches(step.dim) or array.sharers != step.trips or reduced:
             return "rings", "as many tiles must share an array as its reduction has steps"
     for array in plan.arrays:
-        if not array.shifts and array.touches(step.dim) and any(not array.touches(grid.loops[axis].dim) for axis in plan.ring):
+        if array.shifts or not array.touches(step.dim):
+            continue
+        if not array.plain or any(not array.touches(grid.loops[axis].dim) for axis in plan.ring):
             return "rings", "tiles that share an array must be at the same step"
     return None
 
