@@ -2,9 +2,9 @@
 
 What is public of that path (microsoft/nnfusion, branch osdi22_artifact, and microsoft/antares, backend c-ipu): output axes are cut
 in parts, a vertex each; vertices are dealt to tiles in turn, at most six a tile in a compute set; inputs are connected as slices of
-arrays that are mapped linearly, so that all of a slice is exchanged; no matrix unit. Here: single elements at a time where the chip
-has such an atom, vectors where it has none (float16); every cut of the results, each rated by the same model; reductions whole, or
-walked in steps where a slice would not fit. No IPU was used; that path's own figures are not public.
+arrays that are mapped linearly, so that all of a slice is exchanged; no matrix unit. Here: one element at a time, as compiled code
+was seen to reach; every cut of the results, each rated by the same model; reductions whole, or walked in steps where a slice would
+not fit. No IPU was used; that path's own figures are not public.
 """
 
 from __future__ import annotations

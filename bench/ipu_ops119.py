@@ -3,8 +3,9 @@
 python -m bench.ipu_ops119 [--only C1,M] [--out ops119.json]
 
 Where an operator's arrays, or any program for it, do not fit the memory of the chip, its batch (of products: the rows) is halved
-until one does, and the row says so. Every operator is compiled once more with small extents, which the simulator runs against the float64
-reference. Seconds are CPU time of this process, from the operator to the checked manifest. No IPU and no Poplar SDK was used.
+until one does, and the row says so. Every operator is compiled once more with small extents, which the simulator runs against the
+float64 reference. Seconds are CPU time of this process, from the operator to the checked manifest. No IPU and no Poplar SDK was
+used.
 """
 
 from __future__ import annotations
