@@ -68,11 +68,9 @@ def planned(expr: TensorExpr, spec: HardwareSpec) -> list[Planned]:
     device, _ = resolve(f"{spec.device}:{spec.chip}")
     rules, parameters = device.rules(spec, whole), device.cost_parameters(spec, whole)
     for stage in whole.stages:
-        found = [
-            s for s in searches(variants(stage, whole.tensors, spec.spread), spec, rules, parameters) if s.atom.kind != "matrix"
-        ]
-        single = [s for s in found if s.atom.kind == "scalar"]
-        rated = [best(Naive(s, "naive", start(s))) for s in single or found]
+        nests = variants(stage, whole.tensors, spec.spread)
+        single = [s for s in searches(nests, spec, rules, parameters) if s.atom.kind == "scalar"]
+        rated = [best(Naive(s, "naive", start(s))) for s in single]
         if not any(rated):
             raise ConstructionError(f"no cut of {stage.name!r} fits {spec.device}:{spec.chip}", {"cuts": 0})
         made.append(min((p for p in rated if p is not None), key=lambda p: p.cycles))
