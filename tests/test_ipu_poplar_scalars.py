@@ -112,6 +112,13 @@ def test_casts_between_all_types() -> None:
 
 
 @needs_compiler
+def test_floats_that_no_whole_number_holds() -> None:
+    x = np.float32([np.nan, np.inf, -np.inf, 1e30, -1e19, 3e9, -3e9, 2147483648, -2147483648, 300.7, -300.7])
+    held = np.where(np.abs(x.astype(np.float64)) < 2.0**63, np.trunc(x), 0).astype(np.int64)
+    check(formulas([Formula(["cast", to, ["load", 0]], [x], held.astype(to)) for to in WHOLE]))
+
+
+@needs_compiler
 def test_every_float16_is_widened_and_every_middle_between_two_is_rounded_to_even() -> None:
     every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     finite = np.sort(every[np.isfinite(every)].astype(np.float32))

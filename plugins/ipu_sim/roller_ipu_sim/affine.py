@@ -24,14 +24,21 @@ class Nest:
 
 
 def nests(rows: Iterable[Row]) -> list[Nest]:
-    """The rows in their order as few nests: runs of equal steps become a loop, runs of equal loops a loop around it."""
+    """The rows, each as often as given but in another order, as few nests.
+
+    Runs of rows in equal steps become a loop, then runs of equal loops a loop around it; between rounds equal loops are put
+    together, since tables alternate between shapes.
+    """
     found = [Nest(row) for row in rows]
     while True:
         # Runs of two may tear a longer run apart, and are all there is where two columns alternate: the shorter result stays.
         folded = min((_folded(found, least) for least in (3, 2)), key=len)
         if len(folded) == len(found):
             return found
-        found = folded
+        alike: dict[object, list[Nest]] = {}
+        for nest in folded:
+            alike.setdefault(nest.loops, []).append(nest)
+        found = [nest for group in alike.values() for nest in group]
 
 
 def _folded(given: Sequence[Nest], least: int) -> list[Nest]:

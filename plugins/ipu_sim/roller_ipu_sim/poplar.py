@@ -124,7 +124,8 @@ class _Host:
                 self.tensor(home, files[home.name])
         for number, step in enumerate(self.manifest.steps):
             self.step(number, step)
-        build = "static void build(Graph &graph, Sequence &program, std::vector<HostArray> &arrays) {"
+        unused = "" if any("program" in line for line in self.lines) else "[[maybe_unused]] "
+        build = f"static void build(Graph &graph, {unused}Sequence &program, std::vector<HostArray> &arrays) {{"
         main = [f"int main(int argc, char **argv) {{ return run(argc, argv, {self.manifest.tiles}, build); }}", ""]
         return "\n".join([head + _prelude(), build, *self.lines, "}", "", *main])
 
@@ -150,12 +151,11 @@ class _Host:
         """A compute set, or an exchange."""
         self.print(f"{{ // {number}: {_literal(step.name)[1:-1]}")
         self.indent += 1
-        if step.exchange is not None:
+        if step.exchange:
             self._exchange(step.exchange)
-        for_set = step.compute or ()
-        if for_set:
+        if step.compute:
             self.print(f"const ComputeSet set = graph.addComputeSet({_literal(step.name)});")
-            for group in for_set:
+            for group in step.compute:
                 self._group(group)
             self.print("program.add(Execute(set));")
         self.indent -= 1

@@ -9,7 +9,7 @@ from functools import partial
 
 from roller.plugin import CodegenError
 from roller_ipu_sim.affine import total
-from roller_ipu_sim.manifest import Amp, Buffer, Copy, Fill, Map, Reduce, Ref, Vertex, VertexGroup, View
+from roller_ipu_sim.manifest import Amp, Buffer, Copy, Fill, Map, Reduce, Ref, Vertex, VertexGroup, View, nodes
 from roller_ipu_sim.poplar_fields import Access, Deal, Field, dealt, fields_of
 from roller_ipu_sim.poplar_scalars import ELEMENT_TYPES, Node, Printer, combined, constant, converted, helpers, identity
 
@@ -255,26 +255,31 @@ class _Body:
         out = self.access("out", vertex.out, vertex.loops[:kept], vertex.out.strides, reads=vertex.accumulate, writes=True)
         self.touch(*loads.values(), out)
         index = partial(self._index, names, vertex.loops)
-        body = Printer(lambda n: self.read(loads[f"x{n}"], names[: len(loads[f"x{n}"].strides)]), index)
+        body = Printer(lambda n: self.read(loads[f"x{n}"], names), index)
         value, dtype = body.value(vertex.body)
         with self.loops(names[:kept], vertex.loops[:kept], dealt(out, range(kept))):
-            if vertex.reducer is not None:
-                start = self.read(out, names[:kept])[0] if vertex.accumulate else identity(vertex.reducer, dtype)
-                self.print(f"{ELEMENT_TYPES[dtype]} folded = {start};")
-                with self.loops(names[kept:], vertex.loops[kept:]):
-                    step, used = combined(vertex.reducer, dtype, "folded", value)
-                    self._statements(body, [f"folded = {step};"])
-                    self.codelets.used |= used
-                value = "folded"
-            else:
-                self._statements(body, [])
+            if vertex.epilogue is None or ("result",) in nodes(vertex.epilogue):
+                value = self._folded(vertex, body, value, dtype, names)
             if vertex.epilogue is not None:
-                tail = Printer(
-                    lambda n: self.read(loads[f"e{n}"], names[: len(loads[f"e{n}"].strides)]), index, (value, dtype), prefix="u"
-                )
+                tail = Printer(lambda n: self.read(loads[f"e{n}"], names[:kept]), index, (value, dtype), prefix="u")
                 value, dtype = tail.value(vertex.epilogue)
                 self._statements(tail, [])
             self.store(out, names[:kept], value, dtype)
+
+    def _folded(self, vertex: Map, body: Printer, value: str, dtype: str, names: Sequence[str]) -> str:
+        """Print the body at one result's points, and give the fold over them; without a reducer the body itself."""
+        if vertex.reducer is None:
+            self._statements(body, [])
+            return value
+        kept = len(vertex.loops) - vertex.reduce
+        out = self.accesses[-1]
+        start = self.read(out, names[:kept])[0] if vertex.accumulate else identity(vertex.reducer, dtype)
+        self.print(f"{ELEMENT_TYPES[dtype]} folded = {start};")
+        with self.loops(names[kept:], vertex.loops[kept:]):
+            step, used = combined(vertex.reducer, dtype, "folded", value)
+            self._statements(body, [f"folded = {step};"])
+            self.codelets.used |= used
+        return "folded"
 
     def _statements(self, printer: Printer, more: Iterable[str]) -> None:
         self.codelets.used |= printer.used

@@ -80,7 +80,6 @@ template <> struct Calculated<bool> { using type = int; };
 template <typename T> using Work = typename Calculated<T>::type;
 template <typename T> constexpr bool whole() { return std::is_integral<T>::value; }
 """
-_TEMPLATE = "template <typename T> inline T "
 _FUNCTIONS = {
     "exp": "std::exp(x)", "log": "std::log(x)", "sqrt": "std::sqrt(x)", "rsqrt": "1 / std::sqrt(x)", "tanh": "std::tanh(x)",
     "sigmoid": "1 / (1 + std::exp(-x))", "erf": "std::erf(x)", "sin": "std::sin(x)", "cos": "std::cos(x)",
@@ -101,9 +100,9 @@ div(T a, T b) {
   else
     return T(Work<T>(a) / Work<T>(b));
 }""",
-    # What is not a number stays.
-    "max": "max(T a, T b) { return a > b || a != a ? a : b; }",
-    "min": "min(T a, T b) { return a < b || a != a ? a : b; }",
+    # What is not a number stays; of equal ones the first.
+    "max": "max(T a, T b) { return a >= b || a != a ? a : b; }",
+    "min": "min(T a, T b) { return a <= b || a != a ? a : b; }",
     "pow": """\
 pow(T a, T b) {
   if constexpr (whole<T>()) {
@@ -117,19 +116,27 @@ pow(T a, T b) {
 }""",
     **{op: f"{op}(T a) {{\n  const Exact x = float(a);\n  return T({text});\n}}" for op, text in _FUNCTIONS.items()},
     **{op: f"{op}(T a) {{ return whole<T>() ? a : T({function}(float(a))); }}" for op, function in _WHOLE.items()},
-    # To whole numbers towards zero; narrow ones keep the lowest bits.
+    # As functions, since compilers warn of comparisons that they know the answer of.
+    **{op: f"{op}(T a, T b) {{ return a {sign} b; }}" for op, sign in COMPARED.items()},
+    # To whole numbers towards zero, of which narrow ones keep the lowest bits; 0 where 64 bits do not hold the value.
     "cast": """\
 cast(S a) {
   if constexpr (std::is_same<T, bool>::value)
     return a != S(0);
   else if constexpr (whole<T>() && !whole<S>())
-    return T(int(float(a)));
+    return std::fabs(float(a)) < 0x1p31f   ? T(int(float(a)))
+           : std::fabs(float(a)) < 0x1p63f ? T((long long)(float(a)))
+                                           : T(0);
   else if constexpr (!whole<T>() && !whole<S>())
     return T(float(a));
   else
     return T(a);
 }""",
 }
+
+
+def _template(op: str) -> str:
+    return f"template <typename T{', typename S' * (op == 'cast')}> inline {'bool' if op in COMPARED else 'T'} "
 
 
 def helpers(used: Iterable[str]) -> str:
@@ -139,7 +146,7 @@ def helpers(used: Iterable[str]) -> str:
     named = [op for op in _HELPERS if op in wanted]
     if named:
         found += [_CALCULATE, "namespace scalar {"]
-        found += [("template <typename T, typename S> inline T " if op == "cast" else _TEMPLATE) + _HELPERS[op] for op in named]
+        found += [_template(op) + _HELPERS[op] for op in named]
         found.append("} // namespace scalar\n")
     return "\n".join(found)
 
@@ -255,10 +262,10 @@ class Printer:
         texts, dtype = [text for text, _ in given], given[0][1]
         if op == "not":
             return f"!{texts[0]}", "bool"
-        if op in COMPARED or op in LOGICAL:
-            return f"({texts[0]} {(COMPARED | LOGICAL)[op]} {texts[1]})", "bool"
+        if op in LOGICAL:
+            return f"({texts[0]} {LOGICAL[op]} {texts[1]})", "bool"
         self.used.add(op)
-        return f"scalar::{op}<{ELEMENT_TYPES[dtype]}>({', '.join(texts)})", dtype
+        return f"scalar::{op}<{ELEMENT_TYPES[dtype]}>({', '.join(texts)})", "bool" if op in COMPARED else dtype
 
     def _noted(self, text: str, dtype: str) -> tuple[str, str]:
         self.used.add(dtype)
