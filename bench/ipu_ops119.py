@@ -165,6 +165,12 @@ def table(found: Sequence[Found]) -> Table:
     return made
 
 
+def write(path: Path, found: Sequence[Found]) -> None:
+    """The file of what has been compiled so far."""
+    body = {"summary": summary(found), "cases": [{"case": f.case, "kind": f.kind, **f.row} for f in found]}
+    ipu_sides.write(path, "ipu_ops119", body)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Print and write all operators; 1 if one is wrong, is not compiled, or takes too long."""
     made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
