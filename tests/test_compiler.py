@@ -111,11 +111,11 @@ def test_the_collector_is_left_as_it_was(collecting, fails, monkeypatch):
     """After a construction as after one that fails; in between it rests."""
     seen = []
 
-    def nests(expr):
+    def nests(expr, spec):
         seen.append(gc.isenabled())
         if fails:
             raise ConstructionError("none")
-        return original(expr)
+        return original(expr, spec)
 
     original = construct._nests
     monkeypatch.setattr(construct, "_nests", nests)

@@ -149,17 +149,23 @@ def test_gemm_on_the_bulk_synchronous_chip_occupies_it_by_cutting_the_reduction(
     program, terms, bound = best("gemm", "ipu")
     total = micros("gemm", "ipu")
     assert (program.atom.name, bound) == ("amp_f32", "compute")
-    assert 11 <= program.split <= 32
-    assert 8192 <= program.unit_tile[0] * program.unit_tile[1] <= 16384
+    assert 8 <= program.split <= 32
+    assert 4096 <= program.unit_tile[0] * program.unit_tile[1] <= 16384
     assert terms["combine"] >= 0.1 * total and terms["SRAM"] >= 0.1 * total
     terms_that_never_overlap = sum(terms.values())
     assert total == pytest.approx(terms_that_never_overlap, rel=0.01)
 
 
 def test_gemm_on_the_bulk_synchronous_chip_gives_its_units_equal_shares() -> None:
+    """As far as extents are those that growth goes through; where any number of equal parts will do, more so."""
     _, terms, _ = best("gemm", "ipu")
-    assert share_of_units("gemm", "ipu") >= 0.92
+    assert share_of_units("gemm", "ipu") >= 0.9
     assert terms["compute"] == pytest.approx(28.7, rel=0.1)
+    spec, expr = machine("ipu"), OPERATORS["gemm"]
+    even = Rules(spec.atoms, {(tiled_levels(spec)[0], dim): Multiple(even=True) for dim in "mnk"})
+    found = construct(expr, spec, even, CostParameters(), 10)[0].estimate
+    assert dict(found.utilisation)["units"] >= 0.95
+    assert found.seconds <= built("gemm", "ipu")[0].estimate.seconds
 
 
 def test_gemm_on_the_accelerator_accumulates_in_place() -> None:

@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 
-from roller_ipu_sim.plan import ArrayPlan, Grid, Plan
+from roller_ipu_sim.grid import Grid
+from roller_ipu_sim.plan import ArrayPlan, Plan
 
 Coords = tuple[int, ...]
 Trips = tuple[int, ...]  # how far each serial loop is

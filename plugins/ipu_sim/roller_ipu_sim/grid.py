@@ -1,0 +1,96 @@
+"""The loops of a stage's program as a grid of tiles and steps in time.
+
+Unit loops become a grid: along each loop `parts` tiles lie side by side, and each works on `serial` neighbouring unit tiles one
+after another; the loops over time follow inside. All tiles do the same at the same time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from roller.plugin import Loop, StageProgram
+
+
+@dataclass(frozen=True, slots=True)
+class UnitLoop:
+    """A loop over tiles: `parts` tiles side by side, each doing `serial` trips in turn; `step` positions a trip."""
+
+    dim: int
+    trips: int
+    step: int
+    parts: int
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class SerialLoop:
+    """A loop whose trips follow one another: a unit loop's, or one over time."""
+
+    dim: int
+    trips: int
+    step: int
+    unit: bool
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The loops of a program as a grid of tiles and steps in time."""
+
+    loops: tuple[UnitLoop, ...]
+    time: tuple[SerialLoop, ...]
+
+    @cached_property
+    def tiles(self) -> int:
+        """Tiles that work."""
+        return math.prod([lp.parts for lp in self.loops])
+
+    @cached_property
+    def serial(self) -> tuple[SerialLoop, ...]:
+        """All loops that follow one another, outermost first."""
+        own = [SerialLoop(lp.dim, lp.serial, lp.step, True) for lp in self.loops if lp.serial > 1]
+        return (*own, *self.time)
+
+    @cached_property
+    def steps(self) -> int:
+        """Steps in time."""
+        return math.prod([lp.trips for lp in self.serial])
+
+    def last(self, dim: int) -> int:
+        """Where the last tile stands in its last step along a dimension of the nest."""
+        unit = [(lp.parts * lp.serial - 1) * lp.step for lp in self.loops if lp.dim == dim]
+        return sum(unit) + sum([(lp.trips - 1) * lp.step for lp in self.time if lp.dim == dim])
+
+    @cached_property
+    def strides(self) -> tuple[int, ...]:
+        """How far apart the numbers of neighbouring tiles are along each unit loop."""
+        found: list[int] = []
+        size = 1
+        for lp in reversed(self.loops):
+            found.insert(0, size)
+            size *= lp.parts
+        return tuple(found)
+
+
+def grid_of(program: StageProgram, most: int) -> Grid:
+    """The grid of a program on at most so many tiles: reductions get their tiles first, as parts of one are for tiles side by side,
+    then inner loops before outer ones.
+    """
+    unit = [lp for lp in program.loops if lp.over == "units"]
+    found: dict[Loop, UnitLoop] = {}
+    left = most
+    inner_first = list(reversed(unit))
+    reductions = [lp for lp in inner_first if program.nest.dims[lp.dim].is_reduce]
+    for lp in (*reductions, *[lp for lp in inner_first if lp not in reductions]):
+        serial = max(1, -(-lp.trips // max(1, min(lp.trips, left))))
+        parts = -(-lp.trips // serial)
+        found[lp] = UnitLoop(lp.dim, lp.trips, program.step(lp), parts, serial)
+        left //= parts
+    first = program.levels[0]
+    time = [SerialLoop(lp.dim, max(1, lp.trips), program.step(lp), False) for lp in program.loops if _in_time(lp, first)]
+    return Grid(tuple([found[lp] for lp in unit]), tuple(time))
+
+
+def _in_time(lp: Loop, level: int) -> bool:
+    return lp.over == "time" and lp.level == level
