@@ -183,13 +183,11 @@ def main(words: Sequence[str] | None = None) -> int:
         if full.id.startswith(wanted):
             print(f"[{number + 1}] {full.id} {full.kind}", file=sys.stderr, flush=True)
             found.append(Found(full.id, full.kind, {**at_size(number, full, spec), **when_small(reduced)}))
+            write(options.out, found)
     sums = summary(found)
     console = report.screen()
     console.print(table(found))
     console.print(sums, markup=False, highlight=False)
-    ipu_sides.write(
-        options.out, "ipu_ops119", {"summary": sums, "cases": [{"case": f.case, "kind": f.kind, **f.row} for f in found]}
-    )
     return int(bool(sums["slow"] or sums["not_compiled"] or sums["not_right"]["count"]))
 
 
