@@ -32,7 +32,7 @@ from roller.search import Search, searches
 FILE = RESULTS / "ipu" / "baseline.json"
 CHIP = "bow"
 SILICON = ("gemm",)  # families with points from silicon
-OTHERS = ("no swap", "naive")
+OTHERS = {"no_swap": ("no swap",), "no_shift": ("no shift",), "to_naive": ("constructed", "naive")}  # ratios beside the first
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,7 @@ class Row:
             "family": self.family,
             "silicon_points": self.family in SILICON,
             "ratio": self.ratio(),
-            "ratio_no_swap": self.ratio("no swap"),
-            "ratio_to_naive": self.ratio(to="naive"),
+            **{f"ratio_{key}": self.ratio(*sides) for key, sides in OTHERS.items()},
             "sides": {name: side.row() for name, side in self.sides.items() if side is not None},
             "reasons": dict(self.reasons),
         }
@@ -69,6 +68,7 @@ def compared(case: Case, spec: HardwareSpec) -> Row:
         "baseline": ipu_sides.tried(ipu_sides.baseline, case.build(), spec),
         "constructed": ipu_sides.tried(ipu_sides.constructed, case.build(), spec),
         "no swap": ipu_sides.tried(without_swap, case.build(), spec),
+        "no shift": ipu_sides.tried(without_shift, case.build(), spec),
         "naive": ipu_sides.tried(ipu_sides.of_planner, case.build(), spec, ipu_naive.planned),
     }
     return Row(case.name, case.family, {n: s for n, (s, _) in tried.items()}, {n: why for n, (_, why) in tried.items() if why})
@@ -77,6 +77,12 @@ def compared(case: Case, spec: HardwareSpec) -> Row:
 def without_swap(op: SymbolicTensor, spec: HardwareSpec) -> Side:
     """roller's program if the matrix unit could only stream the first operand."""
     with first_streamed():
+        return ipu_sides.constructed(op, spec)
+
+
+def without_shift(op: SymbolicTensor, spec: HardwareSpec) -> Side:
+    """roller's program if no unit handed its copies on (T10's compute-shift)."""
+    with mock.patch("roller.choice._shifted", lambda *_: ()):
         return ipu_sides.constructed(op, spec)
 
 
@@ -113,8 +119,11 @@ def _summary(rows: Sequence[Row], family: str) -> dict[str, Any]:
         "worst_case": worst[1],
         "worse": [case for ratio, case in rated if ratio < 1],
         "not_constructed": [row.case for row in rows if row.sides["constructed"] is None],
-        "geomean_no_swap": figures.finite(figures.geomean(r for row in rows if (r := row.ratio("no swap")) is not None)),
-        "geomean_to_naive": figures.finite(figures.geomean(r for row in rows if (r := row.ratio(to="naive")) is not None)),
+        "shifting": sum("shifted" in line for row in rows if (mine := row.sides["constructed"]) for line in mine.programs),
+        **{
+            f"geomean_{key}": figures.finite(figures.geomean(r for row in rows if (r := row.ratio(*sides)) is not None))
+            for key, sides in OTHERS.items()
+        },
     }
     return made if family == "all" else made | {"silicon_points": family in SILICON}
 
@@ -122,11 +131,11 @@ def _summary(rows: Sequence[Row], family: str) -> dict[str, Any]:
 def table(rows: Sequence[Row]) -> Table:
     """A row an operator."""
     made = Table(title="simulated cycles on a Bow; ratios: the other side's over ours")
-    for heading in ("family", "case", "baseline", "constructed", "ratio", "no swap", "to naive", "ours"):
+    for heading in ("family", "case", "baseline", "constructed", "ratio", "no swap", "no shift", "to naive", "ours"):
         made.add_column(heading, justify="left" if heading in ("family", "case", "ours") else "right")
     for row in rows:
         cycles = [str(side.cycles) if (side := row.sides[n]) is not None else "none" for n in ("baseline", "constructed")]
-        ratios = [row.ratio(), row.ratio("no swap"), row.ratio(to="naive")]
+        ratios = [row.ratio(), *[row.ratio(*sides) for sides in OTHERS.values()]]
         mine = row.sides["constructed"]
         said = mine.programs[0] if mine is not None else row.reasons["constructed"]
         made.add_row(row.family, row.case, *cycles, *[f"{r:.2f}" if r is not None else "" for r in ratios], said)

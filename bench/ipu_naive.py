@@ -2,9 +2,9 @@
 
 What is public of that path (microsoft/nnfusion, branch osdi22_artifact, and microsoft/antares, backend c-ipu): output axes are cut
 in parts, a vertex each; vertices are dealt to tiles in turn, at most six a tile in a compute set; inputs are connected as slices of
-arrays that are mapped linearly, so that all of a slice is exchanged; no matrix unit. Here: single elements at a time where the chip
-has such an atom, vectors where it has none (float16); every cut of the results, each rated by the same model; reductions whole, or
-walked in steps where a slice would not fit. No IPU was used; that path's own figures are not public.
+arrays that are mapped linearly, so that all of a slice is exchanged; no matrix unit. Here: one element at a time, as compiled code
+was seen to reach; every cut of the results, each rated by the same model; reductions whole, or walked in steps where a slice would
+not fit. No IPU was used; that path's own figures are not public.
 """
 
 from __future__ import annotations
@@ -68,11 +68,9 @@ def planned(expr: TensorExpr, spec: HardwareSpec) -> list[Planned]:
     device, _ = resolve(f"{spec.device}:{spec.chip}")
     rules, parameters = device.rules(spec, whole), device.cost_parameters(spec, whole)
     for stage in whole.stages:
-        found = [
-            s for s in searches(variants(stage, whole.tensors, spec.spread), spec, rules, parameters) if s.atom.kind != "matrix"
-        ]
-        single = [s for s in found if s.atom.kind == "scalar"]
-        rated = [best(Naive(s, "naive", start(s))) for s in single or found]
+        nests = variants(stage, whole.tensors, spec.spread)
+        single = [s for s in searches(nests, spec, rules, parameters) if s.atom.kind == "scalar"]
+        rated = [best(Naive(s, "naive", start(s))) for s in single]
         if not any(rated):
             raise ConstructionError(f"no cut of {stage.name!r} fits {spec.device}:{spec.chip}", {"cuts": 0})
         made.append(min((p for p in rated if p is not None), key=lambda p: p.cycles))

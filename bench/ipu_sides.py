@@ -18,7 +18,7 @@ from roller.expr import TensorExpr
 from roller.fusion import fuse
 from roller.hardware import HardwareSpec
 from roller.ops import SymbolicTensor
-from roller.program import StageProgram
+from roller.program import StageProgram, staged_tensors
 
 NO_IPU = "No IPU and no Poplar SDK was used: cycles are simulated ones, from the specs of ipu_sim."
 TOP_K = 10
@@ -81,8 +81,10 @@ def about(program: StageProgram) -> str:
     parts = [-(-d.extent // shares.get(n, tile[n])) if not d.is_reduce or program.split > 1 else 1 for n, d in enumerate(nest.dims)]
     rows = program.role("m") if program.atom.kind == "matrix" else None
     streamed = f", rows along {nest.dims[rows].name}" if rows is not None else ""
+    handed = [name for s in program.staged if s.shifts for name in staged_tensors(nest, s)]
     cut = " x ".join(f"{d.name} {p}" for d, p in zip(nest.dims, parts, strict=True))
-    return f"{program.atom.name}{streamed}: {cut} parts of {' x '.join(map(str, tile))}"
+    shifted = f", {' and '.join(handed)} shifted" if handed else ""
+    return f"{program.atom.name}{streamed}: {cut} parts of {' x '.join(map(str, tile))}{shifted}"
 
 
 def write(path: Path, name: str, body: Mapping[str, Any]) -> None:

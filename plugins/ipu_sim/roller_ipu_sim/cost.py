@@ -21,9 +21,9 @@ from roller_ipu_sim import cycles, work
 from roller_ipu_sim.between import Move
 from roller_ipu_sim.heap import Memory, placed
 from roller_ipu_sim.machine import Machine, machine
-from roller_ipu_sim.plan import ArrayPlan, Plan, plan_of
+from roller_ipu_sim.plan import ArrayPlan, Plan, plan_of, uneven
 from roller_ipu_sim.whole import Whole, whole_of
-from roller_ipu_sim.windows import Traffic, traffic
+from roller_ipu_sim.windows import Traffic, Windows, traffic
 
 WORD_BYTES = 4  # of the exchange
 
@@ -85,15 +85,18 @@ class Costing:
                 yield from self._ticks(moving, depth, before)
             before *= loop.trips
 
+    @cached_property
+    def _windows(self) -> dict[int, Windows]:
+        return {a.number: Windows(a) for a in self.plan.arrays if not a.plain}
+
     def _ticks(self, moving: list[ArrayPlan], depth: int, before: int) -> Iterator[int]:
         """The exchanges when a serial loop moves on, whatever the outer ones are at: all alike, but for boxes that are cut where
         the array ends.
         """
         serial = self.plan.grid.serial
         trips = [lp.trips for lp in serial]
-        uneven = [a for a in moving if not a.plain and a.boxes > 1]
         inner = (0,) * (len(trips) - depth - 1)
-        if not uneven:
+        if self.plan.countless or not uneven(moving):
             yield before * (trips[depth] - 1) * self._phase(moving, (0,) * len(trips))
             return
         for outer in itertools.product(*[range(n) for n in trips[:depth]]):
@@ -101,7 +104,7 @@ class Costing:
                 yield self._phase(moving, (*outer, at, *inner))
 
     def _phase(self, arrays: Sequence[ArrayPlan], trips: tuple[int, ...]) -> int:
-        found = [_handed(a) if a.shifts else _shared(a) if a.plain else traffic(a, trips) for a in arrays]
+        found = [_handed(a) if a.shifts else _shared(a) if a.plain else traffic(self._windows[a.number], trips) for a in arrays]
         words_in, words_out, fragments = (
             int(np.max(sum(np.asarray(getattr(m, name)) for m in found))) for name in ("words_in", "words_out", "fragments")
         )

@@ -11,7 +11,7 @@ the same block share it out among themselves.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,6 +19,7 @@ from roller.plugin import ELEMENT_BYTES, Access, Load, Nest, StageProgram
 from roller_ipu_sim.grid import Grid, grid_of
 from roller_ipu_sim.machine import Machine
 
+MOST_STEPS = 256  # of a tile, in which exchanges may differ
 GRAIN_BYTES = 8  # parts of a block, and rows of boxes, are multiples of it: the least that moves well
 
 
@@ -279,6 +280,13 @@ class Plan:
         """The stage's loop nest."""
         return self.program.nest
 
+    @cached_property
+    def countless(self) -> bool:
+        """True if exchanges differ in more steps than are told apart. Such programs are refused; they are rated by their first
+        exchanges, so that those with fewer steps can be found from them.
+        """
+        return self.grid.steps > MOST_STEPS and bool(uneven(self.arrays))
+
     @property
     def arrays(self) -> Iterator[ArrayPlan]:
         """Everything that is brought to tiles."""
@@ -299,6 +307,11 @@ class Plan:
     def empty(self) -> bool:
         """True if the reduction has nothing to add up."""
         return any(self.nest.extents[d] == 0 for d in self.nest.reduce)
+
+
+def uneven(arrays: Iterable[ArrayPlan]) -> list[ArrayPlan]:
+    """Those whose exchanges differ from step to step: boxes that overlap are cut where the array ends."""
+    return [a for a in arrays if not a.in_place and not a.plain and a.boxes > 1]
 
 
 def plan_of(program: StageProgram, chip: Machine, prefix: str = "") -> Plan | None:

@@ -9,7 +9,7 @@ from roller_ipu_sim import work
 from roller_ipu_sim.between import Move
 from roller_ipu_sim.heap import Memory, placed
 from roller_ipu_sim.machine import Machine, machine
-from roller_ipu_sim.plan import ArrayPlan, Plan, plan_of
+from roller_ipu_sim.plan import MOST_STEPS, ArrayPlan, Plan, plan_of
 
 Refusal = tuple[str, str]
 
@@ -34,6 +34,8 @@ def whole_of(spec: HardwareSpec, program: RProgram) -> Whole | Refusal:
         refused = work.UNREADABLE if plan is None else work.refusal(plan, spec)
         if plan is None or refused is not None:
             return refused or work.UNREADABLE
+        if plan.countless:
+            return "steps", f"{plan.grid.steps} steps, in which exchanges differ; at most {MOST_STEPS} are told apart"
         made = {p.output.access.tensor.name: p for p in plans}
         plan, mine = _connected(plan, made)
         uneven = next((m for m in mine if m.misaligned), None)

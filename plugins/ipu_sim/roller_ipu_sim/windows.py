@@ -18,6 +18,7 @@ import numpy.typing as npt
 from roller_ipu_sim.plan import ArrayDim, ArrayPlan
 
 Counts = npt.NDArray[np.int64]
+Part = tuple[Counts, Counts, Counts, Counts]
 
 WORD_BYTES = 4  # of the exchange
 
@@ -37,6 +38,20 @@ class Windows:
     """One array that is no plain one."""
 
     array: ArrayPlan
+
+    @cached_property
+    def _parts(self) -> dict[tuple[int, ...], Part]:
+        return {}
+
+    def part(self, place: int, trips: tuple[int, ...]) -> Part:
+        """Words and runs that arrive, words and runs that leave, along one dimension, over the coordinates of the grid, when the
+        serial loops are so far.
+        """
+        walking = {n for n, _ in self.array.dims[place].terms}
+        key = (place, *[t for t, lp in zip(trips, self.array.grid.serial, strict=True) if lp.dim in walking])
+        if key not in self._parts:
+            self._parts[key] = _part(self, place, trips)
+        return self._parts[key]
 
     @cached_property
     def owners(self) -> tuple[int | None, ...]:
@@ -137,22 +152,24 @@ class Traffic:
     fragments: Counts | int
 
 
-def traffic(array: ArrayPlan, trips: tuple[int, ...]) -> Traffic:
+def traffic(windows: Windows, trips: tuple[int, ...]) -> Traffic:
     """What an exchange moves of such an array when the serial loops are so far."""
-    windows, axes, last = Windows(array), len(array.grid.loops), len(array.dims) - 1
-    arrive, arrive_runs = np.ones((1,) * axes, np.int64), np.ones((1,) * axes, np.int64)
-    leave, leave_runs = np.ones((1,) * axes, np.int64), np.ones((1,) * axes, np.int64)
-    for place in range(len(array.dims)):
-        kept = windows.intervals(place)
-        lows = windows.lows(place, trips)
-        common = _overlap(kept, lows, windows.reach(place))  # [interval, *grid]
-        words = -(-common * array.element_bytes // WORD_BYTES) if place == last else common
-        runs = (common > 0).astype(np.int64) if place == last else common
-        arrive, arrive_runs = arrive * words.sum(axis=0), arrive_runs * runs.sum(axis=0)
-        once = tuple(range(1, axes + 1))
-        leave = leave * _at_home(windows, place, kept, words.sum(axis=once))
-        leave_runs = leave_runs * _at_home(windows, place, kept, runs.sum(axis=once))
+    parts = [windows.part(place, trips) for place in range(len(windows.array.dims))]
+    one = np.ones((1,) * len(windows.array.grid.loops), np.int64)
+    arrive, arrive_runs, leave, leave_runs = (
+        (math.prod(kind, start=one) for kind in zip(*parts, strict=True)) if parts else (one,) * 4
+    )
     return Traffic(arrive, leave, arrive_runs + leave_runs)
+
+
+def _part(windows: Windows, place: int, trips: tuple[int, ...]) -> Part:
+    kept, last = windows.intervals(place), place == len(windows.array.dims) - 1
+    common = _overlap(kept, windows.lows(place, trips), windows.reach(place))  # [interval, *grid]
+    words = -(-common * windows.array.element_bytes // WORD_BYTES) if last else common
+    runs = (common > 0).astype(np.int64) if last else common
+    once = tuple(range(1, common.ndim))
+    left = [_at_home(windows, place, kept, n.sum(axis=once)) for n in (words, runs)]
+    return words.sum(axis=0), runs.sum(axis=0), left[0], left[1]
 
 
 def _overlap(kept: list[Interval], lows: Counts, reach: int) -> Counts:
