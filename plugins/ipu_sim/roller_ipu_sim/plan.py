@@ -89,7 +89,7 @@ def grid_of(program: StageProgram, most: int) -> Grid:
     left = most
     for lp in reversed(unit):
         serial = max(1, -(-lp.trips // max(1, min(lp.trips, left))))
-        parts = -(-lp.trips // serial)
+        parts = max(1, -(-lp.trips // serial))
         found.insert(0, UnitLoop(lp.dim, lp.trips, program.step(lp), parts, serial))
         left //= parts
     first = program.levels[0]
@@ -356,6 +356,11 @@ class Plan:
     def arrays(self) -> Iterator[ArrayPlan]:
         """Everything that is brought to tiles."""
         yield from [a for a in (*self.inputs, *self.extra) if a.access.tensor.elements]
+
+    @property
+    def idle(self) -> bool:
+        """True if there are no results to compute."""
+        return not self.output.access.tensor.elements
 
     @cached_property
     def empty(self) -> bool:

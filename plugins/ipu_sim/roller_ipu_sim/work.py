@@ -27,6 +27,11 @@ class Pieces:
     count: int
     element_bytes: int
 
+    @property
+    def most(self) -> int:
+        """Elements of the largest piece: a single result is less than the whole grain that it takes."""
+        return min(self.size, self.elements)
+
 
 @dataclass(frozen=True, slots=True)
 class Steps:
@@ -212,7 +217,7 @@ def finishing(plan: Plan, spec: HardwareSpec) -> MapShape | None:
         return None
     stage = plan.nest.stage
     vector = widest(spec, stage.body.dtype)
-    elements = -(-pieces(plan).size // vector) * vector if plan.parts > 1 else results_in_vectors(plan, vector)
+    elements = -(-pieces(plan).most // vector) * vector if plan.parts > 1 else results_in_vectors(plan, vector)
     ops = operations(stage.epilogue, plan.nest) if stage.epilogue is not None else ("cast",)
     loads = 1 + (len(loads_in(stage.epilogue)) if stage.epilogue is not None else 0)
     return MapShape(stage.body.dtype, elements, 1, vector, loads, ops, 0, (), False)
@@ -238,7 +243,7 @@ def combining(plan: Plan, spec: HardwareSpec) -> MapShape | None:
     if stage.reducer is None or stage.reducer == "sum":
         return None
     vector = widest(spec, stage.body.dtype)
-    outputs = -(-pieces(plan).size // vector) * vector
+    outputs = -(-pieces(plan).most // vector) * vector
     return MapShape(stage.body.dtype, outputs, plan.parts, vector, 1, (FOLDS[stage.reducer],), 0, (), True)
 
 
@@ -264,6 +269,9 @@ def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
     if program.atom.kind == "matrix":
         n, k = program.role("n"), program.role("k")
         streamed, stationary = operands(plan)
+        taken = [a.access.tensor.dtype for a in (streamed, stationary)]
+        if taken != [program.atom.in_dtype] * 2:
+            return "matrix types", f"the matrix unit takes {program.atom.in_dtype} for this, not {' and '.join(taken)}"
         lying = [(streamed, k), (stationary, n), (stationary, k), (plan.output, n)]
         if n is None or k is None or not all(_walked(array, dim) for array, dim in lying):
             return "matrix operands", "columns and the reduction must each walk a dimension of their arrays from end to end"
@@ -276,14 +284,26 @@ def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
     if plan.parts > 1 and plan.extra:
         return "finished parts", "results that several tiles add up have no place to be finished with further arrays"
     for array in (*plan.arrays, plan.output):
-        if array.plain:
-            if array.dims and array.box[-1] != array.dims[-1].reach(array.tile) and array.grid.last(array.dims[-1].terms[0][0]):
-                return "whole grains", f"rows of {array.access.tensor.name!r} are no whole number of 8 bytes"
-            continue
-        if not dims_apart(array):
-            return "dimensions apart", f"one loop walks two dimensions of {array.access.tensor.name!r}"
-        if array.dims and array.element_bytes < WORD_BYTES and not array.dims[-1].plain(nest.extents):
-            return "exchange words", f"rows of {array.access.tensor.name!r} would not begin at words"
+        refused = _uneven(array, array is plan.output)
+        if refused is not None:
+            return refused
+    return None
+
+
+def _uneven(array: ArrayPlan, written: bool) -> tuple[str, str] | None:
+    """Why parts of an array cannot be kept and moved as a program wants them; None where they can."""
+    name = repr(array.access.tensor.name)
+    last = array.dims[-1] if array.dims else None
+    if array.plain:
+        if last is not None and array.box[-1] != last.reach(array.tile) and (written or array.grid.last(last.terms[0][0])):
+            return "whole grains", f"rows of {name} are no whole number of 8 bytes"
+        return None
+    if not dims_apart(array):
+        return "dimensions apart", f"one loop walks two dimensions of {name}"
+    if last is not None and array.element_bytes < WORD_BYTES:
+        whole = last.plain(array.nest.extents)
+        if not whole or (last.reach(array.tile) * array.element_bytes % WORD_BYTES and array.grid.last(last.terms[0][0])):
+            return "exchange words", f"rows of {name} would not begin at words"
     return None
 
 
@@ -305,6 +325,8 @@ def _walked(array: ArrayPlan, dim: int | None) -> bool:
 
 def wishes(plan: Plan) -> list[Wish]:
     """The buffers of a tile."""
+    if plan.idle:
+        return []
     matrix = plan.program.atom.kind == "matrix"
     stationary = operands(plan)[1].number if matrix else None
     found = []
