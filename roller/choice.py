@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -129,13 +130,13 @@ def every_staging(search: Search, levels: tuple[int, ...]) -> Iterator[tuple[Sta
 def whole_programs(search: Search, chains: list[Chain]) -> list[StageProgram]:
     """Programs for the chains with default orders and staging, and with the reduction cut where tiles are too few."""
     whole = [program_of(search, search.levels, chain) for chain in chains]
-    return [*whole, *(p for program in whole for p in split(search, program))]
+    return [*whole, *(p for program in whole for p in (*split(search, program), *in_turn(search, program)))]
 
 
 def refined(search: Search, program: StageProgram) -> Iterator[StageProgram]:
     """A program with each choice in turn made in every way, the best kept for the next one."""
     best = program
-    for choices in (_staged, _deepened, _ordered, _clustered, _serial):
+    for choices in (_staged, _deepened, _ordered, _clustered, _shifted, _serial):
         options = [best, *choices(search, best)]
         yield from options[1:]
         best = min(options, key=lambda p: search.model.estimate(p).seconds)
@@ -191,6 +192,35 @@ def clusters_of(search: Search, program: StageProgram) -> Iterator[StageProgram]
         size *= 2
 
 
+def _shifted(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+    """The program with copies that are handed on from unit to unit: the longest reduction in as many steps as units share a copy,
+    for every copy of which so many units need the same.
+    """
+    nest, reduce = search.nest, search.nest.reduce
+    steps = [lp for lp in program.loops if lp.over == "time" and lp.level == program.levels[0]]
+    if not search.spec.spread or not reduce or not program.staged or steps:
+        return
+    dim = max(reduce, key=lambda i: nest.extents[i])
+    whole = program.share[1] if program.share is not None else min(program.unit_tile[dim], nest.extents[dim])
+    rings: dict[int, list[Staging]] = {}
+    for staging in program.staged:
+        touches = staged_touches(nest, staging)
+        units = [lp.trips for lp in program.loops if lp.over == "units" and not nest.dims[lp.dim].is_reduce and not touches[lp.dim]]
+        if touches[dim] and math.prod(units) > 1:
+            rings.setdefault(math.prod(units), []).append(staging)
+    for size, copies in rings.items():
+        step = -(-whole // (size * program.inner[dim])) * program.inner[dim]
+        if -(-whole // step) != size:
+            continue
+        tile = (*program.unit_tile[:dim], step, *program.unit_tile[dim + 1 :])
+        share, parts = None, 1
+        if program.split > 1:
+            share, parts = (dim, step * size), -(-nest.extents[dim] // (step * size))
+        for chosen in [[c] for c in copies] + ([copies] if len(copies) > 1 else []):
+            staged = tuple([replace(s, shifts=s in chosen) for s in program.staged])
+            yield replace(program, tiles=(tile, *program.tiles[1:]), staged=staged, share=share if parts > 1 else None, split=parts)
+
+
 def _serial(_: Search, program: StageProgram) -> Iterator[StageProgram]:
     yield replace(program, parallel=False)
 
@@ -224,6 +254,26 @@ def split(search: Search, program: StageProgram) -> Iterator[StageProgram]:
         trips = -(-search.nest.extents[dim] // share)
         if trips > 1:
             yield from cut(search, program, dim, share)
+
+
+def in_turn(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+    """Versions whose longest reduction is cut over units although there are tiles enough for all: those along one dimension then
+    follow one another on a unit, which keeps what does not depend on that dimension.
+    """
+    nest, reduce = search.nest, search.nest.reduce
+    if not search.spec.spread or not reduce or not search.spec.unit.combine or program.split > 1:
+        return
+    dim = max(reduce, key=lambda i: nest.extents[i])
+    for first in nest.spatial:
+        others = math.prod([-(-nest.extents[d] // program.unit_tile[d]) for d in nest.spatial if d != first])
+        parts = search.spec.unit.count // max(others, 1)
+        if parts < 2 or others * -(-nest.extents[first] // program.unit_tile[first]) < search.spec.unit.count:
+            continue
+        share = -(-nest.extents[dim] // parts)
+        share = -(-share // program.inner[dim]) * program.inner[dim]
+        order = (first, *[d for d in program.orders[0] if d != first])
+        if share < nest.extents[dim]:
+            yield from cut(search, replace(program, orders=(order, *program.orders[1:])), dim, share)
 
 
 def cut(search: Search, program: StageProgram, dim: int, share: int) -> Iterator[StageProgram]:

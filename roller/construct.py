@@ -34,6 +34,7 @@ from roller.program import RProgram, StageProgram, Staging, panel_element_bytes
 from roller.rates import CostParameters
 from roller.search import Chain, Search, packs, reads_whole, searches, start, stores_whole
 from roller.settle import settle
+from roller.sweep import evened
 
 INNER_KEEP, OUTER_KEEP = 8, 8  # chains kept after a level
 EACH_KEEP = 3  # … and of one innermost tile at most so many: a nest or mapping that brought only few is not likely to be the best
@@ -41,6 +42,7 @@ PASSED_KEEP = 2  # more chains kept whose tile at a level is the one inside it
 REFINED = 8  # programs whose orders and staging are tried, beside the best one of each nest, atom and mapping
 REFINE_SLACK = 1.5  # … unless it is predicted this much slower than the best of all: orders and copies do not make up for that
 SETTLED, STEPS = 2, 50  # programs of which, at the end, other tiles are rated that differ in an extent or two; and how many of each
+EVENED = 600  # tiles of equal parts that are looked at for each of these, where parts must come out even
 SAME_SIZE = 4  # innermost tiles of about one size that are kept where tiles run on lanes
 PACKED_GAIN = 0.97  # a vector where only a copy is side by side must save this much padding, as its results are scattered
 MAPPING_SLACK = 1.5  # an innermost tile predicted this much slower than the best one is not pursued
@@ -134,7 +136,7 @@ def construct_stage(
         refused = dict(every[0].refusals) if every else {f"no unit computes in {nests[0].stage.body.dtype}": 1}
         raise ConstructionError(f"no tile of {nests[0].stage.name!r} fits {spec.device}:{spec.chip}", refused)
     for search, program in _worth_settling(found, sorted(pool.values(), key=lambda item: item[0])):
-        settled = settle(search, program, STEPS)
+        settled = settle(search, evened(search, program, EVENED), STEPS)
         for choice in (*settled, *refined(search, settled[0])):
             rate(search, choice)
     ranked = sorted(pool.values(), key=lambda item: item[0])
@@ -142,8 +144,8 @@ def construct_stage(
 
 
 def _hopeless(search: Search) -> bool:
-    """True if the device's own model has no time for what is as small as can be: it cannot compute so at all, and its only term
-    says why.
+    """True if the device's own model has no time for what is as small as can be, unless for want of room: it cannot compute so at
+    all, and its only term says why.
     """
     if search.model.parameters.own_model is None:
         return False
@@ -151,7 +153,7 @@ def _hopeless(search: Search) -> bool:
     chain = (least_tile(search, 0, inner), *[inner] * (len(search.levels) - 1))
     least = program_of(search, search.levels, chain)
     found = search.model.estimate(least)
-    if math.isfinite(found.seconds):
+    if math.isfinite(found.seconds) or found.bound_by == search.fit.rule(search.levels, 0):
         return False
     search.refusals[found.bound_by] += 1
     return True

@@ -43,7 +43,8 @@ class Staging:
     them. A *box* holds the data tile of one array (`operand` is its position in `nest.accesses`) with its fill values, so that
     no guard is left in the nest, and along the vector (`box_order`). `row_padding` and `run_padding`: elements added to each row of
     a panel and to each run of its innermost dimension (`roller.banks`). `constant` operands are copied when the kernel is built,
-    not when it runs.
+    not when it runs. `shifts`: units that share a copy each begin with another part of the reduction, and hand what they have on to
+    their neighbour after every step, so that none ever holds more than one part (T10's compute-shift).
     """
 
     kind: Literal["panel", "box"]
@@ -53,6 +54,7 @@ class Staging:
     row_padding: int = 0
     run_padding: int = 0
     constant: bool = False
+    shifts: bool = False
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,9 @@ class StageProgram:
         """One line: atom, tiles from the unit inwards, split, staging."""
         names = [d.name for d in self.nest.dims]
         tiles = " > ".join("x".join(str(e) for e in t) for t in self.tiles)
-        tail = "".join(f" {s.kind}({','.join(staged_tensors(self.nest, s))}@{s.level})" for s in self.staged)
+        tail = "".join(
+            f" {'shifted ' if s.shifts else ''}{s.kind}({','.join(staged_tensors(self.nest, s))}@{s.level})" for s in self.staged
+        )
         split = f" split {self.split}" if self.split > 1 else ""
         split += f" cluster {self.cluster}" if self.cluster > 1 else ""
         return f"{','.join(names)}: {tiles} {self.atom.name}{split}{tail}"
@@ -242,6 +246,7 @@ def _stage_dict(program: StageProgram) -> dict[str, Any]:
                 "row_padding": s.row_padding,
                 **({"run_padding": s.run_padding} if s.run_padding else {}),
                 "constant": s.constant,
+                **({"shifts": True} if s.shifts else {}),
             }
             for s in program.staged
         ],

@@ -63,10 +63,11 @@ def searches(
 
 
 def start(search: Search) -> Tile:
-    """The atom as a tile; a vector wider than its dimension shrinks to it."""
+    """The atom as a tile; a vector wider than its dimension shrinks to it, unless arrays are stored with whole vectors."""
     start = atom_tile(search.nest, search.atom, search.mapping)
-    whole = search.nest.extents
-    return start if search.atom.kind == "matrix" else tuple(min(t, max(e, 1)) for t, e in zip(start, whole, strict=True))
+    if search.atom.kind == "matrix" or search.spec.spread:
+        return start
+    return tuple(min(t, max(e, 1)) for t, e in zip(start, search.nest.extents, strict=True))
 
 
 def _cooperation(nest: Nest, spec: HardwareSpec) -> tuple[bool, ...]:

@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from roller.choice import clusters_of, recopied, split
+from roller.choice import clusters_of, in_turn, recopied, split
 from roller.grow import even_at, extents_at
 from roller.program import StageProgram
 from roller.search import Chain, Search, start
@@ -51,7 +51,7 @@ def settle(search: Search, program: StageProgram, limit: int, rate: Rate | None 
         tiles = _stepped(search, best.tiles, moves[number])
         if tiles is not None and tiles not in seen:
             seen.add(tiles)
-            choices = list(_with_tiles(search, best, tiles))
+            choices = list(with_tiles(search, best, tiles))
             left -= bool(choices)
             for choice in choices:
                 predicted = rate(choice)
@@ -129,7 +129,7 @@ def _next(search: Search, tiles: Chain, position: int, dim: int, longer: bool, f
     return every[place] if 0 <= place < len(every) and every[place] <= most else None
 
 
-def _with_tiles(search: Search, program: StageProgram, tiles: Chain) -> Iterator[StageProgram]:
+def with_tiles(search: Search, program: StageProgram, tiles: Chain) -> Iterator[StageProgram]:
     """The program with other tiles, its copies as they fit these, its reduction cut anew; nothing where a rule forbids them."""
     for position, (level, tile) in enumerate(zip(search.levels, tiles, strict=True)):
         inner = tiles[position + 1] if position + 1 < len(tiles) else start(search)
@@ -137,6 +137,6 @@ def _with_tiles(search: Search, program: StageProgram, tiles: Chain) -> Iterator
         if level < len(search.spec.levels) and (not search.fit.fits(*rules) or search.fit.legal(*rules)):
             return
     whole = recopied(search, replace(program, tiles=tiles, split=1, share=None, cluster=1))
-    for cut in (whole, *split(search, whole)) if whole is not None else ():
+    for cut in (whole, *split(search, whole), *in_turn(search, whole)) if whole is not None else ():
         yield cut
         yield from clusters_of(search, cut)

@@ -38,7 +38,7 @@ CHIPS = [BOW, *[with_unit(BOW, count=count) for count in (1, 5, 24)]]  # few til
 
 @st.composite
 def larger(draw: st.DrawFn) -> SymbolicTensor:
-    """A product, convolution, pooling, or reduction of a size at which reductions take several steps, in types of the matrix unit."""
+    """A product, convolution, pooling, or reduction whose reductions take several steps, in types of the matrix unit."""
     dtype, size = draw(st.sampled_from(("float16", "float32"))), st.integers(1, 48)
     kind = draw(st.sampled_from(("matmul", "einsum", "conv", "grouped", "pool", "reduce")))
     m, n, k = draw(size), draw(size), draw(size)

@@ -66,7 +66,7 @@ def chosen(data: st.DataObject) -> None:
         note(str(error))
         assert set(error.refusals) <= {"element type", *SMALL}
         types = {t.dtype for t in (*expr.inputs, expr.output)} | {s.body.dtype for s in fuse(expr).stages}
-        assert types & {"float64", "bfloat16", "int64"} or types & {"float16", "int8", "bool"} and set(error.refusals) <= SMALL
+        assert types & {"float64", "bfloat16", "int64"} or (types & {"float16", "int8", "bool"} and set(error.refusals) <= SMALL)
         return
     for candidate in kernel.candidates:
         note(candidate.program.describe())

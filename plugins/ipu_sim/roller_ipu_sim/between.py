@@ -36,6 +36,7 @@ class Move:
     """An array of a stage that an earlier stage computes."""
 
     made: Plan
+    plan: Plan
     array: ArrayPlan
 
     @cached_property
@@ -46,7 +47,7 @@ class Move:
     @cached_property
     def to(self) -> list[Placement]:
         """Where it is wanted."""
-        return list(kept(self.array))
+        return list(kept(self.plan, self.array))
 
     @cached_property
     def stays(self) -> bool:
@@ -102,7 +103,7 @@ class Move:
     def sends(self) -> Iterator[Send]:
         """The exchange; runs of one length, evenly apart between the same tiles, are one send."""
         runs = self.runs
-        alone = self.array.in_place or self.array.kept
+        alone = self.array.in_place or self.array.kept or self.array.shifts
         name = self.array.box_buffer if alone else self.array.home_buffer
         rows = list(zip(*(part.tolist() for part in (runs.source, runs.target, runs.count, runs.start, runs.to)), strict=True))
         for group in _even(rows):

@@ -62,7 +62,7 @@ def _tensors(whole: Whole, constants: frozenset[str]) -> Iterator[TensorHome]:
             name = array.access.tensor.name
             if name in made or plan.idle:
                 continue
-            found = home(array, "constant" if name in constants else "input", tuple(kept(array)))
+            found = home(array, "constant" if name in constants else "input", tuple(kept(plan, array)))
             yield found.model_copy(update={"name": f"{name}{AGAIN}{seen[name]}"}) if seen[name] else found
             seen[name] += 1
     last = whole.plans[-1]
@@ -74,7 +74,7 @@ def _moving(moves: tuple[Move, ...]) -> Iterator[Step]:
     for move in moves:
         if move.pads:
             array = move.array
-            name = array.box_buffer if array.in_place or array.kept else array.home_buffer
+            name = array.box_buffer if array.in_place or array.kept or array.shifts else array.home_buffer
             fill = Fill(to=Ref(buffer=name, offset=0), elements=work.cleared_elements(array), value=0)
             yield Step(name=f"clear {name}", compute=(VertexGroup(tiles=tile_set(array.grid, {}), vertex=fill),))
     if moves:
@@ -109,7 +109,7 @@ def _steps(plan: Plan, spec: HardwareSpec) -> Iterator[Step]:
     before: Trips | None = None
     for trips in itertools.product(*[range(lp.trips) for lp in serial]):
         changed = 0 if before is None else next(n for n, (a, b) in enumerate(zip(before, trips, strict=True)) if a != b)
-        moving = [a for a in arrays if before is None or a.depth > changed]
+        moving = [a for a in arrays if (before is None and not a.shifts) or (before is not None and a.depth > changed)]
         yield from _bringing(plan, moving, trips)
         groups = tuple(vertices.computing(plan, trips))
         yield Step(name=f"compute {trips}", compute=groups)
@@ -124,7 +124,7 @@ def _bringing(plan: Plan, moving: list[ArrayPlan], trips: Trips) -> Iterator[Ste
         if array.leaves:
             fill = Fill(to=Ref(buffer=array.box_buffer, offset=0), elements=array.elements, value=_outside(plan, array))
             yield Step(name=f"fill {array.access.tensor.name} {trips}", compute=(VertexGroup(tiles=tiles, vertex=fill),))
-    sends = tuple([send for array in moving for send in brought(array, trips) if send.to.tiles])
+    sends = tuple([send for array in moving for send in brought(plan, array, trips) if send.to.tiles])
     if moving:
         yield Step(name=f"bring {trips}", exchange=sends)
 

@@ -77,8 +77,9 @@ class Costing:
     def _phases(self) -> Iterator[int]:
         """Cycles of every exchange that brings boxes to tiles: before the first step, and whenever a serial loop moves on."""
         brought = [a for a in self.plan.arrays if not a.in_place]
-        if brought:
-            yield self._phase(brought, (0,) * len(self.plan.grid.serial))
+        first = [a for a in brought if not a.shifts]
+        if first:
+            yield self._phase(first, (0,) * len(self.plan.grid.serial))
         before = 1
         for depth, loop in enumerate(self.plan.grid.serial):
             moving = [a for a in brought if a.depth > depth]
@@ -102,7 +103,7 @@ class Costing:
                 yield self._phase(moving, (*outer, at, *inner))
 
     def _phase(self, arrays: Sequence[ArrayPlan], trips: tuple[int, ...]) -> int:
-        found = [_shared(a) if a.plain else traffic(a, trips) for a in arrays]
+        found = [_handed(a) if a.shifts else _shared(a) if a.plain else traffic(a, trips) for a in arrays]
         words_in, words_out, fragments = (
             int(np.max(sum(np.asarray(getattr(m, name)) for m in found))) for name in ("words_in", "words_out", "fragments")
         )
@@ -117,10 +118,20 @@ class Costing:
         return cycles.exchanged(self.machine, self.plan.parts * words, every, self.plan.parts + pieces.count)
 
 
+def _handed(array: ArrayPlan) -> Traffic:
+    """Parts handed on: every tile gives its part to one neighbour and gets another's."""
+    words = array.elements * array.element_bytes // WORD_BYTES
+    return Traffic(words, words, 2)
+
+
 def _shared(array: ArrayPlan) -> Traffic:
     """A plain array: each tile's share of a block goes to all that need the block. A tile's own share lies in its box from the
     beginning where that is the only box; else it comes like the others.
     """
+    kept, total = int(array.kept), -(-array.elements * array.element_bytes // WORD_BYTES)
+    if array.elements == array.share * array.sharers:  # all keep as much
+        own_words = -(-array.share * array.element_bytes // WORD_BYTES)
+        return Traffic(total - kept * own_words, own_words, array.holders - kept + 1)
     index = np.zeros((1,) * len(array.grid.loops), np.int64)
     for axis, lp in enumerate(array.grid.loops):
         if not array.touches(lp.dim):
@@ -130,8 +141,6 @@ def _shared(array: ArrayPlan) -> Traffic:
     own = np.clip(array.elements - index * array.share, 0, array.share)
     words = -(-own * array.element_bytes // WORD_BYTES)
     holds = (own > 0).astype(np.int64)
-    kept = int(array.kept)
-    total = -(-array.elements * array.element_bytes // WORD_BYTES)
     return Traffic(total - kept * words, words, array.holders - kept * holds + holds)
 
 
@@ -148,7 +157,7 @@ def estimate(spec: HardwareSpec, program: StageProgram | RProgram) -> Estimate:
         return _never(refused or work.UNREADABLE)
     memory = placed([work.wishes(plan)], chip)
     if memory.excess:
-        return _never(("tile memory", ""))
+        return _never((work.CAPACITY, ""))
     return _estimate(Counter(Costing(plan, memory, chip, spec).terms), chip, plan.grid.tiles)
 
 

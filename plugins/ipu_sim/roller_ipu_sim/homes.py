@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from roller_ipu_sim.manifest import Placement, TensorHome
-from roller_ipu_sim.places import box_number, box_trips, coordinates, number, share_of, starts, touched
+from roller_ipu_sim.places import begun, box_number, box_trips, coordinates, number, share_of, starts, touched
 from roller_ipu_sim.plan import ArrayDim, ArrayPlan, Plan
 from roller_ipu_sim.windows import Interval, Windows
 from roller_ipu_sim.work import pieces
@@ -41,10 +41,13 @@ def stored(array: ArrayPlan) -> tuple[int, ...]:
     return tuple(found)
 
 
-def kept(array: ArrayPlan) -> Iterator[Placement]:
+def kept(plan: Plan, array: ArrayPlan) -> Iterator[Placement]:
     """What tiles keep of an input from the beginning."""
     if not array.plain:
         yield from _window_parts(array)
+        return
+    if array.shifts:
+        yield from _first_parts(plan, array)
         return
     grid = array.grid
     others = [axis for axis in range(len(grid.loops)) if axis not in touched(array)]
@@ -68,6 +71,13 @@ def kept(array: ArrayPlan) -> Iterator[Placement]:
                 first=first,
                 count=count,
             )
+
+
+def _first_parts(plan: Plan, array: ArrayPlan) -> Iterator[Placement]:
+    """Of an array whose parts are handed on, the part with which each tile begins."""
+    for coords in coordinates(array.grid):
+        start = starts(array, coords, begun(plan, coords, (0,)))
+        yield Placement(tile=number(array.grid, coords), buffer=array.box_buffer, offset=0, start=start, shape=array.box)
 
 
 def interval_table(windows: Windows) -> list[dict[tuple[int, int], Interval]]:

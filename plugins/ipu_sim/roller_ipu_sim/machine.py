@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
@@ -283,8 +284,20 @@ class Machine(_Model):
         return self
 
 
+_known: deque[tuple[HardwareSpec, Machine]] = deque(maxlen=8)  # a construction asks for the same one thousands of times
+
+
 def machine(spec: HardwareSpec) -> Machine:
     """The machine that a spec describes; `SpecError`, with the field, where its options are not those of an IPU."""
+    for known, found in tuple(_known):
+        if known is spec:
+            return found
+    made = _read(spec)
+    _known.append((spec, made))
+    return made
+
+
+def _read(spec: HardwareSpec) -> Machine:
     try:
         sram = spec.level(TILE_MEMORY)
     except KeyError:

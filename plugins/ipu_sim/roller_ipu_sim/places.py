@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 
-from roller_ipu_sim.plan import ArrayPlan, Grid
+from roller_ipu_sim.plan import ArrayPlan, Grid, Plan
 
 Coords = tuple[int, ...]
 Trips = tuple[int, ...]  # how far each serial loop is
@@ -50,6 +50,22 @@ def position(grid: Grid, dim: int, coords: Coords, trips: Trips) -> int:
     return sum(unit) + sum([t * lp.step for t, lp in zip(trips, grid.serial, strict=True) if lp.dim == dim])
 
 
+def begun(plan: Plan, coords: Coords, trips: Trips) -> Trips:
+    """How far the serial loops are on a tile: where parts are handed round a ring, each tile on it begins with another one."""
+    if not plan.shifting:
+        return trips
+    (step,) = plan.grid.serial
+    return ((trips[0] + ring_place(plan, coords)) % step.trips,)
+
+
+def ring_place(plan: Plan, coords: Coords) -> int:
+    """The part of the reduction with which a tile begins: the sum of its places on all rings."""
+    total = 0
+    for array in plan.shifting:
+        total += share_of(plan.grid, coords, [a for a, lp in enumerate(plan.grid.loops) if not array.touches(lp.dim)])
+    return total
+
+
 def box_number(array: ArrayPlan, trips: Trips) -> int:
     """Which of the boxes that a tile needs one after another is wanted when the serial loops are so far."""
     found = 0
@@ -68,6 +84,19 @@ def starts(array: ArrayPlan, coords: Coords, trips: Trips) -> tuple[int, ...]:
     """Where a tile's box begins along each stored dimension."""
     grid = array.grid
     return tuple([d.least(array.tile) + sum([c * position(grid, n, coords, trips) for n, c in d.terms]) for d in array.dims])
+
+
+def ranges(tiles: list[int]) -> TileSet:
+    """Tile numbers, rising, as few ranges of one step as neighbours allow."""
+    found: list[tuple[int, int, int]] = []
+    for tile in tiles:
+        if found:
+            first, count, step = found[-1]
+            if count == 1 or first + count * step == tile:
+                found[-1] = first, count + 1, tile - first if count == 1 else step
+                continue
+        found.append((tile, 1, 1))
+    return tuple(found)
 
 
 def touched(array: ArrayPlan) -> list[int]:

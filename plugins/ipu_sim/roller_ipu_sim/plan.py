@@ -83,18 +83,22 @@ class Grid:
 
 
 def grid_of(program: StageProgram, most: int) -> Grid:
-    """The grid of a program on at most so many tiles: inner loops get their tiles first."""
+    """The grid of a program on at most so many tiles: reductions get their tiles first, as parts of one are for tiles side by side,
+    then inner loops before outer ones.
+    """
     unit = [lp for lp in program.loops if lp.over == "units"]
-    found: list[UnitLoop] = []
+    found: dict[Loop, UnitLoop] = {}
     left = most
-    for lp in reversed(unit):
+    inner_first = list(reversed(unit))
+    reductions = [lp for lp in inner_first if program.nest.dims[lp.dim].is_reduce]
+    for lp in (*reductions, *[lp for lp in inner_first if lp not in reductions]):
         serial = max(1, -(-lp.trips // max(1, min(lp.trips, left))))
         parts = max(1, -(-lp.trips // serial))
-        found.insert(0, UnitLoop(lp.dim, lp.trips, program.step(lp), parts, serial))
+        found[lp] = UnitLoop(lp.dim, lp.trips, program.step(lp), parts, serial)
         left //= parts
     first = program.levels[0]
     time = [SerialLoop(lp.dim, max(1, lp.trips), program.step(lp), False) for lp in program.loops if _in_time(lp, first)]
-    return Grid(tuple(found), tuple(time))
+    return Grid(tuple([found[lp] for lp in unit]), tuple(time))
 
 
 def _in_time(lp: Loop, level: int) -> bool:
@@ -140,6 +144,7 @@ class ArrayPlan:
     nest: Nest
     tile: tuple[int, ...]  # the unit tile
     placing: bool  # parts may lie in place from the beginning
+    shifts: bool = False  # parts are handed on from tile to tile round a ring
     prefix: str = ""  # of its buffers
     alias: str | None = None  # the buffer in which an earlier stage leaves it just as it is wanted
 
@@ -200,12 +205,12 @@ class ArrayPlan:
     @cached_property
     def in_place(self) -> bool:
         """True if every tile has what it needs from the beginning."""
-        return self.placing and self.plain and self.sharers == 1
+        return self.placing and self.plain and self.sharers == 1 and not self.shifts
 
     @cached_property
     def kept(self) -> bool:
         """True if a tile's share of the block lies in its box from the beginning, so that only the rest is brought."""
-        return self.placing and self.plain and self.boxes == 1
+        return self.placing and self.plain and self.boxes == 1 and not self.shifts
 
     @cached_property
     def boxes(self) -> int:
@@ -271,7 +276,12 @@ def array_plan(program: StageProgram, number: int, grid: Grid, last: int | None,
     if box:
         grain = max(1, GRAIN_BYTES // ELEMENT_BYTES[access.tensor.dtype])
         box[-1] = -(-box[-1] // grain) * grain
-    return ArrayPlan(access, number, order, tuple(box), grid, nest, tile, placing, prefix)
+    return ArrayPlan(access, number, order, tuple(box), grid, nest, tile, placing, _shifts(program, access), prefix)
+
+
+def _shifts(program: StageProgram, access: Access) -> bool:
+    """True if copies of an array are handed on from tile to tile."""
+    return any(s.shifts and s.kind == "panel" and s.operand == access.factor for s in program.staged) and access.role == "body"
 
 
 def _dims(nest: Nest, access: Access) -> list[ArrayDim] | None:
@@ -361,6 +371,17 @@ class Plan:
     def idle(self) -> bool:
         """True if there are no results to compute."""
         return not self.output.access.tensor.elements
+
+    @cached_property
+    def shifting(self) -> tuple[ArrayPlan, ...]:
+        """The arrays whose parts are handed on."""
+        return tuple([a for a in self.arrays if a.shifts])
+
+    @cached_property
+    def ring(self) -> tuple[int, ...]:
+        """The axes of the grid along which parts are handed on: where a tile stands on them says with which part it begins."""
+        axes = range(len(self.grid.loops))
+        return tuple([n for n in axes for a in self.shifting if not a.touches(self.grid.loops[n].dim)])
 
     @cached_property
     def empty(self) -> bool:

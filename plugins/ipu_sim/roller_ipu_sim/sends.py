@@ -8,15 +8,31 @@ from collections.abc import Iterator
 
 from roller_ipu_sim.homes import interval_table, window_part
 from roller_ipu_sim.manifest import Receivers, Send
-from roller_ipu_sim.places import Trips, box_number, coordinates, groups, number, share_of, starts, tile_set, touched
+from roller_ipu_sim.places import Trips, begun, box_number, coordinates, groups, number, share_of, starts, tile_set, touched
 from roller_ipu_sim.plan import ArrayPlan, Plan
 from roller_ipu_sim.windows import Windows
 from roller_ipu_sim.work import pieces
 
 
-def brought(array: ArrayPlan, trips: Trips) -> Iterator[Send]:
+def brought(plan: Plan, array: ArrayPlan, trips: Trips) -> Iterator[Send]:
     """What brings the boxes of an array to the tiles when the serial loops are so far."""
-    return _shares(array, trips) if array.plain else _rows(array, trips)
+    if array.shifts:
+        return _handed(array, trips[0])
+    return _shares(plan, array, trips) if array.plain else _rows(array, trips)
+
+
+def _handed(array: ArrayPlan, step: int) -> Iterator[Send]:
+    """Every tile's part to its neighbour: from the half of the buffer that was used into the other one."""
+    grid, name = array.grid, array.box_buffer
+    others = [axis for axis in range(len(grid.loops)) if axis not in touched(array)]
+    for coords in coordinates(grid):
+        place = (share_of(grid, coords, others) - 1) % array.sharers
+        to = list(coords)
+        for axis in reversed(others):
+            place, to[axis] = divmod(place, grid.loops[axis].parts)
+        target = ((number(grid, tuple(to)), 1, 1),)
+        offsets = (step - 1) % 2 * array.elements, step % 2 * array.elements
+        yield _flat(number(grid, coords), name, offsets[0], target, name, offsets[1], array.elements)
 
 
 def _flat(tile: int, buffer: str, offset: int, tiles: tuple[tuple[int, int, int], ...], to: str, at: int, count: int) -> Send:
@@ -24,7 +40,7 @@ def _flat(tile: int, buffer: str, offset: int, tiles: tuple[tuple[int, int, int]
     return Send(tile=tile, buffer=buffer, offset=offset, to=receivers, shape=(count,), strides=(1,), to_strides=(1,))
 
 
-def _shares(array: ArrayPlan, trips: Trips) -> Iterator[Send]:
+def _shares(plan: Plan, array: ArrayPlan, trips: Trips) -> Iterator[Send]:
     grid, axes, name = array.grid, touched(array), array.box_buffer
     others = [axis for axis in range(len(grid.loops)) if axis not in axes]
     alone = array.kept
@@ -38,7 +54,7 @@ def _shares(array: ArrayPlan, trips: Trips) -> Iterator[Send]:
         if alone:
             yield _flat(mine, name, first, without(tiles, mine), name, first, count)
         else:
-            at = box_number(array, trips) * array.share
+            at = box_number(array, begun(plan, coords, trips)) * array.share
             yield _flat(mine, array.home_buffer, at, tiles, name, first, count)
 
 

@@ -10,30 +10,49 @@ from typing import Any
 from roller.plugin import Accumulator, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary
 from roller_ipu_sim import work
 from roller_ipu_sim.manifest import Amp, AmpLoop, Fill, Map, Reduce, Ref, VertexGroup, View, tiles_in
-from roller_ipu_sim.places import TileSet, Trips, box_number, coordinates, number, position, tile_set
+from roller_ipu_sim.places import TileSet, Trips, begun, box_number, coordinates, number, position, ranges, tile_set
 from roller_ipu_sim.plan import ArrayPlan, Plan
 from roller_ipu_sim.work import finishes, loads_in, operands, pieces, whole_share
 
 Tree = tuple[Any, ...]
 
 
-def base(array: ArrayPlan, trips: Trips) -> int:
-    """Where in its buffer a tile's box begins."""
+def base(array: ArrayPlan, trips: Trips, step: int) -> int:
+    """Where in its buffer a tile's box begins: `trips` as its loops stand, `step` of a reduction whose parts are handed on."""
+    if array.shifts:
+        return step % 2 * array.elements
     return box_number(array, trips) * array.elements if array.in_place else 0
 
 
 def computing(plan: Plan, trips: Trips) -> Iterator[VertexGroup]:
-    """The vertices of one step: the same on all tiles, but for those at the end of a reduction that tiles cut."""
+    """The vertices of one step: the same on all tiles, but for those at the end of a reduction that tiles cut, and those that are
+    at different parts of one.
+    """
     if plan.empty:
         yield _identity(plan, trips)
         return
     serial = plan.grid.serial
     first = all(not t or lp.unit for t, lp in zip(trips, serial, strict=True))
+    if plan.program.atom.kind == "matrix":
+        for tiles, at in _parts(plan, trips):
+            yield VertexGroup(tiles=tiles, vertex=_amp(plan, at, trips[0] if trips else 0, first))
+        return
     for tiles, reduce in _classes(plan, trips):
-        if plan.program.atom.kind == "matrix":
-            yield VertexGroup(tiles=tiles, vertex=_amp(plan, trips, reduce, first))
-        elif all(reduce.values()) or first:
+        if all(reduce.values()) or first:
             yield _mapped(plan, trips, tiles, reduce, first)
+
+
+def _parts(plan: Plan, trips: Trips) -> Iterator[tuple[TileSet, Trips]]:
+    """Sets of tiles with how far their loops are: the same for all where no array that lies in place depends on it."""
+    placed = [a for a in plan.arrays if a.in_place and a.boxes > 1]
+    if not plan.shifting or not placed:
+        yield tile_set(plan.grid, {}), begun(plan, (0,) * len(plan.grid.loops), trips)
+        return
+    found: dict[Trips, list[int]] = {}
+    for coords in coordinates(plan.grid):
+        found.setdefault(begun(plan, coords, trips), []).append(number(plan.grid, coords))
+    for at, tiles in found.items():
+        yield ranges(tiles), at
 
 
 IDENTITY = {"sum": 0, "prod": 1, "max": "-inf", "min": "inf"}  # of floats; integers have their least and largest values
@@ -48,13 +67,20 @@ def _identity(plan: Plan, trips: Trips) -> VertexGroup:
     return VertexGroup(tiles=tile_set(plan.grid, {}), vertex=Fill(to=to, elements=plan.output.elements, value=value))
 
 
+def _whole_blocks(plan: Plan, trips: Trips) -> dict[int, int]:
+    """The extents of a product's reductions in a step: the same on all tiles, as zeros are added where an array ends. Parts that
+    are handed on are all of one size.
+    """
+    time = {lp.dim: t * lp.step for t, lp in zip(trips, plan.grid.serial, strict=True) if not lp.unit and not plan.shifting}
+    tile = plan.program.unit_tile
+    return {dim: min(tile[dim], whole_share(plan, dim) - time.get(dim, 0)) for dim in plan.nest.reduce}
+
+
 def _classes(plan: Plan, trips: Trips) -> Iterator[tuple[TileSet, dict[int, int]]]:
-    """Sets of tiles with the extents of their reductions in a step. Matrix atoms add zeros where an array ends."""
+    """Sets of tiles with the extents of their reductions in a step."""
     nest, grid, tile = plan.nest, plan.grid, plan.program.unit_tile
-    cuts = [axis for axis, lp in enumerate(grid.loops) if nest.dims[lp.dim].is_reduce]
-    matrix = plan.program.atom.kind == "matrix"
+    ends = [axis for axis, lp in enumerate(grid.loops) if nest.dims[lp.dim].is_reduce]
     time = {lp.dim: t * lp.step for t, lp in zip(trips, grid.serial, strict=True) if not lp.unit}
-    ends = [] if matrix else cuts
     for at in itertools.product(*[(False, True) if grid.loops[a].parts > 1 else (False,) for a in ends]):
         reduce = {}
         for dim in nest.reduce:
@@ -80,11 +106,12 @@ def _but_last(plan: Plan, last: dict[int, bool]) -> TileSet:
     return tuple(sorted(found))
 
 
-def _amp(plan: Plan, trips: Trips, reduce: dict[int, int], first: bool) -> Amp:
+def _amp(plan: Plan, trips: Trips, step: int, first: bool) -> Amp:
     """The product of one step: groups, columns, kernel positions and blocks of the reduction around the rows."""
     program, nest, atom = plan.program, plan.nest, plan.program.atom
     m, n, k = (program.role(role) for role in "mnk")
     a, w = operands(plan)
+    reduce = _whole_blocks(plan, trips)
     assert n is not None and k is not None
     columns, grain = int(atom.extents["n"]), int(atom.extents["k"])
     out, tile = plan.output, program.unit_tile
@@ -109,8 +136,8 @@ def _amp(plan: Plan, trips: Trips, reduce: dict[int, int], first: bool) -> Amp:
         in_dtype=atom.in_dtype,
         acc_dtype=atom.acc_dtype,
         zero=first,
-        a=Ref(buffer=a.box_buffer, offset=base(a, trips) + a.begin),
-        w=Ref(buffer=w.box_buffer, offset=base(w, trips) + w.begin),
+        a=Ref(buffer=a.box_buffer, offset=base(a, trips, step) + a.begin),
+        w=Ref(buffer=w.box_buffer, offset=base(w, trips, step) + w.begin),
         out=Ref(buffer=plan.buffer(target), offset=box_number(out, trips) * out.elements if target == "out" else 0),
         loops=tuple(loops),
         k_blocks=shape.k_blocks,
@@ -196,7 +223,7 @@ class _Trees:
         array = self.array_of(load)
         return View(
             buffer=array.box_buffer,
-            offset=base(array, self.trips) + array.begin,
+            offset=base(array, self.trips, 0) + array.begin,
             strides=tuple([array.step(d) for d in dims]),
         )
 

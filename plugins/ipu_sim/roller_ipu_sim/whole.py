@@ -43,7 +43,7 @@ def whole_of(spec: HardwareSpec, program: RProgram) -> Whole | Refusal:
         moves.append(mine)
     memory = placed([work.wishes(plan) for plan in plans], chip)
     if memory.excess:
-        return "tile memory", f"tile 0 would need {memory.needed} bytes, {memory.excess} more than the {memory.room} that it has"
+        return work.CAPACITY, f"tile 0 would need {memory.needed} bytes, {memory.excess} more than the {memory.room} that it has"
     return Whole(tuple(plans), tuple(moves), memory, chip)
 
 
@@ -56,7 +56,7 @@ def _connected(plan: Plan, made: dict[str, Plan]) -> tuple[Plan, tuple[Move, ...
         maker = made.get(array.access.tensor.name)
         if maker is None or not array.access.tensor.elements:
             return array
-        move = Move(maker, array)
+        move = Move(maker, plan, array)
         if move.stays and not matrix:
             return replace(array, alias=maker.buffer("out"))
         moves.append(move)

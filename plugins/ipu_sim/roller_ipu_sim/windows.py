@@ -130,11 +130,11 @@ def positions(array: ArrayPlan, nest_dim: int, trips: tuple[int, ...]) -> Counts
 
 @dataclass(frozen=True)
 class Traffic:
-    """Words in, words out and fragments of each tile, over the coordinates of the grid."""
+    """Words in, words out and fragments of each tile, over the coordinates of the grid; a number where all tiles are alike."""
 
-    words_in: Counts
-    words_out: Counts
-    fragments: Counts
+    words_in: Counts | int
+    words_out: Counts | int
+    fragments: Counts | int
 
 
 def traffic(array: ArrayPlan, trips: tuple[int, ...]) -> Traffic:

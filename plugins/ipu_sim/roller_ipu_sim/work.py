@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from roller.plugin import ELEMENT_BYTES, Binary, Cast, Coordinate, HardwareSpec, Load, Nest, Scalar, Select, Unary
 from roller_ipu_sim.cycles import AmpShape, MapShape
 from roller_ipu_sim.heap import Memory, Wish
+from roller_ipu_sim.machine import TILE_MEMORY
 from roller_ipu_sim.plan import GRAIN_BYTES, ArrayPlan, Plan
 from roller_ipu_sim.windows import Windows, dims_apart
 
@@ -55,7 +56,8 @@ def steps_of(plan: Plan) -> list[Steps]:
     kinds = []
     for dim in nest.reduce:
         whole, count = whole_share(plan, dim), trips.get(dim, 1)
-        full, last = min(tile[dim], whole), whole - (count - 1) * tile[dim]
+        full = min(tile[dim], whole)
+        last = full if plan.shifting else whole - (count - 1) * tile[dim]
         kinds.append([(count, full)] if full == last else [(count - 1, full), (1, last)])
     found = []
     for number, chosen in enumerate(itertools.product(*kinds)):
@@ -247,6 +249,7 @@ def combining(plan: Plan, spec: HardwareSpec) -> MapShape | None:
     return MapShape(stage.body.dtype, outputs, plan.parts, vector, 1, (FOLDS[stage.reducer],), 0, (), True)
 
 
+CAPACITY = f"{TILE_MEMORY} capacity"  # as the engine calls it
 UNREADABLE = "indices", "an array's index is no sum of loops"
 
 
@@ -264,7 +267,7 @@ def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
         return "coordinates", "an index is computed with that follows merged loops"
     if not plan.output.plain:
         return "scattered results", "results do not lie side by side"
-    if program.atom.kind == "matrix" and not all(_bare(factor) for factor in nest.factors):
+    if program.atom.kind == "matrix" and not all(_bare(factor, program.atom.in_dtype) for factor in nest.factors):
         return "bare factors", "the matrix unit multiplies arrays as they are, not functions of them"
     if program.atom.kind == "matrix":
         n, k = program.role("n"), program.role("k")
@@ -281,8 +284,11 @@ def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
         return "vector along the reduction", "partial results in a vector's lanes are not added up"
     if any(lp.serial > 1 and nest.dims[lp.dim].is_reduce for lp in plan.grid.loops):
         return "parts in turn", "parts of a reduction are for tiles side by side"
-    if plan.parts > 1 and plan.extra:
+    if plan.parts > 1 and (plan.extra or (stage.epilogue is not None and _coordinates(stage.epilogue))):
         return "finished parts", "results that several tiles add up have no place to be finished with further arrays"
+    refused = _ring_refusal(plan)
+    if refused is not None:
+        return refused
     for array in (*plan.arrays, plan.output):
         refused = _uneven(array, array is plan.output)
         if refused is not None:
@@ -292,29 +298,48 @@ def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
 
 def _uneven(array: ArrayPlan, written: bool) -> tuple[str, str] | None:
     """Why parts of an array cannot be kept and moved as a program wants them; None where they can."""
-    name = repr(array.access.tensor.name)
-    last = array.dims[-1] if array.dims else None
+    name, last = repr(array.access.tensor.name), array.dims[-1] if array.dims else None
+    ends = last is not None and last.plain(array.nest.extents)
+    if ends and last is not None and array.box[-1] != last.reach(array.tile) and (written or array.grid.last(last.terms[0][0])):
+        return "whole grains", f"rows of {name} are no whole number of {GRAIN_BYTES} bytes"
     if array.plain:
-        if last is not None and array.box[-1] != last.reach(array.tile) and (written or array.grid.last(last.terms[0][0])):
-            return "whole grains", f"rows of {name} are no whole number of 8 bytes"
         return None
     if not dims_apart(array):
         return "dimensions apart", f"one loop walks two dimensions of {name}"
-    if last is not None and array.element_bytes < WORD_BYTES:
-        whole = last.plain(array.nest.extents)
-        if not whole or (last.reach(array.tile) * array.element_bytes % WORD_BYTES and array.grid.last(last.terms[0][0])):
-            return "exchange words", f"rows of {name} would not begin at words"
+    if last is not None and array.element_bytes < WORD_BYTES and not ends:
+        return "exchange words", f"rows of {name} would not begin at words"
     return None
 
 
-def _bare(factor: Scalar) -> bool:
-    """True if a factor is an element of an array, as it is or widened."""
-    return isinstance(factor.value if isinstance(factor, Cast) else factor, Load)
+def _bare(factor: Scalar, dtype: str) -> bool:
+    """True if a factor is an element of an array of a type, as it is or widened."""
+    value = factor.value if isinstance(factor, Cast) else factor
+    return isinstance(value, Load) and value.dtype == dtype
 
 
 def _beside(array: ArrayPlan, dim: int) -> bool:
     """True if an array does not depend on a dimension, or lies along it."""
     return not array.touches(dim) or array.step(dim) == 1
+
+
+def _ring_refusal(plan: Plan) -> tuple[str, str] | None:
+    """Why parts cannot be handed on round rings of tiles; None where they can, or where none are."""
+    if not plan.shifting:
+        return None
+    serial, grid = plan.grid.serial, plan.grid
+    if plan.program.atom.kind != "matrix" or len(serial) != 1 or serial[0].unit:
+        return "rings", "parts are handed on in the steps of one reduction only, by products"
+    step = serial[0]
+    for array in plan.shifting:
+        reduced = [lp for lp in grid.loops if plan.nest.dims[lp.dim].is_reduce and not array.touches(lp.dim)]
+        if not array.plain or not array.touches(step.dim) or array.sharers != step.trips or reduced:
+            return "rings", "as many tiles must share an array as its reduction has steps"
+    for array in plan.arrays:
+        if array.shifts or not array.touches(step.dim):
+            continue
+        if not array.plain or any(not array.touches(grid.loops[axis].dim) for axis in plan.ring):
+            return "rings", "tiles that share an array must be at the same step"
+    return None
 
 
 def _walked(array: ArrayPlan, dim: int | None) -> bool:
@@ -333,6 +358,9 @@ def wishes(plan: Plan) -> list[Wish]:
     for array in plan.arrays:
         apart, inter = matrix and array in plan.inputs, array.number == stationary
         size = array.element_bytes
+        if array.shifts:  # the part that is used, and the one that arrives
+            found.append(Wish(array.box_buffer, 2 * array.elements * size, apart, inter, lasting=True))
+            continue
         if array.alias is not None:
             continue
         if array.in_place:
@@ -354,8 +382,8 @@ def kept_elements(array: ArrayPlan) -> int:
 
 def cleared_elements(array: ArrayPlan) -> int:
     """Elements of the buffer in which a tile keeps its parts of an array."""
-    if array.in_place:
-        return array.elements * array.boxes
+    if array.in_place or array.shifts:
+        return array.elements * (2 if array.shifts else array.boxes)
     return array.elements if array.kept else kept_elements(array)
 
 

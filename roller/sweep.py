@@ -1,0 +1,69 @@
+"""Even parts: for chips of so many units that a program is only good if its parts come out even, every number of equal parts of a
+dimension is rated, others fixed, and every pair of numbers that keeps as many units busy; the best of them, again and again.
+
+Steps to neighbouring extents (`roller.settle`) do not get there: a part more along one dimension leaves room for some parts less
+along another, and what lies between keeps few units busy.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from roller.grow import even_at
+from roller.program import StageProgram
+from roller.search import Chain, Search
+from roller.settle import with_tiles
+
+LEAST_GAIN = 0.001  # a share of the time that another program must save
+NEAR = 2  # extents of the other dimension that are tried on either side of the one that keeps as many units busy
+
+
+def evened(search: Search, program: StageProgram, limit: int) -> StageProgram:
+    """The best program that equal parts lead to; the program itself where none is better. At most `limit` tiles are looked at."""
+    dims = [d for d in search.nest.spatial if _even(search, d)]
+    if not dims or len(program.tiles) < 2:
+        return program
+    best, seconds = program, search.model.estimate(program).seconds
+    seen, left, found = {program.tiles}, limit, True
+    while found and left > 0:
+        found, from_here = False, best
+        for tiles in _others(search, from_here, dims):
+            if tiles in seen or left <= 0:
+                continue
+            seen.add(tiles)
+            left -= 1
+            for choice in with_tiles(search, from_here, tiles):
+                predicted = search.model.estimate(choice).seconds
+                if predicted < seconds * (1 - LEAST_GAIN):
+                    best, seconds, found = choice, predicted, True
+    return best
+
+
+def _even(search: Search, dim: int) -> bool:
+    rule = search.rules.multiple(search.levels[0], search.nest.dims[dim].name)
+    return rule.even and search.nest.extents[dim] > 1
+
+
+def _others(search: Search, program: StageProgram, dims: list[int]) -> Iterator[Chain]:
+    """Tiles with another extent of one dimension, and of two whose numbers of parts have about the same product."""
+    nest, unit, inner = search.nest, program.unit_tile, program.tiles[1]
+    every = {d: even_at(search, 0, d, inner) for d in dims}
+    for dim in dims:
+        for extent in every[dim]:
+            yield (_with(unit, {dim: extent}), *program.tiles[1:])
+    for one in dims:
+        for other in dims:
+            if one == other:
+                continue
+            parts = math.prod([-(-nest.extents[d] // unit[d]) for d in (one, other)])
+            for extent in every[one]:
+                wanted = max(1, parts // -(-nest.extents[one] // extent))
+                place = bisect_left(every[other], -(-nest.extents[other] // wanted))
+                for near in every[other][max(0, place - NEAR) : place + NEAR]:
+                    yield (_with(unit, {one: extent, other: near}), *program.tiles[1:])
+
+
+def _with(tile: tuple[int, ...], extents: dict[int, int]) -> tuple[int, ...]:
+    return tuple([extents.get(d, e) for d, e in enumerate(tile)])
