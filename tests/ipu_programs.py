@@ -15,12 +15,13 @@ from roller.align import Multiple, aligned_extents, atom_tile
 from roller.catalog import find_spec
 from roller.estimate import Estimate
 from roller.expr import TensorExpr
+from roller.fusion import fuse
 from roller.hardware import ComputeAtom, HardwareSpec
+from roller.narrow import narrowed
 from roller.nest import Nest, Tile, variants
 from roller.ops import SymbolicTensor
-from roller.program import RProgram, StageProgram, tiled_levels
+from roller.program import RProgram, StageProgram, Staging, tiled_levels
 from roller.search import mappings
-from roller.testing import with_unit
 from roller_ipu_sim import cost
 from roller_ipu_sim.codegen import AGAIN, manifest_of, refusal
 from roller_ipu_sim.execute import Execution, execute
@@ -30,7 +31,7 @@ from roller_ipu_sim.plan import GRAIN_BYTES
 
 BOW = find_spec("ipu_sim", "bow")
 MOST_TRIPS = 400  # of a program's loops: manifests name each step and each send
-CHIPS = [BOW, *[with_unit(BOW, count=count) for count in (1, 5, 24)]]  # few tiles: much is done in turn
+CHIPS = [BOW, *[narrowed(BOW, count) for count in (1, 5, 24)]]  # few tiles: much is done in turn
 
 
 # --- drawn at random -------------------------------------------------------------------------------------------------
@@ -111,18 +112,46 @@ def _extents(draw: st.DrawFn, nest: Nest, dim: int, inner: int) -> int:
 
 @st.composite
 def _cut(draw: st.DrawFn, stage: StageProgram) -> StageProgram:
-    """The program with its reduction whole, cut into the unit tile's parts, or into shares that tiles walk in steps."""
+    """The program with its reduction whole, or cut into the unit tile's parts or into shares that tiles walk in steps."""
     nest, tile = stage.nest, stage.unit_tile
     cut = [d for d in nest.reduce if tile[d] < nest.extents[d]]
     how = draw(st.sampled_from(("whole", "parts", "shares"))) if cut else "whole"
     if how == "whole":
         return stage
-    changes: dict[str, Any] = {"split": math.prod([-(-nest.extents[d] // tile[d]) for d in nest.reduce])}
-    if how == "shares":
-        dim = draw(st.sampled_from(cut))
-        share = tile[dim] * draw(st.integers(1, -(-nest.extents[dim] // tile[dim]) - 1))
-        changes = {"split": -(-nest.extents[dim] // share), "share": (dim, share)}
-    return replace(stage, **changes)
+    if how == "parts":
+        return replace(stage, split=math.prod([-(-nest.extents[d] // tile[d]) for d in nest.reduce]))
+    dim = draw(st.sampled_from(cut))
+    share = tile[dim] * draw(st.integers(1, -(-nest.extents[dim] // tile[dim]) - 1))
+    return replace(stage, split=-(-nest.extents[dim] // share), share=(dim, share))
+
+
+@st.composite
+def rings(draw: st.DrawFn, spec: HardwareSpec) -> RProgram:
+    """A product whose tiles hand parts of factors on round rings; of a length that fits, or nearly."""
+    dtype, acc = draw(st.sampled_from((("float16", "float32"), ("float16", "float16"), ("float32", "float32"))))
+    m, n, k = draw(st.integers(2, 60)), draw(st.integers(2, 60)), draw(st.integers(2, 130))
+    product = ops.matmul(ops.tensor((m, k), dtype), ops.tensor((k, n), dtype), out_dtype=acc)
+    expr = fuse(ops.expression(ops.relu(product) if draw(st.booleans()) else product))
+    stage = expr.stages[0]
+    nest = variants(stage, expr.tensors, spec.spread)[0]
+    every = [pair for pair in mappings(nest, spec.atoms, spec.spread) if pair[0].kind == "matrix" and _likely(nest, *pair)]
+    assume(every)
+    atom, mapping = draw(st.sampled_from(every))
+    inner = atom_tile(nest, atom, mapping)
+    tile = [draw(st.sampled_from(list(aligned_extents(e, i, Multiple(2))))) for e, i in zip(nest.extents, inner, strict=True)]
+    trips = [-(-e // t) for e, t in zip(nest.extents, tile, strict=True)]
+    factors = draw(st.sampled_from(([0], [1], [0, 1])))
+    size = math.prod([trips[d] for d in nest.spatial if not nest.factor_touches(factors[0])[d]]) + draw(
+        st.sampled_from((0, 0, 0, 1))
+    )
+    dim, parts = nest.reduce[0], draw(st.sampled_from((1, 1, 2)))
+    tile[dim] = -(-nest.extents[dim] // (size * parts * inner[dim])) * inner[dim]
+    levels = tiled_levels(spec)
+    cut: dict[str, Any] = {"split": parts, "share": (dim, tile[dim] * size)} if parts > 1 else {}
+    staged = tuple([Staging("panel", f, levels[0], shifts=True) for f in factors])
+    order = (*draw(st.permutations(nest.spatial)), dim)
+    tiles = (tuple(tile),) * len(levels)
+    return RProgram(expr, (StageProgram(nest, atom, mapping, levels, tiles, (order,) * len(levels), staged, **cut),))
 
 
 # --- what has to hold ------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import assume, note
 from hypothesis import strategies as st
-from ipu_programs import BOW, CHIPS, agrees, agrees_if_legal, larger, programs
+from ipu_programs import BOW, CHIPS, agrees, agrees_if_legal, larger, programs, rings
 from random_operators import operators, random_examples
 
 import roller
@@ -39,11 +39,24 @@ def test_any_program_of_a_larger_operator_costs_what_it_takes(part: int) -> None
     random_examples(lambda data: any_program(data, larger()), part, 200)
 
 
+def any_ring(data: st.DataObject) -> None:
+    """One product whose tiles hand parts of operands on."""
+    spec = CHIPS[data.draw(st.integers(0, len(CHIPS) - 1))]
+    program = data.draw(rings(spec))
+    note(f"{program.describe()} on {spec.unit.count} tiles")
+    agrees_if_legal(spec, program, data.draw(st.integers(0, 99)), data.draw(st.booleans()))
+
+
+def test_parts_handed_on_cost_what_they_take() -> None:
+    random_examples(any_ring, 0, 400)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(10))
 def test_many_programs_cost_what_they_take(part: int) -> None:
     random_examples(lambda data: any_program(data, operators()), 100 + part, 1000)
     random_examples(lambda data: any_program(data, larger()), 200 + part, 1000)
+    random_examples(any_ring, 300 + part, 1000)
 
 
 # --- programs that the engine chooses --------------------------------------------------------------------------------

@@ -272,9 +272,6 @@ def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
     if program.atom.kind == "matrix":
         n, k = program.role("n"), program.role("k")
         streamed, stationary = operands(plan)
-        taken = [a.access.tensor.dtype for a in (streamed, stationary)]
-        if taken != [program.atom.in_dtype] * 2:
-            return "matrix types", f"the matrix unit takes {program.atom.in_dtype} for this, not {' and '.join(taken)}"
         lying = [(streamed, k), (stationary, n), (stationary, k), (plan.output, n)]
         if n is None or k is None or not all(_walked(array, dim) for array, dim in lying):
             return "matrix operands", "columns and the reduction must each walk a dimension of their arrays from end to end"
