@@ -60,7 +60,7 @@ def _tensors(whole: Whole, constants: frozenset[str]) -> Iterator[TensorHome]:
     for plan in whole.plans:
         for array in plan.arrays:
             name = array.access.tensor.name
-            if name in made:
+            if name in made or plan.idle:
                 continue
             found = home(array, "constant" if name in constants else "input", tuple(kept(plan, array)))
             yield found.model_copy(update={"name": f"{name}{AGAIN}{seen[name]}"}) if seen[name] else found
@@ -101,6 +101,8 @@ def _buffers(plan: Plan, memory: Memory, live: tuple[int, int], steps: int) -> I
 
 
 def _steps(plan: Plan, spec: HardwareSpec) -> Iterator[Step]:
+    if plan.idle:
+        return
     serial = plan.grid.serial
     arrays = [a for a in plan.arrays if not a.in_place]
     last = tuple([lp.trips - 1 for lp in serial if not lp.unit])

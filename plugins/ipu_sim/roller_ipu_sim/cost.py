@@ -40,6 +40,8 @@ class Costing:
     @cached_property
     def terms(self) -> dict[str, int]:
         """Cycles by kind, all steps together."""
+        if self.plan.idle:
+            return {}
         outer = math.prod([lp.trips for lp in self.plan.grid.serial if lp.unit])
         inter = work.interleaved(self.plan, self.memory, self.machine.memory.region0_bytes)
         found = {
@@ -51,7 +53,7 @@ class Costing:
         if self.plan.parts > 1:
             found["exchange"] += outer * self._partial_phase()
             shape = work.combining(self.plan, self.spec)
-            pieces = work.pieces(self.plan).size
+            pieces = work.pieces(self.plan).most
             once = cycles.reduced(self.machine, self._acc, pieces, self.plan.parts) if shape is None else self._vertex(shape)
             found["combine"] = outer * once
         finish = work.finishing(self.plan, self.spec)
@@ -114,7 +116,7 @@ class Costing:
     def _partial_phase(self) -> int:
         """Cycles of handing out parts of results: each tile of those that share results gets a piece of all of them."""
         pieces = work.pieces(self.plan)
-        words = -(-pieces.size * pieces.element_bytes // WORD_BYTES)
+        words = -(-pieces.most * pieces.element_bytes // WORD_BYTES)
         every = -(-pieces.elements * pieces.element_bytes // WORD_BYTES)
         return cycles.exchanged(self.machine, self.plan.parts * words, every, self.plan.parts + pieces.count)
 
@@ -129,9 +131,9 @@ def _shared(array: ArrayPlan) -> Traffic:
     """A plain array: each tile's share of a block goes to all that need the block. A tile's own share lies in its box from the
     beginning where that is the only box; else it comes like the others.
     """
-    kept, total = int(array.kept), array.elements * array.element_bytes // WORD_BYTES
+    kept, total = int(array.kept), -(-array.elements * array.element_bytes // WORD_BYTES)
     if array.elements == array.share * array.sharers:  # all keep as much
-        own_words = array.share * array.element_bytes // WORD_BYTES
+        own_words = -(-array.share * array.element_bytes // WORD_BYTES)
         return Traffic(total - kept * own_words, own_words, array.holders - kept + 1)
     index = np.zeros((1,) * len(array.grid.loops), np.int64)
     for axis, lp in enumerate(array.grid.loops):
@@ -140,7 +142,7 @@ def _shared(array: ArrayPlan) -> Traffic:
             shape[axis] = lp.parts
             index = index * lp.parts + np.arange(lp.parts).reshape(shape)
     own = np.clip(array.elements - index * array.share, 0, array.share)
-    words = own * array.element_bytes // WORD_BYTES
+    words = -(-own * array.element_bytes // WORD_BYTES)
     holds = (own > 0).astype(np.int64)
     return Traffic(total - kept * words, words, array.holders - kept * holds + holds)
 

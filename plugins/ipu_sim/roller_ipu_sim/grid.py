@@ -84,7 +84,7 @@ def grid_of(program: StageProgram, most: int) -> Grid:
     reductions = [lp for lp in inner_first if program.nest.dims[lp.dim].is_reduce]
     for lp in (*reductions, *[lp for lp in inner_first if lp not in reductions]):
         serial = max(1, -(-lp.trips // max(1, min(lp.trips, left))))
-        parts = -(-lp.trips // serial)
+        parts = max(1, -(-lp.trips // serial))
         found[lp] = UnitLoop(lp.dim, lp.trips, program.step(lp), parts, serial)
         left //= parts
     first = program.levels[0]

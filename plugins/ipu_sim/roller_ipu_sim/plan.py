@@ -292,6 +292,11 @@ class Plan:
         """Everything that is brought to tiles."""
         yield from [a for a in (*self.inputs, *self.extra) if a.access.tensor.elements]
 
+    @property
+    def idle(self) -> bool:
+        """True if there are no results to compute."""
+        return not self.output.access.tensor.elements
+
     @cached_property
     def shifting(self) -> tuple[ArrayPlan, ...]:
         """The arrays whose parts are handed on."""

@@ -28,6 +28,11 @@ class Pieces:
     count: int
     element_bytes: int
 
+    @property
+    def most(self) -> int:
+        """Elements of the largest piece: a single result is less than the whole grain that it takes."""
+        return min(self.size, self.elements)
+
 
 @dataclass(frozen=True, slots=True)
 class Steps:
@@ -214,7 +219,7 @@ def finishing(plan: Plan, spec: HardwareSpec) -> MapShape | None:
         return None
     stage = plan.nest.stage
     vector = widest(spec, stage.body.dtype)
-    elements = -(-pieces(plan).size // vector) * vector if plan.parts > 1 else results_in_vectors(plan, vector)
+    elements = -(-pieces(plan).most // vector) * vector if plan.parts > 1 else results_in_vectors(plan, vector)
     ops = operations(stage.epilogue, plan.nest) if stage.epilogue is not None else ("cast",)
     loads = 1 + (len(loads_in(stage.epilogue)) if stage.epilogue is not None else 0)
     return MapShape(stage.body.dtype, elements, 1, vector, loads, ops, 0, (), False)
@@ -240,7 +245,7 @@ def combining(plan: Plan, spec: HardwareSpec) -> MapShape | None:
     if stage.reducer is None or stage.reducer == "sum":
         return None
     vector = widest(spec, stage.body.dtype)
-    outputs = -(-pieces(plan).size // vector) * vector
+    outputs = -(-pieces(plan).most // vector) * vector
     return MapShape(stage.body.dtype, outputs, plan.parts, vector, 1, (FOLDS[stage.reducer],), 0, (), True)
 
 
@@ -282,16 +287,24 @@ def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
     if refused is not None:
         return refused
     for array in (*plan.arrays, plan.output):
-        name = array.access.tensor.name
-        ends = bool(array.dims) and array.dims[-1].plain(nest.extents)
-        if ends and array.box[-1] != array.dims[-1].reach(array.tile) and array.grid.last(array.dims[-1].terms[0][0]):
-            return "whole grains", f"rows of {name!r} are no whole number of {GRAIN_BYTES} bytes"
-        if array.plain:
-            continue
-        if not dims_apart(array):
-            return "dimensions apart", f"one loop walks two dimensions of {name!r}"
-        if array.dims and array.element_bytes < WORD_BYTES and not ends:
-            return "exchange words", f"rows of {name!r} would not begin at words"
+        refused = _uneven(array, array is plan.output)
+        if refused is not None:
+            return refused
+    return None
+
+
+def _uneven(array: ArrayPlan, written: bool) -> tuple[str, str] | None:
+    """Why parts of an array cannot be kept and moved as a program wants them; None where they can."""
+    name, last = repr(array.access.tensor.name), array.dims[-1] if array.dims else None
+    ends = last is not None and last.plain(array.nest.extents)
+    if ends and last is not None and array.box[-1] != last.reach(array.tile) and (written or array.grid.last(last.terms[0][0])):
+        return "whole grains", f"rows of {name} are no whole number of {GRAIN_BYTES} bytes"
+    if array.plain:
+        return None
+    if not dims_apart(array):
+        return "dimensions apart", f"one loop walks two dimensions of {name}"
+    if last is not None and array.element_bytes < WORD_BYTES and not ends:
+        return "exchange words", f"rows of {name} would not begin at words"
     return None
 
 
@@ -334,6 +347,8 @@ def _walked(array: ArrayPlan, dim: int | None) -> bool:
 
 def wishes(plan: Plan) -> list[Wish]:
     """The buffers of a tile."""
+    if plan.idle:
+        return []
     matrix = plan.program.atom.kind == "matrix"
     stationary = operands(plan)[1].number if matrix else None
     found = []

@@ -1,0 +1,97 @@
+"""Cycles of simulated IPUs: what the closed form says of a program is what the simulator counts, whoever chose the program."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, note
+from hypothesis import strategies as st
+from ipu_programs import BOW, CHIPS, agrees, agrees_if_legal, larger, programs, rings
+from random_operators import operators, random_examples
+
+import roller
+from roller import ops
+from roller.errors import ConstructionError, ExpressionError
+from roller.fusion import fuse
+
+# --- programs that no engine would choose ----------------------------------------------------------------------------
+
+
+def any_program(data: st.DataObject, source: st.SearchStrategy[ops.SymbolicTensor]) -> None:
+    """One operator, one legal program: refused by a rule, or right in numbers and cycles."""
+    try:
+        expr = fuse(ops.expression(data.draw(source)))
+    except ExpressionError:
+        assume(False)
+        return
+    spec = CHIPS[data.draw(st.integers(0, len(CHIPS) - 1))]
+    program = data.draw(programs(expr, spec))
+    note(f"{program.describe()} on {spec.unit.count} tiles")
+    agrees_if_legal(spec, program, data.draw(st.integers(0, 99)), data.draw(st.booleans()))
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_any_program_costs_what_it_takes(part: int) -> None:
+    random_examples(lambda data: any_program(data, operators()), part, 300)
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_any_program_of_a_larger_operator_costs_what_it_takes(part: int) -> None:
+    random_examples(lambda data: any_program(data, larger()), part, 200)
+
+
+def any_ring(data: st.DataObject) -> None:
+    """One product whose tiles hand parts of operands on."""
+    spec = CHIPS[data.draw(st.integers(0, len(CHIPS) - 1))]
+    program = data.draw(rings(spec))
+    note(f"{program.describe()} on {spec.unit.count} tiles")
+    agrees_if_legal(spec, program, data.draw(st.integers(0, 99)), data.draw(st.booleans()))
+
+
+def test_parts_handed_on_cost_what_they_take() -> None:
+    random_examples(any_ring, 0, 400)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(10))
+def test_many_programs_cost_what_they_take(part: int) -> None:
+    random_examples(lambda data: any_program(data, operators()), 100 + part, 1000)
+    random_examples(lambda data: any_program(data, larger()), 200 + part, 1000)
+    random_examples(any_ring, 300 + part, 1000)
+
+
+# --- programs that the engine chooses --------------------------------------------------------------------------------
+
+
+SMALL = frozenset({"exchange words", "vectors", "whole grains"})  # rules that ask how elements of less than a word lie
+
+
+def chosen(data: st.DataObject) -> None:
+    """Every candidate for an operator is right in numbers and cycles; where there is none, the error says why."""
+    try:
+        operator = data.draw(st.one_of(operators(), larger()))
+        expr = ops.expression(operator)
+    except ExpressionError:
+        assume(False)
+        return
+    try:
+        kernel = roller.compile(operator, device="ipu_sim", top_k=3)
+    except ConstructionError as error:
+        note(str(error))
+        assert set(error.refusals) <= {"element type", *SMALL}
+        types = {t.dtype for t in (*expr.inputs, expr.output)} | {s.body.dtype for s in fuse(expr).stages}
+        assert types & {"float64", "bfloat16", "int64"} or (types & {"float16", "int8", "bool"} and set(error.refusals) <= SMALL)
+        return
+    for candidate in kernel.candidates:
+        note(candidate.program.describe())
+        agrees(BOW, candidate.program, candidate.estimate, data.draw(st.integers(0, 99)), data.draw(st.booleans()))
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_candidates_cost_what_they_take(part: int) -> None:
+    random_examples(chosen, part, 20)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(10))
+def test_many_candidates_cost_what_they_take(part: int) -> None:
+    random_examples(chosen, 100 + part, 200)
