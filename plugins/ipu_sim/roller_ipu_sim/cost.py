@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from roller.plugin import Estimate, HardwareSpec, RProgram, StageProgram
-from roller_ipu_sim import cycles, work
+from roller_ipu_sim import cycles, limits, work
 from roller_ipu_sim.between import Move
 from roller_ipu_sim.heap import Memory, placed
 from roller_ipu_sim.machine import Machine, machine
@@ -155,12 +155,12 @@ def estimate(spec: HardwareSpec, program: StageProgram | RProgram) -> Estimate:
         return _whole(spec, program)
     chip = machine(spec)
     plan = plan_of(program, chip)
-    refused = work.UNREADABLE if plan is None else work.refusal(plan, spec)
+    refused = limits.UNREADABLE if plan is None else limits.refusal(plan, spec)
     if plan is None or refused is not None:
-        return _never(refused or work.UNREADABLE)
+        return _never(refused or limits.UNREADABLE)
     memory = placed([work.wishes(plan)], chip)
     if memory.excess:
-        return _never((work.CAPACITY, ""))
+        return _never((limits.CAPACITY, ""))
     return _estimate(Counter(Costing(plan, memory, chip, spec).terms), chip, plan.grid.tiles)
 
 

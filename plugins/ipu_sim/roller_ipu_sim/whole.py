@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from roller.plugin import HardwareSpec, RProgram
-from roller_ipu_sim import work
+from roller_ipu_sim import limits, work
 from roller_ipu_sim.between import Move
 from roller_ipu_sim.heap import Memory, placed
 from roller_ipu_sim.machine import Machine, machine
@@ -31,9 +31,9 @@ def whole_of(spec: HardwareSpec, program: RProgram) -> Whole | Refusal:
     moves: list[tuple[Move, ...]] = []
     for number, stage in enumerate(program.stages):
         plan = plan_of(stage, chip, f"s{number}." if len(program.stages) > 1 else "")
-        refused = work.UNREADABLE if plan is None else work.refusal(plan, spec)
+        refused = limits.UNREADABLE if plan is None else limits.refusal(plan, spec)
         if plan is None or refused is not None:
-            return refused or work.UNREADABLE
+            return refused or limits.UNREADABLE
         if plan.countless:
             return "steps", f"{plan.grid.steps} steps, in which exchanges differ; at most {MOST_STEPS} are told apart"
         made = {p.output.access.tensor.name: p for p in plans}
@@ -45,7 +45,7 @@ def whole_of(spec: HardwareSpec, program: RProgram) -> Whole | Refusal:
         moves.append(mine)
     memory = placed([work.wishes(plan) for plan in plans], chip)
     if memory.excess:
-        return work.CAPACITY, f"tile 0 would need {memory.needed} bytes, {memory.excess} more than the {memory.room} that it has"
+        return limits.CAPACITY, f"tile 0 would need {memory.needed} bytes, {memory.excess} more than the {memory.room} that it has"
     return Whole(tuple(plans), tuple(moves), memory, chip)
 
 
