@@ -25,13 +25,13 @@ from roller.arrays import (
     overlaps,
     ready,
 )
-from roller.devices import Device, hook_error
+from roller.devices import Contained, Device, hook_error
 from roller.errors import KernelError, LaunchError, RollerError
 from roller.estimate import Estimate
 from roller.explain import Explanation, explain
 from roller.expr import Tensor, TensorExpr
 from roller.hardware import HardwareSpec
-from roller.kernel import Artifact, KernelSource, Runner
+from roller.kernel import Artifact, KernelSource, Profile, Runner
 from roller.program import RProgram
 from roller.record import Choice, estimate_from_json, program_from_json
 
@@ -60,7 +60,7 @@ class Kernel:
         self._inputs = tuple(t for t in expr.inputs if t.name not in artifact.constants)
         self._wanted = tuple(_wanted(t, t.name) for t in self._inputs)
         self._result = _wanted(expr.output, "out")
-        self._runner: Runner | None = None
+        self._runner: Contained | None = None
         self._shortcut: Callable[[int, int], int] | None = None
         self._resident: Callable[[tuple[Any, ...], Any, Any, tuple[Wanted, ...]], Any] | None = None
         self._loading = threading.Lock()
@@ -153,7 +153,7 @@ class Kernel:
             raise LaunchError(f"no array for {', '.join(missing)}; inputs: {listed}")
         return tuple(values[name] for name in names)
 
-    def _loaded(self) -> Runner:
+    def _loaded(self) -> Contained:
         with self._loading:
             if self._runner is None:
                 self._runner = self._device.load_kernel(self._artifact)
@@ -174,6 +174,12 @@ class Kernel:
         """Why the program is as it is: print it, or take `.to_dict()`."""
         parameters = self._device.cost_parameters(self.spec, self._expr)
         return explain(self.program, self.spec, parameters, self.candidates, self.rules, self._artifact.known_resources)
+
+    def profile(self) -> Profile:
+        """What the device tells of a call without making it: print its `text()`, take `to_dict()` or `html()`. Loads the binary;
+        `KernelError` where the device cannot tell.
+        """
+        return self._loaded().profile()
 
     @property
     def rules(self) -> Any:

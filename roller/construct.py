@@ -16,7 +16,7 @@ from __future__ import annotations
 import gc
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -137,7 +137,9 @@ def construct_stage(
             rate(begun.search, choice)
     if not pool:
         refused = dict(every[0].refusals) if every else {f"no unit computes in {nests[0].stage.body.dtype}": 1}
-        raise ConstructionError(f"no tile of {nests[0].stage.name!r} fits {spec.device}:{spec.chip}", refused)
+        reason = _reason(every, refused)
+        said = f"no tile of {nests[0].stage.name!r} fits {spec.device}:{spec.chip}"
+        raise ConstructionError(f"{said}: {reason}" if reason else said, refused)
     for search, program in _worth_settling(found, sorted(pool.values(), key=lambda item: item[0])):
         settled = settle(search, evened(search, program, EVENED), STEPS)
         for choice in (*settled, *refined(search, settled[0])):
@@ -152,14 +154,42 @@ def _hopeless(search: Search) -> bool:
     """
     if search.model.parameters.own_model is None:
         return False
-    inner = start(search)
-    chain = (least_tile(search, 0, inner), *[inner] * (len(search.levels) - 1))
-    least = program_of(search, search.levels, chain)
-    found = search.model.estimate(least)
+    found = _least(search)
     if math.isfinite(found.seconds) or found.bound_by == search.fit.rule(search.levels, 0):
         return False
     search.refusals[found.bound_by] += 1
     return True
+
+
+def _least(search: Search) -> Estimate:
+    """The prediction for tiles as small as can be."""
+    return next(_small(search))
+
+
+def _small(search: Search) -> Iterator[Estimate]:
+    """Predictions for tiles from as small as can be on, their spatial extents doubled in turn."""
+    inner = start(search)
+    tile = list(least_tile(search, 0, inner))
+    spatial, extents = search.nest.spatial, search.nest.extents
+    while True:
+        for dim in (None, *spatial):
+            if dim is not None and tile[dim] < extents[dim]:
+                tile[dim] *= 2
+            chain = (tuple(tile), *[inner] * (len(search.levels) - 1))
+            yield search.model.estimate(program_of(search, search.levels, chain))
+        if all(tile[dim] >= extents[dim] for dim in spatial):
+            return
+
+
+def _reason(every: list[Search], refused: Mapping[str, int]) -> str:
+    """What the device's own model says against small tiles, by the rule that refused most; of several that lack memory, against the
+    one that lacks least. Nothing without such a model.
+    """
+    if not every or every[0].model.parameters.own_model is None:
+        return ""
+    said = [found for search in every for found in _small(search) if found.reason]
+    rule = max((found.bound_by for found in said), key=lambda name: refused.get(name, 0), default=None)
+    return min([f for f in said if f.bound_by == rule], key=lambda f: f.short_bytes).reason if said else ""
 
 
 @dataclass(frozen=True)

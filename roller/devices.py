@@ -20,11 +20,19 @@ import pluggy
 from roller import defaults, hookspecs
 from roller.align import Multiple, Rules
 from roller.arrays import Array
-from roller.errors import DeviceUnavailableError, HookError, PluginApiError, PluginLoadError, RollerError, UnknownDeviceError
+from roller.errors import (
+    DeviceUnavailableError,
+    HookError,
+    KernelError,
+    PluginApiError,
+    PluginLoadError,
+    RollerError,
+    UnknownDeviceError,
+)
 from roller.estimate import Estimate
 from roller.expr import TensorExpr
 from roller.hardware import ComputeAtom, HardwareSpec
-from roller.kernel import Artifact, BuildOptions, KernelSource, Runner
+from roller.kernel import Artifact, BuildOptions, KernelSource, Profile, Runner
 from roller.program import RProgram, StageProgram, tiled_levels
 from roller.rates import CostParameters
 
@@ -89,11 +97,11 @@ class Device:
         artifact: Artifact = self._ask("roller_build", Artifact, spec=spec, source=source, options=options)
         return artifact
 
-    def load_kernel(self, artifact: Artifact) -> Runner:
+    def load_kernel(self, artifact: Artifact) -> Contained:
         """The artifact ready to run here."""
         return self._runner("roller_load_kernel", artifact)
 
-    def emulate(self, artifact: Artifact) -> Runner:
+    def emulate(self, artifact: Artifact) -> Contained:
         """The artifact ready to run without its device; `DeviceUnavailableError` where the plugin has no emulator."""
         return self._runner("roller_emulate", artifact, f"device {self.name!r} has no emulator: kernels run on the device alone")
 
@@ -154,7 +162,7 @@ class Device:
         found: Estimate | None = self._ask("roller_estimate", Estimate, None, spec=spec, program=program)
         return found
 
-    def _runner(self, hook: str, artifact: Artifact, none: str | None = None) -> Runner:
+    def _runner(self, hook: str, artifact: Artifact, none: str | None = None) -> Contained:
         """What a hook gives to run an artifact; `none` is said where the hook may stay silent, and does."""
         default = ... if none is None else None
         found: Any = self._ask(hook, object, default, spec=artifact.spec, artifact=artifact)
@@ -209,6 +217,14 @@ class Contained:
     def run(self, inputs: tuple[Array, ...], out: Array) -> None:
         """See `roller.kernel.Runner`."""
         _contained(self._device, "run()", self._runner.run, inputs, out)
+
+    def profile(self) -> Profile:
+        """See `roller.kernel.Runner`; `KernelError` where the device cannot tell."""
+        ask = getattr(self._runner, "profile", None)
+        if not callable(ask):
+            raise KernelError(f"the {self._device} device cannot profile a kernel; time it (`roller bench`)")
+        found: Profile = _contained(self._device, "profile()", ask)
+        return found
 
     def _resident(self, arrays: tuple[Any, ...], out: Any, stream: Any, wanted: Sequence[Any]) -> Any:
         """See `roller.kernel.Runner`."""

@@ -86,7 +86,7 @@ class Explanation:
         return {"chip": self.chip, "estimate": self.estimate.to_dict(), "stages": stages, "candidates": candidates}
 
     def __rich__(self) -> RenderableType:
-        parts: list[RenderableType] = [Text(f"for {self.chip}: predicted {duration(self.estimate.seconds)}", style="bold")]
+        parts: list[RenderableType] = [Text(f"for {self.chip}: predicted {predicted(self.estimate)}", style="bold")]
         for stage in self.stages:
             parts += [Text(""), *_stage(stage)]
         if len(self.candidates) > 1:
@@ -127,8 +127,9 @@ def _others(program: StageProgram, rules: Rules, candidates: Sequence[Choice], n
             continue
         reason = unsuited(program.nest, atom, rules.atoms)
         if reason is None:
-            times = [c.estimate.seconds for c in candidates if c.program.stages[number].atom.name == atom.name]
-            reason = f"predicted {duration(min(times))} at best" if times else "predicted slower than all programs kept"
+            found = [c.estimate for c in candidates if c.program.stages[number].atom.name == atom.name]
+            best = min(found, key=lambda e: e.seconds, default=None)
+            reason = f"predicted {predicted(best)} at best" if best is not None else "predicted slower than all programs kept"
         yield atom.name, reason
 
 
@@ -246,8 +247,8 @@ def _stops(stops: Sequence[Stop]) -> str:
 
 
 def _terms(estimate: Estimate) -> RenderableType:
-    terms = ", ".join(f"{name} {duration(seconds)}" for name, seconds in estimate.terms if seconds > 0)
-    text = f"predicted {duration(estimate.seconds)}, bound by {estimate.bound_by}; {terms}"
+    terms = ", ".join(f"{name} {_short(estimate, seconds)}" for name, seconds in estimate.terms if seconds > 0)
+    text = f"predicted {predicted(estimate)}, bound by {estimate.bound_by}; {terms}"
     return Padding(Text(text), (0, 0, 0, 2))
 
 
@@ -262,8 +263,23 @@ def candidates_table(candidates: Sequence[Choice]) -> Table:
     for rank, choice in enumerate(candidates[:SHOWN], start=1):
         measured = "-" if choice.measured_s is None else duration(choice.measured_s)
         said = f"{choice.program.describe()}{f' ({choice.note})' if choice.note else ''}"
-        table.add_row(str(rank), duration(choice.estimate.seconds), measured, choice.estimate.bound_by, Text(said))
+        seconds = choice.estimate.seconds
+        time = duration(seconds) if choice.estimate.clock_ghz is None else f"{_short(choice.estimate, seconds)} simulated cycles"
+        table.add_row(str(rank), time, measured, choice.estimate.bound_by, Text(said))
     return table
+
+
+def predicted(estimate: Estimate) -> str:
+    """The predicted time; of a simulated machine the cycles that a simulator counts, and what they are at its clock."""
+    if estimate.clock_ghz is None:
+        return duration(estimate.seconds)
+    return f"{estimate.cycles():,} simulated cycles ({duration(estimate.seconds)} at {estimate.clock_ghz:g} GHz)"
+
+
+def _short(estimate: Estimate, seconds: float) -> str:
+    """The time of a term in the estimate's unit."""
+    cycles = estimate.cycles(seconds)
+    return duration(seconds) if cycles is None else f"{cycles:,}"
 
 
 def duration(seconds: float) -> str:

@@ -74,7 +74,8 @@ def roller_estimate(spec: HardwareSpec, program: StageProgram | RProgram) -> Est
     for a whole one of several stages. Default: the core's model.
 
     Asked for every stage's program that is ranked, so it must answer that within a fraction of a millisecond; for the few whole
-    ones that are left it may take longer. Infinite seconds: it cannot run.
+    ones that are left it may take longer. Infinite seconds: it cannot run; the only term's name is the rule, `reason` says why, and
+    where memory is short, `short_bytes` by how much. `clock_ghz`: seconds are those of a simulator's cycles.
     """
 
 

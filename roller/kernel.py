@@ -54,6 +54,19 @@ class KernelSource:
         object.__setattr__(self, "launch", FrozenMap(self.launch))
 
 
+class Profile(Protocol):
+    """What is known of a call without making it, such as the simulated cycles of each step."""
+
+    def text(self) -> str:
+        """As tables of plain text."""
+
+    def html(self) -> str:
+        """As one self-contained page."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+
+
 class Runner(Protocol):
     """A loaded kernel, as a plugin's `roller_load_kernel` gives it.
 
@@ -66,6 +79,8 @@ class Runner(Protocol):
     (None: it chooses one) and what each has to be (`roller.arrays.Wanted`, the output last). It gives `NotImplemented` where none
     of them lies there: then the arrays are brought to host memory's form and `run` is called. Otherwise it checks, computes and
     gives the result, or `out`; it copies nothing that it need not, and may return before the work is done.
+
+    And it may have `profile()`, which gives a `Profile` of a call without making it, where the device can tell.
     """
 
     def run(self, inputs: tuple[npt.NDArray[Any], ...], out: npt.NDArray[Any]) -> None:

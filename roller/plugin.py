@@ -19,7 +19,7 @@ from roller.expr import ELEMENT_BYTES, FLOATS, Axis, Stage, Tensor, TensorExpr
 from roller.hardware import STORED_AS, Banks, ComputeAtom, HardwareSpec, MemoryLevel, SchedulableUnit
 from roller.hookspecs import API_VERSION, hookimpl
 from roller.isolated import run_isolated
-from roller.kernel import Artifact, BuildOptions, KernelSource, Later, Runner
+from roller.kernel import Artifact, BuildOptions, KernelSource, Later, Profile, Runner
 from roller.narrow import narrowed
 from roller.nest import Access, Dim, Nest, Tile
 from roller.nest import variants as nests
@@ -76,6 +76,7 @@ __all__ = [
     "Multiple",
     "Nest",
     "PanelRows",
+    "Profile",
     "RProgram",
     "RollerError",
     "Runner",

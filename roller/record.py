@@ -60,15 +60,17 @@ def _nest(dims: Any, stage: Stage, expr: TensorExpr) -> Nest:
 
 
 def estimate_to_json(estimate: Estimate) -> dict[str, Any]:
-    """Seconds, terms and utilisation."""
-    return {"seconds": estimate.seconds, "terms": dict(estimate.terms), "utilisation": dict(estimate.utilisation)}
+    """Seconds, terms and utilisation; of a simulated machine also its clock."""
+    simulated = {} if estimate.clock_ghz is None else {"clock_ghz": estimate.clock_ghz}
+    return {"seconds": estimate.seconds, "terms": dict(estimate.terms), "utilisation": dict(estimate.utilisation), **simulated}
 
 
 def estimate_from_json(data: Mapping[str, Any]) -> Estimate:
     """The estimate that `estimate_to_json` wrote; `KernelError` for anything else."""
     try:
         parts = [tuple((name, float(value)) for name, value in data[key].items()) for key in ("terms", "utilisation")]
-        return Estimate(float(data["seconds"]), parts[0], parts[1])
+        clock = data.get("clock_ghz")
+        return Estimate(float(data["seconds"]), parts[0], parts[1], clock_ghz=None if clock is None else float(clock))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise KernelError(f"the saved estimate cannot be read: {error}; compile the operator again") from error
 

@@ -70,7 +70,7 @@ def _points(search: Search, tile: tuple[int, ...]) -> float:
     """Points of the fullest unit, times the units: at least so many points' time passes, however the rest is shared out."""
     nest, units = search.nest, search.spec.unit.count
     tiles = search.fit.tiles(tile)
-    parts = max(1, units // tiles) if nest.reduce and search.spec.unit.combine else 1
+    parts = max(1, units // max(tiles, 1)) if nest.reduce and search.spec.unit.combine else 1
     rounds = -(-tiles // units)
     return math.prod([tile[d] for d in nest.spatial]) * rounds * math.prod([nest.extents[d] for d in nest.reduce]) / parts * units
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from roller.arrays import Array, aligned_empty, numpy_dtype, ready
 from roller.devices import Device, load_device
-from roller.errors import DeviceUnavailableError, RollerError
+from roller.errors import DeviceUnavailableError, KernelError, RollerError
 from roller.expr import TensorExpr
 from roller.isolated import run_isolated
 from roller.kernel import Artifact, Runner
@@ -28,8 +28,12 @@ POINTS = 512
 
 def measure(artifacts: Sequence[Artifact], seconds: float = MEASURE_SECONDS) -> list[float | None]:
     """Median seconds of each kernel, timed in turns; None for one that crashes, hangs or raises. `DeviceUnavailableError` where
-    the device is not here: then none of them runs.
+    the device is not here: then none of them runs. `KernelError` where the device is
+    simulated: how long a simulator runs says nothing.
     """
+    simulated = next((a for a in artifacts if a.estimate.get("clock_ghz") is not None), None)
+    if simulated is not None:
+        raise KernelError(f"{simulated.device} is simulated: there is nothing to time; Kernel.profile() tells the simulated cycles")
     raw = [replace(a, resources=a.known_resources).to_bytes() for a in artifacts]  # what is not known is not needed
     try:
         return list(run_isolated(_timed, raw, seconds, deadline_s=DEADLINE_SECONDS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ipu_programs import BOW, CHIPS, agrees, interpreted
+from ipu_programs import BOW, CHIPS, agrees, interpreted, simulated
 
 import roller
 from roller import ops, verify
+from roller.catalog import find_spec
 from roller.errors import CodegenError, ConstructionError, KernelError, RollerError
 from roller.kernel import Artifact
 from roller.ops import SymbolicTensor
@@ -230,3 +232,50 @@ def test_a_damaged_manifest_is_no_kernel(tmp_path: Path) -> None:
     replace(kernel.artifact, data=b"damaged").save(tmp_path / "kernel")
     with pytest.raises(RollerError, match="compile the operator again"):
         roller.load(tmp_path / "kernel").load()
+
+
+@pytest.mark.parametrize(
+    ("chip", "make"),
+    [
+        ("gc2", lambda: ops.matmul(t(16384, 16384, dtype="float16"), t(16384, 16384, dtype="float16"))),
+        ("bow", lambda: ops.matmul(t(8192, 8192), t(8192, 8192))),
+        ("bow", lambda: ops.relu(t(200_000_000))),
+    ],
+)
+def test_what_is_too_large_says_by_how_much_and_where(chip: str, make: Callable[[], SymbolicTensor]) -> None:
+    with pytest.raises(ConstructionError, match="SRAM capacity") as caught:
+        roller.compile(make(), device=f"ipu_sim:{chip}")
+    told = re.search(r"tile (\d+) would need (\d+) bytes, (\d+) more than the (\d+) that it has", str(caught.value))
+    assert told is not None
+    tile, needed, more, room = map(int, told.groups())
+    expr, spec = ops.expression(make()), find_spec("ipu_sim", chip)
+    assert (tile, room, needed - room) == (0, spec.levels[1].capacity_bytes, more)
+    share = expr.compulsory_bytes / spec.unit.count
+    assert share < needed < 3 * share  # about what there is to hold: nothing is told of a program that wastes memory
+
+
+# --- what is told of a kernel ----------------------------------------------------------------------------------------
+
+
+def test_a_profile_is_what_was_predicted_and_every_call_takes(tmp_path: Path) -> None:
+    kernel = roller.compile(ops.matmul(t(64, 64), t(64, 64)), device="ipu_sim")
+    kernel.save(tmp_path / "product.roller")
+    for held in (kernel, roller.load(tmp_path / "product.roller")):
+        told = held.profile().to_dict()
+        assert told["simulated_cycles"] == kernel.estimate.cycles() == simulated(BOW, kernel.estimate) > 0
+        assert sum(step["simulated_cycles"] for step in told["supersteps"]) == told["simulated_cycles"]
+        assert held.estimate.clock_ghz == 1.85
+        assert "simulated cycles" in held.profile().text() and "<svg" in held.profile().html()
+
+
+def test_explanations_speak_of_simulated_cycles() -> None:
+    kernel = roller.compile(ops.matmul(ops.relu(ops.matmul(t(40, 64), t(64, 48))), t(48, 32)), device="ipu_sim", top_k=3)
+    said, cycles = str(kernel.explain()), kernel.estimate.cycles()
+    assert said.startswith(f"for ipu_sim:bow: predicted {cycles:,} simulated cycles (")
+    assert not re.search(r"predicted [\d.]+ [mun]?s", said), "a time of no machine"
+    assert kernel.explain().to_dict()["estimate"]["simulated_cycles"] == cycles
+
+
+def test_a_simulator_is_not_timed() -> None:
+    with pytest.raises(KernelError, match="ipu_sim is simulated"):
+        roller.compile(ops.relu(t(64)), device="ipu_sim", measure=True)

@@ -20,6 +20,7 @@ from roller.compiled import Kernel
 from roller.devices import device_names, load_device
 from roller.errors import ExpressionError, KernelError, PluginError
 from roller.explain import candidates_table, duration
+from roller.storage import write_atomic
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Compile tensor operators.")
 app.add_typer(specs.app, name="specs")
@@ -111,6 +112,34 @@ def explain(
     kernel = _kernel(operator, dtype, device=device, spec=spec, threads=threads, precision=precision, top=top)
     explanation = kernel.explain()
     report(form, "explain", lambda: explanation, explanation.to_dict)
+
+
+@app.command()
+@guarded
+def profile(
+    operator: Words,
+    *,
+    dtype: DType = "float32",
+    device: DeviceName = "cpu",
+    spec: SpecFile = None,
+    threads: Threads = None,
+    precision: Precision = "ieee",
+    html: Annotated[Path | None, typer.Option("--html", help="Write a page with a timeline to this file.")] = None,
+    form: Form = Format.table,
+) -> None:
+    """Tell what a simulated device counts for an operator, or a saved kernel: cycles by step, memory; nothing is run."""
+    kernel = _kernel(operator, dtype, device=device, spec=spec, threads=threads, precision=precision, top=1)
+    found = kernel.profile()
+    if html is not None:
+        _written(html, found.html())
+    report(form, "profile", lambda: Text(found.text()), lambda: {**found.to_dict(), "saved": None if html is None else str(html)})
+
+
+def _written(path: Path, text: str) -> None:
+    try:
+        write_atomic(path, text.encode())
+    except OSError as error:
+        raise KernelError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 @app.command()

@@ -160,13 +160,13 @@ def estimate(spec: HardwareSpec, program: StageProgram | RProgram) -> Estimate:
         return _never(refused or limits.UNREADABLE)
     memory = placed([work.wishes(plan)], chip)
     if memory.excess:
-        return _never((limits.CAPACITY, ""))
+        return _never(limits.full(memory), memory.excess)
     return _estimate(Counter(Costing(plan, memory, chip, spec).terms), chip, plan.grid.tiles)
 
 
-def _never(refused: tuple[str, str]) -> Estimate:
-    """The prediction for what cannot run; its only term names the rule."""
-    return Estimate(math.inf, ((refused[0], math.inf),))
+def _never(refused: tuple[str, str], short: int = 0) -> Estimate:
+    """The prediction for what cannot run; its only term names the rule. `short`: bytes that are missing."""
+    return Estimate(math.inf, ((refused[0], math.inf),), reason=refused[1], short_bytes=short)
 
 
 def _whole(spec: HardwareSpec, program: RProgram) -> Estimate:
@@ -193,4 +193,4 @@ def _moved(moves: Sequence[Move], chip: Machine) -> int:
 
 def _estimate(terms: Mapping[str, int], chip: Machine, tiles: int) -> Estimate:
     seconds = {name: count / (chip.clock_ghz * 1e9) for name, count in terms.items()}
-    return Estimate(sum(seconds.values()), tuple(seconds.items()), (("units", tiles / chip.tiles),))
+    return Estimate(sum(seconds.values()), tuple(seconds.items()), (("units", tiles / chip.tiles),), clock_ghz=chip.clock_ghz)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from roller.plugin import Binary, Cast, Coordinate, HardwareSpec, Load, Nest, Scalar, Select, Unary
+from roller_ipu_sim.heap import Memory
 from roller_ipu_sim.machine import TILE_MEMORY
 from roller_ipu_sim.plan import GRAIN_BYTES, ArrayPlan, Plan
 from roller_ipu_sim.windows import dims_apart
@@ -11,6 +12,11 @@ from roller_ipu_sim.work import WORD_BYTES, operands
 TYPES = frozenset({"float32", "float16", "int32", "int16", "int8", "uint8", "bool"})  # of arrays and of what is computed
 CAPACITY = f"{TILE_MEMORY} capacity"  # as the engine calls it
 UNREADABLE = "indices", "an array's index is no sum of loops"
+
+
+def full(memory: Memory) -> tuple[str, str]:
+    """What is said of a program that needs more memory than a tile has: all tiles have their buffers at the same addresses."""
+    return CAPACITY, f"tile 0 would need {memory.needed} bytes, {memory.excess} more than the {memory.room} that it has"
 
 
 def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:

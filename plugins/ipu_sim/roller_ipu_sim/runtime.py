@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from roller.plugin import Artifact, numpy_dtype
 from roller_ipu_sim.codegen import AGAIN
-from roller_ipu_sim.execute import execute
+from roller_ipu_sim.execute import Simulation
 from roller_ipu_sim.manifest import from_json
 from roller_ipu_sim.profile import Profile
 from roller_ipu_sim.toolchain import text_of
@@ -22,6 +22,7 @@ class Simulator:
 
     def __init__(self, artifact: Artifact) -> None:
         self._artifact, self._manifest = artifact, from_json(text_of(artifact))
+        self._simulation = Simulation(self._manifest, artifact.spec)
         tensors = {t.name: t for t in self._manifest.tensors}
         self._names = [n for n in artifact.launch["inputs"] if n not in artifact.constants]
         self._constants = {
@@ -29,7 +30,6 @@ class Simulator:
             for name, value in artifact.constants.items()
             if name in tensors
         }
-        self._profile: Profile | None = None
 
     def run(self, inputs: tuple[Array, ...], out: Array) -> None:
         """See `roller.kernel.Runner`."""
@@ -38,9 +38,12 @@ class Simulator:
         arrays = {**self._constants, **dict(zip(self._names, inputs, strict=True))}
         homes = [(t, t.name.partition(AGAIN)[0]) for t in self._manifest.tensors]
         wanted = {t.name: arrays[name].reshape(t.shape) for t, name in homes if name in arrays}
-        found = execute(self._manifest, self._artifact.spec, wanted)
-        self._profile = found.profile
+        found = self._simulation.run(wanted)
         out[...] = found.outputs[self._artifact.launch["output"]].reshape(out.shape)
+
+    def profile(self) -> Profile:
+        """What every call takes, in simulated cycles."""
+        return self._simulation.profile
 
     def close(self) -> None:
         """Nothing is held."""

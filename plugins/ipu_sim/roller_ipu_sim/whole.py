@@ -45,7 +45,7 @@ def whole_of(spec: HardwareSpec, program: RProgram) -> Whole | Refusal:
         moves.append(mine)
     memory = placed([work.wishes(plan) for plan in plans], chip)
     if memory.excess:
-        return limits.CAPACITY, f"tile 0 would need {memory.needed} bytes, {memory.excess} more than the {memory.room} that it has"
+        return limits.full(memory)
     return Whole(tuple(plans), tuple(moves), memory, chip)
 
 
