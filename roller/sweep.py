@@ -100,7 +100,7 @@ def _others(search: Search, program: StageProgram, dims: list[int]) -> Iterator[
 
 
 def _line(search: Search, unit: tuple[int, ...], dim: int, every: list[int]) -> list[int]:
-    """Extents of a dimension worth looking at: those that make one, two or three whole rounds of all units, then the nearest ones."""
+    """Extents of a dimension worth looking at: those that make one, two or three whole rounds of all units, then the nearest."""
     extent, units = search.nest.extents[dim], search.spec.unit.count
     others = search.fit.tiles((*unit[:dim], extent, *unit[dim + 1 :]))
     rounds = [-(-extent // max(1, units * number // others)) for number in (1, 2, 3)]
