@@ -44,6 +44,7 @@ REFINE_SLACK = 1.5  # … unless it is predicted this much slower than the best 
 SETTLED, STEPS = 2, 50  # programs of which, at the end, other tiles are rated that differ in an extent or two; and how many of each
 # … where even parts may turn their order round: more, unless predicted so much slower than the best.
 SPREAD_SETTLED, SPREAD_SLACK = 4, 2.5
+WHOLE = 4  # programs of several stages that are put together where a device rates them whole, which may take long
 EVENED = 1200  # tiles of equal parts that are looked at for each of these, where parts must come out even
 SAME_SIZE = 4  # innermost tiles of about one size that are kept where tiles run on lanes
 PACKED_GAIN = 0.97  # a vector where only a copy is side by side must save this much padding, as its results are scattered
@@ -74,6 +75,8 @@ def construct(
     with _uncollected():
         per_stage = [construct_stage(nests, spec, rules, parameters, top_k, constants) for nests in _nests(expr, spec)]
     count = min(top_k, max(len(found) for found in per_stage))
+    if parameters.own_model is not None and len(per_stage) > 1:
+        count = min(count, WHOLE)
     candidates = []
     for rank in range(count):
         chosen = [found[min(rank, len(found) - 1)] for found in per_stage]
