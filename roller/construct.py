@@ -43,7 +43,7 @@ REFINED = 8  # programs whose orders and staging are tried, beside the best one 
 REFINE_SLACK = 1.5  # … unless it is predicted this much slower than the best of all: orders and copies do not make up for that
 SETTLED, STEPS = 2, 50  # programs of which, at the end, other tiles are rated that differ in an extent or two; and how many of each
 # … where even parts may turn their order round: more, unless predicted so much slower than the best.
-SPREAD_SETTLED, SPREAD_SLACK = 4, 1.2
+SPREAD_SETTLED, SPREAD_SLACK = 4, 2.5
 EVENED = 1200  # tiles of equal parts that are looked at for each of these, where parts must come out even
 SAME_SIZE = 4  # innermost tiles of about one size that are kept where tiles run on lanes
 PACKED_GAIN = 0.97  # a vector where only a copy is side by side must save this much padding, as its results are scattered

@@ -10,13 +10,17 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterator
+from dataclasses import replace
 
+from roller.align import Multiple, even_extents
+from roller.choice import cut
 from roller.grow import even_at
 from roller.program import StageProgram
 from roller.search import Chain, Search
 from roller.settle import with_tiles
 
 LEAST_GAIN = 0.001  # a share of the time that another program must save
+LINE = 80  # extents of a dimension that are looked at around the present one
 NEAR = 1  # extents of the other dimension that are tried on either side of the one that keeps as many units busy
 
 
@@ -27,7 +31,9 @@ def evened(search: Search, program: StageProgram, limit: int) -> StageProgram:
         return program
     best, seconds = program, search.model.estimate(program).seconds
     seen, left, found = {program.tiles}, limit, True
-    every_point = search.model.floor_seconds(program) / max(1, math.prod(search.nest.extents))
+    # Of a matrix atom the rate is known; what vectors take for a point is the device's own model's to say.
+    known = search.atom.kind == "matrix"
+    every_point = search.model.floor_seconds(program) / max(1, math.prod(search.nest.extents)) if known else 0.0
     while found and left > 0:
         found, from_here = False, best
         for tiles in _others(search, from_here, dims):
@@ -39,7 +45,25 @@ def evened(search: Search, program: StageProgram, limit: int) -> StageProgram:
                 predicted = search.model.estimate(choice).seconds
                 if predicted < seconds * (1 - LEAST_GAIN):
                     best, seconds, found = choice, predicted, True
+        for choice in _cut_otherwise(search, best):
+            predicted = search.model.estimate(choice).seconds
+            if predicted < seconds * (1 - LEAST_GAIN):
+                best, seconds, found = choice, predicted, True
     return best
+
+
+def _cut_otherwise(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+    """The program with its longest reduction cut into any number of equal parts for which there are units."""
+    nest, units = search.nest, search.spec.unit.count
+    if not nest.reduce or not search.spec.unit.combine or search.fit.cooperate:
+        return
+    dim = max(nest.reduce, key=lambda d: nest.extents[d])
+    tiles = search.fit.tiles(program.unit_tile)
+    whole = replace(program, split=1, share=None, cluster=1, staged=tuple([replace(s, shifts=False) for s in program.staged]))
+    for share in even_extents(nest.extents[dim], program.inner[dim], Multiple()):
+        parts = -(-nest.extents[dim] // share)
+        if parts > 1 and parts * tiles <= max(units, tiles * (program.split if program.split > 1 else 1)):
+            yield from cut(search, whole, dim, share)
 
 
 def _points(search: Search, tile: tuple[int, ...]) -> float:
@@ -61,18 +85,28 @@ def _others(search: Search, program: StageProgram, dims: list[int]) -> Iterator[
     nest, unit, inner = search.nest, program.unit_tile, program.tiles[1]
     every = {d: even_at(search, 0, d, inner) for d in dims}
     for dim in dims:
-        for extent in every[dim]:
+        for extent in _line(search, unit, dim, every[dim]):
             yield (_with(unit, {dim: extent}), *program.tiles[1:])
     for one in dims:
         for other in dims:
             if one == other:
                 continue
             parts = math.prod([-(-nest.extents[d] // unit[d]) for d in (one, other)])
-            for extent in every[one]:
+            for extent in _line(search, unit, one, every[one]):
                 wanted = max(1, parts // -(-nest.extents[one] // extent))
                 place = bisect_left(every[other], -(-nest.extents[other] // wanted))
                 for near in every[other][max(0, place - NEAR) : place + NEAR]:
                     yield (_with(unit, {one: extent, other: near}), *program.tiles[1:])
+
+
+def _line(search: Search, unit: tuple[int, ...], dim: int, every: list[int]) -> list[int]:
+    """Extents of a dimension worth looking at: those that make one, two or three whole rounds of all units, then the nearest."""
+    extent, units = search.nest.extents[dim], search.spec.unit.count
+    others = search.fit.tiles((*unit[:dim], extent, *unit[dim + 1 :]))
+    rounds = [-(-extent // max(1, units * number // others)) for number in (1, 2, 3)]
+    whole = [every[min(bisect_left(every, size), len(every) - 1)] for size in rounds]
+    nearest = sorted(every, key=lambda e: abs(math.log(e / unit[dim])))[:LINE]
+    return list(dict.fromkeys([*whole, *nearest]))
 
 
 def _with(tile: tuple[int, ...], extents: dict[int, int]) -> tuple[int, ...]:
