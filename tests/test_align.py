@@ -12,6 +12,7 @@ from roller.align import (
     aligned_extents,
     allows_padding,
     atom_tile,
+    even_extents,
     lane_rule,
     next_aligned,
     transaction_step,
@@ -78,3 +79,19 @@ def test_lanes_come_in_whole_groups_unless_idle_ones_are_lost_anyway() -> None:
     assert lane_rule(spec(False), 12) == "lane group multiple"
     assert lane_rule(spec(True), 12) is None
     assert lane_rule(spec(True), 65) == "lanes per unit"
+
+
+def test_even_extents_cut_into_equal_parts() -> None:
+    assert even_extents(12, 1, Multiple()) == [1, 2, 3, 4, 6, 12]
+    assert even_extents(10, 1, Multiple()) == [1, 2, 3, 4, 5, 10]
+    assert even_extents(30, 1, Multiple(4)) == [4, 8, 12, 16, 32]  # 8 grains of 4: in 8, 4, 3, 2 parts and whole
+    assert even_extents(30, 1, Multiple(4, limit=15)) == [4, 8, 12]
+    assert even_extents(1472, 1, Multiple())[-3:] == [491, 736, 1472]
+
+
+@given(st.integers(1, 3000), st.integers(1, 9), st.integers(1, 9))
+def test_every_number_of_parts_has_its_least_extent(extent: int, inner: int, step: int) -> None:
+    base = math.lcm(inner, step)
+    found = even_extents(extent, inner, Multiple(step))
+    whole = -(-extent // base)
+    assert found == sorted({-(-whole // parts) * base for parts in range(1, whole + 1)})

@@ -24,6 +24,7 @@ def test_a_profile_as_text() -> None:
     done = run("profile", "relu(matmul(64x32, 32x48))", "-d", "ipu_sim")
     assert done.exit_code == 0, done.output
     assert "simulated cycles" in done.stdout and "no IPU was used" in done.stdout
+    assert "\n│ 0 │" in done.stdout, "tables are not wrapped"
 
 
 def test_a_profile_as_json_and_as_a_page(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
+import math
 import os
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from toy_plugin import Toy, toy_spec
@@ -8,20 +10,26 @@ from toy_plugin import Toy, toy_spec
 import roller
 from roller import ops
 from roller.align import Multiple
+from roller.construct import construct
 from roller.devices import Device, device_names, load_device
 from roller.errors import (
     CodegenError,
+    ConstructionError,
     DeviceUnavailableError,
     HookError,
+    KernelError,
     PluginApiError,
     PluginLoadError,
     UnknownDeviceError,
 )
+from roller.estimate import Estimate, combine_estimates
 from roller.fusion import fuse
 from roller.isolated import run_isolated
 from roller.kernel import Artifact, BuildOptions
 from roller.plugin import hookimpl
+from roller.program import RProgram
 from roller.rates import CostParameters
+from roller.record import estimate_from_json, estimate_to_json
 
 
 @pytest.fixture
@@ -132,6 +140,7 @@ def boom(*_):
         ("roller_atoms", lambda d: d.rules(toy_spec(), EXPR)),
         ("roller_tile_multiples", lambda d: d.rules(toy_spec(), EXPR)),
         ("roller_cost_parameters", lambda d: d.cost_parameters(toy_spec(), EXPR)),
+        ("roller_estimate", lambda d: d.estimate(toy_spec(), None)),
         ("roller_refusal", lambda d: d.refusal(toy_spec(), None)),
         ("roller_load_kernel", lambda d: d.load_kernel(ARTIFACT)),
         ("roller_emulate", lambda d: d.emulate(ARTIFACT)),
@@ -174,6 +183,92 @@ def test_wrong_contents_are_refused():
 def test_a_plugin_without_an_emulator_is_no_broken_one():
     with pytest.raises(DeviceUnavailableError, match="device 'toy' has no emulator"):
         Device("toy", Toy()).emulate(roller.compile(roller.tensor((4,)) + 1, "cpu:zen3").artifact)
+
+
+def constructed_by(model, expr=EXPR):
+    """What construction finds where a device brings its own model."""
+    device = device_with(roller_estimate=lambda self, spec, program: model(program))
+    return construct(expr, toy_spec(), device.rules(toy_spec(), expr), device.cost_parameters(toy_spec(), expr), 5)
+
+
+def own(seconds):
+    return Estimate(seconds, (("own", seconds),))
+
+
+TWO = fuse(
+    ops.expression(ops.matmul(ops.relu(ops.matmul(roller.tensor((64, 64)), roller.tensor((64, 64)))), roller.tensor((64, 8))))
+)
+
+
+def test_a_device_ranks_by_its_own_model():
+    for model in (lambda p: own(1e-6 * p.unit_tiles), lambda p: own(1e-6 / p.unit_tiles)):
+        found = constructed_by(model)
+        assert all(c.estimate == model(c.program.stages[0]) for c in found)
+        assert [c.estimate.seconds for c in found] == sorted(c.estimate.seconds for c in found)
+    few, many = (
+        constructed_by(model)[0].program.stages[0].unit_tiles
+        for model in (lambda p: own(p.unit_tiles), lambda p: own(1 / p.unit_tiles))
+    )
+    assert few == 1 < many
+
+
+def test_whole_programs_of_several_stages_are_rated_as_one():
+    asked = []
+
+    def model(program):
+        if isinstance(program, RProgram):
+            asked.append(program)
+            return Estimate(3.0, (("whole", 3.0),))
+        return own(1.0)
+
+    found = constructed_by(model, TWO)
+    assert len(TWO.stages) == 2 and [c.program for c in found] == asked
+    assert {(c.estimate.seconds, c.estimate.bound_by) for c in found} == {(3.0, "whole")}
+    assert {c.estimate.bound_by for c in constructed_by(lambda p: None if isinstance(p, RProgram) else own(1.0), TWO)} == {"own"}
+
+
+def test_what_a_device_leaves_to_the_core_is_rated_by_the_core():
+    plain = construct(EXPR, toy_spec(), Device("toy", Toy()).rules(toy_spec(), EXPR), CostParameters(), 5)
+    found = constructed_by(lambda program: None)
+    assert {name for name, _ in found[0].estimate.terms} == {name for name, _ in plain[0].estimate.terms}
+    assert found[0].estimate.seconds <= plain[0].estimate.seconds  # more is tried where the core's bounds may not be the device's
+
+
+def test_infinite_predictions_refuse_by_their_rule_and_say_why():
+    never = Estimate(math.inf, (("blue tiles", math.inf),), reason="tiles are blue today")
+    with pytest.raises(ConstructionError, match="tiles are blue today") as caught:
+        constructed_by(lambda program: never)
+    assert caught.value.refusals["blue tiles"] > 0
+    left = constructed_by(lambda p: never if p.unit_tiles == 1 else own(1.0))
+    assert left and all(c.program.stages[0].unit_tiles > 1 for c in left)
+
+
+def test_of_programs_that_lack_memory_the_error_speaks_of_the_closest():
+    def model(program):
+        short = program.unit_tiles
+        return Estimate(math.inf, (("room", math.inf),), reason=f"{short} bytes short", short_bytes=short)
+
+    with pytest.raises(ConstructionError, match=": 1 bytes short"):
+        constructed_by(model)
+
+
+def test_estimates_of_simulated_machines_keep_their_clock():
+    one, other = Estimate(2e-6, (("own", 2e-6),), clock_ghz=1.5), Estimate(1e-6, (("own", 1e-6),), clock_ghz=1.5)
+    assert one.cycles() == 3000 and own(1.0).cycles() is None
+    assert combine_estimates([one, other]).cycles() == 4500 and combine_estimates([one, own(1.0)]).cycles() is None
+    assert estimate_from_json(estimate_to_json(one)) == one and "clock_ghz" not in estimate_to_json(own(1.0))
+    assert one.to_dict()["simulated_cycles"] == 3000 and "simulated_cycles" not in own(1.0).to_dict()
+
+
+def test_profiles_are_passed_on_and_what_they_raise_is_contained():
+    runner = SimpleNamespace(run=lambda inputs, out: None, close=lambda: None, profile=lambda: "all of it")
+    assert device_with(roller_load_kernel=lambda self: runner).load_kernel(ARTIFACT).profile() == "all of it"
+    runner.profile = boom
+    with pytest.raises(HookError, match=r"profile\(\) raised ValueError"):
+        device_with(roller_load_kernel=lambda self: runner).load_kernel(ARTIFACT).profile()
+    del runner.profile
+    with pytest.raises(KernelError, match="the toy device cannot profile"):
+        device_with(roller_load_kernel=lambda self: runner).load_kernel(ARTIFACT).profile()
 
 
 def test_silent_plugins_get_defaults():

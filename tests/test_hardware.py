@@ -220,3 +220,11 @@ def test_the_worked_examples_of_the_design_hold() -> None:
     assert find_spec("cuda", "k80").level("shared").usable_bytes == 48 * 1024
     mi300x = find_spec("rocm", "mi300x")
     assert mi300x.units_sharing(mi300x.level("L2")) == 38
+
+
+def test_arrays_are_spread_where_level_0_is_carved_from_the_units_memories() -> None:
+    assert not HardwareSpec.model_validate(toy()).spread
+    assert [chip for chip in ("cpu:zen3", "ipu_sim:bow", "ipu_sim:gc2", "cuda:a100") if find_spec(*chip.split(":")).spread] == [
+        "ipu_sim:bow",
+        "ipu_sim:gc2",
+    ]

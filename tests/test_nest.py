@@ -176,3 +176,37 @@ def test_a_guarded_fused_dimension_is_not_linear() -> None:
         assert image.guarded
         assert all(s is None or len(d.members) == 1 or s == 0 for s, d in zip(image.strides, nest.dims, strict=True))
     assert names(build(expr.stages[0], expr.tensors, False, False)) == ["f", "h", "w", "c"]
+
+
+# --- boxes -----------------------------------------------------------------------------------------------------------
+
+
+def boxed(expr: TensorExpr) -> Nest:
+    (nest,) = variants(expr.stages[-1], expr.tensors, boxes=True)
+    return nest
+
+
+def test_tiles_of_a_nest_of_boxes_are_boxes_of_every_array() -> None:
+    assert names(boxed(relu(3, 4, 5))) == ["i0.i1.i2"]
+    assert boxed(gemm(4, 6, 5)).extents == (4, 6, 5)
+    assert all(len(dim.members) == 1 for dim in boxed(convolution()).dims), "windows overlap: rows and columns stay apart"
+    assert names(boxed(expression(ops.einsum("abk,kn->abn", ops.tensor((3, 4, 5)), ops.tensor((5, 6)))))) == ["a.b", "n", "k"]
+    assert names(boxed(expression(ops.einsum("abk,kn->ban", ops.tensor((3, 4, 5)), ops.tensor((5, 6)))))) == ["b", "a", "n", "k"]
+
+
+def test_rows_that_a_broadcast_tells_apart_are_not_fused() -> None:
+    row = expression(ops.tensor((3, 4), name="x") + ops.tensor((4,), name="b"))
+    assert [len(dim.members) for dim in boxed(row).dims] == [1, 1]
+
+
+@given(expressions())
+def test_every_array_walks_a_fused_dimension_from_end_to_end_or_not_at_all(expr: TensorExpr) -> None:
+    nest = boxed(expr)
+    for dim in nest.dims:
+        if len(dim.members) == 1:
+            continue
+        wanted = [axis.name for axis in dim.members]
+        for access in nest.accesses:
+            walked = [[name for name, _ in index.terms] for index in access.index]
+            touching = [names for names in walked if set(names) & set(wanted)]
+            assert touching in ([], [[name] for name in wanted])

@@ -132,7 +132,7 @@ def profile(
     found = kernel.profile()
     if html is not None:
         _written(html, found.html())
-    report(form, "profile", lambda: Text(found.text()), lambda: {**found.to_dict(), "saved": None if html is None else str(html)})
+    report(form, "profile", found.text, lambda: {**found.to_dict(), "saved": None if html is None else str(html)})
 
 
 def _written(path: Path, text: str) -> None:

@@ -86,13 +86,15 @@ def complain(text: str) -> None:
 
 
 def report(form: Format, command: str, table: Callable[[], RenderableType], data: Callable[[], Mapping[str, Any]]) -> None:
-    """The result, as a table or as one JSON document."""
+    """The result, as a table or as one JSON document; plain text as it is."""
     if form is Format.json:
         document = {"schema_version": JSON_VERSION, "command": command, **data()}
         typer.echo(json.dumps(_finite(document), indent=2, allow_nan=False))
     else:
         console, shown = Console(), table()
-        if isinstance(shown, Syntax) and not console.is_terminal:
+        if isinstance(shown, str):
+            typer.echo(shown.rstrip())
+        elif isinstance(shown, Syntax) and not console.is_terminal:
             typer.echo(shown.code.rstrip())  # a file made of it must be what it says, not wrapped or padded
         else:
             # Piped output has no width of its own; the tables are made for 100 columns.
