@@ -68,6 +68,33 @@ def larger(draw: st.DrawFn) -> SymbolicTensor:
 
 
 @st.composite
+def chains(draw: st.DrawFn) -> SymbolicTensor:
+    """An operator of several stages: what one computes is moved to where the next one wants it, or stays."""
+    dtype = draw(st.sampled_from(("float16", "float32", "float32", "int32")))
+    size = st.integers(1, 24)
+    m, n, k = draw(size), draw(size), draw(size)
+    x = ops.tensor((m, k), dtype)
+    kind = draw(st.sampled_from(("products", "softmax", "sums", "means", "pooled", "transposed")))
+    if kind == "products":
+        first = ops.relu(ops.matmul(x, ops.tensor((k, n), dtype)))
+        return ops.matmul(first, ops.tensor((n, draw(size)), dtype))
+    if kind == "softmax" and dtype != "int32":
+        raised = ops.exp(x - ops.reduce_max(x, 1, keepdims=True))
+        return raised / ops.reduce_sum(raised, 1, keepdims=True)
+    if kind == "means" and dtype != "int32":
+        centred = x - ops.reduce_mean(x, 1, keepdims=True)
+        return centred * ops.rsqrt(ops.reduce_mean(centred * centred, 1, keepdims=True) + 1)
+    if kind == "pooled":
+        side = draw(st.integers(3, 9))
+        image = ops.conv2d(ops.tensor((1, k, side, side), dtype), ops.tensor((n, k, 1, 1), dtype))
+        return ops.max_pool2d(image, (2, 2), stride=draw(st.integers(1, 2)), padding=draw(st.integers(0, 1)))
+    first = ops.matmul(x, ops.tensor((k, n), dtype))
+    if kind == "transposed":
+        return ops.matmul(ops.tensor((draw(size), m), dtype), first) + ops.reduce_sum(ops.tensor((n, 5), dtype), 1)
+    return ops.reduce_sum(first * first, draw(st.integers(0, 1))) + ops.tensor((1,), dtype)
+
+
+@st.composite
 def programs(draw: st.DrawFn, expr: TensorExpr, spec: HardwareSpec) -> RProgram:
     """A legal program, capacities not asked: any nest, atom, mapping, unit tile, order of loops, and cut of the reduction."""
     stages = [draw(_stages(draw(st.sampled_from(variants(stage, expr.tensors, spec.spread))), spec)) for stage in expr.stages]

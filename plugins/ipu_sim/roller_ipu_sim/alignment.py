@@ -21,11 +21,12 @@ def tile_multiples(spec: HardwareSpec, expr: TensorExpr, level: int) -> dict[str
 
 def _steps(spec: HardwareSpec, expr: TensorExpr, stage: Stage) -> dict[str, int]:
     """Elements of a grain along dimensions that come last in some array, 1 along others; whole arrays are padded to grains. In sums
-    of products instructions say which dimension comes last, and atoms how many elements of it go together.
+    of products instructions say which dimension comes last, and atoms how many elements of it go together, unless all are scalar.
     """
     found = {}
+    wide = any(atom.kind != "scalar" and atom.acc_dtype == stage.body.dtype for atom in spec.atoms)
     for nest in nests(stage, expr.tensors, spec.spread):
-        product = len(nest.factors) == 2 and bool(nest.reduce)
+        product = wide and len(nest.factors) == 2 and bool(nest.reduce)
         for place, dim in enumerate(nest.dims):
             if product and not any(in_words(nest, a) == place for a in nest.accesses):
                 found[dim.name] = 1
