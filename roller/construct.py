@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple
 
 from roller.align import Rules
@@ -165,21 +166,22 @@ def _hopeless(search: Search) -> bool:
 
 
 def _least(search: Search) -> Estimate:
-    """The prediction for tiles as small as can be."""
-    return next(_small(search))
+    """The better prediction of tiles as small as can be, and of such with their reductions whole."""
+    return min(islice(_small(search), 2), key=lambda e: e.seconds)
 
 
 def _small(search: Search) -> Iterator[Estimate]:
-    """Predictions for tiles from as small as can be on, their spatial extents doubled in turn."""
+    """Predictions for tiles from as small as can be on, their spatial extents doubled in turn; each with whole reductions, too."""
     inner = start(search)
     tile = list(least_tile(search, 0, inner))
-    spatial, extents = search.nest.spatial, search.nest.extents
+    spatial, reduce, extents = search.nest.spatial, search.nest.reduce, search.nest.extents
     while True:
         for dim in (None, *spatial):
             if dim is not None and tile[dim] < extents[dim]:
                 tile[dim] *= 2
-            chain = (tuple(tile), *[inner] * (len(search.levels) - 1))
-            yield search.model.estimate(program_of(search, search.levels, chain))
+            whole = tuple([-(-extents[d] // e) * e if d in reduce and e else e for d, e in enumerate(tile)])
+            for unit in (tuple(tile), whole):
+                yield search.model.estimate(program_of(search, search.levels, (unit, *[inner] * (len(search.levels) - 1))))
         if all(tile[dim] >= extents[dim] for dim in spatial):
             return
 
