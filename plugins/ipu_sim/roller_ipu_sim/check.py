@@ -102,7 +102,9 @@ def _check_tensor(tensor: TensorHome, buffers: dict[str, Buffer], tiles: int, ro
         for found, digit, radix in zip(digits, tensor.layout, tensor.stored, strict=True):
             if digit[0] == dim:
                 places = places * radix + found.reshape(-1)
-        if extent > 1 and len(np.unique(places)) != extent:
+        taken = np.zeros(math.prod(tensor.stored), np.bool_)
+        taken[places] = True
+        if extent > 1 and np.count_nonzero(taken) != extent:
             raise ManifestError(f"{where}: elements along dimension {dim} share a stored place; add a digit")
     for placement in tensor.placements:
         _check_placement(where, tensor, placement, buffers, tiles)
