@@ -97,7 +97,7 @@ def at_size(number: int, operator: PaperOperator, spec: HardwareSpec) -> dict[st
         else:
             try:
                 kernel, seconds = compiled(with_batch(number, batch))
-            except roller.RollerError as error:
+            except (roller.RollerError, MemoryError) as error:  # the latter where the shell limits memory
                 row["refused"][str(batch)] = f"{type(error).__name__}: {error}"
             else:
                 programs = [ipu_sides.about(stage) for stage in kernel.program.stages]

@@ -98,8 +98,13 @@ def _check_tensor(tensor: TensorHome, buffers: dict[str, Buffer], tiles: int, ro
                 f"{where}: coordinate {found.max()} in stored dimension {place}, which has {extent}; make it larger"
             )
     for dim, extent in enumerate(tensor.shape):
-        own = [found.reshape(-1) for found, digit in zip(digits, tensor.layout, strict=True) if digit[0] == dim]
-        if extent > 1 and (not own or len(np.unique(np.stack(own), axis=1).T) != extent):
+        places = np.zeros(1, np.int64)
+        for found, digit, radix in zip(digits, tensor.layout, tensor.stored, strict=True):
+            if digit[0] == dim:
+                places = places * radix + found.reshape(-1)
+        taken = np.zeros(math.prod(tensor.stored), np.bool_)
+        taken[places] = True
+        if extent > 1 and np.count_nonzero(taken) != extent:
             raise ManifestError(f"{where}: elements along dimension {dim} share a stored place; add a digit")
     for placement in tensor.placements:
         _check_placement(where, tensor, placement, buffers, tiles)

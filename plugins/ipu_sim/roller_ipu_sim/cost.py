@@ -88,6 +88,10 @@ class Costing:
             before *= loop.trips
 
     @cached_property
+    def _blocks(self) -> dict[int, Traffic]:
+        return {a.number: _shared(a) for a in self.plan.arrays if a.plain and not a.in_place}
+
+    @cached_property
     def _windows(self) -> dict[int, Windows]:
         return {a.number: Windows(a) for a in self.plan.arrays if not a.plain}
 
@@ -106,7 +110,10 @@ class Costing:
                 yield self._phase(moving, (*outer, at, *inner))
 
     def _phase(self, arrays: Sequence[ArrayPlan], trips: tuple[int, ...]) -> int:
-        found = [_handed(a) if a.shifts else _shared(a) if a.plain else traffic(self._windows[a.number], trips) for a in arrays]
+        found = [
+            _handed(a) if a.shifts else self._blocks[a.number] if a.plain else traffic(self._windows[a.number], trips)
+            for a in arrays
+        ]
         words_in, words_out, fragments = (
             int(np.max(sum(np.asarray(getattr(m, name)) for m in found))) for name in ("words_in", "words_out", "fragments")
         )

@@ -97,6 +97,13 @@ class Windows:
 
     def intervals(self, place: int) -> list[Interval]:
         """The intervals of a dimension, in order; none is empty."""
+        return self._intervals[place]
+
+    @cached_property
+    def _intervals(self) -> tuple[list[Interval], ...]:
+        return tuple([self._cut(place) for place in range(len(self.array.dims))])
+
+    def _cut(self, place: int) -> list[Interval]:
         starts = self._starts(place)
         at, step = self.shared if self.array.dims else (0, 1)
         found = []
