@@ -44,6 +44,7 @@ REFINE_SLACK = 1.5  # … unless it is predicted this much slower than the best 
 SETTLED, STEPS = 2, 50  # programs of which, at the end, other tiles are rated that differ in an extent or two; and how many of each
 # … where even parts may turn their order round: more, unless predicted so much slower than the best.
 SPREAD_SETTLED, SPREAD_SLACK = 4, 2.5
+WHOLE = 4  # programs of several stages that are put together where a device rates them whole, which may take long
 EVENED = 1200  # tiles of equal parts that are looked at for each of these, where parts must come out even
 SAME_SIZE = 4  # innermost tiles of about one size that are kept where tiles run on lanes
 PACKED_GAIN = 0.97  # a vector where only a copy is side by side must save this much padding, as its results are scattered
@@ -74,6 +75,8 @@ def construct(
     with _uncollected():
         per_stage = [construct_stage(nests, spec, rules, parameters, top_k, constants) for nests in _nests(expr, spec)]
     count = min(top_k, max(len(found) for found in per_stage))
+    if parameters.own_model is not None and len(per_stage) > 1:
+        count = min(count, WHOLE)
     candidates = []
     for rank in range(count):
         chosen = [found[min(rank, len(found) - 1)] for found in per_stage]
@@ -122,6 +125,8 @@ def construct_stage(
     def rate(search: Search, program: StageProgram) -> float:
         rating = search.model.estimate(program)
         if math.isinf(rating.seconds):
+            if program.parallel:  # others are tried as well
+                search.refusals[rating.bound_by] += 1
             return rating.seconds
         order = rating.seconds, search.fit.touched_bytes(program.inner), program.tiles
         pool.setdefault((search.nest.dims, *program.key), (order, (program, rating)))
@@ -182,14 +187,16 @@ def _small(search: Search) -> Iterator[Estimate]:
 
 
 def _reason(every: list[Search], refused: Mapping[str, int]) -> str:
-    """What the device's own model says against small tiles, by the rule that refused most; of several that lack memory, against the
-    one that lacks least. Nothing without such a model.
+    """What the device's own model says against small tiles: against the one that lacks least memory, as only room is missing there;
+    else by the rule that refused most. Nothing without such a model.
     """
     if not every or every[0].model.parameters.own_model is None:
         return ""
     said = [found for search in every for found in _small(search) if found.reason]
-    rule = max((found.bound_by for found in said), key=lambda name: refused.get(name, 0), default=None)
-    return min([f for f in said if f.bound_by == rule], key=lambda f: f.short_bytes).reason if said else ""
+    short = min((found for found in said if found.short_bytes), key=lambda found: found.short_bytes, default=None)
+    most = max(said, key=lambda found: refused.get(found.bound_by, 0), default=None)
+    best = short or most
+    return best.reason if best is not None else ""
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ __all__ = ["Estimate", "combine_estimates"]
 class Estimate:
     """A prediction: total seconds, the seconds of each term, and the term that bounds.
 
-    `reason`: of infinite seconds, why the program cannot run; `short_bytes`: by how much it lacks memory. `clock_ghz`: the clock
-    of a simulated machine, where the seconds are cycles that a simulator counts; None where they are those of a machine.
+    `reason`: of infinite seconds, why the program cannot run; `short_bytes`: by how much it lacks memory. `clock_ghz`: that of a
+    simulated machine, where the seconds are cycles that a simulator counts; None where they are those of a machine.
     """
 
     seconds: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -59,29 +60,44 @@ class Move:
         return self.array.in_place and [_place(p) for p in self.from_] == [_place(p) for p in self.to]
 
     @cached_property
+    def granule(self) -> int:
+        """Elements that stay side by side whatever is moved where: counting them one by one would take long for large arrays."""
+        out, array = self.made.output, self.array
+        if out.digits != array.digits or not array.dims or out.order[-1] != array.order[-1]:
+            return 1
+        sizes = [array.digits[array.order[-1]], stored(out)[-1], stored(array)[-1]]
+        for place in (*self.from_, *self.to):
+            sizes += [place.start[-1], place.shape[-1], place.offset, place.first, place.elements]
+        return math.gcd(*sizes)
+
+    @cached_property
+    def _wanted(self) -> list[tuple[Placement, Numbers]]:
+        return list(zip(self.to, _ids(self.array, self.to, self.granule), strict=True))
+
+    @cached_property
     def pads(self) -> bool:
         """True if something is kept of it that nothing computes: it is set to zero first."""
-        return any(bool((ids == NOWHERE).any()) for ids in _ids(self.array, self.to))
+        return any(bool((ids == NOWHERE).any()) for _, ids in self._wanted)
 
     @cached_property
     def runs(self) -> Runs:
         """The exchange, run by run, in the order of the receivers."""
-        elements = self.array.access.tensor.elements
-        source, start = np.full(elements, NOWHERE), np.zeros(elements, np.int64)
-        for place, ids in zip(self.from_, _ids(self.made.output, self.from_), strict=True):
+        size = self.granule
+        count = self.array.access.tensor.elements // size
+        source, start = np.full(count, NOWHERE), np.zeros(count, np.int64)
+        for place, ids in zip(self.from_, _ids(self.made.output, self.from_, size), strict=True):
             real = ids != NOWHERE
             source[ids[real]] = place.tile
-            start[ids[real]] = place.offset + np.flatnonzero(real)
-        wanted = list(zip(self.to, _ids(self.array, self.to), strict=True))
-        wanted.sort(key=lambda item: (item[0].tile, item[0].offset))
+            start[ids[real]] = place.offset // size + np.flatnonzero(real)
+        wanted = sorted(self._wanted, key=lambda item: (item[0].tile, item[0].offset))
         ids = np.concatenate([i[i != NOWHERE] for _, i in wanted])
         target = np.concatenate([np.full(int((i != NOWHERE).sum()), p.tile) for p, i in wanted])
-        to = np.concatenate([p.offset + np.flatnonzero(i != NOWHERE) for p, i in wanted])
+        to = np.concatenate([p.offset // size + np.flatnonzero(i != NOWHERE) for p, i in wanted])
         source, start = source[ids], start[ids]
         breaks = (np.diff(target) != 0) | (np.diff(source) != 0) | (np.diff(to) != 1) | (np.diff(start) != 1)
         first = np.concatenate([[0], np.flatnonzero(breaks) + 1])
-        count = np.diff(np.concatenate([first, [len(ids)]]))
-        return Runs(source[first], start[first], target[first], to[first], count)
+        length = np.diff(np.concatenate([first, [len(ids)]]))
+        return Runs(source[first], start[first] * size, target[first], to[first] * size, length * size)
 
     @property
     def misaligned(self) -> bool:
@@ -150,11 +166,18 @@ def _place(placement: Placement) -> tuple[object, ...]:
     return placement.tile, placement.offset, placement.start, placement.shape, placement.first, placement.elements
 
 
-def _ids(array: ArrayPlan, placements: Sequence[Placement]) -> Iterator[Numbers]:
-    """For each placement the row-major numbers of its elements in the array; `NOWHERE` for padding."""
-    numbers = np.arange(array.access.tensor.elements).reshape(array.digits).transpose(array.order)
-    whole = np.full(stored(array), NOWHERE)
+def _ids(array: ArrayPlan, placements: Sequence[Placement], granule: int) -> Iterator[Numbers]:
+    """For each placement the row-major numbers of its granules in the array; `NOWHERE` for padding."""
+    digits, extents = list(array.digits), list(stored(array))
+    if granule > 1:
+        digits[array.order[-1]] //= granule
+        extents[-1] //= granule
+    numbers = np.arange(math.prod(digits)).reshape(digits).transpose(array.order)
+    whole = np.full(extents, NOWHERE)
     whole[tuple([slice(0, n) for n in numbers.shape])] = numbers
     for place in placements:
-        box = whole[tuple([slice(s, s + n) for s, n in zip(place.start, place.shape, strict=True)])]
-        yield box.reshape(-1)[place.first : place.first + place.elements]
+        low, size = list(place.start), list(place.shape)
+        if granule > 1:
+            low[-1], size[-1] = low[-1] // granule, size[-1] // granule
+        box = whole[tuple([slice(s, s + n) for s, n in zip(low, size, strict=True)])]
+        yield box.reshape(-1)[place.first // granule : (place.first + place.elements) // granule]
