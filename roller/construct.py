@@ -126,6 +126,8 @@ def construct_stage(
     def rate(search: Search, program: StageProgram) -> float:
         rating = search.model.estimate(program)
         if math.isinf(rating.seconds):
+            if program.parallel:  # others are tried as well
+                search.refusals[rating.bound_by] += 1
             return rating.seconds
         order = rating.seconds, search.fit.touched_bytes(program.inner), program.tiles
         pool.setdefault((search.nest.dims, *program.key), (order, (program, rating)))
@@ -187,14 +189,16 @@ def _small(search: Search) -> Iterator[Estimate]:
 
 
 def _reason(every: list[Search], refused: Mapping[str, int]) -> str:
-    """What the device's own model says against small tiles, by the rule that refused most; of several that lack memory, against the
-    one that lacks least. Nothing without such a model.
+    """What the device's own model says against small tiles: against the one that lacks least memory, as only room is missing there;
+    else by the rule that refused most. Nothing without such a model.
     """
     if not every or every[0].model.parameters.own_model is None:
         return ""
     said = [found for search in every for found in _small(search) if found.reason]
-    rule = max((found.bound_by for found in said), key=lambda name: refused.get(name, 0), default=None)
-    return min([f for f in said if f.bound_by == rule], key=lambda f: f.short_bytes).reason if said else ""
+    short = min((found for found in said if found.short_bytes), key=lambda found: found.short_bytes, default=None)
+    most = max(said, key=lambda found: refused.get(found.bound_by, 0), default=None)
+    best = short or most
+    return best.reason if best is not None else ""
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def _line(search: Search, unit: tuple[int, ...], dim: int, every: list[int]) -> 
     """Extents of a dimension worth looking at: those that make one, two or three whole rounds of all units, then the nearest."""
     extent, units = search.nest.extents[dim], search.spec.unit.count
     others = search.fit.tiles((*unit[:dim], extent, *unit[dim + 1 :]))
-    rounds = [-(-extent // max(1, units * number // others)) for number in (1, 2, 3)]
+    rounds = [-(-extent // max(1, units * number // max(others, 1))) for number in (1, 2, 3)]
     whole = [every[min(bisect_left(every, size), len(every) - 1)] for size in rounds]
     nearest = sorted(every, key=lambda e: abs(math.log(e / unit[dim])))[:LINE]
     return list(dict.fromkeys([*whole, *nearest]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roller.plugin import ELEMENT_BYTES, HardwareSpec, Multiple, Stage, TensorExpr, nests
+from roller.plugin import ELEMENT_BYTES, Cast, HardwareSpec, Load, Multiple, Nest, Scalar, Stage, TensorExpr, nests
 from roller_ipu_sim.plan import GRAIN_BYTES, in_words
 
 TILE_LEVEL = 1  # a tile's own memory
@@ -21,12 +21,11 @@ def tile_multiples(spec: HardwareSpec, expr: TensorExpr, level: int) -> dict[str
 
 def _steps(spec: HardwareSpec, expr: TensorExpr, stage: Stage) -> dict[str, int]:
     """Elements of a grain along dimensions that come last in some array, 1 along others; whole arrays are padded to grains. In sums
-    of products instructions say which dimension comes last, and atoms how many elements of it go together, unless all are scalar.
+    of products that the matrix unit computes it says which dimension comes last, and how many elements of it go together.
     """
     found = {}
-    wide = any(atom.kind != "scalar" and atom.acc_dtype == stage.body.dtype for atom in spec.atoms)
     for nest in nests(stage, expr.tensors, spec.spread):
-        product = wide and len(nest.factors) == 2 and bool(nest.reduce)
+        product = _multiplied(spec, nest)
         for place, dim in enumerate(nest.dims):
             if product and not any(in_words(nest, a) == place for a in nest.accesses):
                 found[dim.name] = 1
@@ -36,3 +35,29 @@ def _steps(spec: HardwareSpec, expr: TensorExpr, stage: Stage) -> dict[str, int]
             step = max([GRAIN_BYTES // size for size in sizes], default=1)
             found[dim.name] = max(1, step)
     return found
+
+
+def _multiplied(spec: HardwareSpec, nest: Nest) -> bool:
+    """True if the matrix unit can compute a nest: a sum of products of array elements in one of its types, with columns."""
+    if len(nest.factors) != 2 or not all(map(_bare, nest.factors)):
+        return False
+    types = {a.tensor.dtype for a in nest.inputs}
+    if not any(a.kind == "matrix" and {a.in_dtype} == types and a.acc_dtype == nest.stage.body.dtype for a in spec.atoms):
+        return False
+    first, second = nest.factor_touches(0), nest.factor_touches(1)
+    alone = [_alone(nest, d) for d in range(len(nest.dims))]
+    columns = any(alone[d] and first[d] != second[d] for d in nest.spatial)
+    return columns and any(alone[d] and first[d] and second[d] for d in nest.reduce)
+
+
+def _alone(nest: Nest, dim: int) -> bool:
+    """True if a dimension walks one of each array that depends on it, and nothing else does: no window, no groups."""
+    axes = {axis.name for axis in nest.dims[dim].members}
+    every = [index for access in nest.accesses for index in access.index]
+    touching = [index for index in every if {name for name, _ in index.terms} & axes]
+    return all(len(index.terms) == 1 and not index.offset for index in touching)
+
+
+def _bare(factor: Scalar) -> bool:
+    """True if a factor is an element of an array, as it is or widened."""
+    return isinstance(factor.value if isinstance(factor, Cast) else factor, Load)
