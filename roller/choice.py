@@ -276,11 +276,16 @@ def in_turn(search: Search, program: StageProgram) -> Iterator[StageProgram]:
             yield from cut(search, replace(program, orders=(order, *program.orders[1:])), dim, share)
 
 
+def _parts(search: Search, unit: tuple[int, ...]) -> int:
+    """Parts of each result where every tile of the reductions is one: those of all dimensions, not only of the one that was cut."""
+    return math.prod([-(-search.nest.extents[d] // unit[d]) for d in search.nest.reduce])
+
+
 def _in_one_step(search: Search, program: StageProgram, dim: int, share: int) -> Iterator[StageProgram]:
     tiles = ((*program.unit_tile[:dim], share, *program.unit_tile[dim + 1 :]), *program.tiles[1:])
     rules = (search.levels, 0, tiles[0], tiles[1], search.mapping, search.atom)
     if search.fit.fits(*rules):
-        yield replace(program, tiles=tiles, split=-(-search.nest.extents[dim] // share))
+        yield replace(program, tiles=tiles, split=_parts(search, tiles[0]))
 
 
 def cut(search: Search, program: StageProgram, dim: int, share: int) -> Iterator[StageProgram]:
@@ -309,4 +314,4 @@ def cut(search: Search, program: StageProgram, dim: int, share: int) -> Iterator
     legal = search.fit.legal(levels, len(levels) - 2, tiles[-2], inner, search.mapping, search.atom) if len(tiles) > 1 else None
     if trips > 1 and legal is None:
         staged = _padded(search, levels, tiles, program.staged) if managed else program.staged
-        yield replace(program, tiles=tiles, split=trips, staged=staged)
+        yield replace(program, tiles=tiles, split=_parts(search, unit), staged=staged)

@@ -46,11 +46,22 @@ def test_a_sample_is_right(part: int) -> None:
         EmulatedCase("reduce of truths", "min over all", "bool", "ragged"),
         EmulatedCase("max_pool2d", "stride 1, same", "bool", "ragged"),
         EmulatedCase("movement", "reversed", "float16", "one"),  # a vector atom alone computes in float16
+        EmulatedCase("max_pool2d", "stride 1, same", "bfloat16", "prime"),  # TVM prints an infinite bfloat16 as "inff"
+        EmulatedCase("reduce", "sum over two", "float64", "ragged"),  # parts along two dimensions, room for those of one
     ],
     ids=lambda case: case.id,
 )
 def test_what_was_wrong_once_is_right(case: EmulatedCase) -> None:
-    assert emulating.ran(case, "a100")[1:] == ("right", "f16x2" if case.dtype == "float16" else "i32", "")
+    atom = {"float16": "f16x2", "bfloat16": "f32", "float64": "f64"}.get(case.dtype, "i32")
+    assert emulating.ran(case, "a100")[1:] == ("right", atom, "")
+
+
+@needs_compiler
+@needs_cxx
+def test_wide_pieces_keep_their_places_where_these_are_swizzled() -> None:
+    """Sixteen bytes become sixteen halves: two pieces of a swizzled panel, which do not lie one behind the other."""
+    found = emulating.ran(EmulatedCase("more and matmul", "of bytes", "float16", "aligned"), "h100")
+    assert found[1] == "right" and "wgmma" in found[2]
 
 
 @needs_compiler

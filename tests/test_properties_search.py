@@ -22,12 +22,13 @@ from hypothesis import strategies as st
 
 from roller import ops
 from roller.align import Rules
-from roller.catalog import load_spec
+from roller.catalog import find_spec, load_spec
 from roller.cost import Model
 from roller.errors import ConstructionError
 from roller.expr import TensorExpr
 from roller.fit import Fit
 from roller.frozen import FrozenMap
+from roller.fusion import fuse
 from roller.hardware import HardwareSpec
 from roller.nest import variants
 from roller.program import StageProgram
@@ -357,3 +358,15 @@ def test_the_answer_for_the_invented_accelerator_is_written_down(update_golden: 
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
     assert file.read_text() == text
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 40), st.integers(1, 40))
+def test_a_cut_reduction_has_as_many_parts_as_its_loops_say(rows: int, outer: int, inner: int) -> None:
+    """Room for partial results is made for `split` of them: loops over units along several dimensions multiply."""
+    for chip in (("cuda", "v100"), ("cpu", "zen5")):
+        expr = fuse(ops.expression(ops.reduce_sum(ops.tensor((outer, rows, inner), name="x"), (0, 2))))
+        for candidate in constructed(expr, find_spec(*chip), 5):
+            (program,) = candidate.program.stages
+            loops = [lp.trips for lp in program.loops if lp.over == "units" and program.nest.dims[lp.dim].is_reduce]
+            assert math.prod(loops) == program.split or not program.parallel

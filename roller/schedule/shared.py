@@ -262,12 +262,13 @@ class Filling:
     def _stores(self, names: dict[int, Expr], source: Buffer, at: Position, slot: Position) -> list[Stmt]:
         """The values side by side in the panel, or one in each row."""
         panel, together = self.panel, self._together()
-        apart = panel.steps[self.wide] if self.wide is not None else 1
-        target = self.panel.place(names, slot)
-        return [
-            store(panel.buffer, load(source, ramp(plus(at, n), 1, together)), ramp(plus(target, n * apart), 1, together))
-            for n in range(0, self.width, together)
-        ]
+        found = []
+        for n in range(0, self.width, together):
+            # Asked of the panel for each piece: where places are swizzled, the next piece does not lie behind this one.
+            moved = {**names, self.wide: plus(names[self.wide], n)} if n and self.wide is not None else names
+            values = load(source, ramp(plus(at, n), 1, together))
+            found.append(store(panel.buffer, values, ramp(self.panel.place(moved, slot), 1, together)))
+        return found
 
     def _together(self) -> int:
         """Values that lie side by side in the panel, as many as one access may store."""

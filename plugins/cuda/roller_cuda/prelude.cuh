@@ -4,6 +4,7 @@ template <class T> __device__ __forceinline__ T roller_min(T a, T b) { return a 
 #define max roller_max
 #define min roller_min
 #define CUDART_INF_F __int_as_float(0x7f800000)
+#define inff CUDART_INF_F  // how an infinite bfloat16 constant is printed
 #define CUDART_NAN_F __int_as_float(0x7fffffff)
 #define CUDART_INF __longlong_as_double(0x7ff0000000000000)
 #define CUDART_NAN __longlong_as_double(0xfff8000000000000)
