@@ -16,10 +16,9 @@ from __future__ import annotations
 import gc
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import NamedTuple
 
 from roller.align import Rules
@@ -28,7 +27,8 @@ from roller.copying import panel_room
 from roller.errors import ConstructionError
 from roller.estimate import Estimate, combine_estimates
 from roller.expr import TensorExpr
-from roller.grow import extents_at, grow, least_tile, tiles_at
+from roller.feasible import hopeless, reason_of
+from roller.grow import extents_at, grow, tiles_at
 from roller.hardware import HardwareSpec
 from roller.nest import Nest, Tile, variants
 from roller.program import RProgram, StageProgram, Staging, panel_element_bytes
@@ -120,7 +120,7 @@ def construct_stage(
 ) -> list[Rated]:
     """The best programs for one stage over its nest variants."""
     every = searches(nests, spec, rules, parameters, constants)
-    found = [s for s in every if not _hopeless(s)]
+    found = [s for s in every if not hopeless(s)]
     pool: dict[tuple[object, ...], _Pooled] = {}
 
     def rate(search: Search, program: StageProgram) -> float:
@@ -142,8 +142,12 @@ def construct_stage(
         for choice in refined(begun.search, begun.program):
             rate(begun.search, choice)
     if not pool:
-        refused = dict(every[0].refusals) if every else {f"no unit computes in {nests[0].stage.body.dtype}": 1}
-        reason = _reason(every, refused)
+        if not every:
+            stage, known = nests[0].stage, ", ".join(sorted({a.acc_dtype for a in rules.atoms}))
+            said = f"{spec.device}:{spec.chip} does not compute in {stage.body.dtype}, as {stage.name!r} would"
+            raise ConstructionError(f"{said}; it computes in {known}: cast to one of these")
+        refused = dict(every[0].refusals)
+        reason = reason_of(every, refused)
         said = f"no tile of {nests[0].stage.name!r} fits {spec.device}:{spec.chip}"
         raise ConstructionError(f"{said}: {reason}" if reason else said, refused)
     for search, program in _worth_settling(found, sorted(pool.values(), key=lambda item: item[0])):
@@ -152,53 +156,6 @@ def construct_stage(
             rate(search, choice)
     ranked = sorted(pool.values(), key=lambda item: item[0])
     return diverse([rated for _, rated in ranked], top_k)
-
-
-def _hopeless(search: Search) -> bool:
-    """True if the device's own model has no time for what is as small as can be, unless for want of room: it cannot compute so at
-    all, and its only term says why.
-    """
-    if search.model.parameters.own_model is None:
-        return False
-    found = _least(search)
-    if math.isfinite(found.seconds) or found.bound_by == search.fit.rule(search.levels, 0):
-        return False
-    search.refusals[found.bound_by] += 1
-    return True
-
-
-def _least(search: Search) -> Estimate:
-    """The better prediction of tiles as small as can be, and of such with their reductions whole."""
-    return min(islice(_small(search), 2), key=lambda e: e.seconds)
-
-
-def _small(search: Search) -> Iterator[Estimate]:
-    """Predictions for tiles from as small as can be on, their spatial extents doubled in turn; each with whole reductions, too."""
-    inner = start(search)
-    tile = list(least_tile(search, 0, inner))
-    spatial, reduce, extents = search.nest.spatial, search.nest.reduce, search.nest.extents
-    while True:
-        for dim in (None, *spatial):
-            if dim is not None and tile[dim] < extents[dim]:
-                tile[dim] *= 2
-            whole = tuple([-(-extents[d] // e) * e if d in reduce and e else e for d, e in enumerate(tile)])
-            for unit in (tuple(tile), whole):
-                yield search.model.estimate(program_of(search, search.levels, (unit, *[inner] * (len(search.levels) - 1))))
-        if all(tile[dim] >= extents[dim] for dim in spatial):
-            return
-
-
-def _reason(every: list[Search], refused: Mapping[str, int]) -> str:
-    """What the device's own model says against small tiles: against the one that lacks least memory, as only room is missing there;
-    else by the rule that refused most. Nothing without such a model.
-    """
-    if not every or every[0].model.parameters.own_model is None:
-        return ""
-    said = [found for search in every for found in _small(search) if found.reason]
-    short = min((found for found in said if found.short_bytes), key=lambda found: found.short_bytes, default=None)
-    most = max(said, key=lambda found: refused.get(found.bound_by, 0), default=None)
-    best = short or most
-    return best.reason if best is not None else ""
 
 
 @dataclass(frozen=True)

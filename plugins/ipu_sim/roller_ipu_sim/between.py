@@ -17,7 +17,6 @@ from roller_ipu_sim.plan import ArrayPlan, Plan
 
 Numbers = npt.NDArray[np.int64]
 
-WORD_BYTES = 4  # of the exchange
 NOWHERE = -1
 
 
@@ -102,13 +101,13 @@ class Move:
     @property
     def misaligned(self) -> bool:
         """True if a run does not begin at words."""
-        size, runs = self.array.element_bytes, self.runs
-        return size < WORD_BYTES and bool(((runs.start * size) % WORD_BYTES).any() or ((runs.to * size) % WORD_BYTES).any())
+        size, word, runs = self.array.element_bytes, self.array.word_bytes, self.runs
+        return size < word and bool(((runs.start * size) % word).any() or ((runs.to * size) % word).any())
 
     def traffic(self, tiles: int) -> tuple[Numbers, Numbers, Numbers]:
         """Words in, words out and fragments of each tile."""
         runs = self.runs
-        words = -(-runs.count * self.array.element_bytes // WORD_BYTES)
+        words = -(-runs.count * self.array.element_bytes // self.array.word_bytes)
         into, out, fragments = np.zeros((3, tiles), np.int64)
         np.add.at(into, runs.target, words)
         np.add.at(out, runs.source, words)

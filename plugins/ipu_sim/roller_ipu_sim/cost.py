@@ -23,9 +23,7 @@ from roller_ipu_sim.heap import Memory, placed
 from roller_ipu_sim.machine import Machine, machine
 from roller_ipu_sim.plan import ArrayPlan, Plan, plan_of, uneven
 from roller_ipu_sim.whole import Whole, whole_of
-from roller_ipu_sim.windows import Traffic, Windows, traffic
-
-WORD_BYTES = 4  # of the exchange
+from roller_ipu_sim.windows import Traffic, Windows, places_on, traffic
 
 
 @dataclass(frozen=True)
@@ -123,14 +121,14 @@ class Costing:
     def _partial_phase(self) -> int:
         """Cycles of handing out parts of results: each tile of those that share results gets a piece of all of them."""
         pieces = work.pieces(self.plan)
-        words = -(-pieces.most * pieces.element_bytes // WORD_BYTES)
-        every = -(-pieces.elements * pieces.element_bytes // WORD_BYTES)
+        words = -(-pieces.most * pieces.element_bytes // self.machine.exchange.word_bytes)
+        every = -(-pieces.elements * pieces.element_bytes // self.machine.exchange.word_bytes)
         return cycles.exchanged(self.machine, self.plan.parts * words, every, self.plan.parts + pieces.count)
 
 
 def _handed(array: ArrayPlan) -> Traffic:
     """Parts handed on: every tile gives its part to one neighbour and gets another's."""
-    words = array.elements * array.element_bytes // WORD_BYTES
+    words = array.elements * array.element_bytes // array.word_bytes
     return Traffic(words, words, 2)
 
 
@@ -138,18 +136,13 @@ def _shared(array: ArrayPlan) -> Traffic:
     """A plain array: each tile's share of a block goes to all that need the block. A tile's own share lies in its box from the
     beginning where that is the only box; else it comes like the others.
     """
-    kept, total = int(array.kept), -(-array.elements * array.element_bytes // WORD_BYTES)
+    kept, total = int(array.kept), -(-array.elements * array.element_bytes // array.word_bytes)
     if array.elements == array.share * array.sharers:  # all keep as much
-        own_words = -(-array.share * array.element_bytes // WORD_BYTES)
+        own_words = -(-array.share * array.element_bytes // array.word_bytes)
         return Traffic(total - kept * own_words, own_words, array.holders - kept + 1)
-    index = np.zeros((1,) * len(array.grid.loops), np.int64)
-    for axis, lp in enumerate(array.grid.loops):
-        if not array.touches(lp.dim):
-            shape = [1] * len(array.grid.loops)
-            shape[axis] = lp.parts
-            index = index * lp.parts + np.arange(lp.parts).reshape(shape)
+    index = places_on(array.grid, [axis for axis, lp in enumerate(array.grid.loops) if not array.touches(lp.dim)])
     own = np.clip(array.elements - index * array.share, 0, array.share)
-    words = -(-own * array.element_bytes // WORD_BYTES)
+    words = -(-own * array.element_bytes // array.word_bytes)
     holds = (own > 0).astype(np.int64)
     return Traffic(total - kept * words, words, array.holders - kept * holds + holds)
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller_ipu_sim.machine import Machine
-
-WORD_BYTES = 8  # buffers begin at multiples of the widest plain access
+from roller_ipu_sim.plan import GRAIN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +67,12 @@ class _Heap:
         pair = memory.interleave * memory.element_bytes  # an element of the interleaved region
         found = {}
         for wish in sorted(wishes, key=lambda w: (not w.interleaved, not w.apart)):
-            at = _up(self.low, memory.element_bytes if wish.apart else WORD_BYTES)
+            at = _up(self.low, memory.element_bytes if wish.apart else GRAIN_BYTES)
             if at + wish.nbytes <= start and not (wish.interleaved and self.machine.placing.interleaved):
                 found[wish.name], self.low = at, at + wish.nbytes
                 self.low = _up(self.low, memory.element_bytes) if wish.apart else self.low
                 continue
-            at = _up(self.high - start, pair if wish.apart else WORD_BYTES) + start
+            at = _up(self.high - start, pair if wish.apart else GRAIN_BYTES) + start
             found[wish.name], self.high = at, at + wish.nbytes
             self.high = _up(self.high - start, pair) + start if wish.apart else self.high
         return found

@@ -7,7 +7,7 @@ from roller_ipu_sim.heap import Memory
 from roller_ipu_sim.machine import TILE_MEMORY
 from roller_ipu_sim.plan import GRAIN_BYTES, ArrayPlan, Plan
 from roller_ipu_sim.windows import dims_apart
-from roller_ipu_sim.work import WORD_BYTES, operands
+from roller_ipu_sim.work import operands
 
 TYPES = frozenset({"float32", "float16", "int32", "int16", "int8", "uint8", "bool"})  # of arrays and of what is computed
 CAPACITY = f"{TILE_MEMORY} capacity"  # as the engine calls it
@@ -69,7 +69,7 @@ def _uneven(array: ArrayPlan, written: bool) -> tuple[str, str] | None:
         return None
     if not dims_apart(array):
         return "dimensions apart", f"one loop walks two dimensions of {name}"
-    if last is not None and array.element_bytes < WORD_BYTES and not ends:
+    if last is not None and array.element_bytes < array.word_bytes and not ends:
         return "exchange words", f"rows of {name} would not begin at words"
     return None
 

@@ -62,6 +62,7 @@ class ArrayPlan:
     nest: Nest
     tile: tuple[int, ...]  # the unit tile
     placing: bool  # parts may lie in place from the beginning
+    word_bytes: int  # of the exchange
     shifts: bool = False  # parts are handed on from tile to tile round a ring
     prefix: str = ""  # of its buffers
     alias: str | None = None  # the buffer in which an earlier stage leaves it just as it is wanted
@@ -179,7 +180,7 @@ class ArrayPlan:
         return -(-self.elements // self.share)
 
 
-def array_plan(program: StageProgram, number: int, grid: Grid, last: int | None, placing: bool, prefix: str) -> ArrayPlan | None:
+def array_plan(program: StageProgram, number: int, grid: Grid, last: int | None, chip: Machine, prefix: str) -> ArrayPlan | None:
     """Array `number` of the nest, stored with the dimension that walks `last` of the nest as its innermost one; None where an
     index is no sum of the nest's dimensions.
     """
@@ -194,7 +195,19 @@ def array_plan(program: StageProgram, number: int, grid: Grid, last: int | None,
     if box:
         grain = max(1, GRAIN_BYTES // ELEMENT_BYTES[access.tensor.dtype])
         box[-1] = -(-box[-1] // grain) * grain
-    return ArrayPlan(access, number, order, tuple(box), grid, nest, tile, placing, _shifts(program, access), prefix)
+    return ArrayPlan(
+        access,
+        number,
+        order,
+        tuple(box),
+        grid,
+        nest,
+        tile,
+        chip.placing.in_place,
+        chip.exchange.word_bytes,
+        _shifts(program, access),
+        prefix,
+    )
 
 
 def _shifts(program: StageProgram, access: Access) -> bool:
@@ -323,7 +336,7 @@ def plan_of(program: StageProgram, chip: Machine, prefix: str = "") -> Plan | No
     """The plan of a program on a chip; None where an array's index is more than tiles can be cut from."""
     nest, grid = program.nest, grid_of(program, chip.tiles)
     first = len(nest.inputs)
-    found = [array_plan(program, n, grid, _last(program, n), chip.placing.in_place, prefix) for n in range(len(nest.accesses))]
+    found = [array_plan(program, n, grid, _last(program, n), chip, prefix) for n in range(len(nest.accesses))]
     arrays = [plan for plan in found if plan is not None]
     if len(arrays) != len(found):
         return None

@@ -8,6 +8,7 @@ row: every row of the last dimension, from every interval that it lies in, is a 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -15,12 +16,11 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from roller_ipu_sim.grid import Grid
 from roller_ipu_sim.plan import ArrayDim, ArrayPlan
 
 Counts = npt.NDArray[np.int64]
 Part = tuple[Counts, Counts, Counts, Counts]
-
-WORD_BYTES = 4  # of the exchange
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def traffic(windows: Windows, trips: tuple[int, ...]) -> Traffic:
 def _part(windows: Windows, place: int, trips: tuple[int, ...]) -> Part:
     kept, last = windows.intervals(place), place == len(windows.array.dims) - 1
     common = _overlap(kept, windows.lows(place, trips), windows.reach(place))  # [interval, *grid]
-    words = -(-common * windows.array.element_bytes // WORD_BYTES) if last else common
+    words = -(-common * windows.array.element_bytes // windows.array.word_bytes) if last else common
     runs = (common > 0).astype(np.int64) if last else common
     once = tuple(range(1, common.ndim))
     left = [_at_home(windows, place, kept, n.sum(axis=once)) for n in (words, runs)]
@@ -208,12 +208,16 @@ def _at_home(windows: Windows, place: int, kept: list[Interval], sums: Counts) -
 def share_index(windows: Windows) -> Counts:
     """Which share of its block each tile keeps, over the coordinates of the grid."""
     grid = windows.array.grid
+    return places_on(grid, [axis for axis in range(len(grid.loops)) if axis not in windows.owners])
+
+
+def places_on(grid: Grid, axes: Sequence[int]) -> Counts:
+    """The number of each tile among those that differ from it only on these axes, over the coordinates of the grid."""
     index = np.zeros((1,) * len(grid.loops), np.int64)
-    for axis, lp in enumerate(grid.loops):
-        if axis not in windows.owners:
-            shape = [1] * len(grid.loops)
-            shape[axis] = lp.parts
-            index = index * lp.parts + np.arange(lp.parts).reshape(shape)
+    for axis in axes:
+        shape = [1] * len(grid.loops)
+        shape[axis] = grid.loops[axis].parts
+        index = index * grid.loops[axis].parts + np.arange(grid.loops[axis].parts).reshape(shape)
     return index
 
 
@@ -223,4 +227,4 @@ def dims_apart(array: ArrayPlan) -> bool:
     return len(walked) == len(set(walked))
 
 
-__all__ = ["ArrayDim", "Interval", "Traffic", "Windows", "dims_apart", "positions", "share_index", "traffic"]
+__all__ = ["ArrayDim", "Interval", "Traffic", "Windows", "dims_apart", "places_on", "positions", "share_index", "traffic"]

@@ -13,7 +13,6 @@ from roller_ipu_sim.heap import Memory, Wish
 from roller_ipu_sim.plan import GRAIN_BYTES, ArrayPlan, Plan
 from roller_ipu_sim.windows import Windows
 
-WORD_BYTES = 4  # of the exchange
 FOLDS = {"sum": "add", "max": "max", "min": "min", "prod": "mul"}
 
 
