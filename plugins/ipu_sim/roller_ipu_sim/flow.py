@@ -101,6 +101,7 @@ class _Marks:
         self.row = -(-buffer.elements // granule)
         self.rows = len(numbers(buffer.tiles))
         self.full = False
+        self.known: set[Region] = set()  # regions that were seen to be marked
         self.marks: Array = np.zeros(self.rows * self.row, dtype=np.bool_)
 
     def at(self, box: Box) -> Array:
@@ -228,7 +229,11 @@ class _Step:
 
     def _has(self, place: Region) -> bool:
         marks = self._marks(place.box.buffer, self._written)
-        return marks.full or bool(marks.of(place).all())
+        if not marks.full and place not in marks.known:
+            if not marks.of(place).all():
+                return False
+            marks.known.add(place)
+        return True
 
     def _peace(self, reads: Sequence[Region], writes: Sequence[_Writing]) -> bool:
         """True if an exchange writes nothing twice, and nothing that it sends."""
