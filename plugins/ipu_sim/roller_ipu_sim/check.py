@@ -123,9 +123,9 @@ def _check_family(where: str, send: Send, tiles: int, known: set[Ranges]) -> Non
     """Refuse a family of which some send has a sender or receivers that are not there."""
     low, high = reach(send.tile, [(loop[0], loop[1]) for loop in send.loops])
     by_low, by_high = reach(0, [(loop[0], loop[3]) for loop in send.loops])
-    ends = numbers(send.to.tiles)
-    there = low >= 0 and high < tiles and int(ends.min()) + by_low >= 0 and int(ends.max()) + by_high < tiles
-    if there and len(np.unique(ends)) == len(ends) and (not send.others or len(ends) > 1):
+    first, last = min([n for n, _, _ in send.to.tiles]), max([n + (count - 1) * step for n, count, step in send.to.tiles])
+    if low >= 0 and high < tiles and first + by_low >= 0 and last + by_high < tiles and (not send.others or last > first):
+        _check_tiles(where, send.to.tiles, tiles, known)
         return
     for index, one in zip(indices(send.loops), each_send(send), strict=True):
         _check_ends(f"{where}, repetition {list(index)}" if send.loops else where, one, tiles, known)

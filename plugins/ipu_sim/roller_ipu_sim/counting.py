@@ -191,8 +191,8 @@ class _Exchanges:
 
     def _ends(self, send: Send) -> tuple[Array, Array]:
         """How often each tile sends in a family, and how often it receives."""
-        senders = self._times(sums(send.tile, [(loop[0], loop[1]) for loop in send.loops]))
-        still = math.prod([loop[0] for loop in send.loops if not loop[3]])  # receivers stay the same
+        idle, still = (math.prod([loop[0] for loop in send.loops if not loop[column]]) for column in (1, 3))
+        senders = self._times(sums(send.tile, [(loop[0], loop[1]) for loop in send.loops if loop[1]])) * idle
         moved = sums(0, [(loop[0], loop[3]) for loop in send.loops if loop[3]])
         receivers = self._times((numbers(send.to.tiles)[:, None] + moved).reshape(-1)) * still
         if send.others:

@@ -77,7 +77,7 @@ class Access(NamedTuple):
             return True
         if self.reads != self.writes or any(loop[2] != loop[4] for loop in self.loops):
             return False
-        apart = sums(self.readers[0][0], [(loop[0], loop[1] - loop[3]) for loop in self.loops])
+        apart = sums(self.readers[0][0], [(loop[0], loop[1] - loop[3]) for loop in self.loops if loop[1] != loop[3]])
         return bool(np.isin(apart, numbers(self.writers)).all())
 
 

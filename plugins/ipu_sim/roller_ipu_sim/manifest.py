@@ -54,6 +54,7 @@ __all__ = [
 ]
 
 VERSION: Literal[2] = 2
+LOOPS_MAX = 24  # of a family: with the extents of a box as many dimensions as an array has at most
 
 Dtype = Literal["float32", "float16", "bfloat16", "int32", "int16", "int8", "uint8", "bool"]
 
@@ -117,7 +118,7 @@ class Placement(_Model):
     first: Count = 0
     count: Extent | None = None
     strides: tuple[Extent, ...] | None = None
-    loops: tuple[PlaceLoop, ...] = ()
+    loops: Annotated[tuple[PlaceLoop, ...], Field(max_length=LOOPS_MAX)] = ()
 
     @property
     def elements(self) -> int:
@@ -265,7 +266,7 @@ class Send(_Model):
     strides: tuple[Count, ...]
     to_strides: tuple[Count, ...]
     others: bool = False
-    loops: tuple[SendLoop, ...] = ()
+    loops: Annotated[tuple[SendLoop, ...], Field(max_length=LOOPS_MAX)] = ()
 
 
 class Step(_Model):
