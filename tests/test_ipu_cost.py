@@ -12,6 +12,9 @@ import roller
 from roller import ops
 from roller.errors import ConstructionError, ExpressionError
 from roller.fusion import fuse
+from roller.nest import variants
+from roller.program import RProgram, StageProgram, tiled_levels
+from roller.search import mappings
 
 # --- programs that no engine would choose ----------------------------------------------------------------------------
 
@@ -53,6 +56,16 @@ def any_ring(data: st.DataObject) -> None:
 
 def test_parts_handed_on_cost_what_they_take() -> None:
     random_examples(any_ring, 0, 400)
+
+
+def test_what_an_empty_reduction_gives_is_set_once_however_many_steps_it_has() -> None:
+    expr = fuse(ops.expression(ops.reduce_sum(ops.tensor((0, 12)) + ops.tensor((12,)), (0, 1))))
+    nest = next(n for n in variants(expr.stages[0], expr.tensors, BOW.spread) if len(n.dims) == 2)
+    atom, mapping = next(pair for pair in mappings(nest, BOW.atoms, BOW.spread) if pair[0].kind == "scalar")
+    levels = tiled_levels(BOW)
+    stage = StageProgram(nest, atom, mapping, levels, ((1, 4),) * len(levels), ((0, 1),) * len(levels))
+    manifest = agrees_if_legal(BOW, RProgram(expr, (stage,)), 0, True)
+    assert manifest is not None and sum(bool(step.compute) for step in manifest.steps) == 1
 
 
 @pytest.mark.long

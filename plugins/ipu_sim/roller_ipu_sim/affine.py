@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 Row = tuple[int, ...]
 
 
@@ -60,7 +62,11 @@ def spans(radices: Sequence[int], low: int, high: int) -> Iterator[tuple[tuple[i
 
 def nests(rows: Iterable[Row]) -> list[Nest]:
     """The rows, each as often as given but in another order, as few nests."""
-    return fewer([Nest(row) for row in rows])
+    given = list(rows)
+    if len(given) < 2:
+        return [Nest(row) for row in given]
+    found = min((_even(given, least) for least in (3, 2)), key=len)
+    return fewer(_alike(found)) if len(found) < len(given) else found
 
 
 def fewer(given: Sequence[Nest]) -> list[Nest]:
@@ -75,10 +81,36 @@ def fewer(given: Sequence[Nest]) -> list[Nest]:
         folded = min((_folded(found, least) for least in (3, 2)), key=len)
         if len(folded) == len(found):
             return found
-        alike: dict[object, list[Nest]] = {}
-        for nest in folded:
-            alike.setdefault(nest.loops, []).append(nest)
-        found = [nest for group in alike.values() for nest in group]
+        found = _alike(folded)
+
+
+def _alike(given: Iterable[Nest]) -> list[Nest]:
+    """Nests of equal loops together."""
+    alike: dict[object, list[Nest]] = {}
+    for nest in given:
+        alike.setdefault(nest.loops, []).append(nest)
+    return [nest for group in alike.values() for nest in group]
+
+
+def _even(rows: Sequence[Row], least: int) -> list[Nest]:
+    """What `_folded` gives of single rows: tables are long, and mostly regular."""
+    table = np.array(rows, dtype=np.int64).reshape(len(rows), -1)
+    steps = np.diff(table, axis=0)
+    breaks = np.flatnonzero((steps[1:] != steps[:-1]).any(axis=1)) + 1  # between steps that differ
+    ends = [*breaks.tolist(), len(steps)]
+    found: list[Nest] = []
+    start = place = 0
+    while start < len(rows):
+        while place < len(ends) and ends[place] <= start:
+            place += 1
+        last = ends[place] if place < len(ends) else start  # of the rows that follow one another in equal steps
+        if last - start + 1 >= least:
+            found.append(Nest(rows[start], ((last - start + 1, tuple(steps[start].tolist())),)))
+            start = last + 1
+        else:
+            found.append(Nest(rows[start]))
+            start += 1
+    return found
 
 
 def _folded(given: Sequence[Nest], least: int) -> list[Nest]:

@@ -103,8 +103,8 @@ class Move:
     @property
     def misaligned(self) -> bool:
         """True if a run does not begin at words."""
-        size, word, runs = self.array.element_bytes, self.array.word_bytes, self.runs
-        return size < word and bool(((runs.start * size) % word).any() or ((runs.to * size) % word).any())
+        size, word = self.array.element_bytes, self.array.word_bytes
+        return size < word and bool(((self.runs.start * size) % word).any() or ((self.runs.to * size) % word).any())
 
     def traffic(self, tiles: int) -> tuple[Numbers, Numbers, Numbers]:
         """Words in, words out and fragments of each tile."""

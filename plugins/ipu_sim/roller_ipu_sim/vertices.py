@@ -28,11 +28,12 @@ def computing(plan: Plan, trips: Trips) -> Iterator[VertexGroup]:
     """The vertices of one step: the same on all tiles, but for those at the end of a reduction that tiles cut, and those that are
     at different parts of one.
     """
-    if plan.empty:
-        yield _identity(plan, trips)
-        return
     serial = plan.grid.serial
     first = all(not t or lp.unit for t, lp in zip(trips, serial, strict=True))
+    if plan.empty:
+        if first:
+            yield _identity(plan, trips)
+        return
     if plan.program.atom.kind == "matrix":
         for tiles, at in _parts(plan, trips):
             yield VertexGroup(tiles=tiles, vertex=_amp(plan, at, trips[0] if trips else 0, first))
