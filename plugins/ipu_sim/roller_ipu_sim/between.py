@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from roller_ipu_sim.manifest import Send
 from roller_ipu_sim.plan import ArrayPlan, Plan
 from roller_ipu_sim.sends import sent
 
-Numbers = npt.NDArray[np.int64]
+Numbers = npt.NDArray[Any]
 
 NOWHERE = -1
 
@@ -85,15 +86,16 @@ class Move:
         """The exchange, run by run, in the order of the receivers."""
         size = self.granule
         count = self.array.access.tensor.elements // size
-        source, start = np.full(count, NOWHERE), np.zeros(count, np.int64)
+        source, start = np.full(count, NOWHERE, _kind(count)), np.zeros(count, np.int64)
         for place, ids in zip(self.from_, _ids(self.made.output, self.from_, size), strict=True):
-            real = ids != NOWHERE
-            source[ids[real]] = place.tile
-            start[ids[real]] = place.offset // size + np.flatnonzero(real)
+            numbers, at = _real(ids)
+            source[numbers] = place.tile
+            start[numbers] = at + place.offset // size
         wanted = sorted(self._wanted, key=lambda item: (item[0].tile, item[0].offset))
-        ids = np.concatenate([i[i != NOWHERE] for _, i in wanted])
-        target = np.concatenate([np.full(int((i != NOWHERE).sum()), p.tile) for p, i in wanted])
-        to = np.concatenate([p.offset // size + np.flatnonzero(i != NOWHERE) for p, i in wanted])
+        held = [(place, *_real(ids)) for place, ids in wanted]
+        ids = np.concatenate([numbers for _, numbers, _ in held])
+        target = np.repeat([place.tile for place, _, _ in held], [len(numbers) for _, numbers, _ in held])
+        to = np.concatenate([at + place.offset // size for place, _, at in held])
         source, start = source[ids], start[ids]
         breaks = (np.diff(target) != 0) | (np.diff(source) != 0) | (np.diff(to) != 1) | (np.diff(start) != 1)
         first = np.concatenate([[0], np.flatnonzero(breaks) + 1])
@@ -134,14 +136,25 @@ def _place(part: Part) -> tuple[object, ...]:
     return part.tile, part.offset, part.start, part.shape, part.first, part.elements
 
 
+def _real(ids: Numbers) -> tuple[Numbers, Numbers]:
+    """What of a placement is no padding: the numbers, and their places in it."""
+    real = ids != NOWHERE
+    return (ids, np.arange(len(ids))) if real.all() else (ids[real], np.flatnonzero(real))
+
+
+def _kind(count: int) -> type[np.signedinteger[Any]]:
+    """A type that holds so many numbers: half as much memory where that is enough."""
+    return np.int32 if count < 2**31 else np.int64
+
+
 def _ids(array: ArrayPlan, placements: Sequence[Part], granule: int) -> Iterator[Numbers]:
     """For each placement the row-major numbers of its granules in the array; `NOWHERE` for padding."""
     digits, extents = list(array.digits), list(stored(array))
     if granule > 1:
         digits[array.order[-1]] //= granule
         extents[-1] //= granule
-    numbers = np.arange(math.prod(digits)).reshape(digits).transpose(array.order)
-    whole = np.full(extents, NOWHERE)
+    numbers = np.arange(math.prod(digits), dtype=_kind(math.prod(digits))).reshape(digits).transpose(array.order)
+    whole = np.full(extents, NOWHERE, numbers.dtype)
     whole[tuple([slice(0, n) for n in numbers.shape])] = numbers
     for place in placements:
         low, size = list(place.start), list(place.shape)

@@ -113,11 +113,6 @@ def box_number(array: ArrayPlan, trips: Trips) -> int:
     return found
 
 
-def box_trips(array: ArrayPlan) -> Iterator[Trips]:
-    """The serial loops' trips for each of an array's boxes, in the order of their numbers; loops that do not matter are at 0."""
-    return itertools.product(*[range(lp.trips) if array.touches(lp.dim) else (0,) for lp in array.grid.serial])
-
-
 def starts(array: ArrayPlan, coords: Coords, trips: Trips) -> tuple[int, ...]:
     """Where a tile's box begins along each stored dimension."""
     grid = array.grid
