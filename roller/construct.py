@@ -82,7 +82,7 @@ def construct(
     for rank in range(count):
         chosen = [found[min(rank, len(found) - 1)] for found in per_stage]
         program = RProgram(expr, tuple(p for p, _ in chosen))
-        own = parameters.own_model(program) if parameters.own_model is not None and len(chosen) > 1 else None
+        own = parameters.own_model(program, math.inf) if parameters.own_model is not None and len(chosen) > 1 else None
         candidates.append(Candidate(program, own or combine_estimates([e for _, e in chosen])))
     return sorted(candidates, key=lambda c: c.estimate.seconds)
 
