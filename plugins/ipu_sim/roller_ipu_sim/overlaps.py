@@ -35,8 +35,8 @@ class Line(NamedTuple):
 @dataclass(frozen=True, slots=True, eq=False)
 class Overlap:
     """Words and rows that arrive at each tile, by its place on the axes; that leave it, by part and share. Of a dimension that is
-    not the last one both are positions. `most_in`, `most_out`: the most words. `rows`: of tiles that are nowhere exceeded in both, the
-    rows that arrive and leave, whatever their share is. Two of the same `key` are alike.
+    not the last one both are positions. `most_in`, `most_out`: the most words. `rows`: the rows that arrive at and leave tiles that
+    no other exceeds in both, whatever their shares are. Two of the same `key` are alike.
     """
 
     words_in: Counts
