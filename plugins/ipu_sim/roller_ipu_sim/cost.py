@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from roller.plugin import Estimate, HardwareSpec, RProgram, StageProgram
+from roller.plugin import ComputeAtom, Estimate, HardwareSpec, Nest, RProgram, StageProgram
 from roller_ipu_sim import cycles, limits, work
 from roller_ipu_sim.between import Move
 from roller_ipu_sim.heap import Memory, placed
@@ -25,6 +25,8 @@ from roller_ipu_sim.overlaps import Overlap
 from roller_ipu_sim.plan import ArrayPlan, Plan, plan_of, uneven
 from roller_ipu_sim.whole import Whole, whole_of
 from roller_ipu_sim.windows import Traffic, Windows, fullest, places_on, traffic
+
+_Phase = tuple[int, Sequence[ArrayPlan], tuple[int, ...]]  # how often, what is brought, and how far the serial loops are
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,19 @@ class Costing:
             found["combine"] = outer * once
         finish = work.finishing(self.plan, self.spec)
         found["finish"] = outer * cycles.mapped(self.machine, finish) if finish is not None else 0
-        total = sum(found.values())
-        for phase in self._phases():
-            if total >= self.worth:
-                break
-            found["exchange"] += phase
-            total += phase
+        found["exchange"] += self._brought(self.worth - sum(found.values()))
         return found
+
+    def _brought(self, worth: float) -> int:
+        """Cycles of every exchange that brings boxes to tiles; where they are `worth` or more, at least so many of them."""
+        phases = list(self._phases())
+        least = cycles.exchanged(self.machine, 0, 0, 0)  # even one that moves nothing
+        total = least * sum([times for times, _, _ in phases])
+        for times, arrays, trips in phases:
+            if total >= worth:
+                break
+            total += times * (self._phase(arrays, trips) - least)
+        return total
 
     def _vertex(self, shape: cycles.AmpShape | cycles.MapShape) -> int:
         return _vertex(self.machine, shape)
@@ -80,12 +88,12 @@ class Costing:
     def _acc(self) -> str:
         return self.plan.nest.stage.body.dtype
 
-    def _phases(self) -> Iterator[int]:
-        """Cycles of every exchange that brings boxes to tiles: before the first step, and whenever a serial loop moves on."""
+    def _phases(self) -> Iterator[_Phase]:
+        """Every exchange that brings boxes to tiles: before the first step, and whenever a serial loop moves on."""
         brought = [a for a in self.plan.arrays if not a.in_place]
         first = [a for a in brought if not a.shifts]
         if first:
-            yield self._phase(first, (0,) * len(self.plan.grid.serial))
+            yield 1, first, (0,) * len(self.plan.grid.serial)
         before = 1
         for depth, loop in enumerate(self.plan.grid.serial):
             moving = [a for a in brought if a.depth > depth]
@@ -106,7 +114,7 @@ class Costing:
         """Cycles of exchanges in which arrays and overlaps were the same."""
         return {}
 
-    def _ticks(self, moving: list[ArrayPlan], depth: int, before: int) -> Iterator[int]:
+    def _ticks(self, moving: list[ArrayPlan], depth: int, before: int) -> Iterator[_Phase]:
         """The exchanges when a serial loop moves on, whatever the outer ones are at: all alike, but for boxes that are cut where
         the array ends.
         """
@@ -114,11 +122,11 @@ class Costing:
         trips = [lp.trips for lp in serial]
         inner = (0,) * (len(trips) - depth - 1)
         if self.plan.countless or not uneven(moving):
-            yield before * (trips[depth] - 1) * self._phase(moving, (0,) * len(trips))
+            yield before * (trips[depth] - 1), moving, (0,) * len(trips)
             return
         for outer in itertools.product(*[range(n) for n in trips[:depth]]):
             for at in range(1, trips[depth]):
-                yield self._phase(moving, (*outer, at, *inner))
+                yield 1, moving, (*outer, at, *inner)
 
     def _phase(self, arrays: Sequence[ArrayPlan], trips: tuple[int, ...]) -> int:
         overlaps = {a.number: self._windows[a.number].overlaps(trips) for a in arrays if a.number in self._windows}
@@ -185,17 +193,34 @@ def estimate(spec: HardwareSpec, program: StageProgram | RProgram, worth: float 
         return _whole(spec, program)
     chip = machine(spec)
     plan = plan_of(program, chip)
+    enough = worth * chip.clock_ghz * 1e9 + 1  # a cycle more, as seconds are rounded
+    if plan is not None and enough < math.inf and _ran_before(program):
+        least = _least(plan, chip)
+        if least >= enough:
+            return _estimate({"compute": least}, chip, plan.grid.tiles)
     refused = limits.UNREADABLE if plan is None else limits.refusal(plan, spec)
     if plan is None or refused is not None:
         return _never(refused or limits.UNREADABLE)
-    enough = worth * chip.clock_ghz * 1e9 + 1  # a cycle more, as seconds are rounded
-    least = _least(plan, chip) if worth < math.inf else 0
-    if least >= enough:
-        return _estimate({"compute": least}, chip, plan.grid.tiles)
     memory = placed([work.wishes(plan)], chip)
     if memory.excess:
         return _never(limits.full(memory), memory.excess)
+    _remember(program)
     return _estimate(Costing(plan, memory, chip, spec, enough).terms, chip, plan.grid.tiles)
+
+
+_Way = tuple[Nest, ComputeAtom, tuple[tuple[str, int], ...]]
+_ran: deque[_Way] = deque(maxlen=64)  # nests, and how they are computed, of programs that no rule was against
+
+
+def _remember(program: StageProgram) -> None:
+    if not _ran_before(program):
+        _ran.appendleft((program.nest, program.atom, program.mapping))
+
+
+def _ran_before(program: StageProgram) -> bool:
+    """True if another program computes the same in the same way and may run, so that what it computes has a known time."""
+    nest, atom, mapping = program.nest, program.atom, program.mapping
+    return any(n is nest and a is atom and m == mapping for n, a, m in tuple(_ran))
 
 
 def _least(plan: Plan, chip: Machine) -> int:
