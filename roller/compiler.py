@@ -13,7 +13,7 @@ from roller import building, serial, trial
 from roller.arrays import Wanted, admit, numpy_dtype
 from roller.chip import SpecLike, resolve
 from roller.compiled import Built, Kernel
-from roller.construct import construct
+from roller.construct import best_of, rated_stages
 from roller.devices import Device, load_device
 from roller.errors import ConstructionError, ExpressionError, KernelError
 from roller.expr import TensorExpr
@@ -149,9 +149,10 @@ def _choices(expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int, c
     if type(top_k) is not int or top_k < 1:
         raise ConstructionError(f"top_k={top_k!r} must be a positive whole number")
     rules, parameters = plugin.rules(chip, expr), plugin.cost_parameters(chip, expr)
+    rated = rated_stages(expr, chip, rules, parameters, constants)
     wanted = top_k
     while True:
-        found = construct(expr, chip, rules, parameters, wanted, constants)
+        found = best_of(expr, rated, parameters, wanted)
         refusals: Counter[str] = Counter()
         reasons: list[str] = []
         choices = []

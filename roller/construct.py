@@ -53,6 +53,9 @@ OWN_SLACK = 4.0  # … where the device has a model of its own, of which this on
 MAPPING_SLACK = 1.5  # an innermost tile predicted this much slower than the best one is not pursued
 
 
+Rated = tuple[StageProgram, Estimate]
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A program and its prediction."""
@@ -73,8 +76,20 @@ def construct(
 
     `constants` names inputs whose values are known when the kernel is built: panels of them cost nothing.
     """
+    return best_of(expr, rated_stages(expr, spec, rules, parameters, constants), parameters, top_k)
+
+
+def rated_stages(
+    expr: TensorExpr, spec: HardwareSpec, rules: Rules, parameters: CostParameters, constants: frozenset[str] = frozenset()
+) -> list[list[Rated]]:
+    """For each stage of a fused expression all programs that were rated, best first; `ConstructionError` where nothing fits."""
     with _uncollected():
-        per_stage = [construct_stage(nests, spec, rules, parameters, top_k, constants) for nests in _nests(expr, spec)]
+        return [_rated_stage(nests, spec, rules, parameters, constants) for nests in _nests(expr, spec)]
+
+
+def best_of(expr: TensorExpr, rated: list[list[Rated]], parameters: CostParameters, top_k: int) -> list[Candidate]:
+    """The `top_k` best programs for an expression, best first, from what was rated for its stages."""
+    per_stage = [diverse(programs, top_k) for programs in rated]
     count = min(top_k, max(len(found) for found in per_stage))
     if parameters.own_model is not None and len(per_stage) > 1:
         count = min(count, WHOLE)
@@ -82,7 +97,7 @@ def construct(
     for rank in range(count):
         chosen = [found[min(rank, len(found) - 1)] for found in per_stage]
         program = RProgram(expr, tuple(p for p, _ in chosen))
-        own = parameters.own_model(program) if parameters.own_model is not None and len(chosen) > 1 else None
+        own = parameters.own_model(program, math.inf) if parameters.own_model is not None and len(chosen) > 1 else None
         candidates.append(Candidate(program, own or combine_estimates([e for _, e in chosen])))
     return sorted(candidates, key=lambda c: c.estimate.seconds)
 
@@ -106,7 +121,6 @@ def _nests(expr: TensorExpr, spec: HardwareSpec) -> Iterator[tuple[Nest, ...]]:
         yield variants(stage, expr.tensors, spec.spread)
 
 
-Rated = tuple[StageProgram, Estimate]
 _Pooled = tuple[tuple[float, int, tuple[Tile, ...]], Rated]  # with what it is ranked by
 
 
@@ -119,6 +133,17 @@ def construct_stage(
     constants: frozenset[str] = frozenset(),
 ) -> list[Rated]:
     """The best programs for one stage over its nest variants."""
+    return diverse(_rated_stage(nests, spec, rules, parameters, constants), top_k)
+
+
+def _rated_stage(
+    nests: tuple[Nest, ...],
+    spec: HardwareSpec,
+    rules: Rules,
+    parameters: CostParameters,
+    constants: frozenset[str],
+) -> list[Rated]:
+    """All programs for one stage that were rated, best first."""
     every = searches(nests, spec, rules, parameters, constants)
     found = [s for s in every if not hopeless(s)]
     pool: dict[tuple[object, ...], _Pooled] = {}
@@ -154,8 +179,7 @@ def construct_stage(
         settled = settle(search, evened(search, program, EVENED), STEPS)
         for choice in (*settled, *refined(search, settled[0])):
             rate(search, choice)
-    ranked = sorted(pool.values(), key=lambda item: item[0])
-    return diverse([rated for _, rated in ranked], top_k)
+    return [rated for _, rated in sorted(pool.values(), key=lambda item: item[0])]
 
 
 @dataclass(frozen=True)

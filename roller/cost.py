@@ -58,6 +58,7 @@ class Model:
     _epilogue_slots: float = field(init=False)
     _registers: RegisterTraffic = field(init=False)
     _known: dict[tuple[object, ...], Estimate] = field(default_factory=dict)
+    _least: dict[tuple[object, ...], float] = field(default_factory=dict)  # seconds that programs take at least
     _last: tuple[StageProgram, int] | None = None
 
     def __post_init__(self) -> None:
@@ -72,8 +73,27 @@ class Model:
         found = self._known.get(program.key)
         if found is None:
             own = self.parameters.own_model
-            found = self._known[program.key] = (own(program) if own is not None else None) or self._predict(program)
+            found = self._known[program.key] = (own(program, math.inf) if own is not None else None) or self._predict(program)
         return found
+
+    def seconds_below(self, program: StageProgram, worth: float) -> float:
+        """The predicted seconds of one stage where they are fewer than `worth`, else any number from there on: a device's own model
+        need not look at all of a program to rule it out.
+        """
+        own, known = self.parameters.own_model, self._known.get(program.key)
+        if own is None or known is not None:
+            return self.estimate(program).seconds
+        least = self._least.get(program.key, 0.0)
+        if least >= worth:
+            return least
+        found = own(program, worth)
+        if found is None:
+            return self.estimate(program).seconds
+        if found.seconds < worth:
+            self._known[program.key] = found
+        else:
+            self._least[program.key] = found.seconds
+        return found.seconds
 
     def _predict(self, program: StageProgram) -> Estimate:
         walk = self.walk(program)
@@ -272,7 +292,7 @@ def estimate(
     """Predict a whole program: its stages run one after another, so their terms add up. `most_resident`: for each stage the tiles
     that a unit has room for at a time, where that is known.
     """
-    own = parameters.own_model(program) if parameters.own_model is not None and len(program.stages) > 1 else None
+    own = parameters.own_model(program, math.inf) if parameters.own_model is not None and len(program.stages) > 1 else None
     if own is not None:
         return own
     most = most_resident or [None] * len(program.stages)

@@ -7,6 +7,7 @@ caller's process, and what may do that runs through `roller.isolated`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -157,9 +158,11 @@ class Device:
         own = self._hooks.roller_estimate.get_hookimpls()
         return replace(found, own_model=OwnModel(self, spec)) if own else found
 
-    def estimate(self, spec: HardwareSpec, program: StageProgram | RProgram) -> Estimate | None:
-        """The device's own prediction for a stage's program or a whole one; None where it leaves that to the core's model."""
-        found: Estimate | None = self._ask("roller_estimate", Estimate, None, spec=spec, program=program)
+    def estimate(self, spec: HardwareSpec, program: StageProgram | RProgram, worth: float = math.inf) -> Estimate | None:
+        """The device's own prediction for a stage's program or a whole one; None where it leaves that to the core's model. `worth`:
+        seconds from which on it need not be exact.
+        """
+        found: Estimate | None = self._ask("roller_estimate", Estimate, None, spec=spec, program=program, worth=worth)
         return found
 
     def _runner(self, hook: str, artifact: Artifact, none: str | None = None) -> Contained:
@@ -201,9 +204,9 @@ class OwnModel:
     device: Device
     spec: HardwareSpec
 
-    def __call__(self, program: StageProgram | RProgram) -> Estimate | None:
-        """The prediction for a program."""
-        return self.device.estimate(self.spec, program)
+    def __call__(self, program: StageProgram | RProgram, worth: float) -> Estimate | None:
+        """The prediction for a program; from `worth` seconds on it need not be exact."""
+        return self.device.estimate(self.spec, program, worth)
 
 
 class Contained:

@@ -18,6 +18,7 @@ from roller.estimate import Estimate
 from roller.expr import ELEMENT_BYTES, FLOATS, Axis, Stage, Tensor, TensorExpr
 from roller.hardware import STORED_AS, Banks, ComputeAtom, HardwareSpec, MemoryLevel, SchedulableUnit
 from roller.hookspecs import API_VERSION, hookimpl
+from roller.host_compiler import host_compiler
 from roller.isolated import run_isolated
 from roller.kernel import Artifact, BuildOptions, KernelSource, Later, Profile, Runner
 from roller.narrow import narrowed
@@ -101,6 +102,7 @@ __all__ = [
     "expr_to_json",
     "find_spec",
     "hookimpl",
+    "host_compiler",
     "list_specs",
     "load_spec",
     "narrowed",

@@ -28,7 +28,7 @@ class CostParameters:
     `gather_slots`: issue slots to place one element that is not contiguous into a vector.
     `copy_slots`: issue slots of one load or store of a copy.
     `own_model`: rates programs of stages with all their tiles, and whole ones, instead of the core's model; what it gives no
-    estimate for, the core rates.
+    estimate for, the core rates. Its second argument: seconds from which on it need not be exact (`Model.seconds_below`).
     """
 
     tile_overhead_ns: float = 0.0
@@ -42,7 +42,7 @@ class CostParameters:
     warm: float = 0.0
     gather_slots: float = 1.0
     copy_slots: float = 1.0
-    own_model: Callable[[StageProgram | RProgram], Estimate | None] | None = None
+    own_model: Callable[[StageProgram | RProgram, float], Estimate | None] | None = None
 
 
 @dataclass

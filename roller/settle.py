@@ -41,8 +41,8 @@ def settle(search: Search, program: StageProgram, limit: int, rate: Rate | None 
     a device may lack room for these; the program itself where no step helps. At most `limit` other tiles are rated, each whole
     and with its reduction cut. `rate`: instead of the search's model.
     """
-    rate = rate or (lambda p: search.model.estimate(p).seconds)
-    best, seconds, left = program, rate(program), limit
+    below = search.model.seconds_below if rate is None else lambda p, _: rate(p)
+    best, seconds, left = program, below(program, math.inf), limit
     seen, found = {program.tiles}, {(program.inner, program.lanes): program}
     moves = _moves(search, program)
     number = failed = 0
@@ -54,7 +54,7 @@ def settle(search: Search, program: StageProgram, limit: int, rate: Rate | None 
             choices = list(with_tiles(search, best, tiles))
             left -= bool(choices)
             for choice in choices:
-                predicted = rate(choice)
+                predicted = below(choice, seconds * (1 - LEAST_GAIN))
                 if predicted < seconds * (1 - LEAST_GAIN):
                     best, seconds, taken = choice, predicted, True
                     found.pop((best.inner, best.lanes), None)

@@ -42,11 +42,11 @@ def evened(search: Search, program: StageProgram, limit: int) -> StageProgram:
             seen.add(tiles)
             left -= 1
             for choice in with_tiles(search, from_here, tiles):
-                predicted = search.model.estimate(choice).seconds
+                predicted = search.model.seconds_below(choice, seconds * (1 - LEAST_GAIN))
                 if predicted < seconds * (1 - LEAST_GAIN):
                     best, seconds, found = choice, predicted, True
         for choice in _cut_otherwise(search, best):
-            predicted = search.model.estimate(choice).seconds
+            predicted = search.model.seconds_below(choice, seconds * (1 - LEAST_GAIN))
             if predicted < seconds * (1 - LEAST_GAIN):
                 best, seconds, found = choice, predicted, True
     return best

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from roller.plugin import DeviceUnavailableError
-from roller_ipu_sim.host_check import cxx
+from roller.plugin import DeviceUnavailableError, host_compiler
+from roller_ipu_sim.host_check import PURPOSE
 from roller_ipu_sim.manifest import BYTES, Manifest
 
 Array = npt.NDArray[Any]
@@ -24,7 +24,7 @@ FIRST_ADDRESS = 65536
 
 def compiler_missing() -> str:
     try:
-        cxx()
+        host_compiler(PURPOSE)
     except DeviceUnavailableError as error:
         return str(error)
     return ""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 from hypothesis import assume, note
 from hypothesis import strategies as st
@@ -10,7 +14,10 @@ from random_operators import operators, random_examples
 
 import roller
 from roller import ops
+from roller.construct import construct
+from roller.devices import load_device
 from roller.errors import ConstructionError, ExpressionError
+from roller.estimate import Estimate
 from roller.fusion import fuse
 from roller.nest import variants
 from roller.program import RProgram, StageProgram, tiled_levels
@@ -78,6 +85,25 @@ def test_many_programs_cost_what_they_take(part: int) -> None:
 
 
 # --- programs that the engine chooses --------------------------------------------------------------------------------
+
+
+def depthwise() -> ops.SymbolicTensor:
+    return ops.depthwise_conv2d(roller.tensor((4, 12, 15, 15)), roller.tensor((12, 1, 3, 3)), stride=2)
+
+
+@pytest.mark.parametrize("build", [depthwise, lambda: ops.matmul(roller.tensor((96, 64)), roller.tensor((64, 80)))])
+def test_ratings_that_stop_early_change_no_choice(build: Callable[[], ops.SymbolicTensor]) -> None:
+    device, spec, expr = load_device("ipu_sim"), CHIPS[3], fuse(ops.expression(build()))
+    rules, parameters = device.rules(spec, expr), device.cost_parameters(spec, expr)
+    asked = []
+
+    def to_the_end(program: StageProgram | RProgram, worth: float) -> Estimate | None:
+        asked.append(worth)
+        return device.estimate(spec, program)
+
+    chosen = construct(expr, spec, rules, parameters, 10)
+    assert construct(expr, spec, rules, replace(parameters, own_model=to_the_end), 10) == chosen
+    assert any(map(math.isfinite, asked))
 
 
 SMALL = frozenset({"exchange words", "vectors", "whole grains"})  # rules that ask how elements of less than a word lie

@@ -6,22 +6,18 @@ It says whether numbers are right where there is no GPU; it is no measure of tim
 from __future__ import annotations
 
 import ctypes
-import os
 import re
-import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib import util
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from roller.plugin import Artifact, DeviceUnavailableError, LaunchError, address, aligned_empty, numpy_dtype
+from roller.plugin import Artifact, LaunchError, address, aligned_empty, host_compiler, numpy_dtype
 from roller_cuda import launching
 
 Array = npt.NDArray[Any]
@@ -122,22 +118,10 @@ def _map(described: Mapping[str, Any], array: Array) -> Array:
     return np.array([*fields, *(n for row in rows for n in (*row, *[0] * (MOST_DIMENSIONS - rank)))], np.int64)
 
 
-def cxx() -> list[str]:
-    """The command of a C++ compiler; `DeviceUnavailableError` where there is none."""
-    found = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if found is not None:
-        return [found]
-    if util.find_spec("ziglang") is not None:
-        return [sys.executable, "-m", "ziglang", "c++"]
-    raise DeviceUnavailableError(
-        "the emulator needs a C++ compiler: g++ or clang++ on PATH, its path in CXX, or pip install ziglang"
-    )
-
-
 @cache
 def _library(text: str) -> ctypes.CDLL:
     """The text compiled and loaded; the file is gone again, what is loaded stays."""
-    compiler = cxx()
+    compiler = host_compiler("the emulator needs")
     with tempfile.TemporaryDirectory(prefix="roller-cuda-") as folder:
         source, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
         source.write_text(text, encoding="utf-8")

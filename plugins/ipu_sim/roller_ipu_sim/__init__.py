@@ -51,9 +51,9 @@ def roller_tile_multiples(spec: HardwareSpec, expr: TensorExpr, level: int) -> M
 
 
 @hookimpl
-def roller_estimate(spec: HardwareSpec, program: StageProgram | RProgram) -> Estimate:
+def roller_estimate(spec: HardwareSpec, program: StageProgram | RProgram, worth: float) -> Estimate:
     """Simulated cycles, in closed form."""
-    return _module("cost").estimate(spec, program)  # type: ignore[no-any-return]
+    return _module("cost").estimate(spec, program, worth)  # type: ignore[no-any-return]
 
 
 @hookimpl

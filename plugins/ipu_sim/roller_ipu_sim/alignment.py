@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roller.plugin import ELEMENT_BYTES, Cast, HardwareSpec, Load, Multiple, Nest, Scalar, Stage, TensorExpr, nests
-from roller_ipu_sim.plan import GRAIN_BYTES, in_words
+from roller_ipu_sim.stored import GRAIN_BYTES, in_words
 
 TILE_LEVEL = 1  # a tile's own memory
 

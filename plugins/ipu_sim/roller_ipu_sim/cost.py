@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from roller.plugin import Estimate, HardwareSpec, RProgram, StageProgram
+from roller.plugin import ComputeAtom, Estimate, HardwareSpec, Nest, RProgram, StageProgram
 from roller_ipu_sim import cycles, limits, work
 from roller_ipu_sim.between import Move
 from roller_ipu_sim.heap import Memory, placed
 from roller_ipu_sim.machine import Machine, machine
+from roller_ipu_sim.overlaps import Overlap
 from roller_ipu_sim.plan import ArrayPlan, Plan, plan_of, uneven
 from roller_ipu_sim.whole import Whole, whole_of
-from roller_ipu_sim.windows import Traffic, Windows, places_on, traffic
+from roller_ipu_sim.windows import Traffic, Windows, fullest, places_on, traffic
+
+_Phase = tuple[int, Sequence[ArrayPlan], tuple[int, ...]]  # how often, what is brought, and how far the serial loops are
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,11 @@ class Costing:
     machine: Machine
     spec: HardwareSpec
 
+    worth: float = math.inf  # cycles from which on they need not be exact
+
     @cached_property
     def terms(self) -> dict[str, int]:
-        """Cycles by kind, all steps together."""
+        """Cycles by kind, all steps together; where they are `worth` or more, at least so many of them."""
         if self.plan.idle:
             return {}
         outer = math.prod([lp.trips for lp in self.plan.grid.serial if lp.unit])
@@ -47,19 +52,30 @@ class Costing:
             if self.plan.empty
             else outer * sum(times * self._vertex(shape) for times, shape in work.vertices(self.plan, inter))
         }
-        found["exchange"] = sum(self._phases())
+        found["exchange"] = outer * self._partial_phase() if self.plan.parts > 1 else 0
         if self.plan.parts > 1:
-            found["exchange"] += outer * self._partial_phase()
             shape = work.combining(self.plan, self.spec)
             pieces = work.pieces(self.plan).most
             once = cycles.reduced(self.machine, self._acc, pieces, self.plan.parts) if shape is None else self._vertex(shape)
             found["combine"] = outer * once
         finish = work.finishing(self.plan, self.spec)
         found["finish"] = outer * cycles.mapped(self.machine, finish) if finish is not None else 0
+        found["exchange"] += self._brought(self.worth - sum(found.values()))
         return found
 
+    def _brought(self, worth: float) -> int:
+        """Cycles of every exchange that brings boxes to tiles; where they are `worth` or more, at least so many of them."""
+        phases = list(self._phases())
+        least = cycles.exchanged(self.machine, 0, 0, 0)  # even one that moves nothing
+        total = least * sum([times for times, _, _ in phases])
+        for times, arrays, trips in phases:
+            if total >= worth:
+                break
+            total += times * (self._phase(arrays, trips) - least)
+        return total
+
     def _vertex(self, shape: cycles.AmpShape | cycles.MapShape) -> int:
-        return cycles.amp(self.machine, shape) if isinstance(shape, cycles.AmpShape) else cycles.mapped(self.machine, shape)
+        return _vertex(self.machine, shape)
 
     def _nothing(self) -> int:
         """Cycles of setting results to what an empty reduction gives."""
@@ -72,12 +88,12 @@ class Costing:
     def _acc(self) -> str:
         return self.plan.nest.stage.body.dtype
 
-    def _phases(self) -> Iterator[int]:
-        """Cycles of every exchange that brings boxes to tiles: before the first step, and whenever a serial loop moves on."""
+    def _phases(self) -> Iterator[_Phase]:
+        """Every exchange that brings boxes to tiles: before the first step, and whenever a serial loop moves on."""
         brought = [a for a in self.plan.arrays if not a.in_place]
         first = [a for a in brought if not a.shifts]
         if first:
-            yield self._phase(first, (0,) * len(self.plan.grid.serial))
+            yield 1, first, (0,) * len(self.plan.grid.serial)
         before = 1
         for depth, loop in enumerate(self.plan.grid.serial):
             moving = [a for a in brought if a.depth > depth]
@@ -93,7 +109,12 @@ class Costing:
     def _windows(self) -> dict[int, Windows]:
         return {a.number: Windows(a) for a in self.plan.arrays if not a.plain}
 
-    def _ticks(self, moving: list[ArrayPlan], depth: int, before: int) -> Iterator[int]:
+    @cached_property
+    def _known(self) -> dict[tuple[object, ...], int]:
+        """Cycles of exchanges in which arrays and overlaps were the same."""
+        return {}
+
+    def _ticks(self, moving: list[ArrayPlan], depth: int, before: int) -> Iterator[_Phase]:
         """The exchanges when a serial loop moves on, whatever the outer ones are at: all alike, but for boxes that are cut where
         the array ends.
         """
@@ -101,22 +122,34 @@ class Costing:
         trips = [lp.trips for lp in serial]
         inner = (0,) * (len(trips) - depth - 1)
         if self.plan.countless or not uneven(moving):
-            yield before * (trips[depth] - 1) * self._phase(moving, (0,) * len(trips))
+            yield before * (trips[depth] - 1), moving, (0,) * len(trips)
             return
         for outer in itertools.product(*[range(n) for n in trips[:depth]]):
             for at in range(1, trips[depth]):
-                yield self._phase(moving, (*outer, at, *inner))
+                yield 1, moving, (*outer, at, *inner)
 
     def _phase(self, arrays: Sequence[ArrayPlan], trips: tuple[int, ...]) -> int:
-        found = [
-            _handed(a) if a.shifts else self._blocks[a.number] if a.plain else traffic(self._windows[a.number], trips)
-            for a in arrays
-        ]
+        overlaps = {a.number: self._windows[a.number].overlaps(trips) for a in arrays if a.number in self._windows}
+        key = (*[a.number for a in arrays], *[part.key for parts in overlaps.values() for part in parts])
+        found = self._known.get(key)
+        if found is None:
+            filled = sum(cycles.filled(self.machine, a.access.tensor.dtype, a.elements) for a in arrays if a.leaves)
+            found = self._known[key] = cycles.exchanged(self.machine, *self._fullest(arrays, overlaps)) + filled
+        return found
+
+    def _fullest(self, arrays: Sequence[ArrayPlan], overlaps: Mapping[int, Sequence[Overlap]]) -> tuple[int, int, int]:
+        """The most words in, words out and fragments of a tile in an exchange of these arrays."""
+        blocks = [_handed(a) if a.shifts else self._blocks[a.number] for a in arrays if a.plain]
+        if len(overlaps) == 1 and all(block.alike for block in blocks):
+            ((number, parts),) = overlaps.items()
+            if self._windows[number].shares_apart:
+                found = (fullest(parts), *[(int(b.words_in), int(b.words_out), int(b.fragments)) for b in blocks])
+                return sum([n for n, _, _ in found]), sum([n for _, n, _ in found]), sum([n for _, _, n in found])
+        every = [*blocks, *[traffic(self._windows[number], parts) for number, parts in overlaps.items()]]
         words_in, words_out, fragments = (
-            int(np.max(sum(np.asarray(getattr(m, name)) for m in found))) for name in ("words_in", "words_out", "fragments")
+            int(np.max(sum(np.asarray(getattr(m, name)) for m in every))) for name in ("words_in", "words_out", "fragments")
         )
-        filled = sum(cycles.filled(self.machine, a.access.tensor.dtype, a.elements) for a in arrays if a.leaves)
-        return cycles.exchanged(self.machine, words_in, words_out, fragments) + filled
+        return words_in, words_out, fragments
 
     def _partial_phase(self) -> int:
         """Cycles of handing out parts of results: each tile of those that share results gets a piece of all of them."""
@@ -124,6 +157,10 @@ class Costing:
         words = -(-pieces.most * pieces.element_bytes // self.machine.exchange.word_bytes)
         every = -(-pieces.elements * pieces.element_bytes // self.machine.exchange.word_bytes)
         return cycles.exchanged(self.machine, self.plan.parts * words, every, self.plan.parts + pieces.count)
+
+
+def _vertex(chip: Machine, shape: cycles.AmpShape | cycles.MapShape) -> int:
+    return cycles.amp(chip, shape) if isinstance(shape, cycles.AmpShape) else cycles.mapped(chip, shape)
 
 
 def _handed(array: ArrayPlan) -> Traffic:
@@ -147,21 +184,49 @@ def _shared(array: ArrayPlan) -> Traffic:
     return Traffic(total - kept * words, words, array.holders - kept * holds + holds)
 
 
-def estimate(spec: HardwareSpec, program: StageProgram | RProgram) -> Estimate:
+def estimate(spec: HardwareSpec, program: StageProgram | RProgram, worth: float = math.inf) -> Estimate:
     """The prediction for a stage's program, as if alone, or for a whole one: simulated cycles over the clock. Infinite where the
-    machine cannot run it so.
+    machine cannot run it so. A stage's program that takes `worth` seconds or more gets some number of seconds from there up to its
+    own.
     """
     if isinstance(program, RProgram):
         return _whole(spec, program)
     chip = machine(spec)
     plan = plan_of(program, chip)
+    enough = worth * chip.clock_ghz * 1e9 + 1  # a cycle more, as seconds are rounded
+    if plan is not None and enough < math.inf and _ran_before(program):
+        least = _least(plan, chip)
+        if least >= enough:
+            return _estimate({"compute": least}, chip, plan.grid.tiles)
     refused = limits.UNREADABLE if plan is None else limits.refusal(plan, spec)
     if plan is None or refused is not None:
         return _never(refused or limits.UNREADABLE)
     memory = placed([work.wishes(plan)], chip)
     if memory.excess:
         return _never(limits.full(memory), memory.excess)
-    return _estimate(Counter(Costing(plan, memory, chip, spec).terms), chip, plan.grid.tiles)
+    _remember(program)
+    return _estimate(Costing(plan, memory, chip, spec, enough).terms, chip, plan.grid.tiles)
+
+
+_Way = tuple[Nest, ComputeAtom, tuple[tuple[str, int], ...]]
+_ran: deque[_Way] = deque(maxlen=64)  # nests, and how they are computed, of programs that no rule was against
+
+
+def _remember(program: StageProgram) -> None:
+    if not _ran_before(program):
+        _ran.appendleft((program.nest, program.atom, program.mapping))
+
+
+def _ran_before(program: StageProgram) -> bool:
+    """True if another program computes the same in the same way and may run, so that what it computes has a known time."""
+    nest, atom, mapping = program.nest, program.atom, program.mapping
+    return any(n is nest and a is atom and m == mapping for n, a, m in tuple(_ran))
+
+
+def _least(plan: Plan, chip: Machine) -> int:
+    """Cycles that a program computes at least: weights may lie in the interleaved region."""
+    outer = 0 if plan.idle else math.prod([lp.trips for lp in plan.grid.serial if lp.unit])
+    return outer * sum([times * _vertex(chip, shape) for times, shape in work.vertices(plan, True)])
 
 
 def _never(refused: tuple[str, str], short: int = 0) -> Estimate:

@@ -77,19 +77,21 @@ def grid_of(program: StageProgram, most: int) -> Grid:
     """The grid of a program on at most so many tiles: reductions get their tiles first, as parts of one are for tiles side by side,
     then inner loops before outer ones.
     """
+    dims = program.nest.dims
     unit = [lp for lp in program.loops if lp.over == "units"]
-    found: dict[Loop, UnitLoop] = {}
+    inner_first = range(len(unit) - 1, -1, -1)
+    reduced = [dims[lp.dim].is_reduce for lp in unit]
+    found: list[UnitLoop | None] = [None] * len(unit)
     left = most
-    inner_first = list(reversed(unit))
-    reductions = [lp for lp in inner_first if program.nest.dims[lp.dim].is_reduce]
-    for lp in (*reductions, *[lp for lp in inner_first if lp not in reductions]):
+    for number in (*[n for n in inner_first if reduced[n]], *[n for n in inner_first if not reduced[n]]):
+        lp = unit[number]
         serial = max(1, -(-lp.trips // max(1, min(lp.trips, left))))
         parts = max(1, -(-lp.trips // serial))
-        found[lp] = UnitLoop(lp.dim, lp.trips, program.step(lp), parts, serial)
+        found[number] = UnitLoop(lp.dim, lp.trips, program.step(lp), parts, serial)
         left //= parts
     first = program.levels[0]
     time = [SerialLoop(lp.dim, max(1, lp.trips), program.step(lp), False) for lp in program.loops if _in_time(lp, first)]
-    return Grid(tuple([found[lp] for lp in unit]), tuple(time))
+    return Grid(tuple([lp for lp in found if lp is not None]), tuple(time))
 
 
 def _in_time(lp: Loop, level: int) -> bool:

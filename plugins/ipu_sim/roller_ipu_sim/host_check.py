@@ -6,28 +6,25 @@ This checks the numbers of both texts and what the stand-ins refuse (`stubs/popl
 from __future__ import annotations
 
 import math
-import os
-import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
-from importlib import util
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from roller.plugin import CodegenError, DeviceUnavailableError, LaunchError, numpy_dtype
+from roller.plugin import CodegenError, LaunchError, host_compiler, numpy_dtype
 from roller_ipu_sim.manifest import Manifest
 from roller_ipu_sim.poplar import PoplarProgram, generate, host_files
 
-__all__ = ["cxx", "run_on_host"]
+__all__ = ["PURPOSE", "run_on_host"]
 
 Array = npt.NDArray[Any]
 
 STUBS = Path(__file__).parent / "stubs"
+PURPOSE = "running a Poplar program on the host needs"
 FLAGS = ("-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror")
 
 
@@ -69,7 +66,7 @@ def _compile(program: PoplarProgram, folder: Path) -> None:
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     sources = [str(folder / name) for name in ("host.cpp", "registry.cpp")]
-    call = [*cxx(), *FLAGS, "-I", str(STUBS), "-o", str(folder / "program"), *sources]
+    call = [*host_compiler(PURPOSE), *FLAGS, "-I", str(STUBS), "-o", str(folder / "program"), *sources]
     done = subprocess.run(call, capture_output=True, text=True, check=False)
     if done.returncode:
         raise CodegenError("the host's compiler refuses the program", done.stderr.strip()[:4000])
@@ -86,15 +83,3 @@ def _registry(program: PoplarProgram) -> str:
             f'[[maybe_unused]] static const bool enlisted{name} = stub::enlist<{name}>("{name}", {{{", ".join(fields)}}});'
         )
     return "\n".join([*lines, ""])
-
-
-def cxx() -> list[str]:
-    """The command of a C++ compiler; `DeviceUnavailableError` where there is none."""
-    found = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if found is not None:
-        return [found]
-    if util.find_spec("ziglang") is not None:
-        return [sys.executable, "-m", "ziglang", "c++"]
-    raise DeviceUnavailableError(
-        "running a Poplar program on the host needs a C++ compiler: g++ or clang++ on PATH, its path in CXX, or pip install ziglang"
-    )

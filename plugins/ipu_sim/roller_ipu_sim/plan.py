@@ -15,39 +15,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from roller.plugin import ELEMENT_BYTES, Access, Load, Nest, StageProgram
+from roller.plugin import ELEMENT_BYTES, Access, Nest, StageProgram
 from roller_ipu_sim.grid import Grid, grid_of
 from roller_ipu_sim.machine import Machine
+from roller_ipu_sim.stored import GRAIN_BYTES, ArrayDim, Stored, stored_of
 
 MOST_STEPS = 256  # of a tile, in which exchanges may differ
-GRAIN_BYTES = 8  # parts of a block, and rows of boxes, are multiples of it: the least that moves well
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayDim:
-    """One stored dimension: its extent in the array, and its index as a sum of dimensions of the nest, each with a coefficient.
-
-    It is one of the array's, neighbours merged, or a digit of one: index // divisor, modulo the extent.
-    """
-
-    source: int  # its place among the array's dimensions
-    extent: int
-    terms: tuple[tuple[int, int], ...]
-    offset: int
-    divisor: int = 1
-    whole: bool = True  # the array's whole dimension, not a digit of it
-
-    def reach(self, tile: tuple[int, ...]) -> int:
-        """Elements between the first and the last one that a tile touches, both included."""
-        return 1 + sum([abs(c) * (tile[d] - 1) for d, c in self.terms])
-
-    def plain(self, extents: tuple[int, ...]) -> bool:
-        """True if a dimension of the nest walks it from end to end."""
-        return len(self.terms) == 1 and self.terms[0][1] == 1 and not self.offset and extents[self.terms[0][0]] == self.extent
-
-    def least(self, tile: tuple[int, ...]) -> int:
-        """Where a box begins, from the sum of what its positions contribute."""
-        return self.offset + sum([c * (tile[d] - 1) for d, c in self.terms if c < 0])
 
 
 @dataclass(frozen=True)
@@ -56,7 +29,7 @@ class ArrayPlan:
 
     access: Access
     number: int
-    dims: tuple[ArrayDim, ...]
+    stored: Stored
     box: tuple[int, ...]  # extents of what a tile needs at a time, the last padded to whole grains
     grid: Grid
     nest: Nest
@@ -66,6 +39,16 @@ class ArrayPlan:
     shifts: bool = False  # parts are handed on from tile to tile round a ring
     prefix: str = ""  # of its buffers
     alias: str | None = None  # the buffer in which an earlier stage leaves it just as it is wanted
+
+    @property
+    def dims(self) -> tuple[ArrayDim, ...]:
+        """Its stored dimensions."""
+        return self.stored.dims
+
+    @property
+    def plain(self) -> bool:
+        """True if boxes of different tiles and steps do not overlap, and leave no gaps: every dimension is one of the nest's."""
+        return self.stored.plain
 
     @property
     def box_buffer(self) -> str:
@@ -106,15 +89,9 @@ class ArrayPlan:
         """Extents of the stored dimensions in the order of the array."""
         return tuple([d.extent for d in sorted(self.dims, key=lambda d: (d.source, -d.divisor))])
 
-    @cached_property
-    def plain(self) -> bool:
-        """True if boxes of different tiles and steps do not overlap, and leave no gaps: every dimension is one of the nest's."""
-        used = [d.terms[0][0] for d in self.dims if d.plain(self.nest.extents)]
-        return len(used) == len(self.dims) == len(set(used)) and not self.access.guarded
-
-    def touches(self, dim: int) -> bool:
+    def touches(self, dim: int | None) -> bool:
         """True if the array depends on a dimension of the nest."""
-        return any(n == dim for d in self.dims for n, _ in d.terms)
+        return dim in self.stored.walked
 
     @cached_property
     def sharers(self) -> int:
@@ -180,25 +157,18 @@ class ArrayPlan:
         return -(-self.elements // self.share)
 
 
-def array_plan(program: StageProgram, number: int, grid: Grid, last: int | None, chip: Machine, prefix: str) -> ArrayPlan | None:
-    """Array `number` of the nest, stored with the dimension that walks `last` of the nest as its innermost one; None where an
-    index is no sum of the nest's dimensions.
-    """
+def _array_plan(program: StageProgram, number: int, grid: Grid, stored: Stored, chip: Machine, prefix: str) -> ArrayPlan:
+    """Array `number` of the nest."""
     nest, access = program.nest, program.nest.accesses[number]
-    dims = _dims(nest, access)
-    if dims is None:
-        return None
-    along = [d for d in dims if last is not None and any(n == last for n, _ in d.terms)]
-    order = tuple([d for d in dims if d not in along[-1:]] + along[-1:])
     tile = program.unit_tile
-    box = [d.reach(tile) for d in order]
+    box = [d.reach(tile) for d in stored.dims]
     if box:
         grain = max(1, GRAIN_BYTES // ELEMENT_BYTES[access.tensor.dtype])
         box[-1] = -(-box[-1] // grain) * grain
     return ArrayPlan(
         access,
         number,
-        order,
+        stored,
         tuple(box),
         grid,
         nest,
@@ -213,63 +183,6 @@ def array_plan(program: StageProgram, number: int, grid: Grid, last: int | None,
 def _shifts(program: StageProgram, access: Access) -> bool:
     """True if copies of an array are handed on from tile to tile."""
     return any(s.shifts and s.kind == "panel" and s.operand == access.factor for s in program.staged) and access.role == "body"
-
-
-def _dims(nest: Nest, access: Access) -> list[ArrayDim] | None:
-    """The array's dimensions over those of the nest; neighbours that one fused dimension walks become one."""
-    where = {axis.name: (n, m) for n, d in enumerate(nest.dims) for m, axis in enumerate(d.members)}
-    found: list[ArrayDim] = []
-    place = 0
-    while place < len(access.index):
-        fused = _fused(nest, access, place)
-        if fused is not None:
-            dim, count = fused
-            extent = math.prod(access.tensor.shape[place : place + count])
-            found.append(ArrayDim(max([d.source + 1 for d in found], default=0), extent, ((dim, 1),), 0))
-            place += count
-            continue
-        index = access.index[place]
-        if access.tensor.shape[place] == 1 and not index.offset and not any(name in where for name, _ in index.terms):
-            place += 1  # a single row, which neither stores nor moves anything of its own
-            continue
-        terms = [(where[name], c) for name, c in index.terms if name in where]
-        if any(len(nest.dims[n].members) > 1 for (n, _), _ in terms):
-            return None
-        source = max([d.source + 1 for d in found], default=0)
-        walked = tuple([(n, c) for (n, _), c in terms])
-        extent = access.tensor.shape[place]
-        found += _in_digits(nest, source, extent, walked, index.offset) or [ArrayDim(source, extent, walked, index.offset)]
-        place += 1
-    return found
-
-
-def _in_digits(nest: Nest, source: int, extent: int, terms: tuple[tuple[int, int], ...], offset: int) -> list[ArrayDim]:
-    """A dimension that several loops walk like the digits of a number (groups of channels), as one stored dimension for each loop;
-    nothing for others.
-    """
-    found: list[ArrayDim] = []
-    size = 1
-    for dim, coefficient in sorted(terms, key=lambda t: t[1]):
-        if coefficient != size:
-            return []
-        found.insert(0, ArrayDim(source, nest.extents[dim], ((dim, 1),), 0, size, False))
-        size *= nest.extents[dim]
-    return found if len(found) > 1 and size == extent and not offset else []
-
-
-def _fused(nest: Nest, access: Access, place: int) -> tuple[int, int] | None:
-    """The fused dimension whose axes walk the array's dimensions from a place on one by one, and how many; else None."""
-    for number, dim in enumerate(nest.dims):
-        if len(dim.members) == 1:
-            continue
-        wanted = [axis.name for axis in dim.members]
-        count = len(wanted)
-        if [index.terms for index in access.index[place : place + count]] != [((name, 1),) for name in wanted]:
-            continue
-        rows = zip(access.index[place : place + count], access.tensor.shape[place:], dim.members, strict=False)
-        if all(not index.offset and extent == axis.extent for index, extent, axis in rows):
-            return number, count
-    return None
 
 
 @dataclass(frozen=True)
@@ -336,32 +249,13 @@ def plan_of(program: StageProgram, chip: Machine, prefix: str = "") -> Plan | No
     """The plan of a program on a chip; None where an array's index is more than tiles can be cut from."""
     nest, grid = program.nest, grid_of(program, chip.tiles)
     first = len(nest.inputs)
-    found = [array_plan(program, n, grid, _last(program, n), chip, prefix) for n in range(len(nest.accesses))]
-    arrays = [plan for plan in found if plan is not None]
-    if len(arrays) != len(found):
-        return None
+    arrays = []
+    for number, stored in enumerate(stored_of(program)):
+        if stored is None:
+            return None
+        arrays.append(_array_plan(program, number, grid, stored, chip, prefix))
     parts = math.prod([lp.parts for lp in grid.loops if nest.dims[lp.dim].is_reduce])
     return Plan(program, grid, tuple(arrays[:first]), tuple(arrays[first:-1]), arrays[-1], parts, prefix)
 
 
-def _last(program: StageProgram, number: int) -> int | None:
-    """The dimension along which the program's instructions read or write an array. One that is only moved stays in its own order:
-    to move it is what the program is for.
-    """
-    access, stage = program.nest.accesses[number], program.nest.stage
-    if isinstance(stage.body, Load) and stage.epilogue is None and stage.reducer is None:
-        return None
-    role = "k" if access.role == "body" else "n"
-    wanted = program.role(role) if program.atom.kind == "matrix" else program.lane
-    return wanted if wanted is not None and access.touches[wanted] else in_words(program.nest, access)
-
-
-def in_words(nest: Nest, access: Access) -> int | None:
-    """The dimension that comes last in an array of small elements whose own last dimension is walked in windows: rows of windows
-    would not begin at words. The longest of those that are walked from end to end; None for other arrays.
-    """
-    size, dims = ELEMENT_BYTES[access.tensor.dtype], _dims(nest, access) or []
-    if size >= GRAIN_BYTES // 2 or not dims or dims[-1].plain(nest.extents):
-        return None
-    plain = [d.terms[0][0] for d in dims if d.plain(nest.extents)]
-    return max(plain, key=lambda n: (nest.extents[n], n), default=None)
+__all__ = ["GRAIN_BYTES", "MOST_STEPS", "ArrayDim", "ArrayPlan", "Plan", "plan_of", "uneven"]

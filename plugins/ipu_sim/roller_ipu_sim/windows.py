@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from roller_ipu_sim.grid import Grid
+from roller_ipu_sim.overlaps import Line, Overlap, Pair, overlap, unexceeded
 from roller_ipu_sim.plan import ArrayDim, ArrayPlan
 
 Counts = npt.NDArray[np.int64]
-Part = tuple[Counts, Counts, Counts, Counts]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Interval:
     """Positions of one dimension that one tile keeps: the owner's place along its loop, and which share of the block."""
 
@@ -40,18 +40,66 @@ class Windows:
     array: ArrayPlan
 
     @cached_property
-    def _parts(self) -> dict[tuple[int, ...], Part]:
-        return {}
+    def _axes(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each stored dimension the axes of the grid that walk it, with the elements between neighbouring tiles."""
+        loops = list(enumerate(self.array.grid.loops))
+        return tuple(
+            [
+                tuple([(axis, c * lp.serial * lp.step) for axis, lp in loops for n, c in dim.terms if n == lp.dim])
+                for dim in self.array.dims
+            ]
+        )
 
-    def part(self, place: int, trips: tuple[int, ...]) -> Part:
-        """Words and runs that arrive, words and runs that leave, along one dimension, over the coordinates of the grid, when the
-        serial loops are so far.
-        """
-        walking = {n for n, _ in self.array.dims[place].terms}
-        key = (place, *[t for t, lp in zip(trips, self.array.grid.serial, strict=True) if lp.dim in walking])
-        if key not in self._parts:
-            self._parts[key] = _part(self, place, trips)
-        return self._parts[key]
+    def axes(self, place: int) -> tuple[tuple[int, int], ...]:
+        """The axes of the grid that walk a stored dimension, with the elements between neighbouring tiles."""
+        return self._axes[place]
+
+    @cached_property
+    def _moving(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """For each stored dimension the serial loops that walk it, with the elements from trip to trip."""
+        serial = list(enumerate(self.array.grid.serial))
+        return tuple(
+            [tuple([(at, c * lp.step) for at, lp in serial for n, c in dim.terms if n == lp.dim]) for dim in self.array.dims]
+        )
+
+    @cached_property
+    def _lines(self) -> list[Line]:
+        """Boxes and parts along each dimension before the serial loops begin."""
+        array, found = self.array, []
+        at, size = self.shared if array.dims else (0, 0)
+        for place, dim in enumerate(array.dims):
+            walking, own = self.axes(place), self.owners[place]
+            axes = tuple([(array.grid.loops[axis].parts, distance) for axis, distance in walking])
+            owner = None if own is None else [axis for axis, _ in walking].index(own)
+            share = (size, self.sharers) if place == at else (0, 1)
+            word = array.word_bytes if place == len(array.dims) - 1 else 0
+            low = dim.least(array.tile)
+            starts = tuple(self._starts[place])
+            found.append(Line(low, axes, self.reach(place), starts, owner, *share, array.element_bytes, word))
+        return found
+
+    @cached_property
+    def _overlaps(self) -> list[dict[int, Overlap]]:
+        return [{} for _ in self.array.dims]
+
+    def overlaps(self, trips: tuple[int, ...]) -> list[Overlap]:
+        """What boxes and parts have in common along each dimension when the serial loops are so far."""
+        found = []
+        for line, moving, known in zip(self._lines, self._moving, self._overlaps, strict=True):
+            low = line.low
+            for at, distance in moving:
+                low += trips[at] * distance
+            mine = known.get(low)
+            if mine is None:
+                mine = known[low] = overlap(line if low == line.low else line._replace(low=low))
+            found.append(mine)
+        return found
+
+    @cached_property
+    def shares_apart(self) -> bool:
+        """True if no loop along which blocks are shared out walks the array: which share a tile keeps says nothing of its box."""
+        loops = self.array.grid.loops
+        return not any(lp.parts > 1 and axis not in self.owners and self.array.touches(lp.dim) for axis, lp in enumerate(loops))
 
     @cached_property
     def owners(self) -> tuple[int | None, ...]:
@@ -72,28 +120,40 @@ class Windows:
         owned = [self.array.grid.loops[axis].parts for axis in self.owners if axis is not None]
         return self.array.grid.tiles // math.prod(owned)
 
-    def _starts(self, place: int) -> list[int]:
-        """Where the parts of a dimension's owners begin, and its end."""
-        dim, axis = self.array.dims[place], self.owners[place]
+    @cached_property
+    def _starts(self) -> list[list[int]]:
+        """Where the parts of each dimension's owners begin, and its end."""
+        return [self._started(place) for place in range(len(self.array.dims))]
+
+    def _started(self, place: int) -> list[int]:
+        dim, axis, extent = self.array.dims[place], self.owners[place], self.extent(place)
         if axis is None:
-            return [0, self.extent(place)]
-        lp = self.array.grid.loops[axis]
-        step = next(c for n, c in dim.terms if n == lp.dim) * lp.serial * lp.step
-        inner = [min(max(dim.offset + p * step, 0), self.extent(place)) for p in range(1, lp.parts)]
-        return [0, *inner, self.extent(place)]
+            return [0, extent]
+        step = next(distance for walking, distance in self.axes(place) if walking == axis)
+        parts = self.array.grid.loops[axis].parts
+        return [0, *[min(max(dim.offset + p * step, 0), extent) for p in range(1, parts)], extent]
+
+    @cached_property
+    def _longest(self) -> list[int]:
+        """The longest part of each dimension."""
+        return [max([b - a for a, b in pairwise(starts)]) for starts in self._starts]
 
     @cached_property
     def shared(self) -> tuple[int, int]:
         """The dimension along which blocks are shared out, and how much of it each share takes."""
         best = (-1.0, 0, 1)
-        for place in range(len(self.array.dims)):
-            starts = self._starts(place)
-            longest = max([b - a for a, b in pairwise(starts)])
+        for place, longest in enumerate(self._longest):
             step = max(1, -(-longest // self.sharers))
             even = longest / step / self.sharers
             if even > best[0] and (place < len(self.array.dims) - 1 or self.sharers == 1 or best[0] < 0):
                 best = (even, place, step)
         return best[1], best[2]
+
+    @cached_property
+    def most_kept(self) -> int:
+        """Elements that a tile keeps, at most."""
+        at, step = self.shared if self.array.dims else (0, 1)
+        return math.prod([min(longest, step) if place == at else longest for place, longest in enumerate(self._longest)])
 
     def intervals(self, place: int) -> list[Interval]:
         """The intervals of a dimension, in order; none is empty."""
@@ -104,22 +164,11 @@ class Windows:
         return tuple([self._cut(place) for place in range(len(self.array.dims))])
 
     def _cut(self, place: int) -> list[Interval]:
-        starts = self._starts(place)
         at, step = self.shared if self.array.dims else (0, 1)
         found = []
-        for owner, (low, high) in enumerate(pairwise(starts)):
+        for owner, (low, high) in enumerate(pairwise(self._starts[place])):
             size = step if place == at else max(high - low, 1)
             found += [Interval(a, min(a + size, high), owner, n) for n, a in enumerate(range(low, high, size))]
-        return found
-
-    def lows(self, place: int, trips: tuple[int, ...]) -> Counts:
-        """Where boxes begin along a dimension, before they are cut to the array, over the coordinates of the grid; `trips`: how
-        far each serial loop is.
-        """
-        dim, grid, tile = self.array.dims[place], self.array.grid, self.array.tile
-        found = np.full((1,) * len(grid.loops), dim.least(tile))
-        for nest_dim, coefficient in dim.terms:
-            found = found + coefficient * positions(self.array, nest_dim, trips)
         return found
 
     def reach(self, place: int) -> int:
@@ -135,22 +184,7 @@ class Windows:
         return place == len(self.array.dims) - 1 and self.array.dims[place].plain(self.array.nest.extents)
 
 
-def positions(array: ArrayPlan, nest_dim: int, trips: tuple[int, ...]) -> Counts:
-    """Where a dimension of the nest stands on each tile, over the coordinates of the grid, when the serial loops are so far."""
-    grid = array.grid
-    found = np.zeros((1,) * len(grid.loops), np.int64)
-    for axis, lp in enumerate(grid.loops):
-        if lp.dim == nest_dim:
-            shape = [1] * len(grid.loops)
-            shape[axis] = lp.parts
-            found = found + (np.arange(lp.parts) * lp.serial * lp.step).reshape(shape)
-    for trip, loop in zip(trips, grid.serial, strict=True):
-        if loop.dim == nest_dim:
-            found = found + trip * loop.step
-    return found
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Traffic:
     """Words in, words out and fragments of each tile, over the coordinates of the grid; a number where all tiles are alike."""
 
@@ -158,51 +192,38 @@ class Traffic:
     words_out: Counts | int
     fragments: Counts | int
 
-
-def traffic(windows: Windows, trips: tuple[int, ...]) -> Traffic:
-    """What an exchange moves of such an array when the serial loops are so far."""
-    parts = [windows.part(place, trips) for place in range(len(windows.array.dims))]
-    one = np.ones((1,) * len(windows.array.grid.loops), np.int64)
-    arrive, arrive_runs, leave, leave_runs = (
-        (math.prod(kind, start=one) for kind in zip(*parts, strict=True)) if parts else (one,) * 4
-    )
-    return Traffic(arrive, leave, arrive_runs + leave_runs)
+    @property
+    def alike(self) -> bool:
+        """True if all tiles move as much."""
+        return isinstance(self.words_in, int)
 
 
-def _part(windows: Windows, place: int, trips: tuple[int, ...]) -> Part:
-    kept, last = windows.intervals(place), place == len(windows.array.dims) - 1
-    common = _overlap(kept, windows.lows(place, trips), windows.reach(place))  # [interval, *grid]
-    words = -(-common * windows.array.element_bytes // windows.array.word_bytes) if last else common
-    runs = (common > 0).astype(np.int64) if last else common
-    once = tuple(range(1, common.ndim))
-    left = [_at_home(windows, place, kept, n.sum(axis=once)) for n in (words, runs)]
-    return words.sum(axis=0), runs.sum(axis=0), left[0], left[1]
+def fullest(parts: Sequence[Overlap]) -> tuple[int, int, int]:
+    """The most words in, words out and fragments of a tile, if shares are apart: then no two dimensions depend on the same axis of
+    the grid, so that the largest product is one of those of the largest.
+    """
+    rows: tuple[Pair, ...] = ((1, 1),)
+    for part in parts:
+        rows = unexceeded([(a * c, b * d) for a, b in rows for c, d in part.rows])
+    words_in, words_out = math.prod([part.most_in for part in parts]), math.prod([part.most_out for part in parts])
+    return words_in, words_out, max([arrive + leave for arrive, leave in rows])
 
 
-def _overlap(kept: list[Interval], lows: Counts, reach: int) -> Counts:
-    """Elements that each interval has in common with each box, [interval, *grid]."""
-    shape = (len(kept),) + (1,) * lows.ndim
-    begin = np.array([i.low for i in kept]).reshape(shape)
-    end = np.array([i.high for i in kept]).reshape(shape)
-    found: Counts = np.clip(np.minimum(end, lows + reach) - np.maximum(begin, lows), 0, None)
-    return found
-
-
-def _at_home(windows: Windows, place: int, kept: list[Interval], sums: Counts) -> Counts:
-    """Sums over intervals laid out over the coordinates of the tiles that keep them."""
-    grid, axis = windows.array.grid, windows.owners[place]
-    shares = windows.sharers if place == windows.shared[0] else 1
-    owners = grid.loops[axis].parts if axis is not None else 1
-    table = np.zeros((owners, shares), np.int64)
-    for interval, total in zip(kept, sums, strict=True):
-        table[interval.owner, interval.share] = total
-    own = np.zeros((1,) * len(grid.loops), np.int64)
-    if axis is not None:
-        shape = [1] * len(grid.loops)
-        shape[axis] = owners
-        own = np.arange(owners).reshape(shape)
-    found: Counts = table[own, share_index(windows) if shares > 1 else np.zeros_like(own)]
-    return found
+def traffic(windows: Windows, parts: Sequence[Overlap]) -> Traffic:
+    """What an exchange moves of such an array, tile by tile. `parts`: what it has in common with boxes along each dimension."""
+    loops = windows.array.grid.loops
+    one = np.ones((1,) * len(loops), np.int64)
+    share, found = share_index(windows), [one, one, one, one]
+    for place, part in enumerate(parts):
+        shape = [1] * len(loops)
+        for axis, _ in windows.axes(place):
+            shape[axis] = loops[axis].parts
+        own = places_on(windows.array.grid, [axis for axis in windows.owners[place : place + 1] if axis is not None])
+        at = own, share if part.words_out.shape[1] > 1 else np.zeros_like(own)
+        kinds = part.words_in.reshape(shape), part.rows_in.reshape(shape), part.words_out[at], part.rows_out[at]
+        found = [a * b for a, b in zip(found, kinds, strict=True)]
+    words_in, rows_in, words_out, rows_out = found
+    return Traffic(words_in, words_out, rows_in + rows_out)
 
 
 def share_index(windows: Windows) -> Counts:
@@ -227,4 +248,4 @@ def dims_apart(array: ArrayPlan) -> bool:
     return len(walked) == len(set(walked))
 
 
-__all__ = ["ArrayDim", "Interval", "Traffic", "Windows", "dims_apart", "places_on", "positions", "share_index", "traffic"]
+__all__ = ["ArrayDim", "Interval", "Traffic", "Windows", "dims_apart", "fullest", "places_on", "share_index", "traffic"]

@@ -253,8 +253,7 @@ def kept_elements(array: ArrayPlan) -> int:
     """Elements that a tile keeps of an array apart from its boxes, at most."""
     if array.plain:
         return array.share * array.boxes
-    windows = Windows(array)
-    return math.prod([max([i.high - i.low for i in windows.intervals(place)]) for place in range(len(array.dims))])
+    return Windows(array).most_kept
 
 
 def cleared_elements(array: ArrayPlan) -> int:

@@ -1,0 +1,102 @@
+"""Along one dimension of an array: what boxes and the parts that tiles keep have in common. The same for many programs, which
+differ in other dimensions: so it is worked out from a few numbers, and remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Counts = npt.NDArray[np.int64]
+Pair = tuple[int, int]
+
+REMEMBERED = 1024  # dimensions: most candidates of a construction share all but one or two with others
+
+
+class Line(NamedTuple):
+    """Boxes and parts along one dimension. Boxes lie on a grid with an axis for each loop over tiles that walks the dimension."""
+
+    low: int  # where the first tile's box begins; boxes may reach out of the array
+    axes: tuple[Pair, ...]  # of each axis how many tiles there are, and elements between neighbours
+    reach: int  # elements of a box
+    starts: tuple[int, ...]  # where the parts of those who keep different ones begin, and their end
+    owner: int | None  # the axis along which these lie; None: there is one part
+    size: int  # elements of one share of such a part, 0: it is not shared out
+    shares: int  # how many share it
+    element_bytes: int
+    word_bytes: int  # of the last dimension, whose rows are what is moved; 0 for others
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Overlap:
+    """Words and rows that arrive at each tile, by its place on the axes; that leave it, by part and share. Of a dimension that is
+    not the last one both are positions. `most_in`, `most_out`: the most words. `rows`: the rows that arrive at and leave tiles that
+    no other exceeds in both, whatever their shares are. Two of the same `key` are alike.
+    """
+
+    words_in: Counts
+    rows_in: Counts
+    words_out: Counts
+    rows_out: Counts
+    most_in: int
+    most_out: int
+    rows: tuple[Pair, ...]
+    key: bytes
+
+
+@lru_cache(REMEMBERED)
+def overlap(line: Line) -> Overlap:
+    """What boxes and parts have in common."""
+    lows = np.full((1,) * len(line.axes), line.low, np.int64)
+    for axis, (count, distance) in enumerate(line.axes):
+        shape = [1] * len(line.axes)
+        shape[axis] = count
+        lows = lows + (np.arange(count) * distance).reshape(shape)
+    begin, end = _parts(line)
+    across = tuple(range(2, 2 + lows.ndim))
+    where = begin.shape + (1,) * lows.ndim
+    common = np.minimum(end.reshape(where), lows + line.reach) - np.maximum(begin.reshape(where), lows)  # [part, share, *axes]
+    common = np.maximum(common, 0)
+    words = rows = common
+    if line.word_bytes:
+        words, rows = -(-common * line.element_bytes // line.word_bytes), (common > 0).astype(np.int64)
+    arrive, leave = words.sum(axis=(0, 1)), words.sum(axis=across)
+    rows_in, rows_out = (rows.sum(axis=(0, 1)), rows.sum(axis=across)) if line.word_bytes else (arrive, leave)
+    pairs = unexceeded(_pairs(line, rows_in, rows_out))
+    key = b"".join([found.tobytes() for found in (arrive, rows_in, leave, rows_out)])
+    return Overlap(arrive, rows_in, leave, rows_out, int(arrive.max()), int(leave.max()), pairs, key)
+
+
+def _parts(line: Line) -> tuple[Counts, Counts]:
+    """Where shares of parts begin and end, as [part, share]; those that get nothing end where they begin, or before."""
+    starts = np.array(line.starts, np.int64)[:, None]
+    if not line.size:
+        return starts[:-1], starts[1:]
+    begin = starts[:-1] + np.arange(line.shares) * line.size
+    return begin, np.minimum(begin + line.size, starts[1:])
+
+
+def _pairs(line: Line, rows_in: Counts, rows_out: Counts) -> Iterable[Pair]:
+    """Rows that arrive at and leave the tiles of each part, for the share of which most leave."""
+    most = rows_out.max(axis=1).tolist()
+    if line.owner is None:
+        return [(int(rows_in.max()), most[0])]
+    others = tuple([axis for axis in range(rows_in.ndim) if axis != line.owner])
+    return zip(rows_in.max(axis=others).tolist(), most, strict=True)
+
+
+def unexceeded(pairs: Iterable[Pair]) -> tuple[Pair, ...]:
+    """Those pairs than which no other is at least as large in both."""
+    found: list[Pair] = []
+    for pair in sorted(set(pairs), reverse=True):
+        if not found or pair[1] > found[-1][1]:
+            found.append(pair)
+    return tuple(found)
+
+
+__all__ = ["Line", "Overlap", "Pair", "overlap", "unexceeded"]
