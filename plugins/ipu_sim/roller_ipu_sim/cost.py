@@ -50,11 +50,8 @@ class Costing:
         found["exchange"] = sum(self._phases())
         if self.plan.parts > 1:
             found["exchange"] += outer * self._partial_phase()
-            shape = work.combining(self.plan, self.spec)
-            pieces = work.pieces(self.plan).most
-            once = cycles.reduced(self.machine, self._acc, pieces, self.plan.parts) if shape is None else self._vertex(shape)
-            found["combine"] = outer * once
-        finish = work.finishing(self.plan, self.spec)
+            found["combine"] = outer * work.adding(self.plan).cycles
+        finish = work.finishing(self.plan)
         found["finish"] = outer * cycles.mapped(self.machine, finish) if finish is not None else 0
         return found
 

@@ -282,6 +282,7 @@ class Plan:
     extra: tuple[ArrayPlan, ...]
     output: ArrayPlan
     parts: int  # tiles that add up parts of the same results
+    chip: Machine
     prefix: str = ""  # of its buffers
 
     def buffer(self, name: str) -> str:
@@ -341,7 +342,7 @@ def plan_of(program: StageProgram, chip: Machine, prefix: str = "") -> Plan | No
     if len(arrays) != len(found):
         return None
     parts = math.prod([lp.parts for lp in grid.loops if nest.dims[lp.dim].is_reduce])
-    return Plan(program, grid, tuple(arrays[:first]), tuple(arrays[first:-1]), arrays[-1], parts, prefix)
+    return Plan(program, grid, tuple(arrays[:first]), tuple(arrays[first:-1]), arrays[-1], parts, chip, prefix)
 
 
 def _last(program: StageProgram, number: int) -> int | None:
