@@ -167,7 +167,7 @@ def test_any_reduction_costs_what_it_takes(part: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(4))
 def test_many_reductions_cost_what_they_take(part: int) -> None:
-    random_examples(any_reduction, 100 + part, 1500)
+    random_examples(any_reduction, 100 + part, 300)
 
 
 # --- over tiles ------------------------------------------------------------------------------------------------------

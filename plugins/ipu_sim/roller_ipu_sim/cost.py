@@ -33,7 +33,6 @@ class Costing:
     plan: Plan
     memory: Memory
     machine: Machine
-    spec: HardwareSpec
 
     @cached_property
     def terms(self) -> dict[str, int]:
@@ -158,7 +157,7 @@ def estimate(spec: HardwareSpec, program: StageProgram | RProgram) -> Estimate:
     memory = placed([work.wishes(plan)], chip)
     if memory.excess:
         return _never(limits.full(memory), memory.excess)
-    return _estimate(Counter(Costing(plan, memory, chip, spec).terms), chip, plan.grid.tiles)
+    return _estimate(Counter(Costing(plan, memory, chip).terms), chip, plan.grid.tiles)
 
 
 def _never(refused: tuple[str, str], short: int = 0) -> Estimate:
@@ -173,7 +172,7 @@ def _whole(spec: HardwareSpec, program: RProgram) -> Estimate:
         return _never(whole)
     chip, terms = whole.machine, Counter[str]()
     for plan, moves in zip(whole.plans, whole.moves, strict=True):
-        terms.update(Costing(plan, whole.memory, chip, spec).terms)
+        terms.update(Costing(plan, whole.memory, chip).terms)
         if moves:
             terms["exchange"] += _moved(moves, chip)
     return _estimate(terms, chip, max(plan.grid.tiles for plan in whole.plans))

@@ -238,7 +238,7 @@ class Machine(_Model):
     sources: Mapping[str, str]
 
     @cached_property
-    def choices(self) -> dict[Any, Any]:
+    def choices(self) -> dict[tuple[Any, ...], Any]:
         """What was chosen for this machine, by all that the choice depends on: a construction asks for the same again and again."""
         return {}
 

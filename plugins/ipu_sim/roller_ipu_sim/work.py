@@ -210,8 +210,17 @@ def adding(plan: Plan) -> Adding:
     """How parts of results are put together. Sums have a vertex of their own; a reduction over the parts, which finishes results in
     passing, does the same. Where programs may choose, the one that takes least.
     """
-    reducer, chip, elements = plan.nest.stage.reducer or "sum", plan.chip, pieces(plan).most
-    choices = [Adding(cycles.reduced(chip, plan.nest.stage.body.dtype, elements, plan.parts), 0, False)] if reducer == "sum" else []
+    stage, most = plan.nest.stage, pieces(plan).most
+    key = stage.body.dtype, stage.reducer, most, plan.parts, finishing_operations(plan) if finishes(plan) else None
+    found = plan.chip.choices.get(key)
+    if found is None:
+        found = plan.chip.choices[key] = _least_adding(plan, most)
+    return found
+
+
+def _least_adding(plan: Plan, elements: int) -> Adding:
+    reducer, chip, dtype = plan.nest.stage.reducer or "sum", plan.chip, plan.nest.stage.body.dtype
+    choices = [Adding(cycles.reduced(chip, dtype, elements, plan.parts), 0, False)] if reducer == "sum" else []
     if chip.placing.cheapest or not choices:
         widths, ends = {widest(plan), 1} if chip.placing.cheapest else {widest(plan)}, chip.placing.cheapest and finishes(plan)
         choices += [_folding(plan, vector, ends) for vector in sorted(widths, reverse=True)]
