@@ -36,7 +36,6 @@ class Costing:
     plan: Plan
     memory: Memory
     machine: Machine
-    spec: HardwareSpec
 
     worth: float = math.inf  # cycles from which on they need not be exact
 
@@ -54,11 +53,8 @@ class Costing:
         }
         found["exchange"] = outer * self._partial_phase() if self.plan.parts > 1 else 0
         if self.plan.parts > 1:
-            shape = work.combining(self.plan, self.spec)
-            pieces = work.pieces(self.plan).most
-            once = cycles.reduced(self.machine, self._acc, pieces, self.plan.parts) if shape is None else self._vertex(shape)
-            found["combine"] = outer * once
-        finish = work.finishing(self.plan, self.spec)
+            found["combine"] = outer * work.adding(self.plan).cycles
+        finish = work.finishing(self.plan)
         found["finish"] = outer * cycles.mapped(self.machine, finish) if finish is not None else 0
         found["exchange"] += self._brought(self.worth - sum(found.values()))
         return found
@@ -205,7 +201,7 @@ def estimate(spec: HardwareSpec, program: StageProgram | RProgram, worth: float 
     if memory.excess:
         return _never(limits.full(memory), memory.excess)
     _remember(program)
-    return _estimate(Costing(plan, memory, chip, spec, enough).terms, chip, plan.grid.tiles)
+    return _estimate(Costing(plan, memory, chip, enough).terms, chip, plan.grid.tiles)
 
 
 _Way = tuple[Nest, ComputeAtom, tuple[tuple[str, int], ...]]
@@ -241,7 +237,7 @@ def _whole(spec: HardwareSpec, program: RProgram) -> Estimate:
         return _never(whole)
     chip, terms = whole.machine, Counter[str]()
     for plan, moves in zip(whole.plans, whole.moves, strict=True):
-        terms.update(Costing(plan, whole.memory, chip, spec).terms)
+        terms.update(Costing(plan, whole.memory, chip).terms)
         if moves:
             terms["exchange"] += _moved(moves, chip)
     return _estimate(terms, chip, max(plan.grid.tiles for plan in whole.plans))
