@@ -270,6 +270,14 @@ def test_a_profile_is_what_was_predicted_and_every_call_takes(tmp_path: Path) ->
         assert "simulated cycles" in held.profile().text() and "<svg" in held.profile().html()
 
 
+def test_steps_are_called_after_what_they_work_on() -> None:
+    one = roller.compile(ops.matmul(t(64, 64, name="x"), t(64, 64, name="w")), device="ipu_sim")
+    assert from_json(one.source).steps[0].name == "bring x, w"
+    wide = ops.matmul(t(2048, 4096, dtype="float16", name="x"), t(4096, 4096, dtype="float16", name="w" * 300))
+    steps = [step.name for step in from_json(roller.compile(wide, device="ipu_sim:gc200").source).steps]
+    assert steps[0].startswith("bring x, www") and re.search(r"… \(1 of \d+\)$", steps[0]) and max(map(len, steps)) <= 100
+
+
 def test_explanations_speak_of_simulated_cycles() -> None:
     kernel = roller.compile(ops.matmul(ops.relu(ops.matmul(t(40, 64), t(64, 48))), t(48, 32)), device="ipu_sim", top_k=3)
     said, cycles = str(kernel.explain()), kernel.estimate.cycles()

@@ -12,13 +12,24 @@ from roller_ipu_sim.between import Move
 from roller_ipu_sim.bodies import loads_in
 from roller_ipu_sim.heap import Memory
 from roller_ipu_sim.homes import home, kept, results
-from roller_ipu_sim.manifest import Buffer, Fill, Manifest, Ref, Step, TensorHome, VertexGroup, collection_paused, to_json
+from roller_ipu_sim.manifest import (
+    Buffer,
+    Fill,
+    Manifest,
+    Ref,
+    Step,
+    TensorHome,
+    VertexGroup,
+    collection_paused,
+    to_json,
+)
 from roller_ipu_sim.places import Trips, tile_set
 from roller_ipu_sim.plan import ArrayPlan, Plan
 from roller_ipu_sim.sends import brought, dealt
 from roller_ipu_sim.toolchain import LANGUAGE
 from roller_ipu_sim.whole import Whole, whole_of
 
+LABEL = 100  # characters of a step's name, at most
 AGAIN = "@"  # in the name of a tensor that has several homes, as several loads read it: before the number of a further one
 
 
@@ -77,10 +88,10 @@ def _moving(moves: tuple[Move, ...]) -> Iterator[Step]:
             array = move.array
             name = array.box_buffer if array.in_place or array.kept or array.shifts else array.home_buffer
             fill = Fill(to=Ref(buffer=name, offset=0), elements=work.cleared_elements(array), value=0)
-            yield Step(name=f"clear {name}", compute=(VertexGroup(tiles=tile_set(array.grid, {}), vertex=fill),))
+            yield Step(name=_called(f"clear {name}"), compute=(VertexGroup(tiles=tile_set(array.grid, {}), vertex=fill),))
     if moves:
         names = ", ".join(m.array.access.tensor.name for m in moves)
-        yield Step(name=f"move {names}", exchange=tuple([send for move in moves for send in move.sends()]))
+        yield Step(name=_called(f"move {names}"), exchange=tuple([send for move in moves for send in move.sends()]))
 
 
 def _buffers(plan: Plan, memory: Memory, live: tuple[int, int], steps: int) -> Iterator[Buffer]:
@@ -115,7 +126,7 @@ def _steps(plan: Plan) -> Iterator[Step]:
         moving = [a for a in arrays if (before is None and not a.shifts) or (before is not None and a.depth > changed)]
         yield from _bringing(plan, moving, trips)
         for name, groups in vertices.computing(plan, trips):
-            yield Step(name=f"{name} {trips}", compute=tuple(groups))
+            yield Step(name=_called(f"{name} {plan.output.access.tensor.name}", plan, trips), compute=tuple(groups))
         if tuple([t for t, lp in zip(trips, serial, strict=True) if not lp.unit]) == last:
             yield from _completing(plan, trips)
         before = trips
@@ -126,10 +137,23 @@ def _bringing(plan: Plan, moving: list[ArrayPlan], trips: Trips) -> Iterator[Ste
     for array in moving:
         if array.leaves:
             fill = Fill(to=Ref(buffer=array.box_buffer, offset=0), elements=array.elements, value=_outside(plan, array))
-            yield Step(name=f"fill {array.access.tensor.name} {trips}", compute=(VertexGroup(tiles=tiles, vertex=fill),))
+            name = _called(f"fill {array.access.tensor.name}", plan, trips)
+            yield Step(name=name, compute=(VertexGroup(tiles=tiles, vertex=fill),))
     sends = tuple([send for array in moving for send in brought(plan, array, trips)])
     if moving:
-        yield Step(name=f"bring {trips}", exchange=sends)
+        names = ", ".join(array.access.tensor.name for array in moving)
+        yield Step(name=_called(f"bring {names}", plan, trips), exchange=sends)
+
+
+def _called(what: str, plan: Plan | None = None, trips: Trips = ()) -> str:
+    """The name of a step; where a stage has several in time, with the number of this one."""
+    if plan is None or plan.grid.steps == 1:
+        return what if len(what) <= LABEL else f"{what[: LABEL - 1]}…"
+    number = 0
+    for trip, lp in zip(trips, plan.grid.serial, strict=True):
+        number = number * lp.trips + trip
+    where = f" ({number + 1} of {plan.grid.steps})"
+    return what + where if len(what + where) <= LABEL else f"{what[: LABEL - len(where) - 1]}…{where}"
 
 
 def _outside(plan: Plan, array: ArrayPlan) -> float | int:
@@ -142,9 +166,10 @@ def _outside(plan: Plan, array: ArrayPlan) -> float | int:
 
 def _completing(plan: Plan, trips: Trips) -> Iterator[Step]:
     """Parts of results added up, and results finished."""
+    name = plan.output.access.tensor.name
     if plan.parts > 1:
-        yield Step(name=f"deal {trips}", exchange=tuple(dealt(plan)))
-        yield Step(name=f"add {trips}", compute=tuple(vertices.adding(plan, trips)))
+        yield Step(name=_called(f"deal {name}", plan, trips), exchange=tuple(dealt(plan)))
+        yield Step(name=_called(f"add {name}", plan, trips), compute=tuple(vertices.adding(plan, trips)))
     groups = tuple(vertices.finishing(plan, trips))
     if groups:
-        yield Step(name=f"finish {trips}", compute=groups)
+        yield Step(name=_called(f"finish {name}", plan, trips), compute=groups)

@@ -58,10 +58,12 @@ LOOPS_MAX = 24  # of a family: with the extents of a box as many dimensions as a
 
 Dtype = Literal["float32", "float16", "bfloat16", "int32", "int16", "int8", "uint8", "bool"]
 
+NAME_LENGTH = 10_000  # of a buffer, tensor or step, at most
+
 Count = Annotated[int, Field(ge=0, lt=2**40)]
 Extent = Annotated[int, Field(ge=1, lt=2**40)]
 Stride = Annotated[int, Field(gt=-(2**40), lt=2**40)]
-Name = Annotated[str, Field(min_length=1, max_length=200)]
+Name = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH)]
 
 # Tile numbers first + i * step for i < count, several such ranges one after another.
 TileSet = Annotated[tuple[tuple[Count, Extent, Extent], ...], Field(min_length=1)]
