@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roller_ipu_sim.machine import Machine
 from roller_ipu_sim.plan import GRAIN_BYTES
@@ -41,15 +41,23 @@ def placed(stages: Sequence[Sequence[Wish]], machine: Machine) -> Memory:
     stage needs for itself.
 
     Those that want the interleaved region lie there from its beginning on, the others in the plain region behind the program's
-    code, or behind the former where that has no room for them.
+    code, or behind the former where that has no room for them. Where that takes more than there is, all follow one another from
+    the code on, so that nothing stays free between the regions; whichever takes least.
     """
-    lasting = _Heap(machine, machine.reserved_bytes, machine.memory.region0_bytes)
+    start = machine.memory.region0_bytes
+    apart = _placed(stages, machine, _Heap(machine, machine.reserved_bytes, start))
+    if not apart.excess:
+        return apart
+    return min(apart, _placed(stages, machine, _Row(machine, machine.reserved_bytes)), key=lambda memory: memory.needed)
+
+
+def _placed(stages: Sequence[Sequence[Wish]], machine: Machine, lasting: _Heap | _Row) -> Memory:
     addresses = lasting.take([wish for wishes in stages for wish in wishes if wish.lasting])
-    needed = max(lasting.low, lasting.high)
+    needed = lasting.needed
     for wishes in stages:
-        heap = _Heap(machine, lasting.low, lasting.high)
+        heap = replace(lasting)
         addresses |= heap.take([wish for wish in wishes if not wish.lasting])
-        needed = max(needed, heap.low, heap.high)
+        needed = max(needed, heap.needed)
     return Memory(addresses, needed, machine.tile_bytes)
 
 
@@ -60,6 +68,11 @@ class _Heap:
     machine: Machine
     low: int
     high: int
+
+    @property
+    def needed(self) -> int:
+        """Bytes from the first one of the tile on."""
+        return max(self.low, self.high)
 
     def take(self, wishes: Sequence[Wish]) -> dict[str, int]:
         """Room for buffers."""
@@ -76,6 +89,30 @@ class _Heap:
             found[wish.name], self.high = at, at + wish.nbytes
             self.high = _up(self.high - start, pair) + start if wish.apart else self.high
         return found
+
+
+@dataclass
+class _Row:
+    """The first free address of both regions."""
+
+    machine: Machine
+    needed: int
+
+    def take(self, wishes: Sequence[Wish]) -> dict[str, int]:
+        """Room for buffers, those that want the interleaved region last."""
+        found = {}
+        for wish in sorted(wishes, key=lambda w: (w.interleaved, not w.apart)):
+            at = self._element(self.needed) if wish.apart else _up(self.needed, GRAIN_BYTES)
+            found[wish.name], self.needed = at, at + wish.nbytes
+            self.needed = self._element(self.needed) if wish.apart else self.needed
+        return found
+
+    def _element(self, address: int) -> int:
+        """The first address from there on at which a memory element begins."""
+        memory, start = self.machine.memory, self.machine.memory.region0_bytes
+        if address <= start:
+            return min(start, _up(address, memory.element_bytes))
+        return _up(address - start, memory.interleave * memory.element_bytes) + start
 
 
 def _up(value: int, step: int) -> int:
