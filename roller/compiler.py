@@ -113,7 +113,7 @@ def _planned(
     chip = narrowed(chip, threads)
     fixed = _constants(expr, {} if constants is None else constants)
     _step.info("constructing programs")
-    choices = _choices(fuse(expr), plugin, chip, top_k, frozenset(fixed))
+    choices = _choices(fuse(expr, chip.spread), plugin, chip, top_k, frozenset(fixed))
     return building.Plan(plugin, chip, BuildOptions(threads, tuple(fixed), debug), fixed), choices
 
 

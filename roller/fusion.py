@@ -8,7 +8,9 @@
 * **Prologue.** A stage without reducer is computed where it is read instead of being stored, if every reader's index can be
   carried back to its axes, and if that does not repeat work worth a pass over memory (`_worth_repeating`): it moves data only, or
   it costs at most `CHEAP` operations and no function of a table, or it has one reader that evaluates each of its elements
-  at most `REPEATS` times. So gelu before a matrix product stays a stage of its own; relu, a scale or a pad does not.
+  at most `REPEATS` times. So gelu before a matrix product stays a stage of its own; relu, a scale or a pad does not. Where arrays
+  are spread over the units (`HardwareSpec.spread`) there is no pass over memory to save: who keeps an element computes it once
+  before others get it, so a product takes in only what moves data, other reductions what they repeat `REPEATS` times at most.
 * **Guards.** A select between an element and a constant, whose condition holds wherever the element exists, is a guarded load.
 
 Epilogues come first: relu between two convolutions belongs to the first of them. Bodies stay below `NODES` nodes.
@@ -22,6 +24,7 @@ from dataclasses import replace
 
 from roller.expr import Stage, TensorExpr
 from roller.guard import Shapes, canonical, guard
+from roller.nest import factors_of
 from roller.scalar import Affine, Binary, Coordinate, Load, Scalar, Unary, operations, reindex, rewrite, walk
 
 CHEAP = 4
@@ -31,12 +34,15 @@ FUNCTIONS = frozenset({"exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf", 
 COSTLY = frozenset({"div", "pow"})
 
 
-def fuse(expr: TensorExpr) -> TensorExpr:
-    """An equivalent expression with the same inputs and output, and no more stages."""
+def fuse(expr: TensorExpr, spread: bool = False) -> TensorExpr:
+    """An equivalent expression with the same inputs and output, and no more stages.
+
+    `spread`: arrays are spread over the units of the machine.
+    """
     shapes = {name: tensor.shape for name, tensor in expr.tensors.items()}
     stages = tuple(_simplified(s, shapes) for s in expr.stages)
     while True:
-        fewer = _with_epilogue(stages) or _with_prologue(stages, expr.output.name)
+        fewer = _with_epilogue(stages) or _with_prologue(stages, expr.output.name, spread)
         if fewer is None:
             return TensorExpr(expr.inputs, stages)
         stages = tuple(_simplified(s, shapes) for s in fewer)
@@ -114,7 +120,7 @@ def _axes_of(reduction: Stage, reader: Stage, load: Load) -> dict[str, Affine] |
 # Prologues
 
 
-def _with_prologue(stages: tuple[Stage, ...], output: str) -> tuple[Stage, ...] | None:
+def _with_prologue(stages: tuple[Stage, ...], output: str, spread: bool) -> tuple[Stage, ...] | None:
     """The stages after the first possible inlining, or None; stages that nobody reads go too."""
     for producer in stages:
         if producer.name == output:
@@ -122,7 +128,7 @@ def _with_prologue(stages: tuple[Stage, ...], output: str) -> tuple[Stage, ...] 
         readers = _readers(stages, producer.name)
         if not readers:
             return tuple(s for s in stages if s is not producer)
-        if producer.reducer is not None or not _worth_repeating(producer, readers):
+        if producer.reducer is not None or not _worth_repeating(producer, readers, spread):
             continue
         inlined = [_inlined(producer, reader) for reader in readers]
         if all(stage is not None for stage in inlined):
@@ -131,18 +137,25 @@ def _with_prologue(stages: tuple[Stage, ...], output: str) -> tuple[Stage, ...] 
     return None
 
 
-def _worth_repeating(producer: Stage, readers: Sequence[Stage]) -> bool:
+def _worth_repeating(producer: Stage, readers: Sequence[Stage], spread: bool) -> bool:
     """True if computing the producer where it is read costs less than writing it out and reading it back."""
+    times = [_evaluations(producer, reader) for reader in readers]
+    if spread and any(not isinstance(node, Load) for node in walk(producer.result)):
+        limits = [1 if len(factors_of(reader)) > 1 else REPEATS for reader in readers]
+        many = [n > limit * producer.output.elements for n, limit in zip(times, limits, strict=True)]
+        if any(found and reader.reducer is not None for found, reader in zip(many, readers, strict=True)):
+            return False
     if cheap(producer.result):
         return True
-    if len(readers) != 1:
-        return False
-    (reader,) = readers
+    return len(readers) == 1 and times[0] <= REPEATS * producer.output.elements
+
+
+def _evaluations(producer: Stage, reader: Stage) -> int:
+    """How many elements of the producer a reader evaluates, each as often as it does so."""
     indices = [load.index for load in reader.reads if load.tensor == producer.name]
     # In an epilogue the nest runs over its spatial axes only.
     in_body = any(isinstance(n, Load) and n.tensor == producer.name for n in walk(reader.body))
-    points = math.prod(a.extent for a in reader.axes if in_body or not a.is_reduce)
-    return points * len(indices) <= REPEATS * producer.output.elements
+    return math.prod(a.extent for a in reader.axes if in_body or not a.is_reduce) * len(indices)
 
 
 def cheap(node: Scalar) -> bool:

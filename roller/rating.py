@@ -40,8 +40,8 @@ def rate(
     elsewhere as in the next inner one. `ConstructionError` names the rule that the tiles break, `ExpressionError` what is wrong
     with how they are written.
     """
-    expr = fuse(permitted(expression_of(op), precision))
     plugin, chip = resolve(device, spec)
+    expr = fuse(permitted(expression_of(op), precision), chip.spread)
     rules, parameters = plugin.rules(chip, expr), plugin.cost_parameters(chip, expr)
     given = _per_stage(tiles)
     if len(given) != len(expr.stages):
@@ -149,7 +149,7 @@ def enumerate_programs(
     `compile` looks at a few hundred of them; this is for studies of the model: draw some, rate them, run them. The arguments
     are those of `compile`.
     """
-    expr = fuse(permitted(expression_of(op), precision))
     plugin, chip = resolve(device, spec)
+    expr = fuse(permitted(expression_of(op), precision), chip.spread)
     chip = narrowed(chip, threads)
     return program_space(expr, chip, plugin.rules(chip, expr), plugin.cost_parameters(chip, expr))

@@ -130,6 +130,30 @@ def test_long_chains_stay_below_the_limit_and_terminate() -> None:
     assert len(fused(value).stages) < 10
 
 
+SPREAD: dict[str, tuple[Callable[[], SymbolicTensor], list[str]]] = {
+    "matmul of relu": (ONE_STAGE["matmul of relu"], ["relu", "matmul"]),
+    "matmul of a cast": (ONE_STAGE["matmul of a cast"], ["cast", "matmul"]),
+    "conv with padding of relu": (ONE_STAGE["conv with padding of relu"], ["relu", "conv2d"]),
+    "conv of a pad": (ONE_STAGE["conv of a pad"], ["conv2d"]),
+    "matmul of a transposed view": (ONE_STAGE["matmul of a transposed view"], ["matmul"]),
+    "one column of relu": (lambda: ops.matmul(ops.relu(A), T((7, 1))), ["matmul"]),
+    "gelu(matmul + bias)": (ONE_STAGE["gelu(matmul + bias)"], ["gelu"]),
+    "mean of squares": (ONE_STAGE["mean of squares"], ["sqrt"]),
+    "max pool with padding of relu": (ONE_STAGE["max pool with padding of relu"], ["max_pool2d"]),
+    "sum of gelu": (lambda: ops.reduce_sum(ops.gelu(A), 1), ["reduce_sum"]),
+}
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_where_arrays_are_spread_products_take_in_only_what_moves_data(name: str) -> None:
+    build, expected = SPREAD[name]
+    expr = ops.expression(build())
+    result = fuse(expr, spread=True)
+    assert [s.name for s in result.stages] == expected
+    arrays = verify.random_inputs(expr, 1, False)
+    np.testing.assert_allclose(verify.reference(result, arrays), verify.reference(expr, arrays), rtol=1e-11, atol=1e-11)
+
+
 def test_unread_stages_and_unread_inputs() -> None:
     expr = ops.expression(ops.relu(ops.exp(A)))
     unread = Stage((Axis("i", 2),), Const(1.0, "float32"), Tensor("unread", (2,)), (Affine.axis("i"),))

@@ -143,6 +143,16 @@ def test_stages_that_agree_exchange_nothing_between_them() -> None:
     assert not [step.name for step in manifest_for(kernel).steps if step.name.startswith("move")]
 
 
+@pytest.mark.parametrize("change", [ops.relu, lambda x: x * 2.0, lambda x: ops.cast(ops.cast(x, "float32"), "float16")])
+def test_functions_of_operands_leave_the_product_to_the_matrix_unit(change: Callable[[SymbolicTensor], SymbolicTensor]) -> None:
+    op = ops.matmul(change(t(96, 64, dtype="float16")), t(64, 48, dtype="float16"))
+    kernel = roller.compile(op, device="ipu_sim")
+    assert [stage.atom.kind for stage in kernel.program.stages][-1] == "matrix"
+    expr = ops.expression(op)
+    arrays = verify.random_inputs(expr, 1, False)
+    verify.check(expr, arrays, kernel(*arrays.values()))
+
+
 def test_threads_are_tiles() -> None:
     kernel = roller.compile(ops.matmul(t(64, 64), t(64, 64)), device="ipu_sim", threads=10)
     manifest = manifest_for(kernel)
