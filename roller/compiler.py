@@ -13,7 +13,7 @@ from roller import building, serial, trial
 from roller.arrays import Wanted, admit, numpy_dtype
 from roller.chip import SpecLike, resolve
 from roller.compiled import Built, Kernel
-from roller.construct import best_of, rated_stages
+from roller.construct import rated_stages
 from roller.devices import Device, load_device
 from roller.errors import ConstructionError, ExpressionError, KernelError
 from roller.expr import TensorExpr
@@ -24,6 +24,7 @@ from roller.narrow import narrowed
 from roller.ops import SymbolicTensor, expression
 from roller.precision import permitted
 from roller.record import Choice
+from roller.together import best_of
 
 Op = SymbolicTensor | TensorExpr
 

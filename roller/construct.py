@@ -25,17 +25,17 @@ from roller.align import Rules
 from roller.choice import panels_at_unit, program_of, refined, split, whole_programs
 from roller.copying import panel_room
 from roller.errors import ConstructionError
-from roller.estimate import Estimate, combine_estimates
 from roller.expr import TensorExpr
 from roller.feasible import hopeless, reason_of
 from roller.grow import extents_at, grow, tiles_at
 from roller.hardware import HardwareSpec
 from roller.nest import Nest, Tile, variants
-from roller.program import RProgram, StageProgram, Staging, panel_element_bytes
+from roller.program import StageProgram, Staging, panel_element_bytes
 from roller.rates import CostParameters
 from roller.search import Chain, Search, packs, reads_whole, searches, start, stores_whole
 from roller.settle import settle
 from roller.sweep import evened
+from roller.together import Candidate, Rated, best_of, diverse
 
 INNER_KEEP, OUTER_KEEP = 8, 8  # chains kept after a level
 EACH_KEEP = 3  # … and of one innermost tile at most so many: a nest or mapping that brought only few is not likely to be the best
@@ -45,23 +45,11 @@ REFINE_SLACK = 1.5  # … unless it is predicted this much slower than the best 
 SETTLED, STEPS = 2, 50  # programs of which, at the end, other tiles are rated that differ in an extent or two; and how many of each
 # … where even parts may turn their order round: more, unless predicted so much slower than the best.
 SPREAD_SETTLED, SPREAD_SLACK = 4, 2.5
-WHOLE = 4  # programs of several stages that are put together where a device rates them whole, which may take long
 EVENED = 1200  # tiles of equal parts that are looked at for each of these, where parts must come out even
 SAME_SIZE = 4  # innermost tiles of about one size that are kept where tiles run on lanes
 PACKED_GAIN = 0.97  # a vector where only a copy is side by side must save this much padding, as its results are scattered
 OWN_SLACK = 4.0  # … where the device has a model of its own, of which this one knows too little
 MAPPING_SLACK = 1.5  # an innermost tile predicted this much slower than the best one is not pursued
-
-
-Rated = tuple[StageProgram, Estimate]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A program and its prediction."""
-
-    program: RProgram
-    estimate: Estimate
 
 
 def construct(
@@ -85,21 +73,6 @@ def rated_stages(
     """For each stage of a fused expression all programs that were rated, best first; `ConstructionError` where nothing fits."""
     with _uncollected():
         return [_rated_stage(nests, spec, rules, parameters, constants) for nests in _nests(expr, spec)]
-
-
-def best_of(expr: TensorExpr, rated: list[list[Rated]], parameters: CostParameters, top_k: int) -> list[Candidate]:
-    """The `top_k` best programs for an expression, best first, from what was rated for its stages."""
-    per_stage = [diverse(programs, top_k) for programs in rated]
-    count = min(top_k, max(len(found) for found in per_stage))
-    if parameters.own_model is not None and len(per_stage) > 1:
-        count = min(count, WHOLE)
-    candidates = []
-    for rank in range(count):
-        chosen = [found[min(rank, len(found) - 1)] for found in per_stage]
-        program = RProgram(expr, tuple(p for p, _ in chosen))
-        own = parameters.own_model(program, math.inf) if parameters.own_model is not None and len(chosen) > 1 else None
-        candidates.append(Candidate(program, own or combine_estimates([e for _, e in chosen])))
-    return sorted(candidates, key=lambda c: c.estimate.seconds)
 
 
 @contextmanager
@@ -364,18 +337,3 @@ def _several_inner(rated: list[tuple[float, int, Chain]]) -> list[tuple[float, i
         if seen[item[-1][-1]] <= EACH_KEEP:
             found.append(item)
     return found
-
-
-def diverse(ranked: list[Rated], count: int) -> list[Rated]:
-    """The best programs of which no two share atom, innermost tile, unit tile, split and cluster; near-duplicates only fill up."""
-    kept: list[Rated] = []
-    rest: list[Rated] = []
-    seen: set[tuple[object, ...]] = set()
-    for program, rating in ranked:
-        tiles = program.inner, program.unit_tile, program.split, program.cluster
-        key = (program.nest.dims, program.atom.name, program.mapping, *tiles)
-        (rest if key in seen else kept).append((program, rating))
-        seen.add(key)
-        if len(kept) >= count:
-            break
-    return sorted([*kept, *rest][:count], key=lambda item: item[1].seconds)

@@ -71,11 +71,12 @@ def roller_cost_parameters(spec: HardwareSpec, expr: TensorExpr) -> CostParamete
 @hookspec(firstresult=True)
 def roller_estimate(spec: HardwareSpec, program: StageProgram | RProgram, worth: float) -> Estimate | None:
     """The device's own prediction, where the core's model cannot be its model: for one stage's program, as if it were alone, and
-    for a whole one of several stages. Default: the core's model.
+    for a whole one of several stages, or the first few of them (its expression ends there). Default: the core's model.
 
-    Asked for every stage's program that is ranked, so it must answer that within a fraction of a millisecond; for the few whole
-    ones that are left it may take longer. Infinite seconds: it cannot run; the only term's name is the rule, `reason` says why, and
-    where memory is short, `short_bytes` by how much. `clock_ghz`: seconds are those of a simulator's cycles.
+    Asked for every stage's program that is ranked, so it must answer that within a fraction of a millisecond; for the whole
+    ones, of which there are some dozens a stage, it may take a few. Infinite seconds: it cannot run; the only term's name is the
+    rule, `reason` says why, and where memory is short, `short_bytes` by how much. `clock_ghz`: seconds are those of a simulator's
+    cycles.
 
     `worth`: a program that takes so many seconds or more is of no use to who asks; any number of seconds from there up to its own
     will do for such a one. A plugin may do without this argument.

@@ -13,6 +13,8 @@ from roller.program import RProgram, StageProgram, tiled_levels
 
 TRANSPOSE_SLOTS = 1.5  # issue slots an element for exchanging parts of two vectors: three shuffles for two results
 
+OwnRating = Callable[[StageProgram | RProgram, float], Estimate | None]
+
 
 @dataclass(frozen=True)
 class CostParameters:
@@ -42,7 +44,7 @@ class CostParameters:
     warm: float = 0.0
     gather_slots: float = 1.0
     copy_slots: float = 1.0
-    own_model: Callable[[StageProgram | RProgram, float], Estimate | None] | None = None
+    own_model: OwnRating | None = None
 
 
 @dataclass

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from roller import ops
 from roller.align import Multiple, Rules, aligned_extents, atom_tile
-from roller.construct import Candidate, construct
+from roller.construct import construct
 from roller.contract import DeviceContract
 from roller.expr import TensorExpr
 from roller.fusion import fuse
@@ -25,6 +25,7 @@ from roller.ops import SymbolicTensor
 from roller.program import RProgram, StageProgram, Staging, lane_level, tiled_levels
 from roller.rates import CostParameters
 from roller.search import mappings
+from roller.together import Candidate
 
 __all__ = [
     "DTYPE",

@@ -23,6 +23,7 @@ from roller.errors import (
     UnknownDeviceError,
 )
 from roller.estimate import Estimate, combine_estimates
+from roller.expr import TensorExpr
 from roller.fusion import fuse
 from roller.isolated import run_isolated
 from roller.kernel import Artifact, BuildOptions
@@ -195,9 +196,8 @@ def own(seconds):
     return Estimate(seconds, (("own", seconds),))
 
 
-TWO = fuse(
-    ops.expression(ops.matmul(ops.relu(ops.matmul(roller.tensor((64, 64)), roller.tensor((64, 64)))), roller.tensor((64, 8))))
-)
+TWO_PRODUCTS = ops.matmul(ops.relu(ops.matmul(roller.tensor((64, 64)), roller.tensor((64, 64)))), roller.tensor((64, 8)))
+TWO = fuse(ops.expression(TWO_PRODUCTS))
 
 
 def test_a_device_ranks_by_its_own_model():
@@ -222,9 +222,31 @@ def test_whole_programs_of_several_stages_are_rated_as_one():
         return own(1.0)
 
     found = constructed_by(model, TWO)
-    assert len(TWO.stages) == 2 and [c.program for c in found] == asked
+    assert len(TWO.stages) == 2 and [c.program for c in found] == asked[:5] and all(p.expr is TWO for p in asked)
     assert {(c.estimate.seconds, c.estimate.bound_by) for c in found} == {(3.0, "whole")}
     assert {c.estimate.bound_by for c in constructed_by(lambda p: None if isinstance(p, RProgram) else own(1.0), TWO)} == {"own"}
+
+
+def test_beginnings_of_several_stages_are_rated_and_the_best_pair_is_found():
+    three = fuse(ops.expression(ops.matmul(TWO_PRODUCTS, roller.tensor((8, 64)))))
+    asked = []
+
+    def model(program):
+        if not isinstance(program, RProgram):
+            few = program.nest.stage is three.stages[-1]
+            return own(1.0 + 1e-3 * (program.unit_tiles if few else 1 / program.unit_tiles))
+        asked.append(len(program.expr.stages))
+        pairs = zip(program.stages, program.stages[1:], strict=False)
+        return own(len(program.stages) + sum(abs(one.unit_tiles - other.unit_tiles) for one, other in pairs))
+
+    best = constructed_by(model, three)[0]
+    assert len(three.stages) == 3 == len(best.program.stages) and set(asked) == {2, 3}
+    alone = [
+        constructed_by(model, TensorExpr(three.inputs + tuple(s.output for s in three.stages[:n]), (stage,)))[0]
+        for n, stage in enumerate(three.stages)
+    ]
+    apart = RProgram(three, tuple(c.program.stages[0] for c in alone))
+    assert best.estimate.seconds < model(apart).seconds, "stages that go together are taken, though others are better alone"
 
 
 def test_what_a_device_leaves_to_the_core_is_rated_by_the_core():

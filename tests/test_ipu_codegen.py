@@ -153,6 +153,16 @@ def test_functions_of_operands_leave_the_product_to_the_matrix_unit(change: Call
     verify.check(expr, arrays, kernel(*arrays.values()))
 
 
+def test_attention_in_halves_compiles_and_is_right() -> None:
+    q, k, v = (t(2, 24, 16, dtype="float16") for _ in range(3))
+    scores = ops.einsum("bmd,bnd->bmn", q, k)
+    raised = ops.exp(scores - ops.reduce_max(scores, 2, keepdims=True))
+    op = ops.einsum("bmn,bnd->bmd", raised / ops.reduce_sum(raised, 2, keepdims=True), v)
+    kernel, expr = roller.compile(op, device="ipu_sim"), ops.expression(op)
+    arrays = verify.random_inputs(expr, 1, False)
+    verify.check(expr, arrays, kernel(*arrays.values()))
+
+
 def test_threads_are_tiles() -> None:
     kernel = roller.compile(ops.matmul(t(64, 64), t(64, 64)), device="ipu_sim", threads=10)
     manifest = manifest_for(kernel)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from roller import ops
 from roller.catalog import load_spec
-from roller.construct import Candidate
 from roller.cost import estimate
 from roller.errors import ConstructionError
 from roller.estimate import Estimate
@@ -38,6 +37,7 @@ from roller.testing import (
     with_levels,
     with_unit,
 )
+from roller.together import Candidate
 
 SPECS = Path(__file__).parent.parent / "specs"
 MACHINES = {

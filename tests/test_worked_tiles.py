@@ -16,7 +16,7 @@ import pytest
 from roller import ops
 from roller.align import Multiple, Rules
 from roller.catalog import load_spec
-from roller.construct import Candidate, construct
+from roller.construct import construct
 from roller.cost import Model
 from roller.expr import TensorExpr
 from roller.fit import Fit
@@ -27,6 +27,7 @@ from roller.program import StageProgram, tiled_levels
 from roller.rates import CostParameters
 from roller.testing import constructed, expression, gemm
 from roller.tile import Geometry
+from roller.together import Candidate
 
 SPECS = Path(__file__).parent.parent / "specs"
 MACHINES = {
