@@ -21,6 +21,7 @@ from roller.errors import CodegenError, ConstructionError, KernelError, RollerEr
 from roller.kernel import Artifact
 from roller.ops import SymbolicTensor
 from roller_ipu_sim.codegen import AGAIN
+from roller_ipu_sim.families import each_placement
 from roller_ipu_sim.manifest import Manifest, from_json
 
 FEW = CHIPS[2]  # five tiles
@@ -146,7 +147,7 @@ def test_threads_are_tiles() -> None:
     kernel = roller.compile(ops.matmul(t(64, 64), t(64, 64)), device="ipu_sim", threads=10)
     manifest = manifest_for(kernel)
     assert manifest.tiles == 10
-    assert 1 < len({place.tile for tensor in manifest.tensors for place in tensor.placements}) <= 10
+    assert 1 < len({place.tile for tensor in manifest.tensors for place in each_placement(tensor.placements)}) <= 10
     np.testing.assert_array_equal(kernel(*[np.ones((64, 64), np.float32)] * 2), np.full((64, 64), 64))
 
 
@@ -178,6 +179,7 @@ def unwritten(table: dict[str, Any]) -> None:
     for step in table["steps"]:
         if step.get("exchange"):
             step["exchange"] = step["exchange"][:1]
+            step["exchange"][0]["loops"] = []
 
 
 def beyond(table: dict[str, Any]) -> None:

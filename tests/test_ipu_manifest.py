@@ -29,7 +29,7 @@ from roller_ipu_sim.manifest import (
     number,
     to_json,
 )
-from roller_ipu_sim.memory import occupied
+from roller_ipu_sim.memory import fullest
 
 MACHINE = machine(bow())
 Change = Callable[[dict[str, Any]], None]
@@ -102,7 +102,7 @@ def test_every_vertex_is_the_same_after_json() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (put("version", 2), "version"),
+        (put("version", 1), "version 1, but manifests of version 2 are read here; compile the operator again"),
         (put("surprise", 1), "surprise"),
         (drop("buffers.0.address"), "buffers.0.address"),
         (put("buffers.0.address", "0"), "valid integer"),
@@ -351,9 +351,10 @@ def test_memory_is_counted_where_and_when_buffers_live() -> None:
     draft = Draft(tiles=3, last=1)
     draft.buffer("x", "float16", 10)
     draft.buffer("y", "float32", 4, tiles=every(1, 2), live=(1, 1))
+    draft.buffer("z", "float32", 2, tiles=every(2, 1), live=(0, 0))
     draft.compute("first")
     draft.compute("second")
-    assert occupied(draft.done()).tolist() == [[20, 20, 20], [20, 20, 36]]
+    assert fullest(draft.done()).tolist() == [20, 28, 36]
 
 
 def test_buffers_may_share_memory_one_after_another() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 Row = tuple[int, ...]
@@ -23,13 +24,52 @@ class Nest:
         return found
 
 
+def nest_over(first: Row, walks: Iterable[tuple[int, int, Row]]) -> Nest:
+    """The nest of some loops (where it begins, trips, change of a trip), outermost first, without those of one trip; neighbours
+    that walk on in equal steps become one.
+    """
+    found: list[tuple[int, Row]] = []
+    for low, count, step in walks:
+        first = _plus(first, step, low)
+        if count == 1:
+            continue
+        if found and found[-1][1] == tuple([count * change for change in step]):
+            found[-1] = found[-1][0] * count, step
+        else:
+            found.append((count, step))
+    return Nest(first, tuple(found))
+
+
+def spans(radices: Sequence[int], low: int, high: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """The numbers from `low` to before `high` by their digits of these radices, in order: boxes, (first, count) for each digit."""
+    if low >= high:
+        return
+    if low == 0 and high == math.prod(radices):
+        yield tuple([(0, radix) for radix in radices])
+        return
+    inner = math.prod(radices[1:])
+    head, tail = -(-low // inner), high // inner  # first digits from head to before tail come with all others
+    if head > tail:
+        yield from (((tail, 1), *rest) for rest in spans(radices[1:], low - tail * inner, high - tail * inner))
+        return
+    yield from (((head - 1, 1), *rest) for rest in spans(radices[1:], low - (head - 1) * inner, inner) if low < head * inner)
+    if head < tail:
+        yield ((head, tail - head), *[(0, radix) for radix in radices[1:]])
+    yield from (((tail, 1), *rest) for rest in spans(radices[1:], 0, high - tail * inner))
+
+
 def nests(rows: Iterable[Row]) -> list[Nest]:
-    """The rows, each as often as given but in another order, as few nests.
+    """The rows, each as often as given but in another order, as few nests."""
+    return fewer([Nest(row) for row in rows])
+
+
+def fewer(given: Sequence[Nest]) -> list[Nest]:
+    """The same rows in another order, as few nests.
 
     Runs of rows in equal steps become a loop, then runs of equal loops a loop around it; between rounds equal loops are put
     together, since tables alternate between shapes.
     """
-    found = [Nest(row) for row in rows]
+    found = list(given)
     while True:
         # Runs of two may tear a longer run apart, and are all there is where two columns alternate: the shorter result stays.
         folded = min((_folded(found, least) for least in (3, 2)), key=len)

@@ -6,14 +6,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
+from roller_ipu_sim.affine import Row, nests
+from roller_ipu_sim.families import Part, each_placement
 from roller_ipu_sim.homes import kept, results, stored
-from roller_ipu_sim.manifest import Placement, Receivers, Send
+from roller_ipu_sim.manifest import Send
 from roller_ipu_sim.plan import ArrayPlan, Plan
+from roller_ipu_sim.sends import sent
 
 Numbers = npt.NDArray[np.int64]
 
@@ -40,14 +42,14 @@ class Move:
     array: ArrayPlan
 
     @cached_property
-    def from_(self) -> list[Placement]:
+    def from_(self) -> list[Part]:
         """Where it was computed."""
-        return list(results(self.made))
+        return list(each_placement(results(self.made)))
 
     @cached_property
-    def to(self) -> list[Placement]:
+    def to(self) -> list[Part]:
         """Where it is wanted."""
-        return list(kept(self.plan, self.array))
+        return list(each_placement(kept(self.plan, self.array)))
 
     @cached_property
     def stays(self) -> bool:
@@ -70,7 +72,7 @@ class Move:
         return math.gcd(*sizes)
 
     @cached_property
-    def _wanted(self) -> list[tuple[Placement, Numbers]]:
+    def _wanted(self) -> list[tuple[Part, Numbers]]:
         return list(zip(self.to, _ids(self.array, self.to, self.granule), strict=True))
 
     @cached_property
@@ -116,56 +118,23 @@ class Move:
         return into, out, fragments
 
     def sends(self) -> Iterator[Send]:
-        """The exchange; runs of one length, evenly apart between the same tiles, are one send."""
+        """The exchange: runs of one length, evenly apart, are one family."""
         runs = self.runs
         alone = self.array.in_place or self.array.kept or self.array.shifts
         name = self.array.box_buffer if alone else self.array.home_buffer
-        rows = list(zip(*(part.tolist() for part in (runs.source, runs.target, runs.count, runs.start, runs.to)), strict=True))
-        for group in _even(rows):
-            tile, target, count, start, to = group[0]
-            apart = (group[1][3] - start, group[1][4] - to) if len(group) > 1 else (1, 1)
-            yield Send(
-                tile=tile,
-                buffer=self.made.buffer("out"),
-                offset=start,
-                to=Receivers(tiles=((target, 1, 1),), buffer=name, offset=to),
-                shape=(len(group), count),
-                strides=(apart[0], 1),
-                to_strides=(apart[1], 1),
-            )
+        alike: dict[int, list[Row]] = {}
+        for count, *row in zip(*(p.tolist() for p in (runs.count, runs.source, runs.start, runs.target, runs.to)), strict=True):
+            alike.setdefault(count, []).append(tuple(row))
+        for count, rows in alike.items():
+            for nest in nests(rows):
+                yield sent(nest, self.made.buffer("out"), name, ((0, 1, 1),), count)
 
 
-_Row = tuple[int, int, int, int, int]
+def _place(part: Part) -> tuple[object, ...]:
+    return part.tile, part.offset, part.start, part.shape, part.first, part.elements
 
 
-def _even(rows: Sequence[_Row]) -> Iterator[list[_Row]]:
-    """Runs gathered as long as they are alike and evenly apart, forwards on both sides."""
-    group: list[_Row] = []
-    for before, row in pairwise([None, *rows]):
-        assert row is not None
-        if before is not None and _goes_on(group, row):
-            group.append(row)
-            continue
-        if group:
-            yield group
-        group = [row]
-    if group:
-        yield group
-
-
-def _goes_on(group: list[_Row], row: _Row) -> bool:
-    last = group[-1]
-    step = row[3] - last[3], row[4] - last[4]
-    if row[:3] != last[:3] or min(step) < 1:
-        return False
-    return len(group) == 1 or step == (last[3] - group[-2][3], last[4] - group[-2][4])
-
-
-def _place(placement: Placement) -> tuple[object, ...]:
-    return placement.tile, placement.offset, placement.start, placement.shape, placement.first, placement.elements
-
-
-def _ids(array: ArrayPlan, placements: Sequence[Placement], granule: int) -> Iterator[Numbers]:
+def _ids(array: ArrayPlan, placements: Sequence[Part], granule: int) -> Iterator[Numbers]:
     """For each placement the row-major numbers of its granules in the array; `NOWHERE` for padding."""
     digits, extents = list(array.digits), list(stored(array))
     if granule > 1:

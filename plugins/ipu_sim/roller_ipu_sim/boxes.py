@@ -20,6 +20,7 @@ __all__ = [
     "Array",
     "Box",
     "Ranges",
+    "Region",
     "Rows",
     "arrived",
     "box",
@@ -27,6 +28,7 @@ __all__ = [
     "numbers",
     "places",
     "reads",
+    "region",
     "rows_of",
     "sent",
     "view",
@@ -50,6 +52,21 @@ class Box(NamedTuple):
     def meets(self, other: Box) -> bool:
         """True if the ranges from first to last element of the two have elements in common."""
         return self.buffer == other.buffer and self.offset < other.end and other.offset < self.end
+
+
+class Region(NamedTuple):
+    """A box in a tile's buffer, and the same in further tiles and further on: loops of (count, tile, offset)."""
+
+    tile: int
+    box: Box
+    loops: tuple[tuple[int, int, int], ...]
+
+
+def region(place: Box, tiles: tuple[int, int, int], loops: Iterable[tuple[int, ...]]) -> Region:
+    """A box in a range of tiles, repeated by loops of (count, tile, offset)."""
+    first, count, step = tiles
+    every = [(loop[0], loop[1], loop[2]) for loop in loops]
+    return Region(first, place, tuple([loop for loop in (*every, (count, step, 0)) if loop[0] > 1]))
 
 
 @lru_cache(maxsize=4096)

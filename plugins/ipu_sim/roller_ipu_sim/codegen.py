@@ -124,7 +124,7 @@ def _bringing(plan: Plan, moving: list[ArrayPlan], trips: Trips) -> Iterator[Ste
         if array.leaves:
             fill = Fill(to=Ref(buffer=array.box_buffer, offset=0), elements=array.elements, value=_outside(plan, array))
             yield Step(name=f"fill {array.access.tensor.name} {trips}", compute=(VertexGroup(tiles=tiles, vertex=fill),))
-    sends = tuple([send for array in moving for send in brought(plan, array, trips) if send.to.tiles])
+    sends = tuple([send for array in moving for send in brought(plan, array, trips)])
     if moving:
         yield Step(name=f"bring {trips}", exchange=sends)
 

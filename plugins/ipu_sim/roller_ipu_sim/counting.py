@@ -10,9 +10,10 @@ import numpy as np
 from roller.plugin import CodegenError
 from roller_ipu_sim import cycles, trees
 from roller_ipu_sim.boxes import Array, Box, numbers, reads, writes
+from roller_ipu_sim.families import sums
 from roller_ipu_sim.machine import Machine
 from roller_ipu_sim.manifest import BYTES, Amp, Buffer, Copy, Fill, Manifest, ManifestError, Map, Reduce, Send, Step, Vertex
-from roller_ipu_sim.memory import occupied
+from roller_ipu_sim.memory import fullest
 from roller_ipu_sim.profile import VERTEX_KINDS, Profile, Superstep
 
 __all__ = ["phases", "profiled", "vertex_cycles"]
@@ -21,8 +22,9 @@ __all__ = ["phases", "profiled", "vertex_cycles"]
 def profiled(manifest: Manifest, machine: Machine) -> Profile:
     """The profile of a manifest that has been checked; `ManifestError` for work whose cycles are not known on this machine."""
     buffers = {buffer.name: buffer for buffer in manifest.buffers}
+    exchanges = _Exchanges(manifest, machine)
     found = [
-        _exchange(manifest, machine, steps[0])
+        exchanges.superstep(steps[0])
         if manifest.steps[steps[0]].exchange is not None
         else _compute(manifest, machine, buffers, steps)
         for steps in phases(manifest.steps)
@@ -31,7 +33,7 @@ def profiled(manifest: Manifest, machine: Machine) -> Profile:
         chip=machine.chip,
         clock_ghz=machine.clock_ghz,
         supersteps=tuple(found),
-        memory=occupied(manifest).max(axis=0),
+        memory=fullest(manifest),
         capacity=machine.tile_bytes,
         reserved=machine.reserved_bytes,
     )
@@ -132,43 +134,72 @@ def _map_shape(vertex: Map) -> cycles.MapShape:
     )
 
 
-def _exchange(manifest: Manifest, machine: Machine, number: int) -> Superstep:
-    step = manifest.steps[number]
-    words_in, words_out, fragments = _traffic(manifest, machine, step.exchange or ())
-    loads, places = np.unique(np.stack([words_in, words_out, fragments], axis=1), axis=0, return_inverse=True)
-    costs = np.array([cycles.exchanged(machine, *(int(n) for n in load)) for load in loads], dtype=np.int64)
-    taken = costs[places.reshape(-1)]
-    slowest = int(taken.argmax())
-    idle = cycles.exchanged(machine, 0, 0, 0)
-    return Superstep(
-        name=step.name,
-        kind="exchange",
-        steps=(number, number),
-        cycles=int(taken[slowest]),
-        slowest=slowest,
-        parts={"exchange": int(taken[slowest]) - idle, "sync": idle},
-        tile_cycles=taken,
-        words_in=words_in,
-        words_out=words_out,
-        fragments=fragments,
-    )
+class _Exchanges:
+    """What exchanges move. Those that differ in places only are counted once."""
 
+    def __init__(self, manifest: Manifest, machine: Machine) -> None:
+        self._manifest, self._machine = manifest, machine
+        self._sizes = {buffer.name: BYTES[buffer.dtype] for buffer in manifest.buffers}
+        self._known: dict[tuple[object, ...], tuple[Array, Array, Array, Array]] = {}
 
-def _traffic(manifest: Manifest, machine: Machine, sends: tuple[Send, ...]) -> tuple[Array, Array, Array]:
-    """Words in and out and fragments of each tile. A multicast leaves once; fragments count at both ends."""
-    sizes = {buffer.name: BYTES[buffer.dtype] for buffer in manifest.buffers}
-    runs = np.array([math.prod(send.shape[:-1]) for send in sends], dtype=np.int64)
-    nbytes = np.array([send.shape[-1] * sizes[send.buffer] for send in sends], dtype=np.int64)
-    words = runs * -(-nbytes // machine.exchange.word_bytes)
-    senders = np.array([send.tile for send in sends], dtype=np.int64)
-    receivers = [numbers(send.to.tiles) for send in sends]
-    counts = np.array([len(tiles) for tiles in receivers], dtype=np.int64)
-    arrived = np.concatenate(receivers) if receivers else senders
+    def superstep(self, number: int) -> Superstep:
+        """The phase that a step is."""
+        step = self._manifest.steps[number]
+        sends = step.exchange or ()
+        words_in, words_out, fragments, taken = self._counted(sends)
+        slowest = int(taken.argmax())
+        idle = cycles.exchanged(self._machine, 0, 0, 0)
+        return Superstep(
+            name=step.name,
+            kind="exchange",
+            steps=(number, number),
+            cycles=int(taken[slowest]),
+            slowest=slowest,
+            parts={"exchange": int(taken[slowest]) - idle, "sync": idle},
+            tile_cycles=taken,
+            words_in=words_in,
+            words_out=words_out,
+            fragments=fragments,
+        )
 
-    def per_tile(tiles: Array, amounts: Array) -> Array:
-        total = np.zeros(manifest.tiles, dtype=np.int64)
-        np.add.at(total, tiles, amounts)
-        return total
+    def _counted(self, sends: tuple[Send, ...]) -> tuple[Array, Array, Array, Array]:
+        """Words in and out, fragments and cycles of each tile."""
+        key = tuple([self._kind(send) for send in sends])
+        if key not in self._known:
+            words_in, words_out, fragments = self._traffic(sends)
+            loads, places = np.unique(np.stack([words_in, words_out, fragments], axis=1), axis=0, return_inverse=True)
+            costs = np.array([cycles.exchanged(self._machine, *(int(n) for n in load)) for load in loads], dtype=np.int64)
+            self._known[key] = words_in, words_out, fragments, costs[places.reshape(-1)]
+        return self._known[key]
 
-    fragments = per_tile(senders, runs) + per_tile(arrived, np.repeat(runs, counts))
-    return per_tile(arrived, np.repeat(words, counts)), per_tile(senders, words), fragments
+    def _kind(self, send: Send) -> tuple[object, ...]:
+        """All of a send that its traffic depends on."""
+        loops = tuple([(count, tile, to_tile) for count, tile, _, to_tile, _ in send.loops])
+        return send.tile, send.to.tiles, send.shape, self._sizes[send.buffer], send.others, loops
+
+    def _traffic(self, sends: tuple[Send, ...]) -> tuple[Array, Array, Array]:
+        """Words in and out and fragments of each tile. A multicast leaves once; fragments count at both ends."""
+        words_in, words_out, fragments = np.zeros((3, self._manifest.tiles), dtype=np.int64)
+        for send in sends:
+            runs = math.prod(send.shape[:-1])
+            words = runs * -(-send.shape[-1] * self._sizes[send.buffer] // self._machine.exchange.word_bytes)
+            leaving, arriving = self._ends(send)
+            words_out += leaving * words
+            words_in += arriving * words
+            fragments += (leaving + arriving) * runs
+        return words_in, words_out, fragments
+
+    def _ends(self, send: Send) -> tuple[Array, Array]:
+        """How often each tile sends in a family, and how often it receives."""
+        idle, still = (math.prod([loop[0] for loop in send.loops if not loop[column]]) for column in (1, 3))
+        senders = self._times(sums(send.tile, [(loop[0], loop[1]) for loop in send.loops if loop[1]])) * idle
+        moved = sums(0, [(loop[0], loop[3]) for loop in send.loops if loop[3]])
+        receivers = self._times((numbers(send.to.tiles)[:, None] + moved).reshape(-1)) * still
+        if send.others:
+            apart = sums(send.tile, [(loop[0], loop[1] - loop[3]) for loop in send.loops])  # from where receivers begin
+            own = sums(send.tile, [(loop[0], loop[1]) for loop in send.loops])[np.isin(apart, numbers(send.to.tiles))]
+            receivers = receivers - self._times(own)
+        return senders, receivers
+
+    def _times(self, tiles: Array) -> Array:
+        return np.bincount(tiles, minlength=self._manifest.tiles)

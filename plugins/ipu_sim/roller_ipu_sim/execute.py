@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +20,7 @@ from roller_ipu_sim import values
 from roller_ipu_sim.boxes import Array, Ranges, Rows, numbers, rows_of, view
 from roller_ipu_sim.check import check
 from roller_ipu_sim.counting import profiled
+from roller_ipu_sim.families import Part, each_placement, each_send
 from roller_ipu_sim.layout import part, put_part, stored, unstored
 from roller_ipu_sim.machine import machine
 from roller_ipu_sim.manifest import Amp, AmpLoop, Buffer, Copy, Fill, Manifest, Map, Reduce, Send, TensorHome, VertexGroup, number
@@ -86,6 +87,29 @@ class _Memory:
         rows = (self._counts[name], self.buffers[name].elements)
         return view(self._raw[name], self._dtypes[name], rows, offset, shape, strides)
 
+    def ranged(self, name: str) -> bool:
+        """True if a buffer's tiles follow one another."""
+        tiles = self.buffers[name].tiles
+        return len(tiles) == 1 and tiles[0][2] == 1
+
+    def repeated(
+        self,
+        name: str,
+        place: tuple[int, int],
+        loops: Sequence[tuple[int, int, int]],
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+    ) -> Array:
+        """Elements of a buffer whose tiles follow one another, from a tile and an element on: [*loops, *shape]. A loop is (count,
+        tiles, elements).
+        """
+        buffer, dtype = self.buffers[name], self._dtypes[name]
+        row, size = buffer.elements, dtype.itemsize
+        begin = (place[0] - buffer.tiles[0][0]) * row + place[1]
+        steps = (*[tile * row + offset for _, tile, offset in loops], *strides)
+        extents = (*[count for count, _, _ in loops], *shape)
+        return np.ndarray(extents, dtype, self._raw[name], begin * size, tuple([step * size for step in steps]))
+
     def rows(self, name: str, tiles: Ranges) -> Rows:
         """Which of a buffer's tiles these are."""
         found = rows_of(self.buffers[name].tiles, tiles)
@@ -130,25 +154,43 @@ class _Run:
             for group in (step.compute or ())[::turn]:
                 self._vertex(group)
             for send in (step.exchange or ())[::turn]:
-                self._send(send)
+                self._sent(send)
         return {tensor.name: self._read(tensor) for tensor in self._manifest.tensors if tensor.role == "output"}
 
     def _write(self, tensor: TensorHome, array: Array) -> None:
         if array.dtype != numpy_dtype(tensor.dtype) or array.size != math.prod(tensor.shape):
             raise LaunchError(f"{tensor.name}: {array.dtype} {array.shape}; give {tensor.dtype} {tensor.shape}")
         whole = stored(tensor, array)
-        for placement in tensor.placements:
-            target = self._memory.view(placement.buffer, placement.offset, (placement.elements,), (1,))
-            target[self._memory.rows(placement.buffer, ((placement.tile, 1, 1),))] = part(placement, whole)
+        for place in each_placement(tensor.placements):
+            self._held(place)[...] = part(place, whole)
 
     def _read(self, tensor: TensorHome) -> Array:
         dtype = numpy_dtype(tensor.dtype)
         nbytes = math.prod(tensor.stored) * dtype.itemsize
         whole: Array = np.full(nbytes, POISON, dtype=np.uint8).view(dtype).reshape(tensor.stored)
-        for placement in tensor.placements:
-            source = self._memory.view(placement.buffer, placement.offset, (placement.elements,), (1,))
-            put_part(placement, whole, source[self._memory.rows(placement.buffer, ((placement.tile, 1, 1),))][0])
+        for place in each_placement(tensor.placements):
+            put_part(place, whole, self._held(place))
         return unstored(tensor, whole)
+
+    def _held(self, place: Part) -> Array:
+        """What lies where a part is placed: its elements in order, or its box where they lie in strides."""
+        shape, strides = ((place.elements,), (1,)) if place.strides is None else (place.shape, place.strides)
+        rows = self._memory.rows(place.buffer, ((place.tile, 1, 1),))
+        found: Array = self._memory.view(place.buffer, place.offset, shape, strides)[rows][0]
+        return found
+
+    def _sent(self, send: Send) -> None:
+        """A family as one copy where its tiles are ranges, else send by send."""
+        memory, to = self._memory, send.to
+        if not send.loops or send.others or not (memory.ranged(send.buffer) and memory.ranged(to.buffer)):
+            for one in each_send(send):
+                self._send(one)
+            return
+        from_loops, to_loops = ([(loop[0], loop[at], loop[at + 1]) for loop in send.loops] for at in (1, 3))
+        source = memory.repeated(send.buffer, (send.tile, send.offset), [*from_loops, (1, 0, 0)], send.shape, send.strides)
+        for first, count, step in to.tiles:
+            loops = [*to_loops, (count, step, 0)]
+            memory.repeated(to.buffer, (first, to.offset), loops, send.shape, send.to_strides)[...] = source
 
     def _send(self, send: Send) -> None:
         memory = self._memory

@@ -1,18 +1,23 @@
 """What has been written when: every element that a program reads must have been, and no exchange may depend on its order.
 
-Elements are followed by granules, as large as all accesses to a buffer allow.
+Elements are followed by granules, as large as all accesses to a buffer allow. A family of sends is looked at as a whole, where a
+buffer's tiles are one range: what it reads, or writes, is then a strided view of all its tiles' granules, and elements that are
+written twice show as granules that are missing. Where anything is wrong, or tiles are no range, all is taken one by one, which
+finds the place.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from roller_ipu_sim.boxes import Array, Box, Ranges, numbers, places, rows_of, view
-from roller_ipu_sim.manifest import Buffer, ManifestError
+from roller_ipu_sim.boxes import Array, Box, Ranges, Region, numbers, region, rows_of, view
+from roller_ipu_sim.families import reach, sums, without
+from roller_ipu_sim.manifest import Buffer, ManifestError, SendLoop
 
 __all__ = ["Access", "Moment", "check_flow"]
 
@@ -20,13 +25,64 @@ BOOL = np.dtype(np.bool_)
 
 
 class Access(NamedTuple):
-    """One vertex on its tiles, or one send: what is read where, and what is written where. `where` names it."""
+    """One vertex on its tiles, or a family of sends: what is read where, and what is written where. `where` names it.
+
+    `loops`: as those of a send, for what is read and what is written; `others`: the reader is none of the writers.
+    """
 
     where: str
     readers: Ranges
     reads: Sequence[Box]
     writers: Ranges
     writes: Sequence[Box]
+    loops: tuple[SendLoop, ...] = ()
+    others: bool = False
+
+    def each(self) -> Iterator[Access]:
+        """The accesses of a family one by one."""
+        if not self.loops and not self.others:
+            yield self
+            return
+        for index in itertools.product(*[range(loop[0]) for loop in self.loops]):
+            tile, offset, to_tile, to_offset = (
+                sum([i * int(loop[column]) for i, loop in zip(index, self.loops, strict=True)]) for column in (1, 2, 3, 4)
+            )
+            readers, writers = _further(self.readers, tile), _further(self.writers, to_tile)
+            yield Access(
+                f"{self.where}, repetition {list(index)}" if self.loops else self.where,
+                readers,
+                [box._replace(offset=box.offset + offset) for box in self.reads],
+                without(writers, readers[0][0]) if self.others else writers,
+                [box._replace(offset=box.offset + to_offset) for box in self.writes],
+            )
+
+    def read_regions(self) -> Iterator[Region]:
+        """What is read, range by range of the tiles."""
+        loops = [loop[:3] for loop in self.loops]
+        return (region(box, tiles, loops) for box in self.reads for tiles in self.readers)
+
+    def write_regions(self) -> Iterator[Region]:
+        """What is written, range by range of the tiles; with `others` by the senders, too."""
+        loops = [(loop[0], *loop[3:]) for loop in self.loops]
+        return (region(box, tiles, loops) for box in self.writes for tiles in self.writers)
+
+    def hole(self) -> Region | None:
+        """What is not written among what `write_regions` names: the senders' own places."""
+        return next(self.read_regions()) if self.others else None
+
+    @property
+    def symmetric(self) -> bool:
+        """False with `others` where a sender's own place is not just what it reads, or it is none of the receivers anyway."""
+        if not self.others:
+            return True
+        if self.reads != self.writes or any(loop[2] != loop[4] for loop in self.loops):
+            return False
+        apart = sums(self.readers[0][0], [(loop[0], loop[1] - loop[3]) for loop in self.loops if loop[1] != loop[3]])
+        return bool(np.isin(apart, numbers(self.writers)).all())
+
+
+def _further(tiles: Ranges, by: int) -> Ranges:
+    return tuple([(first + by, count, step) for first, count, step in tiles]) if by else tiles
 
 
 class Moment(NamedTuple):
@@ -44,6 +100,8 @@ class _Marks:
         self.buffer, self.granule = buffer, granule
         self.row = -(-buffer.elements // granule)
         self.rows = len(numbers(buffer.tiles))
+        self.full = False
+        self.known: set[Region] = set()  # regions that were seen to be marked
         self.marks: Array = np.zeros(self.rows * self.row, dtype=np.bool_)
 
     def at(self, box: Box) -> Array:
@@ -54,84 +112,154 @@ class _Marks:
             strides = (*(s // g for s in strides[:-1]), 1)
         return view(self.marks, BOOL, (self.rows, self.row), box.offset // g, shape, strides)
 
+    def of(self, place: Region) -> Array:
+        """The marks of a region, which lies in the buffer."""
+        g, first = self.granule, self.buffer.tiles[0][0]
+        shape, strides = place.box.shape, place.box.strides
+        if g > 1:
+            shape, strides = (*shape[:-1], shape[-1] // g), (*[s // g for s in strides[:-1]], 1)
+        steps = [tile * self.row + offset // g for _, tile, offset in place.loops]
+        begin = (place.tile - first) * self.row + place.box.offset // g
+        return np.ndarray((*[count for count, _, _ in place.loops], *shape), BOOL, self.marks, begin, (*steps, *strides))
+
+    def fill(self) -> None:
+        """Note whether all is marked."""
+        self.full = bool(self.marks.all())
+
 
 def check_flow(buffers: Mapping[str, Buffer], moments: Sequence[Moment]) -> None:
     """Refuse reads of what nothing has written, accesses to buffers that are not live or not there, and exchanges in conflict."""
-    granules = _granules(buffers, moments)
-    written: dict[str, _Marks] = {}
+    state = _State(buffers, _granules(buffers, moments), {}, set())
     for moment in moments:
-        for name in [n for n in written if buffers[n].live[1] < moment.step]:
-            del written[name]
-        _Step(buffers, granules, written, moment).check()
+        for name in [n for n in state.written if buffers[n].live[1] < moment.step]:
+            del state.written[name]
+        _Step(state, moment).check()
 
 
 def _granules(buffers: Mapping[str, Buffer], moments: Iterable[Moment]) -> dict[str, int]:
     """Elements that are always accessed together, for each buffer."""
     found = dict.fromkeys(buffers, 0)
-    for box in {box for moment in moments for access in moment.accesses for box in (*access.reads, *access.writes)}:
+    seen: set[tuple[Box, tuple[int, ...]]] = set()
+    for access in (access for moment in moments for access in moment.accesses):
+        for boxes, column in ((access.reads, 2), (access.writes, 4)):
+            steps = tuple([int(loop[column]) for loop in access.loops])
+            seen.update([(box, steps) for box in boxes])
+    for box, steps in seen:
         dense = bool(box.strides) and box.strides[-1] == 1
-        unit = math.gcd(box.offset, box.shape[-1], *box.strides[:-1]) if dense else 1
+        unit = math.gcd(box.offset, box.shape[-1], *box.strides[:-1], *steps) if dense else 1
         found[box.buffer] = math.gcd(found[box.buffer], unit)
     return found
 
 
+class _Writing(NamedTuple):
+    """What one access writes: regions, but for a hole in them."""
+
+    places: tuple[Region, ...]
+    hole: Region | None
+
+
+class _State(NamedTuple):
+    """What is known before a step: what has been written, and exchanges that were seen to be free of conflicts."""
+
+    buffers: Mapping[str, Buffer]
+    granules: Mapping[str, int]
+    written: dict[str, _Marks]
+    peaceful: set[tuple[object, ...]]
+
+
 class _Step:
-    def __init__(
-        self, buffers: Mapping[str, Buffer], granules: Mapping[str, int], written: dict[str, _Marks], moment: Moment
-    ) -> None:
-        self._buffers, self._granules, self._written, self._moment = buffers, granules, written, moment
+    def __init__(self, state: _State, moment: Moment) -> None:
+        self._buffers, self._granules, self._written, self._peaceful = state
+        self._moment = moment
 
     def check(self) -> None:
+        if self._together():
+            return
         if not self._moment.at_once:
             self._in_turn(self._written)
-            return
-        target = self._together()
-        if target is None:
-            target = {}
+        else:
+            target: dict[str, _Marks] = {}
             self._in_turn(target)
-            for access, box in ((a, b) for a in self._moment.accesses for b in a.reads if b.buffer in target):
-                self._apart(access, box, target)
-        for name, marks in target.items():
-            self._marks(name, self._written).marks |= marks.marks
+            for access in self._moment.accesses:
+                for one in access.each():
+                    for box in [box for box in one.reads if box.buffer in target]:
+                        self._apart(one, box, target)
+            for name, marks in target.items():
+                self._marks(name, self._written).marks |= marks.marks
+        for name in {box.buffer for access in self._moment.accesses for box in access.writes}:
+            self._marks(name, self._written).fill()
 
     def _in_turn(self, target: dict[str, _Marks]) -> None:
         """One access after another; what is wrong is raised with its place."""
-        for access in self._moment.accesses:
-            for box in access.reads:
-                self._read(access, box)
-            for box in access.writes:
-                self._write(access, box, target)
+        for one in (one for access in self._moment.accesses for one in access.each()):
+            for box in one.reads:
+                self._read(one, box)
+            for box in one.writes:
+                self._write(one, box, target)
 
-    def _together(self) -> dict[str, _Marks] | None:
-        """The marks of what an exchange writes, with accesses to the same boxes of many tiles as one; None if anything is wrong."""
-        target: dict[str, _Marks] = {}
-        alike: dict[tuple[tuple[Box, ...], tuple[Box, ...]], list[Access]] = {}
-        for access in self._moment.accesses:
-            alike.setdefault((tuple(access.reads), tuple(access.writes)), []).append(access)
-        read: list[tuple[Box, Array]] = []
-        for (reads, writes), accesses in alike.items():
-            readers, writers = (np.concatenate([numbers(a[which]) for a in accesses]) for which in (1, 3))
-            for box in reads:
-                rows = self._places(box, readers)
-                if rows is None or not self._marks(box.buffer, self._written).at(box)[rows].all():
-                    return None
-                read.append((box, rows))
-            for box in writes:
-                rows = self._places(box, writers)
-                if rows is None or len(np.unique(rows)) < len(rows):
-                    return None
-                marks = self._marks(box.buffer, target).at(box)
-                if marks[rows].any():
-                    return None
-                marks[rows] = True
-        clash = any(target[box.buffer].at(box)[rows].any() for box, rows in read if box.buffer in target)
-        return None if clash else target
+    # --- as a whole ---------------------------------------------------------------------------------------------------
 
-    def _places(self, box: Box, tiles: Array) -> Array | None:
-        """The rows of tiles in a buffer; None if one has not got it, or it is not live."""
-        buffer = self._buffers[box.buffer]
-        rows = places(buffer.tiles, tiles)
-        return rows if buffer.live[0] <= self._moment.step <= buffer.live[1] and (rows >= 0).all() else None
+    def _together(self) -> bool:
+        """True if all accesses were seen to be right, family by family; nothing has changed if not."""
+        accesses = self._moment.accesses
+        reads = [place for access in accesses for place in access.read_regions()]
+        writes = [_Writing(tuple(access.write_regions()), access.hole()) for access in accesses if access.writes]
+        every = [place for writing in writes for place in writing.places]
+        if not all(self._inside(place) for place in (*reads, *every)) or not all(access.symmetric for access in accesses):
+            return False
+        if not all(self._has(place) for place in reads) or (self._moment.at_once and not self._peace(reads, writes)):
+            return False
+        changed = {}
+        for place in every:  # where a sender is none of the receivers, it has read that place, so that it was written
+            marks = self._marks(place.box.buffer, self._written)
+            if not marks.full:
+                marks.of(place)[...] = True
+                changed[place.box.buffer] = marks
+        for marks in changed.values():
+            marks.fill()
+        return True
+
+    def _inside(self, place: Region) -> bool:
+        """True if a region lies in its buffer, which is live and on one range of tiles."""
+        buffer = self._buffers[place.box.buffer]
+        if len(buffer.tiles) > 1 or buffer.tiles[0][2] > 1 or not buffer.live[0] <= self._moment.step <= buffer.live[1]:
+            return False
+        low, high = reach(place.tile, [(count, tile) for count, tile, _ in place.loops])
+        return buffer.tiles[0][0] <= low and high < buffer.tiles[0][0] + buffer.tiles[0][1]
+
+    def _has(self, place: Region) -> bool:
+        marks = self._marks(place.box.buffer, self._written)
+        if not marks.full and place not in marks.known:
+            if not marks.of(place).all():
+                return False
+            marks.known.add(place)
+        return True
+
+    def _peace(self, reads: Sequence[Region], writes: Sequence[_Writing]) -> bool:
+        """True if an exchange writes nothing twice, and nothing that it sends."""
+        names = {place.box.buffer for writing in writes for place in writing.places}
+        sent = [place for place in reads if place.box.buffer in names]
+        key = (*writes, *sent)
+        if key in self._peaceful:
+            return True
+        target = {name: _Marks(self._buffers[name], self._granules[name]) for name in names}
+        count = 0
+        for writing in sorted(writes, key=lambda writing: writing.hole is None):
+            for marks in [target[place.box.buffer].of(place) for place in writing.places]:
+                marks[...] = True
+                count += marks.size
+            if writing.hole is not None:
+                marks = target[writing.hole.box.buffer].of(writing.hole)
+                marks[...] = False
+                count -= marks.size
+        if sum([int(np.count_nonzero(marks.marks)) for marks in target.values()]) != count:
+            return False
+        if any(target[place.box.buffer].of(place).any() for place in sent):
+            return False
+        self._peaceful.add(key)
+        return True
+
+    # --- one by one ---------------------------------------------------------------------------------------------------
 
     def _marks(self, name: str, store: dict[str, _Marks]) -> _Marks:
         if name not in store:

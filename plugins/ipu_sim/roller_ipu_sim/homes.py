@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
 from typing import Literal
 
+from roller_ipu_sim.affine import Nest, Row, nest_over, nests
 from roller_ipu_sim.manifest import Placement, TensorHome
-from roller_ipu_sim.places import begun, box_number, box_trips, coordinates, number, share_of, starts, touched
+from roller_ipu_sim.places import Walk, box_steps, ring_pieces, share_boxes, share_steps, start_steps, starts, untouched, walks
 from roller_ipu_sim.plan import ArrayDim, ArrayPlan, Plan
 from roller_ipu_sim.windows import Interval, Windows
 from roller_ipu_sim.work import pieces
@@ -41,93 +44,115 @@ def stored(array: ArrayPlan) -> tuple[int, ...]:
     return tuple(found)
 
 
+def share_ranges(elements: int, share: int) -> Iterator[tuple[int, int, int]]:
+    """Shares of one size, from the first to before the last, with their elements: all whole ones, and the last if it is smaller."""
+    whole, rest = divmod(elements, share)
+    if whole:
+        yield 0, whole, share
+    if rest:
+        yield whole, whole + 1, rest
+
+
 def kept(plan: Plan, array: ArrayPlan) -> Iterator[Placement]:
     """What tiles keep of an input from the beginning."""
     if not array.plain:
-        yield from _window_parts(array)
-        return
-    if array.shifts:
-        yield from _first_parts(plan, array)
-        return
-    grid = array.grid
-    others = [axis for axis in range(len(grid.loops)) if axis not in touched(array)]
-    for coords in coordinates(grid):
-        share = share_of(grid, coords, others)
-        first = share * array.share
-        count = min(array.share, array.elements - first)
-        if count <= 0:
-            continue
-        for trips in box_trips(array):
-            box = box_number(array, trips)
-            alone = array.in_place or array.kept
-            at = box * array.elements + first if alone else box * array.share
-            buffer = array.box_buffer if alone else array.home_buffer
-            yield Placement(
-                tile=number(grid, coords),
-                buffer=buffer,
-                offset=at,
-                start=starts(array, coords, trips),
-                shape=array.box,
-                first=first,
-                count=count,
-            )
+        return _window_parts(array)
+    return _first_parts(plan, array) if array.shifts else _shares(array)
+
+
+def placed(nest: Nest, buffer: str, shape: tuple[int, ...], count: int) -> Placement:
+    """A family of parts of boxes. The nest's columns: tile, place in the buffer, first element of the box, where the box begins."""
+    tile, offset, first, *start = nest.first
+    loops = [(trips, step[0], step[1], step[3:], step[2]) for trips, step in nest.loops]
+    return Placement(
+        tile=tile, buffer=buffer, offset=offset, start=tuple(start), shape=shape, first=first, count=count, loops=tuple(loops)
+    )
+
+
+def _shares(array: ArrayPlan) -> Iterator[Placement]:
+    """Every tile's share of each of its boxes."""
+    grid, others = array.grid, untouched(array)
+    alone = array.in_place or array.kept
+    place = dict(zip(others, [size * array.share for size in share_steps(grid, others)], strict=True))
+    axes, serial = start_steps(array)
+    steps = [
+        (s, place.get(a, 0) if alone else 0, place.get(a, 0), *start)
+        for a, (s, start) in enumerate(zip(grid.strides, axes, strict=True))
+    ]
+    boxes = _over_boxes(array, serial, array.elements if alone else array.share)
+    origin = _origin(array)
+    for low, high, count in share_ranges(array.elements, array.share):
+        for box in share_boxes(grid, others, low, high):
+            nest = nest_over((0, 0, 0, *origin), [*walks(grid, box, steps), *boxes])
+            yield placed(nest, array.box_buffer if alone else array.home_buffer, array.box, count)
+
+
+def _origin(array: ArrayPlan) -> tuple[int, ...]:
+    """Where the first box of the first tile begins."""
+    return starts(array, (0,) * len(array.grid.loops), (0,) * len(array.grid.serial))
+
+
+def _over_boxes(array: ArrayPlan, starting: list[tuple[int, ...]], apart: int) -> list[Walk]:
+    """Loops over a tile's boxes, which lie so many elements apart."""
+    rows = zip(array.grid.serial, box_steps(array), starting, strict=True)
+    return [(0, lp.trips, (0, by * apart, 0, *start)) for lp, by, start in rows if array.touches(lp.dim)]
 
 
 def _first_parts(plan: Plan, array: ArrayPlan) -> Iterator[Placement]:
     """Of an array whose parts are handed on, the part with which each tile begins."""
-    for coords in coordinates(array.grid):
-        start = starts(array, coords, begun(plan, coords, (0,)))
-        yield Placement(tile=number(array.grid, coords), buffer=array.box_buffer, offset=0, start=start, shape=array.box)
+    grid = array.grid
+    axes, (serial,) = start_steps(array)
+    for piece in ring_pieces(plan, 0):
+        first = [low + piece.part * by for low, by in zip(_origin(array), serial, strict=True)]
+        steps = [
+            (s, 0, 0, *[a + piece.steps.get(axis, 0) * by for a, by in zip(axes[axis], serial, strict=True)])
+            for axis, s in enumerate(grid.strides)
+        ]
+        yield placed(nest_over((0, 0, 0, *first), walks(grid, piece.box, steps)), array.box_buffer, array.box, array.elements)
 
 
-def interval_table(windows: Windows) -> list[dict[tuple[int, int], Interval]]:
-    """The intervals of each dimension by owner and share."""
-    return [{(i.owner, i.share): i for i in windows.intervals(place)} for place in range(len(windows.array.dims))]
+def keeper(windows: Windows, place: int, interval: Interval) -> int:
+    """What keeping an interval adds to the number of the tile that does."""
+    grid, axis = windows.array.grid, windows.owners[place]
+    tile = interval.owner * grid.strides[axis] if axis is not None else 0
+    if place == windows.shared[0]:
+        left = interval.share
+        for other in reversed([a for a in range(len(grid.loops)) if a not in windows.owners]):
+            left, digit = divmod(left, grid.loops[other].parts)
+            tile += digit * grid.strides[other]
+    return tile
 
 
 def _window_parts(array: ArrayPlan) -> Iterator[Placement]:
-    windows, grid = Windows(array), array.grid
-    table, others = interval_table(windows), [a for a in range(len(grid.loops)) if a not in windows.owners]
-    for coords in coordinates(grid):
-        share = share_of(grid, coords, others)
-        mine = window_part(windows, table, coords, share)
-        if mine is not None:
-            low, shape = [i.low for i in mine], [i.high - i.low for i in mine]
-            yield Placement(tile=number(grid, coords), buffer=array.home_buffer, offset=0, start=tuple(low), shape=tuple(shape))
-
-
-def window_part(
-    windows: Windows, table: list[dict[tuple[int, int], Interval]], coords: tuple[int, ...], share: int
-) -> list[Interval] | None:
-    """The intervals that a tile keeps, one of each dimension; None where it keeps nothing."""
-    found = []
-    for place, axis in enumerate(windows.owners):
-        alone = place != windows.shared[0]
-        interval = table[place].get((coords[axis] if axis is not None else 0, 0 if alone else share))
-        if interval is None:
-            return None
-        found.append(interval)
-    return found if windows.array.dims or not share else None
+    """One interval of each dimension for every tile that keeps anything."""
+    windows, rank = Windows(array), len(array.dims)
+    per_dim = []
+    for place in range(rank):
+        sizes: dict[int, list[Row]] = {}
+        for interval in windows.intervals(place):
+            start = [interval.low if dim == place else 0 for dim in range(rank)]
+            sizes.setdefault(interval.high - interval.low, []).append((keeper(windows, place, interval), 0, 0, *start))
+        per_dim.append([(size, nest) for size, rows in sizes.items() for nest in nests(rows)])
+    for chosen in itertools.product(*per_dim):
+        first = tuple([sum(column) for column in zip((0,) * (3 + rank), *[nest.first for _, nest in chosen], strict=True)])
+        nest = nest_over(first, [(0, count, step) for _, part in chosen for count, step in part.loops])
+        shape = tuple([size for size, _ in chosen])
+        yield placed(nest, array.home_buffer, shape, math.prod(shape))
 
 
 def results(plan: Plan) -> Iterator[Placement]:
     """Where results are at the end."""
     array, grid = plan.output, plan.grid
     parts = [axis for axis, lp in enumerate(grid.loops) if plan.nest.dims[lp.dim].is_reduce]
-    dealt = pieces(plan) if plan.parts > 1 else None
-    for coords in coordinates(grid):
-        for trips in box_trips(array):
-            box, first, count, size = box_number(array, trips), 0, array.elements, array.elements
-            if dealt is not None:
-                first, size = share_of(grid, coords, parts) * dealt.size, dealt.size
-                count = min(dealt.size, dealt.elements - first)
-            if count > 0:
-                yield Placement(
-                    tile=number(grid, coords),
-                    buffer=plan.buffer("out"),
-                    offset=box * size,
-                    start=starts(array, coords, trips),
-                    shape=array.box,
-                    first=first,
-                    count=count,
-                )
+    elements, size = array.elements, array.elements
+    if plan.parts > 1:
+        dealt = pieces(plan)
+        elements, size = dealt.elements, dealt.size
+    place = dict(zip(parts, [by * size for by in share_steps(grid, parts)], strict=True)) if plan.parts > 1 else {}
+    axes, serial = start_steps(array)
+    steps = [(s, 0, place.get(a, 0), *start) for a, (s, start) in enumerate(zip(grid.strides, axes, strict=True))]
+    boxes = _over_boxes(array, serial, size)
+    for low, high, count in share_ranges(elements, size):
+        for box in share_boxes(grid, parts, low, high):
+            nest = nest_over((0, 0, 0, *_origin(array)), [*walks(grid, box, steps), *boxes])
+            yield placed(nest, plan.buffer("out"), array.box, count)

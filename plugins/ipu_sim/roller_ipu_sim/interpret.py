@@ -114,16 +114,16 @@ class _Tiles:
         raw = array.tobytes()
         elements = {_stored_at(tensor, index): place for place, index in enumerate(indices(tensor.shape))}
         for placement in tensor.placements:
-            for place, coordinate in enumerate(_held(placement)):
+            for tile, place, coordinate in _held(placement):
                 flat = elements.get(coordinate)
                 element = bytes(size) if flat is None else raw[flat * size : (flat + 1) * size]
-                self._store(placement.tile, self._buffers[placement.buffer], placement.offset + place, element)
+                self._store(tile, self._buffers[placement.buffer], place, element)
 
     def _read(self, tensor: TensorHome) -> Array:
         found = {
-            coordinate: self._load(placement.tile, self._buffers[placement.buffer], placement.offset + place)
+            coordinate: self._load(tile, self._buffers[placement.buffer], place)
             for placement in tensor.placements
-            for place, coordinate in enumerate(_held(placement))
+            for tile, place, coordinate in _held(placement)
         }
         raw = b"".join(found[_stored_at(tensor, index)] for index in indices(tensor.shape))
         return np.frombuffer(raw, dtype=np.uint8).view(numpy_dtype(tensor.dtype)).reshape(tensor.shape).copy()
@@ -133,10 +133,10 @@ class _Tiles:
         moved = []
         for send in sends:
             source, target = self._buffers[send.buffer], self._buffers[send.to.buffer]
-            for index in indices(send.shape):
-                begin = send.offset + sum(i * s for i, s in zip(index, send.strides, strict=True))
-                end = send.to.offset + sum(i * s for i, s in zip(index, send.to_strides, strict=True))
-                moved.append((tuple(tiles_in(send.to.tiles)), target, end, self._load(send.tile, source, begin)))
+            for (tile, offset, to_offset, tiles), index in itertools.product(_repeated(send), indices(send.shape)):
+                begin = offset + sum(i * s for i, s in zip(index, send.strides, strict=True))
+                end = to_offset + sum(i * s for i, s in zip(index, send.to_strides, strict=True))
+                moved.append((tiles, target, end, self._load(tile, source, begin)))
         for tiles, target, element, raw in moved:
             for tile in tiles:
                 self._store(tile, target, element, raw)
@@ -237,11 +237,28 @@ def _stored_at(tensor: TensorHome, index: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(digit if modulus is None else digit % modulus for digit, modulus in digits)
 
 
-def _held(placement: Placement) -> Iterator[tuple[int, ...]]:
-    """The stored coordinates of what lies at the elements of a placement, in order."""
-    for place, index in enumerate(indices(placement.shape)):
-        if place >= placement.first and (placement.count is None or place < placement.first + placement.count):
-            yield tuple(s + i for s, i in zip(placement.start, index, strict=True))
+def _held(placement: Placement) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """Tile, element of the buffer and stored coordinates of what lies at a placement's elements, one repetition after another."""
+    for times in indices([loop[0] for loop in placement.loops]):
+        tile, offset, first, start = placement.tile, placement.offset, placement.first, placement.start
+        for i, (_, by_tile, by_offset, by_start, by_first) in zip(times, placement.loops, strict=True):
+            tile, offset, first = tile + i * by_tile, offset + i * by_offset, first + i * by_first
+            start = tuple(s + i * by for s, by in zip(start, by_start, strict=True))
+        for place, index in enumerate(indices(placement.shape)):
+            if place >= first and (placement.count is None or place < first + placement.count):
+                at = place - first
+                if placement.strides is not None:
+                    at = sum(i * s for i, s in zip(index, placement.strides, strict=True))
+                yield tile, offset + at, tuple(s + i for s, i in zip(start, index, strict=True))
+
+
+def _repeated(send: Send) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
+    """The sender, its offset, that of the receivers and who they are, repetition by repetition."""
+    for times in indices([loop[0] for loop in send.loops]):
+        tile, offset, by, to_offset = send.tile, send.offset, 0, send.to.offset
+        for i, (_, by_tile, by_offset, to_tile, by_to_offset) in zip(times, send.loops, strict=True):
+            tile, offset, by, to_offset = tile + i * by_tile, offset + i * by_offset, by + i * to_tile, to_offset + i * by_to_offset
+        yield tile, offset, to_offset, tuple(t + by for t in tiles_in(send.to.tiles) if not (send.others and t + by == tile))
 
 
 class _Counter:
@@ -272,11 +289,11 @@ class _Counter:
         words_in, words_out, fragments = ([0] * self._manifest.tiles for _ in range(3))
         for send in sends:
             length = send.shape[-1] * BYTES[self._buffers[send.buffer].dtype]
-            for _ in indices(send.shape[:-1]):
-                words = math.ceil(length / self._machine.exchange.word_bytes)
-                words_out[send.tile] += words
-                fragments[send.tile] += 1
-                for tile in tiles_in(send.to.tiles):
+            words = math.ceil(length / self._machine.exchange.word_bytes)
+            for (sender, _, _, tiles), _ in itertools.product(_repeated(send), indices(send.shape[:-1])):
+                words_out[sender] += words
+                fragments[sender] += 1
+                for tile in tiles:
                     words_in[tile] += words
                     fragments[tile] += 1
         return max(cycles.exchanged(self._machine, *tile) for tile in zip(words_in, words_out, fragments, strict=True))

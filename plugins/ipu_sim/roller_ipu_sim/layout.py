@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from roller_ipu_sim.boxes import Array
-from roller_ipu_sim.manifest import Placement, TensorHome
+from roller_ipu_sim.families import Part
+from roller_ipu_sim.manifest import TensorHome
 
 __all__ = ["coordinates", "part", "put_part", "stored", "unstored"]
 
@@ -67,9 +68,9 @@ def _boxes(start: Sequence[int], shape: Sequence[int], first: int, last: int) ->
         yield from within(tail, 0, last - tail * inner)
 
 
-def _held(placement: Placement) -> Iterator[Slices]:
-    """The boxes of the stored array that a placement holds."""
-    return _boxes(placement.start, placement.shape, placement.first, placement.first + placement.elements)
+def _held(place: Part) -> Iterator[Slices]:
+    """The boxes of the stored array that a part holds."""
+    return _boxes(place.start, place.shape, place.first, place.first + place.elements)
 
 
 def _at(array: Array, box: Slices) -> Array:
@@ -79,16 +80,18 @@ def _at(array: Array, box: Slices) -> Array:
     return found
 
 
-def part(placement: Placement, array: Array) -> Array:
-    """What of a stored array a placement holds, in the order in which it lies there."""
-    pieces = [_at(array, box).reshape(-1) for box in _held(placement)]
-    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+def part(place: Part, array: Array) -> Array:
+    """What of a stored array a part holds: in the order in which it lies there, or as its box where that lies in strides."""
+    pieces = [_at(array, box) for box in _held(place)]
+    if place.strides is not None:
+        return pieces[0]
+    return np.concatenate([piece.reshape(-1) for piece in pieces]) if len(pieces) > 1 else pieces[0].reshape(-1)
 
 
-def put_part(placement: Placement, array: Array, values: Array) -> None:
-    """Write what a placement holds to its place in a stored array."""
-    done = 0
-    for box in _held(placement):
+def put_part(place: Part, array: Array, values: Array) -> None:
+    """Write what a part holds to its place in a stored array; values as `part` gives them."""
+    done, flat = 0, values.reshape(-1)
+    for box in _held(place):
         target = _at(array, box)
-        target[...] = values[done : done + target.size].reshape(target.shape)
+        target[...] = flat[done : done + target.size].reshape(target.shape)
         done += target.size

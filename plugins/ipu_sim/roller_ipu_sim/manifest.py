@@ -10,11 +10,12 @@ import gc
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from roller.plugin import KernelError
+from roller_ipu_sim.nodes import BYTES, Number, Tree, nodes, number, operands
 
 __all__ = [
     "BYTES",
@@ -29,11 +30,13 @@ __all__ = [
     "ManifestError",
     "Map",
     "Number",
+    "PlaceLoop",
     "Placement",
     "Receivers",
     "Reduce",
     "Ref",
     "Send",
+    "SendLoop",
     "Step",
     "TensorHome",
     "TileSet",
@@ -50,15 +53,10 @@ __all__ = [
     "to_json",
 ]
 
-DEPTH_MAX = 150  # of a scalar tree: JSON is read to 200 levels, and trees are walked recursively
+VERSION: Literal[2] = 2
+LOOPS_MAX = 24  # of a family: with the extents of a box as many dimensions as an array has at most
 
-BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
 Dtype = Literal["float32", "float16", "bfloat16", "int32", "int16", "int8", "uint8", "bool"]
-
-UNARY = frozenset(
-    {"neg", "abs", "exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf", "floor", "ceil", "round", "sin", "cos", "not"}
-)
-BINARY = frozenset({"add", "sub", "mul", "div", "max", "min", "pow", "lt", "le", "gt", "ge", "eq", "ne", "and", "or"})
 
 Count = Annotated[int, Field(ge=0, lt=2**40)]
 Extent = Annotated[int, Field(ge=1, lt=2**40)]
@@ -69,90 +67,20 @@ Name = Annotated[str, Field(min_length=1, max_length=200)]
 TileSet = Annotated[tuple[tuple[Count, Extent, Extent], ...], Field(min_length=1)]
 # A stored coordinate: (i[dim] // divisor) % modulus, without modulus where that is None.
 Digit = tuple[Count, Extent, Extent | None]
-# JSON has no infinities; text stands for them.
-Number = Annotated[
-    int | Annotated[float, Field(allow_inf_nan=False)] | Literal["inf", "-inf", "nan"],
-    BeforeValidator(lambda value: str(value) if isinstance(value, float) and not math.isfinite(value) else value),
-]
+# A placement again `count` times, each further by so much: count, tile, offset, start, first.
+PlaceLoop = tuple[Extent, Stride, Stride, tuple[Stride, ...], Stride]
+# A send again `count` times, each further by so much: count, tile, offset, the receivers' tiles, their offset.
+SendLoop = tuple[Extent, Stride, Stride, Stride, Stride]
 
 
 class ManifestError(KernelError):
     """Raised when a manifest is malformed, contradicts itself or breaks a rule of its machine: it is refused, never run."""
 
 
-def number(value: Number) -> float | int:
-    """The number that a constant of a manifest stands for."""
-    return float(value) if isinstance(value, str) else value
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(item) for item in value) if isinstance(value, list | tuple) else value
-
-
-def _arity(node: tuple[Any, ...]) -> tuple[int, int]:
-    """How many entries follow a node's name, and the first of them that is an operand."""
-    match node[0]:
-        case "load":
-            return 1, 1
-        case "result":
-            return 0, 0
-        case "const":
-            return 2, 2
-        case "index":
-            return 3, 3
-        case "cast":
-            return 2, 1
-        case "select":
-            return 3, 0
-        case op if op in UNARY:
-            return 1, 0
-        case op if op in BINARY:
-            return 2, 0
-    raise ValueError(f"unknown operation {node[0]!r:.40} in a tree")
-
-
-def _leaf_is_right(node: tuple[Any, ...]) -> bool:
-    match node:
-        case ("load", int(which)):
-            return which >= 0
-        case ("const", value, str(dtype)):
-            known = isinstance(value, int | float) and math.isfinite(value)
-            return dtype in BYTES and (known or value in ("inf", "-inf", "nan"))
-        case ("index", int(loop), int(_), None | str()):
-            return loop >= 0
-        case ("cast", str(dtype), _):
-            return dtype in BYTES
-    return node[0] not in ("load", "const", "index", "cast")
-
-
-def operands(node: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The operands of a tree's node, in order."""
-    count, first = _arity(node)
-    return node[1 + first : 1 + count]
-
-
-def nodes(tree: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """Every node of a tree, operands before what uses them."""
-    for operand in operands(tree):
-        yield from nodes(operand)
-    yield tree
-
-
-def _tree(node: Any, depth: int = 0) -> tuple[Any, ...]:
-    if depth > DEPTH_MAX:
-        raise ValueError(f"a tree more than {DEPTH_MAX} operations deep")
-    if not isinstance(node, tuple) or not node or not isinstance(node[0], str):
-        raise ValueError(f"a node is [name, ...], not {node!r:.60}")
-    if len(node) != 1 + _arity(node)[0] or not _leaf_is_right(node):
-        raise ValueError(f"{node!r:.60} is not a node of a tree")
-    for operand in operands(node):
-        _tree(operand, depth + 1)
-    return node
-
-
-# ["load", number] | ["const", value, dtype] | ["result"] | ["index", loop, scale, origin or None] | ["cast", dtype, Tree]
-# | ["select", Tree, Tree, Tree] | [unary, Tree] | [binary, Tree, Tree]
-Tree = Annotated[tuple[Any, ...], BeforeValidator(_frozen), AfterValidator(_tree)]
+def _this_version(value: object) -> object:
+    if value != VERSION:
+        raise ValueError(f"version {value!r:.20}, but manifests of version {VERSION} are read here; compile the operator again")
+    return value
 
 
 class _Model(BaseModel):
@@ -178,7 +106,8 @@ class Buffer(_Model):
 class Placement(_Model):
     """Elements first … first + count of a box of the stored array, row-major and dense, in one tile's buffer from `offset` on.
 
-    `count` None: all from `first` on.
+    `count` None: all from `first` on. `strides`: instead of densely the whole box lies with these steps between neighbours along
+    each of its dimensions, that of the last one 1. `loops`, outermost first: the same for further tiles and boxes.
     """
 
     tile: Count
@@ -188,6 +117,8 @@ class Placement(_Model):
     shape: tuple[Extent, ...]
     first: Count = 0
     count: Extent | None = None
+    strides: tuple[Extent, ...] | None = None
+    loops: Annotated[tuple[PlaceLoop, ...], Field(max_length=LOOPS_MAX)] = ()
 
     @property
     def elements(self) -> int:
@@ -322,7 +253,10 @@ class Receivers(_Model):
 
 
 class Send(_Model):
-    """A strided copy from one tile's buffer to the same place in each receiver; the last dimension is a run."""
+    """A strided copy from one tile's buffer to the same place in each receiver; the last dimension is a run.
+
+    `others`: the sender is none of the receivers. `loops`, outermost first: the same for further tiles and places.
+    """
 
     tile: Count
     buffer: Name
@@ -331,6 +265,8 @@ class Send(_Model):
     shape: tuple[Extent, ...]
     strides: tuple[Count, ...]
     to_strides: tuple[Count, ...]
+    others: bool = False
+    loops: Annotated[tuple[SendLoop, ...], Field(max_length=LOOPS_MAX)] = ()
 
 
 class Step(_Model):
@@ -351,7 +287,7 @@ class Manifest(_Model):
     """A whole program. Steps run in order; a compute step with the exchange after it is a superstep."""
 
     format: Literal["roller-ipu-manifest"] = "roller-ipu-manifest"
-    version: Literal[1] = 1
+    version: Annotated[Literal[2], BeforeValidator(_this_version)] = VERSION
     chip: Name
     tiles: Extent
     buffers: tuple[Buffer, ...]

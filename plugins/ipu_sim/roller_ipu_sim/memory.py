@@ -11,16 +11,19 @@ from roller_ipu_sim.boxes import Ranges, numbers
 from roller_ipu_sim.machine import Machine
 from roller_ipu_sim.manifest import BYTES, Buffer, Manifest, ManifestError
 
-__all__ = ["check_memory", "occupied"]
+__all__ = ["check_memory", "fullest"]
 
 
-def occupied(manifest: Manifest) -> npt.NDArray[np.int64]:
-    """Bytes of live buffers as [steps, tiles]; what the machine reserves is not among them."""
-    table = np.zeros((max(len(manifest.steps), 1), manifest.tiles), dtype=np.int64)
-    for buffer in manifest.buffers:
-        first, last = buffer.live
-        table[first : last + 1, numbers(buffer.tiles)] += buffer.nbytes
-    return table
+def fullest(manifest: Manifest) -> npt.NDArray[np.int64]:
+    """The most bytes that live in each tile at once: at some step at which a buffer begins to live."""
+    found = np.zeros(manifest.tiles, dtype=np.int64)
+    for step in {buffer.live[0] for buffer in manifest.buffers}:
+        held = np.zeros(manifest.tiles, dtype=np.int64)
+        for buffer in manifest.buffers:
+            if buffer.live[0] <= step <= buffer.live[1]:
+                held[numbers(buffer.tiles)] += buffer.nbytes
+        found = np.maximum(found, held)
+    return found
 
 
 def check_memory(manifest: Manifest, machine: Machine) -> None:

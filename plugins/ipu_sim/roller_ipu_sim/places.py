@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from typing import NamedTuple
 
+from roller_ipu_sim.affine import Row, spans
 from roller_ipu_sim.grid import Grid
 from roller_ipu_sim.plan import ArrayPlan, Plan
 
 Coords = tuple[int, ...]
 Trips = tuple[int, ...]  # how far each serial loop is
 TileSet = tuple[tuple[int, int, int], ...]
+Box = Mapping[int, tuple[int, int]]  # axis of the grid → first coordinate and how many; axes that are not named: all of theirs
+Walk = tuple[int, int, Row]  # a loop: where it begins, how many trips, and what a trip changes
 
 
 def coordinates(grid: Grid) -> Iterator[Coords]:
@@ -61,10 +66,42 @@ def begun(plan: Plan, coords: Coords, trips: Trips) -> Trips:
 
 def ring_place(plan: Plan, coords: Coords) -> int:
     """The part of the reduction with which a tile begins: the sum of its places on all rings."""
-    total = 0
-    for array in plan.shifting:
-        total += share_of(plan.grid, coords, [a for a, lp in enumerate(plan.grid.loops) if not array.touches(lp.dim)])
-    return total
+    return sum([share_of(plan.grid, coords, untouched(array)) for array in plan.shifting])
+
+
+class RingPiece(NamedTuple):
+    """Tiles of rings whose parts rise evenly: where they are, the part at the grid's origin, and what a step along an axis adds."""
+
+    box: Box
+    part: int
+    steps: Mapping[int, int]
+
+
+def ring_pieces(plan: Plan, step: int) -> Iterator[RingPiece]:
+    """The grid in such pieces, when the serial loop is so far: parts start again at 0 somewhere on a ring."""
+    (serial,) = plan.grid.serial
+    grid, last = plan.grid, untouched(plan.shifting[-1])
+    before = sorted({axis for array in plan.shifting[:-1] for axis in untouched(array)})
+    if set(before) & set(last):
+        before, last = sorted({*before, *last}), []
+    radices = [grid.loops[axis].parts for axis in last]
+    size, steps = math.prod(radices), dict(zip(last, share_steps(grid, last), strict=True))
+    for fixed in itertools.product(*[range(grid.loops[axis].parts) for axis in before]):
+        at = dict(zip(before, fixed, strict=True))
+        origin = (step + ring_place(plan, tuple([at.get(axis, 0) for axis in range(len(grid.loops))]))) % serial.trips
+        turn = min(serial.trips - origin, size)
+        for low, high, part in ((0, turn, origin), (turn, size, origin - serial.trips)):
+            for found in spans(radices, low, high):
+                yield RingPiece({axis: (c, 1) for axis, c in at.items()} | dict(zip(last, found, strict=True)), part, steps)
+
+
+def ring_sets(plan: Plan) -> dict[int, TileSet]:
+    """The tiles by the part with which they begin."""
+    found: dict[int, list[int]] = {}
+    trips = plan.grid.serial[0].trips
+    for coords in coordinates(plan.grid):
+        found.setdefault(ring_place(plan, coords) % trips, []).append(number(plan.grid, coords))
+    return {part: ranges(tiles) for part, tiles in found.items()}
 
 
 def box_number(array: ArrayPlan, trips: Trips) -> int:
@@ -87,6 +124,19 @@ def starts(array: ArrayPlan, coords: Coords, trips: Trips) -> tuple[int, ...]:
     return tuple([d.least(array.tile) + sum([c * position(grid, n, coords, trips) for n, c in d.terms]) for d in array.dims])
 
 
+def start_steps(array: ArrayPlan) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """How much further a box begins along each stored dimension: a step along each axis of the grid, a trip of each serial loop."""
+    grid = array.grid
+    axes = [tuple([sum([c for n, c in d.terms if n == lp.dim]) * lp.serial * lp.step for d in array.dims]) for lp in grid.loops]
+    return axes, [tuple([sum([c for n, c in d.terms if n == lp.dim]) * lp.step for d in array.dims]) for lp in grid.serial]
+
+
+def box_steps(array: ArrayPlan) -> list[int]:
+    """How much further the number of a tile's box is after a trip of each serial loop."""
+    trips = [lp.trips if array.touches(lp.dim) else 1 for lp in array.grid.serial]
+    return [math.prod(trips[n + 1 :]) if array.touches(lp.dim) else 0 for n, lp in enumerate(array.grid.serial)]
+
+
 def ranges(tiles: list[int]) -> TileSet:
     """Tile numbers, rising, as few ranges of one step as neighbours allow."""
     found: list[tuple[int, int, int]] = []
@@ -105,17 +155,30 @@ def touched(array: ArrayPlan) -> list[int]:
     return [axis for axis, lp in enumerate(array.grid.loops) if array.touches(lp.dim)]
 
 
+def untouched(array: ArrayPlan) -> list[int]:
+    """The axes of the grid along which boxes do not differ."""
+    return [axis for axis, lp in enumerate(array.grid.loops) if not array.touches(lp.dim)]
+
+
+def share_steps(grid: Grid, axes: Sequence[int]) -> list[int]:
+    """How much further a tile's number among those that differ only on these axes is after a step along each."""
+    return [math.prod([grid.loops[a].parts for a in axes[place + 1 :]]) for place in range(len(axes))]
+
+
+def share_boxes(grid: Grid, axes: Sequence[int], low: int, high: int) -> Iterator[Box]:
+    """The tiles whose number among those that differ only on these axes is from `low` to before `high`."""
+    for found in spans([grid.loops[a].parts for a in axes], low, high):
+        yield dict(zip(axes, found, strict=True))
+
+
+def walks(grid: Grid, box: Box, steps: Sequence[Row]) -> list[Walk]:
+    """Loops over a box of the grid, with what a step along each axis changes."""
+    return [(*box.get(axis, (0, lp.parts)), steps[axis]) for axis, lp in enumerate(grid.loops)]
+
+
 def share_of(grid: Grid, coords: Coords, axes: Iterable[int]) -> int:
     """A tile's number among those that differ from it only on these axes."""
     found = 0
     for axis in axes:
         found = found * grid.loops[axis].parts + coords[axis]
     return found
-
-
-def groups(array: ArrayPlan) -> Iterator[tuple[Coords, TileSet]]:
-    """The tiles that need the same boxes: coordinates of one of them, and all of them."""
-    axes = touched(array)
-    for chosen in itertools.product(*[range(array.grid.loops[a].parts) for a in axes]):
-        at = dict(zip(axes, chosen, strict=True))
-        yield tuple([at.get(axis, 0) for axis in range(len(array.grid.loops))]), tile_set(array.grid, at)

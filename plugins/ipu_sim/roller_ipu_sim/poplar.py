@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 
-from roller_ipu_sim.affine import Nest, Row, nests, total
+from roller_ipu_sim.affine import Nest, Row, fewer, total
 from roller_ipu_sim.counting import vertex_cycles
 from roller_ipu_sim.machine import Machine
 from roller_ipu_sim.manifest import BYTES, Manifest, Send, Step, TensorHome, TileSet, Vertex, VertexGroup, tiles_in
@@ -137,15 +137,17 @@ class _Host:
         read = "false" if home.role == "output" else "true"
         given = (_literal(file), read, BYTES[home.dtype], _list(home.shape), layout, _list(home.stored))
         self.print(f"arrays.emplace_back(HostArray{_list(given)}); // {_literal(home.name)[1:-1]}")
-        groups: dict[tuple[str, tuple[int, ...], int], list[Row]] = {}
+        groups: dict[tuple[str, tuple[int, ...], int, tuple[int, ...] | None], list[Nest]] = {}
         for part in home.placements:
-            key = (part.buffer, part.shape, part.elements)
-            groups.setdefault(key, []).append((part.tile, part.offset, part.first, *part.start))
-        for (buffer, shape, count), rows in groups.items():
-            for columns in self._each(rows):
+            key = (part.buffer, part.shape, part.elements, part.strides)
+            loops = [(count, (tile, offset, first, *start)) for count, tile, offset, start, first in part.loops]
+            groups.setdefault(key, []).append(Nest((part.tile, part.offset, part.first, *part.start), tuple(loops)))
+        for (buffer, shape, count, strides), alike in groups.items():
+            for columns in self._each(alike):
                 tile, offset, first, *start = columns
-                where = f"{self.names[buffer]}, {tile}, {offset}, {_list(start)}, {_list(shape)}, {first}, {count}"
-                self.print(f"arrays.back().place({where});")
+                where = f"{self.names[buffer]}, {tile}, {offset}, {_list(start)}, {_list(shape)}"
+                how = f"{first}, {count}" if strides is None else _list(strides)
+                self.print(f"arrays.back().place({where}, {how});")
 
     def step(self, number: int, step: Step) -> None:
         """A compute set, or an exchange."""
@@ -165,7 +167,7 @@ class _Host:
         use: Use = self.codelets.use(group)
         tiles = list(tiles_in(group.tiles))
         rows = [(tile, *(values[n] for values in group.origins.values())) for n, tile in enumerate(tiles)]
-        for tile, *origins in self._each(rows):
+        for tile, *origins in self._each([Nest(row) for row in rows]):
             connected = ", ".join(
                 f'{{"{name}", {self.names[buffer]}.part(tile, {low}, {high - low})}}' for name, buffer, low, high in use.connections
             )
@@ -193,12 +195,12 @@ class _Host:
 
     def _sends(self, exchange: str, sends: Sequence[Send]) -> None:
         one = sends[0]
-        rows = [(s.tile, s.offset, s.to.offset, *(first for first, _, _ in s.to.tiles)) for s in sends]
-        for tile, offset, to_offset, *firsts in self._each(rows):
+        for tile, offset, to_offset, *firsts in self._each([_family(send) for send in sends]):
             receivers = _list(_list((first, *part[1:])) for first, part in zip(firsts, one.to.tiles, strict=True))
             shape = f"{_list(one.shape)}, {_list(one.strides)}, {_list(one.to_strides)}"
             source = f"{self.names[one.buffer]}, {tile}, {offset}"
-            self.print(f"{exchange}.send({source}, {self.names[one.to.buffer]}, {receivers}, {to_offset}, {shape});")
+            others = ", true" if one.others else ""
+            self.print(f"{exchange}.send({source}, {self.names[one.to.buffer]}, {receivers}, {to_offset}, {shape}{others});")
 
     # --- text ---------------------------------------------------------------------------------------------------------
 
@@ -209,10 +211,10 @@ class _Host:
     def _tiles(self, tiles: TileSet) -> str:
         return _list(_list(part) for part in tiles)
 
-    def _each(self, rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    def _each(self, given: Sequence[Nest]) -> Iterator[tuple[str, ...]]:
         """C++ text of each column, inside loops over all rows; what is printed between two answers is inside the loops."""
         loose: list[Row] = []
-        for nest in [*nests(rows), None]:
+        for nest in [*fewer(given), None]:
             if nest is not None and not nest.loops:
                 loose.append(nest.first)
                 continue
@@ -255,7 +257,14 @@ class _Host:
         self.print("}")
 
 
+def _family(send: Send) -> Nest:
+    """The sender, its place, that of the receivers, and where their ranges begin."""
+    ranges = len(send.to.tiles)
+    loops = [(count, (tile, offset, to_offset, *[to_tile] * ranges)) for count, tile, offset, to_tile, to_offset in send.loops]
+    return Nest((send.tile, send.offset, send.to.offset, *[first for first, _, _ in send.to.tiles]), tuple(loops))
+
+
 def _pattern(send: Send) -> tuple[object, ...]:
     """What sends of one loop have in common."""
     receivers = tuple(part[1:] for part in send.to.tiles)
-    return (send.buffer, send.to.buffer, send.shape, send.strides, send.to_strides, receivers)
+    return (send.buffer, send.to.buffer, send.shape, send.strides, send.to_strides, receivers, send.others)

@@ -60,14 +60,16 @@ private:
 /// is a source several times, which is how Poplar is told of a multicast.
 class Exchange {
 public:
-  /// A strided box of one tile's buffer, to the same place in every tile of a set; the last dimension is a run.
+  /// A strided box of one tile's buffer, to the same place in every tile of a set (but the tile itself, with `others`); the last
+  /// dimension is a run.
   void send(const Buffer &from, unsigned tile, std::size_t offset, const Buffer &to, const std::vector<Tiles> &receivers,
-            std::size_t to_offset, const Extents &shape, const Extents &strides, const Extents &to_strides) {
+            std::size_t to_offset, const Extents &shape, const Extents &strides, const Extents &to_strides, bool others = false) {
     for (const auto receiver : numbers(receivers))
-      box(0, offset, to_offset, shape, strides, to_strides, [&](std::size_t here, std::size_t there) {
-        sources.push_back(from.part(tile, here, shape.back()));
-        targets.push_back(to.part(receiver, there, shape.back()));
-      });
+      if (!others || receiver != tile)
+        box(0, offset, to_offset, shape, strides, to_strides, [&](std::size_t here, std::size_t there) {
+          sources.push_back(from.part(tile, here, shape.back()));
+          targets.push_back(to.part(receiver, there, shape.back()));
+        });
   }
   void add_to(Sequence &program) const { program.add(Copy(concat(sources), concat(targets))); }
 
@@ -98,6 +100,23 @@ public:
   void place(const Buffer &buffer, unsigned tile, std::size_t offset, Extents start, Extents box, std::size_t first, std::size_t count) {
     views.push_back(buffer.part(tile, offset, count));
     parts.push_back({std::move(start), std::move(box), first, count});
+  }
+  /// A whole box lies in a tile's buffer with these steps between neighbours; the last dimension is a run.
+  void place(const Buffer &buffer, unsigned tile, std::size_t offset, Extents start, const Extents &box, const Extents &strides) {
+    const std::size_t run = box.empty() ? 1 : box.back();
+    Extents rows = box, one(box.size(), 1);
+    if (!box.empty())
+      rows.back() = 1, one.back() = run;
+    for (std::size_t index = 0; index < product(rows); ++index) {
+      const Extents at = position(index, rows);
+      Extents from = start;
+      std::size_t here = offset;
+      for (std::size_t dim = 0; dim < at.size(); ++dim) {
+        from[dim] += at[dim];
+        here += at[dim] * strides[dim];
+      }
+      place(buffer, tile, here, from, one, 0, run);
+    }
   }
   void connect(Graph &graph) const {
     if (read)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from roller.plugin import CodegenError
 from roller_ipu_sim import trees
 from roller_ipu_sim.boxes import Box, arrived, injective, numbers, reads, sent, writes
+from roller_ipu_sim.families import each_send, indices, reach, repetitions
 from roller_ipu_sim.machine import Machine
 from roller_ipu_sim.manifest import (
     BYTES,
@@ -221,13 +222,36 @@ class Rules:
             raise ManifestError(f"{where}: the copy overlaps its source in buffer {written.buffer!r}; place it elsewhere")
 
     def send(self, where: str, send: Send) -> tuple[Box, Box]:
-        """What a send reads, and what it writes in each receiver, if it keeps the rules; `ManifestError` if not."""
+        """What a send reads, and what it writes in each receiver, if it keeps the rules; `ManifestError` if not. Of a family: what
+        its first send does.
+        """
         to = send.to
-        key = (send.buffer, send.offset, to.buffer, to.offset, send.shape, send.strides, send.to_strides)
+        steps = tuple([(loop[0], loop[2], loop[4]) for loop in send.loops])
+        key = (send.buffer, send.offset, to.buffer, to.offset, send.shape, send.strides, send.to_strides, steps)
         found = self._sends.get(key)
         if found is None:
             found = self._sends[key] = self._send(where, send)
+            self._family(where, send, *found)
         return found
+
+    def _family(self, where: str, send: Send, read: Box, written: Box) -> None:
+        """Refuse families of which a send leaves a buffer or begins inside a word."""
+        places = self._buffers[send.to.buffer].elements * len(numbers(self._buffers[send.to.buffer].tiles))
+        if repetitions(send.loops) > places:
+            count = repetitions(send.loops)
+            raise ManifestError(f"{where}: {count} repetitions into {places} elements of buffer {send.to.buffer!r}; send each once")
+        word = self._machine.exchange.word_bytes
+        for box, column in ((read, 2), (written, 4)):
+            loops = [(loop[0], int(loop[column])) for loop in send.loops]
+            low, high = reach(box.offset, loops)
+            size = BYTES[self._buffers[box.buffer].dtype]
+            if (
+                low < 0
+                or high + box.end - box.offset > self._buffers[box.buffer].elements
+                or any(step * size % word for count, step in loops if count > 1)
+            ):
+                for index, one in zip(indices(send.loops), each_send(send), strict=True):
+                    self._send(f"{where}, repetition {list(index)}", one)
 
     def _send(self, where: str, send: Send) -> tuple[Box, Box]:
         if not len(send.shape) == len(send.strides) == len(send.to_strides) or not send.shape:

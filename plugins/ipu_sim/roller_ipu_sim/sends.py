@@ -1,14 +1,36 @@
-"""Exchanges: shares of blocks to all who need them, parts of windows row by row, parts of results to those who add them up."""
+"""Exchanges: shares of blocks to all who need them, parts of windows row by row, parts of results to those who add them up.
+
+Each is a handful of families: what differs from tile to tile differs evenly, but where a share is the last one, a ring closes or a
+window meets the end of an array.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
-from roller_ipu_sim.homes import interval_table, window_part
+import numpy as np
+
+from roller_ipu_sim.affine import Nest, Row, nest_over, nests
+from roller_ipu_sim.families import sums
+from roller_ipu_sim.homes import keeper, share_ranges
 from roller_ipu_sim.manifest import Receivers, Send
-from roller_ipu_sim.places import Trips, begun, box_number, coordinates, groups, number, share_of, starts, tile_set, touched
+from roller_ipu_sim.places import (
+    TileSet,
+    Trips,
+    box_number,
+    box_steps,
+    ring_pieces,
+    share_boxes,
+    share_steps,
+    start_steps,
+    starts,
+    tile_set,
+    touched,
+    untouched,
+    walks,
+)
 from roller_ipu_sim.plan import ArrayPlan, Plan
 from roller_ipu_sim.windows import Windows
 from roller_ipu_sim.work import pieces
@@ -18,111 +40,162 @@ def brought(plan: Plan, array: ArrayPlan, trips: Trips) -> Iterator[Send]:
     """What brings the boxes of an array to the tiles when the serial loops are so far."""
     if array.shifts:
         return _handed(array, trips[0])
-    return _shares(plan, array, trips) if array.plain else _rows(array, trips)
+    if not array.plain:
+        return _rows(array, trips)
+    return _kept_shares(array) if array.kept else _shares(plan, array, trips)
+
+
+def sent(nest: Nest, buffer: str, to: str, tiles: TileSet, count: int, others: bool = False) -> Send:
+    """A family of dense runs. The nest's columns: the sender, its place, by how much receivers are moved on, their place."""
+    tile, offset, to_tile, to_offset = nest.first
+    return Send(
+        tile=tile,
+        buffer=buffer,
+        offset=offset,
+        to=Receivers(tiles=_moved(tiles, to_tile), buffer=to, offset=to_offset),
+        shape=(count,),
+        strides=(1,),
+        to_strides=(1,),
+        others=others,
+        loops=_loops(nest),
+    )
+
+
+def _moved(tiles: TileSet, by: int) -> TileSet:
+    return tuple([(first + by, count, step) for first, count, step in tiles])
+
+
+def _loops(nest: Nest) -> tuple[tuple[int, int, int, int, int], ...]:
+    return tuple([(count, tile, offset, to_tile, to_offset) for count, (tile, offset, to_tile, to_offset) in nest.loops])
 
 
 def _handed(array: ArrayPlan, step: int) -> Iterator[Send]:
     """Every tile's part to its neighbour: from the half of the buffer that was used into the other one."""
-    grid, name = array.grid, array.box_buffer
-    others = [axis for axis in range(len(grid.loops)) if axis not in touched(array)]
-    for coords in coordinates(grid):
-        place = (share_of(grid, coords, others) - 1) % array.sharers
-        to = list(coords)
-        for axis in reversed(others):
-            place, to[axis] = divmod(place, grid.loops[axis].parts)
-        target = ((number(grid, tuple(to)), 1, 1),)
-        offsets = (step - 1) % 2 * array.elements, step % 2 * array.elements
-        yield _flat(number(grid, coords), name, offsets[0], target, name, offsets[1], array.elements)
+    grid, axes = array.grid, untouched(array)
+    offsets = (step - 1) % 2 * array.elements, step % 2 * array.elements
+    steps = [(stride, 0, stride, 0) for stride in grid.strides]
+    for last in range(len(axes), -1, -1):  # digits of a place on the ring, of which those behind `last` are 0: one less borrows
+        borrowing = axes[last:]
+        box = dict.fromkeys(borrowing, (0, 1))
+        if last:
+            box[axes[last - 1]] = (1, grid.loops[axes[last - 1]].parts - 1)
+        if any(not count for _, count in box.values()):
+            continue
+        back = sum([(grid.loops[axis].parts - 1) * grid.strides[axis] for axis in borrowing])
+        to = back - (grid.strides[axes[last - 1]] if last else 0)
+        nest = nest_over((0, offsets[0], to, offsets[1]), walks(grid, box, steps))
+        yield sent(nest, array.box_buffer, array.box_buffer, ((0, 1, 1),), array.elements)
 
 
-def _flat(tile: int, buffer: str, offset: int, tiles: tuple[tuple[int, int, int], ...], to: str, at: int, count: int) -> Send:
-    receivers = Receivers(tiles=tiles, buffer=to, offset=at)
-    return Send(tile=tile, buffer=buffer, offset=offset, to=receivers, shape=(count,), strides=(1,), to_strides=(1,))
+def _kept_shares(array: ArrayPlan) -> Iterator[Send]:
+    """Of a block that lies in shares where it is used, every share to all others who need it."""
+    grid, axes, others = array.grid, touched(array), untouched(array)
+    place = dict(zip(others, [size * array.share for size in share_steps(grid, others)], strict=True))
+    steps = [(s, place.get(a, 0), s if a in axes else 0, place.get(a, 0)) for a, s in enumerate(grid.strides)]
+    tiles = tile_set(grid, dict.fromkeys(axes, 0))
+    for low, high, count in share_ranges(array.elements, array.share):
+        for box in share_boxes(grid, others, low, high):
+            nest = nest_over((0, 0, 0, 0), walks(grid, box, steps))
+            yield sent(nest, array.box_buffer, array.box_buffer, tiles, count, others=True)
 
 
 def _shares(plan: Plan, array: ArrayPlan, trips: Trips) -> Iterator[Send]:
-    grid, axes, name = array.grid, touched(array), array.box_buffer
-    others = [axis for axis in range(len(grid.loops)) if axis not in axes]
-    alone = array.kept
-    for coords in coordinates(grid):
-        first = share_of(grid, coords, others) * array.share
-        count = min(array.share, array.elements - first)
-        if count <= 0:
-            continue
-        mine = number(grid, coords)
-        tiles = tile_set(grid, {axis: coords[axis] for axis in axes})
-        if alone:
-            yield _flat(mine, name, first, without(tiles, mine), name, first, count)
-        else:
-            at = box_number(array, begun(plan, coords, trips)) * array.share
-            yield _flat(mine, array.home_buffer, at, tiles, name, first, count)
+    """Of a block whose shares lie elsewhere, every share to all who need it."""
+    grid, axes, others = array.grid, touched(array), untouched(array)
+    place = dict(zip(others, [size * array.share for size in share_steps(grid, others)], strict=True))
+    tiles = tile_set(grid, dict.fromkeys(axes, 0))
+    for ring, begin, ahead in _begun(plan, array, trips):
+        steps = [(s, ahead.get(a, 0) * array.share, s if a in axes else 0, place.get(a, 0)) for a, s in enumerate(grid.strides)]
+        for low, high, count in share_ranges(array.elements, array.share):
+            for box in share_boxes(grid, others, low, high):
+                nest = nest_over((0, begin * array.share, 0, 0), walks(grid, {**box, **ring}, steps))
+                yield sent(nest, array.home_buffer, array.box_buffer, tiles, count)
 
 
-def without(tiles: tuple[tuple[int, int, int], ...], tile: int) -> tuple[tuple[int, int, int], ...]:
-    """A set of tiles without one of them."""
-    found = []
-    for first, count, step in tiles:
-        place, rest = divmod(tile - first, step)
-        if rest or not 0 <= place < count:
-            found.append((first, count, step))
-            continue
-        if place:
-            found.append((first, place, step))
-        if place + 1 < count:
-            found.append((tile + step, count - place - 1, step))
-    return tuple(found)
+def _begun(plan: Plan, array: ArrayPlan, trips: Trips) -> Iterator[tuple[Mapping[int, tuple[int, int]], int, Mapping[int, int]]]:
+    """Which box tiles want: pieces of the grid, the box's number at the grid's origin, and what steps along its axes add."""
+    if not plan.shifting or array.depth == 0:
+        yield {}, box_number(array, trips), {}
+        return
+    (step,) = box_steps(array)
+    for piece in ring_pieces(plan, trips[0]):
+        yield piece.box, piece.part * step, {axis: by * step for axis, by in piece.steps.items()}
+
+
+_Pair = tuple[
+    int, int, int, int
+]  # sender's tile, offset in rows of what it keeps, by how much receivers are moved on, their offset
+_Key = tuple[int, int]  # elements that arrive, and that the sender keeps along the dimension
 
 
 def _rows(array: ArrayPlan, trips: Trips) -> Iterator[Send]:
-    """Every part that some tile keeps of every box, to all tiles that need that box."""
-    windows, grid = Windows(array), array.grid
-    table, others = interval_table(windows), [a for a in range(len(grid.loops)) if a not in windows.owners]
-    keepers = {}
-    for coords in coordinates(grid):
-        mine = window_part(windows, table, coords, share_of(grid, coords, others))
-        if mine is not None:
-            keepers[tuple([(i.owner, i.share) for i in mine])] = (number(grid, coords), mine)
-    every = [windows.intervals(place) for place in range(len(array.dims))]
-    for coords, tiles in groups(array):
-        lows = starts(array, coords, trips)
-        near = [
-            [i for i in mine if min(i.high, low + reach) > max(i.low, low)]
-            for mine, low, reach in zip(every, lows, [windows.reach(p) for p in range(len(every))], strict=True)
-        ]
-        for chosen in itertools.product(*near):
-            tile, mine = keepers[tuple([(i.owner, i.share) for i in chosen])]
-            begin = [max(i.low, low) for i, low in zip(chosen, lows, strict=True)]
-            end = [min(i.high, low + windows.reach(p)) for p, (i, low) in enumerate(zip(chosen, lows, strict=True))]
-            own = [i.high - i.low for i in mine]
-            steps = [math.prod(own[p + 1 :]) for p in range(len(own))]
-            yield Send(
-                tile=tile,
-                buffer=array.home_buffer,
-                offset=sum([(b - i.low) * s for b, i, s in zip(begin, chosen, steps, strict=True)]),
-                to=Receivers(
-                    tiles=tiles,
-                    buffer=array.box_buffer,
-                    offset=sum([(b - low) * s for b, low, s in zip(begin, lows, array.strides, strict=True)]),
-                ),
-                shape=tuple([e - b for b, e in zip(begin, end, strict=True)]) or (1,),
-                strides=tuple(steps) or (1,),
-                to_strides=array.strides or (1,),
-            )
+    """Every part that some tile keeps of every box, to all tiles that need that box: whatever meets along each dimension."""
+    windows = Windows(array)
+    tiles = tile_set(array.grid, dict.fromkeys(touched(array), 0))
+    per_dim = [_meeting(windows, place, trips) for place in range(len(array.dims))]
+    for chosen in itertools.product(*per_dim):
+        own = [size for (_, size), _ in chosen]
+        steps = [math.prod(own[place + 1 :]) for place in range(len(own))]
+        scaled = [_scaled(nest, step) for (_, nest), step in zip(chosen, steps, strict=True)]
+        first = tuple([sum(column) for column in zip((0, 0, 0, 0), *[nest.first for nest in scaled], strict=True)])
+        nest = nest_over(first, [(0, count, step) for part in scaled for count, step in part.loops])
+        yield Send(
+            tile=nest.first[0],
+            buffer=array.home_buffer,
+            offset=nest.first[1],
+            to=Receivers(tiles=_moved(tiles, nest.first[2]), buffer=array.box_buffer, offset=nest.first[3]),
+            shape=tuple([count for (count, _), _ in chosen]) or (1,),
+            strides=tuple(steps) or (1,),
+            to_strides=array.strides or (1,),
+            loops=_loops(nest),
+        )
+
+
+def _scaled(nest: Nest, step: int) -> Nest:
+    def scaled(row: Row) -> Row:
+        return row[0], row[1] * step, row[2], row[3]
+
+    return Nest(scaled(nest.first), tuple([(count, scaled(row)) for count, row in nest.loops]))
+
+
+def _meeting(windows: Windows, place: int, trips: Trips) -> list[tuple[_Key, Nest]]:
+    """Along one dimension what intervals and boxes have in common, as few nests for each pair of sizes."""
+    array, grid = windows.array, windows.array.grid
+    axes = [a for a, lp in enumerate(grid.loops) if any(n == lp.dim for n, _ in array.dims[place].terms)]
+    reach, pitch, kept = windows.reach(place), array.strides[place], windows.intervals(place)
+    steps, _ = start_steps(array)
+    origin = starts(array, (0,) * len(grid.loops), trips)[place]
+    low = sums(origin, [(grid.loops[a].parts, steps[a][place]) for a in axes])
+    to = sums(0, [(grid.loops[a].parts, grid.strides[a]) for a in axes])
+    tile, first, last = np.array([(keeper(windows, place, i), i.low, i.high) for i in kept]).T
+    begin, end = np.maximum(first, low[:, None]), np.minimum(last, low[:, None] + reach)
+    box, own = np.nonzero(begin < end)
+    begin, end, low, first = begin[box, own], end[box, own], low[box], first[own]
+    columns = (end - begin, last[own] - first, tile[own], begin - first, to[box], (begin - low) * pitch)
+    found: dict[_Key, list[_Pair]] = {}
+    for count, size, *pair in zip(*[column.tolist() for column in columns], strict=True):
+        found.setdefault((count, size), []).append((pair[0], pair[1], pair[2], pair[3]))
+    return [(key, nest) for key, pairs in found.items() for nest in _few(pairs)]
+
+
+def _few(pairs: Sequence[_Pair]) -> list[Nest]:
+    """Nests of all pairs: as they come, or what arrives at one place of boxes together, whichever gives fewer."""
+    apart: dict[tuple[int, int], list[_Pair]] = {}
+    for pair in pairs:
+        apart.setdefault((pair[1], pair[3]), []).append(pair)
+    return min(nests(pairs), [nest for alike in apart.values() for nest in nests(alike)], key=len)
 
 
 def dealt(plan: Plan) -> Iterator[Send]:
     """Parts of results: of every tile's, each piece to the tile that adds it up."""
     grid, found = plan.grid, pieces(plan)
     axes = [axis for axis, lp in enumerate(grid.loops) if plan.nest.dims[lp.dim].is_reduce]
-    for coords in coordinates(grid):
-        mine, part = number(grid, coords), share_of(grid, coords, axes)
-        for piece in range(found.count):
-            to = list(coords)
-            left = piece
-            for axis in reversed(axes):
-                left, to[axis] = divmod(left, grid.loops[axis].parts)
-            first = piece * found.size
-            count = min(found.size, found.elements - first)
-            yield _flat(
-                mine, plan.buffer("acc"), first, ((number(grid, tuple(to)), 1, 1),), plan.buffer("parts"), part * found.size, count
-            )
+    sizes = [size * found.size for size in share_steps(grid, axes)]
+    place = dict(zip(axes, sizes, strict=True))
+    steps = [(s, 0, 0 if a in place else s, place.get(a, 0)) for a, s in enumerate(grid.strides)]
+    to = [(0, size, grid.strides[a], 0) for a, size in place.items()]
+    for low, high, count in share_ranges(found.elements, found.size):
+        for box in share_boxes(grid, axes, low, high):
+            pieces_to = [(*box[a], step) for a, step in zip(axes, to, strict=True)]
+            nest = nest_over((0, 0, 0, 0), [*walks(grid, {}, steps), *pieces_to])
+            yield sent(nest, plan.buffer("acc"), plan.buffer("parts"), ((0, 1, 1),), count)

@@ -10,7 +10,7 @@ from typing import Any
 from roller.plugin import Accumulator, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary
 from roller_ipu_sim import work
 from roller_ipu_sim.manifest import Amp, AmpLoop, Fill, Map, Reduce, Ref, VertexGroup, View, tiles_in
-from roller_ipu_sim.places import TileSet, Trips, begun, box_number, coordinates, number, position, ranges, tile_set
+from roller_ipu_sim.places import TileSet, Trips, begun, box_number, coordinates, number, position, ring_sets, tile_set
 from roller_ipu_sim.plan import ArrayPlan, Plan
 from roller_ipu_sim.work import finishes, loads_in, operands, pieces, whole_share
 
@@ -48,11 +48,8 @@ def _parts(plan: Plan, trips: Trips) -> Iterator[tuple[TileSet, Trips]]:
     if not plan.shifting or not placed:
         yield tile_set(plan.grid, {}), begun(plan, (0,) * len(plan.grid.loops), trips)
         return
-    found: dict[Trips, list[int]] = {}
-    for coords in coordinates(plan.grid):
-        found.setdefault(begun(plan, coords, trips), []).append(number(plan.grid, coords))
-    for at, tiles in found.items():
-        yield ranges(tiles), at
+    for part, tiles in ring_sets(plan).items():
+        yield tiles, ((trips[0] + part) % plan.grid.serial[0].trips,)
 
 
 IDENTITY = {"sum": 0, "prod": 1, "max": "-inf", "min": "inf"}  # of floats; integers have their least and largest values
