@@ -7,6 +7,7 @@ along another, and what lies between keeps few units busy.
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from roller.settle import with_tiles
 
 LEAST_GAIN = 0.001  # a share of the time that another program must save
 LINE = 80  # extents of a dimension that are looked at around the present one
+LEAST_BUSY, FILLING = 0.85, 240  # a share of the units, and how many tiles that employ no fewer are looked at first
+LONGER = 24  # steps by which a part of a reduction is made longer
 NEAR = 1  # extents of the other dimension that are tried on either side of the one that keeps as many units busy
 
 
@@ -34,9 +37,10 @@ def evened(search: Search, program: StageProgram, limit: int) -> StageProgram:
     # Of a matrix atom the rate is known; what vectors take for a point is the device's own model's to say.
     known = search.atom.kind == "matrix"
     every_point = search.model.floor_seconds(program) / max(1, math.prod(search.nest.extents)) if known else 0.0
+    first = _filling(search, program, dims) if len(dims) > 2 and program.split == 1 else []
     while found and left > 0:
         found, from_here = False, best
-        for tiles in _others(search, from_here, dims):
+        for tiles in itertools.chain(first, _others(search, from_here, dims)):
             if tiles in seen or left <= 0 or every_point * _points(search, tiles[0]) >= seconds:
                 continue
             seen.add(tiles)
@@ -45,6 +49,7 @@ def evened(search: Search, program: StageProgram, limit: int) -> StageProgram:
                 predicted = search.model.seconds_below(choice, seconds * (1 - LEAST_GAIN))
                 if predicted < seconds * (1 - LEAST_GAIN):
                     best, seconds, found = choice, predicted, True
+        first = []
         for choice in _cut_otherwise(search, best):
             predicted = search.model.seconds_below(choice, seconds * (1 - LEAST_GAIN))
             if predicted < seconds * (1 - LEAST_GAIN):
@@ -53,15 +58,19 @@ def evened(search: Search, program: StageProgram, limit: int) -> StageProgram:
 
 
 def _cut_otherwise(search: Search, program: StageProgram) -> Iterator[StageProgram]:
-    """The program with its longest reduction cut into any number of equal parts for which there are units."""
+    """The program with its longest reduction cut into any number of equal parts for which there are units, or into as many that are
+    a little longer: one that divides well may take a unit less time.
+    """
     nest, units = search.nest, search.spec.unit.count
     if not nest.reduce or not search.spec.unit.combine or search.fit.cooperate:
         return
     dim = max(nest.reduce, key=lambda d: nest.extents[d])
     tiles = search.fit.tiles(program.unit_tile)
     whole = replace(program, split=1, share=None, cluster=1, staged=tuple([replace(s, shifts=False) for s in program.staged]))
-    for share in even_extents(nest.extents[dim], program.inner[dim], Multiple()):
-        parts = -(-nest.extents[dim] // share)
+    extent, step = nest.extents[dim], program.inner[dim]
+    longer = [program.unit_tile[dim] + step * more for more in range(1, LONGER + 1)] if program.split > 1 else []
+    for share in (*even_extents(extent, step, Multiple()), *longer):
+        parts = -(-extent // share)
         if parts > 1 and parts * tiles <= max(units, tiles * (program.split if program.split > 1 else 1)):
             yield from cut(search, whole, dim, share)
 
@@ -97,6 +106,20 @@ def _others(search: Search, program: StageProgram, dims: list[int]) -> Iterator[
                 place = bisect_left(every[other], -(-nest.extents[other] // wanted))
                 for near in every[other][max(0, place - NEAR) : place + NEAR]:
                     yield (_with(unit, {one: extent, other: near}), *program.tiles[1:])
+
+
+def _filling(search: Search, program: StageProgram, dims: list[int]) -> list[Chain]:
+    """Tiles that give nearly every unit one, those of fewest points first: where three dimensions have to change at a time, steps
+    of pairs do not get there.
+    """
+    nest, units = search.nest, search.spec.unit.count
+    others = math.prod([-(-nest.extents[d] // program.unit_tile[d]) for d in nest.spatial if d not in dims])
+    made: list[tuple[int, dict[int, int]]] = [(others, {})]
+    for dim in dims:
+        every = [(-(-nest.extents[dim] // e), e) for e in even_at(search, 0, dim, program.tiles[1])]
+        made = [(parts * more, {**chosen, dim: e}) for parts, chosen in made for more, e in every if parts * more <= units]
+    busy = [_with(program.unit_tile, chosen) for parts, chosen in made if parts >= LEAST_BUSY * units]
+    return [(tile, *program.tiles[1:]) for tile in sorted(busy, key=lambda tile: (math.prod(tile), tile))[:FILLING]]
 
 
 def _line(search: Search, unit: tuple[int, ...], dim: int, every: list[int]) -> list[int]:

@@ -124,7 +124,7 @@ def test_naive_mapping_has_no_matrix_unit_and_no_split() -> None:
 
 
 def test_no_swap_streams_the_first_operand() -> None:
-    op = ipu_cases.product(4, 512, 512, "float16")
+    op = ipu_cases.product(8, 512, 512, "float16")
     assert "rows along n" in ipu_sides.constructed(op, BOW).programs[0]
     assert "rows along m" in ipu_baseline.without_swap(op, BOW).programs[0]
 

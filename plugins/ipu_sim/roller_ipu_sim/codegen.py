@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from roller.plugin import BuildOptions, CodegenError, HardwareSpec, KernelSource, RProgram
 from roller_ipu_sim import vertices, work
 from roller_ipu_sim.between import Move
+from roller_ipu_sim.bodies import loads_in
 from roller_ipu_sim.heap import Memory
 from roller_ipu_sim.homes import home, kept, results
 from roller_ipu_sim.manifest import Buffer, Fill, Manifest, Ref, Step, TensorHome, VertexGroup, collection_paused, to_json
@@ -44,7 +45,7 @@ def manifest_of(spec: HardwareSpec, program: RProgram, constants: frozenset[str]
     if not program.expr.output.elements:
         return Manifest(chip=spec.chip, tiles=whole.machine.tiles, buffers=(), tensors=(), steps=())
     with collection_paused():
-        stages = [[*_moving(moves), *_steps(plan, spec)] for plan, moves in zip(whole.plans, whole.moves, strict=True)]
+        stages = [[*_moving(moves), *_steps(plan)] for plan, moves in zip(whole.plans, whole.moves, strict=True)]
         steps = [step for stage in stages for step in stage]
         ends = list(itertools.accumulate(len(stage) for stage in stages))
         lives = [(end - len(stage), max(end - 1, 0)) for end, stage in zip(ends, stages, strict=True)]
@@ -86,7 +87,9 @@ def _buffers(plan: Plan, memory: Memory, live: tuple[int, int], steps: int) -> I
     """Every buffer on all tiles that work: those that last for the whole program, others while their stage runs."""
     acc = plan.nest.stage.body.dtype
     types = {name: a.access.tensor.dtype for a in plan.arrays for name in (a.box_buffer, a.home_buffer)}
-    types |= {plan.buffer(name): acc for name in ("acc", "parts", "sum")} | {plan.buffer("out"): plan.output.access.tensor.dtype}
+    types |= {plan.buffer(name): acc for name in ("acc", "parts", "sum", "inside")} | {
+        plan.buffer("out"): plan.output.access.tensor.dtype
+    }
     tiles = tile_set(plan.grid, {})
     for wish in work.wishes(plan):
         size = work.element_bytes(types[wish.name])
@@ -100,7 +103,7 @@ def _buffers(plan: Plan, memory: Memory, live: tuple[int, int], steps: int) -> I
         )
 
 
-def _steps(plan: Plan, spec: HardwareSpec) -> Iterator[Step]:
+def _steps(plan: Plan) -> Iterator[Step]:
     if plan.idle:
         return
     serial = plan.grid.serial
@@ -111,10 +114,10 @@ def _steps(plan: Plan, spec: HardwareSpec) -> Iterator[Step]:
         changed = 0 if before is None else next(n for n, (a, b) in enumerate(zip(before, trips, strict=True)) if a != b)
         moving = [a for a in arrays if (before is None and not a.shifts) or (before is not None and a.depth > changed)]
         yield from _bringing(plan, moving, trips)
-        groups = tuple(vertices.computing(plan, trips))
-        yield Step(name=f"compute {trips}", compute=groups)
+        for name, groups in vertices.computing(plan, trips):
+            yield Step(name=f"{name} {trips}", compute=tuple(groups))
         if tuple([t for t, lp in zip(trips, serial, strict=True) if not lp.unit]) == last:
-            yield from _completing(plan, spec, trips)
+            yield from _completing(plan, trips)
         before = trips
 
 
@@ -132,17 +135,16 @@ def _bringing(plan: Plan, moving: list[ArrayPlan], trips: Trips) -> Iterator[Ste
 def _outside(plan: Plan, array: ArrayPlan) -> float | int:
     """What a load reads outside of an array."""
     stage = plan.nest.stage
-    loads = [*work.loads_in(stage.body), *(work.loads_in(stage.epilogue) if stage.epilogue is not None else [])]
+    loads = [*loads_in(stage.body), *(loads_in(stage.epilogue) if stage.epilogue is not None else [])]
     fills = [ld.fill for ld in loads if ld.tensor == array.access.tensor.name and ld.index == array.access.index]
     return next((f for f in fills if f is not None), 0)
 
 
-def _completing(plan: Plan, spec: HardwareSpec, trips: Trips) -> Iterator[Step]:
+def _completing(plan: Plan, trips: Trips) -> Iterator[Step]:
     """Parts of results added up, and results finished."""
-    vector = work.widest(spec, plan.nest.stage.body.dtype)
     if plan.parts > 1:
         yield Step(name=f"deal {trips}", exchange=tuple(dealt(plan)))
-        yield Step(name=f"add {trips}", compute=tuple(vertices.adding(plan, trips, vector)))
-    groups = tuple(vertices.finishing(plan, trips, vector))
+        yield Step(name=f"add {trips}", compute=tuple(vertices.adding(plan, trips)))
+    groups = tuple(vertices.finishing(plan, trips))
     if groups:
         yield Step(name=f"finish {trips}", compute=groups)

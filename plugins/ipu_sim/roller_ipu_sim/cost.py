@@ -54,11 +54,8 @@ class Costing:
         }
         found["exchange"] = outer * self._partial_phase() if self.plan.parts > 1 else 0
         if self.plan.parts > 1:
-            shape = work.combining(self.plan, self.spec)
-            pieces = work.pieces(self.plan).most
-            once = cycles.reduced(self.machine, self._acc, pieces, self.plan.parts) if shape is None else self._vertex(shape)
-            found["combine"] = outer * once
-        finish = work.finishing(self.plan, self.spec)
+            found["combine"] = outer * work.adding(self.plan).cycles
+        finish = work.finishing(self.plan)
         found["finish"] = outer * cycles.mapped(self.machine, finish) if finish is not None else 0
         found["exchange"] += self._brought(self.worth - sum(found.values()))
         return found

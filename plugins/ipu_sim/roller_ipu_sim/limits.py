@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from roller.plugin import Binary, Cast, Coordinate, HardwareSpec, Load, Nest, Scalar, Select, Unary
+from roller.plugin import Cast, HardwareSpec, Load, Nest, Scalar
+from roller_ipu_sim import inside
+from roller_ipu_sim.bodies import coordinates_in
 from roller_ipu_sim.heap import Memory
 from roller_ipu_sim.machine import TILE_MEMORY
 from roller_ipu_sim.plan import GRAIN_BYTES, ArrayPlan, Plan
@@ -43,11 +45,11 @@ def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
             return "matrix operands", "columns and the reduction must each walk a dimension of their arrays from end to end"
     if program.lane is not None and not all(_beside(a, program.lane) for a in (*plan.arrays, plan.output)):
         return "vectors", "what a vector takes does not lie side by side"
-    if program.lane is not None and nest.dims[program.lane].is_reduce:
-        return "vector along the reduction", "partial results in a vector's lanes are not added up"
+    if inside.vector_along(plan) and not inside.applies(plan):
+        return "vector along the reduction", "partial results in a vector's lanes are added up once, after a single step"
     if any(lp.serial > 1 and nest.dims[lp.dim].is_reduce for lp in plan.grid.loops):
         return "parts in turn", "parts of a reduction are for tiles side by side"
-    if plan.parts > 1 and (plan.extra or (stage.epilogue is not None and _coordinates(stage.epilogue))):
+    if plan.parts > 1 and (plan.extra or (stage.epilogue is not None and coordinates_in(stage.epilogue))):
         return "finished parts", "results that several tiles add up have no place to be finished with further arrays"
     refused = _ring_refusal(plan)
     if refused is not None:
@@ -111,22 +113,9 @@ def _walked(array: ArrayPlan, dim: int | None) -> bool:
     return len(mine) == 1 and mine[0].plain(array.nest.extents)
 
 
-def _coordinates(tree: Scalar) -> list[Coordinate]:
-    match tree:
-        case Coordinate():
-            return [tree]
-        case Unary(_, value) | Cast(value, _):
-            return _coordinates(value)
-        case Binary(_, left, right):
-            return _coordinates(left) + _coordinates(right)
-        case Select(condition, yes, no):
-            return _coordinates(condition) + _coordinates(yes) + _coordinates(no)
-    return []
-
-
 def _merged(nest: Nest) -> bool:
     """True if a coordinate follows a loop that has been merged with others."""
     stage = nest.stage
     trees = [stage.body] if stage.epilogue is None else [stage.body, stage.epilogue]
-    followed = {name for tree in trees for node in _coordinates(tree) for name, _ in node.index.terms}
+    followed = {name for tree in trees for node in coordinates_in(tree) for name, _ in node.index.terms}
     return any(axis.name in followed for dim in nest.dims if len(dim.members) > 1 for axis in dim.members)

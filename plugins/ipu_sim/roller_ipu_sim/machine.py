@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -73,6 +74,8 @@ class Placing(_Model):
 
     in_place: Flag  # parts of arrays lie from the beginning where tiles read them
     interleaved: Flag  # weights lie in the interleaved region
+    inside: Flag = False  # reductions are cut inside a tile, too
+    cheapest: Flag = False  # parts of results are added up by the vertex that takes least
 
 
 class Exchange(_Model):
@@ -233,6 +236,11 @@ class Machine(_Model):
     copying: Copy
     layout: Layout
     sources: Mapping[str, str]
+
+    @cached_property
+    def choices(self) -> dict[Any, Any]:
+        """What was chosen for this machine, by all that the choice depends on: a construction asks for the same again and again."""
+        return {}
 
     @property
     def data_bytes(self) -> int:

@@ -195,6 +195,7 @@ class Plan:
     extra: tuple[ArrayPlan, ...]
     output: ArrayPlan
     parts: int  # tiles that add up parts of the same results
+    chip: Machine
     prefix: str = ""  # of its buffers
 
     def buffer(self, name: str) -> str:
@@ -255,7 +256,7 @@ def plan_of(program: StageProgram, chip: Machine, prefix: str = "") -> Plan | No
             return None
         arrays.append(_array_plan(program, number, grid, stored, chip, prefix))
     parts = math.prod([lp.parts for lp in grid.loops if nest.dims[lp.dim].is_reduce])
-    return Plan(program, grid, tuple(arrays[:first]), tuple(arrays[first:-1]), arrays[-1], parts, prefix)
+    return Plan(program, grid, tuple(arrays[:first]), tuple(arrays[first:-1]), arrays[-1], parts, chip, prefix)
 
 
 __all__ = ["GRAIN_BYTES", "MOST_STEPS", "ArrayDim", "ArrayPlan", "Plan", "plan_of", "uneven"]

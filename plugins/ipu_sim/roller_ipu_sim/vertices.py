@@ -3,43 +3,112 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from roller.plugin import Accumulator, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary
-from roller_ipu_sim import work
-from roller_ipu_sim.manifest import Amp, AmpLoop, Fill, Map, Reduce, Ref, VertexGroup, View, tiles_in
-from roller_ipu_sim.places import TileSet, Trips, begun, box_number, coordinates, number, position, ring_sets, tile_set
-from roller_ipu_sim.plan import ArrayPlan, Plan
-from roller_ipu_sim.work import finishes, loads_in, operands, pieces, whole_share
-
-Tree = tuple[Any, ...]
+from roller.plugin import Accumulator, Cast, Scalar
+from roller_ipu_sim import inside, work
+from roller_ipu_sim.inside import Cut
+from roller_ipu_sim.manifest import Amp, AmpLoop, Fill, Map, Reduce, Ref, VertexGroup, View
+from roller_ipu_sim.places import TileSet, Trips, begun, box_number, ring_sets, tile_set
+from roller_ipu_sim.plan import Plan
+from roller_ipu_sim.reading import Trees, as_body, base, result_order
+from roller_ipu_sim.work import finishes, operands, pieces, whole_share
 
 
-def base(array: ArrayPlan, trips: Trips, step: int) -> int:
-    """Where in its buffer a tile's box begins: `trips` as its loops stand, `step` of a reduction whose parts are handed on."""
-    if array.shifts:
-        return step % 2 * array.elements
-    return box_number(array, trips) * array.elements if array.in_place else 0
-
-
-def computing(plan: Plan, trips: Trips) -> Iterator[VertexGroup]:
-    """The vertices of one step: the same on all tiles, but for those at the end of a reduction that tiles cut, and those that are
-    at different parts of one.
+def computing(plan: Plan, trips: Trips) -> Iterator[tuple[str, list[VertexGroup]]]:
+    """The vertices of one step, with a name for each compute set: the same on all tiles, but for those at the end of a reduction
+    that tiles cut, and those that are at different parts of one.
     """
-    if plan.empty:
-        yield _identity(plan, trips)
-        return
     serial = plan.grid.serial
     first = all(not t or lp.unit for t, lp in zip(trips, serial, strict=True))
-    if plan.program.atom.kind == "matrix":
-        for tiles, at in _parts(plan, trips):
-            yield VertexGroup(tiles=tiles, vertex=_amp(plan, at, trips[0] if trips else 0, first))
-        return
+    if plan.empty:  # its other reductions may still have steps
+        yield from [("compute", [_identity(plan, trips)])] if first else []
+    elif plan.program.atom.kind == "matrix":
+        step = trips[0] if trips else 0
+        yield "compute", [VertexGroup(tiles=tiles, vertex=_amp(plan, at, step, first)) for tiles, at in _parts(plan, trips)]
+    elif inside.applies(plan):
+        yield from _cut_inside(plan, trips)
+    else:
+        classes = [(tiles, reduce) for tiles, reduce in _classes(plan, trips) if all(reduce.values()) or first]
+        yield "compute", [_mapped(plan, trips, tiles, reduce, first) for tiles, reduce in classes]
+
+
+def _cut_inside(plan: Plan, trips: Trips) -> Iterator[tuple[str, list[VertexGroup]]]:
+    """Partial results of each tile, those of what is left over, and their sums; on tiles that cut nothing results themselves."""
+    steps: dict[str, list[VertexGroup]] = {"compute": [], "compute rest of": [], "add inside": []}
+    chosen = inside.cuts(plan)
     for tiles, reduce in _classes(plan, trips):
-        if all(reduce.values()) or first:
-            yield _mapped(plan, trips, tiles, reduce, first)
+        cut = chosen[tuple(reduce.values())]
+        if cut is None:
+            steps["compute"].append(_mapped(plan, trips, tiles, reduce, True))
+            continue
+        steps["compute"].append(_partial(plan, trips, tiles, reduce, cut, False))
+        if cut.rest:
+            steps["compute rest of"].append(_partial(plan, trips, tiles, reduce, cut, True))
+        steps["add inside"].append(_added(plan, trips, tiles, cut))
+    yield from [(name, groups) for name, groups in steps.items() if groups]
+
+
+def _partial(plan: Plan, trips: Trips, tiles: TileSet, reduce: dict[int, int], cut: Cut, rest: bool) -> VertexGroup:
+    """Partial results of a tile, or what is left over of them: vectors lie along them, or along the results."""
+    stage, spatial, dim = plan.nest.stage, result_order(plan), plan.nest.reduce[cut.place]
+    over = [d for d in plan.nest.reduce if d != dim]
+    trees = Trees(plan, trips, [*spatial, dim, *over])
+    results, steps = [plan.program.unit_tile[d] for d in spatial], inside.steps(plan, cut)
+    count, beside = cut.rest if rest else cut.parts, inside.vector_along(plan)
+
+    def loops(results: Sequence[int], part: int) -> tuple[int, ...]:
+        return (*results, part) if beside else (part, *results)
+
+    def view(load: View) -> View:
+        along, (by, *others) = load.strides[: len(spatial)], load.strides[len(spatial) :]
+        offset = load.offset + (cut.parts * cut.points * by if rest else 0)
+        strides = (*loops(along, by), *others) if rest else (*loops(along, by), cut.parts * by, *others)
+        return View(buffer=load.buffer, offset=offset, strides=strides)
+
+    points = [*([] if rest else [cut.points]), *[reduce[d] for d in over]]
+    vertex = Map(
+        dtype=stage.body.dtype,
+        loops=(*loops(results, count), *points),
+        reduce=len(points),
+        vector=plan.program.width,
+        loads=tuple([view(load) for load in trees.views]),
+        body=trees.tree(stage.body),
+        reducer=stage.reducer,
+        accumulate=rest,
+        out=View(
+            buffer=plan.buffer("inside"), offset=0, strides=loops([plan.output.step(d) * steps[0] for d in spatial], steps[1])
+        ),
+    )
+    return VertexGroup(tiles=tiles, vertex=vertex)
+
+
+def _added(plan: Plan, trips: Trips, tiles: TileSet, cut: Cut) -> VertexGroup:
+    """Results from the partial results of a tile."""
+    stage, out, spatial = plan.nest.stage, plan.output, result_order(plan)
+    trees = Trees(plan, trips, spatial)
+    finished = trees.finished(stage.epilogue) if stage.epilogue is not None and plan.parts == 1 else None
+    dense, steps = inside.task_of(plan).dense, inside.steps(plan, cut)
+    results = (out.elements,) if dense else tuple([plan.program.unit_tile[d] for d in spatial])
+    strides = (1,) if dense else tuple([out.step(d) for d in spatial])
+    apart = plan.parts > 1
+    vertex = Map(
+        dtype=stage.body.dtype,
+        loops=(*results, cut.parts),
+        reduce=1,
+        vector=cut.vector,
+        loads=(View(buffer=plan.buffer("inside"), offset=0, strides=(*[s * steps[0] for s in strides], steps[1])),),
+        body=("load", 0),
+        reducer=stage.reducer,
+        epilogue_loads=tuple(trees.late),
+        epilogue=finished,
+        out=View(
+            buffer=plan.buffer("acc" if apart else "out"),
+            offset=0 if apart else box_number(out, trips) * out.elements,
+            strides=strides,
+        ),
+    )
+    return VertexGroup(tiles=tiles, vertex=vertex, origins=trees.origins(tiles))
 
 
 def _parts(plan: Plan, trips: Trips) -> Iterator[tuple[TileSet, Trips]]:
@@ -144,17 +213,11 @@ def _amp(plan: Plan, trips: Trips, step: int, first: bool) -> Amp:
     )
 
 
-def _order(plan: Plan) -> list[int]:
-    """Spatial dimensions as loops of a map: that along which results lie side by side comes last."""
-    last = work.last_dim(plan)
-    return [d for d in plan.nest.spatial if d != last] + [d for d in plan.nest.spatial if d == last]
-
-
 def _mapped(plan: Plan, trips: Trips, tiles: TileSet, reduce: dict[int, int], first: bool) -> VertexGroup:
     nest, stage, tile = plan.nest, plan.nest.stage, plan.program.unit_tile
-    spatial, over = _order(plan), list(nest.reduce)
+    spatial, over = result_order(plan), list(nest.reduce)
     dims, extents = [*spatial, *over], [tile[d] for d in spatial] + [reduce[d] for d in over]
-    trees = _Trees(plan, trips, dims)
+    trees = Trees(plan, trips, dims)
     body = trees.tree(stage.body)
     apart = plan.parts > 1 or finishes(plan) or (work.several_steps(plan) and stage.reducer is not None)
     finished = trees.finished(stage.epilogue) if stage.epilogue is not None and not apart else None
@@ -165,7 +228,7 @@ def _mapped(plan: Plan, trips: Trips, tiles: TileSet, reduce: dict[int, int], fi
         dtype=stage.body.dtype,
         loops=tuple(extents),
         reduce=len(over),
-        vector=plan.program.width,
+        vector=1 if inside.vector_along(plan) else plan.program.width,
         loads=tuple(trees.views),
         body=body,
         reducer=stage.reducer,
@@ -177,103 +240,23 @@ def _mapped(plan: Plan, trips: Trips, tiles: TileSet, reduce: dict[int, int], fi
     return VertexGroup(tiles=tiles, vertex=vertex, origins=trees.origins(tiles))
 
 
-class _Trees:
-    """Scalar trees of a stage as trees of the manifest, with the views that they load from."""
-
-    def __init__(self, plan: Plan, trips: Trips, dims: list[int]) -> None:
-        self.plan, self.trips, self.dims = plan, trips, dims
-        self.views: list[View] = []
-        self.late: list[View] = []
-        self._names: dict[Coordinate, str] = {}
-        self._known: dict[Load, int] = {load: n for n, load in enumerate(loads_in(plan.nest.stage.body))}
-        self.views = [self._view(load, self.dims) for load in self._known]
-
-    def tree(self, node: Scalar) -> Tree:
-        """The body of a stage."""
-        match node:
-            case Load():
-                return ("load", self._known[node])
-            case Accumulator():
-                return ("result",)
-            case Const(value, dtype):
-                return ("const", value if isinstance(value, bool | int) or math.isfinite(value) else str(value), dtype)
-            case Unary(op, value):
-                return (op, self.tree(value))
-            case Binary(op, left, right):
-                return (op, self.tree(left), self.tree(right))
-            case Select(condition, yes, no):
-                return ("select", self.tree(condition), self.tree(yes), self.tree(no))
-            case Cast(value, dtype):
-                return ("cast", dtype, self.tree(value))
-            case Coordinate():
-                return self._index(node)
-        raise AssertionError(node)
-
-    def finished(self, node: Scalar) -> Tree:
-        """The epilogue, whose loads are counted apart."""
-        spatial = [d for d in self.dims if not self.plan.nest.dims[d].is_reduce]
-        self._known = {load: n for n, load in enumerate(loads_in(node))}
-        self.late = [self._view(load, spatial) for load in self._known]
-        return self.tree(node)
-
-    def _view(self, load: Load, dims: list[int]) -> View:
-        array = self.array_of(load)
-        return View(
-            buffer=array.box_buffer,
-            offset=base(array, self.trips, 0) + array.begin,
-            strides=tuple([array.step(d) for d in dims]),
-        )
-
-    def array_of(self, load: Load) -> ArrayPlan:
-        """The array that a load reads."""
-        return next(a for a in self.plan.arrays if a.access.tensor.name == load.tensor and a.access.index == load.index)
-
-    def _index(self, node: Coordinate) -> Tree:
-        """A coordinate: where the tile stands, and a share of each loop."""
-        name = self._names.setdefault(node, f"origin{len(self._names)}")
-        walked = [(place, c) for place, d in enumerate(self.dims) for c in [_coefficient(self.plan, node, d)] if c]
-        found: Tree = ("index", walked[0][0] if walked else 0, walked[0][1] if walked else 0, name)
-        for place, c in walked[1:]:
-            found = ("add", found, ("index", place, c, None))
-        return found
-
-    def origins(self, tiles: TileSet) -> dict[str, tuple[int, ...]]:
-        """Where each tile of a set stands, for every coordinate that trees ask for."""
-        grid, found = self.plan.grid, {}
-        if not self._names:
-            return {}
-        where = {number(grid, coords): coords for coords in coordinates(grid)}
-        for node, name in self._names.items():
-            values = []
-            for tile in tiles_in(tiles):
-                at = [position(grid, d, where[tile], self.trips) * _coefficient(self.plan, node, d) for d in self.dims]
-                values.append(node.index.offset + sum(at))
-            found[name] = tuple(values)
-        return found
-
-
-def _coefficient(plan: Plan, node: Coordinate, dim: int) -> int:
-    return node.index.coefficient(plan.nest.dims[dim].members[-1].name)
-
-
-def finishing(plan: Plan, trips: Trips, vector: int) -> Iterator[VertexGroup]:
+def finishing(plan: Plan, trips: Trips) -> Iterator[VertexGroup]:
     """Results from what has been added up: the epilogue, or the type of the output."""
-    if not finishes(plan):
+    if not finishes(plan) or (plan.parts > 1 and work.adding(plan).finishes):
         return
     stage, out, tile = plan.nest.stage, plan.output, plan.program.unit_tile
-    epilogue = stage.epilogue if stage.epilogue is not None else Cast(Accumulator(stage.body.dtype), out.access.tensor.dtype)
-    whole, spatial = tile_set(plan.grid, {}), _order(plan)
+    whole, spatial = tile_set(plan.grid, {}), result_order(plan)
     rows = [(whole, tuple([tile[d] for d in spatial]))] if plan.parts == 1 else [(t, (n,)) for t, n in holders(plan)]
     dims, source = (spatial, "acc") if plan.parts == 1 else ([], "sum")
     steps = tuple([out.step(d) for d in spatial]) if plan.parts == 1 else (1,)
     at = box_number(out, trips) * (out.elements if plan.parts == 1 else pieces(plan).size)
     for tiles, extents in rows:
-        trees = _Trees(plan, trips, dims)
-        body = _shifted(trees.finished(epilogue))
+        trees = Trees(plan, trips, dims)
+        body = as_body(trees.finished(_epilogue(plan)))
         vertex = Map(
             dtype=stage.body.dtype,
             loops=extents,
-            vector=vector,
+            vector=work.widest(plan),
             loads=(View(buffer=plan.buffer(source), offset=0, strides=steps), *trees.late),
             body=body,
             out=View(buffer=plan.buffer("out"), offset=at, strides=steps),
@@ -281,16 +264,10 @@ def finishing(plan: Plan, trips: Trips, vector: int) -> Iterator[VertexGroup]:
         yield VertexGroup(tiles=tiles, vertex=vertex, origins=trees.origins(tiles))
 
 
-def _shifted(tree: Tree) -> Tree:
-    """A tree of an epilogue as a body: the result is the first load."""
-    match tree:
-        case ("result",):
-            return ("load", 0)
-        case ("load", int(which)):
-            return ("load", which + 1)
-        case ("const" | "index", *_):
-            return tree
-    return tuple([_shifted(part) if isinstance(part, tuple) else part for part in tree])
+def _epilogue(plan: Plan) -> Scalar:
+    """What finishes a result."""
+    stage = plan.nest.stage
+    return stage.epilogue if stage.epilogue is not None else Cast(Accumulator(stage.body.dtype), plan.output.access.tensor.dtype)
 
 
 def holders(plan: Plan) -> Iterator[tuple[TileSet, int]]:
@@ -304,26 +281,28 @@ def holders(plan: Plan) -> Iterator[tuple[TileSet, int]]:
         yield tile_set(grid, at), min(dealt.size, dealt.elements - piece * dealt.size)
 
 
-def adding(plan: Plan, trips: Trips, vector: int) -> Iterator[VertexGroup]:
+def adding(plan: Plan, trips: Trips) -> Iterator[VertexGroup]:
     """Parts of results put together, by each tile its piece."""
-    size, stage = pieces(plan).size, plan.nest.stage
-    target, at = ("sum", 0) if finishes(plan) else ("out", box_number(plan.output, trips) * size)
+    size, stage, chosen = pieces(plan).size, plan.nest.stage, work.adding(plan)
+    apart = finishes(plan) and not chosen.finishes
+    target, at = ("sum", 0) if apart else ("out", box_number(plan.output, trips) * size)
     for tiles, outputs in holders(plan):
-        if stage.reducer not in (None, "sum"):
+        if chosen.vector:
             folded = Map(
                 dtype=stage.body.dtype,
                 loops=(outputs, plan.parts),
                 reduce=1,
-                vector=vector,
+                vector=chosen.vector,
                 loads=(View(buffer=plan.buffer("parts"), offset=0, strides=(1, size)),),
                 body=("load", 0),
-                reducer=stage.reducer,
+                reducer=stage.reducer or "sum",
+                epilogue=Trees(plan, trips, []).finished(_epilogue(plan)) if chosen.finishes else None,
                 out=View(buffer=plan.buffer(target), offset=at, strides=(1,)),
             )
             yield VertexGroup(tiles=tiles, vertex=folded)
             continue
         vertex = Reduce(
-            acc_dtype=plan.nest.stage.body.dtype,
+            acc_dtype=stage.body.dtype,
             partials=plan.parts,
             outputs=outputs,
             parts=Ref(buffer=plan.buffer("parts"), offset=0),

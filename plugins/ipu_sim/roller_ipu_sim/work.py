@@ -7,13 +7,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from roller.plugin import ELEMENT_BYTES, Binary, Cast, Coordinate, HardwareSpec, Load, Nest, Scalar, Select, Unary
+from roller.plugin import ELEMENT_BYTES
+from roller_ipu_sim import cycles, inside
+from roller_ipu_sim.bodies import FOLDS, loads_in, operations
 from roller_ipu_sim.cycles import AmpShape, MapShape
 from roller_ipu_sim.heap import Memory, Wish
 from roller_ipu_sim.plan import GRAIN_BYTES, ArrayPlan, Plan
 from roller_ipu_sim.windows import Windows
-
-FOLDS = {"sum": "add", "max": "max", "min": "min", "prod": "mul"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,17 @@ class Pieces:
     def most(self) -> int:
         """Elements of the largest piece: a single result is less than the whole grain that it takes."""
         return min(self.size, self.elements)
+
+
+@dataclass(frozen=True, slots=True)
+class Adding:
+    """How parts of results are put together on the fullest tile: cycles, and elements of a vector of a reduction over them (0: the
+    vertex that adds partial results up). `finishes`: what comes of it is finished by the same vertex.
+    """
+
+    cycles: int
+    vector: int
+    finishes: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,38 +123,6 @@ def operands(plan: Plan) -> tuple[ArrayPlan, ArrayPlan]:
     return (second, first) if swapped else (first, second)
 
 
-def operations(tree: Scalar, nest: Nest) -> tuple[str, ...]:
-    """Names of what a tree computes, operands before what takes them; a coordinate adds up the loops that it follows."""
-    match tree:
-        case Unary(op, value):
-            return (*operations(value, nest), op)
-        case Binary(op, left, right):
-            return (*operations(left, nest), *operations(right, nest), op)
-        case Select(condition, yes, no):
-            return (*operations(condition, nest), *operations(yes, nest), *operations(no, nest), "select")
-        case Cast(value, _):
-            return (*operations(value, nest), "cast")
-        case Coordinate(index):
-            return ("add",) * max(0, sum(1 for d in nest.dims if index.coefficient(d.members[-1].name)) - 1)
-    return ()
-
-
-def loads_in(tree: Scalar) -> list[Load]:
-    """The loads of a tree, each once, in the order of their first use."""
-    match tree:
-        case Load():
-            found = [tree]
-        case Unary(_, value) | Cast(value, _):
-            found = loads_in(value)
-        case Binary(_, left, right):
-            found = [*loads_in(left), *loads_in(right)]
-        case Select(condition, yes, no):
-            found = [*loads_in(condition), *loads_in(yes), *loads_in(no)]
-        case _:
-            found = []
-    return list(dict.fromkeys(found))
-
-
 def last_dim(plan: Plan) -> int | None:
     """The dimension along which results lie side by side; None for a single one."""
     return plan.output.dims[-1].terms[0][0] if plan.output.dims else None
@@ -178,6 +157,9 @@ def vertices(plan: Plan, interleaved: bool) -> Iterator[tuple[int, AmpShape | Ma
     if plan.empty:
         return
     matrix = plan.program.atom.kind == "matrix"
+    if inside.applies(plan):
+        yield from [(1, shape) for shape in inside.fullest(plan)]
+        return
     for step in steps_of(plan):
         yield step.times, amp_shape(plan, step, interleaved) if matrix else map_shape(plan, step)
 
@@ -189,21 +171,30 @@ def finishes(plan: Plan) -> bool:
     return apart and (stage.epilogue is not None or output.dtype != stage.body.dtype)
 
 
-def finishing(plan: Plan, spec: HardwareSpec) -> MapShape | None:
-    """The work of that vertex; None without one."""
-    if not finishes(plan):
+def finishing(plan: Plan) -> MapShape | None:
+    """The work of that vertex; None without one, or where results are finished as they are added up."""
+    if not finishes(plan) or (plan.parts > 1 and adding(plan).finishes):
         return None
+    return _finish(plan)
+
+
+def _finish(plan: Plan) -> MapShape:
     stage = plan.nest.stage
-    vector = widest(spec, stage.body.dtype)
+    vector = widest(plan)
     elements = -(-pieces(plan).most // vector) * vector if plan.parts > 1 else results_in_vectors(plan, vector)
-    ops = operations(stage.epilogue, plan.nest) if stage.epilogue is not None else ("cast",)
     loads = 1 + (len(loads_in(stage.epilogue)) if stage.epilogue is not None else 0)
-    return MapShape(stage.body.dtype, elements, 1, vector, loads, ops, 0, (), False)
+    return MapShape(stage.body.dtype, elements, 1, vector, loads, finishing_operations(plan), 0, (), False)
 
 
-def widest(spec: HardwareSpec, dtype: str) -> int:
-    """Elements of the widest vector that computes in a type; 1 where there is none."""
-    return max([int(e) for a in spec.atoms if a.kind == "vector" and a.acc_dtype == dtype for e in a.extents.values()], default=1)
+def finishing_operations(plan: Plan) -> tuple[str, ...]:
+    """What finishes a result: the epilogue, or the type of the output."""
+    stage = plan.nest.stage
+    return operations(stage.epilogue, plan.nest) if stage.epilogue is not None else ("cast",)
+
+
+def widest(plan: Plan) -> int:
+    """Elements of the widest vector in what a plan computes in."""
+    return plan.chip.vector_type(plan.nest.stage.body.dtype).width
 
 
 def pieces(plan: Plan) -> Pieces:
@@ -215,14 +206,28 @@ def pieces(plan: Plan) -> Pieces:
     return Pieces(elements, piece, -(-elements // piece), size)
 
 
-def combining(plan: Plan, spec: HardwareSpec) -> MapShape | None:
-    """How parts of results are put together where they are not added up; None where they are, which has a vertex of its own."""
+def adding(plan: Plan) -> Adding:
+    """How parts of results are put together. Sums have a vertex of their own; a reduction over the parts, which finishes results in
+    passing, does the same. Where programs may choose, the one that takes least.
+    """
+    reducer, chip, elements = plan.nest.stage.reducer or "sum", plan.chip, pieces(plan).most
+    choices = [Adding(cycles.reduced(chip, plan.nest.stage.body.dtype, elements, plan.parts), 0, False)] if reducer == "sum" else []
+    if chip.placing.cheapest or not choices:
+        widths, ends = {widest(plan), 1} if chip.placing.cheapest else {widest(plan)}, chip.placing.cheapest and finishes(plan)
+        choices += [_folding(plan, vector, ends) for vector in sorted(widths, reverse=True)]
+    if len(choices) == 1 or not finishes(plan):
+        return min(choices, key=lambda choice: choice.cycles)
+    after = cycles.mapped(chip, _finish(plan))
+    return min(choices, key=lambda choice: choice.cycles + (0 if choice.finishes else after))
+
+
+def _folding(plan: Plan, vector: int, finished: bool) -> Adding:
+    """Parts put together as a reduction over them."""
     stage = plan.nest.stage
-    if stage.reducer is None or stage.reducer == "sum":
-        return None
-    vector = widest(spec, stage.body.dtype)
-    outputs = -(-pieces(plan).most // vector) * vector
-    return MapShape(stage.body.dtype, outputs, plan.parts, vector, 1, (FOLDS[stage.reducer],), 0, (), True)
+    outputs, ops = -(-pieces(plan).most // vector) * vector, (FOLDS[stage.reducer or "sum"],)
+    epilogue = finishing_operations(plan) if finished else ()
+    shape = MapShape(stage.body.dtype, outputs, plan.parts, vector, 1, ops, 0, epilogue, True)
+    return Adding(cycles.mapped(plan.chip, shape), vector, finished)
 
 
 def wishes(plan: Plan) -> list[Wish]:
@@ -272,8 +277,10 @@ def _result_wishes(plan: Plan, matrix: bool) -> list[Wish]:
         dealt = pieces(plan)
         elements = dealt.size
         found.append(Wish(plan.buffer("parts"), plan.parts * dealt.size * acc))
-        if finishes(plan):
+        if finishes(plan) and not adding(plan).finishes:
             found.append(Wish(plan.buffer("sum"), dealt.size * acc))
+    if inside.applies(plan) and (partial := inside.partial_results(plan)):
+        found.append(Wish(plan.buffer("inside"), partial * acc))
     return [*found, Wish(plan.buffer("out"), elements * output.boxes * output.element_bytes, matrix and not found, lasting=True)]
 
 
