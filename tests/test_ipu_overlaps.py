@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roller_ipu_sim.overlaps import Line, Overlap, overlap
+from roller_ipu_sim.overlaps import Cuts, Line, Overlap, longest, overlap, starts
 from roller_ipu_sim.windows import fullest
 
 
@@ -18,19 +17,15 @@ def lines(draw: st.DrawFn) -> Line:
     """A dimension of at most 20 elements under boxes that may leave it, kept by one or by the tiles along an axis."""
     axes = tuple(draw(st.lists(st.tuples(st.integers(1, 4), st.integers(-3, 6)), max_size=2)))
     owner = draw(st.sampled_from([None, *range(len(axes))]))
-    inner = (
-        sorted(draw(st.lists(st.integers(0, 20), min_size=n, max_size=n)))
-        if (n := axes[owner][0] - 1 if owner is not None else 0)
-        else []
-    )
-    starts, shares = (0, *inner, 20), draw(st.integers(1, 5))
-    size = draw(st.sampled_from([0, -(-max(b - a for a, b in pairwise(starts)) // shares)]))
+    cuts = Cuts(draw(st.integers(-6, 8)), draw(st.integers(1, 6)), axes[owner][0] if owner is not None else 1, 20)
+    shares = draw(st.integers(1, 5))
+    size = draw(st.sampled_from([0, -(-longest(cuts) // shares)]))
     word = draw(st.sampled_from([0, 4]))
     return Line(
         draw(st.integers(-6, 8)),
         axes,
         draw(st.integers(1, 7)),
-        starts,
+        cuts,
         owner,
         size,
         shares if size else 1,
@@ -39,10 +34,17 @@ def lines(draw: st.DrawFn) -> Line:
     )
 
 
+def test_a_dimension_is_cut_where_its_parts_begin() -> None:
+    assert starts(Cuts(0, 0, 1, 7)) == (0, 7)
+    assert starts(Cuts(-1, 4, 3, 10)) == (0, 3, 7, 10)  # the first part from the beginning on, the last one to the end
+    assert starts(Cuts(-5, 4, 4, 6)) == (0, 0, 3, 6, 6)  # none leaves the array
+    assert [longest(Cuts(-1, 4, 3, 10)), longest(Cuts(0, 2, 2, 10))] == [4, 8]
+
+
 def _moved(line: Line, part: int, share: int, place: tuple[int, ...]) -> tuple[int, int]:
     """Words and rows from a share of a part to the tile at a place."""
     low = line.low + sum(at * distance for at, (_, distance) in zip(place, line.axes, strict=True))
-    begin, end = line.starts[part], line.starts[part + 1]
+    begin, end = starts(line.cuts)[part : part + 2]
     if line.size:
         begin, end = begin + share * line.size, min(begin + (share + 1) * line.size, end)
     common = len(set(range(begin, end)) & set(range(low, low + line.reach)))
@@ -54,7 +56,7 @@ def _moved(line: Line, part: int, share: int, place: tuple[int, ...]) -> tuple[i
 def test_an_overlap_counts_every_element(line: Line) -> None:
     found = overlap(line)
     places = list(itertools.product(*[range(count) for count, _ in line.axes]))
-    kept = list(itertools.product(range(len(line.starts) - 1), range(line.shares)))
+    kept = list(itertools.product(range(line.cuts.parts), range(line.shares)))
     for place in places:
         moved = [_moved(line, *keeper, place) for keeper in kept]
         assert (found.words_in[place], found.rows_in[place]) == tuple(map(sum, zip(*moved, strict=True)))

@@ -1,53 +1,94 @@
-"""Scalar trees of a stage, as far as cycles depend on them: operations, arrays that are read, coordinates."""
+"""Scalar trees of a stage, as far as cycles depend on them: operations, arrays that are read, coordinates.
+
+A construction asks the same of the same few trees for every program that it rates, so the answers are remembered: by the very
+objects, as a tree takes longer to hash than to look through.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 from roller.plugin import Binary, Cast, Coordinate, Load, Nest, Scalar, Select, Unary
 
 FOLDS = {"sum": "add", "max": "max", "min": "min", "prod": "mul"}
+REMEMBERED = 256  # answers to each question
+
+_Asked = ParamSpec("_Asked")
+_Answer = TypeVar("_Answer")
 
 
+def _remembered(ask: Callable[_Asked, _Answer]) -> Callable[_Asked, _Answer]:
+    known: dict[tuple[int, ...], tuple[tuple[object, ...], _Answer]] = {}  # with what was asked about, so that ids stay theirs
+
+    @wraps(ask)
+    def answered(*about: _Asked.args, **none: _Asked.kwargs) -> _Answer:
+        key = tuple([id(one) for one in about])
+        found = known.get(key)
+        if found is None:
+            if len(known) >= REMEMBERED:
+                known.clear()
+            found = known[key] = about, ask(*about, **none)
+        return found[1]
+
+    return answered
+
+
+@_remembered
 def operations(tree: Scalar, nest: Nest) -> tuple[str, ...]:
     """Names of what a tree computes, operands before what takes them; a coordinate adds up the loops that it follows."""
+    return _operations(tree, nest)
+
+
+def _operations(tree: Scalar, nest: Nest) -> tuple[str, ...]:
     match tree:
         case Unary(op, value):
-            return (*operations(value, nest), op)
+            return (*_operations(value, nest), op)
         case Binary(op, left, right):
-            return (*operations(left, nest), *operations(right, nest), op)
+            return (*_operations(left, nest), *_operations(right, nest), op)
         case Select(condition, yes, no):
-            return (*operations(condition, nest), *operations(yes, nest), *operations(no, nest), "select")
+            return (*_operations(condition, nest), *_operations(yes, nest), *_operations(no, nest), "select")
         case Cast(value, _):
-            return (*operations(value, nest), "cast")
+            return (*_operations(value, nest), "cast")
         case Coordinate(index):
             return ("add",) * max(0, sum(1 for d in nest.dims if index.coefficient(d.members[-1].name)) - 1)
     return ()
 
 
-def loads_in(tree: Scalar) -> list[Load]:
+@_remembered
+def loads_in(tree: Scalar) -> tuple[Load, ...]:
     """The loads of a tree, each once, in the order of their first use."""
+    return tuple(dict.fromkeys(_loads(tree)))
+
+
+def _loads(tree: Scalar) -> list[Load]:
     match tree:
         case Load():
-            found = [tree]
+            return [tree]
         case Unary(_, value) | Cast(value, _):
-            found = loads_in(value)
+            return _loads(value)
         case Binary(_, left, right):
-            found = [*loads_in(left), *loads_in(right)]
+            return [*_loads(left), *_loads(right)]
         case Select(condition, yes, no):
-            found = [*loads_in(condition), *loads_in(yes), *loads_in(no)]
-        case _:
-            found = []
-    return list(dict.fromkeys(found))
+            return [*_loads(condition), *_loads(yes), *_loads(no)]
+    return []
 
 
-def coordinates_in(tree: Scalar) -> list[Coordinate]:
+@_remembered
+def coordinates_in(tree: Scalar) -> tuple[Coordinate, ...]:
     """The coordinates that a tree computes with."""
+    return tuple(_coordinates(tree))
+
+
+def _coordinates(tree: Scalar) -> list[Coordinate]:
     match tree:
         case Coordinate():
             return [tree]
         case Unary(_, value) | Cast(value, _):
-            return coordinates_in(value)
+            return _coordinates(value)
         case Binary(_, left, right):
-            return coordinates_in(left) + coordinates_in(right)
+            return _coordinates(left) + _coordinates(right)
         case Select(condition, yes, no):
-            return coordinates_in(condition) + coordinates_in(yes) + coordinates_in(no)
+            return _coordinates(condition) + _coordinates(yes) + _coordinates(no)
     return []

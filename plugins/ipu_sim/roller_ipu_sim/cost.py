@@ -11,7 +11,7 @@ import itertools
 import math
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -34,9 +34,8 @@ class Costing:
     """One program on one chip."""
 
     plan: Plan
-    memory: Memory
     machine: Machine
-
+    interleaved: bool  # the weights lie in the interleaved region
     worth: float = math.inf  # cycles from which on they need not be exact
 
     @cached_property
@@ -44,13 +43,10 @@ class Costing:
         """Cycles by kind, all steps together; where they are `worth` or more, at least so many of them."""
         if self.plan.idle:
             return {}
-        outer = math.prod([lp.trips for lp in self.plan.grid.serial if lp.unit])
-        inter = work.interleaved(self.plan, self.memory, self.machine.memory.region0_bytes)
-        found = {
-            "compute": self._nothing()
-            if self.plan.empty
-            else outer * sum(times * self._vertex(shape) for times, shape in work.vertices(self.plan, inter))
-        }
+        found = {"compute": self.compute}
+        if self.compute >= self.worth:
+            return found
+        outer = self._outer
         found["exchange"] = outer * self._partial_phase() if self.plan.parts > 1 else 0
         if self.plan.parts > 1:
             found["combine"] = outer * work.adding(self.plan).cycles
@@ -59,30 +55,58 @@ class Costing:
         found["exchange"] += self._brought(self.worth - sum(found.values()))
         return found
 
+    @cached_property
+    def compute(self) -> int:
+        """Cycles of the vertices that compute results, or set them to what an empty reduction gives."""
+        if self.plan.empty:
+            return self._outer * self._nothing()
+        every = work.vertices(self.plan, self.interleaved)
+        return self._outer * sum([times * _vertex(self.machine, shape) for times, shape in every])
+
+    @property
+    def _outer(self) -> int:
+        return math.prod([lp.trips for lp in self.plan.grid.serial if lp.unit])
+
     def _brought(self, worth: float) -> int:
         """Cycles of every exchange that brings boxes to tiles; where they are `worth` or more, at least so many of them."""
         phases = list(self._phases())
         least = cycles.exchanged(self.machine, 0, 0, 0)  # even one that moves nothing
-        total = least * sum([times for times, _, _ in phases])
+        total, known = least * sum([times for times, _, _ in phases]), []
         for times, arrays, trips in phases:
             if total >= worth:
+                return total
+            known.append(self._least(arrays, trips))
+            total += times * (known[-1] - least)
+        for (times, arrays, trips), bound in zip(phases, known, strict=True):
+            if total >= worth:
                 break
-            total += times * (self._phase(arrays, trips) - least)
+            total += times * (self._phase(arrays, trips) - bound)
         return total
 
-    def _vertex(self, shape: cycles.AmpShape | cycles.MapShape) -> int:
-        return _vertex(self.machine, shape)
+    def _least(self, arrays: Sequence[ArrayPlan], trips: tuple[int, ...]) -> int:
+        """Cycles that an exchange of these arrays takes at least: what arrives at one of the tiles, of every plain array and of the
+        one of which most does.
+        """
+        words = fragments = plain_words = plain_fragments = 0
+        for array in arrays:
+            if array.number in self._windows:
+                arriving, rows = self._windows[array.number].arriving(trips)
+                words, fragments = max(words, arriving), max(fragments, rows)
+            else:
+                arriving, rows = _fewest(array)
+                plain_words, plain_fragments = plain_words + arriving, plain_fragments + rows
+        filled = self._filled(arrays)
+        return cycles.exchanged(self.machine, words + plain_words, 0, fragments + plain_fragments) + filled
+
+    def _filled(self, arrays: Sequence[ArrayPlan]) -> int:
+        """Cycles of filling boxes that reach out of their arrays."""
+        return sum([cycles.filled(self.machine, a.access.tensor.dtype, a.elements) for a in arrays if a.leaves])
 
     def _nothing(self) -> int:
-        """Cycles of setting results to what an empty reduction gives."""
-        serial = math.prod([lp.trips for lp in self.plan.grid.serial if lp.unit])
+        """Cycles of setting the results of a step to what an empty reduction gives."""
         finished = work.finishes(self.plan) or self.plan.parts > 1
-        dtype = self._acc if finished else self.plan.output.access.tensor.dtype
-        return serial * cycles.filled(self.machine, dtype, self.plan.output.elements)
-
-    @property
-    def _acc(self) -> str:
-        return self.plan.nest.stage.body.dtype
+        dtype = self.plan.nest.stage.body.dtype if finished else self.plan.output.access.tensor.dtype
+        return cycles.filled(self.machine, dtype, self.plan.output.elements)
 
     def _phases(self) -> Iterator[_Phase]:
         """Every exchange that brings boxes to tiles: before the first step, and whenever a serial loop moves on."""
@@ -129,8 +153,8 @@ class Costing:
         key = (*[a.number for a in arrays], *[part.key for parts in overlaps.values() for part in parts])
         found = self._known.get(key)
         if found is None:
-            filled = sum(cycles.filled(self.machine, a.access.tensor.dtype, a.elements) for a in arrays if a.leaves)
-            found = self._known[key] = cycles.exchanged(self.machine, *self._fullest(arrays, overlaps)) + filled
+            exchanged = cycles.exchanged(self.machine, *self._fullest(arrays, overlaps))
+            found = self._known[key] = exchanged + self._filled(arrays)
         return found
 
     def _fullest(self, arrays: Sequence[ArrayPlan], overlaps: Mapping[int, Sequence[Overlap]]) -> tuple[int, int, int]:
@@ -180,6 +204,14 @@ def _shared(array: ArrayPlan) -> Traffic:
     return Traffic(total - kept * words, words, array.holders - kept * holds + holds)
 
 
+def _fewest(array: ArrayPlan) -> tuple[int, int]:
+    """Words of a plain array that arrive at each tile, at least, and their fragments."""
+    if array.shifts:
+        return array.elements * array.element_bytes // array.word_bytes, 2
+    total, own = (-(-n * array.element_bytes // array.word_bytes) for n in (array.elements, array.share))
+    return total - int(array.kept) * own, array.holders - int(array.kept)
+
+
 def estimate(spec: HardwareSpec, program: StageProgram | RProgram, worth: float = math.inf) -> Estimate:
     """The prediction for a stage's program, as if alone, or for a whole one: simulated cycles over the clock. Infinite where the
     machine cannot run it so. A stage's program that takes `worth` seconds or more gets some number of seconds from there up to its
@@ -189,19 +221,28 @@ def estimate(spec: HardwareSpec, program: StageProgram | RProgram, worth: float 
         return _whole(spec, program)
     chip = machine(spec)
     plan = plan_of(program, chip)
+    if plan is None:
+        return _never(limits.UNREADABLE)
     enough = worth * chip.clock_ghz * 1e9 + 1  # a cycle more, as seconds are rounded
-    if plan is not None and enough < math.inf and _ran_before(program):
-        least = _least(plan, chip)
-        if least >= enough:
-            return _estimate({"compute": least}, chip, plan.grid.tiles)
-    refused = limits.UNREADABLE if plan is None else limits.refusal(plan, spec)
-    if plan is None or refused is not None:
-        return _never(refused or limits.UNREADABLE)
+    found = Costing(plan, chip, plan.program.atom.kind == "matrix" and not plan.empty, enough)  # as fast as memory may let it be
+    if enough < math.inf and _ran_before(program) and sum(found.terms.values()) >= enough:
+        return _estimate(found.terms, chip, plan.grid.tiles)
+    refused = limits.refusal(plan, spec)
+    if refused is not None:
+        return _never(refused)
     memory = placed([work.wishes(plan)], chip)
     if memory.excess:
         return _never(limits.full(memory), memory.excess)
     _remember(program)
-    return _estimate(Costing(plan, memory, chip, enough).terms, chip, plan.grid.tiles)
+    interleaved = _interleaved(plan, memory, chip)
+    if interleaved == found.interleaved:
+        return _estimate(found.terms, chip, plan.grid.tiles)
+    slower = replace(found, interleaved=interleaved).compute
+    return _estimate({**found.terms, "compute": slower} if found.terms else {}, chip, plan.grid.tiles)
+
+
+def _interleaved(plan: Plan, memory: Memory, chip: Machine) -> bool:
+    return not plan.idle and work.interleaved(plan, memory, chip.memory.region0_bytes)
 
 
 _Way = tuple[Nest, ComputeAtom, tuple[tuple[str, int], ...]]
@@ -219,12 +260,6 @@ def _ran_before(program: StageProgram) -> bool:
     return any(n is nest and a is atom and m == mapping for n, a, m in tuple(_ran))
 
 
-def _least(plan: Plan, chip: Machine) -> int:
-    """Cycles that a program computes at least: weights may lie in the interleaved region."""
-    outer = 0 if plan.idle else math.prod([lp.trips for lp in plan.grid.serial if lp.unit])
-    return outer * sum([times * _vertex(chip, shape) for times, shape in work.vertices(plan, True)])
-
-
 def _never(refused: tuple[str, str], short: int = 0) -> Estimate:
     """The prediction for what cannot run; its only term names the rule. `short`: bytes that are missing."""
     return Estimate(math.inf, ((refused[0], math.inf),), reason=refused[1], short_bytes=short)
@@ -237,7 +272,7 @@ def _whole(spec: HardwareSpec, program: RProgram) -> Estimate:
         return _never(whole)
     chip, terms = whole.machine, Counter[str]()
     for plan, moves in zip(whole.plans, whole.moves, strict=True):
-        terms.update(Costing(plan, whole.memory, chip).terms)
+        terms.update(Costing(plan, chip, _interleaved(plan, whole.memory, chip)).terms)
         if moves:
             terms["exchange"] += _moved(moves, chip)
     return _estimate(terms, chip, max(plan.grid.tiles for plan in whole.plans))

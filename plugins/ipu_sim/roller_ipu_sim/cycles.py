@@ -47,6 +47,9 @@ class MapShape(NamedTuple):
     reduces: bool  # by the last operation of a point
 
 
+_FIRST_OF_KIND = MapShape._fields.index("vector")  # from here on fields say what is computed, not how much of it
+
+
 def amp(machine: Machine, shape: AmpShape) -> int:
     """Cycles of a vertex of the matrix units, all workers.
 
@@ -156,11 +159,23 @@ def mapped(machine: Machine, shape: MapShape) -> int:
     keeps a set of results and goes over their points, each a cycle for each array or for each operation, whichever are more: for
     a plain sum PopLibs' contiguous reduction, otherwise generalised.
     """
-    unit = machine.vector_type(shape.dtype)
-    return _reducing(machine, unit, shape) if shape.reduces else _pointwise(machine, unit, shape)
+    fixed, together, first, point = _pace(machine, shape)
+    return fixed + _up(shape.outputs, together) * (first + shape.points * point)
 
 
-def _pointwise(machine: Machine, unit: VectorType, shape: MapShape) -> int:
+def _pace(machine: Machine, shape: MapShape) -> tuple[int, int, int, int]:
+    """Of elementwise work whatever its extents are: cycles around it, results that all workers take at a time, and their cycles for
+    these, at first and for every point.
+    """
+    key = shape.dtype, shape[_FIRST_OF_KIND:]
+    found: tuple[int, int, int, int] | None = machine.choices.get(key)
+    if found is None:
+        unit = machine.vector_type(shape.dtype)
+        found = machine.choices[key] = _reducing(machine, unit, shape) if shape.reduces else _pointwise(machine, unit, shape)
+    return found
+
+
+def _pointwise(machine: Machine, unit: VectorType, shape: MapShape) -> tuple[int, int, int, int]:
     ops, loads = shape.ops + shape.epilogue_ops, shape.loads + shape.epilogue_loads
     loops = machine.vector.several if loads > 1 else machine.vector.one
     if len(ops) == 1 and loads == 1:
@@ -169,8 +184,7 @@ def _pointwise(machine: Machine, unit: VectorType, shape: MapShape) -> int:
     if taken is None:
         taken = loads + 1 + _beyond(machine, shape, ops) + _narrow(machine, shape)
         taken += len(ops) + machine.vector.loop if len(ops) > 1 else 0
-    vectors = _up(_up(shape.outputs, machine.workers), shape.vector)
-    return _surrounded(machine, loops, ops, vectors * taken)
+    return _around(machine, loops, ops), machine.workers * shape.vector, machine.workers * taken, 0
 
 
 def _beyond(machine: Machine, shape: MapShape, ops: tuple[str, ...]) -> int:
@@ -190,19 +204,19 @@ def _narrow(machine: Machine, shape: MapShape) -> int:
     return machine.vector.narrow_store if narrow else 0
 
 
-def _surrounded(machine: Machine, loops: Loops, ops: tuple[str, ...], cycles: int) -> int:
+def _around(machine: Machine, loops: Loops, ops: tuple[str, ...]) -> int:
     starts = sum(machine.vector.starts.get(name, 0) for name in set(ops))
-    return loops.supervisor + machine.workers * (loops.start + starts + cycles)
+    return loops.supervisor + machine.workers * (loops.start + starts)
 
 
-def _reducing(machine: Machine, unit: VectorType, shape: MapShape) -> int:
+def _reducing(machine: Machine, unit: VectorType, shape: MapShape) -> tuple[int, int, int, int]:
     loops = machine.vector.reducing
     kept = max(unit.accumulate // unit.width, 1) if shape.vector > 1 else 1  # vectors that a worker has in accumulators
-    sets = _up(shape.outputs, machine.workers * kept * shape.vector)
     point = max(shape.loads, len(shape.ops)) + _beyond(machine, shape, shape.ops[:-1])
     result = shape.epilogue_loads + len(shape.epilogue_ops) + _beyond(machine, shape, shape.epilogue_ops)
-    taken = (loops.vector or 0) + kept * (shape.points * point + result + _narrow(machine, shape))
-    return _surrounded(machine, loops, shape.ops + shape.epilogue_ops, sets * taken)
+    first = machine.workers * ((loops.vector or 0) + kept * (result + _narrow(machine, shape)))
+    around = _around(machine, loops, shape.ops + shape.epilogue_ops)
+    return around, machine.workers * kept * shape.vector, first, machine.workers * kept * point
 
 
 def reduced(machine: Machine, dtype: str, outputs: int, partials: int) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -18,13 +19,37 @@ Pair = tuple[int, int]
 REMEMBERED = 1024  # dimensions: most candidates of a construction share all but one or two with others
 
 
+class Cuts(NamedTuple):
+    """Where one dimension is cut into the parts of those who keep different ones: every `step` elements from `offset` on, the first
+    part from its beginning and the last to its end.
+    """
+
+    offset: int
+    step: int
+    parts: int
+    extent: int
+
+
+@lru_cache(REMEMBERED)
+def starts(cuts: Cuts) -> tuple[int, ...]:
+    """Where the parts begin, and their end."""
+    offset, step, parts, extent = cuts
+    return (0, *[min(max(offset + part * step, 0), extent) for part in range(1, parts)], extent)
+
+
+@lru_cache(REMEMBERED)
+def longest(cuts: Cuts) -> int:
+    """Elements of the longest part."""
+    return max([b - a for a, b in pairwise(starts(cuts))])
+
+
 class Line(NamedTuple):
     """Boxes and parts along one dimension. Boxes lie on a grid with an axis for each loop over tiles that walks the dimension."""
 
     low: int  # where the first tile's box begins; boxes may reach out of the array
     axes: tuple[Pair, ...]  # of each axis how many tiles there are, and elements between neighbours
     reach: int  # elements of a box
-    starts: tuple[int, ...]  # where the parts of those who keep different ones begin, and their end
+    cuts: Cuts  # into the parts of those who keep different ones
     owner: int | None  # the axis along which these lie; None: there is one part
     size: int  # elements of one share of such a part, 0: it is not shared out
     shares: int  # how many share it
@@ -74,11 +99,11 @@ def overlap(line: Line) -> Overlap:
 
 def _parts(line: Line) -> tuple[Counts, Counts]:
     """Where shares of parts begin and end, as [part, share]; those that get nothing end where they begin, or before."""
-    starts = np.array(line.starts, np.int64)[:, None]
+    every = np.array(starts(line.cuts), np.int64)[:, None]
     if not line.size:
-        return starts[:-1], starts[1:]
-    begin = starts[:-1] + np.arange(line.shares) * line.size
-    return begin, np.minimum(begin + line.size, starts[1:])
+        return every[:-1], every[1:]
+    begin = every[:-1] + np.arange(line.shares) * line.size
+    return begin, np.minimum(begin + line.size, every[1:])
 
 
 def _pairs(line: Line, rows_in: Counts, rows_out: Counts) -> Iterable[Pair]:
@@ -99,4 +124,4 @@ def unexceeded(pairs: Iterable[Pair]) -> tuple[Pair, ...]:
     return tuple(found)
 
 
-__all__ = ["Line", "Overlap", "Pair", "overlap", "unexceeded"]
+__all__ = ["Cuts", "Line", "Overlap", "Pair", "longest", "overlap", "starts", "unexceeded"]

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from roller_ipu_sim.grid import Grid
-from roller_ipu_sim.overlaps import Line, Overlap, Pair, overlap, unexceeded
+from roller_ipu_sim.overlaps import Cuts, Line, Overlap, Pair, longest, overlap, starts, unexceeded
 from roller_ipu_sim.plan import ArrayDim, ArrayPlan
 
 Counts = npt.NDArray[np.int64]
@@ -74,8 +74,7 @@ class Windows:
             share = (size, self.sharers) if place == at else (0, 1)
             word = array.word_bytes if place == len(array.dims) - 1 else 0
             low = dim.least(array.tile)
-            starts = tuple(self._starts[place])
-            found.append(Line(low, axes, self.reach(place), starts, owner, *share, array.element_bytes, word))
+            found.append(Line(low, axes, self.reach(place), self._cuts[place], owner, *share, array.element_bytes, word))
         return found
 
     @cached_property
@@ -94,6 +93,30 @@ class Windows:
                 mine = known[low] = overlap(line if low == line.low else line._replace(low=low))
             found.append(mine)
         return found
+
+    @cached_property
+    def _spans(self) -> list[tuple[int, int, int, int]]:
+        """Along each dimension, before the serial loops begin: where the first box begins and one in the middle, elements of a box,
+        and of the array.
+        """
+        found = []
+        for place, dim in enumerate(self.array.dims):
+            low = dim.least(self.array.tile)
+            middle = low + sum([self.array.grid.loops[axis].parts // 2 * distance for axis, distance in self.axes(place)])
+            found.append((low, middle, self.reach(place), self.extent(place)))
+        return found
+
+    def arriving(self, trips: tuple[int, ...]) -> tuple[int, int]:
+        """Words and rows that arrive at one of the tiles when the serial loops are so far: along each dimension of the first box or
+        the middle one, whichever has more of the array. No loop walks two dimensions, so that some tile has all of these.
+        """
+        elements = rows = 1
+        for (first, middle, reach, extent), moving in zip(self._spans, self._moving, strict=True):
+            moved = sum([trips[at] * distance for at, distance in moving])
+            lows = first + moved, middle + moved
+            rows = elements
+            elements *= max(0, *[(low + reach if low + reach < extent else extent) - (low if low > 0 else 0) for low in lows])
+        return -(-elements * self.array.element_bytes // self.array.word_bytes), rows if elements else 0
 
     @cached_property
     def shares_apart(self) -> bool:
@@ -121,30 +144,29 @@ class Windows:
         return self.array.grid.tiles // math.prod(owned)
 
     @cached_property
-    def _starts(self) -> list[list[int]]:
-        """Where the parts of each dimension's owners begin, and its end."""
-        return [self._started(place) for place in range(len(self.array.dims))]
+    def _cuts(self) -> tuple[Cuts, ...]:
+        """Where each dimension is cut into the parts of its owners."""
+        return tuple([self._cut_by(place) for place in range(len(self.array.dims))])
 
-    def _started(self, place: int) -> list[int]:
+    def _cut_by(self, place: int) -> Cuts:
         dim, axis, extent = self.array.dims[place], self.owners[place], self.extent(place)
         if axis is None:
-            return [0, extent]
+            return Cuts(0, 0, 1, extent)
         step = next(distance for walking, distance in self.axes(place) if walking == axis)
-        parts = self.array.grid.loops[axis].parts
-        return [0, *[min(max(dim.offset + p * step, 0), extent) for p in range(1, parts)], extent]
+        return Cuts(dim.offset, step, self.array.grid.loops[axis].parts, extent)
 
     @cached_property
     def _longest(self) -> list[int]:
         """The longest part of each dimension."""
-        return [max([b - a for a, b in pairwise(starts)]) for starts in self._starts]
+        return [longest(cuts) for cuts in self._cuts]
 
     @cached_property
     def shared(self) -> tuple[int, int]:
         """The dimension along which blocks are shared out, and how much of it each share takes."""
         best = (-1.0, 0, 1)
-        for place, longest in enumerate(self._longest):
-            step = max(1, -(-longest // self.sharers))
-            even = longest / step / self.sharers
+        for place, most in enumerate(self._longest):
+            step = max(1, -(-most // self.sharers))
+            even = most / step / self.sharers
             if even > best[0] and (place < len(self.array.dims) - 1 or self.sharers == 1 or best[0] < 0):
                 best = (even, place, step)
         return best[1], best[2]
@@ -153,7 +175,7 @@ class Windows:
     def most_kept(self) -> int:
         """Elements that a tile keeps, at most."""
         at, step = self.shared if self.array.dims else (0, 1)
-        return math.prod([min(longest, step) if place == at else longest for place, longest in enumerate(self._longest)])
+        return math.prod([min(most, step) if place == at else most for place, most in enumerate(self._longest)])
 
     def intervals(self, place: int) -> list[Interval]:
         """The intervals of a dimension, in order; none is empty."""
@@ -166,7 +188,7 @@ class Windows:
     def _cut(self, place: int) -> list[Interval]:
         at, step = self.shared if self.array.dims else (0, 1)
         found = []
-        for owner, (low, high) in enumerate(pairwise(self._starts[place])):
+        for owner, (low, high) in enumerate(pairwise(starts(self._cuts[place]))):
             size = step if place == at else max(high - low, 1)
             found += [Interval(a, min(a + size, high), owner, n) for n, a in enumerate(range(low, high, size))]
         return found
