@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from roller.hardware import ComputeAtom, HardwareSpec, MemoryLevel
 from roller.nest import Nest, Tile
@@ -126,6 +126,12 @@ class Rules:
 
     atoms: tuple[ComputeAtom, ...]
     multiples: Mapping[tuple[int, str], Multiple]  # (level, dimension name) → rule
+    # The same for each stage alone, by its name, where an expression has several: a name may mean another dimension in each.
+    stages: Mapping[str, Mapping[tuple[int, str], Multiple]] = field(default_factory=dict)
+
+    def of(self, stage: str) -> Rules:
+        """The rules for one stage's dimensions."""
+        return Rules(self.atoms, self.stages[stage]) if stage in self.stages else self
 
     def multiple(self, level: int, dim: str) -> Multiple:
         """The rule for a dimension at a level."""

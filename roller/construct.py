@@ -72,7 +72,7 @@ def rated_stages(
 ) -> list[list[Rated]]:
     """For each stage of a fused expression all programs that were rated, best first; `ConstructionError` where nothing fits."""
     with _uncollected():
-        return [_rated_stage(nests, spec, rules, parameters, constants) for nests in _nests(expr, spec)]
+        return [_rated_stage(n, spec, rules.of(n[0].stage.name), parameters, constants) for n in _nests(expr, spec)]
 
 
 @contextmanager

@@ -143,13 +143,19 @@ class Device:
     def _rules(self, spec: HardwareSpec, expr: TensorExpr) -> Rules:
         """Everything that construction may ask about tiles of this expression on this chip."""
         atoms = self._ask("roller_atoms", Sequence, defaults.atoms(spec, expr), spec=spec, expr=expr)
+        parts = expr.each_alone() if len(expr.stages) > 1 else []
+        stages = {part.output.name: self._multiples(spec, part) for part in parts}
+        return Rules(tuple(self._checked("roller_atoms", ComputeAtom, a) for a in atoms), self._multiples(spec, expr), stages)
+
+    def _multiples(self, spec: HardwareSpec, expr: TensorExpr) -> dict[tuple[int, str], Multiple]:
+        """Which extents tiles may have, by level and dimension."""
         multiples: dict[tuple[int, str], Multiple] = {}
         for level in tiled_levels(spec):
             default = defaults.tile_multiples(spec, expr, level)
             found = self._ask("roller_tile_multiples", Mapping, default, spec=spec, expr=expr, level=level)
             for dim, multiple in found.items():
                 multiples[level, str(dim)] = self._checked("roller_tile_multiples", Multiple, multiple)
-        return Rules(tuple(self._checked("roller_atoms", ComputeAtom, a) for a in atoms), multiples)
+        return multiples
 
     def _cost_parameters(self, spec: HardwareSpec, expr: TensorExpr) -> CostParameters:
         """What the cost model needs beyond the spec."""

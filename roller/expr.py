@@ -163,6 +163,15 @@ class TensorExpr:
         """Name → tensor, for inputs, intermediates and the output."""
         return {t.name: t for t in (*self.inputs, *(s.output for s in self.stages))}
 
+    def each_alone(self) -> list[TensorExpr]:
+        """An expression for each stage, of what it reads."""
+        found = []
+        for stage in self.stages:
+            read = {load.tensor for load in stage.reads}
+            inputs = [tensor for name, tensor in self.tensors.items() if name in read]
+            found.append(TensorExpr(tuple(inputs), (stage,)))
+        return found
+
     @cached_property
     def flops(self) -> int:
         """Arithmetic operations of the expression as written (a multiply-add counts two)."""

@@ -49,7 +49,7 @@ def rate(
         raise ExpressionError(f"tiles of {len(given)} stages given, the fused operator has {len(expr.stages)}: {names}")
     parts = []
     for stage, wanted in zip(expr.stages, given, strict=True):
-        parts.append(_rated(variants(stage, expr.tensors, chip.spread), wanted, chip, rules, parameters))
+        parts.append(_rated(variants(stage, expr.tensors, chip.spread), wanted, chip, rules.of(stage.name), parameters))
     return combine_estimates(parts)
 
 

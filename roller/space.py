@@ -125,7 +125,9 @@ class ProgramSpace:
 def program_space(expr: TensorExpr, spec: HardwareSpec, rules: Rules, parameters: CostParameters) -> ProgramSpace:
     """The space that `construct` searches greedily, of a fused expression on a chip."""
     nests = [variants(stage, expr.tensors, spec.spread) for stage in expr.stages]
-    return ProgramSpace(expr, tuple(StageSpace(searches(found, spec, rules, parameters)) for found in nests))
+    return ProgramSpace(
+        expr, tuple(StageSpace(searches(found, spec, rules.of(found[0].stage.name), parameters)) for found in nests)
+    )
 
 
 def _inner_tiles(search: Search) -> Iterator[Tile]:

@@ -21,7 +21,6 @@ Rated = tuple[StageProgram, Estimate]
 
 BEGINNINGS = 4  # kept after a stage
 WAYS = 8  # in which a stage is added to each: the best program for each mapping, then others
-WAYS_SLACK = 4.0  # … unless it takes so many times as long as the best one: no exchange makes up for that
 
 
 @dataclass(frozen=True)
@@ -67,12 +66,11 @@ def _stage_by_stage(expr: TensorExpr, rated: list[list[Rated]], own: OwnRating, 
 
 def _ways(programs: list[Rated]) -> list[StageProgram]:
     """Programs for a stage, best first, among them the best one of each mapping."""
-    worth = [item for item in programs if item[1].seconds <= WAYS_SLACK * programs[0][1].seconds]
     first: dict[object, Rated] = {}
-    for program, rating in worth:
+    for program, rating in programs:
         first.setdefault((program.nest.dims, program.atom.name, program.mapping), (program, rating))
     chosen = list(first.values())[:WAYS]
-    others = [item for item in diverse(worth, WAYS) if all(item[0] is not program for program, _ in chosen)]
+    others = [item for item in diverse(programs, WAYS) if all(item[0] is not program for program, _ in chosen)]
     ways = sorted([*chosen, *others[: WAYS - len(chosen)]], key=lambda item: item[1].seconds)
     return [program for program, _ in ways]
 

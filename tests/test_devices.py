@@ -9,7 +9,7 @@ from toy_plugin import Toy, toy_spec
 
 import roller
 from roller import ops
-from roller.align import Multiple
+from roller.align import Multiple, Rules
 from roller.construct import construct
 from roller.devices import Device, device_names, load_device
 from roller.errors import (
@@ -300,6 +300,20 @@ def test_silent_plugins_get_defaults():
     assert device.cost_parameters(toy_spec(), EXPR) == CostParameters()
     assert device.refusal(toy_spec(), None) is None and device.spec_dirs() == device.requirements() == ()
     assert device.measure_spec() is None
+
+
+def test_each_stage_has_multiples_of_its_own():
+    def multiples(self, spec, expr, level):
+        return {a.name: Multiple(a.extent) for s in reversed(expr.stages) for a in s.axes}  # names mean the first stage's
+
+    rules = device_with(roller_tile_multiples=multiples).rules(toy_spec(), TWO)
+    level = next(level for level, _ in rules.multiples)
+    for stage in TWO.stages:
+        of_stage = rules.of(stage.name)
+        assert {a.name: of_stage.multiple(level, a.name).step for a in stage.axes} == stage.extents
+        assert of_stage.atoms == rules.atoms
+    assert rules.multiple(level, "n") == Multiple(64) and rules.of(TWO.stages[1].name).multiple(level, "n") == Multiple(8)
+    assert Rules((), {}).of("any") == Rules((), {})
 
 
 def test_default_multiples_are_whole_transactions_where_software_places_data():
