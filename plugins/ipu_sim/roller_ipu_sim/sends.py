@@ -45,17 +45,21 @@ def brought(plan: Plan, array: ArrayPlan, trips: Trips) -> Iterator[Send]:
     return _kept_shares(array) if array.kept else _shares(plan, array, trips)
 
 
-def sent(nest: Nest, buffer: str, to: str, tiles: TileSet, count: int, others: bool = False) -> Send:
-    """A family of dense runs. The nest's columns: the sender, its place, by how much receivers are moved on, their place."""
+def sent(
+    nest: Nest, buffer: str, to: str, tiles: TileSet, count: int, others: bool = False, around: Sequence[tuple[int, int, int]] = ()
+) -> Send:
+    """A family of dense runs. The nest's columns: the sender, its place, by how much receivers are moved on, their place. `around`:
+    loops around a run, outermost first: trips, and elements from one to the next where it comes from and where it goes.
+    """
     tile, offset, to_tile, to_offset = nest.first
     return Send(
         tile=tile,
         buffer=buffer,
         offset=offset,
         to=Receivers(tiles=_moved(tiles, to_tile), buffer=to, offset=to_offset),
-        shape=(count,),
-        strides=(1,),
-        to_strides=(1,),
+        shape=(*[trips for trips, _, _ in around], count),
+        strides=(*[step for _, step, _ in around], 1),
+        to_strides=(*[step for _, _, step in around], 1),
         others=others,
         loops=_loops(nest),
     )
