@@ -5,7 +5,6 @@ from __future__ import annotations
 from roller.plugin import Cast, HardwareSpec, Load, Nest, Scalar
 from roller_ipu_sim import inside
 from roller_ipu_sim.bodies import coordinates_in
-from roller_ipu_sim.bodies import coordinates_in
 from roller_ipu_sim.heap import Memory
 from roller_ipu_sim.machine import TILE_MEMORY
 from roller_ipu_sim.plan import GRAIN_BYTES, ArrayPlan, Plan
