@@ -53,7 +53,7 @@ def taken(program: RProgram, spec: HardwareSpec = BOW) -> int:
 
 
 def vertices_of(manifest: Manifest) -> list[tuple[str, object]]:
-    return [(step.name.split(" (")[0], group.vertex) for step in manifest.steps for group in step.compute or ()]
+    return [(step.name.split(" (")[0].rpartition(" ")[0], group.vertex) for step in manifest.steps for group in step.compute or ()]
 
 
 # --- cut inside a tile -----------------------------------------------------------------------------------------------

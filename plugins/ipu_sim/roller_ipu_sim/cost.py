@@ -173,7 +173,7 @@ class Costing:
 
     def _partial_phase(self) -> int:
         """Cycles of handing out parts of results: each tile of those that share results gets a piece of all of them."""
-        pieces = work.pieces(self.plan)
+        pieces = self.plan.pieces
         words = -(-pieces.most * pieces.element_bytes // self.machine.exchange.word_bytes)
         every = -(-pieces.elements * pieces.element_bytes // self.machine.exchange.word_bytes)
         return cycles.exchanged(self.machine, self.plan.parts * words, every, self.plan.parts + pieces.count)

@@ -12,7 +12,6 @@ from roller_ipu_sim.manifest import Placement, TensorHome
 from roller_ipu_sim.places import Walk, box_steps, ring_pieces, share_boxes, share_steps, start_steps, starts, untouched, walks
 from roller_ipu_sim.plan import ArrayDim, ArrayPlan, Plan
 from roller_ipu_sim.windows import Interval, Windows
-from roller_ipu_sim.work import pieces
 
 Role = Literal["input", "constant", "output"]
 
@@ -72,7 +71,7 @@ def placed(nest: Nest, buffer: str, shape: tuple[int, ...], count: int) -> Place
 def _shares(array: ArrayPlan) -> Iterator[Placement]:
     """Every tile's share of each of its boxes."""
     grid, others = array.grid, untouched(array)
-    alone = array.in_place or array.kept
+    alone = (array.in_place or array.kept) and not array.piece
     place = dict(zip(others, [size * array.share for size in share_steps(grid, others)], strict=True))
     axes, serial = start_steps(array)
     steps = [
@@ -84,7 +83,7 @@ def _shares(array: ArrayPlan) -> Iterator[Placement]:
     for low, high, count in share_ranges(array.elements, array.share):
         for box in share_boxes(grid, others, low, high):
             nest = nest_over((0, 0, 0, *origin), [*walks(grid, box, steps), *boxes])
-            yield placed(nest, array.box_buffer if alone else array.home_buffer, array.box, count)
+            yield placed(nest, array.box_buffer if alone or array.piece else array.home_buffer, array.box, count)
 
 
 def _origin(array: ArrayPlan) -> tuple[int, ...]:
@@ -146,7 +145,7 @@ def results(plan: Plan) -> Iterator[Placement]:
     parts = [axis for axis, lp in enumerate(grid.loops) if plan.nest.dims[lp.dim].is_reduce]
     elements, size = array.elements, array.elements
     if plan.parts > 1:
-        dealt = pieces(plan)
+        dealt = plan.pieces
         elements, size = dealt.elements, dealt.size
     place = dict(zip(parts, [by * size for by in share_steps(grid, parts)], strict=True)) if plan.parts > 1 else {}
     axes, serial = start_steps(array)

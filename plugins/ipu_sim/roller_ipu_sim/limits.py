@@ -49,8 +49,6 @@ def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
         return "vector along the reduction", "partial results in a vector's lanes are added up once, after a single step"
     if any(lp.serial > 1 and nest.dims[lp.dim].is_reduce for lp in plan.grid.loops):
         return "parts in turn", "parts of a reduction are for tiles side by side"
-    if plan.parts > 1 and (plan.extra or (stage.epilogue is not None and coordinates_in(stage.epilogue))):
-        return "finished parts", "results that several tiles add up have no place to be finished with further arrays"
     refused = _ring_refusal(plan)
     if refused is not None:
         return refused

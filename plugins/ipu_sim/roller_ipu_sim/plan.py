@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from roller.plugin import ELEMENT_BYTES, Access, Nest, StageProgram
+from roller.plugin import ELEMENT_BYTES, Access, Load, Nest, StageProgram
+from roller_ipu_sim.bodies import coordinates_in, loads_in
 from roller_ipu_sim.grid import Grid, grid_of
 from roller_ipu_sim.machine import Machine
+from roller_ipu_sim.pieces import Axis, Pieces, axes_of, pieces_of
 from roller_ipu_sim.stored import GRAIN_BYTES, ArrayDim, Stored, stored_of
 
 MOST_STEPS = 256  # of a tile, in which exchanges may differ
@@ -39,6 +41,7 @@ class ArrayPlan:
     shifts: bool = False  # parts are handed on from tile to tile round a ring
     prefix: str = ""  # of its buffers
     alias: str | None = None  # the buffer in which an earlier stage leaves it just as it is wanted
+    piece: int = 0  # elements that a tile has of each box: the same piece as of results, which are dealt out; 0: it has all
 
     @property
     def dims(self) -> tuple[ArrayDim, ...]:
@@ -101,7 +104,7 @@ class ArrayPlan:
     @cached_property
     def in_place(self) -> bool:
         """True if every tile has what it needs from the beginning."""
-        return self.placing and self.plain and self.sharers == 1 and not self.shifts
+        return self.placing and self.plain and (self.sharers == 1 or self.piece > 0) and not self.shifts
 
     @cached_property
     def kept(self) -> bool:
@@ -148,8 +151,15 @@ class ArrayPlan:
     @cached_property
     def share(self) -> int:
         """Elements of a plain array's block that one of those who share it keeps; the last ones may keep fewer, or none."""
+        if self.piece:
+            return self.piece
         grain = max(1, GRAIN_BYTES // self.element_bytes)
         return -(-self.elements // (self.sharers * grain)) * grain
+
+    @property
+    def held(self) -> int:
+        """Elements of each box that a tile has, once it has what it needs."""
+        return self.piece or self.elements
 
     @cached_property
     def holders(self) -> int:
@@ -236,9 +246,36 @@ class Plan:
         return tuple([n for n in axes for a in self.shifting if not a.touches(self.grid.loops[n].dim)])
 
     @cached_property
+    def pieces(self) -> Pieces:
+        """How the parts of a unit tile's results are dealt out to those who add them up."""
+        size = ELEMENT_BYTES[self.nest.stage.body.dtype]
+        beside = [a.element_bytes for a in self.extra if lies_like(a, self.output)]
+        return pieces_of(self._axes, self.parts, max(1, GRAIN_BYTES // min([size, *beside])), size)
+
+    @cached_property
+    def _axes(self) -> tuple[Axis, ...]:
+        """Loops over results in the order in which they lie. A coordinate follows loops one by one."""
+        epilogue, output = self.nest.stage.epilogue, self.output
+        results = [(d.terms[0][0], extent) for d, extent in zip(output.dims, output.box, strict=True)]
+        loads = [self.array_of(load) for load in loads_in(epilogue)] if epilogue is not None else []
+        if epilogue is not None and coordinates_in(epilogue):
+            walked = {dim for dim, _ in results}
+            return (*[(dim, 1) for dim in self.nest.spatial if dim not in walked], *results)
+        return axes_of(results, [[array.step(dim) for dim, _ in results] for array in (output, *loads)])
+
+    def array_of(self, load: Load) -> ArrayPlan:
+        """The array that a load reads."""
+        return next(a for a in (*self.inputs, *self.extra) if a.access.tensor.name == load.tensor and a.access.index == load.index)
+
+    @cached_property
     def empty(self) -> bool:
         """True if the reduction has nothing to add up."""
         return any(self.nest.extents[d] == 0 for d in self.nest.reduce)
+
+
+def lies_like(array: ArrayPlan, output: ArrayPlan) -> bool:
+    """True if an array's boxes lie like those of results, element by element."""
+    return array.placing and array.plain and output.plain and (array.dims, array.box) == (output.dims, output.box)
 
 
 def uneven(arrays: Iterable[ArrayPlan]) -> list[ArrayPlan]:
@@ -256,7 +293,11 @@ def plan_of(program: StageProgram, chip: Machine, prefix: str = "") -> Plan | No
             return None
         arrays.append(_array_plan(program, number, grid, stored, chip, prefix))
     parts = math.prod([lp.parts for lp in grid.loops if nest.dims[lp.dim].is_reduce])
-    return Plan(program, grid, tuple(arrays[:first]), tuple(arrays[first:-1]), arrays[-1], parts, chip, prefix)
+    plan = Plan(program, grid, tuple(arrays[:first]), tuple(arrays[first:-1]), arrays[-1], parts, chip, prefix)
+    if parts == 1 or not any(lies_like(a, plan.output) for a in plan.extra):
+        return plan
+    extra = [replace(a, piece=plan.pieces.size) if lies_like(a, plan.output) else a for a in plan.extra]
+    return replace(plan, extra=tuple(extra))
 
 
 __all__ = ["GRAIN_BYTES", "MOST_STEPS", "ArrayDim", "ArrayPlan", "Plan", "plan_of", "uneven"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from roller.plugin import Accumulator, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary
@@ -19,7 +20,7 @@ def base(array: ArrayPlan, trips: Trips, step: int) -> int:
     """Where in its buffer a tile's box begins: `trips` as its loops stand, `step` of a reduction whose parts are handed on."""
     if array.shifts:
         return step % 2 * array.elements
-    return box_number(array, trips) * array.elements if array.in_place else 0
+    return box_number(array, trips) * array.held if array.in_place else 0
 
 
 def result_order(plan: Plan) -> list[int]:
@@ -29,10 +30,12 @@ def result_order(plan: Plan) -> list[int]:
 
 
 class Trees:
-    """Scalar trees of a stage as trees of the manifest, with the views that they load from."""
+    """Scalar trees of a stage as trees of the manifest, with the views that they load from: in loops that follow dimensions of the
+    nest, and begin at the start of the tile or at a place in it.
+    """
 
-    def __init__(self, plan: Plan, trips: Trips, dims: list[int]) -> None:
-        self.plan, self.trips, self.dims = plan, trips, dims
+    def __init__(self, plan: Plan, trips: Trips, dims: list[int], begin: Mapping[int, int] | None = None) -> None:
+        self.plan, self.trips, self.dims, self.begin = plan, trips, dims, begin or {}
         self.views: list[View] = []
         self.late: list[View] = []
         self._names: dict[Coordinate, str] = {}
@@ -68,16 +71,13 @@ class Trees:
         return self.tree(node)
 
     def _view(self, load: Load, dims: list[int]) -> View:
-        array = self.array_of(load)
+        array = self.plan.array_of(load)
+        begin = 0 if array.piece else sum([at * array.step(d) for d, at in self.begin.items()])
         return View(
             buffer=array.box_buffer,
-            offset=base(array, self.trips, 0) + array.begin,
+            offset=base(array, self.trips, 0) + array.begin + begin,
             strides=tuple([array.step(d) for d in dims]),
         )
-
-    def array_of(self, load: Load) -> ArrayPlan:
-        """The array that a load reads."""
-        return next(a for a in self.plan.arrays if a.access.tensor.name == load.tensor and a.access.index == load.index)
 
     def _index(self, node: Coordinate) -> Tree:
         """A coordinate: where the tile stands, and a share of each loop."""
@@ -97,8 +97,9 @@ class Trees:
         for node, name in self._names.items():
             values = []
             for tile in tiles_in(tiles):
-                at = [position(grid, d, where[tile], self.trips) * _coefficient(self.plan, node, d) for d in self.dims]
-                values.append(node.index.offset + sum(at))
+                at = [position(grid, d, where[tile], self.trips) + self.begin.get(d, 0) for d in self.dims]
+                steps = [_coefficient(self.plan, node, d) for d in self.dims]
+                values.append(node.index.offset + sum([n * by for n, by in zip(at, steps, strict=True)]))
             found[name] = tuple(values)
         return found
 

@@ -33,7 +33,6 @@ from roller_ipu_sim.places import (
 )
 from roller_ipu_sim.plan import ArrayPlan, Plan
 from roller_ipu_sim.windows import Windows
-from roller_ipu_sim.work import pieces
 
 
 def brought(plan: Plan, array: ArrayPlan, trips: Trips) -> Iterator[Send]:
@@ -192,7 +191,7 @@ def _few(pairs: Sequence[_Pair]) -> list[Nest]:
 
 def dealt(plan: Plan) -> Iterator[Send]:
     """Parts of results: of every tile's, each piece to the tile that adds it up."""
-    grid, found = plan.grid, pieces(plan)
+    grid, found = plan.grid, plan.pieces
     axes = [axis for axis, lp in enumerate(grid.loops) if plan.nest.dims[lp.dim].is_reduce]
     sizes = [size * found.size for size in share_steps(grid, axes)]
     place = dict(zip(axes, sizes, strict=True))

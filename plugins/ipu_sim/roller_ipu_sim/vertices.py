@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 from roller.plugin import Accumulator, Cast, Scalar
@@ -12,7 +13,7 @@ from roller_ipu_sim.manifest import Amp, AmpLoop, Fill, Map, Reduce, Ref, Vertex
 from roller_ipu_sim.places import TileSet, Trips, begun, box_number, ring_sets, tile_set
 from roller_ipu_sim.plan import Plan
 from roller_ipu_sim.reading import Trees, as_body, base, result_order
-from roller_ipu_sim.work import finishes, operands, pieces, whole_share
+from roller_ipu_sim.work import finishes, operands, whole_share
 
 
 def computing(plan: Plan, trips: Trips) -> Iterator[tuple[str, list[VertexGroup]]]:
@@ -244,24 +245,30 @@ def finishing(plan: Plan, trips: Trips) -> Iterator[VertexGroup]:
     """Results from what has been added up: the epilogue, or the type of the output."""
     if not finishes(plan) or (plan.parts > 1 and work.adding(plan).finishes):
         return
-    stage, out, tile = plan.nest.stage, plan.output, plan.program.unit_tile
-    whole, spatial = tile_set(plan.grid, {}), result_order(plan)
-    rows = [(whole, tuple([tile[d] for d in spatial]))] if plan.parts == 1 else [(t, (n,)) for t, n in holders(plan)]
-    dims, source = (spatial, "acc") if plan.parts == 1 else ([], "sum")
-    steps = tuple([out.step(d) for d in spatial]) if plan.parts == 1 else (1,)
-    at = box_number(out, trips) * (out.elements if plan.parts == 1 else pieces(plan).size)
-    for tiles, extents in rows:
-        trees = Trees(plan, trips, dims)
+    stage, out, tile, spatial = plan.nest.stage, plan.output, plan.program.unit_tile, result_order(plan)
+    if plan.parts == 1:
+        results, at = tuple([tile[d] for d in spatial]), box_number(out, trips) * out.elements
+        every = [(tile_set(plan.grid, {}), results, tuple([out.step(d) for d in spatial]), Trees(plan, trips, spatial))]
+    else:
+        at = box_number(out, trips) * plan.pieces.size
+        every = [(tiles, shape, _dense(shape), trees) for tiles, shape, trees in holders(plan, trips)]
+    for tiles, extents, steps, trees in every:
         body = as_body(trees.finished(_epilogue(plan)))
+        source = plan.buffer("acc" if plan.parts == 1 else "sum")
         vertex = Map(
             dtype=stage.body.dtype,
             loops=extents,
             vector=work.widest(plan),
-            loads=(View(buffer=plan.buffer(source), offset=0, strides=steps), *trees.late),
+            loads=(View(buffer=source, offset=0, strides=steps), *trees.late),
             body=body,
             out=View(buffer=plan.buffer("out"), offset=at, strides=steps),
         )
         yield VertexGroup(tiles=tiles, vertex=vertex, origins=trees.origins(tiles))
+
+
+def _dense(shape: Sequence[int]) -> tuple[int, ...]:
+    """Elements between neighbours along each loop, where they lie without gaps."""
+    return tuple([math.prod(shape[place + 1 :]) for place in range(len(shape))])
 
 
 def _epilogue(plan: Plan) -> Scalar:
@@ -270,36 +277,40 @@ def _epilogue(plan: Plan) -> Scalar:
     return stage.epilogue if stage.epilogue is not None else Cast(Accumulator(stage.body.dtype), plan.output.access.tensor.dtype)
 
 
-def holders(plan: Plan) -> Iterator[tuple[TileSet, int]]:
-    """The tiles that add up each piece of results, and its elements."""
-    dealt, grid = pieces(plan), plan.grid
+def holders(plan: Plan, trips: Trips) -> Iterator[tuple[TileSet, tuple[int, ...], Trees]]:
+    """The tiles that add up each piece of results, the extents of loops over it, and trees in these loops."""
+    dealt, grid = plan.pieces, plan.grid
     axes = [axis for axis, lp in enumerate(grid.loops) if plan.nest.dims[lp.dim].is_reduce]
+    dims = [dim for dim, _ in dealt.axes]
     for piece in range(dealt.count):
         at, left = {}, piece
         for axis in reversed(axes):
             left, at[axis] = divmod(left, grid.loops[axis].parts)
-        yield tile_set(grid, at), min(dealt.size, dealt.elements - piece * dealt.size)
+        yield tile_set(grid, at), dealt.shape(dealt.of(piece)), Trees(plan, trips, dims, dealt.begin(piece))
 
 
 def adding(plan: Plan, trips: Trips) -> Iterator[VertexGroup]:
     """Parts of results put together, by each tile its piece."""
-    size, stage, chosen = pieces(plan).size, plan.nest.stage, work.adding(plan)
+    size, stage, chosen = plan.pieces.size, plan.nest.stage, work.adding(plan)
     apart = finishes(plan) and not chosen.finishes
     target, at = ("sum", 0) if apart else ("out", box_number(plan.output, trips) * size)
-    for tiles, outputs in holders(plan):
+    for tiles, shape, trees in holders(plan, trips):
+        outputs = math.prod(shape)
         if chosen.vector:
+            loops = shape if chosen.finishes else (outputs,)
             folded = Map(
                 dtype=stage.body.dtype,
-                loops=(outputs, plan.parts),
+                loops=(*loops, plan.parts),
                 reduce=1,
                 vector=chosen.vector,
-                loads=(View(buffer=plan.buffer("parts"), offset=0, strides=(1, size)),),
+                loads=(View(buffer=plan.buffer("parts"), offset=0, strides=(*_dense(loops), size)),),
                 body=("load", 0),
                 reducer=stage.reducer or "sum",
-                epilogue=Trees(plan, trips, []).finished(_epilogue(plan)) if chosen.finishes else None,
-                out=View(buffer=plan.buffer(target), offset=at, strides=(1,)),
+                epilogue=trees.finished(_epilogue(plan)) if chosen.finishes else None,
+                epilogue_loads=tuple(trees.late),
+                out=View(buffer=plan.buffer(target), offset=at, strides=_dense(loops)),
             )
-            yield VertexGroup(tiles=tiles, vertex=folded)
+            yield VertexGroup(tiles=tiles, vertex=folded, origins=trees.origins(tiles))
             continue
         vertex = Reduce(
             acc_dtype=stage.body.dtype,

@@ -12,23 +12,8 @@ from roller_ipu_sim import cycles, inside
 from roller_ipu_sim.bodies import FOLDS, loads_in, operations
 from roller_ipu_sim.cycles import AmpShape, MapShape
 from roller_ipu_sim.heap import Memory, Wish
-from roller_ipu_sim.plan import GRAIN_BYTES, ArrayPlan, Plan
+from roller_ipu_sim.plan import ArrayPlan, Plan
 from roller_ipu_sim.windows import Windows
-
-
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """Partial results of one unit tile, dealt out to the tiles that add them up: elements in all, of a piece, and how many."""
-
-    elements: int
-    size: int
-    count: int
-    element_bytes: int
-
-    @property
-    def most(self) -> int:
-        """Elements of the largest piece: a single result is less than the whole grain that it takes."""
-        return min(self.size, self.elements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +166,14 @@ def finishing(plan: Plan) -> MapShape | None:
 def _finish(plan: Plan) -> MapShape:
     stage = plan.nest.stage
     vector = widest(plan)
-    elements = -(-pieces(plan).most // vector) * vector if plan.parts > 1 else results_in_vectors(plan, vector)
-    loads = 1 + (len(loads_in(stage.epilogue)) if stage.epilogue is not None else 0)
-    return MapShape(stage.body.dtype, elements, 1, vector, loads, finishing_operations(plan), 0, (), False)
+    elements = plan.pieces.in_vectors(vector) if plan.parts > 1 else results_in_vectors(plan, vector)
+    return MapShape(stage.body.dtype, elements, 1, vector, 1 + finishing_loads(plan), finishing_operations(plan), 0, (), False)
+
+
+def finishing_loads(plan: Plan) -> int:
+    """Arrays that finishing a result reads."""
+    epilogue = plan.nest.stage.epilogue
+    return len(loads_in(epilogue)) if epilogue is not None else 0
 
 
 def finishing_operations(plan: Plan) -> tuple[str, ...]:
@@ -197,24 +187,16 @@ def widest(plan: Plan) -> int:
     return plan.chip.vector_type(plan.nest.stage.body.dtype).width
 
 
-def pieces(plan: Plan) -> Pieces:
-    """How the parts of a unit tile's results are dealt out to those who add them up."""
-    size = ELEMENT_BYTES[plan.nest.stage.body.dtype]
-    grain = max(1, GRAIN_BYTES // size)
-    elements = plan.output.elements
-    piece = -(-elements // (plan.parts * grain)) * grain
-    return Pieces(elements, piece, -(-elements // piece), size)
-
-
 def adding(plan: Plan) -> Adding:
     """How parts of results are put together. Sums have a vertex of their own; a reduction over the parts, which finishes results in
     passing, does the same. Where programs may choose, the one that takes least.
     """
-    stage, most = plan.nest.stage, pieces(plan).most
-    key = stage.body.dtype, stage.reducer, most, plan.parts, finishing_operations(plan) if finishes(plan) else None
+    stage, dealt = plan.nest.stage, plan.pieces
+    after = (finishing_operations(plan), finishing_loads(plan)) if finishes(plan) else None
+    key = stage.body.dtype, stage.reducer, dealt.shape(dealt.most), plan.parts, after
     found = plan.chip.choices.get(key)
     if found is None:
-        found = plan.chip.choices[key] = _least_adding(plan, most)
+        found = plan.chip.choices[key] = _least_adding(plan, dealt.most)
     return found
 
 
@@ -232,10 +214,11 @@ def _least_adding(plan: Plan, elements: int) -> Adding:
 
 def _folding(plan: Plan, vector: int, finished: bool) -> Adding:
     """Parts put together as a reduction over them."""
-    stage = plan.nest.stage
-    outputs, ops = -(-pieces(plan).most // vector) * vector, (FOLDS[stage.reducer or "sum"],)
-    epilogue = finishing_operations(plan) if finished else ()
-    shape = MapShape(stage.body.dtype, outputs, plan.parts, vector, 1, ops, 0, epilogue, True)
+    stage, dealt = plan.nest.stage, plan.pieces
+    outputs = dealt.in_vectors(vector) if finished else -(-dealt.most // vector) * vector
+    loads, epilogue = (finishing_loads(plan), finishing_operations(plan)) if finished else (0, ())
+    ops = (FOLDS[stage.reducer or "sum"],)
+    shape = MapShape(stage.body.dtype, outputs, plan.parts, vector, 1, ops, loads, epilogue, True)
     return Adding(cycles.mapped(plan.chip, shape), vector, finished)
 
 
@@ -255,7 +238,7 @@ def wishes(plan: Plan) -> list[Wish]:
         if array.alias is not None:
             continue
         if array.in_place:
-            found.append(Wish(array.box_buffer, array.elements * array.boxes * size, apart, inter, lasting=True))
+            found.append(Wish(array.box_buffer, array.held * array.boxes * size, apart, inter, lasting=True))
             continue
         found.append(Wish(array.box_buffer, array.elements * size, apart, inter, lasting=array.kept))
         if not array.kept:
@@ -273,7 +256,7 @@ def kept_elements(array: ArrayPlan) -> int:
 def cleared_elements(array: ArrayPlan) -> int:
     """Elements of the buffer in which a tile keeps its parts of an array."""
     if array.in_place or array.shifts:
-        return array.elements * (2 if array.shifts else array.boxes)
+        return array.held * (2 if array.shifts else array.boxes)
     return array.elements if array.kept else kept_elements(array)
 
 
@@ -283,7 +266,7 @@ def _result_wishes(plan: Plan, matrix: bool) -> list[Wish]:
     if plan.parts > 1 or finishes(plan):
         found = [Wish(plan.buffer("acc"), output.elements * acc, matrix)]
     if plan.parts > 1:
-        dealt = pieces(plan)
+        dealt = plan.pieces
         elements = dealt.size
         found.append(Wish(plan.buffer("parts"), plan.parts * dealt.size * acc))
         if finishes(plan) and not adding(plan).finishes:
