@@ -304,10 +304,18 @@ def _spread(runs: Runs, loop: int, mask: Numbers) -> Runs:
 
 
 def _listed(runs: Runs) -> Runs:
-    """Every run a row of its own."""
-    for loop in range(runs.trips.shape[1]):
-        runs = _spread(runs, loop, runs.trips[:, loop] > 1)
-    return runs
+    """Every run a row of its own, without loops."""
+    times = runs.repeated
+    index, place = np.repeat(np.arange(len(times)), times), _within(times)
+    start, to = runs.start[index], runs.to[index]
+    for loop in reversed(range(runs.trips.shape[1])):
+        trips = runs.trips[index, loop]
+        at = place % trips
+        start += at * runs.step[index, loop]
+        to += at * runs.to_step[index, loop]
+        place //= trips
+    none = np.zeros((len(index), 0), np.int64)
+    return Runs(runs.source[index], start, runs.target[index], to, runs.count[index], none, none, none)
 
 
 def _cornered(runs: Runs) -> Runs:
