@@ -9,6 +9,7 @@ beginnings.
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections import Counter
 from dataclasses import dataclass
 
@@ -47,44 +48,62 @@ def best_of(expr: TensorExpr, rated: list[list[Rated]], parameters: CostParamete
 
 def _stage_by_stage(expr: TensorExpr, rated: list[list[Rated]], own: OwnRating, count: int) -> list[Candidate] | None:
     """The best programs as the device rates them; None where it leaves that to the core's model."""
-    begun = _beginnings([(way,) for way in _ways(rated[0])])
-    found: list[Candidate] = []
+    first = TensorExpr(expr.inputs, expr.stages[:1])
+    found = [Candidate(RProgram(first, (program,)), alone) for program, alone in _ways(rated[0])]
     for number, programs in enumerate(rated[1:], 2):
         part = TensorExpr(expr.inputs, expr.stages[:number]) if number < len(rated) else expr
-        found = []
-        for before in begun:
-            for way in _ways(programs):
-                program = RProgram(part, (*before, way))
-                estimate = own(program, math.inf)
-                if estimate is None:
-                    return None
-                found.append(Candidate(program, estimate))
-        found.sort(key=lambda c: c.estimate.seconds)
-        begun = _beginnings([candidate.program.stages for candidate in found])
+        more = _continued(part, _beginnings(found), _ways(programs), own)
+        if more is None:
+            return None
+        found = sorted(more, key=lambda c: c.estimate.seconds)
     return found[:count]
 
 
-def _ways(programs: list[Rated]) -> list[StageProgram]:
+def _continued(part: TensorExpr, begun: list[Candidate], ways: list[Rated], own: OwnRating) -> list[Candidate] | None:
+    """Every beginning with one more stage in every way, but those that cannot be among the best: together stages take no less than
+    alone.
+    """
+    found: list[Candidate] = []
+    kept: dict[object, list[float]] = {}  # seconds of those that can run, by the mapping of the last stage
+    for before in begun:
+        for program, alone in ways:
+            mine = kept.setdefault(_mapping(program), [])
+            if len(mine) >= BEGINNINGS and before.estimate.seconds + alone.seconds >= mine[BEGINNINGS - 1]:
+                continue
+            whole = RProgram(part, (*before.program.stages, program))
+            estimate = own(whole, math.inf)
+            if estimate is None:
+                return None
+            found.append(Candidate(whole, estimate))
+            if estimate.seconds < math.inf:
+                insort(mine, estimate.seconds)
+    return found
+
+
+def _mapping(program: StageProgram) -> object:
+    return program.nest.dims, program.atom.name, program.mapping
+
+
+def _ways(programs: list[Rated]) -> list[Rated]:
     """Programs for a stage, best first, among them the best one of each mapping."""
     first: dict[object, Rated] = {}
-    for program, rating in programs:
-        first.setdefault((program.nest.dims, program.atom.name, program.mapping), (program, rating))
+    for program, alone in programs:
+        first.setdefault(_mapping(program), (program, alone))
     chosen = list(first.values())[:WAYS]
     others = [item for item in diverse(programs, WAYS) if all(item[0] is not program for program, _ in chosen)]
-    ways = sorted([*chosen, *others[: WAYS - len(chosen)]], key=lambda item: item[1].seconds)
-    return [program for program, _ in ways]
+    return sorted([*chosen, *others[: WAYS - len(chosen)]], key=lambda item: item[1].seconds)
 
 
-def _beginnings(found: list[tuple[StageProgram, ...]]) -> list[tuple[StageProgram, ...]]:
+def _beginnings(found: list[Candidate]) -> list[Candidate]:
     """The best few, at most half of them with the same mapping of the last stage: the next one may want another order."""
-    kept: list[tuple[StageProgram, ...]] = []
+    kept: list[Candidate] = []
     taken: Counter[object] = Counter()
-    for stages in found:
-        mapping = stages[-1].nest.dims, stages[-1].atom.name, stages[-1].mapping
+    for candidate in found:
+        mapping = _mapping(candidate.program.stages[-1])
         if taken[mapping] < BEGINNINGS // 2:
-            kept.append(stages)
+            kept.append(candidate)
             taken[mapping] += 1
-    others = [stages for stages in found if all(stages is not other for other in kept)]
+    others = [candidate for candidate in found if all(candidate is not other for other in kept)]
     return [*kept, *others][:BEGINNINGS]
 
 
