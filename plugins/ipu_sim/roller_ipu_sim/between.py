@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from roller_ipu_sim.affine import Row, nests
-from roller_ipu_sim.families import Part, each_placement
+from roller_ipu_sim.families import Part, each_placement, sums
 from roller_ipu_sim.homes import kept, results, stored
 from roller_ipu_sim.manifest import Send
 from roller_ipu_sim.plan import ArrayPlan, Plan
@@ -69,7 +69,7 @@ class Move:
             return 1
         sizes = [array.digits[array.order[-1]], stored(out)[-1], stored(array)[-1]]
         for place in (*self.from_, *self.to):
-            sizes += [place.start[-1], place.shape[-1], place.offset, place.first, place.elements]
+            sizes += [place.start[-1], place.shape[-1], place.offset, place.first, place.elements, *(place.strides or ())[:-1]]
         return math.gcd(*sizes)
 
     @cached_property
@@ -88,11 +88,11 @@ class Move:
         count = self.array.access.tensor.elements // size
         source, start = np.full(count, NOWHERE, _kind(count)), np.zeros(count, np.int64)
         for place, ids in zip(self.from_, _ids(self.made.output, self.from_, size), strict=True):
-            numbers, at = _real(ids)
+            numbers, at = _real(place, ids, size)
             source[numbers] = place.tile
             start[numbers] = at + place.offset // size
         wanted = sorted(self._wanted, key=lambda item: (item[0].tile, item[0].offset))
-        held = [(place, *_real(ids)) for place, ids in wanted]
+        held = [(place, *_real(place, ids, size)) for place, ids in wanted]
         ids = np.concatenate([numbers for _, numbers, _ in held])
         target = np.repeat([place.tile for place, _, _ in held], [len(numbers) for _, numbers, _ in held])
         to = np.concatenate([at + place.offset // size for place, _, at in held])
@@ -133,13 +133,17 @@ class Move:
 
 
 def _place(part: Part) -> tuple[object, ...]:
-    return part.tile, part.offset, part.start, part.shape, part.first, part.elements
+    return part.tile, part.offset, part.start, part.shape, part.first, part.elements, part.strides
 
 
-def _real(ids: Numbers) -> tuple[Numbers, Numbers]:
-    """What of a placement is no padding: the numbers, and their places in it."""
+def _real(place: Part, ids: Numbers, granule: int) -> tuple[Numbers, Numbers]:
+    """What of a placement is no padding: the numbers of its granules, and how far behind its first one each lies."""
+    at = np.arange(len(ids))
+    if place.strides is not None:
+        steps = (*[stride // granule for stride in place.strides[:-1]], 1)
+        at = sums(0, zip((*place.shape[:-1], place.shape[-1] // granule), steps, strict=True))
     real = ids != NOWHERE
-    return (ids, np.arange(len(ids))) if real.all() else (ids[real], np.flatnonzero(real))
+    return (ids, at) if real.all() else (ids[real], at[real])
 
 
 def _kind(count: int) -> type[np.signedinteger[Any]]:

@@ -4,7 +4,7 @@ differ in other dimensions: so it is worked out from a few numbers, and remember
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -30,13 +30,15 @@ class Line(NamedTuple):
     shares: int  # how many share it
     element_bytes: int
     word_bytes: int  # of the last dimension, whose rows are what is moved; 0 for others
+    kept: bool = False  # each part lies in the box of the tile that keeps it; shares are as even as can be
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Overlap:
     """Words and rows that arrive at each tile, by its place on the axes; that leave it, by part and share. Of a dimension that is
     not the last one both are positions. `most_in`, `most_out`: the most words. `rows`: the rows that arrive at and leave tiles that
-    no other exceeds in both, whatever their shares are. Two of the same `key` are alike.
+    no other exceeds in both, whatever their shares are. `words_own`, `rows_own`: what lies in the box of the tile that keeps it, by
+    part and share; `kinds` are the tiles that differ in some of these six. Two of the same `key` are alike.
     """
 
     words_in: Counts
@@ -46,6 +48,9 @@ class Overlap:
     most_in: int
     most_out: int
     rows: tuple[Pair, ...]
+    words_own: Counts
+    rows_own: Counts
+    kinds: tuple[tuple[int, ...], ...]
     key: bytes
 
 
@@ -68,13 +73,34 @@ def overlap(line: Line) -> Overlap:
     arrive, leave = words.sum(axis=(0, 1)), words.sum(axis=across)
     rows_in, rows_out = (rows.sum(axis=(0, 1)), rows.sum(axis=across)) if line.word_bytes else (arrive, leave)
     pairs = unexceeded(_pairs(line, rows_in, rows_out))
-    key = b"".join([found.tobytes() for found in (arrive, rows_in, leave, rows_out)])
-    return Overlap(arrive, rows_in, leave, rows_out, int(arrive.max()), int(leave.max()), pairs, key)
+    own_words, own_rows = _own(line, begin, end)
+    kinds = _kinds((arrive, rows_in), (leave, rows_out, own_words, own_rows)) if line.kept else ()
+    key = b"".join([found.tobytes() for found in (arrive, rows_in, leave, rows_out, own_words)])
+    most = int(arrive.max()), int(leave.max())
+    return Overlap(arrive, rows_in, leave, rows_out, *most, pairs, own_words, own_rows, kinds, key)
+
+
+def _own(line: Line, begin: Counts, end: Counts) -> tuple[Counts, Counts]:
+    """Words and rows that lie where they are needed from the beginning, as [part, share]."""
+    if not line.kept:
+        return np.zeros_like(begin), np.zeros_like(begin)
+    size = end - begin
+    return (-(-size * line.element_bytes // line.word_bytes), (size > 0).astype(np.int64)) if line.word_bytes else (size, size)
+
+
+def _kinds(arriving: Sequence[Counts], kept: Sequence[Counts]) -> tuple[tuple[int, ...], ...]:
+    """Every different tile: what arrives depends on its place, which is its part, the rest on its part and share."""
+    columns = [*[np.broadcast_to(counts.reshape(-1, 1), kept[0].shape) for counts in arriving], *kept]
+    arrive, rows_in, *others = [column.reshape(-1).tolist() for column in columns]
+    return tuple(sorted(set(zip(arrive, rows_in, *others, strict=True))))
 
 
 def _parts(line: Line) -> tuple[Counts, Counts]:
     """Where shares of parts begin and end, as [part, share]; those that get nothing end where they begin, or before."""
     starts = np.array(line.starts, np.int64)[:, None]
+    if line.kept:
+        bounds = starts[:-1] + np.diff(starts, axis=0) * np.arange(line.shares + 1) // line.shares
+        return bounds[:, :-1], bounds[:, 1:]
     if not line.size:
         return starts[:-1], starts[1:]
     begin = starts[:-1] + np.arange(line.shares) * line.size
