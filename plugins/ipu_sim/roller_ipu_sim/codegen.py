@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from roller.plugin import BuildOptions, CodegenError, HardwareSpec, KernelSource, RProgram
 from roller_ipu_sim import vertices, work
 from roller_ipu_sim.between import Move
-from roller_ipu_sim.bodies import loads_in
 from roller_ipu_sim.heap import Memory
 from roller_ipu_sim.homes import home, kept, results
 from roller_ipu_sim.manifest import (
@@ -136,7 +135,7 @@ def _bringing(plan: Plan, moving: list[ArrayPlan], trips: Trips) -> Iterator[Ste
     tiles = tile_set(plan.grid, {})
     for array in moving:
         if array.leaves:
-            fill = Fill(to=Ref(buffer=array.box_buffer, offset=0), elements=array.elements, value=_outside(plan, array))
+            fill = Fill(to=Ref(buffer=array.box_buffer, offset=0), elements=array.elements, value=array.stored.outside)
             name = _called(f"fill {array.access.tensor.name}", plan, trips)
             yield Step(name=name, compute=(VertexGroup(tiles=tiles, vertex=fill),))
     sends = tuple([send for array in moving for send in brought(plan, array, trips)])
@@ -154,14 +153,6 @@ def _called(what: str, plan: Plan | None = None, trips: Trips = ()) -> str:
         number = number * lp.trips + trip
     where = f" ({number + 1} of {plan.grid.steps})"
     return what + where if len(what + where) <= LABEL else f"{what[: LABEL - len(where) - 1]}…{where}"
-
-
-def _outside(plan: Plan, array: ArrayPlan) -> float | int:
-    """What a load reads outside of an array."""
-    stage = plan.nest.stage
-    loads = [*loads_in(stage.body), *(loads_in(stage.epilogue) if stage.epilogue is not None else [])]
-    fills = [ld.fill for ld in loads if ld.tensor == array.access.tensor.name and ld.index == array.access.index]
-    return next((f for f in fills if f is not None), 0)
 
 
 def _completing(plan: Plan, trips: Trips) -> Iterator[Step]:

@@ -24,7 +24,7 @@ from roller_ipu_sim.machine import Machine, machine
 from roller_ipu_sim.overlaps import Overlap
 from roller_ipu_sim.plan import ArrayPlan, Plan, plan_of, uneven
 from roller_ipu_sim.whole import Whole, whole_of
-from roller_ipu_sim.windows import Traffic, Windows, fullest, places_on, traffic
+from roller_ipu_sim.windows import Traffic, Windows, fullest, fullest_kept, places_on, traffic
 
 _Phase = tuple[int, Sequence[ArrayPlan], tuple[int, ...]]  # how often, what is brought, and how far the serial loops are
 
@@ -163,7 +163,9 @@ class Costing:
         if len(overlaps) == 1 and all(block.alike for block in blocks):
             ((number, parts),) = overlaps.items()
             if self._windows[number].shares_apart:
-                found = (fullest(parts), *[(int(b.words_in), int(b.words_out), int(b.fragments)) for b in blocks])
+                windows = self._windows[number]
+                most = fullest_kept(parts, windows.sharers == 1) if windows.array.kept else fullest(parts)
+                found = (most, *[(int(b.words_in), int(b.words_out), int(b.fragments)) for b in blocks])
                 return sum([n for n, _, _ in found]), sum([n for _, n, _ in found]), sum([n for _, _, n in found])
         every = [*blocks, *[traffic(self._windows[number], parts) for number, parts in overlaps.items()]]
         words_in, words_out, fragments = (

@@ -40,7 +40,7 @@ def stored(array: ArrayPlan) -> tuple[int, ...]:
     for dim, box in zip(array.dims, array.box, strict=True):
         whole = dim.plain(array.nest.extents) and (array.plain or dim is array.dims[-1])
         found.append(array.grid.last(dim.terms[0][0]) + box if whole else dim.extent)
-    return tuple(found)
+    return tuple([line.high - line.low for line in array.lines]) if array.kept and not array.plain else tuple(found)
 
 
 def share_ranges(elements: int, share: int) -> Iterator[tuple[int, int, int]]:
@@ -59,12 +59,22 @@ def kept(plan: Plan, array: ArrayPlan) -> Iterator[Placement]:
     return _first_parts(plan, array) if array.shifts else _shares(array)
 
 
-def placed(nest: Nest, buffer: str, shape: tuple[int, ...], count: int) -> Placement:
-    """A family of parts of boxes. The nest's columns: tile, place in the buffer, first element of the box, where the box begins."""
+def placed(nest: Nest, buffer: str, shape: tuple[int, ...], count: int | None, strides: tuple[int, ...] | None = None) -> Placement:
+    """A family of parts of boxes, dense or, if whole, with `strides`. The nest's columns: tile, place in the buffer, first element
+    of the box, where the box begins.
+    """
     tile, offset, first, *start = nest.first
     loops = [(trips, step[0], step[1], step[3:], step[2]) for trips, step in nest.loops]
     return Placement(
-        tile=tile, buffer=buffer, offset=offset, start=tuple(start), shape=shape, first=first, count=count, loops=tuple(loops)
+        tile=tile,
+        buffer=buffer,
+        offset=offset,
+        start=tuple(start),
+        shape=shape,
+        first=first,
+        count=count,
+        strides=strides,
+        loops=tuple(loops),
     )
 
 
@@ -123,20 +133,28 @@ def keeper(windows: Windows, place: int, interval: Interval) -> int:
 
 
 def _window_parts(array: ArrayPlan) -> Iterator[Placement]:
-    """One interval of each dimension for every tile that keeps anything."""
+    """One interval of each dimension for every tile that keeps anything, densely or where it is in the tile's box. What boxes
+    contain before the array is stored behind it.
+    """
     windows, rank = Windows(array), len(array.dims)
     per_dim = []
-    for place in range(rank):
+    for place, extent in enumerate(stored(array)):
         sizes: dict[int, list[Row]] = {}
         for interval in windows.intervals(place):
-            start = [interval.low if dim == place else 0 for dim in range(rank)]
-            sizes.setdefault(interval.high - interval.low, []).append((keeper(windows, place, interval), 0, 0, *start))
+            tile, begin = keeper(windows, place, interval), windows.begin(place, interval.owner) if array.kept else interval.low
+            for low, high in ((interval.low, min(interval.high, 0)), (max(interval.low, 0), interval.high)):
+                if low < high:
+                    start = [low % extent if dim == place else 0 for dim in range(rank)]
+                    sizes.setdefault(high - low, []).append((tile, (low - begin) * array.strides[place], 0, *start))
         per_dim.append([(size, nest) for size, rows in sizes.items() for nest in nests(rows)])
     for chosen in itertools.product(*per_dim):
         first = tuple([sum(column) for column in zip((0,) * (3 + rank), *[nest.first for _, nest in chosen], strict=True)])
         nest = nest_over(first, [(0, count, step) for _, part in chosen for count, step in part.loops])
         shape = tuple([size for size, _ in chosen])
-        yield placed(nest, array.home_buffer, shape, math.prod(shape))
+        if array.kept:
+            yield placed(nest, array.box_buffer, shape, None, array.strides)
+        else:
+            yield placed(nest, array.home_buffer, shape, math.prod(shape))
 
 
 def results(plan: Plan) -> Iterator[Placement]:

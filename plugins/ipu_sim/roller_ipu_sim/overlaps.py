@@ -4,7 +4,7 @@ differ in other dimensions: so it is worked out from a few numbers, and remember
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -21,20 +21,21 @@ REMEMBERED = 1024  # dimensions: most candidates of a construction share all but
 
 class Cuts(NamedTuple):
     """Where one dimension is cut into the parts of those who keep different ones: every `step` elements from `offset` on, the first
-    part from its beginning and the last to its end.
+    part from `first` on and the last to the `extent`.
     """
 
     offset: int
     step: int
     parts: int
     extent: int
+    first: int = 0
 
 
 @lru_cache(REMEMBERED)
 def starts(cuts: Cuts) -> tuple[int, ...]:
     """Where the parts begin, and their end."""
-    offset, step, parts, extent = cuts
-    return (0, *[min(max(offset + part * step, 0), extent) for part in range(1, parts)], extent)
+    offset, step, parts, extent, first = cuts
+    return (first, *[min(max(offset + part * step, first), extent) for part in range(1, parts)], extent)
 
 
 @lru_cache(REMEMBERED)
@@ -55,13 +56,15 @@ class Line(NamedTuple):
     shares: int  # how many share it
     element_bytes: int
     word_bytes: int  # of the last dimension, whose rows are what is moved; 0 for others
+    kept: bool = False  # each part lies in the box of the tile that keeps it; shares are as even as can be
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Overlap:
     """Words and rows that arrive at each tile, by its place on the axes; that leave it, by part and share. Of a dimension that is
     not the last one both are positions. `most_in`, `most_out`: the most words. `rows`: the rows that arrive at and leave tiles that
-    no other exceeds in both, whatever their shares are. Two of the same `key` are alike.
+    no other exceeds in both, whatever their shares are. `words_own`, `rows_own`: what lies in the box of the tile that keeps it, by
+    part and share; `kinds` are the tiles that differ in some of these six. Two of the same `key` are alike.
     """
 
     words_in: Counts
@@ -71,6 +74,9 @@ class Overlap:
     most_in: int
     most_out: int
     rows: tuple[Pair, ...]
+    words_own: Counts
+    rows_own: Counts
+    kinds: tuple[tuple[int, ...], ...]
     key: bytes
 
 
@@ -93,13 +99,34 @@ def overlap(line: Line) -> Overlap:
     arrive, leave = words.sum(axis=(0, 1)), words.sum(axis=across)
     rows_in, rows_out = (rows.sum(axis=(0, 1)), rows.sum(axis=across)) if line.word_bytes else (arrive, leave)
     pairs = unexceeded(_pairs(line, rows_in, rows_out))
-    key = b"".join([found.tobytes() for found in (arrive, rows_in, leave, rows_out)])
-    return Overlap(arrive, rows_in, leave, rows_out, int(arrive.max()), int(leave.max()), pairs, key)
+    own_words, own_rows = _own(line, begin, end)
+    kinds = _kinds((arrive, rows_in), (leave, rows_out, own_words, own_rows)) if line.kept else ()
+    key = b"".join([found.tobytes() for found in (arrive, rows_in, leave, rows_out, own_words)])
+    most = int(arrive.max()), int(leave.max())
+    return Overlap(arrive, rows_in, leave, rows_out, *most, pairs, own_words, own_rows, kinds, key)
+
+
+def _own(line: Line, begin: Counts, end: Counts) -> tuple[Counts, Counts]:
+    """Words and rows that lie where they are needed from the beginning, as [part, share]."""
+    if not line.kept:
+        return np.zeros_like(begin), np.zeros_like(begin)
+    size = end - begin
+    return (-(-size * line.element_bytes // line.word_bytes), (size > 0).astype(np.int64)) if line.word_bytes else (size, size)
+
+
+def _kinds(arriving: Sequence[Counts], kept: Sequence[Counts]) -> tuple[tuple[int, ...], ...]:
+    """Every different tile: what arrives depends on its place, which is its part, the rest on its part and share."""
+    columns = [*[np.broadcast_to(counts.reshape(-1, 1), kept[0].shape) for counts in arriving], *kept]
+    arrive, rows_in, *others = [column.reshape(-1).tolist() for column in columns]
+    return tuple(sorted(set(zip(arrive, rows_in, *others, strict=True))))
 
 
 def _parts(line: Line) -> tuple[Counts, Counts]:
     """Where shares of parts begin and end, as [part, share]; those that get nothing end where they begin, or before."""
     every = np.array(starts(line.cuts), np.int64)[:, None]
+    if line.kept:
+        bounds = every[:-1] + np.diff(every, axis=0) * np.arange(line.shares + 1) // line.shares
+        return bounds[:, :-1], bounds[:, 1:]
     if not line.size:
         return every[:-1], every[1:]
     begin = every[:-1] + np.arange(line.shares) * line.size

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from roller.plugin import ELEMENT_BYTES, Access, Load, Nest, StageProgram
 from roller_ipu_sim.bodies import coordinates_in, loads_in
@@ -23,6 +24,21 @@ from roller_ipu_sim.pieces import Axis, Pieces, axes_of, pieces_of
 from roller_ipu_sim.stored import GRAIN_BYTES, ArrayDim, Stored, stored_of
 
 MOST_STEPS = 256  # of a tile, in which exchanges may differ
+
+
+class BoxLine(NamedTuple):
+    """Boxes of tiles along one stored dimension, of which no serial loop moves any."""
+
+    low: int  # where the first one begins
+    reach: int  # elements of each
+    parts: int
+    step: int  # elements between neighbours
+    alone: bool  # no second loop over tiles walks the dimension
+
+    @property
+    def high(self) -> int:
+        """Where the last one ends."""
+        return self.low + (self.parts - 1) * self.step + self.reach
 
 
 @dataclass(frozen=True)
@@ -104,12 +120,40 @@ class ArrayPlan:
     @cached_property
     def in_place(self) -> bool:
         """True if every tile has what it needs from the beginning."""
-        return self.placing and self.plain and (self.sharers == 1 or self.piece > 0) and not self.shifts
+        if self.plain:
+            return self.placing and (self.sharers == 1 or self.piece > 0) and not self.shifts
+        return self.kept and self.sharers == 1 and all(line.parts == 1 or line.step == line.reach for line in self.lines)
 
     @cached_property
     def kept(self) -> bool:
-        """True if a tile's share of the block lies in its box from the beginning, so that only the rest is brought."""
-        return self.placing and self.plain and self.boxes == 1 and not self.shifts
+        """True if a tile's share of the block lies in its box from the beginning, so that only the rest is brought. Of arrays whose
+        boxes overlap that of each tile has to lie in its own box, and what boxes contain beyond the array is stored with it: zeros.
+        """
+        if not self.placing or self.boxes > 1 or self.shifts:
+            return False
+        return self.plain or (self._covered and not (self.stored.outside and self._beyond))
+
+    @cached_property
+    def lines(self) -> tuple[BoxLine, ...]:
+        """How boxes of tiles stand along each stored dimension, if at most one loop over tiles walks it; step by step forwards."""
+        return tuple([self._line(place) for place in range(len(self.dims))])
+
+    def _line(self, place: int) -> BoxLine:
+        dim, grid = self.dims[place], self.grid
+        walking = [(lp.parts, c * lp.step) for lp in grid.loops if lp.parts > 1 for n, c in dim.terms if n == lp.dim]
+        reach = self.box[place] if dim is self.dims[-1] and dim.plain(self.nest.extents) else dim.reach(self.tile)
+        parts, step = walking[0] if len(walking) == 1 else (1, 0)
+        return BoxLine(dim.least(self.tile), reach, parts, step, len(walking) < 2)
+
+    @cached_property
+    def _covered(self) -> bool:
+        """True if boxes cover the array, and what lies between where a box and the next one begin lies in the first of them."""
+        if len(self.dims) == 1 and self.sharers > 1:  # parts of a row need not begin at words
+            return False
+        return all(
+            line.alone and line.low <= 0 and 0 <= line.step <= line.reach and line.high >= dim.extent
+            for line, dim in zip(self.lines, self.dims, strict=True)
+        )
 
     @cached_property
     def boxes(self) -> int:
@@ -139,8 +183,10 @@ class ArrayPlan:
     @cached_property
     def leaves(self) -> bool:
         """True if a box reaches out of the array somewhere: it is filled first then."""
-        if self.plain:
-            return False
+        return not (self.plain or self.kept) and self._beyond
+
+    @cached_property
+    def _beyond(self) -> bool:
         for dim in self.dims:
             far = dim.least(self.tile) + sum([c * self.grid.last(n) for n, c in dim.terms if c > 0]) + dim.reach(self.tile)
             near = dim.least(self.tile) + sum([c * self.grid.last(n) for n, c in dim.terms if c < 0])
@@ -300,4 +346,4 @@ def plan_of(program: StageProgram, chip: Machine, prefix: str = "") -> Plan | No
     return replace(plan, extra=tuple(extra))
 
 
-__all__ = ["GRAIN_BYTES", "MOST_STEPS", "ArrayDim", "ArrayPlan", "Plan", "plan_of", "uneven"]
+__all__ = ["GRAIN_BYTES", "MOST_STEPS", "ArrayDim", "ArrayPlan", "BoxLine", "Plan", "plan_of", "uneven"]

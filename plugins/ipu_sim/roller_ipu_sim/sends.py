@@ -128,28 +128,34 @@ def _begun(plan: Plan, array: ArrayPlan, trips: Trips) -> Iterator[tuple[Mapping
 _Pair = tuple[
     int, int, int, int
 ]  # sender's tile, offset in rows of what it keeps, by how much receivers are moved on, their offset
-_Key = tuple[int, int]  # elements that arrive, and that the sender keeps along the dimension
+_Key = tuple[int, int, bool]  # elements that arrive, that the sender keeps along the dimension, and if it is its own box
 
 
 def _rows(array: ArrayPlan, trips: Trips) -> Iterator[Send]:
-    """Every part that some tile keeps of every box, to all tiles that need that box: whatever meets along each dimension."""
+    """Every part that some tile keeps of every box, to all tiles that need that box: whatever meets along each dimension. Where
+    parts lie in boxes nobody sends to itself.
+    """
     windows = Windows(array)
     tiles = tile_set(array.grid, dict.fromkeys(touched(array), 0))
     per_dim = [_meeting(windows, place, trips) for place in range(len(array.dims))]
     for chosen in itertools.product(*per_dim):
-        own = [size for (_, size), _ in chosen]
-        steps = [math.prod(own[place + 1 :]) for place in range(len(own))]
+        mine = array.kept and all(own for (_, _, own), _ in chosen)
+        if mine and windows.sharers == 1:
+            continue
+        kept = [size for (_, size, _), _ in chosen]
+        steps = array.strides if array.kept else tuple([math.prod(kept[place + 1 :]) for place in range(len(kept))])
         scaled = [_scaled(nest, step) for (_, nest), step in zip(chosen, steps, strict=True)]
         first = tuple([sum(column) for column in zip((0, 0, 0, 0), *[nest.first for nest in scaled], strict=True)])
         nest = nest_over(first, [(0, count, step) for part in scaled for count, step in part.loops])
         yield Send(
             tile=nest.first[0],
-            buffer=array.home_buffer,
+            buffer=array.box_buffer if array.kept else array.home_buffer,
             offset=nest.first[1],
             to=Receivers(tiles=_moved(tiles, nest.first[2]), buffer=array.box_buffer, offset=nest.first[3]),
-            shape=tuple([count for (count, _), _ in chosen]) or (1,),
-            strides=tuple(steps) or (1,),
+            shape=tuple([count for (count, _, _), _ in chosen]) or (1,),
+            strides=steps or (1,),
             to_strides=array.strides or (1,),
+            others=mine,
             loops=_loops(nest),
         )
 
@@ -170,14 +176,20 @@ def _meeting(windows: Windows, place: int, trips: Trips) -> list[tuple[_Key, Nes
     origin = starts(array, (0,) * len(grid.loops), trips)[place]
     low = sums(origin, [(grid.loops[a].parts, steps[a][place]) for a in axes])
     to = sums(0, [(grid.loops[a].parts, grid.strides[a]) for a in axes])
-    tile, first, last = np.array([(keeper(windows, place, i), i.low, i.high) for i in kept]).T
+    where = [
+        (keeper(windows, place, i), i.low, i.high, i.owner, windows.begin(place, i.owner) if array.kept else i.low) for i in kept
+    ]
+    tile, first, last, owner, held = np.array(where).T
     begin, end = np.maximum(first, low[:, None]), np.minimum(last, low[:, None] + reach)
     box, own = np.nonzero(begin < end)
-    begin, end, low, first = begin[box, own], end[box, own], low[box], first[own]
-    columns = (end - begin, last[own] - first, tile[own], begin - first, to[box], (begin - low) * pitch)
+    begin, end, low, size = begin[box, own], end[box, own], low[box], (last - first)[own]
+    if array.kept:  # in boxes, which are of one size
+        size[:] = reach
+    mine = (owner[own] == box) & array.kept
+    columns = (end - begin, size, mine, tile[own], begin - held[own], to[box], (begin - low) * pitch)
     found: dict[_Key, list[_Pair]] = {}
-    for count, size, *pair in zip(*[column.tolist() for column in columns], strict=True):
-        found.setdefault((count, size), []).append((pair[0], pair[1], pair[2], pair[3]))
+    for count, whole, same, *pair in zip(*[column.tolist() for column in columns], strict=True):
+        found.setdefault((count, whole, same), []).append((pair[0], pair[1], pair[2], pair[3]))
     return [(key, nest) for key, pairs in found.items() for nest in _few(pairs)]
 
 

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from roller.plugin import ELEMENT_BYTES, Access, ComputeAtom, Load, Nest, StageProgram
+from roller_ipu_sim.bodies import loads_in
 
 GRAIN_BYTES = 8  # parts of a block, and rows of boxes, are multiples of it: the least that moves well
 
@@ -47,6 +48,7 @@ class Stored:
     dims: tuple[ArrayDim, ...]
     walked: frozenset[int]
     plain: bool
+    outside: float | int = 0  # what a load reads outside of it
 
 
 _Orders = tuple[Stored | None, ...]
@@ -75,7 +77,14 @@ def _stored(nest: Nest, access: Access, last: int | None) -> Stored | None:
     order = tuple([d for d in dims if d not in along[-1:]] + along[-1:])
     used = [d.terms[0][0] for d in order if d.plain(nest.extents)]
     plain = len(used) == len(order) == len(set(used)) and not access.guarded
-    return Stored(order, frozenset([n for d in order for n, _ in d.terms]), plain)
+    return Stored(order, frozenset([n for d in order for n, _ in d.terms]), plain, _outside(nest, access))
+
+
+def _outside(nest: Nest, access: Access) -> float | int:
+    stage = nest.stage
+    loads = [*loads_in(stage.body), *(loads_in(stage.epilogue) if stage.epilogue is not None else [])]
+    fills = [ld.fill for ld in loads if ld.tensor == access.tensor.name and ld.index == access.index]
+    return next((f for f in fills if f is not None), 0)
 
 
 def _dims(nest: Nest, access: Access) -> list[ArrayDim] | None:

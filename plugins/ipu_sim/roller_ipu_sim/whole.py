@@ -61,6 +61,9 @@ def _connected(plan: Plan, made: dict[str, Plan]) -> tuple[Plan, tuple[Move, ...
         move = Move(maker, plan, array)
         if move.stays and not matrix:
             return replace(array, alias=maker.buffer("out"))
+        if array.kept and not array.plain:  # what a stage leaves is brought to dense parts, not into larger boxes
+            array = replace(array, placing=False)
+            move = Move(maker, plan, array)
         moves.append(move)
         return array
 

@@ -74,7 +74,8 @@ class Windows:
             share = (size, self.sharers) if place == at else (0, 1)
             word = array.word_bytes if place == len(array.dims) - 1 else 0
             low = dim.least(array.tile)
-            found.append(Line(low, axes, self.reach(place), self._cuts[place], owner, *share, array.element_bytes, word))
+            cuts = self._cuts[place]
+            found.append(Line(low, axes, self.reach(place), cuts, owner, *share, array.element_bytes, word, array.kept))
         return found
 
     @cached_property
@@ -107,8 +108,9 @@ class Windows:
         return found
 
     def arriving(self, trips: tuple[int, ...]) -> tuple[int, int]:
-        """Words and rows that arrive at one of the tiles when the serial loops are so far: along each dimension of the first box or
-        the middle one, whichever has more of the array. No loop walks two dimensions, so that some tile has all of these.
+        """Words and rows that arrive at least at one of the tiles when the serial loops are so far: along each dimension of the
+        first box or the middle one, whichever has more of the array. No loop walks two dimensions, so that some tile has all of
+        these; what it keeps of them in its box does not arrive.
         """
         elements = rows = 1
         for (first, middle, reach, extent), moving in zip(self._spans, self._moving, strict=True):
@@ -116,6 +118,8 @@ class Windows:
             lows = first + moved, middle + moved
             rows = elements
             elements *= max(0, *[(low + reach if low + reach < extent else extent) - (low if low > 0 else 0) for low in lows])
+        if self.array.kept:
+            elements, rows = max(0, elements - self.most_kept), 0
         return -(-elements * self.array.element_bytes // self.array.word_bytes), rows if elements else 0
 
     @cached_property
@@ -149,6 +153,9 @@ class Windows:
         return tuple([self._cut_by(place) for place in range(len(self.array.dims))])
 
     def _cut_by(self, place: int) -> Cuts:
+        if self.array.kept:
+            line = self.array.lines[place]
+            return Cuts(line.low, line.step, line.parts, line.high, line.low)
         dim, axis, extent = self.array.dims[place], self.owners[place], self.extent(place)
         if axis is None:
             return Cuts(0, 0, 1, extent)
@@ -162,7 +169,9 @@ class Windows:
 
     @cached_property
     def shared(self) -> tuple[int, int]:
-        """The dimension along which blocks are shared out, and how much of it each share takes."""
+        """The dimension along which blocks are shared out, and how much of it each share takes at most."""
+        if self.array.kept:
+            return self._most_even
         best = (-1.0, 0, 1)
         for place, most in enumerate(self._longest):
             step = max(1, -(-most // self.sharers))
@@ -170,6 +179,14 @@ class Windows:
             if even > best[0] and (place < len(self.array.dims) - 1 or self.sharers == 1 or best[0] < 0):
                 best = (even, place, step)
         return best[1], best[2]
+
+    @cached_property
+    def _most_even(self) -> tuple[int, int]:
+        """The dimension along which the smallest share is nearest to what it would be if all were alike."""
+        last, n = len(self.array.dims) - 1, self.sharers
+        least = [min([(b - a) // n * n / (b - a) for a, b in pairwise(starts(cuts))]) for cuts in self._cuts]
+        place = max(range(max(1, last if n > 1 else last + 1)), key=lambda at: least[at])
+        return place, -(-self._longest[place] // n)
 
     @cached_property
     def most_kept(self) -> int:
@@ -189,9 +206,19 @@ class Windows:
         at, step = self.shared if self.array.dims else (0, 1)
         found = []
         for owner, (low, high) in enumerate(pairwise(starts(self._cuts[place]))):
+            if self.array.kept:
+                n = self.sharers if place == at else 1
+                bounds = [low + (high - low) * share // n for share in range(n + 1)]
+                found += [Interval(a, b, owner, share) for share, (a, b) in enumerate(pairwise(bounds)) if a < b]
+                continue
             size = step if place == at else max(high - low, 1)
             found += [Interval(a, min(a + size, high), owner, n) for n, a in enumerate(range(low, high, size))]
         return found
+
+    def begin(self, place: int, owner: int) -> int:
+        """Where the box of an owner begins, if what it keeps lies in there."""
+        line = self.array.lines[place]
+        return line.low + owner * line.step
 
     def reach(self, place: int) -> int:
         """Elements of a box along a dimension; with padding along the last one, if that is walked from end to end."""
@@ -231,21 +258,35 @@ def fullest(parts: Sequence[Overlap]) -> tuple[int, int, int]:
     return words_in, words_out, max([arrive + leave for arrive, leave in rows])
 
 
+def fullest_kept(parts: Sequence[Overlap], alone: bool) -> tuple[int, int, int]:
+    """The same where parts lie in boxes. `alone`: no two tiles need the same box, and own parts stay."""
+    kinds: set[tuple[int, ...]] = {(1,) * 6}
+    for part in parts:
+        kinds = {tuple([a * b for a, b in zip(kind, more, strict=True)]) for kind in kinds for more in part.kinds}
+    return (
+        max([words_in - own for words_in, _, _, _, own, _ in kinds]),
+        max([words_out - alone * own for _, _, words_out, _, own, _ in kinds]),
+        max([rows_in + rows_out - (1 + alone) * own for _, rows_in, _, rows_out, _, own in kinds]),
+    )
+
+
 def traffic(windows: Windows, parts: Sequence[Overlap]) -> Traffic:
     """What an exchange moves of such an array, tile by tile. `parts`: what it has in common with boxes along each dimension."""
     loops = windows.array.grid.loops
     one = np.ones((1,) * len(loops), np.int64)
-    share, found = share_index(windows), [one, one, one, one]
+    share, found = share_index(windows), [one] * 6
     for place, part in enumerate(parts):
         shape = [1] * len(loops)
         for axis, _ in windows.axes(place):
             shape[axis] = loops[axis].parts
         own = places_on(windows.array.grid, [axis for axis in windows.owners[place : place + 1] if axis is not None])
         at = own, share if part.words_out.shape[1] > 1 else np.zeros_like(own)
-        kinds = part.words_in.reshape(shape), part.rows_in.reshape(shape), part.words_out[at], part.rows_out[at]
+        kept = [counts[at] for counts in (part.words_out, part.rows_out, part.words_own, part.rows_own)]
+        kinds = part.words_in.reshape(shape), part.rows_in.reshape(shape), *kept
         found = [a * b for a, b in zip(found, kinds, strict=True)]
-    words_in, rows_in, words_out, rows_out = found
-    return Traffic(words_in, words_out, rows_in + rows_out)
+    words_in, rows_in, words_out, rows_out, words_own, rows_own = found
+    alone = int(windows.sharers == 1)  # no two tiles need the same box: what lies in its own need not leave it
+    return Traffic(words_in - words_own, words_out - alone * words_own, rows_in + rows_out - (1 + alone) * rows_own)
 
 
 def share_index(windows: Windows) -> Counts:
@@ -270,4 +311,15 @@ def dims_apart(array: ArrayPlan) -> bool:
     return len(walked) == len(set(walked))
 
 
-__all__ = ["ArrayDim", "Interval", "Traffic", "Windows", "dims_apart", "fullest", "places_on", "share_index", "traffic"]
+__all__ = [
+    "ArrayDim",
+    "Interval",
+    "Traffic",
+    "Windows",
+    "dims_apart",
+    "fullest",
+    "fullest_kept",
+    "places_on",
+    "share_index",
+    "traffic",
+]
