@@ -41,12 +41,13 @@ def placed(stages: Sequence[Sequence[Wish]], machine: Machine) -> Memory:
     stage needs for itself.
 
     Those that want the interleaved region lie there from its beginning on, the others in the plain region behind the program's
-    code, or behind the former where that has no room for them. Where that takes more than there is, all follow one another from
-    the code on, so that nothing stays free between the regions; whichever takes least.
+    code, or behind the former where that has no room for them. Where that takes more than there is, and nothing wants a region
+    of its own, all follow one another from the code on, so that nothing stays free between the regions. Not weights of the matrix
+    unit: of what then fits much is slower than programs of smaller parts, and construction, which goes by small steps, stayed there.
     """
     start = machine.memory.region0_bytes
     apart = _placed(stages, machine, _Heap(machine, machine.reserved_bytes, start))
-    if not apart.excess:
+    if not apart.excess or any(wish.interleaved for wishes in stages for wish in wishes):
         return apart
     return min(apart, _placed(stages, machine, _Row(machine, machine.reserved_bytes)), key=lambda memory: memory.needed)
 
