@@ -295,7 +295,7 @@ class Plan:
     def pieces(self) -> Pieces:
         """How the parts of a unit tile's results are dealt out to those who add them up."""
         size = ELEMENT_BYTES[self.nest.stage.body.dtype]
-        beside = [a.element_bytes for a in self.extra if lies_like(a, self.output)]
+        beside = [a.element_bytes for a in self.extra if _lies_like(a, self.output)]
         return pieces_of(self._axes, self.parts, max(1, GRAIN_BYTES // min([size, *beside])), size)
 
     @cached_property
@@ -319,7 +319,7 @@ class Plan:
         return any(self.nest.extents[d] == 0 for d in self.nest.reduce)
 
 
-def lies_like(array: ArrayPlan, output: ArrayPlan) -> bool:
+def _lies_like(array: ArrayPlan, output: ArrayPlan) -> bool:
     """True if an array's boxes lie like those of results, element by element."""
     return array.placing and array.plain and output.plain and (array.dims, array.box) == (output.dims, output.box)
 
@@ -340,9 +340,9 @@ def plan_of(program: StageProgram, chip: Machine, prefix: str = "") -> Plan | No
         arrays.append(_array_plan(program, number, grid, stored, chip, prefix))
     parts = math.prod([lp.parts for lp in grid.loops if nest.dims[lp.dim].is_reduce])
     plan = Plan(program, grid, tuple(arrays[:first]), tuple(arrays[first:-1]), arrays[-1], parts, chip, prefix)
-    if parts == 1 or not any(lies_like(a, plan.output) for a in plan.extra):
+    if parts == 1 or not any(_lies_like(a, plan.output) for a in plan.extra):
         return plan
-    extra = [replace(a, piece=plan.pieces.size) if lies_like(a, plan.output) else a for a in plan.extra]
+    extra = [replace(a, piece=plan.pieces.size) if _lies_like(a, plan.output) else a for a in plan.extra]
     return replace(plan, extra=tuple(extra))
 
 
