@@ -43,7 +43,7 @@ def placed(stages: Sequence[Sequence[Wish]], machine: Machine) -> Memory:
     Those that want the interleaved region lie there from its beginning on, the others in the plain region behind the program's
     code, or behind the former where that has no room for them. Where that takes more than there is, and nothing wants a region
     of its own, all follow one another from the code on, so that nothing stays free between the regions. Not weights of the matrix
-    unit: of what then fits much is slower than programs of smaller parts, and construction, which goes by small steps, stayed there.
+    unit: of what then fits much is slower than programs of smaller parts, and construction, going by small steps, stays there.
     """
     start = machine.memory.region0_bytes
     apart = _placed(stages, machine, _Heap(machine, machine.reserved_bytes, start))
