@@ -15,10 +15,11 @@ from random_operators import random_examples
 from roller import ops
 from roller.errors import ExpressionError
 from roller.fusion import fuse
-from roller_ipu_sim.crossing import Runs, common_digits, crossed, side
+from roller_ipu_sim.crossing import common_digits, crossed, side
 from roller_ipu_sim.families import each_placement
 from roller_ipu_sim.homes import kept, results
 from roller_ipu_sim.manifest import Placement
+from roller_ipu_sim.runs import Common, Runs
 from roller_ipu_sim.whole import Whole, whole_of
 
 Place = tuple[int, int]  # tile, place in its buffer
@@ -127,7 +128,26 @@ def regrouped(data: st.DataObject, factors: list[int]) -> tuple[int, ...]:
 def same(one: Layout, other: Layout) -> None:
     """Both ways give the same runs."""
     a, b = (side(digits, order, iter(placements)) for digits, order, placements in (one, other))
-    assert sorted(_every(crossed(a, b))) == _one_by_one(_lying(*one), _lying(*other))
+    expected = _one_by_one(_lying(*one), _lying(*other))
+    common = crossed(a, b)
+    assert sorted(_every(common.listed())) == expected
+    for size in (1, 2, 4):
+        counted_alike(common, expected, size, 4)
+
+
+def counted_alike(common: Common, runs: list[Run], size: int, word: int) -> None:
+    """Words and fragments of each tile, and whether a run begins off a word, are those of the runs one by one."""
+    tiles = 1 + max(max(source, target) for source, _, target, _, _ in runs)
+    into, out, fragments = [0] * tiles, [0] * tiles, [0] * tiles
+    for source, _, target, _, count in runs:
+        words = -(-count * size // word)
+        into[target] += words
+        out[source] += words
+        fragments[target] += 1
+        fragments[source] += 1
+    assert [found.tolist() for found in common.traffic(tiles, size, word)] == [into, out, fragments]
+    off = any(at * size % word for _, start, _, to, _ in runs for at in (start, to))
+    assert common.misaligned(size, word) == off
 
 
 def any_move(data: st.DataObject) -> None:
@@ -167,7 +187,9 @@ def any_program(data: st.DataObject) -> None:
         out, array = move.made.output, move.array
         source = _lying(out.digits, out.order, list(results(move.made)))
         target = _lying(array.digits, array.order, list(kept(move.plan, array)))
-        assert sorted(_every(move.runs)) == _one_by_one(source, target)
+        expected, size, word = _one_by_one(source, target), array.element_bytes, array.word_bytes
+        assert sorted(_every(move.runs)) == expected
+        counted_alike(crossed(move.from_, move.to), expected, size, word)
 
 
 def test_any_programs_moves_are_those_of_all_elements() -> None:
@@ -193,7 +215,7 @@ def _family(tile: int, offset: int, start: tuple[int, ...], shape: tuple[int, ..
 
 
 def _moved(digits: tuple[int, ...], one: tuple[int, ...], source: Placement, other: tuple[int, ...], target: Placement) -> Runs:
-    return crossed(side(digits, one, iter([source])), side(digits, other, iter([target])))
+    return crossed(side(digits, one, iter([source])), side(digits, other, iter([target]))).listed()
 
 
 def test_a_transposed_array_is_as_many_rows_as_boxes_meet() -> None:
@@ -216,4 +238,4 @@ def test_what_other_digits_cut_apart_stays_one_run() -> None:
     source = _family(0, 0, (0, 0), (2, 3), (2, 1, 0, (0, 3), 0))  # two tiles with half of each of two rows of 6
     target = _family(2, 0, (0, 0, 0), (2, 3, 2))  # pairs of neighbours: the halves meet in the middle of one
     runs = crossed(side((2, 6), (0, 1), iter([source])), side((2, 3, 2), (0, 1, 2), iter([target])))
-    assert sorted(_every(runs)) == [(0, 0, 2, 0, 3), (0, 3, 2, 6, 3), (1, 0, 2, 3, 3), (1, 3, 2, 9, 3)]
+    assert sorted(_every(runs.listed())) == [(0, 0, 2, 0, 3), (0, 3, 2, 6, 3), (1, 0, 2, 3, 3), (1, 3, 2, 9, 3)]

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from roller_ipu_sim.affine import nests
-from roller_ipu_sim.crossing import Runs, Side, crossed, rows, side
+from roller_ipu_sim.crossing import Side, crossed, rows, side
 from roller_ipu_sim.homes import kept, results, stored
 from roller_ipu_sim.manifest import Send
 from roller_ipu_sim.plan import ArrayPlan, Plan
+from roller_ipu_sim.runs import Common, Runs
 from roller_ipu_sim.sends import sent
 
 Numbers = npt.NDArray[Any]
@@ -50,6 +51,10 @@ class Move:
     @property
     def runs(self) -> Runs:
         """The exchange, run by run."""
+        return self._common.listed()
+
+    @property
+    def _common(self) -> Common:
         return crossed(self.from_, self.to)
 
     @cached_property
@@ -63,22 +68,11 @@ class Move:
         size, word = self.array.element_bytes, self.array.word_bytes
         if size >= word:
             return False
-        runs = self.runs
-        several = runs.trips > 1
-        begins = (runs.start, runs.to, runs.step[several], runs.to_step[several])
-        return any(bool(((at * size) % word).any()) for at in begins)
+        return self._common.misaligned(size, word)
 
     def traffic(self, tiles: int) -> tuple[Numbers, Numbers, Numbers]:
         """Words in, words out and fragments of each tile."""
-        runs = self.runs
-        fragments_of = runs.repeated
-        words = -(-runs.count * self.array.element_bytes // self.array.word_bytes) * fragments_of
-        into, out, fragments = np.zeros((3, tiles), np.int64)
-        np.add.at(into, runs.target, words)
-        np.add.at(out, runs.source, words)
-        np.add.at(fragments, runs.target, fragments_of)
-        np.add.at(fragments, runs.source, fragments_of)
-        return into, out, fragments
+        return self._common.traffic(tiles, self.array.element_bytes, self.array.word_bytes)
 
     def sends(self) -> Iterator[Send]:
         """The exchange: boxes of runs that are alike, evenly apart, are one family."""
