@@ -39,6 +39,7 @@ LIMITS: Mapping[str, Mapping[str, Mapping[str, tuple[str, float]]]] = {
     "metaschedule": {"less_time": {"worst_times": ("≥", 100)}},
     "cuda": {"regret": {"median": ("≤", 0.05)}},
     "ipu_gemm": {"all": {"median_error": ("≤", 0.15), "largest_error": ("≤", 0.35)}},
+    "ipu_exec": {"call": {"worst_s": ("≤", 5.0)}},
     "ipu_ops119": {"compile_s": {"worst": ("≤", 2.0)}, "not_right": {"count": ("≤", 0)}},
     "ipu_baseline": {"all": {"geomean": ("≥", 1.2), "worst": ("≥", 1.0)}},
     "paper_fidelity": {card: {"matmul + conv2d": ("≥", 0.6)} for card in ("V100", "K80", "MI50")},

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import roller
-from bench import ipu_baseline, ipu_cases, ipu_gemm, ipu_naive, ipu_ops119, ipu_planner, ipu_sides, targets
+from bench import ipu_baseline, ipu_cases, ipu_exec, ipu_gemm, ipu_naive, ipu_ops119, ipu_planner, ipu_sides, targets
 from bench.ipu_baseline import Row
 from bench.ipu_planner import Family, best, families
 from bench.ipu_sides import Side
@@ -212,3 +212,14 @@ def test_batches_are_cut_until_arrays_fit(monkeypatch: pytest.MonkeyPatch) -> No
     assert ipu_ops119.batch_of(ipu_ops119.with_batch(number, row["batch_compiled"])) == row["batch_compiled"]
     said = row["refused"][str(row["batch"])]
     assert said.endswith(f"{row['array_bytes'] - row['room_bytes']} more than all tiles have for data")
+
+
+def test_calls_of_the_simulator_are_timed_and_checked() -> None:
+    cases = [ipu_exec.timed(ipu_exec.product(acc, 48), 3) for acc in ("float16", "float32")]
+    assert all(case["right"] and len(case["call_s"]) == 3 for case in cases)
+    assert [case["program"].split(",")[0] for case in cases] == ["amp_f16_f16", "amp_f16"]
+    told = ipu_exec.summary([{"call_s": [1.0, 2.0]}, {"call_s": [6.0]}])["call"]
+    assert told == {"median_s": 2.0, "worst_s": 6.0}
+    assert targets.of_sums("ipu_exec", "call", told) == "worst_s ≤ 5 **missed**"
+    held = json.loads(ipu_exec.FILE.read_text(encoding="utf-8"))
+    assert "missed" not in targets.of_sums("ipu_exec", "call", held["summary"]["call"])
