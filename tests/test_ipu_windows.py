@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from ipu_programs import BOW, CHIPS, agrees, agrees_if_legal, interpreted, programs
 from random_operators import random_examples
 
+import roller
 from roller import ops, verify
 from roller.construct import construct
 from roller.devices import load_device
@@ -16,7 +17,12 @@ from roller.frozen import FrozenMap
 from roller.fusion import fuse
 from roller.hardware import HardwareSpec
 from roller.ops import SymbolicTensor
+from roller_ipu_sim.codegen import refusal
 from roller_ipu_sim.manifest import Manifest
+from roller_ipu_sim.plan import uneven
+from roller_ipu_sim.whole import Whole, whole_of
+
+FEW = CHIPS[2]  # five tiles
 
 
 def received(spec: HardwareSpec) -> HardwareSpec:
@@ -93,3 +99,19 @@ def test_windows_that_no_neighbour_shares_are_not_exchanged() -> None:
 def test_padding_that_is_not_zero_is_filled() -> None:
     manifest, _ = built(ops.max_pool2d(ops.tensor((1, 1472, 7, 7), "float32"), (3, 3), 1, 1), BOW)
     assert any("fill" in step.name for step in manifest.steps)
+
+
+def test_programs_of_too_many_uneven_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = ops.max_pool2d(ops.tensor((2, 8, 17, 17)), 3, 2, 1)
+    space = roller.enumerate_programs(op, "ipu_sim:bow", threads=5)
+    wholes = [(program, whole_of(FEW, program)) for program in space.sample(60, 1)]
+    serial = [
+        p for p, found in wholes if isinstance(found, Whole) and found.plans[0].grid.steps > 1 and uneven(found.plans[0].arrays)
+    ]
+    assert serial
+    monkeypatch.setattr("roller_ipu_sim.plan.MOST_STEPS", 1)
+    monkeypatch.setattr("roller_ipu_sim.whole.MOST_STEPS", 1)
+    for program in serial:
+        rule, reason = whole_of(FEW, program)
+        assert rule == "steps" and "at most 1 are told apart" in reason
+        assert refusal(FEW, program) == (rule, reason)
