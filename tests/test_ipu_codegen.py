@@ -153,6 +153,13 @@ def test_functions_of_operands_leave_the_product_to_the_matrix_unit(change: Call
     verify.check(expr, arrays, kernel(*arrays.values()))
 
 
+def test_a_single_filter_with_an_array_along_the_width_compiles() -> None:
+    op = ops.conv2d(t(3, 3, 5, 12), t(1, 3, 3, 3), stride=(1, 2), padding=(1, 2), dilation=2) + t(6)
+    kernel, expr = roller.compile(op, device="ipu_sim"), ops.expression(op)
+    arrays = verify.random_inputs(expr, 1, False)
+    verify.check(expr, arrays, kernel(*arrays.values()))
+
+
 def test_attention_in_halves_compiles_and_is_right() -> None:
     q, k, v = (t(2, 24, 16, dtype="float16") for _ in range(3))
     scores = ops.einsum("bmd,bnd->bmn", q, k)

@@ -38,7 +38,7 @@ def _steps(spec: HardwareSpec, expr: TensorExpr, stage: Stage) -> dict[str, int]
 
 
 def _multiplied(spec: HardwareSpec, nest: Nest) -> bool:
-    """True if the matrix unit can compute a nest: a sum of products of array elements in one of its types, with columns."""
+    """True if the matrix unit can compute a nest: a sum of products of array elements in one of its types, rows by columns."""
     if len(nest.factors) != 2 or not all(map(_bare, nest.factors)):
         return False
     types = {a.tensor.dtype for a in nest.inputs}
@@ -46,8 +46,9 @@ def _multiplied(spec: HardwareSpec, nest: Nest) -> bool:
         return False
     first, second = nest.factor_touches(0), nest.factor_touches(1)
     alone = [_alone(nest, d) for d in range(len(nest.dims))]
-    columns = any(alone[d] and first[d] != second[d] for d in nest.spatial)
-    return columns and any(alone[d] and first[d] and second[d] for d in nest.reduce)
+    own = [d for d in nest.spatial if first[d] != second[d]]  # rows and columns: dimensions of one factor alone
+    both = any(first[d] for d in own) and any(second[d] for d in own)
+    return both and any(alone[d] for d in own) and any(alone[d] and first[d] and second[d] for d in nest.reduce)
 
 
 def _alone(nest: Nest, dim: int) -> bool:
