@@ -51,7 +51,7 @@ $(VENV)/.installed: $(VENV)/.created $(INPUTS)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(INSTALL) --editable '.[cuda,dev]'
+	$(INSTALL) --editable '.[cuda,dev,rocm]'
 	@touch $@
 
 $(VENV)/.installed-bench: $(VENV)/.installed

@@ -59,7 +59,7 @@ def _met(block: Block, acc: Buffer, near: int, lanes: int, reducer: str) -> list
     first = first if block.each == 1 else first + tirx.floormod(block.thread, index(block.each))
     count = int(acc.shape[0])
     together = min(count, max(1, MEETING_BYTES // (groups * ELEMENT_BYTES[str(acc.dtype)])))
-    room = shared_buffer("meeting", together * groups, str(acc.dtype))
+    room = shared_buffer("meeting", together * groups, str(acc.dtype), block.shared_scope)
     statements = allocate([room])
     for start in range(0, count, together):
         mates = range(start, min(start + together, count))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from roller.hardware import ComputeAtom
-from roller.schedule.tir import Buffer, Expr, Stmt
+from roller.schedule.tir import AT_LAUNCH, Buffer, Expr, Stmt
 from roller.schedule.walk import Position
 
 
@@ -216,7 +216,9 @@ class Departures(Protocol):
 @dataclass(frozen=True)
 class Machine:
     """`group`: lanes that run in step (a warp); `units`: matrix atoms by name; `copies`: None where lanes carry what they copy;
-    `panel_units`: matrix atoms that read panels, for which `producers` fill them; `departures`: None where lanes store all results.
+    `panel_units`: matrix atoms that read panels, for which `producers` fill them; `departures`: None where lanes store all results;
+    `shared_scope`: where the size of the memory that a block shares is said; `views`: places in panels are kept in pointers, as
+    compilers of the printed text do not find by themselves what addresses have in common.
     """
 
     group: int
@@ -225,6 +227,8 @@ class Machine:
     panel_units: Mapping[str, PanelUnit] = field(default_factory=dict)
     producers: Producers | None = None
     departures: Departures | None = None
+    shared_scope: str = AT_LAUNCH
+    views: bool = True
 
     def in_place(self, atom: ComputeAtom) -> bool:
         """True for atoms that read panels."""

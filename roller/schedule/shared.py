@@ -122,7 +122,8 @@ def shared_panel(block: Block, staging: Staging, ahead: int | None) -> SharedPan
     assert value is not None, "a matrix atom has both operands in its own type"
     whole = WIDEST_ACCESS // ELEMENT_BYTES[value.dtype]
     size = -(-size // whole) * whole  # every copy starts where the widest access may
-    held = shared_buffer(f"panel{staging.operand}", size * (1 if ahead is None else staging.depth), value.dtype)
+    elements = size * (1 if ahead is None else staging.depth)
+    held = shared_buffer(f"panel{staging.operand}", elements, value.dtype, block.shared_scope)
     return SharedPanel(staging, value, held, steps, size, ahead)
 
 

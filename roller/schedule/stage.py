@@ -235,7 +235,7 @@ class Stage:
         """What lies inside this many loops, behind the panels that are filled there."""
         filled = self._fills(depth, state)
         repeated = any(lp.over == "time" for lp in self.loops[:depth])  # TVM knows views inside loops only
-        placed = self.lane.placed() if depth == self._deepest and repeated else []
+        placed = self.lane.placed() if depth == self._deepest and repeated and self.machine.views else []
         return sequence([*filled, *placed, self._next(depth, state)])
 
     @property

@@ -22,7 +22,7 @@ from tvm import tirx
 from roller.banks import pieces
 from roller.lanes import blocked, group_tile, lane_order, lane_pieces
 from roller.program import StageProgram
-from roller.schedule.tir import Expr, index, least, plus, times, variable
+from roller.schedule.tir import AT_LAUNCH, Expr, index, least, plus, times, variable
 from roller.schedule.walk import Position, State
 
 Offsets = tuple[int, ...]  # of a point inside a lane's tile, one for each dimension
@@ -35,6 +35,7 @@ class Block:
     program: StageProgram
     group: int  # neighbouring lanes that run in step
     thread: Expr = field(default_factory=lambda: variable("thread"))
+    shared_scope: str = AT_LAUNCH  # of the memory that lanes share
 
     @cached_property
     def lanes(self) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ Stmt = Any
 Buffer = Any
 Var = Any
 INDEX = "int32"
+AT_LAUNCH, IN_KERNEL = "shared.dyn", "shared"  # TVM's scopes of the memory that a block shares, by where its size is said
 STACK_BYTES = 1 << 14  # the largest allocation that may be forced onto a thread's stack; register files are smaller
 
 
@@ -49,14 +50,14 @@ def register_buffer(name: str, elements: int, dtype: str) -> Buffer:
     return tirx.decl_buffer((max(elements, 1),), dtype, name, scope="local")
 
 
-def shared_buffer(name: str, elements: int, dtype: str) -> Buffer:
+def shared_buffer(name: str, elements: int, dtype: str, scope: str = AT_LAUNCH) -> Buffer:
     """A flat buffer in the memory that the lanes of a block share; TVM takes one of a single element for a lane's own scalar."""
-    return tirx.decl_buffer((max(elements, 2),), dtype, name, scope="shared.dyn")
+    return tirx.decl_buffer((max(elements, 2),), dtype, name, scope=scope)
 
 
 def barrier() -> Stmt:
     """All lanes of a block wait for one another."""
-    return tirx.Evaluate(tirx.op.tvm_storage_sync("shared.dyn"))
+    return tirx.Evaluate(tirx.op.tvm_storage_sync(AT_LAUNCH))
 
 
 def argument(name: str, elements: int, dtype: str) -> Buffer:

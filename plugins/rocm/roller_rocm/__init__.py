@@ -1,0 +1,83 @@
+"""AMD GPUs as a device: LLVM IR from the program, a code object from TVM's LLVM and a linker, an emulator of its assembly.
+
+Forwards each hook to the module that answers it, which loads TVM, compilers and drivers only then. No AMD hardware was used to make
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from roller.plugin import (
+    Artifact,
+    BuildOptions,
+    ComputeAtom,
+    HardwareSpec,
+    KernelSource,
+    RProgram,
+    Runner,
+    TensorExpr,
+    hookimpl,
+)
+
+ROLLER_API = 1
+
+
+def _module(name: str) -> Any:
+    return import_module(f"roller_rocm.{name}")
+
+
+@hookimpl
+def roller_default_spec() -> HardwareSpec:
+    """The attached chip, else the MI300X."""
+    return _module("chip").default_spec()  # type: ignore[no-any-return]
+
+
+@hookimpl
+def roller_atoms(spec: HardwareSpec, expr: TensorExpr) -> Sequence[ComputeAtom]:
+    """The vector units, and the matrix units that kernels are made for."""
+    return _module("chip").atoms(spec, expr)  # type: ignore[no-any-return]
+
+
+@hookimpl
+def roller_refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
+    """More local memory or lanes than a workgroup may have."""
+    return _module("codegen").refusal(spec, program)  # type: ignore[no-any-return]
+
+
+@hookimpl
+def roller_codegen(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> KernelSource:
+    """LLVM IR."""
+    return _module("codegen").generate(spec, program)  # type: ignore[no-any-return]
+
+
+@hookimpl
+def roller_build(spec: HardwareSpec, source: KernelSource) -> Artifact:
+    """A code object."""
+    return _module("toolchain").build(spec, source)  # type: ignore[no-any-return]
+
+
+@hookimpl
+def roller_load_kernel(artifact: Artifact) -> Runner:
+    """The code object on the attached GPUs."""
+    return _module("runtime").RocmRunner(artifact)  # type: ignore[no-any-return]
+
+
+@hookimpl
+def roller_emulate(artifact: Artifact) -> Runner:
+    """The kernel's assembly on the CPU."""
+    return _module("emulator").Emulator(artifact)  # type: ignore[no-any-return]
+
+
+@hookimpl
+def roller_assembly(artifact: Artifact) -> str:
+    """The machine code, as LLVM writes it."""
+    return str(artifact.launch.get("assembly", ""))
+
+
+@hookimpl
+def roller_requirements() -> tuple[str, ...]:
+    """A linker, a driver and a GPU."""
+    return (*_module("toolchain").problems(), *_module("runtime").problems())

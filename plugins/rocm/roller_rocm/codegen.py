@@ -1,0 +1,52 @@
+"""RProgram → LLVM IR: the nest as TIR, lowered by TVM's ROCm backend, with what TVM leaves out or gets wrong supplied from here.
+
+TVM compiles in the worker process: on a processor or an intrinsic that LLVM does not know it ends the process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roller.plugin import CodegenError, HardwareSpec, KernelSource, RProgram
+from roller.schedule import grid
+from roller.schedule.machine import Machine
+from roller.schedule.tir import IN_KERNEL
+from roller_rocm import isolated, lowering, matrix_cores
+
+DEFAULT_WORKGROUP = 256  # lanes of a workgroup for which TVM and LLVM compile where no device is asked
+
+
+def generate(spec: HardwareSpec, program: RProgram) -> KernelSource:
+    """The program's kernels as one module; the launch description says in which order, with which arrays, how large."""
+    broken = refusal(spec, program)
+    if broken is not None:
+        raise CodegenError(broken[1])
+    expr = program.expr
+    text, kernels, spaces = isolated.run(lowering.lowered, spec, program)
+    launch: dict[str, Any] = {
+        "kernels": kernels,
+        "workspaces": spaces,
+        "inputs": [t.name for t in expr.inputs],
+        "tensors": [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype} for t in expr.inputs],
+        "output": expr.output.name,
+        "alignment": 16,
+    }
+    return KernelSource(text, "llvm-ir", kernels[0]["name"] if kernels else "nothing", launch)
+
+
+def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
+    """Why the chip cannot run a program: `roller.schedule.grid` has no words for it, or a workgroup lacks lanes or local memory."""
+    broken = grid.refusal(program, machine(spec))
+    if broken is not None:
+        return broken
+    for stage in program.stages:
+        name = stage.nest.stage.name
+        wanted, room = grid.shared_bytes(stage, machine(spec)), spec.levels[stage.levels[0]].usable_bytes
+        if wanted > room:
+            return "local memory", f"{name!r} takes {wanted} bytes of a workgroup's local memory, there are {room}"
+    return None
+
+
+def machine(spec: HardwareSpec) -> Machine:
+    """What kernels for the chip may use."""
+    return Machine(spec.unit.lane_group, matrix_cores.UNITS, shared_scope=IN_KERNEL, views=False)

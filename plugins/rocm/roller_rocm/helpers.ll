@@ -1,0 +1,41 @@
+; What kernels call. Fences name local memory alone, so that loads from global memory stay under way across a barrier.
+target triple = "amdgcn-amd-amdhsa-hcc"
+
+define linkonce_odr hidden i32 @roller_barrier() #0 {
+  fence syncscope("workgroup") release, !mmra !0
+  call void @llvm.amdgcn.s.barrier()
+  fence syncscope("workgroup") acquire, !mmra !0
+  ret i32 0
+}
+
+define linkonce_odr hidden i32 @roller_exchange_int32(i32 %value, i32 %distance) #0 {
+  %low = call i32 @llvm.amdgcn.mbcnt.lo(i32 -1, i32 0)
+  %lane = call i32 @llvm.amdgcn.mbcnt.hi(i32 -1, i32 %low)
+  %other = xor i32 %lane, %distance
+  %place = shl i32 %other, 2
+  %found = call i32 @llvm.amdgcn.ds.bpermute(i32 %place, i32 %value)
+  ret i32 %found
+}
+
+define linkonce_odr hidden i32 @roller_exchange_uint32(i32 %value, i32 %distance) #0 {
+  %found = call i32 @roller_exchange_int32(i32 %value, i32 %distance)
+  ret i32 %found
+}
+
+define linkonce_odr hidden float @roller_exchange_float32(float %value, i32 %distance) #0 {
+  %bits = bitcast float %value to i32
+  %found = call i32 @roller_exchange_int32(i32 %bits, i32 %distance)
+  %result = bitcast i32 %found to float
+  ret float %result
+}
+
+declare void @llvm.amdgcn.s.barrier() #1
+declare i32 @llvm.amdgcn.mbcnt.lo(i32, i32) #2
+declare i32 @llvm.amdgcn.mbcnt.hi(i32, i32) #2
+declare i32 @llvm.amdgcn.ds.bpermute(i32, i32) #3
+
+attributes #0 = { alwaysinline convergent nounwind }
+attributes #1 = { convergent nounwind }
+attributes #2 = { nounwind willreturn memory(none) }
+attributes #3 = { convergent nounwind willreturn memory(none) }
+!0 = !{!"amdgpu-synchronize-as", !"local"}

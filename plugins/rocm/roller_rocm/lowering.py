@@ -1,0 +1,96 @@
+"""TIR to LLVM IR in the worker process, by TVM's ROCm backend.
+
+TVM asks for three things that a ROCm install would bring: bitcode to link, a linker, the attached chip. The bitcode is what kernels
+call beside themselves (`helpers.ll`); the link is left to `toolchain`, which compiles the IR that comes from here.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.tirx.op import register_intrin_lowering
+
+from roller.plugin import HardwareSpec, RProgram, StageProgram
+from roller.schedule import grid
+from roller.schedule.stage import GridKernel
+from roller.schedule.tir import argument
+from roller_rocm import codegen, module, toolchain
+
+HELPERS = Path(__file__).parent / "helpers.ll"
+SKIPPED = ["s_tir.ThreadSync"]  # adds barriers where it cannot see that there are enough
+OURS = 99  # above TVM's own rules
+
+
+def lowered(spec: HardwareSpec, program: RProgram) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
+    """The module's text, the description of its kernels, and the arrays between them."""
+    buffers = {t.name: argument(t.name, t.elements, t.dtype) for t in (*program.expr.inputs, program.expr.output)}
+    kernels, spaces = grid.lower(program, buffers, codegen.machine(spec))
+    text = module.settled(_compiled(spec, kernels), spec, kernels) if kernels else ""
+    orders = module.orders(text)
+    described = [_described(kernel, orders, program) for kernel in kernels]
+    return text, described, [{"name": s.name, "elements": s.elements, "dtype": s.dtype} for s in spaces]
+
+
+def _compiled(spec: HardwareSpec, kernels: list[GridKernel]) -> str:
+    functions = {
+        k.name: tirx.PrimFunc(list(k.arguments), k.body).with_attr({"global_symbol": k.name, "tirx.noalias": True}) for k in kernels
+    }
+    _supplied()
+    with tvm.transform.PassContext(config={"tirx.disable_assert": True}, disabled_pass=SKIPPED):
+        found = tvm.compile(tvm.IRModule(functions), target=target(spec))
+    return str(found.mod.imports[0].inspect_source("llvm"))
+
+
+def target(spec: HardwareSpec) -> Any:
+    """TVM's target for the chip. Without the size of a wave TVM would take 64 for all of them."""
+    wanted = {
+        "kind": "rocm",
+        "mcpu": spec.options["arch"],
+        "max_threads_per_block": spec.unit.lanes_max,
+        "max_shared_memory_per_block": spec.levels[-2].usable_bytes,
+        "thread_warp_size": spec.unit.lane_group,
+    }
+    return tvm.target.Target(wanted, host="llvm")
+
+
+def _described(kernel: GridKernel, orders: dict[str, list[str]], program: RProgram) -> dict[str, Any]:
+    name = f"{kernel.name}_kernel"
+    stage: StageProgram | None = None if kernel.stage is None else program.stages[kernel.stage]
+    return {
+        "name": name,
+        "arguments": orders[name],
+        "blocks": kernel.blocks,
+        "threads": kernel.threads,
+        "shared_bytes": kernel.shared_bytes,
+        **({} if stage is None else {"stage": stage.nest.stage.name}),
+    }
+
+
+# --- what TVM asks for ------------------------------------------------------------------------------------------------
+
+
+def _barrier(call: Any) -> Any:
+    """A barrier with fences: TVM's own lets values on their way into local memory pass it."""
+    return tirx.call_extern("int32", "roller_barrier") if call.args[0].value.startswith("shared") else call
+
+
+def _exchanged(call: Any) -> Any:
+    """The value of the lane whose number differs in given bits."""
+    value, distance = call.args[1], call.args[2]
+    dtype = str(value.ty.dtype)
+    return tirx.call_extern(dtype, f"roller_exchange_{dtype}", value, distance)
+
+
+@cache
+def _supplied() -> None:
+    """TVM's questions answered, and its rules for what it gets wrong replaced: in this process, which is ours alone."""
+    tvm_ffi.register_global_func("tvm_callback_rocm_bitcode_path", lambda: [str(HELPERS)], override=True)
+    tvm_ffi.register_global_func("tvm_callback_rocm_link", lambda _: bytearray(), override=True)
+    tvm_ffi.register_global_func("tvm_callback_rocm_get_arch", lambda: toolchain.ARCHES[0], override=True)
+    register_intrin_lowering("tirx.tvm_storage_sync", target="rocm", f=_barrier, level=OURS)
+    register_intrin_lowering("tirx.tvm_warp_shuffle_xor", target="rocm", f=_exchanged, level=OURS)

@@ -1,0 +1,60 @@
+"""The module's text, as TVM leaves it and as it is compiled: only what kernels need, local memory of known size, exact workgroups."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from roller.plugin import HardwareSpec
+from roller.schedule.stage import GridKernel
+
+TRIPLE = "amdgcn-amd-amdhsa-hcc"
+_BLOCK = re.compile(r"^define .*?^}\n", re.MULTILINE | re.DOTALL)
+_NAME = re.compile(r"@([\w.$]+)\(")
+_KERNEL = re.compile(r"^define .*?amdgpu_kernel void @(\w+)\((.*)\)", re.MULTILINE)
+_ADDRESS = re.compile(r'(?<=!")0x[0-9a-f]+')
+
+
+def orders(text: str) -> dict[str, list[str]]:
+    """For each kernel the names of its arguments, in the order in which it takes them."""
+    return {name: re.findall(r"%([\w.]+)(?:,|$)", taken) for name, taken in _KERNEL.findall(text)}
+
+
+def settled(text: str, spec: HardwareSpec, kernels: Sequence[GridKernel]) -> str:
+    """The text as it is compiled."""
+    text = _without_strays(_stable(text))
+    return _targeted(text, str(spec.options["arch"]))
+
+
+def _stable(text: str) -> str:
+    """TVM names aliases by addresses in its memory: numbers instead, so that the same program gives the same text."""
+    numbers: dict[str, int] = {}
+    return _ADDRESS.sub(lambda found: f"buffer{numbers.setdefault(found.group(), len(numbers))}", text)
+
+
+def _without_strays(text: str) -> str:
+    """Without functions that no kernel calls: TVM adds conversions of half types to every module, and what is inlined stays."""
+    blocks = {_defined(block): block for block in _BLOCK.findall(text)}
+    wanted = [name for name, block in blocks.items() if "amdgpu_kernel" in block.partition("\n")[0]]
+    for name in wanted:
+        wanted += [called for called in _called(blocks[name]) if called in blocks and called not in wanted]
+    return _BLOCK.sub(lambda found: found.group() if _defined(found.group()) in wanted else "", text)
+
+
+def _defined(block: str) -> str:
+    found = _NAME.search(block.partition("\n")[0])
+    assert found is not None, "a function has a name"
+    return found.group(1)
+
+
+def _called(block: str) -> Iterator[str]:
+    return (found for found in _NAME.findall(block.partition("\n")[2]))
+
+
+def _targeted(text: str, arch: str) -> str:
+    """With the target that the module is compiled for, where TVM looks for it when it reads one."""
+    described = f'{{\\22kind\\22:\\22llvm\\22,\\22mtriple\\22:\\22{TRIPLE}\\22,\\22mcpu\\22:\\22{arch}\\22}}'
+    last = max((int(n) for n in re.findall(r"^!(\d+) =", text, re.MULTILINE)), default=-1) + 1
+    flags = re.search(r"^!llvm\.module\.flags = !\{(.*)\}$", text, re.MULTILINE)
+    assert flags is None, flags
+    return f'{text}\n!llvm.module.flags = !{{!{last}}}\n!{last} = !{{i32 4, !"tvm_target", !"{described}"}}\n'

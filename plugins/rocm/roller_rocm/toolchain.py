@@ -1,0 +1,99 @@
+"""LLVM IR → code object, with no GPU and no ROCm install: TVM's LLVM for the machine code, a linker from PyPI or of this machine.
+
+What every kernel really takes (registers, local memory, spills) is read off the metadata that LLVM writes beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from importlib import metadata, util
+from pathlib import Path
+
+from roller.plugin import Artifact, CodegenError, DeviceUnavailableError, HardwareSpec, KernelSource
+from roller_rocm import assembling, assembly, isolated, occupancy
+
+FORMAT = "hsaco"
+LANGUAGE = "llvm-ir"
+LINKER = "ROLLER_ROCM_LINKER"
+INSTALL = "pip install 'roller-compiler[rocm]'"
+ARCHES = ("gfx906", "gfx908", "gfx90a", "gfx942", "gfx1100")  # those of the shipped chips
+
+
+def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
+    """The code object of a source for the chip's architecture; `CodegenError` with LLVM's words where it refuses it."""
+    if source.language != LANGUAGE:
+        raise CodegenError(f"the rocm toolchain takes {LANGUAGE}, not {source.language}")
+    arch = str(spec.options.get("arch", ""))
+    if not re.fullmatch(r"gfx[0-9a-f]{3,4}", arch):
+        raise CodegenError(f"{spec.device}:{spec.chip}: options.arch says {arch!r}, not an architecture such as gfx942")
+    kernels = source.launch["kernels"]
+    if not kernels:
+        return Artifact(FORMAT, b"", {**source.launch, "arch": arch, "assembly": ""}, {}, spec.device, spec, versions=_versions())
+    code, text = isolated.run(assembling.assembled, source.text)
+    data = linked(code)
+    found = occupancy.resources(spec, kernels, assembly.parsed(text).kernels)
+    return Artifact(FORMAT, data, {**source.launch, "arch": arch, "assembly": text}, found, spec.device, spec, versions=_versions())
+
+
+def linked(code: bytes) -> bytes:
+    """The loadable code object of a relocatable one."""
+    with tempfile.TemporaryDirectory(prefix="roller-rocm-") as folder:
+        relocatable, loadable = Path(folder) / "kernel.o", Path(folder) / "kernel.hsaco"
+        relocatable.write_bytes(code)
+        call = [*linker(), "--no-undefined", "-shared", str(relocatable), "-o", str(loadable)]
+        try:
+            done = subprocess.run(call, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise CodegenError(f"{call[0]}: {error.strerror or error}; {LINKER} must name an ld.lld") from error
+        if done.returncode or not loadable.is_file():
+            words = done.stderr.replace(str(relocatable), "kernel.o").strip()
+            raise CodegenError(f"the linker refused the kernel: {words[:2000]}")
+        return loadable.read_bytes()
+
+
+@cache
+def _found() -> tuple[str, ...] | None:
+    """A linker of this machine, or the one in PyPI's `ziglang`."""
+    for name in ("ld.lld", "/opt/rocm/llvm/bin/ld.lld", *(f"ld.lld-{version}" for version in range(30, 15, -1))):
+        place = shutil.which(name)
+        if place is not None:
+            return (place,)
+    return (sys.executable, "-m", "ziglang", "ld.lld") if util.find_spec("ziglang") is not None else None
+
+
+def linker() -> tuple[str, ...]:
+    """The command of the linker; `DeviceUnavailableError` where there is none."""
+    named = os.environ.get(LINKER)
+    command = (named,) if named else _found()
+    if command is None:
+        raise DeviceUnavailableError(f"no linker for code objects: {INSTALL}, or name an ld.lld in {LINKER}")
+    return command
+
+
+def problems() -> tuple[str, ...]:
+    """What keeps this machine from compiling."""
+    named = os.environ.get(LINKER)
+    if named and shutil.which(named) is None:
+        return (f"{LINKER} names {named!r}, which is no program",)
+    try:
+        linker()
+    except DeviceUnavailableError as error:
+        return (str(error),)
+    return ()
+
+
+def _versions() -> Mapping[str, str]:
+    found = {}
+    for package in ("apache-tvm", "ziglang"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
