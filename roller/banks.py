@@ -107,7 +107,8 @@ def panel_rows(
         dim = row_dim(nest, atom, mapping, factor, tile)
         row = tile[dim] if touched else 1
         depth = next((d for role, d in mapping if role == "k"), None)
-        piece = max(1, min(_piece(banks, size, dim == depth), _role_extents(nest, atom, mapping, factor).get(dim, 1)))
+        deep = atom.operand_piece_bytes if dim == depth else None
+        piece = max(1, min(_piece(banks, size, deep), _role_extents(nest, atom, mapping, factor).get(dim, 1)))
         every_bank = banks.count * banks.width_bytes // (piece * size) if banks is not None else 1
         rows = max(1, whole // max(row, 1))
         return PanelRows(row, rows, max(1, min(every_bank, rows)), piece, size, filling=False, whole=piece)
@@ -158,12 +159,12 @@ def pieces(extent: int, widest: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _piece(banks: Banks | None, size: int, deep: bool) -> int:
-    """Elements of a row that lanes read together for one small matrix: as deep as a wide access, and as many rows as serve all
-    banks once; where a panel's rows lie across the reduction (not `deep`), it is these that lie along one.
+def _piece(banks: Banks | None, size: int, deep: int | None) -> int:
+    """Elements of a row that lanes read together for one small matrix: `deep` bytes, and of as many rows as serve all banks once;
+    where a panel's rows lie across the reduction (None), it is these that lie along one.
     """
-    if deep or banks is None:
-        return WIDEST_ACCESS // size
+    if deep is not None or banks is None:
+        return (WIDEST_ACCESS if deep is None else deep) // size
     return max(1, banks.count * banks.width_bytes // WIDEST_ACCESS)
 
 

@@ -152,7 +152,8 @@ class ComputeAtom(_Model):
     row, `startup_cycles` of loading one stationary block, `stream_step` the rows that are best dealt with together. `clock_ghz` and
     `chains` replace the chip's and the unit's.
     `operand_rows` is "k" where operands are read along the reduction only, "k_stored" where copies do not turn them either: only
-    arrays that lie along the reduction are taken.
+    arrays that lie along the reduction are taken. Where they are, lanes read `operand_piece_bytes` of each of as many rows as serve
+    all banks once, at a time.
     """
 
     name: Name
@@ -170,6 +171,7 @@ class ComputeAtom(_Model):
     chains: Count | None = None
     operand_level: Name | None = None
     operand_rows: Literal["any", "k", "k_stored"] = "any"
+    operand_piece_bytes: Count = 16
     acc_level: Name | None = None
 
     @cached_property

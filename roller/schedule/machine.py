@@ -218,7 +218,8 @@ class Machine:
     """`group`: lanes that run in step (a warp); `units`: matrix atoms by name; `copies`: None where lanes carry what they copy;
     `panel_units`: matrix atoms that read panels, for which `producers` fill them; `departures`: None where lanes store all results;
     `shared_scope`: where the size of the memory that a block shares is said; `views`: places in panels are kept in pointers, as
-    compilers of the printed text do not find by themselves what addresses have in common.
+    compilers of the printed text do not find by themselves what addresses have in common; `most_body`: multiply-adds that the
+    steps of a reduction may have between them that stand one after another.
     """
 
     group: int
@@ -229,6 +230,7 @@ class Machine:
     departures: Departures | None = None
     shared_scope: str = AT_LAUNCH
     views: bool = True
+    most_body: int = 1024
 
     def in_place(self, atom: ComputeAtom) -> bool:
         """True for atoms that read panels."""

@@ -49,7 +49,7 @@ from roller.tile import Geometry
 SHARED_ALIGNMENT = 128
 REGISTER_BYTES = 4
 MOST_REGISTERS = 192  # for accumulators and values read ahead; the others hold operands and addresses
-MOST_UNROLLED, MOST_BODY = 8, 1024  # steps of a reduction that stand one after another, and multiply-adds in them
+MOST_UNROLLED = 8  # steps of a reduction that stand one after another
 COMBINE_THREADS = 256  # of a block that adds up partial results, one output each
 
 
@@ -258,7 +258,7 @@ class Stage:
         if inside or not self.reduces(number) or self.program.atom.kind == "matrix":
             return None
         body = self.block.outputs * math.prod(self.program.inner[d] for d in self.nest.reduce)
-        return f"unroll{max(1, min(MOST_UNROLLED, MOST_BODY // max(body, 1)))}_{number}"
+        return f"unroll{max(1, min(MOST_UNROLLED, self.machine.most_body // max(body, 1)))}_{number}"
 
     def _fills(self, depth: int, state: State) -> list[Stmt]:
         """Panels whose place is inside this many loops, filled."""

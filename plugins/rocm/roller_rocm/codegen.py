@@ -13,7 +13,7 @@ from roller.schedule.machine import Machine
 from roller.schedule.tir import IN_KERNEL
 from roller_rocm import isolated, lowering, matrix_cores
 
-DEFAULT_WORKGROUP = 256  # lanes of a workgroup for which TVM and LLVM compile where no device is asked
+MOST_BODY = 256  # multiply-adds of a lane one after another: LLVM reads ahead for all of them at once
 
 
 def generate(spec: HardwareSpec, program: RProgram) -> KernelSource:
@@ -49,4 +49,4 @@ def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
 
 def machine(spec: HardwareSpec) -> Machine:
     """What kernels for the chip may use."""
-    return Machine(spec.unit.lane_group, matrix_cores.UNITS, shared_scope=IN_KERNEL, views=False)
+    return Machine(spec.unit.lane_group, matrix_cores.UNITS, shared_scope=IN_KERNEL, views=False, most_body=MOST_BODY)

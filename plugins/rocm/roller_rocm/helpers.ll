@@ -29,6 +29,12 @@ define linkonce_odr hidden float @roller_exchange_float32(float %value, i32 %dis
   ret float %result
 }
 
+; The same number, of which LLVM knows nothing.
+define linkonce_odr hidden i32 @roller_trips(i32 %trips) #4 {
+  %found = call i32 asm "", "=s,0"(i32 %trips) #4
+  ret i32 %found
+}
+
 declare void @llvm.amdgcn.s.barrier() #1
 declare i32 @llvm.amdgcn.mbcnt.lo(i32, i32) #2
 declare i32 @llvm.amdgcn.mbcnt.hi(i32, i32) #2
@@ -37,5 +43,6 @@ declare i32 @llvm.amdgcn.ds.bpermute(i32, i32) #3
 attributes #0 = { alwaysinline convergent nounwind }
 attributes #1 = { convergent nounwind }
 attributes #2 = { nounwind willreturn memory(none) }
+attributes #4 = { alwaysinline nounwind willreturn memory(none) }
 attributes #3 = { convergent nounwind willreturn memory(none) }
 !0 = !{!"amdgpu-synchronize-as", !"local"}

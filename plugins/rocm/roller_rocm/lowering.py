@@ -6,6 +6,7 @@ call beside themselves (`helpers.ll`); the link is left to `toolchain`, which co
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from roller.plugin import HardwareSpec, RProgram, StageProgram
 from roller.schedule import grid
 from roller.schedule.stage import GridKernel
 from roller.schedule.tir import argument
-from roller_rocm import codegen, module, toolchain
+from roller_rocm import codegen, matrix_cores, module, toolchain
+from roller_rocm.unrolling import unrolled
 
 HELPERS = Path(__file__).parent / "helpers.ll"
 SKIPPED = ["s_tir.ThreadSync"]  # adds barriers where it cannot see that there are enough
@@ -30,19 +32,21 @@ def lowered(spec: HardwareSpec, program: RProgram) -> tuple[str, list[dict[str, 
     """The module's text, the description of its kernels, and the arrays between them."""
     buffers = {t.name: argument(t.name, t.elements, t.dtype) for t in (*program.expr.inputs, program.expr.output)}
     kernels, spaces = grid.lower(program, buffers, codegen.machine(spec))
-    text = module.settled(_compiled(spec, kernels), spec, kernels) if kernels else ""
+    atoms = [stage.atom.name for stage in program.stages if stage.atom.kind == "matrix"]
+    text = module.settled(_compiled(spec, kernels, atoms), spec, kernels) if kernels else ""
     orders = module.orders(text)
     described = [_described(kernel, orders, program) for kernel in kernels]
     return text, described, [{"name": s.name, "elements": s.elements, "dtype": s.dtype} for s in spaces]
 
 
-def _compiled(spec: HardwareSpec, kernels: list[GridKernel]) -> str:
+def _compiled(spec: HardwareSpec, kernels: list[GridKernel], atoms: list[str]) -> str:
     functions = {
-        k.name: tirx.PrimFunc(list(k.arguments), k.body).with_attr({"global_symbol": k.name, "tirx.noalias": True}) for k in kernels
+        k.name: tirx.PrimFunc(list(k.arguments), unrolled(k.body)).with_attr({"global_symbol": k.name, "tirx.noalias": True}) for k in kernels
     }
     _supplied()
+    _Linked.text = HELPERS.read_text(encoding="utf-8") + matrix_cores.helpers(atoms)
     with tvm.transform.PassContext(config={"tirx.disable_assert": True}, disabled_pass=SKIPPED):
-        found = tvm.compile(tvm.IRModule(functions), target=target(spec))
+        found = tvm.compile(tirx.transform.ConvertSSA()(tvm.IRModule(functions)), target=target(spec))
     return str(found.mod.imports[0].inspect_source("llvm"))
 
 
@@ -86,10 +90,27 @@ def _exchanged(call: Any) -> Any:
     return tirx.call_extern(dtype, f"roller_exchange_{dtype}", value, distance)
 
 
+class _Linked:
+    """What the next kernel is linked with."""
+
+    text = ""
+    descriptor = -1
+
+
+def _linked() -> list[str]:
+    """The path of a file with the text: one without a name, in this process."""
+    if _Linked.descriptor >= 0:
+        os.close(_Linked.descriptor)
+    _Linked.descriptor = os.memfd_create("helpers.ll")
+    with os.fdopen(os.dup(_Linked.descriptor), "wb") as file:
+        file.write(_Linked.text.encode())
+    return [f"/proc/self/fd/{_Linked.descriptor}"]
+
+
 @cache
 def _supplied() -> None:
     """TVM's questions answered, and its rules for what it gets wrong replaced: in this process, which is ours alone."""
-    tvm_ffi.register_global_func("tvm_callback_rocm_bitcode_path", lambda: [str(HELPERS)], override=True)
+    tvm_ffi.register_global_func("tvm_callback_rocm_bitcode_path", _linked, override=True)
     tvm_ffi.register_global_func("tvm_callback_rocm_link", lambda _: bytearray(), override=True)
     tvm_ffi.register_global_func("tvm_callback_rocm_get_arch", lambda: toolchain.ARCHES[0], override=True)
     register_intrin_lowering("tirx.tvm_storage_sync", target="rocm", f=_barrier, level=OURS)
