@@ -32,8 +32,8 @@ def resident_waves(spec: HardwareSpec, vgprs: int, agprs: int = 0) -> int:
     """Waves that one SIMD has room for at a time, by the registers that each lane takes; 0 if not even one fits.
 
     Registers are handed out by granules. Those for accumulation follow the others in one file, from a multiple of four on, or have
-    one as large of their own (`options.accumulation_registers`). The `vgpr_count` of a kernel's metadata is what both take together:
-    it is asked about alone.
+    one as large of their own (`options.accumulation_registers`). What both take together is the `vgpr_count` of a kernel's
+    metadata: it is asked about alone.
     """
     unit, simds = spec.unit, max(1, spec.levels[-1].instances // spec.unit.count)
     granule = max(1, unit.lane_storage_granule // REGISTER_BYTES)
