@@ -43,6 +43,7 @@ LIMITS: Mapping[str, Mapping[str, Mapping[str, tuple[str, float]]]] = {
     "ipu_ops119": {"compile_s": {"worst": ("≤", 2.0)}, "not_right": {"count": ("≤", 0)}},
     "ipu_baseline": {"all": {"geomean": ("≥", 1.2), "worst": ("≥", 1.0)}},
     "paper_fidelity": {card: {"matmul + conv2d": ("≥", 0.6)} for card in ("V100", "K80", "MI50")},
+    "rocm_paper": {"matmul + conv2d": {"pearson": ("≥", 0.6)}},
 }
 
 

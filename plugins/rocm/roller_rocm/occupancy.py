@@ -9,6 +9,7 @@ from roller.plugin import HardwareSpec
 from roller_rocm.assembly import AsmKernel
 
 REGISTER_BYTES = 4
+APART = "apart"  # options.accumulation_registers: the matrix instructions' results have a file of their own
 
 
 def resources(spec: HardwareSpec, kernels: Sequence[Mapping[str, Any]], binary: Mapping[str, AsmKernel]) -> dict[str, int]:
@@ -25,3 +26,21 @@ def resources(spec: HardwareSpec, kernels: Sequence[Mapping[str, Any]], binary: 
         found[f"{name}.spilled_bytes"] = REGISTER_BYTES * facts["vgpr_spill_count"]
         found[f"{name}.spilled_scalars"] = facts["sgpr_spill_count"]
     return found
+
+
+def resident_waves(spec: HardwareSpec, vgprs: int, agprs: int = 0) -> int:
+    """Waves that one SIMD has room for at a time, by the registers that each lane takes; 0 if not even one fits.
+
+    Registers are handed out by granules. Those for accumulation follow the others in one file, from a multiple of four on, or have
+    one as large of their own (`options.accumulation_registers`). What both take together is the `vgpr_count` of a kernel's
+    metadata: it is asked about alone.
+    """
+    unit, simds = spec.unit, max(1, spec.levels[-1].instances // spec.unit.count)
+    granule = max(1, unit.lane_storage_granule // REGISTER_BYTES)
+    each = unit.lane_storage_bytes // simds // unit.lane_group // REGISTER_BYTES
+    apart = spec.options.get("accumulation_registers") == APART
+    taken = max(vgprs, agprs) if apart else -(-vgprs // 4) * 4 + agprs if agprs else vgprs
+    waves = (unit.resident_lanes_max or unit.lanes_max) // unit.lane_group // simds
+    if taken * REGISTER_BYTES > (unit.lane_storage_max_bytes or taken * REGISTER_BYTES):
+        return 0
+    return min(waves, each // (-(-max(taken, 1) // granule) * granule))
