@@ -36,7 +36,7 @@ _BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
     "and": tirx.And, "or": tirx.Or,
 }  # fmt: skip
 
-_TRUTH = {"max": "or", "min": "and"}  # of truth values, which LLVM does not order
+_TRUTH = {"max": "or", "min": "and", "add": "or", "mul": "and"}  # of truth values, which LLVM neither orders nor adds
 
 
 def emit(

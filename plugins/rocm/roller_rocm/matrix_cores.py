@@ -88,7 +88,7 @@ class WaveUnit:
         statements = []
         for number, corner in enumerate(operand.corners):
             target = pointer(held, number * self.registers[role], True)
-            source = pointer(operand.panel, plus(mine, corner))
+            source = _place(operand.panel, plus(mine, corner))
             if operand.depth_step == 1:
                 statements.append(called(f"roller_row_{self.depth * self.element_bytes}", target, source))
             else:
@@ -104,6 +104,13 @@ class WaveUnit:
     def function(self) -> str:
         """What kernels call."""
         return f"roller_{self.instruction.intrinsic.replace('.', '_')}"
+
+
+def _place(panel: Buffer, at: Expr) -> Expr:
+    """The address of an element of a panel; TVM takes bfloat16 for float32 where an address says what lies there."""
+    if str(panel.dtype) != "bfloat16":
+        return pointer(panel, at)
+    return tirx.op.tvm_access_ptr(tirx.op.type_annotation("uint16"), panel.data, index(at), index(1), 1)
 
 
 def _mfma(kind: str, operand: str, depth: int, size: int, scalar: str = "float") -> tuple[WaveUnit, WaveUnit]:

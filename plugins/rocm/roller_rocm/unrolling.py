@@ -14,6 +14,7 @@ from tvm.tirx import ForKind
 
 from roller.schedule.tir import Expr, Stmt, bind, index, sequence, variable
 
+SHORT = 8  # steps of a loop without a name that LLVM may put one after another: copies, which are then under way together
 _REPEATED = re.compile(r"unroll(\d+)_")
 
 
@@ -35,9 +36,11 @@ def unrolled(body: Stmt) -> Stmt:
 
 def _loop(loop: Any, body: Stmt) -> Stmt:
     """A loop around what its body became."""
-    if loop.kind != ForKind.SERIAL or not isinstance(loop.extent, tirx.IntImm):
+    known = loop.kind == ForKind.SERIAL and isinstance(loop.extent, tirx.IntImm)
+    found = _REPEATED.match(loop.loop_var.name)
+    if not known or (found is None and int(loop.extent) <= SHORT and not _loops(body)):
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body)
-    trips, found = int(loop.extent), _REPEATED.match(loop.loop_var.name)
+    trips = int(loop.extent)
     times = min(int(found.group(1)), trips) if found else 1
     whole, rest = divmod(trips, times)
     if times == 1:
@@ -47,6 +50,19 @@ def _loop(loop: Any, body: Stmt) -> Stmt:
     outer = variable(f"{loop.loop_var.name}_outer")
     main = tirx.For(outer, index(0), _hidden(whole), ForKind.SERIAL, _steps(loop, outer * index(times), times, body))
     return sequence([main, _steps(loop, index(whole * times), rest, body) if rest else None])
+
+
+def _loops(body: Stmt) -> bool:
+    """True if there is a loop in a statement."""
+    match body:
+        case tirx.SeqStmt():
+            return any(_loops(part) for part in body.seq)
+        case tirx.IfThenElse():
+            return _loops(body.then_case) or (body.else_case is not None and _loops(body.else_case))
+        case tirx.AttrStmt():
+            return _loops(body.body)
+        case _:
+            return isinstance(body, tirx.For)
 
 
 def _steps(loop: Any, start: Expr, times: int, body: Stmt) -> Stmt:
