@@ -34,8 +34,8 @@ class AsmInstruction(NamedTuple):
 class AsmKernel:
     """One kernel.
 
-    `facts`: what the metadata says of it, as numbers, by LLVM's names without the dot. `directives`: what it is launched with, by the
-    names of the `.amdhsa_` directives. `labels`: places among the instructions.
+    `facts`: what the metadata says of it, as numbers, by LLVM's names without the dot. `directives`: what it is launched with, by
+    the names of the `.amdhsa_` directives. `labels`: places among the instructions.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """What a kernel did on the emulator: instructions, cycles of local memory, lines of global memory, in its hottest loop and outside.
 
-Local memory serves 128 bytes a cycle from 32 banks of 4 bytes. The lanes that go together: 32 for accesses of at most 4 bytes, 16 for 8,
-8 for more; for wide reads the lanes that Composable Kernel names (0 to 3 with 20 to 23 and so on). No hardware was asked. An access takes
-as many cycles as the busiest bank has different words; the ideal is one for each group of lanes.
+Local memory serves 128 bytes a cycle from 32 banks of 4 bytes. The lanes that go together: 32 for accesses of at most 4 bytes,
+16 for 8, 8 for more; for wide reads the lanes that Composable Kernel names (0 to 3 with 20 to 23 and so on). No hardware was asked.
+An access takes as many cycles as the busiest bank has different words; the ideal is one for each group of lanes.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ def class_of(name: str) -> str:
     """The class of an instruction."""
     means = mnemonics.meaning(name)
     writes = means.extra & mnemonics.WRITES
+    if means.name == "scratch":
+        return "scratch"
     if means.unit == mnemonics.GLOBAL:
         return "store" if writes else "load"
     if means.unit == mnemonics.LOCAL:

@@ -33,19 +33,27 @@ _COMMA = re.compile(r",\s*(?![^\[(]*[\])])")
 _COUNTER = re.compile(r"(vmcnt|lgkmcnt|expcnt|vscnt)\((\d+)\)")
 _SELECTS = {"BYTE_0": 0, "BYTE_1": 1, "BYTE_2": 2, "BYTE_3": 3, "WORD_0": 4, "WORD_1": 5, "DWORD": WHOLE}
 _UNUSED = {"UNUSED_PAD": 0, "UNUSED_SEXT": 1, "UNUSED_PRESERVE": 2}
-_LANES = ("quad_perm", "row_shl", "row_shr", "row_ror", "wave_shl", "wave_rol", "wave_shr", "wave_ror", "row_mirror", "row_half_mirror")
-_LANES += ("row_bcast15", "row_bcast31", "row_share", "row_xmask", "dpp8")
-_SILENT = ("s_nop", "s_clause", "s_delay_alu", "s_setprio", "s_sleep", "s_inst_prefetch", "s_waitcnt_depctr", "s_sendmsg", "s_code_end")
-_SILENT += ("s_set_inst_prefetch_distance",)
-_IGNORED = {"offset", "offset0", "offset1", "op_sel", "op_sel_hi", "neg_lo", "neg_hi", "dst_sel", "dst_unused", "src0_sel", "src1_sel"}
-_IGNORED |= {"row_mask", "bank_mask", "bound_ctrl", "fi", "mul", "div", *_LANES, "row_bcast"}
+_LANES = (  # as `emulated_machine.h` numbers them, from 1
+    *("quad_perm", "row_shl", "row_shr", "row_ror", "wave_shl", "wave_rol", "wave_shr", "wave_ror", "row_mirror"),
+    *("row_half_mirror", "row_bcast15", "row_bcast31", "row_share", "row_xmask", "dpp8"),
+)
+_SILENT = (  # instructions whose operands say nothing to the emulator
+    *("s_nop", "s_clause", "s_delay_alu", "s_setprio", "s_sleep", "s_waitcnt_depctr", "s_sendmsg", "s_code_end"),
+    *("s_inst_prefetch", "s_set_inst_prefetch_distance"),
+)
+_KNOWN = {
+    *("offset", "offset0", "offset1", "op_sel", "op_sel_hi", "neg_lo", "neg_hi", "dst_sel", "dst_unused", "src0_sel", "src1_sel"),
+    *("row_mask", "bank_mask", "bound_ctrl", "fi", "mul", "div", "row_bcast", *_LANES),
+}
+# How an operand is spelled whose value is changed on the way in.
+_CHANGED = (("sext(", ")", SIGNED), ("-", "", NEG), ("neg(", ")", NEG), ("|", "|", ABS), ("abs(", ")", ABS))
 
 
 class Operand(NamedTuple):
     """A register or a constant, and what is done to it."""
 
     kind: int
-    index: int = 0
+    register: int = 0
     words: int = 0
     mods: int = 0
     select: int = WHOLE
@@ -63,8 +71,8 @@ class Decoded(NamedTuple):
 
 
 def decoded(kernel: AsmKernel, opcodes: Callable[[str], int], keeps_high: bool) -> Decoded:
-    """The table of a kernel. `opcodes`: number of an instruction, negative where the emulator has none; `keeps_high`: 16-bit results
-    leave the upper half of their register (gfx10 and later).
+    """The table of a kernel. `opcodes`: number of an instruction, negative where the emulator has none; `keeps_high`: 16-bit
+    results leave the upper half of their register as it is (gfx10 and later).
     """
     records, most = [], [1, 0]
     for instruction in kernel.instructions:
@@ -96,8 +104,8 @@ def _record(
     operands = _modified(name, operands, modifiers)
     for operand in operands:
         if operand.kind == VECTOR:
-            file = operand.index >= ACCUMULATION
-            most[file] = max(most[file], operand.index % ACCUMULATION + operand.words)
+            file = operand.register >= ACCUMULATION
+            most[file] = max(most[file], operand.register % ACCUMULATION + operand.words)
     flags = _flags(instruction, name, given, keeps_high)
     offsets = [int(modifiers.get(key, "0"), 0) * means.scale for key in ("offset0", "offset1")]
     if "offset" in modifiers:
@@ -106,7 +114,7 @@ def _record(
     row += [*_lane_controls(given), _SELECTS[modifiers.get("dst_sel", "DWORD")], _UNUSED[modifiers.get("dst_unused", "UNUSED_PAD")]]
     row += [{"": 0, "mul:2": 1, "mul:4": 2, "div:2": 3}[_output_scale(modifiers)], *means.shape, means.unit]
     padded = operands + [Operand(ABSENT)] * (OPERANDS - len(operands))
-    fields = [f for o in padded for f in (o.kind, o.index, o.words, o.mods, o.select, 0, o.integer, o.real)]
+    fields = [f for o in padded for f in (o.kind, o.register, o.words, o.mods, o.select, 0, o.integer, o.real)]
     return RECORD.pack(*row, *fields)
 
 
@@ -119,7 +127,7 @@ class _Given(NamedTuple):
 @lru_cache(maxsize=20000)
 def _parsed(text: str) -> _Given:
     modifiers = dict(_MODIFIER.findall(text))
-    unknown = [key for key, value in modifiers.items() if key not in _IGNORED and value != "0"]
+    unknown = [key for key, value in modifiers.items() if key not in _KNOWN and value != "0"]
     if unknown:
         raise ValueError(f"the emulator does not know {unknown[0]}:{modifiers[unknown[0]]}")
     bare = _MODIFIER.sub("", text)
@@ -131,7 +139,7 @@ def _parsed(text: str) -> _Given:
 @lru_cache(maxsize=20000)
 def _operand(text: str) -> Operand:
     mods = 0
-    for opening, closing, meant in (("sext(", ")", SIGNED), ("-", "", NEG), ("neg(", ")", NEG), ("|", "|", ABS), ("abs(", ")", ABS)):
+    for opening, closing, meant in _CHANGED:
         if text.startswith(opening) and text.endswith(closing) and not (opening == "-" and text[1:2].isdigit()):
             text, mods = text[len(opening) : len(text) - len(closing)], mods | meant
     if found := _REGISTER.match(text):
@@ -193,7 +201,9 @@ def _output_scale(modifiers: Mapping[str, str]) -> str:
 
 
 def _lane_controls(given: _Given) -> Sequence[int]:
-    """Data-parallel primitives: which, its argument, the rows and banks that write, lanes from nowhere read zero, lanes that are off count."""
+    """Data-parallel primitives: which, its argument, the rows and banks that write, whether lanes read zero from nowhere and what
+    lanes hold that are off.
+    """
     modifiers = given.modifiers
     which = next((key for key in (*given.flags, *modifiers) if key in _LANES), "row_bcast" + modifiers.get("row_bcast", ""))
     if which not in _LANES:

@@ -30,7 +30,7 @@ constexpr int REGION_BITS = 40;  // every array has its own 2^40 addresses
 enum Kind : i32 { ABSENT, VECTOR, SCALAR, INTEGER, REAL, NOTHING };
 enum Mods : i32 { NEG = 1, ABS = 2, HIGH = 4, HIGH_OF_HIGH = 8, NEG_OF_HIGH = 16, SIGNED = 32 };
 enum Flags : i32 { SPECIAL = 1, KEEPS_HIGH = 2, PAIRED = 4, CLAMP = 8 };
-enum Extra : i32 { SIGN = 1, D16_LOW = 2, D16_HIGH = 4, TWO = 8, WRITES = 16, BUFFER = 32 };
+enum Extra : i32 { SIGN = 1, D16_LOW = 2, D16_HIGH = 4, TWO = 8, WRITES = 16, BUFFER = 32, NARROWS = 64 };
 enum Counter : i32 { RUN, LDS_IDEAL, LDS_ACTUAL, BYTES, LINES_64, LINES, COUNTERS };
 enum Dpp : i32 { NO_DPP, QUAD_PERM, ROW_SHL, ROW_SHR, ROW_ROR, WAVE_SHL, WAVE_ROL, WAVE_SHR, WAVE_ROR, ROW_MIRROR, ROW_HALF_MIRROR,
                  ROW_BCAST15, ROW_BCAST31, ROW_SHARE, ROW_XMASK, DPP8 };

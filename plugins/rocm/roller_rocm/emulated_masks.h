@@ -6,7 +6,7 @@ namespace waves {
 
 // --- comparisons ----------------------------------------------------------------------------------------------------
 
-template <class F, class T, bool narrows> void compare(Wave &w, const Instruction &i) {
+template <class F, class T> void compare(Wave &w, const Instruction &i) {
     Lanes<T> x, y;
     Lanes<u32> r;
     const T *a = source(w, i, 1, x), *b = source(w, i, 2, y);
@@ -15,12 +15,11 @@ template <class F, class T, bool narrows> void compare(Wave &w, const Instructio
     for (int l = 0; l < LANES; l++) found |= u64(r.at[l]) << l;
     found &= w.exec;
     if (i.operands[0].kind != NOTHING) set_mask(w, i.operands[0], found);
-    if (narrows) set_exec(w, found);
+    if (i.extra & NARROWS) set_exec(w, found);
 }
 
 template <class T, class F> void add_comparison(Table &t, const char *how, const char *type, F) {
-    t[std::string("v_cmp_") + how + "_" + type] = compare<F, T, false>;
-    t[std::string("v_cmpx_") + how + "_" + type] = compare<F, T, true>;
+    t[std::string("v_cmp_") + how + "_" + type] = compare<F, T>;
 }
 
 template <class T> void add_comparisons(Table &t, const char *type) {
@@ -57,7 +56,7 @@ template <class T> inline u32 kind_of(T x) {  // the bit of a number's class
     return minus ? (tiny ? 16 : 8) : (tiny ? 128 : 256);
 }
 
-template <class T, bool narrows> void classify(Wave &w, const Instruction &i) {
+template <class T> void classify(Wave &w, const Instruction &i) {
     Lanes<T> x;
     Lanes<u32> y;
     const T *a = source(w, i, 1, x);
@@ -69,7 +68,7 @@ template <class T, bool narrows> void classify(Wave &w, const Instruction &i) {
     }
     found &= w.exec;
     if (i.operands[0].kind != NOTHING) set_mask(w, i.operands[0], found);
-    if (narrows) set_exec(w, found);
+    if (i.extra & NARROWS) set_exec(w, found);
 }
 
 // --- carries and choices ----------------------------------------------------------------------------------------------
@@ -211,9 +210,7 @@ inline void add_masks(Table &t) {
     add_comparisons<u32>(t, "u32"), add_comparisons<i32>(t, "i32"), add_comparisons<u64>(t, "u64"), add_comparisons<i64>(t, "i64");
     add_comparisons<u16>(t, "u16"), add_comparisons<i16>(t, "i16");
     add_comparisons<float>(t, "f32"), add_comparisons<double>(t, "f64"), add_comparisons<half>(t, "f16");
-    t["v_cmp_class_f32"] = classify<float, false>, t["v_cmpx_class_f32"] = classify<float, true>;
-    t["v_cmp_class_f64"] = classify<double, false>, t["v_cmpx_class_f64"] = classify<double, true>;
-    t["v_cmp_class_f16"] = classify<half, false>, t["v_cmpx_class_f16"] = classify<half, true>;
+    t["v_cmp_class_f32"] = classify<float>, t["v_cmp_class_f64"] = classify<double>, t["v_cmp_class_f16"] = classify<half>;
     t["v_add_co_u32"] = carry<false>([](u64 a, u64 b, u64 c) { return a + b + c; });
     t["v_addc_co_u32"] = carry<true>([](u64 a, u64 b, u64 c) { return a + b + c; });
     t["v_sub_co_u32"] = carry<false>([](u64 a, u64 b, u64 c) { return a - b - c; });

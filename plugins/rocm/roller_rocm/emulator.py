@@ -24,7 +24,7 @@ from roller_rocm.counting import Counts
 
 Array = npt.NDArray[Any]
 HERE = Path(__file__).parent
-FLAGS = ("-std=c++20", "-O2", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-strict-aliasing", "-w", "-shared", "-fPIC")
+FLAGS = "-std=c++20 -O1 -ftree-vectorize -march=native -ffp-contract=off -fno-math-errno -fno-strict-aliasing -w -shared -fPIC"
 POISON = 0xFF  # of workspaces before the first kernel: a NaN in every floating type
 MOST_STEPS = 1 << 30  # instructions of all waves of a kernel
 WORDS = 1000  # of a fault
@@ -32,7 +32,7 @@ WORDS = 1000  # of a fault
 
 class Order(NamedTuple):
     """An order of events. `backwards`: workgroups and their waves take their turns from the last to the first; `eager`: loads and
-    stores happen when they are started, else when somebody waits for them. What nobody has written holds other bits in each direction.
+    stores happen when they are started, else when somebody waits for them. What nobody wrote holds other bits in each direction.
     """
 
     backwards: bool
@@ -53,7 +53,7 @@ class _Launch(ctypes.Structure):
 
 
 class Emulator:
-    """A program's kernels, one after another, every workgroup in turn; in each of several orders of events, which must not matter."""
+    """A program's kernels, one after another, every workgroup in turn; in several orders of events, which must not matter."""
 
     def __init__(self, artifact: Artifact, orders: Sequence[Order] = ORDERS) -> None:
         self._artifact, self._orders = launching.checked(artifact), orders
@@ -167,7 +167,7 @@ def _library() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(prefix="roller-rocm-") as folder:
         source, library = Path(folder) / "emulator.cpp", Path(folder) / "emulator.so"
         source.write_text('#include "emulator.h"\n', encoding="utf-8")
-        call = [*compiler, *FLAGS, "-I", str(HERE), "-o", str(library), str(source)]
+        call = [*compiler, *FLAGS.split(), "-I", str(HERE), "-o", str(library), str(source)]
         done = subprocess.run(call, capture_output=True, text=True, check=False)
         if done.returncode:
             raise LaunchError(f"the emulator's compiler refused it: {done.stderr.strip()[:2000]}")

@@ -1,11 +1,11 @@
-"""Names of instructions: what the emulator calls those that generations of GPUs name differently, and how wide memory accesses are."""
+"""Names of instructions: what the emulator calls those that generations of GPUs name differently, and what names say of memory."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-SIGN, D16_LOW, D16_HIGH, TWO, WRITES, BUFFER = 1, 2, 4, 8, 16, 32
+SIGN, D16_LOW, D16_HIGH, TWO, WRITES, BUFFER, NARROWS = 1, 2, 4, 8, 16, 32, 64
 GLOBAL, LOCAL, CONSTANT = 1, 2, 3
 F32, F16, BF16, I8, F64 = range(5)
 
@@ -27,9 +27,7 @@ RENAMED = {
     "v_cvt_pk_rtz_f16_f32": "v_cvt_pkrtz_f16_f32",
 }
 # 16-bit instructions of GCN whose result leaves the upper half of its register as it was; the others clear it.
-KEEPING = re.compile(
-    r"v_(mac|fmac|madak|madmk|fmaak|fmamk|fma|mad)_f16|v_(min3|max3|med3)_[iuf]16|v_mad_[iu]16|v_div_fixup_f16"
-)
+KEEPING = re.compile(r"v_(mac|fmac|madak|madmk|fmaak|fmamk|fma|mad)_f16|v_(min3|max3|med3)_[iuf]16|v_mad_[iu]16|v_div_fixup_f16")
 _ENCODING = re.compile(r"_(e32|e64|sdwa|dpp|e64_dpp|dpp8)$")
 _SIZES = {"b8": 1, "b16": 2, "b32": 4, "b64": 8, "b96": 12, "b128": 16, "u8": 1, "i8": 1, "u16": 2, "i16": 2}
 _SIZES |= {"ubyte": 1, "sbyte": 1, "byte": 1, "ushort": 2, "sshort": 2, "short": 2}
@@ -71,6 +69,8 @@ def meaning(name: str) -> Meaning:
         return Meaning("s_load", _SIZES[found[1]], 0, CONSTANT)
     if bare.startswith(("v_mfma", "v_wmma")):
         return _matrix(bare)
+    if bare.startswith("v_cmpx_"):
+        return Meaning(bare.replace("cmpx", "cmp", 1), extra=NARROWS)
     return Meaning("s_waitcnt" if bare.startswith("s_waitcnt_") and not bare.endswith("depctr") else bare)
 
 
