@@ -17,7 +17,7 @@ from importlib import metadata, util
 from pathlib import Path
 
 from roller.plugin import Artifact, CodegenError, DeviceUnavailableError, HardwareSpec, KernelSource
-from roller_rocm import assembling, assembly, isolated, occupancy
+from roller_rocm import assembling, assembly, isolated, occupancy, waits
 
 FORMAT = "hsaco"
 LANGUAGE = "llvm-ir"
@@ -38,7 +38,9 @@ def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
         return Artifact(FORMAT, b"", {**source.launch, "arch": arch, "assembly": ""}, {}, spec.device, spec, versions=_versions())
     code, text = isolated.run(assembling.assembled, source.text)
     data = linked(code)
-    found = occupancy.resources(spec, kernels, assembly.parsed(text).kernels)
+    binary = assembly.parsed(text).kernels
+    waits.check(binary.values())
+    found = occupancy.resources(spec, kernels, binary)
     return Artifact(FORMAT, data, {**source.launch, "arch": arch, "assembly": text}, found, spec.device, spec, versions=_versions())
 
 
