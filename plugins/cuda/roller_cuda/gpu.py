@@ -139,6 +139,18 @@ class Gpu:
         finally:
             self.free(address, stream)
 
+    def bring(self, to: int, source: int, size: int, stream: int) -> None:
+        """Enqueue a copy from host memory (bytes)."""
+        driver.call("cuMemcpyHtoDAsync", to, source, size, stream)
+
+    def fetch(self, to: int, source: int, size: int, stream: int) -> None:
+        """Enqueue a copy to host memory."""
+        driver.call("cuMemcpyDtoHAsync", to, source, size, stream)
+
+    def move(self, to: int, source: int, size: int, stream: int) -> None:
+        """Enqueue a copy within the GPU's memory."""
+        driver.call("cuMemcpyDtoDAsync", to, source, size, stream)
+
     # --- order ------------------------------------------------------------------------------------------------------------
 
     def order(self, first: int, then: int) -> None:
@@ -159,6 +171,10 @@ class Gpu:
             while self._held and _done(self._held[0][0]):
                 event, _ = self._held.popleft()
                 driver.call("cuEventDestroy", event)
+
+    def finish(self, stream: int) -> None:
+        """Wait for what is on the stream."""
+        driver.call("cuStreamSynchronize", stream)
 
     def wait(self) -> None:
         """Until all work on the GPU is done."""
