@@ -110,15 +110,25 @@ def borrow(capsule: Any) -> Borrowed:
     )
 
 
-def lend(address: int, shape: Sequence[int], dtype: str, device: tuple[int, int], owner: Any, versioned: bool = False) -> Any:
-    """A capsule of a contiguous array that may be written; `owner` lives until whoever takes it is done, or the capsule is gone."""
+def lend(
+    address: int,
+    shape: Sequence[int],
+    dtype: str,
+    device: tuple[int, int],
+    owner: Any,
+    versioned: bool = False,
+    read_only: bool = False,
+) -> Any:
+    """A capsule of a contiguous array; `owner` lives until whoever takes it is done, or the capsule is gone. `versioned`: in the
+    form that can say `read_only`.
+    """
     rank = len(shape)
     room = ctypes.c_int64 * max(rank, 1)
     steps = [1, *itertools.accumulate(reversed(shape[1:]), lambda step, extent: step * max(extent, 1))] if rank else []
     extents, strides = room(*shape), room(*reversed(steps))
     tensor = _Tensor(address, *device, rank, *_code(dtype), 1, extents, strides, 0)
     deleter = ctypes.cast(_RELEASE, ctypes.c_void_p)
-    made = _Versioned(*VERSION, None, deleter, 0, tensor) if versioned else _Plain(tensor, None, deleter)
+    made = _Versioned(*VERSION, None, deleter, _READ_ONLY * read_only, tensor) if versioned else _Plain(tensor, None, deleter)
     place = ctypes.addressof(made)
     _lent[place] = (made, extents, strides, owner)
     return _new(place, VERSIONED if versioned else PLAIN, ctypes.cast(_UNREAD, ctypes.c_void_p))

@@ -124,6 +124,8 @@ class AmdGpus:
 
     def gone(self) -> list[str]:
         """Finish all work and take the GPUs away; what was wrong until then, and what nobody gave back."""
+        self.settle()
+        self._runs.clear()  # they hold kernels
         gc.collect()
         self.settle()
         for one in [gpu._made(number) for number in range(2)] if hip._Process.ready else []:

@@ -19,6 +19,7 @@ from roller.plugin import DeviceUnavailableError, KernelError, LaunchError
 
 LIBRARY = "ROLLER_ROCM_LIBRARY"  # names the library, by its path
 NAMES = ("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so")
+ROOT = Path("/", "opt", "rocm")  # where ROCm installs itself
 OLDEST = 50_200_000  # as `hipRuntimeGetVersion` counts: memory in the order of streams came with 5.2
 DEFAULT_STREAM = 0  # the stream that everything waits for
 SUCCESS = "hipSuccess"
@@ -210,9 +211,9 @@ def _candidates() -> Iterator[str]:
         return
     yield from mapped()
     yield from NAMES
-    for root in (os.environ.get("ROCM_PATH"), "/opt/rocm"):
-        if root:
-            yield str(Path(root) / "lib" / NAMES[-1])
+    root = os.environ.get("ROCM_PATH")
+    for folder in ([Path(root)] if root else []) + [ROOT]:
+        yield str(folder / "lib" / NAMES[-1])
 
 
 @cache
