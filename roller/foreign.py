@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -37,6 +37,9 @@ class Gpu(Protocol):
 
     def free(self, address: int, stream: int) -> None:
         """Give memory back once the work that is on the stream now is done."""
+
+    def reclaim(self, address: int, streams: Collection[int]) -> None:
+        """Give memory back once the work that is on these streams now is done."""
 
     def room(self, size: int, stream: int) -> AbstractContextManager[int]:
         """Memory for what is enqueued inside; 0 where no bytes are wanted."""
@@ -88,9 +91,7 @@ class Block:
         if sys.is_finalizing():
             return
         with suppress(KernelError), self.gpu.current():  # nobody is there to hear of a GPU that failed before, or of a fork
-            for stream in sorted(self.streams):
-                self.gpu.order(stream, self.gpu.stream)
-            self.gpu.free(self.address, self.gpu.stream)
+            self.gpu.reclaim(self.address, self.streams)
 
 
 def library_of(value: Any) -> str:

@@ -1,7 +1,6 @@
 // HIP's runtime for tests, without a GPU: host memory poses as the GPUs', kernels run where the test says. Every call is logged and
 // held against what HIP's documentation asks for; what it would leave undefined goes to `faults`. Work on streams is done as late as
-// it may be: when somebody waits, the streams in turn. Memory that was freed in the order of a stream is handed out again on the same
-// stream before its last use is done, as a pool does.
+// it may be: when somebody waits, the streams in turn.
 #include <unistd.h>
 #include <cstdint>
 #include <cstdio>
@@ -29,7 +28,7 @@ typedef int (*Run)(const char *kernel, void **arguments, unsigned blocks, unsign
 struct Event { bool recorded = false, reached = false; };
 struct Operation { std::function<void()> work; std::shared_ptr<Event> after; Handle module; };
 struct Stream { int device; std::deque<Operation> waiting; };
-struct Memory { size_t size; int device; bool pooled, ours; Handle leaving = 0; uint64_t lease = 0; };
+struct Memory { size_t size; int device; bool ours; };
 struct Module { int device; std::string image; };
 struct Kernel { Handle module; std::string name; };
 struct Plan { int arguments, local, lanes; };
@@ -48,10 +47,9 @@ static std::map<Handle, std::shared_ptr<Event>> events;
 static std::map<Handle, Stream> streams;  // those of the default are 1, 2, ...
 static std::map<Handle, Module> modules;
 static std::map<Handle, Kernel> kernels;
-static std::map<Handle, int> pools;
 static std::vector<std::string> calls, faults;
 static Handle last_handle = 0x10000;
-static uint64_t leases;
+static Handle captured, nothing;
 static thread_local int here = 0;
 static const size_t GUARD = 64;
 
@@ -96,11 +94,11 @@ static bool settled(const std::function<bool()> &done) {
     return true;
 }
 
-static Handle given(size_t size, bool pooled, bool ours) {
+static Handle given(size_t size, bool ours) {
     const size_t room = (size + GUARD + 255) / 256 * 256;
     void *place = std::aligned_alloc(256, room);
     std::memset(place, 0xFF, room);  // a NaN of every floating type
-    memory[Handle(place)] = {size, here, pooled, ours};
+    memory[Handle(place)] = {size, here, ours};
     return Handle(place);
 }
 static void gone(Handle place) {
@@ -114,17 +112,17 @@ static bool inside(Handle address, size_t size) {
     auto found = memory.upper_bound(address);
     if (found == memory.begin()) return false;
     --found;
-    return address - found->first + size <= found->second.size && !found->second.leaving && found->second.device == here;
+    return address - found->first + size <= found->second.size && found->second.device == here;
 }
 
 // --- for the tests ---------------------------------------------------------------------------------------------------------
 extern "C" {
 void fake_reset(int count, Run run) {
     std::lock_guard<std::recursive_mutex> guard(one_at_a_time);
-    process = getpid(), version = 60'342'134, capacity = size_t(1) << 30, run_kernel = run, here = 0;
+    process = getpid(), version = 60'342'134, capacity = size_t(1) << 30, run_kernel = run, here = 0, captured = nothing = 0;
     for (auto &each : memory) std::free(reinterpret_cast<void *>(each.first));
     devices.assign(count, Device{"gfx906", 0x2f, size_t(1) << 34, {}});
-    plans.clear(), failing.clear(), memory.clear(), events.clear(), streams.clear(), modules.clear(), kernels.clear(), pools.clear();
+    plans.clear(), failing.clear(), memory.clear(), events.clear(), streams.clear(), modules.clear(), kernels.clear();
     calls.clear(), faults.clear();
     for (int device = 0; device < count; device++) streams[1 + device].device = device;
 }
@@ -136,11 +134,13 @@ void fake_plan(const char *kernel, int arguments, int local, int lanes) { plans[
 void fake_fail(const char *name, int after, int status) { failing[name] = {after, status}; }
 const char *fake_call(size_t index) { return index < calls.size() ? calls[index].c_str() : nullptr; }
 const char *fake_fault(size_t index) { return index < faults.size() ? faults[index].c_str() : nullptr; }
-size_t fake_place(int device, size_t size) { std::lock_guard<std::recursive_mutex> guard(one_at_a_time); const int before = here; here = device; const Handle made = given(size, false, false); here = before; return made; }
-size_t fake_live(int device) { size_t n = 0; for (auto &each : memory) n += each.second.ours && each.second.device == device && !each.second.leaving; return n; }
+size_t fake_place(int device, size_t size) { std::lock_guard<std::recursive_mutex> guard(one_at_a_time); const int before = here; here = device; const Handle made = given(size, false); here = before; return made; }
+size_t fake_live(int device) { size_t n = 0; for (auto &each : memory) n += each.second.ours && each.second.device == device; return n; }
 size_t fake_pending() { size_t n = 0; for (auto &each : streams) n += each.second.waiting.size(); return n; }
 size_t fake_events() { return events.size(); }
 size_t fake_modules() { return modules.size(); }
+void fake_nothing() { nothing = 1; }
+void fake_capture(size_t stream) { captured = stream; }
 void fake_current(int device) { here = device; }
 void fake_settle() { std::lock_guard<std::recursive_mutex> guard(one_at_a_time); settled([] { return fake_pending() == 0; }); }
 
@@ -190,6 +190,7 @@ int hipStreamWaitEvent(Handle s, Handle e, unsigned flags) {
     enqueue(stream, nullptr, events[e]);
     return OK;
 }
+int hipStreamIsCapturing(Handle s, int *status) { BEGIN(hipStreamIsCapturing); GPU; ON(stream, s); *status = captured == s; return OK; }
 int hipEventCreateWithFlags(Handle *e, unsigned flags) { BEGIN(hipEventCreateWithFlags); GPU; if (flags != 2 && flags) return INVALID_VALUE; events[*e = named()] = std::make_shared<Event>(); return OK; }
 int hipEventRecord(Handle e, Handle s) {
     BEGIN(hipEventRecord); GPU; ON(stream, s);
@@ -203,46 +204,18 @@ int hipEventQuery(Handle e) { BEGIN(hipEventQuery); if (!events.count(e)) return
 int hipEventDestroy(Handle e) { BEGIN(hipEventDestroy); return events.erase(e) ? OK : fault("no such event", INVALID_HANDLE); }
 
 static bool full(size_t size) { size_t used = size; for (auto &each : memory) used += each.second.ours ? each.second.size : 0; return used > capacity; }
-int hipMalloc(Handle *p, size_t size) { BEGIN(hipMalloc); GPU; if (full(size)) return OUT_OF_MEMORY; *p = given(size, false, true); return OK; }
+int hipMalloc(Handle *p, size_t size) {
+    BEGIN(hipMalloc); GPU;
+    if (nothing) { *p = nothing = 0; return OK; }  // as HIP 5.4 did where memory ran out
+    if (full(size)) return OUT_OF_MEMORY;
+    *p = given(size, true);
+    return OK;
+}
 int hipFree(Handle p) {
     BEGIN(hipFree); GPU;
-    auto found = memory.find(p);
-    if (found == memory.end() || found->second.pooled) return fault("freed what is not there");
+    if (!memory.count(p)) return fault("freed what is not there");
+    for (auto &each : streams) if (each.second.device == here && !each.second.waiting.empty()) return fault("freed while work waits");
     gone(p);
-    return OK;
-}
-struct PoolProps { int kind, handles, where, ordinal; void *security; unsigned char reserved[64]; };
-int hipMemPoolCreate(Handle *p, const PoolProps *props) {
-    BEGIN(hipMemPoolCreate); GPU; OF(props->ordinal);
-    for (unsigned char each : props->reserved) if (each) return fault("reserved bytes of a pool");
-    if (props->kind != 1 || props->handles || props->where != 1 || props->security) return fault("a pool that cannot be");
-    pools[*p = named()] = props->ordinal;
-    return OK;
-}
-int hipMemPoolSetAttribute(Handle p, int which, uint64_t *value) { BEGIN(hipMemPoolSetAttribute); return pools.count(p) && which == 4 && *value == ~uint64_t(0) ? OK : fault("the pool's threshold"); }
-int hipMemPoolTrimTo(Handle p, size_t) { BEGIN(hipMemPoolTrimTo); return pools.count(p) ? OK : fault("no such pool"); }
-int hipMallocFromPoolAsync(Handle *p, size_t size, Handle pool, Handle s) {
-    BEGIN(hipMallocFromPoolAsync); GPU; ON(stream, s);
-    if (!pools.count(pool) || pools[pool] != here) return fault("a pool of another GPU");
-    if (!size) return INVALID_VALUE;
-    for (auto &each : memory)  // freed on this stream: whoever has it now comes later
-        if (each.second.leaving == (s ? s : Handle(1 + here)) && each.second.size == size && each.second.device == here) {
-            *p = each.first, each.second.leaving = 0, each.second.lease = ++leases;
-            const Handle place = each.first;
-            enqueue(stream, [place, size] { std::memset(reinterpret_cast<void *>(place), 0xFF, size); });
-            return OK;
-        }
-    if (full(size)) return OUT_OF_MEMORY;
-    *p = given(size, true, true);
-    return OK;
-}
-int hipFreeAsync(Handle p, Handle s) {
-    BEGIN(hipFreeAsync); GPU; ON(stream, s);
-    auto found = memory.find(p);
-    if (found == memory.end() || found->second.leaving || !found->second.pooled) return fault("freed what is not there");
-    found->second.leaving = s ? s : Handle(1 + here);
-    const uint64_t lease = found->second.lease;
-    enqueue(stream, [p, lease] { if (memory.count(p) && memory[p].leaving && memory[p].lease == lease) gone(p); });
     return OK;
 }
 static int copied(Handle to, Handle from, size_t size, Handle s, bool to_there, bool from_there) {

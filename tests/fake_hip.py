@@ -39,7 +39,7 @@ CODES = {
     **{"LaunchFailure": 719, "Unknown": 999},
 }
 _RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint, ctypes.c_uint)
-_LOOKS = r"hip(Get|Set|Init|RuntimeGet|DeviceGet|DeviceTotal|Event)"
+_LOOKS = r"hip(Get|Set|Init|RuntimeGet|DeviceGet|DeviceTotal|Event|StreamIs)"
 Run = Callable[[Any, int, int], int]  # arguments, blocks, threads → 0 if it went well
 Values = np.ndarray[Any, Any]
 
@@ -104,7 +104,7 @@ class AmdGpus:
             self.become(number, load_spec("rocm:mi50"))
 
     def become(self, number: int, spec: HardwareSpec, arch: str = "", **changed: int) -> None:
-        """A GPU has what a spec says; `changed`: what differs, by the names of `gpu.Facts`, and "blocks", "lanes", "pools"."""
+        """A GPU has what a spec says; `changed`: what differs, by the names of `gpu.Facts`, and "blocks", "lanes"."""
         gpu._made.cache_clear()
         arch = arch or str(spec.options["arch"])
         told = {
@@ -113,12 +113,12 @@ class AmdGpus:
             "compute_units": spec.unit.count,
             "clock_khz": round(1e6 * spec.clock_ghz),
             "local_bytes": spec.level("shared").usable_bytes,
-            **{"blocks": 2**31 - 1, "lanes": 1024, "pools": 1},
+            **{"blocks": 2**31 - 1, "lanes": 1024},
             **changed,
         }
         memory = ctypes.c_size_t(told["memory_bytes"])
         self._lib.fake_device(number, arch.encode(), MACHINES.get(arch, 0), memory)
-        other = {gpu.MAX_GRID: "blocks", gpu.MAX_LANES: "lanes", gpu.MEMORY_POOLS: "pools"}
+        other = {gpu.MAX_GRID: "blocks", gpu.MAX_LANES: "lanes"}
         for which, name in {**{which: field for field, which in gpu.ATTRIBUTES.items()}, **other}.items():
             self._lib.fake_attribute(number, which, told[name])
 
@@ -129,9 +129,10 @@ class AmdGpus:
         gc.collect()
         self.settle()
         for one in [gpu._made(number) for number in range(2)] if hip._Process.ready else []:
-            if one._pool:
+            if one._pool is not None:
                 with one.current():
                     one.wait()
+                    one.pool.trim()
         wrong = self.faults
         left = {"memory": self._lib.fake_live(0) + self._lib.fake_live(1), "modules": self._lib.fake_modules()}
         wrong += [f"{count} {what} left" for what, count in {**left, "events": self._lib.fake_events()}.items() if count]
@@ -170,6 +171,15 @@ class AmdGpus:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._lib, f"fake_{name}")
+
+    def live(self, number: int) -> int:
+        """How many pieces of a GPU's memory are in use, without what is kept for later."""
+        pool = gpu._made(number)._pool
+        return int(self._lib.fake_live(number)) - (0 if pool is None else pool.kept)
+
+    def capture(self, stream: int) -> None:
+        """What comes on the stream from now on goes to a graph."""
+        self._lib.fake_capture(ctypes.c_size_t(stream))
 
     def capacity(self, size: int) -> None:
         """The bytes that there are for all."""

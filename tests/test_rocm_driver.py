@@ -165,7 +165,7 @@ def test_a_kernel_that_fails(amd: AmdGpus, name: str) -> None:
     ("function", "name"),
     [
         ("hipMemcpyHtoDAsync", "Unknown"),
-        ("hipMallocFromPoolAsync", "InvalidValue"),
+        ("hipMalloc", "InvalidValue"),
         ("hipModuleLaunchKernel", "LaunchOutOfResources"),
         ("hipMemcpyDtoHAsync", "Unknown"),
     ],
@@ -207,17 +207,16 @@ def test_memory_that_runs_out(amd: AmdGpus) -> None:
     amd.capacity(512)
     with pytest.raises(LaunchError, match=r"768 bytes wanted on GPU 0: the GPU's memory is full; free arrays .*OutOfMemory"):
         run(a)
-    assert "hipMemPoolTrimTo" in amd.calls
 
 
 def test_memory_that_waits_to_be_given_back_is_used(amd: AmdGpus) -> None:
-    """What two streams gave back fills the GPU until somebody waits."""
+    """What other streams gave back fills the GPU until somebody waits."""
     run, a = kernel("small", amd).load(), Array(amd, values(SMALL))
     amd.capacity(2 * 768)
     for _ in range(6):
         result = run(a, stream=amd.new_stream())
         del result
-    assert "hipMemPoolTrimTo" in amd.calls
+    assert amd.calls.count("hipFree") >= 2
 
 
 @pytest.mark.parametrize(("function", "name"), [("hipMalloc", "OutOfMemory"), ("hipMemcpyHtoD", "Unknown")])
@@ -241,7 +240,6 @@ def test_constants_that_find_no_room(amd: AmdGpus, function: str, name: str) -> 
         ({}, {"blocks": 0}, "0 blocks"),
         ({}, {"blocks": 2**31}, "2147483648 blocks, GPU 0 has 2147483647"),
         ({}, {"blocks": 2**30, "threads": 16}, "17179869184 threads together, GPU 0 has 4294967295"),
-        ({"pools": 0}, {}, "no memory pools"),
     ],
 )
 def test_launches_past_limits(amd: AmdGpus, gpu_has: dict[str, int], launch: dict[str, int], said: str) -> None:

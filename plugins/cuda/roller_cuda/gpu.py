@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -126,6 +126,12 @@ class Gpu:
     def free(self, address: int, stream: int) -> None:
         """Give memory back once the work that is on the stream now is done."""
         driver.call("cuMemFreeAsync", address, stream)
+
+    def reclaim(self, address: int, streams: Collection[int]) -> None:
+        """Give memory back once the work that is on these streams now is done."""
+        for stream in sorted(streams):
+            self.order(stream, self.stream)
+        self.free(address, self.stream)
 
     @contextmanager
     def room(self, size: int, stream: int) -> Iterator[int]:

@@ -5,39 +5,29 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-from roller.plugin import DeviceUnavailableError, LaunchError
+from roller.plugin import LaunchError
 from roller_rocm import hip
 from roller_rocm.hip import StatusError
+from roller_rocm.pool import Pool, marked, reached
 
 # Of `hipDeviceAttribute_t`: numbers on which the headers of HIP 5.2 and of HIP 7 agree.
-MAX_GRID, MAX_LANES, LOCAL_BYTES, MEMORY_POOLS = 29, 56, 74, 88
+MAX_GRID, MAX_LANES, LOCAL_BYTES = 29, 56, 74
 ATTRIBUTES: Mapping[str, int] = {  # by the field of `Facts`
     "units": 63,
     "compute_units": 10015,
     "clock_khz": 5,
     "local_bytes": LOCAL_BYTES,
 }
-_PINNED, _ON_DEVICE, _RELEASE_THRESHOLD = 1, 1, 4  # hipMemAllocationType, hipMemLocationType, hipMemPoolAttr
-_NON_BLOCKING, _NO_TIMES = 1, 2  # flags of streams and events
-_KEEP = 2**64 - 1  # bytes that the pool holds back for the next call instead of giving them to the system at every wait
+_NON_BLOCKING = 1  # flag of a stream
 _NAME_BYTES = 256
 _PROPERTIES_BYTES = 4096  # more than any version's structure
 _ARCH_AT = {"hipGetDevicePropertiesR0600": 1160, "hipGetDeviceProperties": 396}  # gcnArchName in it; since HIP 6, and before
-
-
-class _PoolProps(ctypes.Structure):
-    """`hipMemPoolProps`."""
-
-    _fields_ = (
-        *(("kind", ctypes.c_int), ("handles", ctypes.c_int), ("where", ctypes.c_int), ("ordinal", ctypes.c_int)),
-        *(("security", ctypes.c_void_p), ("reserved", ctypes.c_ubyte * 64)),
-    )
 
 
 @dataclass(frozen=True)
@@ -62,7 +52,7 @@ class Gpu:
 
     def __init__(self, ordinal: int) -> None:
         self.ordinal = ordinal
-        self._pool = 0
+        self._pool: Pool | None = None
         self.stream = 0
         self._held: deque[tuple[int, Any]] = deque()
         self._lock = threading.RLock()  # what is let go may ask the GPU for more
@@ -101,7 +91,7 @@ class Gpu:
         if before != self.ordinal:
             hip.call("hipSetDevice", self.ordinal)
         try:
-            if not self._pool:
+            if self._pool is None:
                 self._begin()
             yield
         finally:
@@ -111,40 +101,46 @@ class Gpu:
     def _begin(self) -> None:
         """Stream and pool; they last as long as the process."""
         with self._lock:
-            if self._pool:
-                return
-            if not self.attribute(MEMORY_POOLS):
-                raise DeviceUnavailableError(f"{self} has no memory pools under this driver; kernels need them: update ROCm")
-            stream = hip.handle("hipStreamCreateWithFlags", _NON_BLOCKING)
-            wanted = _PoolProps(kind=_PINNED, where=_ON_DEVICE, ordinal=self.ordinal)
-            pool = hip.handle("hipMemPoolCreate", ctypes.byref(wanted))
-            hip.call("hipMemPoolSetAttribute", pool, _RELEASE_THRESHOLD, ctypes.byref(ctypes.c_uint64(_KEEP)))
-            self.stream, self._pool = stream, pool
+            if self._pool is None:
+                self.stream = hip.handle("hipStreamCreateWithFlags", _NON_BLOCKING)
+                self._pool = Pool(frozenset({self.stream, hip.DEFAULT_STREAM}))
 
     # --- memory: the GPU is the thread's ----------------------------------------------------------------------------------
 
+    @property
+    def pool(self) -> Pool:
+        """Its memory."""
+        assert self._pool is not None, "the GPU is the thread's"
+        return self._pool
+
     def allocate(self, size: int, stream: int) -> int:
         """The address of new memory (bytes), which work on the stream may use from now on; aligned to 256 bytes."""
+        if stream not in (self.stream, hip.DEFAULT_STREAM) and _is_captured(stream):
+            raise LaunchError("a graph that is captured cannot hold the kernel's memory: call it outside, or give out=")
         try:
-            return self._from_pool(size, stream)
+            return self.pool.take(size, stream)
         except StatusError as error:
             if error.status != hip.OUT_OF_MEMORY:
                 raise error.told() from error
-        try:  # once more, without what the pool keeps for later
-            hip.tried("hipDeviceSynchronize")
-            hip.tried("hipMemPoolTrimTo", self._pool, 0)
-            return self._from_pool(size, stream)
+        try:  # once more, without what is kept for later
+            self.wait()
+            self.pool.trim()
+            return self.pool.take(size, stream)
         except StatusError as error:
             raise error.told(f"{size} bytes wanted on {self}") from error
 
-    def _from_pool(self, size: int, stream: int) -> int:
-        found = ctypes.c_void_p(0)
-        hip.tried("hipMallocFromPoolAsync", ctypes.byref(found), max(size, 1), self._pool, stream)
-        return found.value or 0
-
     def free(self, address: int, stream: int) -> None:
         """Give memory back once the work that is on the stream now is done."""
-        hip.call("hipFreeAsync", address, stream)
+        self.pool.give(address, stream)
+
+    def reclaim(self, address: int, streams: Collection[int]) -> None:
+        """Give memory back once the work that is on these streams now is done; where it is one, for work that is to come there."""
+        last, *others = streams
+        if others:
+            last = self.stream
+            for stream in sorted(streams):
+                self.order(stream, last)
+        self.free(address, last)
 
     @contextmanager
     def room(self, size: int, stream: int) -> Iterator[int]:
@@ -176,7 +172,7 @@ class Gpu:
         """Later work on one stream waits for what is on the other now."""
         if first == then:
             return
-        event = self._marked(first)
+        event = marked(first)
         try:
             hip.call("hipStreamWaitEvent", then, event, 0)
         finally:
@@ -185,8 +181,8 @@ class Gpu:
     def hold(self, stream: int, things: Any) -> None:
         """Keep things until the work that is on the stream now is done, and let go of what was kept and is done."""
         with self._lock:
-            self._held.append((self._marked(stream), things))
-            while self._held and _done(self._held[0][0]):
+            self._held.append((marked(stream), things))
+            while self._held and reached(self._held[0][0]):
                 event, _ = self._held.popleft()
                 hip.call("hipEventDestroy", event)
 
@@ -202,20 +198,12 @@ class Gpu:
                 event, _ = self._held.popleft()
                 hip.call("hipEventDestroy", event)
 
-    def _marked(self, stream: int) -> int:
-        event = hip.handle("hipEventCreateWithFlags", _NO_TIMES)
-        hip.call("hipEventRecord", event, stream)
-        return event
 
-
-def _done(event: int) -> bool:
-    try:
-        hip.tried("hipEventQuery", event)
-    except StatusError as error:
-        if error.status != hip.NOT_READY:
-            raise error.told() from error
-        return False
-    return True
+def _is_captured(stream: int) -> bool:
+    """True where what is enqueued goes to a graph."""
+    status = ctypes.c_int(0)
+    hip.call("hipStreamIsCapturing", stream, ctypes.byref(status))
+    return status.value != 0
 
 
 @cache

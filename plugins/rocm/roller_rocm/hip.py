@@ -20,7 +20,7 @@ from roller.plugin import DeviceUnavailableError, KernelError, LaunchError
 LIBRARY = "ROLLER_ROCM_LIBRARY"  # names the library, by its path
 NAMES = ("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so")
 ROOT = Path("/", "opt", "rocm")  # where ROCm installs itself
-OLDEST = 50_200_000  # as `hipRuntimeGetVersion` counts: memory in the order of streams came with 5.2
+OLDEST = 50_200_000  # as `hipRuntimeGetVersion` counts: the oldest whose headers what stands here was compared with
 DEFAULT_STREAM = 0  # the stream that everything waits for
 SUCCESS = "hipSuccess"
 OUT_OF_MEMORY = "hipErrorOutOfMemory"
@@ -61,17 +61,13 @@ _PROTOTYPES: Mapping[str, str] = {  # a letter an argument: pointers and handles
     "hipStreamCreateWithFlags": "pu",
     "hipStreamSynchronize": "p",
     "hipStreamWaitEvent": "ppu",
+    "hipStreamIsCapturing": "pp",
     "hipEventCreateWithFlags": "pu",
     "hipEventRecord": "pp",
     "hipEventQuery": "p",
     "hipEventDestroy": "p",
     "hipMalloc": "pz",
     "hipFree": "p",
-    "hipMemPoolCreate": "pp",
-    "hipMemPoolSetAttribute": "pip",
-    "hipMemPoolTrimTo": "pz",
-    "hipMallocFromPoolAsync": "pzpp",
-    "hipFreeAsync": "pp",
     "hipMemcpyHtoD": "ppz",
     "hipMemcpyHtoDAsync": "ppzp",
     "hipMemcpyDtoHAsync": "ppzp",
