@@ -26,7 +26,7 @@ Kind = Literal["numpy", "torch", "jax"]
 ALIGNMENT = 64  # bytes; kernels load and store whole vectors without looking
 ALIASING = 4096  # bytes; a load whose address agrees with an earlier store's modulo this waits for it, for nothing
 STAGGER = 23 * ALIGNMENT  # from one array's start to the next one's, modulo ALIASING: of six in a row no two are near
-_CPU = 1  # DLPack's kDLCPU
+_HOST = (1, 11)  # DLPack's kDLCPU and kDLROCMHost, pinned
 _made = itertools.count()
 
 _word: Callable[[int], Any] = ctypes.c_size_t.from_address
@@ -128,7 +128,7 @@ def view(value: Any, name: str) -> tuple[Array, Kind]:
         if library in ("jax", "jaxlib") and hasattr(value, "devices"):
             return _jax_view(value, name), "jax"
         if hasattr(value, "__dlpack_device__") and library != "numpy":  # a masked array would lose its mask
-            _on_cpu(name, int(value.__dlpack_device__()[0]) == _CPU, f"DLPack device {value.__dlpack_device__()}")
+            _on_cpu(name, int(value.__dlpack_device__()[0]) in _HOST, f"DLPack device {value.__dlpack_device__()}")
             return np.from_dlpack(value), "numpy"
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, LaunchError):

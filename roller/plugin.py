@@ -4,6 +4,7 @@ from roller.align import Multiple
 from roller.arrays import ALIGNMENT, Wanted, address, aligned_empty, numpy_dtype, ready
 from roller.banks import PanelRows, staged_rows
 from roller.catalog import builtin_dir, dump_spec, find_spec, list_specs, load_spec, spec_from_dict
+from roller.dlpack import borrow, lend
 from roller.errors import (
     CodegenError,
     ConstructionError,
@@ -16,6 +17,7 @@ from roller.errors import (
 )
 from roller.estimate import Estimate
 from roller.expr import ELEMENT_BYTES, FLOATS, Axis, Stage, Tensor, TensorExpr
+from roller.foreign import Block, Foreign, Taken
 from roller.hardware import STORED_AS, Banks, ComputeAtom, HardwareSpec, MemoryLevel, SchedulableUnit
 from roller.hookspecs import API_VERSION, hookimpl
 from roller.host_compiler import host_compiler
@@ -26,6 +28,7 @@ from roller.nest import Access, Dim, Nest, Tile
 from roller.nest import variants as nests
 from roller.program import Loop, RProgram, StageProgram, Staging, copy_depth, staged_touches
 from roller.rates import CostParameters
+from roller.resident import GpuRunner
 from roller.scalar import (
     Accumulator,
     Affine,
@@ -54,6 +57,7 @@ __all__ = [
     "Axis",
     "Banks",
     "Binary",
+    "Block",
     "BuildOptions",
     "Cast",
     "CodegenError",
@@ -66,6 +70,8 @@ __all__ = [
     "Dim",
     "Estimate",
     "ExpressionError",
+    "Foreign",
+    "GpuRunner",
     "HardwareSpec",
     "KernelError",
     "KernelSource",
@@ -88,6 +94,7 @@ __all__ = [
     "Stage",
     "StageProgram",
     "Staging",
+    "Taken",
     "Tensor",
     "TensorExpr",
     "Tile",
@@ -95,6 +102,7 @@ __all__ = [
     "Wanted",
     "address",
     "aligned_empty",
+    "borrow",
     "builtin_dir",
     "copy_depth",
     "dump_spec",
@@ -103,6 +111,7 @@ __all__ = [
     "find_spec",
     "hookimpl",
     "host_compiler",
+    "lend",
     "list_specs",
     "load_spec",
     "narrowed",

@@ -52,3 +52,13 @@ def gpus() -> Iterator[Any]:
     made = Gpus()
     yield made
     assert not made.gone()
+
+
+@pytest.fixture
+def amd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Two GPUs like an MI50; afterwards nothing wrong was asked of the runtime, nothing is left there, and there is no GPU."""
+    from fake_hip import AmdGpus
+
+    made = AmdGpus(monkeypatch)
+    yield made
+    assert not made.gone()

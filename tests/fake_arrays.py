@@ -54,7 +54,7 @@ class Array:
         )
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, self.number
+        return self.gpus.dlpack_device, self.number
 
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
         self.streams.append(stream)
@@ -62,7 +62,9 @@ class Array:
         shape = (ctypes.c_int64 * max(rank, 1))(*self.shape)
         strides = None if self.strides is None else (ctypes.c_int64 * rank)(*self.strides)
         code = _CODES[self.dtype.name]
-        tensor = _DLTensor(self.address, 2, self.number, rank, code, 8 * self.dtype.itemsize, 1, shape, strides, 0)
+        tensor = _DLTensor(
+            self.address, self.gpus.dlpack_device, self.number, rank, code, 8 * self.dtype.itemsize, 1, shape, strides, 0
+        )
         held: list[Any] = []
 
         def release(_: int) -> None:

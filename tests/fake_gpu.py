@@ -93,6 +93,8 @@ def _emulating(library: ctypes.CDLL, name: str) -> Run:
 class Gpus:
     """Two GPUs like the chip of a spec. `streams`: handles made for tests, two a GPU."""
 
+    dlpack_device = 2  # kDLCUDA
+
     def __init__(self, count: int = 2, chip: str = "cuda:a100") -> None:
         self._lib = _library()
         self._runs: dict[str, Run] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -127,6 +127,12 @@ class Gpu:
         """Give memory back once the work that is on the stream now is done."""
         driver.call("cuMemFreeAsync", address, stream)
 
+    def reclaim(self, address: int, streams: Collection[int]) -> None:
+        """Give memory back once the work that is on these streams now is done."""
+        for stream in sorted(streams):
+            self.order(stream, self.stream)
+        self.free(address, self.stream)
+
     @contextmanager
     def room(self, size: int, stream: int) -> Iterator[int]:
         """Memory for what is enqueued inside; 0 where no bytes are wanted."""
@@ -138,6 +144,18 @@ class Gpu:
             yield address
         finally:
             self.free(address, stream)
+
+    def bring(self, to: int, source: int, size: int, stream: int) -> None:
+        """Enqueue a copy from host memory (bytes)."""
+        driver.call("cuMemcpyHtoDAsync", to, source, size, stream)
+
+    def fetch(self, to: int, source: int, size: int, stream: int) -> None:
+        """Enqueue a copy to host memory."""
+        driver.call("cuMemcpyDtoHAsync", to, source, size, stream)
+
+    def move(self, to: int, source: int, size: int, stream: int) -> None:
+        """Enqueue a copy within the GPU's memory."""
+        driver.call("cuMemcpyDtoDAsync", to, source, size, stream)
 
     # --- order ------------------------------------------------------------------------------------------------------------
 
@@ -159,6 +177,10 @@ class Gpu:
             while self._held and _done(self._held[0][0]):
                 event, _ = self._held.popleft()
                 driver.call("cuEventDestroy", event)
+
+    def finish(self, stream: int) -> None:
+        """Wait for what is on the stream."""
+        driver.call("cuStreamSynchronize", stream)
 
     def wait(self) -> None:
         """Until all work on the GPU is done."""

@@ -1,8 +1,10 @@
-; What kernels call. Fences name local memory alone, so that loads from global memory stay under way across a barrier.
+; What kernels call. Fences name local memory alone, so that loads from global memory stay under way across a barrier. LLVM may drop
+; the wait that a fence stands for (at the start of a loop for what its last round wrote): the one before the barrier it does not touch.
 target triple = "amdgcn-amd-amdhsa-hcc"
 
 define linkonce_odr hidden i32 @roller_barrier() #0 {
   fence syncscope("workgroup") release, !mmra !0
+  call void asm sideeffect "s_waitcnt lgkmcnt(0)", ""()
   call void @llvm.amdgcn.s.barrier()
   fence syncscope("workgroup") acquire, !mmra !0
   ret i32 0

@@ -1,8 +1,8 @@
 """The launch description of an artifact, as the GPU and the emulator read it.
 
-`kernels`, in order: name, names of arrays in the order of the arguments, blocks, threads, bytes of local memory. `workspaces`:
-arrays between kernels. `inputs`, `output`: names; `tensors`: shapes and types of the inputs. `assembly`: what the code object says;
-`arch`: what it is for.
+`kernels`, in order: name, names of arrays in the order of the arguments, blocks (workgroups), threads (lanes of each), bytes of
+local memory that the kernel declares. `workspaces`: arrays between kernels. `inputs`, `output`: names; `tensors`: shapes and types
+of the inputs. `assembly`: the machine code as text; `arch`: the processor that the code object is for.
 """
 
 from __future__ import annotations
