@@ -11,8 +11,9 @@ from roller.plugin import CodegenError, HardwareSpec, KernelSource, RProgram
 from roller.schedule import grid
 from roller.schedule.machine import Machine
 from roller.schedule.tir import IN_KERNEL
-from roller_rocm import isolated, lowering, matrix_cores
+from roller_rocm import isolated, lowering, matrix_cores, occupancy, prediction
 
+PLACE = 2  # registers of an address
 MOST_BODY = 256  # multiply-adds of a lane one after another: LLVM reads ahead for all of them at once
 
 
@@ -44,9 +45,12 @@ def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
         wanted, room = grid.shared_bytes(stage, machine(spec)), spec.levels[stage.levels[0]].usable_bytes
         if wanted > room:
             return "local memory", f"{name!r} takes {wanted} bytes of a workgroup's local memory, there are {room}"
+        registers, most = prediction.wanted_registers(spec, stage, machine(spec)), occupancy.most_registers(spec)
+        if registers > most:
+            return "registers", f"a lane of {name!r} takes about {registers} registers, it may have {most}"
     return None
 
 
 def machine(spec: HardwareSpec) -> Machine:
     """What kernels for the chip may use."""
-    return Machine(spec.unit.lane_group, matrix_cores.UNITS, shared_scope=IN_KERNEL, views=False, most_body=MOST_BODY)
+    return Machine(spec.unit.lane_group, matrix_cores.UNITS, shared_scope=IN_KERNEL, views=False, most_body=MOST_BODY, place_registers=PLACE)

@@ -16,11 +16,11 @@ import tvm_ffi
 from tvm import tirx
 from tvm.tirx.op import register_intrin_lowering
 
-from roller.plugin import HardwareSpec, RProgram, StageProgram
+from roller.plugin import HardwareSpec, RProgram
 from roller.schedule import grid
 from roller.schedule.stage import GridKernel
 from roller.schedule.tir import argument
-from roller_rocm import codegen, matrix_cores, module, toolchain
+from roller_rocm import codegen, matrix_cores, module, occupancy, prediction, toolchain
 from roller_rocm.unrolling import unrolled
 
 HELPERS = Path(__file__).parent / "helpers.ll"
@@ -35,9 +35,11 @@ def lowered(spec: HardwareSpec, program: RProgram) -> tuple[str, list[dict[str, 
     buffers = {t.name: argument(t.name, t.elements, t.dtype) for t in (*program.expr.inputs, program.expr.output)}
     kernels, spaces = grid.lower(program, buffers, codegen.machine(spec))
     atoms = [stage.atom.name for stage in program.stages if stage.atom.kind == "matrix"]
-    text = module.settled(_compiled(spec, kernels, atoms), spec, kernels) if kernels else ""
+    promised = {k.name: _promised(spec, program, k) for k in kernels if k.stage is not None}
+    waves = {name: waves for name, (_, waves) in promised.items()}
+    text = module.settled(_compiled(spec, kernels, atoms), spec, kernels, waves) if kernels else ""
     orders = module.orders(text)
-    described = [_described(kernel, orders, program) for kernel in kernels]
+    described = [_described(kernel, orders, program, promised.get(kernel.name)) for kernel in kernels]
     return text, described, [{"name": s.name, "elements": s.elements, "dtype": s.dtype} for s in spaces]
 
 
@@ -64,17 +66,28 @@ def target(spec: HardwareSpec) -> Any:
     return tvm.target.Target(wanted, host="llvm")
 
 
-def _described(kernel: GridKernel, orders: dict[str, list[str]], program: RProgram) -> dict[str, Any]:
+def _promised(spec: HardwareSpec, program: RProgram, kernel: GridKernel) -> tuple[int, int]:
+    """The registers that a lane is predicted to take, and the waves that a SIMD then has room for."""
+    assert kernel.stage is not None, "of a kernel that computes a stage"
+    registers = prediction.wanted_registers(spec, program.stages[kernel.stage], codegen.machine(spec))
+    return registers, occupancy.promised_waves(spec, registers, kernel.threads, kernel.shared_bytes)
+
+
+def _described(
+    kernel: GridKernel, orders: dict[str, list[str]], program: RProgram, promised: tuple[int, int] | None
+) -> dict[str, Any]:
     name = f"{kernel.name}_kernel"
-    stage: StageProgram | None = None if kernel.stage is None else program.stages[kernel.stage]
-    return {
+    found = {
         "name": name,
         "arguments": orders[name],
         "blocks": kernel.blocks,
         "threads": kernel.threads,
         "shared_bytes": kernel.shared_bytes,
-        **({} if stage is None else {"stage": stage.nest.stage.name}),
     }
+    if kernel.stage is not None and promised is not None:
+        found["stage"] = program.stages[kernel.stage].nest.stage.name
+        found["predicted_registers"], found["predicted_waves"] = promised
+    return found
 
 
 # --- what TVM asks for ------------------------------------------------------------------------------------------------

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from roller.plugin import HardwareSpec
 from roller.schedule.stage import GridKernel
 
+OWN = 1000  # the first number of attributes that are not TVM's
 TRIPLE = "amdgcn-amd-amdhsa-hcc"
 _BLOCK = re.compile(r"^define .*?^}\n", re.MULTILINE | re.DOTALL)
 _NAME = re.compile(r"@([\w.$]+)\(")
@@ -20,10 +21,25 @@ def orders(text: str) -> dict[str, list[str]]:
     return {name: re.findall(r"%([\w.]+)(?:,|$)", taken) for name, taken in _KERNEL.findall(text)}
 
 
-def settled(text: str, spec: HardwareSpec, kernels: Sequence[GridKernel]) -> str:
-    """The text as it is compiled."""
+def settled(text: str, spec: HardwareSpec, kernels: Sequence[GridKernel], waves: Mapping[str, int]) -> str:
+    """The text as it is compiled; `waves`: for each kernel how many of a SIMD should fit at a time."""
     text = _without_strays(_stable(text))
+    for number, kernel in enumerate(kernels):
+        text = _promised(text, f"{kernel.name}_kernel", OWN + number, kernel.threads, waves.get(kernel.name))
     return _targeted(text, str(spec.options["arch"]))
+
+
+def _promised(text: str, name: str, number: int, threads: int, waves: int | None) -> str:
+    """A kernel with attributes of its own: the size of its workgroup, and how many waves its registers should leave room for."""
+    found = re.search(rf"^define .*amdgpu_kernel void @{name}\(.*\).* #(\d+) ", text, re.MULTILINE)
+    assert found is not None, f"the text has no kernel {name!r}"
+    start, end = found.span(1)
+    shared = re.search(rf"^attributes #{found.group(1)} = \{{ (.*) \}}$", text, re.MULTILINE)
+    assert shared is not None, "a kernel has attributes"
+    said = re.sub(r'"amdgpu-flat-work-group-size"="[^"]*" ?|"uniform-work-group-size"="[^"]*" ?', "", shared.group(1)).rstrip()
+    own = [f'"amdgpu-flat-work-group-size"="{threads},{threads}"', '"uniform-work-group-size"="true"']
+    own += [] if waves is None else [f'"amdgpu-waves-per-eu"="{waves},{waves}"']
+    return f"{text[:start]}{number}{text[end:]}\nattributes #{number} = {{ {said} {' '.join(own)} }}\n"
 
 
 def _stable(text: str) -> str:
