@@ -53,4 +53,6 @@ def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
 
 def machine(spec: HardwareSpec) -> Machine:
     """What kernels for the chip may use."""
-    return Machine(spec.unit.lane_group, matrix_cores.UNITS, shared_scope=IN_KERNEL, views=False, most_body=MOST_BODY, place_registers=PLACE)
+    return Machine(
+        spec.unit.lane_group, matrix_cores.UNITS, shared_scope=IN_KERNEL, views=False, most_body=MOST_BODY, place_registers=PLACE
+    )

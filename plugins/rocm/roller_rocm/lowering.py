@@ -24,8 +24,8 @@ from roller_rocm import codegen, matrix_cores, module, occupancy, prediction, to
 from roller_rocm.unrolling import unrolled
 
 HELPERS = Path(__file__).parent / "helpers.ll"
-# Passes that add barriers where they cannot see that there are enough; and that share storage, by names whose memory TVM's LLVM backend
-# takes for global memory.
+# Passes that add barriers where they cannot see that there are enough; and that share storage, by names whose memory TVM's LLVM
+# backend takes for global memory.
 SKIPPED = ["s_tir.ThreadSync", "s_tir.CompactBufferAllocation", "tirx.StorageRewrite"]
 OURS = 99  # above TVM's own rules
 
@@ -45,7 +45,8 @@ def lowered(spec: HardwareSpec, program: RProgram) -> tuple[str, list[dict[str, 
 
 def _compiled(spec: HardwareSpec, kernels: list[GridKernel], atoms: list[str]) -> str:
     functions = {
-        k.name: tirx.PrimFunc(list(k.arguments), unrolled(k.body)).with_attr({"global_symbol": k.name, "tirx.noalias": True}) for k in kernels
+        k.name: tirx.PrimFunc(list(k.arguments), unrolled(k.body)).with_attr({"global_symbol": k.name, "tirx.noalias": True})
+        for k in kernels
     }
     _supplied()
     _Linked.text = HELPERS.read_text(encoding="utf-8") + matrix_cores.helpers(atoms)

@@ -1,17 +1,18 @@
 """Registers of a lane, predicted before LLVM says.
 
-Beside its accumulators a lane needs registers for all values of its operands that it has read at a time (LLVM reads a step's together),
-for what it carries from step to step, each with the place in the array, and for numbers and counters. Where lanes share a reduction
+Beside its accumulators a lane needs registers for all values of its operands that it reads for a step (LLVM reads them together), for
+what it carries from step to step, each with the place in the array, and for numbers and counters. Where lanes share a reduction
 inside a wave, what they exchange is there beside what they have. LLVM is told how many waves that leaves room for, and keeps to it.
 """
 
 from __future__ import annotations
 
 import math
+from typing import cast
 
 from roller.plugin import ELEMENT_BYTES, HardwareSpec, StageProgram
 from roller.schedule import matrix
-from roller.schedule.machine import Machine
+from roller.schedule.machine import Machine, MatrixUnit
 from roller.schedule.stage import registers_ahead
 from roller.schedule.threads import Block
 from roller_rocm.occupancy import REGISTER_BYTES
@@ -37,7 +38,7 @@ def _operands(program: StageProgram, block: Block) -> int:
         touched = [d for d, t in enumerate(nest.factor_touches(factor)) if t]
         if isinstance(block, matrix.GroupBlock):
             atoms = [program.inner[d] // (block.extent(block.roles[d]) if d in block.roles else 1) for d in touched]
-            words = block.unit.registers["m"]  # as many for either operand of every unit here
+            words = cast("MatrixUnit", block.unit).registers["m"]  # as many for either operand of every unit here
             found += math.prod([n for d, n in zip(touched, atoms, strict=True) if d in nest.spatial]) * words
         else:
             sizes = [ELEMENT_BYTES[a.tensor.dtype] for a in nest.inputs if a.factor == factor]
