@@ -48,10 +48,8 @@ def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
             return "local memory", f"{name!r} takes {wanted} bytes of a workgroup's local memory, there are {room}"
         registers, most = prediction.wanted_registers(spec, stage, machine(spec)), occupancy.most_registers(spec)
         if registers > most - SPARE:
-            return (
-                "registers",
-                f"a lane of {name!r} takes about {registers} registers, it may have {most}, less {SPARE} to move values",
-            )
+            said = f"a lane of {name!r} takes about {registers} registers, it may have {most}, of them {SPARE} to move values"
+            return "registers", said
     return None
 
 

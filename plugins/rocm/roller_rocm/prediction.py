@@ -1,7 +1,7 @@
 """Registers of a lane, predicted before LLVM says.
 
-Beside its accumulators a lane needs registers for all values of its operands that it reads for a step (LLVM reads them together), for
-what it carries from step to step, each with the place in the array, and for numbers and counters. Where lanes share a reduction
+Beside its accumulators a lane needs registers for all values of its operands that it reads for a step, as LLVM reads them together;
+for what it carries from step to step, each with the place in the array, and for numbers and counters. Where lanes share a reduction
 inside a wave, what they exchange is there beside what they have. LLVM is told how many waves that leaves room for, and keeps to it.
 """
 
