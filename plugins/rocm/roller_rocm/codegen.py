@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from roller.plugin import CodegenError, HardwareSpec, KernelSource, RProgram
-from roller.schedule import grid
+from roller.schedule import grid, matrix
 from roller.schedule.machine import Machine
 from roller.schedule.tir import IN_KERNEL
-from roller_rocm import isolated, lowering, matrix_cores, occupancy, prediction
+from roller_rocm import isolated, lowering, matrix_cores, occupancy, prediction, toolchain
 
 SPARE = 16  # registers that LLVM needs free, or it stores some in memory
 PLACE = 2  # registers of an address
@@ -23,6 +23,9 @@ def generate(spec: HardwareSpec, program: RProgram) -> KernelSource:
     broken = refusal(spec, program)
     if broken is not None:
         raise CodegenError(broken[1])
+    arch = str(spec.options.get("arch", ""))
+    if not toolchain.ARCH.fullmatch(arch):
+        raise CodegenError(f"{spec.device}:{spec.chip}: options.arch says {arch!r}, not an architecture such as gfx942")
     expr = program.expr
     text, kernels, spaces = isolated.run(lowering.lowered, spec, program)
     launch: dict[str, Any] = {
@@ -43,6 +46,9 @@ def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
         return broken
     for stage in program.stages:
         name = stage.nest.stage.name
+        threads, lanes = matrix.block_of(stage, machine(spec)).threads, most_lanes(spec)
+        if threads > lanes:
+            return "lanes", f"{name!r} takes {threads} lanes, a workgroup may have {lanes}"
         wanted, room = grid.shared_bytes(stage, machine(spec)), spec.levels[stage.levels[0]].usable_bytes
         if wanted > room:
             return "local memory", f"{name!r} takes {wanted} bytes of a workgroup's local memory, there are {room}"
@@ -51,6 +57,11 @@ def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
             said = f"a lane of {name!r} takes about {registers} registers, it may have {most}, of them {SPARE} to move values"
             return "registers", said
     return None
+
+
+def most_lanes(spec: HardwareSpec) -> int:
+    """Lanes of a workgroup, what the toolchain was told of them too."""
+    return min(spec.unit.lanes_max, int(spec.options.get("flat_workgroup_max", spec.unit.lanes_max)))
 
 
 def machine(spec: HardwareSpec) -> Machine:
