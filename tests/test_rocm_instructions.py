@@ -89,6 +89,10 @@ WHOLE = {
             np.uint32
         )
     ),
+    "v_sub_u32_e64 v40, v10, v11 clamp": lambda a, b, c: np.where(a > b, a - b, 0),
+    "v_add_i16 v40, v10, v11 clamp": lambda a, b, c: (
+        np.clip(a.astype(np.int16).astype(np.int32) + b.astype(np.int16), -32768, 32767) & 0xFFFF
+    ),
     "v_bfrev_b32_e32 v40, v10": lambda a, b, c: np.array([int(f"{x:032b}"[::-1], 2) for x in a.tolist()], np.uint32),
 }
 
