@@ -78,7 +78,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
     "no barriers": (everywhere(BARRIER, ""), "fault: depend on the order"),
     "no waits for local memory": (everywhere(r"lgkmcnt\(\d+\)", "lgkmcnt(15)"), "fault: before its load|under way"),
     "no wait before a barrier": (
-        replaced(r"lgkmcnt\(0\)\n(?=(?:\t(?!ds_|s_barrier).*\n)*\ts_barrier)", r"lgkmcnt(15)\n"),
+        everywhere(r"lgkmcnt\(0\)\n(?=(?:\t(?!ds_|s_barrier).*\n)*\ts_barrier)", r"lgkmcnt(15)\n"),
         "fault: under way|before its load",
     ),
     "no waits for global memory": (everywhere(r"vmcnt\(\d+\)", "vmcnt(63)"), "fault: before its load"),
