@@ -91,14 +91,15 @@ def _record(
     instruction: AsmInstruction, labels: Mapping[str, int], opcodes: Callable[[str], int], keeps_high: bool, most: list[int]
 ) -> bytes:
     means = mnemonics.meaning(instruction.name)
-    opcode = opcodes(means.name)
-    if opcode < 0:
-        raise ValueError("the emulator does not know this instruction")
     name = mnemonics.plain(instruction.name)
     jumps = name.startswith(("s_branch", "s_cbranch"))
     given = _parsed("" if jumps or name in _SILENT or means.name == "s_waitcnt" else instruction.operands)
     modifiers, operands = given.modifiers, list(given.operands)
     target = labels[instruction.operands] if jumps else -1
+    saturating = opcodes(f"{name}_clamp") if "clamp" in given.flags else -1  # of whole numbers; others clamp their result
+    opcode = opcodes(means.name) if saturating < 0 else saturating
+    if opcode < 0:
+        raise ValueError("the emulator does not know this instruction")
     if name.startswith("v_cmpx") and len(operands) == 2:
         operands.insert(0, Operand(NOTHING))
     operands = _modified(name, operands, modifiers)
@@ -106,7 +107,7 @@ def _record(
         if operand.kind == VECTOR:
             file = operand.register >= ACCUMULATION
             most[file] = max(most[file], operand.register % ACCUMULATION + operand.words)
-    flags = _flags(instruction, name, given, keeps_high)
+    flags = _flags(instruction, name, given, keeps_high) & (~CLAMP if saturating >= 0 else -1)
     offsets = [int(modifiers.get(key, "0"), 0) * means.scale for key in ("offset0", "offset1")]
     if "offset" in modifiers:
         offsets[0] = int(modifiers["offset"], 0)

@@ -164,8 +164,23 @@ template <class T> void add_small(Table &t, const std::string &type) {
     t["v_pk_mad_" + type] = pairs3<T>([](T a, T b, T c) { return T(u32(a) * u32(b) + u32(c)); });
 }
 
+template <class T> inline T saturated(i64 x) {
+    return static_cast<T>(middle(x, i64(std::numeric_limits<T>::min()), i64(std::numeric_limits<T>::max())));
+}
+template <class T> void add_saturating(Table &t, const std::string &type) {  // with `clamp`
+    t["v_add_" + type + "_clamp"] = alike2<T>([](T a, T b) { return saturated<T>(i64(a) + i64(b)); });
+    t["v_sub_" + type + "_clamp"] = alike2<T>([](T a, T b) { return saturated<T>(i64(a) - i64(b)); });
+    t["v_subrev_" + type + "_clamp"] = alike2<T>([](T a, T b) { return saturated<T>(i64(b) - i64(a)); });
+}
+template <class T> void add_saturating_pairs(Table &t, const std::string &type) {
+    t["v_pk_add_" + type + "_clamp"] = pairs2<T>([](T a, T b, T) { return saturated<T>(i64(a) + i64(b)); });
+    t["v_pk_sub_" + type + "_clamp"] = pairs2<T>([](T a, T b, T) { return saturated<T>(i64(a) - i64(b)); });
+}
+
 inline void add_integers16(Table &t) {
     add_small<u16>(t, "u16"), add_small<i16>(t, "i16");
+    add_saturating<u32>(t, "u32"), add_saturating<i32>(t, "i32"), add_saturating<u16>(t, "u16"), add_saturating<i16>(t, "i16");
+    add_saturating_pairs<u16>(t, "u16"), add_saturating_pairs<i16>(t, "i16");
     t["v_mov_b16"] = alike1<u16>([](u16 a) { return a; });
     t["v_not_b16"] = alike1<u16>([](u16 a) { return u16(~a); });
     t["v_and_b16"] = alike2<u16>([](u16 a, u16 b) { return u16(a & b); });

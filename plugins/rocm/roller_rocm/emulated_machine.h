@@ -121,9 +121,9 @@ inline u8 *place(Machine &m, u64 address, u64 bytes, bool write) {
     const u64 region = address >> REGION_BITS, offset = address & ((u64(1) << REGION_BITS) - 1);
     if (region == 0 || region > m.regions.size()) throw Fault("address " + number(address) + " lies in no array");
     Region &found = m.regions[region - 1];
-    if (offset + bytes > found.size)
-        throw Fault("byte " + std::to_string(offset) + " of argument " + std::to_string(region - 1) + ", which has " + std::to_string(found.size));
-    if (write && !found.writable) throw Fault("a write to argument " + std::to_string(region - 1) + ", which is only read");
+    const std::string name = region == 1 ? "the list of arguments" : "argument " + std::to_string(region - 2);
+    if (offset + bytes > found.size) throw Fault("byte " + std::to_string(offset) + " of " + name + ", which has " + std::to_string(found.size));
+    if (write && !found.writable) throw Fault("a write to " + name + ", which is only read");
     return found.data + offset;
 }
 
