@@ -16,11 +16,11 @@ import tvm_ffi
 from tvm import tirx
 from tvm.tirx.op import register_intrin_lowering
 
-from roller.plugin import HardwareSpec, RProgram
+from roller.plugin import Binary, Cast, HardwareSpec, RProgram, Scalar, Select, StageProgram, Unary
 from roller.schedule import grid
 from roller.schedule.stage import GridKernel
 from roller.schedule.tir import argument
-from roller_rocm import codegen, matrix_cores, module, occupancy, prediction
+from roller_rocm import codegen, doubles, matrix_cores, module, occupancy, prediction, singles, writer
 from roller_rocm.unrolling import unrolled
 
 HELPERS = Path(__file__).parent / "helpers.ll"
@@ -28,6 +28,7 @@ HELPERS = Path(__file__).parent / "helpers.ll"
 # backend takes for global memory.
 SKIPPED = ["s_tir.ThreadSync", "s_tir.CompactBufferAllocation", "tirx.StorageRewrite"]
 ANY_ARCH = "gfx906"  # of the attached chip: every target names its own
+FUNCTIONS = {**doubles.FUNCTIONS, **singles.FUNCTIONS}  # elementary ones of ours
 OURS = 99  # above TVM's own rules
 
 
@@ -36,7 +37,11 @@ def lowered(spec: HardwareSpec, program: RProgram) -> tuple[str, list[dict[str, 
     buffers = {t.name: argument(t.name, t.elements, t.dtype) for t in (*program.expr.inputs, program.expr.output)}
     kernels, spaces = grid.lower(program, buffers, codegen.machine(spec))
     atoms = [stage.atom.name for stage in program.stages if stage.atom.kind == "matrix"]
-    promised = {k.name: _promised(spec, program, k) for k in kernels if k.stage is not None}
+    promised = {
+        k.name: _promised(spec, program, k)
+        for k in kernels
+        if k.stage is not None and not _calls_functions(program.stages[k.stage])
+    }
     waves = {name: waves for name, (_, waves) in promised.items()}
     text = module.settled(_compiled(spec, kernels, atoms), spec, kernels, waves) if kernels else ""
     orders = module.orders(text)
@@ -50,7 +55,7 @@ def _compiled(spec: HardwareSpec, kernels: list[GridKernel], atoms: list[str]) -
         for k in kernels
     }
     _supplied()
-    _Linked.text = HELPERS.read_text(encoding="utf-8") + matrix_cores.helpers(atoms)
+    _Linked.text = HELPERS.read_text(encoding="utf-8") + matrix_cores.helpers(atoms) + _elementary()
     with tvm.transform.PassContext(config={"tirx.disable_assert": True}, disabled_pass=SKIPPED):
         found = tvm.compile(tirx.transform.ConvertSSA()(tvm.IRModule(functions)), target=target(spec))
     return str(found.mod.imports[0].inspect_source("llvm"))
@@ -107,6 +112,55 @@ def _exchanged(call: Any) -> Any:
     return tirx.call_extern(dtype, f"roller_exchange_{dtype}", value, distance)
 
 
+@cache
+def _elementary() -> str:
+    return writer.module(FUNCTIONS)
+
+
+def _function(call: Any) -> Any:
+    """A call of our own function where there is one for the type, of LLVM's otherwise; float16 goes through float32."""
+    op, dtype = call.op.name.removeprefix("tirx."), str(call.ty.dtype)
+    scalar, _, lanes = dtype.partition("x")
+    if scalar == "float16":
+        wide = [a.astype(dtype.replace("16", "32", 1)) for a in call.args]
+        return _function(getattr(tirx, op)(*wide)).astype(dtype)
+    name = f"roller_{op}_{scalar}"
+    if name not in FUNCTIONS:
+        return tirx.call_llvm_pure_intrin(dtype, f"llvm.{op}", *call.args)
+    if not lanes:
+        return tirx.call_pure_extern(dtype, name, *call.args)
+    places = range(int(lanes))
+    each = [tirx.call_pure_extern(scalar, name, *(tirx.Shuffle([a], [i]) for a in call.args)) for i in places]
+    return tirx.Shuffle(each, list(places))
+
+
+def _calls_functions(program: StageProgram) -> bool:
+    """True where a stage calls functions of ours: they are inlined, and no prediction knows their registers."""
+    stage = program.nest.stage
+    return any(_called_in(node) for node in (stage.body, stage.epilogue) if node is not None)
+
+
+def _called_in(node: Scalar) -> bool:
+    match node:
+        case Unary():
+            op = "exp" if node.op == "sigmoid" else node.op
+            return _own(op, node.dtype) or _called_in(node.value)
+        case Binary():
+            return _own(node.op, node.dtype) or _called_in(node.left) or _called_in(node.right)
+        case Select():
+            return any(_called_in(part) for part in (node.condition, node.yes, node.no))
+        case Cast():
+            return _called_in(node.value)
+        case _:
+            return False
+
+
+def _own(op: str, dtype: str) -> bool:
+    """True for operations that are functions of ours; half types go through float32."""
+    wide = "float64" if dtype == "float64" else "float32"
+    return f"roller_{op}_{wide}" in FUNCTIONS or (wide == "float64" and op in FUNCTIONS)
+
+
 class _Linked:
     """What the next kernel is linked with."""
 
@@ -132,3 +186,5 @@ def _supplied() -> None:
     tvm_ffi.register_global_func("tvm_callback_rocm_get_arch", lambda: ANY_ARCH, override=True)
     register_intrin_lowering("tirx.tvm_storage_sync", target="rocm", f=_barrier, level=OURS)
     register_intrin_lowering("tirx.tvm_warp_shuffle_xor", target="rocm", f=_exchanged, level=OURS)
+    for op in ("exp", "log", "sin", "cos", "pow"):
+        register_intrin_lowering(f"tirx.{op}", target="rocm", f=_function, level=OURS)
