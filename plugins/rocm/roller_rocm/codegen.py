@@ -23,9 +23,7 @@ def generate(spec: HardwareSpec, program: RProgram) -> KernelSource:
     broken = refusal(spec, program)
     if broken is not None:
         raise CodegenError(broken[1])
-    arch = str(spec.options.get("arch", ""))
-    if not toolchain.ARCH.fullmatch(arch):
-        raise CodegenError(f"{spec.device}:{spec.chip}: options.arch says {arch!r}, not an architecture such as gfx942")
+    toolchain.architecture(spec)
     expr = program.expr
     text, kernels, spaces = isolated.run(lowering.lowered, spec, program)
     launch: dict[str, Any] = {
@@ -67,5 +65,11 @@ def most_lanes(spec: HardwareSpec) -> int:
 def machine(spec: HardwareSpec) -> Machine:
     """What kernels for the chip may use."""
     return Machine(
-        spec.unit.lane_group, matrix_cores.UNITS, shared_scope=IN_KERNEL, views=False, most_body=MOST_BODY, place_registers=PLACE
+        group=spec.unit.lane_group,
+        units=matrix_cores.UNITS,
+        shared_scope=IN_KERNEL,
+        views=False,
+        most_body=MOST_BODY,
+        place_registers=PLACE,
+        across=True,
     )
