@@ -20,7 +20,7 @@ from roller.plugin import HardwareSpec, RProgram
 from roller.schedule import grid
 from roller.schedule.stage import GridKernel
 from roller.schedule.tir import argument
-from roller_rocm import codegen, matrix_cores, module, occupancy, prediction
+from roller_rocm import codegen, doubles, matrix_cores, module, occupancy, prediction, singles, writer
 from roller_rocm.unrolling import unrolled
 
 HELPERS = Path(__file__).parent / "helpers.ll"
@@ -50,7 +50,7 @@ def _compiled(spec: HardwareSpec, kernels: list[GridKernel], atoms: list[str]) -
         for k in kernels
     }
     _supplied()
-    _Linked.text = HELPERS.read_text(encoding="utf-8") + matrix_cores.helpers(atoms)
+    _Linked.text = HELPERS.read_text(encoding="utf-8") + matrix_cores.helpers(atoms) + _elementary()
     with tvm.transform.PassContext(config={"tirx.disable_assert": True}, disabled_pass=SKIPPED):
         found = tvm.compile(tirx.transform.ConvertSSA()(tvm.IRModule(functions)), target=target(spec))
     return str(found.mod.imports[0].inspect_source("llvm"))
@@ -107,6 +107,28 @@ def _exchanged(call: Any) -> Any:
     return tirx.call_extern(dtype, f"roller_exchange_{dtype}", value, distance)
 
 
+@cache
+def _elementary() -> str:
+    return writer.module({**doubles.FUNCTIONS, **singles.FUNCTIONS})
+
+
+def _function(call: Any) -> Any:
+    """A call of our own function where there is one for the type, of LLVM's otherwise; float16 goes through float32."""
+    op, dtype = call.op.name.removeprefix("tirx."), str(call.ty.dtype)
+    scalar, _, lanes = dtype.partition("x")
+    if scalar == "float16":
+        wide = [a.astype(dtype.replace("16", "32", 1)) for a in call.args]
+        return _function(getattr(tirx, op)(*wide)).astype(dtype)
+    name = f"roller_{op}_{scalar}"
+    if name not in doubles.FUNCTIONS and name not in singles.FUNCTIONS:
+        return tirx.call_llvm_pure_intrin(dtype, f"llvm.{op}", *call.args)
+    if not lanes:
+        return tirx.call_pure_extern(dtype, name, *call.args)
+    places = range(int(lanes))
+    each = [tirx.call_pure_extern(scalar, name, *(tirx.Shuffle([a], [i]) for a in call.args)) for i in places]
+    return tirx.Shuffle(each, list(places))
+
+
 class _Linked:
     """What the next kernel is linked with."""
 
@@ -132,3 +154,5 @@ def _supplied() -> None:
     tvm_ffi.register_global_func("tvm_callback_rocm_get_arch", lambda: ANY_ARCH, override=True)
     register_intrin_lowering("tirx.tvm_storage_sync", target="rocm", f=_barrier, level=OURS)
     register_intrin_lowering("tirx.tvm_warp_shuffle_xor", target="rocm", f=_exchanged, level=OURS)
+    for op in ("exp", "log", "sin", "cos", "pow"):
+        register_intrin_lowering(f"tirx.{op}", target="rocm", f=_function, level=OURS)
