@@ -18,7 +18,7 @@ from tvm.tirx.op import register_intrin_lowering
 
 from roller.plugin import HardwareSpec, RProgram, StageProgram
 from roller.schedule import grid
-from roller.schedule.stage import GridKernel
+from roller.schedule.stage import GridKernel, Workspace
 from roller.schedule.tir import argument
 from roller_rocm import codegen, matrix_cores, module, toolchain
 from roller_rocm.unrolling import unrolled
@@ -35,8 +35,7 @@ def lowered(spec: HardwareSpec, program: RProgram) -> tuple[str, list[dict[str, 
     atoms = [stage.atom.name for stage in program.stages if stage.atom.kind == "matrix"]
     text = module.settled(_compiled(spec, kernels, atoms), spec, kernels) if kernels else ""
     orders = module.orders(text)
-    described = [_described(kernel, orders, program) for kernel in kernels]
-    return text, described, [{"name": s.name, "elements": s.elements, "dtype": s.dtype} for s in spaces]
+    return text, *described(kernels, spaces, orders, program)
 
 
 def _compiled(spec: HardwareSpec, kernels: list[GridKernel], atoms: list[str]) -> str:
@@ -60,6 +59,16 @@ def target(spec: HardwareSpec) -> Any:
         "thread_warp_size": spec.unit.lane_group,
     }
     return tvm.target.Target(wanted, host="llvm")
+
+
+def described(
+    kernels: list[GridKernel], spaces: list[Workspace], orders: dict[str, list[str]], program: RProgram
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The kernels and the arrays between them, as plain values; `orders`: the names of each kernel's arguments, in the order in
+    which its text has them.
+    """
+    arrays = [{"name": s.name, "elements": s.elements, "dtype": s.dtype} for s in spaces]
+    return [_described(kernel, orders, program) for kernel in kernels], arrays
 
 
 def _described(kernel: GridKernel, orders: dict[str, list[str]], program: RProgram) -> dict[str, Any]:
