@@ -147,6 +147,7 @@ void fake_settle() { std::lock_guard<std::recursive_mutex> guard(one_at_a_time);
 // --- the runtime -----------------------------------------------------------------------------------------------------------
 const char *hipGetErrorName(int status) { auto found = NAMES.find(status); return found == NAMES.end() ? "hipErrorTbd" : found->second; }
 int hipRuntimeGetVersion(int *v) { BEGIN(hipRuntimeGetVersion); *v = version; return OK; }
+int hipGetLastError() { BEGIN(hipGetLastError); return OK; }
 int hipInit(unsigned) { BEGIN(hipInit); return devices.empty() ? INVALID_DEVICE : OK; }  // as HIP 5.2 answers where there is none
 int hipGetDeviceCount(int *n) { BEGIN(hipGetDeviceCount); *n = int(devices.size()); return devices.empty() ? NO_DEVICE : OK; }
 int hipGetDevice(int *d) { BEGIN(hipGetDevice); GPU; *d = here; return OK; }

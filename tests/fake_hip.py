@@ -126,19 +126,23 @@ class AmdGpus:
         """Finish all work and take the GPUs away; what was wrong until then, and what nobody gave back."""
         self.settle()
         self._runs.clear()  # they hold kernels
-        gc.collect()
+        if self._left():
+            gc.collect()
+        wrong = [*self._left(), *self.faults]
+        self._lib.fake_reset(0, self._run)
+        forget()
+        return wrong
+
+    def _left(self) -> list[str]:
+        """What nobody gave back, once all work is done and what was kept for later is gone."""
         self.settle()
         for one in [gpu._made(number) for number in range(2)] if hip._Process.ready else []:
             if one._pool is not None:
                 with one.current():
                     one.wait()
                     one.pool.trim()
-        wrong = self.faults
-        left = {"memory": self._lib.fake_live(0) + self._lib.fake_live(1), "modules": self._lib.fake_modules()}
-        wrong += [f"{count} {what} left" for what, count in {**left, "events": self._lib.fake_events()}.items() if count]
-        self._lib.fake_reset(0, self._run)
-        forget()
-        return wrong
+        found = {"pieces of memory": self._lib.fake_live(0) + self._lib.fake_live(1), "modules": self._lib.fake_modules()}
+        return [f"{count} {what} left" for what, count in {**found, "events": self._lib.fake_events()}.items() if count]
 
     def plan(self, built: roller.Kernel, local: int = 0, lanes: int = 1024) -> None:
         """The kernels of an artifact can be launched. `local`, `lanes`: what the runtime says of them."""

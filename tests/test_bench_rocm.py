@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench import paper_fidelity, rocm_paper, rocm_policy, targets
+from bench import paper_fidelity, rocm_origami, rocm_origami_page, rocm_origami_peer, rocm_paper, rocm_policy, targets
 from bench.harness import RESULTS
 from bench.paper_ops import DATA
+from bench.rocm_origami import Mine
 from bench.rocm_policy import MI50, V100, Choice, candidates
 from roller.catalog import find_spec
+from roller.errors import ConstructionError
 
 
 def products() -> dict[str, tuple[int, int, int]]:
@@ -97,3 +101,89 @@ def test_a_prediction_made_now_is_the_one_in_the_report() -> None:
         if operator.device == "MI50" and operator.id in ("M4", "C9"):
             first = candidates(*sizes[operator.id], MI50)[0]
             assert rocm_paper.predicted(operator, first, spec) == pytest.approx(held[operator.id]["predicted_s"], rel=1e-3)
+
+
+# Beside Origami
+
+
+def test_products_are_the_same_every_time_and_of_every_kind() -> None:
+    found = rocm_origami.products()
+    assert found == rocm_origami.products() and len(set(found)) == len(found) >= 50
+    assert all(extent > 0 for product in found for extent in product)
+    assert any(batch > 1 for batch, *_ in found) and any(m % 8 for _, m, *_ in found) and any(m == n == k for _, m, n, k in found)
+
+
+def test_differences_are_named_by_what_can_be_measured() -> None:
+    def side(tile: list[int], split: int = 1, residents: int = 1, waves: float = 1.0) -> dict[str, Any]:
+        return {"tile": tile, "split": split, "residents": residents, "waves": waves}
+
+    product = (1, 4096, 4096, 4096)
+    why = rocm_origami.why
+    assert why(product, side([128, 256, 64]), side([256, 128, 64])) == ["same tile, turned"]
+    assert why(product, side([160, 256, 32], residents=2), side([128, 128, 64], 4, 1, 0.5)) == [
+        "our tile is larger",
+        "our tile is no power of two, all of theirs are",
+        "only they cut the reduction",
+        "their step is deeper",
+        "more of our tiles on a unit",
+        "our last wave is fuller",
+    ]
+    assert why((1, 100, 64, 64), side([100, 64, 64]), side([128, 64, 64])) == ["as large a tile of another form"]  # the whole of it
+
+
+def test_workgroups_of_a_unit_count_with_the_batch() -> None:
+    assert rocm_origami.waves((8, 256, 256, 64), (128, 64, 64), 2, 104) == pytest.approx(8 * 2 * 4 * 2 / 104)
+
+
+def test_the_peer_is_told_how_many_workgroups_have_room() -> None:
+    assert rocm_origami_peer.occupancy([256, 256, 32], 2, 65536) == 1  # 256 registers of results
+    assert rocm_origami_peer.occupancy([128, 128, 64], 2, 65536) == 2  # 32 KiB
+    assert rocm_origami_peer.occupancy([64, 64, 16], 2, 65536) == 4
+    assert rocm_origami_peer.occupancy([256, 256, 256], 4, 65536) == 1  # too large: for it to refuse
+
+
+@pytest.mark.parametrize("product", [(1, 512, 512, 512), (4, 128, 64, 128)])
+def test_our_side_takes_matrix_instructions_and_rates_the_others_tile(product: tuple[int, int, int, int]) -> None:
+    mine = rocm_origami.ours(product, "float16", "mi210")
+    assert "mfma" in mine.about and 0 < mine.seconds < 1e-3
+    assert 0.9 * mine.seconds < rocm_origami.of_tile(product, "float16", "mi210", (64, 64, 64)) < 1e-3
+    with pytest.raises(ConstructionError, match="has no program"):
+        rocm_origami.of_tile(product, "float16", "mi210", (512, 512, 512))
+
+
+def test_a_row_says_what_both_sides_chose() -> None:
+    mine = Mine((64, 64, 64), 1, 2, 2e-5, "compute", "a program")
+    answer = {
+        "tile": [128, 64, 64],
+        "split": 2,
+        "residents": 2,
+        "instruction": [16, 16, 16],
+        "seconds": 1e-5,
+        "seconds_of_other": 1.5e-5,
+    }
+    found = rocm_origami.row((1, 512, 512, 512), "float16", "mi210", mine, answer)
+    assert found["ratio"] == 2.0 and found["ratio_without_launch"] == pytest.approx(1.2) and found["our_tile_by_their_model"] == 1.5
+    assert found["ours"]["waves"] == pytest.approx(64 / 104) and found["theirs"]["waves"] == pytest.approx(64 / 104)
+    asked = rocm_origami.asked("mi300x", [((1, 512, 512, 512), "float16", mine)])
+    assert (asked["arch"], asked["units"], asked["cache_bytes"]) == ("gfx942", 304, 4 << 20)
+    assert asked["products"] == [{"batch": 1, "m": 512, "n": 512, "k": 512, "dtype": "float16", "tile": [64, 64, 64]}]
+    sums = rocm_origami_page.summary([found, found])
+    assert (
+        sums["mi210 float16"]["products"] == 2
+        and sums["mi210 float16"]["differences"]["only they cut the reduction"]["products"] == 2
+    )
+    body = {"command": "c", "date": "d", "versions": {}, "summary": sums, "cases": [found]}
+    assert "nothing ran" in rocm_origami_page.page(body) and "our tile is smaller" in rocm_origami_page.page(body)
+
+
+def test_without_origami_it_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rocm_origami.main(["--peer", sys.executable]) == 2
+    assert "environment of its own" in capsys.readouterr().err
+
+
+def test_the_committed_comparison_is_of_all_products_and_both_chips() -> None:
+    found = json.loads(rocm_origami.FILE.read_text(encoding="utf-8"))
+    assert len(found["cases"]) == len(rocm_origami.products()) * len(rocm_origami.CHIPS) * len(rocm_origami.DTYPES)
+    assert found["summary"].keys() == rocm_origami_page.summary(found["cases"]).keys()
+    assert found["versions"][rocm_origami.PACKAGE]
+    assert rocm_origami.FILE.with_suffix(".md").read_text(encoding="utf-8") == rocm_origami_page.page(found)

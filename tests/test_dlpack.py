@@ -128,3 +128,11 @@ def test_versions_to_come_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_elements_without_a_name() -> None:
     found = borrow(np.zeros(3, np.complex64).__dlpack__())
     assert found.dtype == "unknown"
+
+
+def test_arrays_may_start_behind_their_address() -> None:
+    array = np.arange(6.0)
+    capsule = lend(array.ctypes.data, (4,), "float64", HOST, array)
+    ((made, *_),) = dlpack._lent.values()
+    made.tensor.offset = 16
+    assert borrow(capsule).address == array.ctypes.data + 16

@@ -94,3 +94,12 @@ def test_products_are_right_on_the_attached_chip(amd: AmdGpus) -> None:
     a, b = values(A), values(B, 2)
     result: Any = built(a, b)
     verify.check(built.expr, {"a": a, "b": b}, np.asarray(result))
+
+
+def test_local_memory_is_what_a_workgroup_may_have(amd: AmdGpus) -> None:
+    """On chips where two compute units share twice as much."""
+    spec = load_spec("rocm:mi50")
+    double = {"capacity_bytes": 131072, "tile_max_bytes": 65536}
+    levels = tuple(level.model_copy(update=double) if level.name == "shared" else level for level in spec.levels)
+    amd.become(0, spec, local_bytes=65536)
+    assert chip.chosen(gpu.gpu(0).facts(), [spec.model_copy(update={"levels": levels})]).chip == "mi50"  # without a warning

@@ -186,6 +186,16 @@ def test_what_fails_on_the_way_leaves_nothing_behind(amd: AmdGpus, function: str
     verify.check(run.expr, {"a": a}, run(a))
 
 
+def test_what_failed_is_not_left_for_others_to_find(amd: AmdGpus) -> None:
+    """torch looks for errors after launches of its own, and newer versions keep one until somebody asks."""
+    run = kernel("small", amd).load()
+    amd.fail("hipModuleLaunchKernel", 0, "LaunchOutOfResources")
+    with pytest.raises(LaunchError):
+        run(values(SMALL))
+    calls = amd.calls
+    assert calls[calls.index("hipModuleLaunchKernel") + 1] == "hipGetLastError"
+
+
 @pytest.mark.parametrize("with_out", [False, True])
 def test_arrays_are_kept_for_the_kernels_before_one_that_does_not_start(amd: AmdGpus, with_out: bool) -> None:
     """The first of two kernels waits on the stream: it reads its input after the call has failed."""

@@ -127,8 +127,10 @@ def test_the_text_says_how_it_is_compiled_and_launched_and_is_always_the_same() 
     assert [k["name"] for k in kernels] == re.findall(r"//   (\w+): \d+ blocks", heading)
     for kernel in kernels:
         assert f"//   {kernel['name']}: {kernel['blocks']} blocks of {kernel['threads']} threads\n" in heading
-        taken = re.search(rf"__launch_bounds__\({kernel['threads']}\) {kernel['name']}\((.*?)\) {{", source.text)
+        taken = re.search(rf"__launch_bounds__\({kernel['threads']}\)[^;\n]*? {kernel['name']}\((.*?)\) {{", source.text)
         assert taken is not None
+        waves = kernel.get("predicted_waves")
+        assert waves is None or f"amdgpu_waves_per_eu({waves}, {waves}))) {kernel['name']}(" in source.text
         assert [p.split()[-1].removesuffix("_ptr") for p in taken[1].split(", ")] == list(kernel["arguments"])
     for space in source.launch["workspaces"]:
         assert f"//     {space['name']}: workspace of {space['elements']} float32\n" in heading

@@ -127,6 +127,20 @@ def test_arrays_that_may_not_be_written_can_be_read(amd: AmdGpus) -> None:
     verify.check(run.expr, {"a": a.values()}, out.values())
 
 
+class Plain(Array):
+    """Of a library that knows nothing of DLPack's versions."""
+
+    def __dlpack__(self, *, stream: Any = None) -> Any:
+        return super().__dlpack__(stream=stream)
+
+
+def test_libraries_need_not_know_dlpacks_versions(amd: AmdGpus) -> None:
+    run, a, out = kernel("small", amd), Plain(amd, values(SMALL)), Plain(amd, values(SMALL, 5))
+    run(a, out=out)
+    amd.settle()
+    verify.check(run.expr, {"a": a.values()}, out.values())
+
+
 def test_arrays_in_different_places_are_refused(amd: AmdGpus) -> None:
     run = kernel("product", amd)
     with pytest.raises(LaunchError, match="a in host memory, b on GPU 0"):

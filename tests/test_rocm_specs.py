@@ -8,7 +8,7 @@ import pytest
 
 from roller.catalog import find_spec, lint, list_specs
 from roller.hardware import HardwareSpec
-from roller_rocm import occupancy, toolchain
+from roller_rocm import assembling, assembly, isolated, module, occupancy, toolchain
 
 KIB = 1024
 CHIPS = [entry.chip for entry in list_specs("rocm")]
@@ -192,3 +192,15 @@ def test_dies_of_one_architecture_differ_in_their_units_only() -> None:
     rates = [[(a.name, a.roles, a.flops_per_cycle_per_unit) for a in spec.atoms] for spec in (one, other)]
     assert rates[0] == rates[1]
     assert "one of its two dies" in other.title
+
+
+@pytest.mark.parametrize(("chip", "together"), [("mi210", 64), ("mi300x", 64), ("mi100", 33)])
+def test_the_metadata_counts_registers_together_as_the_file_is_laid_out(chip: str, together: int) -> None:
+    """33 for arithmetic and 28 for accumulation: behind the next multiple of four, or beside them."""
+    spec = find_spec("rocm", chip)
+    clobbering = 'call void asm sideeffect "", "~{v32},~{a27}"()'
+    source = f'target triple = "{module.TRIPLE}"\ndefine amdgpu_kernel void @k() {{\n {clobbering}\n ret void\n}}\n'
+    _, text = isolated.run(assembling.assembled, module.settled(source, spec, ()))
+    facts = assembly.parsed(text).kernels["k"].facts
+    assert (facts["vgpr_count"], facts["agpr_count"]) == (together, 28)
+    assert occupancy.resident_waves(spec, together) == occupancy.resident_waves(spec, 33, 28)

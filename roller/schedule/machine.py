@@ -219,7 +219,7 @@ class Machine:
     `panel_units`: matrix atoms that read panels, for which `producers` fill them; `departures`: None where lanes store all results;
     `shared_scope`: where the size of the memory that a block shares is said; `views`: places in panels are kept in pointers, as
     compilers of the printed text do not find by themselves what addresses have in common; `most_body`: multiply-adds that the
-    steps of a reduction may have between them that stand one after another.
+    steps of a reduction may have between them that stand one after another; `place_registers`: of a place in an array.
     """
 
     group: int
@@ -231,6 +231,7 @@ class Machine:
     shared_scope: str = AT_LAUNCH
     views: bool = True
     most_body: int = 1024
+    place_registers: int = 1
 
     def in_place(self, atom: ComputeAtom) -> bool:
         """True for atoms that read panels."""

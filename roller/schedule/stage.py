@@ -107,7 +107,8 @@ def panels_of(block: Block, machine: Machine) -> list[SharedPanel]:
     fillings = [Filling(block, shared_panel(block, s, None), reader, machine.copies) for s in last]
     carried = [f for f in fillings if f.machine is None]
     accumulators = block.outputs * -(-program.nest.accumulator_bytes // REGISTER_BYTES)
-    ahead = serial and all(s.depth > 1 for s in last) and accumulators + _held(carried) <= MOST_REGISTERS
+    held = _held(carried, machine)
+    ahead = serial and all(s.depth > 1 for s in last) and accumulators + held <= MOST_REGISTERS
     most = 2 if carried else max((s.depth for s in last), default=1)  # what lanes carry is one step ahead, not more
     return [
         shared_panel(block, replace(s, depth=min(s.depth, most)), loop_number)
@@ -122,14 +123,14 @@ def tile_bytes(program: StageProgram, spec: HardwareSpec) -> int:
     return Fit(spec, program.nest, Geometry(program.nest)).inner_bytes(program.inner, program.mapping, program.atom)
 
 
-def _held(carried: Sequence[Filling]) -> int:
+def _held(carried: Sequence[Filling], machine: Machine) -> int:
     """Registers of a lane for what it reads ahead, and for where each of these accesses goes."""
-    return sum(f.trips * (1 + -(-f.width * ELEMENT_BYTES[f.dtype] // REGISTER_BYTES)) for f in carried)
+    return sum(f.trips * (machine.place_registers + -(-f.width * ELEMENT_BYTES[f.dtype] // REGISTER_BYTES)) for f in carried)
 
 
 def registers_ahead(program: StageProgram, machine: Machine) -> int:
     """Registers of a lane for what it carries from step to step."""
-    return _held([f for f in _fillings(program, machine) if f.machine is None and f.panel.ahead is not None])
+    return _held([f for f in _fillings(program, machine) if f.machine is None and f.panel.ahead is not None], machine)
 
 
 def started_copies(program: StageProgram, machine: Machine) -> list[int]:

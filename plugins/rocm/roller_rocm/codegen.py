@@ -12,8 +12,10 @@ from roller.plugin import CodegenError, HardwareSpec, KernelSource, RProgram
 from roller.schedule import grid
 from roller.schedule.machine import Machine, MatrixUnit
 from roller.schedule.tir import IN_KERNEL
-from roller_rocm import isolated, lowering, matrix_cores
+from roller_rocm import isolated, lowering, matrix_cores, occupancy, prediction
 
+SPARE = 16  # registers that LLVM needs free, or it stores some in memory
+PLACE = 2  # registers of an address
 MOST_BODY = 256  # multiply-adds of a lane one after another: LLVM reads ahead for all of them at once
 
 
@@ -49,9 +51,13 @@ def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
         wanted, room = grid.shared_bytes(stage, machine(spec)), spec.levels[stage.levels[0]].usable_bytes
         if wanted > room:
             return "local memory", f"{name!r} takes {wanted} bytes of a workgroup's local memory, there are {room}"
+        registers, most = prediction.wanted_registers(spec, stage, machine(spec)), occupancy.most_registers(spec)
+        if registers > most - SPARE:
+            said = f"a lane of {name!r} takes about {registers} registers, it may have {most}, of them {SPARE} to move values"
+            return "registers", said
     return None
 
 
 def machine(spec: HardwareSpec, units: Mapping[str, MatrixUnit] = matrix_cores.UNITS) -> Machine:
     """What kernels for the chip may use."""
-    return Machine(spec.unit.lane_group, units, shared_scope=IN_KERNEL, views=False, most_body=MOST_BODY)
+    return Machine(spec.unit.lane_group, units, shared_scope=IN_KERNEL, views=False, most_body=MOST_BODY, place_registers=PLACE)

@@ -123,7 +123,6 @@ class Gpu:
             if error.status != hip.OUT_OF_MEMORY:
                 raise error.told() from error
         try:  # once more, without what is kept for later
-            self.wait()
             self.pool.trim()
             return self.pool.take(size, stream)
         except StatusError as error:

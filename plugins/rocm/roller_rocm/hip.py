@@ -49,6 +49,7 @@ _KINDS: Mapping[str, Any] = {"p": ctypes.c_void_p, "z": ctypes.c_size_t, "i": ct
 _PROTOTYPES: Mapping[str, str] = {  # a letter an argument: pointers and handles, sizes, whole numbers with and without a sign
     "hipInit": "u",
     "hipRuntimeGetVersion": "p",
+    "hipGetLastError": "",
     "hipGetDeviceCount": "p",
     "hipGetDevice": "p",
     "hipSetDevice": "i",
@@ -120,6 +121,7 @@ def tried(function: str, *arguments: Any) -> None:
         raise LaunchError(_FORKED)
     status = _function(function)(*arguments)
     if status:
+        _function("hipGetLastError")()  # else whoever asks for the last error next takes ours for its own
         raise StatusError(function, _named(status))
 
 

@@ -56,7 +56,7 @@ WORDS = (
 SCALARS = {"half": "_Float16", "char": "signed char", "uchar": "unsigned char", "ushort": "unsigned short", "uint": "unsigned int"}
 SCALARS |= {"longlong": "long long", "ulonglong": "unsigned long long"}
 LLVM_TYPES = {"half": "_Float16", "float": "float", "double": "double", "i16": "short", "i32": "int", "i64": "long"}
-_KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\((.*?)\)( \{|;\n)', re.DOTALL)
+_KERNEL = re.compile(r'extern "C" __global__ void (?:__[^;{]*\)+ )?(\w+)\((.*?)\)( \{|;\n)', re.DOTALL)
 _LOOP = re.compile(r"^( *)for \(int (\w+) = 0; \w+ < (\d+); \+\+\w+\) \{$")
 _SEVERAL = re.compile(r"\broller_(bfloat16|[a-z]+)([234])\b")
 
@@ -85,9 +85,10 @@ def _lowered(spec: HardwareSpec, program: RProgram) -> tuple[str, list[dict[str,
     buffers = {t.name: argument(t.name, t.elements, t.dtype) for t in (*program.expr.inputs, program.expr.output)}
     units = {name: replace(unit, bits=False) for name, unit in matrix_cores.UNITS.items() if isinstance(unit, WaveUnit)}
     kernels, spaces = grid.lower(program, buffers, codegen.machine(spec, units))
-    printed = _unrolled(_worded(_printed(kernels, spec), kernels)) if kernels else ""
+    promised = lowering.promises(spec, program, kernels)
+    printed = _unrolled(_worded(_printed(kernels, spec), _bounds(kernels, promised))) if kernels else ""
     orders = {name: [p.split()[-1].removesuffix("_ptr") for p in taken.split(", ")] for name, taken, _ in _KERNEL.findall(printed)}
-    return printed, *lowering.described(kernels, spaces, orders, program)
+    return printed, *lowering.described(kernels, spaces, orders, program, promised)
 
 
 def _printed(kernels: Sequence[GridKernel], spec: HardwareSpec) -> str:
@@ -107,13 +108,22 @@ def _printed(kernels: Sequence[GridKernel], spec: HardwareSpec) -> str:
     return str(found.mod.imports[0].inspect_source())
 
 
-def _worded(printed: str, kernels: Sequence[GridKernel]) -> str:
-    """The kernels without what stands before them, in HIP's words; TVM says nothing of a workgroup of one lane."""
-    threads = {f"{kernel.name}_kernel": kernel.threads for kernel in kernels}
+def _bounds(kernels: Sequence[GridKernel], promised: Mapping[str, tuple[int, int]]) -> dict[str, str]:
+    """What the compiler is told of each kernel: its lanes, and how many waves of a SIMD its registers should leave room for."""
+    found = {}
+    for kernel in kernels:
+        _, waves = promised.get(kernel.name, (0, 0))
+        room = f" __attribute__((amdgpu_waves_per_eu({waves}, {waves})))" if waves else ""
+        found[f"{kernel.name}_kernel"] = f"__launch_bounds__({kernel.threads}){room}"
+    return found
+
+
+def _worded(printed: str, bounds: Mapping[str, str]) -> str:
+    """The kernels without what stands before them, in HIP's words."""
 
     def opened(found: re.Match[str]) -> str:
         name, taken, end = found.groups()
-        return f'extern "C" __global__ void __launch_bounds__({threads[name]}) {name}({taken}) {{' if "{" in end else ""
+        return f'extern "C" __global__ void {bounds[name]} {name}({taken}) {{' if "{" in end else ""
 
     worded = _KERNEL.sub(opened, printed[printed.index('extern "C" __global__') :])
     for pattern, word in WORDS:

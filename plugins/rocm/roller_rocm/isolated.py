@@ -24,7 +24,8 @@ def run(function: Callable[..., T], *arguments: Any) -> T:
             words = _SAID.findall(Path(log.name).read_text(encoding="utf-8", errors="replace"))
             return CodegenError(f"LLVM: {words[-1]}" if words else f"LLVM: {reason}")
 
-        return run_isolated(_quietly, log.name, function, arguments, deadline_s=DEADLINE_SECONDS, error=refused)
+        found: T = run_isolated(_quietly, log.name, function, arguments, deadline_s=DEADLINE_SECONDS, error=refused)
+        return found
 
 
 def _quietly(log: str, function: Callable[..., T], arguments: tuple[Any, ...]) -> T:

@@ -7,6 +7,7 @@ call beside themselves (`helpers.ll`); the link is left to `toolchain`, which co
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,17 @@ import tvm_ffi
 from tvm import tirx
 from tvm.tirx.op import register_intrin_lowering
 
-from roller.plugin import HardwareSpec, RProgram, StageProgram
+from roller.plugin import HardwareSpec, RProgram
 from roller.schedule import grid
 from roller.schedule.stage import GridKernel, Workspace
 from roller.schedule.tir import argument
-from roller_rocm import codegen, matrix_cores, module, toolchain
+from roller_rocm import codegen, matrix_cores, module, occupancy, prediction, toolchain
 from roller_rocm.unrolling import unrolled
 
 HELPERS = Path(__file__).parent / "helpers.ll"
-SKIPPED = ["s_tir.ThreadSync"]  # adds barriers where it cannot see that there are enough
+# Passes that add barriers where they cannot see that there are enough; and that share storage, by names whose memory TVM's LLVM
+# backend takes for global memory.
+SKIPPED = ["s_tir.ThreadSync", "s_tir.CompactBufferAllocation", "tirx.StorageRewrite"]
 OURS = 99  # above TVM's own rules
 
 
@@ -33,14 +36,17 @@ def lowered(spec: HardwareSpec, program: RProgram) -> tuple[str, list[dict[str, 
     buffers = {t.name: argument(t.name, t.elements, t.dtype) for t in (*program.expr.inputs, program.expr.output)}
     kernels, spaces = grid.lower(program, buffers, codegen.machine(spec))
     atoms = [stage.atom.name for stage in program.stages if stage.atom.kind == "matrix"]
-    text = module.settled(_compiled(spec, kernels, atoms), spec, kernels) if kernels else ""
+    promised = promises(spec, program, kernels)
+    waves = {name: waves for name, (_, waves) in promised.items()}
+    text = module.settled(_compiled(spec, kernels, atoms), spec, kernels, waves) if kernels else ""
     orders = module.orders(text)
-    return text, *described(kernels, spaces, orders, program)
+    return text, *described(kernels, spaces, orders, program, promised)
 
 
 def _compiled(spec: HardwareSpec, kernels: list[GridKernel], atoms: list[str]) -> str:
     functions = {
-        k.name: tirx.PrimFunc(list(k.arguments), unrolled(k.body)).with_attr({"global_symbol": k.name, "tirx.noalias": True}) for k in kernels
+        k.name: tirx.PrimFunc(list(k.arguments), unrolled(k.body)).with_attr({"global_symbol": k.name, "tirx.noalias": True})
+        for k in kernels
     }
     _supplied()
     _Linked.text = HELPERS.read_text(encoding="utf-8") + matrix_cores.helpers(atoms)
@@ -62,26 +68,47 @@ def target(spec: HardwareSpec) -> Any:
 
 
 def described(
-    kernels: list[GridKernel], spaces: list[Workspace], orders: dict[str, list[str]], program: RProgram
+    kernels: list[GridKernel],
+    spaces: list[Workspace],
+    orders: dict[str, list[str]],
+    program: RProgram,
+    promised: Mapping[str, tuple[int, int]],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The kernels and the arrays between them, as plain values; `orders`: the names of each kernel's arguments, in the order in
-    which its text has them.
+    which its text has them; `promised`: what `promises` says.
     """
     arrays = [{"name": s.name, "elements": s.elements, "dtype": s.dtype} for s in spaces]
-    return [_described(kernel, orders, program) for kernel in kernels], arrays
+    return [_described(kernel, orders, program, promised.get(kernel.name)) for kernel in kernels], arrays
 
 
-def _described(kernel: GridKernel, orders: dict[str, list[str]], program: RProgram) -> dict[str, Any]:
+def promises(spec: HardwareSpec, program: RProgram, kernels: list[GridKernel]) -> dict[str, tuple[int, int]]:
+    """For each kernel that computes a stage: the registers that a lane is predicted to take, and the waves that a SIMD then has room
+    for.
+    """
+    return {k.name: _promised(spec, program, k) for k in kernels if k.stage is not None}
+
+
+def _promised(spec: HardwareSpec, program: RProgram, kernel: GridKernel) -> tuple[int, int]:
+    assert kernel.stage is not None, "of a kernel that computes a stage"
+    registers = prediction.wanted_registers(spec, program.stages[kernel.stage], codegen.machine(spec))
+    return registers, occupancy.promised_waves(spec, registers, kernel.threads, kernel.shared_bytes)
+
+
+def _described(
+    kernel: GridKernel, orders: dict[str, list[str]], program: RProgram, promised: tuple[int, int] | None
+) -> dict[str, Any]:
     name = f"{kernel.name}_kernel"
-    stage: StageProgram | None = None if kernel.stage is None else program.stages[kernel.stage]
-    return {
+    found = {
         "name": name,
         "arguments": orders[name],
         "blocks": kernel.blocks,
         "threads": kernel.threads,
         "shared_bytes": kernel.shared_bytes,
-        **({} if stage is None else {"stage": stage.nest.stage.name}),
     }
+    if kernel.stage is not None and promised is not None:
+        found["stage"] = program.stages[kernel.stage].nest.stage.name
+        found["predicted_registers"], found["predicted_waves"] = promised
+    return found
 
 
 # --- what TVM asks for ------------------------------------------------------------------------------------------------

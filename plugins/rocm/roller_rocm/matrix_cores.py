@@ -22,8 +22,8 @@ WORD_BYTES = 4
 
 @dataclass(frozen=True)
 class Instruction:
-    """One matrix instruction as LLVM knows it. `operand`, `scalar`: LLVM's types of an operand and of one result; `results`: how many
-    a lane has; `pattern`: the call, of operands %a and %b and results %c; `declared`: its arguments' types.
+    """One matrix instruction as LLVM knows it. `operand`, `scalar`: LLVM's types of an operand and of one result; `results`: how
+    many a lane has; `pattern`: the call, of operands %a and %b and results %c; `declared`: its arguments' types.
     """
 
     intrinsic: str
@@ -49,9 +49,9 @@ SIGNED_TYPES = "i1 immarg, {operand}, i1 immarg, {operand}, {result}, i1 immarg"
 
 @dataclass(frozen=True)
 class WaveUnit:
-    """One instruction of a wave. `side`: rows and columns; `depth`: values along the reduction that a lane holds of an operand, all of
-    `element_bytes`; `apart`: how many lanes hold different rows and depths, others hold them again; `places`: rows of a lane's
-    results; `stride`: how far the rows of the next lanes that have the same column lie; `bits`: addresses say of bfloat16 that
+    """One instruction of a wave. `side`: rows and columns; `depth`: values along the reduction that a lane holds of an operand, each
+    of `element_bytes`; `places`: rows of a lane's results; `stride`: how far the rows of the next lanes that have the same column
+    lie; `apart`: how many lanes hold different rows and depths, others hold them again; `bits`: addresses say of bfloat16 that
     words of 16 bits lie there.
     """
 
@@ -210,11 +210,16 @@ def _product(unit: WaveUnit) -> str:
     """One instruction on accumulators that are anywhere in a lane's registers."""
     told = unit.instruction
     places = "".join(f"ptr addrspace(5) %p{n}, " for n in range(told.results))
-    lines = [f"  %a = load {told.operand}, ptr addrspace(5) %first, align 4", f"  %b = load {told.operand}, ptr addrspace(5) %second, align 4"]
+    lines = [
+        f"  %a = load {told.operand}, ptr addrspace(5) %first, align 4",
+        f"  %b = load {told.operand}, ptr addrspace(5) %second, align 4",
+    ]
     for n in range(told.results):
         before = "poison" if n == 0 else f"%c{n - 1}"
         lines.append(f"  %v{n} = load {told.scalar}, ptr addrspace(5) %p{n}")
-        lines.append(f"  %c{'' if n == told.results - 1 else n} = insertelement {told.result} {before}, {told.scalar} %v{n}, i32 {n}")
+        lines.append(
+            f"  %c{'' if n == told.results - 1 else n} = insertelement {told.result} {before}, {told.scalar} %v{n}, i32 {n}"
+        )
     lines.append(f"  %d = call {told.result} @{told.intrinsic}({told.filled(told.pattern)})")
     for n in range(told.results):
         lines.append(f"  %r{n} = extractelement {told.result} %d, i32 {n}")

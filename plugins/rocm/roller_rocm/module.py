@@ -1,14 +1,16 @@
-"""The module's text, as TVM leaves it and as it is compiled: only what kernels need, local memory of known size, exact workgroups."""
+"""The module's text, as TVM leaves it and as it is compiled: only what kernels need, and what each of them promises."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from roller.plugin import HardwareSpec
 from roller.schedule.stage import GridKernel
 
-TRIPLE = "amdgcn-amd-amdhsa-hcc"
+OWN = 1000  # the first number of attributes that are not TVM's
+TRIPLE = "amdgcn-amd-amdhsa"  # TVM's has an environment that ROCm's own code objects do not name
+_TRIPLE = re.compile(r'^target triple = ".*"$', re.MULTILINE)
 _BLOCK = re.compile(r"^define .*?^}\n", re.MULTILINE | re.DOTALL)
 _NAME = re.compile(r"@([\w.$]+)\(")
 _KERNEL = re.compile(r"^define .*?amdgpu_kernel void @(\w+)\((.*)\)", re.MULTILINE)
@@ -20,10 +22,25 @@ def orders(text: str) -> dict[str, list[str]]:
     return {name: re.findall(r"%([\w.]+)(?:,|$)", taken) for name, taken in _KERNEL.findall(text)}
 
 
-def settled(text: str, spec: HardwareSpec, kernels: Sequence[GridKernel]) -> str:
-    """The text as it is compiled."""
-    text = _without_strays(_stable(text))
+def settled(text: str, spec: HardwareSpec, kernels: Sequence[GridKernel], waves: Mapping[str, int]) -> str:
+    """The text as it is compiled; `waves`: for each kernel how many of a SIMD should fit at a time."""
+    text = _TRIPLE.sub(f'target triple = "{TRIPLE}"', _without_strays(_stable(text)))
+    for number, kernel in enumerate(kernels):
+        text = _promised(text, f"{kernel.name}_kernel", OWN + number, kernel.threads, waves.get(kernel.name))
     return _targeted(text, str(spec.options["arch"]))
+
+
+def _promised(text: str, name: str, number: int, threads: int, waves: int | None) -> str:
+    """A kernel with attributes of its own: the size of its workgroup, and how many waves its registers should leave room for."""
+    found = re.search(rf"^define .*amdgpu_kernel void @{name}\(.*\).* #(\d+) ", text, re.MULTILINE)
+    assert found is not None, f"the text has no kernel {name!r}"
+    start, end = found.span(1)
+    shared = re.search(rf"^attributes #{found.group(1)} = \{{ (.*) \}}$", text, re.MULTILINE)
+    assert shared is not None, "a kernel has attributes"
+    said = re.sub(r'"amdgpu-flat-work-group-size"="[^"]*" ?|"uniform-work-group-size"="[^"]*" ?', "", shared.group(1)).rstrip()
+    own = [f'"amdgpu-flat-work-group-size"="{threads},{threads}"', '"uniform-work-group-size"="true"']
+    own += [] if waves is None else [f'"amdgpu-waves-per-eu"="{waves},{waves}"']
+    return f"{text[:start]}{number}{text[end:]}\nattributes #{number} = {{ {said} {' '.join(own)} }}\n"
 
 
 def _stable(text: str) -> str:
@@ -53,7 +70,7 @@ def _called(block: str) -> Iterator[str]:
 
 def _targeted(text: str, arch: str) -> str:
     """With the target that the module is compiled for, where TVM looks for it when it reads one."""
-    described = f'{{\\22kind\\22:\\22llvm\\22,\\22mtriple\\22:\\22{TRIPLE}\\22,\\22mcpu\\22:\\22{arch}\\22}}'
+    described = f"{{\\22kind\\22:\\22llvm\\22,\\22mtriple\\22:\\22{TRIPLE}\\22,\\22mcpu\\22:\\22{arch}\\22}}"
     last = max((int(n) for n in re.findall(r"^!(\d+) =", text, re.MULTILINE)), default=-1) + 1
     flags = re.search(r"^!llvm\.module\.flags = !\{(.*)\}$", text, re.MULTILINE)
     assert flags is None, flags

@@ -25,7 +25,39 @@ def resources(spec: HardwareSpec, kernels: Sequence[Mapping[str, Any]], binary: 
         found[f"{name}.stack_bytes"] = facts["private_segment_fixed_size"]
         found[f"{name}.spilled_bytes"] = REGISTER_BYTES * facts["vgpr_spill_count"]
         found[f"{name}.spilled_scalars"] = facts["sgpr_spill_count"]
+        waves = resident_waves(spec, facts["vgpr_count"])
+        found[f"{name}.resident_waves"] = waves
+        if "stage" in kernel:
+            found[f"{name}.predicted_registers"] = kernel["predicted_registers"]
+            found[f"{name}.predicted_waves"] = kernel["predicted_waves"]
+            blocks = resident_blocks(spec, waves, kernel["threads"], facts["group_segment_fixed_size"])
+            found[f"{kernel['stage']}.resident_tiles"] = blocks
     return found
+
+
+def most_registers(spec: HardwareSpec) -> int:
+    """Registers that a lane may have at the most."""
+    unit = spec.unit
+    return (unit.lane_storage_max_bytes or unit.lane_storage_bytes // unit.lanes_max) // REGISTER_BYTES
+
+
+def simds(spec: HardwareSpec) -> int:
+    """SIMDs of a compute unit."""
+    return max(1, spec.levels[-1].instances // spec.unit.count)
+
+
+def resident_blocks(spec: HardwareSpec, waves: int, threads: int, local_bytes: int) -> int:
+    """Workgroups on a compute unit at a time, where each of its SIMDs has room for so many waves."""
+    level, each = spec.levels[-2], -(-threads // spec.unit.lane_group)
+    by_local = level.capacity_bytes // local_bytes if local_bytes else spec.unit.resident_tiles_max
+    return max(0, min(spec.unit.resident_tiles_max, waves * simds(spec) // each, by_local))
+
+
+def promised_waves(spec: HardwareSpec, registers: int, threads: int, local_bytes: int) -> int:
+    """Waves of a SIMD that registers leave room for, no more than local memory does; at least those of one workgroup."""
+    blocks = resident_blocks(spec, resident_waves(spec, min(registers, most_registers(spec))), threads, local_bytes)
+    each = -(-threads // spec.unit.lane_group)
+    return max(1, -(-max(blocks, 1) * each // simds(spec)))
 
 
 def resident_waves(spec: HardwareSpec, vgprs: int, agprs: int = 0) -> int:
@@ -35,12 +67,12 @@ def resident_waves(spec: HardwareSpec, vgprs: int, agprs: int = 0) -> int:
     one as large of their own (`options.accumulation_registers`). What both take together is the `vgpr_count` of a kernel's
     metadata: it is asked about alone.
     """
-    unit, simds = spec.unit, max(1, spec.levels[-1].instances // spec.unit.count)
+    unit = spec.unit
     granule = max(1, unit.lane_storage_granule // REGISTER_BYTES)
-    each = unit.lane_storage_bytes // simds // unit.lane_group // REGISTER_BYTES
+    each = unit.lane_storage_bytes // simds(spec) // unit.lane_group // REGISTER_BYTES
     apart = spec.options.get("accumulation_registers") == APART
     taken = max(vgprs, agprs) if apart else -(-vgprs // 4) * 4 + agprs if agprs else vgprs
-    waves = (unit.resident_lanes_max or unit.lanes_max) // unit.lane_group // simds
+    waves = (unit.resident_lanes_max or unit.lanes_max) // unit.lane_group // simds(spec)
     if taken * REGISTER_BYTES > (unit.lane_storage_max_bytes or taken * REGISTER_BYTES):
         return 0
     return min(waves, each // (-(-max(taken, 1) // granule) * granule))

@@ -66,9 +66,10 @@ class Pool:
             self._kept[stream, self._sizes[address]].append((address, mark))
 
     def trim(self) -> None:
-        """Give the system what nobody has; the GPU has nothing to do."""
+        """Give the system what nobody has, once the GPU is done with it."""
         with self._lock:
             kept, self._kept = self._kept, defaultdict(list)
+        hip.call("hipDeviceSynchronize")
         for blocks in kept.values():
             for address, mark in blocks:
                 del self._sizes[address]

@@ -41,7 +41,9 @@ def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
     binary = assembly.parsed(text).kernels
     waits.check(binary.values())
     found = occupancy.resources(spec, kernels, binary)
-    return Artifact(FORMAT, data, {**source.launch, "arch": arch, "assembly": text}, found, spec.device, spec, versions=_versions())
+    launched = [{**k, "shared_bytes": binary[k["name"]].facts["group_segment_fixed_size"]} for k in kernels]
+    launch = {**source.launch, "kernels": launched, "arch": arch, "assembly": text}
+    return Artifact(FORMAT, data, launch, found, spec.device, spec, versions=_versions())
 
 
 def linked(code: bytes) -> bytes:

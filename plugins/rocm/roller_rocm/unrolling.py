@@ -1,4 +1,4 @@
-"""How often the steps of loops stand one after another, decided here: LLVM would unroll loops of known length until registers spill.
+"""How often steps of loops stand one after another, decided here: LLVM would unroll loops of known length until registers spill.
 
 A loop's length goes through a function whose result LLVM does not see through (`roller_trips` in `helpers.ll`). What is worth
 repeating says so in the loop's name (`roller.schedule.stage`).

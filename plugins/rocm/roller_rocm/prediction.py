@@ -1,0 +1,52 @@
+"""Registers of a lane, predicted before LLVM says.
+
+Beside its accumulators a lane needs registers for all values of its operands that it reads for a step, as LLVM reads them together;
+for what it carries from step to step, each with the place in the array, and for numbers and counters. Where lanes share a reduction
+inside a wave, what they exchange is there beside what they have. LLVM is told how many waves that leaves room for, and keeps to it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+from roller.plugin import ELEMENT_BYTES, HardwareSpec, StageProgram
+from roller.schedule import matrix
+from roller.schedule.machine import Machine, MatrixUnit
+from roller.schedule.stage import registers_ahead
+from roller.schedule.threads import Block
+from roller_rocm.occupancy import REGISTER_BYTES
+
+BATCH = 16  # results of which a lane without a reduction reads the inputs at a time
+
+
+def wanted_registers(spec: HardwareSpec, program: StageProgram, machine: Machine) -> int:
+    """Registers that a lane would take if it might have any number."""
+    nest, reserved = program.nest, spec.unit.lane_reserved_bytes // REGISTER_BYTES
+    block = matrix.block_of(program, machine)
+    if nest.stage.reducer is None:
+        return reserved // 2 + min(block.outputs, BATCH)
+    held = block.outputs * _words(nest.accumulator_bytes)
+    exchanged = held if block.each == 1 and any(block.lanes[d] > 1 for d in nest.reduce) else 0
+    return reserved + held + exchanged + _operands(program, block) + registers_ahead(program, machine)
+
+
+def _operands(program: StageProgram, block: Block) -> int:
+    """Registers for the operands of one step."""
+    nest, found = program.nest, 0
+    for factor in range(len(nest.factors)):
+        touched = [d for d, t in enumerate(nest.factor_touches(factor)) if t]
+        if isinstance(block, matrix.GroupBlock):
+            atoms = [program.inner[d] // (block.extent(block.roles[d]) if d in block.roles else 1) for d in touched]
+            words = cast("MatrixUnit", block.unit).registers["m"]  # as many for either operand of every unit here
+            found += math.prod([n for d, n in zip(touched, atoms, strict=True) if d in nest.spatial]) * words
+        else:
+            sizes = [ELEMENT_BYTES[a.tensor.dtype] for a in nest.inputs if a.factor == factor]
+            values = math.prod([program.inner[d] for d in touched])
+            found += _words(values * max(sizes, default=REGISTER_BYTES))
+    return found
+
+
+def _words(size: int) -> int:
+    """Registers that so many bytes take."""
+    return -(-size // REGISTER_BYTES)
