@@ -82,8 +82,8 @@ def described(
 
 
 def promises(spec: HardwareSpec, program: RProgram, kernels: list[GridKernel]) -> dict[str, tuple[int, int]]:
-    """For each kernel that computes a stage: the registers that a lane is predicted to take, and the waves that a SIMD then has room
-    for.
+    """For each kernel that computes a stage: the registers that a lane is predicted to take, and the waves that a SIMD has room
+    for then.
     """
     return {k.name: _promised(spec, program, k) for k in kernels if k.stage is not None}
 

@@ -49,10 +49,10 @@ SIGNED_TYPES = "i1 immarg, {operand}, i1 immarg, {operand}, {result}, i1 immarg"
 
 @dataclass(frozen=True)
 class WaveUnit:
-    """One instruction of a wave. `side`: rows and columns; `depth`: values along the reduction that a lane holds of an operand, each
-    of `element_bytes`; `places`: rows of a lane's results; `stride`: how far the rows of the next lanes that have the same column
-    lie; `apart`: how many lanes hold different rows and depths, others hold them again; `bits`: addresses say of bfloat16 that
-    words of 16 bits lie there.
+    """One instruction of a wave. `side`: rows and columns; `depth`: values along the reduction that a lane holds of an operand,
+    each of `element_bytes`; `places`: rows of a lane's results; `stride`: how far the rows of the next lanes that have the same
+    column lie; `apart`: how many lanes hold different rows and depths, others hold them again; `bits`: addresses say of bfloat16
+    that words of 16 bits lie there.
     """
 
     instruction: Instruction
