@@ -7,6 +7,7 @@ call beside themselves (`helpers.ll`); the link is left to `toolchain`, which co
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tvm.tirx.op import register_intrin_lowering
 
 from roller.plugin import HardwareSpec, RProgram
 from roller.schedule import grid
-from roller.schedule.stage import GridKernel
+from roller.schedule.stage import GridKernel, Workspace
 from roller.schedule.tir import argument
 from roller_rocm import codegen, doubles, matrix_cores, module, occupancy, prediction, singles, writer
 from roller_rocm.unrolling import unrolled
@@ -36,12 +37,11 @@ def lowered(spec: HardwareSpec, program: RProgram) -> tuple[str, list[dict[str, 
     buffers = {t.name: argument(t.name, t.elements, t.dtype) for t in (*program.expr.inputs, program.expr.output)}
     kernels, spaces = grid.lower(program, buffers, codegen.machine(spec))
     atoms = [stage.atom.name for stage in program.stages if stage.atom.kind == "matrix"]
-    promised = {k.name: _promised(spec, program, k) for k in kernels if k.stage is not None}
+    promised = promises(spec, program, kernels)
     waves = {name: waves for name, (_, waves) in promised.items()}
     text = module.settled(_compiled(spec, kernels, atoms), spec, kernels, waves) if kernels else ""
     orders = module.orders(text)
-    described = [_described(kernel, orders, program, promised.get(kernel.name)) for kernel in kernels]
-    return text, described, [{"name": s.name, "elements": s.elements, "dtype": s.dtype} for s in spaces]
+    return text, *described(kernels, spaces, orders, program, promised)
 
 
 def _compiled(spec: HardwareSpec, kernels: list[GridKernel], atoms: list[str]) -> str:
@@ -68,8 +68,28 @@ def target(spec: HardwareSpec) -> Any:
     return tvm.target.Target(wanted, host="llvm")
 
 
+def described(
+    kernels: list[GridKernel],
+    spaces: list[Workspace],
+    orders: dict[str, list[str]],
+    program: RProgram,
+    promised: Mapping[str, tuple[int, int]],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The kernels and the arrays between them, as plain values; `orders`: the names of each kernel's arguments, in the order in
+    which its text has them; `promised`: what `promises` says.
+    """
+    arrays = [{"name": s.name, "elements": s.elements, "dtype": s.dtype} for s in spaces]
+    return [_described(kernel, orders, program, promised.get(kernel.name)) for kernel in kernels], arrays
+
+
+def promises(spec: HardwareSpec, program: RProgram, kernels: list[GridKernel]) -> dict[str, tuple[int, int]]:
+    """For each kernel that computes a stage: the registers that a lane is predicted to take, and the waves that a SIMD has room
+    for then.
+    """
+    return {k.name: _promised(spec, program, k) for k in kernels if k.stage is not None}
+
+
 def _promised(spec: HardwareSpec, program: RProgram, kernel: GridKernel) -> tuple[int, int]:
-    """The registers that a lane is predicted to take, and the waves that a SIMD then has room for."""
     assert kernel.stage is not None, "of a kernel that computes a stage"
     registers = prediction.wanted_registers(spec, program.stages[kernel.stage], codegen.machine(spec))
     return registers, occupancy.promised_waves(spec, registers, kernel.threads, kernel.shared_bytes)
