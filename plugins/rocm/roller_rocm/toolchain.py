@@ -38,8 +38,11 @@ def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
     if not kernels:
         return Artifact(FORMAT, b"", {**source.launch, "arch": arch, "assembly": ""}, {}, spec.device, spec, versions=_versions())
     code, text = isolated.run(assembling.assembled, source.text)
-    data = linked(code)
     binary = assembly.parsed(text).kernels
+    if any(kernel.facts["vgpr_spill_count"] for kernel in binary.values()):  # what is promised of waves leaves too few registers
+        code, text = isolated.run(assembling.assembled, module.unpromised(source.text))
+        binary = assembly.parsed(text).kernels
+    data = linked(code)
     waits.check(binary.values())
     found = occupancy.resources(spec, kernels, binary)
     launched = [{**k, "shared_bytes": binary[k["name"]].facts["group_segment_fixed_size"]} for k in kernels]
