@@ -31,7 +31,7 @@ from roller.estimate import Estimate
 from roller.explain import Explanation, explain
 from roller.expr import Tensor, TensorExpr
 from roller.hardware import HardwareSpec
-from roller.kernel import Artifact, KernelSource, Profile, Runner
+from roller.kernel import Artifact, BuildOptions, KernelSource, Profile, Runner
 from roller.program import RProgram
 from roller.record import Choice, estimate_from_json, program_from_json
 
@@ -237,6 +237,17 @@ class Kernel:
             return self._artifact.data.decode()
         except UnicodeDecodeError:
             raise KernelError("a loaded kernel has no source: its file holds the binary; compile it again") from None
+
+    def source_in(self, language: str) -> str:
+        """The same program as text in another language, for other toolchains ("hip-c++" of the device `rocm`), written now.
+
+        `KernelError` where the device has no words for it.
+        """
+        options = BuildOptions(constants=tuple(self._artifact.constants), language=language)
+        found = self._device.codegen(self.spec, self.program, options)
+        if found.language != language:
+            raise KernelError(f"the {self._device.name} device writes {found.language}, not {language}")
+        return found.text
 
     @cached_property
     def assembly(self) -> str:

@@ -36,7 +36,10 @@ def roller_default_spec() -> HardwareSpec:  # type: ignore[empty-body]
 
 @hookspec(firstresult=True)
 def roller_codegen(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> KernelSource:  # type: ignore[empty-body]
-    """Required. The program as source text. Pure: the same input gives the same text, on any machine."""
+    """Required. The program as source text. Pure: the same input gives the same text, on any machine.
+
+    A plugin that knows several languages gives the one that `options.language` names; all others need not look at it.
+    """
 
 
 @hookspec(firstresult=True)

@@ -33,12 +33,14 @@ class BuildOptions:
     """What building depends on besides spec and program.
 
     `threads`: the most units to use (None: all). `constants`: names of inputs whose values are fixed when the kernel is
-    built. `debug`: keep what helps reading the result.
+    built. `debug`: keep what helps reading the result. `language`: what the text is to be written in, where the device can write
+    several (None: what it builds); the source says what it is.
     """
 
     threads: int | None = None
     constants: tuple[str, ...] = ()
     debug: bool = False
+    language: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

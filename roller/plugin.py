@@ -42,7 +42,7 @@ from roller.scalar import (
     Unary,
 )
 from roller.serial import expr_from_json, expr_to_json
-from roller.storage import spec_dir, write_atomic
+from roller.storage import cache_dir, spec_dir, write_atomic
 
 __all__ = [
     "ALIGNMENT",
@@ -104,6 +104,7 @@ __all__ = [
     "aligned_empty",
     "borrow",
     "builtin_dir",
+    "cache_dir",
     "copy_depth",
     "dump_spec",
     "expr_from_json",

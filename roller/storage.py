@@ -36,6 +36,12 @@ def config_dir() -> Path:
     return Path(chosen).expanduser() if chosen else platformdirs.user_config_path("roller")
 
 
+def cache_dir() -> Path:
+    """Where files are kept that can be made again: `ROLLER_CACHE_DIR`, else the platform's place for caches."""
+    chosen = os.environ.get("ROLLER_CACHE_DIR")
+    return Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("roller")
+
+
 def spec_dir() -> Path:
     """Where the user's own spec files are kept, each `<device>/<chip>.toml`."""
     return config_dir() / "specs"

@@ -128,6 +128,19 @@ def test_compile_prints_a_table():
     assert done.exit_code == 0 and "float32 (100,)" in done.stdout and "predicted" in done.stdout
 
 
+def test_compile_writes_the_text(tmp_path):
+    path = tmp_path / "k.txt"
+    done = run("compile", "exp", "100", "-d", "cpu:zen3", "--source", str(path))
+    assert done.exit_code == 0 and "its text is in" in done.stdout
+    assert path.read_text() == roller.compile(ops.exp(t(100)), "cpu:zen3").source
+    done = run("compile", "exp", "100", "-d", "rocm:mi300x", "--source", str(path), "--language", "hip-c++", "--format", "json")
+    assert done.exit_code == 0 and json.loads(done.stdout)["source"] == str(path)
+    assert "#include <hip/hip_runtime.h>" in path.read_text()
+    refused = run("compile", "exp", "100", "-d", "cpu:zen3", "--source", str(path), "--language", "hip-c++")
+    assert refused.exit_code == 6 and "device writes" in refused.stderr
+    assert run("compile", "exp", "100", "-d", "cpu:zen3", "--language", "hip-c++").exit_code == 2
+
+
 def test_bench_measures():
     done = run("bench", "matmul", "24x16", "16x32", "-d", "cpu:x86-64-v3", "--seconds", "0.05", "--format", "json")
     assert done.exit_code == 0, done.output

@@ -91,7 +91,7 @@ def test_artifacts_are_deterministic_and_frozen():
     assert hash(source) == hash(KernelSource("text", "c", "main", {"grid": [1, 2]}))
     with pytest.raises(TypeError):
         source.launch["grid"] = 3
-    assert BuildOptions() == BuildOptions(None, (), False)
+    assert BuildOptions() == BuildOptions(None, (), False, None)
 
 
 def test_every_truncation_is_one_error(tmp_path):
@@ -268,6 +268,9 @@ def test_attributes(kernel):
     assert kernel.source.startswith("{") and kernel.artifact.resources["lines"] == 1
     with pytest.raises(KernelError, match="cannot show assembly"):
         _ = kernel.assembly
+    assert kernel.source_in("json") == kernel.source
+    with pytest.raises(KernelError, match="the toy device writes json, not hip-c\\+\\+"):
+        kernel.source_in("hip-c++")
     assert kernel.load() is kernel
 
 

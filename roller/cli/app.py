@@ -79,9 +79,15 @@ def compile_command(
     measure: Measure = False,
     verify: Verify = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the kernel to this file.")] = None,
+    source: Annotated[Path | None, typer.Option("--source", help="Write the kernel's source text to this file.")] = None,
+    language: Annotated[
+        str | None, typer.Option("--language", help="Of that text, such as hip-c++ of rocm; default: what the device builds.")
+    ] = None,
     form: Form = Format.table,
 ) -> None:
-    """Compile an operator, and save the kernel with --output."""
+    """Compile an operator, and save the kernel with --output, its text with --source."""
+    if language is not None and source is None:
+        raise typer.BadParameter("it is that of the text that --source FILE gets", param_hint="--language")
     op = parse(operator, dtype)
     with progress("compiling"):
         kernel = roller.compile(
@@ -89,9 +95,14 @@ def compile_command(
         )
         if output is not None:
             kernel.save(output)
-    saved = None if output is None else str(output)
+        if source is not None:
+            _written(source, kernel.source if language is None else kernel.source_in(language))
+    saved, text = (None if path is None else str(path) for path in (output, source))
     report(
-        form, "compile", lambda: _summary(kernel, verify, saved), lambda: {**_described(kernel), "verified": verify, "saved": saved}
+        form,
+        "compile",
+        lambda: _summary(kernel, verify, saved, text),
+        lambda: {**_described(kernel), "verified": verify, "saved": saved, "source": text},
     )
 
 
@@ -242,11 +253,12 @@ def _described(kernel: Kernel) -> dict[str, object]:
     }
 
 
-def _summary(kernel: Kernel, verified: bool, saved: str | None) -> Group:
+def _summary(kernel: Kernel, verified: bool, saved: str | None, text: str | None) -> Group:
     lines = [Text(repr(kernel).strip("<>"), style="bold")]
     lines.append(Text(f"resources: {', '.join(f'{k} {v}' for k, v in kernel.artifact.resources.items()) or 'not reported'}"))
     lines += [Text("verified against the reference")] if verified else []
     lines += [Text(f"saved to {saved}")] if saved is not None else []
+    lines += [Text(f"its text is in {text}")] if text is not None else []
     return Group(*lines, candidates_table(kernel.candidates))
 
 

@@ -219,7 +219,8 @@ class Machine:
     `panel_units`: matrix atoms that read panels, for which `producers` fill them; `departures`: None where lanes store all results;
     `shared_scope`: where the size of the memory that a block shares is said; `views`: places in panels are kept in pointers, as
     compilers of the printed text do not find by themselves what addresses have in common; `most_body`: multiply-adds that the
-    steps of a reduction may have between them that stand one after another; `place_registers`: of a place in an array.
+    steps of a reduction may have between them that stand one after another; `place_registers`: of a place in an array;
+    `across`: what lanes carry from arrays to panels is on its way while they wait for one another, too.
     """
 
     group: int
@@ -232,6 +233,7 @@ class Machine:
     views: bool = True
     most_body: int = 1024
     place_registers: int = 1
+    across: bool = False
 
     def in_place(self, atom: ComputeAtom) -> bool:
         """True for atoms that read panels."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from tvm import tirx
 from tvm.tirx import ForKind
@@ -19,6 +20,7 @@ from roller.program import StageProgram, copy_depth
 from roller.schedule import matrix, walk
 from roller.schedule.gather import combined_lanes, meeting_bytes
 from roller.schedule.machine import Machine, TensorMap
+from roller.schedule.pipeline import Pipeline
 from roller.schedule.place import Point, Window, address
 from roller.schedule.reading import Reader
 from roller.schedule.scalar import combine, identity
@@ -281,43 +283,11 @@ class Stage:
         return [barrier()] if any(lp.over == "time" for lp in self.loops[:depth]) else []
 
     def _pipeline(self, number: int, state: State) -> Stmt:
-        """A loop in which each trip starts copies for a later one, reads ahead what lanes have to carry for the next one, computes,
-        and then stores what it read. At its start what it needs is there, and nobody needs what it replaces.
-        """
+        """A loop whose trips fill the panels of later ones."""
         fillings = [self._filling(p) for p in self.lane.panels.values() if p.ahead == number]
-        started, carried = ([f for f in fillings if (f.machine is None) == alone] for alone in (False, True))
-        stages = min(f.panel.copies for f in fillings)
-        trips, var = walk.trips_of(self.program, state, number), variable(f"i{number}")
-        later = var + index(stages - 1)
-        more = later < index(trips)
-        self.lane.copy = tirx.floormod(var, index(stages))
-        target = tirx.floormod(later, index(stages))
-        following, here = (walk.enter(self.program, state, number, at, trips) for at in (later, var))
-        body = [
-            *self._wait(started, stages - 2),
-            barrier(),
-            *self._start(started, following, target, more),
-            *([when(more, sequence(f.fetch(following) for f in carried))] if carried else []),
-            self._inside(number + 1, here),
-            *([when(more, sequence(f.put(target) for f in carried))] if carried else []),
-        ]
-        self.lane.copy = 0
-        begun = [*allocate([f.held for f in carried]), *self._left(number)]
-        for first in range(stages - 1):
-            at = walk.enter(self.program, state, number, first, trips)
-            begun += self._start(started, at, first, index(first) < index(trips) if first else None)
-            begun += [f.at_once(at, first) for f in carried]
-        return sequence([*begun, loop(var, trips, sequence(body))])
-
-    def _start(self, fillings: list[Filling], state: State, slot: Position, wanted: Expr | None) -> list[Stmt]:
-        """Copies started where they are wanted, and a group closed, so that groups can be counted."""
-        if not fillings or self.machine.copies is None:
-            return []
-        copies = sequence(f.start(state, slot) for f in fillings)
-        return [copies if wanted is None else when(wanted, copies), self.machine.copies.close()]
-
-    def _wait(self, fillings: list[Filling], open_groups: int) -> list[Stmt]:
-        return [self.machine.copies.wait(open_groups)] if fillings and self.machine.copies is not None else []
+        entered = partial(walk.enter, self.program, state, number, trips=walk.trips_of(self.program, state, number))
+        made = Pipeline(self.machine, self.lane, fillings, number, entered, lambda at: self._inside(number + 1, at))
+        return made.loop(walk.trips_of(self.program, state, number), self._left(number))
 
     # --- accumulators -------------------------------------------------------------------------------------------------
 

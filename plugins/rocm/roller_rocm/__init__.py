@@ -49,8 +49,8 @@ def roller_refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | N
 
 @hookimpl
 def roller_codegen(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> KernelSource:
-    """LLVM IR."""
-    return _module("codegen").generate(spec, program)  # type: ignore[no-any-return]
+    """LLVM IR; HIP C++ where that is asked for."""
+    return _module("hip_source" if options.language == "hip-c++" else "codegen").generate(spec, program)  # type: ignore[no-any-return]
 
 
 @hookimpl

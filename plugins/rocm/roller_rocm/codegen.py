@@ -5,11 +5,12 @@ TVM compiles in the worker process: on a processor or an intrinsic that LLVM doe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from roller.plugin import CodegenError, HardwareSpec, KernelSource, RProgram
 from roller.schedule import grid, matrix
-from roller.schedule.machine import Machine
+from roller.schedule.machine import Machine, MatrixUnit
 from roller.schedule.tir import IN_KERNEL
 from roller_rocm import isolated, lowering, matrix_cores, occupancy, prediction, toolchain
 
@@ -23,12 +24,15 @@ def generate(spec: HardwareSpec, program: RProgram) -> KernelSource:
     broken = refusal(spec, program)
     if broken is not None:
         raise CodegenError(broken[1])
-    arch = str(spec.options.get("arch", ""))
-    if not toolchain.ARCH.fullmatch(arch):
-        raise CodegenError(f"{spec.device}:{spec.chip}: options.arch says {arch!r}, not an architecture such as gfx942")
-    expr = program.expr
+    toolchain.architecture(spec)
     text, kernels, spaces = isolated.run(lowering.lowered, spec, program)
-    launch: dict[str, Any] = {
+    return KernelSource(text, "llvm-ir", kernels[0]["name"] if kernels else "nothing", launch(program, kernels, spaces))
+
+
+def launch(program: RProgram, kernels: list[dict[str, Any]], spaces: list[dict[str, Any]]) -> dict[str, Any]:
+    """How a program's kernels are launched: their descriptions in order, the arrays between them, the program's own arrays."""
+    expr = program.expr
+    return {
         "kernels": kernels,
         "workspaces": spaces,
         "inputs": [t.name for t in expr.inputs],
@@ -36,7 +40,6 @@ def generate(spec: HardwareSpec, program: RProgram) -> KernelSource:
         "output": expr.output.name,
         "alignment": 16,
     }
-    return KernelSource(text, "llvm-ir", kernels[0]["name"] if kernels else "nothing", launch)
 
 
 def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
@@ -64,8 +67,14 @@ def most_lanes(spec: HardwareSpec) -> int:
     return min(spec.unit.lanes_max, int(spec.options.get("flat_workgroup_max", spec.unit.lanes_max)))
 
 
-def machine(spec: HardwareSpec) -> Machine:
+def machine(spec: HardwareSpec, units: Mapping[str, MatrixUnit] = matrix_cores.UNITS) -> Machine:
     """What kernels for the chip may use."""
     return Machine(
-        spec.unit.lane_group, matrix_cores.UNITS, shared_scope=IN_KERNEL, views=False, most_body=MOST_BODY, place_registers=PLACE
+        group=spec.unit.lane_group,
+        units=units,
+        shared_scope=IN_KERNEL,
+        views=False,
+        most_body=MOST_BODY,
+        place_registers=PLACE,
+        across=True,
     )

@@ -7,6 +7,8 @@ it leaves out: `docs/rocm.md`.
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import platform
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from roller.plugin import Artifact, LaunchError, address, aligned_empty, host_compiler, numpy_dtype
+from roller.plugin import Artifact, LaunchError, address, aligned_empty, cache_dir, host_compiler, numpy_dtype, write_atomic
 from roller_rocm import assembly, counting, decoding, launching
 from roller_rocm.assembly import AsmKernel
 from roller_rocm.counting import Counts
@@ -162,16 +164,32 @@ def _opcode(name: str) -> int:
 
 @cache
 def _library() -> ctypes.CDLL:
-    """The emulator compiled and loaded, once for a process; the file is gone again, what is loaded stays."""
-    compiler = host_compiler("the emulator needs")
-    with tempfile.TemporaryDirectory(prefix="roller-rocm-") as folder:
-        source, library = Path(folder) / "emulator.cpp", Path(folder) / "emulator.so"
-        source.write_text('#include "emulator.h"\n', encoding="utf-8")
-        call = [*compiler, *FLAGS.split(), "-I", str(HERE), "-o", str(library), str(source)]
-        done = subprocess.run(call, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise LaunchError(f"the emulator's compiler refused it: {done.stderr.strip()[:2000]}")
-        loaded = ctypes.CDLL(str(library))
+    """The emulator compiled and loaded, once for a process; what was compiled is kept for the next one."""
+    command = [*host_compiler("the emulator needs"), *FLAGS.split()]
+    kept = cache_dir() / "rocm-emulator" / f"{_digest(command)}.so"
+    if not kept.is_file():
+        _compile(command, kept)
+    loaded = ctypes.CDLL(str(kept))
     if loaded.bytes_of_instruction() != decoding.RECORD.size:
         raise LaunchError("the emulator's compiler lays out instructions otherwise than the emulator")
     return loaded
+
+
+def _compile(command: Sequence[str], kept: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="roller-rocm-") as folder:
+        source, library = Path(folder) / "emulator.cpp", Path(folder) / "emulator.so"
+        source.write_text('#include "emulator.h"\n', encoding="utf-8")
+        call = [*command, "-I", str(HERE), "-o", str(library), str(source)]
+        done = subprocess.run(call, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise LaunchError(f"the emulator's compiler refused it: {done.stderr.strip()[:2000]}")
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(kept, library.read_bytes())
+
+
+def _digest(command: Sequence[str]) -> str:
+    """What the library depends on: its text, the command, and the processor that it is compiled for, as this one says."""
+    said = Path("/proc/cpuinfo")
+    processor = [line for line in said.read_text().splitlines() if line.startswith("flags")][:1] if said.is_file() else []
+    texts = [path.read_text(encoding="utf-8") for path in sorted(HERE.glob("em*.h"))]
+    return hashlib.sha256("\0".join([*texts, *command, platform.machine(), *processor]).encode()).hexdigest()[:20]

@@ -7,6 +7,7 @@ call beside themselves (`helpers.ll`); the link is left to `toolchain`, which co
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ import tvm_ffi
 from tvm import tirx
 from tvm.tirx.op import register_intrin_lowering
 
-from roller.plugin import Binary, Cast, HardwareSpec, RProgram, Scalar, Select, StageProgram, Unary
+from roller.plugin import HardwareSpec, RProgram
 from roller.schedule import grid
-from roller.schedule.stage import GridKernel
+from roller.schedule.stage import GridKernel, Workspace
 from roller.schedule.tir import argument
 from roller_rocm import codegen, doubles, matrix_cores, module, occupancy, prediction, singles, writer
 from roller_rocm.unrolling import unrolled
@@ -28,7 +29,6 @@ HELPERS = Path(__file__).parent / "helpers.ll"
 # backend takes for global memory.
 SKIPPED = ["s_tir.ThreadSync", "s_tir.CompactBufferAllocation", "tirx.StorageRewrite"]
 ANY_ARCH = "gfx906"  # of the attached chip: every target names its own
-FUNCTIONS = {**doubles.FUNCTIONS, **singles.FUNCTIONS}  # elementary ones of ours
 OURS = 99  # above TVM's own rules
 
 
@@ -37,16 +37,11 @@ def lowered(spec: HardwareSpec, program: RProgram) -> tuple[str, list[dict[str, 
     buffers = {t.name: argument(t.name, t.elements, t.dtype) for t in (*program.expr.inputs, program.expr.output)}
     kernels, spaces = grid.lower(program, buffers, codegen.machine(spec))
     atoms = [stage.atom.name for stage in program.stages if stage.atom.kind == "matrix"]
-    promised = {
-        k.name: _promised(spec, program, k)
-        for k in kernels
-        if k.stage is not None and not _calls_functions(program.stages[k.stage])
-    }
+    promised = promises(spec, program, kernels)
     waves = {name: waves for name, (_, waves) in promised.items()}
     text = module.settled(_compiled(spec, kernels, atoms), spec, kernels, waves) if kernels else ""
     orders = module.orders(text)
-    described = [_described(kernel, orders, program, promised.get(kernel.name)) for kernel in kernels]
-    return text, described, [{"name": s.name, "elements": s.elements, "dtype": s.dtype} for s in spaces]
+    return text, *described(kernels, spaces, orders, program, promised)
 
 
 def _compiled(spec: HardwareSpec, kernels: list[GridKernel], atoms: list[str]) -> str:
@@ -73,8 +68,28 @@ def target(spec: HardwareSpec) -> Any:
     return tvm.target.Target(wanted, host="llvm")
 
 
+def described(
+    kernels: list[GridKernel],
+    spaces: list[Workspace],
+    orders: dict[str, list[str]],
+    program: RProgram,
+    promised: Mapping[str, tuple[int, int]],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The kernels and the arrays between them, as plain values; `orders`: the names of each kernel's arguments, in the order in
+    which its text has them; `promised`: what `promises` says.
+    """
+    arrays = [{"name": s.name, "elements": s.elements, "dtype": s.dtype} for s in spaces]
+    return [_described(kernel, orders, program, promised.get(kernel.name)) for kernel in kernels], arrays
+
+
+def promises(spec: HardwareSpec, program: RProgram, kernels: list[GridKernel]) -> dict[str, tuple[int, int]]:
+    """For each kernel that computes a stage: the registers that a lane is predicted to take, and the waves that a SIMD has room
+    for then.
+    """
+    return {k.name: _promised(spec, program, k) for k in kernels if k.stage is not None}
+
+
 def _promised(spec: HardwareSpec, program: RProgram, kernel: GridKernel) -> tuple[int, int]:
-    """The registers that a lane is predicted to take, and the waves that a SIMD then has room for."""
     assert kernel.stage is not None, "of a kernel that computes a stage"
     registers = prediction.wanted_registers(spec, program.stages[kernel.stage], codegen.machine(spec))
     return registers, occupancy.promised_waves(spec, registers, kernel.threads, kernel.shared_bytes)
@@ -114,7 +129,7 @@ def _exchanged(call: Any) -> Any:
 
 @cache
 def _elementary() -> str:
-    return writer.module(FUNCTIONS)
+    return writer.module({**doubles.FUNCTIONS, **singles.FUNCTIONS})
 
 
 def _function(call: Any) -> Any:
@@ -125,40 +140,13 @@ def _function(call: Any) -> Any:
         wide = [a.astype(dtype.replace("16", "32", 1)) for a in call.args]
         return _function(getattr(tirx, op)(*wide)).astype(dtype)
     name = f"roller_{op}_{scalar}"
-    if name not in FUNCTIONS:
+    if name not in doubles.FUNCTIONS and name not in singles.FUNCTIONS:
         return tirx.call_llvm_pure_intrin(dtype, f"llvm.{op}", *call.args)
     if not lanes:
         return tirx.call_pure_extern(dtype, name, *call.args)
     places = range(int(lanes))
     each = [tirx.call_pure_extern(scalar, name, *(tirx.Shuffle([a], [i]) for a in call.args)) for i in places]
     return tirx.Shuffle(each, list(places))
-
-
-def _calls_functions(program: StageProgram) -> bool:
-    """True where a stage calls functions of ours: they are inlined, and no prediction knows their registers."""
-    stage = program.nest.stage
-    return any(_called_in(node) for node in (stage.body, stage.epilogue) if node is not None)
-
-
-def _called_in(node: Scalar) -> bool:
-    match node:
-        case Unary():
-            op = "exp" if node.op == "sigmoid" else node.op
-            return _own(op, node.dtype) or _called_in(node.value)
-        case Binary():
-            return _own(node.op, node.dtype) or _called_in(node.left) or _called_in(node.right)
-        case Select():
-            return any(_called_in(part) for part in (node.condition, node.yes, node.no))
-        case Cast():
-            return _called_in(node.value)
-        case _:
-            return False
-
-
-def _own(op: str, dtype: str) -> bool:
-    """True for operations that are functions of ours; half types go through float32."""
-    wide = "float64" if dtype == "float64" else "float32"
-    return f"roller_{op}_{wide}" in FUNCTIONS or (wide == "float64" and op in FUNCTIONS)
 
 
 class _Linked:

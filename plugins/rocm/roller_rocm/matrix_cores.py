@@ -49,9 +49,10 @@ SIGNED_TYPES = "i1 immarg, {operand}, i1 immarg, {operand}, {result}, i1 immarg"
 
 @dataclass(frozen=True)
 class WaveUnit:
-    """One instruction of a wave. `side`: rows and columns; `depth`: values of an operand along the reduction that a lane has, each
-    of `element_bytes`; `places`: rows of a lane's results; `stride`: how far the rows of the next lanes that have the same column
-    lie; `apart`: how many lanes hold different rows and depths, others hold them again.
+    """One instruction of a wave. `side`: rows and columns; `depth`: values along the reduction that a lane holds of an operand,
+    each of `element_bytes`; `places`: rows of a lane's results; `stride`: how far the rows of the next lanes that have the same
+    column lie; `apart`: how many lanes hold different rows and depths, others hold them again; `bits`: addresses say of bfloat16
+    that words of 16 bits lie there.
     """
 
     instruction: Instruction
@@ -62,6 +63,7 @@ class WaveUnit:
     stride: int
     apart: int = 64
     dtype: str = "uint32"
+    bits: bool = True
 
     @property
     def results(self) -> Mapping[str, tuple[int, ...]]:
@@ -88,7 +90,7 @@ class WaveUnit:
         statements = []
         for number, corner in enumerate(operand.corners):
             target = pointer(held, number * self.registers[role], True)
-            source = _place(operand.panel, plus(mine, corner))
+            source = _place(operand.panel, plus(mine, corner), self.bits)
             if operand.depth_step == 1:
                 statements.append(called(f"roller_row_{self.depth * self.element_bytes}", target, source))
             else:
@@ -106,9 +108,9 @@ class WaveUnit:
         return f"roller_{self.instruction.intrinsic.replace('.', '_')}"
 
 
-def _place(panel: Buffer, at: Expr) -> Expr:
-    """The address of an element of a panel; TVM takes bfloat16 for float32 where an address says what lies there."""
-    if str(panel.dtype) != "bfloat16":
+def _place(panel: Buffer, at: Expr, bits: bool) -> Expr:
+    """The address of an element of a panel; for LLVM, TVM takes bfloat16 for float32 where an address says what lies there."""
+    if str(panel.dtype) != "bfloat16" or not bits:
         return pointer(panel, at)
     return tirx.op.tvm_access_ptr(tirx.op.type_annotation("uint16"), panel.data, index(at), index(1), 1)
 

@@ -11,6 +11,7 @@ from roller.schedule.stage import GridKernel
 OWN = 1000  # the first number of attributes that are not TVM's
 TRIPLE = "amdgcn-amd-amdhsa"  # TVM's has an environment that ROCm's own code objects do not name
 _TRIPLE = re.compile(r'^target triple = ".*"$', re.MULTILINE)
+_WAVES = re.compile(r' "amdgpu-waves-per-eu"="[^"]*"')
 _BLOCK = re.compile(r"^define .*?^}\n", re.MULTILINE | re.DOTALL)
 _NAME = re.compile(r"@([\w.$]+)\(")
 _KERNEL = re.compile(r"^define .*?amdgpu_kernel void @(\w+)\((.*)\)", re.MULTILINE)
@@ -41,6 +42,11 @@ def _promised(text: str, name: str, number: int, threads: int, waves: int | None
     own = [f'"amdgpu-flat-work-group-size"="{threads},{threads}"', '"uniform-work-group-size"="true"']
     own += [] if waves is None else [f'"amdgpu-waves-per-eu"="{waves},{waves}"']
     return f"{text[:start]}{number}{text[end:]}\nattributes #{number} = {{ {said} {' '.join(own)} }}\n"
+
+
+def unpromised(text: str) -> str:
+    """The same text, in which no kernel promises to leave room for others."""
+    return _WAVES.sub("", text)
 
 
 def _stable(text: str) -> str:

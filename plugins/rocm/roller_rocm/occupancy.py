@@ -9,6 +9,7 @@ from roller.plugin import HardwareSpec
 from roller_rocm.assembly import AsmKernel
 
 REGISTER_BYTES = 4
+SHARED = "shared"  # options.accumulation_registers: as many again in the same file, for results of matrix instructions
 APART = "apart"  # options.accumulation_registers: the matrix instructions' results have a file of their own
 
 
@@ -73,6 +74,6 @@ def resident_waves(spec: HardwareSpec, vgprs: int, agprs: int = 0) -> int:
     apart = spec.options.get("accumulation_registers") == APART
     taken = max(vgprs, agprs) if apart else -(-vgprs // 4) * 4 + agprs if agprs else vgprs
     waves = (unit.resident_lanes_max or unit.lanes_max) // unit.lane_group // simds(spec)
-    if taken * REGISTER_BYTES > (unit.lane_storage_max_bytes or taken * REGISTER_BYTES):
+    if taken > most_registers(spec) * (2 if spec.options.get("accumulation_registers") == SHARED else 1):
         return 0
     return min(waves, each // (-(-max(taken, 1) // granule) * granule))

@@ -16,8 +16,11 @@ from functools import cache
 from importlib import metadata, util
 from pathlib import Path
 
+import tvm
+import tvm_ffi
+
 from roller.plugin import Artifact, CodegenError, DeviceUnavailableError, HardwareSpec, KernelSource
-from roller_rocm import assembling, assembly, isolated, occupancy, waits
+from roller_rocm import assembling, assembly, isolated, module, occupancy, waits
 
 FORMAT = "hsaco"
 LANGUAGE = "llvm-ir"
@@ -30,20 +33,39 @@ def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
     """The code object of a source for the chip's architecture; `CodegenError` with LLVM's words where it refuses it."""
     if source.language != LANGUAGE:
         raise CodegenError(f"the rocm toolchain takes {LANGUAGE}, not {source.language}")
-    arch = str(spec.options.get("arch", ""))
-    if not ARCH.fullmatch(arch):
-        raise CodegenError(f"{spec.device}:{spec.chip}: options.arch says {arch!r}, not an architecture such as gfx942")
+    arch = architecture(spec)
     kernels = source.launch["kernels"]
     if not kernels:
         return Artifact(FORMAT, b"", {**source.launch, "arch": arch, "assembly": ""}, {}, spec.device, spec, versions=_versions())
     code, text = isolated.run(assembling.assembled, source.text)
-    data = linked(code)
     binary = assembly.parsed(text).kernels
+    if any(kernel.facts["vgpr_spill_count"] for kernel in binary.values()):  # what is promised of waves leaves too few registers
+        code, text = isolated.run(assembling.assembled, module.unpromised(source.text))
+        binary = assembly.parsed(text).kernels
+    data = linked(code)
     waits.check(binary.values())
     found = occupancy.resources(spec, kernels, binary)
     launched = [{**k, "shared_bytes": binary[k["name"]].facts["group_segment_fixed_size"]} for k in kernels]
     launch = {**source.launch, "kernels": launched, "arch": arch, "assembly": text}
     return Artifact(FORMAT, data, launch, found, spec.device, spec, versions=_versions())
+
+
+def architecture(spec: HardwareSpec) -> str:
+    """The chip's architecture; `CodegenError` where LLVM has no such one: compiling for it would end the process."""
+    arch = str(spec.options.get("arch", ""))
+    if arch not in _architectures():
+        raise CodegenError(
+            f"{spec.device}:{spec.chip}: options.arch says {arch!r}, not an architecture that LLVM knows, such as gfx90a or gfx942"
+        )
+    return arch
+
+
+@cache
+def _architectures() -> frozenset[str]:
+    """The processors that TVM's LLVM can compile for."""
+    target = tvm.target.Target({"kind": "llvm", "mtriple": module.TRIPLE})
+    known = tvm_ffi.get_global_func("target.llvm_get_cpu_archlist")(target)
+    return frozenset(str(name) for name in known if ARCH.fullmatch(str(name)))
 
 
 def linked(code: bytes) -> bytes:

@@ -15,7 +15,7 @@ from tvm.tirx import ForKind
 from roller.schedule.tir import Expr, Stmt, bind, index, sequence, variable
 
 SHORT = 8  # steps of a loop without a name that LLVM may put one after another: copies, which are then under way together
-_REPEATED = re.compile(r"unroll(\d+)_")
+REPEATED = re.compile(r"unroll(\d+)_")
 
 
 def unrolled(body: Stmt) -> Stmt:
@@ -37,7 +37,7 @@ def unrolled(body: Stmt) -> Stmt:
 def _loop(loop: Any, body: Stmt) -> Stmt:
     """A loop around what its body became."""
     known = loop.kind == ForKind.SERIAL and isinstance(loop.extent, tirx.IntImm)
-    found = _REPEATED.match(loop.loop_var.name)
+    found = REPEATED.match(loop.loop_var.name)
     if not known or (found is None and int(loop.extent) <= SHORT and not _loops(body)):
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body)
     trips = int(loop.extent)
