@@ -61,6 +61,8 @@ OPERATORS: dict[str, tuple[Callable[[], Any], str, str, str]] = {
     "gelu bf16": (lambda: ops.gelu(t(7, 33, dtype="bfloat16")), "", FIRST, SECOND),
     "functions": (lambda: ops.tanh(t(5, 33)) + ops.sin(t(5, 33)) * ops.erf(t(33)), "", SECOND, FIRST),
     "truths": (lambda: ops.cast(t(5, 33), "bool"), "", FIRST, SECOND),
+    "bytes of halves": (lambda: ops.cast(t(5, 33, dtype="float16"), "uint8"), "", OLD, f"{OTHER} {SECOND}"),
+    "bytes of floats": (lambda: ops.cast(t(5, 33), "uint8"), "", FIRST, f"{OTHER} {OLD}"),
     "reduce of truths": (lambda: ops.reduce_max(t(5, 33, dtype="bool"), 1), "", SECOND, FIRST),
     "float64": (lambda: ops.sqrt(ops.abs(t(5, 33, dtype="float64"))) + 0.5, "", FIRST, SECOND),
     "int64": (lambda: t(5, 33, dtype="int64") * t(33, dtype="int64"), "", SECOND, FIRST),

@@ -37,6 +37,7 @@ WORDS = (
     (r"__syncthreads\(\)", "roller_barrier()"),
     (r"__shfl_xor_sync\(\(uint\)\d+, ", "__shfl_xor("),
     (r"\(\*\((\w+) \*\)\(&\((\w+)\)\)\)", r"__builtin_bit_cast(\1, \2)"),
+    (r"\(uchar\)(\(uint\))?", "(uchar)(int)"),  # of a negative float: C leaves open what an unsigned type makes of it
     (r"\b(max|min)\(", r"roller_\1("),
     (r"\broller_row_(\d+)\(", r"roller_row<\1>("),
     (r"\broller_column_(\d+)x\d+\(", r"roller_column<\1>("),
