@@ -31,7 +31,7 @@ struct Stream { int device; std::deque<Operation> waiting; };
 struct Memory { size_t size; int device; bool ours; };
 struct Module { int device; std::string image; };
 struct Kernel { Handle module; std::string name; };
-struct Plan { int arguments, local, lanes; };
+struct Plan { int arguments, lds, lanes; };
 struct Device { std::string arch; unsigned mach; size_t memory; std::map<int, int> attributes; };
 
 static std::recursive_mutex one_at_a_time;
@@ -261,7 +261,7 @@ int hipModuleGetFunction(Handle *f, Handle m, const char *name) {
 int hipFuncGetAttribute(int *v, int which, Handle f) {
     BEGIN(hipFuncGetAttribute);
     if (!kernels.count(f) || which < 0 || which > 1) return fault("no attribute of a kernel");
-    *v = which ? plans[kernels[f].name].local : plans[kernels[f].name].lanes;
+    *v = which ? plans[kernels[f].name].lds : plans[kernels[f].name].lanes;
     return OK;
 }
 int hipModuleLaunchKernel(Handle f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned local, Handle s,
@@ -273,7 +273,7 @@ int hipModuleLaunchKernel(Handle f, unsigned gx, unsigned gy, unsigned gz, unsig
     std::map<int, int> &has = devices[here].attributes;
     if (!gx || gy != 1 || gz != 1 || gx > unsigned(has[29]) || !bx || by != 1 || bz != 1 || bx > unsigned(has[56]) || bx > unsigned(plan.lanes) || uint64_t(gx) * bx >> 32)
         return fault("a grid past limits");
-    if (local || plan.local > has[74] || extra) return fault("local memory, or arguments twice");
+    if (local || plan.lds > has[74] || extra) return fault("local memory, or arguments twice");
     std::vector<void *> passed;
     for (int n = 0; n < plan.arguments; n++) {
         const Handle address = *static_cast<Handle *>(given[n]);

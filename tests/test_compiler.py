@@ -46,7 +46,7 @@ def test_devices_and_chips_by_name_spec_and_file():
         ("cpu", "no/such/file.toml", SpecError, "no such file$"),
         ("cpu", "cpu:zen3", SpecError, "no such file; a chip of `roller specs list` is named as the device"),
         ("cpuu:zen3", None, UnknownDeviceError, "did you mean 'cpu'"),
-        ("rocm:mi50", None, UnknownDeviceError, "installed"),
+        ("npu_demo:npu-demo", None, UnknownDeviceError, "installed"),
         ("", None, UnknownDeviceError, "installed"),
     ],
 )

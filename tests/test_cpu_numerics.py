@@ -190,6 +190,11 @@ def test_truths_are_compared(reducer: Callable[..., SymbolicTensor], axes: Any) 
     right(reducer(ops.tensor((5, 9, 33), "bool"), axes), integer=True)
 
 
+@pytest.mark.parametrize("function", [ops.add, ops.mul])
+def test_truths_are_added_and_multiplied(function: Callable[..., SymbolicTensor]) -> None:
+    right(function(ops.tensor((5, 33), "bool"), ops.tensor((33,), "bool")), integer=True)
+
+
 @pytest.mark.parametrize("function", [ops.maximum, ops.minimum])
 def test_truths_are_compared_element_by_element(function: Callable[..., SymbolicTensor]) -> None:
     right(function(ops.tensor((5, 33), "bool"), ops.tensor((33,), "bool")), integer=True)

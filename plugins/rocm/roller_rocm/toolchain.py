@@ -20,7 +20,7 @@ import tvm
 import tvm_ffi
 
 from roller.plugin import Artifact, CodegenError, DeviceUnavailableError, HardwareSpec, KernelSource
-from roller_rocm import assembling, assembly, isolated, module, occupancy, waits
+from roller_rocm import assembling, assembly, hip, isolated, module, occupancy, waits
 
 FORMAT = "hsaco"
 LANGUAGE = "llvm-ir"
@@ -87,7 +87,7 @@ def linked(code: bytes) -> bytes:
 @cache
 def _found() -> tuple[str, ...] | None:
     """A linker of this machine, or the one in PyPI's `ziglang`."""
-    for name in ("ld.lld", "/opt/rocm/llvm/bin/ld.lld", *(f"ld.lld-{version}" for version in range(30, 15, -1))):
+    for name in ("ld.lld", str(hip.ROOT / "llvm" / "bin" / "ld.lld"), *(f"ld.lld-{version}" for version in range(30, 15, -1))):
         place = shutil.which(name)
         if place is not None:
             return (place,)
