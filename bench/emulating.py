@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,16 @@ from roller import ops, verify
 from roller.arrays import aligned_empty
 from roller.chip import resolve
 from roller.construct import construct
+from roller.devices import load_device
 from roller.errors import ConstructionError, DeviceUnavailableError, ExpressionError, LaunchError, RollerError, WrongResultError
 from roller.expr import TensorExpr
 from roller.hardware import HardwareSpec
 from roller.isolated import run_isolated
-from roller.kernel import Artifact
+from roller.kernel import Artifact, BuildOptions, Runner
 from roller.nest import variants
 from roller.program import RProgram
 from roller.search import unsuited
-from roller_cuda import codegen, emulator, toolchain
+from roller_cuda import toolchain
 
 TOP_K = 60  # programs among which a kind of matrix unit is looked for
 GUARD, GUARDS = 0xFB, 256  # what lies behind an output, and how many bytes of it
@@ -34,36 +36,34 @@ FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeE
 Row = tuple[str, str, str, str]  # case; right, refused, skipped, wrong or failed; the atoms of its programs; what was said
 
 
-def computed(
-    expr: TensorExpr, artifact: Artifact, arrays: dict[str, Any], orders: Sequence[emulator.Order] = emulator.ORDERS
-) -> np.ndarray[Any, Any]:
-    """The result of a kernel on the emulator, from an output full of NaN; `LaunchError` where it wrote beyond it."""
+def computed(expr: TensorExpr, artifact: Artifact, arrays: dict[str, Any], runner: Runner | None = None) -> np.ndarray[Any, Any]:
+    """The result of a kernel on its device's emulator, from an output full of NaN; `LaunchError` where it wrote beyond it."""
     dtype = verify.numpy_dtype(expr.output.dtype)
     size = math.prod(expr.output.shape) * dtype.itemsize
     raw = aligned_empty((size + GUARDS,), np.dtype(np.uint8))
     raw[:size], raw[size:] = NAN, GUARD
     out = raw[:size].view(dtype).reshape(expr.output.shape)
     inputs = tuple(np.ascontiguousarray(arrays[t.name]) for t in expr.inputs if t.name not in artifact.constants)
-    emulator.Emulator(artifact, orders).run(inputs, out)
+    (load_device(artifact.device).emulate(artifact) if runner is None else runner).run(inputs, out)
     if (raw[size:] != GUARD).any():
         raise LaunchError("written beyond the output")
     return out
 
 
-def contained(case: EmulatedCase, chip: str) -> Row:
+def contained(case: EmulatedCase, chip: str, device: str = "cuda") -> Row:
     """What becomes of one operator on one chip, in a process that may crash or hang."""
     try:
-        return run_isolated(ran, case, chip, deadline_s=DEADLINE_SECONDS)
+        return run_isolated(ran, case, chip, device, deadline_s=DEADLINE_SECONDS)
     except RollerError as error:
         return case.id, "failed", "", f"{type(error).__name__}: {error}"
 
 
-def ran(case: EmulatedCase, chip: str) -> Row:
-    """What becomes of one operator on one chip."""
+def ran(case: EmulatedCase, chip: str, device: str = "cuda") -> Row:
+    """What becomes of one operator on one chip of a device."""
     atoms: list[str] = []
     try:
         expr, fixed = ops.expression(case.make()), case.constants()
-        for artifact, program in programs(case, chip):
+        for artifact, program in programs(case, chip, device):
             atoms.append("+".join(dict.fromkeys(s.atom.name for s in program.stages)))
             for integer in (True, False):
                 arrays = {**verify.random_inputs(expr, 1, integer), **fixed}
@@ -82,20 +82,27 @@ def _status(error: Exception) -> str:
     return "skipped" if isinstance(error, DeviceUnavailableError) else "failed"
 
 
-def programs(case: EmulatedCase, chip: str) -> Iterator[tuple[Artifact, RProgram]]:
-    """The kernel that a user gets; then, not compiled for a GPU, the best program of each other kind of unit that suits."""
+def programs(case: EmulatedCase, chip: str, device: str) -> Iterator[tuple[Artifact, RProgram]]:
+    """The kernel that a user gets; then the best program of each other kind of unit that suits."""
     op, fixed = case.make(), case.constants()
-    kernel = roller.compile(op, device=f"cuda:{chip}", constants=fixed)
+    kernel = roller.compile(op, device=f"{device}:{chip}", constants=fixed)
     yield kernel.artifact, kernel.program
     expr, chosen = kernel.expr, kinds(kernel.program)
     suited = {kind for kind in kinds_of(kernel.spec) if suits(expr, kernel.spec, kind)}
     for wanted in [{kind} for kind in sorted(suited)] + ([set[str]()] if suited else []):
         program = None if wanted == chosen else best(expr, kernel.spec, wanted, frozenset(fixed))
         if program is not None:
-            source = codegen.generate(kernel.spec, program)
-            launch = {**source.launch, "text": source.text}
             constants = {name: np.ascontiguousarray(value).tobytes() for name, value in fixed.items()}
-            yield Artifact(toolchain.FORMAT, b"none", launch, {}, "cuda", kernel.spec, constants=constants), program
+            yield replace(built(kernel.spec, program), constants=constants), program
+
+
+def built(spec: HardwareSpec, program: RProgram) -> Artifact:
+    """A program's artifact; where the emulator reads the source, without the binary that it would not look at."""
+    plugin, options = load_device(spec.device), BuildOptions()
+    source = plugin.codegen(spec, program, options)
+    if source.language != "cuda-c++":
+        return plugin.build(spec, source, options)
+    return Artifact(toolchain.FORMAT, b"none", {**source.launch, "text": source.text}, {}, spec.device, spec)
 
 
 def kind_of(atom: str) -> str:
@@ -120,7 +127,7 @@ def only(spec: HardwareSpec, wanted: set[str]) -> HardwareSpec:
 
 def suits(expr: TensorExpr, spec: HardwareSpec, kind: str) -> bool:
     """Whether a stage of the expression suits a kind of matrix unit."""
-    plugin, _ = resolve("cuda", spec)
+    plugin, _ = resolve(spec.device, spec)
     atoms = plugin.rules(spec, expr).atoms
     matrix = [a for a in atoms if a.kind == "matrix" and kind_of(a.name) == kind]
     nests = [nest for stage in expr.stages for nest in variants(stage, expr.tensors)]
@@ -129,7 +136,7 @@ def suits(expr: TensorExpr, spec: HardwareSpec, kind: str) -> bool:
 
 def best(expr: TensorExpr, spec: HardwareSpec, wanted: set[str], constants: frozenset[str]) -> RProgram | None:
     """The best program that uses just these kinds of matrix units; None where none of the best does."""
-    plugin, less = resolve("cuda", only(spec, wanted))
+    plugin, less = resolve(spec.device, only(spec, wanted))
     found = construct(expr, less, plugin.rules(less, expr), plugin.cost_parameters(less, expr), TOP_K, constants)
     suitable = (c.program for c in found if kinds(c.program) == wanted and plugin.refusal(less, c.program) is None)
     return next(suitable, None)

@@ -33,7 +33,7 @@ def emulated(
     expr: TensorExpr, artifact: Artifact, arrays: dict[str, Any], backwards: bool = False, eager: bool = False
 ) -> npt.NDArray[Any]:
     """The result in one order of events, from an output full of NaN before guard bytes."""
-    return computed(expr, artifact, arrays, [emulator.Order(backwards, eager)])
+    return computed(expr, artifact, arrays, emulator.Emulator(artifact, [emulator.Order(backwards, eager)]))
 
 
 def expression(op: ops.SymbolicTensor) -> TensorExpr:

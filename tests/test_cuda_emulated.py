@@ -12,12 +12,13 @@ import pytest
 from emulating import needs_compiler, needs_cxx
 
 import roller
-from bench import cuda_emulated, emulated_makers, emulating
-from bench.cuda_emulated import CHIPS
+from bench import emulated, emulated_makers, emulating
+from bench.cuda_emulated import PROGRAMME
 from bench.emulated_cases import FAMILIES, EmulatedCase, cases
 from roller import ops, verify
 from roller.errors import LaunchError
 
+CHIPS = PROGRAMME.chips
 NO_OPERATORS = {"SymbolicTensor", "expression", "from_te", "tensor"}
 SAMPLE, PARTS = 28, 4  # of all cases on all chips, and in how many tests: side by side where several processes test
 
@@ -113,8 +114,8 @@ def broken(monkeypatch: pytest.MonkeyPatch, before: str, after: str) -> emulatin
     """What is said of a kernel with one piece of its text exchanged."""
     original = emulating.programs
 
-    def tampered(case: EmulatedCase, chip: str):
-        for artifact, program in original(case, chip):
+    def tampered(case: EmulatedCase, chip: str, device: str):
+        for artifact, program in original(case, chip, device):
             text = str(artifact.launch["text"])
             start = text.rindex('extern "C"')
             assert before in text[start:]
@@ -163,17 +164,17 @@ def test_reports_count_and_are_gone_on_with(tmp_path: Path) -> None:
         "gone / case": ("gone / case", "right", "f32", ""),
     }
     path = tmp_path / "there" / "a100.json"
-    body = cuda_emulated.write(path, "a100", rows)
+    body = PROGRAMME.write(path, "a100", rows)
     assert json.loads(path.read_text(encoding="utf-8"))["summary"] == body["summary"]
     counts = body["summary"]
     assert (counts["declared"], counts["run"], counts["programs"]) == (len(cases()), 3, 3)
     assert (counts["right"], counts["refused"], counts["wrong"]) == (1, 1, 1)
     assert counts["refused_with"] == {"ExpressionError": 1}
     assert counts["families"] == {"matmul": {"refused": 1, "right": 1, "wrong": 1}}
-    assert list(cuda_emulated.read(path)) == [first, second, third]  # in the order of the cases; what is no longer one has left
-    assert cuda_emulated.read(path)[second] == rows[second]
+    assert list(emulated.read(path)) == [first, second, third]  # in the order of the cases; what is no longer one has left
+    assert emulated.read(path)[second] == rows[second]
     assert [p.name for p in path.parent.iterdir()] == ["a100.json"]
-    assert cuda_emulated.read(tmp_path / "none.json") == {}
+    assert emulated.read(tmp_path / "none.json") == {}
 
 
 @needs_compiler
@@ -181,9 +182,9 @@ def test_reports_count_and_are_gone_on_with(tmp_path: Path) -> None:
 def test_a_run_goes_on_where_one_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     family = "matmul of integers into others"
     *done, last = [case.id for case in cases() if case.family == family]
-    cuda_emulated.write(tmp_path / "a100.json", "a100", {id: (id, "right", "told before", "") for id in done})
+    PROGRAMME.write(tmp_path / "a100.json", "a100", {id: (id, "right", "told before", "") for id in done})
     words = ["--chips", "a100", "--families", family, "--jobs", "1", "--out", str(tmp_path)]
-    assert cuda_emulated.main(words) == 0
+    assert PROGRAMME.main(words) == 0
     assert [line for line in capsys.readouterr().err.splitlines() if line.startswith("[")] == [f"[1/1] a100: {last}: right i32"]
-    rows = cuda_emulated.read(tmp_path / "a100.json")
+    rows = emulated.read(tmp_path / "a100.json")
     assert [row[2] for row in rows.values()] == ["told before"] * len(done) + ["i32"]
