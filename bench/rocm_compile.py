@@ -36,6 +36,9 @@ CHIPS = ("mi50", "mi210", "mi300x", "rx7900xtx")
 FOLDER = RESULTS / "rocm"
 SLOW_S = 3.0  # what a compilation may take at most
 MOST_LANES = 256
+ABOUT = (
+    "No AMD hardware was used: compiled without a GPU, made small and run on the emulator; predicted_s and what is predicted are so"
+)
 
 
 def paper_cases() -> list[CudaCase]:
@@ -134,6 +137,7 @@ def write(path: Path, chip: str, rows: dict[str, dict[str, Any]]) -> dict[str, A
     """The file of one chip, whole or not at all."""
     order = {case.id: number for number, case in enumerate(paper_cases())}
     body = report.provenance("rocm_compile") | {
+        "about": ABOUT,
         "chip": chip,
         "device": machine.device(),
         "versions": machine.versions() | {name: metadata.version(name) for name in ("apache-tvm", "ziglang")},

@@ -239,7 +239,7 @@ class Kernel:
             raise KernelError("a loaded kernel has no source: its file holds the binary; compile it again") from None
 
     def source_in(self, language: str) -> str:
-        """The same program as text in another language, for other toolchains ("hip-c++" of the device `rocm`), written now.
+        """The same program as text in another language, for other toolchains, written now; its device says which there are.
 
         `KernelError` where the device has no words for it.
         """

@@ -265,7 +265,7 @@ def test_forked_processes_are_told(gpus: Gpus) -> None:
     run = kernel("small", gpus).load()
     mine, theirs = multiprocessing.Pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads of other tests may live
+        warnings.simplefilter("ignore")  # threads of other tests may live, JAX's too
         child = os.fork()
     if not child:
         _in_child(run, theirs)

@@ -350,7 +350,7 @@ def test_forked_processes_are_told(amd: AmdGpus) -> None:
     result = run(Array(amd, values(SMALL)))
     mine, theirs = multiprocessing.Pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads of other tests may live
+        warnings.simplefilter("ignore")  # threads of other tests may live, JAX's too
         child = os.fork()
     if not child:
         _in_child(run, result, amd, theirs)

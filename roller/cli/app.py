@@ -81,7 +81,7 @@ def compile_command(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the kernel to this file.")] = None,
     source: Annotated[Path | None, typer.Option("--source", help="Write the kernel's source text to this file.")] = None,
     language: Annotated[
-        str | None, typer.Option("--language", help="Of that text, such as hip-c++ of rocm; default: what the device builds.")
+        str | None, typer.Option("--language", help="Of that text, where the device writes several; default: what it builds.")
     ] = None,
     form: Form = Format.table,
 ) -> None:
