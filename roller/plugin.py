@@ -28,7 +28,7 @@ from roller.nest import Access, Dim, Nest, Tile
 from roller.nest import variants as nests
 from roller.program import Loop, RProgram, StageProgram, Staging, copy_depth, staged_touches
 from roller.rates import CostParameters
-from roller.resident import GpuRunner
+from roller.resident import GpuRunner, constants_of, inputs_of
 from roller.scalar import (
     Accumulator,
     Affine,
@@ -105,6 +105,7 @@ __all__ = [
     "borrow",
     "builtin_dir",
     "cache_dir",
+    "constants_of",
     "copy_depth",
     "dump_spec",
     "expr_from_json",
@@ -112,6 +113,7 @@ __all__ = [
     "find_spec",
     "hookimpl",
     "host_compiler",
+    "inputs_of",
     "lend",
     "list_specs",
     "load_spec",

@@ -12,9 +12,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
-from roller.arrays import Wanted, address
+from roller.arrays import Wanted, address, aligned_empty, numpy_dtype
 from roller.errors import DeviceUnavailableError, LaunchError
 from roller.foreign import Foreign, Gpu, Taken
 from roller.kernel import Artifact
@@ -220,3 +221,21 @@ def _into(here: LoadedKernel, places: dict[str, int], output: str, target: Taken
     with here.gpu.room(target.size, stream) as between:
         here.launch({**places, output: between}, stream)
         here.gpu.move(target.address, between, target.size, stream)
+
+
+def constants_of(artifact: Artifact) -> dict[str, Array]:
+    """The constants that the artifact carries, by name."""
+    found: dict[str, Array] = {}
+    for tensor in artifact.launch["tensors"]:
+        raw = artifact.constants.get(tensor["name"])
+        if raw is not None:
+            values = found[tensor["name"]] = aligned_empty(tuple(tensor["shape"]), numpy_dtype(tensor["dtype"]))
+            values[...] = np.frombuffer(raw, values.dtype).reshape(values.shape)
+    return found
+
+
+def inputs_of(artifact: Artifact, moving: tuple[Array, ...]) -> dict[str, Array]:
+    """All inputs by name: those of a call, in order, and the constants."""
+    fixed = constants_of(artifact)
+    names = [name for name in artifact.launch["inputs"] if name not in fixed]
+    return {**fixed, **dict(zip(names, moving, strict=True))}

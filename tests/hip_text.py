@@ -26,7 +26,7 @@ from roller.hardware import HardwareSpec
 from roller.kernel import Artifact, KernelSource
 from roller.program import RProgram
 from roller.verify import numpy_dtype
-from roller_rocm import assembly, emulator, hip_source, toolchain, waits
+from roller_rocm import assembly, emulator, hip_source, launching, waits
 
 HEADERS = Path(__file__).parent / "hip_shim"
 TOP_K = 10
@@ -73,7 +73,7 @@ def built(spec: HardwareSpec, program: RProgram) -> tuple[KernelSource, Artifact
     listing = compiled(source.text, arch)
     waits.check(assembly.parsed(listing).kernels.values())
     launch = {**source.launch, "arch": arch, "assembly": listing}
-    return source, Artifact(toolchain.FORMAT, b"none", launch, {}, spec.device, spec)
+    return source, Artifact(launching.FORMAT, b"none", launch, {}, spec.device, spec)
 
 
 def computed(

@@ -13,7 +13,7 @@ import pytest
 from roller.hardware import HardwareSpec
 from roller.kernel import Artifact
 from roller.plugin import find_spec
-from roller_rocm import assembly, toolchain
+from roller_rocm import assembly, launching, toolchain
 from roller_rocm.emulator import ORDERS, Emulator, Order
 
 needs_cxx = pytest.mark.skipif(
@@ -79,7 +79,7 @@ def artifact(text: str, given: Words, results: int, arch: str = "gfx90a", waves:
         "arch": arch,
         "assembly": text,
     }
-    return Artifact(toolchain.FORMAT, b"none", launch, {}, "rocm", spec())
+    return Artifact(launching.FORMAT, b"none", launch, {}, "rocm", spec())
 
 
 def run(

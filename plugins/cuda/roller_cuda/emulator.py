@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from roller.plugin import Artifact, LaunchError, address, aligned_empty, host_compiler, numpy_dtype
+from roller.plugin import Artifact, LaunchError, address, aligned_empty, host_compiler, inputs_of, numpy_dtype
 from roller_cuda import launching
 
 Array = npt.NDArray[Any]
@@ -63,7 +63,7 @@ class Emulator:
                 raise LaunchError(f"results depend on the order of events: {order} gives others than {first}")
 
     def _run(self, inputs: tuple[Array, ...], out: Array, order: Order) -> None:
-        arrays = {**launching.inputs_of(self._artifact, inputs), self._launch["output"]: out}
+        arrays = {**inputs_of(self._artifact, inputs), self._launch["output"]: out}
         for space in self._launch["workspaces"]:
             arrays[space["name"]] = aligned_empty((max(space["elements"], 1),), numpy_dtype(space["dtype"]))
             arrays[space["name"]].view(np.uint8)[:] = POISON

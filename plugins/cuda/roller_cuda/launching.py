@@ -7,15 +7,8 @@ kernels. `inputs`, `output`: names; `tensors`: shapes and types of the inputs. `
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-
-from roller.plugin import Artifact, LaunchError, aligned_empty, numpy_dtype
+from roller.plugin import Artifact, LaunchError
 from roller_cuda import toolchain
-
-Array = npt.NDArray[Any]
 
 
 def checked(artifact: Artifact) -> Artifact:
@@ -25,21 +18,3 @@ def checked(artifact: Artifact) -> Artifact:
     if artifact.launch.get("kernels") and not artifact.data:
         raise LaunchError("the artifact holds no cubin; compile the operator again")
     return artifact
-
-
-def constants_of(artifact: Artifact) -> dict[str, Array]:
-    """The constants that the artifact carries, by name."""
-    found: dict[str, Array] = {}
-    for tensor in artifact.launch["tensors"]:
-        raw = artifact.constants.get(tensor["name"])
-        if raw is not None:
-            values = found[tensor["name"]] = aligned_empty(tuple(tensor["shape"]), numpy_dtype(tensor["dtype"]))
-            values[...] = np.frombuffer(raw, values.dtype).reshape(values.shape)
-    return found
-
-
-def inputs_of(artifact: Artifact, moving: tuple[Array, ...]) -> dict[str, Array]:
-    """All inputs by name: those of a call, in order, and the constants."""
-    fixed = constants_of(artifact)
-    names = [name for name in artifact.launch["inputs"] if name not in fixed]
-    return {**fixed, **dict(zip(names, moving, strict=True))}

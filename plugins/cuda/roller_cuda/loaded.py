@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from roller.plugin import ELEMENT_BYTES, Artifact, DeviceUnavailableError, KernelError, LaunchError, address
-from roller_cuda import driver, launching
+from roller.plugin import ELEMENT_BYTES, Artifact, DeviceUnavailableError, KernelError, LaunchError, address, constants_of
+from roller_cuda import driver
 from roller_cuda.driver import StatusError
 from roller_cuda.gpu import Gpu
 from roller_cuda.tensor_maps import TensorMap
@@ -33,7 +33,7 @@ class Loaded:
         self._dropped = weakref.finalize(self, owned.drop)
         self._dropped.atexit = False  # at exit the driver is gone before
         with gpu.current():
-            for name, array in launching.constants_of(artifact).items():
+            for name, array in constants_of(artifact).items():
                 self._places[name] = owned.constant(address(array), array.nbytes)
             self._kernels = [_Kernel(owned.library(artifact.data), described, gpu) for described in launch["kernels"]]
         self._lock = threading.Lock()

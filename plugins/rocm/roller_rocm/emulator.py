@@ -19,7 +19,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from roller.plugin import Artifact, LaunchError, address, aligned_empty, cache_dir, host_compiler, numpy_dtype, write_atomic
+from roller.plugin import (
+    Artifact,
+    LaunchError,
+    address,
+    aligned_empty,
+    cache_dir,
+    host_compiler,
+    inputs_of,
+    numpy_dtype,
+    write_atomic,
+)
 from roller_rocm import assembly, counting, decoding, launching
 from roller_rocm.assembly import AsmKernel
 from roller_rocm.counting import Counts
@@ -95,7 +105,7 @@ class Emulator:
                 raise LaunchError(f"results depend on the order of events: {order} gives others than {first}")
 
     def _run(self, inputs: tuple[Array, ...], out: Array, order: Order, counting_too: bool) -> None:
-        arrays = launching.inputs_of(self._artifact, inputs)
+        arrays = inputs_of(self._artifact, inputs)
         fixed = set(arrays)
         arrays[self._launch["output"]] = out
         for space in self._launch["workspaces"]:

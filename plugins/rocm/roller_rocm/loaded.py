@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from roller.plugin import ELEMENT_BYTES, Artifact, DeviceUnavailableError, KernelError, LaunchError, address
-from roller_rocm import hip, launching
+from roller.plugin import ELEMENT_BYTES, Artifact, DeviceUnavailableError, KernelError, LaunchError, address, constants_of
+from roller_rocm import hip
 from roller_rocm.gpu import LOCAL_BYTES, MAX_GRID, MAX_LANES, Gpu
 from roller_rocm.hip import StatusError
 
@@ -32,7 +32,7 @@ class Loaded:
         self._dropped = weakref.finalize(self, owned.drop)
         self._dropped.atexit = False  # at exit the runtime is gone before
         with gpu.current():
-            for name, array in launching.constants_of(artifact).items():
+            for name, array in constants_of(artifact).items():
                 self._places[name] = owned.constant(address(array), array.nbytes)
             self._kernels = [_Kernel(owned.module(artifact.data), described, gpu) for described in launch["kernels"]]
         self._lock = threading.Lock()

@@ -20,9 +20,8 @@ import tvm
 import tvm_ffi
 
 from roller.plugin import Artifact, CodegenError, DeviceUnavailableError, HardwareSpec, KernelSource
-from roller_rocm import assembling, assembly, hip, isolated, module, occupancy, waits
+from roller_rocm import assembling, assembly, hip, isolated, launching, module, occupancy, waits
 
-FORMAT = "hsaco"
 LANGUAGE = "llvm-ir"
 LINKER = "ROLLER_ROCM_LINKER"
 INSTALL = "pip install 'roller-compiler[rocm]'"
@@ -36,7 +35,9 @@ def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
     arch = architecture(spec)
     kernels = source.launch["kernels"]
     if not kernels:
-        return Artifact(FORMAT, b"", {**source.launch, "arch": arch, "assembly": ""}, {}, spec.device, spec, versions=_versions())
+        return Artifact(
+            launching.FORMAT, b"", {**source.launch, "arch": arch, "assembly": ""}, {}, spec.device, spec, versions=_versions()
+        )
     code, text = isolated.run(assembling.assembled, source.text)
     binary = assembly.parsed(text).kernels
     if any(kernel.facts["vgpr_spill_count"] for kernel in binary.values()):  # what is promised of waves leaves too few registers
@@ -47,7 +48,7 @@ def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
     found = occupancy.resources(spec, kernels, binary)
     launched = [{**k, "shared_bytes": binary[k["name"]].facts["group_segment_fixed_size"]} for k in kernels]
     launch = {**source.launch, "kernels": launched, "arch": arch, "assembly": text}
-    return Artifact(FORMAT, data, launch, found, spec.device, spec, versions=_versions())
+    return Artifact(launching.FORMAT, data, launch, found, spec.device, spec, versions=_versions())
 
 
 def architecture(spec: HardwareSpec) -> str:
