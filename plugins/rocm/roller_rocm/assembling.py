@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tvm  # noqa: F401  (registers the loader)
 import tvm_ffi
 
 from roller.plugin import CodegenError
+from roller_rocm import assembly
 
 
-def assembled(text: str) -> tuple[bytes, str]:
-    """The relocatable object of a module's text, and its assembly with the metadata of its kernels."""
-    module = _loaded(text)
-    listing = str(module.inspect_source("s"))
+def assembled(text: str, roomier: str | None = None) -> tuple[bytes, str]:
+    """The relocatable object of a module's text, and its assembly with the metadata of its kernels; where kernels keep registers in
+    memory, those of the `roomier` text, if there is one.
+
+    LLVM makes machine code for either of the two: at the same time, as it does so outside the interpreter.
+    """
+    with ThreadPoolExecutor(1) as beside:
+        code = beside.submit(_object, text)
+        listing = str(_loaded(text).inspect_source("s"))
+        if roomier is not None and any(k.facts["vgpr_spill_count"] for k in assembly.parsed(listing).kernels.values()):
+            return assembled(roomier)
+        return code.result(), listing
+
+
+def _object(text: str) -> bytes:
     descriptor = os.memfd_create("kernel.o")
     try:
-        module.write_to_file(f"/proc/self/fd/{descriptor}", "o")
+        _loaded(text).write_to_file(f"/proc/self/fd/{descriptor}", "o")
         with os.fdopen(os.dup(descriptor), "rb") as file:
             file.seek(0)
-            return file.read(), listing
+            return file.read()
     finally:
         os.close(descriptor)
 

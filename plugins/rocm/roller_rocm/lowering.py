@@ -21,7 +21,7 @@ from roller.plugin import HardwareSpec, RProgram
 from roller.schedule import grid
 from roller.schedule.stage import GridKernel, Workspace
 from roller.schedule.tir import argument
-from roller_rocm import codegen, doubles, matrix_cores, module, occupancy, prediction, singles, writer
+from roller_rocm import codegen, doubles, matrix_cores, module, occupancy, optimised, prediction, singles, writer
 from roller_rocm.unrolling import unrolled
 
 HELPERS = Path(__file__).parent / "helpers.ll"
@@ -52,8 +52,7 @@ def _compiled(spec: HardwareSpec, kernels: list[GridKernel], atoms: list[str]) -
     _supplied()
     _Linked.text = HELPERS.read_text(encoding="utf-8") + matrix_cores.helpers(atoms) + _elementary()
     with tvm.transform.PassContext(config={"tirx.disable_assert": True}, disabled_pass=SKIPPED):
-        found = tvm.compile(tirx.transform.ConvertSSA()(tvm.IRModule(functions)), target=target(spec))
-    return str(found.mod.imports[0].inspect_source("llvm"))
+        return optimised.ir(tirx.transform.ConvertSSA()(tvm.IRModule(functions)), target(spec), module.TRIPLE)
 
 
 def target(spec: HardwareSpec) -> Any:

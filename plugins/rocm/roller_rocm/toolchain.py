@@ -38,11 +38,9 @@ def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
         return Artifact(
             launching.FORMAT, b"", {**source.launch, "arch": arch, "assembly": ""}, {}, spec.device, spec, versions=_versions()
         )
-    code, text = isolated.run(assembling.assembled, source.text)
+    # What is promised of waves may leave too few registers.
+    code, text = isolated.run(assembling.assembled, source.text, module.unpromised(source.text))
     binary = assembly.parsed(text).kernels
-    if any(kernel.facts["vgpr_spill_count"] for kernel in binary.values()):  # what is promised of waves leaves too few registers
-        code, text = isolated.run(assembling.assembled, module.unpromised(source.text))
-        binary = assembly.parsed(text).kernels
     data = linked(code)
     waits.check(binary.values())
     found = occupancy.resources(spec, kernels, binary)

@@ -1,0 +1,56 @@
+"""Lowered TIR to LLVM IR as LLVM optimises it, and not to machine code.
+
+TVM's ROCm backend makes machine code of a module twice (an object, a listing), before anyone could say what a kernel promises.
+Neither is wanted then, and they take most of its time. LLVM's own option ends code generation where it would begin; TVM sets such
+options for targets of the kind `llvm` only, and for as long as it builds for one. So the module is built within the building of
+another one, which has nothing in it, at the point where TVM asks for its code generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import tvm
+import tvm_ffi
+
+from roller.plugin import CodegenError
+
+T = TypeVar("T")
+STOP = "-stop-before:string=pre-isel-intrinsic-lowering"  # the first pass of code generation
+BUILD, GENERATOR = "target.build.llvm", "tvm.codegen.llvm.target_"
+
+
+def ir(module: Any, target: Any, triple: str) -> str:
+    """The optimised IR of a module of TIR; `triple`: of the machine that the target stands for."""
+    pipeline, _, finish = tvm.tirx.get_default_tir_pipeline(target)
+    bound = tvm.tirx.transform.BindTarget(target)(module)
+    kernels = tvm.tirx.transform.Filter(_on_device)(pipeline(bound))
+    made = tvm.tirx.transform.SkipAssert()(finish()(kernels))
+    found = without_machine_code(triple, lambda: tvm.get_global_func(f"target.build.{target.kind.name}")(made, target))
+    return str(found.inspect_source("llvm"))
+
+
+def _on_device(function: Any) -> bool:
+    return bool(function.attrs["target"].kind.name != "llvm")
+
+
+def without_machine_code(triple: str, build: Callable[[], T]) -> T:
+    """What is built while LLVM ends before it generates code."""
+    made: list[T] = []
+    own = tvm_ffi.get_global_func(f"{GENERATOR}cpu")
+
+    def generator() -> Any:
+        made.append(build())
+        return own()
+
+    machine = triple.partition("-")[0]
+    tvm_ffi.register_global_func(f"{GENERATOR}{machine}", generator, override=True)
+    try:
+        nothing = tvm.target.Target({"kind": "llvm", "mtriple": triple, "cl-opt": [STOP]})
+        tvm_ffi.get_global_func(BUILD)(tvm.IRModule({}), nothing)
+    finally:
+        tvm_ffi.remove_global_func(f"{GENERATOR}{machine}")
+    if not made:
+        raise CodegenError(f"TVM {tvm.__version__} does not ask for {GENERATOR}{machine}: install the version that roller pins")
+    return made[0]
