@@ -8,6 +8,7 @@ where every lane takes in the values of its reduction in order.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from tvm import tirx
 
@@ -35,13 +36,13 @@ MEETING_BYTES = 8192  # of shared memory for values that meet: one of each lane 
 EXCHANGED_BYTES = 4  # of a register: wider and narrower types meet in shared memory
 
 
-def combined_lanes(block: Block, acc: Buffer, lanes: int, reducer: str) -> Stmt:
-    """Every accumulator becomes the combination of those of all lanes of its reduction."""
+def combined_lanes(block: Block, acc: Buffer, lanes: int, reducer: str, settled: Mapping[str, str]) -> Stmt:
+    """Every accumulator becomes the combination of those of all lanes of its reduction; `settled`: as `Machine` says."""
     dtype = str(acc.dtype)
     power = lanes & (lanes - 1) == 0 and block.threads % block.group == 0 and ELEMENT_BYTES[dtype] == EXCHANGED_BYTES
     near = min(lanes, block.group) if power and block.each == 1 else 1
     statements = [_exchanged(acc, at, near, block.group, reducer) for at in range(int(acc.shape[0]))] if near > 1 else []
-    return sequence([*statements, *(_met(block, acc, near, lanes, reducer) if near < lanes else [])])
+    return sequence([*statements, *(_met(block, acc, near, lanes, reducer, settled.get(dtype)) if near < lanes else [])])
 
 
 def meeting_bytes(block: Block, dtype: str) -> int:
@@ -50,7 +51,7 @@ def meeting_bytes(block: Block, dtype: str) -> int:
     return max(MEETING_BYTES, block.threads * ELEMENT_BYTES[dtype]) if lanes > 1 else 0
 
 
-def _met(block: Block, acc: Buffer, near: int, lanes: int, reducer: str) -> list[Stmt]:
+def _met(block: Block, acc: Buffer, near: int, lanes: int, reducer: str, settled: str | None) -> list[Stmt]:
     """Values of which every `near` neighbours have the same one meet in shared memory, as many at a time as there is room for."""
     groups, each = block.threads // near, lanes // near
     mine = block.thread // index(near) if near > 1 else block.thread
@@ -66,7 +67,8 @@ def _met(block: Block, acc: Buffer, near: int, lanes: int, reducer: str) -> list
         puts = sequence(store(room, load(acc, at), plus(mine, (at - start) * groups)) for at in mates)
         here = puts if near == 1 else when(tirx.EQ(tirx.floormod(block.thread, index(near)), index(0)), puts)
         takes = [_taken(room, acc, at, plus(first, (at - start) * groups), (each, block.each), reducer) for at in mates]
-        statements += [barrier(), here, barrier(), *takes]
+        ends = [] if settled is None else [_settled(acc, at, settled) for at in mates]
+        statements += [barrier(), here, barrier(), *takes, *ends]
     return statements
 
 
@@ -76,6 +78,11 @@ def _taken(room: Buffer, acc: Buffer, at: int, first: Expr, others: tuple[int, i
     var = variable("other")
     step = store(acc, combine(reducer, load(acc, at), load(room, first + (var + index(1)) * index(apart))), at)
     return sequence([store(acc, load(room, first), at), loop(var, count - 1, step) if count > 1 else None])
+
+
+def _settled(acc: Buffer, at: int, function: str) -> Stmt:
+    """The accumulator as it is, computed by now."""
+    return store(acc, tirx.call_extern(str(acc.dtype), function, load(acc, at)), at)
 
 
 def _exchanged(acc: Buffer, at: int, lanes: int, group: int, reducer: str) -> Stmt:

@@ -220,7 +220,9 @@ class Machine:
     `shared_scope`: where the size of the memory that a block shares is said; `views`: places in panels are kept in pointers, as
     compilers of the printed text do not find by themselves what addresses have in common; `most_body`: multiply-adds that the
     steps of a reduction may have between them that stand one after another; `place_registers`: of a place in an array;
-    `across`: what lanes carry from arrays to panels is on its way while they wait for one another, too.
+    `across`: what lanes carry from arrays to panels is on its way while they wait for one another, too; `settled`: by type, a
+    function that gives back its argument and is called in order, for compilers that would put off computing a value until it is
+    stored and keep all that it is computed of.
     """
 
     group: int
@@ -234,6 +236,7 @@ class Machine:
     most_body: int = 1024
     place_registers: int = 1
     across: bool = False
+    settled: Mapping[str, str] = field(default_factory=dict)
 
     def in_place(self, atom: ComputeAtom) -> bool:
         """True for atoms that read panels."""

@@ -314,7 +314,8 @@ class Stage:
             return self.lane.results(inner, self._slot(inner))
 
         lanes = math.prod(self.block.lanes[d] for d in self.nest.reduce)
-        combined = [] if lanes == 1 else [combined_lanes(self.block, self.lane.acc, lanes, self.reducer or "sum")]
+        settled = self.machine.settled
+        combined = [] if lanes == 1 else [combined_lanes(self.block, self.lane.acc, lanes, self.reducer or "sum", settled)]
         return sequence([*combined, walk.nested(self.program, state, self.apart, put)])
 
     # --- a reduction cut over units -----------------------------------------------------------------------------------

@@ -14,10 +14,12 @@ from roller.plugin import (
     Artifact,
     BuildOptions,
     ComputeAtom,
+    CostParameters,
     HardwareSpec,
     KernelSource,
     RProgram,
     Runner,
+    StageProgram,
     TensorExpr,
     hookimpl,
 )
@@ -39,6 +41,16 @@ def roller_default_spec() -> HardwareSpec:
 def roller_atoms(spec: HardwareSpec, expr: TensorExpr) -> Sequence[ComputeAtom]:
     """The vector units, and the matrix units that kernels are made for."""
     return _module("chip").atoms(spec, expr)  # type: ignore[no-any-return]
+
+
+@hookimpl
+def roller_cost_parameters(spec: HardwareSpec) -> CostParameters:
+    """The spec says it all, but for what a compute unit has room for at a time."""
+
+    def resident_tiles(program: StageProgram) -> int:
+        return _module("codegen").resident_tiles(spec, program)  # type: ignore[no-any-return]
+
+    return CostParameters(resident_tiles=resident_tiles)
 
 
 @hookimpl

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roller.plugin import CodegenError, HardwareSpec, KernelSource, RProgram
+from roller.plugin import CodegenError, HardwareSpec, KernelSource, RProgram, StageProgram
 from roller.schedule import grid, matrix
 from roller.schedule.machine import Machine, MatrixUnit
 from roller.schedule.tir import IN_KERNEL
@@ -16,6 +16,7 @@ from roller_rocm import isolated, lowering, matrix_cores, occupancy, prediction,
 
 SPARE = 16  # registers that LLVM needs free, or it stores some in memory
 PLACE = 2  # registers of an address
+SETTLED = ("float32", "int32", "float64", "int64")  # types with a function in `helpers.ll` that LLVM does not see through
 MOST_BODY = 256  # multiply-adds of a lane one after another: LLVM reads ahead for all of them at once
 
 
@@ -62,6 +63,15 @@ def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
     return None
 
 
+def resident_tiles(spec: HardwareSpec, program: StageProgram) -> int:
+    """Workgroups on a compute unit at a time, by the registers and the local memory that are predicted."""
+    known = machine(spec)
+    registers = prediction.wanted_registers(spec, program, known)
+    waves = occupancy.resident_waves(spec, min(registers, occupancy.most_registers(spec)))
+    threads = matrix.block_of(program, known).threads
+    return occupancy.resident_blocks(spec, waves, threads, grid.shared_bytes(program, known))
+
+
 def most_lanes(spec: HardwareSpec) -> int:
     """Lanes of a workgroup, what the toolchain was told of them too."""
     return min(spec.unit.lanes_max, int(spec.options.get("flat_workgroup_max", spec.unit.lanes_max)))
@@ -77,4 +87,5 @@ def machine(spec: HardwareSpec, units: Mapping[str, MatrixUnit] = matrix_cores.U
         most_body=MOST_BODY,
         place_registers=PLACE,
         across=True,
+        settled={dtype: f"roller_settled_{dtype}" for dtype in SETTLED},
     )

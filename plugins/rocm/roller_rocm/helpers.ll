@@ -31,10 +31,32 @@ define linkonce_odr hidden float @roller_exchange_float32(float %value, i32 %dis
   ret float %result
 }
 
-; The same number, of which LLVM knows nothing.
+; The same number, of which LLVM knows only that it is not zero: a way around the loop would keep what the loop begins with in
+; registers of its own, while the loop runs.
 define linkonce_odr hidden i32 @roller_trips(i32 %trips) #4 {
-  %found = call i32 asm "", "=s,0"(i32 %trips) #4
+  %found = call i32 asm "", "=s,0"(i32 %trips) #4, !range !1
   ret i32 %found
+}
+
+; The same value, computed by now: LLVM would put off the computing, beyond barriers, and keep what it is computed of.
+define linkonce_odr hidden float @roller_settled_float32(float %value) #0 {
+  %found = call float asm sideeffect "", "=v,0"(float %value)
+  ret float %found
+}
+
+define linkonce_odr hidden i32 @roller_settled_int32(i32 %value) #0 {
+  %found = call i32 asm sideeffect "", "=v,0"(i32 %value)
+  ret i32 %found
+}
+
+define linkonce_odr hidden double @roller_settled_float64(double %value) #0 {
+  %found = call double asm sideeffect "", "=v,0"(double %value)
+  ret double %found
+}
+
+define linkonce_odr hidden i64 @roller_settled_int64(i64 %value) #0 {
+  %found = call i64 asm sideeffect "", "=v,0"(i64 %value)
+  ret i64 %found
 }
 
 declare void @llvm.amdgcn.s.barrier() #1
@@ -48,3 +70,4 @@ attributes #2 = { nounwind willreturn memory(none) }
 attributes #4 = { alwaysinline nounwind willreturn memory(none) }
 attributes #3 = { convergent nounwind willreturn memory(none) }
 !0 = !{!"amdgpu-synchronize-as", !"local"}
+!1 = !{i32 1, i32 2147483647}

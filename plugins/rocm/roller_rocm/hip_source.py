@@ -30,6 +30,7 @@ WANTED = {
     r"\broller_bfloat16": "hip_bfloat16.h",
     r"\broller_barrier\b": "hip_barrier.h",
     r"\broller_(row|column)\b": "hip_panels.h",
+    r"\broller_settled\b": "hip_settled.h",
 }  # for what a kernel names
 PRINTED_ARCH = "sm_80"  # what TVM prints for: from there on it has a word for bfloat16
 WORDS = (
@@ -41,6 +42,7 @@ WORDS = (
     (r"\b(max|min)\(", r"roller_\1("),
     (r"\broller_row_(\d+)\(", r"roller_row<\1>("),
     (r"\broller_column_(\d+)x\d+\(", r"roller_column<\1>("),
+    (r"\broller_settled_\w+\(", "roller_settled("),
     (r"\b__float2half_rn\(", "half("),
     (r"\b__float2bfloat16_rn\(", "nv_bfloat16("),
     (r"\b(CUDART_INF_F|inff)\b", "__builtin_inff()"),

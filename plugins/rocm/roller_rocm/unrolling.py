@@ -38,7 +38,7 @@ def _loop(loop: Any, body: Stmt) -> Stmt:
     """A loop around what its body became."""
     known = loop.kind == ForKind.SERIAL and isinstance(loop.extent, tirx.IntImm)
     found = REPEATED.match(loop.loop_var.name)
-    if not known or (found is None and int(loop.extent) <= SHORT and not _loops(body)):
+    if not known or not int(loop.extent) or (found is None and int(loop.extent) <= SHORT and not _loops(body)):
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body)
     trips = int(loop.extent)
     times = min(int(found.group(1)), trips) if found else 1

@@ -1,0 +1,91 @@
+"""What LLVM makes of kernels for AMD GPUs: IR without machine code, registers as few as predicted, loops that are entered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import tvm
+import tvm_ffi
+
+import roller
+from roller import ops
+from roller.chip import resolve
+from roller.errors import CodegenError
+from roller.kernel import BuildOptions
+from roller.program import RProgram, StageProgram
+from roller_rocm import codegen, lowering, module, optimised
+from roller_rocm.unrolling import unrolled
+
+DEVICE, SPEC = resolve("rocm:mi300x")
+
+
+def sampled(op: ops.SymbolicTensor, wanted: Callable[[StageProgram], bool]) -> RProgram:
+    """A program of one stage that the device can run, and that has what is wanted."""
+    for program in roller.enumerate_programs(op, "rocm", spec=SPEC).sample(2000, seed=3):
+        if wanted(program.stages[0]) and codegen.refusal(SPEC, program) is None:
+            return program
+    raise AssertionError("no such program among the samples")
+
+
+def groups_share(stage: StageProgram) -> bool:
+    """Groups of waves share the reduction, and each lane has many results."""
+    shares = any(lp.over == "lanes" and stage.nest.dims[lp.dim].is_reduce for lp in stage.loops)
+    return stage.atom.kind == "matrix" and shares and 64 <= stage.inner[0] * stage.inner[1] // stage.atom.lanes <= 128
+
+
+def test_what_groups_of_waves_exchange_is_added_up_at_once() -> None:
+    """Put off to where the sums are stored, all parts of all sums are kept: twice the registers."""
+    program = sampled(ops.matmul(ops.tensor((384, 4096)), ops.tensor((4096, 256))), groups_share)
+    found = DEVICE.build(SPEC, DEVICE.codegen(SPEC, program, BuildOptions()), BuildOptions()).resources
+    (name,) = {key.partition(".")[0] for key in found if key.endswith(".predicted_registers")}
+    assert found[f"{name}.spilled_bytes"] == 0
+    assert found[f"{name}.vgprs"] <= 1.25 * found[f"{name}.predicted_registers"]
+
+
+def test_loops_of_a_length_that_llvm_does_not_know_are_entered() -> None:
+    """No way leads around them: the block before a loop goes nowhere else."""
+    kernel = roller.compile(ops.matmul(ops.tensor((512, 2048)), ops.tensor((2048, 512))), device="rocm:mi300x")
+    text = kernel.source
+    assert 'asm "", "=s,0"' in text, "a loop of hidden length"
+    entry = text.partition("entry:")[2].partition("\n\n")[0]
+    assert re.search(r"^  br label %", entry, re.MULTILINE), entry[-300:]
+
+
+def test_a_loop_without_steps_stays_one() -> None:
+    body = tvm.tirx.Evaluate(tvm.tirx.const(0))
+    inner = tvm.tirx.For(tvm.tirx.Var("j", "int32"), 0, 4, tvm.tirx.ForKind.SERIAL, body)
+    empty = tvm.tirx.For(tvm.tirx.Var("i", "int32"), 0, 0, tvm.tirx.ForKind.SERIAL, inner)
+    assert int(unrolled(empty).extent) == 0
+
+
+def test_a_failure_leaves_nothing_of_it_behind() -> None:
+    def refused(*_: object) -> None:
+        raise ValueError("refused")
+
+    with pytest.raises(ValueError, match="refused"):
+        optimised.without_machine_code(module.TRIPLE, refused)
+    assert tvm_ffi.get_global_func(f"{optimised.GENERATOR}amdgcn", allow_missing=True) is None
+
+
+def test_a_tvm_that_asks_for_no_generator_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimised, "BUILD", "roller.test.builds_nothing")
+    tvm_ffi.register_global_func("roller.test.builds_nothing", lambda *_: None, override=True)
+    with pytest.raises(CodegenError, match="install the version that roller pins"):
+        optimised.without_machine_code(module.TRIPLE, lambda: None)
+
+
+def test_no_machine_code_is_made_of_a_module_before_its_text_is_settled() -> None:
+    """What TVM would have linked is no object."""
+    program = sampled(ops.relu(ops.tensor((4096,))), lambda _: True)
+    lowering.lowered(SPEC, program)
+    linked: list[bytes] = []
+    link = tvm_ffi.get_global_func("tvm_callback_rocm_link")
+    tvm_ffi.register_global_func("tvm_callback_rocm_link", lambda made: linked.append(bytes(made)) or bytearray(), override=True)
+    try:
+        lowering.lowered(SPEC, program)
+    finally:
+        tvm_ffi.register_global_func("tvm_callback_rocm_link", link, override=True)
+    assert len(linked) == 1
+    assert not linked[0].startswith(b"\x7fELF")
