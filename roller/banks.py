@@ -47,16 +47,20 @@ class PanelRows:
         they do.
         """
         least = -self.row % self.whole if self.rows > 1 else 0
-        if self.together <= 1:
-            return least
-        most = bank_padding(self.row, self.piece, banks, self.element_bytes)
-        choices = range(least, max(most, least) + self.whole, self.whole)
-        fewest: int = min(choices, key=lambda padding: (self.conflicts(padding, banks), padding))
-        return fewest
+        return least if self.together <= 1 else _fewest_conflicts(self, least, banks.count, banks.width_bytes)
 
     def padding_bytes(self, padding: int) -> int:
         """Bytes that the padding of all rows takes in one copy."""
         return self.rows * padding * self.element_bytes
+
+
+@lru_cache(maxsize=4096)
+def _fewest_conflicts(rows: PanelRows, least: int, count: int, width_bytes: int) -> int:
+    """The padding, no less than `least`, with the fewest conflicts; of such, the least."""
+    banks = Banks(count=count, width_bytes=width_bytes)
+    most = bank_padding(rows.row, rows.piece, banks, rows.element_bytes)
+    choices = range(least, max(most, least) + rows.whole, rows.whole)
+    return min(choices, key=lambda padding: (rows.conflicts(padding, banks), padding))
 
 
 def bank_padding(row: int, inner_row: int, banks: Banks, element_bytes: int) -> int:

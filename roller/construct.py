@@ -209,10 +209,14 @@ def _innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
     floors = [max(hidden, s.model.floor_seconds(program_of(s, s.levels[-1:], (start(s),)))) for s in found]
     rated: list[_Inner] = []
     worth = _worth_packing(found, floors)
+    grown: dict[tuple[object, ...], list[Tile]] = {}  # whether lanes share reductions does not tell at this level
     for number, search in enumerate(found):
         if floors[number] > _slack(search) * min(floors) or (packs(search) and floors[number] > worth and not search.spec.spread):
             continue
-        for tile in grow(search, len(search.levels) - 1, start(search)):
+        alike = search.nest.dims, search.atom.name, search.mapping
+        if alike not in grown:
+            grown[alike] = grow(search, len(search.levels) - 1, start(search))
+        for tile in grown[alike]:
             program = program_of(search, search.levels[-1:], (tile,))
             seconds = search.model.partial_seconds(program, search.levels[-1])
             rated.append(_Inner(seconds, search.fit.touched_bytes(tile), number, (tile,)))

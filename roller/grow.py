@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator
+from heapq import heappop, heappush
 
 from roller.align import aligned_extents, allows_padding, even_extents
 from roller.nest import Access, Nest, Tile
@@ -77,19 +78,21 @@ class _Level:
         self.padded = False
         frontier, done = [(0.0, self._start)], set[Tile]()
         while frontier and visits:
-            frontier.sort(key=lambda item: (-item[0], item[1]))
-            _, tile = frontier.pop(0)
+            _, tile = heappop(frontier)
             if tile in done:
                 continue
             done.add(tile)
             visits -= 1
             seen[tile] = None
             # The innermost level is small enough to look around; further out one path is followed, as in the paper.
-            siblings = frontier if self.innermost else []
-            frontier = siblings + (list(self._steps(tile, epsilon)) if self._memory_bounds(tile) else [])
+            if not self.innermost:
+                frontier = []
+            if self._memory_bounds(tile):
+                for step in self._steps(tile, epsilon):
+                    heappush(frontier, step)
 
     def _steps(self, tile: Tile, epsilon: float) -> Iterator[tuple[float, Tile]]:
-        """The next aligned tiles of a tile with their reuse scores."""
+        """The next aligned tiles of a tile; the least comes first: the best reuse score, negated."""
         for dim in self._extents:
             grown = self._next_tile(tile, dim, epsilon)
             if grown is None:
@@ -98,7 +101,7 @@ class _Level:
                 self._scores[tile, grown] = self._score(tile, grown)
             score = self._scores[tile, grown]
             if score is not None:
-                yield score, grown
+                yield -score, grown
 
     def _next_tile(self, tile: Tile, dim: int, epsilon: float) -> Tile | None:
         """The tile with one dimension at its next aligned extent that keeps padding within the allowance."""
