@@ -140,11 +140,11 @@ def _rated(plan: Plan, choice: Choice, artifact: Artifact) -> Choice:
     """The choice as its binary turned out: rated for fewer tiles on a unit at a time where it leaves no room for as many as was
     assumed, with a note on that and on what it spills.
     """
-    held = residents(choice.program, plan.chip, artifact.known_resources)
+    parameters = plan.device.cost_parameters(plan.chip, choice.program.expr)
+    held = residents(choice.program, plan.chip, artifact.known_resources, parameters.room(choice.program))
     notes = [f"{found.real} of {found.predicted} tiles at a time" for found in held if found.missed]
     spilled = _spilled(artifact)
     if notes:
-        parameters = plan.device.cost_parameters(plan.chip, choice.program.expr)
         again = estimate(choice.program, plan.chip, parameters, [found.real for found in held])
         choice = replace(choice, estimate=again)
     return replace(choice, note=", ".join([*notes, *([f"{spilled} bytes spilled"] if spilled else [])]))

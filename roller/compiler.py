@@ -14,6 +14,7 @@ from roller.arrays import Wanted, admit, numpy_dtype
 from roller.chip import SpecLike, resolve
 from roller.compiled import Built, Kernel
 from roller.construct import rated_stages
+from roller.cost import estimate
 from roller.devices import Device, load_device
 from roller.errors import ConstructionError, ExpressionError, KernelError
 from roller.expr import TensorExpr
@@ -23,8 +24,9 @@ from roller.kernel import Artifact, BuildOptions
 from roller.narrow import narrowed
 from roller.ops import SymbolicTensor, expression
 from roller.precision import permitted
+from roller.rates import CostParameters
 from roller.record import Choice
-from roller.together import best_of
+from roller.together import Candidate, best_of
 
 Op = SymbolicTensor | TensorExpr
 
@@ -160,7 +162,7 @@ def _choices(expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int, c
         for candidate in found:
             refused = plugin.refusal(chip, candidate.program)
             if refused is None:
-                choices.append(Choice(candidate.program, candidate.estimate))
+                choices.append(_offered(candidate, chip, parameters))
             else:
                 refusals[refused[0]] += 1
                 reasons.append(refused[1])
@@ -170,7 +172,14 @@ def _choices(expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int, c
     if not choices:
         said = f"{chip.device}:{chip.chip} can run none of the {len(found)} best programs; the first: {reasons[0]}"
         raise ConstructionError(said, refusals)
-    return choices[:top_k]
+    return sorted(choices, key=lambda choice: choice.estimate.seconds)[:top_k]
+
+
+def _offered(candidate: Candidate, chip: HardwareSpec, parameters: CostParameters) -> Choice:
+    """A program with its prediction, for as many tiles at a time as the device says that there is room for."""
+    if parameters.resident_tiles is None:
+        return Choice(candidate.program, candidate.estimate)
+    return Choice(candidate.program, estimate(candidate.program, chip, parameters, parameters.room(candidate.program)))
 
 
 def _constants(expr: TensorExpr, given: Mapping[str, Any]) -> dict[str, bytes]:

@@ -110,7 +110,8 @@ def explain(
 ) -> Explanation:
     """Explain a program on the chip that it was constructed for; `resources`: what is known of its binary."""
     stages = []
-    for number, (stage, held) in enumerate(zip(program.stages, residents(program, spec, resources or {}), strict=True)):
+    assumed = residents(program, spec, resources or {}, parameters.room(program))
+    for number, (stage, held) in enumerate(zip(program.stages, assumed, strict=True)):
         report = _report(Growth.of(stage, spec, rules.of(stage.nest.stage.name), parameters), held)
         stages.append(replace(report, others=tuple(_others(stage, rules, [c for c in candidates if _has(c, number)], number))))
     return Explanation(f"{spec.device}:{spec.chip}", tuple(stages), candidates[0].estimate, tuple(candidates))

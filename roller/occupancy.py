@@ -7,7 +7,7 @@ would leave idle. They take no time off the work itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from roller.banks import padding_bytes
@@ -31,11 +31,16 @@ class Residents:
         return self.real is not None and self.real < self.predicted
 
 
-def residents(program: RProgram, spec: HardwareSpec, resources: Mapping[str, int]) -> tuple[Residents, ...]:
-    """For each stage the tiles on a unit at a time: assumed, and by the resources of its binary."""
+def residents(
+    program: RProgram, spec: HardwareSpec, resources: Mapping[str, int], room: Sequence[int | None] = ()
+) -> tuple[Residents, ...]:
+    """For each stage the tiles on a unit at a time: assumed, no more than there is `room` for where that is predicted, and by the
+    resources of its binary.
+    """
     real = [resources.get(f"{stage.nest.stage.name}.{RESIDENT}") for stage in program.stages]
     assumed = [resident_tiles(stage, spec, Geometry(stage.nest)) for stage in program.stages]
-    return tuple(Residents(*pair) for pair in zip(assumed, real, strict=True))
+    most = [n if r is None else max(1, min(n, r)) for n, r in zip(assumed, room or [None] * len(assumed), strict=True)]
+    return tuple(Residents(*pair) for pair in zip(most, real, strict=True))
 
 
 def resident_tiles(program: StageProgram, spec: HardwareSpec, geometry: Geometry) -> int:

@@ -31,6 +31,8 @@ class CostParameters:
     `copy_slots`: issue slots of one load or store of a copy.
     `own_model`: rates programs of stages with all their tiles, and whole ones, instead of the core's model; what it gives no
     estimate for, the core rates. Its second argument: seconds from which on it need not be exact (`Model.seconds_below`).
+    `resident_tiles`: tiles of a stage's program that a unit has room for at a time, as a device predicts it that knows more of what
+    lanes hold than the core does; asked for the programs that are offered, not for every one that is ranked.
     """
 
     tile_overhead_ns: float = 0.0
@@ -45,6 +47,11 @@ class CostParameters:
     gather_slots: float = 1.0
     copy_slots: float = 1.0
     own_model: OwnRating | None = None
+    resident_tiles: Callable[[StageProgram], int] | None = None
+
+    def room(self, program: RProgram) -> list[int | None]:
+        """For each stage what `resident_tiles` says of it; None where nothing is known."""
+        return [None if self.resident_tiles is None else self.resident_tiles(stage) for stage in program.stages]
 
 
 @dataclass
