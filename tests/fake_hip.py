@@ -11,7 +11,6 @@ import gc
 import itertools
 import re
 import subprocess
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -53,13 +52,12 @@ def why_not() -> str:
     return "; ".join(toolchain.problems())
 
 
-@cache
-def library(*defined: str) -> Path:
-    """The fake as a library; `defined`: "HIP5" for one that is as old. It stays until the process ends, under a name of its own."""
-    folder = Path(tempfile.mkdtemp(prefix="roller-fake-hip-"))
-    target, source = folder / "fakehip.so", Path(__file__).with_name("fake_hip.cpp")
-    flags = ["-std=c++17", "-O1", "-shared", "-fPIC", *(f"-D{name}" for name in defined)]
-    subprocess.run([*host_compiler("the fake HIP needs"), *flags, "-o", str(target), str(source)], check=True)
+def library(folder: Path, *defined: str) -> Path:
+    """The fake as a library in a folder, compiled once; `defined`: "HIP5" for one that is as old."""
+    target, source = folder / f"{'-'.join(['fakehip', *defined])}.so", Path(__file__).with_name("fake_hip.cpp")
+    if not target.is_file():
+        flags = ["-std=c++17", "-O1", "-shared", "-fPIC", *(f"-D{name}" for name in defined)]
+        subprocess.run([*host_compiler("the fake HIP needs"), *flags, "-o", str(target), str(source)], check=True)
     return target
 
 
@@ -71,12 +69,12 @@ def forget() -> None:
 
 
 class AmdGpus:
-    """GPUs like an MI50."""
+    """GPUs like an MI50. `folder`: where the fake is, or will be."""
 
     dlpack_device = 10  # kDLROCM
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int = 2) -> None:
-        self._monkeypatch = monkeypatch
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, count: int = 2) -> None:
+        self._monkeypatch, self._folder = monkeypatch, folder
         self._runs: dict[str, Run] = {}
         self._run = _RUN(self._start)
         monkeypatch.setattr(hip, "mapped", lambda: ())
@@ -86,10 +84,10 @@ class AmdGpus:
 
     def use(self, *defined: str) -> None:
         """Of that version from now on; nothing is attached."""
-        path = library(*defined)
-        self._monkeypatch.setenv(hip.LIBRARY, str(path))
+        self.path = library(self._folder, *defined)
+        self._monkeypatch.setenv(hip.LIBRARY, str(self.path))
         forget()
-        self._lib = ctypes.CDLL(str(path))
+        self._lib = ctypes.CDLL(str(self.path))
         for name in ("fake_call", "fake_fault"):
             getattr(self._lib, name).restype, getattr(self._lib, name).argtypes = ctypes.c_char_p, [ctypes.c_size_t]
         for name in ("fake_place", "fake_live", "fake_pending", "fake_events", "fake_modules"):
