@@ -116,7 +116,7 @@ class Gpus:
     @staticmethod
     def _forget() -> None:
         gpu._made.cache_clear()
-        driver._Process.ready = driver._Process.forked = False
+        driver.FORKS.used = driver.FORKS.forked = False
 
     def become(self, number: int, spec: HardwareSpec, **changed: int) -> None:
         """A GPU has what a spec says; `changed`: attributes that differ from it."""

@@ -65,7 +65,7 @@ def forget() -> None:
     """The plugin knows nothing of a runtime that it has seen."""
     for known in (hip._library, hip._function, hip.alone, gpu._made):
         known.cache_clear()
-    hip._Process.ready = hip._Process.forked = False
+    hip.FORKS.used = hip.FORKS.forked = False
 
 
 class AmdGpus:
@@ -134,7 +134,7 @@ class AmdGpus:
     def _left(self) -> list[str]:
         """What nobody gave back, once all work is done and what was kept for later is gone."""
         self.settle()
-        for one in [gpu._made(number) for number in range(2)] if hip._Process.ready else []:
+        for one in [gpu._made(number) for number in range(2)] if hip.FORKS.used else []:
             if one._pool is not None:
                 with one.current():
                     one.wait()

@@ -229,7 +229,7 @@ def test_every_element_type_is_given_and_taken(gpus: Gpus, dtype: str, version: 
     there = gpu.gpu(0)
     with there.current():
         wanted = Wanted("out", (2, 3), verify.numpy_dtype(dtype))
-        given = foreign.DeviceArray(foreign.Block(there.allocate(48, there.stream), 48, there, there.stream), wanted)
+        given = foreign.ARRAYS.lent(foreign.Block(there.allocate(48, there.stream), 48, there, there.stream), wanted)
         tensor = tvm_ffi.from_dlpack(given.__dlpack__(stream=1, max_version=version))
         assert (tensor.dtype, tensor.shape, str(tensor.device)) == (dtype, (2, 3), "cuda:0")
         taken = foreign.take(given, wanted, there, there.stream, written=True)

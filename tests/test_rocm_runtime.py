@@ -242,7 +242,7 @@ def test_every_element_type_is_given_and_taken(amd: AmdGpus, dtype: str, version
     there = gpu.gpu(0)
     with there.current():
         wanted = Wanted("out", (2, 3), verify.numpy_dtype(dtype))
-        given = foreign.DeviceArray(Block(there.allocate(48, there.stream), 48, there, there.stream), wanted)
+        given = foreign.ARRAYS.lent(Block(there.allocate(48, there.stream), 48, there, there.stream), wanted)
         tensor = tvm_ffi.from_dlpack(given.__dlpack__(stream=0, max_version=version))
         assert (tensor.dtype, tensor.shape, str(tensor.device)) == (dtype, (2, 3), "rocm:0")
         taken = foreign.ARRAYS.take(given, wanted, there, there.stream, written=True)
