@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from roller.devices import Device
 
+pytest.register_assert_rewrite("gpu_runtime")
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 # Shrinking a failure can take minutes: `ci` reports the first example as it is, `dev` and `long` make it small.
 UNSHRUNK = tuple(phase for phase in Phase if phase is not Phase.shrink and phase is not Phase.explain)

@@ -20,17 +20,16 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_arrays import Namespaced, fake_torch
+from gpu_runtime import compiled
 
 import roller
-from roller import ops, verify
+from roller import verify
 from roller.chip import load_spec
 from roller.errors import DeviceUnavailableError
 from roller.hardware import HardwareSpec
 from roller.host_compiler import host_compiler
 from roller_rocm import gpu, hip, toolchain
 
-A, B = (33, 45), (45, 20)  # the operands of the kernel "product"
-SMALL = (64, 3)
 MACHINES = {"gfx906": 0x2F, "gfx908": 0x30, "gfx90a": 0x3F, "gfx942": 0x4C, "gfx1100": 0x41}  # in the flags of ELF files
 CODES = {
     **{"InvalidValue": 1, "OutOfMemory": 2, "NotInitialized": 3, "InsufficientDriver": 35, "InvalidImage": 200},
@@ -255,18 +254,8 @@ def _computed(
 
 @cache
 def made(kind: str, chip: str = "rocm:mi50") -> roller.Kernel:
-    """A kernel, compiled once: "product", "constant" (the same with a fixed operand), "sum" (of two kernels, with a workspace
-    between them), "half" (bfloat16), "small".
-    """
-    a, b = ops.tensor(A, name="a"), ops.tensor(B, name="b")
-    operator, options = {
-        "product": lambda: (ops.relu(ops.matmul(a, b)), {}),
-        "constant": lambda: (ops.relu(ops.matmul(a, b)), {"constants": {"b": values(B, 1)}}),
-        "sum": lambda: (ops.reduce_sum(ops.tensor((1 << 18,), name="a")), {}),
-        "half": lambda: (ops.relu(ops.tensor((7, 5), "bfloat16", name="a")), {}),
-        "small": lambda: (ops.relu(ops.tensor(SMALL, name="a")), {}),
-    }[kind]()
-    return roller.compile(operator, device=chip, top_k=1, **options)
+    """As `compiled`, once."""
+    return compiled(kind, chip)
 
 
 def kernel(kind: str, amd: AmdGpus, chip: str = "rocm:mi50") -> roller.Kernel:
@@ -283,11 +272,6 @@ def changed(kind: str, data: bytes | None = None, **launch: Any) -> roller.Kerne
         found.artifact, data=found.artifact.data if data is None else data, launch={**found.artifact.launch, **launch}
     )
     return roller.Kernel(artifact, found.expr, found._device)
-
-
-def values(shape: tuple[int, ...], seed: int = 0) -> Values:
-    """Numbers between -1 and 1."""
-    return np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)
 
 
 def rocm_torch(monkeypatch: pytest.MonkeyPatch, amd: AmdGpus, version: str | None = "6.4") -> Any:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_arrays import Array, Namespaced, Tensor
-from fake_hip import SMALL, A, AmdGpus, changed, kernel, rocm_torch, values, why_not
+from fake_hip import AmdGpus, changed, kernel, rocm_torch, why_not
+from gpu_runtime import SMALL, A, values
 
 import roller
 from roller import verify
