@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.table import Table
 
-from bench import figures, machine, report
+from bench import machine, report
 from bench.emulated_cases import EmulatedCase, cases
 from bench.emulating import Row, contained
 
@@ -51,10 +51,7 @@ class Programme:
             "summary": summary(kept),
             "cases": kept,
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(figures.compact(body) + "\n", encoding="utf-8")
-        partial.replace(path)
+        report.store(path, body)
         return body
 
     def run(self, options: argparse.Namespace) -> list[dict[str, Any]]:

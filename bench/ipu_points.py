@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from bench import figures, machine, report
+from bench import machine, report
 from bench.harness import RESULTS
 from roller.plugin import find_spec
 from roller_ipu_sim import cycles
@@ -201,14 +201,6 @@ def body(found: Sequence[Point]) -> dict[str, Any]:
     }
 
 
-def write(path: Path, made: dict[str, Any]) -> None:
-    """The report, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(figures.compact(made) + "\n", encoding="utf-8")
-    partial.replace(path)
-
-
 def main(words: Sequence[str] | None = None) -> int:
     """Print and write all points; 1 if one that is checked lies beyond its limit."""
     made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -216,7 +208,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options = made.parse_args(words)
     found = points()
     report.screen().print(table(found))
-    write(options.out, body(found))
+    report.store(options.out, body(found))
     return int(any(p.beyond for p in found))
 
 

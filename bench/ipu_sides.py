@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import figures, ipu_planner, machine, report
+from bench import ipu_planner, machine, report
 from bench.ipu_planner import Planned
 from roller import ops
 from roller.chip import resolve
@@ -89,8 +89,5 @@ def about(program: StageProgram) -> str:
 
 def write(path: Path, name: str, body: Mapping[str, Any]) -> None:
     """A file of results with its provenance, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
     head = report.provenance(name) | {"versions": machine.versions(), "about": NO_IPU}
-    partial.write_text(figures.compact(head | dict(body)) + "\n", encoding="utf-8")
-    partial.replace(path)
+    report.store(path, head | dict(body))

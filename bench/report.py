@@ -121,11 +121,16 @@ def write(name: str, body: dict[str, Any], options: argparse.Namespace) -> Path 
         "device": device,
         "versions": machine.versions(),
     }
+    store(path, head | body)
+    return path
+
+
+def store(path: Path, body: dict[str, Any]) -> None:
+    """A file of results, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(compact(head | body) + "\n", encoding="utf-8")
+    partial.write_text(compact(body) + "\n", encoding="utf-8")
     partial.replace(path)
-    return path
 
 
 def provenance(name: str, quick: bool = False) -> dict[str, Any]:

@@ -9,58 +9,20 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
 from roller.arrays import Wanted
+from roller.dlpack import lend
 from roller.errors import KernelError, LaunchError
+from roller.gpu import Gpu
 
 UNREADABLE = (BufferError, RuntimeError, TypeError, ValueError, AttributeError, KeyError)
 DEFAULT_STREAMS = (0, 1)  # handles of the stream that everything waits for
-
-
-class Gpu(Protocol):
-    """One GPU with its memory, in the order of streams; `stream` is one of ours."""
-
-    ordinal: int
-    stream: int
-
-    def current(self) -> AbstractContextManager[None]:
-        """It is the thread's inside."""
-
-    def allocate(self, size: int, stream: int) -> int:
-        """The address of new memory (bytes), for work on the stream."""
-
-    def free(self, address: int, stream: int) -> None:
-        """Give memory back once the work that is on the stream now is done."""
-
-    def reclaim(self, address: int, streams: Collection[int]) -> None:
-        """Give memory back once the work that is on these streams now is done."""
-
-    def room(self, size: int, stream: int) -> AbstractContextManager[int]:
-        """Memory for what is enqueued inside; 0 where no bytes are wanted."""
-
-    def order(self, first: int, then: int) -> None:
-        """Later work on one stream waits for what is on the other now."""
-
-    def hold(self, stream: int, things: Any) -> None:
-        """Keep things until the work that is on the stream now is done."""
-
-    def bring(self, to: int, source: int, size: int, stream: int) -> None:
-        """Enqueue a copy from host memory (bytes), which stays as it is until the stream is waited for."""
-
-    def fetch(self, to: int, source: int, size: int, stream: int) -> None:
-        """Enqueue a copy to host memory."""
-
-    def move(self, to: int, source: int, size: int, stream: int) -> None:
-        """Enqueue a copy within its memory."""
-
-    def finish(self, stream: int) -> None:
-        """Wait for what is on the stream."""
 
 
 @dataclass(slots=True)
@@ -82,7 +44,7 @@ class Taken:
 class Block:
     """Memory of ours that others use: given back in the order of every stream that was told to read it."""
 
-    def __init__(self, address: int, size: int, gpu: Any, stream: int) -> None:
+    def __init__(self, address: int, size: int, gpu: Gpu, stream: int) -> None:
         self.address, self.size, self.gpu = address, size, gpu
         self.written_on = stream
         self.streams = {stream}
@@ -224,6 +186,37 @@ class Foreign(ABC):
         chosen = module.default_stream(gpu.ordinal) if default else module.ExternalStream(stream, device=device)
         with module.stream(chosen):
             return torch.empty(wanted.shape, dtype=dtype, device=device)
+
+
+class DeviceArray:
+    """A result in a GPU's memory, for whoever speaks DLPack. `kind`: what DLPack calls such GPUs."""
+
+    def __init__(self, block: Block, wanted: Wanted, kind: int, foreign: Foreign) -> None:
+        self._block, self.shape, self.dtype = block, wanted.shape, wanted.dtype
+        self._kind, self._foreign = kind, foreign
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._kind, self._block.gpu.ordinal
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A capsule whose values the consumer's stream (None: the default one; -1: it will wait itself) sees complete."""
+        device = self.__dlpack_device__()
+        if copy or dl_device not in (None, device):
+            raise BufferError("the array is given where it lies, and not copied")
+        if stream != -1:
+            reader = self._foreign.handle(stream or self._foreign.default_stream)
+            with self._block.gpu.current():
+                self._block.gpu.order(self._block.written_on, reader)
+            self._block.streams.add(reader)
+        versioned = max_version is not None and max_version[0] >= 1
+        return lend(self._block.address, self.shape, self.dtype.name, device, self._block, versioned)
 
 
 def _torch_taken(value: Any, name: str, own: int | None) -> Taken:

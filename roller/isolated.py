@@ -2,6 +2,9 @@
 
 The worker is a plain child that imports what the function needs, not a copy of the caller: it never runs the caller's main
 script again. Functions travel by name, so they must live at the top of an importable module.
+
+A worker has a folder of its own for temporary files, which goes with it however it ends: its caller removes it, and where the
+caller is gone first, the worker does.
 """
 
 from __future__ import annotations
@@ -9,20 +12,25 @@ from __future__ import annotations
 import atexit
 import os
 import pickle
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, TypeVar
 
 from roller.errors import KernelError, RollerError
 
 T = TypeVar("T")
 DEADLINE_SECONDS = 60.0
-_START = "import sys; sys.path[:] = {path!r}; from roller.isolated import _serve; _serve({descriptor})"
+_SAID = "said"  # the file with what a call wrote to standard error
+_START = "import sys; sys.path[:] = {path!r}; from roller.isolated import _serve; _serve({descriptor}, {folder!r})"
 
 _lock = threading.Lock()
 _worker: _Worker | None = None
@@ -33,17 +41,19 @@ def run_isolated(
     *arguments: Any,
     deadline_s: float = DEADLINE_SECONDS,
     error: Callable[[str], RollerError] = KernelError,
+    quiet: bool = False,
 ) -> T:
     """What the function gives, computed in the worker process.
 
     Its exceptions are raised here. `error(text)` is raised where the worker crashes (the text names the signal), takes longer than
-    `deadline_s`, or cannot be sent the call; the next call gets a new worker.
+    `deadline_s`, or cannot be sent the call; the next call gets a new worker. `quiet`: what the function writes to standard error
+    is not shown; it follows the text, from the next line on, where the worker crashes.
     """
     what = getattr(function, "__qualname__", repr(function))
     if getattr(function, "__module__", "__main__") == "__main__":
         raise error(f"{what} must live in an importable module to run in a worker process")
     try:
-        message = pickle.dumps((function, arguments))
+        message = pickle.dumps((function, arguments, quiet))
     except (pickle.PicklingError, AttributeError, TypeError) as cause:
         raise error(f"{what} cannot be sent to a worker process: {cause}") from cause
     with _lock:
@@ -54,7 +64,8 @@ def run_isolated(
             worker.stop()
             raise error(f"{what} took longer than {deadline_s:g} s; its process was stopped") from None
         except (EOFError, OSError):
-            raise error(f"{what} crashed its process: {worker.stop()}") from None
+            said = worker.said() if quiet else ""
+            raise error(f"{what} crashed its process: {worker.stop()}{said}") from None
         except BaseException:
             worker.stop()
             raise
@@ -69,8 +80,9 @@ class _Worker:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
+        self.folder = tempfile.mkdtemp(prefix="roller-worker-")
         with theirs:
-            start = _START.format(path=[p for p in sys.path if p], descriptor=theirs.fileno())
+            start = _START.format(path=[p for p in sys.path if p], descriptor=theirs.fileno(), folder=self.folder)
             # Its stdout goes where errors go: ours may be a JSON document.
             self.process = subprocess.Popen(
                 [sys.executable, "-c", start], stdin=subprocess.DEVNULL, stdout=2, pass_fds=(theirs.fileno(),), process_group=0
@@ -84,23 +96,36 @@ class _Worker:
             raise TimeoutError
         return self.connection.recv()
 
+    def said(self) -> str:
+        """What the call wrote to standard error, behind a line end; empty where it wrote nothing."""
+        try:
+            text = Path(self.folder, _SAID).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+        return f"\n{text}" if text else ""
+
     def stop(self) -> str:
-        """End the process and say how it ended."""
+        """End the process, and the compilers that it started; remove its files, and say how it ended."""
         self.connection.close()
         try:
             status = self.process.wait(1.0)
         except subprocess.TimeoutExpired:
-            self.process.kill()
+            os.killpg(self.process.pid, signal.SIGKILL)
             status = self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
         return signal.Signals(-status).name if status < 0 else f"exit status {status}"
 
 
 def _current() -> _Worker:
     """The live worker of this process, started if there is none (a forked child starts its own)."""
     global _worker  # noqa: PLW0603  (the one warm worker is process-wide on purpose)
-    if _worker is None or _worker.owner != os.getpid() or _worker.process.poll() is not None or _worker.connection.closed:
-        _worker = _Worker()
-    return _worker
+    ours = _worker if _worker is not None and _worker.owner == os.getpid() and not _worker.connection.closed else None
+    if ours is not None and ours.process.poll() is not None:
+        ours.stop()
+        ours = None
+    if ours is None:
+        ours = _worker = _Worker()
+    return ours
 
 
 @atexit.register
@@ -109,26 +134,45 @@ def _stop() -> None:
         _worker.stop()
 
 
-def _serve(descriptor: int) -> None:
-    """The worker's loop: answer calls until the caller closes the connection."""
+def _serve(descriptor: int, folder: str) -> None:
+    """The worker's loop: answer calls until the caller closes the connection, or is gone."""
+    tempfile.tempdir = os.environ["TMPDIR"] = folder
     connection = Connection(descriptor)
-    while True:
-        try:
-            function, arguments = connection.recv()
-        except EOFError:
-            return
-        except Exception as problem:
-            answer: tuple[bool, Any] = (False, KernelError(f"the call cannot be read: {type(problem).__name__}: {problem}"))
-        else:
-            answer = _answer(function, arguments)
-        connection.send_bytes(_sendable(answer))
-
-
-def _answer(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[bool, Any]:
     try:
-        return True, function(*arguments)
+        while True:
+            connection.send_bytes(_sendable(_next_answer(connection)))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _next_answer(connection: Connection) -> tuple[bool, Any]:
+    """Whether the next call gave a value, and that, or what it raised."""
+    try:
+        function, arguments, quiet = connection.recv()
+    except (EOFError, ConnectionResetError):
+        raise
+    except Exception as problem:
+        return False, KernelError(f"the call cannot be read: {type(problem).__name__}: {problem}")
+    try:
+        if not quiet:
+            return True, function(*arguments)
+        with _aside(Path(tempfile.gettempdir(), _SAID)):
+            return True, function(*arguments)
     except Exception as problem:
         return False, problem
+
+
+@contextmanager
+def _aside(path: Path) -> Iterator[None]:
+    """What the process writes to standard error goes to a new file."""
+    before = os.dup(2)
+    try:
+        with path.open("wb") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
 
 
 def _sendable(answer: tuple[bool, Any]) -> bytes:

@@ -17,18 +17,21 @@ from roller.errors import (
 )
 from roller.estimate import Estimate
 from roller.expr import ELEMENT_BYTES, FLOATS, Axis, Stage, Tensor, TensorExpr
-from roller.foreign import Block, Foreign, Taken
+from roller.foreign import Block, DeviceArray, Foreign, Taken
+from roller.gpu import Gpu
 from roller.hardware import STORED_AS, Banks, ComputeAtom, HardwareSpec, MemoryLevel, SchedulableUnit
 from roller.hookspecs import API_VERSION, hookimpl
 from roller.host_compiler import host_compiler
 from roller.isolated import run_isolated
 from roller.kernel import Artifact, BuildOptions, KernelSource, Later, Profile, Runner
+from roller.loaded import Owned, check_limits, constants_of, inputs_of
 from roller.narrow import narrowed
 from roller.nest import Access, Dim, Nest, Tile
 from roller.nest import variants as nests
 from roller.program import Loop, RProgram, StageProgram, Staging, copy_depth, staged_touches
 from roller.rates import CostParameters
-from roller.resident import GpuRunner, constants_of, inputs_of
+from roller.refusals import ForkGuard, StatusError
+from roller.resident import GpuRunner
 from roller.scalar import (
     Accumulator,
     Affine,
@@ -66,11 +69,14 @@ __all__ = [
     "ConstructionError",
     "Coordinate",
     "CostParameters",
+    "DeviceArray",
     "DeviceUnavailableError",
     "Dim",
     "Estimate",
     "ExpressionError",
     "Foreign",
+    "ForkGuard",
+    "Gpu",
     "GpuRunner",
     "HardwareSpec",
     "KernelError",
@@ -82,6 +88,7 @@ __all__ = [
     "MemoryLevel",
     "Multiple",
     "Nest",
+    "Owned",
     "PanelRows",
     "Profile",
     "RProgram",
@@ -94,6 +101,7 @@ __all__ = [
     "Stage",
     "StageProgram",
     "Staging",
+    "StatusError",
     "Taken",
     "Tensor",
     "TensorExpr",
@@ -105,6 +113,7 @@ __all__ = [
     "borrow",
     "builtin_dir",
     "cache_dir",
+    "check_limits",
     "constants_of",
     "copy_depth",
     "dump_spec",

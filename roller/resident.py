@@ -12,13 +12,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
-from roller.arrays import Wanted, address, aligned_empty, numpy_dtype
+from roller.arrays import Wanted, address
 from roller.errors import DeviceUnavailableError, LaunchError
-from roller.foreign import Foreign, Gpu, Taken
+from roller.foreign import Foreign, Taken
+from roller.gpu import Gpu
 from roller.kernel import Artifact
+from roller.loaded import Launch, Loaded
 
 Array = npt.NDArray[Any]
 
@@ -34,20 +35,6 @@ class Gpus(Protocol):
 
     def current(self) -> Gpu:
         """The one that the calling thread uses, else the first."""
-
-
-class LoadedKernel(Protocol):
-    """A kernel on one GPU."""
-
-    @property
-    def gpu(self) -> Gpu:
-        """Where it is."""
-
-    def launch(self, places: Mapping[str, int], stream: int) -> None:
-        """Enqueue it for arrays at these addresses, by name; the GPU is the thread's."""
-
-    def close(self) -> None:
-        """Wait for what runs, then give everything back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +55,7 @@ class GpuRunner(ABC):
         inputs = tuple(name for name in launch["inputs"] if name not in artifact.constants)
         self._named = Arguments(inputs, str(launch["output"]), int(launch["alignment"]))
         self._closed, self._loading = False, threading.Lock()
-        self._on: dict[int, LoadedKernel] = {}
+        self._on: dict[int, Loaded] = {}
         self._begin()
 
     @abstractmethod
@@ -76,8 +63,8 @@ class GpuRunner(ABC):
         """`DeviceUnavailableError` where the GPU cannot run the kernel."""
 
     @abstractmethod
-    def load(self, gpu: Any) -> LoadedKernel:
-        """The kernel on a GPU."""
+    def prepare(self, module: Any, described: Mapping[str, Any], gpu: Any) -> Launch:
+        """One of its kernels, of a binary that the driver holds, with everything that launches on that GPU have in common."""
 
     def run(self, inputs: tuple[Array, ...], out: Array) -> None:
         """Compute `out` from arrays in host memory, on the calling thread's GPU, and wait for it."""
@@ -123,7 +110,7 @@ class GpuRunner(ABC):
             return False
         return True
 
-    def _loaded(self, ordinal: int) -> LoadedKernel:
+    def _loaded(self, ordinal: int) -> Loaded:
         found = self._on.get(ordinal)
         if found is not None:
             return found
@@ -133,7 +120,7 @@ class GpuRunner(ABC):
             if ordinal not in self._on:
                 there = self._gpus.gpu(ordinal)
                 self.check(there)
-                self._on[ordinal] = self.load(there)
+                self._on[ordinal] = Loaded(self._artifact, there, self.prepare)
             return self._on[ordinal]
 
 
@@ -142,7 +129,7 @@ class GpuRunner(ABC):
 
 def compute(
     foreign: Foreign,
-    load: Callable[[int], LoadedKernel],
+    load: Callable[[int], Loaded],
     named: Arguments,
     arrays: tuple[Any, ...],
     out: Any,
@@ -210,7 +197,7 @@ def _held(gpu: Gpu, stream: int, arrays: Sequence[Taken]) -> Iterator[None]:
             gpu.hold(stream, strangers)
 
 
-def _into(here: LoadedKernel, places: dict[str, int], output: str, target: Taken, inputs: Sequence[Taken], stream: int) -> None:
+def _into(here: Loaded, places: dict[str, int], output: str, target: Taken, inputs: Sequence[Taken], stream: int) -> None:
     """Write to the caller's array: directly where it overlaps no input, else by way of other memory."""
     if not target.size:
         return
@@ -221,21 +208,3 @@ def _into(here: LoadedKernel, places: dict[str, int], output: str, target: Taken
     with here.gpu.room(target.size, stream) as between:
         here.launch({**places, output: between}, stream)
         here.gpu.move(target.address, between, target.size, stream)
-
-
-def constants_of(artifact: Artifact) -> dict[str, Array]:
-    """The constants that the artifact carries, by name."""
-    found: dict[str, Array] = {}
-    for tensor in artifact.launch["tensors"]:
-        raw = artifact.constants.get(tensor["name"])
-        if raw is not None:
-            values = found[tensor["name"]] = aligned_empty(tuple(tensor["shape"]), numpy_dtype(tensor["dtype"]))
-            values[...] = np.frombuffer(raw, values.dtype).reshape(values.shape)
-    return found
-
-
-def inputs_of(artifact: Artifact, moving: tuple[Array, ...]) -> dict[str, Array]:
-    """All inputs by name: those of a call, in order, and the constants."""
-    fixed = constants_of(artifact)
-    names = [name for name in artifact.launch["inputs"] if name not in fixed]
-    return {**fixed, **dict(zip(names, moving, strict=True))}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from roller.devices import Device
 
+pytest.register_assert_rewrite("gpu_runtime")
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 # Shrinking a failure can take minutes: `ci` reports the first example as it is, `dev` and `long` make it small.
 UNSHRUNK = tuple(phase for phase in Phase if phase is not Phase.shrink and phase is not Phase.explain)
@@ -54,11 +56,17 @@ def gpus() -> Iterator[Any]:
     assert not made.gone()
 
 
+@pytest.fixture(scope="session")
+def hip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the runtime that stands in for HIP's is compiled to, once for all tests."""
+    return tmp_path_factory.mktemp("fake-hip")
+
+
 @pytest.fixture
-def amd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def amd(monkeypatch: pytest.MonkeyPatch, hip_folder: Path) -> Iterator[Any]:
     """Two GPUs like an MI50; afterwards nothing wrong was asked of the runtime, nothing is left there, and there is no GPU."""
     from fake_hip import AmdGpus
 
-    made = AmdGpus(monkeypatch)
+    made = AmdGpus(monkeypatch, hip_folder)
     yield made
     assert not made.gone()

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm_ffi
-from fake_gpu import Gpus
 
 from roller.arrays import numpy_dtype
 
@@ -38,7 +37,7 @@ _CODES = {"float16": 2, "float32": 2, "float64": 2, "bfloat16": 4, "int8": 0, "i
 class Array:
     """An array on a GPU of a library that is unknown but for DLPack."""
 
-    def __init__(self, gpus: Gpus, values: Any, number: int = 0, shift: int = 0, strides: Sequence[int] | None = None) -> None:
+    def __init__(self, gpus: Any, values: Any, number: int = 0, shift: int = 0, strides: Sequence[int] | None = None) -> None:
         host = np.ascontiguousarray(values)
         self.gpus, self.shape, self.dtype, self.number = gpus, host.shape, host.dtype, number
         self.address = gpus.place(host.nbytes + shift, number) + shift
@@ -146,7 +145,7 @@ class CupyArray(Array):
 Tensor.__module__, CupyArray.__module__ = "torch", "cupy"
 
 
-def fake_torch(monkeypatch: pytest.MonkeyPatch, gpus: Gpus) -> Any:
+def fake_torch(monkeypatch: pytest.MonkeyPatch, gpus: Any) -> Any:
     """torch as far as kernels know it. `current`: the handle of its current stream; `made_for`: the stream of each new tensor."""
     torch = types.ModuleType("torch")
     torch.current, torch.made_for = 0, []  # type: ignore[attr-defined]

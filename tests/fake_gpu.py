@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gpu_runtime import compiled, values
 from measuring import facts_of
 
 import roller
@@ -25,7 +26,6 @@ from roller.hardware import HardwareSpec
 from roller.kernel import Artifact
 from roller_cuda import driver, emulator, gpu
 
-A, B = (33, 45), (45, 20)  # the operands of the kernel "product"
 LEFT, RIGHT = (200, 152), (152, 136)  # and of the one on Hopper's own path
 _RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint, ctypes.c_uint)
 
@@ -116,7 +116,7 @@ class Gpus:
     @staticmethod
     def _forget() -> None:
         gpu._made.cache_clear()
-        driver._Process.ready = driver._Process.forked = False
+        driver.FORKS.used = driver.FORKS.forked = False
 
     def become(self, number: int, spec: HardwareSpec, **changed: int) -> None:
         """A GPU has what a spec says; `changed`: attributes that differ from it."""
@@ -206,18 +206,8 @@ class Gpus:
 
 @cache
 def built(kind: str) -> roller.Kernel:
-    """A kernel for an A100, compiled once: "product", "constant" (the same with a fixed operand), "sum" (of two kernels, with a
-    workspace between them), "half" (bfloat16), "small".
-    """
-    a, b = ops.tensor(A, name="a"), ops.tensor(B, name="b")
-    operator, options = {
-        "product": lambda: (ops.relu(ops.matmul(a, b)), {}),
-        "constant": lambda: (ops.relu(ops.matmul(a, b)), {"constants": {"b": values(B, 1)}}),
-        "sum": lambda: (ops.reduce_sum(ops.tensor((1 << 18,), name="a")), {}),
-        "half": lambda: (ops.relu(ops.tensor((7, 5), "bfloat16", name="a")), {}),
-        "small": lambda: (ops.relu(ops.tensor((64, 3), name="a")), {}),
-    }[kind]()
-    return roller.compile(operator, device="cuda:a100", top_k=1, **options)
+    """As `compiled`, for an A100, once."""
+    return compiled(kind, "cuda:a100")
 
 
 @cache
@@ -259,8 +249,3 @@ def changed(kind: str, data: bytes | None = None, **launch: Any) -> roller.Kerne
         found.artifact, data=found.artifact.data if data is None else data, launch={**found.artifact.launch, **launch}
     )
     return roller.Kernel(artifact, found.expr, found._device)
-
-
-def values(shape: tuple[int, ...], seed: int = 0) -> np.ndarray[Any, Any]:
-    """Numbers between -1 and 1."""
-    return np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)

@@ -11,7 +11,6 @@ import gc
 import itertools
 import re
 import subprocess
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
@@ -21,17 +20,16 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_arrays import Namespaced, fake_torch
+from gpu_runtime import compiled
 
 import roller
-from roller import ops, verify
+from roller import verify
 from roller.chip import load_spec
 from roller.errors import DeviceUnavailableError
 from roller.hardware import HardwareSpec
 from roller.host_compiler import host_compiler
 from roller_rocm import gpu, hip, toolchain
 
-A, B = (33, 45), (45, 20)  # the operands of the kernel "product"
-SMALL = (64, 3)
 MACHINES = {"gfx906": 0x2F, "gfx908": 0x30, "gfx90a": 0x3F, "gfx942": 0x4C, "gfx1100": 0x41}  # in the flags of ELF files
 CODES = {
     **{"InvalidValue": 1, "OutOfMemory": 2, "NotInitialized": 3, "InsufficientDriver": 35, "InvalidImage": 200},
@@ -53,13 +51,12 @@ def why_not() -> str:
     return "; ".join(toolchain.problems())
 
 
-@cache
-def library(*defined: str) -> Path:
-    """The fake as a library; `defined`: "HIP5" for one that is as old. It stays until the process ends, under a name of its own."""
-    folder = Path(tempfile.mkdtemp(prefix="roller-fake-hip-"))
-    target, source = folder / "fakehip.so", Path(__file__).with_name("fake_hip.cpp")
-    flags = ["-std=c++17", "-O1", "-shared", "-fPIC", *(f"-D{name}" for name in defined)]
-    subprocess.run([*host_compiler("the fake HIP needs"), *flags, "-o", str(target), str(source)], check=True)
+def library(folder: Path, *defined: str) -> Path:
+    """The fake as a library in a folder, compiled once; `defined`: "HIP5" for one that is as old."""
+    target, source = folder / f"{'-'.join(['fakehip', *defined])}.so", Path(__file__).with_name("fake_hip.cpp")
+    if not target.is_file():
+        flags = ["-std=c++17", "-O1", "-shared", "-fPIC", *(f"-D{name}" for name in defined)]
+        subprocess.run([*host_compiler("the fake HIP needs"), *flags, "-o", str(target), str(source)], check=True)
     return target
 
 
@@ -67,16 +64,16 @@ def forget() -> None:
     """The plugin knows nothing of a runtime that it has seen."""
     for known in (hip._library, hip._function, hip.alone, gpu._made):
         known.cache_clear()
-    hip._Process.ready = hip._Process.forked = False
+    hip.FORKS.used = hip.FORKS.forked = False
 
 
 class AmdGpus:
-    """GPUs like an MI50."""
+    """GPUs like an MI50. `folder`: where the fake is, or will be."""
 
     dlpack_device = 10  # kDLROCM
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int = 2) -> None:
-        self._monkeypatch = monkeypatch
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, count: int = 2) -> None:
+        self._monkeypatch, self._folder = monkeypatch, folder
         self._runs: dict[str, Run] = {}
         self._run = _RUN(self._start)
         monkeypatch.setattr(hip, "mapped", lambda: ())
@@ -86,10 +83,10 @@ class AmdGpus:
 
     def use(self, *defined: str) -> None:
         """Of that version from now on; nothing is attached."""
-        path = library(*defined)
-        self._monkeypatch.setenv(hip.LIBRARY, str(path))
+        self.path = library(self._folder, *defined)
+        self._monkeypatch.setenv(hip.LIBRARY, str(self.path))
         forget()
-        self._lib = ctypes.CDLL(str(path))
+        self._lib = ctypes.CDLL(str(self.path))
         for name in ("fake_call", "fake_fault"):
             getattr(self._lib, name).restype, getattr(self._lib, name).argtypes = ctypes.c_char_p, [ctypes.c_size_t]
         for name in ("fake_place", "fake_live", "fake_pending", "fake_events", "fake_modules"):
@@ -136,7 +133,7 @@ class AmdGpus:
     def _left(self) -> list[str]:
         """What nobody gave back, once all work is done and what was kept for later is gone."""
         self.settle()
-        for one in [gpu._made(number) for number in range(2)] if hip._Process.ready else []:
+        for one in [gpu._made(number) for number in range(2)] if hip.FORKS.used else []:
             if one._pool is not None:
                 with one.current():
                     one.wait()
@@ -257,18 +254,8 @@ def _computed(
 
 @cache
 def made(kind: str, chip: str = "rocm:mi50") -> roller.Kernel:
-    """A kernel, compiled once: "product", "constant" (the same with a fixed operand), "sum" (of two kernels, with a workspace
-    between them), "half" (bfloat16), "small".
-    """
-    a, b = ops.tensor(A, name="a"), ops.tensor(B, name="b")
-    operator, options = {
-        "product": lambda: (ops.relu(ops.matmul(a, b)), {}),
-        "constant": lambda: (ops.relu(ops.matmul(a, b)), {"constants": {"b": values(B, 1)}}),
-        "sum": lambda: (ops.reduce_sum(ops.tensor((1 << 18,), name="a")), {}),
-        "half": lambda: (ops.relu(ops.tensor((7, 5), "bfloat16", name="a")), {}),
-        "small": lambda: (ops.relu(ops.tensor(SMALL, name="a")), {}),
-    }[kind]()
-    return roller.compile(operator, device=chip, top_k=1, **options)
+    """As `compiled`, once."""
+    return compiled(kind, chip)
 
 
 def kernel(kind: str, amd: AmdGpus, chip: str = "rocm:mi50") -> roller.Kernel:
@@ -285,11 +272,6 @@ def changed(kind: str, data: bytes | None = None, **launch: Any) -> roller.Kerne
         found.artifact, data=found.artifact.data if data is None else data, launch={**found.artifact.launch, **launch}
     )
     return roller.Kernel(artifact, found.expr, found._device)
-
-
-def values(shape: tuple[int, ...], seed: int = 0) -> Values:
-    """Numbers between -1 and 1."""
-    return np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)
 
 
 def rocm_torch(monkeypatch: pytest.MonkeyPatch, amd: AmdGpus, version: str | None = "6.4") -> Any:

@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from bench import paper_fidelity, rocm_origami, rocm_origami_page, rocm_origami_peer, rocm_paper, rocm_policy, targets
+from bench import (
+    paper_fidelity,
+    rocm_compile,
+    rocm_origami,
+    rocm_origami_page,
+    rocm_origami_peer,
+    rocm_paper,
+    rocm_policy,
+    targets,
+)
 from bench.harness import RESULTS
 from bench.paper_ops import DATA
 from bench.rocm_origami import Mine
@@ -101,6 +110,30 @@ def test_a_prediction_made_now_is_the_one_in_the_report() -> None:
         if operator.device == "MI50" and operator.id in ("M4", "C9"):
             first = candidates(*sizes[operator.id], MI50)[0]
             assert rocm_paper.predicted(operator, first, spec) == pytest.approx(held[operator.id]["predicted_s"], rel=1e-3)
+
+
+# The paper's operators, compiled and emulated
+
+
+def test_conflicts_of_reads_and_of_writes_are_counted_apart() -> None:
+    both, clean = {"reads": [4, 4], "writes": [2, 3]}, {"reads": [0, 0], "writes": [2, 2]}
+    loops = {"a": both, "b": clean, "c": {"reads": [4, 5], "writes": [0, 0]}}
+    kernel = {"threads": 512, "vgprs": 100, "predicted_registers": 90, "resident_waves": 2, "predicted_waves": 3}
+    row = {"case": "M0", "status": "ok", "compile_s": 1.0, "kernels": [kernel], "emulator": {"status": "right", "loops": loops}}
+    failed = {"case": "M1", "status": "failed", "reason": "no", "emulator": {"status": "failed"}}
+    counted = rocm_compile.summary([row, failed])
+    assert (counted["hot_loops_that_read_local_memory"], counted["hot_loops_with_conflicts_of_reads"]) == (2, 1)
+    assert (counted["hot_loops_that_write_local_memory"], counted["hot_loops_with_conflicts_of_writes"]) == (2, 1)
+    assert (counted["compiled"], counted["workgroups_too_large"], counted["fewer_waves_than_predicted"]) == (1, 1, 1)
+    assert counted["median_registers_error"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("rocm/compile-*.json")), ids=lambda p: p.stem)
+def test_committed_sums_are_those_of_their_rows(path: Path) -> None:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    sums = rocm_compile.summary(found["cases"])
+    assert found["summary"] == {k: pytest.approx(v, rel=1e-3) if isinstance(v, float) else v for k, v in sums.items()}
+    assert [row["case"] for row in found["cases"]] == [case.id for case in rocm_compile.paper_cases()]
 
 
 # Beside Origami

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from emulating import needs_compiler, needs_cxx
-from fake_gpu import A, B, Gpus, values, why_not
+from fake_gpu import Gpus, why_not
+from gpu_runtime import A, B, values
 from measuring import facts_of
 
 import roller

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from emulating import needs_compiler, needs_cxx
 from fake_arrays import Array, Namespaced
-from fake_gpu import A, Gpus, changed, kernel, values, why_not
+from fake_gpu import Gpus, changed, kernel, why_not
+from gpu_runtime import A, values
 
 import roller
 from roller import verify

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from emulating import needs_compiler, needs_cxx
 from fake_arrays import Array, Namespaced
-from fake_gpu import LEFT, RIGHT, Gpus, fresh, of_groups, rounding_groups, values, why_not
+from fake_gpu import LEFT, RIGHT, Gpus, fresh, of_groups, rounding_groups, why_not
+from gpu_runtime import values
 
 from roller import verify
 from roller.chip import load_spec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -242,6 +243,18 @@ def test_errors_of_tvm_are_told_as_ours() -> None:
 
 def _raising() -> None:
     raise RuntimeError("of TVM's")
+
+
+def test_llvm_is_quoted_where_it_ends_the_process() -> None:
+    with pytest.raises(CodegenError, match=r"^LLVM: LLVM ERROR: no such register$"):
+        isolated.run(_ending, "TVM finds no device\nLLVM ERROR: no such register\nStack dump:\n")
+    with pytest.raises(CodegenError, match=r"^LLVM: .*SIGABRT$"):
+        isolated.run(_ending, "TVM finds no device\n")
+
+
+def _ending(words: str) -> None:
+    os.write(2, words.encode())
+    os.abort()
 
 
 def test_too_many_lanes_and_too_much_local_memory_are_refused() -> None:

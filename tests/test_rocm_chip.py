@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_hip import SMALL, A, AmdGpus, B, values, why_not
+from fake_hip import AmdGpus, why_not
+from gpu_runtime import SMALL, A, B, values
 
 import roller
 from roller import ops, verify

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_arrays import Array, Namespaced, Tensor
-from fake_hip import SMALL, A, AmdGpus, changed, kernel, library, rocm_torch, values, why_not
+from fake_hip import AmdGpus, changed, kernel, rocm_torch, why_not
+from gpu_runtime import SMALL, A, values
 
 import roller
 from roller import verify
@@ -49,7 +50,7 @@ def test_the_runtime_is_looked_for_where_rocm_is(amd: AmdGpus, monkeypatch: pyte
     """And one that is in the process already goes before all others."""
     (tmp_path / there).mkdir()
     place = tmp_path / there / "libamdhip64-test.so"
-    place.symlink_to(library())
+    place.symlink_to(amd.path)
     monkeypatch.delenv(hip.LIBRARY)
     monkeypatch.setattr(hip, "NAMES", ("libamdhip64-test.so",))
     if there == "lib":

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_arrays import Array, CupyArray, Namespaced, Tensor, fake_cupy
-from fake_hip import SMALL, AmdGpus, kernel, rocm_torch, values, why_not
+from fake_hip import AmdGpus, kernel, rocm_torch, why_not
+from gpu_runtime import SMALL, values
 from hypothesis import given
 from hypothesis import strategies as st
 

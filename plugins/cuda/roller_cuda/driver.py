@@ -5,32 +5,19 @@ A process forked from one that uses the driver must not: there every call is ref
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from roller.plugin import DeviceUnavailableError, KernelError, LaunchError
+from roller.plugin import DeviceUnavailableError, ForkGuard, KernelError, LaunchError
+from roller.plugin import StatusError as Refusal
 from roller_cuda import toolchain
 
 OLDEST = 12000  # as `cuDriverGetVersion` counts: libraries of kernels without a context, clusters and tensor maps came with 12.0
 OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 LEGACY_STREAM = 1  # the stream that everything waits for; 0 names it too, unless the process asks for one a thread
-_ADVICE: Mapping[str, tuple[type[KernelError], str]] = {
-    OUT_OF_MEMORY: (LaunchError, "the GPU's memory is full; free arrays (torch: torch.cuda.empty_cache()) or take smaller ones"),
-    "CUDA_ERROR_NO_DEVICE": (DeviceUnavailableError, "the driver finds no GPU; see CUDA_VISIBLE_DEVICES and nvidia-smi"),
-    "CUDA_ERROR_NOT_INITIALIZED": (DeviceUnavailableError, "the driver is not ready in this process"),
-    "CUDA_ERROR_SYSTEM_NOT_READY": (DeviceUnavailableError, "the GPUs are not ready; is the fabric manager running?"),
-    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": (DeviceUnavailableError, "kernel module and driver library differ; restart the machine"),
-    "CUDA_ERROR_ECC_UNCORRECTABLE": (DeviceUnavailableError, "the GPU's memory has a fault; reset the GPU"),
-    "CUDA_ERROR_DEVICES_UNAVAILABLE": (DeviceUnavailableError, "the GPU is busy or reserved for another process"),
-}
 _TOO_OLD = "the driver cannot run this cubin: update the driver, or compile for the attached GPU (device='cuda')"
 _BROKEN = "a kernel before failed, and the GPU's context is lost with it: start the process again"
-_FORKED = (
-    "this process was forked after CUDA was used, which CUDA does not survive; start processes with the method 'spawn' "
-    "(multiprocessing.get_context('spawn')), or fork before the first use of the GPU"
-)
 _OF_CUBINS = (
     "UNSUPPORTED_PTX_VERSION",
     "NO_BINARY_FOR_GPU",
@@ -52,44 +39,31 @@ _OF_CONTEXTS = (
 )
 
 
-class _Process:
-    """Whether the driver works here."""
+_ADVICE: Mapping[str, tuple[type[KernelError], str]] = {
+    **{f"CUDA_ERROR_{name}": (DeviceUnavailableError, _TOO_OLD) for name in _OF_CUBINS},
+    **{f"CUDA_ERROR_{name}": (LaunchError, _BROKEN) for name in _OF_CONTEXTS},
+    OUT_OF_MEMORY: (LaunchError, "the GPU's memory is full; free arrays (torch: torch.cuda.empty_cache()) or take smaller ones"),
+    "CUDA_ERROR_NO_DEVICE": (DeviceUnavailableError, "the driver finds no GPU; see CUDA_VISIBLE_DEVICES and nvidia-smi"),
+    "CUDA_ERROR_NOT_INITIALIZED": (DeviceUnavailableError, "the driver is not ready in this process"),
+    "CUDA_ERROR_SYSTEM_NOT_READY": (DeviceUnavailableError, "the GPUs are not ready; is the fabric manager running?"),
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": (DeviceUnavailableError, "kernel module and driver library differ; restart the machine"),
+    "CUDA_ERROR_ECC_UNCORRECTABLE": (DeviceUnavailableError, "the GPU's memory has a fault; reset the GPU"),
+    "CUDA_ERROR_DEVICES_UNAVAILABLE": (DeviceUnavailableError, "the GPU is busy or reserved for another process"),
+}
+FORKS = ForkGuard("CUDA")
 
-    ready = False
-    forked = False
 
+class StatusError(Refusal):
+    """What the driver answered."""
 
-def _in_child() -> None:
-    _Process.forked = _Process.ready
-
-
-os.register_at_fork(after_in_child=_in_child)
-
-
-class StatusError(Exception):
-    """What the driver answered, by name; never leaves this plugin."""
-
-    def __init__(self, function: str, status: str) -> None:
-        self.function, self.status = function, status
-        super().__init__(f"{function}: {status}")
-
-    def told(self, what: str = "") -> KernelError:
-        """The error that the user sees; `what` was to be done."""
-        short = self.status.removeprefix("CUDA_ERROR_")
-        kind: type[KernelError]
-        if short in _OF_CUBINS:
-            kind, advice = DeviceUnavailableError, _TOO_OLD
-        elif short in _OF_CONTEXTS:
-            kind, advice = LaunchError, _BROKEN
-        else:
-            kind, advice = _ADVICE.get(self.status, (LaunchError, "the CUDA driver refused"))
-        return kind(f"{what + ': ' if what else ''}{advice} ({self.function} says {self.status})")
+    advice = _ADVICE
+    otherwise = "the CUDA driver refused"
+    full = OUT_OF_MEMORY
 
 
 def tried(function: str, *arguments: Any) -> Any:
     """What a function of the driver gives beside its status: nothing, a value, or a tuple; `StatusError` where it fails."""
-    if _Process.forked:
-        raise LaunchError(_FORKED)
+    FORKS.check()
     bindings = _bindings()
     try:
         status, *found = getattr(bindings, function)(*arguments)
@@ -112,11 +86,6 @@ def call(function: str, *arguments: Any, what: str = "") -> Any:
         raise error.told(what) from error
 
 
-def is_forked() -> bool:
-    """True in a process forked from one that used the driver."""
-    return _Process.forked
-
-
 def constant(name: str) -> Any:
     """A value of one of the driver's enumerations: "CUdevice_attribute.CU_..."."""
     kind, _, value = name.partition(".")
@@ -132,7 +101,7 @@ def start() -> int:
     """How many GPUs there are, at least one; `DeviceUnavailableError` without cuda-bindings, a driver, or a GPU."""
     try:
         tried("cuInit", 0)
-        _Process.ready = True
+        FORKS.used = True
         version, count = int(tried("cuDriverGetVersion")), int(tried("cuDeviceGetCount"))
     except StatusError as error:
         raise DeviceUnavailableError(str(error.told("no NVIDIA driver, or none that works"))) from error

@@ -5,20 +5,15 @@ What is not torch's comes and goes through DLPack or, without that, the CUDA arr
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import numpy as np
 
-from roller.plugin import Block, Foreign, Taken, Wanted
+from roller.plugin import Block, DeviceArray, Foreign, Taken, Wanted
 from roller_cuda import driver
 
 ON_GPU = (2, 13)  # DLPack's kDLCUDA and kDLCUDAManaged
 INTERFACE = "__cuda_array_interface__"
-_NAMELESS = {"bfloat16": 4}  # DLPack's codes of the types that cuda.core does not export, all of 16 bits
-_HEADER_BYTES = 32  # of DLManagedTensorVersioned before its DLTensor: version, context, deleter, flags
-_CODE_AT = 20  # in a DLTensor: behind the address, the device and the rank
-_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_size_t, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 
 
 def _ordinal_at(address: int) -> int:
@@ -69,60 +64,17 @@ class _Arrays(Foreign):
         """By way of cuda.core."""
         return _viewed(value, stream, own)
 
-    def lent(self, block: Block, wanted: Wanted) -> DeviceArray:
+    def lent(self, block: Block, wanted: Wanted) -> CudaArray:
         """With DLPack and the array interface."""
-        return DeviceArray(block, wanted)
+        return CudaArray(block, wanted, ON_GPU[0], self)
 
 
 ARRAYS = _Arrays()
 take = ARRAYS.take
 
 
-# --- results ---------------------------------------------------------------------------------------------------------------
-
-
-def _rename(capsule: Any, code: int) -> None:
-    """Write another type code into a capsule that nobody has taken yet; where it lies is fixed by DLPack's ABI."""
-    versioned = "dltensor_versioned" in repr(capsule)
-    start = _pointer_of(capsule, b"dltensor_versioned" if versioned else b"dltensor")
-    ctypes.c_uint8.from_address(start + (_HEADER_BYTES if versioned else 0) + _CODE_AT).value = code
-
-
-class DeviceArray:
+class CudaArray(DeviceArray):
     """A result in a GPU's memory, for whoever speaks DLPack or the CUDA array interface."""
-
-    def __init__(self, block: Block, wanted: Wanted) -> None:
-        self._block, self.shape, self.dtype = block, wanted.shape, wanted.dtype
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return ON_GPU[0], self._block.gpu.ordinal
-
-    def __dlpack__(
-        self,
-        *,
-        stream: int | None = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any:
-        """A capsule whose values the consumer's stream (None: the legacy one; -1: it will wait itself) sees complete."""
-        from cuda.core import Buffer  # noqa: PLC0415  (an extra)
-        from cuda.core.utils import StridedMemoryView  # noqa: PLC0415
-
-        if copy or dl_device not in (None, self.__dlpack_device__()):
-            raise BufferError("the array is given where it lies, and not copied")
-        with self._block.gpu.current():
-            if stream != -1:
-                reader = stream or driver.LEGACY_STREAM
-                self._block.gpu.order(self._block.written_on, reader)
-                self._block.streams.add(reader)
-            buffer = Buffer.from_handle(self._block.address, max(self._block.size, 1), owner=self._block)
-            like = np.dtype(np.int16) if self.dtype.name in _NAMELESS else self.dtype
-            view = StridedMemoryView.from_buffer(buffer, self.shape, dtype=like)
-            capsule = view.__dlpack__(stream=-1, max_version=max_version)
-        if like is not self.dtype:
-            _rename(capsule, _NAMELESS[self.dtype.name])
-        return capsule
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 from roller.plugin import DeviceUnavailableError, LaunchError
+from roller.plugin import Gpu as AnyGpu
 from roller_cuda import driver
 from roller_cuda.driver import StatusError
 from roller_cuda.probes import Facts
@@ -34,24 +33,17 @@ _KEEP = 2**64 - 1  # bytes that the pool holds back for the next call instead of
 _BUSY = "CUDA_ERROR_NOT_READY"
 
 
-class Gpu:
-    """The GPU of that number, through the context that other libraries in the process use too.
+class Gpu(AnyGpu):
+    """One GPU, through the context that other libraries in the process use too."""
 
-    `stream` is our own: for host arrays, and for arrays of libraries that have no current stream.
-    """
+    forks = driver.FORKS
 
     def __init__(self, ordinal: int) -> None:
-        self.ordinal = ordinal
+        super().__init__(ordinal)
         self.device = driver.call("cuDeviceGet", ordinal)
         self.capability = self.attribute("COMPUTE_CAPABILITY_MAJOR"), self.attribute("COMPUTE_CAPABILITY_MINOR")
         self._context: Any = None
         self._pool: Any = None
-        self.stream = 0
-        self._held: deque[tuple[Any, Any]] = deque()
-        self._lock = threading.RLock()  # what is let go may ask the GPU for more
-
-    def __str__(self) -> str:
-        return f"GPU {self.ordinal}"
 
     def attribute(self, name: str) -> int:
         """One of the driver's `CU_DEVICE_ATTRIBUTE_...`."""
@@ -107,103 +99,92 @@ class Gpu:
         driver.call("cuMemPoolSetAttribute", pool, kept, driver.made("cuuint64_t", _KEEP))
         return pool
 
-    # --- memory: the context is current -----------------------------------------------------------------------------------
+    # --- memory ------------------------------------------------------------------------------------------------------------
 
-    def allocate(self, size: int, stream: int) -> int:
-        """The address of new memory (bytes), which work on the stream may use from now on; aligned to 256 bytes."""
-        try:
-            return int(driver.tried("cuMemAllocFromPoolAsync", max(size, 1), self._pool, stream))
-        except StatusError as error:
-            if error.status != driver.OUT_OF_MEMORY:
-                raise error.told() from error
-        try:  # once more, without what the pool keeps for later
-            driver.tried("cuCtxSynchronize")
-            driver.tried("cuMemPoolTrimTo", self._pool, 0)
-            return int(driver.tried("cuMemAllocFromPoolAsync", max(size, 1), self._pool, stream))
-        except StatusError as error:
-            raise error.told(f"{size} bytes wanted on {self}") from error
+    def take(self, size: int, stream: int) -> int:
+        """From the pool."""
+        return int(driver.tried("cuMemAllocFromPoolAsync", max(size, 1), self._pool, stream))
+
+    def trim(self) -> None:
+        """The pool is empty."""
+        driver.tried("cuCtxSynchronize")
+        driver.tried("cuMemPoolTrimTo", self._pool, 0)
 
     def free(self, address: int, stream: int) -> None:
-        """Give memory back once the work that is on the stream now is done."""
+        """To the pool."""
         driver.call("cuMemFreeAsync", address, stream)
 
-    def reclaim(self, address: int, streams: Collection[int]) -> None:
-        """Give memory back once the work that is on these streams now is done."""
-        for stream in sorted(streams):
-            self.order(stream, self.stream)
-        self.free(address, self.stream)
-
-    @contextmanager
-    def room(self, size: int, stream: int) -> Iterator[int]:
-        """Memory for what is enqueued inside; 0 where no bytes are wanted."""
-        if not size:
-            yield 0
-            return
-        address = self.allocate(size, stream)
-        try:
-            yield address
-        finally:
-            self.free(address, stream)
-
     def bring(self, to: int, source: int, size: int, stream: int) -> None:
-        """Enqueue a copy from host memory (bytes)."""
+        """From host memory."""
         driver.call("cuMemcpyHtoDAsync", to, source, size, stream)
 
     def fetch(self, to: int, source: int, size: int, stream: int) -> None:
-        """Enqueue a copy to host memory."""
+        """To host memory."""
         driver.call("cuMemcpyDtoHAsync", to, source, size, stream)
 
     def move(self, to: int, source: int, size: int, stream: int) -> None:
-        """Enqueue a copy within the GPU's memory."""
+        """Within its memory."""
         driver.call("cuMemcpyDtoDAsync", to, source, size, stream)
 
-    # --- order ------------------------------------------------------------------------------------------------------------
+    # --- order -------------------------------------------------------------------------------------------------------------
 
     def order(self, first: int, then: int) -> None:
-        """Later work on one stream waits for what is on the other now; 0 is the legacy stream."""
-        first, then = first or driver.LEGACY_STREAM, then or driver.LEGACY_STREAM
-        if first == then:
-            return
-        event = self._marked(first)
-        try:
-            driver.call("cuStreamWaitEvent", then, event, 0)
-        finally:
-            driver.call("cuEventDestroy", event)
-
-    def hold(self, stream: int, things: Any) -> None:
-        """Keep things until the work that is on the stream now is done, and let go of what was kept and is done."""
-        with self._lock:
-            self._held.append((self._marked(stream), things))
-            while self._held and _done(self._held[0][0]):
-                event, _ = self._held.popleft()
-                driver.call("cuEventDestroy", event)
+        """As for all GPUs; 0 is the legacy stream."""
+        super().order(first or driver.LEGACY_STREAM, then or driver.LEGACY_STREAM)
 
     def finish(self, stream: int) -> None:
-        """Wait for what is on the stream."""
+        """Wait for a stream."""
         driver.call("cuStreamSynchronize", stream)
 
-    def wait(self) -> None:
-        """Until all work on the GPU is done."""
+    def synchronize(self) -> None:
+        """Wait for the context."""
         driver.call("cuCtxSynchronize")
-        with self._lock:
-            while self._held:
-                event, _ = self._held.popleft()
-                driver.call("cuEventDestroy", event)
 
-    def _marked(self, stream: int) -> Any:
+    def mark(self, stream: int) -> Any:
+        """An event without times."""
         event = driver.call("cuEventCreate", driver.constant("CUevent_flags.CU_EVENT_DISABLE_TIMING").value)
         driver.call("cuEventRecord", event, stream)
         return event
 
+    def reached(self, event: Any) -> bool:
+        """Without waiting."""
+        try:
+            driver.tried("cuEventQuery", event)
+        except StatusError as error:
+            if error.status != _BUSY:
+                raise error.told() from error
+            return False
+        return True
 
-def _done(event: Any) -> bool:
-    try:
-        driver.tried("cuEventQuery", event)
-    except StatusError as error:
-        if error.status != _BUSY:
-            raise error.told() from error
-        return False
-    return True
+    def follow(self, stream: int, event: Any) -> None:
+        """The stream waits, not the caller."""
+        driver.call("cuStreamWaitEvent", stream, event, 0)
+
+    def forget(self, event: Any) -> None:
+        """Whoever waits for it still does."""
+        driver.call("cuEventDestroy", event)
+
+    # --- what loaded kernels hold ------------------------------------------------------------------------------------------
+
+    def keep(self, size: int, what: str) -> int:
+        """Apart from the pool."""
+        return int(driver.call("cuMemAlloc", size, what=what))
+
+    def drop(self, address: int) -> None:
+        """Apart from the pool."""
+        driver.call("cuMemFree", address)
+
+    def write(self, to: int, source: int, size: int) -> None:
+        """From host memory, at once."""
+        driver.call("cuMemcpyHtoD", to, source, size)
+
+    def load(self, code: bytes, what: str) -> Any:
+        """A cubin, as a library without a context."""
+        return driver.call("cuLibraryLoadData", code, None, None, 0, None, None, 0, what=what)
+
+    def unload(self, module: Any) -> None:
+        """Its kernels cannot be launched any more."""
+        driver.call("cuLibraryUnload", module)
 
 
 @cache

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from roller.plugin import KernelError
+from roller.plugin import KernelError, Owned
 from roller_cuda import driver
 from roller_cuda.gpu import Gpu
-from roller_cuda.loaded import Owned
 from roller_cuda.probes import REPEATS, TICKS, Launch, Probe, Sample
 
 KINDS = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32)  # of a probe's arguments
@@ -39,7 +38,7 @@ class Instrument:
 
     def load(self, cubin: bytes, data_bytes: int) -> None:
         """Make the kernels of a cubin ready, and a buffer for them; once."""
-        self._library = self._owned.library(cubin, "loading the probes")
+        self._library = self._owned.module(cubin, "loading the probes")
         self._ticks = self._owned.memory(8 * TICKS, "measuring")
         self._data = self._owned.memory(data_bytes, f"{data_bytes / 1e9:.1f} GB of GPU memory to measure with")
         for _ in range(2):

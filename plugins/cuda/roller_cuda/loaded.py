@@ -1,15 +1,12 @@
-"""An artifact on one GPU: the cubin, its constants, and launches in which nothing is left to prepare but addresses."""
+"""Kernels of a cubin on one GPU: limits checked, attributes set, tensor maps and clusters."""
 
 from __future__ import annotations
 
 import ctypes
-import threading
-import weakref
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
-from roller.plugin import ELEMENT_BYTES, Artifact, DeviceUnavailableError, KernelError, LaunchError, address, constants_of
+from roller.plugin import DeviceUnavailableError, LaunchError, check_limits
 from roller_cuda import driver
 from roller_cuda.driver import StatusError
 from roller_cuda.gpu import Gpu
@@ -17,90 +14,9 @@ from roller_cuda.tensor_maps import TensorMap
 
 STATIC_SHARED_BYTES = 48 << 10  # of shared memory that a kernel gets without asking
 PORTABLE_CLUSTER = 8  # blocks of a cluster that every chip with clusters can hold
-APART = 256  # bytes: workspaces of one call start at multiples of this
 
 
-class Loaded:
-    """A program's kernels on one GPU. Several threads may launch it, on several streams: each call has workspaces of its own."""
-
-    def __init__(self, artifact: Artifact, gpu: Gpu) -> None:
-        self.gpu = gpu
-        launch = artifact.launch
-        fits(str(launch["arch"]), gpu)
-        self._places: dict[str, int] = {}
-        self._spaces, self._workspace_bytes = _laid_out(launch["workspaces"])
-        self._owned = owned = Owned(gpu)
-        self._dropped = weakref.finalize(self, owned.drop)
-        self._dropped.atexit = False  # at exit the driver is gone before
-        with gpu.current():
-            for name, array in constants_of(artifact).items():
-                self._places[name] = owned.constant(address(array), array.nbytes)
-            self._kernels = [_Kernel(owned.library(artifact.data), described, gpu) for described in launch["kernels"]]
-        self._lock = threading.Lock()
-
-    def launch(self, places: Mapping[str, int], stream: int) -> None:
-        """Enqueue the kernels for arrays at these addresses, by name; the GPU's context is current."""
-        with self.gpu.room(self._workspace_bytes, stream) as base:
-            spaces = {name: base + offset for name, offset in self._spaces.items()}
-            everything = {**self._places, **spaces, **places}
-            with self._lock:
-                for kernel in self._kernels:
-                    kernel.launch(everything, stream)
-
-    def close(self) -> None:
-        """Wait for what runs, then give the GPU's memory back."""
-        self._kernels = []
-        self._dropped.detach()
-        self._owned.release()
-
-
-class Owned:
-    """What a loaded cubin and its arrays hold of the driver; given back at most once."""
-
-    def __init__(self, gpu: Gpu) -> None:
-        self._gpu = gpu
-        self._memory: list[int] = []
-        self._library: Any = None
-
-    def memory(self, size: int, what: str) -> int:
-        """So many bytes on the GPU; `what` names them where there is no room."""
-        place = int(driver.call("cuMemAlloc", max(size, 1), what=f"{what} on {self._gpu}"))
-        self._memory.append(place)
-        return place
-
-    def constant(self, source: int, size: int) -> int:
-        """Values on the GPU, copied at once."""
-        place = self.memory(size, f"a constant of {size} bytes")
-        if size:
-            driver.call("cuMemcpyHtoD", place, source, size)
-        return place
-
-    def library(self, cubin: bytes, what: str = "loading the kernel") -> Any:
-        """The cubin as the driver holds it."""
-        if self._library is None:
-            load = (cubin, None, None, 0, None, None, 0)
-            self._library = driver.call("cuLibraryLoadData", *load, what=f"{what} on {self._gpu}")
-        return self._library
-
-    def drop(self) -> None:
-        """As `release`, when the collector of garbage asks: nobody is there to hear of a GPU that failed before."""
-        with suppress(KernelError):
-            self.release()
-
-    def release(self) -> None:
-        """Wait for what runs, then give everything back."""
-        if driver.is_forked():  # what the parent holds is the parent's
-            return
-        with self._gpu.current():
-            self._gpu.wait()
-            while self._memory:
-                driver.call("cuMemFree", self._memory.pop())
-            if self._library is not None:
-                driver.call("cuLibraryUnload", self._library)
-                self._library = None
-
-
-class _Kernel:
+class Kernel:
     """One kernel with everything that its launches have in common."""
 
     def __init__(self, library: Any, described: Mapping[str, Any], gpu: Gpu) -> None:
@@ -153,16 +69,6 @@ def fits(arch: str, gpu: Gpu) -> None:
         )
 
 
-def _laid_out(workspaces: Any) -> tuple[dict[str, int], int]:
-    """Where each workspace lies in one block of memory, and the block's bytes."""
-    offsets, end = {}, 0
-    for space in workspaces:
-        offsets[space["name"]] = end
-        size = max(space["elements"], 1) * ELEMENT_BYTES[space["dtype"]]
-        end += size + -size % APART
-    return offsets, end
-
-
 def _check_limits(name: str, kernel: Any, described: Mapping[str, Any], gpu: Gpu) -> None:
     """`LaunchError` for a launch that this GPU cannot do."""
     blocks, threads, cluster = int(described["blocks"]), int(described["threads"]), int(described.get("cluster", 1))
@@ -175,10 +81,8 @@ def _check_limits(name: str, kernel: Any, described: Mapping[str, Any], gpu: Gpu
         ("threads a block", threads, min(gpu.attribute("MAX_THREADS_PER_BLOCK"), room)),
         ("bytes of shared memory a block", shared, gpu.attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")),
     )
-    for what, wanted, most in limits:
-        if wanted > most:
-            raise LaunchError(f"kernel {name!r} wants {wanted} {what}, {gpu} has {most}; compile it for the attached chip")
-    if blocks < 1 or threads < 1 or cluster < 1 or blocks % cluster:
+    check_limits(described, gpu, limits)
+    if cluster < 1 or blocks % cluster:
         raise LaunchError(f"kernel {name!r}: {blocks} blocks of {threads} threads in clusters of {cluster} cannot be launched")
     if cluster > 1 and not gpu.attribute("CLUSTER_LAUNCH"):
         raise DeviceUnavailableError(

@@ -5,10 +5,13 @@ Nothing here knows which chip it is but for the architecture that the cubin was 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from roller.plugin import Artifact, DeviceUnavailableError, GpuRunner
 from roller_cuda import foreign, gpu, launching, loaded
 from roller_cuda.gpu import Gpu
-from roller_cuda.loaded import Loaded
+from roller_cuda.loaded import Kernel
 
 
 def problems() -> tuple[str, ...]:
@@ -33,6 +36,6 @@ class CudaRunner(GpuRunner):
         """The cubin must be one for the GPU."""
         loaded.fits(str(self._artifact.launch["arch"]), gpu)
 
-    def load(self, gpu: Gpu) -> Loaded:
-        """The cubin on a GPU, with its constants."""
-        return Loaded(self._artifact, gpu)
+    def prepare(self, module: Any, described: Mapping[str, Any], gpu: Gpu) -> Kernel:
+        """A kernel of the cubin."""
+        return Kernel(module, described, gpu)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from roller.plugin import Block, Foreign, Taken, Wanted, borrow, lend
+from roller.plugin import Block, DeviceArray, Foreign, Taken, Wanted, borrow
 from roller_rocm import hip
 
 ON_GPU = 10  # DLPack's kDLROCM
@@ -47,37 +47,7 @@ class _Arrays(Foreign):
 
     def lent(self, block: Block, wanted: Wanted) -> DeviceArray:
         """With DLPack."""
-        return DeviceArray(block, wanted)
+        return DeviceArray(block, wanted, ON_GPU, self)
 
 
 ARRAYS = _Arrays()
-
-
-class DeviceArray:
-    """A result in a GPU's memory, for whoever speaks DLPack."""
-
-    def __init__(self, block: Block, wanted: Wanted) -> None:
-        self._block, self.shape, self.dtype = block, wanted.shape, wanted.dtype
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return ON_GPU, self._block.gpu.ordinal
-
-    def __dlpack__(
-        self,
-        *,
-        stream: int | None = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any:
-        """A capsule whose values the consumer's stream (None: the default one; -1: it will wait itself) sees complete."""
-        device = self.__dlpack_device__()
-        if copy or dl_device not in (None, device):
-            raise BufferError("the array is given where it lies, and not copied")
-        if stream != -1:
-            reader = ARRAYS.handle(stream or hip.DEFAULT_STREAM)
-            with self._block.gpu.current():
-                self._block.gpu.order(self._block.written_on, reader)
-            self._block.streams.add(reader)
-        versioned = max_version is not None and max_version[0] >= 1
-        return lend(self._block.address, self.shape, self.dtype.name, device, self._block, versioned)

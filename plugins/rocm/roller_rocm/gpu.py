@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import threading
-from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
 
+from roller.plugin import Gpu as AnyGpu
 from roller.plugin import LaunchError
 from roller_rocm import hip
-from roller_rocm.hip import StatusError
 from roller_rocm.pool import Pool, marked, reached
 
 # Of `hipDeviceAttribute_t`: numbers on which the headers of HIP 5.2 and of HIP 7 agree.
@@ -47,18 +44,14 @@ class Facts:
     local_bytes: int
 
 
-class Gpu:
-    """The GPU of that number. `stream` is our own: for host arrays, and for arrays of libraries that have no current stream."""
+class Gpu(AnyGpu):
+    """One GPU, as HIP's runtime has it."""
+
+    forks = hip.FORKS
 
     def __init__(self, ordinal: int) -> None:
-        self.ordinal = ordinal
+        super().__init__(ordinal)
         self._pool: Pool | None = None
-        self.stream = 0
-        self._held: deque[tuple[int, Any]] = deque()
-        self._lock = threading.RLock()  # what is let go may ask the GPU for more
-
-    def __str__(self) -> str:
-        return f"GPU {self.ordinal}"
 
     @cached_property
     def arch(self) -> str:
@@ -105,7 +98,7 @@ class Gpu:
                 self.stream = hip.handle("hipStreamCreateWithFlags", _NON_BLOCKING)
                 self._pool = Pool(frozenset({self.stream, hip.DEFAULT_STREAM}))
 
-    # --- memory: the GPU is the thread's ----------------------------------------------------------------------------------
+    # --- memory ------------------------------------------------------------------------------------------------------------
 
     @property
     def pool(self) -> Pool:
@@ -114,88 +107,89 @@ class Gpu:
         return self._pool
 
     def allocate(self, size: int, stream: int) -> int:
-        """The address of new memory (bytes), which work on the stream may use from now on; aligned to 256 bytes."""
+        """As for all GPUs; `LaunchError` where a graph would hold the memory after it was given back."""
         if stream not in (self.stream, hip.DEFAULT_STREAM) and _is_captured(stream):
             raise LaunchError("a graph that is captured cannot hold the kernel's memory: call it outside, or give out=")
-        try:
-            return self.pool.take(size, stream)
-        except StatusError as error:
-            if error.status != hip.OUT_OF_MEMORY:
-                raise error.told() from error
-        try:  # once more, without what is kept for later
-            self.pool.trim()
-            return self.pool.take(size, stream)
-        except StatusError as error:
-            raise error.told(f"{size} bytes wanted on {self}") from error
+        return super().allocate(size, stream)
+
+    def take(self, size: int, stream: int) -> int:
+        """From the pool."""
+        return self.pool.take(size, stream)
+
+    def trim(self) -> None:
+        """The pool is empty."""
+        self.pool.trim()
 
     def free(self, address: int, stream: int) -> None:
-        """Give memory back once the work that is on the stream now is done."""
+        """To the pool."""
         self.pool.give(address, stream)
 
     def reclaim(self, address: int, streams: Collection[int]) -> None:
-        """Give memory back once the work that is on these streams now is done; where it is one, for work that is to come there."""
-        last, *others = streams
-        if others:
-            last = self.stream
-            for stream in sorted(streams):
-                self.order(stream, last)
-        self.free(address, last)
-
-    @contextmanager
-    def room(self, size: int, stream: int) -> Iterator[int]:
-        """Memory for what is enqueued inside; 0 where no bytes are wanted."""
-        if not size:
-            yield 0
-            return
-        address = self.allocate(size, stream)
-        try:
-            yield address
-        finally:
-            self.free(address, stream)
+        """As for all GPUs; where it is one stream, for work that is to come there."""
+        if len(streams) == 1:
+            self.free(address, *streams)
+        else:
+            super().reclaim(address, streams)
 
     def bring(self, to: int, source: int, size: int, stream: int) -> None:
-        """Enqueue a copy from host memory (bytes)."""
+        """From host memory."""
         hip.call("hipMemcpyHtoDAsync", to, source, size, stream)
 
     def fetch(self, to: int, source: int, size: int, stream: int) -> None:
-        """Enqueue a copy to host memory."""
+        """To host memory."""
         hip.call("hipMemcpyDtoHAsync", to, source, size, stream)
 
     def move(self, to: int, source: int, size: int, stream: int) -> None:
-        """Enqueue a copy within the GPU's memory."""
+        """Within its memory."""
         hip.call("hipMemcpyDtoDAsync", to, source, size, stream)
 
-    # --- order ------------------------------------------------------------------------------------------------------------
-
-    def order(self, first: int, then: int) -> None:
-        """Later work on one stream waits for what is on the other now."""
-        if first == then:
-            return
-        event = marked(first)
-        try:
-            hip.call("hipStreamWaitEvent", then, event, 0)
-        finally:
-            hip.call("hipEventDestroy", event)
-
-    def hold(self, stream: int, things: Any) -> None:
-        """Keep things until the work that is on the stream now is done, and let go of what was kept and is done."""
-        with self._lock:
-            self._held.append((marked(stream), things))
-            while self._held and reached(self._held[0][0]):
-                event, _ = self._held.popleft()
-                hip.call("hipEventDestroy", event)
+    # --- order -------------------------------------------------------------------------------------------------------------
 
     def finish(self, stream: int) -> None:
-        """Wait for what is on the stream."""
+        """Wait for a stream."""
         hip.call("hipStreamSynchronize", stream)
 
-    def wait(self) -> None:
-        """Until all work on the GPU is done."""
+    def synchronize(self) -> None:
+        """Wait for all streams."""
         hip.call("hipDeviceSynchronize")
-        with self._lock:
-            while self._held:
-                event, _ = self._held.popleft()
-                hip.call("hipEventDestroy", event)
+
+    def mark(self, stream: int) -> int:
+        """An event without times."""
+        return marked(stream)
+
+    def reached(self, event: int) -> bool:
+        """Without waiting."""
+        return reached(event)
+
+    def follow(self, stream: int, event: int) -> None:
+        """The stream waits, not the caller."""
+        hip.call("hipStreamWaitEvent", stream, event, 0)
+
+    def forget(self, event: int) -> None:
+        """Whoever waits for it still does."""
+        hip.call("hipEventDestroy", event)
+
+    # --- what loaded kernels hold ------------------------------------------------------------------------------------------
+
+    def keep(self, size: int, what: str) -> int:
+        """Apart from the pool."""
+        return hip.handle("hipMalloc", size, what=what)
+
+    def drop(self, address: int) -> None:
+        """Apart from the pool."""
+        hip.call("hipFree", address)
+
+    def write(self, to: int, source: int, size: int) -> None:
+        """From host memory, at once."""
+        hip.call("hipMemcpyHtoD", to, source, size)
+
+    def load(self, code: bytes, what: str) -> int:
+        """A code object, whose bytes the runtime goes on reading."""
+        return hip.handle("hipModuleLoadData", code, what=what)
+
+    def unload(self, module: int) -> None:
+        """Its kernels cannot be launched any more."""
+        hip.call("hipModuleUnload", module)
 
 
 def _is_captured(stream: int) -> bool:

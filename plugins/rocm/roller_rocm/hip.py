@@ -15,7 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from roller.plugin import DeviceUnavailableError, KernelError, LaunchError
+from roller.plugin import DeviceUnavailableError, ForkGuard, KernelError, LaunchError
+from roller.plugin import StatusError as Refusal
 
 LIBRARY = "ROLLER_ROCM_LIBRARY"  # names the library, by its path
 NAMES = ("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so")
@@ -29,7 +30,13 @@ _NO_GPU = (
     "the driver finds no GPU; see rocminfo, HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES, and whether you may open /dev/kfd "
     "(groups render and video)"
 )
+_TOO_OLD = "ROCm cannot load this code object: update ROCm, or compile for the attached GPU (device='rocm')"
+_BROKEN = "a kernel before failed, and what the GPU holds for this process is lost with it: start the process again"
+_OF_CODE_OBJECTS = ("NoBinaryForGpu", "InvalidImage", "InvalidKernelFile", "InvalidSource", "SharedObjectInitFailed")
+_OF_CONTEXTS = ("IllegalAddress", "LaunchFailure", "LaunchTimeOut", "Assert", "ContextIsDestroyed", "PriorLaunchFailure")
 _ADVICE: Mapping[str, tuple[type[KernelError], str]] = {
+    **{f"hipError{name}": (DeviceUnavailableError, _TOO_OLD) for name in _OF_CODE_OBJECTS},
+    **{f"hipError{name}": (LaunchError, _BROKEN) for name in _OF_CONTEXTS},
     OUT_OF_MEMORY: (LaunchError, "the GPU's memory is full; free arrays (torch: torch.cuda.empty_cache()) or take smaller ones"),
     "hipErrorNoDevice": (DeviceUnavailableError, _NO_GPU),
     "hipErrorInvalidDevice": (DeviceUnavailableError, _NO_GPU),  # so says hipInit where there is none
@@ -37,14 +44,6 @@ _ADVICE: Mapping[str, tuple[type[KernelError], str]] = {
     "hipErrorInsufficientDriver": (DeviceUnavailableError, "the kernel module amdgpu is too old for this ROCm: update it"),
     "hipErrorECCNotCorrectable": (DeviceUnavailableError, "the GPU's memory has a fault; reset the GPU"),
 }
-_TOO_OLD = "ROCm cannot load this code object: update ROCm, or compile for the attached GPU (device='rocm')"
-_BROKEN = "a kernel before failed, and what the GPU holds for this process is lost with it: start the process again"
-_FORKED = (
-    "this process was forked after ROCm was used, which ROCm does not survive; start processes with the method 'spawn' "
-    "(multiprocessing.get_context('spawn')), or fork before the first use of the GPU"
-)
-_OF_CODE_OBJECTS = ("NoBinaryForGpu", "InvalidImage", "InvalidKernelFile", "InvalidSource", "SharedObjectInitFailed")
-_OF_CONTEXTS = ("IllegalAddress", "LaunchFailure", "LaunchTimeOut", "Assert", "ContextIsDestroyed", "PriorLaunchFailure")
 _KINDS: Mapping[str, Any] = {"p": ctypes.c_void_p, "z": ctypes.c_size_t, "i": ctypes.c_int, "u": ctypes.c_uint}
 _PROTOTYPES: Mapping[str, str] = {  # a letter an argument: pointers and handles, sizes, whole numbers with and without a sign
     "hipInit": "u",
@@ -81,44 +80,20 @@ _PROTOTYPES: Mapping[str, str] = {  # a letter an argument: pointers and handles
 }
 
 
-class _Process:
-    """Whether the runtime works here."""
-
-    ready = False
-    forked = False
+FORKS = ForkGuard("ROCm")
 
 
-def _in_child() -> None:
-    _Process.forked = _Process.ready
+class StatusError(Refusal):
+    """What the runtime answered."""
 
-
-os.register_at_fork(after_in_child=_in_child)
-
-
-class StatusError(Exception):
-    """What the runtime answered, by name; never leaves this plugin."""
-
-    def __init__(self, function: str, status: str) -> None:
-        self.function, self.status = function, status
-        super().__init__(f"{function}: {status}")
-
-    def told(self, what: str = "") -> KernelError:
-        """The error that the user sees; `what` was to be done."""
-        short = self.status.removeprefix("hipError")
-        kind: type[KernelError]
-        if short in _OF_CODE_OBJECTS:
-            kind, advice = DeviceUnavailableError, _TOO_OLD
-        elif short in _OF_CONTEXTS:
-            kind, advice = LaunchError, _BROKEN
-        else:
-            kind, advice = _ADVICE.get(self.status, (LaunchError, "HIP refused"))
-        return kind(f"{what + ': ' if what else ''}{advice} ({self.function} says {self.status})")
+    advice = _ADVICE
+    otherwise = "HIP refused"
+    full = OUT_OF_MEMORY
 
 
 def tried(function: str, *arguments: Any) -> None:
     """Call a function of the runtime; `StatusError` where it fails, `DeviceUnavailableError` where there is no such function."""
-    if _Process.forked:
-        raise LaunchError(_FORKED)
+    FORKS.check()
     status = _function(function)(*arguments)
     if status:
         _function("hipGetLastError")()  # else whoever asks for the last error next takes ours for its own
@@ -149,11 +124,6 @@ def handle(function: str, *arguments: Any, what: str = "") -> int:
     return found.value or 0
 
 
-def is_forked() -> bool:
-    """True in a process forked from one that used the runtime."""
-    return _Process.forked
-
-
 def has(function: str) -> bool:
     """True where the runtime has such a function."""
     return hasattr(_library(), function)
@@ -161,8 +131,7 @@ def has(function: str) -> bool:
 
 def start() -> int:
     """How many GPUs there are, at least one; `DeviceUnavailableError` without ROCm's runtime, a driver, or a GPU."""
-    if _Process.forked:
-        raise LaunchError(_FORKED)
+    FORKS.check()
     version, count = ctypes.c_int(0), ctypes.c_int(0)
     try:
         tried("hipRuntimeGetVersion", ctypes.byref(version))
@@ -175,7 +144,7 @@ def start() -> int:
         raise DeviceUnavailableError(str(error.told("no AMD GPU, or no driver that works"))) from error
     if not count.value:
         raise DeviceUnavailableError(_NO_GPU)
-    _Process.ready = True
+    FORKS.used = True
     return count.value
 
 

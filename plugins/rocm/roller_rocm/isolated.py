@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 from roller.plugin import CodegenError, run_isolated
@@ -18,28 +15,22 @@ _SAID = re.compile(r"LLVM ERROR: .*|error: .*|Cannot select: .*|fatal error: .*"
 
 def run(function: Callable[..., T], *arguments: Any) -> T:
     """What a function of this plugin gives in the worker; `CodegenError` with LLVM's words where it ends the process."""
-    with tempfile.NamedTemporaryFile(prefix="roller-rocm-", suffix=".log") as log:
-
-        def refused(reason: str) -> CodegenError:
-            words = _SAID.findall(Path(log.name).read_text(encoding="utf-8", errors="replace"))
-            return CodegenError(f"LLVM: {words[-1]}" if words else f"LLVM: {reason}")
-
-        found: T = run_isolated(_quietly, log.name, function, arguments, deadline_s=DEADLINE_SECONDS, error=refused)
-        return found
+    found: T = run_isolated(_asked, function, arguments, deadline_s=DEADLINE_SECONDS, error=refused, quiet=True)
+    return found
 
 
-def _quietly(log: str, function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
-    """Runs in the worker: the function, its standard error in a file; TVM warns of every device that it does not find."""
-    before = os.dup(2)
-    target = os.open(log, os.O_WRONLY | os.O_APPEND)
+def refused(reason: str) -> CodegenError:
+    """The error for a worker that ended, by what LLVM wrote; TVM writes besides that it finds no device."""
+    ended, _, said = reason.partition("\n")
+    words = _SAID.findall(said)
+    return CodegenError(f"LLVM: {words[-1] if words else ended}")
+
+
+def _asked(function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+    """Runs in the worker: the function; what TVM refuses is told as an error of ours."""
     try:
-        os.dup2(target, 2)
         return function(*arguments)
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
         if isinstance(error, CodegenError):
             raise
         raise CodegenError(f"TVM refused the kernel: {str(error).strip()[-2000:]}") from None
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
-        os.close(target)

@@ -5,10 +5,13 @@ Nothing here knows which chip it is but for the architecture of the code object.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from roller.plugin import Artifact, DeviceUnavailableError, GpuRunner
 from roller_rocm import foreign, gpu, launching, loaded
 from roller_rocm.gpu import Gpu
-from roller_rocm.loaded import Loaded
+from roller_rocm.loaded import Kernel
 
 
 def problems() -> tuple[str, ...]:
@@ -33,6 +36,6 @@ class RocmRunner(GpuRunner):
         """The code object must be one for the GPU."""
         loaded.fits(str(self._artifact.launch["arch"]), gpu)
 
-    def load(self, gpu: Gpu) -> Loaded:
-        """The code object on a GPU, with its constants."""
-        return Loaded(self._artifact, gpu)
+    def prepare(self, module: int, described: Mapping[str, Any], gpu: Gpu) -> Kernel:
+        """A kernel of the code object."""
+        return Kernel(module, described, gpu)
