@@ -19,7 +19,6 @@ from roller.plugin import (
     KernelSource,
     RProgram,
     Runner,
-    StageProgram,
     TensorExpr,
     hookimpl,
 )
@@ -46,11 +45,7 @@ def roller_atoms(spec: HardwareSpec, expr: TensorExpr) -> Sequence[ComputeAtom]:
 @hookimpl
 def roller_cost_parameters(spec: HardwareSpec) -> CostParameters:
     """The spec says it all, but for what a compute unit has room for at a time."""
-
-    def resident_tiles(program: StageProgram) -> int:
-        return _module("codegen").resident_tiles(spec, program)  # type: ignore[no-any-return]
-
-    return CostParameters(resident_tiles=resident_tiles)
+    return _module("chip").cost_parameters(spec)  # type: ignore[no-any-return]
 
 
 @hookimpl
