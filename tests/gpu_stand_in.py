@@ -1,6 +1,6 @@
 """A stand-in for a machine with a GPU: the driver of `fake_libcuda.cpp`, NumPy as the array library, kernels as functions.
 
-As a script it is the process that `bench.cuda.run` starts; what its kernels do stands in the job's package, beside the manifest.
+As a script it is the process that `bench.gpu.run` starts; what its kernels do stands in the job's package, beside the manifest.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from bench.cuda import child, timing
 from bench.cuda.driver import Driver
-from bench.cuda.library import Choices
-from bench.cuda.operators import Operator
-from bench.cuda.package import Entry, Package
-from bench.cuda.rounding import Bound
-from bench.cuda.timing import Side
-from bench.cuda.worker import line
+from bench.cuda.platform import PLATFORM
+from bench.gpu import child, timing
+from bench.gpu.library import Choices
+from bench.gpu.operators import Operator
+from bench.gpu.package import Entry, Package
+from bench.gpu.rounding import Bound
+from bench.gpu.timing import Side
+from bench.gpu.worker import line
 from roller.kernel import Artifact
 from roller_cuda import emulator
 
@@ -132,7 +133,7 @@ def at(address: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]
 
 
 class NumpyLibrary:
-    """`bench.cuda.library.Library` over NumPy, for products and relu."""
+    """`bench.gpu.library.Library` over NumPy, for products and relu."""
 
     def __init__(self, disagreeing: bool = False) -> None:
         self._disagreeing = disagreeing
@@ -239,14 +240,14 @@ def main() -> int:
     timing.FLUSH_LEAST = 1 << 12
     job = json.load(sys.stdin)
     folder = Path(job["package"])
-    package, said = Package(folder), json.loads((folder / "stand-in.json").read_text())
+    package, said = Package(folder, PLATFORM), json.loads((folder / "stand-in.json").read_text())
     gpu = FakeGpu(Path(said["library"]), Path(said["copies"]))
     for entry in package.entries("a100"):
         for program in entry.programs:
             kernel = program["launch"]["kernels"][0]
             fault = said["faults"].get(entry.operator.id, "")
             if fault != "unknown":
-                gpu.knows(package.cubin(program["cubin"]), kernel["name"], len(kernel["arguments"]), relu(entry, fault))
+                gpu.knows(package.binary(program["binary"]), kernel["name"], len(kernel["arguments"]), relu(entry, fault))
     gpu.becomes({int(number): value for number, value in said.get("attributes", {}).items()}, 40 << 30)
     probes = folder / "calibration" / "a100" / "probes.cubin"
     for name in said.get("probes", ()):
@@ -257,7 +258,7 @@ def main() -> int:
             out.write(line(message))
             out.flush()
 
-        return child.serve(job, gpu.driver(), NumpyLibrary(), report)
+        return child.serve(PLATFORM, job, gpu.driver(), NumpyLibrary(), report)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is an extra of the benchmarks")
 
-from bench.cuda import rounding  # noqa: E402
-from bench.cuda.expressions import expression  # noqa: E402
-from bench.cuda.library import Choices  # noqa: E402
-from bench.cuda.operators import Operator  # noqa: E402
-from bench.cuda.torch_library import CHAINS, TorchLibrary  # noqa: E402
+from bench.cuda.platform import PLATFORM  # noqa: E402
+from bench.gpu import rounding  # noqa: E402
+from bench.gpu.expressions import expression  # noqa: E402
+from bench.gpu.library import Choices  # noqa: E402
+from bench.gpu.operators import Operator  # noqa: E402
+from bench.gpu.torch_library import CHAINS, TorchLibrary  # noqa: E402
 from roller import ops, verify  # noqa: E402
 
 WINDOW = {"stride": 2, "pads": [0, 1, 1, 1]}
@@ -43,7 +44,7 @@ def case(kind: str, dtype: str) -> Operator:
 
 @pytest.fixture
 def library() -> TorchLibrary:
-    return TorchLibrary("cpu")
+    return TorchLibrary(PLATFORM, "cpu")
 
 
 def rollers(op: Operator, operands: Any) -> Any:
