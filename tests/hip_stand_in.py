@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import ctypes
 import json
-import math
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import fake_hip
 import pytest
-from fake_hip import AmdGpus, library
+from fake_hip import AmdGpus
 from gpu_stand_in import ILLEGAL_ADDRESS, Kernel, NumpyLibrary, answer, at, teach
 
 from bench.gpu import timing
@@ -52,7 +51,11 @@ class HipGpu:
         """A code object with one kernel."""
         self.fake.plan_of(code, name.encode(), arguments, local, lanes)
         self._runs[self.fake.code(code), name] = lambda given, *shape: run([given[n] for n in range(arguments)], *shape)
-        self.fake._runs[name] = lambda given, *shape: self._runs[self.fake.running(), name](given, *shape)
+        self.fake._runs[name] = partial(self._run, name)
+
+    def _run(self, name: str, given: Any, blocks: int, threads: int) -> int:
+        """The kernel of that name in the code object that runs."""
+        return int(self._runs[self.fake.running(), name](given, blocks, threads))
 
     def emulates(self, artifact: Artifact, output: tuple[int, ...], dtype: str) -> None:
         """A code object whose assembly runs on the emulator, in one order of events, with what its kernels are launched with."""
@@ -83,7 +86,7 @@ class HipGpu:
 
     def driver(self) -> Driver:
         """The benchmark's driver on it."""
-        return Driver(str(library()))
+        return Driver(str(fake_hip.library()))
 
     @property
     def faults(self) -> list[str]:
@@ -102,20 +105,15 @@ class HipLibrary(NumpyLibrary):
         return at(self._gpu.fake.place(size), "uint8", (size,))
 
 
-@contextmanager
-def attached(chip: str = CHIP) -> Iterator[HipGpu]:
-    """A GPU in a process of its own."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        yield HipGpu(monkeypatch, chip)
-
-
 def main() -> int:
     """The process with the GPU."""
     timing.FLUSH_LEAST, timing.FLUSH_TIMES_L2 = 1 << 12, 0
     job = json.load(sys.stdin)
     folder = Path(job["package"])
     package, said = Package(folder, PLATFORM), json.loads((folder / "stand-in.json").read_text())
-    with attached() as gpu:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(fake_hip, "library", lambda *_: Path(said["library"]))  # compiled already
+        gpu = HipGpu(monkeypatch)
         teach(gpu, package, CHIP, said["faults"])
         status = answer(PLATFORM, job, gpu, HipLibrary(gpu))
         assert not gpu.faults, gpu.faults
