@@ -131,9 +131,9 @@ class TorchLibrary:
         return bool((raw[start:] == byte).all())
 
     def failures(self) -> tuple[type[Exception], ...]:
-        """What torch and Triton raise where they cannot do something."""
+        """What torch and Triton raise where they cannot do something; an older torch lacks functions."""
         kinds: list[type[Exception]] = [RuntimeError, NotImplementedError, ImportError, AssertionError, TypeError, ValueError]
-        kinds += [subprocess.CalledProcessError, OSError]
+        kinds += [AttributeError, subprocess.CalledProcessError, OSError]
         with contextlib.suppress(ImportError):
             from triton.errors import TritonError  # noqa: PLC0415  (not every image has it)
 
@@ -181,11 +181,14 @@ class TorchLibrary:
     def _fused_convolutions(self, op: Operator, t: Mapping[str, torch.Tensor]) -> Iterator[Side]:
         """A convolution with bias and relu in one call of the library behind them, in both layouts."""
         stride, padding = [op.options["stride"]] * 2, [op.options["pads"][0], op.options["pads"][2]]
-        function, name, bias = getattr(torch, self._names.fused), self._names.convolutions, t["bias"].reshape(-1)
-        turned = _turned(t)
-        for called, values, boundary in ((f"{name} fused", t, True), (f"{name} fused channels-last", turned, False)):
-            call = partial(function, values["x"], values["w"], bias, stride, padding, [1, 1], 1)
-            yield Side(called, call, boundary=boundary)
+        name, bias, turned = self._names.convolutions, t["bias"].reshape(-1), _turned(t)
+
+        def fused(values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            found: torch.Tensor = getattr(torch, self._names.fused)(values["x"], values["w"], bias, stride, padding, [1, 1], 1)
+            return found
+
+        yield Side(f"{name} fused", partial(fused, t))
+        yield Side(f"{name} fused channels-last", partial(fused, turned), boundary=False)
 
 
 def _turned(operands: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
