@@ -23,7 +23,7 @@ import numpy as np
 
 from bench.cuda.driver import Driver
 from bench.cuda.platform import PLATFORM
-from bench.gpu import child, run, timing
+from bench.gpu import build, child, run, timing
 from bench.gpu.driver import Driver as AnyDriver
 from bench.gpu.library import Choices
 from bench.gpu.operators import Operator
@@ -50,6 +50,14 @@ Kernel = Callable[[list[int], int, int], int]  # addresses, blocks, threads → 
 
 def silent(text: str) -> None:
     """Progress that nobody reads."""
+
+
+def packed(platform: Platform, chip: str, folder: Path) -> Path:
+    """A package of the small operators."""
+    build.manifest(platform, folder, [chip])
+    found = build.build(platform, folder, chip, [RELU, OTHER, LAST, PRODUCT, DEEP], silent)
+    assert [e.status for e in found] == ["ok"] * 5, [e.reason for e in found]
+    return folder
 
 
 def compiled(folder: Path) -> Path:

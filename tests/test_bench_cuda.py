@@ -20,16 +20,14 @@ from gpu_stand_in import (
     CHIP,
     DEEP,
     FAULTS,
-    LAST,
-    OTHER,
     PRODUCT,
     RELU,
     FakeGpu,
     NumpyLibrary,
     at,
     compiled,
+    packed,
     served,
-    silent,
     supervised,
 )
 
@@ -61,11 +59,7 @@ def gpu(libcuda: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeG
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A package of small operators for sm_80."""
-    folder = tmp_path_factory.mktemp("package")
-    build.manifest(PLATFORM, folder, [CHIP])
-    found = build.build(PLATFORM, folder, CHIP, [RELU, OTHER, LAST, PRODUCT, DEEP], silent)
-    assert [e.status for e in found] == ["ok"] * 5, [e.reason for e in found]
-    return folder
+    return packed(PLATFORM, CHIP, tmp_path_factory.mktemp("package"))
 
 
 # --- the driver ------------------------------------------------------------------------------------------------------

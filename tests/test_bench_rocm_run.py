@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_hip import library, why_not
-from gpu_stand_in import DEEP, FAULTS, LAST, OTHER, PRODUCT, RELU, at, served, silent, supervised
+from gpu_stand_in import DEEP, FAULTS, LAST, OTHER, PRODUCT, RELU, at, packed, served, supervised
 from hip_stand_in import CHIP, HipGpu, HipLibrary
 
 import roller
@@ -51,11 +51,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[HipGpu]:
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A package of small operators for gfx90a."""
-    folder = tmp_path_factory.mktemp("package")
-    build.manifest(PLATFORM, folder, [CHIP])
-    found = build.build(PLATFORM, folder, CHIP, [RELU, OTHER, LAST, PRODUCT, DEEP], silent)
-    assert [e.status for e in found] == ["ok"] * 5, [e.reason for e in found]
-    return folder
+    return packed(PLATFORM, CHIP, tmp_path_factory.mktemp("package"))
 
 
 def of(folder: Path, op: Operator) -> package.Entry:
@@ -239,15 +235,9 @@ def test_the_ten_best_are_compared_and_one_that_does_not_start_is_left_out(built
     assert (row["status"], row["reason"]) == ("ok", "")
     left = sum(program["binary"] == unknown for program in several)
     assert "hipErrorNotFound" in row["left_out"]["roller 3"] and len(row["ten"]) == len(several) - left
-    assert row["regret"] >= 0 and "rank correlation" in report.text(
-        report.results(PLATFORM, {**served_nothing(), "cases": [[DEEP.id, DEEP.family]]}, [row], False, 1.0)
-    )
-
-
-def served_nothing() -> dict[str, Any]:
-    """What is said of a machine before the first case."""
-    device = {"gpu": "AMD Test", "units": 104, "memory_gib": 64.0, "driver_hip": "6.3"}
-    return {"device": device, "chip": CHIP, "built": "", "versions": {}, "cases": []}
+    hello = {"device": gpu.driver().describe(), "chip": CHIP, "built": "", "versions": {}, "cases": [[DEEP.id, DEEP.family]]}
+    text = report.text(report.results(PLATFORM, hello, [row], False, 1.0))
+    assert row["regret"] >= 0 and f"(worst, {DEEP.id}); rank correlation among the ten" in text
 
 
 @pytest.mark.parametrize("fault", ["beyond", "unknown", "lost", "crash"])
