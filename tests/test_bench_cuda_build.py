@@ -129,8 +129,10 @@ def test_the_kernels_for_the_chip_that_is_most_alike_are_taken(tmp_path: Path) -
     with pytest.raises(PackageError, match="no chip 'b200', only h100, h200, a100"):
         taken((9, 0), 132, 80, "b200")
     package.write_json(tmp_path / "manifest.json", {**about, "device": "rocm"})
-    with pytest.raises(PackageError, match="is for the device 'rocm', this is for 'cuda'"):
+    with pytest.raises(PackageError, match="is for the device 'rocm', this for 'cuda': see bench/rocm"):
         Package(tmp_path, PLATFORM)
+    assert build.main(PLATFORM, ["--out", str(tmp_path)]) == 1  # and what is there stays
+    assert json.loads((tmp_path / "manifest.json").read_text())["device"] == "rocm"
     (tmp_path / "manifest.json").write_text('{"schema": 99}')
     with pytest.raises(PackageError, match="schema 99"):
         Package(tmp_path, PLATFORM)

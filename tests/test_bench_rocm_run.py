@@ -78,11 +78,21 @@ def test_a_package_says_what_tells_chips_apart_and_leaves_the_assembly_here(buil
     assert not (built / "calibration").exists()
 
 
-def test_the_largest_cache_of_a_chip_is_emptied(tmp_path: Path) -> None:
+def test_the_largest_cache_of_a_chip_is_emptied(gpu: HipGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an MI300X the driver knows 4 MiB a die; behind them lie 256 MiB."""
     build.manifest(PLATFORM, tmp_path, ["mi300x"])
     assert Package(tmp_path, PLATFORM).chips["mi300x"]["cache_bytes"] == 256 << 20
-    assert timing.flush_bytes(256 << 20) > 256 << 20
+    sizes: list[int] = []
+
+    class Counting(HipLibrary):
+        def room(self, size: int) -> Any:
+            sizes.append(size)
+            return super().room(size)
+
+    monkeypatch.setattr(timing, "FLUSH_TIMES_L2", 3)
+    gpu.fake.attribute(0, driver.L2_BYTES, 4 << 10)
+    Worker(Package(tmp_path, PLATFORM), gpu.driver(), Counting(gpu), Settings(1.0, cache_bytes=64 << 10))
+    assert sizes == [192 << 10]
 
 
 def test_the_kernels_for_the_chip_that_is_most_alike_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +122,7 @@ def test_refusals_have_names_and_are_forgotten(gpu: HipGpu, built: Path) -> None
     assert gpu.fake.calls[-1] == "hipGetLastError"  # else torch takes it for its own
     gpu.becomes("mi300x")
     with pytest.raises(DriverError, match="hipErrorNoBinaryForGpu"):
-        found.load(code)
+        found.load(code)  # of another processor
     gpu.becomes(CHIP)
     module = found.load(code)
     with pytest.raises(DriverError, match="hipErrorNotFound"):
@@ -298,7 +308,7 @@ def test_packages_of_others_are_refused(built: Path, tmp_path: Path, gpu: HipGpu
     about = json.loads((built / "manifest.json").read_text())
     for changed, words in (
         ({"schema": 1}, "schema 1, this reads 2"),
-        ({"device": "cuda"}, "for the device 'cuda', this is for 'rocm'"),
+        ({"device": "cuda"}, "for the device 'cuda', this for 'rocm': see bench/cuda"),
     ):
         package.write_json(tmp_path / "manifest.json", {**about, **changed})
         assert run.main(PLATFORM, [str(tmp_path)]) == child.REFUSED

@@ -116,9 +116,11 @@ def calibration(platform: Platform, folder: Path, chip: str, say: Say) -> None:
 
 
 def manifest(platform: Platform, folder: Path, chips: list[str]) -> None:
-    """What the package says of itself; chips that were built before stay in it."""
+    """What the package says of itself; chips that were built before stay in it. `PackageError` where it is for another device."""
     try:
         known = dict(package.Package(folder, platform).chips)
+    except package.ForAnotherDevice:
+        raise
     except package.PackageError:
         known = {}
     for chip in chips:
@@ -168,7 +170,7 @@ def main(platform: Platform, words: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say(f"interrupted; what was built stays in {given.out}, the same command goes on from there")
         return INTERRUPTED
-    except roller.RollerError as error:
+    except (roller.RollerError, package.PackageError) as error:
         say(compiling.said(error))
         return 1
     total = package.size(given.out)

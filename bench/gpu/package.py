@@ -36,6 +36,10 @@ class PackageError(Exception):
     """The folder is no package, or a damaged one, or another version's."""
 
 
+class ForAnotherDevice(PackageError):
+    """The folder is a package of another maker's kernels."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """One operator for one chip. `status`: "ok", "failed" (to compile) or "left out"; `programs`, best first, each with `binary`,
@@ -60,7 +64,7 @@ class Package:
             raise PackageError(f"{folder}: schema {self.manifest.get('schema')!r}, this reads {SCHEMA}; build the package again")
         device = self.manifest.get("device")
         if device != platform.device:
-            raise PackageError(f"{folder} is for the device {device!r}, this is for {platform.device!r}")
+            raise ForAnotherDevice(f"{folder} is for the device {device!r}, this for {platform.device!r}: see bench/{device}")
 
     @property
     def chips(self) -> Mapping[str, Mapping[str, Any]]:
