@@ -211,7 +211,11 @@ def test_a_package_runs_and_its_report_can_be_read(built: Path, gpu: HipGpu, tmp
     assert (whole["benchmark"], report.folder(hello["device"])) == ("rocm", "amd-test") and "HIP events" in whole["clock"]
     report.write(path, whole)
     text = report.text(json.loads(path.read_text()))
-    assert "AMD Test, 104 units, 63 GiB, driver 6.3" in text and "small product" in text and "Not measured: not asked for" in text
+    assert (
+        "AMD Test, 104 units, 63 GiB, driver 6.3" in text
+        and "small product" in text
+        and "Not measured: there are no probes for AMD GPUs" in text
+    )
     page = summary.document(summary.results(tmp_path / "results"))
     assert "## AMD Test, 104 units, 63 GiB" in page and "| fp16 GEMM ragged | 1 | 1 |" in page
     done = subprocess.run(

@@ -42,6 +42,7 @@ def results(
 ) -> Result:
     """Everything about a run: provenance, sums, the chip as it was measured, cases, and what was not reached."""
     reached = {row["case"] for row in rows}
+    reason = "not asked for" if platform.calibration else f"there are no probes for {platform.maker} GPUs"
     return {
         "schema": SCHEMA,
         "benchmark": platform.device,
@@ -56,7 +57,7 @@ def results(
         "versions": hello["versions"],
         "summary": summary(rows),
         "fidelity": fidelity(rows),
-        "calibration": calibration or {"values": [], "clocks": [], "reason": "not asked for"},
+        "calibration": calibration or {"values": [], "clocks": [], "reason": reason},
         "not_reached": [name for name, _ in hello["cases"] if name not in reached],
         "cases": list(rows),
     }
