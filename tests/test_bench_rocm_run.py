@@ -108,6 +108,9 @@ def test_the_kernels_for_the_chip_that_is_most_alike_are_taken(tmp_path: Path, m
     assert package.chip_for(found, PLATFORM, fewer) == "mi210"
     pairs = HipGpu(monkeypatch, "rx7900xtx", units=48, compute_units=96).driver().describe()
     assert package.chip_for(found, PLATFORM, pairs) == "rx7900xtx"
+    chips = {**found.chips, "of-90": {**found.chips["rx7900xtx"], "units": 90}}  # which is nearer to 96, if those were meant
+    package.write_json(tmp_path / "manifest.json", {**found.manifest, "chips": chips})
+    assert package.chip_for(Package(tmp_path, PLATFORM), PLATFORM, pairs) == "rx7900xtx"
     with pytest.raises(PackageError, match=r"no kernels for gfx90a: the package has mi300x \(gfx942\)$"):
         package.chip_for(found, PLATFORM, fewer, "mi300x")
 
