@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bench import machine, targets
-from bench.cuda import report as gpu
 from bench.figures import geomean
+from bench.gpu import report as gpu
 from bench.harness import RESULTS
 
 Result = dict[str, Any]

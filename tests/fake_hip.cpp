@@ -25,7 +25,7 @@ static const std::map<int, const char *> NAMES = {
     {999, "hipErrorUnknown"}};
 typedef uintptr_t Handle;
 typedef int (*Run)(const char *kernel, void **arguments, unsigned blocks, unsigned threads);
-struct Event { bool recorded = false, reached = false; };
+struct Event { bool recorded = false, reached = false, timing = true; double at = 0; };
 struct Operation { std::function<void()> work; std::shared_ptr<Event> after; Handle module; };
 struct Stream { int device; std::deque<Operation> waiting; };
 struct Memory { size_t size; int device; bool ours; };
@@ -40,7 +40,7 @@ static int version;
 static size_t capacity;
 static Run run_kernel;
 static std::vector<Device> devices;
-static std::map<std::string, Plan> plans;
+static std::map<std::pair<std::string, std::string>, Plan> plans;  // of a code object, or of any, by the name of a kernel
 static std::map<std::string, std::pair<int, int>> failing;  // after so many calls: this status
 static std::map<Handle, Memory> memory;
 static std::map<Handle, std::shared_ptr<Event>> events;
@@ -50,6 +50,9 @@ static std::map<Handle, Kernel> kernels;
 static std::vector<std::string> calls, faults;
 static Handle last_handle = 0x10000;
 static Handle captured, nothing;
+static std::string running;  // the code object of the kernel that runs
+static double milliseconds;
+static int lost;  // what everybody who waits is told: a kernel failed
 static thread_local int here = 0;
 static const size_t GUARD = 64;
 
@@ -94,6 +97,18 @@ static bool settled(const std::function<bool()> &done) {
     return true;
 }
 
+static const Plan *plan_of(const std::string &image, const std::string &name) {
+    auto found = plans.find({image, name});
+    if (found == plans.end()) found = plans.find({"", name});
+    return found == plans.end() ? nullptr : &found->second;
+}
+static const Plan &plan_of(Handle function) { const Kernel &kernel = kernels.at(function); return *plan_of(modules.at(kernel.module).image, kernel.name); }
+static std::string image_of(const unsigned char *code) {
+    uint64_t start; uint16_t size, count;
+    std::memcpy(&start, code + 40, 8), std::memcpy(&size, code + 58, 2), std::memcpy(&count, code + 60, 2);
+    return std::string(reinterpret_cast<const char *>(code), start + size * count);
+}
+
 static Handle given(size_t size, bool ours) {
     const size_t room = (size + GUARD + 255) / 256 * 256;
     void *place = std::aligned_alloc(256, room);
@@ -119,7 +134,7 @@ static bool inside(Handle address, size_t size) {
 extern "C" {
 void fake_reset(int count, Run run) {
     std::lock_guard<std::recursive_mutex> guard(one_at_a_time);
-    process = getpid(), version = 60'342'134, capacity = size_t(1) << 30, run_kernel = run, here = 0, captured = nothing = 0;
+    process = getpid(), version = 60'342'134, capacity = size_t(1) << 30, run_kernel = run, here = 0, captured = nothing = 0, milliseconds = 0, lost = OK;
     for (auto &each : memory) std::free(reinterpret_cast<void *>(each.first));
     devices.assign(count, Device{"gfx906", 0x2f, size_t(1) << 34, {}});
     plans.clear(), failing.clear(), memory.clear(), events.clear(), streams.clear(), modules.clear(), kernels.clear();
@@ -130,7 +145,10 @@ void fake_version(int now) { version = now; }
 void fake_capacity(size_t bytes) { capacity = bytes; }
 void fake_device(int device, const char *arch, unsigned mach, size_t bytes) { devices[device].arch = arch, devices[device].mach = mach, devices[device].memory = bytes; }
 void fake_attribute(int device, int which, int value) { devices[device].attributes[which] = value; }
-void fake_plan(const char *kernel, int arguments, int local, int lanes) { plans[kernel] = {arguments, local, lanes}; }
+void fake_plan(const char *kernel, int arguments, int local, int lanes) { plans[{"", kernel}] = {arguments, local, lanes}; }
+void fake_plan_of(const unsigned char *code, const char *kernel, int arguments, int local, int lanes) { plans[{image_of(code), kernel}] = {arguments, local, lanes}; }
+size_t fake_running() { return std::hash<std::string>()(running); }
+size_t fake_code(const unsigned char *code) { return std::hash<std::string>()(image_of(code)); }
 void fake_fail(const char *name, int after, int status) { failing[name] = {after, status}; }
 const char *fake_call(size_t index) { return index < calls.size() ? calls[index].c_str() : nullptr; }
 const char *fake_fault(size_t index) { return index < faults.size() ? faults[index].c_str() : nullptr; }
@@ -146,6 +164,7 @@ void fake_settle() { std::lock_guard<std::recursive_mutex> guard(one_at_a_time);
 
 // --- the runtime -----------------------------------------------------------------------------------------------------------
 const char *hipGetErrorName(int status) { auto found = NAMES.find(status); return found == NAMES.end() ? "hipErrorTbd" : found->second; }
+const char *hipGetErrorString(int) { return "said by the fake"; }
 int hipRuntimeGetVersion(int *v) { BEGIN(hipRuntimeGetVersion); *v = version; return OK; }
 int hipGetLastError() { BEGIN(hipGetLastError); return OK; }
 int hipInit(unsigned) { BEGIN(hipInit); return devices.empty() ? INVALID_DEVICE : OK; }  // as HIP 5.2 answers where there is none
@@ -184,7 +203,7 @@ int hipDeviceSynchronize() {
 }
 
 int hipStreamCreateWithFlags(Handle *s, unsigned flags) { BEGIN(hipStreamCreateWithFlags); GPU; if (flags > 1) return INVALID_VALUE; streams[*s = named()].device = here; return OK; }
-int hipStreamSynchronize(Handle s) { BEGIN(hipStreamSynchronize); GPU; ON(stream, s); return settled([stream] { return stream->waiting.empty(); }) ? OK : UNKNOWN; }
+int hipStreamSynchronize(Handle s) { BEGIN(hipStreamSynchronize); GPU; ON(stream, s); return settled([stream] { return stream->waiting.empty(); }) ? lost : UNKNOWN; }
 int hipStreamWaitEvent(Handle s, Handle e, unsigned flags) {
     BEGIN(hipStreamWaitEvent); GPU; ON(stream, s);
     if (flags || !events.count(e)) return fault("no such event", INVALID_HANDLE);
@@ -192,17 +211,27 @@ int hipStreamWaitEvent(Handle s, Handle e, unsigned flags) {
     return OK;
 }
 int hipStreamIsCapturing(Handle s, int *status) { BEGIN(hipStreamIsCapturing); GPU; ON(stream, s); *status = captured == s; return OK; }
-int hipEventCreateWithFlags(Handle *e, unsigned flags) { BEGIN(hipEventCreateWithFlags); GPU; if (flags != 2 && flags) return INVALID_VALUE; events[*e = named()] = std::make_shared<Event>(); return OK; }
+int hipEventCreateWithFlags(Handle *e, unsigned flags) { BEGIN(hipEventCreateWithFlags); GPU; if (flags != 2 && flags) return INVALID_VALUE; (events[*e = named()] = std::make_shared<Event>())->timing = !flags; return OK; }
 int hipEventRecord(Handle e, Handle s) {
     BEGIN(hipEventRecord); GPU; ON(stream, s);
     if (!events.count(e)) return fault("no such event", INVALID_HANDLE);
     auto event = events[e];
     event->recorded = true, event->reached = false;
-    enqueue(stream, [event] { event->reached = true; });
+    enqueue(stream, [event] { event->reached = true, event->at = milliseconds += 0.001; });
     return OK;
 }
 int hipEventQuery(Handle e) { BEGIN(hipEventQuery); if (!events.count(e)) return fault("no such event", INVALID_HANDLE); return !events[e]->recorded || events[e]->reached ? OK : NOT_READY; }
 int hipEventDestroy(Handle e) { BEGIN(hipEventDestroy); return events.erase(e) ? OK : fault("no such event", INVALID_HANDLE); }
+
+int hipEventElapsedTime(float *taken, Handle first, Handle second) {
+    BEGIN(hipEventElapsedTime);
+    if (!events.count(first) || !events.count(second)) return fault("no such event", INVALID_HANDLE);
+    const Event &a = *events[first], &b = *events[second];
+    if (!a.timing || !b.timing || !a.recorded || !b.recorded) return fault("an event without a time", INVALID_HANDLE);
+    if (!a.reached || !b.reached) return NOT_READY;
+    *taken = float(b.at - a.at);
+    return OK;
+}
 
 static bool full(size_t size) { size_t used = size; for (auto &each : memory) used += each.second.ours ? each.second.size : 0; return used > capacity; }
 int hipMalloc(Handle *p, size_t size) {
@@ -228,6 +257,20 @@ static int copied(Handle to, Handle from, size_t size, Handle s, bool to_there, 
 int hipMemcpyHtoDAsync(Handle to, Handle from, size_t size, Handle s) { BEGIN(hipMemcpyHtoDAsync); return copied(to, from, size, s, true, false); }
 int hipMemcpyDtoHAsync(Handle to, Handle from, size_t size, Handle s) { BEGIN(hipMemcpyDtoHAsync); return copied(to, from, size, s, false, true); }
 int hipMemcpyDtoDAsync(Handle to, Handle from, size_t size, Handle s) { BEGIN(hipMemcpyDtoDAsync); return copied(to, from, size, s, true, true); }
+int hipMemsetD8Async(Handle to, unsigned char value, size_t size, Handle s) {
+    BEGIN(hipMemsetD8Async); GPU; ON(stream, s);
+    if (!inside(to, size)) return fault("filled beyond memory");
+    enqueue(stream, [=] { std::memset(reinterpret_cast<void *>(to), value, size); milliseconds += 0.1; });
+    return OK;
+}
+int hipMemcpyDtoH(void *to, Handle from, size_t size) {
+    BEGIN(hipMemcpyDtoH); GPU;
+    if (!inside(from, size)) return fault("copied beyond memory");
+    Stream *stream = stream_of(0);
+    if (!settled([stream] { return stream->waiting.empty(); })) return UNKNOWN;
+    std::memcpy(to, reinterpret_cast<void *>(from), size);
+    return lost;
+}
 int hipMemcpyHtoD(Handle to, const void *from, size_t size) {
     BEGIN(hipMemcpyHtoD); GPU;
     if (!inside(to, size)) return fault("copied beyond memory");
@@ -239,10 +282,8 @@ int hipMemcpyHtoD(Handle to, const void *from, size_t size) {
 int hipModuleLoadData(Handle *m, const unsigned char *code) {
     BEGIN(hipModuleLoadData); GPU;
     if (std::memcmp(code, "\x7f" "ELF", 4) || code[18] != 224) return INVALID_IMAGE;
-    uint64_t start; uint16_t size, count;
-    std::memcpy(&start, code + 40, 8), std::memcpy(&size, code + 58, 2), std::memcpy(&count, code + 60, 2);
     if (code[48] != devices[here].mach) return NO_BINARY;
-    modules[*m = named()] = {here, std::string(reinterpret_cast<const char *>(code), start + size * count)};
+    modules[*m = named()] = {here, image_of(code)};
     return OK;
 }
 int hipModuleUnload(Handle m) {
@@ -254,14 +295,14 @@ int hipModuleUnload(Handle m) {
 int hipModuleGetFunction(Handle *f, Handle m, const char *name) {
     BEGIN(hipModuleGetFunction); GPU;
     if (!modules.count(m) || modules[m].device != here) return fault("no module of this GPU", INVALID_HANDLE);
-    if (!plans.count(name) || modules[m].image.find(name) == std::string::npos) return NOT_FOUND;
+    if (!plan_of(modules[m].image, name) || modules[m].image.find(name) == std::string::npos) return NOT_FOUND;
     kernels[*f = named()] = {m, name};
     return OK;
 }
 int hipFuncGetAttribute(int *v, int which, Handle f) {
     BEGIN(hipFuncGetAttribute);
     if (!kernels.count(f) || which < 0 || which > 1) return fault("no attribute of a kernel");
-    *v = which ? plans[kernels[f].name].lds : plans[kernels[f].name].lanes;
+    *v = which ? plan_of(f).lds : plan_of(f).lanes;
     return OK;
 }
 int hipModuleLaunchKernel(Handle f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned local, Handle s,
@@ -269,7 +310,7 @@ int hipModuleLaunchKernel(Handle f, unsigned gx, unsigned gy, unsigned gz, unsig
     BEGIN(hipModuleLaunchKernel); GPU; ON(stream, s);
     auto found = kernels.find(f);
     if (found == kernels.end() || !modules.count(found->second.module) || modules[found->second.module].device != here) return fault("no kernel, or no longer", INVALID_HANDLE);
-    const Plan plan = plans[found->second.name];
+    const Plan plan = plan_of(f);
     std::map<int, int> &has = devices[here].attributes;
     if (!gx || gy != 1 || gz != 1 || gx > unsigned(has[29]) || !bx || by != 1 || bz != 1 || bx > unsigned(has[56]) || bx > unsigned(plan.lanes) || uint64_t(gx) * bx >> 32)
         return fault("a grid past limits");
@@ -282,7 +323,13 @@ int hipModuleLaunchKernel(Handle f, unsigned gx, unsigned gy, unsigned gz, unsig
     }
     const std::string name = found->second.name;
     calls.push_back("kernel " + name);
-    enqueue(stream, [=]() mutable { if (run_kernel(name.c_str(), passed.data(), gx, bx)) fault("kernel " + name + " failed"); }, nullptr, found->second.module);
+    const std::string image = modules[found->second.module].image;
+    enqueue(stream, [=]() mutable {
+        running = image, milliseconds += 0.01;
+        const int told = run_kernel(name.c_str(), passed.data(), gx, bx);
+        if (told == ILLEGAL_ADDRESS) lost = told;
+        else if (told) fault("kernel " + name + " failed");
+    }, nullptr, found->second.module);
     return OK;
 }
 }

@@ -1,6 +1,7 @@
-"""A stand-in for a machine with a GPU: the driver of `fake_libcuda.cpp`, NumPy as the array library, kernels as functions.
+"""A stand-in for a machine with a GPU: NumPy as the array library, kernels as functions, and the driver of `fake_libcuda.cpp`, in
+place of which `hip_stand_in.py` has another maker's.
 
-As a script it is the process that `bench.cuda.run` starts; what its kernels do stands in the job's package, beside the manifest.
+As a script it is the process that `bench.gpu.run` starts; what its kernels do stands in the job's package, beside the manifest.
 """
 
 from __future__ import annotations
@@ -15,19 +16,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
 
-from bench.cuda import child, timing
 from bench.cuda.driver import Driver
-from bench.cuda.library import Choices
-from bench.cuda.operators import Operator
-from bench.cuda.package import Entry, Package
-from bench.cuda.rounding import Bound
-from bench.cuda.timing import Side
-from bench.cuda.worker import line
+from bench.cuda.platform import PLATFORM
+from bench.gpu import build, child, run, timing
+from bench.gpu.driver import Driver as AnyDriver
+from bench.gpu.library import Choices
+from bench.gpu.operators import Operator
+from bench.gpu.package import Entry, Package
+from bench.gpu.platform import Platform
+from bench.gpu.rounding import Bound
+from bench.gpu.timing import Side
+from bench.gpu.worker import line
 from roller.kernel import Artifact
 from roller_cuda import emulator
 
@@ -48,11 +52,27 @@ def silent(text: str) -> None:
     """Progress that nobody reads."""
 
 
+def packed(platform: Platform, chip: str, folder: Path) -> Path:
+    """A package of the small operators."""
+    build.manifest(platform, folder, [chip])
+    found = build.build(platform, folder, chip, [RELU, OTHER, LAST, PRODUCT, DEEP], silent)
+    assert [e.status for e in found] == ["ok"] * 5, [e.reason for e in found]
+    return folder
+
+
 def compiled(folder: Path) -> Path:
     """The stand-in for the driver, as a library."""
     path = folder / "libcuda.so"
     subprocess.run(["g++", "-std=c++17", "-O1", "-Wall", "-Werror", "-shared", "-fPIC", "-o", path, SOURCE], check=True)
     return path
+
+
+class StandIn(Protocol):
+    """A GPU to which a test says what binaries do."""
+
+    def knows(self, code: bytes, name: str, arguments: int, run: Kernel) -> None: ...
+
+    def driver(self) -> AnyDriver: ...
 
 
 class FakeGpu:
@@ -65,14 +85,14 @@ class FakeGpu:
         self._library.fake_map.restype = ctypes.c_void_p
         self._kept: list[Any] = []
 
-    def knows(self, cubin: bytes, name: str, arguments: int, run: Kernel) -> None:
+    def knows(self, code: bytes, name: str, arguments: int, run: Kernel) -> None:
         """A binary with one kernel."""
 
         def called(given: Any, blocks: int, threads: int) -> int:
             return run([ctypes.c_uint64.from_address(given[n]).value for n in range(arguments)], blocks, threads)
 
         self._kept.append(RUN(called))
-        self._library.fake_image(cubin, ctypes.c_size_t(len(cubin)), name.encode(), arguments, self._kept[-1])
+        self._library.fake_image(code, ctypes.c_size_t(len(code)), name.encode(), arguments, self._kept[-1])
 
     def emulates(self, artifact: Artifact) -> None:
         """A binary whose kernels' own text runs on the emulator, with what they are launched with."""
@@ -132,7 +152,7 @@ def at(address: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]
 
 
 class NumpyLibrary:
-    """`bench.cuda.library.Library` over NumPy, for products and relu."""
+    """`bench.gpu.library.Library` over NumPy, for products and relu."""
 
     def __init__(self, disagreeing: bool = False) -> None:
         self._disagreeing = disagreeing
@@ -234,30 +254,80 @@ def probe(fault: str) -> Kernel:
     return run
 
 
-def main() -> int:
-    """The process with the GPU."""
-    timing.FLUSH_LEAST = 1 << 12
-    job = json.load(sys.stdin)
-    folder = Path(job["package"])
-    package, said = Package(folder), json.loads((folder / "stand-in.json").read_text())
-    gpu = FakeGpu(Path(said["library"]), Path(said["copies"]))
-    for entry in package.entries("a100"):
+def job_of(folder: Path, **more: Any) -> dict[str, Any]:
+    """What `bench.gpu.run` asks of the process with the GPU."""
+    choices = {"compiled": True, "triton": True, "max_autotune": False}
+    job: dict[str, Any] = {"package": str(folder), "chip": "", "only": "", "quick": False, "rounds": 3, "seconds": 100.0}
+    return {**job, "choices": choices, "done": [], "calibrate": False, **more}
+
+
+def served(
+    platform: Platform, folder: Path, driver: AnyDriver, library: NumpyLibrary, **more: Any
+) -> tuple[int, dict[str, Any], dict[str, Any]]:
+    """Exit status, what was said first, and the rows by case."""
+    messages: list[Any] = []
+    status = child.serve(platform, job_of(folder, **more), driver, library, messages.append)
+    rows = {m["row"]["case"]: json.loads(json.dumps(m["row"])) for m in messages if "row" in m}
+    assert [m["begin"] for m in messages if "begin" in m] == list(rows)
+    return status, messages[0]["hello"], rows
+
+
+def supervised(
+    platform: Platform, script: str, built: Path, folder: Path, said: dict[str, Any], stall: float = 60.0
+) -> tuple[int, dict[str, Any]]:
+    """`bench.gpu.run` on three relus, with a script of this folder as the process with the GPU: exit status and results."""
+    made = Path(shutil.copytree(built, folder / "package"))
+    (made / "stand-in.json").write_text(json.dumps(said))
+    out, command = folder / "results.json", [sys.executable, str(Path(__file__).with_name(script))]
+    status = run.main(platform, [str(made), "--out", str(out), "--only", "relu"], command, stall)
+    return status, json.loads(out.read_text()) if out.exists() else {}
+
+
+# What becomes of a case whose kernel has a fault: its status, and the reason that every driver's words begin with.
+FAULTS = {
+    "wrong": ("wrong", "off by inf times"),
+    "idle": ("wrong", "off by inf times"),
+    "beyond": ("wrong", "writes beyond its output"),
+    "unknown": ("failed", "ModuleLoadData: "),
+    "lost": ("failed", "StreamSynchronize: "),
+    "crash": ("failed", "its process crashed: SIGSEGV"),
+}
+
+
+def teach(gpu: StandIn, package: Package, chip: str, faults: Mapping[str, str]) -> None:
+    """The relus of a package, each with its fault."""
+    for entry in package.entries(chip):
         for program in entry.programs:
             kernel = program["launch"]["kernels"][0]
-            fault = said["faults"].get(entry.operator.id, "")
+            fault = faults.get(entry.operator.id, "")
             if fault != "unknown":
-                gpu.knows(package.cubin(program["cubin"]), kernel["name"], len(kernel["arguments"]), relu(entry, fault))
-    gpu.becomes({int(number): value for number, value in said.get("attributes", {}).items()}, 40 << 30)
-    probes = folder / "calibration" / "a100" / "probes.cubin"
-    for name in said.get("probes", ()):
-        gpu.knows(probes.read_bytes(), name, 4, probe(said["faults"].get("calibration", "")))
+                gpu.knows(package.binary(program["binary"]), kernel["name"], len(kernel["arguments"]), relu(entry, fault))
+
+
+def answer(platform: Platform, job: dict[str, Any], gpu: StandIn, library: NumpyLibrary) -> int:
+    """Do a job."""
     with os.fdopen(job["descriptor"], "w") as out:
 
         def report(message: Mapping[str, Any]) -> None:
             out.write(line(message))
             out.flush()
 
-        return child.serve(job, gpu.driver(), NumpyLibrary(), report)
+        return child.serve(platform, job, gpu.driver(), library, report)
+
+
+def main() -> int:
+    """The process with the GPU."""
+    timing.FLUSH_LEAST = 1 << 12
+    job = json.load(sys.stdin)
+    folder = Path(job["package"])
+    package, said = Package(folder, PLATFORM), json.loads((folder / "stand-in.json").read_text())
+    gpu = FakeGpu(Path(said["library"]), Path(said["copies"]))
+    teach(gpu, package, CHIP, said["faults"])
+    gpu.becomes({int(number): value for number, value in said.get("attributes", {}).items()}, 40 << 30)
+    probes = folder / "calibration" / CHIP / "probes.cubin"
+    for name in said.get("probes", ()):
+        gpu.knows(probes.read_bytes(), name, 4, probe(said["faults"].get("calibration", "")))
+    return answer(PLATFORM, job, gpu, NumpyLibrary())
 
 
 if __name__ == "__main__":

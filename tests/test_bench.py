@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from bench import compile_ten, figures, harness, machine, report, summary, targets
-from bench.cuda import operators
-from bench.cuda import report as gpu
+from bench.gpu import operators
+from bench.gpu import report as gpu
 from bench.harness import Case, Mismatch, Row, Side
 
 GIB = 2**30

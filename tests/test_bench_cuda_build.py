@@ -13,9 +13,10 @@ from emulating import needs_compiler
 from gpu_stand_in import CHIP, DEEP, LAST, OTHER, PRODUCT, RELU, silent
 
 from bench import paper_ops
-from bench.cuda import build, operators, package, rounding
-from bench.cuda.expressions import expression
-from bench.cuda.package import Package, PackageError
+from bench.cuda.platform import PLATFORM
+from bench.gpu import build, operators, package, rounding
+from bench.gpu.expressions import expression
+from bench.gpu.package import Package, PackageError
 from roller import ops, serial
 from roller.errors import CodegenError
 
@@ -23,8 +24,8 @@ from roller.errors import CodegenError
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("package")
-    build.manifest(folder, [CHIP])
-    build.build(folder, CHIP, [RELU, OTHER, PRODUCT], silent)
+    build.manifest(PLATFORM, folder, [CHIP])
+    build.build(PLATFORM, folder, CHIP, [RELU, OTHER, PRODUCT], silent)
     return folder
 
 
@@ -79,28 +80,28 @@ def test_whole_numbers_must_be_exact_and_others_within_what_rounding_allows() ->
 def test_what_exists_is_kept_and_what_changed_is_built_again(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path(shutil.copytree(built, tmp_path / "package"))
     said: list[str] = []
-    build.build(folder, CHIP, [RELU, PRODUCT], said.append)
+    build.build(PLATFORM, folder, CHIP, [RELU, PRODUCT], said.append)
     assert all("as it was" in text for text in said)
     said.clear()
-    (known,) = build.build(folder, CHIP, [replace(RELU, shapes={"x": (9, 9)})], said.append)
+    (known,) = build.build(PLATFORM, folder, CHIP, [replace(RELU, shapes={"x": (9, 9)})], said.append)
     assert "as it was" not in said[0] and known.operator.output == (9, 9)
-    for cubin in (folder / "cubins").iterdir():
+    for cubin in (folder / "binaries").iterdir():
         cubin.write_bytes(b"damaged")
     with pytest.raises(PackageError, match="build the package again"):
-        Package(folder).cubin(known.programs[0]["cubin"])
+        Package(folder, PLATFORM).binary(known.programs[0]["binary"])
 
     def refused(*_: Any, **__: Any) -> Any:
         raise CodegenError("spoilt")
 
     monkeypatch.setattr(build, "run_isolated", refused)
     huge = replace(RELU, id="huge", shapes={"x": (1 << 18, 1 << 18)})
-    found = build.build(folder, CHIP, [OTHER, huge, replace(LAST, id="new")], silent)
+    found = build.build(PLATFORM, folder, CHIP, [OTHER, huge, replace(LAST, id="new")], silent)
     assert [e.status for e in found] == ["ok", "left out", "failed"]
     assert found[2].reason == "CodegenError: spoilt" and "GiB" in found[1].reason
     build.clean(folder, {RELU.id, OTHER.id})
-    assert {e.operator.id for e in Package(folder).entries(CHIP)} == {RELU.id, OTHER.id}
-    assert {p.stem for p in (folder / "cubins").iterdir()} == {
-        q["cubin"] for e in Package(folder).entries(CHIP) for q in e.programs
+    assert {e.operator.id for e in Package(folder, PLATFORM).entries(CHIP)} == {RELU.id, OTHER.id}
+    assert {p.stem for p in (folder / "binaries").iterdir()} == {
+        q["binary"] for e in Package(folder, PLATFORM).entries(CHIP) for q in e.programs
     }
 
 
@@ -110,16 +111,31 @@ def test_the_kernels_for_the_chip_that_is_most_alike_are_taken(tmp_path: Path) -
         "h200": {"arch": "sm_90a", "capability": [9, 0], "units": 132, "memory_bytes": 141 << 30},
         "a100": {"arch": "sm_80", "capability": [8, 0], "units": 108, "memory_bytes": 40 << 30},
     }
-    package.write_json(tmp_path / "manifest.json", {"schema": 1, "date": "", "versions": {}, "chips": chips})
-    found = Package(tmp_path)
-    assert package.chip_for(found, (9, 0), 132, 139 << 30) == "h200"
-    assert package.chip_for(found, (9, 0), 114, 79 << 30) == "h100"
-    assert package.chip_for(found, (8, 6), 84, 24 << 30) == "a100"
-    with pytest.raises(PackageError, match=r"no kernels for compute capability 10\.0"):
-        package.chip_for(found, (10, 0), 132, 80 << 30)
+    about = {"schema": package.SCHEMA, "device": "cuda", "date": "", "versions": {}, "chips": chips}
+    package.write_json(tmp_path / "manifest.json", about)
+    found = Package(tmp_path, PLATFORM)
+
+    def taken(capability: tuple[int, int], units: int, gib: int, wanted: str = "") -> str:
+        gpu = {"capability": capability, "units": units, "memory_bytes": gib << 30}
+        return package.chip_for(found, PLATFORM, gpu, wanted)
+
+    assert taken((9, 0), 132, 139) == "h200" and taken((9, 0), 132, 139, "h100") == "h100"
+    assert taken((9, 0), 114, 79) == "h100"
+    assert taken((8, 6), 84, 24) == "a100"
+    with pytest.raises(PackageError, match=r"no kernels for compute capability 10\.0: the package has h100 \(sm_90a\), h200"):
+        taken((10, 0), 132, 80)
+    with pytest.raises(PackageError, match=r"no kernels for compute capability 9\.0: the package has a100 \(sm_80\)$"):
+        taken((9, 0), 132, 80, "a100")
+    with pytest.raises(PackageError, match="no chip 'b200', only h100, h200, a100"):
+        taken((9, 0), 132, 80, "b200")
+    package.write_json(tmp_path / "manifest.json", {**about, "device": "rocm"})
+    with pytest.raises(PackageError, match="is for the device 'rocm', this for 'cuda': see bench/rocm"):
+        Package(tmp_path, PLATFORM)
+    assert build.main(PLATFORM, ["--out", str(tmp_path)]) == 1  # and what is there stays
+    assert json.loads((tmp_path / "manifest.json").read_text())["device"] == "rocm"
     (tmp_path / "manifest.json").write_text('{"schema": 99}')
     with pytest.raises(PackageError, match="schema 99"):
-        Package(tmp_path)
+        Package(tmp_path, PLATFORM)
 
 
 @needs_compiler
@@ -132,27 +148,25 @@ def test_an_interrupted_build_goes_on_from_where_it_was(
 
     monkeypatch.setattr(build, "calibration", interrupted)
     words = ["--chip", CHIP, "--out", str(tmp_path), "--cases", "E1,fp16 512x512x512", "--each", "1"]
-    assert build.main(words) == build.INTERRUPTED
+    assert build.main(PLATFORM, words) == build.INTERRUPTED
     assert "goes on from there" in capsys.readouterr().err
-    assert build.main(words) == 0
+    assert build.main(PLATFORM, words) == 0
     said = capsys.readouterr().err
     assert said.count("as it was") == 2 and "MiB" in said
-    assert [e.status for e in Package(tmp_path).entries(CHIP)] == ["ok", "ok"]
+    assert [e.status for e in Package(tmp_path, PLATFORM).entries(CHIP)] == ["ok", "ok"]
 
 
 def test_a_chip_that_nobody_knows_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert build.main(["--chip", "x9999", "--out", str(tmp_path / "package")]) == 1
+    assert build.main(PLATFORM, ["--chip", "x9999", "--out", str(tmp_path / "package")]) == 1
     assert "x9999" in capsys.readouterr().err and not (tmp_path / "package").exists()
 
 
 @needs_compiler
 def test_calibration_kernels_come_along_where_there_are_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(build, "CALIBRATION", "no_such_module")
-    build.calibration(tmp_path, CHIP, said.append)
+    build.calibration(replace(PLATFORM, probes="no_such_module"), tmp_path, CHIP, said.append)
     assert "no calibration kernels" in said[0] and not (tmp_path / "calibration").exists()
     (tmp_path / "calibrating_for_a_test.py").write_text("def prebuilt(spec): return {'bandwidth.cubin': spec.chip.encode()}")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(build, "CALIBRATION", "calibrating_for_a_test")
-    build.calibration(tmp_path, CHIP, said.append)
+    build.calibration(replace(PLATFORM, probes="calibrating_for_a_test"), tmp_path, CHIP, said.append)
     assert (tmp_path / "calibration" / CHIP / "bandwidth.cubin").read_bytes() == b"a100"

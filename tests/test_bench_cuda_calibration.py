@@ -14,9 +14,11 @@ from emulating import needs_compiler
 from gpu_stand_in import FakeGpu, NumpyLibrary, at, compiled
 from measuring import facts_of, seconds_of, truth
 
-from bench.cuda import build, calibration, package, report, run, timing
-from bench.cuda.operators import Operator
-from bench.cuda.package import Package
+from bench.cuda import calibration
+from bench.cuda.platform import PLATFORM
+from bench.gpu import build, package, report, run, timing
+from bench.gpu.operators import Operator
+from bench.gpu.package import Package
 from roller.catalog import find_spec
 from roller_cuda import calibrate, gpu, probes
 
@@ -35,10 +37,10 @@ def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A package with probes for two chips, and one case."""
     folder = tmp_path_factory.mktemp("package")
-    build.manifest(folder, ["a100", "h100"])
-    build.build(folder, "a100", [RELU], lambda _: None)
+    build.manifest(PLATFORM, folder, ["a100", "h100"])
+    build.build(PLATFORM, folder, "a100", [RELU], lambda _: None)
     for chip in ("a100", "h100"):
-        build.calibration(folder, chip, lambda _: None)
+        build.calibration(PLATFORM, folder, chip, lambda _: None)
     return folder
 
 
@@ -73,7 +75,7 @@ def teach(device: FakeGpu, cubin: bytes, table: tuple[probes.Probe, ...], values
 
 
 def measured(folder: Path, device: FakeGpu, chip: str = "a100", seconds: float = SECONDS) -> tuple[dict[str, Any], bool]:
-    return calibration.section(Package(folder), chip, device.driver(), NumpyLibrary(), seconds)
+    return calibration.section(Package(folder, PLATFORM), chip, device.driver(), NumpyLibrary(), seconds)
 
 
 def cubin_of(folder: Path, chip: str) -> bytes:
@@ -133,7 +135,7 @@ def test_with_little_time_or_no_probes_the_reason_is_said(
 ) -> None:
     found, _ = measured(built, device, seconds=59.0)
     assert (found["values"], found["reason"]) == ([], "59 s are left, at least 60 are wanted: see --limit")
-    package.write_json(tmp_path / "bare" / "manifest.json", {"schema": package.SCHEMA, "chips": {}})
+    package.write_json(tmp_path / "bare" / "manifest.json", {"schema": package.SCHEMA, "device": "cuda", "chips": {}})
     assert measured(tmp_path / "bare", device)[0]["reason"] == "the package has no probes for a100"
     spec = find_spec("cuda", "a100")
     facts = facts_of(spec)
@@ -158,7 +160,7 @@ def test_a_damaged_package_and_a_driver_that_refuses_cost_only_this(built: Path,
 
 
 def stood_in(built: Path, libcuda: Path, folder: Path, fault: str, *words: str) -> dict[str, Any]:
-    """Results of `bench.cuda.run`, where probes may fail. The spec lists one kind of arithmetic: the stand-in has little to do."""
+    """Results of `bench.gpu.run`, where probes may fail. The spec lists one kind of arithmetic: the stand-in has little to do."""
     made = Path(shutil.copytree(built, folder / "package"))
     spec = find_spec("cuda", "a100")
     names = {launch.kernel for p in probes.table(facts_of(spec), {"f32": 1.0}) for launch in (p.launch, p.prepare) if launch}
@@ -168,7 +170,7 @@ def stood_in(built: Path, libcuda: Path, folder: Path, fault: str, *words: str) 
     path = made / "calibration" / "a100" / "spec.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "expected": {"f32": 1.0}}))
     command = [sys.executable, str(Path(__file__).with_name("gpu_stand_in.py"))]
-    assert run.main([str(made), "--out", str(folder / "results.json"), *words], command, 60.0) == 0
+    assert run.main(PLATFORM, [str(made), "--out", str(folder / "results.json"), *words], command, 60.0) == 0
     found: dict[str, Any] = json.loads((folder / "results.json").read_text())
     assert [row["status"] for row in found["cases"]] == ["ok"]
     return found

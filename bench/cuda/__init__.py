@@ -1,1 +1,1 @@
-"""Benchmarks for NVIDIA GPUs: kernels are built where roller is, and run where there is only CUDA and PyTorch."""
+"""Benchmarks for NVIDIA GPUs: what `bench.gpu` must know of them."""

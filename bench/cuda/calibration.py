@@ -16,11 +16,11 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
-from bench.cuda.driver import Driver, DriverError
-from bench.cuda.library import Library
-from bench.cuda.package import Package
+from bench.cuda.driver import Driver
+from bench.gpu.driver import DriverError
+from bench.gpu.library import Library
+from bench.gpu.package import Package
 
-NAME = "calibration"  # of what is at hand, as a case has its id
 LEAST_SECONDS = 60.0  # with less time for everything there is none for this
 SHARE = 0.1  # of the time for everything, at most
 ATTRIBUTES: Mapping[str, int] = {  # `CUdevice_attribute` by the field of `Facts`

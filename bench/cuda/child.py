@@ -1,88 +1,11 @@
-"""The process with the GPU, as `bench.cuda.run` starts it: a job in on stdin, a line of JSON out for everything that happens."""
+"""The process with the GPU, as `bench.cuda.run` starts it."""
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import re
 import sys
-import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
-from bench.cuda import calibration
-from bench.cuda.driver import Driver, DriverError
-from bench.cuda.library import Choices, Library
-from bench.cuda.package import Entry, Package, PackageError, chip_for
-from bench.cuda.worker import CONTEXT_LOST, Report, Settings, Worker, line
-
-REFUSED = 2  # exit status: nothing can run here
-PROC = Path("/proc/driver/nvidia/version")
-
-
-def serve(job: Mapping[str, Any], driver: Driver, library: Library, report: Report) -> int:
-    """Say what this machine is and which cases there are, measure the chip, then run them; the exit status."""
-    package, device = Package(Path(job["package"])), driver.describe() | kernel_module()
-    major, minor = device["capability"]
-    chip = job["chip"] or chip_for(package, (major, minor), device["units"], device["memory_bytes"])
-    if chip not in package.chips:
-        raise PackageError(f"the package has no chip {chip!r}, only {', '.join(package.chips)}")
-    entries = selected(package.entries(chip), job["only"], job["quick"])
-    versions = {"python": platform.python_version(), **library.describe(), **package.manifest["versions"]}
-    cases = [[e.operator.id, e.operator.family] for e in entries]
-    report({"hello": {"device": device, "versions": versions, "chip": chip, "built": package.manifest["date"], "cases": cases}})
-    begin = time.monotonic()
-    if job["calibrate"]:
-        report({"begin": calibration.NAME})
-        found, lost = calibration.section(package, chip, driver, library, job["seconds"])
-        report({"calibration": found})
-        if lost:
-            return CONTEXT_LOST
-    left = [e for e in entries if e.operator.id not in job["done"]]
-    settings = Settings(job["seconds"] - (time.monotonic() - begin), job["rounds"], Choices(**job["choices"]))
-    return Worker(package, driver, library, settings).run(left, report)
-
-
-def selected(entries: Sequence[Entry], only: str, quick: bool) -> list[Entry]:
-    """Those whose id or family contains one of the parts of `only`; of `quick` the two of each family that move the least."""
-    found = [e for e in entries if any(part in e.operator.id or part in e.operator.family for part in only.split(","))]
-    if not quick:
-        return found
-    families: dict[str, list[Entry]] = {}
-    for one in sorted(found, key=lambda e: e.operator.moved):
-        families.setdefault(one.operator.family, []).append(one)
-    kept = {e.operator.id for family in families.values() for e in family[:2]}
-    return [e for e in found if e.operator.id in kept]
-
-
-def kernel_module() -> dict[str, str]:
-    """The driver's version as its kernel module names it; nothing where it does not."""
-    try:
-        found = re.search(r"(\d+\.\d+(?:\.\d+)?)", PROC.read_text(encoding="utf-8"))
-    except OSError:
-        return {}
-    return {"driver": found.group(1)} if found else {}
-
-
-def main() -> int:
-    """Do the job that stdin holds, on the GPU with torch."""
-    job = json.load(sys.stdin)
-    with os.fdopen(job["descriptor"], "w", encoding="utf-8") as out:
-
-        def report(message: Mapping[str, Any]) -> None:
-            out.write(line(message))
-            out.flush()
-
-        try:
-            from bench.cuda.torch_library import TorchLibrary  # noqa: PLC0415  (where it is missing, that is the answer)
-
-            return serve(job, Driver(), TorchLibrary(), report)
-        except (ImportError, DriverError, PackageError) as error:
-            report({"refused": f"{type(error).__name__}: {error}"})
-            return REFUSED
-
+from bench.cuda.platform import PLATFORM
+from bench.gpu import child
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(child.main(PLATFORM))

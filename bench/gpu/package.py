@@ -1,7 +1,7 @@
 """The package that `build` writes and `run` reads: kernels with all that is needed to launch, check and judge them.
 
-A folder: `manifest.json` (schema, chips, versions, date), `cases/<chip>/<name>.json` (an operator each, with its programs),
-`cubins/<digest>.xz` (each binary once, compressed), `calibration/<chip>/` (kernels that measure a chip). Every file is written
+A folder: `manifest.json` (schema, device, chips, versions, date), `cases/<chip>/<name>.json` (an operator each, with its programs),
+`binaries/<digest>.xz` (each once, compressed), `calibration/<chip>/` (kernels that measure a chip). Every file is written
 whole or not at all. Nothing here needs more than Python.
 """
 
@@ -10,27 +10,40 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.cuda.operators import Operator, from_json, ordered
+from bench.gpu.operators import Operator, from_json, ordered
+from bench.gpu.platform import Platform
 
-SCHEMA = 1
+SCHEMA = 2
 MOST_BYTES = 50 << 20
 DIGEST = 20  # hexadecimal digits that name a binary
+# What tells chips apart: how far a chip may be from what the driver says (of its memory a GPU reports what it leaves to users), and
+# under which names the driver says it (a spec may count units in either way).
+FIGURES: Mapping[str, tuple[float, tuple[str, ...]]] = {
+    "units": (0.0, ("units", "compute_units")),
+    "local_bytes": (0.0, ("local_bytes",)),
+    "memory_bytes": (0.1, ("memory_bytes",)),
+}
 
 
 class PackageError(Exception):
     """The folder is no package, or a damaged one, or another version's."""
 
 
+class ForAnotherDevice(PackageError):
+    """The folder is a package of another maker's kernels."""
+
+
 @dataclass(frozen=True)
 class Entry:
-    """One operator for one chip. `status`: "ok", "failed" (to compile) or "left out"; `programs`, best first, each with `cubin`,
-    `launch`, `predicted_s`, `program`, `resources`; `roofline_s`: what the chip's peaks allow."""
+    """One operator for one chip. `status`: "ok", "failed" (to compile) or "left out"; `programs`, best first, each with `binary`,
+    `constants` (binaries by array), `launch`, `predicted_s`, `program`, `resources`; `roofline_s`: what the chip's peaks allow."""
 
     operator: Operator
     chip: str
@@ -42,17 +55,20 @@ class Entry:
 
 
 class Package:
-    """A package in a folder; `PackageError` where it cannot be read."""
+    """A package for one device in a folder; `PackageError` where it cannot be read, or is for another."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, platform: Platform) -> None:
         self.folder = folder
         self.manifest = _read(folder / "manifest.json")
         if self.manifest.get("schema") != SCHEMA:
             raise PackageError(f"{folder}: schema {self.manifest.get('schema')!r}, this reads {SCHEMA}; build the package again")
+        device = self.manifest.get("device")
+        if device != platform.device:
+            raise ForAnotherDevice(f"{folder} is for the device {device!r}, this for {platform.device!r}: see bench/{device}")
 
     @property
     def chips(self) -> Mapping[str, Mapping[str, Any]]:
-        """What is known of each chip: arch, capability, units, memory_bytes."""
+        """What is known of each chip: title, arch, units, memory_bytes, cache_bytes, and what only its maker's have."""
         return dict(self.manifest["chips"])
 
     def entries(self, chip: str) -> list[Entry]:
@@ -60,9 +76,9 @@ class Package:
         found = {e.operator.id: e for e in (entry(path) for path in sorted((self.folder / "cases" / chip).glob("*.json"))) if e}
         return [found[op.id] for op in ordered([e.operator for e in found.values()])]
 
-    def cubin(self, digest: str) -> bytes:
+    def binary(self, digest: str) -> bytes:
         """A binary; `PackageError` if it is missing or damaged."""
-        path = self.folder / "cubins" / f"{digest}.xz"
+        path = self.folder / "binaries" / f"{digest}.xz"
         try:
             data = lzma.decompress(path.read_bytes())
         except (OSError, lzma.LZMAError) as error:
@@ -72,21 +88,35 @@ class Package:
         return data
 
 
-def chip_for(package: Package, capability: tuple[int, int], units: int, memory_bytes: int) -> str:
-    """The chip of the package that the attached GPU is most like; `PackageError` where none has kernels that it runs.
+def chip_for(package: Package, platform: Platform, gpu: Mapping[str, Any], wanted: str = "") -> str:
+    """The chip of the package that the attached GPU is most like, or the one that is wanted; `PackageError` where it has no kernels
+    that the GPU runs.
 
-    A kernel runs on the architecture that it was compiled for, and without the "a" also on later ones of the same major number.
+    Most alike: kernels that fit best, then a chip that differs in the fewest figures, then by the least; names say nothing.
     """
+    if wanted and wanted not in package.chips:
+        raise PackageError(f"the package has no chip {wanted!r}, only {', '.join(package.chips)}")
     fitting = {}
     for chip, known in package.chips.items():
-        major, minor = known["capability"]
-        if (major, minor) == capability or (not known["arch"].endswith("a") and major == capability[0] and minor <= capability[1]):
-            off = abs(known["units"] - units) / units + abs(known["memory_bytes"] - memory_bytes) / memory_bytes
-            fitting[chip] = (capability[1] - minor, off)
+        preference = platform.preference(gpu, known)
+        if preference is not None and wanted in ("", chip):
+            fitting[chip] = (preference, *_unlike(gpu, known))
     if not fitting:
-        have = ", ".join(f"{chip} ({known['arch']})" for chip, known in package.chips.items())
-        raise PackageError(f"no kernels for compute capability {capability[0]}.{capability[1]}: the package has {have}")
+        have = ", ".join(f"{chip} ({known['arch']})" for chip, known in package.chips.items() if wanted in ("", chip))
+        raise PackageError(f"no kernels for {platform.architecture(gpu)}: the package has {have}")
     return min(fitting, key=lambda chip: fitting[chip])
+
+
+def _unlike(gpu: Mapping[str, Any], chip: Mapping[str, Any]) -> tuple[int, float]:
+    """In how many figures a GPU is not a chip, and how far it is from it."""
+    count, far = 0, 0.0
+    for figure, (tolerance, names) in FIGURES.items():
+        told = [gpu[name] for name in names if gpu.get(name)]
+        if told and chip.get(figure):
+            mine = min(told, key=lambda value, its=chip[figure]: abs(value - its))  # type: ignore[misc]
+            count += abs(mine - chip[figure]) > tolerance * chip[figure]
+            far += abs(math.log(mine / chip[figure]))
+    return count, far
 
 
 def entry(path: Path) -> Entry | None:
@@ -109,10 +139,10 @@ def digest_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:DIGEST]
 
 
-def keep_cubin(folder: Path, data: bytes) -> str:
+def keep_binary(folder: Path, data: bytes) -> str:
     """Store a binary once; gives its name."""
     digest = digest_of(data)
-    path = folder / "cubins" / f"{digest}.xz"
+    path = folder / "binaries" / f"{digest}.xz"
     if not path.exists():
         write(path, lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
     return digest

@@ -9,11 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is an extra of the benchmarks")
 
-from bench.cuda import rounding  # noqa: E402
-from bench.cuda.expressions import expression  # noqa: E402
-from bench.cuda.library import Choices  # noqa: E402
-from bench.cuda.operators import Operator  # noqa: E402
-from bench.cuda.torch_library import CHAINS, TorchLibrary  # noqa: E402
+from bench.cuda.platform import PLATFORM as CUDA  # noqa: E402
+from bench.gpu import rounding  # noqa: E402
+from bench.gpu.expressions import expression  # noqa: E402
+from bench.gpu.library import Choices  # noqa: E402
+from bench.gpu.operators import Operator  # noqa: E402
+from bench.gpu.torch_library import CHAINS, TorchLibrary  # noqa: E402
+from bench.rocm.platform import PLATFORM as ROCM  # noqa: E402
 from roller import ops, verify  # noqa: E402
 
 WINDOW = {"stride": 2, "pads": [0, 1, 1, 1]}
@@ -43,7 +45,7 @@ def case(kind: str, dtype: str) -> Operator:
 
 @pytest.fixture
 def library() -> TorchLibrary:
-    return TorchLibrary("cpu")
+    return TorchLibrary(CUDA, "cpu")
 
 
 def rollers(op: Operator, operands: Any) -> Any:
@@ -87,6 +89,51 @@ def test_its_peers_agree(library: TorchLibrary, kind: str) -> None:
         names.append(side.name)
     assert len(names) == len(set(names)) >= 1
     assert all(torch.equal(before[name], array) for name, array in operands.items())
+
+
+@pytest.mark.parametrize("kind", ["matmul", "batch_matmul", "conv_bias_relu"])
+def test_products_are_offered_to_both_of_rocms_libraries(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch takes for everything else stays as it was."""
+    asked: list[str] = []
+
+    def preferred(name: str | None = None) -> str:
+        asked.extend([name] if name else [])
+        return asked[-1] if asked else "its own"
+
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", preferred)
+    library, op = TorchLibrary(ROCM, "cpu"), case(kind, "float32")
+    operands = library.operands(op, False, 1, seed=5)
+    expected = library.expected(op, operands, rounding.bound(op, False))
+    sides = {side.name: side for side in library.peers(op, operands, Choices(compiled=False))}
+    mine = [name for name in sides if "BLAS" in name]
+    assert mine == (["torch, rocBLAS", "torch, hipBLASLt"] if "matmul" in kind else [])
+    for name in mine:
+        assert library.excess(sides[name].call(), expected, rounding.LIBRARY_SLACK) <= 1.0
+    assert asked == (["cublas", "its own", "cublaslt", "its own"] if mine else [])
+
+
+def test_convolutions_are_fused_by_the_library_behind_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    op, given = case("conv_bias_relu", "float32"), []
+    for platform in (CUDA, ROCM):
+        library = TorchLibrary(platform, "cpu")
+        operands = library.operands(op, False, 1, seed=5)
+        monkeypatch.setattr(torch, platform.torch.fused, lambda *values: given.append(values) or values[0], raising=False)
+        sides = list(library._fused_convolutions(op, operands))
+        assert [side.name for side in sides] == [f"{platform.torch.convolutions} fused{rest}" for rest in ("", " channels-last")]
+        assert [side.boundary for side in sides] == [True, False]
+        for side in sides:
+            side.call()
+        last, first = given.pop(), given.pop()
+        assert torch.equal(first[2], last[2]) and first[3:] == last[3:] == ([1, 1], [1, 1], [1, 1], 1) and not given
+
+
+def test_it_says_what_torch_brings_and_refuses_a_torch_for_other_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {"torch", "hip (torch)", "miopen", "numpy"} <= TorchLibrary(ROCM, "cpu").describe().keys()
+    assert {"torch", "cuda (torch)", "cudnn", "numpy"} <= TorchLibrary(CUDA, "cpu").describe().keys()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.version, "hip", None, raising=False)
+    with pytest.raises(ImportError, match="finds no AMD GPU: a build for rocm is needed"):
+        TorchLibrary(ROCM)
 
 
 @pytest.mark.long

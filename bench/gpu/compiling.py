@@ -12,49 +12,55 @@ from pathlib import Path
 from typing import Any
 
 import roller
-from bench.cuda.expressions import expression
-from bench.cuda.operators import Operator, from_json
+from bench.gpu.expressions import expression
+from bench.gpu.operators import Operator, from_json
+from bench.gpu.package import SCHEMA
+from bench.gpu.platform import Platform, known
 from roller import building
 from roller.devices import load_device
 from roller.hardware import HardwareSpec
 from roller.kernel import Artifact
 from roller.record import Choice
 
-DEVICE = "cuda"
 TOP = 10
-TOOLS = ("apache-tvm", "nvidia-cuda-nvrtc-cu12", "numpy")
-SOURCES = (".py", ".cuh", ".h")
+SOURCES = (".py", ".cuh", ".h", ".ll")
 # What a compiler that is at fault may raise: one operator that fails must not cost the others' kernels.
 FAILURES = (roller.RollerError, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
-def compiled(table: Mapping[str, Any], chip: str) -> tuple[list[dict[str, Any]], list[bytes]]:
-    """The programs of an operator, the chosen one first, and the binary of each; `RollerError` where it does not compile.
+Built = tuple[dict[str, Any], bytes, dict[str, bytes]]  # what an entry says of a program, its binary, the values of its constants
+
+
+def compiled(device: str, table: Mapping[str, Any], chip: str) -> list[Built]:
+    """The programs of an operator, the chosen one first; `RollerError` where it does not compile.
 
     Of the ten best, one that does not compile says why and has no binary.
     """
     op = from_json(table)
     began = time.perf_counter()
     precision = op.options.get("precision", "ieee")
-    kernel = roller.compile(expression(op), device=f"{DEVICE}:{chip}", top_k=TOP, precision=precision)
+    kernel = roller.compile(expression(op), device=f"{device}:{chip}", top_k=TOP, precision=precision)
     artifact, chosen = kernel.artifact, kernel.candidates[0]
-    found = [(described(artifact, chosen) | {"compile_s": round(time.perf_counter() - began, 3)}, artifact.data)]
+    seconds = round(time.perf_counter() - began, 3)
+    program, binary, constants = built(artifact, chosen)
+    found = [({**program, "compile_s": seconds}, binary, constants)]
     others = kernel.candidates[1:] if op.ten else ()
-    outcomes = building.attempts(building.Plan(load_device(DEVICE), kernel.spec), others)
-    found += [_told(*pair) for pair in zip(others, outcomes, strict=True)]
-    return [program for program, _ in found], [data for _, data in found]
+    outcomes = building.attempts(building.Plan(load_device(device), kernel.spec), others)
+    return found + [_told(*pair) for pair in zip(others, outcomes, strict=True)]
 
 
-def _told(choice: Choice, outcome: building.Attempt | roller.RollerError) -> tuple[dict[str, Any], bytes]:
+def _told(choice: Choice, outcome: building.Attempt | roller.RollerError) -> Built:
     if isinstance(outcome, roller.RollerError):
-        return {"reason": said(outcome), **_said_of(choice)}, b""
-    return described(outcome.artifact, outcome.choice), outcome.artifact.data
+        return {"reason": said(outcome), **_said_of(choice)}, b"", {}
+    return built(outcome.artifact, outcome.choice)
 
 
-def described(artifact: Artifact, choice: Choice) -> dict[str, Any]:
-    """What a program's entry says; the text of the kernel stays here."""
-    launch = json.loads(json.dumps({k: v for k, v in artifact.launch.items() if k != "text"}, default=_plain))
-    return {"launch": launch, "resources": dict(artifact.resources), **_said_of(choice)}
+def built(artifact: Artifact, choice: Choice) -> Built:
+    """A program as it is packed; the text of its kernels stays here."""
+    emulated = known(artifact.device).emulated
+    launch = json.loads(json.dumps({k: v for k, v in artifact.launch.items() if k not in emulated}, default=_plain))
+    program = {"launch": launch, "resources": dict(artifact.resources), **_said_of(choice)}
+    return program, artifact.data, dict(artifact.constants)
 
 
 def _said_of(choice: Choice) -> dict[str, Any]:
@@ -78,16 +84,17 @@ def roofline(op: Operator, spec: HardwareSpec) -> float:
     return max(op.flops / (peak * 1e9), op.moved / (bandwidth * 1e9))
 
 
-def fingerprint(op: Operator, spec: HardwareSpec) -> str:
+def fingerprint(platform: Platform, op: Operator, spec: HardwareSpec) -> str:
     """Changes whenever the kernel might: with the operator, the chip's spec, roller's own text, and the tools' versions."""
-    parts = [json.dumps(op.to_json(), sort_keys=True), json.dumps(spec.model_dump(mode="json"), sort_keys=True), _text()]
+    parts = [json.dumps(op.to_json(), sort_keys=True), json.dumps(spec.model_dump(mode="json"), sort_keys=True)]
+    parts += [_text(platform.device, platform.tools), str(SCHEMA)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 @cache
-def versions() -> dict[str, str]:
+def versions(tools: tuple[str, ...]) -> dict[str, str]:
     """Of roller and of the tools that kernels are made with."""
-    return {"roller-compiler": roller.__version__} | {name: metadata.version(name) for name in TOOLS if _installed(name)}
+    return {"roller-compiler": roller.__version__} | {name: metadata.version(name) for name in tools if _installed(name)}
 
 
 def _installed(name: str) -> bool:
@@ -99,10 +106,10 @@ def _installed(name: str) -> bool:
 
 
 @cache
-def _text() -> str:
+def _text(device: str, tools: tuple[str, ...]) -> str:
     """A digest of everything that kernels are made by."""
-    digest = hashlib.sha256(json.dumps(versions(), sort_keys=True).encode())
-    for path in _files(("roller", "roller_cuda")):
+    digest = hashlib.sha256(json.dumps(versions(tools), sort_keys=True).encode())
+    for path in _files(("roller", f"roller_{device}")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.cuda.operators import Operator
+from bench.gpu.operators import Operator
 from roller import SymbolicTensor, ops
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.cuda.driver import Driver
+from bench.gpu.driver import Driver
 
 ROUNDS, QUICK_ROUNDS, LEAST_ROUNDS = 5, 2, 3
 MOST_CALLS = 25  # of a side in a turn

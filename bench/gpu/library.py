@@ -1,4 +1,4 @@
-"""What the benchmark needs of an array library on the GPU; `bench.cuda.torch_library` is the one that it has."""
+"""What the benchmark needs of an array library on the GPU; `bench.gpu.torch_library` is the one that it has."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from bench.cuda.operators import Operator
-from bench.cuda.rounding import Bound
-from bench.cuda.timing import Side
+from bench.gpu.operators import Operator
+from bench.gpu.rounding import Bound
+from bench.gpu.timing import Side
 
 
 @dataclass(frozen=True)

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
-# Rows, columns and depth of a tile, warps, stages.
-TILES = (
-    (128, 256, 64, 8, 3),
-    (256, 128, 64, 8, 3),
-    (128, 128, 64, 4, 4),
-    (128, 128, 32, 4, 4),
-    (128, 64, 64, 4, 4),
-    (64, 128, 64, 4, 4),
-    (64, 64, 64, 4, 4),
-    (16, 64, 128, 4, 4),
-)
+from bench.gpu.platform import Tile
+
 ROWS_TOGETHER = 8  # tiles that share a strip of b follow one another
-CONFIGS = [triton.Config({"TM": m, "TN": n, "TK": k}, num_warps=warps, num_stages=stages) for m, n, k, warps, stages in TILES]
 
 
-@triton.autotune(configs=CONFIGS, key=["M", "N", "K"])
 @triton.jit
 def _kernel(a, b, c, M, N, K, TM: tl.constexpr, TN: tl.constexpr, TK: tl.constexpr, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
     high, wide = tl.cdiv(M, TM), tl.cdiv(N, TN)
@@ -47,8 +39,16 @@ def _kernel(a, b, c, M, N, K, TM: tl.constexpr, TN: tl.constexpr, TK: tl.constex
     tl.store(out, total.to(c.dtype.element_ty), mask=(i[:, None] < M) & (j[None, :] < N))
 
 
-def matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """out = a·b for contiguous operands in half precision; the first call of a shape tries the configurations."""
+@cache
+def _tuned(tiles: tuple[Tile, ...]) -> Any:
+    """The kernel that takes the fastest of these tiles for a shape; those that the GPU has no room for are passed over."""
+    configs = [triton.Config({"TM": m, "TN": n, "TK": k}, num_warps=warps, num_stages=stages) for m, n, k, warps, stages in tiles]
+    return triton.autotune(configs=configs, key=["M", "N", "K"])(_kernel)
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, tiles: tuple[Tile, ...]) -> torch.Tensor:
+    """out = a·b for contiguous operands in half precision; the first call of a shape tries the tiles."""
     (m, k), n = a.shape, b.shape[1]
-    _kernel[lambda meta: (triton.cdiv(m, meta["TM"]) * triton.cdiv(n, meta["TN"]),)](a, b, out, m, n, k, GROUP=ROWS_TOGETHER)
+    tuned = _tuned(tiles)
+    tuned[lambda meta: (triton.cdiv(m, meta["TM"]) * triton.cdiv(n, meta["TN"]),)](a, b, out, m, n, k, GROUP=ROWS_TOGETHER)
     return out

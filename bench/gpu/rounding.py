@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.cuda.operators import Operator
+from bench.gpu.operators import Operator
 
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "tfloat32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 UNDERFLOW = {"float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}

@@ -1,6 +1,7 @@
-"""PyTorch as the benchmark's array library: memory, the reference in float64, and its own operators (cuBLAS, cuDNN, its compiler).
+"""PyTorch as the benchmark's array library: memory, the reference in float64, and its own operators (the libraries behind it, its
+compiler).
 
-TF32 is off but for operators that permit it, cuDNN tries its algorithms out, images are offered channels-last too.
+TF32 is off but for operators that permit it, convolutions try their algorithms out, images are offered channels-last too.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from importlib import metadata, util
+from importlib import import_module, util
 
 import torch
 from torch.nn import functional
 
-from bench.cuda.library import Choices
-from bench.cuda.operators import Operator
-from bench.cuda.rounding import Bound
-from bench.cuda.timing import Side
+from bench.gpu.library import Choices
+from bench.gpu.operators import Operator
+from bench.gpu.platform import Platform
+from bench.gpu.rounding import Bound
+from bench.gpu.timing import Side
 
 LAST = torch.channels_last
 # What an activation is applied to, and what is added to a sum.
@@ -32,12 +34,14 @@ CHECK_ELEMENTS = 1 << 25  # of a result that are compared at once
 
 
 class TorchLibrary:
-    """`bench.cuda.library.Library` over torch's tensors on a device."""
+    """`bench.gpu.library.Library` over torch's tensors on a device; torch calls every GPU "cuda"."""
 
-    def __init__(self, device: str = "cuda") -> None:
-        self._device = torch.device(device)
-        if self._device.type == "cuda" and not torch.cuda.is_available():
-            raise ImportError(f"torch {torch.__version__} finds no GPU: a build with CUDA is needed, for this driver")
+    def __init__(self, platform: Platform, device: str = "cuda") -> None:
+        self._device, self._names = torch.device(device), platform.torch
+        if self._device.type == "cuda" and (self._toolkit() is None or not torch.cuda.is_available()):
+            raise ImportError(
+                f"torch {torch.__version__} finds no {platform.maker} GPU: a build for {platform.device} is needed, for this driver"
+            )
         self._permit_tf32(False)
         torch.backends.cudnn.benchmark = True
         torch.set_grad_enabled(False)
@@ -46,12 +50,18 @@ class TorchLibrary:
         torch.backends.cuda.matmul.allow_tf32 = permitted
         torch.backends.cudnn.allow_tf32 = permitted
 
+    def _toolkit(self) -> str | None:
+        """The version of what torch was built for; None where that was another maker's."""
+        found: str | None = getattr(torch.version, self._names.version, None)
+        return found
+
     def describe(self) -> dict[str, str]:
         """Versions of torch and of what it brings."""
-        found = {"torch": torch.__version__, "cuda (torch)": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
-        for name in ("triton", "numpy"):
-            if util.find_spec(name) is not None:
-                found[name] = metadata.version(name)
+        found = {"torch": torch.__version__, f"{self._names.version} (torch)": str(self._toolkit())}
+        found[self._names.convolutions.lower()] = str(torch.backends.cudnn.version())
+        for name in ("triton", "numpy"):  # asked themselves: distributions of Triton have several names
+            with contextlib.suppress(ImportError):
+                found[name] = str(import_module(name).__version__)
         return found
 
     def stream(self) -> int:
@@ -121,9 +131,9 @@ class TorchLibrary:
         return bool((raw[start:] == byte).all())
 
     def failures(self) -> tuple[type[Exception], ...]:
-        """What torch and Triton raise where they cannot do something."""
+        """What torch and Triton raise where they cannot do something; an older torch lacks functions."""
         kinds: list[type[Exception]] = [RuntimeError, NotImplementedError, ImportError, AssertionError, TypeError, ValueError]
-        kinds += [subprocess.CalledProcessError, OSError]
+        kinds += [AttributeError, subprocess.CalledProcessError, OSError]
         with contextlib.suppress(ImportError):
             from triton.errors import TritonError  # noqa: PLC0415  (not every image has it)
 
@@ -141,7 +151,10 @@ class TorchLibrary:
         """Torch's operators, channels-last and with operands turned beforehand; fused chains also by its compiler; Triton."""
         self._permit_tf32(op.factor_dtype == "tfloat32")  # until the next operator's peers are asked for
         eager = partial(compute, op)
-        yield Side("torch", into(op, operands, self.view(self.room(result_bytes(op)), op.dtype, op.output)))
+        whole = into(op, operands, self.view(self.room(result_bytes(op)), op.dtype, op.output))
+        yield Side("torch", whole)
+        if {"a", "b"} <= op.shapes.keys():
+            yield from (Side(f"torch, {name}", partial(preferring, blas, whole)) for name, blas in self._names.blas.items())
         if op.kind in IMAGES:
             turned = _turned(operands)
             yield Side("torch channels-last, charged", lambda: eager(_turned(operands)).contiguous())
@@ -150,7 +163,7 @@ class TorchLibrary:
             columns = operands["b"].t().contiguous().t()
             yield Side("torch, b in columns", lambda: torch.mm(operands["a"], columns), boundary=False)
         if op.kind == "conv_bias_relu" and self._device.type == "cuda":
-            yield from fused_convolutions(op, operands)
+            yield from self._fused_convolutions(op, operands)
         if op.kind in CHAINS and choices.compiled:
             mode = "max-autotune-no-cudagraphs" if choices.max_autotune else "default"
             torch.compiler.reset()  # it stops compiling what it has compiled often
@@ -159,10 +172,23 @@ class TorchLibrary:
         extents = (*op.shapes["a"], *op.shapes["b"]) if op.kind == "matmul" else (1,)
         fits = op.dtype != "float32" and all(e % TRITON_MULTIPLE == 0 for e in extents)
         if fits and choices.triton and self._device.type == "cuda" and util.find_spec("triton") is not None:
-            from bench.cuda.triton_matmul import matmul  # noqa: PLC0415  (not every image has it)
+            from bench.gpu.triton_matmul import matmul  # noqa: PLC0415  (not every image has it)
 
+            tiles = self._names.tiles
             out = torch.empty(op.output, dtype=getattr(torch, op.dtype), device=self._device)
-            yield Side("Triton", lambda: matmul(operands["a"], operands["b"], out))
+            yield Side("Triton", lambda: matmul(operands["a"], operands["b"], out, tiles))
+
+    def _fused_convolutions(self, op: Operator, t: Mapping[str, torch.Tensor]) -> Iterator[Side]:
+        """A convolution with bias and relu in one call of the library behind them, in both layouts."""
+        stride, padding = [op.options["stride"]] * 2, [op.options["pads"][0], op.options["pads"][2]]
+        name, bias, turned = self._names.convolutions, t["bias"].reshape(-1), _turned(t)
+
+        def fused(values: Mapping[str, torch.Tensor]) -> torch.Tensor:
+            found: torch.Tensor = getattr(torch, self._names.fused)(values["x"], values["w"], bias, stride, padding, [1, 1], 1)
+            return found
+
+        yield Side(f"{name} fused", partial(fused, t))
+        yield Side(f"{name} fused channels-last", partial(fused, turned), boundary=False)
 
 
 def _turned(operands: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -255,10 +281,11 @@ def into(op: Operator, t: Mapping[str, torch.Tensor], out: torch.Tensor) -> Call
     return lambda: compute(op, t)
 
 
-def fused_convolutions(op: Operator, t: Mapping[str, torch.Tensor]) -> Iterator[Side]:
-    """cuDNN's convolution with bias and relu in one call, in both layouts."""
-    stride, padding, bias = [op.options["stride"]] * 2, [op.options["pads"][0], op.options["pads"][2]], t["bias"].reshape(-1)
-    turned = _turned(t)
-    for name, values, boundary in (("cuDNN fused", t, True), ("cuDNN fused channels-last", turned, False)):
-        call = partial(torch.cudnn_convolution_relu, values["x"], values["w"], bias, stride, padding, [1, 1], 1)
-        yield Side(name, call, boundary=boundary)
+def preferring(blas: str, call: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """A call for which torch takes its products from that library."""
+    before = torch.backends.cuda.preferred_blas_library()
+    torch.backends.cuda.preferred_blas_library(blas)
+    try:
+        return call()
+    finally:
+        torch.backends.cuda.preferred_blas_library(before)

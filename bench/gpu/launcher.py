@@ -6,43 +6,40 @@ import ctypes
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bench.cuda.driver import Driver, DriverError
-from bench.cuda.operators import BYTES
+from bench.gpu.driver import Driver, DriverError, Start
+from bench.gpu.operators import BYTES
 
 ALIGNMENT = 256  # of workspaces
 WORKSPACE_BYTES = {**BYTES, "float64": 8, "int8": 1, "uint8": 1, "int32": 4, "int64": 8}
 
 
 class Program:
-    """The kernels of one program. `addresses` are those of inputs, output and workspaces by name: tensor maps hold them."""
+    """The kernels of one program. `addresses` are those of inputs, output, workspaces and constants by name: what kernels take
+    may hold them. `kept`: what must live as long as the program.
+    """
 
-    def __init__(self, driver: Driver, cubin: bytes, launch: Mapping[str, Any], addresses: Mapping[str, int]) -> None:
-        self._driver = driver
-        self._module = driver.load(cubin)
+    def __init__(
+        self, driver: Driver, image: bytes, launch: Mapping[str, Any], addresses: Mapping[str, int], kept: Any = None
+    ) -> None:
+        self._driver, self._kept = driver, kept
+        self._module = driver.load(image)
         try:
             self._kernels = [self._prepared(kernel, addresses) for kernel in launch["kernels"]]
         except (DriverError, KeyError):
             driver.unload(self._module)
             raise
 
-    def _prepared(self, kernel: Mapping[str, Any], addresses: Mapping[str, int]) -> tuple[Any, ...]:
+    def _prepared(self, kernel: Mapping[str, Any], addresses: Mapping[str, int]) -> tuple[Start, Any, list[Any]]:
         """What a launch needs; the arguments are kept alive beside the pointers to them."""
-        shared, cluster = int(kernel["shared_bytes"]), int(kernel.get("cluster", 1))
-        function = self._driver.function(self._module, kernel["name"], shared, cluster)
-        maps = kernel.get("maps", {})
-        values: list[Any] = []
-        for name in kernel["arguments"]:
-            if name in maps:
-                values.append(self._driver.tensor_map(maps[name], addresses[maps[name]["tensor"]]))
-            else:
-                values.append(ctypes.c_uint64(addresses[name]))
+        start = self._driver.prepared(self._module, kernel)
+        values = [self._driver.argument(kernel, name, addresses) for name in kernel["arguments"]]
         pointers = (ctypes.c_void_p * max(len(values), 1))(*(ctypes.addressof(v) for v in values))
-        return function, int(kernel["blocks"]), int(kernel["threads"]), shared, cluster, pointers, values
+        return start, pointers, values
 
     def start(self, stream: int) -> None:
         """Queue all kernels; nothing is waited for."""
-        for function, blocks, threads, shared, cluster, pointers, _ in self._kernels:
-            self._driver.launch(function, blocks, threads, shared, cluster, stream, pointers)
+        for start, pointers, _ in self._kernels:
+            start(stream, pointers)
 
     def close(self) -> None:
         """Forget the binary."""

@@ -1,7 +1,7 @@
 """The process that has the GPU: checks and times case after case, and reports each as a line of JSON.
 
 A kernel that is wrong is never timed. One that cannot be launched is reported, and the rest goes on; after one that destroys the
-context the process ends, and `bench.cuda.run` starts another for what is left.
+context the process ends, and `bench.gpu.run` starts another for what is left.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from bench.cuda import launcher, rounding, timing
-from bench.cuda.driver import L2_BYTES, Driver, DriverError
-from bench.cuda.library import Choices, Library
-from bench.cuda.operators import BYTES
-from bench.cuda.package import Entry, Package, PackageError
-from bench.cuda.timing import Clock, Side
+from bench.gpu import launcher, rounding, timing
+from bench.gpu.driver import Driver, DriverError
+from bench.gpu.library import Choices, Library
+from bench.gpu.operators import BYTES
+from bench.gpu.package import Entry, Package, PackageError
+from bench.gpu.timing import Clock, Side
 
 POISON, GUARD_BYTES = 0xFF, 4096  # a NaN in every floating type
 MOST_SECONDS, LEAST_SECONDS = 1.5, 0.02  # of timing for a case
@@ -38,11 +38,12 @@ class WrongResult(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """Seconds for everything, rounds of a case, what the libraries may do."""
+    """Seconds for everything, rounds of a case, what the libraries may do; bytes of the last cache, by the spec."""
 
     seconds: float
     rounds: int = timing.ROUNDS
     choices: Choices = field(default_factory=Choices)
+    cache_bytes: int = 0
 
 
 class Worker:
@@ -50,7 +51,7 @@ class Worker:
 
     def __init__(self, package: Package, driver: Driver, library: Library, settings: Settings) -> None:
         self._package, self._driver, self._library, self._settings = package, driver, library, settings
-        size = timing.flush_bytes(driver.attribute(L2_BYTES))
+        size = timing.flush_bytes(max(driver.attribute(driver.CACHE), settings.cache_bytes))
         self._flush = library.room(size)
         self._clock = Clock(driver, library.stream(), (library.address(self._flush), size))
         self._end = time.monotonic() + settings.seconds
@@ -128,7 +129,7 @@ class Worker:
     def _try(self, number: int, program: Mapping[str, Any], memory: Memory, excess: Callable[[], float], row: Row) -> None:
         """Load a program and check it. One of the ten that does not start is left out; the chosen one is what the case is about."""
         try:
-            if "cubin" not in program:
+            if "binary" not in program:
                 raise DriverError("compiling", -1, "left out when it was built", program.get("reason", ""))
             self._open[number] = self._loaded(program, memory)
             self._check(number, memory, excess)
@@ -154,8 +155,17 @@ class Worker:
 
         launch = program["launch"]
         spaces = launcher.workspaces(launch, place)
-        whole = {**places, launch["output"]: self._library.address(raw), **spaces}
-        return launcher.Program(self._driver, self._package.cubin(program["cubin"]), launch, whole)
+        constants = {name: self._constant(digest) for name, digest in program["constants"].items()}
+        fixed = {name: self._library.address(room) for name, room in constants.items()}
+        whole = {**places, launch["output"]: self._library.address(raw), **spaces, **fixed}
+        return launcher.Program(self._driver, self._package.binary(program["binary"]), launch, whole, constants)
+
+    def _constant(self, digest: str) -> Any:
+        """A room that holds the values of a constant."""
+        data = self._package.binary(digest)
+        room = self._library.room(launcher.rounded(len(data)))
+        self._driver.write(self._library.address(room), data)
+        return room
 
     def _check(self, number: int, memory: Memory, excess: Callable[[], float]) -> None:
         """`WrongResult` unless the program fills the poisoned output with right numbers and leaves what lies behind it alone."""

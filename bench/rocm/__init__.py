@@ -1,0 +1,1 @@
+"""Benchmarks for AMD GPUs: what `bench.gpu` must know of them."""
