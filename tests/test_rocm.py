@@ -91,6 +91,16 @@ def test_many_random_programs_are_right(part: int) -> None:
     random_examples(random_kernel, part, 150)
 
 
+def test_nothing_in_front_of_an_array_is_read_for_padding_within_padding() -> None:
+    """Windows beyond what is padded: two guards, of which one stands inside the other's selection."""
+    padded = ops.pad(ops.tensor((1, 6, 11, 1), "int32"), ((0, 1), (1, 0), (0, 1), (1, 0)))
+    op = ops.max_pool2d(padded, (3, 4), stride=(2, 3), dilation=(1, 3), padding=(0, 0, 1, 1), layout="NHWC")
+    plugin, spec = resolve("rocm:mi300x")
+    for program in roller.enumerate_programs(op, "rocm", spec=spec).sample(6, seed=1):
+        artifact = plugin.build(spec, plugin.codegen(spec, program, OPTIONS), OPTIONS)
+        trial.verify(artifact, ops.expression(op), emulate=True)
+
+
 @pytest.mark.parametrize("chip", MATRIX)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
 def test_matrix_units_are_right(chip: str, dtype: str) -> None:

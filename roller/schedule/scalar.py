@@ -20,6 +20,7 @@ from roller.scalar import (
     Select,
     Unary,
     children,
+    loads,
     operations,
 )
 from roller.schedule import functions
@@ -81,9 +82,16 @@ def emit(
                     part.dtype, lambda cast: binary(part.op, cast(visit(part.left)), cast(visit(part.right)), part.left.dtype)
                 )
             case Select():
-                return tirx.Select(visit(part.condition), visit(part.yes), visit(part.no))
+                return tirx.Select(visit(part.condition), either(part.yes), either(part.no))
             case Cast():
                 return functions.cast(visit(part.value), part.value.dtype, part.dtype, lanes, held, part is node)
+
+    def either(part: Scalar) -> Expr:
+        """One side of a selection, both of which are computed. TVM takes the condition for known inside, and drops it from the
+        guard of a load: such a side is computed before.
+        """
+        guarded = any(load.fill is not None for load in loads(part))
+        return held(visit(part), part.dtype, lanes) if guarded else visit(part)
 
     for part in _repeated(node):
         known[part] = held(visit(part), part.dtype, lanes)
