@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hypothesis import HealthCheck, given, seed, settings
@@ -194,3 +195,32 @@ def random_examples(body: Callable[[st.DataObject], None], part: int, count: int
         body(data)
 
     run()
+
+
+def network_operators(chips: Sequence[str], count: int) -> Iterator[tuple[str, ops.SymbolicTensor]]:
+    """Operators of all kinds that nobody picked, each with a chip, as large as they are in networks."""
+    chance = random.Random(20)
+    for number in range(count):
+        chip, dtype = chips[number % len(chips)], chance.choice(("float32", "float32", "float16"))
+        m, n, k, c = (chance.choice(sizes) for sizes in ((64, 128, 1000, 4096), (96, 512, 3072), (64, 768, 2048), (32, 64, 256)))
+        side, stride = chance.choice((7, 14, 28, 56)), chance.choice((1, 2))
+        kind = number // len(chips) % 5
+        if kind == 0:
+            yield chip, ops.matmul(ops.tensor((m, k), dtype), ops.tensor((k, n), dtype), transpose_b=False)
+        elif kind == 1:
+            yield (
+                chip,
+                ops.conv2d(ops.tensor((16, c, side, side), dtype), ops.tensor((c, c, 3, 3), dtype), padding=1, stride=stride),
+            )
+        elif kind == 2:
+            weights = ops.tensor((c, 1, 3, 3), dtype)
+            yield chip, ops.conv2d(ops.tensor((16, c, side, side), dtype), weights, padding=1, stride=stride, groups=c)
+        elif kind == 3:
+            yield (
+                chip,
+                ops.relu(
+                    ops.matmul(ops.tensor((m, k), dtype), ops.tensor((n, k), dtype), transpose_b=True) + ops.tensor((n,), dtype)
+                ),
+            )
+        else:
+            yield chip, ops.reduce_sum(ops.tensor((m, k), dtype), 1)

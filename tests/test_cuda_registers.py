@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
 import re
 import statistics
-from collections.abc import Iterator
 
 import pytest
 from emulating import needs_compiler
 from hypothesis import given
 from hypothesis import strategies as st
+from random_operators import network_operators
 
 import roller
 from roller import building, ops
@@ -25,40 +24,11 @@ CHIPS = ("v100", "a100", "rtx4090", "h100")
 WANTED = 0.15  # the median distance from the binary
 
 
-def drawn(count: int) -> Iterator[tuple[str, ops.SymbolicTensor]]:
-    """Operators of all kinds on all chips, as large as they are in networks."""
-    chance = random.Random(20)
-    for number in range(count):
-        chip, dtype = CHIPS[number % len(CHIPS)], chance.choice(("float32", "float32", "float16"))
-        m, n, k, c = (chance.choice(sizes) for sizes in ((64, 128, 1000, 4096), (96, 512, 3072), (64, 768, 2048), (32, 64, 256)))
-        side, stride = chance.choice((7, 14, 28, 56)), chance.choice((1, 2))
-        kind = number // len(CHIPS) % 5
-        if kind == 0:
-            yield chip, ops.matmul(ops.tensor((m, k), dtype), ops.tensor((k, n), dtype), transpose_b=False)
-        elif kind == 1:
-            yield (
-                chip,
-                ops.conv2d(ops.tensor((16, c, side, side), dtype), ops.tensor((c, c, 3, 3), dtype), padding=1, stride=stride),
-            )
-        elif kind == 2:
-            weights = ops.tensor((c, 1, 3, 3), dtype)
-            yield chip, ops.conv2d(ops.tensor((16, c, side, side), dtype), weights, padding=1, stride=stride, groups=c)
-        elif kind == 3:
-            yield (
-                chip,
-                ops.relu(
-                    ops.matmul(ops.tensor((m, k), dtype), ops.tensor((n, k), dtype), transpose_b=True) + ops.tensor((n,), dtype)
-                ),
-            )
-        else:
-            yield chip, ops.reduce_sum(ops.tensor((m, k), dtype), 1)
-
-
 @needs_compiler
 def test_registers_are_predicted() -> None:
     """Over 60 kernels, the chosen ones of operators that nobody picked."""
     apart, seen = [], 0
-    for chip, op in drawn(64):
+    for chip, op in network_operators(CHIPS, 64):
         artifact = roller.compile(op, device=f"cuda:{chip}").artifact
         for name, (predicted, taken) in registers_of(artifact).items():
             seen += 1

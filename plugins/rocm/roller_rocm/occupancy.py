@@ -68,12 +68,30 @@ def resident_waves(spec: HardwareSpec, vgprs: int, agprs: int = 0) -> int:
     one as large of their own (`options.accumulation_registers`). What both take together is the `vgpr_count` of a kernel's
     metadata: it is asked about alone.
     """
-    unit = spec.unit
-    granule = max(1, unit.lane_storage_granule // REGISTER_BYTES)
-    each = unit.lane_storage_bytes // simds(spec) // unit.lane_group // REGISTER_BYTES
+    granule, each = _granule(spec), _registers(spec)
     apart = spec.options.get("accumulation_registers") == APART
     taken = max(vgprs, agprs) if apart else -(-vgprs // 4) * 4 + agprs if agprs else vgprs
-    waves = (unit.resident_lanes_max or unit.lanes_max) // unit.lane_group // simds(spec)
     if taken > most_registers(spec) * (2 if spec.options.get("accumulation_registers") == SHARED else 1):
         return 0
-    return min(waves, each // (-(-max(taken, 1) // granule) * granule))
+    return min(most_waves(spec), each // (-(-max(taken, 1) // granule) * granule))
+
+
+def registers_for(spec: HardwareSpec, waves: int) -> int:
+    """Registers that a lane may take where so many waves are to be on a SIMD at a time."""
+    return min(most_registers(spec), _registers(spec) // max(waves, 1) // _granule(spec) * _granule(spec))
+
+
+def most_waves(spec: HardwareSpec) -> int:
+    """Waves of a SIMD at the most."""
+    unit = spec.unit
+    return (unit.resident_lanes_max or unit.lanes_max) // unit.lane_group // simds(spec)
+
+
+def _registers(spec: HardwareSpec) -> int:
+    """Registers of a SIMD for one lane of each of its waves."""
+    return spec.unit.lane_storage_bytes // simds(spec) // spec.unit.lane_group // REGISTER_BYTES
+
+
+def _granule(spec: HardwareSpec) -> int:
+    """Registers that are handed out at a time."""
+    return max(1, spec.unit.lane_storage_granule // REGISTER_BYTES)

@@ -15,20 +15,30 @@ from roller.schedule import matrix
 from roller.schedule.machine import Machine, MatrixUnit
 from roller.schedule.stage import registers_ahead
 from roller.schedule.threads import Block
+from roller_rocm import occupancy
 from roller_rocm.occupancy import REGISTER_BYTES
 
-BATCH = 16  # results of which a lane without a reduction reads the inputs at a time
+FEW = 8  # registers of a lane that has nothing but values of arrays, and their places
+LEAST = 36  # values of arrays that are worth their registers, even where fewer would leave room for more waves
 
 
 def wanted_registers(spec: HardwareSpec, program: StageProgram, machine: Machine) -> int:
     """Registers that a lane would take if it might have any number."""
     nest, reserved = program.nest, spec.unit.lane_reserved_bytes // REGISTER_BYTES
     block = matrix.block_of(program, machine)
-    if nest.stage.reducer is None:
-        return reserved // 2 + min(block.outputs, BATCH)
+    if nest.stage.reducer is None:  # LLVM reads as far ahead as costs no waves
+        return min(FEW + _moving(program, block), max(LEAST, occupancy.registers_for(spec, occupancy.most_waves(spec))))
     held = block.outputs * _words(nest.accumulator_bytes)
     exchanged = held if block.each == 1 and any(block.lanes[d] > 1 for d in nest.reduce) else 0
     return reserved + held + exchanged + _operands(program, block) + registers_ahead(program, machine)
+
+
+def _moving(program: StageProgram, block: Block) -> int:
+    """Registers for the inputs of all results of a lane."""
+    share, sizes = block.share, 0
+    for access in program.nest.inputs:
+        sizes += math.prod([share[d] for d, t in enumerate(access.touches) if t]) * ELEMENT_BYTES[access.tensor.dtype]
+    return _words(sizes)
 
 
 def _operands(program: StageProgram, block: Block) -> int:
