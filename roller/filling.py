@@ -200,8 +200,8 @@ def rows_padded(program: StageProgram, spec: HardwareSpec, banks: Banks, staging
     nest, tile, row, group = program.nest, program.unit_tile, program.nest.spatial, spec.levels[-1].access_lanes
     where = program.mapping, staging.operand, (program.tiles[0], program.tiles[-1]), spec, staging.level
     rows, value = panel_rows(nest, program.atom, *where, staging.run_padding), nest.factors[staging.operand]
-    if program.atom.kind == "matrix" or len(program.tiles) == 1 or rows.rows == 1:
-        return replace(staging, row_padding=rows.padding(banks))
+    if program.atom.kind == "matrix" or len(program.tiles) == 1 or rows.row == 1 or rows.rows == 1:
+        return replace(staging, row_padding=rows.padding(banks))  # rows of one value are what lanes read neighbours of
     size, pitched = rows.element_bytes, Pitched(program, staging, rows.row)
     filling = fill(nest, tile, value, pitched.steps(0), row, group)
     wide = replace(staging, row_padding=-rows.row % filling.most)

@@ -49,6 +49,7 @@ CASES: list[tuple[Callable[[], ops.SymbolicTensor], Tiles]] = [
     (product, ((32, 32, 16), (2, 4, 1))),  # one panel is filled along its rows, one across
     (turned, ((32, 32, 16), (2, 4, 1))),
     (turned, ((8, 16, 32), (1, 2, 4))),  # lanes share the reduction
+    (turned, ((1, 16, 64), (1, 2, 4))),  # … and a panel's rows are single values
     (pointwise, ((2, 8, 16, 16), (1, 2, 2, 1))),
     (windows, ((2, 8, 32, 36), (1, 2, 4, 1))),
     (windows, ((2, 8, 2, 4, 8, 3, 3), (1, 1, 1, 1, 1, 1, 1))),
