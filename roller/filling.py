@@ -222,17 +222,12 @@ def rows_padded(program: StageProgram, spec: HardwareSpec, banks: Banks, staging
 
 def _choices(row: int, whole: int, filling: Fill, period: int) -> list[int]:
     """Paddings of rows to multiples of `whole` elements that may keep lanes apart: the least one; those with which rows lie an odd
-    multiple of each power of two apart; that with which the next row goes on in the banks where lanes leave the one before.
+    multiple of each power of two apart; those with which the next row goes on in the banks where lanes leave the one before.
     """
-    least, found = -row % whole, set[int]()
-    odd = whole
-    while odd < period:
-        found.add((odd - row) % (2 * odd))
-        odd *= 2
-    near = filling.run()
-    if near and near % whole == 0:
-        found.add((near - row) % period)
-    return sorted({least, *found})
+    powers = [whole << n for n in range(period) if whole << n < period]
+    ending = [near for near in (filling.run(), *powers) if near and near % whole == 0]
+    odd = [(power - row) % (2 * power) for power in powers]
+    return sorted({-row % whole, *odd, *((near - row) % period for near in ending)})
 
 
 class Pitched:
