@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
+from roller.expr import ELEMENT_BYTES
 from roller.hardware import Banks, ComputeAtom, HardwareSpec
 from roller.nest import Nest, Tile
 from roller.program import StageProgram, Staging, panel_element_bytes, staged_touches
@@ -82,6 +83,11 @@ def bank_conflicts(pitch: int, rows: int, piece: int, banks: Banks, element_byte
     words = {w for s in starts for w in range(s // banks.width_bytes, -(-(s + piece * element_bytes) // banks.width_bytes))}
     busiest = max(Counter(word % banks.count for word in words).values(), default=1)
     return busiest / max(1, -(-len(words) // banks.count))
+
+
+def most_together(dtype: str) -> int:
+    """Elements that one access may touch at most; one bool, as TVM prints vectors of bool in words of two bytes for each."""
+    return 1 if dtype == "bool" else WIDEST_ACCESS // ELEMENT_BYTES[dtype]
 
 
 def panel_rows(

@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from roller.banks import padding_bytes, panel_rows
-from roller.hardware import Banks, HardwareSpec
+from roller.banks import padding_bytes
+from roller.filling import rows_padded
 from roller.lanes import runs_padded
 from roller.program import StageProgram, Staging, staged_touches
 from roller.search import Chain, Search
@@ -62,19 +62,13 @@ def _padded(search: Search, levels: tuple[int, ...], chain: Chain, staged: tuple
         bare = replace(staging, row_padding=0, run_padding=0)
         chosen = bare
         for runs in dict.fromkeys((runs_padded(program, bare, search.spec, banks), bare)):
-            padded = _rows_padded(program, search.spec, banks, runs)
+            padded = rows_padded(program, search.spec, banks, runs)
             needed = padded.depth * padding_bytes(program, search.spec, padded)
             if needed <= room:
                 chosen, room = padded, room - needed
                 break
         found.append(chosen)
     return tuple(found)
-
-
-def _rows_padded(program: StageProgram, spec: HardwareSpec, banks: Banks, staging: Staging) -> Staging:
-    tiles = program.tiles[0], program.tiles[-1]
-    where = program.mapping, staging.operand, tiles, spec, staging.level
-    return replace(staging, row_padding=panel_rows(program.nest, program.atom, *where, staging.run_padding).padding(banks))
 
 
 def _constant_panel(search: Search, factor: int) -> Staging | None:

@@ -35,18 +35,28 @@ def group_tile(program: StageProgram, group: int) -> dict[int, int]:
     """Lanes of one group along each dimension over which lanes are spread, in powers of two.
 
     Where panels hold what lanes read, the group takes the block of sub-tiles that reads least together (`blocked`), which divides
-    the unit's tile; else, and while no unit's tile is chosen, one as square as it gets in points.
+    the unit's tile, of equal ones that along the panels' runs, or near them; else, and while no unit's tile is chosen, one as
+    square as it gets in points.
     """
-    trips, inner = lanes_along(program), program.inner
+    trips, inner, spatial = lanes_along(program), program.inner, program.nest.spatial
     found, together = dict.fromkeys(trips, 1), blocked(program) and len(program.tiles) > 1
-    operands = [[d for d, t in enumerate(staged_touches(program.nest, s)) if t] for s in program.staged]
+    touched = [staged_touches(program.nest, s) for s in program.staged]
+    operands = [[d for d, t in enumerate(touches) if t] for touches in touched]
+    runs = {run_dim(program.nest, touches, program.unit_tile) for touches in touched} if together else set()
 
-    def read(dim: int) -> tuple[int, int]:
-        """Elements that the group would read with twice as many lanes along a dimension, and the dimension, for ties."""
+    def apart(dim: int, dims: list[int]) -> bool:
+        """True if neighbours along a dimension are none of what the group has of a panel's row, which may lie in their banks."""
+        return dim in dims and any(d > dim and found.get(d, 1) * inner[d] < program.unit_tile[d] for d in dims if d in spatial)
+
+    def read(dim: int) -> tuple[int, bool, int]:
+        """Elements that the group would read with twice as many lanes along a dimension, twice those that lie apart; and for ties
+        how far it is from runs.
+        """
         if not together:
-            return found[dim] * inner[dim], dim
+            return found[dim] * inner[dim], False, dim
         twice = [inner[d] * found.get(d, 1) * (2 if d == dim else 1) for d in range(len(inner))]
-        return sum(math.prod([twice[d] for d in dims]) for dims in operands), dim
+        read = sum(math.prod([twice[d] for d in dims]) * (2 if apart(dim, dims) else 1) for dims in operands)
+        return read, dim not in runs, dim if dim in runs else -dim
 
     while math.prod(found.values()) < group:
         free = [d for d in trips if found[d] * 2 <= trips[d] and not (together and trips[d] % (found[d] * 2))]
@@ -62,6 +72,16 @@ def blocked(program: StageProgram) -> bool:
     """
     dims = program.nest.dims
     return bool(program.staged) and program.atom.kind != "matrix" and not any(dims[d].is_reduce for d in lanes_along(program))
+
+
+def lane_digits(program: StageProgram, group: int) -> list[tuple[int, int, int]]:
+    """How the numbers of lanes are made up, outermost digit first, those inside a group last: a dimension, lanes along it, and how
+    many lanes further along it the next one is.
+    """
+    lanes, order = lanes_along(program), lane_order(program)
+    near = group_tile(program, group) if blocked(program) else {}
+    inside = [(d, near[d], 1) for d in order if near.get(d, 1) > 1]
+    return [*((d, lanes[d] // near.get(d, 1), near.get(d, 1)) for d in order if lanes[d] > near.get(d, 1)), *inside]
 
 
 def lane_pieces(program: StageProgram, dim: int) -> tuple[int, ...]:

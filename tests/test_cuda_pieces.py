@@ -55,9 +55,9 @@ def nest_of(expr: TensorExpr, dims: int) -> Nest:
     return next(n for n in variants(expr.stages[0], expr.tensors) if len(n.dims) == dims)
 
 
-def given_tiles(expr: TensorExpr, tiles: Tiles, chip: str = "a100") -> RProgram:
+def given_tiles(expr: TensorExpr, tiles: Tiles, chip: str = "cuda:a100") -> RProgram:
     """The program of these tiles as construction would have it: panels, copies, padding."""
-    spec = load_spec(f"cuda:{chip}")
+    spec = load_spec(chip)
     nest = nest_of(expr, len(tiles[0]))
     model, fit = Model(spec, CostParameters(), Geometry(nest)), Fit(spec, nest, Geometry(nest))
     atom = next(a for a in spec.atoms if a.name == "f32")
@@ -224,6 +224,6 @@ SMALL: list[tuple[TensorExpr, Tiles]] = [
 @pytest.mark.parametrize("chip", ["v100", "a100"])
 def test_odd_tiles_are_right(number: int, backwards: bool, eager: bool, chip: str) -> None:
     expr, tiles = SMALL[number]
-    spec, program = load_spec(f"cuda:{chip}"), given_tiles(expr, tiles, chip)
+    spec, program = load_spec(f"cuda:{chip}"), given_tiles(expr, tiles, f"cuda:{chip}")
     arrays = verify.random_inputs(expr, seed=number, integer=True)
     verify.check(expr, arrays, emulated(expr, text_of(spec, program), arrays, backwards, eager))

@@ -6,13 +6,14 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from roller.banks import most_together
 from roller.lanes import accesses
 from roller.program import StageProgram
 from roller.schedule.place import Point, base_address
 from roller.schedule.reading import Reader
 from roller.schedule.shared import SharedPanel
 from roller.schedule.threads import Block, Offsets
-from roller.schedule.tir import Buffer, Expr, Stmt, allocate, index, load, most_together, ramp, register_buffer, store
+from roller.schedule.tir import Buffer, Expr, Stmt, allocate, index, load, ramp, register_buffer, store
 from roller.schedule.walk import Position
 
 Views = dict[Offsets, Buffer]

@@ -15,7 +15,7 @@ from tvm.tirx import ForKind
 
 from roller.banks import WIDEST_ACCESS, panel_steps, row_dim
 from roller.expr import ELEMENT_BYTES
-from roller.nest import Access
+from roller.filling import fill
 from roller.program import Staging, operand_value, staged_touches
 from roller.scalar import Load, Scalar, loads
 from roller.schedule.machine import Copies
@@ -34,7 +34,6 @@ from roller.schedule.tir import (
     index,
     least,
     load,
-    most_together,
     number,
     plus,
     pointer,
@@ -60,6 +59,7 @@ class SharedPanel:
     value: Scalar
     buffer: Buffer
     steps: tuple[int, ...]
+    row: tuple[int, ...]  # the dimensions of a row
     size: int  # elements of one copy
     ahead: int | None  # the loop whose trips fill other copies ahead; None where there is one copy
 
@@ -124,7 +124,7 @@ def shared_panel(block: Block, staging: Staging, ahead: int | None) -> SharedPan
     size = -(-size // whole) * whole  # every copy starts where the widest access may
     elements = size * (1 if ahead is None else staging.depth)
     held = shared_buffer(f"panel{staging.operand}", elements, value.dtype, block.shared_scope)
-    return SharedPanel(staging, value, held, steps, size, ahead)
+    return SharedPanel(staging, value, held, steps, row, size, ahead)
 
 
 class Filling:
@@ -145,8 +145,9 @@ class Filling:
         self.taken = taken  # what is made of a value before it is stored
         self.block, self.panel, self.reader, self.nest = block, panel, reader, block.program.nest
         self.thread, self.threads = (block.thread, block.threads) if crew is None else crew
-        self.wide, width = _along(block, panel, reader)
-        self.digits, self.width = _digits(block, panel, self.wide, width)
+        program, steps = block.program, panel.steps
+        order = fill(self.nest, program.unit_tile, panel.value, steps, panel.row, block.group).order(steps)
+        self.wide, self.digits, self.width, self.stored = order.along, order.digits, order.width, order.stored
         self.total = math.prod(count for _, count, _ in self.digits)
         self.trips = -(-self.total // self.threads)
         self.dtype = panel.value.dtype
@@ -167,7 +168,7 @@ class Filling:
         panel, value = self.panel, self.panel.value
         if not isinstance(value, Load) or value.fill not in (None, 0):
             return False
-        together, size = self._together(), self.width * ELEMENT_BYTES[self.dtype]
+        together, size = self.stored, self.width * ELEMENT_BYTES[self.dtype]
         return size in copies.sizes and together == self.width and (self.width == 1 or panel.steps[self.wide or 0] == 1)
 
     def start(self, state: State, slot: Position) -> Stmt:
@@ -262,7 +263,7 @@ class Filling:
 
     def _stores(self, names: dict[int, Expr], source: Buffer, at: Position, slot: Position) -> list[Stmt]:
         """The values side by side in the panel, or one in each row."""
-        panel, together = self.panel, self._together()
+        panel, together = self.panel, self.stored
         found = []
         for n in range(0, self.width, together):
             # Asked of the panel for each piece: where places are swizzled, the next piece does not lie behind this one.
@@ -270,76 +271,6 @@ class Filling:
             values = load(source, ramp(plus(at, n), 1, together))
             found.append(store(panel.buffer, values, ramp(self.panel.place(moved, slot), 1, together)))
         return found
-
-    def _together(self) -> int:
-        """Values that lie side by side in the panel, as many as one access may store."""
-        panel, together = self.panel, 1
-        if self.wide is None or panel.steps[self.wide] == 1:
-            together = min(self.width, most_together(self.dtype))
-            others = [s for d, s in enumerate(panel.steps) if s and d != self.wide]
-            while any(s % together for s in (*others, panel.size)):
-                together //= 2
-        return together
-
-
-Digit = tuple[int, int, int]  # a dimension, how many values, and how far apart they are
-
-
-def _digits(block: Block, panel: SharedPanel, wide: int | None, width: int) -> tuple[list[Digit], int]:
-    """How the numbers of a panel's values are made up, outermost digit first, and the values of one access.
-
-    Along the source, so that lanes read neighbours. Where that is across the panel's rows, a lane group fills small blocks: as many
-    neighbours of a row as a lane later reads with one access, in as many rows as there are lanes for; so `roller.banks` counts on.
-    """
-    tile = block.program.unit_tile
-    dims = sorted((d for d, s in enumerate(panel.steps) if s), key=lambda d: (d == wide, -_source_step(block, panel, d)))
-    row = next((d for d, s in enumerate(panel.steps) if s == 1), None)
-    if wide is None or row is None or panel.steps[wide] == 1:
-        return [(d, tile[d] // (width if d == wide else 1), width if d == wide else 1) for d in dims], width
-    near = _power(tile[row], most_together(panel.value.dtype))
-    far = _power(tile[wide], block.group // near)
-    blocks = {row: near, wide: far}
-    outer = [(d, tile[d] // blocks.get(d, 1), blocks.get(d, 1)) for d in dims]
-    return [*outer, (row, near, 1), (wide, far, 1)], 1
-
-
-def _power(extent: int, most: int) -> int:
-    """The largest power of two that divides an extent, up to a limit."""
-    found = 1
-    while 2 * found <= most and extent % (2 * found) == 0:
-        found *= 2
-    return found
-
-
-def _along(block: Block, panel: SharedPanel, reader: Reader) -> tuple[int | None, int]:
-    """The dimension along which the source is contiguous, and the elements of it that one access reads."""
-    program, nest = block.program, block.program.nest
-    mine = [nest.accesses[reader.number(n)] for n in loads(panel.value)]
-    for dim in sorted(range(len(panel.steps)), key=lambda d: d in nest.spatial):
-        if panel.steps[dim] and program.unit_tile[dim] > 1 and any(a.strides[dim] == 1 for a in mine):
-            return dim, _width(block, dim, mine) if len(mine) == 1 else 1
-    return None, 1
-
-
-def _width(block: Block, dim: int, mine: list[Access]) -> int:
-    (access,) = mine
-    program, extent = block.program, block.program.nest.extents[dim]
-    if extent < program.unit_tile[dim] or not (access.linear or access.alone(dim, extent)):
-        return 1
-    width = most_together(access.tensor.dtype)
-    if access.linear:
-        offset = sum(i.offset * s for i, s in zip(access.index, access.tensor.strides, strict=True))
-        steps = [s or 0 for d, s in enumerate(access.strides) if d != dim and program.nest.extents[d] > 1]
-    else:
-        offset, steps = 0, list(access.tensor.strides[:-1])
-    while width > 1 and any(n % width for n in (*steps, offset, extent, program.unit_tile[dim])):
-        width //= 2
-    return width
-
-
-def _source_step(block: Block, panel: SharedPanel, dim: int) -> int:
-    mine = [a for a in block.program.nest.inputs if a.factor == panel.staging.operand]
-    return max(abs(a.strides[dim] or 0) for a in mine)
 
 
 def _position(block: Block, state: State, dim: int, names: dict[int, Expr]) -> Position:

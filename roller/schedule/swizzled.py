@@ -101,6 +101,7 @@ def swizzled_panel(program: StageProgram, staging: Staging, buffer: Buffer, star
         value,
         buffer,
         tuple(steps),
+        (along,),
         -(-size // whole) * whole,
         None,
         along=along,

@@ -20,7 +20,7 @@ from functools import cached_property
 from tvm import tirx
 
 from roller.banks import pieces
-from roller.lanes import blocked, group_tile, lane_order, lane_pieces
+from roller.lanes import lane_digits, lane_order, lane_pieces
 from roller.program import StageProgram
 from roller.schedule.tir import AT_LAUNCH, Expr, index, least, plus, times, variable
 from roller.schedule.walk import Position, State
@@ -75,10 +75,7 @@ class Block:
 
     def bindings(self) -> list[Expr]:
         """The statements that give those variables their values: digits of the thread's number, those inside a group last."""
-        near = group_tile(self.program, self.group) if blocked(self.program) and self.each == 1 else {}
-        inside = [(d, near[d], 1) for d in self.order if near.get(d, 1) > 1]
-        outside = [(d, self.lanes[d] // near.get(d, 1), near.get(d, 1)) for d in self.order if self.lanes[d] > near.get(d, 1)]
-        digits = [*outside, *inside]
+        digits = lane_digits(self.program, self.group)
         rest = self.thread if self.each == 1 else tirx.floordiv(self.thread, index(self.each))
         values: dict[int, Position] = {}
         for number, (dim, count, step) in reversed(list(enumerate(digits))):

@@ -8,7 +8,6 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx import ForKind
 
-from roller.banks import WIDEST_ACCESS
 from roller.expr import ELEMENT_BYTES
 
 Expr = Any  # a TIR expression; TVM's classes carry no type information
@@ -18,11 +17,6 @@ Var = Any
 INDEX = "int32"
 AT_LAUNCH, IN_KERNEL = "shared.dyn", "shared"  # TVM's scopes of the memory that a block shares, by where its size is said
 STACK_BYTES = 1 << 14  # the largest allocation that may be forced onto a thread's stack; register files are smaller
-
-
-def most_together(dtype: str) -> int:
-    """Elements that one access may touch at most; one bool, as TVM prints vectors of bool in words of two bytes for each."""
-    return 1 if dtype == "bool" else WIDEST_ACCESS // ELEMENT_BYTES[dtype]
 
 
 def number(value: float | int, dtype: str) -> Expr:
