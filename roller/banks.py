@@ -106,6 +106,27 @@ def panel_rows(
     banks once. For other atoms a row holds the values of one reduce point, of which each lane reads
     some with one access; as many of a row does a lane group fill at a time.
     """
+    touches = nest.factor_touches(factor)
+    parts = tuple([tuple([e for e, t in zip(tile, touches, strict=True) if t]) for tile in tiles])  # of tiles nothing else tells
+    key = "panel_rows", id(atom), id(spec), level, mapping, factor, parts, run_padding
+    found = nest.known.get(key)
+    if found is None:  # atom and spec are kept with it: nothing else has their identity then
+        rows = _panel_rows(nest, atom, mapping, factor, tiles, spec, level, run_padding)
+        found = nest.known[key] = rows, atom, spec
+    known: PanelRows = found[0]
+    return known
+
+
+def _panel_rows(
+    nest: Nest,
+    atom: ComputeAtom,
+    mapping: tuple[tuple[str, int], ...],
+    factor: int,
+    tiles: tuple[Tile, Tile],
+    spec: HardwareSpec,
+    level: int,
+    run_padding: int,
+) -> PanelRows:
     tile, inner = tiles
     touches, banks, size = nest.factor_touches(factor), spec.levels[level].banks, panel_element_bytes(nest, atom)
     touched = [d for d, t in enumerate(touches) if t]

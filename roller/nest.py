@@ -9,10 +9,10 @@ both the nest where that happens and the one where it does not, and the cost mod
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from roller.expr import ELEMENT_BYTES, Axis, Stage, Tensor
 from roller.scalar import Affine, Binary, Cast, Load, Scalar, loads
@@ -108,6 +108,11 @@ class Nest:
     def extents(self) -> Tile:
         """The whole problem as a tile."""
         return tuple(d.extent for d in self.dims)
+
+    @cached_property
+    def known(self) -> dict[Hashable, Any]:
+        """What has been worked out of the nest, by what was asked: construction asks the same of many programs."""
+        return {}
 
     @cached_property
     def output(self) -> Access:

@@ -28,6 +28,8 @@ HELPERS = Path(__file__).parent / "helpers.ll"
 # Passes that add barriers where they cannot see that there are enough; and that share storage, by names whose memory TVM's LLVM
 # backend takes for global memory.
 SKIPPED = ["s_tir.ThreadSync", "s_tir.CompactBufferAllocation", "tirx.StorageRewrite"]
+# Passes that take as long as all others, for what LLVM does as well.
+NEEDLESS = ["tirx.CommonSubexprElim", "s_tir.HoistIfThenElse", "tirx.RemoveNoOp"]
 ANY_ARCH = "gfx906"  # of the attached chip: every target names its own
 OURS = 99  # above TVM's own rules
 
@@ -51,7 +53,7 @@ def _compiled(spec: HardwareSpec, kernels: list[GridKernel], atoms: list[str]) -
     }
     _supplied()
     _Linked.text = HELPERS.read_text(encoding="utf-8") + matrix_cores.helpers(atoms) + _elementary()
-    with tvm.transform.PassContext(config={"tirx.disable_assert": True}, disabled_pass=SKIPPED):
+    with tvm.transform.PassContext(config={"tirx.disable_assert": True}, disabled_pass=SKIPPED + NEEDLESS):
         return optimised.ir(tirx.transform.ConvertSSA()(tvm.IRModule(functions)), target(spec), module.TRIPLE)
 
 
