@@ -55,10 +55,7 @@ def emit(
     known: dict[Scalar, Expr] = {}
 
     def widened(dtype: str, operation: Callable[[Callable[[Expr], Expr]], Expr]) -> Expr:
-        """An operation on narrow integers, computed in int32 and cut where the printed language would not cut it."""
-        if not held.promotes or dtype not in NARROW:
-            return operation(lambda value: value)
-        return operation(lambda value: value.astype(vector_type("int32", lanes))).astype(vector_type(dtype, lanes))
+        return _widened(dtype, lanes, operation) if held.promotes and dtype in NARROW else operation(lambda value: value)
 
     def visit(part: Scalar) -> Expr:
         if part in known:
@@ -82,20 +79,28 @@ def emit(
                     part.dtype, lambda cast: binary(part.op, cast(visit(part.left)), cast(visit(part.right)), part.left.dtype)
                 )
             case Select():
-                return tirx.Select(visit(part.condition), either(part.yes), either(part.no))
+                return tirx.Select(visit(part.condition), side(part.yes), side(part.no))
             case Cast():
                 return functions.cast(visit(part.value), part.value.dtype, part.dtype, lanes, held, part is node)
 
-    def either(part: Scalar) -> Expr:
-        """One side of a selection, both of which are computed. TVM takes the condition for known inside, and drops it from the
-        guard of a load: such a side is computed before.
-        """
-        guarded = any(load.fill is not None for load in loads(part))
-        return held(visit(part), part.dtype, lanes) if guarded else visit(part)
+    def side(part: Scalar) -> Expr:
+        return held(visit(part), part.dtype, lanes) if _guarded(part) else visit(part)
 
     for part in _repeated(node):
         known[part] = held(visit(part), part.dtype, lanes)
     return visit(node)
+
+
+def _guarded(part: Scalar) -> bool:
+    """True for a side of a selection with loads that have a guard. Both sides are computed, but TVM takes the condition for known
+    inside and drops it from the guard: such a side is computed before.
+    """
+    return any(load.fill is not None for load in loads(part))
+
+
+def _widened(dtype: str, lanes: int, operation: Callable[[Callable[[Expr], Expr]], Expr]) -> Expr:
+    """An operation on narrow integers, computed in int32 and cut where the printed language would not cut it."""
+    return operation(lambda value: value.astype(vector_type("int32", lanes))).astype(vector_type(dtype, lanes))
 
 
 def _repeated(node: Scalar) -> list[Scalar]:
