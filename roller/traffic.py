@@ -32,9 +32,12 @@ class LevelTraffic:
 
 
 def level_traffic(walk: NestWalk, index: int) -> LevelTraffic:
-    """Traffic into the level at this position of the spec."""
-    level = walk.spec.levels[index]
-    return _managed(walk, level, index) if level.managed else _cached(walk, level)
+    """Traffic into the level at this position of the spec; worked out once for a walk."""
+    found: LevelTraffic | None = walk.known.get(index)
+    if found is None:
+        level = walk.spec.levels[index]
+        found = walk.known[index] = _managed(walk, level, index) if level.managed else _cached(walk, level)
+    return found
 
 
 def _cached(walk: NestWalk, level: MemoryLevel) -> LevelTraffic:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from roller.hardware import HardwareSpec, MemoryLevel
 from roller.nest import Tile
@@ -35,6 +36,7 @@ class NestWalk:
     spec: HardwareSpec
     geometry: Geometry
     parameters: CostParameters
+    known: dict[int, Any] = field(init=False, default_factory=dict)  # what moves into each level, for who asks more than once
     _runs: dict[int, int] = field(default_factory=dict)
     _trips_apart: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _needs: dict[tuple[int, int], list[float]] = field(default_factory=dict)
