@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import fake_hip
 import pytest
 from fake_hip import AmdGpus
 from gpu_stand_in import ILLEGAL_ADDRESS, Kernel, NumpyLibrary, answer, at, teach
@@ -32,10 +31,12 @@ CHIP = "mi210"
 
 
 class HipGpu:
-    """One GPU like a chip, to which the test says what code objects do. `faults`: what HIP's documentation does not allow."""
+    """One GPU like a chip, to which the test says what code objects do. `folder`: where the fake is, or will be; `faults`: what
+    HIP's documentation does not allow.
+    """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, chip: str = CHIP, **changed: int) -> None:
-        self.fake = AmdGpus(monkeypatch, count=1)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, chip: str = CHIP, **changed: int) -> None:
+        self.fake = AmdGpus(monkeypatch, folder, count=1)
         for name in ("running", "code"):
             getattr(self.fake, name).restype = ctypes.c_size_t
         self.becomes(chip, **changed)
@@ -86,7 +87,7 @@ class HipGpu:
 
     def driver(self) -> Driver:
         """The benchmark's driver on it."""
-        return Driver(str(fake_hip.library()))
+        return Driver(str(self.fake.path))
 
     @property
     def faults(self) -> list[str]:
@@ -112,8 +113,7 @@ def main() -> int:
     folder = Path(job["package"])
     package, said = Package(folder, PLATFORM), json.loads((folder / "stand-in.json").read_text())
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(fake_hip, "library", lambda *_: Path(said["library"]))  # compiled already
-        gpu = HipGpu(monkeypatch)
+        gpu = HipGpu(monkeypatch, Path(said["folder"]))
         teach(gpu, package, CHIP, said["faults"])
         status = answer(PLATFORM, job, gpu, HipLibrary(gpu))
         assert not gpu.faults, gpu.faults

@@ -39,11 +39,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[HipGpu]:
+def gpu(monkeypatch: pytest.MonkeyPatch, hip_folder: Path) -> Iterator[HipGpu]:
     """A GPU like an MI210; afterwards nothing wrong was asked of the runtime, and nothing is loaded."""
     monkeypatch.setattr(timing, "FLUSH_LEAST", 1 << 12)
     monkeypatch.setattr(timing, "FLUSH_TIMES_L2", 0)
-    made = HipGpu(monkeypatch)
+    made = HipGpu(monkeypatch, hip_folder)
     yield made
     assert not made.faults and not made.fake.modules()
 
@@ -95,18 +95,20 @@ def test_the_largest_cache_of_a_chip_is_emptied(gpu: HipGpu, tmp_path: Path, mon
     assert sizes == [192 << 10]
 
 
-def test_the_kernels_for_the_chip_that_is_most_alike_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernels_for_the_chip_that_is_most_alike_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hip_folder: Path
+) -> None:
     """Every shipped chip finds itself, by what the driver counts; a chip of another architecture runs nothing."""
     names = [entry.chip for entry in list_specs("rocm")]
     build.manifest(PLATFORM, tmp_path, names)
     found = Package(tmp_path, PLATFORM)
     assert {"mi210", "mi250x", "rx7900xtx"} <= set(names)
     for chip in names:
-        told = HipGpu(monkeypatch, chip).driver().describe()
+        told = HipGpu(monkeypatch, hip_folder, chip).driver().describe()
         assert package.chip_for(found, PLATFORM, told) == chip
-    fewer = HipGpu(monkeypatch, "mi210", units=96, compute_units=96).driver().describe()
+    fewer = HipGpu(monkeypatch, hip_folder, "mi210", units=96, compute_units=96).driver().describe()
     assert package.chip_for(found, PLATFORM, fewer) == "mi210"
-    pairs = HipGpu(monkeypatch, "rx7900xtx", units=48, compute_units=96).driver().describe()
+    pairs = HipGpu(monkeypatch, hip_folder, "rx7900xtx", units=48, compute_units=96).driver().describe()
     assert package.chip_for(found, PLATFORM, pairs) == "rx7900xtx"
     chips = {**found.chips, "of-90": {**found.chips["rx7900xtx"], "units": 90}}  # which is nearer to 96, if those were meant
     package.write_json(tmp_path / "manifest.json", {**found.manifest, "chips": chips})
@@ -259,10 +261,10 @@ def test_the_ten_best_are_compared_and_one_that_does_not_start_is_left_out(built
 
 @pytest.mark.parametrize("fault", ["beyond", "unknown", "lost", "crash"])
 def test_what_goes_wrong_is_reported_and_the_rest_goes_on(
-    built: Path, tmp_path: Path, fault: str, capsys: pytest.CaptureFixture[str]
+    built: Path, tmp_path: Path, hip_folder: Path, fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, reason = FAULTS[fault]
-    code, found = supervised(PLATFORM, "hip_stand_in.py", built, tmp_path, {"library": str(library()), "faults": {OTHER.id: fault}})
+    code, found = supervised(PLATFORM, "hip_stand_in.py", built, tmp_path, {"folder": str(hip_folder), "faults": {OTHER.id: fault}})
     rows = {row["case"]: row for row in found["cases"]}
     assert code == 1 and set(rows) == {RELU.id, OTHER.id, LAST.id}
     known = {"unknown": "hipErrorNotFound (500)", "lost": "hipErrorIllegalAddress (700)"}
@@ -300,12 +302,12 @@ def commanded(
     return done.returncode, done.stderr
 
 
-def test_without_a_runtime_or_a_gpu_it_says_what_is_missing(built: Path, tmp_path: Path) -> None:
+def test_without_a_runtime_or_a_gpu_it_says_what_is_missing(built: Path, tmp_path: Path, hip_folder: Path) -> None:
     status, said = commanded(tmp_path, [str(built)])
     assert status == child.REFUSED and "no HIP runtime (-1): /nowhere/libamdhip64.so" in said
     assert "this needs a machine with an AMD GPU and ROCm 5.2 or newer" in said and "Traceback" not in said
     assert "MIOpen: 1" in said  # channels-last images stay so
-    status, said = commanded(tmp_path, [str(built)], where=str(library()))
+    status, said = commanded(tmp_path, [str(built)], where=str(library(hip_folder)))
     assert status == child.REFUSED and "hipInit: " in said  # the stand-in has no GPU until a test says so
     status, said = commanded(tmp_path, [str(built)], hip_version="None")
     assert status == child.REFUSED and "torch 2.0 finds no AMD GPU: a build for rocm is needed" in said
@@ -328,7 +330,9 @@ def test_packages_of_others_are_refused(built: Path, tmp_path: Path, gpu: HipGpu
     assert run.options(PLATFORM, [str(built)]).no_calibration
 
 
-def test_the_runtime_is_looked_for_where_the_plugin_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_runtime_is_looked_for_where_the_plugin_looks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hip_folder: Path
+) -> None:
     """One that torch brought is in the process and goes first; several at once cannot share memory."""
     monkeypatch.delenv(hip.LIBRARY, raising=False)
     monkeypatch.setenv("ROCM_PATH", "/elsewhere")
@@ -340,7 +344,7 @@ def test_the_runtime_is_looked_for_where_the_plugin_looks(monkeypatch: pytest.Mo
     assert list(driver.candidates()) == expected and hip.LIBRARY == driver.VARIABLE and hip.OLDEST == driver.OLDEST
     driver.MAPS.write_text("\n".join(maps))
     with pytest.raises(DriverError, match="several copies of HIP's runtime"):
-        Driver(str(library()))
+        Driver(str(library(hip_folder)))
 
 
 def test_an_old_runtime_is_refused(gpu: HipGpu) -> None:
