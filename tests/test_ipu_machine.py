@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import ipu_points
+from bench import figures, ipu_points
 from roller.catalog import PROVENANCE
 from roller.frozen import thaw
 from roller.plugin import CodegenError, HardwareSpec, SpecError, find_spec
@@ -392,5 +392,5 @@ def test_the_benchmark_writes_what_it_prints_and_fails_where_a_point_is_beyond(
 
 def test_the_committed_points_are_those_of_now() -> None:
     found = json.loads(ipu_points.FILE.read_text(encoding="utf-8"))
-    now = json.loads(json.dumps(ipu_points.figures.rounded(ipu_points.body(POINTS)["points"])))
+    now = json.loads(json.dumps(figures.rounded(ipu_points.body(POINTS)["points"])))
     assert found["points"] == now and found["command"].startswith("python -m bench.ipu_points")
