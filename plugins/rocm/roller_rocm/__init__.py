@@ -16,6 +16,7 @@ from roller.plugin import (
     ComputeAtom,
     CostParameters,
     HardwareSpec,
+    KernelError,
     KernelSource,
     RProgram,
     Runner,
@@ -24,6 +25,7 @@ from roller.plugin import (
 )
 
 ROLLER_API = 1
+WRITERS = {None: "codegen", "llvm-ir": "codegen", "hip-c++": "hip_source"}  # modules, by the language that is asked for
 
 
 def _module(name: str) -> Any:
@@ -57,7 +59,10 @@ def roller_refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | N
 @hookimpl
 def roller_codegen(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> KernelSource:
     """LLVM IR; HIP C++ where that is asked for."""
-    return _module("hip_source" if options.language == "hip-c++" else "codegen").generate(spec, program)  # type: ignore[no-any-return]
+    if options.language not in WRITERS:
+        languages = " and ".join(name for name in WRITERS if name is not None)
+        raise KernelError(f"the rocm device writes {languages}, not {options.language!r}")
+    return _module(WRITERS[options.language]).generate(spec, program)  # type: ignore[no-any-return]
 
 
 @hookimpl
