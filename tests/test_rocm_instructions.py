@@ -36,6 +36,13 @@ def signed(words: Words) -> np.ndarray:
     return words.view(np.int32)
 
 
+def like_top(words: Words, bit: np.ndarray | int) -> np.ndarray:
+    """How many bits from the top on are `bit`; all ones where every one is."""
+    text = [f"{word:032b}" for word in words.tolist()]
+    other = ["10"[int(b)] for b in np.broadcast_to(bit, words.shape)]
+    return np.array([t.find(o) for t, o in zip(text, other, strict=True)], np.int64).astype(np.int32).view(np.uint32)
+
+
 WHOLE = {
     "v_add_u32_e32 v40, v10, v11": lambda a, b, c: a + b,
     "v_sub_u32_e32 v40, v10, v11": lambda a, b, c: a - b,
@@ -93,6 +100,8 @@ WHOLE = {
     "v_add_i16 v40, v10, v11 clamp": lambda a, b, c: (
         np.clip(a.astype(np.int16).astype(np.int32) + b.astype(np.int16), -32768, 32767) & 0xFFFF
     ),
+    "v_ffbh_u32_e32 v40, v10": lambda a, b, c: like_top(a, 0),
+    "v_ffbh_i32_e32 v40, v10": lambda a, b, c: like_top(a, a >> 31),
     "v_bfrev_b32_e32 v40, v10": lambda a, b, c: np.array([int(f"{x:032b}"[::-1], 2) for x in a.tolist()], np.uint32),
 }
 
@@ -102,6 +111,17 @@ WHOLE = {
 def test_whole_numbers(text: str, seed: int) -> None:
     words = random_words(seed, 3)
     assert (run(text, words, 1)[0] == WHOLE[text](*words).astype(np.uint32)).all()
+
+
+@given(seed=SEEDS)
+def test_bits_like_the_sign_on_newer_chips_and_scalars(seed: int) -> None:
+    words = random_words(seed, 1, "gfx1100")
+    wanted = like_top(words[0], words[0] >> 31)
+    assert (run("v_cls_i32_e32 v40, v10", words, 1, "gfx1100")[0] == wanted).all()
+    for arch, name in (("gfx90a", "s_flbit_i32"), ("gfx1100", "s_cls_i32")):
+        text = f"v_readfirstlane_b32 s20, v10\n{name} s21, s20\nv_mov_b32_e32 v40, s21"
+        words = random_words(seed, 1, arch)
+        assert (run(text, words, 1, arch)[0] == like_top(words[0], words[0] >> 31)[0]).all()
 
 
 SINGLE = {

@@ -139,6 +139,7 @@ inline void add_arithmetic(Table &t) {
     t["s_bcnt1_i32_b64"] = scalar_unary<decltype([](u64 a, bool &c) { const u32 r = u32(__builtin_popcountll(a)); return c = r != 0, r; }), u32, u64>;
     t["s_ff1_i32_b32"] = t["s_ctz_i32_b32"] = s1<u32>([](u32 a, bool &) { return a ? u32(__builtin_ctz(a)) : ~0u; });
     t["s_flbit_i32_b32"] = t["s_clz_i32_u32"] = s1<u32>([](u32 a, bool &) { return a ? u32(__builtin_clz(a)) : ~0u; });
+    t["s_flbit_i32"] = t["s_cls_i32"] = s1<u32>([](u32 a, bool &) { return like_sign(a); });
     t["s_bitset1_b32"] = s_onto<u32>([](u32 a, u32 b, bool &) { return a | 1u << (b & 31); });
     t["s_bitset0_b32"] = s_onto<u32>([](u32 a, u32 b, bool &) { return a & ~(1u << (b & 31)); });
     t["s_bitcmp1_b32"] = s_compare<u32>([](u32 a, u32 b) { return (a >> (b & 31) & 1) == 1; });

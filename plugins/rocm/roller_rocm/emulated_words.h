@@ -65,6 +65,7 @@ inline void add_whole(Table &t) {
     t["v_not_b32"] = alike1<u32>([](u32 a) { return ~a; });
     t["v_bfrev_b32"] = alike1<u32>([](u32 a) { return reversed(a); });
     t["v_ffbh_u32"] = t["v_clz_i32_u32"] = alike1<u32>([](u32 a) { return a ? u32(__builtin_clz(a)) : ~0u; });
+    t["v_ffbh_i32"] = t["v_cls_i32"] = alike1<u32>([](u32 a) { return like_sign(a); });
     t["v_ffbl_b32"] = t["v_ctz_i32_b32"] = alike1<u32>([](u32 a) { return a ? u32(__builtin_ctz(a)) : ~0u; });
     t["v_bcnt_u32_b32"] = alike2<u32>([](u32 a, u32 b) { return u32(__builtin_popcount(a)) + b; });
     t["v_mov_b64"] = alike1<u64>([](u64 a) { return a; });
