@@ -37,7 +37,7 @@ from roller.nest import variants
 from roller.program import RProgram, StageProgram
 from roller.search import searches
 
-CHIPS = "cuda:v100,cuda:a100,cuda:rtx4090,cuda:h100,cpu:zen4,cpu:skylake-avx512"
+CHIPS = "cuda:v100,cuda:a100,cuda:rtx4090,cuda:h100,rocm:mi50,rocm:mi300x,rocm:rx7900xtx,cpu:zen4,cpu:skylake-avx512"
 EVERY, DRAWN, SEED, TOP_K, BUDGET, WORST = 8, 24, 0, 10, 1500, 10
 PRIMES = (61, 127, 257, 509, 1021, 2039, 4093)
 FILE = RESULTS / "construction" / "regret.json"

@@ -3,8 +3,7 @@
 python -m bench.rocm_origami --peer PYTHON
 
 Nothing runs and no AMD hardware was used: both sides predict. Origami is no dependency of ours; PYTHON is an interpreter of an
-environment of its own that has it (README.md says how it builds without a GPU). Each side also rates the other's tile. Ours may
-take every matrix instruction of the chip's spec, also where the plugin has no kernels for it yet.
+environment of its own that has it (README.md says how it builds without a GPU). Each side also rates the other's tile.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,12 @@ from bench import machine, report, rocm_origami_page
 from bench.figures import compact, rounded
 from bench.harness import RESULTS
 from roller import ops, rating
-from roller.align import Rules
 from roller.chip import resolve
 from roller.construct import construct
+from roller.cost import estimate
 from roller.errors import ConstructionError
 from roller.expr import TensorExpr
 from roller.fusion import fuse
-from roller.hardware import HardwareSpec
 from roller.nest import variants
 from roller.occupancy import resident_tiles
 from roller.tile import Geometry
@@ -87,28 +85,29 @@ def expression(product: Product, dtype: str) -> TensorExpr:
     return fuse(ops.expression(ops.matmul(ops.tensor((m, k), dtype, "a"), ops.tensor((k, n), dtype, "b"))))
 
 
-def offered(chip: str, expr: TensorExpr) -> tuple[HardwareSpec, Rules, Any]:
-    """The chip, the plugin's rules with all of the chip's atoms, and the model's parameters."""
-    plugin, spec = resolve(f"rocm:{chip}")
-    return spec, replace(plugin.rules(spec, expr), atoms=spec.atoms), plugin.cost_parameters(spec, expr)
-
-
 def ours(product: Product, dtype: str, chip: str) -> Mine:
-    """Our first choice."""
+    """Our first choice of what the device can run, rated for the tiles that it has room for."""
     expr = expression(product, dtype)
-    spec, rules, parameters = offered(chip, expr)
-    best = construct(expr, spec, rules, parameters, 1)[0]
-    (stage,) = best.program.stages
+    plugin, spec = resolve(f"rocm:{chip}")
+    parameters = plugin.cost_parameters(spec, expr)
+    constructed = construct(expr, spec, plugin.rules(spec, expr), parameters)
+    able = [c.program for c in constructed if plugin.refusal(spec, c.program) is None]
+    if not able:
+        raise ConstructionError(f"{chip} runs none of the best programs of {product}, {dtype}")
+    found, best = min(((estimate(p, spec, parameters, parameters.room(p)), p) for p in able), key=lambda item: item[0].seconds)
+    (stage,) = best.stages
     names = [d.name for d in stage.nest.dims]
     m, n, k = (stage.unit_tile[names.index(name)] if name in names else 1 for name in "mnk")
     held = resident_tiles(stage, spec, Geometry(stage.nest))
-    return Mine((m, n, k), stage.split, held, best.estimate.seconds, best.estimate.bound_by, stage.describe())
+    room = min(held, *(n for n in parameters.room(best) if n is not None))
+    return Mine((m, n, k), stage.split, room, found.seconds, found.bound_by, stage.describe())
 
 
 def of_tile(product: Product, dtype: str, chip: str, tile: Sequence[int]) -> float:
     """Our prediction for the other's tile, with the waves that suit it best; `ConstructionError` where our rules do not have it."""
     expr = expression(product, dtype)
-    spec, rules, parameters = offered(chip, expr)
+    plugin, spec = resolve(f"rocm:{chip}")
+    rules, parameters = plugin.rules(spec, expr), plugin.cost_parameters(spec, expr)
     (stage,) = expr.stages
     nests = variants(stage, expr.tensors)
     limits = dict(zip("mnk", product[1:], strict=True))

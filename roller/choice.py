@@ -16,22 +16,16 @@ from roller.search import Chain, Search
 
 def program_of(search: Search, levels: tuple[int, ...], chain: Chain) -> StageProgram:
     """The program of a chain with the default orders (spatial loops outside reductions) and the copies it cannot do without."""
-    spatial_first = (*search.nest.spatial, *search.nest.reduce)
-    lanes = search.lane_level
     whole = len(chain) == len(search.levels) and search.spec.levels[search.levels[0]].managed
     depth = search.fit.depth(search.levels, 0, chain[0], search.atom) if whole else 1
-    staged = required_staging(search, search.levels, chain, depth)
-    return StageProgram(
-        search.nest,
-        search.atom,
-        search.mapping,
-        levels,
-        chain,
-        tuple(spatial_first for _ in levels),
-        staged,
-        lane_level=lanes,
-        cooperate=search.fit.cooperate,
-    )
+    return bare(search, levels, chain, required_staging(search, search.levels, chain, depth))
+
+
+def bare(search: Search, levels: tuple[int, ...], chain: Chain, staged: tuple[Staging, ...] = ()) -> StageProgram:
+    """The program of a chain with the default orders and these copies only."""
+    spatial_first, lanes = (*search.nest.spatial, *search.nest.reduce), search.lane_level
+    what, orders = (search.nest, search.atom, search.mapping), tuple(spatial_first for _ in levels)
+    return StageProgram(*what, levels, chain, orders, staged, lane_level=lanes, cooperate=search.fit.cooperate)
 
 
 def required_staging(search: Search, levels: tuple[int, ...], chain: Chain, depth: int = 1) -> tuple[Staging, ...]:

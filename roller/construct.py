@@ -19,25 +19,25 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from roller.align import Rules
-from roller.choice import panels_at_unit, program_of, refined, split, whole_programs
+from roller.choice import bare, panels_at_unit, program_of, refined, split, whole_programs
 from roller.copying import panel_room
 from roller.errors import ConstructionError
 from roller.expr import TensorExpr
 from roller.feasible import hopeless, reason_of
-from roller.grow import extents_at, grow, tiles_at
+from roller.grow import extents_at, tiles_at
 from roller.hardware import HardwareSpec
+from roller.innermost import innermost
 from roller.nest import Nest, Tile, variants
 from roller.program import StageProgram, Staging, panel_element_bytes
 from roller.rates import CostParameters
-from roller.search import Chain, Search, packs, reads_whole, searches, start, stores_whole
+from roller.search import Chain, Search, searches
 from roller.settle import settle
 from roller.sweep import evened
 from roller.together import Candidate, Rated, best_of, diverse
 
-INNER_KEEP, OUTER_KEEP = 8, 8  # chains kept after a level
+OUTER_KEEP = 8  # chains kept after a level
 EACH_KEEP = 3  # … and of one innermost tile at most so many: a nest or mapping that brought only few is not likely to be the best
 PASSED_KEEP = 2  # more chains kept whose tile at a level is the one inside it
 REFINED = 8  # programs whose orders and staging are tried, beside the best one of each nest, atom and mapping
@@ -46,10 +46,7 @@ SETTLED, STEPS = 2, 50  # programs of which, at the end, other tiles are rated t
 # … where even parts may turn their order round: more, unless predicted so much slower than the best.
 SPREAD_SETTLED, SPREAD_SLACK = 4, 2.5
 EVENED = 1200  # tiles of equal parts that are looked at for each of these, where parts must come out even
-SAME_SIZE = 4  # innermost tiles of about one size that are kept where tiles run on lanes
-PACKED_GAIN = 0.97  # a vector where only a copy is side by side must save this much padding, as its results are scattered
-OWN_SLACK = 4.0  # … where the device has a model of its own, of which this one knows too little
-MAPPING_SLACK = 1.5  # an innermost tile predicted this much slower than the best one is not pursued
+WORTH = 1.25  # a chain that takes this much longer than the best program so far to compute, or to load alone, is not rated
 
 
 def construct(
@@ -119,27 +116,16 @@ def _rated_stage(
     """All programs for one stage that were rated, best first."""
     every = searches(nests, spec, rules, parameters, constants)
     found = [s for s in every if not hopeless(s)]
-    pool: dict[tuple[object, ...], _Pooled] = {}
-
-    def rate(search: Search, program: StageProgram) -> float:
-        rating = search.model.estimate(program)
-        if math.isinf(rating.seconds):
-            if program.parallel:  # others are tried as well
-                search.refusals[rating.bound_by] += 1
-            return rating.seconds
-        order = rating.seconds, search.fit.touched_bytes(program.inner), program.tiles
-        pool.setdefault((search.nest.dims, *program.key), (order, (program, rating)))
-        return rating.seconds
-
+    pool = _Pool()
     plain: list[list[_Start]] = []
-    for number, (search, chains) in enumerate(_innermost(found)):
-        for programs in _programs(search, chains):
-            starts = [_Start(rate(search, p), p.tiles, number, search, p) for p in programs]
+    for number, (search, chains) in enumerate(innermost(found)):
+        for programs in _programs(search, chains, pool.best):
+            starts = [_Start(pool.rate(search, p), p.tiles, number, search, p) for p in programs]
             plain.append(sorted(starts, key=_Start.order))
     for begun in _worth_refining(plain):
         for choice in refined(begun.search, begun.program):
-            rate(begun.search, choice)
-    if not pool:
+            pool.rate(begun.search, choice)
+    if not pool.programs:
         if not every:
             stage, known = nests[0].stage, ", ".join(sorted({a.acc_dtype for a in rules.atoms}))
             said = f"{spec.device}:{spec.chip} does not compute in {stage.body.dtype}, as {stage.name!r} would"
@@ -148,11 +134,50 @@ def _rated_stage(
         reason = reason_of(every, refused)
         said = f"no tile of {nests[0].stage.name!r} fits {spec.device}:{spec.chip}"
         raise ConstructionError(f"{said}: {reason}" if reason else said, refused)
-    for search, program in _worth_settling(found, sorted(pool.values(), key=lambda item: item[0])):
+    for search, program in _worth_settling(found, pool.ranked):
         settled = settle(search, evened(search, program, EVENED), STEPS)
         for choice in (*settled, *refined(search, settled[0])):
-            rate(search, choice)
-    return [rated for _, rated in sorted(pool.values(), key=lambda item: item[0])]
+            pool.rate(search, choice)
+    return [rated for _, rated in pool.ranked]
+
+
+class _Pool:
+    """The programs of a stage that were rated, over all searches."""
+
+    def __init__(self) -> None:
+        self.programs: dict[tuple[object, ...], _Pooled] = {}
+        self.best = math.inf  # seconds of the best of them
+
+    def rate(self, search: Search, program: StageProgram) -> float:
+        """The predicted seconds of a program, which is kept unless it cannot run; of those that are no better than others it is
+        asked later.
+        """
+        rating = search.model.estimate(program)
+        if math.isinf(rating.seconds):
+            if program.parallel:  # others are tried as well
+                search.refusals[rating.bound_by] += 1
+            return rating.seconds
+        if rating.seconds < self.best:
+            if not _runs(search, program):
+                return math.inf
+            self.best = rating.seconds
+        order = rating.seconds, search.fit.touched_bytes(program.inner), program.tiles
+        self.programs.setdefault((search.nest.dims, *program.key), (order, (program, rating)))
+        return rating.seconds
+
+    @property
+    def ranked(self) -> list[_Pooled]:
+        """The best first."""
+        return sorted(self.programs.values(), key=lambda item: item[0])
+
+
+def _runs(search: Search, program: StageProgram) -> bool:
+    """False where the device predicts that a unit has no room for a tile of the program; that is counted."""
+    room = search.model.parameters.resident_tiles
+    if room is None or room(program) > 0:
+        return True
+    search.refusals["room"] += 1
+    return False
 
 
 @dataclass(frozen=True)
@@ -194,82 +219,17 @@ def _worth_settling(found: list[Search], ranked: list[_Pooled]) -> Iterator[tupl
             break
 
 
-class _Inner(NamedTuple):
-    """An innermost tile: its part of the prediction, what it touches, and which search it belongs to; the least is the best."""
-
-    seconds: float
-    touched: int
-    number: int
-    chain: Chain
-
-
-def _innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
-    """The innermost tiles worth pursuing, over all nests, atoms and mappings together."""
-    hidden = found[0].model.compulsory_seconds if found else 0.0  # what takes no longer than moving every array once costs nothing
-    floors = [max(hidden, s.model.floor_seconds(program_of(s, s.levels[-1:], (start(s),)))) for s in found]
-    rated: list[_Inner] = []
-    worth = _worth_packing(found, floors)
-    grown: dict[tuple[object, ...], list[Tile]] = {}  # whether lanes share reductions does not tell at this level
-    for number, search in enumerate(found):
-        if floors[number] > _slack(search) * min(floors) or (packs(search) and floors[number] > worth and not search.spec.spread):
-            continue
-        alike = search.nest.dims, search.atom.name, search.mapping
-        if alike not in grown:
-            grown[alike] = grow(search, len(search.levels) - 1, start(search))
-        for tile in grown[alike]:
-            program = program_of(search, search.levels[-1:], (tile,))
-            seconds = search.model.partial_seconds(program, search.levels[-1])
-            rated.append(_Inner(seconds, search.fit.touched_bytes(tile), number, (tile,)))
-    rated.sort()
-    kept = _several_sizes(found, rated, hidden)
-    for number, search in enumerate(found):
-        chains = [item.chain for item in kept if item.number == number]
-        if chains:
-            yield search, chains
-
-
-def _slack(search: Search) -> float:
-    return MAPPING_SLACK if search.model.parameters.own_model is None else OWN_SLACK
-
-
-def _worth_packing(found: list[Search], floors: list[float]) -> float:
-    """The floor below which a vector may lie where a copy has to lay it: any, where no vector of results reads its inputs
-    as they are; else it must save padding, as its results are scattered.
+def _programs(search: Search, chains: list[Chain], best: float) -> tuple[list[StageProgram], list[StageProgram]]:
+    """Chains of tiles from the innermost ones outward, then the programs that use them: as they are, and with panels; `best`:
+    the seconds of the best program so far.
     """
-    whole = [(f, reads_whole(s)) for f, s in zip(floors, found, strict=True) if stores_whole(s)]
-    if not any(reads for _, reads in whole):
-        return math.inf
-    return PACKED_GAIN * min(floor for floor, _ in whole)
-
-
-def _several_sizes(found: list[Search], rated: list[_Inner], hidden: float) -> list[_Inner]:
-    """The best innermost tiles; where they run on lanes, of every size: few large ones leave lanes and units idle."""
-    if not any(s.lane_level is not None for s in found):
-        first = {item.number: item for item in reversed(rated)}  # the best of each nest, atom and mapping
-        # Where memory decides, this part of the prediction tells them apart less.
-        keep = 2 * INNER_KEEP if rated and rated[0].seconds < hidden else INNER_KEEP
-        worth = dict.fromkeys([*rated[:keep], *(first[n] for n in sorted(first))])
-        return [item for item in worth if item.seconds <= _slack(found[item.number]) * max(rated[0].seconds, hidden)]
-    sizes: Counter[tuple[int, bool]] = Counter()
-    kept = []
-    for item in rated:
-        # Nothing in this part of the prediction tells lanes that share reductions from others: neither crowds out the other.
-        size = math.prod(item.chain[-1]).bit_length(), found[item.number].fit.cooperate
-        sizes[size] += 1
-        if sizes[size] <= SAME_SIZE:
-            kept.append(item)
-    return kept
-
-
-def _programs(search: Search, chains: list[Chain]) -> tuple[list[StageProgram], list[StageProgram]]:
-    """Chains of tiles from the innermost ones outward, then the programs that use them: as they are, and with panels."""
     keep = min(OUTER_KEEP, EACH_KEEP * len(chains))
     for position in reversed(range(len(search.levels) - 1)):
         found: dict[Chain, None] = {}
         for chain in chains:
             found.update({(tile, *chain): None for tile in tiles_at(search, position, chain[0])})
         grown, levels = list(found), search.levels[position:]
-        chains = _prune(search, levels, grown, keep)
+        chains = _prune(search, levels, grown, keep, best)
     return whole_programs(search, chains), _with_panels(search, grown) if len(search.levels) > 1 else []
 
 
@@ -310,16 +270,23 @@ def _held(search: Search, chain: Chain, staging: Staging) -> bool:
     return elements * panel_element_bytes(search.nest, search.atom) <= panel_room(search.spec, staging.level)
 
 
-def _prune(search: Search, levels: tuple[int, ...], chains: list[Chain], keep: int) -> list[Chain]:
-    """The chains with the least predicted time so far, counting only the levels that have a tile."""
+def _prune(search: Search, levels: tuple[int, ...], chains: list[Chain], keep: int, best: float) -> list[Chain]:
+    """The chains with the least predicted time so far, counting only the levels that have a tile; `best` is what others take."""
     if len(chains) <= keep:
         return chains
     rated = []
     whole = levels[0] == search.levels[0]
-    for chain in chains:
+    least = {chain: _least_seconds(search, chain) if whole else 0.0 for chain in chains}
+    for chain in sorted(chains, key=lambda c: least[c]):
+        if least[chain] > WORTH * best:
+            break
         program = program_of(search, levels, chain)
         if whole:
             seconds = min(search.model.estimate(p).seconds for p in (program, *split(search, program)))
+            if seconds < best:
+                if not _runs(search, program):
+                    continue
+                best = seconds
         else:
             seconds = search.model.partial_seconds(program, levels[0])
         rated.append((seconds, search.fit.touched_bytes(chain[-1]), chain))
@@ -330,6 +297,17 @@ def _prune(search: Search, levels: tuple[int, ...], chains: list[Chain], keep: i
     # What rates highest so far is shaped by this level's traffic alone; a level passed through leaves outer ones their choice.
     passed = [chain for *_, chain in rated[keep:] if not whole and chain[0] == chain[1]]
     return [*kept, *passed[:PASSED_KEEP]]
+
+
+def _least_seconds(search: Search, chain: Chain) -> float:
+    """About the least that programs of a chain take, told at little cost: computing on all units; where software places data, no
+    less than what tiles load anew.
+    """
+    model, unit = search.model, search.spec.levels[search.levels[0]]
+    if model.parameters.own_model is not None:
+        return 0.0
+    loads = search.fit.traffic(search.levels, 0, chain[0]) / model.rates.into(unit, 1.0) if unit.managed else 0.0
+    return max(loads, model.least_seconds(bare(search, search.levels, chain)))
 
 
 def _several_inner(rated: list[tuple[float, int, Chain]]) -> list[tuple[float, int, Chain]]:

@@ -93,7 +93,7 @@ class Fit:
         return min(level.usable_bytes, limit - reserved) if limit is not None else level.usable_bytes
 
     def inner_bytes(self, tile: Tile, mapping: Mapping, atom: ComputeAtom) -> int:
-        """Bytes of an innermost tile: accumulators, one atom's worth of the largest operand (it streams), the others whole.
+        """Bytes of an innermost tile: accumulators, one atom's worth of the largest operand where it streams, the others whole.
 
         Reduce extents of a vector that lies on a reduce dimension hold partial results of their own.
         """
@@ -117,7 +117,8 @@ class Fit:
             return outputs * nest.accumulator_bytes // self._shared_lanes(atom)  # what is read becomes the result, or stays outside
         whole = [self._operand_bytes(a.touches, tile, mapping, atom) for a in nest.inputs]
         once = [self._operand_bytes(a.touches, None, mapping, atom) for a in nest.inputs]
-        held = sum(whole) - max((w - o for w, o in zip(whole, once, strict=True)), default=0)
+        streamed = self.spec.unit.lane_operands == "streamed"
+        held = sum(whole) - (max((w - o for w, o in zip(whole, once, strict=True)), default=0) if streamed else 0)
         held += sum(self._picked_bytes(a, mapping, atom) for a in nest.inputs)
         return outputs * nest.accumulator_bytes // self._shared_lanes(atom) + held
 

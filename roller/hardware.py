@@ -113,7 +113,8 @@ class SchedulableUnit(_Model):
 
     `lanes_max` 1 runs sub-tiles one after another, more runs them concurrently. Lane storage is the register file of
     one unit, handed out by `lane_storage_granule` bytes a lane up to `lane_storage_max_bytes` a lane, of which a lane needs
-    `lane_reserved_bytes` for addresses and counters.
+    `lane_reserved_bytes` for addresses and counters. Of the operands of one step it holds all but the largest, of which an atom's
+    worth at a time is enough, or (`lane_operands` "whole") that too, where the compiler reads all values before it uses any.
     `chains` is how many independent accumulating operations a unit keeps in flight at peak (latency x issue width).
     """
 
@@ -128,6 +129,7 @@ class SchedulableUnit(_Model):
     lane_storage_granule: Count = 1
     lane_storage_max_bytes: Count | None = None
     lane_reserved_bytes: Bytes = 0
+    lane_operands: Literal["streamed", "whole"] = "streamed"
     chains: Count
     combine: tuple[Literal["atomic", "second_pass", "exchange", "shuffle"], ...] = ()
     launch_overhead_us: NonNegative

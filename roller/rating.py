@@ -131,7 +131,8 @@ def _broken(growth: Growth, nest: Nest) -> str | None:
             multiple = growth.rules.multiple(program.levels[position], dim.name)
             if extent % step:
                 return f"{level}: {dim.name} = {extent} is no multiple of the {step} inside it"
-            if extent % multiple.step or (multiple.limit is not None and extent > multiple.limit):
+            unaligned = extent % multiple.step and extent != step  # a tile that ends with the one inside it is as aligned as that
+            if unaligned or (multiple.limit is not None and extent > multiple.limit):
                 return f"{level}: {dim.name} = {extent} is no multiple of {multiple.step}, or more than allowed"
         if not fit.fits(program.levels, position, tile, inner, program.mapping, program.atom):
             return fit.rule(program.levels, position)

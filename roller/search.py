@@ -170,6 +170,8 @@ def _matrix_mappings(nest: Nest, atom: ComputeAtom, spread: bool = False) -> Ite
             found = tuple((r, max(big[r], key=lambda i: (nest.extents[i], i))) for r in atom.roles if big[r])
             if atom.operand_rows != "k_stored" or all(a.strides[dict(found)["k"]] == 1 for a in nest.inputs):
                 yield found
+                if not spread and atom.extents.get("m") == atom.extents.get("n"):
+                    return  # the other way round is the same tiles, and the same prediction
 
 
 def _walks_alone(nest: Nest, dim: int) -> bool:

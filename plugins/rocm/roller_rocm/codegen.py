@@ -64,10 +64,14 @@ def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
 
 
 def resident_tiles(spec: HardwareSpec, program: StageProgram) -> int:
-    """Workgroups on a compute unit at a time, by the registers and the local memory that are predicted."""
+    """Workgroups on a compute unit at a time, by the registers and the local memory that are predicted; 0 where one lane wants more
+    registers than there are.
+    """
     known = machine(spec)
-    registers = prediction.wanted_registers(spec, program, known)
-    waves = occupancy.resident_waves(spec, min(registers, occupancy.most_registers(spec)))
+    registers, most = prediction.wanted_registers(spec, program, known), occupancy.most_registers(spec)
+    if registers > most - SPARE:
+        return 0
+    waves = occupancy.resident_waves(spec, registers)
     threads = matrix.block_of(program, known).threads
     return occupancy.resident_blocks(spec, waves, threads, grid.shared_bytes(program, known))
 

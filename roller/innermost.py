@@ -1,0 +1,105 @@
+"""The innermost tiles that construction starts from: grown for every nest, atom and mapping, rated by what they compute and read,
+and the best kept that differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from roller.choice import program_of
+from roller.grow import grow
+from roller.nest import Tile
+from roller.search import Chain, Search, packs, reads_whole, start, stores_whole
+
+INNER_KEEP = 8  # tiles kept, where none run on lanes, beside the best one of each nest, atom and mapping
+SAME_SIZE = 8  # tiles of about one size that are kept where tiles run on lanes, each of another shape
+MAPPING_SLACK = 1.5  # a tile predicted this much slower than the best one is not pursued
+OWN_SLACK = 4.0  # … where the device has a model of its own, of which this one knows too little
+PACKED_GAIN = 0.97  # a vector where only a copy is side by side must save this much padding, as its results are scattered
+
+
+class _Inner(NamedTuple):
+    """An innermost tile: its part of the prediction, what it touches, and which search it belongs to; the least is the best."""
+
+    seconds: float
+    touched: int
+    number: int
+    chain: Chain
+
+
+def innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
+    """The innermost tiles worth pursuing, over all nests, atoms and mappings together."""
+    hidden = found[0].model.compulsory_seconds if found else 0.0  # what takes no longer than moving every array once costs nothing
+    floors = [max(hidden, s.model.floor_seconds(program_of(s, s.levels[-1:], (start(s),)))) for s in found]
+    rated: list[_Inner] = []
+    worth = _worth_packing(found, floors)
+    # Whether lanes share reductions tells little at this level.
+    grown: dict[tuple[object, ...], list[tuple[float, int, Tile]]] = {}
+    for number, search in enumerate(found):
+        if floors[number] > _slack(search) * min(floors) or (packs(search) and floors[number] > worth and not search.spec.spread):
+            continue
+        alike = search.nest.dims, search.atom.name, search.mapping
+        if alike not in grown:
+            grown[alike] = list(_grown_innermost(search))
+        rated += [_Inner(seconds, touched, number, (tile,)) for seconds, touched, tile in grown[alike]]
+    rated.sort()
+    kept = _several_sizes(found, rated, hidden)
+    for number, search in enumerate(found):
+        chains = [item.chain for item in kept if item.number == number]
+        if chains:
+            yield search, chains
+
+
+def _grown_innermost(search: Search) -> Iterator[tuple[float, int, Tile]]:
+    """Innermost tiles, each with its part of the prediction and the bytes that it touches."""
+    for tile in grow(search, len(search.levels) - 1, start(search)):
+        program = program_of(search, search.levels[-1:], (tile,))
+        yield search.model.partial_seconds(program, search.levels[-1]), search.fit.touched_bytes(tile), tile
+
+
+def _slack(search: Search) -> float:
+    return MAPPING_SLACK if search.model.parameters.own_model is None else OWN_SLACK
+
+
+def _worth_packing(found: list[Search], floors: list[float]) -> float:
+    """The floor below which a vector may lie where a copy has to lay it: any, where no vector of results reads its inputs
+    as they are; else it must save padding, as its results are scattered.
+    """
+    whole = [(f, reads_whole(s)) for f, s in zip(floors, found, strict=True) if stores_whole(s)]
+    if not any(reads for _, reads in whole):
+        return math.inf
+    return PACKED_GAIN * min(floor for floor, _ in whole)
+
+
+def _several_sizes(found: list[Search], rated: list[_Inner], hidden: float) -> list[_Inner]:
+    """The best innermost tiles; where they run on lanes, of every size: few large ones leave lanes and units idle."""
+    if not any(s.lane_level is not None for s in found):
+        first = {item.number: item for item in reversed(rated)}  # the best of each nest, atom and mapping
+        # Where memory decides, this part of the prediction tells them apart less.
+        keep = 2 * INNER_KEEP if rated and rated[0].seconds < hidden else INNER_KEEP
+        worth = dict.fromkeys([*rated[:keep], *(first[n] for n in sorted(first))])
+        return [item for item in worth if item.seconds <= _slack(found[item.number]) * max(rated[0].seconds, hidden)]
+    shapes: dict[tuple[int, bool], set[tuple[object, ...]]] = {}
+    kept = []
+    for item in rated:
+        search, tile = found[item.number], item.chain[-1]
+        # Nothing in this part of the prediction tells lanes that share reductions from others: neither crowds out the other.
+        seen = shapes.setdefault((math.prod(tile).bit_length(), search.fit.cooperate), set())
+        shape = search.atom.kind, _shape(search, tile)
+        if len(seen) < SAME_SIZE and shape not in seen:
+            seen.add(shape)
+            kept.append(item)
+    return kept
+
+
+def _shape(search: Search, tile: Tile) -> frozenset[tuple[tuple[bool, ...], int]]:
+    """What reuse depends on: a tile's points along the dimensions that the same arrays depend on. Other mappings, and nests with
+    other fused axes, have much the same tiles again.
+    """
+    points: dict[tuple[bool, ...], int] = {}
+    for dim, extent in enumerate(tile):
+        touched = tuple([access.touches[dim] for access in search.nest.accesses])
+        points[touched] = points.get(touched, 1) * extent
+    return frozenset(item for item in points.items() if item[1] > 1)

@@ -1,0 +1,136 @@
+"""Innermost tiles that differ, chains that are not rated, and programs that no unit has room for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+import roller
+from roller import construct as engine
+from roller import ops
+from roller.chip import resolve
+from roller.construct import construct
+from roller.errors import ConstructionError
+from roller.expr import TensorExpr
+from roller.fit import Fit
+from roller.fusion import fuse
+from roller.hardware import HardwareSpec
+from roller.innermost import innermost
+from roller.nest import Tile, variants
+from roller.ops import SymbolicTensor
+from roller.program import StageProgram
+from roller.rates import CostParameters
+from roller.search import Search, mappings, searches
+from roller.testing import gemm, toy_atom, toy_level, toy_spec
+from roller.tile import Geometry
+
+
+def pointwise() -> SymbolicTensor:
+    """A convolution with windows of one pixel, every other one."""
+    return ops.conv2d(ops.tensor((128, 1024, 14, 14)), ops.tensor((2048, 1024, 1, 1)), 2)
+
+
+def windows() -> SymbolicTensor:
+    return ops.conv2d(ops.tensor((32, 128, 28, 28)), ops.tensor((128, 128, 3, 3)), 1, 1)
+
+
+def product() -> SymbolicTensor:
+    return ops.matmul(ops.tensor((1000, 768)), ops.tensor((768, 1500)))
+
+
+def on(chip: str, op: SymbolicTensor) -> tuple[TensorExpr, HardwareSpec, list[Search], CostParameters]:
+    plugin, spec = resolve(chip)
+    expr = fuse(ops.expression(op))
+    parameters = plugin.cost_parameters(spec, expr)
+    return expr, spec, searches(variants(expr.stages[0], expr.tensors), spec, plugin.rules(spec, expr), parameters), parameters
+
+
+@pytest.mark.parametrize("chip", ["cuda:a100", "rocm:mi300x"])
+def test_tiles_of_one_size_differ_in_what_reuse_depends_on(chip: str) -> None:
+    seen: set[object] = set()
+    sizes: set[int] = set()
+    for search, chains in innermost(on(chip, windows())[2]):
+        for (tile,) in chains:
+            points: dict[object, int] = {}
+            for dim, extent in enumerate(tile):
+                arrays = frozenset(n for n, access in enumerate(search.nest.accesses) if access.touches[dim])
+                points[arrays] = points.get(arrays, 1) * extent
+            what = search.atom.kind, search.fit.cooperate, frozenset(points.items())
+            assert what not in seen, tile
+            seen.add(what)
+            sizes.add(math.prod(tile).bit_length())
+    assert len(sizes) >= 6
+    assert len(seen) > 3 * len(sizes)
+
+
+def test_a_tile_that_twins_crowded_out_is_found() -> None:
+    """The best tiles of a pointwise convolution were no part of the search, for many tiles of one shape that were."""
+    tiles = [{"n": 16, "f": 192, "h.w": 7, "c": 32}, {"n": 2, "f": 12, "h.w": 7, "c": 1}]
+    expr, spec, _, parameters = on("rocm:rx7900xtx", pointwise())
+    best = construct(expr, spec, resolve("rocm:rx7900xtx")[0].rules(spec, expr), parameters, 1)[0]
+    given = roller.rate(pointwise(), device="rocm:rx7900xtx", tiles=tiles)
+    assert best.estimate.seconds <= 1.05 * given.seconds
+
+
+@pytest.mark.parametrize("chip", ["cuda:a100", "rocm:rx7900xtx"])
+@pytest.mark.parametrize("op", [product, pointwise])
+def test_what_is_not_rated_is_no_better(monkeypatch: pytest.MonkeyPatch, chip: str, op: Callable[[], SymbolicTensor]) -> None:
+    expr, spec, _, parameters = on(chip, op())
+    rules, asked = resolve(chip)[0].rules(spec, expr), [0]
+    rate = engine.program_of
+
+    def counted(*arguments: object) -> StageProgram:
+        asked[0] += 1
+        return rate(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "program_of", counted)
+    short = construct(expr, spec, rules, parameters, 1)[0]
+    fewer, asked[0] = asked[0], 0
+    monkeypatch.setattr(engine, "WORTH", math.inf)
+    long = construct(expr, spec, rules, parameters, 1)[0]
+    assert short.estimate.seconds <= 1.001 * long.estimate.seconds
+    assert fewer < 0.7 * asked[0]
+
+
+def test_a_square_matrix_atom_is_laid_one_way_only() -> None:
+    expr = gemm(256, 128, 64)
+    nest = variants(expr.stages[0], expr.tensors)[0]
+    square, oblong = toy_atom("matrix", 64.0, m=4, n=4, k=2), toy_atom("matrix", 64.0, m=4, n=8, k=2)
+    assert [m for _, m in mappings(nest, [square])] == [(("m", 0), ("n", 1), ("k", 2))]
+    assert len(list(mappings(nest, [oblong]))) == 2
+
+
+def test_lanes_hold_all_operands_where_the_spec_says_so() -> None:
+    atom = toy_atom("scalar", 64.0)
+    levels = [toy_level("pad", 1 << 16, 64, 2), toy_level("register", 1 << 10, 256, 2)]
+    expr = gemm(256, 256, 64)
+    nest = variants(expr.stages[0], expr.tensors)[0]
+
+    def held(operands: str) -> int:
+        spec = toy_spec(levels, (atom,), 0.1, lanes_max=256, lane_group=32, lane_operands=operands)
+        return Fit(spec, nest, Geometry(nest)).inner_bytes((4, 8, 1), (), atom)
+
+    assert held("streamed") == 4 * (4 * 8 + 4 + 1)
+    assert held("whole") == 4 * (4 * 8 + 4 + 8)
+
+
+def test_a_program_that_no_unit_has_room_for_is_not_found() -> None:
+    """Not even where all that is better has no room: what is slower would not be rated beside it."""
+    expr, spec, _, parameters = on("cuda:a100", product())
+    rules = resolve("cuda:a100")[0].rules(spec, expr)
+    best = construct(expr, spec, rules, parameters, 1)[0]
+    (stage,) = best.program.stages
+
+    def points(tile: Tile) -> int:
+        return math.prod(tile)
+
+    small = replace(parameters, resident_tiles=lambda program: int(points(program.inner) < points(stage.inner)))
+    other = construct(expr, spec, rules, small, 1)[0]
+    assert points(other.program.stages[0].inner) < points(stage.inner)
+    assert best.estimate.seconds <= other.estimate.seconds < 2 * best.estimate.seconds
+    with pytest.raises(ConstructionError) as caught:
+        construct(expr, spec, rules, replace(parameters, resident_tiles=lambda _: 0), 1)
+    assert caught.value.refusals["room"] > 0
