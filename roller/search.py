@@ -111,9 +111,9 @@ def unsuited(nest: Nest, atom: ComputeAtom, atoms: Iterable[ComputeAtom]) -> str
         return f"adds up in {atom.acc_dtype}"
     if any(operand_value(nest, operand, atom) is None for operand in range(2)):
         return f"rounds to {atom.in_dtype}, which is not permitted" if atom.rounds else f"takes {atom.in_dtype}"
-    if any(_matrix_mappings(nest, atom)):
+    if _matrix_mappings(nest, atom):
         return None
-    if any(_matrix_mappings(nest, atom.model_copy(update={"operand_rows": "k"}))):
+    if _matrix_mappings(nest, atom.model_copy(update={"operand_rows": "k"})):
         return "takes what lies along the reduction in memory"
     return "wants a reduction that both factors run along"
 
@@ -153,25 +153,36 @@ def reads_whole(search: Search) -> bool:
     return all(a.strides[dim] == 1 and not a.guarded for a, dim in moving)
 
 
-def _matrix_mappings(nest: Nest, atom: ComputeAtom, spread: bool = False) -> Iterator[tuple[tuple[str, int], ...]]:
+def _matrix_mappings(nest: Nest, atom: ComputeAtom, spread: bool = False) -> list[tuple[tuple[str, int], ...]]:
+    """Ways to lay a matrix atom's roles. First those whose n is side by side in the results, which lanes then store so: nothing in
+    the prediction tells that from the other way round. Of a square atom only the first: the other one is the same tiles again.
+    """
     if len(nest.factors) != 2 or nest.stage.body.dtype != atom.acc_dtype:
-        return
+        return []
     if any(operand_value(nest, operand, atom) is None for operand in range(2)):
-        return
-    first, second = nest.factor_touches(0), nest.factor_touches(1)
-    for left, right in ((first, second), (second, first)):
-        rows = [i for i in nest.spatial if left[i] and not right[i]]
-        columns = [i for i in nest.spatial if right[i] and not left[i]]
-        depth = [i for i in nest.reduce if left[i] and right[i]]
-        if spread:  # boxes are brought as they are: a block of an operand is one of an array
-            columns, depth = [[i for i in dims if _walks_alone(nest, i)] for dims in (columns, depth)]
-        if depth:
-            big = {"m": rows, "n": columns, "k": depth}
-            found = tuple((r, max(big[r], key=lambda i: (nest.extents[i], i))) for r in atom.roles if big[r])
-            if atom.operand_rows != "k_stored" or all(a.strides[dict(found)["k"]] == 1 for a in nest.inputs):
-                yield found
-                if not spread and atom.extents.get("m") == atom.extents.get("n"):
-                    return  # the other way round is the same tiles, and the same prediction
+        return []
+    found = [mapping for sides in ((0, 1), (1, 0)) if (mapping := _laid(nest, atom, sides, spread)) is not None]
+    found.sort(key=lambda mapping: nest.output.strides[dict(mapping).get("n", 0)] != 1)
+    alike = not spread and atom.extents.get("m") == atom.extents.get("n")
+    return found[:1] if alike else found
+
+
+def _laid(nest: Nest, atom: ComputeAtom, sides: tuple[int, int], spread: bool) -> tuple[tuple[str, int], ...] | None:
+    """The atom's rows along the longest dimension of the first of these factors alone, its columns of the second; None where they
+    have no reduction together that the atom can take.
+    """
+    left, right = (nest.factor_touches(side) for side in sides)
+    rows = [i for i in nest.spatial if left[i] and not right[i]]
+    columns = [i for i in nest.spatial if right[i] and not left[i]]
+    depth = [i for i in nest.reduce if left[i] and right[i]]
+    if spread:  # boxes are brought as they are: a block of an operand is one of an array
+        columns, depth = [[i for i in dims if _walks_alone(nest, i)] for dims in (columns, depth)]
+    if not depth:
+        return None
+    big = {"m": rows, "n": columns, "k": depth}
+    found = tuple((r, max(big[r], key=lambda i: (nest.extents[i], i))) for r in atom.roles if big[r])
+    stored = atom.operand_rows != "k_stored" or all(a.strides[dict(found)["k"]] == 1 for a in nest.inputs)
+    return found if stored else None
 
 
 def _walks_alone(nest: Nest, dim: int) -> bool:
