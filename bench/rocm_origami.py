@@ -24,10 +24,8 @@ import roller
 from bench import machine, report, rocm_origami_page
 from bench.figures import compact, rounded
 from bench.harness import RESULTS
-from roller import ops, rating
+from roller import compiler, ops, rating
 from roller.chip import resolve
-from roller.construct import construct
-from roller.cost import estimate
 from roller.errors import ConstructionError
 from roller.expr import TensorExpr
 from roller.fusion import fuse
@@ -89,18 +87,13 @@ def ours(product: Product, dtype: str, chip: str) -> Mine:
     """Our first choice of what the device can run, rated for the tiles that it has room for."""
     expr = expression(product, dtype)
     plugin, spec = resolve(f"rocm:{chip}")
-    parameters = plugin.cost_parameters(spec, expr)
-    constructed = construct(expr, spec, plugin.rules(spec, expr), parameters)
-    able = [c.program for c in constructed if plugin.refusal(spec, c.program) is None]
-    if not able:
-        raise ConstructionError(f"{chip} runs none of the best programs of {product}, {dtype}")
-    found, best = min(((estimate(p, spec, parameters, parameters.room(p)), p) for p in able), key=lambda item: item[0].seconds)
-    (stage,) = best.stages
+    best = compiler._choices(expr, plugin, spec, 1, frozenset())[0]
+    (stage,) = best.program.stages
     names = [d.name for d in stage.nest.dims]
     m, n, k = (stage.unit_tile[names.index(name)] if name in names else 1 for name in "mnk")
-    held = resident_tiles(stage, spec, Geometry(stage.nest))
-    room = min(held, *(n for n in parameters.room(best) if n is not None))
-    return Mine((m, n, k), stage.split, room, found.seconds, found.bound_by, stage.describe())
+    held, (room,) = resident_tiles(stage, spec, Geometry(stage.nest)), plugin.cost_parameters(spec, expr).room(best.program)
+    residents = held if room is None else min(held, room)
+    return Mine((m, n, k), stage.split, residents, best.estimate.seconds, best.estimate.bound_by, stage.describe())
 
 
 def of_tile(product: Product, dtype: str, chip: str, tile: Sequence[int]) -> float:

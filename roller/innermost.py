@@ -35,7 +35,7 @@ def innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
     floors = [max(hidden, s.model.floor_seconds(program_of(s, s.levels[-1:], (start(s),)))) for s in found]
     rated: list[_Inner] = []
     worth = _worth_packing(found, floors)
-    # Whether lanes share reductions tells little at this level.
+    # Lanes that share reductions have the same tiles: what they are worth shows when the unit's tile is chosen.
     grown: dict[tuple[object, ...], list[tuple[float, int, Tile]]] = {}
     for number, search in enumerate(found):
         if floors[number] > _slack(search) * min(floors) or (packs(search) and floors[number] > worth and not search.spec.spread):
@@ -85,7 +85,7 @@ def _several_sizes(found: list[Search], rated: list[_Inner], hidden: float) -> l
     kept = []
     for item in rated:
         search, tile = found[item.number], item.chain[-1]
-        # Nothing in this part of the prediction tells lanes that share reductions from others: neither crowds out the other.
+        # They are rated alike, whether lanes share reductions or not: neither crowds out the other.
         seen = shapes.setdefault((math.prod(tile).bit_length(), search.fit.cooperate), set())
         shape = search.atom.kind, _shape(search, tile)
         if len(seen) < SAME_SIZE and shape not in seen:

@@ -162,7 +162,7 @@ def _matrix_mappings(nest: Nest, atom: ComputeAtom, spread: bool = False) -> lis
     if any(operand_value(nest, operand, atom) is None for operand in range(2)):
         return []
     found = [mapping for sides in ((0, 1), (1, 0)) if (mapping := _laid(nest, atom, sides, spread)) is not None]
-    found.sort(key=lambda mapping: nest.output.strides[dict(mapping).get("n", 0)] != 1)
+    found.sort(key=lambda mapping: not any(role == "n" and nest.output.strides[dim] == 1 for role, dim in mapping))
     alike = not spread and atom.extents.get("m") == atom.extents.get("n")
     return found[:1] if alike else found
 

@@ -56,8 +56,9 @@ def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
         wanted, room = grid.shared_bytes(stage, machine(spec)), spec.levels[stage.levels[0]].usable_bytes
         if wanted > room:
             return "local memory", f"{name!r} takes {wanted} bytes of a workgroup's local memory, there are {room}"
-        registers, most = prediction.wanted_registers(spec, stage, machine(spec)), occupancy.most_registers(spec)
-        if registers > most - SPARE:
+        registers = prediction.wanted_registers(spec, stage, machine(spec))
+        if _too_many(spec, registers):
+            most = occupancy.most_registers(spec)
             said = f"a lane of {name!r} takes about {registers} registers, it may have {most}, of them {SPARE} to move values"
             return "registers", said
     return None
@@ -68,12 +69,16 @@ def resident_tiles(spec: HardwareSpec, program: StageProgram) -> int:
     registers than there are.
     """
     known = machine(spec)
-    registers, most = prediction.wanted_registers(spec, program, known), occupancy.most_registers(spec)
-    if registers > most - SPARE:
+    registers = prediction.wanted_registers(spec, program, known)
+    if _too_many(spec, registers):
         return 0
     waves = occupancy.resident_waves(spec, registers)
     threads = matrix.block_of(program, known).threads
     return occupancy.resident_blocks(spec, waves, threads, grid.shared_bytes(program, known))
+
+
+def _too_many(spec: HardwareSpec, registers: int) -> bool:
+    return registers > occupancy.most_registers(spec) - SPARE
 
 
 def most_lanes(spec: HardwareSpec) -> int:

@@ -288,15 +288,15 @@ template <class F, class T, class A> void onto(Wave &w, const Instruction &i) {
     put(w, i, r.at);
 }
 
-template <class R, class A, class F> constexpr Handler one(F) { return unary<F, R, A>; }
-template <class R, class A, class B, class F> constexpr Handler two(F) { return binary<F, R, A, B>; }
-template <class R, class A, class B, class C, class F> constexpr Handler three(F) { return ternary<F, R, A, B, C>; }
 // Bits at the top that are as the sign, the sign itself among them; all ones where nothing differs from it.
 inline u32 like_sign(u32 a) {
     const u32 differ = i32(a) < 0 ? ~a : a;
     return differ ? u32(__builtin_clz(differ)) : ~0u;
 }
 
+template <class R, class A, class F> constexpr Handler one(F) { return unary<F, R, A>; }
+template <class R, class A, class B, class F> constexpr Handler two(F) { return binary<F, R, A, B>; }
+template <class R, class A, class B, class C, class F> constexpr Handler three(F) { return ternary<F, R, A, B, C>; }
 template <class T, class F> constexpr Handler alike1(F) { return unary<F, T, T>; }
 template <class T, class F> constexpr Handler alike2(F) { return binary<F, T, T, T>; }
 template <class T, class F> constexpr Handler alike3(F) { return ternary<F, T, T, T, T>; }
