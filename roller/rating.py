@@ -11,10 +11,8 @@ from roller.align import Rules
 from roller.chip import SpecLike, resolve
 from roller.choice import refined, whole_programs
 from roller.compiler import Op, expression_of
-from roller.cost import Model
 from roller.errors import ConstructionError, ExpressionError
 from roller.estimate import Estimate, combine_estimates
-from roller.fit import Fit
 from roller.fusion import fuse
 from roller.growth import Growth
 from roller.hardware import HardwareSpec
@@ -23,9 +21,8 @@ from roller.nest import Nest, Tile, variants
 from roller.precision import permitted
 from roller.program import StageProgram, tiled_levels
 from roller.rates import CostParameters
-from roller.search import Search, mappings
+from roller.search import searches
 from roller.space import ProgramSpace, program_space
-from roller.tile import Geometry
 
 Tiles = Sequence[Mapping[str, int]]  # of one stage, from the unit's tile to the innermost
 
@@ -111,11 +108,10 @@ def _chain(nests: Sequence[Nest], wanted: Tiles, chip: HardwareSpec) -> tuple[Ne
 def _programs(
     nest: Nest, chain: tuple[Tile, ...], chip: HardwareSpec, rules: Rules, parameters: CostParameters
 ) -> Iterator[StageProgram]:
-    """The programs with these tiles: every atom and mapping, with the engine's choices of order and staging."""
-    geometry = Geometry(nest)
-    model, fit = Model(chip, parameters, geometry), Fit(chip, nest, geometry)
-    for atom, mapping in mappings(nest, rules.atoms, chip.spread):
-        search = Search(model, fit, rules, nest, atom, mapping)
+    """The programs with these tiles: every atom and mapping, lanes that share reductions and lanes that do not, with the engine's
+    choices of order and staging.
+    """
+    for search in searches([nest], chip, rules, parameters):
         plain = whole_programs(search, [chain])
         yield from (p for p in plain if p.tiles == chain)
         yield from (p for start in plain for p in refined(search, start) if p.tiles == chain)
@@ -131,7 +127,8 @@ def _broken(growth: Growth, nest: Nest) -> str | None:
             multiple = growth.rules.multiple(program.levels[position], dim.name)
             if extent % step:
                 return f"{level}: {dim.name} = {extent} is no multiple of the {step} inside it"
-            unaligned = extent % multiple.step and extent != step  # a tile that ends with the one inside it is as aligned as that
+            # A tile that ends with the one inside it is as aligned as that; reductions are cut into any number of inner ones.
+            unaligned = extent % multiple.step and extent != step and not dim.is_reduce
             if unaligned or (multiple.limit is not None and extent > multiple.limit):
                 return f"{level}: {dim.name} = {extent} is no multiple of {multiple.step}, or more than allowed"
         if not fit.fits(program.levels, position, tile, inner, program.mapping, program.atom):

@@ -75,6 +75,17 @@ def test_a_tile_that_twins_crowded_out_is_found() -> None:
     assert best.estimate.seconds <= 1.05 * given.seconds
 
 
+@pytest.mark.parametrize("chip", ["cuda:a100", "rocm:mi50", "rocm:rx7900xtx"])
+def test_tiles_that_were_chosen_are_rated_as_they_were(chip: str) -> None:
+    """Also where lanes share the reduction, and where a tile is as long as that, rounded up."""
+    op = ops.reduce_sum(ops.tensor((97, 1013)), 1)
+    expr, spec, _, parameters = on(chip, op)
+    for found in construct(expr, spec, resolve(chip)[0].rules(spec, expr), parameters, 3):
+        (stage,) = found.program.stages
+        tiles = [{d.name: extent for d, extent in zip(stage.nest.dims, tile, strict=True)} for tile in stage.tiles]
+        assert roller.rate(op, device=chip, tiles=tiles).seconds <= 1.001 * found.estimate.seconds
+
+
 @pytest.mark.parametrize("chip", ["cuda:a100", "rocm:rx7900xtx"])
 @pytest.mark.parametrize("op", [product, pointwise])
 def test_what_is_not_rated_is_no_better(monkeypatch: pytest.MonkeyPatch, chip: str, op: Callable[[], SymbolicTensor]) -> None:
