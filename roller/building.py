@@ -7,7 +7,7 @@ thread costs nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -22,6 +22,7 @@ from roller.errors import RollerError
 from roller.hardware import HardwareSpec
 from roller.kernel import Artifact, BuildOptions, KernelSource
 from roller.occupancy import residents
+from roller.program import StageProgram
 from roller.record import Choice
 
 _step = logging.getLogger("roller.step")  # what a long compilation is at
@@ -72,24 +73,46 @@ def build(plan: Plan, choice: Choice) -> Attempt:
 
 def build_first(plan: Plan, choices: Sequence[Choice]) -> tuple[Attempt, list[Choice]]:
     """Of ranked programs the first one whose binary is as good as the next program is predicted to be, else the best of the first
-    few (the very first where all of those spill); and all programs with it in front.
+    few (the very first where all of those spill); and all programs with it in front. Where one spills, those that differ in nothing
+    but the order of units' tiles are not built.
     """
-    tried: list[Attempt] = []
+    tried: dict[int, Attempt] = {}
     for number, choice in enumerate(choices[:TRIED]):
-        if tried and min(a.rank for a in tried) <= (False, choice.estimate.seconds):
+        if tried and min(a.rank for a in tried.values()) <= (False, choice.estimate.seconds):
             break
+        if _spills_too(choice, tried.values()):
+            continue
         if number:
             _step.info("the binary takes more than was predicted: building program %d", number + 1)
-        tried.append(build(plan, choice))
-    first = preferred(tried)
-    rated = [*(attempt.choice for attempt in tried), *choices[len(tried) :]]
+        tried[number] = build(plan, choice)
+    first = _best(tried)
+    rated = [tried[n].choice if n in tried else choice for n, choice in enumerate(choices)]
     return tried[first], [rated.pop(first), *rated]
 
 
-def preferred(tried: Sequence[Attempt]) -> int:
-    """Which of the first few attempts `build_first` takes, of programs in the order of their predictions."""
-    ranks = [attempt.rank for attempt in tried[:TRIED]]
-    return 0 if all(spills for spills, _ in ranks) else min(range(len(ranks)), key=lambda n: ranks[n])
+def preferred(attempts: Sequence[Attempt]) -> int:
+    """Which of all attempts `build_first` would take, of programs in the order of their predictions."""
+    looked: dict[int, Attempt] = {}
+    for number, attempt in enumerate(attempts[:TRIED]):
+        if not _spills_too(attempt.choice, looked.values()):
+            looked[number] = attempt
+    return _best(looked)
+
+
+def _best(tried: Mapping[int, Attempt]) -> int:
+    """The number of the best attempt, the first one where all spill."""
+    ranks = {number: attempt.rank for number, attempt in tried.items()}
+    return min(ranks) if all(spills for spills, _ in ranks.values()) else min(ranks, key=lambda n: ranks[n])
+
+
+def _spills_too(choice: Choice, tried: Iterable[Attempt]) -> bool:
+    """True where one that spills keeps the same in registers: it differs in the order of its units' tiles, not within them."""
+    within = _within_tiles(choice)
+    return any(_spilled(attempt.artifact) and _within_tiles(attempt.choice) == within for attempt in tried)
+
+
+def _within_tiles(choice: Choice) -> list[StageProgram]:
+    return [replace(stage, orders=stage.orders[1:]) for stage in choice.program.stages]
 
 
 def build_all(plan: Plan, choices: Sequence[Choice]) -> list[Attempt]:

@@ -245,3 +245,29 @@ def test_the_same_room_gives_the_same_prediction(toy: Any) -> None:
         device = toy(Crowded(None))
         parameters = device.cost_parameters(many_lanes(), choice.program.expr)
         assert estimate(choice.program, many_lanes(), parameters, [assumed(choice)]) == choice.estimate
+
+
+def test_other_orders_of_a_program_that_spills_are_not_built(toy: Any) -> None:
+    """They keep the same in registers; what differs within a unit's tile is built. Of all of them built, the same one is taken."""
+
+    class Spilling(Toy):
+        built = 0
+
+        @hookimpl
+        def roller_build(self, spec, source):
+            self.built += 1
+            return replace(Toy.roller_build(self, spec, source), resources={"main.spilled_bytes": 8 * (self.built == 1)})
+
+    plugin = Spilling()
+    device = toy(plugin)
+    chip = device.default_spec()
+    first, *_, last = compiler._choices(fuse(ops.expression(matmul())), device, chip, 5, frozenset())
+    (stage,) = first.program.stages
+    turned = replace(stage, orders=(stage.orders[0][::-1], *stage.orders[1:]))
+    twin = replace(first, program=replace(first.program, stages=(turned,)))
+    plan, ranked = building.Plan(device, chip), [first, twin, last]
+    chosen, rated = building.build_first(plan, ranked)
+    assert plugin.built == 2 and chosen.choice == last
+    assert [c.program for c in rated] == [last.program, first.program, twin.program]
+    plugin.built = 0
+    assert building.preferred([building.build(plan, choice) for choice in ranked]) == 2
