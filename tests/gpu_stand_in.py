@@ -317,7 +317,7 @@ def answer(platform: Platform, job: dict[str, Any], gpu: StandIn, library: Numpy
 
 def main() -> int:
     """The process with the GPU."""
-    timing.FLUSH_LEAST = 1 << 12
+    timing.FLUSH_LEAST, timing.FLUSH_TIMES_L2 = 1 << 12, 0  # nothing is cached here
     job = json.load(sys.stdin)
     folder = Path(job["package"])
     package, said = Package(folder, PLATFORM), json.loads((folder / "stand-in.json").read_text())

@@ -47,6 +47,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def device(libcuda: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(timing, "FLUSH_LEAST", 1 << 12)
+    monkeypatch.setattr(timing, "FLUSH_TIMES_L2", 0)
     return FakeGpu(libcuda, tmp_path)
 
 
