@@ -26,16 +26,15 @@ WANTED = 0.15  # the median distance from the binary
 
 @needs_compiler
 def test_registers_are_predicted() -> None:
-    """Over 60 kernels, the chosen ones of operators that nobody picked."""
-    apart, seen = [], 0
-    for chip, op in network_operators(CHIPS, 64):
-        artifact = roller.compile(op, device=f"cuda:{chip}").artifact
-        for name, (predicted, taken) in registers_of(artifact).items():
-            seen += 1
-            apart.append(abs(predicted - taken) / taken)
-            assert artifact.resources[f"{name}.resident_blocks"] >= 1, f"{name} does not fit on {chip}"
-    assert seen >= 60
-    assert statistics.median(apart) <= WANTED
+    """Over 60 kernels, of the three best programs of operators that nobody picked."""
+    apart = []
+    for chip, op in network_operators(CHIPS, 24):
+        for kernel in roller.compile_top(op, device=f"cuda:{chip}", top_k=3):
+            for name, (predicted, taken) in registers_of(kernel.artifact).items():
+                apart.append(abs(predicted - taken) / taken)
+                assert kernel.artifact.resources[f"{name}.resident_blocks"] >= 1, f"{name} does not fit on {chip}"
+    assert len(apart) >= 60
+    assert statistics.median(apart) <= WANTED, apart
 
 
 @needs_compiler
