@@ -89,3 +89,16 @@ def test_no_machine_code_is_made_of_a_module_before_its_text_is_settled() -> Non
         tvm_ffi.register_global_func("tvm_callback_rocm_link", link, override=True)
     assert len(linked) == 1
     assert not linked[0].startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("chip", ["mi50", "mi300x", "rx7900xtx"])
+@pytest.mark.parametrize("last", ["sum", "product"])
+def test_halves_are_rounded_from_float32(chip: str, last: str) -> None:
+    """Not in the instruction that adds up or multiplies, which rounds once, and which LLVM takes for some elements of a tile only:
+    where tiles overlap, as those of 16 of 200 rows do, results would depend on which workgroup comes last.
+    """
+    sums = ops.matmul(ops.tensor((200, 5), "float16", "a"), ops.tensor((5, 7), "float16", "b"))
+    op = sums if last == "sum" else ops.cast(ops.tensor((200, 7), name="x") * ops.tensor((200, 7), name="y"), "float16")
+    text = roller.compile(op, device=f"rocm:{chip}").assembly
+    assert "v_cvt_f16_f32" in text or "v_cvt_pk" in text
+    assert "_mixlo_f16" not in text and "_mixhi_f16" not in text

@@ -15,6 +15,7 @@ _WAVES = re.compile(r' "amdgpu-waves-per-eu"="[^"]*"')
 _BLOCK = re.compile(r"^define .*?^}\n", re.MULTILINE | re.DOTALL)
 _NAME = re.compile(r"@([\w.$]+)\(")
 _KERNEL = re.compile(r"^define .*?amdgpu_kernel void @(\w+)\((.*)\)", re.MULTILINE)
+_HALVED = re.compile(r"^(  %[\w.]+ = fptrunc (?:[a-z]+ )*)(float|<\d+ x float>) (%[\w.]+) to ((?:<\d+ x )?half>?.*)$", re.MULTILINE)
 _ADDRESS = re.compile(r'(?<=!")0x[0-9a-f]+')
 
 
@@ -25,7 +26,7 @@ def orders(text: str) -> dict[str, list[str]]:
 
 def settled(text: str, spec: HardwareSpec, kernels: Sequence[GridKernel], waves: Mapping[str, int]) -> str:
     """The text as it is compiled; `waves`: for each kernel how many of a SIMD should fit at a time."""
-    text = _TRIPLE.sub(f'target triple = "{TRIPLE}"', _without_strays(_stable(text)))
+    text = _rounded_first(_TRIPLE.sub(f'target triple = "{TRIPLE}"', _without_strays(_stable(text))))
     for number, kernel in enumerate(kernels):
         text = _promised(text, f"{kernel.name}_kernel", OWN + number, kernel.threads, waves.get(kernel.name))
     return _targeted(text, str(spec.options["arch"]))
@@ -53,6 +54,19 @@ def _stable(text: str) -> str:
     """TVM names aliases by addresses in its memory: numbers instead, so that the same program gives the same text."""
     numbers: dict[str, int] = {}
     return _ADDRESS.sub(lambda found: f"buffer{numbers.setdefault(found.group(), len(numbers))}", text)
+
+
+def _rounded_first(text: str) -> str:
+    """Sums are rounded to float32 before they become halves. LLVM may do both in one instruction (`v_fma_mixlo_f16`), which rounds
+    once, for some elements of a tile and not for others: where tiles overlap, the last one to store would decide on the last bit.
+    """
+
+    def first(found: re.Match[str]) -> str:
+        start, dtype, value, rest = found.groups()
+        name = f"%rounded.{found.start()}"
+        return f'  {name} = call {dtype} asm "", "=v,0"({dtype} {value})\n{start}{dtype} {name} to {rest}'
+
+    return _HALVED.sub(first, text)
 
 
 def _without_strays(text: str) -> str:
