@@ -30,6 +30,7 @@ def test_a_sample_is_right(part: int) -> None:
     [
         (EmulatedCase("matmul", "tn", "int8", "tall"), "mi300x"),  # an array shared by name lost where it lies
         (EmulatedCase("avg_pool2d", "", "float16", "prime"), "mi300x"),
+        (EmulatedCase("attention", "", "float16", "tall"), "mi300x"),  # rounded once in one tile, twice in its neighbour
     ],
     ids=lambda value: getattr(value, "id", value),
 )
