@@ -15,7 +15,7 @@ from roller.chip import resolve
 from roller.errors import CodegenError
 from roller.kernel import BuildOptions
 from roller.program import RProgram, StageProgram
-from roller_rocm import codegen, lowering, module, optimised
+from roller_rocm import assembling, assembly, codegen, isolated, lowering, module, optimised
 from roller_rocm.unrolling import unrolled
 
 DEVICE, SPEC = resolve("rocm:mi300x")
@@ -89,6 +89,39 @@ def test_no_machine_code_is_made_of_a_module_before_its_text_is_settled() -> Non
         tvm_ffi.register_global_func("tvm_callback_rocm_link", link, override=True)
     assert len(linked) == 1
     assert not linked[0].startswith(b"\x7fELF")
+
+
+def listed(text: str) -> assembly.AsmKernel:
+    (kernel,) = assembly.parsed(isolated.run(assembling.assembled, text)[1]).kernels.values()
+    return kernel
+
+
+def test_what_fits_without_a_promise_keeps_loads_under_way() -> None:
+    """Room for eight waves is promised, and LLVM spills for it: what it takes without the promise is taken."""
+    kernel = roller.compile(ops.relu(ops.tensor((128, 1008, 42, 42))), device="rocm:mi300x")
+    promised = kernel.source
+    assert listed(promised).facts["vgpr_spill_count"], "no longer an example: look for another one"
+    free, frugal = module.roomier(promised)
+    assert kernel.artifact.resources["stage0_kernel.spilled_bytes"] == 0
+    assert (
+        kernel.artifact.resources["stage0_kernel.vgprs"]
+        == listed(free).facts["vgpr_count"]
+        > 2 * listed(frugal).facts["vgpr_count"]
+    )
+
+
+def test_what_fits_in_no_other_way_is_scheduled_for_registers() -> None:
+    """A depthwise convolution whose results, operands and what it carries take nearly all registers there are."""
+    data, window = ops.tensor((128, 672, 11, 11), name="x"), ops.tensor((672, 1, 5, 5), name="w")
+    kernel = roller.compile(ops.depthwise_conv2d(data, window, padding="SAME"), device="rocm:mi50")
+    assert listed(kernel.source).facts["vgpr_spill_count"], "no longer an example: look for another one"
+    (frugal,) = module.roomier(kernel.source)  # a workgroup's own waves are all that is promised
+    assert kernel.artifact.resources["stage0_kernel.spilled_bytes"] == listed(frugal).facts["vgpr_spill_count"] == 0
+    assert min(kernel.candidates, key=lambda c: c.estimate.seconds).program == kernel.program
+
+
+def test_where_nothing_is_promised_nothing_else_is_tried() -> None:
+    assert module.roomier('attributes #0 = { "amdgpu-flat-work-group-size"="256,256" }') == []
 
 
 @pytest.mark.parametrize("chip", ["mi50", "mi300x", "rx7900xtx"])

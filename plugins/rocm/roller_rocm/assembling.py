@@ -13,17 +13,17 @@ from roller.plugin import CodegenError
 from roller_rocm import assembly
 
 
-def assembled(text: str, roomier: str | None = None) -> tuple[bytes, str]:
+def assembled(text: str, *roomier: str) -> tuple[bytes, str]:
     """The relocatable object of a module's text, and its assembly with the metadata of its kernels; where kernels keep registers in
-    memory, those of the `roomier` text, if there is one.
+    memory, those of the first of the `roomier` texts whose kernels do not, else of the last one.
 
     LLVM makes machine code for either of the two: at the same time, as it does so outside the interpreter.
     """
     with ThreadPoolExecutor(1) as beside:
         code = beside.submit(_object, text)
         listing = str(_loaded(text).inspect_source("s"))
-        if roomier is not None and any(k.facts["vgpr_spill_count"] for k in assembly.parsed(listing).kernels.values()):
-            return assembled(roomier)
+        if roomier and any(k.facts["vgpr_spill_count"] for k in assembly.parsed(listing).kernels.values()):
+            return assembled(*roomier)
         return code.result(), listing
 
 

@@ -9,9 +9,11 @@ from roller.plugin import HardwareSpec
 from roller.schedule.stage import GridKernel
 
 OWN = 1000  # the first number of attributes that are not TVM's
+ALONE = "1,1"  # waves of a SIMD, where a workgroup's own are all that is promised
 TRIPLE = "amdgcn-amd-amdhsa"  # TVM's has an environment that ROCm's own code objects do not name
 _TRIPLE = re.compile(r'^target triple = ".*"$', re.MULTILINE)
-_WAVES = re.compile(r' "amdgpu-waves-per-eu"="[^"]*"')
+_WAVES = re.compile(r' "amdgpu-waves-per-eu"="([^"]*)"')
+_FRUGAL = ' "amdgpu-sched-strategy"="iterative-minreg"'
 _BLOCK = re.compile(r"^define .*?^}\n", re.MULTILINE | re.DOTALL)
 _NAME = re.compile(r"@([\w.$]+)\(")
 _KERNEL = re.compile(r"^define .*?amdgpu_kernel void @(\w+)\((.*)\)", re.MULTILINE)
@@ -45,9 +47,13 @@ def _promised(text: str, name: str, number: int, threads: int, waves: int | None
     return f"{text[:start]}{number}{text[end:]}\nattributes #{number} = {{ {said} {' '.join(own)} }}\n"
 
 
-def unpromised(text: str) -> str:
-    """The same text, in which no kernel promises to leave room for others."""
-    return _WAVES.sub("", text)
+def roomier(text: str) -> list[str]:
+    """What is tried where kernels spill, in this order: the same text without promises of room for other waves than a kernel's own;
+    and that with what computes a stage scheduled for the fewest registers. Fewer loads are under way at a time then: it comes last.
+    """
+    promised = _WAVES.findall(text)
+    free = [_WAVES.sub("", text)] if any(waves != ALONE for waves in promised) else []
+    return [*free, _WAVES.sub(_FRUGAL, text)] if promised else []
 
 
 def _stable(text: str) -> str:

@@ -38,8 +38,7 @@ def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
         return Artifact(
             launching.FORMAT, b"", {**source.launch, "arch": arch, "assembly": ""}, {}, spec.device, spec, versions=_versions()
         )
-    # What is promised of waves may leave too few registers.
-    code, text = isolated.run(assembling.assembled, source.text, module.unpromised(source.text))
+    code, text = isolated.run(assembling.assembled, source.text, *module.roomier(source.text))
     binary = assembly.parsed(text).kernels
     data = linked(code)
     waits.check(binary.values())
