@@ -141,7 +141,12 @@ def _panel_rows(
         deep = atom.operand_piece_bytes if dim == depth else None
         piece = max(1, min(_piece(banks, size, deep), _role_extents(nest, atom, mapping, factor).get(dim, 1)))
         every_bank = banks.count * banks.width_bytes // (piece * size) if banks is not None else 1
-        rows = max(1, whole // max(row, 1))
+        beside, rows = interleaved(nest, atom, mapping, factor, tile), max(1, whole // max(row, 1))
+        if beside > 1:  # one access of a group reads what lies side by side for all of the atom's places along a row
+            read = beside * _role_extents(nest, atom, mapping, factor).get(dim, 1)
+            every_bank = banks.count * banks.width_bytes // (read * size) if banks is not None else 1
+            together = max(1, min(every_bank, rows // beside))
+            return PanelRows(row * beside, rows // beside, together, read, size, filling=False, whole=WIDEST_ACCESS // size)
         return PanelRows(row, rows, max(1, min(every_bank, rows)), piece, size, filling=False, whole=piece)
     row = math.prod([tile[d] for d in touched if d in nest.spatial])
     rows, run = whole // max(row, 1), run_dim(nest, touches, tile)
@@ -208,6 +213,14 @@ def row_dim(nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], ...],
     if atom.operand_rows != "any" and depth is not None:
         return depth
     return along if along is not None and along in extents else max(extents, default=0)
+
+
+def interleaved(nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], ...], factor: int, tile: Tile) -> int:
+    """Neighbours along the reduction that lie side by side in a matrix atom's panel; 1 where its rows lie along the reduction."""
+    depth = next((d for role, d in mapping if role == "k"), None)
+    if depth is None or row_dim(nest, atom, mapping, factor, tile) == depth or tile[depth] % atom.operand_interleave:
+        return 1
+    return atom.operand_interleave
 
 
 def _role_extents(nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], ...], factor: int) -> dict[int, int]:

@@ -108,18 +108,28 @@ class Fill:
         return found
 
 
-def fill(nest: Nest, tile: Tile, value: Scalar, steps: Sequence[int], row: tuple[int, ...], group: int) -> Fill:
+def fill(
+    nest: Nest,
+    tile: Tile,
+    value: Scalar,
+    steps: Sequence[int],
+    row: tuple[int, ...],
+    group: int,
+    cell: tuple[int, int] | None = None,
+) -> Fill:
     """How lanes in groups of `group` fill a panel of `value`, whose rows go along the dimensions `row`; `steps`: as they are, or as
-    they would be with another distance of the rows.
+    they would be with another distance of the rows. `cell`: a dimension, and how many neighbours along it are one value here, as
+    `tile` and `steps` count them: a lane takes them together.
     """
-    mine = _sources(nest, value)
-    along = _along(nest, tile, steps, mine)
-    width = _width(nest, tile, along, mine[0]) if along is not None and len(mine) == 1 else 1
+    mine, (deep, many) = _sources(nest, value), cell or (None, 1)
+    along = _along(nest, tuple(1 if d == deep else extent for d, extent in enumerate(tile)), steps, mine)
+    width = _width(nest, tile, along, mine[0], many) if along is not None and len(mine) == 1 else 1
     inwards = tuple(sorted((d for d, s in enumerate(steps) if s), key=lambda d: -steps[d]))
     if along is not None and steps[along] != 1 and any(steps[d] == 1 and tile[d] > 1 for d in inwards):
         width = 1
     far = tuple(sorted(inwards, key=lambda d: (d == along, -_source_step(mine, d), d)))
-    return Fill(tile, inwards, row, along, width, far, most_together(value.dtype), group, ELEMENT_BYTES[value.dtype])
+    most = max(1, most_together(value.dtype) // many)
+    return Fill(tile, inwards, row, along, width, far, most, group, many * ELEMENT_BYTES[value.dtype])
 
 
 def _run(tile: Tile, inwards: Sequence[int], most: int) -> dict[int, int]:
@@ -161,11 +171,11 @@ def _neighbours(access: Access, dim: int, mostly: bool) -> bool:
     return sum(i.coefficient(access.innermost[dim]) * s for i, s in zip(access.index, access.tensor.strides, strict=True)) == 1
 
 
-def _width(nest: Nest, tile: Tile, dim: int, access: Access) -> int:
+def _width(nest: Nest, tile: Tile, dim: int, access: Access, many: int) -> int:
     extent = nest.extents[dim]
     if extent < tile[dim] or not (access.linear or access.alone(dim, extent)):
         return 1
-    width = most_together(access.tensor.dtype)
+    width = max(1, most_together(access.tensor.dtype) // many)
     if access.linear:
         offset = sum(i.offset * s for i, s in zip(access.index, access.tensor.strides, strict=True))
         steps = [s or 0 for d, s in enumerate(access.strides) if d != dim and nest.extents[d] > 1]

@@ -155,7 +155,8 @@ class ComputeAtom(_Model):
     `chains` replace the chip's and the unit's.
     `operand_rows` is "k" where operands are read along the reduction only, "k_stored" where copies do not turn them either: only
     arrays that lie along the reduction are taken. Where they are, lanes read `operand_piece_bytes` of each of as many rows as serve
-    all banks once, at a time.
+    all banks once, at a time; of panels whose rows lie across the reduction `operand_interleave` neighbours along it, which lie
+    side by side there.
     """
 
     name: Name
@@ -174,6 +175,7 @@ class ComputeAtom(_Model):
     operand_level: Name | None = None
     operand_rows: Literal["any", "k", "k_stored"] = "any"
     operand_piece_bytes: Count = 16
+    operand_interleave: Count = 1
     acc_level: Name | None = None
 
     @cached_property
@@ -197,6 +199,9 @@ class ComputeAtom(_Model):
             raise ValueError("roles: a scalar has none, a vector or matrix has some")
         if "stream" in self.roles.values() and self.row_cycles is None:
             raise ValueError("row_cycles: missing, though a role streams")
+        depth = self.extents.get("k")
+        if self.operand_interleave > 1 and (not isinstance(depth, int) or depth % self.operand_interleave):
+            raise ValueError(f"operand_interleave: {self.operand_interleave} does not divide the atom's extent of k, {depth}")
         if self.row_cycles is not None and "stream" in self.roles.values() and self.flops_per_cycle_per_unit:
             row = 2 * math.prod(extent for extent in self.roles.values() if isinstance(extent, int))
             _agree("row_cycles", row / self.row_cycles, self.flops_per_cycle_per_unit, "flops per cycle per unit")

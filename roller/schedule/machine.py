@@ -17,7 +17,8 @@ from roller.schedule.walk import Position
 @dataclass(frozen=True)
 class Operand:
     """Where a matrix atom's operand lies in a panel: the element of each atom's corner, from a common address, and the steps along
-    the operand's rows (columns for the second) and along the reduction.
+    the operand's rows (columns for the second) and along the reduction. So many neighbours along it lie `beside` one another: the
+    step is that from one multiple of it to the next, for each of them.
     """
 
     panel: Buffer
@@ -25,6 +26,7 @@ class Operand:
     corners: tuple[int, ...]
     side_step: int
     depth_step: int
+    beside: int = 1
 
 
 class MatrixUnit(Protocol):

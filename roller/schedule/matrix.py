@@ -196,9 +196,9 @@ class GroupLane(Lane):
         fixed = sum(reduced.get(d, 0) * step for d, step in enumerate(panel.steps))
         starts = tuple(fixed + sum(o * s for o, s in zip(corner, panel.steps, strict=True)) for corner in corners)
         side, depth = (self.program.role(name) for name in (role, "k"))
-        steps = [panel.steps[dim] if dim is not None else 0 for dim in (side, depth)]
+        along, deep = (panel.steps[dim] if dim is not None else 0 for dim in (side, depth))
         held = register_buffer(f"fragments{operand}", unit.registers[role] * len(corners), unit.dtype)
-        reads = unit.fetch(role, block.member, Operand(panel.buffer, base, starts, *steps), held)
+        reads = unit.fetch(role, block.member, Operand(panel.buffer, base, starts, along, deep, panel.beside), held)
         return {corner: at for at, corner in enumerate(corners)}, held, reads
 
     def _results_of(self, corner: Offsets, slot: Position, spare: Buffer) -> list[Expr]:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import tirx
 from tvm.tirx import ForKind
 
-from roller.banks import WIDEST_ACCESS, panel_steps, row_dim
+from roller.banks import WIDEST_ACCESS, interleaved, panel_steps, row_dim
 from roller.expr import ELEMENT_BYTES
 from roller.filling import fill
+from roller.nest import Tile
 from roller.program import Staging, operand_value, staged_touches
 from roller.scalar import Load, Scalar, loads
 from roller.schedule.machine import Copies
@@ -62,6 +63,8 @@ class SharedPanel:
     row: tuple[int, ...]  # the dimensions of a row
     size: int  # elements of one copy
     ahead: int | None  # the loop whose trips fill other copies ahead; None where there is one copy
+    depth: int | None = None  # the dimension of whose neighbours `beside` lie side by side: steps are those of multiples of it
+    beside: int = 1
 
     @property
     def copies(self) -> int:
@@ -117,14 +120,24 @@ def shared_panel(block: Block, staging: Staging, ahead: int | None) -> SharedPan
     if matrix:
         row = (row_dim(program.nest, program.atom, program.mapping, staging.operand, program.unit_tile),)
         outside = tuple(d for d in range(len(touches)) if d not in row)
-    steps, size = panel_steps(program.nest, staging, program.unit_tile, row, outside)
+    depth, beside = program.role("k") if matrix else None, 1
+    if matrix:
+        beside = interleaved(program.nest, program.atom, program.mapping, staging.operand, program.unit_tile)
+    cells = replace(staging, row_padding=staging.row_padding // beside, run_padding=staging.run_padding // beside)
+    steps, size = panel_steps(program.nest, cells, _in_cells(program.unit_tile, depth, beside), row, outside)
+    steps, size = tuple(s * (1 if d == depth else beside) for d, s in enumerate(steps)), size * beside
     value = operand_value(program.nest, staging.operand, program.atom) if matrix else factor
     assert value is not None, "a matrix atom has both operands in its own type"
     whole = WIDEST_ACCESS // ELEMENT_BYTES[value.dtype]
     size = -(-size // whole) * whole  # every copy starts where the widest access may
     elements = size * (1 if ahead is None else staging.depth)
     held = shared_buffer(f"panel{staging.operand}", elements, value.dtype, block.shared_scope)
-    return SharedPanel(staging, value, held, steps, row, size, ahead)
+    return SharedPanel(staging, value, held, steps, row, size, ahead, depth, beside)
+
+
+def _in_cells(tile: Tile, depth: int | None, beside: int) -> Tile:
+    """A tile in which so many neighbours along a dimension count as one."""
+    return tuple(extent // beside if d == depth else extent for d, extent in enumerate(tile))
 
 
 class Filling:
@@ -146,20 +159,25 @@ class Filling:
         self.block, self.panel, self.reader, self.nest = block, panel, reader, block.program.nest
         self.thread, self.threads = (block.thread, block.threads) if crew is None else crew
         program, steps = block.program, panel.steps
-        order = fill(self.nest, program.unit_tile, panel.value, steps, panel.row, block.group).order(steps)
-        self.wide, self.digits, self.width, self.stored = order.along, order.digits, order.width, order.stored
+        beside, depth = panel.beside, panel.depth
+        cells = tuple(s // (1 if d == depth else beside) for d, s in enumerate(steps))
+        tile, cell = _in_cells(program.unit_tile, depth, beside), None if depth is None or beside == 1 else (depth, beside)
+        order = fill(self.nest, tile, panel.value, cells, panel.row, block.group, cell).order(cells)
+        self.digits = tuple((d, count, step * (beside if d == depth else 1)) for d, count, step in order.digits)
+        self.wide, self.width, self.stored = order.along, order.width, order.stored * beside
+        self.taken_together = self.width * beside
         self.total = math.prod(count for _, count, _ in self.digits)
         self.trips = -(-self.total // self.threads)
         self.dtype = panel.value.dtype
         self.machine = copies if copies is not None and self._copied(copies) else None
-        self.held = register_buffer(f"{panel.buffer.name}_next", self.trips * self.width, self.dtype)
+        self.held = register_buffer(f"{panel.buffer.name}_next", self.trips * self.taken_together, self.dtype)
 
     def at_once(self, state: State, slot: Position) -> Stmt:
         """Read, compute and store."""
-        values = register_buffer("values", self.width, self.dtype)
+        values = register_buffer("values", self.taken_together, self.dtype)
 
         def one(_: Expr, names: dict[int, Expr]) -> Stmt:
-            return sequence([*allocate([values]), *self._values(state, names, values, 0), *self._stores(names, values, 0, slot)])
+            return sequence([*allocate([values]), *self._taken(state, names, values, 0), *self._stores(names, values, 0, slot)])
 
         return self._each(one, ForKind.SERIAL)
 
@@ -169,7 +187,11 @@ class Filling:
         if not isinstance(value, Load) or value.fill not in (None, 0):
             return False
         together, size = self.stored, self.width * ELEMENT_BYTES[self.dtype]
-        return size in copies.sizes and together == self.width and (self.width == 1 or panel.steps[self.wide or 0] == 1)
+        return (
+            size in copies.sizes
+            and together == self.taken_together == self.width
+            and (self.width == 1 or panel.steps[self.wide or 0] == 1)
+        )
 
     def start(self, state: State, slot: Position) -> Stmt:
         """Start copies of a lane's share."""
@@ -189,11 +211,13 @@ class Filling:
 
     def fetch(self, state: State) -> Stmt:
         """Read and compute into registers, `held`."""
-        return self._each(lambda var, names: sequence(self._values(state, names, self.held, var * self.width)), ForKind.UNROLLED)
+        many = self.taken_together
+        return self._each(lambda var, names: sequence(self._taken(state, names, self.held, var * many)), ForKind.UNROLLED)
 
     def put(self, slot: Position) -> Stmt:
         """Store what `fetch` left in registers."""
-        return self._each(lambda var, names: sequence(self._stores(names, self.held, var * self.width, slot)), ForKind.UNROLLED)
+        many = self.taken_together
+        return self._each(lambda var, names: sequence(self._stores(names, self.held, var * many, slot)), ForKind.UNROLLED)
 
     def _each(self, body: Callable[[Expr, dict[int, Expr]], Stmt], kind: ForKind) -> Stmt:
         """A loop over a lane's share, with the place of its values in the unit's tile."""
@@ -210,6 +234,16 @@ class Filling:
         guarded = one if self.total % self.threads == 0 else when(item < index(self.total), one)
         inside = sequence([*bindings, guarded])
         return tirx.For(var, index(0), index(self.trips), kind, inside) if self.trips > 1 else bind(var, index(0), inside)
+
+    def _taken(self, state: State, names: dict[int, Expr], into: Buffer, at: Position) -> list[Stmt]:
+        """What a lane takes together: the values at the named place, and those as many places further along the reduction as lie
+        side by side in the panel, row after row as they are read.
+        """
+        found: list[Stmt] = []
+        for n in range(self.panel.beside):
+            moved = {d: index(plus(name, n)) if d == self.panel.depth else name for d, name in names.items()} if n else names
+            found += self._values(state, moved, into, plus(at, n * self.width))
+        return found
 
     def _values(self, state: State, names: dict[int, Expr], into: Buffer, at: Position) -> list[Stmt]:
         """The values at the named place of the unit's tile; beyond the end of a reduction what adds nothing."""
@@ -263,14 +297,24 @@ class Filling:
 
     def _stores(self, names: dict[int, Expr], source: Buffer, at: Position, slot: Position) -> list[Stmt]:
         """The values side by side in the panel, or one in each row."""
-        panel, together = self.panel, self.stored
+        panel, beside, together = self.panel, self.panel.beside, self.stored
         found = []
-        for n in range(0, self.width, together):
+        if beside > 1:
+            source, at, turned = self._turned(source, at)
+            found += turned
+        for n in range(0, self.taken_together, together):
             # Asked of the panel for each piece: where places are swizzled, the next piece does not lie behind this one.
-            moved = {**names, self.wide: plus(names[self.wide], n)} if n and self.wide is not None else names
+            moved = {**names, self.wide: plus(names[self.wide], n // beside)} if n and self.wide is not None else names
             values = load(source, ramp(plus(at, n), 1, together))
             found.append(store(panel.buffer, values, ramp(self.panel.place(moved, slot), 1, together)))
         return found
+
+    def _turned(self, source: Buffer, at: Position) -> tuple[Buffer, Position, list[Stmt]]:
+        """What lies row after row, with the values of all rows side by side: not where it is read, where it would be waited for."""
+        beside, width = self.panel.beside, self.width
+        turned = register_buffer("turned", beside * width, self.dtype)
+        pairs = [(n * beside + row, row * width + n) for n in range(width) for row in range(beside)]
+        return turned, 0, [*allocate([turned]), *(store(turned, load(source, plus(at, old)), new) for new, old in pairs)]
 
 
 def _position(block: Block, state: State, dim: int, names: dict[int, Expr]) -> Position:

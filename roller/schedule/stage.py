@@ -127,7 +127,11 @@ def tile_bytes(program: StageProgram, spec: HardwareSpec) -> int:
 
 def _held(carried: Sequence[Filling], machine: Machine) -> int:
     """Registers of a lane for what it reads ahead, and for where each of these accesses goes."""
-    return sum(f.trips * (machine.place_registers + -(-f.width * ELEMENT_BYTES[f.dtype] // REGISTER_BYTES)) for f in carried)
+    found = 0
+    for f in carried:
+        words = -(-f.width * ELEMENT_BYTES[f.dtype] // REGISTER_BYTES)
+        found += f.trips * (machine.place_registers + words * f.panel.beside)
+    return found
 
 
 def registers_ahead(program: StageProgram, machine: Machine) -> int:

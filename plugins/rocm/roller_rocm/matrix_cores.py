@@ -83,19 +83,24 @@ class WaveUnit:
         return tirx.floordiv(lane, index(self.side)) * index(self.stride)
 
     def fetch(self, role: str, lane: Expr, operand: Operand, held: Buffer) -> list[Stmt]:
-        """A lane's row at its depths, for each atom: in one piece where the panel's rows lie along the reduction."""
+        """A lane's row at its depths, for each atom: in pieces of what lies side by side in the panel."""
         side = tirx.floormod(lane, index(self.side))
         deep = tirx.floordiv(tirx.floormod(lane, index(self.apart)), index(self.side)) * index(self.depth)
         mine = operand.base + plus(times(side, operand.side_step), times(deep, operand.depth_step))
+        along = operand.depth_step == 1 and operand.beside == 1
         statements = []
         for number, corner in enumerate(operand.corners):
-            target = pointer(held, number * self.registers[role], True)
-            source = _place(operand.panel, plus(mine, corner), self.bits)
-            if operand.depth_step == 1:
-                statements.append(called(f"roller_row_{self.depth * self.element_bytes}", target, source))
-            else:
+            words, start = number * self.registers[role], plus(mine, corner)
+            if not along and operand.beside == 1:
+                target, source = pointer(held, words, True), _place(operand.panel, start, self.bits)
                 name = f"roller_column_{self.depth}x{self.element_bytes}"
                 statements.append(called(name, target, source, index(operand.depth_step)))
+                continue
+            piece = self.depth if along else operand.beside
+            for deep in range(0, self.depth, piece):
+                target = pointer(held, words + deep * self.element_bytes // WORD_BYTES, True)
+                source = _place(operand.panel, plus(start, deep * operand.depth_step), self.bits)
+                statements.append(called(f"roller_row_{piece * self.element_bytes}", target, source))
         return statements
 
     def multiply(self, results: Sequence[Expr], first: Expr, second: Expr, _: tuple[bool, bool]) -> Stmt:
@@ -169,13 +174,17 @@ def supported(atom: ComputeAtom) -> bool:
 def helpers(names: Sequence[str]) -> str:
     """The functions of some atoms' units."""
     units: list[Any] = [UNITS[name] for name in dict.fromkeys(names)]
-    texts = dict.fromkeys(text for unit in units for text in (_row(unit), _column(unit)))
+    texts = dict.fromkeys(text for unit in units for text in (*_rows(unit), _column(unit)))
     return "\n".join([*texts, *(_product(unit) for unit in units)])
 
 
-def _row(unit: WaveUnit) -> str:
-    """Neighbours in a panel, into registers."""
+def _rows(unit: WaveUnit) -> list[str]:
+    """Neighbours in a panel, into registers: all of a lane's, or whole words of them."""
     size = unit.depth * unit.element_bytes
+    return [_row(size >> n) for n in range(size.bit_length()) if size >> n >= WORD_BYTES]
+
+
+def _row(size: int) -> str:
     align = min(size, 16)
     return f"""
 define linkonce_odr hidden i32 @roller_row_{size}(ptr addrspace(5) %held, ptr addrspace(3) %panel) #0 {{
