@@ -17,7 +17,7 @@ COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, Heal
 # Shrinking a failure can take minutes: `ci` reports the first example as it is, `dev` and `long` make it small.
 UNSHRUNK = tuple(phase for phase in Phase if phase is not Phase.shrink and phase is not Phase.explain)
 settings.register_profile("dev", max_examples=10, **COMMON)
-settings.register_profile("ci", max_examples=30, derandomize=True, phases=UNSHRUNK, **COMMON)
+settings.register_profile("ci", max_examples=20, derandomize=True, phases=UNSHRUNK, **COMMON)
 settings.register_profile("long", max_examples=1000, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

@@ -18,17 +18,19 @@ WANTED = 0.35  # the median distance from the binary: LLVM takes as many as what
 
 
 def test_registers_are_predicted() -> None:
-    """Over 60 kernels, the chosen ones of operators that nobody picked: none spills, and waves have the room that was promised."""
+    """Over 60 kernels, of the two best programs of operators that nobody picked: chosen ones do not spill, and waves have the room
+    that was promised.
+    """
     apart, fewer = [], []
-    for chip, op in network_operators(CHIPS, 64):
-        kernel = roller.compile(op, device=f"rocm:{chip}")
-        found = kernel.artifact.resources
-        for name in [k["name"] for k in kernel.artifact.launch["kernels"] if "stage" in k]:
-            taken = found[f"{name}.vgprs"]
-            apart.append(abs(found[f"{name}.predicted_registers"] - taken) / taken)
-            if found[f"{name}.resident_waves"] < found[f"{name}.predicted_waves"]:
-                fewer.append(f"{chip}: {kernel.program.describe()}")
-            assert not found[f"{name}.spilled_bytes"], f"{chip}: {kernel.program.describe()}"
+    for chip, op in network_operators(CHIPS, 32):
+        for number, kernel in enumerate(roller.compile_top(op, device=f"rocm:{chip}", top_k=2)):
+            found = kernel.artifact.resources
+            for name in [k["name"] for k in kernel.artifact.launch["kernels"] if "stage" in k]:
+                taken = found[f"{name}.vgprs"]
+                apart.append(abs(found[f"{name}.predicted_registers"] - taken) / taken)
+                if found[f"{name}.resident_waves"] < found[f"{name}.predicted_waves"]:
+                    fewer.append(f"{chip}: {kernel.program.describe()}")
+                assert number or not found[f"{name}.spilled_bytes"], f"{chip}: {kernel.program.describe()}"
     assert len(apart) >= 60
     assert statistics.median(apart) <= WANTED
     assert len(fewer) <= len(apart) // 20, fewer

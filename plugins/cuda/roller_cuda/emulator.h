@@ -1,6 +1,7 @@
 // Runs a CUDA kernel on the CPU: one block, or one cluster of blocks, at a time, one fiber for each thread, switched at barriers and exchanges.
 // It answers whether the numbers are right. It knows nothing of time, coalescing, bank conflicts or races within a step.
 #pragma once
+#define ROLLER_EMULATED
 #include <csetjmp>
 #include <cmath>
 #include <cstdint>
@@ -68,7 +69,8 @@ struct Meeting { int present = 0, turn = 0; };
 
 struct Block { char *shared; Dim index; Meeting everyone; };
 
-constexpr int WARP = 32, WARPS = 512;
+constexpr int WARP = 32, WARPS = 512, STACK_BYTES = 1 << 16;
+static size_t memory;  // bytes that a block's threads share
 static std::vector<Fiber> fibers;
 static std::vector<Block> blocks;  // of a cluster
 static int current, count;  // a thread of the cluster; threads of a block
@@ -302,7 +304,7 @@ inline bool take_turns_of_warps(int first, bool backwards) {
 // 0: every thread came to its end; otherwise the number of threads that wait for one that never comes.
 inline int run_blocks(bool backwards) {
     const int all = static_cast<int>(fibers.size());
-    for (Block &block : blocks) std::memset(block.shared, 0xff, SHARED_BYTES), block.everyone = Meeting();
+    for (Block &block : blocks) std::memset(block.shared, 0xff, memory), block.everyone = Meeting();
     cluster = Meeting();
     boxes.clear();
     for (auto &warp : warps) warp = Meeting();
@@ -334,13 +336,15 @@ inline int run_blocks(bool backwards) {
     }
 }
 
-inline int launch(void (*kernel)(void **), void **given, int grid, int together, Dim threads, bool backwards, bool eager) {
-    at_once = eager;
+inline int launch(
+    void (*kernel)(void **), void **given, int grid, int together, Dim threads, size_t shared_bytes, bool backwards, bool eager
+) {
+    at_once = eager, memory = shared_bytes;
     body = kernel, arguments = given, grid_size = {grid, 1, 1}, block_size = threads, misaligned = forsaken = undefined = false;
     count = threads.x * threads.y * threads.z;
     fibers.resize(count * together);
     blocks.assign(together, Block());
-    const size_t each = (SHARED_BYTES + 1023) / 1024 * 1024;
+    const size_t each = (memory + 1023) / 1024 * 1024;
     std::vector<char> room(each * together + 1024);
     char *const first = room.data() + (1024 - reinterpret_cast<uintptr_t>(room.data()) % 1024) % 1024;
     int stuck = 0;

@@ -6,7 +6,9 @@ It says whether numbers are right where there is no GPU; it is no measure of tim
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import re
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -17,13 +19,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from roller.plugin import Artifact, LaunchError, address, aligned_empty, host_compiler, inputs_of, numpy_dtype
+from roller.plugin import (
+    Artifact,
+    LaunchError,
+    address,
+    aligned_empty,
+    cache_dir,
+    host_compiler,
+    inputs_of,
+    numpy_dtype,
+    write_atomic,
+)
 from roller_cuda import launching
 
 Array = npt.NDArray[Any]
 HERE = Path(__file__).parent
-FLAGS = ("-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-ffp-contract=off")
-STACK_BYTES = 1 << 16
+FLAGS = ("-std=c++17", "-Og", "-w", "-shared", "-fPIC", "-ffp-contract=off")
 MOST_DIMENSIONS = 5  # of an array from which boxes are copied
 FORSAKEN, UNDEFINED = -2, -3  # what the emulator answers; other negative numbers: an address that is not aligned
 POISON = 0xFF  # of workspaces before the first kernel: a NaN in every floating type
@@ -88,21 +99,20 @@ class Emulator:
 
 def emulated(launch: Mapping[str, Any], shared_bytes: int) -> str:
     """The C++ text: the kernels as they are, and a function for each that launches it."""
-    head = ["#define ROLLER_EMULATED", f"#define SHARED_BYTES {shared_bytes}", f"#define STACK_BYTES {STACK_BYTES}"]
     tail = []
     for kernel in launch["kernels"]:
-        name = kernel["name"]
+        name, lanes = kernel["name"], "{threads, 1, 1}"
         maps, together = kernel.get("maps", {}), kernel.get("cluster", 1)
         passed = ", ".join(_passed(n, argument in maps) for n, argument in enumerate(kernel["arguments"]))
         tail += [
             f"static void call_{name}(void **given) {{ {name}({passed}); }}",
             f'extern "C" int emulate_{name}(void **given, int blocks, int threads, int backwards, int eager) {{',
-            f"    return emulator::launch(call_{name}, given, blocks, {together}, {{threads, 1, 1}}, backwards, eager);",
+            f"    return emulator::launch(call_{name}, given, blocks, {together}, {lanes}, {shared_bytes}, backwards, eager);",
             "}",
         ]
     # A block's shared memory is a place, not a declaration.
     placed = _SHARED.sub(r"\1 *\2 = reinterpret_cast<\1 *>(emulator::shared);", str(launch["text"]))
-    return "\n".join([*head, '#include "emulator.h"', placed, *tail, ""])
+    return "\n".join(['#include "emulator.h"', placed, *tail, ""])
 
 
 def _passed(number: int, described: bool) -> str:
@@ -125,8 +135,33 @@ def _library(text: str) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(prefix="roller-cuda-") as folder:
         source, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
         source.write_text(text, encoding="utf-8")
-        call = [*compiler, *FLAGS, "-I", str(HERE), "-o", str(library), str(source)]
+        call = [*compiler, *FLAGS, *_parsed(tuple(compiler)), "-I", str(HERE), "-o", str(library), str(source)]
         done = subprocess.run(call, capture_output=True, text=True, check=False)
         if done.returncode:
             raise LaunchError(f"the emulator's compiler refused the kernel: {done.stderr.strip()[:2000]}")
         return ctypes.CDLL(str(library))
+
+
+@cache
+def _parsed(compiler: tuple[str, ...]) -> tuple[str, ...]:
+    """Options with which GCC finds the header as it has parsed it before, a third of its work: a file of some 30 MB, kept for other
+    processes. It notices itself where that no longer fits, and reads the header then.
+    """
+    program = shutil.which(compiler[0])
+    if program is None or "g++" not in Path(program).name.replace("clang++", ""):
+        return ()
+    texts = [path.read_text(encoding="utf-8") for path in sorted(HERE.glob("em*.h"))]
+    said = "\0".join([*texts, *FLAGS, program, str(Path(program).stat().st_mtime_ns)])
+    kept = cache_dir() / "cuda-emulator" / hashlib.sha256(said.encode()).hexdigest()[:20] / "emulator.h.gch"
+    if not kept.is_file():
+        with tempfile.TemporaryDirectory(prefix="roller-cuda-") as folder:
+            made = Path(folder) / kept.name
+            call = [*compiler, *FLAGS, "-x", "c++-header", "-o", str(made), str(HERE / "emulator.h")]
+            if subprocess.run(call, capture_output=True, check=False).returncode:
+                return ()
+            try:
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(kept, made.read_bytes())
+            except OSError:  # nowhere to keep it
+                return ()
+    return ("-I", str(kept.parent))
