@@ -199,7 +199,7 @@ class ComputeAtom(_Model):
             raise ValueError("roles: a scalar has none, a vector or matrix has some")
         if "stream" in self.roles.values() and self.row_cycles is None:
             raise ValueError("row_cycles: missing, though a role streams")
-        depth = self.extents.get("k")
+        depth = {str(role): extent for role, extent in self.roles.items()}.get("k")  # not `extents`: copies would keep it
         if self.operand_interleave > 1 and (not isinstance(depth, int) or depth % self.operand_interleave):
             raise ValueError(f"operand_interleave: {self.operand_interleave} does not divide the atom's extent of k, {depth}")
         if self.row_cycles is not None and "stream" in self.roles.values() and self.flops_per_cycle_per_unit:
