@@ -28,6 +28,7 @@ from roller.record import Choice
 _step = logging.getLogger("roller.step")  # what a long compilation is at
 
 MOST_AT_ONCE = 16  # every compiler that runs takes memory, however many cores there are
+FLAWS = {"spilled_bytes": "bytes spilled", "added_waits": "waits added by the compiler"}  # by how names of resources end
 TRIED = 4  # programs that are built at most until one is at least as good as the next is predicted to be
 
 
@@ -51,8 +52,8 @@ class Attempt:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """What is less is better: keeping in registers what it computes with, then predicted seconds."""
-        return bool(_spilled(self.artifact)), self.choice.estimate.seconds
+        """What is less is better: what the program says, kept in registers and with no other waits, then predicted seconds."""
+        return bool(_flaws(self.artifact)), self.choice.estimate.seconds
 
 
 def build(plan: Plan, choice: Choice) -> Attempt:
@@ -73,14 +74,14 @@ def build(plan: Plan, choice: Choice) -> Attempt:
 
 def build_first(plan: Plan, choices: Sequence[Choice]) -> tuple[Attempt, list[Choice]]:
     """Of ranked programs the first one whose binary is as good as the next program is predicted to be, else the best of the first
-    few (the very first where all of those spill); and all programs with it in front. Where one spills, those that differ in nothing
-    but the order of units' tiles are not built.
+    few (the very first where all of those have flaws); and all programs with it in front. Where one has a flaw, those that differ in
+    nothing but the order of units' tiles are not built.
     """
     tried: dict[int, Attempt] = {}
     for number, choice in enumerate(choices[:TRIED]):
         if tried and min(a.rank for a in tried.values()) <= (False, choice.estimate.seconds):
             break
-        if _spills_too(choice, tried.values()):
+        if _flawed_too(choice, tried.values()):
             continue
         if number:
             _step.info("the binary takes more than was predicted: building program %d", number + 1)
@@ -94,21 +95,21 @@ def preferred(attempts: Sequence[Attempt]) -> int:
     """Which of all attempts `build_first` would take, of programs in the order of their predictions."""
     looked: dict[int, Attempt] = {}
     for number, attempt in enumerate(attempts[:TRIED]):
-        if not _spills_too(attempt.choice, looked.values()):
+        if not _flawed_too(attempt.choice, looked.values()):
             looked[number] = attempt
     return _best(looked)
 
 
 def _best(tried: Mapping[int, Attempt]) -> int:
-    """The number of the best attempt, the first one where all spill."""
+    """The number of the best attempt, the first one where all have flaws."""
     ranks = {number: attempt.rank for number, attempt in tried.items()}
-    return min(ranks) if all(spills for spills, _ in ranks.values()) else min(ranks, key=lambda n: ranks[n])
+    return min(ranks) if all(flawed for flawed, _ in ranks.values()) else min(ranks, key=lambda n: ranks[n])
 
 
-def _spills_too(choice: Choice, tried: Iterable[Attempt]) -> bool:
-    """True where one that spills keeps the same in registers: it differs in the order of its units' tiles, not within them."""
+def _flawed_too(choice: Choice, tried: Iterable[Attempt]) -> bool:
+    """True where one with a flaw does the same within tiles: it differs in the order of its units' tiles only."""
     within = _within_tiles(choice)
-    return any(_spilled(attempt.artifact) and _within_tiles(attempt.choice) == within for attempt in tried)
+    return any(_flaws(attempt.artifact) and _within_tiles(attempt.choice) == within for attempt in tried)
 
 
 def _within_tiles(choice: Choice) -> list[StageProgram]:
@@ -154,20 +155,23 @@ def cores() -> int:
     return len(psutil.Process().cpu_affinity() or [0])
 
 
-def _spilled(artifact: Artifact) -> int:
-    """Bytes of values that the binary computes with in memory, by what the toolchain reports."""
-    return sum(value for name, value in artifact.known_resources.items() if name.endswith("spilled_bytes"))
+def _flaws(artifact: Artifact) -> list[str]:
+    """What the binary does that its program does not say, by what the toolchain reports: values that it computes with in memory,
+    waits between steps that were to overlap.
+    """
+    known = artifact.known_resources.items()
+    found = {words: sum(value for name, value in known if name.endswith(end)) for end, words in FLAWS.items()}
+    return [f"{count} {words}" for words, count in found.items() if count]
 
 
 def _rated(plan: Plan, choice: Choice, artifact: Artifact) -> Choice:
     """The choice as its binary turned out: rated for fewer tiles on a unit at a time where it leaves no room for as many as was
-    assumed, with a note on that and on what it spills.
+    assumed, with a note on that and on its flaws.
     """
     parameters = plan.device.cost_parameters(plan.chip, choice.program.expr)
     held = residents(choice.program, plan.chip, artifact.known_resources, parameters.room(choice.program))
     notes = [f"{found.real} of {found.predicted} tiles at a time" for found in held if found.missed]
-    spilled = _spilled(artifact)
     if notes:
         again = estimate(choice.program, plan.chip, parameters, [found.real for found in held])
         choice = replace(choice, estimate=again)
-    return replace(choice, note=", ".join([*notes, *([f"{spilled} bytes spilled"] if spilled else [])]))
+    return replace(choice, note=", ".join([*notes, *_flaws(artifact)]))

@@ -247,7 +247,8 @@ def test_the_same_room_gives_the_same_prediction(toy: Any) -> None:
         assert estimate(choice.program, many_lanes(), parameters, [assumed(choice)]) == choice.estimate
 
 
-def test_other_orders_of_a_program_that_spills_are_not_built(toy: Any) -> None:
+@pytest.mark.parametrize("flaw", sorted(building.FLAWS))
+def test_other_orders_of_a_program_with_flaws_are_not_built(toy: Any, flaw: str) -> None:
     """They keep the same in registers; what differs within a unit's tile is built. Of all of them built, the same one is taken."""
 
     class Spilling(Toy):
@@ -256,7 +257,7 @@ def test_other_orders_of_a_program_that_spills_are_not_built(toy: Any) -> None:
         @hookimpl
         def roller_build(self, spec, source):
             self.built += 1
-            return replace(Toy.roller_build(self, spec, source), resources={"main.spilled_bytes": 8 * (self.built == 1)})
+            return replace(Toy.roller_build(self, spec, source), resources={f"main.{flaw}": 8 * (self.built == 1)})
 
     plugin = Spilling()
     device = toy(plugin)

@@ -109,6 +109,26 @@ def test_products_of_warp_groups_run_by_themselves(chip: str) -> None:
     assert code.hot.bytes_of("LDS") == code.hot.bytes_of("LDSM") == code.hot.local_accesses == 0
 
 
+@pytest.mark.parametrize("size", [1000, 1001, 3000])
+def test_products_of_warp_groups_run_by_themselves_where_the_reduction_is_ragged(size: int) -> None:
+    """The assembler serialises products whose number, or whether a copy is given back, is known only at run time."""
+    kernel = roller.compile(product(size, size, size, "float16"), device="cuda:h100")
+    assert kernel.program.stages[0].atom.name.startswith("wgmma")
+    assert not any(value for name, value in kernel.artifact.resources.items() if name.endswith("added_waits")), kernel.candidates[0]
+
+
+def test_blocks_of_a_cluster_give_copies_back_without_a_fence_of_the_chip() -> None:
+    stage, code, _ = compiled("h100", "float16")
+    assert stage.cluster > 1
+    assert not any(i.name.startswith("MEMBAR") for i in code.hot.running)
+
+
+def test_waits_that_the_assembler_adds_are_counted() -> None:
+    loss = "(C7520) Potential Performance Loss: products are serialized in the function 'first'"
+    log = f"ptxas info : {loss}\nptxas info : (C7519) warpgroup.arrive is injected in around line 7 in function 'other'"
+    assert toolchain.resources(log) == {"first.added_waits": 1}
+
+
 @pytest.mark.parametrize("chip", WITH_FRAGMENTS)
 def test_fragments_are_read_once_and_are_what_the_tile_says(chip: str) -> None:
     """A warp's tile of m x n results wants (m + n) x 2 bytes of fragments for every m x n multiply-adds."""

@@ -10,7 +10,7 @@ to all; a copy is then empty when all of them have given it back, and none ends 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tvm import tirx
 
@@ -51,7 +51,8 @@ FULL, EMPTY = 0, 1  # of the pair of signals that a copy has
 class Ring:
     """Panels that are filled inside the same loops, each in as many copies, whose signals are the pairs from `first` on. Each role
     has registers of its own for the copy that it has come to and the parity of its round; consumers also for the copy that they
-    used last, and whether they have yet to give it back.
+    have yet to give back. Before there is one they give back `nothing`, the copy behind the last, whose signals nobody waits for:
+    a branch around it would keep products of neighbouring steps apart.
     """
 
     depth: int
@@ -60,17 +61,26 @@ class Ring:
     slot: Buffer = field(default_factory=lambda: register_buffer("slot", 1, "int32"))
     phase: Buffer = field(default_factory=lambda: register_buffer("phase", 1, "int32"))
     last: Buffer = field(default_factory=lambda: register_buffer("last", 1, "int32"))
-    held: Buffer = field(default_factory=lambda: register_buffer("held", 1, "int32"))
 
     @property
     def copies(self) -> int:
         """Copies of each panel."""
         return min(panel.copies for panel in self.panels)
 
+    @property
+    def nothing(self) -> int:
+        """What consumers give back before they have used a copy."""
+        return self.copies
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of signals: one for each copy, and that of `nothing`."""
+        return self.copies + 1
+
     def begin(self) -> list[Stmt]:
         """The registers of one role."""
-        mine = [self.slot, self.phase, self.last, self.held]
-        return [*allocate(mine), *(store(register, index(0), 0) for register in mine)]
+        first = {self.slot: 0, self.phase: 0, self.last: self.nothing}
+        return [*allocate(list(first)), *(store(register, index(value), 0) for register, value in first.items())]
 
     def advance(self) -> list[Stmt]:
         """On to the next copy."""
@@ -95,13 +105,12 @@ class SpecialisedStage(Stage):
         self.worker.outlet, self.worker.arena = self.layout.outlet, self.arena
         self.lane.panels = {p.staging.operand: p for p in panels}
         self.rings: dict[int, Ring] = {}
-        pairs = 0
         for panel in panels:
-            depth = copy_depth(program, panel.staging)
-            if depth not in self.rings:
-                self.rings[depth] = Ring(depth, [], pairs)
-                pairs += panel.copies
-            self.rings[depth].panels.append(panel)
+            self.rings.setdefault(depth := copy_depth(program, panel.staging), Ring(depth, [], 0)).panels.append(panel)
+        pairs = 0
+        for ring in self.rings.values():
+            ring.first = pairs
+            pairs += ring.pairs
         self.deepest = max(self.rings)
         self.filling = {depth: Ring(depth, ring.panels, ring.first) for depth, ring in self.rings.items()}  # as producers see them
         self.bulks: dict[int, Bulk | None] = {p.staging.operand: bulk_of(self.block, p, self.reader) for p in panels}
@@ -149,7 +158,7 @@ class SpecialisedStage(Stage):
     def _block(self, block_var: Expr) -> Stmt:
         """Signals set up, then every lane in its role."""
         self.rank = tirx.floormod(block_var, index(self.cluster))
-        rings = [(ring, ring.first + n) for ring in self.rings.values() for n in range(ring.copies)]
+        rings = [(ring, ring.first + n) for ring in self.rings.values() for n in range(ring.pairs)]
         pairs = [(pair, self._fullness(ring), self._emptiness(ring)) for ring, pair in rings]
         made = [self.producers.signals(self._signal(pair, FULL), full, empty) for pair, full, empty in pairs]
         set_up = when(tirx.EQ(self.block.thread, index(0)), sequence([*made, self.producers.ready()]))
@@ -260,22 +269,32 @@ class SpecialisedStage(Stage):
         if not self._lags(ring):
             wait = [] if depth < self.begin else [self.unit.wait(0)]
             return sequence([full, inside, *wait, self._given(ring, slot), *ring.advance()])
-        later = sequence([self._given(ring, load(ring.last, 0))])
-        kept = [store(ring.last, slot, 0), store(ring.held, index(1), 0)]
-        return sequence([full, inside, self.unit.wait(1), self._if_held(ring, later), *kept, *ring.advance()])
+        given = [self.unit.wait(1), self._given(ring, load(ring.last, 0)), store(ring.last, slot, 0)]
+        return sequence([full, inside, *given, *ring.advance()])
 
     def _lags(self, ring: Ring) -> bool:
         """True if a copy is given back one step later, while the next one is computed with."""
         return ring.depth == self.deepest >= self.begin and ring.copies > 1
 
-    def _if_held(self, ring: Ring, then: Stmt) -> Stmt:
-        return when(tirx.EQ(load(ring.held, 0), index(1)), then)
-
     def _computed(self, depth: int, state: State) -> Stmt:
         """What lies inside this many loops; atoms that start there belong together."""
         if depth != max(self.deepest, self.begin):
             return self._next(depth, state)
-        return sequence([self._settled(), self.unit.begin(), self._next(depth, state), self.unit.close()])
+        return sequence([self._settled(), self.unit.begin(), self._next(depth, self._whole(state)), self.unit.close()])
+
+    def _whole(self, state: State) -> State:
+        """The state at a step in which atoms also take in what lies beyond the end of a reduction, where every panel has zeros
+        there: a number of atoms that is known only at run time would keep those of neighbouring steps apart.
+        """
+        nest, tile = self.nest, self.program.unit_tile
+        padded = [d for d in nest.reduce if not isinstance(state.limits[d], int) and self._zeros_beyond(d)]
+        return replace(state, limits=tuple(tile[d] if d in padded else left for d, left in enumerate(state.limits)))
+
+    def _zeros_beyond(self, dim: int) -> bool:
+        """True if tiles reach only beyond the problem, not into the share of another unit, and all panels are as long."""
+        outside = [n for n, lp in enumerate(self.loops) if lp.dim == dim and lp.level < self.program.levels[1]]
+        shared = all(self.program.step(self.loops[n]) % self.program.unit_tile[dim] == 0 for n in outside)
+        return shared and all(panel.steps[dim] for ring in self.rings.values() for panel in ring.panels)
 
     def _settled(self) -> Stmt:
         acc = self.lane.acc
@@ -287,8 +306,7 @@ class SpecialisedStage(Stage):
         done = [self.unit.wait(0)]
         for ring in self.rings.values():
             if self._lags(ring):
-                given = sequence([self._given(ring, load(ring.last, 0)), store(ring.held, index(0), 0)])
-                done.append(self._if_held(ring, given))
+                done += [self._given(ring, load(ring.last, 0)), store(ring.last, index(ring.nothing), 0)]
         return sequence([*done, self._settled(), super()._finish(state)])
 
 

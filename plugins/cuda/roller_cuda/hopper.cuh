@@ -28,12 +28,13 @@ __device__ __forceinline__ void roller_signal_arrive_expecting(void *signal, int
 __device__ __forceinline__ void roller_signal_arrive(void *signal) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(roller_place(signal)) : "memory");
 }
-// One arrival at the signal that lies there in another block of the cluster.
+// One arrival at the signal that lies there in another block of the cluster. What is given back was read by products that have been
+// waited for: the scope of the default is enough, one of the whole cluster would make every step wait for the stores of the chip.
 __device__ __forceinline__ void roller_signal_arrive_at(void *signal, int rank) {
     asm volatile("{\n"
                  ".reg .b32 there;\n"
                  "mapa.shared::cluster.u32 there, %0, %1;\n"
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
                  "}" : : "r"(roller_place(signal)), "r"(rank) : "memory");
 }
 __device__ __forceinline__ void roller_cluster_join() {

@@ -240,10 +240,12 @@ def _product(columns: int, dtype: str) -> str:
     a, b, *turned = (f"%{count + n}" for n in range(4))
     text = f"wgmma.mma_async.sync.aligned.m64n{columns}k{kind.depth}.{kind.types}"
     tail = kind.tail.format(a=turned[0], b=turned[1])
-    numbers = ', "n"(turned_a), "n"(turned_b)' if "{a}" in kind.tail else ""
+    turns = "{a}" in kind.tail
+    numbers = ', "n"(turned_a), "n"(turned_b)' if turns else ""
+    refused = "" if turns else '\n    static_assert(!turned_a && !turned_b, "rows of both lie along the reduction");'
     return f"""#ifndef ROLLER_EMULATED
 template <int up, int over, int row_a, int across_a, int turned_a, int row_b, int across_b, int turned_b>
-__device__ __forceinline__ void roller_wgmma_n{columns}_{dtype}({kind.result} *d, const void *panels, int a, int b) {{
+__device__ __forceinline__ void roller_wgmma_n{columns}_{dtype}({kind.result} *d, const void *panels, int a, int b) {{{refused}
     asm volatile("{text} {{{names}}}, {a}, {b}, 1{tail};"
                  : {held}
                  : "l"(roller_operand<row_a, across_a>(panels, a)), "l"(roller_operand<row_b, across_b>(panels, b)){numbers});

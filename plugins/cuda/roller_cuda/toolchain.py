@@ -35,6 +35,9 @@ _FIELDS = {
     "stack_bytes": re.compile(r"(\d+) bytes stack frame"),
     "barriers": re.compile(r"used (\d+) barriers"),
 }
+# Products of warp groups that the assembler makes wait for one another, and registers that it does not hand around: it says so in
+# passing, and the kernel is several times as slow.
+_ADDED = re.compile(r"\(C75\d\d\) (?:Potential Performance Loss|.*setmaxnreg).*\bfunction '(\w+)'")
 
 
 def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
@@ -103,6 +106,8 @@ def resources(log: str) -> dict[str, int]:
             value = pattern.search(line)
             if value and name:
                 found[f"{name}.{field}"] = int(value.group(1))
+    for name in _ADDED.findall(log):
+        found[f"{name}.added_waits"] = found.get(f"{name}.added_waits", 0) + 1
     return found
 
 
