@@ -74,8 +74,8 @@ def build(plan: Plan, choice: Choice) -> Attempt:
 
 def build_first(plan: Plan, choices: Sequence[Choice]) -> tuple[Attempt, list[Choice]]:
     """Of ranked programs the first one whose binary is as good as the next program is predicted to be, else the best of the first
-    few (the very first where all of those have flaws); and all programs with it in front. Where one has a flaw, those that differ in
-    nothing but the order of units' tiles are not built.
+    few (the very first where all of those have flaws); and all programs with it in front. Where one has a flaw, those that differ
+    in nothing but the order of units' tiles are not built.
     """
     tried: dict[int, Attempt] = {}
     for number, choice in enumerate(choices[:TRIED]):
