@@ -109,10 +109,10 @@ def test_products_of_warp_groups_run_by_themselves(chip: str) -> None:
     assert code.hot.bytes_of("LDS") == code.hot.bytes_of("LDSM") == code.hot.local_accesses == 0
 
 
-@pytest.mark.parametrize("size", [1000, 1001, 3000])
-def test_products_of_warp_groups_run_by_themselves_where_the_reduction_is_ragged(size: int) -> None:
+@pytest.mark.parametrize("sizes", [(1000,) * 3, (1001,) * 3, (3000,) * 3, (256, 256, 16000), (512, 512, 10000)])
+def test_products_of_warp_groups_run_by_themselves_where_the_reduction_is_ragged(sizes: tuple[int, int, int]) -> None:
     """The assembler serialises products whose number, or whether a copy is given back, is known only at run time."""
-    kernel = roller.compile(product(size, size, size, "float16"), device="cuda:h100")
+    kernel = roller.compile(product(*sizes, "float16"), device="cuda:h100")
     assert kernel.program.stages[0].atom.name.startswith("wgmma")
     assert not any(value for name, value in kernel.artifact.resources.items() if name.endswith("added_waits")), kernel.candidates[0]
 

@@ -43,6 +43,10 @@ class Side:
     terms: tuple[tuple[int, int], ...]
     start: int = 0
 
+    def ends(self, dim: int, extent: int) -> bool:
+        """True if what lies beyond a dimension of the nest lies outside the array."""
+        return self.terms == ((dim, 1),) and not self.start and self.extent == extent
+
 
 @dataclass(frozen=True)
 class Bulk:
@@ -62,6 +66,10 @@ class Bulk:
     def bytes(self) -> int:
         """Bytes that arrive in one copy of the panel."""
         return math.prod(trips for trips, _ in self._walked()) * math.prod(self._counts()) * self.panel.element_bytes
+
+    def ends(self, dim: int, extent: int) -> bool:
+        """True if boxes hold zeros beyond a dimension of the nest."""
+        return all(side.ends(dim, extent) for side in self.sides if any(d == dim for d, _ in side.terms))
 
     def _counts(self) -> list[int]:
         return [-(-box // step) for box, step in zip(self.map.box, self.map.steps, strict=True)]
@@ -138,16 +146,15 @@ def _by_array(program: StageProgram, access: Access) -> list[Side] | None:
         return None
     found = []
     for position, extent, stride in zip(access.index, access.tensor.shape, access.tensor.strides, strict=True):
-        if any(name not in names for name, _ in position.terms):
-            return None
-        terms = tuple((names[name], coefficient) for name, coefficient in position.terms)
+        terms = tuple((names[name], coefficient) for name, coefficient in position.terms if name in names)  # others stand still
         tiled = [(d, c) for d, c in terms if tile[d] > 1]
         if len(tiled) > 1 or any(not 1 <= c <= MOST_STEPS for _, c in tiled):
             return None
-        ragged = any(nest.dims[d].is_reduce and nest.extents[d] % tile[d] for d, _ in terms)
-        if ragged and (len(terms) > 1 or position.offset or terms[0][1] != 1 or extent != nest.extents[terms[0][0]]):
+        side = Side(extent, stride, terms, position.offset)
+        ragged = [d for d, _ in terms if nest.dims[d].is_reduce and nest.extents[d] % tile[d]]
+        if any(not side.ends(d, nest.extents[d]) for d in ragged):
             return None
-        found.append(Side(extent, stride, terms, position.offset))
+        found.append(side)
     return found
 
 

@@ -190,6 +190,13 @@ class SpecialisedStage(Stage):
             return inside
         return loop(turn, tirx.floordiv(index(tiles - 1) - block_var, index(self.blocks)) + index(1), inside)
 
+    def units(self, tile: Position) -> tuple[list[Stmt], State]:
+        """Where a unit tile lies. The last unit of a reduction that is cut walks through zeros to the end of its share, in the time
+        that others take: in a loop that might not be entered, products of neighbouring steps would not overlap.
+        """
+        statements, state = super().units(tile)
+        return statements, replace(state, whole=frozenset(d for d in self.nest.reduce if self._zeros_beyond(d)))
+
     # --- signals ------------------------------------------------------------------------------------------------------
 
     def _signal(self, pair: Position, which: int) -> Expr:
@@ -291,10 +298,11 @@ class SpecialisedStage(Stage):
         return replace(state, limits=tuple(tile[d] if d in padded else left for d, left in enumerate(state.limits)))
 
     def _zeros_beyond(self, dim: int) -> bool:
-        """True if tiles reach only beyond the problem, not into the share of another unit, and all panels are as long."""
+        """True if tiles reach only beyond the problem, not into the share of another unit, where all panels hold zeros."""
         outside = [n for n, lp in enumerate(self.loops) if lp.dim == dim and lp.level < self.program.levels[1]]
         shared = all(self.program.step(self.loops[n]) % self.program.unit_tile[dim] == 0 for n in outside)
-        return shared and all(panel.steps[dim] for ring in self.rings.values() for panel in ring.panels)
+        ends = all(bulk.ends(dim, self.nest.extents[dim]) for bulk in self.bulks.values() if bulk is not None)
+        return shared and ends and all(panel.steps[dim] for ring in self.rings.values() for panel in ring.panels)
 
     def _settled(self) -> Stmt:
         acc = self.lane.acc

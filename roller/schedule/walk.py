@@ -18,7 +18,8 @@ class State:
     """The current tile: first position and remaining positions of each dimension, the loop variables, and trip counts.
 
     `shift`: how far inside the innermost tile a ragged vector dimension has come, where it is walked one by one. `skipped`: how
-    many elements at its front were taken before, where the last step is moved back.
+    many elements at its front were taken before, where the last step is moved back. `whole`: dimensions that are walked in as many
+    steps everywhere, also where nothing is left.
     """
 
     bases: tuple[Position, ...]
@@ -27,6 +28,7 @@ class State:
     trips: tuple[tuple[int, Position], ...] = ()
     shift: Position = 0
     skipped: Position = 0
+    whole: frozenset[int] = frozenset()
 
     def variable(self, number: int) -> Position:
         """The variable of a loop; 0 where the loop is not entered."""
@@ -52,6 +54,8 @@ def step_of(program: StageProgram, number: int) -> int:
 
 def trips_of(program: StageProgram, state: State, number: int) -> Position:
     """Trips of a loop from the current tile: fewer at the ragged end."""
+    if program.loops[number].dim in state.whole:
+        return program.loops[number].trips
     return ceil_div(state.limits[program.loops[number].dim], step_of(program, number))
 
 
