@@ -154,6 +154,7 @@ class Geometry:
 
     nest: Nest
     _held: dict[tuple[int, Tile], HeldTile] = field(default_factory=dict)
+    _read: dict[tuple[int, Tile], HeldTile] = field(default_factory=dict)
     _projected: tuple[dict[Tile, HeldTile], ...] = field(init=False)
     _touched: tuple[tuple[int, ...], ...] = field(init=False)
     _shapes: tuple[BoxShape, ...] = field(init=False)
@@ -171,6 +172,21 @@ class Geometry:
         found = self._held.get((number, tile))
         if found is None:
             found = self._held[number, tile] = self._project(number, tile)
+        return found
+
+    def read(self, number: int, tile: Tile) -> HeldTile:
+        """The part of a data tile that filling a panel reads: no more elements than the tile has points, and those between them
+        in a row, as they come in the same transactions. A box is larger where windows move in steps, or where a tile along fused
+        axes begins in the middle of a row.
+        """
+        held, access = self.held(number, tile), self.nest.accesses[number]
+        points = math.prod([tile[i] for i in self._touched[number]]) * _step_in_row(access)
+        if points >= held.tile.elements:
+            return held
+        found = self._read.get((number, tile))
+        if found is None:
+            part = DataTile(held.tile.shape, points, min(held.tile.run, points))
+            found = self._read[number, tile] = HeldTile(access, part)
         return found
 
     def _project(self, number: int, tile: Tile) -> HeldTile:
@@ -204,6 +220,11 @@ def _crowding(box: DataTile, access: Access, banks: Banks) -> float:
         return 1.0
     starts = banks_of_starts(step, banks)
     return max(1.0, banks.count / (starts * lines)) if rows > starts else 1.0
+
+
+def _step_in_row(access: Access) -> int:
+    """How many elements of a row a tile moves on by from one point to the next."""
+    return max([abs(c) for _, c in access.index[-1].terms], default=1) if access.index else 1
 
 
 def _row_step(box: DataTile, access: Access) -> int:

@@ -202,7 +202,7 @@ def _managed(walk: NestWalk, level: MemoryLevel, index: int) -> LevelTraffic:
             if filling > 1 and staging.level == index - 1:
                 total += _filled(walk, stream, staging) * width * (filling - 1)
         else:
-            moved = geometry.held(stream.access, tile)
+            moved = (geometry.held if staging is None else geometry.read)(stream.access, tile)
             total += moved.moved(level.transaction_bytes) * times
             runs += moved.runs * times
     return LevelTraffic(total, runs)

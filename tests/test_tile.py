@@ -154,6 +154,31 @@ def test_panels_hold_a_value_for_every_point_their_factor_depends_on() -> None:
     assert geometry.panel_elements(1, (4, 8, 16)) == 16 * 8
 
 
+@given(st.data(), expressions((1, 2, 3, 4, 6)))
+def test_filling_a_panel_reads_what_its_points_touch(data: st.DataObject, expr: TensorExpr) -> None:
+    """All elements that a tile's points touch, and no more than its box."""
+    for nest in variants(expr.stages[0], expr.tensors):
+        geometry, tile = Geometry(nest), tuple(data.draw(st.integers(1, e)) for e in nest.extents)
+        for number, access in enumerate(nest.accesses):
+            touched = set(interpreter.elements(nest, access, tuple(range(t) for t in tile)))
+            read = geometry.read(number, tile).tile
+            assert len(touched) <= read.elements <= geometry.held(number, tile).tile.elements
+            assert read.run <= read.elements
+
+
+def test_a_panel_of_windows_in_steps_is_smaller_than_their_box() -> None:
+    """Two rows of 8 places, in steps of two in both directions: their box is 3 high and 15 wide; 16 elements are read, and those
+    between them in a row.
+    """
+    op = ops.conv2d(ops.tensor((2, 4, 16, 16), name="x"), ops.tensor((3, 4, 1, 1), name="w"), stride=2)
+    expr = expression(op)
+    nest = next(v for v in variants(expr.stages[0], expr.tensors) if "h.w" in [d.name for d in v.dims])
+    tile = tuple(16 if d.name == "h.w" else 1 for d in nest.dims)
+    held, read = (f(0, tile) for f in (Geometry(nest).held, Geometry(nest).read))
+    assert held.tile.elements == 3 * 15
+    assert read.tile.elements == 2 * 16
+
+
 def test_padding_is_work_that_is_wasted() -> None:
     assert padded_points((10, 7), (4, 7)) == 12 * 7
     assert padding_waste((10, 7), (4, 7)) == pytest.approx(0.2)

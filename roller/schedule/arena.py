@@ -14,7 +14,8 @@ from roller.schedule.machine import Machine
 from roller.schedule.matrix import SIDES, GroupBlock
 from roller.schedule.outlet import Outlet, outlet_of
 from roller.schedule.reading import Reader
-from roller.schedule.stage import REGISTER_BYTES, workspace_of
+from roller.schedule.shared import REGISTER_BYTES
+from roller.schedule.stage import workspace_of
 from roller.schedule.swizzled import SwizzledPanel, swizzled_panel
 from roller.schedule.tir import Buffer, shared_buffer
 

@@ -103,8 +103,12 @@ class PanelUnit(Protocol):
     def first(self, role: str, lane: Expr) -> Expr:
         """The row (m) or column (n) of the first result of a lane of the group."""
 
+    @property
+    def rounds(self) -> bool:
+        """True if values for panels are rounded, as the atom would cut them off."""
+
     def taken(self, value: Expr) -> Expr:
-        """A value as a lane stores it into a panel: rounded where the atom would cut it off."""
+        """A value as a lane stores it into a panel."""
 
     def begin(self) -> Stmt:
         """Accumulators are as lanes have left them."""

@@ -35,6 +35,7 @@ from roller.schedule.tir import (
     index,
     least,
     load,
+    loop,
     number,
     plus,
     pointer,
@@ -49,6 +50,7 @@ from roller.schedule.tir import (
 )
 from roller.schedule.walk import Position, State
 
+REGISTER_BYTES = 4
 MOST_REPEATED = 8  # copies of a lane that stand one after another: their addresses share parts, but take registers
 
 
@@ -172,14 +174,22 @@ class Filling:
         self.machine = copies if copies is not None and self._copied(copies) else None
         self.held = register_buffer(f"{panel.buffer.name}_next", self.trips * self.taken_together, self.dtype)
 
-    def at_once(self, state: State, slot: Position) -> Stmt:
-        """Read, compute and store."""
-        values = register_buffer("values", self.taken_together, self.dtype)
+    def at_once(self, state: State, slot: Position, registers: int = 0) -> Stmt:
+        """Read, compute and store: as much at a time as so many registers hold, so that a lane does not wait for each value."""
+        words = -(-self.taken_together * ELEMENT_BYTES[self.dtype] // REGISTER_BYTES)
+        rounds = -(-self.trips // max(1, registers // words))
+        count, many = -(-self.trips // rounds), self.taken_together
+        values, turn = register_buffer("values", count * many, self.dtype), variable("turn")
 
-        def one(_: Expr, names: dict[int, Expr]) -> Stmt:
-            return sequence([*allocate([values]), *self._taken(state, names, values, 0), *self._stores(names, values, 0, slot)])
+        def read(var: Expr, names: dict[int, Expr]) -> Stmt:
+            return sequence(self._taken(state, names, values, many * var))
 
-        return self._each(one, ForKind.SERIAL)
+        def put(var: Expr, names: dict[int, Expr]) -> Stmt:
+            return sequence(self._stores(names, values, many * var, slot))
+
+        run = times(turn, count) if rounds > 1 else 0, count
+        body = [self._each(step, ForKind.UNROLLED, run) for step in (read, put)]
+        return loop(turn, rounds, sequence([*allocate([values]), *body]))
 
     def _copied(self, copies: Copies) -> bool:
         """True if the panel holds an array's values as they lie there, in pieces that one copy can take."""
@@ -219,10 +229,13 @@ class Filling:
         many = self.taken_together
         return self._each(lambda var, names: sequence(self._stores(names, self.held, var * many, slot)), ForKind.UNROLLED)
 
-    def _each(self, body: Callable[[Expr, dict[int, Expr]], Stmt], kind: ForKind) -> Stmt:
-        """A loop over a lane's share, with the place of its values in the unit's tile."""
+    def _each(self, body: Callable[[Expr, dict[int, Expr]], Stmt], kind: ForKind, run: tuple[Position, int] | None = None) -> Stmt:
+        """A loop over a lane's share, or a run of it (its first trip and how many), with the place of its values in the unit's
+        tile.
+        """
         var, item = variable("share"), variable("item")
-        bindings, rest = [tirx.Bind(item, index(plus(times(var, self.threads), self.thread)))], item
+        first, trips = run if run is not None else (0, self.trips)
+        bindings, rest = [tirx.Bind(item, index(plus(times(plus(first, var), self.threads), self.thread)))], item
         places: dict[int, Position] = {}
         for place, (dim, count, step) in enumerate(reversed(self.digits), 1):
             digit = rest if place == len(self.digits) else tirx.floormod(rest, index(count))
@@ -231,9 +244,10 @@ class Filling:
         names = {dim: variable(f"c{dim}") for dim in places}
         bindings += [tirx.Bind(names[dim], index(place)) for dim, place in places.items()]
         one = body(var, names)
-        guarded = one if self.total % self.threads == 0 else when(item < index(self.total), one)
+        whole = self.total % (self.threads * trips) == 0
+        guarded = one if whole else when(item < index(self.total), one)
         inside = sequence([*bindings, guarded])
-        return tirx.For(var, index(0), index(self.trips), kind, inside) if self.trips > 1 else bind(var, index(0), inside)
+        return tirx.For(var, index(0), index(trips), kind, inside) if trips > 1 else bind(var, index(0), inside)
 
     def _taken(self, state: State, names: dict[int, Expr], into: Buffer, at: Position) -> list[Stmt]:
         """What a lane takes together: the values at the named place, and those as many places further along the reduction as lie

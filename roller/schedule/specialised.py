@@ -44,6 +44,7 @@ from roller.schedule.tir import (
 from roller.schedule.walk import Position, State, serial
 
 SIGNAL_BYTES = 8
+CARRIED_REGISTERS = 16  # of a lane that fills panels, for values on their way: it is to take no more than those that compute
 FULL, EMPTY = 0, 1  # of the pair of signals that a copy has
 
 
@@ -243,20 +244,30 @@ class SpecialisedStage(Stage):
         slot, producers = load(ring.slot, 0), self.producers
         full = self._at(ring, slot, FULL)
         bulks = [b for p in ring.panels if (b := self.bulks[p.staging.operand]) is not None]
-        carried = [
-            Filling(self.block, p, self.reader, None, self.crew, self.unit.taken)
-            for p in ring.panels
-            if self.bulks[p.staging.operand] is None
-        ]
+        fillings = [self._filling_of(p) for p in ring.panels if self.bulks[p.staging.operand] is None]
         statements = [producers.wait(self._at(ring, slot, EMPTY), tirx.bitwise_xor(load(ring.phase, 0), index(1)))]
         if bulks:
-            started = [producers.expect(full, sum(b.bytes for b in bulks), arrive=not carried)]
+            started = [producers.expect(full, sum(b.bytes for b in bulks), arrive=not fillings)]
             started += [b.start(self.block, state, slot, full, producers, self.rank) for b in bulks]
-            statements += [self._by_one(started)] if carried else started
-        if carried:
-            statements += [*(f.at_once(state, slot) for f in carried), producers.visible(), producers.arrive(full)]
-        one = not carried and not self._boxes_alone  # beside a ring that all of them fill
+            statements += [self._by_one(started)] if fillings else started
+        if fillings:
+            statements += [*self._by_lanes(fillings, state, slot), producers.visible(), producers.arrive(full)]
+        one = not fillings and not self._boxes_alone  # beside a ring that all of them fill
         return [*([self._by_one(statements)] if one else statements), *ring.advance()]
+
+    def _filling_of(self, panel: SwizzledPanel) -> Filling:
+        """How producers fill a panel that no box does: by copies that run by themselves, where values stay as they are."""
+        copies = None if self.unit.rounds else self.machine.copies
+        return Filling(self.block, panel, self.reader, copies, self.crew, self.unit.taken)
+
+    def _by_lanes(self, fillings: list[Filling], state: State, slot: Expr) -> list[Stmt]:
+        """What lanes copy into panels; all of it is there behind these statements."""
+        alone, copies = [f for f in fillings if f.machine is not None], self.machine.copies
+        started = [f.start(state, slot) for f in alone]
+        carried = [f.at_once(state, slot, CARRIED_REGISTERS) for f in fillings if f.machine is None]
+        if not alone or copies is None:
+            return carried
+        return [*started, copies.close(), *carried, copies.wait(0)]
 
     def _by_one(self, statements: list[Stmt]) -> Stmt:
         return when(tirx.EQ(self.crew[0], index(0)), sequence(statements))

@@ -24,7 +24,7 @@ from roller.schedule.pipeline import Pipeline
 from roller.schedule.place import Point, Window, address
 from roller.schedule.reading import Reader
 from roller.schedule.scalar import combine, identity
-from roller.schedule.shared import Filling, SharedPanel, shared_panel
+from roller.schedule.shared import REGISTER_BYTES, Filling, SharedPanel, shared_panel
 from roller.schedule.threads import Block
 from roller.schedule.tir import (
     Buffer,
@@ -49,7 +49,6 @@ from roller.schedule.walk import Position, State
 from roller.tile import Geometry
 
 SHARED_ALIGNMENT = 128
-REGISTER_BYTES = 4
 MOST_REGISTERS = 192  # for accumulators and values read ahead; the others hold operands and addresses
 MOST_UNROLLED = 8  # steps of a reduction that stand one after another
 COMBINE_THREADS = 256  # of a block that adds up partial results, one output each

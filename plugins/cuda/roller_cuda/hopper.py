@@ -69,9 +69,14 @@ class WarpGroupMma:
         warp, within = tirx.floordiv(lane, index(WARP)), tirx.floormod(lane, index(WARP))
         return warp * index(16) + tirx.floordiv(within, index(4))
 
+    @property
+    def rounds(self) -> bool:
+        """`wgmma` drops the bits that tf32 does not have."""
+        return self.dtype == "tf32"
+
     def taken(self, value: Expr) -> Expr:
-        """A value for a panel; `wgmma` drops the bits that tf32 does not have, so that values are rounded before."""
-        return tirx.call_extern("float32", "roller_tf32_value", value) if self.dtype == "tf32" else value
+        """A value for a panel."""
+        return tirx.call_extern("float32", "roller_tf32_value", value) if self.rounds else value
 
     def begin(self) -> Stmt:
         """`wgmma.fence`."""

@@ -1,0 +1,65 @@
+"""Panels that no box fills: lanes copy them, with many accesses on their way at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from emulating import needs_compiler, needs_cxx, text_of
+from warp_groups import ORDERS, SPEC, T, broken, noticed, of_groups, right
+
+import roller
+from roller import ops
+from roller.kernel import Artifact
+from roller_cuda import codegen, disassembly, toolchain
+
+COPIED = "roller_copy_async_"
+MANY = 12  # reads before the first store
+
+
+def strided(channels: int = 64) -> ops.SymbolicTensor:
+    """Windows in steps over several rows: no box is like its panel."""
+    return ops.conv2d(T("x", 1, 24, 16, channels), T("w", 3, 3, channels, 72), padding=1, stride=2, layout="NHWC")
+
+
+def first(op: ops.SymbolicTensor, wanted: Callable[[str], bool]) -> Artifact:
+    """The first program drawn whose text is as wanted."""
+    return next(a for p in of_groups(op, 2000) if wanted(str((a := text_of(SPEC, p)).launch["text"])))
+
+
+def copying(text: str) -> bool:
+    """True if lanes start copies that run by themselves."""
+    return COPIED in text[text.rindex('extern "C"') :]
+
+
+@needs_cxx
+def test_values_that_stay_as_they_are_are_copied_without_registers() -> None:
+    op = strided()
+    artifact = first(op, copying)
+    for order in ORDERS:
+        right(op, artifact, *order)
+    assert noticed(op, broken(artifact, "roller_copies_wait<0>()", "(void)0", 0)), "a panel is used before it is there"
+    text = str(artifact.launch["text"])
+    assert re.search(r"roller_copies_wait<0>\(\);\s*roller_stores_visible\(\);\s*roller_signal_arrive\(", text)
+
+
+@needs_cxx
+def test_values_that_are_computed_are_not_copied() -> None:
+    x = ops.relu(T("x", 1, 24, 16, 64))
+    op = ops.conv2d(x, T("w", 3, 3, 64, 72), padding=1, stride=2, layout="NHWC")
+    artifact = text_of(SPEC, next(of_groups(op, 2000)))
+    assert not copying(str(artifact.launch["text"]))
+    right(op, artifact, *ORDERS[0])
+
+
+@needs_compiler
+def test_many_reads_are_on_their_way_at_a_time() -> None:
+    """Rows that begin anywhere, whose values are read one by one: a lane that waited for each would leave the memory idle."""
+    op = ops.matmul(T("a", 1001, 1001), T("b", 1001, 1001))
+    candidates = [c.program for c in roller.compile(op, device="cuda:h100", top_k=40).candidates]
+    program = next(p for p in candidates if p.stages[0].atom.name.startswith("wgmma"))
+    built = toolchain.build(SPEC, codegen.generate(SPEC, program))
+    words = re.findall(r"\b(LDG|STS)\b", disassembly.text(built.data))
+    runs = [len(run) for run in re.findall("L+", "".join(word[0] for word in words))]
+    assert max(runs) >= MANY
+    assert built.resources["stage0_kernel.spilled_bytes"] == 0
