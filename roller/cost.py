@@ -186,7 +186,8 @@ class Model:
 
     def _flight_seconds(self, walk: NestWalk, index: int, moved: float) -> float:
         """The least time of filling panels at a level by Little's law: each is on its way for the latency of where it comes from,
-        and of a tile's copies all but the one in use are under way at a time. Nothing for what no copy fills.
+        and of a tile's copies all but the one in use are under way at a time. A panel that comes in several rounds waits for each.
+        Nothing for what no copy fills.
         """
         program, level = walk.program, self.spec.levels[index]
         panels = [s for s in program.staged if s.level == index]
@@ -197,7 +198,8 @@ class Model:
         fills = math.prod([lp.trips for lp in program.loops[: max(copy_depth(program, s) for s in panels)]])
         flying = self._resident(program) * max(1, min(s.depth for s in panels) - 1)
         units = self.spec.unit.count * max(self.rates.busy(program), 1e-9)
-        return fills / units * (level.latency_ns + share * further) * 1e-9 / flying
+        waits = self.parameters.fill_waits(program) if self.parameters.fill_waits is not None else 1
+        return fills / units * waits * (level.latency_ns + share * further) * 1e-9 / flying
 
     def partial_seconds(self, program: StageProgram, outermost: int) -> float:
         """Seconds counting only compute and the levels from this position inward, in two steps; on all units, or on one where

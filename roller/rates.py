@@ -33,6 +33,8 @@ class CostParameters:
     estimate for, the core rates. Its second argument: seconds from which on it need not be exact (`Model.seconds_below`).
     `resident_tiles`: tiles of a stage's program that a unit has room for at a time, as a device predicts it that knows more of what
     lanes hold than the core does; asked for the programs that are offered, not for every one that is ranked.
+    `fill_waits`: latencies, one after another, that filling one copy of all panels of a stage's program takes, where some lanes of
+    a unit do nothing else; asked for every program that is ranked. 1 where it is not given: all of it is under way at once.
     """
 
     tile_overhead_ns: float = 0.0
@@ -48,6 +50,7 @@ class CostParameters:
     copy_slots: float = 1.0
     own_model: OwnRating | None = None
     resident_tiles: Callable[[StageProgram], int] | None = None
+    fill_waits: Callable[[StageProgram], int] | None = None
 
     def room(self, program: RProgram) -> list[int | None]:
         """For each stage what `resident_tiles` says of it; None where nothing is known."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import pytest
 from emulating import needs_compiler, needs_cxx, text_of
 from warp_groups import ORDERS, SPEC, T, broken, noticed, of_groups, right
 
 import roller
 from roller import ops
+from roller.cost import Model
 from roller.kernel import Artifact
-from roller_cuda import codegen, disassembly, toolchain
+from roller.rates import CostParameters
+from roller.tile import Geometry
+from roller_cuda import chip, codegen, disassembly, toolchain
 
 COPIED = "roller_copy_async_"
 MANY = 12  # reads before the first store
@@ -63,3 +67,28 @@ def test_many_reads_are_on_their_way_at_a_time() -> None:
     runs = [len(run) for run in re.findall("L+", "".join(word[0] for word in words))]
     assert max(runs) >= MANY
     assert built.resources["stage0_kernel.spilled_bytes"] == 0
+
+
+WAITS: dict[str, tuple[Callable[[], ops.SymbolicTensor], bool]] = {
+    "boxes": (lambda: ops.matmul(T("a", 1024, 1024), T("b", 1024, 1024)), False),
+    "copies": (lambda: strided(128), False),
+    "values one by one": (lambda: ops.matmul(T("a", 1001, 1001), T("b", 1001, 1001)), True),
+    "computed": (lambda: ops.matmul(ops.relu(T("a", 1024, 1024)), T("b", 1024, 1024)), True),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_the_model_knows_what_is_waited_for(name: str) -> None:
+    """What is under way all at once takes one latency, what lanes carry one for each round."""
+    op, rounds = WAITS[name][0](), WAITS[name][1]
+    waits = chip.cost_parameters(SPEC).fill_waits
+    assert waits is not None
+    drawn = [program.stages[0] for program, _ in zip(of_groups(op, 4000), range(4), strict=False)]
+    assert drawn
+    for stage in drawn:
+        geometry = Geometry(stage.nest)
+        with_waits, without = (Model(SPEC, CostParameters(fill_waits=w), geometry) for w in (waits, None))
+        assert (waits(stage) > 1) is rounds, stage.describe()
+        assert with_waits.estimate(stage).seconds >= without.estimate(stage).seconds
+        many = Model(SPEC, CostParameters(fill_waits=lambda _: 10**6), geometry).estimate(stage).seconds
+        assert many > 10 * without.estimate(stage).seconds

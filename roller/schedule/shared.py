@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from tvm import tirx
 from tvm.tirx import ForKind
@@ -172,12 +173,15 @@ class Filling:
         self.trips = -(-self.total // self.threads)
         self.dtype = panel.value.dtype
         self.machine = copies if copies is not None and self._copied(copies) else None
-        self.held = register_buffer(f"{panel.buffer.name}_next", self.trips * self.taken_together, self.dtype)
+
+    @cached_property
+    def held(self) -> Buffer:
+        """What a lane reads ahead."""
+        return register_buffer(f"{self.panel.buffer.name}_next", self.trips * self.taken_together, self.dtype)
 
     def at_once(self, state: State, slot: Position, registers: int = 0) -> Stmt:
         """Read, compute and store: as much at a time as so many registers hold, so that a lane does not wait for each value."""
-        words = -(-self.taken_together * ELEMENT_BYTES[self.dtype] // REGISTER_BYTES)
-        rounds = -(-self.trips // max(1, registers // words))
+        rounds = self.rounds(registers)
         count, many = -(-self.trips // rounds), self.taken_together
         values, turn = register_buffer("values", count * many, self.dtype), variable("turn")
 
@@ -190,6 +194,11 @@ class Filling:
         run = times(turn, count) if rounds > 1 else 0, count
         body = [self._each(step, ForKind.UNROLLED, run) for step in (read, put)]
         return loop(turn, rounds, sequence([*allocate([values]), *body]))
+
+    def rounds(self, registers: int) -> int:
+        """How often a lane waits for what it reads at a time."""
+        words = -(-self.taken_together * ELEMENT_BYTES[self.dtype] // REGISTER_BYTES)
+        return -(-self.trips // max(1, registers // words))
 
     def _copied(self, copies: Copies) -> bool:
         """True if the panel holds an array's values as they lie there, in pieces that one copy can take."""

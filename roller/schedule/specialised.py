@@ -18,11 +18,13 @@ from roller.expr import ELEMENT_BYTES
 from roller.program import copy_depth
 from roller.schedule.arena import block_of, layout_of, registers_of
 from roller.schedule.bulk import Bulk, bulk_of
-from roller.schedule.machine import TensorMap
+from roller.schedule.machine import Machine, PanelUnit, TensorMap
 from roller.schedule.panel_lane import PanelLane
+from roller.schedule.reading import Reader
 from roller.schedule.shared import Filling
 from roller.schedule.stage import GridKernel, Stage, launched_over
 from roller.schedule.swizzled import SwizzledPanel
+from roller.schedule.threads import Block
 from roller.schedule.tir import (
     Buffer,
     Expr,
@@ -244,7 +246,11 @@ class SpecialisedStage(Stage):
         slot, producers = load(ring.slot, 0), self.producers
         full = self._at(ring, slot, FULL)
         bulks = [b for p in ring.panels if (b := self.bulks[p.staging.operand]) is not None]
-        fillings = [self._filling_of(p) for p in ring.panels if self.bulks[p.staging.operand] is None]
+        fillings = [
+            filling_of(self.block, self.unit, p, self.reader, self.machine)
+            for p in ring.panels
+            if self.bulks[p.staging.operand] is None
+        ]
         statements = [producers.wait(self._at(ring, slot, EMPTY), tirx.bitwise_xor(load(ring.phase, 0), index(1)))]
         if bulks:
             started = [producers.expect(full, sum(b.bytes for b in bulks), arrive=not fillings)]
@@ -254,11 +260,6 @@ class SpecialisedStage(Stage):
             statements += [*self._by_lanes(fillings, state, slot), producers.visible(), producers.arrive(full)]
         one = not fillings and not self._boxes_alone  # beside a ring that all of them fill
         return [*([self._by_one(statements)] if one else statements), *ring.advance()]
-
-    def _filling_of(self, panel: SwizzledPanel) -> Filling:
-        """How producers fill a panel that no box does: by copies that run by themselves, where values stay as they are."""
-        copies = None if self.unit.rounds else self.machine.copies
-        return Filling(self.block, panel, self.reader, copies, self.crew, self.unit.taken)
 
     def _by_lanes(self, fillings: list[Filling], state: State, slot: Expr) -> list[Stmt]:
         """What lanes copy into panels; all of it is there behind these statements."""
@@ -331,3 +332,11 @@ class SpecialisedStage(Stage):
 
 def _begun(rings: Mapping[int, Ring]) -> list[Stmt]:
     return [statement for ring in rings.values() for statement in ring.begin()]
+
+
+def filling_of(block: Block, unit: PanelUnit, panel: SwizzledPanel, reader: Reader, machine: Machine) -> Filling:
+    """How producers fill a panel that no box does: by copies that run by themselves, where values stay as they are."""
+    assert machine.producers is not None
+    copies = None if unit.rounds else machine.copies
+    crew = block.thread - index(block.threads), machine.producers.lanes
+    return Filling(block, panel, reader, copies, crew, unit.taken)

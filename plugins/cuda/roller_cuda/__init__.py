@@ -13,6 +13,7 @@ from roller.plugin import (
     Artifact,
     BuildOptions,
     ComputeAtom,
+    CostParameters,
     HardwareSpec,
     KernelSource,
     RProgram,
@@ -38,6 +39,12 @@ def roller_default_spec() -> HardwareSpec:
 def roller_atoms(spec: HardwareSpec, expr: TensorExpr) -> Sequence[ComputeAtom]:
     """The CUDA cores."""
     return _module("chip").atoms(spec, expr)  # type: ignore[no-any-return]
+
+
+@hookimpl
+def roller_cost_parameters(spec: HardwareSpec) -> CostParameters:
+    """How often warps that fill panels wait for memory."""
+    return _module("chip").cost_parameters(spec)  # type: ignore[no-any-return]
 
 
 @hookimpl

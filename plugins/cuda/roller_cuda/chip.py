@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
 
-from roller.plugin import ComputeAtom, DeviceUnavailableError, HardwareSpec, TensorExpr, find_spec
+from roller.plugin import ComputeAtom, CostParameters, DeviceUnavailableError, HardwareSpec, StageProgram, TensorExpr, find_spec
 from roller_cuda import calibrate, gpu, likeness, tensor_cores
 from roller_cuda.probes import Facts
 
@@ -44,3 +47,24 @@ def chosen(facts: Facts, known: Iterable[HardwareSpec]) -> HardwareSpec:
 def atoms(spec: HardwareSpec, _: TensorExpr) -> Sequence[ComputeAtom]:
     """What kernels are printed for."""
     return tuple(atom for atom in spec.atoms if tensor_cores.supported(atom))
+
+
+@dataclass
+class Waits:
+    """How often warps that fill panels wait for memory, before one copy of all panels is there."""
+
+    spec: HardwareSpec
+
+    @cached_property
+    def _counted(self) -> Callable[[StageProgram], int]:
+        codegen = import_module("roller_cuda.codegen")  # it loads TVM, which whoever has no matrix atoms does without
+        return import_module("roller.schedule.waits").FillWaits(codegen.machine(self.spec))  # type: ignore[no-any-return]
+
+    def __call__(self, program: StageProgram) -> int:
+        """At least 1."""
+        return self._counted(program) if program.atom.kind == "matrix" else 1
+
+
+def cost_parameters(spec: HardwareSpec) -> CostParameters:
+    """What the model needs beyond the spec."""
+    return CostParameters(fill_waits=Waits(spec))
