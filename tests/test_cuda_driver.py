@@ -178,9 +178,20 @@ def test_launches_past_limits(gpus: Gpus, attribute: str, value: int, launch: di
 
 def test_static_shared_memory_counts(gpus: Gpus) -> None:
     run = kernel("small", gpus)
-    gpus.plan(run.artifact, static_shared=200 << 10)
+    gpus.plan(run.artifact, static_shared=201 << 10)
     with pytest.raises(LaunchError, match="204800 bytes of shared memory"):
         run(values(SMALL))
+
+
+def test_what_the_system_reserves_does_not_count(gpus: Gpus) -> None:
+    """A kernel with all the memory that a block may have, whose binary declares the system's share as its own."""
+    run = kernel("small", gpus)
+    spec = load_spec("cuda:a100")
+    gpus.become(0, spec, MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=1 << 10, RESERVED_SHARED_MEMORY_PER_BLOCK=1 << 10)
+    gpus.plan(run.artifact, static_shared=1 << 10)
+    kernels = [{**run.artifact.launch["kernels"][0], "shared_bytes": 1 << 10}]
+    changed("small", kernels=kernels)(values(SMALL))
+    assert "cuLaunchKernel" in gpus.calls
 
 
 def test_much_shared_memory_is_asked_for(gpus: Gpus) -> None:

@@ -74,7 +74,11 @@ def _check_limits(name: str, kernel: Any, described: Mapping[str, Any], gpu: Gpu
     blocks, threads, cluster = int(described["blocks"]), int(described["threads"]), int(described.get("cluster", 1))
     static = driver.constant("CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES")
     most = driver.constant("CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK")
-    shared = int(described["shared_bytes"]) + int(driver.call("cuKernelGetAttribute", static, kernel, gpu.device))
+    # Binaries for compute capability 9.0 declare what the system reserves of a block's memory as a kernel's own; the most that a
+    # block may have does not count it.
+    reserved = gpu.attribute("RESERVED_SHARED_MEMORY_PER_BLOCK")
+    own = max(0, int(driver.call("cuKernelGetAttribute", static, kernel, gpu.device)) - reserved)
+    shared = int(described["shared_bytes"]) + own
     room = int(driver.call("cuKernelGetAttribute", most, kernel, gpu.device))
     limits = (
         ("blocks", blocks, gpu.attribute("MAX_GRID_DIM_X")),
