@@ -204,6 +204,7 @@ int hipDeviceSynchronize() {
 
 int hipStreamCreateWithFlags(Handle *s, unsigned flags) { BEGIN(hipStreamCreateWithFlags); GPU; if (flags > 1) return INVALID_VALUE; streams[*s = named()].device = here; return OK; }
 int hipStreamSynchronize(Handle s) { BEGIN(hipStreamSynchronize); GPU; ON(stream, s); return settled([stream] { return stream->waiting.empty(); }) ? lost : UNKNOWN; }
+int hipStreamQuery(Handle s) { BEGIN(hipStreamQuery); GPU; ON(stream, s); return settled([stream] { return stream->waiting.empty(); }) ? lost : UNKNOWN; }
 int hipStreamWaitEvent(Handle s, Handle e, unsigned flags) {
     BEGIN(hipStreamWaitEvent); GPU; ON(stream, s);
     if (flags || !events.count(e)) return fault("no such event", INVALID_HANDLE);

@@ -31,7 +31,7 @@ MAP_TYPES: Mapping[str, int] = {
 }  # fmt: skip
 MAP_SWIZZLES: Mapping[int, int] = {0: 0, 32: 1, 64: 2, 128: 3}
 MAP_PROMOTION_256 = 3
-MAP_BYTES, MAP_ALIGNMENT = 128, 64
+MAP_BYTES, MAP_ALIGNMENT = 128, 128  # later headers ask for so much
 
 
 class _ClusterAttribute(ctypes.Structure):
@@ -62,6 +62,7 @@ class Driver(driver.Driver):
         "load": "cuModuleLoadData", "unload": "cuModuleUnload", "function": "cuModuleGetFunction", "launch": "cuLaunchKernel",
         "event": "cuEventCreate", "record": "cuEventRecord", "elapsed": "cuEventElapsedTime",
         "fill": "cuMemsetD8Async", "read": "cuMemcpyDtoH_v2", "write": "cuMemcpyHtoD_v2", "synchronize": "cuStreamSynchronize",
+        "query": "cuStreamQuery",
     }  # fmt: skip
     OWN: ClassVar = {
         "cuDeviceGet": (NUMBER, c_int),
@@ -79,7 +80,7 @@ class Driver(driver.Driver):
         for name in (
             "ILLEGAL_ADDRESS", "LAUNCH_FAILED", "LAUNCH_TIMEOUT", "ILLEGAL_INSTRUCTION", "MISALIGNED_ADDRESS",
             "INVALID_ADDRESS_SPACE", "INVALID_PC", "HARDWARE_STACK_ERROR", "ASSERT", "ECC_UNCORRECTABLE", "CONTEXT_IS_DESTROYED",
-            "UNKNOWN",
+            "UNKNOWN", "CONTAINED", "INVALID_CONTEXT", "NVLINK_UNCORRECTABLE",
         )
     )  # fmt: skip
     CACHE = L2_BYTES
@@ -159,7 +160,7 @@ class Driver(driver.Driver):
         return self.tensor_map(found, addresses[found["tensor"]])
 
     def tensor_map(self, described: Mapping[str, Any], address: int) -> Any:
-        """A `CUtensorMap` of an array, 64-byte aligned: reads outside give zeros, lines are promoted to 256 bytes of L2."""
+        """A `CUtensorMap` of an array, aligned: reads outside give zeros, lines are promoted to 256 bytes of L2."""
         rank = len(described["extents"])
         room = ctypes.create_string_buffer(MAP_BYTES + MAP_ALIGNMENT)
         aligned = (c_ubyte * MAP_BYTES).from_buffer(room, -ctypes.addressof(room) % MAP_ALIGNMENT)

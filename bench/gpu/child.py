@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -20,6 +22,7 @@ from bench.gpu.platform import Platform
 from bench.gpu.worker import CONTEXT_LOST, Report, Settings, Worker, line
 
 REFUSED = 2  # exit status: nothing can run here
+SET_PARENT_DEATH_SIGNAL = 1  # of prctl
 CALIBRATION = "calibration"  # of what is at hand, as a case has its id
 
 
@@ -40,7 +43,8 @@ def serve(platform: Platform, job: Mapping[str, Any], driver: Driver, library: L
             return CONTEXT_LOST
     left = [e for e in entries if e.operator.id not in job["done"]]
     seconds = job["seconds"] - (time.monotonic() - begin)
-    settings = Settings(seconds, job["rounds"], Choices(**job["choices"]), package.chips[chip]["cache_bytes"])
+    avoid = job.get("avoid", ())
+    settings = Settings(seconds, job["rounds"], Choices(**job["choices"]), package.chips[chip]["cache_bytes"], avoid)
     return Worker(package, driver, library, settings).run(left, report)
 
 
@@ -65,14 +69,22 @@ def kernel_module(said: Path) -> dict[str, str]:
     return {"driver": found.group(1)} if found else {}
 
 
+def orphaned() -> None:
+    """End with the process that started this one: what hangs on the GPU would keep it from whoever comes next."""
+    ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
+
+
 def main(platform: Platform) -> int:
-    """Do the job that stdin holds, on the GPU with torch."""
+    """Do the job that stdin holds, on the GPU with torch. Where the GPU is lost, nothing is tidied up: it would wait for it."""
+    orphaned()
     job = json.load(sys.stdin)
     for name, value in platform.environment.items():
         os.environ.setdefault(name, value)
     with os.fdopen(job["descriptor"], "w", encoding="utf-8") as out:
+        told: list[str] = []
 
         def report(message: Mapping[str, Any]) -> None:
+            told.extend(message)
             out.write(line(message))
             out.flush()
 
@@ -80,7 +92,14 @@ def main(platform: Platform) -> int:
             from bench.gpu.torch_library import TorchLibrary  # noqa: PLC0415  (where it is missing, that is the answer)
 
             library = TorchLibrary(platform)  # first: the driver must be the one that torch uses
-            return serve(platform, job, platform.driver(), library, report)
+            job["seconds"] -= time.monotonic() - job["asked"]
+            status = serve(platform, job, platform.driver(), library, report)
+            if status == CONTEXT_LOST:
+                os._exit(status)
+            return status
         except (ImportError, DriverError, PackageError) as error:
+            if "hello" in told:
+                print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                os._exit(CONTEXT_LOST)
             report({"refused": f"{type(error).__name__}: {error}"})
             return REFUSED

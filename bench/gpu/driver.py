@@ -7,12 +7,14 @@ Drivers of different makers have the same functions under other names; what only
 from __future__ import annotations
 
 import ctypes
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_void_p
 from typing import Any, ClassVar
 
-SUCCESS = 0
+SUCCESS, NOT_READY = 0, 600
+PATIENCE, SPIN_SECONDS, NAP_SECONDS = 10.0, 5e-3, 5e-4  # with what is on a stream; before naps between two looks
 NAME_BYTES = 256
 HANDLE, NUMBER = POINTER(c_void_p), POINTER(c_int)
 SIGNATURES: Mapping[str, Sequence[Any]] = {  # of what all drivers have, by what it does
@@ -32,6 +34,7 @@ SIGNATURES: Mapping[str, Sequence[Any]] = {  # of what all drivers have, by what
     "read": (c_void_p, c_uint64, c_size_t),
     "write": (c_uint64, c_void_p, c_size_t),
     "synchronize": (c_void_p,),
+    "query": (c_void_p,),
 }
 
 Start = Callable[[int, Any], None]  # a stream, an array of pointers to a kernel's arguments
@@ -43,6 +46,11 @@ class DriverError(RuntimeError):
     def __init__(self, call: str, code: int, name: str, text: str = "", fatal: bool = False) -> None:
         super().__init__(f"{call}: {name} ({code})" + (f": {text}" if text else ""))
         self.call, self.code, self.name, self.fatal = call, code, name, fatal
+
+    @property
+    def hangs(self) -> bool:
+        """True where work was given up that does not end."""
+        return self.code == NOT_READY
 
 
 class Driver(ABC):
@@ -159,7 +167,14 @@ class Driver(ABC):
             self.ask("write", address, data, len(data))
 
     def synchronize(self, stream: int) -> None:
-        """Wait for all work of a stream; what went wrong in it is raised here."""
+        """Wait for all work of a stream; what went wrong in it is raised here, and that it does not end."""
+        query, begin = self._known.get("query") or self._found("query"), time.monotonic()
+        while query(stream) == NOT_READY:
+            waited = time.monotonic() - begin
+            if waited > PATIENCE:
+                raise DriverError(self.NAMES["query"], NOT_READY, "hangs", f"not done after {PATIENCE:g} s", True)
+            if waited > SPIN_SECONDS:
+                time.sleep(NAP_SECONDS)
         self.ask("synchronize", stream)
 
     def event(self) -> c_void_p:

@@ -17,6 +17,7 @@ from bench.gpu.package import write as write_file
 from bench.gpu.platform import Platform, known
 
 SCHEMA = 1
+MOST_SHOWN = 40  # slower cases
 RESULTS = Path(__file__).parent.parent / "results"
 Row = Mapping[str, Any]
 Result = dict[str, Any]
@@ -148,23 +149,27 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def text(found: Result) -> str:
-    """The whole report for people."""
+    """The whole report for people; the sums stand last, where a terminal ends."""
     benchmark, parts = found["benchmark"], [f"{_machine(found)}, {found['date']}"]
     parts.append(found["command"])
     parts.append(", ".join(f"{name} {version}" for name, version in found["versions"].items()))
-    parts.append("Time of the best peer ÷ ours; above 1 we are faster")
-    parts.append(_table(SUMMARY_HEAD, [_cells(benchmark, name, row) for name, row in found["summary"].items()]))
     slower = sorted((row for row in found["cases"] if (row.get("ratio") or 1.0) < 1.0), key=lambda row: row["ratio"])
     if slower:
-        lines = [[r["case"], f"{r['ratio']:.2f}", _time(r["ours_s"]), _time(r["best_s"]), r["best"], _program(r)] for r in slower]
-        parts += [f"Slower than a peer in {len(slower)} cases", _table(SLOWER_HEAD, lines)]
+        shown = slower[:MOST_SHOWN]
+        lines = [[r["case"], f"{r['ratio']:.2f}", _time(r["ours_s"]), _time(r["best_s"]), r["best"], _program(r)] for r in shown]
+        more = f", of which these {len(shown)} the most; the file has all" if len(slower) > len(shown) else ""
+        parts += [f"Slower than a peer in {len(slower)} cases{more}", _table(SLOWER_HEAD, lines)]
     parts += ["Predicted against measured", _table(FIDELITY_HEAD, list(_fidelity_cells(found["fidelity"])))]
     parts.append(_regret(benchmark, found["fidelity"]))
     parts += ["The chip: what predictions took it to be, and what was measured", *_chip(found["calibration"])]
     troubled = [row for row in found["cases"] if row["status"] != "ok"]
     parts += [f"{row['case']}: {row['status']}: {row['reason']}" for row in troubled]
+    others = [row for row in found["cases"] if row.get("others_wrong")]
+    parts += [f"{row['case']}: {row['others_wrong']} of its ten best programs are wrong: {row['left_out']}" for row in others]
     if found["not_reached"]:
         parts.append(f"Not reached in {found['limit_s']:g} s ({len(found['not_reached'])}): " + ", ".join(found["not_reached"]))
+    parts.append("Time of the best peer ÷ ours; above 1 we are faster")
+    parts.append(_table(SUMMARY_HEAD, [_cells(benchmark, name, row) for name, row in found["summary"].items()]))
     return "\n\n".join(parts)
 
 
@@ -270,18 +275,30 @@ def markdown(found: Result) -> Iterator[str]:
     yield f"`{found['command']}`, {found['date'][:16]}, {chosen}"
 
 
+class UnreadableError(Exception):
+    """A file that holds no results of the benchmark."""
+
+
+def read(path: Path, platform: Platform) -> Result:
+    """Results from a file; `UnreadableError` where there are none."""
+    try:
+        found: Result = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UnreadableError(f"{path} cannot be read: {error}") from error
+    if found.get("benchmark") != platform.device or found.get("schema") != SCHEMA:
+        raise UnreadableError(f"{path} holds no results of this benchmark (schema {SCHEMA})")
+    return found
+
+
 def main(platform: Platform) -> int:
     """Print the report of a file again."""
     if len(sys.argv) != 2:
         print(f"usage: {platform.command('report')} results.json", file=sys.stderr)
         return 2
     try:
-        found = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        print(f"{sys.argv[1]} cannot be read: {error}", file=sys.stderr)
-        return 2
-    if found.get("benchmark") != platform.device or found.get("schema") != SCHEMA:
-        print(f"{sys.argv[1]} holds no results of this benchmark (schema {SCHEMA})", file=sys.stderr)
+        found = read(Path(sys.argv[1]), platform)
+    except UnreadableError as error:
+        print(error, file=sys.stderr)
         return 2
     print(text(found))
     return 0

@@ -31,6 +31,8 @@ from bench.gpu.timing import QUICK_ROUNDS, ROUNDS
 LIMIT_SECONDS = 480.0
 STALL_SECONDS = 120.0  # for one case; more with --max-autotune
 AUTOTUNE_STALL_SECONDS = 600.0
+GRACE_SECONDS = 20.0  # beyond the limit, for the case at hand
+MOST_HUNG = 2  # cases with the same kind of launches, until others of that kind are no longer tried
 INTERRUPTED = 130
 
 
@@ -43,6 +45,18 @@ class Session:
     current: str = ""
     refused: str = ""
     calibration: dict[str, Any] | None = None
+    before: dict[str, Any] = field(default_factory=dict)  # results that are gone on with
+
+    @property
+    def avoid(self) -> list[list[str]]:
+        """Kinds of launches that hung so often that the others are not tried."""
+        hung = [row["kind"] for row in self.rows if row.get("hung") and row.get("kind")]
+        return [kind for n, kind in enumerate(hung) if kind not in hung[:n] and hung.count(kind) >= MOST_HUNG]
+
+    def goes_on(self, found: dict[str, Any]) -> None:
+        """With what an earlier run measured."""
+        self.before, self.rows = found, list(found["cases"])
+        self.calibration = found["calibration"] if found["calibration"]["values"] else None
 
     @property
     def done(self) -> list[str]:
@@ -57,6 +71,10 @@ class Session:
     def take(self, message: dict[str, Any]) -> None:
         """A message of the process with the GPU."""
         self.hello = message.get("hello", self.hello)
+        if "hello" in message and any(
+            self.before.get(key, self.hello[key]) != self.hello[key] for key in ("chip", "built", "device")
+        ):
+            self.refused = "--resume: those results are of another GPU, chip or package"
         self.refused = message.get("refused", self.refused)
         self.current = message.get("begin", self.current)
         if "calibration" in message:
@@ -86,6 +104,9 @@ def options(platform: Platform, words: Sequence[str] | None = None) -> argparse.
     made.set_defaults(platform=platform)
     made.add_argument("package", type=Path, help=f"the folder that `{platform.command('build')}` wrote")
     made.add_argument("--out", type=Path, help=f"the JSON file (bench/results/<GPU>/{platform.device}.json; with --quick none)")
+    made.add_argument(
+        "--resume", type=Path, metavar="FILE", help="go on from these results: their cases are not run again, but kept"
+    )
     made.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds for everything; what was not reached is listed")
     made.add_argument("--only", default="", help="cases whose id or family contains one of these, separated by commas")
     made.add_argument("--quick", action="store_true", help="a smoke test: two small cases of each family, few rounds")
@@ -111,6 +132,8 @@ def job_of(given: argparse.Namespace, session: Session, seconds: float) -> dict[
         "quick": given.quick,
         "rounds": QUICK_ROUNDS if given.quick else ROUNDS,
         "seconds": seconds,
+        "asked": time.monotonic(),
+        "avoid": session.avoid,
         "choices": choices,
         "done": session.done,
         "calibrate": session.calibration is None and not given.no_calibration,
@@ -122,9 +145,12 @@ def supervise(given: argparse.Namespace, session: Session, command: Sequence[str
     end = time.monotonic() + given.limit
     while time.monotonic() < end:
         before = session.steps
-        status = attended(command, job_of(given, session, end - time.monotonic()), session, given, stall)
+        status = attended(command, job_of(given, session, end - time.monotonic()), session, given, stall, end + GRACE_SECONDS)
+        if time.monotonic() > end and status is None:  # not the case's fault
+            session.current = ""
+            return
         if session.refused or not session.hello:
-            session.refused = session.refused or f"the process with the GPU ended with status {status} before it began"
+            session.refused = session.refused or f"the process with the GPU {unbegun(status, stall)}"
             return
         if session.current:
             session.lose(ended(status, stall))
@@ -135,18 +161,32 @@ def supervise(given: argparse.Namespace, session: Session, command: Sequence[str
             return
 
 
-def attended(command: Sequence[str], job: dict[str, Any], session: Session, given: argparse.Namespace, stall: float) -> int | None:
-    """One process from start to end; its exit status, None where nothing happened for `stall` seconds and it was killed."""
+def unbegun(status: int | None, stall: float) -> str:
+    """What became of a process that never said a word."""
+    return f"said nothing for {stall:g} s" if status is None else f"ended with status {status} before it began"
+
+
+def attended(
+    command: Sequence[str], job: dict[str, Any], session: Session, given: argparse.Namespace, stall: float, end: float
+) -> int | None:
+    """One process from start to end; its exit status, None where it was killed: nothing happened for `stall` seconds, or the time
+    is up.
+    """
     with started(command, job) as (process, messages):
         while True:
             try:
-                text = messages.get(timeout=stall)
+                text = messages.get(timeout=max(0.0, min(stall, end - time.monotonic())))
             except queue.Empty:
                 return None
             if text is None:
                 return process.wait()
-            message = json.loads(text)
+            try:
+                message = json.loads(text)
+            except ValueError:  # half a line: it ended while it wrote
+                continue
             session.take(message)
+            if session.refused:
+                return process.wait() if "refused" in message else None
             if "row" in message:
                 say(session)
             if "row" in message or "calibration" in message:
@@ -212,9 +252,15 @@ def main(platform: Platform, words: Sequence[str] | None = None, command: Sequen
     command = command or (sys.executable, "-m", f"bench.{platform.device}.child")
     try:
         Package(given.package, platform)
+        if given.resume is not None:
+            session.goes_on(report.read(given.resume, platform))
     except PackageError as error:
+        print(f"{error}; `{platform.command('build')}` makes packages", file=sys.stderr)
+        return REFUSED
+    except report.UnreadableError as error:
         print(error, file=sys.stderr)
         return REFUSED
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the process with the GPU does not outlive this one
     try:
         supervise(given, session, command, stall or (AUTOTUNE_STALL_SECONDS if given.max_autotune else STALL_SECONDS))
     except KeyboardInterrupt:
@@ -228,4 +274,4 @@ def main(platform: Platform, words: Sequence[str] | None = None, command: Sequen
     print(report.text(found))
     if path is not None:
         print(f"results: {path}", file=sys.stderr)
-    return code or int(any(row["status"] in ("wrong", "failed") for row in session.rows))
+    return code or int(any(row["status"] in ("wrong", "failed") or row.get("others_wrong") for row in session.rows))

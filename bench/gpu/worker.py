@@ -26,6 +26,8 @@ POISON, GUARD_BYTES = 0xFF, 4096  # a NaN in every floating type
 MOST_SECONDS, LEAST_SECONDS = 1.5, 0.02  # of timing for a case
 TEN_SHARE = 0.7  # of the time of a case for its ten best programs
 CONTEXT_LOST = 3  # exit status
+AGAIN = 3  # runs in a row behind the timing, of which the last one's result is checked
+TIMED = ("ours_s", "best", "best_s", "ratio", "best_free", "ratio_free", "ten", "regret")  # of a row, by timing
 
 Report = Callable[[Mapping[str, Any]], None]
 Row = dict[str, Any]
@@ -38,12 +40,15 @@ class WrongResult(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """Seconds for everything, rounds of a case, what the libraries may do; bytes of the last cache, by the spec."""
+    """Seconds for everything, rounds of a case, what the libraries may do; bytes of the last cache, by the spec; what launches have
+    in common that are not to be tried again, as several of them hung.
+    """
 
     seconds: float
     rounds: int = timing.ROUNDS
     choices: Choices = field(default_factory=Choices)
     cache_bytes: int = 0
+    avoid: Sequence[Sequence[str]] = ()
 
 
 class Worker:
@@ -76,22 +81,39 @@ class Worker:
         op, lost, begin = entry.operator, False, time.monotonic()
         row: Row = {"case": op.id, "family": op.family, "status": entry.status, "reason": entry.reason}
         row |= {"flops": op.flops, "moved": op.moved, "roofline_s": entry.roofline_s, "sides": {}, "left_out": {}}
-        timed = 0.0
+        timed, row["kind"] = 0.0, kind(entry)
         try:
+            if row["kind"] in self._settings.avoid:
+                raise PackageError(f"not tried: several others with {' and '.join(row['kind'])} hung")
             if entry.status == "ok":
                 timed = self._measured(entry, row, self._budget(left))
         except WrongResult as error:
-            row["status"], row["reason"] = "wrong", str(error)
+            row |= {"status": "wrong", "reason": str(error), "sides": {}}
+            for word in TIMED:
+                row.pop(word, None)
         except DriverError as error:
-            row["status"], row["reason"], lost = "failed", str(error), error.fatal
+            row |= {"status": "failed", "reason": str(error), "hung": error.hangs}
+            lost = error.fatal
         except self._failures as error:
-            row["status"], row["reason"] = "failed", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            row["status"], row["reason"] = "failed", said(error)
+            lost = self._lost()
         row["seconds"] = time.monotonic() - begin
         self._spent = [self._spent[0] + 1, self._spent[1] + row["seconds"] - timed]
-        if not lost:
-            self._close()
-            self._library.release()
+        try:
+            if not lost:
+                self._close()
+                self._library.release()
+        except DriverError:
+            lost = True
         return row, lost
+
+    def _lost(self) -> bool:
+        """True if nothing else runs in this process: a library may be the first to see it."""
+        try:
+            self._driver.synchronize(self._library.stream())
+        except DriverError as error:
+            return error.fatal
+        return False
 
     def _budget(self, left: int) -> float:
         """Seconds of timing for the next case: what remains for each, less what cases take beside timing."""
@@ -124,19 +146,24 @@ class Worker:
         self._time([ours[0], *peers], budget * (1 - share), row)
         if len(ours) > 1:
             self._regret(ours, budget * share, row)
-        return time.monotonic() - begin
+        took = time.monotonic() - begin
+        self._check(1, (places, raw, size, rooms), excess, AGAIN)
+        return took
 
     def _try(self, number: int, program: Mapping[str, Any], memory: Memory, excess: Callable[[], float], row: Row) -> None:
-        """Load a program and check it. One of the ten that does not start is left out; the chosen one is what the case is about."""
+        """Load a program and check it. One of the ten that does not start, or is wrong, is left out; the case is about the chosen
+        one.
+        """
         try:
             if "binary" not in program:
                 raise DriverError("compiling", -1, "left out when it was built", program.get("reason", ""))
             self._open[number] = self._loaded(program, memory)
             self._check(number, memory, excess)
-        except DriverError as error:
-            if number == 1 or error.fatal:
+        except (DriverError, WrongResult) as error:
+            if number == 1 or (isinstance(error, DriverError) and error.fatal):
                 raise
             row["left_out"][f"roller {number}"] = str(error)
+            row["others_wrong"] = row.get("others_wrong", 0) + isinstance(error, WrongResult)
             self._open.pop(number, None)
 
     def _loaded(self, program: Mapping[str, Any], memory: Memory) -> launcher.Program:
@@ -167,14 +194,17 @@ class Worker:
         self._driver.write(self._library.address(room), data)
         return room
 
-    def _check(self, number: int, memory: Memory, excess: Callable[[], float]) -> None:
-        """`WrongResult` unless the program fills the poisoned output with right numbers and leaves what lies behind it alone."""
+    def _check(self, number: int, memory: Memory, excess: Callable[[], float], times: int = 1) -> None:
+        """`WrongResult` unless the program fills the poisoned output with right numbers and leaves what lies behind it alone, run
+        so many times in a row.
+        """
         stream, library = self._library.stream(), self._library
         _, raw, size, rooms = memory
         for room_size, room in rooms:
             self._driver.fill(library.address(room), POISON, room_size, stream)
         self._driver.fill(library.address(raw), POISON, launcher.rounded(size) + GUARD_BYTES, stream)
-        self._open[number].start(stream)
+        for _ in range(times):
+            self._open[number].start(stream)
         self._driver.synchronize(stream)
         off = excess()
         if not off <= 1.0:
@@ -193,18 +223,25 @@ class Worker:
 
     def _peers(self, entry: Entry, operands: Mapping[str, Any], expected: Any, row: Row) -> list[Side]:
         """Libraries' sides that compute the same thing; the others are named in the row with the reason."""
-        kept = []
-        for side in self._library.peers(entry.operator, operands, self._settings.choices):
+        kept: list[Side] = []
+        peers, name = self._library.peers(entry.operator, operands, self._settings.choices), ""
+        while True:
             try:
+                name = "the next peer"
+                side = next(peers, None)
+                if side is None:
+                    return kept
+                name = side.name
                 off = self._library.excess(side.call(), expected, rounding.LIBRARY_SLACK)
-            except self._library.failures() as error:
-                row["left_out"][side.name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            except Exception as error:  # whatever it is: a peer's failure is no failure of ours
+                row["left_out"][name] = said(error)
+                if self._lost():
+                    raise DriverError(name, -1, "the GPU's context is lost with a peer", said(error), True) from error
                 continue
             if off <= 1.0:
                 kept.append(side)
             else:
                 row["left_out"][side.name] = f"off by {off:.3g} times what rounding allows"
-        return kept
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -230,6 +267,18 @@ class Worker:
         medians = [statistics.median(times[side.name]) for side in ours]
         row["ten"] = [{"median_s": m, **side.about} for m, side in zip(medians, ours, strict=True)]
         row["regret"] = medians[0] / min(medians) - 1
+
+
+def kind(entry: Entry) -> list[str]:
+    """What the launches of a case's chosen program have that plain ones have not."""
+    kernels = entry.programs[0].get("launch", {}).get("kernels", ()) if entry.programs else ()
+    found = {"clusters": any(k.get("cluster", 1) > 1 for k in kernels), "tensor maps": any(k.get("maps") for k in kernels)}
+    return [word for word, has in found.items() if has]
+
+
+def said(error: BaseException) -> str:
+    """An error in a line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def about(program: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class Driver(driver.Driver):
         "load": "hipModuleLoadData", "unload": "hipModuleUnload", "function": "hipModuleGetFunction",
         "launch": "hipModuleLaunchKernel", "event": "hipEventCreateWithFlags", "record": "hipEventRecord",
         "elapsed": "hipEventElapsedTime", "fill": "hipMemsetD8Async", "read": "hipMemcpyDtoH", "write": "hipMemcpyHtoD",
-        "synchronize": "hipStreamSynchronize",
+        "synchronize": "hipStreamSynchronize", "query": "hipStreamQuery",
     }  # fmt: skip
     OWN: ClassVar = {
         "hipSetDevice": (c_int,),

@@ -186,11 +186,13 @@ class Filling:
         values, turn = register_buffer("values", count * many, self.dtype), variable("turn")
 
         def read(var: Expr, names: dict[int, Expr]) -> Stmt:
-            return sequence(self._taken(state, names, values, many * var))
+            return sequence(self._taken(state, names, values, many * var if count > 1 else 0))
 
         def put(var: Expr, names: dict[int, Expr]) -> Stmt:
-            return sequence(self._stores(names, values, many * var, slot))
+            return sequence(self._stores(names, values, many * var if count > 1 else 0, slot))
 
+        if count == 1:
+            return self._each(lambda var, names: sequence([*allocate([values]), read(var, names), put(var, names)]), ForKind.SERIAL)
         run = times(turn, count) if rounds > 1 else 0, count
         body = [self._each(step, ForKind.UNROLLED, run) for step in (read, put)]
         return loop(turn, rounds, sequence([*allocate([values]), *body]))
