@@ -46,7 +46,7 @@ def test_a_probe_is_timed_between_two_events_after_what_prepares_it(gpus: Gpus) 
     for name in ("probe_read", "probe_chain", "probe_chase"):
         gpus.plan_by_hand(name, PARAMETERS, run=noting(seen, name))
     flush, chain = Launch("probe_read", 4, 256, 64, 1, offset=4096), Launch("probe_chain", 2, 256, 1 << 40, 1)
-    probe = Probe("x", "ns", Launch("probe_chase", 1, 1, 32, 7), 7, 8192, launches=3, prepare=chain, flush=flush)
+    probe = Probe("x", "ns", Launch("probe_chase", 1, 1, 32, 7), 7, 8192, launches=3, prepare=chain, flush=flush, ahead=flush)
     with measuring(gpu.gpu(0)) as instrument:
         assert instrument.facts == gpu.gpu(0).facts()
         instrument.load(cubin(), 8192)
@@ -55,10 +55,10 @@ def test_a_probe_is_timed_between_two_events_after_what_prepares_it(gpus: Gpus) 
         calls = [call for call in gpus.calls[mark:] if not call.startswith(("kernel", "cuLibraryGetKernel"))]
     assert [(s.seconds, s.cycles, s.nanoseconds) for s in samples] == [(3 * 0.00125, 1500, 1000)] * probes.REPEATS
     assert (gpus.live(0), gpus.held()) == (0, before)
-    timed = ["cuLaunchKernel", "cuStreamSynchronize", "cuEventRecord", *["cuLaunchKernel"] * 3, "cuEventRecord"]
+    timed = ["cuLaunchKernel", "cuStreamSynchronize", "cuLaunchKernel", "cuEventRecord", *["cuLaunchKernel"] * 3, "cuEventRecord"]
     once = [*timed, "cuMemcpyDtoHAsync", "cuStreamSynchronize", "cuEventElapsedTime"]
     assert calls == ["cuMemsetD8Async", "cuLaunchKernel", *once * probes.REPEATS]
-    assert [name for name, *_ in seen] == ["probe_chain", *["probe_read", *["probe_chase"] * 3] * probes.REPEATS]
+    assert [name for name, *_ in seen] == ["probe_chain", *["probe_read", "probe_read", *["probe_chase"] * 3] * probes.REPEATS]
     (_, (data, ticks, *numbers), *shape), (_, (moved, same, *_), *_) = seen[:2]
     assert (numbers, shape) == ([1 << 40, 1], [2, 256])
     assert (moved, same) == (data + 4096, ticks)

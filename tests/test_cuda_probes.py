@@ -91,11 +91,18 @@ def test_rates_take_a_few_milliseconds_and_nothing_takes_long(chip: str) -> None
             assert 2e-4 < 1e-9 * probe.amount / (level.bandwidth_gbps or 0.0) < 1e-2
 
 
+def test_launches_are_queued_while_the_gpu_is_busy() -> None:
+    """Else what is measured is how fast the processor launches."""
+    probes = {probe.name: probe for probe in table_of("h100")}
+    assert probes["launch"].ahead == next(p for p in probes.values() if p.name.startswith("rate_")).launch
+    assert all(probe.ahead is not None for probe in probes.values() if probe.launches > 1 and probe.name != "warm_up")
+
+
 def test_the_table_is_plain_data_for_other_hands() -> None:
     table = table_of("h100")
     told = json.loads(json.dumps([asdict(probe) for probe in table]))
     for entry, probe in zip(told, table, strict=True):
-        parts = {key: Launch(**entry[key]) if entry[key] else None for key in ("launch", "prepare", "flush")}
+        parts = {key: Launch(**entry[key]) if entry[key] else None for key in ("launch", "prepare", "flush", "ahead")}
         assert Probe(**{**entry, **parts}) == probe
 
 

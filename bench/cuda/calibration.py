@@ -125,7 +125,7 @@ class _Bench:
         self._rooms = library.room(max(data_bytes, 1)), library.room(8 * probes.TICKS)
         self._data, self._ticks = (library.address(room) for room in self._rooms)
         self._events = driver.event(), driver.event()
-        self._module = driver.load(cubin)
+        self._module, self._functions = driver.load(cubin), dict[tuple[str, int], Any]()
 
     def samples(self, probe: Any) -> list[Any]:
         """The timings of a probe."""
@@ -142,6 +142,8 @@ class _Bench:
         if probe.flush is not None:
             self._start(probe.flush)
         self._driver.synchronize(self._stream)
+        if probe.ahead is not None:
+            self._start(probe.ahead)
         self._driver.record(self._events[0], self._stream)
         for _ in range(probe.launches):
             self._start(probe.launch)
@@ -151,7 +153,10 @@ class _Bench:
         return self._probes.Sample(self._driver.elapsed(*self._events), ticks[0], ticks[1])
 
     def _start(self, launch: Any) -> None:
-        function = self._driver.function(self._module, launch.kernel, launch.shared_bytes)
+        wanted = launch.kernel, launch.shared_bytes
+        function = self._functions.get(wanted)
+        if function is None:
+            function = self._functions[wanted] = self._driver.function(self._module, launch.kernel, launch.shared_bytes)
         given = (self._data + launch.offset, self._ticks, launch.count, launch.rounds)
         values = [kind(value) for kind, value in zip(KINDS, given, strict=True)]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))

@@ -74,7 +74,8 @@ class Launch:
 class Probe:
     """A measurement. A timing goes around `launches` of `launch` in a row; each moves or computes `amount` (bytes, flop, or steps).
 
-    `prepare` runs once before the first timing, `flush` before every timing and outside it. `unit`: GB/s and GFLOP/s are
+    `prepare` runs once before the first timing, `flush` before every timing and outside it; `ahead` right before it begins, and not
+    waited for, so that launches are queued while it runs and none of them waits for the processor. `unit`: GB/s and GFLOP/s are
     amounts a nanosecond; ns and us are times of one step. `clocked`: `ticks` tell the clock.
     """
 
@@ -86,6 +87,7 @@ class Probe:
     launches: int = 1
     prepare: Launch | None = None
     flush: Launch | None = None
+    ahead: Launch | None = None
     clocked: bool = False
 
 
@@ -176,7 +178,7 @@ def table(facts: Facts, expected: Mapping[str, float]) -> tuple[Probe, ...]:
     """
     rates = [_rate(facts, name, gflops) for name, gflops in expected.items() if _known(facts, name)]
     warm = [Probe("warm_up", "us", rates[0].launch, 1, launches=20)] if rates else []  # clocks rise with load
-    return (*warm, *rates, *_memory(facts), *_shared(facts), *_costs())
+    return (*warm, *rates, *_memory(facts), *_shared(facts), *_costs(rates))
 
 
 def buffer_bytes(probes: Sequence[Probe]) -> int:
@@ -263,11 +265,11 @@ def _shared(facts: Facts) -> list[Probe]:
     ]
 
 
-def _costs() -> list[Probe]:
-    rounds = 1 << 13
+def _costs(rates: Sequence[Probe]) -> list[Probe]:
+    rounds, ahead = 1 << 13, rates[0].launch if rates else None
     return [
         Probe("barrier", "ns", Launch("probe_barrier", 1, THREADS, 1, rounds), rounds * BARRIERS),
-        Probe("launch", "us", Launch("probe_empty", 1, 32, 1, 1), 1, launches=200),
+        Probe("launch", "us", Launch("probe_empty", 1, 32, 1, 1), 1, launches=200, ahead=ahead),
     ]
 
 
