@@ -10,6 +10,8 @@ from dataclasses import replace
 from roller.banks import padding_bytes
 from roller.filling import rows_padded
 from roller.lanes import runs_padded
+from roller.nest import Tile
+from roller.occupancy import resident_tiles
 from roller.program import StageProgram, Staging, staged_touches
 from roller.search import Chain, Search
 
@@ -124,7 +126,7 @@ def whole_programs(search: Search, chains: list[Chain]) -> list[StageProgram]:
 def refined(search: Search, program: StageProgram) -> Iterator[StageProgram]:
     """A program with each choice in turn made in every way, the best kept for the next one."""
     best = program
-    for choices in (_staged, _deepened, _ordered, _clustered, _shifted, _serial):
+    for choices in (_staged, _deepened, _ordered, _banded, _clustered, _shifted, _serial):
         options = [best, *choices(search, best)]
         yield from options[1:]
         best = min(options, key=lambda p: search.model.estimate(p).seconds)
@@ -135,15 +137,34 @@ def _staged(search: Search, program: StageProgram) -> Iterator[StageProgram]:
 
 
 def _deepened(search: Search, program: StageProgram) -> Iterator[StageProgram]:
-    """The same panels with more copies under way, where the level they are copied into allows that and has room."""
+    """The same panels, or those of shorter steps, with more copies under way, where the level they are copied into allows that and
+    has room.
+    """
     level = search.spec.levels[program.levels[0]]
     if not level.managed or not program.staged or len(program.tiles) != len(search.levels):
         return
-    for depth in range(program.staged[0].depth + 1, level.depth_max + 1):
-        if search.fit.room_left(program.levels, 0, program.unit_tile, depth, search.atom) < 0:
-            return
-        deeper = tuple(replace(s, depth=depth) for s in program.staged)
-        yield replace(program, staged=_padded(search, program.levels, program.tiles, deeper))
+    for tile in (program.unit_tile, *_shorter(search, program)):
+        tiles = (tile, *program.tiles[1:])
+        for depth in range(program.staged[0].depth + 1, level.depth_max + 1):
+            if search.fit.room_left(program.levels, 0, tile, depth, search.atom) < 0:
+                break
+            deeper = tuple(replace(s, depth=depth) for s in program.staged)
+            yield replace(program, tiles=tiles, staged=_padded(search, program.levels, tiles, deeper))
+
+
+def _shorter(search: Search, program: StageProgram) -> Iterator[Tile]:
+    """A unit's tile with its longest reduction halved, again and again: the same copies in shorter steps. Not where it is a share
+    that units or lanes have of it.
+    """
+    if search.fit.cooperate or not search.nest.reduce or (program.split > 1 and program.share is None):
+        return
+    tile, inner = program.unit_tile, program.tiles[1] if len(program.tiles) > 1 else program.inner
+    dim = max(search.nest.reduce, key=lambda d: (tile[d], d))
+    while tile[dim] % (2 * inner[dim]) == 0 and tile[dim]:
+        tile = (*tile[:dim], tile[dim] // 2, *tile[dim + 1 :])
+        rules = (program.levels, 0, tile, inner, search.mapping, search.atom)
+        if search.fit.fits(*rules) and search.fit.legal(*rules) is None:
+            yield tile
 
 
 def recopied(search: Search, program: StageProgram) -> StageProgram | None:
@@ -160,8 +181,31 @@ def _ordered(_: Search, program: StageProgram) -> Iterator[StageProgram]:
     yield from (replace(program, orders=o) for o in orders_of(program))
 
 
-def _clustered(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+def _banded(search: Search, program: StageProgram) -> Iterator[StageProgram]:
     for ordered in (program, *_ordered(search, program)):
+        yield from bands_of(search, replace(ordered, band=None))
+
+
+def bands_of(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+    """The program with the tiles of one dimension in bands. Of c tiles of it and n / c of the innermost one, n worked on at a time,
+    units load c times the extent of the one and n / c times that of the other: least where c is the root of n times their ratio;
+    and in twos, so that clusters lie along the dimension.
+    """
+    units = [lp for lp in program.loops if lp.over == "units" and not program.nest.dims[lp.dim].is_reduce]
+    if not program.dealt or search.spec.spread or not program.staged or len(units) < 2:
+        return
+    together = min(program.unit_tiles, search.spec.unit.count * resident_tiles(program, search.spec, search.model.geometry))
+    inside, pairs = units[-1].dim, search.spec.levels[program.levels[0]].multicast_max > 1
+    for lp in units[:-1]:
+        wanted = math.sqrt(together * program.unit_tile[inside] / program.unit_tile[lp.dim])
+        counts = [n for n in range(2, lp.trips) if lp.trips % n == 0]
+        nearest = sorted(counts, key=lambda n: (abs(math.log(n / wanted)), n))[:1]
+        for count in dict.fromkeys([*nearest, *(n for n in counts[:1] if pairs and n == 2)]):
+            yield replace(program, band=(lp.dim, count))
+
+
+def _clustered(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+    for ordered in (program, *_ordered(search, program), *_banded(search, program)):
         yield from clusters_of(search, ordered)
 
 

@@ -46,7 +46,7 @@ SETTLED, STEPS = 2, 50  # programs of which, at the end, other tiles are rated t
 # … where even parts may turn their order round: more, unless predicted so much slower than the best.
 SPREAD_SETTLED, SPREAD_SLACK = 4, 2.5
 EVENED = 1200  # tiles of equal parts that are looked at for each of these, where parts must come out even
-WORTH = 1.25  # a chain that takes this much longer than the best program so far to compute, or to load alone, is not rated
+WORTH = 1.4  # a chain that takes this much longer than the best program so far to compute, or to load alone, is not rated
 
 
 def construct(

@@ -21,9 +21,10 @@ from roller.copying import copy_seconds
 from roller.estimate import Estimate, combine_estimates
 from roller.hardware import HardwareSpec
 from roller.occupancy import idle_lanes, resident_tiles
-from roller.program import RProgram, StageProgram, copy_depth
+from roller.program import RProgram, StageProgram
 from roller.rates import CostParameters, Rates
 from roller.registers import RegisterTraffic
+from roller.ring import ring_seconds
 from roller.slots import body_slots, epilogue_slots
 from roller.tile import Geometry
 from roller.traffic import level_traffic
@@ -98,8 +99,8 @@ class Model:
     def _predict(self, program: StageProgram) -> Estimate:
         walk = self.walk(program)
         compute = self.compute_seconds(program)
-        levels = [self._level_seconds(walk, index) for index in range(1, len(self.spec.levels))]
-        body = self._body_seconds(program, compute, levels, max(1, _steps(program)))
+        levels = self._levels(walk, compute, 1)
+        body = self._body_seconds(program, compute, levels, max(1, self._steps(program)))
         copies = sum(copy_seconds(self.rates, walk, s) for s in program.staged)
         overhead = self.launch_seconds(program) + self.overhead_seconds(program)
         combine = self._combine_seconds(program)
@@ -172,6 +173,30 @@ class Model:
         body = overlapped((compute, outside + ahead, *inside), steps, self.losses(program))
         return body + sum([moved.waiting for moved in levels])
 
+    def _steps(self, program: StageProgram) -> int:
+        """Steps of one unit's pipeline: the trips that follow one another inside a unit tile, and those of all tiles of a unit
+        where it runs ahead from one to the next; where lanes read what nobody staged for them, also the points that each of them
+        walks along the reduction.
+        """
+        steps = math.prod(lp.trips for lp in program.loops if lp.over == "time")
+        if self._runs_ahead(program):
+            return steps * -(-program.unit_tiles // (self.spec.unit.count * self._resident(program)))
+        if program.lane_level is None or program.staged:
+            return steps
+        return steps * math.prod([program.inner[i] for i in program.nest.reduce])
+
+    def _levels(self, walk: NestWalk, compute: float, outermost: int) -> list[_Moving]:
+        """What each level but the outermost takes, counting those from this position inward."""
+        still = _Moving(0.0, 0.0, 0.0)
+        levels = [self._level_seconds(walk, i) if i >= outermost else still for i in range(1, len(self.spec.levels))]
+        for index in range(outermost, len(self.spec.levels)):
+            inside = max([moved.seconds for moved in levels[index:]], default=0.0)
+            resident, moving = self._resident(walk.program), levels[index - 1].seconds
+            waited = ring_seconds(self.rates, walk, index, resident, max(compute, inside), moving)
+            if waited:
+                levels[index - 1] = replace(levels[index - 1], waiting=waited)
+        return levels
+
     def _level_seconds(self, walk: NestWalk, index: int) -> _Moving:
         program, level = walk.program, self.spec.levels[index]
         assert level.bandwidth_gbps is not None
@@ -180,26 +205,9 @@ class Model:
             return _Moving(self._registers.bytes(program, level.transaction_bytes) / into, 0.0, 0.0)
         traffic = level_traffic(walk, index)
         if level.managed or program.lane_level is not None:  # lanes wait for one another
-            return _Moving(max(traffic.bytes / into, self._flight_seconds(walk, index, traffic.bytes)), 0.0, 0.0)
+            return _Moving(traffic.bytes / into, 0.0, 0.0)
         start = level.latency_ns * 1e-9 / (self.spec.unit.count * self.rates.busy(program) * self.parameters.misses_in_flight)
         return _Moving(traffic.bytes / into, (traffic.runs - traffic.ahead) * start, traffic.ahead * start)
-
-    def _flight_seconds(self, walk: NestWalk, index: int, moved: float) -> float:
-        """The least time of filling panels at a level by Little's law: each is on its way for the latency of where it comes from,
-        and of a tile's copies all but the one in use are under way at a time. A panel that comes in several rounds waits for each.
-        Nothing for what no copy fills.
-        """
-        program, level = walk.program, self.spec.levels[index]
-        panels = [s for s in program.staged if s.level == index]
-        if not panels or not level.latency_ns or not moved:
-            return 0.0
-        further = self.spec.levels[index - 1].latency_ns if index > 1 else 0.0
-        share = min(1.0, level_traffic(walk, index - 1).bytes / moved) if further else 0.0
-        fills = math.prod([lp.trips for lp in program.loops[: max(copy_depth(program, s) for s in panels)]])
-        flying = self._resident(program) * max(1, min(s.depth for s in panels) - 1)
-        units = self.spec.unit.count * max(self.rates.busy(program), 1e-9)
-        waits = self.parameters.fill_waits(program) if self.parameters.fill_waits is not None else 1
-        return fills / units * waits * (level.latency_ns + share * further) * 1e-9 / flying
 
     def partial_seconds(self, program: StageProgram, outermost: int) -> float:
         """Seconds counting only compute and the levels from this position inward, in two steps; on all units, or on one where
@@ -211,19 +219,30 @@ class Model:
         return min(together + launch, self._partial_seconds(replace(program, parallel=False), outermost))
 
     def _partial_seconds(self, program: StageProgram, outermost: int) -> float:
-        walk, still = self.walk(program), _Moving(0.0, 0.0, 0.0)
-        levels = [self._level_seconds(walk, i) if i >= outermost else still for i in range(1, len(self.spec.levels))]
-        return self._body_seconds(program, self.compute_seconds(program), levels, 2) + self.overhead_seconds(program)
+        compute = self.compute_seconds(program)
+        levels = self._levels(self.walk(program), compute, outermost)
+        return self._body_seconds(program, compute, levels, 2) + self.overhead_seconds(program)
 
     def losses(self, program: StageProgram) -> tuple[float, ...]:
-        """The overlap numbers of compute and of the levels: all 1 where a managed level holds one copy of one tile only, so that
-        filling and using it take turns.
+        """The overlap numbers of compute and of the levels. All are 1 where a managed level holds one copy of one tile only, so
+        that filling and using it take turns. Two copies, or tiles, overlap as the spec says; of N the one in use has N - 1 others
+        to make up for a late one, and what is lost of compute and of the way to that level is the spec's share over N - 1.
         """
         levels = self.spec.levels[1:]
-        alone = any(s.depth == 1 and s.level and self.spec.levels[s.level].managed for s in program.staged)
-        if alone and self._resident(program) == 1:
+        depths = [s.depth for s in program.staged if s.level and self.spec.levels[s.level].managed]
+        copies = min(depths, default=0) * self._resident(program) if depths else 2
+        if copies == 1:
             return (1.0,) * (1 + len(levels))
-        return (self.spec.overlap_loss, *[self.spec.loss(level) for level in levels])
+        spare, last = copies - 1, max((s.level for s in program.staged), default=0)
+        filled = [self.spec.loss(level) / (spare if n <= last else 1) for n, level in enumerate(levels, 1)]
+        return (self.spec.overlap_loss / spare, *filled)
+
+    def _runs_ahead(self, program: StageProgram) -> bool:
+        """True where others fill the panels that atoms read in place: those of a unit's next tile come while it is at the last
+        one.
+        """
+        several = min([s.depth for s in program.staged], default=0) > 1
+        return several and program.lane_level is not None and self.spec.in_place(program.atom)
 
     def floor_seconds(self, program: StageProgram) -> float:
         """Compute with all chains busy: no tile around this innermost one is faster."""
@@ -261,7 +280,15 @@ class Model:
             for level, lv in enumerate(self.spec.levels)
             if lv.step_overhead_ns and level in program.levels
         )
-        return around * 1e-9 / busy + steps + self._fold_seconds(program)
+        return around * 1e-9 / busy + steps + self._fold_seconds(program) + self._store_seconds(program)
+
+    def _store_seconds(self, program: StageProgram) -> float:
+        """Storing the results of unit tiles where nobody computes meanwhile."""
+        if self.parameters.store_accesses is None:
+            return 0.0
+        level = self.spec.levels[-1]
+        stored = program.unit_tiles * self.parameters.store_accesses(program) * level.transaction_bytes
+        return stored / self.rates.into(level, max(self.rates.busy(program), 1e-9))
 
     def _fold_seconds(self, program: StageProgram) -> float:
         """Combining the partial results in a vector's lanes: two exchanges and an operation for every pair of vectors that become
@@ -343,16 +370,6 @@ def _atom_points(program: StageProgram) -> int:
         points *= -(-extent // tile) * (-(-tile // step) * step)
     unmapped = [extent for role, extent in roles.items() if isinstance(extent, int) and program.role(role) is None]
     return points * math.prod(unmapped)
-
-
-def _steps(program: StageProgram) -> int:
-    """Steps of one unit's pipeline: the trips that follow one another inside a unit tile; where lanes read what nobody staged for
-    them, also the points that each of them walks along the reduction.
-    """
-    steps = math.prod(lp.trips for lp in program.loops if lp.over == "time")
-    if program.lane_level is None or program.staged:
-        return steps
-    return steps * math.prod([program.inner[i] for i in program.nest.reduce])
 
 
 def _visit_operations(program: StageProgram) -> float:

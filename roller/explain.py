@@ -59,6 +59,7 @@ class StageReport:
     unit_efficiency: float
     split: int
     cluster: int
+    band: tuple[str, int] | None
     staged: tuple[str, ...]
     estimate: Estimate
     residents: Residents | None  # tiles on a unit at a time, where units hold several
@@ -153,6 +154,7 @@ def _report(growth: Growth, held: Residents) -> StageReport:
         unit_efficiency(program, spec),
         program.split,
         program.cluster,
+        (names[program.band[0]], program.band[1]) if program.in_bands and program.band else None,
         tuple(_staging(program, spec)),
         model.estimate(program),
         held if program.lane_level is not None else None,
@@ -199,6 +201,7 @@ def _stage(stage: StageReport) -> list[RenderableType]:
     work = f"{stage.unit_tiles} tiles on {stage.units} units in {stage.waves} waves ({stage.unit_efficiency:.0%} busy)"
     split = f", reduction in {stage.split} parts" if stage.split > 1 else ""
     split += f", in clusters of {stage.cluster}" if stage.cluster > 1 else ""
+    split += f", in bands of {stage.band[1]} along {stage.band[0]}" if stage.band is not None else ""
     facts = [f"atom {stage.atom}{f' ({lanes})' if lanes else ''}; {work}{split}; padding {stage.padding_waste:.1%}"]
     if stage.factor_dtype is not None:
         facts.append(f"factors may be rounded to {stage.factor_dtype}, {'and are' if stage.rounds else 'but are not'}")

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from roller.align import lane_rule
+from roller.expr import ELEMENT_BYTES
 from roller.hardware import ComputeAtom, HardwareSpec, MemoryLevel
 from roller.nest import Access, Nest, Tile
 from roller.program import lane_level, panel_element_bytes, tiled_levels
@@ -72,7 +73,21 @@ class Fit:
         reserved = self.spec.unit.lane_reserved_bytes
         if storage and lanes * (self.inner_bytes(inner, mapping, atom) + reserved) > storage:
             return "lane storage"
-        return lane_rule(self.spec, lanes)
+        return lane_rule(self.spec, lanes) or self._row_rule(self.spec.levels[levels[position]], tile, atom)
+
+    def _row_rule(self, level: MemoryLevel, tile: Tile, atom: ComputeAtom) -> str | None:
+        """Why the panels of a tile break rule 3 where an atom reads them as they lie: a row, which goes along what is contiguous in
+        the array, is as long as all banks are wide, several such, or the whole array's. Shorter ones leave banks idle, and what
+        brings rows brings each by itself.
+        """
+        if level.banks is None or not level.managed or not self.spec.in_place(atom):
+            return None
+        width = level.banks.count * level.banks.width_bytes // ELEMENT_BYTES[atom.stored_dtype]
+        for dim, extent in enumerate(self.nest.extents):
+            along = any(a.strides[dim] == 1 for a in self.nest.accesses if a.role == "body")
+            if along and tile[dim] < extent and tile[dim] % width:
+                return "bank rows"
+        return None
 
     def lanes(self, tile: Tile, inner: Tile, atom: ComputeAtom) -> int:
         """Lanes of a unit tile: one for each concurrent sub-tile, or the group that a matrix atom takes."""

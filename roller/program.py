@@ -8,7 +8,7 @@ the first tiled level runs over units, at a level of which a unit has several in
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ LEAST_BLOCK = 4  # results side by side from which transposing them pays
 @dataclass(frozen=True, slots=True)
 class Loop:
     """One loop: the position of its dimension, its trips, what it runs over, and the level whose tiles it walks; `step`: positions
-    of one trip where that is no tile's, but a unit's share of a reduction.
+    of one trip where that is no tile's, but a unit's share of a reduction, or a band of tiles.
     """
 
     dim: int
@@ -65,7 +65,9 @@ class StageProgram:
     loops first. `cooperate`: lanes share reductions. `split` is the number of parts into which reductions are cut over units
     (1: none): one for each unit tile, or, with `share`, of so many positions of a dimension, which a unit walks in steps of its
     tile. `parallel` False keeps all units but one idle (tiny work). `cluster`: neighbouring unit tiles that are worked on at the
-    same time, by units that bring what all of them need once (1: each its own).
+    same time, by units that bring what all of them need once (1: each its own). `band`: a spatial dimension and a number of unit
+    tiles of it, which follow one another before the next tile along the dimensions inside it, so that what units work on at a time
+    is as near a square as that makes it (known as rasterisation, or a swizzle of blocks); it counts where it divides the tiles.
     """
 
     nest: Nest
@@ -81,12 +83,13 @@ class StageProgram:
     cooperate: bool = False
     share: tuple[int, int] | None = None
     cluster: int = 1
+    band: tuple[int, int] | None = None
 
     @cached_property
     def key(self) -> tuple[object, ...]:
         """What tells programs for one nest apart."""
         chosen = self.atom.name, self.mapping, self.tiles, self.orders, self.staged
-        return *chosen, self.split, self.parallel, self.cooperate, self.share, self.cluster
+        return *chosen, self.split, self.parallel, self.cooperate, self.share, self.cluster, self.band
 
     @property
     def inner(self) -> Tile:
@@ -108,12 +111,31 @@ class StageProgram:
             found.append(Loop(dim, -(-outer[dim] // step), "units" if self.parallel else "time", self.levels[0], step))
             outer = (*outer[:dim], step, *outer[dim + 1 :])
         for position, (level, tile, order) in enumerate(zip(self.levels, self.tiles, self.orders, strict=True)):
+            walked = []
             for dim in order:
                 trips = -(-outer[dim] // tile[dim]) if tile[dim] else 0
                 if trips != 1:
-                    found.append(Loop(dim, trips, self._over(dim, position, level), level))
+                    walked.append(Loop(dim, trips, self._over(dim, position, level), level))
+            found += self._in_bands(walked) if self.band is not None and not position else walked
             outer = tile
         return tuple(found)
+
+    def _in_bands(self, walked: list[Loop]) -> list[Loop]:
+        """The loops over unit tiles with the tiles of a band inside those of the dimensions that come after it."""
+        assert self.band is not None
+        (dim, count), last = self.band, max((n for n, lp in enumerate(walked) if self._deals(lp)), default=-1)
+        found = []
+        for number, lp in enumerate(walked):
+            banded = lp.dim == dim and self._deals(lp) and number < last and lp.trips % count == 0 and 1 < count < lp.trips
+            if banded:
+                found.append(replace(lp, trips=lp.trips // count, step=count * self.unit_tile[dim]))
+                walked.insert(last + 1, replace(lp, trips=count))
+            else:
+                found.append(lp)
+        return found
+
+    def _deals(self, lp: Loop) -> bool:
+        return lp.over == "units" and not self.nest.dims[lp.dim].is_reduce
 
     def _over(self, dim: int, position: int, level: int) -> Over:
         if level == self.lane_level and (self.cooperate or not self.nest.dims[dim].is_reduce):
@@ -134,8 +156,17 @@ class StageProgram:
 
     def brought_once(self, touches: tuple[bool, ...]) -> bool:
         """True if the units of a cluster all need the same tile of an array: their tiles lie along a dimension that it has not."""
-        units = [lp for lp in self.loops if lp.over == "units"]
-        return self.cluster > 1 and bool(units) and not touches[units[-1].dim]
+        return self.beside is not None and not touches[self.beside]
+
+    @cached_property
+    def beside(self) -> int | None:
+        """The dimension along which the unit tiles of a cluster lie; None without one."""
+        return next((lp.dim for lp in reversed(self.loops) if lp.over == "units"), None) if self.cluster > 1 else None
+
+    @cached_property
+    def in_bands(self) -> bool:
+        """True if the band counts."""
+        return self.band is not None and self.loops != replace(self, band=None).loops
 
     @property
     def dealt(self) -> bool:
@@ -208,6 +239,7 @@ class StageProgram:
         )
         split = f" split {self.split}" if self.split > 1 else ""
         split += f" cluster {self.cluster}" if self.cluster > 1 else ""
+        split += f" bands of {self.band[1]} {names[self.band[0]]}" if self.in_bands and self.band else ""
         return f"{','.join(names)}: {tiles} {self.atom.name}{split}{tail}"
 
 
@@ -252,6 +284,7 @@ def _stage_dict(program: StageProgram) -> dict[str, Any]:
         ],
         "split": program.split,
         "cluster": program.cluster,
+        "band": {names[program.band[0]]: program.band[1]} if program.in_bands and program.band else None,
         "share": None if program.share is None else {names[program.share[0]]: program.share[1]},
     }
 

@@ -35,6 +35,8 @@ class CostParameters:
     lanes hold than the core does; asked for the programs that are offered, not for every one that is ranked.
     `fill_waits`: latencies, one after another, that filling one copy of all panels of a stage's program takes, where some lanes of
     a unit do nothing else; asked for every program that is ranked. 1 where it is not given: all of it is under way at once.
+    `store_accesses`: accesses of the innermost memory, each a transaction of it, that storing the results of one unit tile takes
+    while nobody of the unit computes; asked for every program that is ranked. None where it is not given: others hide it.
     """
 
     tile_overhead_ns: float = 0.0
@@ -51,6 +53,7 @@ class CostParameters:
     own_model: OwnRating | None = None
     resident_tiles: Callable[[StageProgram], int] | None = None
     fill_waits: Callable[[StageProgram], int] | None = None
+    store_accesses: Callable[[StageProgram], float] | None = None
 
     def room(self, program: RProgram) -> list[int | None]:
         """For each stage what `resident_tiles` says of it; None where nothing is known."""

@@ -58,7 +58,8 @@ def searches(
         model = Model(spec, parameters, Geometry(nest))
         fits = [Fit(spec, nest, model.geometry, cooperate=shared) for shared in _cooperation(nest, spec)]
         for atom, mapping in mappings(nest, rules.atoms, spec.spread):
-            found += [Search(model, fit, rules, nest, atom, mapping, constants, refusals) for fit in fits]
+            able = [fit for fit in fits if not (fit.cooperate and spec.in_place(atom))]  # such atoms add up what they read alone
+            found += [Search(model, fit, rules, nest, atom, mapping, constants, refusals) for fit in able]
     return found
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from roller.align import Rules, aligned_extents
-from roller.choice import clusters_of, every_staging, orders_of, program_of
+from roller.choice import bands_of, clusters_of, every_staging, orders_of, program_of
 from roller.errors import ConstructionError
 from roller.expr import TensorExpr
 from roller.hardware import HardwareSpec
@@ -76,11 +76,11 @@ class StageSpace:
             for extents in itertools.product(*(itertools.product(*level) for level in part.ranges)):
                 chain = part.chain(extents)
                 for program in part.programs(chain) if chain is not None else []:
-                    yield from (program, *clusters_of(part.search, program))
+                    yield from _dealt(part.search, program)
 
     def draw(self, generator: random.Random) -> StageProgram:
-        """One program, each equally likely but for clusters, which share what falls to one without; `ConstructionError` where
-        none fits.
+        """One program, each equally likely but for bands and clusters, which share what falls to one without; `ConstructionError`
+        where none fits.
         """
         for _ in range(DRAWS):
             if not self._weights or not self._weights[-1]:
@@ -89,7 +89,7 @@ class StageSpace:
             chain = part.chain(tuple(tuple(generator.choice(r) for r in level) for level in part.ranges))
             if chain is not None:
                 program = generator.choice(part.programs(chain))
-                return generator.choice([program, *clusters_of(part.search, program)])
+                return generator.choice(list(_dealt(part.search, program)))
         raise ConstructionError("no aligned program fits")
 
 
@@ -128,6 +128,13 @@ def program_space(expr: TensorExpr, spec: HardwareSpec, rules: Rules, parameters
     return ProgramSpace(
         expr, tuple(StageSpace(searches(found, spec, rules.of(found[0].stage.name), parameters)) for found in nests)
     )
+
+
+def _dealt(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+    """A program in every order in which its tiles are handed to units, alone and in clusters."""
+    for ordered in (program, *bands_of(search, program)):
+        yield ordered
+        yield from clusters_of(search, ordered)
 
 
 def _inner_tiles(search: Search) -> Iterator[Tile]:

@@ -23,12 +23,14 @@ from roller.walk import Kept, NestWalk, Stream
 @dataclass(frozen=True, slots=True)
 class LevelTraffic:
     """What moves into one level over the whole stage: bytes in whole transactions, and runs of consecutive addresses; of these
-    `ahead` are of arrays that the nest reads in place and that have room in the nearest cache when they come early.
+    `ahead` are of arrays that the nest reads in place and that have room in the nearest cache when they come early. `filled`: the
+    bytes that fill panels there.
     """
 
     bytes: float
     runs: float
     ahead: float = 0.0
+    filled: float = 0.0
 
 
 def level_traffic(walk: NestWalk, index: int) -> LevelTraffic:
@@ -176,7 +178,7 @@ def _managed(walk: NestWalk, level: MemoryLevel, index: int) -> LevelTraffic:
     outside = [lp for lp in walk.loops if lp.level <= index]
     staged = {s.operand: s for s in program.staged if s.kind == "panel"}
     width = panel_element_bytes(nest, program.atom)
-    total = runs = 0.0
+    total = runs = filled = 0.0
     for stream in walk.streams:
         access = nest.accesses[stream.access] if stream.access is not None else None
         role = access.role if access is not None else "body"
@@ -203,9 +205,10 @@ def _managed(walk: NestWalk, level: MemoryLevel, index: int) -> LevelTraffic:
                 total += _filled(walk, stream, staging) * width * (filling - 1)
         else:
             moved = (geometry.held if staging is None else geometry.read)(stream.access, tile)
-            total += moved.moved(level.transaction_bytes) * times
-            runs += moved.runs * times
-    return LevelTraffic(total, runs)
+            brought = moved.moved(level.transaction_bytes) * times
+            total, runs = total + brought, runs + moved.runs * times
+            filled += brought if staging is not None and staging.level == index else 0.0
+    return LevelTraffic(total, runs, filled=filled)
 
 
 def _rereads(program: StageProgram, stream: Stream) -> int:

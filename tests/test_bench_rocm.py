@@ -175,7 +175,7 @@ def test_the_peer_is_told_how_many_workgroups_have_room() -> None:
     assert rocm_origami_peer.occupancy([256, 256, 256], 4, 65536) == 1  # too large: for it to refuse
 
 
-@pytest.mark.parametrize("product", [(1, 512, 512, 512), (4, 128, 64, 128)])
+@pytest.mark.parametrize("product", [(1, 512, 512, 512), (4, 256, 128, 256)])
 def test_our_side_takes_matrix_instructions_and_rates_the_others_tile(product: tuple[int, int, int, int]) -> None:
     mine = rocm_origami.ours(product, "float16", "mi210")
     assert "mfma" in mine.about and 0 < mine.seconds < 1e-3

@@ -63,7 +63,7 @@ def products(draw: st.DrawFn) -> ops.SymbolicTensor:
         draw(st.sampled_from(("float16", "bfloat16"))),
         st.one_of(st.integers(1, 200), st.integers(1, 25).map(lambda n: 8 * n)),
     )
-    m, n, k = draw(size), draw(size), draw(size)
+    m, n, k = draw(size), draw(size), max(draw(size), 2)  # one place is no reduction: nothing for matrices
     left, right_, out = draw(st.sampled_from((("mk", "kn", "mn"), ("km", "nk", "mn"), ("bmk", "kn", "bmn"), ("kbm", "bnk", "nbm"))))
     extents = {"m": m, "n": n, "k": k, "b": 3}
     a, b = (ops.tensor(tuple(extents[c] for c in part), dtype) for part in (left, right_))

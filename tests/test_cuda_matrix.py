@@ -20,6 +20,7 @@ from roller.chip import load_spec
 from roller.errors import LaunchError, WrongResultError
 from roller.expr import TensorExpr
 from roller.kernel import Artifact
+from roller.testing import with_level
 from roller_cuda import codegen, emulator
 
 HALVES = ("float16", "bfloat16")
@@ -217,10 +218,10 @@ def test_faults_in_fragments_of_quad_pairs_are_caught(call: str, before: str, af
 
 
 def pipelined(dtype: str, chip: str = "a100") -> tuple[ops.SymbolicTensor, Artifact]:
-    """A product whose panels are filled ahead, step after step."""
+    """A product whose panels are filled ahead, step after step, in two copies."""
     op = ops.matmul(T("a", 64, 768, dtype=dtype), T("b", 768, 64, dtype=dtype))
-    spec = load_spec(f"cuda:{chip}")
-    for choice in roller.compile(op, device=f"cuda:{chip}", top_k=20).candidates:
+    spec = with_level(load_spec(f"cuda:{chip}"), 2, depth_max=2)
+    for choice in roller.compile(op, device="cuda", spec=spec, top_k=20).candidates:
         (stage,) = choice.program.stages
         steps = sum(lp.over == "time" and lp.level == stage.levels[0] for lp in stage.loops)
         if steps and len(stage.staged) == 2 and all(s.depth == 2 for s in stage.staged) and not stage.cooperate:

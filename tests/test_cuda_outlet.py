@@ -13,8 +13,16 @@ from warp_groups import GROUPS, ORDERS, SPEC, T, broken, conv, kernel_text, noti
 
 import roller
 from roller import ops
+from roller.chip import resolve
+from roller.construct import construct
+from roller.cost import Model
+from roller.fusion import fuse
 from roller.kernel import Artifact
-from roller_cuda import codegen, disassembly, toolchain
+from roller.program import StageProgram
+from roller.rates import Rates
+from roller.schedule import arena
+from roller.tile import Geometry
+from roller_cuda import chip, codegen, disassembly, toolchain
 
 
 @cache
@@ -127,3 +135,48 @@ def test_no_lane_stores_what_leaves_as_boxes(m: int, n: int, k: int) -> None:
     stores = re.findall(r"\b(STG|UTMASTG|STL)\b", disassembly.text(artifact.data))
     assert set(stores) == {"UTMASTG"}
     assert artifact.resources["stage0_kernel.spilled_bytes"] == 0
+
+
+def stored(made: ops.SymbolicTensor, chosen: Callable[[StageProgram], bool]) -> tuple[float, StageProgram]:
+    """Accesses for each result of a drawn program, as the model is told."""
+    accesses = chip.cost_parameters(SPEC).store_accesses
+    assert accesses is not None
+    for program in of_groups(made, 3000):
+        (stage,) = program.stages
+        if chosen(stage) and stage.split == 1:
+            return accesses(stage) / (stage.unit_tile[0] * stage.unit_tile[1]), stage
+    raise AssertionError("no such program was drawn")
+
+
+def leaves(stage: StageProgram) -> bool:
+    return arena.layout_of(arena.block_of(stage, codegen.machine(SPEC)), codegen.machine(SPEC)).outlet is not None
+
+
+def test_the_model_knows_what_storing_results_takes() -> None:
+    """Rows of 128 bytes where they leave as boxes; else a group of 32 lanes stands in eight rows with two results each, or, where
+    the atom lies the other way, in four columns with one.
+    """
+    op = ops.matmul(T("a", 256, 128), T("b", 128, 512))
+    assert stored(op, leaves)[0] == 2 / 128
+    straight = stored(op, lambda s: not leaves(s) and dict(s.mapping)["n"] == 1)
+    across = stored(op, lambda s: not leaves(s) and dict(s.mapping)["n"] == 0)
+    assert straight[0] == 8 / (32 * 2) and across[0] == 4 / 32
+    spec, geometry = SPEC, Geometry(across[1].nest)
+    told, silent = chip.cost_parameters(spec), replace(chip.cost_parameters(spec), store_accesses=None)
+    found = [Model(spec, parameters, geometry).estimate(across[1]).seconds for parameters in (told, silent)]
+    results = across[1].unit_tiles * across[1].unit_tile[0] * across[1].unit_tile[1]
+    busy = Rates(spec, told).busy(across[1])
+    assert found[0] - found[1] == pytest.approx(results / 8 * 128 / (33454.1e9 * busy))
+
+
+def test_large_products_take_the_tile_that_is_known_to_be_fast() -> None:
+    """Two warp groups with 64 x 256 results each, four copies of 64 steps, clusters that share the longer factor, tiles in bands,
+    results that leave as boxes.
+    """
+    plugin, spec = resolve("cuda:h100")
+    expr = fuse(ops.expression(ops.matmul(T("a", 8192, 8192), T("b", 8192, 8192))))
+    (best,) = construct(expr, spec, plugin.rules(spec, expr), plugin.cost_parameters(spec, expr), 1)
+    (stage,) = best.program.stages
+    assert stage.tiles == ((128, 256, 64), (64, 256, 16)) and stage.atom.name == "wgmma_m64n256k16_f16"
+    assert {s.depth for s in stage.staged} == {4} and stage.cluster == 2 and stage.in_bands and leaves(stage)
+    assert stage.brought_once((False, True, True)), "the factor with 256 columns is brought once for both"

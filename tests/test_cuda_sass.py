@@ -30,6 +30,7 @@ CHIPS = ("v100-pcie", "a100", "rtx4090", "h100")
 WITH_FRAGMENTS, WITH_GROUPS = ("a100", "rtx4090"), ("h100",)  # where products take operands from registers, and from shared memory
 WITH_MATRICES = (*WITH_FRAGMENTS, *WITH_GROUPS)
 LEAST_FFMA = 0.9
+PIECE = 16  # bytes of a copy that runs by itself
 REDUCE_TRIPS, BLOCKS = 3, 2  # of a kernel made small: enough for every stage of its pipeline, and for tiles that meet
 
 needs_disassembler = pytest.mark.skipif(disassembly.tool() is None, reason=f"no disassembler: {disassembly.INSTALL}")
@@ -103,9 +104,10 @@ def test_products_of_warp_groups_run_by_themselves(chip: str) -> None:
     tile = dict(zip([d.name for d in stage.nest.dims], stage.unit_tile, strict=True))
     groups = math.prod(tile[d] // e for d, e in zip(("m", "n"), stage.inner[:2], strict=True))
     done = sum(code.hot.matrix_products.values()) * math.prod(e for e in stage.atom.extents.values() if isinstance(e, int)) * groups
-    assert done == tile["m"] * tile["n"] * tile["k"]
+    steps, rest = divmod(done, tile["m"] * tile["n"] * tile["k"])  # the assembler may put two of them one after another
+    assert steps in (1, 2) and not rest
     assert code.hot.drains == 0
-    assert sum(i.name.startswith("WARPGROUP.DEPBAR") for i in code.hot.running) == 1
+    assert sum(i.name.startswith("WARPGROUP.DEPBAR") for i in code.hot.running) == steps
     assert code.hot.bytes_of("LDS") == code.hot.bytes_of("LDSM") == code.hot.local_accesses == 0
 
 
@@ -175,7 +177,8 @@ def test_copies_that_run_by_themselves_bring_what_the_block_tile_says(chip: str)
     stage, code, kernel = compiled(chip, "float16")
     tile = dict(zip([d.name for d in stage.nest.dims], stage.unit_tile, strict=True))
     warps = kernel.artifact.launch["kernels"][0]["threads"] // machine_code.LANES
-    panels = 2 * (tile["m"] + tile["n"]) * tile["k"]
+    pieces = [2 * tile[side] * tile["k"] // PIECE for side in ("m", "n")]  # of each panel; the last ones are some threads' only
+    panels = sum(-(-count // (warps * machine_code.LANES)) for count in pieces) * warps * machine_code.LANES * PIECE
     copied = code.whole.bytes_of("LDGSTS") * warps
     assert copied > 0 and copied % panels == 0
     inside = code.hot.bytes_of("LDGSTS") * warps

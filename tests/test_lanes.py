@@ -73,7 +73,7 @@ def test_the_last_share_may_be_shorter() -> None:
 
 def test_a_share_is_remembered() -> None:
     spec = load_spec("cuda:a100")
-    op = ops.matmul(ops.tensor((40, 3000)), ops.tensor((3000, 64)))
+    op = ops.matmul(ops.tensor((128, 8192)), ops.tensor((8192, 128)))
     found = [
         c.program for c in roller.compile(op, device="cuda:a100", top_k=40).candidates if c.program.stages[0].share is not None
     ]
@@ -89,11 +89,12 @@ def test_a_share_is_remembered() -> None:
 # --- copies in flight ------------------------------------------------------------------------------------------------
 
 
-def seconds(spec: HardwareSpec, depth: int, resident: int = 1) -> float:
+def seconds(spec: HardwareSpec, depth: int, resident: int = 1, atom: int = 0, terms: bool = False) -> Any:
     deep = tuple(replace(s, depth=depth) for s in PANELS)
     unit = spec.model_copy(update={"unit": spec.unit.model_copy(update={"resident_tiles_max": resident})})
-    made = program(unit, staged=deep)
-    return Model(unit, CostParameters(), Geometry(made.nest)).estimate(made).seconds
+    made = program(unit, staged=deep, atom=atom)
+    found = Model(unit, CostParameters(), Geometry(made.nest)).estimate(made)
+    return dict(found.terms) if terms else found.seconds
 
 
 def test_a_panel_takes_its_latency_for_each_copy_that_is_under_way() -> None:
@@ -103,7 +104,54 @@ def test_a_panel_takes_its_latency_for_each_copy_that_is_under_way() -> None:
     assert seconds(slow, 2) == pytest.approx(waits, rel=0.3)
     assert seconds(slow, 3) == pytest.approx(seconds(slow, 2) / 2, rel=0.3)
     assert seconds(slow, 2, resident=2) == pytest.approx(seconds(slow, 2) / 2, rel=0.3)
-    assert seconds(chip(), 2) == seconds(chip(), 3), "where nothing waits more copies are worth nothing"
+
+
+@pytest.mark.parametrize(("resident", "copies"), [(1, 2), (1, 3), (1, 4), (2, 2), (2, 3)])
+def test_who_computes_and_starts_copies_waits_for_latency_and_transfer(resident: int, copies: int) -> None:
+    """All but one of a tile's copies are under way: what neither using nor moving covers of their latency and transfer is waited
+    for.
+    """
+    slow = chip(latency=5_000.0)
+    found, transfer = seconds(slow, copies, resident, terms=True), 64 * 16 * (32 * 16 + 16 * 32) * 4 / 64e9
+    latencies = 64 / 2 * 16 * 5e-6
+    ring = (latencies + transfer) / (resident * (copies - 1))
+    assert found["latency"] == pytest.approx(max(0.0, ring - max(found["compute"], found["pad"], found["register"])))
+    assert found["latency"] > 0
+
+
+@pytest.mark.parametrize("copies", [2, 3, 4])
+def test_a_copy_that_others_fill_goes_around_by_itself(copies: int) -> None:
+    """Filled, used, given back: so much of a copy's way around falls to each of them."""
+    slow = chip(latency=2_000.0)
+    found, transfer = seconds(slow, copies, atom=1, terms=True), 64 * 16 * (32 * 16 + 16 * 32) * 4 / 64e9
+    using = max(found["compute"], found["register"])
+    ring = (64 / 2 * 16 * 2e-6 + transfer + using) / copies
+    assert found["latency"] == pytest.approx(max(0.0, ring - max(using, found["pad"])))
+    assert found["latency"] > 0
+
+
+def test_more_copies_lose_less_of_what_overlaps() -> None:
+    """Two overlap as the spec says, of N the one in use has N - 1 to make up for a late one; what registers read is not theirs."""
+
+    def lost(depth: int, resident: int = 1) -> tuple[float, ...]:
+        spec = chip(resident_tiles_max=resident)
+        made = program(spec, staged=tuple(replace(s, depth=depth) for s in PANELS))
+        return Model(spec, CostParameters(), Geometry(made.nest)).losses(made)
+
+    assert lost(2) == (0.1, 0.1, 0.1)
+    assert lost(3) == pytest.approx((0.05, 0.05, 0.1))
+    assert lost(2, resident=2) == pytest.approx((0.1 / 3, 0.1 / 3, 0.1))
+    assert lost(1) == (1.0, 1.0, 1.0), "one copy of one tile: filling and using it take turns"
+    assert seconds(chip(), 3) < seconds(chip(), 2)
+
+
+def test_copies_take_the_room_of_long_steps() -> None:
+    """Where long steps leave room for two copies, shorter ones with more of them are tried too."""
+    spec = chip(latency=10_000.0, pad=16_500 + 4096)
+    expr = expression_of(ops.matmul(ops.tensor((256, 256)), ops.tensor((256, 256))))
+    search = searches(variants(expr.stages[0], expr.tensors), spec, Rules(spec.atoms[:1], {}), CostParameters())[0]
+    long = replace(program(spec), nest=search.nest, tiles=((32, 32, 32), INNER), staged=tuple(replace(s, depth=2) for s in PANELS))
+    assert {(p.unit_tile[K], p.staged[0].depth) for p in refined(search, long)} >= {(16, 3), (16, 4), (8, 4)}
 
 
 def test_more_copies_are_chosen_where_they_hide_a_wait() -> None:
@@ -117,6 +165,31 @@ def test_more_copies_are_chosen_where_they_hide_a_wait() -> None:
     assert chosen(chip(latency=10_000.0)) == 4
     assert chosen(chip(latency=10_000.0, depth=3)) == 3
     assert chosen(chip(latency=10_000.0, pad=17_000)) == 3, "as many as there is room for: 4 KiB each, and one of results"
+
+
+# --- atoms that read panels as they lie ------------------------------------------------------------------------------
+
+
+def test_rows_that_atoms_read_in_place_are_as_long_as_all_banks_are_wide() -> None:
+    level = toy_level("pad", 1 << 16, 64, 2, depth_max=4, banks={"count": 32, "width_bytes": 4})
+    spec = chip().model_copy(update={"levels": (chip().levels[0], level, *chip().levels[2:])})
+    made = program(spec, atom=1)
+    fit = Fit(spec, made.nest, Geometry(made.nest))
+    legal = {k: fit.legal(made.levels, 0, (32, 32, k), (16, 16, 1), made.mapping, made.atom) for k in (16, 32, 64, 256)}
+    assert legal == {16: "bank rows", 32: None, 64: None, 256: None}, "rows of 128 bytes"
+    assert fit.legal(made.levels, 0, (32, 16, 32), (16, 16, 1), made.mapping, made.atom) == "bank rows", "of the other factor, too"
+    assert fit.legal(made.levels, 0, (32, 32, 16), (16, 16, 1), (), spec.atoms[0]) is None, "others are read by lanes"
+    short = program(spec, k=24, atom=1)
+    whole = Fit(spec, short.nest, Geometry(short.nest))
+    assert whole.legal(short.levels, 0, (32, 32, 24), (16, 16, 1), short.mapping, short.atom) is None, "the whole row of the array"
+
+
+def test_they_share_no_reduction() -> None:
+    spec = chip(combine=("shuffle",))
+    expr = expression_of(ops.matmul(ops.tensor((256, 256)), ops.tensor((256, 256))))
+    found = searches(variants(expr.stages[0], expr.tensors), spec, Rules(spec.atoms, {}), CostParameters())
+    assert {s.fit.cooperate for s in found if s.atom.kind == "scalar"} == {False, True}
+    assert {s.fit.cooperate for s in found if s.atom.kind == "matrix"} == {False}
 
 
 # --- storage that no tile gets, launches -----------------------------------------------------------------------------

@@ -150,14 +150,14 @@ def test_a_product_of_float32_keeps_its_promises(chip: str) -> None:
 
 @pytest.mark.parametrize("chip", ["mi210", "mi300x", "rx7900xtx"])  # before them LLVM waits for everything at barriers
 def test_loads_are_under_way_across_barriers(chip: str) -> None:
-    kernel = roller.compile(gemm(512, 512, 512), device=f"rocm:{chip}")
+    kernel = roller.compile(gemm(640, 640, 640), device=f"rocm:{chip}")
     text = kernel.artifact.launch["assembly"]
     assert re.search(r"global_load_(?:(?!vmcnt\(0\)).)*s_barrier", text, re.DOTALL)
 
 
 @pytest.mark.parametrize("chip", ["mi210", "mi300x"])
 def test_packed_arithmetic_is_used_where_the_chip_has_it(chip: str) -> None:
-    kernel = roller.compile(gemm(512, 512, 512), device=f"rocm:{chip}")
+    kernel = roller.compile(gemm(1024, 1024, 1024), device=f"rocm:{chip}")
     assert "v_pk_fma_f32" in kernel.artifact.launch["assembly"]
 
 

@@ -33,7 +33,7 @@ class FillWaits:
         if not self.machine.in_place(program.atom) or not program.staged or roles != {*SIDES, "k"}:
             return 1
         names = tuple(d.name for d in program.nest.dims)
-        key = program.nest.stage.name, names, program.atom.name, program.mapping, program.unit_tile, program.cluster
+        key = program.nest.stage.name, names, program.atom.name, program.mapping, program.unit_tile, program.beside
         found = self._known.get(key)
         if found is None:
             block = block_of(program, self.machine)

@@ -43,7 +43,7 @@ def roller_atoms(spec: HardwareSpec, expr: TensorExpr) -> Sequence[ComputeAtom]:
 
 @hookimpl
 def roller_cost_parameters(spec: HardwareSpec) -> CostParameters:
-    """How often warps that fill panels wait for memory."""
+    """How often warps that fill panels wait for memory, and what storing takes where nobody computes meanwhile."""
     return _module("chip").cost_parameters(spec)  # type: ignore[no-any-return]
 
 

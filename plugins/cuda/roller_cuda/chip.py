@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
+from typing import Any
 
 from roller.plugin import ComputeAtom, CostParameters, DeviceUnavailableError, HardwareSpec, StageProgram, TensorExpr, find_spec
 from roller_cuda import calibrate, gpu, likeness, tensor_cores
@@ -57,14 +58,33 @@ class Waits:
 
     @cached_property
     def _counted(self) -> Callable[[StageProgram], int]:
-        codegen = import_module("roller_cuda.codegen")  # it loads TVM, which whoever has no matrix atoms does without
-        return import_module("roller.schedule.waits").FillWaits(codegen.machine(self.spec))  # type: ignore[no-any-return]
+        return import_module("roller.schedule.waits").FillWaits(_machine(self.spec))  # type: ignore[no-any-return]
 
     def __call__(self, program: StageProgram) -> int:
         """At least 1."""
         return self._counted(program) if program.atom.kind == "matrix" else 1
 
 
+@dataclass
+class Stores:
+    """Accesses that storing the results of a block takes while nobody multiplies."""
+
+    spec: HardwareSpec
+
+    @cached_property
+    def _counted(self) -> Callable[[StageProgram], float]:
+        return import_module("roller.schedule.leaving").StoreAccesses(_machine(self.spec))  # type: ignore[no-any-return]
+
+    def __call__(self, program: StageProgram) -> float:
+        """0 where others multiply meanwhile."""
+        return self._counted(program) if program.atom.kind == "matrix" else 0.0
+
+
+def _machine(spec: HardwareSpec) -> Any:
+    """What the lowering knows of a chip; it loads TVM, which whoever has no matrix atoms does without."""
+    return import_module("roller_cuda.codegen").machine(spec)
+
+
 def cost_parameters(spec: HardwareSpec) -> CostParameters:
     """What the model needs beyond the spec."""
-    return CostParameters(fill_waits=Waits(spec))
+    return CostParameters(fill_waits=Waits(spec), store_accesses=Stores(spec))

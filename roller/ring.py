@@ -1,0 +1,63 @@
+"""Copies of panels that go around between those who fill them and those who use them: how long units wait for one.
+
+A copy is filled, which takes the latency and the transfer (W and X for all fills of a unit), then used (C for all of them).
+
+    those who compute start the copies, too    (W + X) / (R (D - 1))    all but one of D copies of R tiles are under way
+    others fill them, or there is one copy     (W + X + C) / (R D)      each copy goes around by itself
+
+The second is what the cycle of a closed queue allows, the first what it allows if nothing is started before a step ends. What of
+it neither using nor moving covers is waited for. With no transfer and no use both are Little's law.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from roller.program import Staging, copy_depth
+from roller.rates import Rates
+from roller.traffic import level_traffic
+from roller.walk import NestWalk
+
+
+def ring_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, using: float, moving: float) -> float:
+    """Seconds of waiting for panels at a level. `using`, `moving`: what using all of them takes, and moving all that is moved into
+    the level; `resident`: tiles on a unit at a time.
+    """
+    program, level = walk.program, walk.spec.levels[index]
+    panels = [s for s in program.staged if s.level == index]
+    if not panels or not level.latency_ns or not level.managed:
+        return 0.0
+    depth = min(s.depth for s in panels)
+    filling = _latencies(rates, walk, index, panels) + _transfers(rates, walk, index)
+    if depth == 1 or walk.spec.in_place(program.atom):
+        ring = (filling + using) / (resident * depth)
+    else:
+        ring = filling / (resident * (depth - 1))
+    return max(0.0, ring - (using + moving if resident * depth == 1 else max(using, moving)))
+
+
+def _latencies(rates: Rates, walk: NestWalk, index: int, panels: Sequence[Staging]) -> float:
+    """The latencies of all fills of a unit, one after another: the level's, and that of the next outer one for the share of them
+    that comes from there. A panel that comes in several rounds waits for each.
+    """
+    program, level, parameters = walk.program, walk.spec.levels[index], walk.parameters
+    moved = level_traffic(walk, index).bytes
+    further = walk.spec.levels[index - 1].latency_ns if index > 1 and moved else 0.0
+    share = min(1.0, level_traffic(walk, index - 1).bytes / moved) if further else 0.0
+    fills = math.prod([lp.trips for lp in program.loops[: max(copy_depth(program, s) for s in panels)]])
+    units = walk.spec.unit.count * max(rates.busy(program), 1e-9)
+    waits = parameters.fill_waits(program) if parameters.fill_waits is not None else 1
+    return fills / units * waits * (level.latency_ns + share * further) * 1e-9
+
+
+def _transfers(rates: Rates, walk: NestWalk, index: int) -> float:
+    """The time in which what fills panels at a level arrives: from the next outer one, or from the one around that for as much of
+    it as has to come from there.
+    """
+    traffic, busy = level_traffic(walk, index), rates.busy(walk.program)
+    seconds = traffic.filled / rates.into(walk.spec.levels[index], busy)
+    if index == 1 or not traffic.bytes:
+        return seconds
+    outside = level_traffic(walk, index - 1).bytes * traffic.filled / traffic.bytes
+    return max(seconds, min(traffic.filled, outside) / rates.into(walk.spec.levels[index - 1], busy))

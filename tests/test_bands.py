@@ -1,0 +1,137 @@
+"""Bands: unit tiles of one dimension that follow one another, so that what units work on at a time is near a square."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+from emulating import emulated, expression, needs_cxx, text_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+import roller
+from roller import ops, verify
+from roller.chip import load_spec, resolve
+from roller.choice import bands_of
+from roller.construct import construct
+from roller.cost import Model
+from roller.fusion import fuse
+from roller.hardware import HardwareSpec
+from roller.nest import variants
+from roller.program import Loop, StageProgram, Staging, lane_level, tiled_levels
+from roller.rates import CostParameters
+from roller.record import program_from_json, program_to_json
+from roller.search import searches
+from roller.testing import gemm
+from roller.tile import Geometry
+from roller_cuda import codegen
+
+M, N, K = 0, 1, 2
+A100 = load_spec("cuda:a100")
+PANELS = (Staging("panel", 0, 2, 2), Staging("panel", 1, 2, 2))
+
+
+def program(rows: int, columns: int, spec: HardwareSpec = A100, k: int = 4096) -> StageProgram:
+    """So many tiles of 128 x 64."""
+    nest = variants((expr := gemm(128 * rows, 64 * columns, k)).stages[0], expr.tensors)[0]
+    atom, order = next(a for a in spec.atoms if a.name == "f32"), ((M, N, K),) * 2
+    tiles = ((128, 64, 32), (8, 8, 1))
+    return StageProgram(nest, atom, (), tiled_levels(spec), tiles, order, PANELS, lane_level=lane_level(spec))
+
+
+def walked(made: StageProgram) -> list[tuple[int, ...]]:
+    """The unit tiles in the order in which they are dealt, each by its place along each dimension."""
+    units = [lp for lp in made.loops if lp.over == "units"]
+    found = []
+    for trips in itertools.product(*(range(lp.trips) for lp in units)):
+        place = [0] * len(made.nest.dims)
+        for lp, trip in zip(units, trips, strict=True):
+            place[lp.dim] += trip * made.step(lp) // made.unit_tile[lp.dim]
+        found.append(tuple(place))
+    return found
+
+
+@given(st.integers(1, 24), st.integers(1, 24), st.sampled_from((M, N)), st.integers(1, 24))
+def test_every_tile_is_dealt_once_whatever_the_band(rows: int, columns: int, dim: int, count: int) -> None:
+    plain = program(rows, columns)
+    made = replace(plain, band=(dim, count))
+    assert sorted(walked(made)) == walked(plain)
+    assert made.unit_tiles == plain.unit_tiles == rows * columns
+    counts = dim == M and rows % count == 0 and 1 < count < rows and columns > 1
+    assert made.in_bands == counts, "a band along the innermost dimension, or of all its tiles, changes nothing"
+    assert ("bands of" in made.describe()) == counts
+
+
+def test_a_band_is_walked_before_the_next_tile_of_what_lies_inside_it() -> None:
+    made = replace(program(4, 3), band=(M, 2))
+    assert [lp for lp in made.loops if lp.over == "units"] == [
+        Loop(M, 2, "units", 2, 256),
+        Loop(N, 3, "units", 2),
+        Loop(M, 2, "units", 2),
+    ]
+    assert walked(made)[:6] == [(0, 0, 0), (1, 0, 0), (0, 1, 0), (1, 1, 0), (0, 2, 0), (1, 2, 0)]
+
+
+def moved(made: StageProgram) -> float:
+    """Predicted seconds of what comes into the L2 cache."""
+    return dict(Model(A100, CostParameters(), Geometry(made.nest)).estimate(made).terms)["L2"]
+
+
+def test_units_that_work_on_a_square_load_less() -> None:
+    """108 multiprocessors in rows of 256 tiles: one row of one factor, and all of the other one."""
+    plain = program(128, 256)
+    squares = min(moved(replace(plain, band=(M, count))) for count in (2, 4, 8, 16))
+    assert squares < 0.4 * moved(plain)
+    rated = dict(Model(A100, CostParameters(), Geometry(plain.nest)).estimate(plain).terms)
+    with_band = replace(plain, band=(M, 8))
+    inside = dict(Model(A100, CostParameters(), Geometry(plain.nest)).estimate(with_band).terms)
+    assert inside["shared"] == rated["shared"] and inside["compute"] == rated["compute"]
+
+
+def test_bands_are_as_wide_as_makes_what_units_load_least() -> None:
+    """n tiles of a x b in bands of c: c a + n / c b; of the numbers that divide the tiles the nearest one."""
+    expr = gemm(128 * 128, 64 * 256, 4096)
+    (search, *_) = searches(
+        variants(expr.stages[0], expr.tensors), A100, resolve("cuda:a100")[0].rules(A100, expr), CostParameters()
+    )
+    plain = replace(program(128, 256), nest=search.nest)
+    (found,) = bands_of(search, plain)
+    together = 108 * 3  # blocks of 128 threads with 36 KiB of panels, as many as registers leave room for
+    assert found.band is not None and found.band[0] == M
+    assert abs(math.log2(found.band[1] / math.sqrt(together * 64 / 128))) <= 0.5
+    assert not list(bands_of(search, replace(plain, staged=()))), "where nothing is used again there is nothing to load less of"
+
+
+@pytest.mark.parametrize("chip", ["cuda:v100", "cuda:a100", "cuda:h100", "rocm:mi300x"])
+def test_large_products_are_dealt_in_bands(chip: str) -> None:
+    plugin, spec = resolve(chip)
+    expr = fuse(ops.expression(ops.matmul(ops.tensor((16384, 16384), "float16"), ops.tensor((16384, 16384), "float16"))))
+    (best,) = construct(expr, spec, plugin.rules(spec, expr), plugin.cost_parameters(spec, expr), 1)
+    assert best.program.stages[0].in_bands
+    again = program_from_json(program_to_json(best.program), best.program.expr)
+    assert again == best.program and again.describe() == best.program.describe()
+    assert best.program.to_dict()["stages"][0]["band"]
+
+
+@needs_cxx
+@pytest.mark.parametrize(("m", "n", "k"), [(100, 90, 60), (96, 64, 33)])
+def test_programs_in_bands_are_right(m: int, n: int, k: int) -> None:
+    op = ops.matmul(ops.tensor((m, k), name="a"), ops.tensor((k, n), name="b"))
+    expr, found = expression(op), 0
+    for drawn in roller.enumerate_programs(op, "cuda", spec=A100).sample(400, seed=3):
+        stage = drawn.stages[0]
+        if stage.in_bands and stage.unit_tiles <= 40 and codegen.refusal(A100, drawn) is None:
+            arrays = verify.random_inputs(expr, found)
+            verify.check(expr, arrays, emulated(expr, text_of(A100, drawn), arrays, bool(found % 2), True))
+            found += 1
+        if found == 3:
+            return
+    raise AssertionError("no program in bands was drawn")
+
+
+def test_explain_says_how_tiles_are_dealt() -> None:
+    kernel = roller.compile(ops.matmul(ops.tensor((16384, 8192)), ops.tensor((8192, 16384))), "cuda:a100")
+    assert kernel.program.stages[0].in_bands
+    assert "in bands of" in str(kernel.explain())
