@@ -30,6 +30,7 @@ from roller.tile import Geometry
 from roller.traffic import level_traffic
 from roller.walk import NestWalk
 
+MOST_SPARE = 4  # copies beside the one in use that make up for a late one: estimate; more of them do not
 LEAST_LAUNCH = 0.02  # a share of the time for which nobody keeps units idle
 FOLD_SLOTS = 3  # vector operations to make one vector of two: two exchanges and the reducer's
 
@@ -226,14 +227,15 @@ class Model:
     def losses(self, program: StageProgram) -> tuple[float, ...]:
         """The overlap numbers of compute and of the levels. All are 1 where a managed level holds one copy of one tile only, so
         that filling and using it take turns. Two copies, or tiles, overlap as the spec says; of N the one in use has N - 1 others
-        to make up for a late one, and what is lost of compute and of the way to that level is the spec's share over N - 1.
+        to make up for a late one, and what is lost of compute and of the way to that level is the spec's share over N - 1, or over
+        `MOST_SPARE`.
         """
         levels = self.spec.levels[1:]
         depths = [s.depth for s in program.staged if s.level and self.spec.levels[s.level].managed]
         copies = min(depths, default=0) * self._resident(program) if depths else 2
         if copies == 1:
             return (1.0,) * (1 + len(levels))
-        spare, last = copies - 1, max((s.level for s in program.staged), default=0)
+        spare, last = min(copies - 1, MOST_SPARE), max((s.level for s in program.staged), default=0)
         filled = [self.spec.loss(level) / (spare if n <= last else 1) for n, level in enumerate(levels, 1)]
         return (self.spec.overlap_loss / spare, *filled)
 

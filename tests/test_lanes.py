@@ -141,6 +141,7 @@ def test_more_copies_lose_less_of_what_overlaps() -> None:
     assert lost(2) == (0.1, 0.1, 0.1)
     assert lost(3) == pytest.approx((0.05, 0.05, 0.1))
     assert lost(2, resident=2) == pytest.approx((0.1 / 3, 0.1 / 3, 0.1))
+    assert lost(4, resident=2) == lost(4, resident=4) == pytest.approx((0.025, 0.025, 0.1)), "four to make up for it are enough"
     assert lost(1) == (1.0, 1.0, 1.0), "one copy of one tile: filling and using it take turns"
     assert seconds(chip(), 3) < seconds(chip(), 2)
 

@@ -13,8 +13,10 @@ import roller
 from roller import ops
 from roller.chip import resolve
 from roller.errors import CodegenError
+from roller.fusion import fuse
 from roller.kernel import BuildOptions
-from roller.program import RProgram, StageProgram
+from roller.nest import variants
+from roller.program import RProgram, StageProgram, Staging, lane_level, tiled_levels
 from roller_rocm import assembling, assembly, codegen, isolated, lowering, module, optimised
 from roller_rocm.unrolling import unrolled
 
@@ -113,11 +115,21 @@ def test_what_fits_without_a_promise_keeps_loads_under_way() -> None:
 def test_what_fits_in_no_other_way_is_scheduled_for_registers() -> None:
     """A depthwise convolution whose results, operands and what it carries take nearly all registers there are."""
     data, window = ops.tensor((128, 672, 11, 11), name="x"), ops.tensor((672, 1, 5, 5), name="w")
-    kernel = roller.compile(ops.depthwise_conv2d(data, window, padding="SAME"), device="rocm:mi50")
-    assert listed(kernel.source).facts["vgpr_spill_count"], "no longer an example: look for another one"
-    (frugal,) = module.roomier(kernel.source)  # a workgroup's own waves are all that is promised
-    assert kernel.artifact.resources["stage0_kernel.spilled_bytes"] == listed(frugal).facts["vgpr_spill_count"] == 0
-    assert min(kernel.candidates, key=lambda c: c.estimate.seconds).program == kernel.program
+    device, spec = resolve("rocm:mi50")
+    expr = fuse(ops.expression(ops.depthwise_conv2d(data, window, padding="SAME")))
+    nest = next(n for n in variants(expr.stages[0], expr.tensors) if [d.name for d in n.dims] == ["n", "c", "h", "w", "r", "s"])
+    atom, order, tiles = (
+        next(a for a in spec.atoms if a.name == "f32"),
+        tuple(range(6)),
+        ((32, 1, 4, 11, 1, 5), (1, 1, 1, 11, 1, 1)),
+    )
+    staged = (Staging("panel", 0, 2, 2, row_padding=12), Staging("panel", 1, 2, 2))
+    stage = StageProgram(nest, atom, (), tiled_levels(spec), tiles, (order, order), staged, lane_level=lane_level(spec))
+    source = device.codegen(spec, RProgram(expr, (stage,)), BuildOptions())
+    assert listed(source.text).facts["vgpr_spill_count"], "no longer an example: look for another one"
+    (frugal,) = module.roomier(source.text)  # a workgroup's own waves are all that is promised
+    built = device.build(spec, source, BuildOptions())
+    assert built.resources["stage0_kernel.spilled_bytes"] == listed(frugal).facts["vgpr_spill_count"] == 0
 
 
 def test_where_nothing_is_promised_nothing_else_is_tried() -> None:
