@@ -20,6 +20,7 @@ from functools import cached_property
 from roller.copying import copy_seconds
 from roller.estimate import Estimate, combine_estimates
 from roller.hardware import HardwareSpec
+from roller.lanes import reads
 from roller.occupancy import idle_lanes, resident_tiles
 from roller.program import RProgram, StageProgram
 from roller.rates import CostParameters, Rates
@@ -125,7 +126,20 @@ class Model:
         busy = self.rates.busy(program)
         rate = atom.gflops * 1e9 / 2 * self.chain_efficiency(program) * busy
         rows, idle = self._start_up(program), idle_lanes(program, self.spec, self._resident(program))
-        return points * slots * rows * idle / rate + self._epilogue_slots / (self.rates.vector_slots * busy)
+        return points * slots * rows * idle * self._crowding(program) / rate + self._epilogue_slots / (
+            self.rates.vector_slots * busy
+        )
+
+    def _crowding(self, program: StageProgram) -> float:
+        """How much longer computing takes as reading operands takes slots in which a unit starts instructions: nothing where
+        arithmetic at its peak leaves as many free.
+        """
+        slots, atom = self.spec.unit.issue_groups, program.atom
+        if slots is None or atom.kind == "matrix" or not program.staged or len(program.tiles) < 2 or program.lane_level is None:
+            return 1.0
+        steps = math.prod(program.inner) / _atom_outputs(program) * self._slots
+        arithmetic = (atom.flops_per_cycle_per_unit or 0.0) / 2 / _atom_outputs(program) / self.spec.unit.lane_group
+        return max(1.0, arithmetic / slots * (1 + reads(program) / max(steps, 1)))
 
     def _resident(self, program: StageProgram) -> int:
         """Tiles on a unit at a time; remembered for the program asked about last."""

@@ -117,6 +117,15 @@ def accesses(program: StageProgram, staging: Staging) -> tuple[int | None, tuple
     return run, tuple((width, piece) for piece in lane_pieces(program, run) for width in pieces(piece, widest))
 
 
+def reads(program: StageProgram) -> int:
+    """Accesses with which a lane reads its parts of all panels, for one innermost tile."""
+    found = 0
+    for staging in program.staged:
+        touches, (run, each) = staged_touches(program.nest, staging), accesses(program, staging)
+        found += len(each) * math.prod([program.inner[d] for d, t in enumerate(touches) if t and d != run])
+    return found
+
+
 def transactions(program: StageProgram, staging: Staging, group: Mapping[int, int], banks: Banks) -> int:
     """How often the lanes of a group (`group_tile`) go to the banks for their parts of an innermost tile's operand, together."""
     nest, touches = program.nest, staged_touches(program.nest, staging)

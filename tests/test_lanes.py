@@ -15,6 +15,7 @@ from roller.choice import refined
 from roller.cost import Model
 from roller.fit import Fit
 from roller.hardware import HardwareSpec
+from roller.lanes import reads
 from roller.nest import variants
 from roller.occupancy import resident_tiles
 from roller.program import Loop, StageProgram, Staging, copy_depth, lane_level, tiled_levels
@@ -166,6 +167,23 @@ def test_more_copies_are_chosen_where_they_hide_a_wait() -> None:
     assert chosen(chip(latency=10_000.0)) == 4
     assert chosen(chip(latency=10_000.0, depth=3)) == 3
     assert chosen(chip(latency=10_000.0, pad=17_000)) == 3, "as many as there is room for: 4 KiB each, and one of results"
+
+
+# --- slots that reading takes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("flops", "crowding"), [(256, 1 + 3 / 32), (128, 1.0), (None, 1.0)])
+def test_reading_operands_takes_slots_from_arithmetic_at_its_peak(flops: int | None, crowding: float) -> None:
+    """4 x 8 results a step: three accesses of 16 bytes beside 32 multiply-adds. Where these leave half of the slots free the accesses
+    are hidden.
+    """
+    atom = chip().atoms[0].model_copy(update={"flops_per_cycle_per_unit": flops})
+    rows = replace(PANELS[0], row_padding=0), PANELS[1]
+    spec = chip(issue_groups=4).model_copy(update={"atoms": (atom,)})
+    made = program(spec, staged=rows)
+    assert reads(made) == 3
+    told, silent = (Model(s, CostParameters(), Geometry(made.nest)).compute_seconds(made) for s in (spec, chip()))
+    assert told == pytest.approx(crowding * silent)
 
 
 # --- atoms that read panels as they lie ------------------------------------------------------------------------------
