@@ -116,8 +116,8 @@ class SchedulableUnit(_Model):
     `lane_reserved_bytes` for addresses and counters. Of the operands of one step it holds all but the largest, of which an atom's
     worth at a time is enough, or (`lane_operands` "whole") that too, where the compiler reads all values before it uses any.
     `chains` is how many independent accumulating operations a unit keeps in flight at peak (latency x issue width).
-    `issue_groups`: instructions, of a lane group each and of whatever kind, that a unit starts a cycle, where reading operands takes
-    such slots from arithmetic; None where it takes none.
+    `issue_groups`: instructions, of a lane group each and of whatever kind, that a unit starts a cycle, where reading operands
+    takes such slots from arithmetic; None where it takes none.
     """
 
     name: Name

@@ -174,9 +174,7 @@ def test_more_copies_are_chosen_where_they_hide_a_wait() -> None:
 
 @pytest.mark.parametrize(("flops", "crowding"), [(256, 1 + 3 / 32), (128, 1.0), (None, 1.0)])
 def test_reading_operands_takes_slots_from_arithmetic_at_its_peak(flops: int | None, crowding: float) -> None:
-    """4 x 8 results a step: three accesses of 16 bytes beside 32 multiply-adds. Where these leave half of the slots free the accesses
-    are hidden.
-    """
+    """4 x 8 results a step: three accesses of 16 bytes beside 32 multiply-adds, hidden where these leave half of the slots."""
     atom = chip().atoms[0].model_copy(update={"flops_per_cycle_per_unit": flops})
     rows = replace(PANELS[0], row_padding=0), PANELS[1]
     spec = chip(issue_groups=4).model_copy(update={"atoms": (atom,)})
