@@ -135,7 +135,7 @@ class Model:
         arithmetic at its peak leaves as many free.
         """
         slots, atom = self.spec.unit.issue_groups, program.atom
-        if slots is None or atom.kind == "matrix" or not program.staged or len(program.tiles) < 2 or program.lane_level is None:
+        if slots is None or atom.kind == "matrix" or not program.staged or program.lane_level is None:
             return 1.0
         steps = math.prod(program.inner) / _atom_outputs(program) * self._slots
         arithmetic = (atom.flops_per_cycle_per_unit or 0.0) / 2 / _atom_outputs(program) / self.spec.unit.lane_group
