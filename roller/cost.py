@@ -126,9 +126,8 @@ class Model:
         busy = self.rates.busy(program)
         rate = atom.gflops * 1e9 / 2 * self.chain_efficiency(program) * busy
         rows, idle = self._start_up(program), idle_lanes(program, self.spec, self._resident(program))
-        return points * slots * rows * idle * self._crowding(program) / rate + self._epilogue_slots / (
-            self.rates.vector_slots * busy
-        )
+        issued = points * slots * rows * idle * self._crowding(program)
+        return issued / rate + self._epilogue_slots / (self.rates.vector_slots * busy)
 
     def _crowding(self, program: StageProgram) -> float:
         """How much longer computing takes as reading operands takes slots in which a unit starts instructions: nothing where

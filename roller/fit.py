@@ -86,7 +86,7 @@ class Fit:
         for dim, extent in enumerate(self.nest.extents):
             along = any(a.strides[dim] == 1 for a in self.nest.accesses if a.role == "body")
             if along and tile[dim] < extent and tile[dim] % width:
-                return "bank rows"
+                return f"panel rows in multiples of {width}"
         return None
 
     def lanes(self, tile: Tile, inner: Tile, atom: ComputeAtom) -> int:

@@ -123,19 +123,14 @@ class StageProgram:
     def _in_bands(self, walked: list[Loop]) -> list[Loop]:
         """The loops over unit tiles with the tiles of a band inside those of the dimensions that come after it."""
         assert self.band is not None
-        (dim, count), last = self.band, max((n for n, lp in enumerate(walked) if self._deals(lp)), default=-1)
-        found = []
-        for number, lp in enumerate(walked):
-            banded = lp.dim == dim and self._deals(lp) and number < last and lp.trips % count == 0 and 1 < count < lp.trips
-            if banded:
-                found.append(replace(lp, trips=lp.trips // count, step=count * self.unit_tile[dim]))
-                walked.insert(last + 1, replace(lp, trips=count))
-            else:
-                found.append(lp)
-        return found
-
-    def _deals(self, lp: Loop) -> bool:
-        return lp.over == "units" and not self.nest.dims[lp.dim].is_reduce
+        dim, count = self.band
+        dealt = [lp for lp in walked if lp.over == "units" and not self.nest.dims[lp.dim].is_reduce]
+        cut = next((lp for lp in dealt[:-1] if lp.dim == dim and lp.trips % count == 0 and 1 < count < lp.trips), None)
+        if cut is None:
+            return walked
+        bands, inside = replace(cut, trips=cut.trips // count, step=count * self.unit_tile[dim]), replace(cut, trips=count)
+        last = walked.index(dealt[-1])
+        return [bands if lp is cut else lp for lp in walked[: last + 1]] + [inside, *walked[last + 1 :]]
 
     def _over(self, dim: int, position: int, level: int) -> Over:
         if level == self.lane_level and (self.cooperate or not self.nest.dims[dim].is_reduce):
