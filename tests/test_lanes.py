@@ -187,16 +187,17 @@ def test_reading_operands_takes_slots_from_arithmetic_at_its_peak(flops: int | N
 # --- atoms that read panels as they lie ------------------------------------------------------------------------------
 
 
+MULTIPLES = "panel rows in multiples of 32"
+
+
 def test_rows_that_atoms_read_in_place_are_as_long_as_all_banks_are_wide() -> None:
     level = toy_level("pad", 1 << 16, 64, 2, depth_max=4, banks={"count": 32, "width_bytes": 4})
     spec = chip().model_copy(update={"levels": (chip().levels[0], level, *chip().levels[2:])})
     made = program(spec, atom=1)
     fit = Fit(spec, made.nest, Geometry(made.nest))
     legal = {k: fit.legal(made.levels, 0, (32, 32, k), (16, 16, 1), made.mapping, made.atom) for k in (16, 32, 64, 256)}
-    assert legal == {16: "panel rows in multiples of 32", 32: None, 64: None, 256: None}, "rows of 128 bytes"
-    assert fit.legal(made.levels, 0, (32, 16, 32), (16, 16, 1), made.mapping, made.atom) == "panel rows in multiples of 32", (
-        "of the other factor, too"
-    )
+    assert legal == {16: MULTIPLES, 32: None, 64: None, 256: None}, "rows of 128 bytes"
+    assert fit.legal(made.levels, 0, (32, 16, 32), (16, 16, 1), made.mapping, made.atom) == MULTIPLES, "of the other factor, too"
     assert fit.legal(made.levels, 0, (32, 32, 16), (16, 16, 1), (), spec.atoms[0]) is None, "others are read by lanes"
     short = program(spec, k=24, atom=1)
     whole = Fit(spec, short.nest, Geometry(short.nest))
