@@ -39,6 +39,16 @@ class FillOrder:
     width: int
     stored: int
 
+    def follows(self, lanes: int) -> bool:
+        """True if the places of a lane's values follow from that of the first: so many lanes together go from one to the next a
+        whole number of steps of one digit, those further in stay.
+        """
+        for _, count, _ in reversed(self.digits[1:]):
+            if lanes % count:
+                return count % lanes == 0
+            lanes //= count
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class Fill:
@@ -130,6 +140,14 @@ def fill(
     far = tuple(sorted(inwards, key=lambda d: (d == along, -_source_step(mine, d), d)))
     most = max(1, most_together(value.dtype) // many)
     return Fill(tile, inwards, row, along, width, far, most, group, many * ELEMENT_BYTES[value.dtype])
+
+
+def share(program: StageProgram, staging: Staging, group: int) -> tuple[int, bool]:
+    """Accesses with which a lane fills its part of a panel of values as they are, and whether each place follows from the first."""
+    nest, tile = program.nest, program.unit_tile
+    steps, _ = panel_steps(nest, staging, tile, nest.spatial, nest.reduce)
+    order = fill(nest, tile, nest.factors[staging.operand], steps, nest.spatial, group).order(steps)
+    return -(-math.prod([count for _, count, _ in order.digits]) // program.lanes), order.follows(program.lanes)
 
 
 def _run(tile: Tile, inwards: Sequence[int], most: int) -> dict[int, int]:

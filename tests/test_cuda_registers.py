@@ -16,7 +16,7 @@ from roller import building, ops
 from roller.chip import load_spec
 from roller.cost import estimate
 from roller.devices import load_device
-from roller.kernel import Artifact
+from roller.kernel import Artifact, KernelSource
 from roller.occupancy import residents
 from roller_cuda import occupancy, toolchain
 
@@ -90,6 +90,17 @@ def test_blocks_on_a_multiprocessor(chip: str, threads: int, registers: int, sha
     assert occupancy.resident_blocks(load_spec(f"cuda:{chip}"), threads, registers, shared) == blocks
 
 
+# Of warps that are no multiple of the partitions, one partition has one more.
+@pytest.mark.parametrize(
+    ("threads", "registers"), [(32, 255), (256, 255), (288, 168), (320, 168), (384, 168), (416, 128), (1024, 64)]
+)
+def test_registers_of_a_thread(threads: int, registers: int) -> None:
+    spec = load_spec("cuda:a100")
+    assert occupancy.limit(spec, threads) == registers
+    assert occupancy.resident_blocks(spec, threads, registers, 0) >= 1
+    assert registers == occupancy.MOST or occupancy.resident_blocks(spec, threads, registers + 1, 0) == 0
+
+
 @given(st.sampled_from(CHIPS), st.integers(1, 32), st.integers(16, 255), st.integers(0, 160 << 10))
 def test_more_of_anything_leaves_no_more_blocks(chip: str, warps: int, registers: int, shared: int) -> None:
     spec = load_spec(f"cuda:{chip}")
@@ -99,3 +110,53 @@ def test_more_of_anything_leaves_no_more_blocks(chip: str, warps: int, registers
     assert here >= occupancy.resident_blocks(spec, 32 * (warps + 1), registers, shared)
     if registers <= occupancy.limit(spec, 32 * warps):
         assert occupancy.resident_blocks(spec, 32 * warps, registers, 0) >= 1
+
+
+# --- kernels that spill ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "taken"),
+    [
+        ((96, 4), (107, 0), True),
+        ((96, 1540), (168, 116), True),
+        ((96, 4), (168, 8), False),  # no better
+        ((255, 4), None, False),  # there are no more
+        ((96, 0), None, False),
+    ],
+)
+def test_spills_for_one_more_block_are_taken_back(
+    first: tuple[int, int], second: tuple[int, int] | None, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Registers and spilled bytes of a kernel as they are, and where one block on a multiprocessor is enough."""
+    texts = []
+
+    def compiled(text: str, _: str) -> tuple[bytes, dict[str, int]]:
+        texts.append(text)
+        registers, spilled = first if len(texts) == 1 else second or pytest.fail("the kernel is compiled again")
+        return text.encode(), {"k.registers": registers, "k.spilled_bytes": spilled}
+
+    monkeypatch.setattr(toolchain, "_compiled", compiled)
+    launch = {"kernels": [{"name": "k", "threads": 128, "shared_bytes": 0}]}
+    text = 'extern "C" __global__ void __launch_bounds__(128) k(float* __restrict__ x_ptr) {}'
+    artifact = toolchain.build(load_spec("cuda:a100"), KernelSource(text, "cuda-c++", "k", launch))
+    assert len(texts) == (1 if second is None else 2)
+    assert artifact.resources["k.registers"] == (second if taken and second else first)[0]
+    assert artifact.launch["text"] == (text.replace("(128)", "(128, 1)") if taken else text)
+    assert artifact.data == str(artifact.launch["text"]).encode()
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "op",
+    [
+        ops.depthwise_conv2d(ops.tensor((128, 672, 21, 21)), ops.tensor((672, 1, 7, 7)), stride=2, padding="SAME"),
+        ops.conv2d(ops.tensor((128, 128, 28, 28)), ops.tensor((128, 128, 3, 3)), padding=1),
+    ],
+    ids=["depthwise", "conv"],
+)
+def test_lanes_carry_no_more_than_they_have_registers_for(op: ops.SymbolicTensor) -> None:
+    """Values at the edge of an image, each with a place of its own: no programs are passed over."""
+    kernel = roller.compile(op, device="cuda:v100")
+    assert not any("spilled" in c.note for c in kernel.candidates if c.note)
+    assert "#pragma unroll" in kernel.source

@@ -15,7 +15,7 @@ from test_cuda_pieces import given_tiles
 from roller import ops
 from roller.banks import panel_steps
 from roller.chip import load_spec
-from roller.filling import Digit, conflicts, fill
+from roller.filling import Digit, FillOrder, conflicts, fill
 from roller.hardware import Banks
 from roller.program import StageProgram
 from roller.testing import expression
@@ -116,3 +116,25 @@ def test_every_value_is_one_lanes_and_no_two_lanes_meet_in_a_bank(chip: str, mad
         assert covered == sorted(sum(a * s for a, s in zip(at, steps, strict=True)) for at in itertools.product(*extents))
         ideal, actual = cycles(found, order.stored, 4, GPU)
         assert actual == ideal, (program.describe(), program.staged, order)
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.sampled_from((1, 2, 3, 4, 6, 8, 12, 16, 24)), st.integers(1, 6))
+def test_places_follow_from_the_first_where_all_lanes_go_the_same_way(counts: list[int], lanes: int, trips: int) -> None:
+    """Numbers in the digits' system, lane by lane; the outermost digit goes on as long as there are numbers."""
+    order = FillOrder(tuple((dim, count, 1) for dim, count in enumerate(counts)), None, 1, 1)
+
+    def place(number: int) -> tuple[int, ...]:
+        found = []
+        for count in reversed(counts[1:]):
+            number, digit = divmod(number, count)
+            found.append(digit)
+        return (number, *reversed(found))
+
+    def way(lane: int, trip: int) -> tuple[int, ...]:
+        return tuple(there - here for here, there in zip(place(lane), place(trip * lanes + lane), strict=True))
+
+    ways = [{way(lane, trip) for lane in range(lanes)} for trip in range(trips)]
+    if order.follows(lanes):
+        assert all(len(way) == 1 for way in ways)
+    elif trips * lanes > math.prod(counts):
+        assert any(len(way) > 1 for way in ways)

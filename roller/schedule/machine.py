@@ -225,7 +225,8 @@ class Machine:
     `panel_units`: matrix atoms that read panels, for which `producers` fill them; `departures`: None where lanes store all results;
     `shared_scope`: where the size of the memory that a block shares is said; `views`: places in panels are kept in pointers, as
     compilers of the printed text do not find by themselves what addresses have in common; `most_body`: multiply-adds that the
-    steps of a reduction may have between them that stand one after another; `place_registers`: of a place in an array;
+    steps of a reduction may have between them that stand one after another; `place_registers`: of a place in an array that follows
+    from another one; `apart_registers`: what it takes more where it does not; `guard_registers`: and where it may lie outside;
     `across`: what lanes carry from arrays to panels is on its way while they wait for one another, too; `settled`: by type, a
     function that gives back its argument and is called in order, for compilers that would put off computing a value until it is
     stored and keep all that it is computed of.
@@ -240,7 +241,9 @@ class Machine:
     shared_scope: str = AT_LAUNCH
     views: bool = True
     most_body: int = 1024
-    place_registers: int = 1
+    place_registers: float = 0.5
+    apart_registers: float = 1.0
+    guard_registers: float = 1.0
     across: bool = False
     settled: Mapping[str, str] = field(default_factory=dict)
 

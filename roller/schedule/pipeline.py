@@ -27,14 +27,14 @@ class Pipeline:
 
     def loop(self, trips: int | Expr, left: list[Stmt]) -> Stmt:
         """The loop and what comes before it; `left`: all lanes have left what they read before."""
-        carried = all(f.machine is None for f in self.fillings)
+        carried = all(f.copies is None for f in self.fillings)
         return self._carried(trips, left) if self.machine.across and carried else self._started(trips, left)
 
     def _started(self, trips: int | Expr, left: list[Stmt]) -> Stmt:
         """Each trip starts copies for a later one, reads ahead what lanes have to carry for the next one, computes, and then stores
         what it read. At its start what it needs is there, and nobody needs what it replaces.
         """
-        started, carried = ([f for f in self.fillings if (f.machine is None) == alone] for alone in (False, True))
+        started, carried = ([f for f in self.fillings if (f.copies is None) == alone] for alone in (False, True))
         stages, var = min(f.panel.copies for f in self.fillings), variable(f"i{self.number}")
         later = var + index(stages - 1)
         more = later < index(trips)

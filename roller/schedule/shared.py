@@ -20,7 +20,7 @@ from roller.filling import fill
 from roller.nest import Tile
 from roller.program import Staging, operand_value, staged_touches
 from roller.scalar import Load, Scalar, loads
-from roller.schedule.machine import Copies
+from roller.schedule.machine import Copies, Machine
 from roller.schedule.place import Point, base_address
 from roller.schedule.reading import Reader
 from roller.schedule.scalar import identity
@@ -52,6 +52,7 @@ from roller.schedule.tir import (
 from roller.schedule.walk import Position, State
 
 REGISTER_BYTES = 4
+CROWDED = 128  # registers of a lane, beside which there are operands and what else it computes with
 MOST_REPEATED = 8  # copies of a lane that stand one after another: their addresses share parts, but take registers
 
 
@@ -154,7 +155,7 @@ class Filling:
         block: Block,
         panel: SharedPanel,
         reader: Reader,
-        copies: Copies | None,
+        machine: Machine,
         crew: tuple[Expr, int] | None = None,
         taken: Callable[[Expr], Expr] = lambda value: value,
     ) -> None:
@@ -172,7 +173,24 @@ class Filling:
         self.total = math.prod(count for _, count, _ in self.digits)
         self.trips = -(-self.total // self.threads)
         self.dtype = panel.value.dtype
-        self.machine = copies if copies is not None and self._copied(copies) else None
+        self.copies = machine.copies if machine.copies is not None and self._copied(machine.copies) else None
+        self.follows = order.follows(self.threads)
+        self.place_registers = machine.place_registers
+        if not self.follows:
+            self.place_registers += machine.apart_registers + (machine.guard_registers if self.guarded else 0)
+
+    @property
+    def guarded(self) -> bool:
+        """True if values may lie outside their arrays."""
+        return any(self.nest.accesses[self.reader.number(read)].guarded for read in loads(self.panel.value))
+
+    @property
+    def registers(self) -> float:
+        """What a lane takes for its share if it has all of it on the way at a time: places, and values where copies do not run by
+        themselves.
+        """
+        words = -(-self.width * ELEMENT_BYTES[self.dtype] // REGISTER_BYTES)
+        return self.trips * (self.place_registers + (0 if self.copies is not None else words * self.panel.beside))
 
     @cached_property
     def held(self) -> Buffer:
@@ -202,6 +220,19 @@ class Filling:
         words = -(-self.taken_together * ELEMENT_BYTES[self.dtype] // REGISTER_BYTES)
         return -(-self.trips // max(1, registers // words))
 
+    @property
+    def _crowded(self) -> bool:
+        """True where compilers are not to have all of a lane's share on the way at a time: it and accumulators would take most of
+        the lane's registers.
+        """
+        accumulators = self.block.outputs * -(-self.nest.accumulator_bytes // REGISTER_BYTES)
+        return self.trips > MOST_REPEATED and accumulators + self.registers > CROWDED
+
+    def _repeated(self, trips: int) -> int:
+        """How many of a lane's copies stand one after another: as many as leave none over, if any."""
+        most = MOST_REPEATED if self.follows else MOST_REPEATED // 2
+        return next((n for n in range(most, most // 2, -1) if trips % n == 0), most)
+
     def _copied(self, copies: Copies) -> bool:
         """True if the panel holds an array's values as they lie there, in pieces that one copy can take."""
         panel, value = self.panel, self.panel.value
@@ -216,9 +247,9 @@ class Filling:
 
     def start(self, state: State, slot: Position) -> Stmt:
         """Start copies of a lane's share."""
-        assert self.machine is not None
+        assert self.copies is not None
         assert isinstance(self.panel.value, Load)
-        machine, value, source = self.machine, self.panel.value, self.reader.number(self.panel.value)
+        copies, value, source = self.copies, self.panel.value, self.reader.number(self.panel.value)
         access, window = self.nest.accesses[source], self.reader.window(source)
 
         def one(_: Expr, names: dict[int, Expr]) -> Stmt:
@@ -226,7 +257,7 @@ class Filling:
             point = self._point(state, names)
             place = pointer(window.buffer, base_address(self.nest, window, access.index, point))
             inside = every(c for c in (self._inside(state, names), self.reader.inside(value, point)) if c is not None)
-            return machine.copy(target, place, self.width * access.element_bytes, inside)
+            return copies.copy(target, place, self.width * access.element_bytes, inside)
 
         return self._each(one, ForKind.UNROLLED if self.trips <= MOST_REPEATED else ForKind.SERIAL)
 
@@ -244,8 +275,9 @@ class Filling:
         """A loop over a lane's share, or a run of it (its first trip and how many), with the place of its values in the unit's
         tile.
         """
-        var, item = variable("share"), variable("item")
         first, trips = run if run is not None else (0, self.trips)
+        name = f"unroll{self._repeated(trips)}_share" if kind == ForKind.SERIAL and self._crowded else "share"
+        var, item = variable(name), variable("item")
         bindings, rest = [tirx.Bind(item, index(plus(times(plus(first, var), self.threads), self.thread)))], item
         places: dict[int, Position] = {}
         for place, (dim, count, step) in enumerate(reversed(self.digits), 1):

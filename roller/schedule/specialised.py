@@ -263,9 +263,9 @@ class SpecialisedStage(Stage):
 
     def _by_lanes(self, fillings: list[Filling], state: State, slot: Expr) -> list[Stmt]:
         """What lanes copy into panels; all of it is there behind these statements."""
-        alone, copies = [f for f in fillings if f.machine is not None], self.machine.copies
+        alone, copies = [f for f in fillings if f.copies is not None], self.machine.copies
         started = [f.start(state, slot) for f in alone]
-        carried = [f.at_once(state, slot, CARRIED_REGISTERS) for f in fillings if f.machine is None]
+        carried = [f.at_once(state, slot, CARRIED_REGISTERS) for f in fillings if f.copies is None]
         if not alone or copies is None:
             return carried
         return [*started, copies.close(), *carried, copies.wait(0)]
@@ -337,6 +337,5 @@ def _begun(rings: Mapping[int, Ring]) -> list[Stmt]:
 def filling_of(block: Block, unit: PanelUnit, panel: SwizzledPanel, reader: Reader, machine: Machine) -> Filling:
     """How producers fill a panel that no box does: by copies that run by themselves, where values stay as they are."""
     assert machine.producers is not None
-    copies = None if unit.rounds else machine.copies
     crew = block.thread - index(block.threads), machine.producers.lanes
-    return Filling(block, panel, reader, copies, crew, unit.taken)
+    return Filling(block, panel, reader, replace(machine, copies=None) if unit.rounds else machine, crew, unit.taken)

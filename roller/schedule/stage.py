@@ -6,7 +6,7 @@ Accumulators stay in registers; panels lie in the memory that a block shares; la
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -105,10 +105,10 @@ def panels_of(block: Block, machine: Machine) -> list[SharedPanel]:
     last = [s for s in program.staged if depths[s.operand] == loop_number + 1]
     serial = loop_number >= 0 and program.loops[loop_number].over == "time" and program.loops[loop_number].trips > 1
     reader = Reader(program.nest, {})
-    fillings = [Filling(block, shared_panel(block, s, None), reader, machine.copies) for s in last]
-    carried = [f for f in fillings if f.machine is None]
+    fillings = [Filling(block, shared_panel(block, s, None), reader, machine) for s in last]
+    carried = [f for f in fillings if f.copies is None]
     accumulators = block.outputs * -(-program.nest.accumulator_bytes // REGISTER_BYTES)
-    held = _held(carried, machine)
+    held = sum(f.registers for f in carried)
     ahead = serial and all(s.depth > 1 for s in last) and accumulators + held <= MOST_REGISTERS
     most = 2 if carried else max((s.depth for s in last), default=1)  # what lanes carry is one step ahead, not more
     return [
@@ -124,28 +124,20 @@ def tile_bytes(program: StageProgram, spec: HardwareSpec) -> int:
     return Fit(spec, program.nest, Geometry(program.nest)).inner_bytes(program.inner, program.mapping, program.atom)
 
 
-def _held(carried: Sequence[Filling], machine: Machine) -> int:
-    """Registers of a lane for what it reads ahead, and for where each of these accesses goes."""
-    found = 0
-    for f in carried:
-        words = -(-f.width * ELEMENT_BYTES[f.dtype] // REGISTER_BYTES)
-        found += f.trips * (machine.place_registers + words * f.panel.beside)
-    return found
-
-
 def registers_ahead(program: StageProgram, machine: Machine) -> int:
     """Registers of a lane for what it carries from step to step."""
-    return _held([f for f in _fillings(program, machine) if f.machine is None and f.panel.ahead is not None], machine)
+    carried = [f for f in _fillings(program, machine) if f.copies is None and f.panel.ahead is not None]
+    return math.ceil(sum(f.registers for f in carried))
 
 
 def started_copies(program: StageProgram, machine: Machine) -> list[int]:
     """For each panel that copies fill by themselves how many a lane starts for one copy of it."""
-    return [f.trips for f in _fillings(program, machine) if f.machine is not None]
+    return [f.trips for f in _fillings(program, machine) if f.copies is not None]
 
 
 def _fillings(program: StageProgram, machine: Machine) -> list[Filling]:
     block, reader = matrix.block_of(program, machine), Reader(program.nest, {})
-    return [Filling(block, panel, reader, machine.copies) for panel in panels_of(block, machine)]
+    return [Filling(block, panel, reader, machine) for panel in panels_of(block, machine)]
 
 
 @dataclass
@@ -273,13 +265,13 @@ class Stage:
         if not due:
             return []
         fillings, copies = [self._filling(p) for p in due], self.machine.copies
-        started = [f.start(state, 0) for f in fillings if f.machine is not None]
+        started = [f.start(state, 0) for f in fillings if f.copies is not None]
         waiting = [copies.close(), copies.wait(0)] if copies is not None and started else []
-        carried = [f.at_once(state, 0) for f in fillings if f.machine is None]
+        carried = [f.at_once(state, 0) for f in fillings if f.copies is None]
         return [*self._left(depth), *started, *carried, *waiting, barrier()]
 
     def _filling(self, panel: SharedPanel) -> Filling:
-        return Filling(self.block, panel, self.reader, self.machine.copies)
+        return Filling(self.block, panel, self.reader, self.machine)
 
     def _left(self, depth: int) -> list[Stmt]:
         """All lanes have left what they read before, where a place inside so many loops is come to again."""

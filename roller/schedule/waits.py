@@ -46,4 +46,4 @@ class FillWaits:
         if bulk_of(block, panel, reader) is not None:
             return 0
         filling = filling_of(block, block.panel_unit, panel, reader, self.machine)
-        return 0 if filling.machine is not None else filling.rounds(CARRIED_REGISTERS)
+        return 0 if filling.copies is not None else filling.rounds(CARRIED_REGISTERS)

@@ -10,9 +10,10 @@ SHARED_GRANULE = 128
 
 
 def limit(spec: HardwareSpec, threads: int) -> int:
-    """Registers that a thread of a block may have."""
-    groups = -(-threads // spec.unit.lane_group)
-    even = spec.unit.lane_storage_bytes // REGISTER_BYTES // (groups * spec.unit.lane_group)
+    """Registers that a thread of a block may have: where warps are no multiple of the partitions, one of those has a warp more."""
+    groups, partitions = -(-threads // spec.unit.lane_group), max(1, spec.partitions)
+    there = spec.unit.lane_storage_bytes // REGISTER_BYTES // partitions
+    even = there // (-(-groups // partitions) * spec.unit.lane_group)
     return min(MOST, even // GRANULE * GRANULE)
 
 

@@ -95,6 +95,8 @@ def machine(spec: HardwareSpec, units: Mapping[str, MatrixUnit] = matrix_cores.U
         views=False,
         most_body=MOST_BODY,
         place_registers=PLACE,
+        apart_registers=0,
+        guard_registers=0,
         across=True,
         settled={dtype: f"roller_settled_{dtype}" for dtype in SETTLED},
     )
