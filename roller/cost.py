@@ -20,7 +20,7 @@ from functools import cached_property
 from roller.copying import copy_seconds
 from roller.estimate import Estimate, combine_estimates
 from roller.hardware import HardwareSpec
-from roller.lanes import reads
+from roller.issuing import Issued
 from roller.occupancy import idle_lanes, resident_tiles
 from roller.program import RProgram, StageProgram
 from roller.rates import CostParameters, Rates
@@ -60,6 +60,7 @@ class Model:
     _slots: float = field(init=False)
     _epilogue_slots: float = field(init=False)
     _registers: RegisterTraffic = field(init=False)
+    _issued: Issued = field(init=False)
     _known: dict[tuple[object, ...], Estimate] = field(default_factory=dict)
     _least: dict[tuple[object, ...], float] = field(default_factory=dict)  # seconds that programs take at least
     _last: tuple[StageProgram, int] | None = None
@@ -70,6 +71,7 @@ class Model:
         self._slots = body_slots(nest.stage)
         self._epilogue_slots = math.prod([nest.extents[i] for i in nest.spatial]) * epilogue_slots(nest.stage)
         self._registers = RegisterTraffic(nest, self.parameters.gather_slots)
+        self._issued = Issued(self.spec, self.parameters)
 
     def estimate(self, program: StageProgram) -> Estimate:
         """Predict one stage."""
@@ -130,15 +132,15 @@ class Model:
         return issued / rate + self._epilogue_slots / (self.rates.vector_slots * busy)
 
     def _crowding(self, program: StageProgram) -> float:
-        """How much longer computing takes as reading operands takes slots in which a unit starts instructions: nothing where
-        arithmetic at its peak leaves as many free.
+        """How much longer computing takes as reading operands and filling panels take slots in which a unit starts instructions:
+        nothing where arithmetic at its peak leaves as many free.
         """
         slots, atom = self.spec.unit.issue_groups, program.atom
         if slots is None or atom.kind == "matrix" or not program.staged or program.lane_level is None:
             return 1.0
         steps = math.prod(program.inner) / _atom_outputs(program) * self._slots
         arithmetic = (atom.flops_per_cycle_per_unit or 0.0) / 2 / _atom_outputs(program) / self.spec.unit.lane_group
-        return max(1.0, arithmetic / slots * (1 + reads(program) / max(steps, 1)))
+        return max(1.0, arithmetic / slots * (1 + self._issued.beside(program) / max(steps, 1)))
 
     def _resident(self, program: StageProgram) -> int:
         """Tiles on a unit at a time; remembered for the program asked about last."""

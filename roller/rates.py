@@ -29,6 +29,8 @@ class CostParameters:
     `warm`: the share of a problem that a cache with room for all of it holds from before: what made it, or the last call.
     `gather_slots`: issue slots to place one element that is not contiguous into a vector.
     `copy_slots`: issue slots of one load or store of a copy.
+    `fill_slots`: issue slots of a lane for one access with which it fills a panel, where units have few (`issue_groups`);
+    `place_slots`: what it takes more where its place does not follow from the one before; `step_slots`: for each step besides.
     `own_model`: rates programs of stages with all their tiles, and whole ones, instead of the core's model; what it gives no
     estimate for, the core rates. Its second argument: seconds from which on it need not be exact (`Model.seconds_below`).
     `resident_tiles`: tiles of a stage's program that a unit has room for at a time, as a device predicts it that knows more of what
@@ -50,6 +52,9 @@ class CostParameters:
     warm: float = 0.0
     gather_slots: float = 1.0
     copy_slots: float = 1.0
+    fill_slots: float = 0.0
+    place_slots: float = 0.0
+    step_slots: float = 0.0
     own_model: OwnRating | None = None
     resident_tiles: Callable[[StageProgram], int] | None = None
     fill_waits: Callable[[StageProgram], int] | None = None

@@ -15,6 +15,7 @@ from roller.choice import refined
 from roller.cost import Model
 from roller.fit import Fit
 from roller.hardware import HardwareSpec
+from roller.issuing import Issued
 from roller.lanes import reads
 from roller.nest import variants
 from roller.occupancy import resident_tiles
@@ -182,6 +183,34 @@ def test_reading_operands_takes_slots_from_arithmetic_at_its_peak(flops: int | N
     assert reads(made) == 3
     told, silent = (Model(s, CostParameters(), Geometry(made.nest)).compute_seconds(made) for s in (spec, chip()))
     assert told == pytest.approx(crowding * silent)
+
+
+@pytest.mark.parametrize(
+    ("columns", "copies", "apart"),
+    [
+        (32, 16 + 4, 0),  # 32 lanes: rows of 32 along m value by value, rows of 32 along n by four
+        (24, 22 + 4, 22),  # 24 lanes: no whole number of rows along m
+    ],
+)
+def test_filling_panels_takes_slots_too(columns: int, copies: int, apart: int) -> None:
+    """Two panels of 16 reduce points, whose filling is spread over the 16 innermost tiles that a lane computes of them."""
+    spec = chip(issue_groups=4)
+    rows = replace(PANELS[0], row_padding=0), PANELS[1]
+    made = program(spec, staged=rows, tiles=((32, columns, 16), INNER))
+    given = {"fill_slots": 2.0, "place_slots": 3.0, "step_slots": 40.0}
+    assert Issued(spec, CostParameters()).beside(made) == reads(made) == 3
+    for some in ({}, {"fill_slots"}, {"fill_slots", "place_slots"}, {"step_slots"}, set(given)):
+        slots = {name: given[name] if name in some else 0.0 for name in given}
+        beside = copies * slots["fill_slots"] + apart * slots["place_slots"] + slots["step_slots"]
+        assert Issued(spec, CostParameters(**slots)).beside(made) == pytest.approx(3 + beside / 16)
+    atom = chip().atoms[0].model_copy(update={"flops_per_cycle_per_unit": 256})
+    full = spec.model_copy(update={"atoms": (atom,)})
+    made = replace(made, atom=atom)
+    told, silent = (
+        Model(full, CostParameters(**slots), Geometry(made.nest)).compute_seconds(made)
+        for slots in (given, dict.fromkeys(given, 0.0))
+    )
+    assert told / silent == pytest.approx((32 + 3 + (copies * 2 + apart * 3 + 40) / 16) / (32 + 3))
 
 
 # --- atoms that read panels as they lie ------------------------------------------------------------------------------

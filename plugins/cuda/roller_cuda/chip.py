@@ -86,5 +86,7 @@ def _machine(spec: HardwareSpec) -> Any:
 
 
 def cost_parameters(spec: HardwareSpec) -> CostParameters:
-    """What the model needs beyond the spec."""
-    return CostParameters(fill_waits=Waits(spec), store_accesses=Stores(spec))
+    """What the model needs beyond the spec. Slots: of the instructions in loops over steps of 36 kernels for two chips, what is
+    neither a multiply-add nor read from a panel, by least squares.
+    """
+    return CostParameters(fill_slots=2.0, place_slots=2.5, step_slots=50.0, fill_waits=Waits(spec), store_accesses=Stores(spec))
