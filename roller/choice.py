@@ -192,7 +192,7 @@ def bands_of(search: Search, program: StageProgram) -> Iterator[StageProgram]:
     and in twos, so that clusters lie along the dimension.
     """
     units = [lp for lp in program.loops if lp.over == "units" and not program.nest.dims[lp.dim].is_reduce]
-    if not program.dealt or search.spec.spread or not program.staged or len(units) < 2:
+    if not program.dealt or search.spec.spread or not program.staged or len(units) < 2 or not program.unit_tiles:
         return
     together = min(program.unit_tiles, search.spec.unit.count * resident_tiles(program, search.spec, search.model.geometry))
     inside, pairs = units[-1].dim, search.spec.levels[program.levels[0]].multicast_max > 1

@@ -40,8 +40,8 @@ class FillOrder:
     stored: int
 
     def follows(self, lanes: int) -> bool:
-        """True if the places of a lane's values follow from that of the first: so many lanes together go from one to the next a
-        whole number of steps of one digit, those further in stay.
+        """True if the places of a lane's values follow from that of the first, however many there are: so many lanes together go
+        from one to the next a whole number of steps of one digit, those further in stay.
         """
         for _, count, _ in reversed(self.digits[1:]):
             if lanes % count:
@@ -147,7 +147,8 @@ def share(program: StageProgram, staging: Staging, group: int) -> tuple[int, boo
     nest, tile = program.nest, program.unit_tile
     steps, _ = panel_steps(nest, staging, tile, nest.spatial, nest.reduce)
     order = fill(nest, tile, nest.factors[staging.operand], steps, nest.spatial, group).order(steps)
-    return -(-math.prod([count for _, count, _ in order.digits]) // program.lanes), order.follows(program.lanes)
+    accesses = -(-math.prod([count for _, count, _ in order.digits]) // program.lanes)
+    return accesses, accesses == 1 or order.follows(program.lanes)
 
 
 def _run(tile: Tile, inwards: Sequence[int], most: int) -> dict[int, int]:

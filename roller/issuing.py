@@ -24,9 +24,9 @@ class Issued:
     def beside(self, program: StageProgram) -> float:
         """Slots of a lane for one innermost tile: its reads, and the tile's part of filling panels and of the step around it."""
         found, given = float(reads(program)), self.parameters
-        if not given.fill_slots and not given.step_slots:
-            return found
         tiles, steps = _trips(program.loops), 0
+        if not (given.fill_slots or given.step_slots) or not tiles or not program.lanes:
+            return found
         for staging in program.staged:
             fills = _trips(program.loops[: copy_depth(program, staging)])
             accesses, follows = self._share(program, staging)

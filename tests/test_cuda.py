@@ -20,6 +20,8 @@ import roller
 from roller import ops, verify
 from roller.chip import load_spec
 from roller.cli.app import app
+from roller.construct import construct
+from roller.devices import load_device
 from roller.errors import CodegenError, ConstructionError, DeviceUnavailableError, ExpressionError, LaunchError, WrongResultError
 from roller.expr import TensorExpr
 from roller.kernel import Artifact, KernelSource
@@ -166,6 +168,20 @@ def test_shared_memory_is_full_of_nan_before_each_block() -> None:
     arrays = verify.random_inputs(expr, 2)
     with pytest.raises(WrongResultError):
         verify.check(expr, arrays, emulated(expr, tampered(artifact, text.replace(line, "\n;", 1)), arrays))
+
+
+@needs_cxx
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("sizes", [(64, 64, 0), (0, 64, 64), (64, 0, 64)])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_products_without_elements(chip: str, sizes: tuple[int, int, int], dtype: str) -> None:
+    """Of the best program: sums of nothing are 0."""
+    m, n, k = sizes
+    spec, expr = load_spec(f"cuda:{chip}"), expression(ops.matmul(ops.tensor((m, k), dtype), ops.tensor((k, n), dtype)))
+    device = load_device("cuda")
+    (best,) = construct(expr, spec, device.rules(spec, expr), device.cost_parameters(spec, expr), 1)
+    arrays = verify.random_inputs(expr, 1)
+    verify.check(expr, arrays, emulated(expr, text_of(spec, best.program), arrays))
 
 
 # --- what the compiler says ------------------------------------------------------------------------------------------

@@ -136,5 +136,5 @@ def test_places_follow_from_the_first_where_all_lanes_go_the_same_way(counts: li
     ways = [{way(lane, trip) for lane in range(lanes)} for trip in range(trips)]
     if order.follows(lanes):
         assert all(len(way) == 1 for way in ways)
-    elif trips * lanes > math.prod(counts):
+    elif trips > 1 and trips * lanes > math.prod(counts):
         assert any(len(way) > 1 for way in ways)

@@ -227,6 +227,8 @@ class Machine:
     compilers of the printed text do not find by themselves what addresses have in common; `most_body`: multiply-adds that the
     steps of a reduction may have between them that stand one after another; `place_registers`: of a place in an array that follows
     from another one; `apart_registers`: what it takes more where it does not; `guard_registers`: and where it may lie outside;
+    `most_beside`: registers of results and of what a lane reads into panels, from which on its accesses stand a few at a time, as
+    the compiler would have them all under way; None where it repeats no loop by itself;
     `across`: what lanes carry from arrays to panels is on its way while they wait for one another, too; `settled`: by type, a
     function that gives back its argument and is called in order, for compilers that would put off computing a value until it is
     stored and keep all that it is computed of.
@@ -244,6 +246,7 @@ class Machine:
     place_registers: float = 0.5
     apart_registers: float = 1.0
     guard_registers: float = 1.0
+    most_beside: int | None = 128
     across: bool = False
     settled: Mapping[str, str] = field(default_factory=dict)
 

@@ -52,7 +52,6 @@ from roller.schedule.tir import (
 from roller.schedule.walk import Position, State
 
 REGISTER_BYTES = 4
-CROWDED = 128  # registers of a lane, beside which there are operands and what else it computes with
 MOST_REPEATED = 8  # copies of a lane that stand one after another: their addresses share parts, but take registers
 
 
@@ -174,7 +173,10 @@ class Filling:
         self.trips = -(-self.total // self.threads)
         self.dtype = panel.value.dtype
         self.copies = machine.copies if machine.copies is not None and self._copied(machine.copies) else None
-        self.follows = order.follows(self.threads)
+        self.follows = self.trips == 1 or order.follows(self.threads)
+        # A crew has no results in its registers.
+        self.accumulators = self.block.outputs * -(-self.nest.accumulator_bytes // REGISTER_BYTES) if crew is None else 0
+        self.most_beside = machine.most_beside
         self.place_registers = machine.place_registers
         if not self.follows:
             self.place_registers += machine.apart_registers + (machine.guard_registers if self.guarded else 0)
@@ -225,8 +227,9 @@ class Filling:
         """True where compilers are not to have all of a lane's share on the way at a time: it and accumulators would take most of
         the lane's registers.
         """
-        accumulators = self.block.outputs * -(-self.nest.accumulator_bytes // REGISTER_BYTES)
-        return self.trips > MOST_REPEATED and accumulators + self.registers > CROWDED
+        if self.most_beside is None or self.trips <= MOST_REPEATED:
+            return False
+        return self.accumulators + self.registers > self.most_beside
 
     def _repeated(self, trips: int) -> int:
         """How many of a lane's copies stand one after another: as many as leave none over, if any."""

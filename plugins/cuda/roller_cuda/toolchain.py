@@ -56,7 +56,7 @@ def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
     freed = _freed(spec, text, kernels, found)
     if freed != text:
         other, taken = _compiled(freed, arch)
-        if _spilled(taken) < _spilled(found):
+        if _spilled(taken) < _spilled(found) and _enough(freed, kernels, taken):
             text, data, found = freed, other, taken
     launch = {**source.launch, "text": text, "arch": arch}
     for kernel in kernels:

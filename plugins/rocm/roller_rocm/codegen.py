@@ -97,6 +97,7 @@ def machine(spec: HardwareSpec, units: Mapping[str, MatrixUnit] = matrix_cores.U
         place_registers=PLACE,
         apart_registers=0,
         guard_registers=0,
+        most_beside=None,
         across=True,
         settled={dtype: f"roller_settled_{dtype}" for dtype in SETTLED},
     )
