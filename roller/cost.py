@@ -323,7 +323,9 @@ class Model:
         return outputs / together * width * vectors / (self.rates.vector_slots * max(self.rates.busy(program), 1e-9))
 
     def _combine_seconds(self, program: StageProgram) -> float:
-        """Adding partial results: over units a write, a read and one more launch; over lanes a tree of exchanges a tile."""
+        """Adding partial results: over units a write, a read and one more launch; over lanes a tree of exchanges a tile, in each of
+        which all results of all lanes pass the way on which lanes read what they share.
+        """
         outputs = math.prod([program.nest.extents[i] for i in program.nest.spatial])
         seconds = 0.0
         if program.split > 1:
@@ -332,7 +334,9 @@ class Model:
         shared = math.prod([lp.trips for lp in program.loops if lp.over == "lanes" and program.nest.dims[lp.dim].is_reduce])
         if shared > 1:
             rounds = -(-program.unit_tiles // self.spec.unit.count)
-            seconds += rounds * math.log2(shared) * self.spec.levels[-1].latency_ns * 1e-9
+            passed = program.unit_tiles * program.lanes * accumulators(program) * program.nest.accumulator_bytes
+            exchanged = passed / self.rates.into(self.spec.levels[-1], max(self.rates.busy(program), 1e-9))
+            seconds += math.log2(shared) * (rounds * self.spec.levels[-1].latency_ns * 1e-9 + exchanged)
         return seconds
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -233,12 +234,23 @@ def test_rows_that_atoms_read_in_place_are_as_long_as_all_banks_are_wide() -> No
     assert whole.legal(short.levels, 0, (32, 32, 24), (16, 16, 1), short.mapping, short.atom) is None, "the whole row of the array"
 
 
-def test_they_share_no_reduction() -> None:
+def test_atoms_that_read_panels_share_no_reduction() -> None:
     spec = chip(combine=("shuffle",))
     expr = expression_of(ops.matmul(ops.tensor((256, 256)), ops.tensor((256, 256))))
     found = searches(variants(expr.stages[0], expr.tensors), spec, Rules(spec.atoms, {}), CostParameters())
     assert {s.fit.cooperate for s in found if s.atom.kind == "scalar"} == {False, True}
     assert {s.fit.cooperate for s in found if s.atom.kind == "matrix"} == {False}
+
+
+@pytest.mark.parametrize("shared", [1, 4, 16])
+def test_lanes_that_share_a_reduction_exchange_all_results(shared: int) -> None:
+    """After log2(lanes) exchanges each of them has all: every one passes on all that it has."""
+    spec = chip(combine=("shuffle",))
+    made = program(spec, cooperate=True, tiles=((32, 32, shared), INNER))
+    assert made.lanes == 32 * shared
+    terms = dict(Model(spec, CostParameters(), Geometry(made.nest)).estimate(made).terms)
+    passed = 256 * 256 * shared * 4
+    assert terms["combine"] == pytest.approx(math.log2(shared) * passed / (spec.levels[-1].bandwidth_gbps or 0) / 1e9)
 
 
 # --- storage that no tile gets, launches -----------------------------------------------------------------------------
