@@ -132,9 +132,7 @@ class Model:
         return issued / rate + self._epilogue_slots / (self.rates.vector_slots * busy)
 
     def _crowding(self, program: StageProgram) -> float:
-        """How much longer computing takes as reading operands and filling panels take slots in which a unit starts instructions:
-        nothing where arithmetic at its peak leaves as many free.
-        """
+        """How much longer computing takes as other instructions take slots; nothing where arithmetic leaves as many free."""
         slots, atom = self.spec.unit.issue_groups, program.atom
         if slots is None or atom.kind == "matrix" or not program.staged or program.lane_level is None:
             return 1.0
@@ -323,9 +321,7 @@ class Model:
         return outputs / together * width * vectors / (self.rates.vector_slots * max(self.rates.busy(program), 1e-9))
 
     def _combine_seconds(self, program: StageProgram) -> float:
-        """Adding partial results: over units a write, a read and one more launch; over lanes a tree of exchanges a tile, in each of
-        which all results of all lanes pass the way on which lanes read what they share.
-        """
+        """Adding partial results: over units a write, a read and one more launch; over lanes a tree of exchanges of all results."""
         outputs = math.prod([program.nest.extents[i] for i in program.nest.spatial])
         seconds = 0.0
         if program.split > 1:
@@ -333,10 +329,10 @@ class Model:
             seconds += self.spec.unit.launch_overhead_us * 1e-6 + self.spec.unit.sync_ns * 1e-9
         shared = math.prod([lp.trips for lp in program.loops if lp.over == "lanes" and program.nest.dims[lp.dim].is_reduce])
         if shared > 1:
-            rounds = -(-program.unit_tiles // self.spec.unit.count)
+            rounds, level = -(-program.unit_tiles // self.spec.unit.count), self.spec.levels[-1]
             passed = program.unit_tiles * program.lanes * accumulators(program) * program.nest.accumulator_bytes
-            exchanged = passed / self.rates.into(self.spec.levels[-1], max(self.rates.busy(program), 1e-9))
-            seconds += math.log2(shared) * (rounds * self.spec.levels[-1].latency_ns * 1e-9 + exchanged)
+            exchanged = passed / self.rates.into(level, max(self.rates.busy(program), 1e-9))
+            seconds += math.log2(shared) * (rounds * level.latency_ns * 1e-9 + exchanged)
         return seconds
 
 

@@ -71,7 +71,7 @@ class Fit:
         lanes = self.lanes(tile, inner, atom)
         storage = self.spec.unit.lane_storage_bytes
         reserved = self.spec.unit.lane_reserved_bytes
-        if storage and lanes * (self.inner_bytes(inner, mapping, atom) + reserved) > storage:
+        if storage and self.spec.stored_lanes(lanes) * (self.inner_bytes(inner, mapping, atom) + reserved) > storage:
             return "lane storage"
         return lane_rule(self.spec, lanes) or self._row_rule(self.spec.levels[levels[position]], tile, atom)
 

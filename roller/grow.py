@@ -18,7 +18,6 @@ from roller.tile import padding_waste
 
 EPSILONS = (0.0, 0.125, math.inf)  # rounds of tensor padding; each admits more waste
 INNER_VISITS = 40  # tiles looked at by one growth at the innermost level: its lattice is small
-LANE_VISITS = 80  # … where tiles run on lanes: of extents with many divisors as large ones as of others are to be reached
 OUTER_VISITS = 24  # … at an outer level, where growth follows one path
 IDLE_GROWTH = 4  # growth goes on below full occupation to this share of it: fewer, larger tiles may still be faster
 # Largest reduce extents that are kept for a tile, and last tiles of a growth path that are kept beside one for every doubling of
@@ -75,8 +74,7 @@ class _Level:
 
     def grow(self, epsilon: float, seen: dict[Tile, None]) -> None:
         """One round at one padding allowance: best score first, a bounded number of new tiles; adds to `seen`."""
-        inside = INNER_VISITS if self.search.lane_level is None else LANE_VISITS
-        visits = inside if self.innermost else OUTER_VISITS
+        visits = INNER_VISITS if self.innermost else OUTER_VISITS
         self.padded = False
         frontier, done = [(0.0, self._start)], set[Tile]()
         while frontier and visits:

@@ -297,6 +297,11 @@ class HardwareSpec(_Model):
         groups = self.unit.lanes_max // self.unit.lane_group  # where every lane has its own, groups are what can be idle
         return max(1, min(self.levels[-1].instances // self.unit.count, groups))
 
+    def stored_lanes(self, lanes: int) -> int:
+        """Lanes that a tile's lanes take the storage of: whole groups, in every partition as many as in the fullest one."""
+        groups = -(-lanes // self.unit.lane_group)
+        return -(-groups // self.partitions) * self.partitions * self.unit.lane_group
+
     def content_hash(self) -> str:
         """SHA-256 of all that can change a program: everything but title and sources, keys sorted."""
         content = self.model_dump(mode="json", exclude={"title", "sources"})

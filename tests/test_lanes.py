@@ -266,6 +266,20 @@ def test_reserved_storage_leaves_fewer_tiles_and_smaller_ones() -> None:
     assert [fit.legal(made.levels, 0, tile, inner, (), whole.atoms[0]) for fit in fits] == [None, "lane storage"]
 
 
+def test_storage_lies_in_partitions() -> None:
+    """Of five groups one partition of four has two: all tiles of five to eight groups leave each lane as much."""
+    spec = load_spec("cuda:h100")
+    assert spec.partitions == 4
+    assert [spec.stored_lanes(lanes) for lanes in (1, 32, 128, 129, 160, 256, 320)] == [128, 128, 128, 256, 256, 256, 384]
+    whole = chip(lane_storage_bytes=1 << 14, lane_reserved_bytes=0)
+    parts = whole.model_copy(update={"levels": (*whole.levels[:-1], whole.levels[-1].model_copy(update={"instances": 8}))})
+    assert (whole.partitions, parts.partitions) == (1, 4)
+    made = program(whole)
+    tile, inner = (64, 32, 16), (4, 8, 1)  # two groups of lanes of 128 bytes and their operands: 10 KiB; 20 of four partitions
+    fits = [Fit(spec, made.nest, Geometry(made.nest)) for spec in (whole, parts)]
+    assert [fit.legal(made.levels, 0, tile, inner, (), whole.atoms[0]) for fit in fits] == [None, "lane storage"]
+
+
 def test_a_chip_with_lanes_pays_for_its_launch_even_for_one_tile() -> None:
     spec = chip(launch_overhead_us=5.0)
     alone = program(spec, parallel=False)
