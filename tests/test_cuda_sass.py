@@ -6,9 +6,6 @@ import contextlib
 import itertools
 import math
 import os
-import random
-import statistics
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -20,14 +17,10 @@ from hypothesis import strategies as st
 
 import roller
 from roller import ops, verify
-from roller.chip import resolve
-from roller.construct import construct
 from roller.errors import CodegenError, DeviceUnavailableError
-from roller.filling import share
-from roller.issuing import Issued
 from roller.nest import variants
 from roller.program import RProgram, StageProgram
-from roller_cuda import codegen, cubin, disassembly, flow, machine_code, toolchain
+from roller_cuda import cubin, disassembly, flow, machine_code, toolchain
 from roller_cuda.disassembly import Instruction
 from roller_cuda.machine_code import Code
 from roller_cuda.registers import Registers, repeated
@@ -37,7 +30,6 @@ CHIPS = ("v100-pcie", "a100", "rtx4090", "h100")
 WITH_FRAGMENTS, WITH_GROUPS = ("a100", "rtx4090"), ("h100",)  # where products take operands from registers, and from shared memory
 WITH_MATRICES = (*WITH_FRAGMENTS, *WITH_GROUPS)
 LEAST_FFMA = 0.9
-SHORT = 8  # points of a reduction in a step
 PIECE = 16  # bytes of a copy that runs by itself
 REDUCE_TRIPS, BLOCKS = 3, 2  # of a kernel made small: enough for every stage of its pipeline, and for tiles that meet
 
@@ -101,52 +93,6 @@ def test_the_loop_of_a_product_in_float32_is_multiply_adds(chip: str) -> None:
     hot = compiled(chip, "float32").code.hot
     assert hot.is_loop
     assert hot.share("FFMA") >= LEAST_FFMA, dict(hot.bases)
-
-
-def some_products(count: int) -> Iterator[ops.SymbolicTensor]:
-    """Products and convolutions in float32 with extents that nobody picked."""
-    chance = random.Random(count)
-    for _ in range(count):
-        m, n, k = (chance.randrange(48, 1500) for _ in range(3))
-        yield product(m, n, k, "float32")
-        channels, more, size = chance.randrange(16, 200), chance.randrange(16, 200), chance.randrange(7, 60)
-        window = chance.choice((1, 1, 3))
-        x, w = ops.tensor((8, channels, size, size), name="x"), ops.tensor((more, channels, window, window), name="w")
-        yield ops.conv2d(x, w, padding=window // 2)
-
-
-def steps_of(program: RProgram) -> int:
-    """Points of a reduction in a step."""
-    stage = program.stages[0]
-    return math.prod(stage.unit_tile[d] for d in stage.nest.reduce)
-
-
-def accesses_of(program: RProgram) -> int:
-    """Accesses with which a thread fills panels for one step."""
-    stage = program.stages[0]
-    return sum(share(stage, staging, 32)[0] for staging in stage.staged)
-
-
-def test_instructions_of_a_step_are_foreseen() -> None:
-    """Multiply-adds, reads, filling and what goes with a step, against loops whose trips are whole steps: short ones, of the best
-    programs that have them, and of those in which threads fill most.
-    """
-    found = []
-    for chip, op in itertools.product(("a100", "h100"), some_products(2)):
-        plugin, spec = resolve(f"cuda:{chip}")
-        expr, parameters = expression(op), plugin.cost_parameters(spec, expression(op))
-        made = [c.program for c in construct(expr, spec, plugin.rules(spec, expr), parameters, 60)]
-        short = [p for p in made if steps_of(p) <= SHORT and codegen.refusal(spec, p) is None]
-        for program in dict.fromkeys([*short[:1], *sorted(short, key=accesses_of, reverse=True)[:2]]):
-            kernel = toolchain.build(spec, codegen.generate(spec, program))
-            hot = next(iter(machine_code.read(kernel.data).values())).hot
-            if not hot.is_loop or not hot.bases.get("BAR") or not hot.bases.get("LDGSTS") or hot.bases.get("STG"):
-                continue
-            tile = math.prod(program.stages[0].inner)
-            told = hot.bases["FFMA"] / tile * (tile + Issued(spec, parameters).beside(program.stages[0]))
-            found.append(told / len(hot.running))
-    assert len(found) >= 6
-    assert statistics.median(abs(1 - ratio) for ratio in found) <= 0.1, found
 
 
 @pytest.mark.parametrize("chip", WITH_GROUPS)

@@ -14,7 +14,6 @@ from roller.schedule.machine import Machine
 from roller.schedule.matrix import SIDES, GroupBlock
 from roller.schedule.outlet import Outlet, outlet_of
 from roller.schedule.reading import Reader
-from roller.schedule.shared import REGISTER_BYTES
 from roller.schedule.stage import workspace_of
 from roller.schedule.swizzled import SwizzledPanel, swizzled_panel
 from roller.schedule.tir import Buffer, shared_buffer
@@ -99,7 +98,7 @@ def _spread(program: StageProgram, block: GroupBlock, machine: Machine) -> Itera
 
 def registers_of(program: StageProgram, block: GroupBlock) -> int:
     """Registers of a lane that computes: accumulators, and what else it needs."""
-    return block.outputs * -(-program.nest.accumulator_bytes // REGISTER_BYTES) + OTHER_REGISTERS
+    return block.accumulators + OTHER_REGISTERS
 
 
 def block_of(program: StageProgram, machine: Machine) -> GroupBlock:

@@ -24,7 +24,7 @@ from roller.schedule.machine import Copies, Machine
 from roller.schedule.place import Point, base_address
 from roller.schedule.reading import Reader
 from roller.schedule.scalar import identity
-from roller.schedule.threads import Block, Offsets
+from roller.schedule.threads import REGISTER_BYTES, Block, Offsets
 from roller.schedule.tir import (
     Buffer,
     Expr,
@@ -51,7 +51,6 @@ from roller.schedule.tir import (
 )
 from roller.schedule.walk import Position, State
 
-REGISTER_BYTES = 4
 MOST_REPEATED = 8  # copies of a lane that stand one after another: their addresses share parts, but take registers
 
 
@@ -175,7 +174,7 @@ class Filling:
         self.copies = machine.copies if machine.copies is not None and self._copied(machine.copies) else None
         self.follows = self.trips == 1 or order.follows(self.threads)
         # A crew has no results in its registers.
-        self.accumulators = self.block.outputs * -(-self.nest.accumulator_bytes // REGISTER_BYTES) if crew is None else 0
+        self.accumulators = block.accumulators if crew is None else 0
         self.most_beside = machine.most_beside
         self.place_registers = machine.place_registers
         if not self.follows:

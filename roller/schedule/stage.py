@@ -24,7 +24,7 @@ from roller.schedule.pipeline import Pipeline
 from roller.schedule.place import Point, Window, address
 from roller.schedule.reading import Reader
 from roller.schedule.scalar import combine, identity
-from roller.schedule.shared import REGISTER_BYTES, Filling, SharedPanel, shared_panel
+from roller.schedule.shared import Filling, SharedPanel, shared_panel
 from roller.schedule.threads import Block
 from roller.schedule.tir import (
     Buffer,
@@ -107,9 +107,8 @@ def panels_of(block: Block, machine: Machine) -> list[SharedPanel]:
     reader = Reader(program.nest, {})
     fillings = [Filling(block, shared_panel(block, s, None), reader, machine) for s in last]
     carried = [f for f in fillings if f.copies is None]
-    accumulators = block.outputs * -(-program.nest.accumulator_bytes // REGISTER_BYTES)
     held = sum(f.registers for f in carried)
-    ahead = serial and all(s.depth > 1 for s in last) and accumulators + held <= MOST_REGISTERS
+    ahead = serial and all(s.depth > 1 for s in last) and block.accumulators + held <= MOST_REGISTERS
     most = 2 if carried else max((s.depth for s in last), default=1)  # what lanes carry is one step ahead, not more
     return [
         shared_panel(block, replace(s, depth=min(s.depth, most)), loop_number)

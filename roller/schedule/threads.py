@@ -25,6 +25,8 @@ from roller.program import StageProgram
 from roller.schedule.tir import AT_LAUNCH, Expr, index, least, plus, times, variable
 from roller.schedule.walk import Position, State
 
+REGISTER_BYTES = 4
+
 Offsets = tuple[int, ...]  # of a point inside a lane's tile, one for each dimension
 
 
@@ -57,6 +59,11 @@ class Block:
     def share(self) -> tuple[int, ...]:
         """Points of one lane along each dimension."""
         return self.program.inner
+
+    @property
+    def accumulators(self) -> int:
+        """Registers in which a lane sums its results up."""
+        return self.outputs * -(-self.program.nest.accumulator_bytes // REGISTER_BYTES)
 
     @cached_property
     def outputs(self) -> int:

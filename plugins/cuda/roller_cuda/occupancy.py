@@ -11,9 +11,7 @@ SHARED_GRANULE = 128
 
 def limit(spec: HardwareSpec, threads: int) -> int:
     """Registers that a thread of a block may have: where warps are no multiple of the partitions, one of those has a warp more."""
-    groups, partitions = -(-threads // spec.unit.lane_group), max(1, spec.partitions)
-    there = spec.unit.lane_storage_bytes // REGISTER_BYTES // partitions
-    even = there // (-(-groups // partitions) * spec.unit.lane_group)
+    even = spec.unit.lane_storage_bytes // REGISTER_BYTES // spec.stored_lanes(threads)
     return min(MOST, even // GRANULE * GRANULE)
 
 
