@@ -17,6 +17,7 @@ from roller.expr import ELEMENT_BYTES
 from roller.hardware import Banks, ComputeAtom, HardwareSpec
 from roller.nest import Nest, Tile
 from roller.program import StageProgram, Staging, panel_element_bytes, staged_touches
+from roller.windows import stored_tile, windows
 
 WIDEST_ACCESS = 16  # bytes that one lane moves with one access, on every chip with lanes
 
@@ -99,14 +100,18 @@ def panel_rows(
     spec: HardwareSpec,
     level: int,
     run_padding: int = 0,
+    windowed: bool = False,
 ) -> PanelRows:
-    """How the panel of a factor lies at a level; `tiles`: the unit's and the innermost one; `run_padding`: elements added to runs.
+    """How the panel of a factor lies at a level; `tiles`: the unit's and the innermost one; `run_padding`: elements added to runs;
+    `windowed`: as `Staging` says.
 
     For a matrix atom rows go along the dimension in which the array is contiguous, and lanes read pieces of as many as serve all
     banks once. For other atoms a row holds the values of one reduce point, of which each lane reads
     some with one access; as many of a row does a lane group fill at a time.
     """
     touches = nest.factor_touches(factor)
+    if windowed:
+        tiles = stored_tile(nest, factor, tiles[0]), stored_tile(nest, factor, tiles[1])
     parts = tuple([tuple([e for e, t in zip(tile, touches, strict=True) if t]) for tile in tiles])  # of tiles nothing else tells
     key = "panel_rows", id(atom), id(spec), level, mapping, factor, parts, run_padding
     found = nest.known.get(key)
@@ -172,6 +177,7 @@ def panel_steps(
     it with all padding; `rows`: the dimensions of a row, `outside` all others, innermost last.
     """
     touches = staged_touches(nest, staging)
+    tile = laid_tile(nest, staging, tile)
     steps, size, run = [0] * len(touches), 1, run_dim(nest, touches, tile)
     for dims in (rows, outside):
         for dim in reversed(dims):
@@ -182,7 +188,16 @@ def panel_steps(
                 size += staging.run_padding
         if dims == rows:
             size += staging.row_padding
+    for window in windows(nest, staging.operand) if staging.windowed else ():
+        passed = steps[window.spatial]
+        for dim, step in window.steps:
+            steps[dim] = step * passed
     return tuple(steps), size
+
+
+def laid_tile(nest: Nest, staging: Staging, tile: Tile) -> Tile:
+    """The extents along which the values of a tile lie in a panel."""
+    return stored_tile(nest, staging.operand, tile) if staging.windowed else tile
 
 
 @lru_cache(maxsize=4096)
@@ -249,7 +264,7 @@ def staged_rows(program: StageProgram, spec: HardwareSpec, staging: Staging) -> 
         return None
     tiles = program.unit_tile, program.inner
     found = program.nest, program.atom, program.mapping, staging.operand
-    return panel_rows(*found, tiles, spec, staging.level, staging.run_padding)
+    return panel_rows(*found, tiles, spec, staging.level, staging.run_padding, staging.windowed)
 
 
 def padding_bytes(program: StageProgram, spec: HardwareSpec, staging: Staging) -> int:
@@ -257,7 +272,7 @@ def padding_bytes(program: StageProgram, spec: HardwareSpec, staging: Staging) -
     rows = staged_rows(program, spec, staging) if staging.row_padding or staging.run_padding else None
     if rows is None:
         return 0
-    touches, tile = program.nest.factor_touches(staging.operand), program.unit_tile
+    touches, tile = program.nest.factor_touches(staging.operand), laid_tile(program.nest, staging, program.unit_tile)
     bare = math.prod([tile[d] for d in program.nest.spatial if touches[d]]) if staging.run_padding else rows.row
     return rows.padding_bytes(staging.row_padding + rows.row - bare)
 

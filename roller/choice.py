@@ -14,6 +14,7 @@ from roller.nest import Tile
 from roller.occupancy import resident_tiles
 from roller.program import StageProgram, Staging, staged_touches
 from roller.search import Chain, Search
+from roller.windows import windows
 
 
 def program_of(search: Search, levels: tuple[int, ...], chain: Chain) -> StageProgram:
@@ -38,7 +39,9 @@ def required_staging(search: Search, levels: tuple[int, ...], chain: Chain, dept
     nest, unit = search.nest, search.spec.levels[levels[0]]
     if unit.managed:
         reused = [f for f in range(len(nest.factors)) if search.fit.reused(nest.factor_touches(f)) and "input" in unit.holds]
-        return _padded(search, levels, chain, tuple(Staging("panel", f, levels[0], depth) for f in reused if nest.reduce))
+        windowed = [search.fit.windowed and bool(windows(nest, f)) for f in range(len(nest.factors))]
+        panels = [Staging("panel", f, levels[0], depth, windowed=windowed[f]) for f in reused if nest.reduce]
+        return _padded(search, levels, chain, tuple(panels))
     needed = [f for f in range(len(nest.factors)) if nest.stageable(f) and _needs_panel(search, f)]
     panels = [_constant_panel(search, f) or Staging("panel", f, levels[0]) for f in needed]
     return (*_boxes(search, levels[0]), *panels)

@@ -206,13 +206,13 @@ def _worth_settling(found: list[Search], ranked: list[_Pooled]) -> Iterator[tupl
     """The best program of each of the best searches; none where caches hold the units' tiles. What moves there is an estimate, and
     gains predicted of small steps were none when they were measured: such steps lead to where the model is weakest.
     """
-    left = {(s.nest.dims, s.atom, s.mapping, s.fit.cooperate): s for s in found}
+    left = {(s.nest.dims, s.atom, s.mapping, s.fit.cooperate, s.fit.windowed): s for s in found}
     spread = bool(found) and found[0].spec.spread
     enough = len(left) - (SPREAD_SETTLED if spread else SETTLED)
     for (seconds, *_), (program, _) in ranked:
         if spread and seconds > SPREAD_SLACK * ranked[0][0][0]:
             break
-        search = left.pop((program.nest.dims, program.atom, program.mapping, program.cooperate), None)
+        search = left.pop((program.nest.dims, program.atom, program.mapping, program.cooperate, program.windowed), None)
         if search is not None and search.spec.levels[program.levels[0]].managed:
             yield search, program
         if len(left) <= enough:

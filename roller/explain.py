@@ -191,7 +191,8 @@ def _staging(program: StageProgram, spec: HardwareSpec) -> list[str]:
         padded += f", runs padded by {staging.run_padding} for wide reads" if staging.run_padding else ""
         copies = f", {staging.depth} copies" if staging.depth > 1 else ""
         copies += ", brought once for a cluster" if program.brought_once(staged_touches(program.nest, staging)) else ""
-        lines.append(f"{what} as a {staging.kind} at {spec.levels[staging.level].name}, {when}{copies}{padded}")
+        kind = f"{staging.kind}{' of what its windows pass over' if staging.windowed else ''}"
+        lines.append(f"{what} as a {kind} at {spec.levels[staging.level].name}, {when}{copies}{padded}")
     return lines
 
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from roller.banks import most_together, panel_rows, panel_steps
 from roller.expr import ELEMENT_BYTES
@@ -21,6 +22,7 @@ from roller.lanes import accesses, lane_digits, lane_pieces, lanes_along
 from roller.nest import Access, Nest, Tile
 from roller.program import StageProgram, Staging
 from roller.scalar import Scalar, loads
+from roller.windows import filled_steps, filled_tile, in_rows
 
 LEAST_RUN_BYTES = 32  # of an array that neighbouring lanes read, where they could read single values across a panel's rows
 SAMPLE = 128  # values of a panel, the first ones, whose banks are counted: four accesses of 32 lanes
@@ -48,6 +50,16 @@ class FillOrder:
                 return count % lanes == 0
             lanes //= count
         return True
+
+
+class Points(NamedTuple):
+    """The points whose values fill a panel: extents, steps (0: along a dimension on which the panel does not depend, or only as
+    another one does), and the dimensions of rows.
+    """
+
+    tile: Tile
+    steps: tuple[int, ...]
+    row: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +154,20 @@ def fill(
     return Fill(tile, inwards, row, along, width, far, most, group, many * ELEMENT_BYTES[value.dtype])
 
 
+def filled(nest: Nest, staging: Staging, tile: Tile, steps: Sequence[int], row: tuple[int, ...]) -> Points:
+    """The points of a unit's tile whose values fill a panel: their extents, their steps in it, and the dimensions of its rows."""
+    if not staging.windowed:
+        return Points(tile, tuple(steps), row)
+    factor = staging.operand
+    return Points(filled_tile(nest, factor, tile), filled_steps(nest, factor, steps), in_rows(nest, factor))
+
+
 def share(program: StageProgram, staging: Staging, group: int) -> tuple[int, bool]:
     """Accesses with which a lane fills its part of a panel of values as they are, and whether each place follows from the first."""
     nest, tile = program.nest, program.unit_tile
     steps, _ = panel_steps(nest, staging, tile, nest.spatial, nest.reduce)
-    order = fill(nest, tile, nest.factors[staging.operand], steps, nest.spatial, group).order(steps)
+    points = filled(nest, staging, tile, steps, nest.spatial)
+    order = fill(nest, points.tile, nest.factors[staging.operand], points.steps, points.row, group).order(points.steps)
     accesses = -(-math.prod([count for _, count, _ in order.digits]) // program.lanes)
     return accesses, accesses == 1 or order.follows(program.lanes)
 
@@ -226,15 +247,17 @@ def rows_padded(program: StageProgram, spec: HardwareSpec, banks: Banks, staging
     """A panel with as many elements added to each row as leave the fewest conflicts for the room that they take: for a matrix atom,
     and while no unit's tile is chosen, as `roller.banks` says, else for the lanes that fill it and those that read it.
     """
-    nest, tile, row, group = program.nest, program.unit_tile, program.nest.spatial, spec.levels[-1].access_lanes
+    nest, group = program.nest, spec.levels[-1].access_lanes
     where = program.mapping, staging.operand, (program.tiles[0], program.tiles[-1]), spec, staging.level
-    rows, value = panel_rows(nest, program.atom, *where, staging.run_padding), nest.factors[staging.operand]
+    rows, value = panel_rows(nest, program.atom, *where, staging.run_padding, staging.windowed), nest.factors[staging.operand]
     if program.atom.kind == "matrix" or len(program.tiles) == 1 or rows.row == 1 or rows.rows == 1:
         return replace(staging, row_padding=rows.padding(banks))  # rows of one value are what lanes read neighbours of
     size, pitched = rows.element_bytes, Pitched(program, staging, rows.row)
-    filling = fill(nest, tile, value, pitched.steps(0), row, group)
+    points = filled(nest, staging, program.unit_tile, pitched.steps(0), nest.spatial)
+    filling = fill(nest, points.tile, value, points.steps, points.row, group)
     wide = replace(staging, row_padding=-rows.row % filling.most)
-    whole = max(filling.order(pitched.steps(wide.row_padding)).stored, *(width for width, _ in accesses(program, wide)[1]))
+    least = filled(nest, staging, program.unit_tile, pitched.steps(wide.row_padding), nest.spatial).steps
+    whole = max(filling.order(least).stored, *(width for width, _ in accesses(program, wide)[1]))
     reading = _read(program, wide, group)
     room = rows.padding_bytes(1) * staging.depth / spec.levels[staging.level].capacity_bytes  # what each element takes of the level
     best = math.inf, 0
@@ -242,7 +265,7 @@ def rows_padded(program: StageProgram, spec: HardwareSpec, banks: Banks, staging
         if best[0] <= (1 + len(reading)) * (1 + room * padding):
             break
         steps = pitched.steps(padding)
-        order = filling.order(steps)
+        order = filling.order(filled(nest, staging, program.unit_tile, steps, nest.spatial).steps)
         found = conflicts(order.digits, steps, order.stored, SAMPLE, banks, size)
         found += sum(conflicts(digits, steps, width, group, banks, size) for digits, width in reading)
         best = min(best, (found * (1 + room * padding), padding))
@@ -263,9 +286,9 @@ class Pitched:
     """The steps of a panel's dimensions for each distance of its rows."""
 
     def __init__(self, program: StageProgram, staging: Staging, length: int) -> None:
-        self.length, self.row = length, program.nest.spatial
+        self.length, self.row = length, in_rows(program.nest, staging.operand) if staging.windowed else program.nest.spatial
         bare = replace(staging, row_padding=0)
-        self.bare, _ = panel_steps(program.nest, bare, program.unit_tile, self.row, program.nest.reduce)
+        self.bare, _ = panel_steps(program.nest, bare, program.unit_tile, program.nest.spatial, program.nest.reduce)
 
     def steps(self, padding: int) -> tuple[int, ...]:
         """The step of each dimension with so many elements added to each row."""

@@ -15,6 +15,7 @@ from roller.hardware import ComputeAtom, HardwareSpec, MemoryLevel
 from roller.nest import Access, Nest, Tile
 from roller.program import lane_level, panel_element_bytes, tiled_levels
 from roller.tile import Geometry
+from roller.windows import stored_tile, windows
 
 Mapping = tuple[tuple[str, int], ...]
 
@@ -23,12 +24,15 @@ PICKED = 4  # vectors that are picked from others at a time: their loads overlap
 
 @dataclass
 class Fit:
-    """Capacity, footprint and traffic of tiles of one nest on one chip."""
+    """Capacity, footprint and traffic of tiles of one nest on one chip. `cooperate`: lanes share reductions. `windowed`: panels
+    hold what windows pass over, and lanes take all taps of the innermost ones at a step.
+    """
 
     spec: HardwareSpec
     nest: Nest
     geometry: Geometry
     cooperate: bool = False
+    windowed: bool = False
     _lane_level: int | None = field(init=False)
     _innermost: int = field(init=False)
     _panels: tuple[int, ...] = field(init=False)
@@ -73,7 +77,19 @@ class Fit:
         reserved = self.spec.unit.lane_reserved_bytes
         if storage and self.spec.stored_lanes(lanes) * (self.inner_bytes(inner, mapping, atom) + reserved) > storage:
             return "lane storage"
-        return lane_rule(self.spec, lanes) or self._row_rule(self.spec.levels[levels[position]], tile, atom)
+        return (
+            lane_rule(self.spec, lanes) or self.window_rule(tile) or self._row_rule(self.spec.levels[levels[position]], tile, atom)
+        )
+
+    def window_rule(self, tile: Tile) -> str | None:
+        """Why panels of a tile do not hold what windows pass over: what they pass over beyond the ends of the problem nobody may
+        read.
+        """
+        if not self.windowed:
+            return None
+        extents, every = self.nest.extents, [w for f in range(len(self.nest.factors)) for w in windows(self.nest, f)]
+        whole = all(extents[d] % tile[d] == 0 for w in every for d in w.taps)
+        return None if whole and all(tile[w.spatial] <= extents[w.spatial] for w in every) else "whole windows"
 
     def _row_rule(self, level: MemoryLevel, tile: Tile, atom: ComputeAtom) -> str | None:
         """Why the panels of a tile break rule 3 where an atom reads them as they lie: a row, which goes along what is contiguous in
@@ -130,12 +146,16 @@ class Fit:
             return outputs * nest.accumulator_bytes // self._shared_lanes(atom)
         if nest.stage.reducer is None or self.spec.in_place(atom):
             return outputs * nest.accumulator_bytes // self._shared_lanes(atom)  # what is read becomes the result, or stays outside
-        whole = [self._operand_bytes(a.touches, tile, mapping, atom) for a in nest.inputs]
+        whole = [self._operand_bytes(a.touches, self._read_tile(a.factor, tile), mapping, atom) for a in nest.inputs]
         once = [self._operand_bytes(a.touches, None, mapping, atom) for a in nest.inputs]
         streamed = self.spec.unit.lane_operands == "streamed"
         held = sum(whole) - (max((w - o for w, o in zip(whole, once, strict=True)), default=0) if streamed else 0)
         held += sum(self._picked_bytes(a, mapping, atom) for a in nest.inputs)
         return outputs * nest.accumulator_bytes // self._shared_lanes(atom) + held
+
+    def _read_tile(self, factor: int, tile: Tile) -> Tile:
+        """The tile as extents of what a lane reads of a factor."""
+        return stored_tile(self.nest, factor, tile) if self.windowed else tile
 
     def _shared_lanes(self, atom: ComputeAtom) -> int:
         """Lanes over which a matrix atom spreads its tile: each holds its part."""
@@ -200,8 +220,9 @@ class Fit:
         return total
 
     def _panel_bytes(self, tile: Tile, atom: ComputeAtom) -> int:
-        """Panels of the factors that are used again: a value for every point, where windows overlap too."""
-        return sum([self.geometry.panel_elements(f, tile) for f in self._panels]) * panel_element_bytes(self.nest, atom)
+        """Panels of the factors that are used again: a value for every point, or for all that windows pass over."""
+        elements = [self.geometry.panel_elements(f, tile, self.windowed) for f in self._panels]
+        return sum(elements) * panel_element_bytes(self.nest, atom)
 
     def _input_bytes(self, tile: Tile, innermost: bool) -> int:
         """Data tiles of the inputs that are used again, or of all."""

@@ -15,6 +15,7 @@ from roller.align import aligned_extents, allows_padding, even_extents
 from roller.nest import Access, Nest, Tile
 from roller.search import Search
 from roller.tile import padding_waste
+from roller.windows import windows
 
 EPSILONS = (0.0, 0.125, math.inf)  # rounds of tensor padding; each admits more waste
 INNER_VISITS = 40  # tiles looked at by one growth at the innermost level: its lattice is small
@@ -68,7 +69,7 @@ class _Level:
 
     def _aligned(self, dim: int) -> tuple[int, ...]:
         extents = extents_at(self.search, self.position, dim, self.inner)
-        if self.innermost and self.search.atom.kind != "matrix":
+        if (self.innermost and self.search.atom.kind != "matrix") or self.search.fit.windowed:
             return tuple([e for e in extents if e <= self.search.nest.extents[dim]])
         return tuple(extents)
 
@@ -260,11 +261,14 @@ def _with_reduce(search: Search, position: int, inner: Tile, tile: Tile) -> Iter
     kept = 1 if managed else REDUCE_STEPS
     if not managed:
         yield from _short(search, inner, tile)
+    taps = (
+        {d for f in range(len(search.nest.factors)) for w in windows(search.nest, f) for d in w.taps} if search.fit.windowed else ()
+    )
     for dim in reversed(search.nest.reduce):
         while True:
             last = steps[-1]
             whole = -(-search.nest.extents[dim] // inner[dim]) * inner[dim]
-            extent = min(last[dim] * 2, whole)
+            extent = whole if dim in taps else min(last[dim] * 2, whole)
             if extent <= last[dim]:
                 break
             grown = (*last[:dim], extent, *last[dim + 1 :])

@@ -12,6 +12,7 @@ from roller.nest import Tile
 from roller.program import StageProgram
 from roller.rates import CostParameters
 from roller.tile import Geometry
+from roller.windows import taps_at_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class Growth:
     def of(program: StageProgram, spec: HardwareSpec, rules: Rules, parameters: CostParameters) -> Growth:
         """The stage with what answers about it."""
         geometry = Geometry(program.nest)
-        return Growth(program, spec, rules, Model(spec, parameters, geometry), Fit(spec, program.nest, geometry))
+        fit = Fit(spec, program.nest, geometry, windowed=program.windowed)
+        return Growth(program, spec, rules, Model(spec, parameters, geometry), fit)
 
     def inner(self, position: int) -> Tile:
         """The tile inside the one at this position; the atom's smallest step, 1, inside the innermost."""
@@ -45,6 +47,8 @@ class Growth:
         return tiles[position + 1] if position + 1 < len(tiles) else tuple(self._step(d) for d in range(len(tiles[-1])))
 
     def _step(self, dim: int) -> int:
+        if self.program.windowed and dim in taps_at_once(self.program.nest):
+            return self.program.inner[dim]
         lying = [role for role, place in self.program.mapping if place == dim]
         extent = next((size for role, size in self.program.atom.roles.items() if role in lying), 1)
         return min(extent, self.program.inner[dim]) if isinstance(extent, int) else 1

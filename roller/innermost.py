@@ -40,7 +40,7 @@ def innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
     for number, search in enumerate(found):
         if floors[number] > _slack(search) * min(floors) or (packs(search) and floors[number] > worth and not search.spec.spread):
             continue
-        alike = search.nest.dims, search.atom.name, search.mapping
+        alike = search.nest.dims, search.atom.name, search.mapping, search.fit.windowed
         if alike not in grown:
             grown[alike] = list(_grown_innermost(search))
         rated += [_Inner(seconds, touched, number, (tile,)) for seconds, touched, tile in grown[alike]]
@@ -81,12 +81,13 @@ def _several_sizes(found: list[Search], rated: list[_Inner], hidden: float) -> l
         keep = 2 * INNER_KEEP if rated and rated[0].seconds < hidden else INNER_KEEP
         worth = dict.fromkeys([*rated[:keep], *(first[n] for n in sorted(first))])
         return [item for item in worth if item.seconds <= _slack(found[item.number]) * max(rated[0].seconds, hidden)]
-    shapes: dict[tuple[int, bool], set[tuple[object, ...]]] = {}
+    shapes: dict[tuple[int, bool, bool], set[tuple[object, ...]]] = {}
     kept = []
     for item in rated:
         search, tile = found[item.number], item.chain[-1]
-        # They are rated alike, whether lanes share reductions or not: neither crowds out the other.
-        seen = shapes.setdefault((math.prod(tile).bit_length(), search.fit.cooperate), set())
+        # They are rated alike, whether lanes share reductions or not, and take other things into account where panels hold windows:
+        # neither crowds out the other.
+        seen = shapes.setdefault((math.prod(tile).bit_length(), search.fit.cooperate, search.fit.windowed), set())
         shape = search.atom.kind, _shape(search, tile)
         if len(seen) < SAME_SIZE and shape not in seen:
             seen.add(shape)

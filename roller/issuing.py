@@ -37,7 +37,7 @@ class Issued:
     def _share(self, program: StageProgram, staging: Staging) -> tuple[int, bool]:
         touches = staged_touches(program.nest, staging)
         tile = tuple(extent if touched else 1 for extent, touched in zip(program.unit_tile, touches, strict=True))
-        key = staging.operand, tile, staging.row_padding, staging.run_padding, program.lanes
+        key = staging.operand, tile, staging.row_padding, staging.run_padding, staging.windowed, program.lanes
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = share(program, staging, self.spec.levels[-1].access_lanes)

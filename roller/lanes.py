@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from roller.banks import WIDEST_ACCESS, panel_steps, pieces, run_dim
+from roller.banks import WIDEST_ACCESS, laid_tile, panel_steps, pieces, run_dim
 from roller.hardware import Banks, HardwareSpec
+from roller.nest import Nest
 from roller.program import StageProgram, Staging, panel_element_bytes, staged_touches
+from roller.windows import Window, windows
 
 
 def lanes_along(program: StageProgram) -> dict[int, int]:
@@ -86,9 +88,12 @@ def lane_digits(program: StageProgram, group: int) -> list[tuple[int, int, int]]
 
 def lane_pieces(program: StageProgram, dim: int) -> tuple[int, ...]:
     """The pieces of neighbours that a lane has along a dimension, one after another: as wide as an access may be to a panel whose
-    runs go along it, else to an array that lanes touch where it is; single points where neither is.
+    runs go along it, else to an array that lanes touch where it is; single points where neither is. One piece where a panel holds
+    what windows pass over along it: those of a lane's neighbours overlap.
     """
     nest, tile = program.nest, program.unit_tile
+    if program.windowed and any(dim == w.spatial for s in program.staged for w in windows_of(nest, s)):
+        return (program.inner[dim],)
     panels = [s for s in program.staged if s.kind == "panel"]
     along = [s for s in panels if run_dim(nest, staged_touches(nest, s), tile) == dim]
     held = {s.operand for s in panels}
@@ -100,15 +105,24 @@ def lane_pieces(program: StageProgram, dim: int) -> tuple[int, ...]:
     return pieces(program.inner[dim], widest)
 
 
+def windows_of(nest: Nest, staging: Staging) -> tuple[Window, ...]:
+    """The windows that a panel holds what they pass over of."""
+    return windows(nest, staging.operand) if staging.windowed else ()
+
+
 def accesses(program: StageProgram, staging: Staging) -> tuple[int | None, tuple[tuple[int, int], ...]]:
     """The dimension along which a lane reads neighbours in a panel, None if there is none, and its accesses: of each the elements,
-    and those of the piece that it is a part of. Pieces are cut where the places of others are no multiples of them.
+    and how many elements further the next lane has its own: those of the piece that it is a part of. Pieces are cut where the
+    places of others are no multiples of them.
     """
     nest, touches, tile = program.nest, staged_touches(program.nest, staging), program.unit_tile
-    run, widest = run_dim(nest, touches, tile), WIDEST_ACCESS // panel_element_bytes(nest, program.atom)
+    run, widest = run_dim(nest, touches, laid_tile(nest, staging, tile)), WIDEST_ACCESS // panel_element_bytes(nest, program.atom)
     if run is None:
         return None, ((1, 1),)
     steps, _ = panel_steps(nest, staging, tile, nest.spatial, nest.reduce)
+    window = next((w for w in windows_of(nest, staging) if w.spatial == run), None)
+    if window is not None:
+        return run, _passed(program, window, widest, steps)
     others = [s for d, s in enumerate(steps) if d != run and touches[d] and tile[d] > 1]
     if nest.extents[run] < tile[run]:
         others.append(nest.extents[run])  # lanes move back to its end
@@ -122,7 +136,8 @@ def reads(program: StageProgram) -> int:
     found = 0
     for staging in program.staged:
         touches, (run, each) = staged_touches(program.nest, staging), accesses(program, staging)
-        found += len(each) * math.prod([program.inner[d] for d, t in enumerate(touches) if t and d != run])
+        inner = laid_tile(program.nest, staging, program.inner)
+        found += len(each) * math.prod([inner[d] for d, t in enumerate(touches) if t and d != run])
     return found
 
 
@@ -131,28 +146,40 @@ def transactions(program: StageProgram, staging: Staging, group: Mapping[int, in
     nest, touches = program.nest, staged_touches(program.nest, staging)
     size = panel_element_bytes(nest, program.atom)
     run, each = accesses(program, staging)
+    inner = laid_tile(nest, staging, program.inner)
     together = {d: n for d, n in group.items() if touches[d] and n > 1}
     steps, _ = panel_steps(nest, staging, program.unit_tile, nest.spatial, nest.reduce)
     found = 0
     for width, piece in each:
         apart = [(n, piece if d == run else lane_pieces(program, d)[0] * steps[d]) for d, n in together.items()]
         found += _busiest(tuple(apart), width, size, banks)
-    return found * math.prod([program.inner[d] for d, t in enumerate(touches) if t and d != run])
+    return found * math.prod([inner[d] for d, t in enumerate(touches) if t and d != run])
 
 
 def runs_padded(program: StageProgram, staging: Staging, spec: HardwareSpec, banks: Banks) -> Staging:
     """A panel with as many elements added to each run, where rows have several, as lanes want to read them with wide accesses and
     a group of them in different banks: the fewest with which it goes to the banks least often.
     """
-    nest, tile, touches = program.nest, program.unit_tile, staged_touches(program.nest, staging)
+    nest, touches = program.nest, staged_touches(program.nest, staging)
+    tile, inner = laid_tile(nest, staging, program.unit_tile), laid_tile(nest, staging, program.inner)
     run, size = run_dim(nest, touches, tile), panel_element_bytes(nest, program.atom)
     runs = math.prod([tile[d] for d in nest.spatial if touches[d] and d != run])
     if program.atom.kind == "matrix" or run is None or nest.dims[run].is_reduce or runs == 1 or len(program.tiles) == 1:
         return staging
-    wide, lanes = max(pieces(program.inner[run], WIDEST_ACCESS // size)), spec.levels[-1].access_lanes
+    wide, lanes = max(pieces(inner[run], WIDEST_ACCESS // size)), spec.levels[-1].access_lanes
     least, group = -tile[run] % wide, group_tile(program, lanes)
     choices = [replace(staging, run_padding=padding) for padding in sorted({0, least, least + wide})]
     return min(choices, key=lambda choice: (transactions(program, choice, group, banks), choice.run_padding))
+
+
+def _passed(program: StageProgram, window: Window, widest: int, steps: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """The accesses of a lane to what its window passes over in a panel with these steps."""
+    along, inner, unit = dict(window.steps), program.inner, program.unit_tile
+    apart = [n * inner[d] for d, n in window.steps if unit[d] > inner[d]]
+    across = [s for d, s in enumerate(steps) if s and d not in along and unit[d] > 1]
+    while any(s % widest for s in (*apart, *across)):
+        widest //= 2
+    return tuple((width, along[window.spatial] * inner[window.spatial]) for width in pieces(window.length(inner), widest))
 
 
 @lru_cache(maxsize=1 << 16)

@@ -86,7 +86,8 @@ def _staged_bytes(program: StageProgram, spec: HardwareSpec, geometry: Geometry)
     nest, total = program.nest, 0
     for staging in program.staged:
         if staging.kind == "panel":
-            held = geometry.panel_elements(staging.operand, program.unit_tile) * panel_element_bytes(nest, program.atom)
+            elements = geometry.panel_elements(staging.operand, program.unit_tile, staging.windowed)
+            held = elements * panel_element_bytes(nest, program.atom)
         else:
             held = geometry.held(staging.operand, program.unit_tile).nbytes
         total += staging.depth * (held + padding_bytes(program, spec, staging)) if staging.level == program.levels[0] else 0

@@ -44,7 +44,8 @@ class Staging:
     no guard is left in the nest, and along the vector (`box_order`). `row_padding` and `run_padding`: elements added to each row of
     a panel and to each run of its innermost dimension (`roller.banks`). `constant` operands are copied when the kernel is built,
     not when it runs. `shifts`: units that share a copy each begin with another part of the reduction, and hand what they have on to
-    their neighbour after every step, so that none ever holds more than one part (T10's compute-shift).
+    their neighbour after every step, so that none ever holds more than one part (T10's compute-shift). `windowed`: a panel holds
+    what windows pass over once, not once for each of their taps (`roller.windows`).
     """
 
     kind: Literal["panel", "box"]
@@ -55,6 +56,7 @@ class Staging:
     run_padding: int = 0
     constant: bool = False
     shifts: bool = False
+    windowed: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,11 @@ class StageProgram:
         """True if the band counts."""
         return self.band is not None and self.loops != replace(self, band=None).loops
 
+    @cached_property
+    def windowed(self) -> bool:
+        """True if some panel holds what windows pass over."""
+        return any(s.windowed for s in self.staged)
+
     @property
     def dealt(self) -> bool:
         """True where unit tiles go one by one to whichever unit is free, so that units work on neighbours: units with lanes. Others
@@ -229,9 +236,8 @@ class StageProgram:
         """One line: atom, tiles from the unit inwards, split, staging."""
         names = [d.name for d in self.nest.dims]
         tiles = " > ".join("x".join(str(e) for e in t) for t in self.tiles)
-        tail = "".join(
-            f" {'shifted ' if s.shifts else ''}{s.kind}({','.join(staged_tensors(self.nest, s))}@{s.level})" for s in self.staged
-        )
+        kinds = [f"{'shifted ' * s.shifts}{'windowed ' * s.windowed}{s.kind}" for s in self.staged]
+        tail = "".join(f" {k}({','.join(staged_tensors(self.nest, s))}@{s.level})" for k, s in zip(kinds, self.staged, strict=True))
         split = f" split {self.split}" if self.split > 1 else ""
         split += f" cluster {self.cluster}" if self.cluster > 1 else ""
         split += f" bands of {self.band[1]} {names[self.band[0]]}" if self.in_bands and self.band else ""
@@ -274,6 +280,7 @@ def _stage_dict(program: StageProgram) -> dict[str, Any]:
                 **({"run_padding": s.run_padding} if s.run_padding else {}),
                 "constant": s.constant,
                 **({"shifts": True} if s.shifts else {}),
+                **({"windowed": True} if s.windowed else {}),
             }
             for s in program.staged
         ],

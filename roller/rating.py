@@ -21,7 +21,7 @@ from roller.nest import Nest, Tile, variants
 from roller.precision import permitted
 from roller.program import StageProgram, tiled_levels
 from roller.rates import CostParameters
-from roller.search import searches
+from roller.search import searches, start
 from roller.space import ProgramSpace, program_space
 
 Tiles = Sequence[Mapping[str, int]]  # of one stage, from the unit's tile to the innermost
@@ -112,9 +112,15 @@ def _programs(
     choices of order and staging.
     """
     for search in searches([nest], chip, rules, parameters):
+        if search.fit.windowed and (search.fit.window_rule(chain[0]) or not _covers(chain[-1], start(search))):
+            continue
         plain = whole_programs(search, [chain])
         yield from (p for p in plain if p.tiles == chain)
         yield from (p for start in plain for p in refined(search, start) if p.tiles == chain)
+
+
+def _covers(tile: Tile, least: Tile) -> bool:
+    return all(extent >= needed for extent, needed in zip(tile, least, strict=True))
 
 
 def _broken(growth: Growth, nest: Nest) -> str | None:

@@ -15,6 +15,7 @@ from roller.nest import Nest, Tile
 from roller.program import lane_level, operand_value, tiled_levels
 from roller.rates import CostParameters
 from roller.tile import Geometry
+from roller.windows import taps_at_once
 
 Chain = tuple[Tile, ...]  # tiles from some level inward
 
@@ -56,18 +57,24 @@ def searches(
     found = []
     for nest in nests:
         model = Model(spec, parameters, Geometry(nest))
-        fits = [Fit(spec, nest, model.geometry, cooperate=shared) for shared in _cooperation(nest, spec)]
+        ways = [(shared, windowed) for windowed in _windowed(nest, spec) for shared in _cooperation(nest, spec)]
+        fits = [Fit(spec, nest, model.geometry, shared, windowed) for shared, windowed in ways]
         for atom, mapping in mappings(nest, rules.atoms, spec.spread):
-            able = [fit for fit in fits if not (fit.cooperate and spec.in_place(atom))]  # such atoms add up what they read alone
+            able = [fit for fit in fits if _able(fit, atom)]
             found += [Search(model, fit, rules, nest, atom, mapping, constants, refusals) for fit in able]
     return found
 
 
 def start(search: Search) -> Tile:
-    """The atom as a tile; a vector wider than its dimension shrinks to it, unless arrays are stored with whole vectors."""
+    """The atom as a tile; a vector wider than its dimension shrinks to it, unless arrays are stored with whole vectors. With all
+    taps that a lane takes at a step where panels hold windows.
+    """
     start = atom_tile(search.nest, search.atom, search.mapping)
     if search.atom.kind == "matrix" or search.spec.spread:
         return start
+    if search.fit.windowed:
+        taps = taps_at_once(search.nest)
+        return tuple([search.nest.extents[d] if d in taps else e for d, e in enumerate(start)])
     return tuple(min(t, max(e, 1)) for t, e in zip(start, search.nest.extents, strict=True))
 
 
@@ -75,6 +82,20 @@ def _cooperation(nest: Nest, spec: HardwareSpec) -> tuple[bool, ...]:
     """Whether lanes share reductions: tried both ways where there are lanes that can combine what they hold."""
     able = lane_level(spec) is not None and bool(nest.reduce) and "shuffle" in spec.unit.combine
     return (False, True) if able else (False,)
+
+
+def _windowed(nest: Nest, spec: HardwareSpec) -> tuple[bool, ...]:
+    """Whether panels hold what windows pass over: tried both ways where lanes read panels that software fills."""
+    unit = spec.levels[tiled_levels(spec)[0]]
+    able = lane_level(spec) is not None and unit.managed and "input" in unit.holds and not spec.spread
+    return (False, True) if able and taps_at_once(nest) else (False,)
+
+
+def _able(fit: Fit, atom: ComputeAtom) -> bool:
+    """True if an atom computes in such a way: those that read operands in place add up alone, and others than scalars take operands
+    as they are laid out for them.
+    """
+    return not (fit.cooperate and fit.spec.in_place(atom)) and not (fit.windowed and atom.kind != "scalar")
 
 
 def mappings(

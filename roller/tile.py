@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from roller.hardware import Banks
 from roller.nest import Access, Nest, Tile
+from roller.windows import stored_tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +203,12 @@ class Geometry:
             self._projected[number][key] = found
         return found
 
-    def panel_elements(self, factor: int, tile: Tile) -> int:
-        """Elements of a staged panel of one factor: a value for every point of the dimensions it depends on."""
-        return math.prod([tile[i] for i in self._factor_touched[factor]])
+    def panel_elements(self, factor: int, tile: Tile, windowed: bool = False) -> int:
+        """Elements of a staged panel of one factor: a value for every point of the dimensions it depends on; `windowed`: for every
+        value that windows pass over.
+        """
+        laid = stored_tile(self.nest, factor, tile) if windowed else tile
+        return math.prod([laid[i] for i in self._factor_touched[factor]])
 
 
 def _positions(touches: tuple[bool, ...]) -> tuple[int, ...]:

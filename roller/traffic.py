@@ -200,7 +200,7 @@ def _managed(walk: NestWalk, level: MemoryLevel, index: int) -> LevelTraffic:
             if banks is not None and program.atom.kind != "matrix":
                 total += transactions(program, staging, spread, banks) * banks.count * banks.width_bytes * times
             else:  # where the unit's tile is not chosen yet, what is read once by all is all that is known
-                total += geometry.panel_elements(stream.factor, tile) * width * times * reading
+                total += geometry.panel_elements(stream.factor, tile, staging.windowed) * width * times * reading
             if filling > 1 and staging.level == index - 1:
                 total += _filled(walk, stream, staging) * width * (filling - 1)
         else:
@@ -222,7 +222,7 @@ def _filled(walk: NestWalk, stream: Stream, staging: Staging) -> float:
     """Elements written into a panel over the whole stage."""
     program, loops = walk.program, [lp for lp in walk.loops if lp.level <= staging.level]
     times = _loads(program, loops, stream.touches, {}, walk.spec.unit.count, output=False)
-    return walk.geometry.panel_elements(stream.factor, program.level_tile(staging.level)) * times
+    return walk.geometry.panel_elements(stream.factor, program.level_tile(staging.level), staging.windowed) * times
 
 
 def _held(spec: HardwareSpec, index: int, role: str) -> bool:

@@ -200,6 +200,7 @@ def _stream_held(walk: NestWalk, stream: Stream) -> Kept:
     geometry, width = walk.geometry, panel_element_bytes(walk.program.nest, walk.program.atom)
     body = stream.access is not None and walk.program.nest.accesses[stream.access].role == "body"
     filling = body and any(s.kind == "panel" and s.operand == stream.factor for s in walk.program.staged)
+    windowed = any(s.windowed and s.operand == stream.factor for s in walk.program.staged)
     for depth, tile in enumerate(walk.tiles):
         unchanged = depth and not stream.touches[walk.loops[depth - 1].dim]
         if unchanged and depth <= stream.stop:
@@ -209,7 +210,7 @@ def _stream_held(walk: NestWalk, stream: Stream) -> Kept:
         else:
             inside = walk.tiles[stream.start] if depth < stream.start else tile
             if stream.access is None:
-                found.append(float(geometry.panel_elements(stream.factor, inside) * width))
+                found.append(float(geometry.panel_elements(stream.factor, inside, windowed) * width))
             else:
                 found.append((geometry.read if filling else geometry.held)(stream.access, inside))
     return tuple(found)

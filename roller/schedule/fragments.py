@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from roller.banks import most_together
 from roller.lanes import accesses
+from roller.nest import Tile
 from roller.program import StageProgram
 from roller.schedule.place import Point, base_address
 from roller.schedule.reading import Reader
@@ -15,19 +17,21 @@ from roller.schedule.shared import SharedPanel
 from roller.schedule.threads import Block, Offsets
 from roller.schedule.tir import Buffer, Expr, Stmt, allocate, index, load, ramp, register_buffer, store
 from roller.schedule.walk import Position
+from roller.windows import stored_tile
 
 Views = dict[Offsets, Buffer]
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a lane's points read one operand: its buffer and place for a point, and the dimension along which they read neighbours:
-    the first point of each access and how many it reads.
+    """Where a lane's points read one operand: the element of each (`seen`: as offsets that are the same for points that read the
+    same one), its buffer and place, and the dimension along which they read neighbours: the first of each access and how many it
+    reads.
     """
 
     name: str
     dtype: str
-    touches: tuple[bool, ...]
+    seen: Callable[[Offsets], Offsets]
     place: Callable[[Offsets], tuple[Buffer, Position]]
     along: int
     accesses: dict[int, int]
@@ -39,16 +43,16 @@ class Fragment:
 
     held: Buffer
     places: dict[Offsets, int]
-    touches: tuple[bool, ...]
+    seen: Callable[[Offsets], Offsets]
 
     def value(self, offsets: Offsets) -> Expr:
         """The element that a point reads."""
-        return load(self.held, index(self.places[_projected(self.touches, offsets)]))
+        return load(self.held, index(self.places[self.seen(offsets)]))
 
 
 def fragment(source: Source, points: list[Offsets]) -> tuple[Fragment, list[Stmt]]:
     """The elements at some points, and the statements that read them."""
-    wanted = list(dict.fromkeys(_projected(source.touches, o) for o in points))
+    wanted = list(dict.fromkeys(source.seen(o) for o in points))
     places: dict[Offsets, int] = {}
     reads = []
     held = register_buffer(f"{source.name}_held", len(wanted), source.dtype)
@@ -56,7 +60,7 @@ def fragment(source: Source, points: list[Offsets]) -> tuple[Fragment, list[Stmt
         at, (buffer, start) = len(places), source.place(offsets)
         reads.append(store(held, load(buffer, ramp(start, 1, width)), ramp(at, 1, width)))
         places |= {member: at + n for n, member in enumerate(neighbours(offsets, source.along, width))}
-    return Fragment(held, places, source.touches), [*allocate([held]), *reads]
+    return Fragment(held, places, source.seen), [*allocate([held]), *reads]
 
 
 def runs(wanted: list[Offsets], along: int, accesses: dict[int, int]) -> list[tuple[Offsets, int]]:
@@ -87,7 +91,8 @@ def array_source(block: Block, reader: Reader, number: int, point_of: Callable[[
     def place(offsets: Offsets) -> tuple[Buffer, Position]:
         return window.buffer, base_address(nest, window, access.index, point_of(offsets))
 
-    return Source(window.buffer.name, str(window.buffer.dtype), access.touches, place, *array_accesses(block, number))
+    seen = partial(_projected, access.touches)
+    return Source(window.buffer.name, str(window.buffer.dtype), seen, place, *array_accesses(block, number))
 
 
 def array_accesses(block: Block, number: int) -> tuple[int, dict[int, int]]:
@@ -111,7 +116,6 @@ def panel_source(block: Block, panel: SharedPanel, reduced: dict[int, Position],
     """One copy of a panel in shared memory; `reduced`: where the lane's tile starts along each reduction. `near`: views of that
     copy, by the widths of the pieces that points are in.
     """
-    touches = tuple(step > 0 for step in panel.steps)
     run, each = accesses(block.program, panel.staging)
     most = most_together(str(panel.buffer.dtype))
     widths = [part for width, _ in each for part in (width // min(width, most)) * [min(width, most)]]
@@ -122,7 +126,14 @@ def panel_source(block: Block, panel: SharedPanel, reduced: dict[int, Position],
             return panel.buffer, panel.address(block, reduced, slot, offsets)
         return near[panel.widths(block, offsets)], panel.moved(block, reduced, offsets)
 
-    return Source(panel.buffer.name, str(panel.buffer.dtype), touches, place, run or 0, first)
+    along = next((w.mover for w in panel.windows if w.spatial == run), run or 0)
+    return Source(panel.buffer.name, str(panel.buffer.dtype), panel.seen, place, along, first)
+
+
+def read_tile(program: StageProgram, factor: int) -> Tile:
+    """A lane's tile as extents of the values that it reads of a factor."""
+    windowed = any(s.windowed and s.operand == factor for s in program.staged)
+    return stored_tile(program.nest, factor, program.inner) if windowed else program.inner
 
 
 def narrower_widths(program: StageProgram) -> int:

@@ -16,7 +16,8 @@ from tvm.tirx import ForKind
 
 from roller.banks import WIDEST_ACCESS, interleaved, panel_steps, row_dim
 from roller.expr import ELEMENT_BYTES
-from roller.filling import fill
+from roller.filling import fill, filled
+from roller.lanes import windows_of
 from roller.nest import Tile
 from roller.program import Staging, operand_value, staged_touches
 from roller.scalar import Load, Scalar, loads
@@ -50,6 +51,7 @@ from roller.schedule.tir import (
     when,
 )
 from roller.schedule.walk import Position, State
+from roller.windows import Window
 
 MOST_REPEATED = 8  # copies of a lane that stand one after another: their addresses share parts, but take registers
 
@@ -67,6 +69,21 @@ class SharedPanel:
     ahead: int | None  # the loop whose trips fill other copies ahead; None where there is one copy
     depth: int | None = None  # the dimension of whose neighbours `beside` lie side by side: steps are those of multiples of it
     beside: int = 1
+    windows: tuple[Window, ...] = ()  # of which it holds what they pass over
+
+    @cached_property
+    def _moving(self) -> frozenset[int]:
+        """The dimensions that windows move along: a lane's points are neighbours there."""
+        return frozenset(d for window in self.windows for d, _ in window.steps)
+
+    def seen(self, offsets: Offsets) -> Offsets:
+        """The value that a lane's point reads: its offsets along the dimensions that the panel depends on, those of a window as
+        so many values further.
+        """
+        found = [o if step and d not in self._moving else 0 for d, (o, step) in enumerate(zip(offsets, self.steps, strict=True))]
+        for window in self.windows:
+            found[window.mover] = window.place(offsets)
+        return tuple(found)
 
     @property
     def copies(self) -> int:
@@ -87,7 +104,8 @@ class SharedPanel:
 
     def widths(self, block: Block, offsets: Offsets) -> Offsets:
         """`Block.widths` along the dimensions that the panel depends on."""
-        return tuple(w if step else 0 for w, step in zip(block.widths(offsets), self.steps, strict=True))
+        inside = tuple(0 if d in self._moving else o for d, o in enumerate(offsets))
+        return tuple(w if step else 0 for w, step in zip(block.widths(inside), self.steps, strict=True))
 
     def near(self, block: Block, slot: Position, widths: Offsets) -> Position:
         """Where a lane's pieces of such widths would begin in a copy if they were the first ones."""
@@ -102,7 +120,8 @@ class SharedPanel:
         total: Position = 0
         for dim, step in enumerate(self.steps):
             if step:
-                total = plus(total, times(plus(reduced.get(dim, 0), block.apart(dim, offsets[dim])), step))
+                apart = offsets[dim] if dim in self._moving else block.apart(dim, offsets[dim])
+                total = plus(total, times(plus(reduced.get(dim, 0), apart), step))
         return total
 
     def address(self, block: Block, reduced: dict[int, Position], slot: Position, offsets: Offsets) -> Position:
@@ -110,7 +129,9 @@ class SharedPanel:
         total: Position = times(slot, self.size)
         for dim, step in enumerate(self.steps):
             if step:
-                total = plus(total, times(plus(reduced.get(dim, 0), block.offset(dim, offsets[dim])), step))
+                moved = dim in self._moving
+                offset = plus(block.offset(dim, 0), offsets[dim]) if moved else block.offset(dim, offsets[dim])
+                total = plus(total, times(plus(reduced.get(dim, 0), offset), step))
         return total
 
 
@@ -134,7 +155,7 @@ def shared_panel(block: Block, staging: Staging, ahead: int | None) -> SharedPan
     size = -(-size // whole) * whole  # every copy starts where the widest access may
     elements = size * (1 if ahead is None else staging.depth)
     held = shared_buffer(f"panel{staging.operand}", elements, value.dtype, block.shared_scope)
-    return SharedPanel(staging, value, held, steps, row, size, ahead, depth, beside)
+    return SharedPanel(staging, value, held, steps, row, size, ahead, depth, beside, windows_of(program.nest, staging))
 
 
 def _in_cells(tile: Tile, depth: int | None, beside: int) -> Tile:
@@ -164,7 +185,8 @@ class Filling:
         beside, depth = panel.beside, panel.depth
         cells = tuple(s // (1 if d == depth else beside) for d, s in enumerate(steps))
         tile, cell = _in_cells(program.unit_tile, depth, beside), None if depth is None or beside == 1 else (depth, beside)
-        order = fill(self.nest, tile, panel.value, cells, panel.row, block.group, cell).order(cells)
+        points = filled(self.nest, panel.staging, tile, cells, panel.row)
+        order = fill(self.nest, points.tile, panel.value, points.steps, points.row, block.group, cell).order(points.steps)
         self.digits = tuple((d, count, step * (beside if d == depth else 1)) for d, count, step in order.digits)
         self.wide, self.width, self.stored = order.along, order.width, order.stored * beside
         self.taken_together = self.width * beside

@@ -120,7 +120,8 @@ def panels_of(block: Block, machine: Machine) -> list[SharedPanel]:
 
 def tile_bytes(program: StageProgram, spec: HardwareSpec) -> int:
     """Bytes that a lane's tile takes in its registers, as the engine counts them."""
-    return Fit(spec, program.nest, Geometry(program.nest)).inner_bytes(program.inner, program.mapping, program.atom)
+    fit = Fit(spec, program.nest, Geometry(program.nest), windowed=program.windowed)
+    return fit.inner_bytes(program.inner, program.mapping, program.atom)
 
 
 def registers_ahead(program: StageProgram, machine: Machine) -> int:

@@ -12,6 +12,7 @@ from typing import cast
 
 from roller.plugin import ELEMENT_BYTES, HardwareSpec, StageProgram
 from roller.schedule import matrix
+from roller.schedule.fragments import read_tile
 from roller.schedule.machine import Machine, MatrixUnit
 from roller.schedule.stage import registers_ahead
 from roller.schedule.threads import Block
@@ -52,7 +53,7 @@ def _operands(program: StageProgram, block: Block) -> int:
             found += math.prod([n for d, n in zip(touched, atoms, strict=True) if d in nest.spatial]) * words
         else:
             sizes = [ELEMENT_BYTES[a.tensor.dtype] for a in nest.inputs if a.factor == factor]
-            values = math.prod([program.inner[d] for d in touched])
+            values = math.prod([read_tile(program, factor)[d] for d in touched])
             found += _words(values * max(sizes, default=REGISTER_BYTES))
     return found
 
