@@ -208,15 +208,16 @@ def _worth_settling(found: list[Search], ranked: list[_Pooled]) -> Iterator[tupl
     """
     left = {(s.nest.dims, s.atom, s.mapping, s.fit.cooperate, s.fit.windowed): s for s in found}
     spread = bool(found) and found[0].spec.spread
-    enough = len(left) - (SPREAD_SETTLED if spread else SETTLED)
+    wanted = dict.fromkeys((False, True), SPREAD_SETTLED if spread else SETTLED)  # of those with windows, and of others
     for (seconds, *_), (program, _) in ranked:
         if spread and seconds > SPREAD_SLACK * ranked[0][0][0]:
             break
         search = left.pop((program.nest.dims, program.atom, program.mapping, program.cooperate, program.windowed), None)
-        if search is not None and search.spec.levels[program.levels[0]].managed:
+        if search is None or not wanted[program.windowed]:
+            continue
+        wanted[program.windowed] -= 1
+        if search.spec.levels[program.levels[0]].managed:
             yield search, program
-        if len(left) <= enough:
-            break
 
 
 def _programs(search: Search, chains: list[Chain], best: float) -> tuple[list[StageProgram], list[StageProgram]]:

@@ -65,7 +65,7 @@ class _Level:
         self._extents = {d: self._aligned(d) for d in dims}
         self._windows = [] if self.innermost or search.spec.levels[search.levels[position]].managed else sliding(nest)
         self._least_waste = padding_waste(nest.extents, inner)
-        self._start = inner if self.innermost else least_tile(search, position, inner)
+        self._start = inner if self.innermost else _first(search, position, inner)
 
     def _aligned(self, dim: int) -> tuple[int, ...]:
         extents = extents_at(self.search, self.position, dim, self.inner)
@@ -185,6 +185,22 @@ def least_tile(search: Search, position: int, inner: Tile) -> Tile:
     return tuple([math.lcm(e, m.step) if m.even and e else e for e, m in zip(inner, steps, strict=True)])
 
 
+def _first(search: Search, position: int, inner: Tile) -> Tile:
+    """What growth outside lanes starts from: where panels hold windows, with whole ones if they fit, as only then it shows what
+    neighbours share.
+    """
+    least, taps = least_tile(search, position, inner), _taps(search)
+    whole = tuple([search.nest.extents[d] if d in taps else e for d, e in enumerate(least)])
+    return whole if search.fit.fits(search.levels, position, whole, inner, search.mapping, search.atom) else least
+
+
+def _taps(search: Search) -> frozenset[int]:
+    """The taps of the windows that panels hold."""
+    nest = search.nest
+    found = [w for f in range(len(nest.factors)) for w in windows(nest, f)] if search.fit.windowed else []
+    return frozenset(d for window in found for d in window.taps)
+
+
 def even_at(search: Search, position: int, dim: int, inner: Tile) -> list[int]:
     """The extents of a dimension at a level around an inner tile that cut it into equal parts, rising."""
     multiple = search.rules.multiple(search.levels[position], search.nest.dims[dim].name)
@@ -261,9 +277,9 @@ def _with_reduce(search: Search, position: int, inner: Tile, tile: Tile) -> Iter
     kept = 1 if managed else REDUCE_STEPS
     if not managed:
         yield from _short(search, inner, tile)
-    taps = (
-        {d for f in range(len(search.nest.factors)) for w in windows(search.nest, f) for d in w.taps} if search.fit.windowed else ()
-    )
+    taps = _taps(search)
+    if any(tile[d] > inner[d] for d in taps):
+        yield tuple([inner[d] if d in taps else e for d, e in enumerate(tile)])
     for dim in reversed(search.nest.reduce):
         while True:
             last = steps[-1]

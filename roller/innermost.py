@@ -15,6 +15,7 @@ from roller.search import Chain, Search, packs, reads_whole, start, stores_whole
 
 INNER_KEEP = 8  # tiles kept, where none run on lanes, beside the best one of each nest, atom and mapping
 SAME_SIZE = 8  # tiles of about one size that are kept where tiles run on lanes, each of another shape
+SAME_WINDOWED = 4  # … of those that panels of windows are read for: half as many, as there are fewer ways to fuse axes around them
 MAPPING_SLACK = 1.5  # a tile predicted this much slower than the best one is not pursued
 OWN_SLACK = 4.0  # … where the device has a model of its own, of which this one knows too little
 PACKED_GAIN = 0.97  # a vector where only a copy is side by side must save this much padding, as its results are scattered
@@ -89,7 +90,7 @@ def _several_sizes(found: list[Search], rated: list[_Inner], hidden: float) -> l
         # neither crowds out the other.
         seen = shapes.setdefault((math.prod(tile).bit_length(), search.fit.cooperate, search.fit.windowed), set())
         shape = search.atom.kind, _shape(search, tile)
-        if len(seen) < SAME_SIZE and shape not in seen:
+        if len(seen) < (SAME_WINDOWED if search.fit.windowed else SAME_SIZE) and shape not in seen:
             seen.add(shape)
             kept.append(item)
     return kept

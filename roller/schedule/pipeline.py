@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
+from roller.schedule.filling import Filling
 from roller.schedule.lane import Lane
 from roller.schedule.machine import Machine
-from roller.schedule.shared import Filling
 from roller.schedule.tir import Expr, Stmt, allocate, barrier, index, loop, sequence, variable, when
 from roller.schedule.walk import Position, State
 

@@ -18,10 +18,10 @@ from roller.expr import ELEMENT_BYTES
 from roller.program import copy_depth
 from roller.schedule.arena import block_of, layout_of, registers_of
 from roller.schedule.bulk import Bulk, bulk_of
+from roller.schedule.filling import Filling
 from roller.schedule.machine import Machine, PanelUnit, TensorMap
 from roller.schedule.panel_lane import PanelLane
 from roller.schedule.reading import Reader
-from roller.schedule.shared import Filling
 from roller.schedule.stage import GridKernel, Stage, launched_over
 from roller.schedule.swizzled import SwizzledPanel
 from roller.schedule.threads import Block

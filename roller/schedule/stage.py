@@ -18,13 +18,14 @@ from roller.fit import Fit
 from roller.hardware import HardwareSpec
 from roller.program import StageProgram, copy_depth
 from roller.schedule import matrix, walk
+from roller.schedule.filling import Filling
 from roller.schedule.gather import combined_lanes, meeting_bytes
 from roller.schedule.machine import Machine, TensorMap
 from roller.schedule.pipeline import Pipeline
 from roller.schedule.place import Point, Window, address
 from roller.schedule.reading import Reader
 from roller.schedule.scalar import combine, identity
-from roller.schedule.shared import Filling, SharedPanel, shared_panel
+from roller.schedule.shared import SharedPanel, shared_panel
 from roller.schedule.threads import Block
 from roller.schedule.tir import (
     Buffer,

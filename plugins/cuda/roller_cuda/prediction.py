@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 
 from roller.plugin import HardwareSpec, StageProgram
+from roller.schedule.filling import MOST_REPEATED
 from roller.schedule.fragments import narrower_widths
 from roller.schedule.machine import Machine
-from roller.schedule.shared import MOST_REPEATED
 from roller.schedule.stage import registers_ahead, started_copies, tile_bytes
 from roller_cuda.occupancy import REGISTER_BYTES, limit
 
