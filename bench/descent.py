@@ -239,8 +239,7 @@ def search_best(
 def _starts(descent: Descent, given: list[StageProgram], chance: random.Random) -> list[StageProgram]:
     """The constructed programs of this search, and the best of random ones."""
     search = descent.search
-    whose = search.nest, search.atom, search.mapping, search.fit.cooperate, search.fit.windowed
-    mine = [p for p in given if (p.nest, p.atom, p.mapping, p.cooperate, p.windowed) == whose]
+    mine = [p for p in given if p.way == search.way]
     rated = [r for _ in range(DRAWN) if (r := descent.rate(Point(descent.drawn(chance)))) is not None]
     rated.sort(key=lambda r: r[0])
     return [*mine[:STARTS], *[p for _, p in rated if descent.able(p)][:STARTS]]

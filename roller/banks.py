@@ -17,7 +17,7 @@ from roller.expr import ELEMENT_BYTES
 from roller.hardware import Banks, ComputeAtom, HardwareSpec
 from roller.nest import Nest, Tile
 from roller.program import StageProgram, Staging, panel_element_bytes, staged_touches
-from roller.windows import stored_tile, windows
+from roller.windows import Window, stored_tile, windows
 
 WIDEST_ACCESS = 16  # bytes that one lane moves with one access, on every chip with lanes
 
@@ -188,11 +188,16 @@ def panel_steps(
                 size += staging.run_padding
         if dims == rows:
             size += staging.row_padding
-    for window in windows(nest, staging.operand) if staging.windowed else ():
+    for window in windows_of(nest, staging):
         passed = steps[window.spatial]
         for dim, step in window.steps:
             steps[dim] = step * passed
     return tuple(steps), size
+
+
+def windows_of(nest: Nest, staging: Staging) -> tuple[Window, ...]:
+    """The windows that a panel holds what they pass over of."""
+    return windows(nest, staging.operand) if staging.windowed else ()
 
 
 def laid_tile(nest: Nest, staging: Staging, tile: Tile) -> Tile:

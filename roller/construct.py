@@ -206,13 +206,13 @@ def _worth_settling(found: list[Search], ranked: list[_Pooled]) -> Iterator[tupl
     """The best program of each of the best searches; none where caches hold the units' tiles. What moves there is an estimate, and
     gains predicted of small steps were none when they were measured: such steps lead to where the model is weakest.
     """
-    left = {(s.nest.dims, s.atom, s.mapping, s.fit.cooperate, s.fit.windowed): s for s in found}
+    left = {s.way: s for s in found}
     spread = bool(found) and found[0].spec.spread
     wanted = dict.fromkeys((False, True), SPREAD_SETTLED if spread else SETTLED)  # of those with windows, and of others
     for (seconds, *_), (program, _) in ranked:
         if spread and seconds > SPREAD_SLACK * ranked[0][0][0]:
             break
-        search = left.pop((program.nest.dims, program.atom, program.mapping, program.cooperate, program.windowed), None)
+        search = left.pop(program.way, None)
         if search is None or not wanted[program.windowed]:
             continue
         wanted[program.windowed] -= 1

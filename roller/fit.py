@@ -15,7 +15,7 @@ from roller.hardware import ComputeAtom, HardwareSpec, MemoryLevel
 from roller.nest import Access, Nest, Tile
 from roller.program import lane_level, panel_element_bytes, tiled_levels
 from roller.tile import Geometry
-from roller.windows import stored_tile, windows
+from roller.windows import every_window, stored_tile
 
 Mapping = tuple[tuple[str, int], ...]
 
@@ -87,7 +87,7 @@ class Fit:
         """
         if not self.windowed:
             return None
-        extents, every = self.nest.extents, [w for f in range(len(self.nest.factors)) for w in windows(self.nest, f)]
+        extents, every = self.nest.extents, every_window(self.nest)
         whole = all(extents[d] % tile[d] == 0 for w in every for d in w.taps)
         return None if whole and all(tile[w.spatial] <= extents[w.spatial] for w in every) else "whole windows"
 

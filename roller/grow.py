@@ -15,7 +15,7 @@ from roller.align import aligned_extents, allows_padding, even_extents
 from roller.nest import Access, Nest, Tile
 from roller.search import Search
 from roller.tile import padding_waste
-from roller.windows import windows
+from roller.windows import every_window, sliding
 
 EPSILONS = (0.0, 0.125, math.inf)  # rounds of tensor padding; each admits more waste
 INNER_VISITS = 40  # tiles looked at by one growth at the innermost level: its lattice is small
@@ -196,9 +196,7 @@ def _first(search: Search, position: int, inner: Tile) -> Tile:
 
 def _taps(search: Search) -> frozenset[int]:
     """The taps of the windows that panels hold."""
-    nest = search.nest
-    found = [w for f in range(len(nest.factors)) for w in windows(nest, f)] if search.fit.windowed else []
-    return frozenset(d for window in found for d in window.taps)
+    return frozenset(d for window in every_window(search.nest) for d in window.taps) if search.fit.windowed else frozenset()
 
 
 def even_at(search: Search, position: int, dim: int, inner: Tile) -> list[int]:
@@ -293,14 +291,6 @@ def _with_reduce(search: Search, position: int, inner: Tile, tile: Tile) -> Iter
                 return
             steps.append(grown)
     yield from steps[-kept:]
-
-
-def sliding(nest: Nest) -> list[int]:
-    """The reduce dimensions all of whose axes share an index of an array with a spatial one: a window's."""
-    spatial = {a.name for d in nest.dims if not d.is_reduce for a in d.members}
-    indices = [{name for name, _ in index.terms} for access in nest.inputs for index in access.index]
-    beside = set().union(*(names for names in indices if names & spatial)) - spatial
-    return [i for i in nest.reduce if all(a.name in beside for a in nest.dims[i].members)]
 
 
 def _streams(nest: Nest) -> list[Access]:

@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from roller.banks import WIDEST_ACCESS, laid_tile, panel_steps, pieces, run_dim
+from roller.banks import WIDEST_ACCESS, laid_tile, panel_steps, pieces, run_dim, windows_of
 from roller.hardware import Banks, HardwareSpec
-from roller.nest import Nest
 from roller.program import StageProgram, Staging, panel_element_bytes, staged_touches
-from roller.windows import Window, windows
+from roller.windows import Window
 
 
 def lanes_along(program: StageProgram) -> dict[int, int]:
@@ -103,11 +102,6 @@ def lane_pieces(program: StageProgram, dim: int) -> tuple[int, ...]:
     while widest > max(nest.extents[dim], 1):
         widest //= 2
     return pieces(program.inner[dim], widest)
-
-
-def windows_of(nest: Nest, staging: Staging) -> tuple[Window, ...]:
-    """The windows that a panel holds what they pass over of."""
-    return windows(nest, staging.operand) if staging.windowed else ()
 
 
 def accesses(program: StageProgram, staging: Staging) -> tuple[int | None, tuple[tuple[int, int], ...]]:

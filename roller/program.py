@@ -165,6 +165,11 @@ class StageProgram:
         """True if the band counts."""
         return self.band is not None and self.loops != replace(self, band=None).loops
 
+    @property
+    def way(self) -> tuple[object, ...]:
+        """Which search a program is of: its nest, its atom and where that lies, what lanes share, what panels hold."""
+        return self.nest.dims, self.atom, self.mapping, self.cooperate, self.windowed
+
     @cached_property
     def windowed(self) -> bool:
         """True if some panel holds what windows pass over."""

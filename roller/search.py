@@ -44,6 +44,11 @@ class Search:
         return lane_level(self.spec)
 
     @property
+    def way(self) -> tuple[object, ...]:
+        """What all of its programs have in common, and those of no other search of the stage (`StageProgram.way`)."""
+        return self.nest.dims, self.atom, self.mapping, self.fit.cooperate, self.fit.windowed
+
+    @property
     def spec(self) -> HardwareSpec:
         """The chip."""
         return self.model.spec

@@ -45,6 +45,19 @@ def windows(nest: Nest, factor: int) -> tuple[Window, ...]:
     return found
 
 
+def every_window(nest: Nest) -> tuple[Window, ...]:
+    """The windows of all factors."""
+    return tuple([window for factor in range(len(nest.factors)) for window in windows(nest, factor)])
+
+
+def sliding(nest: Nest) -> list[int]:
+    """The reduce dimensions, fused ones too, all of whose axes share an index of an array with a spatial one: a window's."""
+    spatial = {a.name for d in nest.dims if not d.is_reduce for a in d.members}
+    indices = [{name for name, _ in index.terms} for access in nest.inputs for index in access.index]
+    beside = set().union(*(names for names in indices if names & spatial)) - spatial
+    return [i for i in nest.reduce if all(a.name in beside for a in nest.dims[i].members)]
+
+
 def taps_at_once(nest: Nest) -> tuple[int, ...]:
     """The reductions that lanes take whole at a step where panels hold windows: those of each array's innermost window; none where
     there is no window, or one of too many taps.

@@ -14,7 +14,6 @@ from roller.catalog import find_spec
 from roller.copying import copy_seconds
 from roller.fit import Fit
 from roller.fusion import fuse
-from roller.grow import sliding
 from roller.hardware import ComputeAtom
 from roller.narrow import narrowed
 from roller.nest import Nest, variants
@@ -24,6 +23,7 @@ from roller.rates import Rates
 from roller.registers import RegisterTraffic
 from roller.tile import Geometry
 from roller.walk import NestWalk
+from roller.windows import sliding
 from roller_cpu.rules import cost_parameters
 
 SPEC = find_spec("cpu", "x86-64-v3")

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,16 +111,20 @@ def _threads(kernel: Any, arrays: Arrays) -> Any:
 HOST_WAYS: Mapping[str, Way] = {"NumPy": _plain, "NumPy, again": _again, "NumPy, out=": _into, "NumPy, two threads": _threads}
 
 
-def torch_ways(torch: Any) -> Mapping[str, Way]:
-    """With arrays of torch where they lie on the GPU."""
-
-    def there(arrays: Arrays) -> list[Any]:
-        return [moved(np.ascontiguousarray(array)) for array in arrays]
+def _there(torch: Any, arrays: Arrays) -> list[Any]:
+    """The arrays on the GPU; NumPy's bfloat16 is no type that torch takes."""
 
     def moved(array: Any) -> Any:
         if str(array.dtype) != "bfloat16":
             return torch.from_numpy(array).cuda()
         return torch.from_numpy(array.view(np.int16)).cuda().view(torch.bfloat16)
+
+    return [moved(np.ascontiguousarray(array)) for array in arrays]
+
+
+def torch_ways(torch: Any) -> Mapping[str, Way]:
+    """With arrays of torch where they lie on the GPU."""
+    there = partial(_there, torch)
 
     def here(result: Any) -> Any:
         return result.cpu() if result.dtype != torch.bfloat16 else result.float().cpu()

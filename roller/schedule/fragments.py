@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from roller.banks import most_together
+from roller.banks import laid_tile, most_together
 from roller.lanes import accesses
 from roller.nest import Tile
 from roller.program import StageProgram
@@ -17,7 +17,6 @@ from roller.schedule.shared import SharedPanel
 from roller.schedule.threads import Block, Offsets
 from roller.schedule.tir import Buffer, Expr, Stmt, allocate, index, load, ramp, register_buffer, store
 from roller.schedule.walk import Position
-from roller.windows import stored_tile
 
 Views = dict[Offsets, Buffer]
 
@@ -132,8 +131,8 @@ def panel_source(block: Block, panel: SharedPanel, reduced: dict[int, Position],
 
 def read_tile(program: StageProgram, factor: int) -> Tile:
     """A lane's tile as extents of the values that it reads of a factor."""
-    windowed = any(s.windowed and s.operand == factor for s in program.staged)
-    return stored_tile(program.nest, factor, program.inner) if windowed else program.inner
+    panel = next((s for s in program.staged if s.kind == "panel" and s.operand == factor), None)
+    return program.inner if panel is None else laid_tile(program.nest, panel, program.inner)
 
 
 def narrower_widths(program: StageProgram) -> int:

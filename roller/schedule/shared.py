@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 
-from roller.banks import WIDEST_ACCESS, interleaved, panel_steps, row_dim
+from roller.banks import WIDEST_ACCESS, interleaved, panel_steps, row_dim, windows_of
 from roller.expr import ELEMENT_BYTES
-from roller.lanes import windows_of
 from roller.nest import Tile
 from roller.program import Staging, operand_value, staged_touches
 from roller.scalar import Scalar
@@ -41,18 +39,14 @@ class SharedPanel:
     beside: int = 1
     windows: tuple[Window, ...] = ()  # of which it holds what they pass over
 
-    @cached_property
-    def _moving(self) -> frozenset[int]:
-        """The dimensions that windows move along: a lane's points are neighbours there."""
-        return frozenset(d for window in self.windows for d, _ in window.steps)
-
     def seen(self, offsets: Offsets) -> Offsets:
         """The value that a lane's point reads: its offsets along the dimensions that the panel depends on, those of a window as
         so many values further.
         """
-        found = [o if step and d not in self._moving else 0 for d, (o, step) in enumerate(zip(offsets, self.steps, strict=True))]
+        found = [o if step else 0 for o, step in zip(offsets, self.steps, strict=True)]
         for window in self.windows:
-            found[window.mover] = window.place(offsets)
+            for dim, _ in window.steps:
+                found[dim] = window.place(offsets) if dim == window.mover else 0
         return tuple(found)
 
     @property
@@ -74,8 +68,7 @@ class SharedPanel:
 
     def widths(self, block: Block, offsets: Offsets) -> Offsets:
         """`Block.widths` along the dimensions that the panel depends on."""
-        inside = tuple(0 if d in self._moving else o for d, o in enumerate(offsets))
-        return tuple(w if step else 0 for w, step in zip(block.widths(inside), self.steps, strict=True))
+        return tuple(w if step else 0 for w, step in zip(block.widths(offsets), self.steps, strict=True))
 
     def near(self, block: Block, slot: Position, widths: Offsets) -> Position:
         """Where a lane's pieces of such widths would begin in a copy if they were the first ones."""
@@ -90,8 +83,7 @@ class SharedPanel:
         total: Position = 0
         for dim, step in enumerate(self.steps):
             if step:
-                apart = offsets[dim] if dim in self._moving else block.apart(dim, offsets[dim])
-                total = plus(total, times(plus(reduced.get(dim, 0), apart), step))
+                total = plus(total, times(plus(reduced.get(dim, 0), block.apart(dim, offsets[dim])), step))
         return total
 
     def address(self, block: Block, reduced: dict[int, Position], slot: Position, offsets: Offsets) -> Position:
@@ -99,9 +91,7 @@ class SharedPanel:
         total: Position = times(slot, self.size)
         for dim, step in enumerate(self.steps):
             if step:
-                moved = dim in self._moving
-                offset = plus(block.offset(dim, 0), offsets[dim]) if moved else block.offset(dim, offsets[dim])
-                total = plus(total, times(plus(reduced.get(dim, 0), offset), step))
+                total = plus(total, times(plus(reduced.get(dim, 0), block.offset(dim, offsets[dim])), step))
         return total
 
 

@@ -100,13 +100,16 @@ class Block:
         return lane_pieces(self.program, dim)
 
     def piece(self, dim: int, point: int) -> tuple[int, int]:
-        """The first point of the piece that a point of the lane's tile is in, and the piece's points."""
-        start = 0
+        """The first point of the piece that a point of the lane's tile is in, and the piece's points; of what a window passes over
+        beyond the tile, those of the last piece.
+        """
+        first, found = 0, (0, 1)
         for width in self.pieces[dim]:
-            if point < start + width:
-                return start, width
-            start += width
-        return start, 1
+            found = first, width
+            first += width
+            if point < first:
+                break
+        return found
 
     def exact(self, dim: int) -> bool:
         """True if whole unit tiles cover the dimension exactly."""
