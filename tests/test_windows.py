@@ -12,11 +12,12 @@ from emulating import emulated, expression, needs_compiler, needs_cxx, text_of
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from roller import ops, verify
+from roller import ops, trial, verify
 from roller.banks import panel_steps
 from roller.chip import load_spec, resolve
 from roller.construct import construct
 from roller.expr import TensorExpr
+from roller.kernel import BuildOptions
 from roller.lanes import reads
 from roller.nest import Nest, variants
 from roller.program import RProgram, StageProgram, Staging
@@ -130,7 +131,7 @@ CASES: dict[str, Callable[[], TensorExpr]] = {
 
 def drawn(case: str, chip: str, count: int) -> list[RProgram]:
     """Some of the programs with panels of windows, of all that there are."""
-    found = [p for p in enumerate_programs(CASES[case](), f"cuda:{chip}").sample(600, seed=5) if any(s.windowed for s in p.stages)]
+    found = [p for p in enumerate_programs(CASES[case](), chip).sample(600, seed=5) if any(s.windowed for s in p.stages)]
     return random.Random(7).sample(found, min(count, len(found)))
 
 
@@ -139,7 +140,7 @@ def drawn(case: str, chip: str, count: int) -> list[RProgram]:
 @pytest.mark.parametrize("case", CASES)
 def test_random_programs_with_windows_are_right(case: str, chip: str) -> None:
     expr, spec = CASES[case](), load_spec(f"cuda:{chip}")
-    programs = drawn(case, chip, 4)
+    programs = drawn(case, f"cuda:{chip}", 4)
     assert programs
     arrays = verify.random_inputs(expr, 3)
     for program in programs:
@@ -147,6 +148,23 @@ def test_random_programs_with_windows_are_right(case: str, chip: str) -> None:
         for order in ((False, False), (True, True)):
             found = emulated(expr, artifact, arrays, *order)
             verify.check(expr, arrays, found)
+
+
+@pytest.mark.parametrize("chip", ["mi100", "rx7900xtx"])  # groups of 64 lanes, and of 32
+@pytest.mark.parametrize("case", CASES)
+def test_random_programs_with_windows_are_right_on_amd(case: str, chip: str) -> None:
+    expr, (plugin, spec) = CASES[case](), resolve(f"rocm:{chip}")
+    fitting = [p for p in drawn(case, f"rocm:{chip}", 40) if plugin.refusal(spec, p) is None and small(p)]
+    assert fitting
+    for program in fitting[:2]:
+        artifact = plugin.build(spec, plugin.codegen(spec, program, BuildOptions()), BuildOptions())
+        trial.verify(artifact, expr, emulate=True)
+
+
+def small(program: RProgram) -> bool:
+    """True if the emulator is soon done: every point of a lane is a line of text, every lane is emulated."""
+    (stage,) = program.stages
+    return math.prod(lp.trips for lp in stage.loops if lp.over != "time") <= 20_000 and math.prod(stage.inner) <= 150
 
 
 def chosen(expr: TensorExpr) -> list[StageProgram]:
