@@ -20,7 +20,7 @@ from roller.estimate import Estimate
 from roller.growth import Growth, Stop
 from roller.hardware import HardwareSpec
 from roller.occupancy import Residents, residents
-from roller.program import RProgram, StageProgram, staged_tensors, staged_touches
+from roller.program import RProgram, StageProgram, Staging, copy_depth, staged_tensors, staged_touches
 from roller.rates import CostParameters, unit_efficiency
 from roller.record import Choice
 from roller.search import unsuited
@@ -189,11 +189,17 @@ def _staging(program: StageProgram, spec: HardwareSpec) -> list[str]:
         rows = staged_rows(program, spec, staging) if staging.row_padding else None
         padded = f", rows of {rows.row} padded by {staging.row_padding} against bank conflicts" if rows is not None else ""
         padded += f", runs padded by {staging.run_padding} for wide reads" if staging.run_padding else ""
-        copies = f", {staging.depth} copies" if staging.depth > 1 else ""
+        copies = f", {staging.depth} copies" if staging.depth > 1 and _filled_again(program, spec, staging) else ""
         copies += ", brought once for a cluster" if program.brought_once(staged_touches(program.nest, staging)) else ""
         kind = f"{staging.kind}{' of what its windows pass over' if staging.windowed else ''}"
         lines.append(f"{what} as a {kind} at {spec.levels[staging.level].name}, {when}{copies}{padded}")
     return lines
+
+
+def _filled_again(program: StageProgram, spec: HardwareSpec, staging: Staging) -> bool:
+    """True if a unit fills a copy while it uses another one: for the next step of its tile, or for its next tile."""
+    around = program.loops[: copy_depth(program, staging)]
+    return spec.in_place(program.atom) or any(lp.over == "time" for lp in around)
 
 
 def _stage(stage: StageReport) -> list[RenderableType]:

@@ -12,6 +12,7 @@ from emulating import emulated, expression, needs_compiler, needs_cxx, text_of
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import roller
 from roller import ops, trial, verify
 from roller.banks import panel_steps
 from roller.chip import load_spec, resolve
@@ -197,3 +198,16 @@ def test_a_windows_values_are_read_once() -> None:
     assert code.hot.bases["FFMA"] >= 7 * math.prod(program.stages[0].inner[d] for d in program.stages[0].nest.spatial)
     assert code.hot.bases["LDS"] < code.hot.bases["FFMA"] / 3
     assert code.whole.local_accesses == 0
+
+
+@needs_compiler
+def test_explain_says_what_panels_hold() -> None:
+    """And no copies where all taps are in one step: nobody fills another one meanwhile."""
+    x, w = ops.tensor((16, 32, 28, 28), name="x"), ops.tensor((32, 1, 7, 7), name="w")
+    kernel = roller.compile(ops.depthwise_conv2d(x, w, padding=3), device="cuda:h100")
+    (stage,) = kernel.program.stages
+    assert all(stage.unit_tile[d] == 7 for d in stage.nest.reduce)
+    assert "x as a panel of what its windows pass over at shared, for each tile" in str(kernel.explain())
+    assert " copies" not in str(kernel.explain())
+    product = roller.compile(ops.matmul(ops.tensor((256, 512), name="a"), ops.tensor((512, 256), name="b")), device="cuda:h100")
+    assert " copies" in str(product.explain())
