@@ -11,7 +11,7 @@ from roller.banks import padding_bytes
 from roller.filling import rows_padded
 from roller.lanes import runs_padded
 from roller.nest import Tile
-from roller.occupancy import resident_tiles
+from roller.occupancy import held_copies, resident_tiles
 from roller.program import StageProgram, Staging, staged_touches
 from roller.search import Chain, Search
 from roller.windows import windows
@@ -54,15 +54,14 @@ def _padded(search: Search, levels: tuple[int, ...], chain: Chain, staged: tuple
     banks = search.spec.levels[levels[0]].banks
     if banks is None or not staged:
         return staged
-    room, found = search.fit.room_left(levels, 0, chain[0], staged[0].depth, search.atom), []
-    what, orders = (search.nest, search.atom, search.mapping), (tuple(range(len(search.nest.dims))),) * len(levels)
-    program = StageProgram(*what, levels, chain, orders, staged, lane_level=search.lane_level, cooperate=search.fit.cooperate)
+    program = bare(search, levels, chain, staged)
+    copies, found = max(held_copies(program, search.spec)) if staged[0].depth > 1 else 1, []
+    room = search.fit.room_left(levels, 0, chain[0], copies, search.atom)
     for staging in staged:
-        bare = replace(staging, row_padding=0, run_padding=0)
-        chosen = bare
-        for runs in dict.fromkeys((runs_padded(program, bare, search.spec, banks), bare)):
+        chosen = plain = replace(staging, row_padding=0, run_padding=0)
+        for runs in dict.fromkeys((runs_padded(program, plain, search.spec, banks), plain)):
             padded = rows_padded(program, search.spec, banks, runs)
-            needed = padded.depth * padding_bytes(program, search.spec, padded)
+            needed = copies * padding_bytes(program, search.spec, padded)
             if needed <= room:
                 chosen, room = padded, room - needed
                 break
@@ -148,11 +147,12 @@ def _deepened(search: Search, program: StageProgram) -> Iterator[StageProgram]:
         return
     for tile in (program.unit_tile, *_shorter(search, program)):
         tiles = (tile, *program.tiles[1:])
-        for depth in range(program.staged[0].depth + 1, level.depth_max + 1):
-            if search.fit.room_left(program.levels, 0, tile, depth, search.atom) < 0:
+        for depth in range(max(held_copies(program, search.spec)) + 1, level.depth_max + 1):
+            deeper = replace(program, tiles=tiles, staged=tuple([replace(s, depth=depth) for s in program.staged]))
+            held = max(held_copies(deeper, search.spec))
+            if held < depth or search.fit.room_left(program.levels, 0, tile, held, search.atom) < 0:
                 break
-            deeper = tuple(replace(s, depth=depth) for s in program.staged)
-            yield replace(program, tiles=tiles, staged=_padded(search, program.levels, tiles, deeper))
+            yield replace(deeper, staged=_padded(search, program.levels, tiles, deeper.staged))
 
 
 def _shorter(search: Search, program: StageProgram) -> Iterator[Tile]:
@@ -174,8 +174,8 @@ def recopied(search: Search, program: StageProgram) -> StageProgram | None:
     """A program whose tiles have changed with its copies padded anew; None where there is no room for as many."""
     if not search.spec.levels[program.levels[0]].managed or not program.staged:
         return program
-    depth = program.staged[0].depth
-    if depth > 1 and search.fit.room_left(program.levels, 0, program.unit_tile, depth, search.atom) < 0:
+    held = max(held_copies(program, search.spec))
+    if held > 1 and search.fit.room_left(program.levels, 0, program.unit_tile, held, search.atom) < 0:
         return None
     return replace(program, staged=_padded(search, program.levels, program.tiles, program.staged))
 

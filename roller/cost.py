@@ -21,7 +21,7 @@ from roller.copying import copy_seconds
 from roller.estimate import Estimate, combine_estimates
 from roller.hardware import HardwareSpec
 from roller.issuing import Issued
-from roller.occupancy import idle_lanes, resident_tiles
+from roller.occupancy import copies_around, idle_lanes, resident_tiles
 from roller.program import RProgram, StageProgram
 from roller.rates import CostParameters, Rates
 from roller.registers import RegisterTraffic
@@ -244,8 +244,8 @@ class Model:
         `MOST_SPARE`.
         """
         levels = self.spec.levels[1:]
-        depths = [s.depth for s in program.staged if s.level and self.spec.levels[s.level].managed]
-        copies = min(depths, default=0) * self._resident(program) if depths else 2
+        managed = {s.level for s in program.staged if s.level and self.spec.levels[s.level].managed}
+        copies = min([copies_around(program, self.spec, level) for level in managed]) * self._resident(program) if managed else 2
         if copies == 1:
             return (1.0,) * (1 + len(levels))
         spare, last = min(copies - 1, MOST_SPARE), max((s.level for s in program.staged), default=0)

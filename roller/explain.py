@@ -19,8 +19,8 @@ from roller.cost import Model
 from roller.estimate import Estimate
 from roller.growth import Growth, Stop
 from roller.hardware import HardwareSpec
-from roller.occupancy import Residents, residents
-from roller.program import RProgram, StageProgram, Staging, copy_depth, staged_tensors, staged_touches
+from roller.occupancy import Residents, held_copies, residents
+from roller.program import RProgram, StageProgram, staged_tensors, staged_touches
 from roller.rates import CostParameters, unit_efficiency
 from roller.record import Choice
 from roller.search import unsuited
@@ -176,30 +176,25 @@ def _level(growth: Growth, index: int) -> LevelReport:
         used, room = growth.fit.inner_bytes(tile, program.mapping, program.atom), growth.fit.lane_bytes(level)
     else:
         used = growth.fit.footprint(program.levels, position, tile, growth.inner(position), program.atom)
-        used += sum(s.depth * padding_bytes(program, growth.spec, s) for s in program.staged if s.level == index)
+        copies = zip(program.staged, held_copies(program, growth.spec), strict=True)
+        used += sum(held * padding_bytes(program, growth.spec, s) for s, held in copies if s.level == index)
         room = level.usable_bytes
     return LevelReport(level.name, tile, used, room, moved, growth.stops(position))
 
 
 def _staging(program: StageProgram, spec: HardwareSpec) -> list[str]:
     lines = []
-    for staging in program.staged:
+    for staging, held in zip(program.staged, held_copies(program, spec), strict=True):
         what = " x ".join(staged_tensors(program.nest, staging))
         when = "when the kernel is built" if staging.constant else "once" if staging.level == 0 else "for each tile"
         rows = staged_rows(program, spec, staging) if staging.row_padding else None
         padded = f", rows of {rows.row} padded by {staging.row_padding} against bank conflicts" if rows is not None else ""
         padded += f", runs padded by {staging.run_padding} for wide reads" if staging.run_padding else ""
-        copies = f", {staging.depth} copies" if staging.depth > 1 and _filled_again(program, spec, staging) else ""
+        copies = f", {held} copies" if held > 1 else ""
         copies += ", brought once for a cluster" if program.brought_once(staged_touches(program.nest, staging)) else ""
         kind = f"{staging.kind}{' of what its windows pass over' if staging.windowed else ''}"
         lines.append(f"{what} as a {kind} at {spec.levels[staging.level].name}, {when}{copies}{padded}")
     return lines
-
-
-def _filled_again(program: StageProgram, spec: HardwareSpec, staging: Staging) -> bool:
-    """True if a unit fills a copy while it uses another one: for the next step of its tile, or for its next tile."""
-    around = program.loops[: copy_depth(program, staging)]
-    return spec.in_place(program.atom) or any(lp.over == "time" for lp in around)
 
 
 def _stage(stage: StageReport) -> list[RenderableType]:

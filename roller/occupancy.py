@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from roller.banks import padding_bytes
 from roller.hardware import HardwareSpec
-from roller.program import RProgram, StageProgram, panel_element_bytes
+from roller.program import RProgram, StageProgram, copy_depth, panel_element_bytes
 from roller.tile import Geometry
 
 RESIDENT = "resident_tiles"  # "<stage>.resident_tiles" among a binary's resources: tiles of the stage that a unit has room for
@@ -76,6 +76,35 @@ def idle_lanes(program: StageProgram, spec: HardwareSpec, resident: int) -> floa
     return groups * spec.unit.lane_group / _lanes(program) * max(1.0, spec.partitions / (groups * resident))
 
 
+def step_loop(program: StageProgram) -> int | None:
+    """The number of the loop over time from step to step of which copies may be filled ahead: the innermost one that fills any;
+    None where a tile is one step.
+    """
+    number = max([copy_depth(program, s) for s in program.staged], default=0) - 1
+    return number if number >= 0 and program.loops[number].over == "time" and program.loops[number].trips > 1 else None
+
+
+def held_copies(program: StageProgram, spec: HardwareSpec) -> tuple[int, ...]:
+    """Copies that a tile holds of everything it stages: as many as wanted where the next is filled while one is used, else one.
+    Units that get their tiles one by one fill ahead from step to step of a tile; those for which others fill, and those that go
+    from tile to tile by themselves, everywhere.
+    """
+    if not program.dealt or spec.in_place(program.atom):
+        return tuple([s.depth for s in program.staged])
+    number = step_loop(program)
+    return tuple([s.depth if number is not None and copy_depth(program, s) == number + 1 else 1 for s in program.staged])
+
+
+def copies_around(program: StageProgram, spec: HardwareSpec, level: int) -> int:
+    """Copies at a level that go around between those who fill and those who use them, of what is filled the most often; 1: these
+    take turns, 0: nothing is staged there.
+    """
+    held = zip(program.staged, held_copies(program, spec), strict=True)
+    copies = [(copy_depth(program, s), n) for s, n in held if s.level == level]
+    innermost = max([depth for depth, _ in copies], default=0)
+    return min([n for depth, n in copies if depth == innermost], default=0)
+
+
 def _lanes(program: StageProgram) -> int:
     """Lanes of one tile: a matrix atom takes several for each of its sub-tiles."""
     return program.lanes * (program.atom.lanes if program.atom.kind == "matrix" else 1)
@@ -84,11 +113,11 @@ def _lanes(program: StageProgram) -> int:
 def _staged_bytes(program: StageProgram, spec: HardwareSpec, geometry: Geometry) -> int:
     """Bytes of the copies that a tile keeps at the unit's level."""
     nest, total = program.nest, 0
-    for staging in program.staged:
+    for staging, copies in zip(program.staged, held_copies(program, spec), strict=True):
         if staging.kind == "panel":
             elements = geometry.panel_elements(staging.operand, program.unit_tile, staging.windowed)
             held = elements * panel_element_bytes(nest, program.atom)
         else:
             held = geometry.held(staging.operand, program.unit_tile).nbytes
-        total += staging.depth * (held + padding_bytes(program, spec, staging)) if staging.level == program.levels[0] else 0
+        total += copies * (held + padding_bytes(program, spec, staging)) if staging.level == program.levels[0] else 0
     return total

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from roller.occupancy import copies_around
 from roller.program import Staging, copy_depth
 from roller.rates import Rates
 from roller.traffic import level_traffic
@@ -28,7 +29,7 @@ def ring_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, using:
     panels = [s for s in program.staged if s.level == index]
     if not panels or not level.latency_ns or not level.managed:
         return 0.0
-    depth = min(s.depth for s in panels)
+    depth = copies_around(program, walk.spec, index)
     filling = _latencies(rates, walk, index, panels) + _transfers(rates, walk, index)
     if depth == 1 or walk.spec.in_place(program.atom):
         ring = (filling + using) / (resident * depth)

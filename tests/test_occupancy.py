@@ -10,8 +10,8 @@ import pytest
 from roller.cost import Model
 from roller.hardware import HardwareSpec
 from roller.nest import variants
-from roller.occupancy import idle_lanes, lane_groups, resident_tiles
-from roller.program import StageProgram, Staging, lane_level, tiled_levels
+from roller.occupancy import copies_around, held_copies, idle_lanes, lane_groups, resident_tiles
+from roller.program import StageProgram, Staging, copy_depth, lane_level, tiled_levels
 from roller.rates import CostParameters
 from roller.testing import gemm, toy_atom, toy_level, toy_spec
 from roller.tile import Geometry
@@ -59,8 +59,40 @@ def test_residents_are_as_many_as_everything_leaves_room_for(unit: dict[str, Any
 
 
 def test_deeper_copies_take_more_room() -> None:
-    assert resident(chip(), staged=tuple(replace(panel, depth=2) for panel in PANELS)) == 8
+    assert resident(chip(), staged=deep(2)) == 8
     assert resident(chip(), staged=tuple(replace(panel, level=0) for panel in PANELS)) == 32
+
+
+def deep(depth: int) -> tuple[Staging, ...]:
+    return tuple(replace(panel, depth=depth) for panel in PANELS)
+
+
+def test_a_tile_of_one_step_holds_one_copy() -> None:
+    """Nothing is filled ahead there: it takes no more room, and is no faster, for copies that it might have."""
+    spec, whole = chip(), (32, 32, 256)  # 64 KiB: one tile
+    assert held_copies(replace(program(spec), staged=deep(2)), spec) == (2, 2)
+    once = [replace(program(spec, tile=whole), staged=deep(depth)) for depth in (1, 2)]
+    assert [held_copies(p, spec) for p in once] == [(1, 1), (1, 1)]
+    assert resident(spec, tiles=(whole, INNER), staged=deep(2)) == 1
+    model = Model(spec, CostParameters(), Geometry(once[0].nest))
+    assert model.estimate(once[0]) == model.estimate(once[1])
+    cut = replace(program(spec, tile=(32, 32, 128)), staged=deep(2), split=2)
+    assert held_copies(cut, spec) == (1, 1)  # a unit has one part of a reduction
+
+
+def test_what_others_fill_is_held_for_the_next_tile() -> None:
+    streamed = chip().model_copy(update={"atoms": tuple(a.model_copy(update={"operand_level": "pad"}) for a in chip().atoms)})
+    once = replace(program(streamed, "matrix", tile=(32, 32, 256)), staged=deep(2))
+    assert streamed.in_place(once.atom) and held_copies(once, streamed) == (2, 2)
+    alone = chip(lanes_max=1, lane_group=1)
+    assert held_copies(replace(program(alone, tile=(32, 32, 256)), staged=deep(2)), alone) == (2, 2)  # it goes on by itself
+
+
+def test_only_what_is_filled_in_the_innermost_loop_comes_ahead() -> None:
+    spec, tile = chip(), (32, 32, 16)
+    begun = replace(program(spec, tile=tile), parallel=False, orders=((0, 2, 1), (0, 1, 2)), staged=deep(2))
+    assert [copy_depth(begun, s) for s in begun.staged] == [2, 3]
+    assert held_copies(begun, spec) == (1, 2) and copies_around(begun, spec, 1) == 2 and copies_around(begun, spec, 2) == 0
 
 
 def test_a_unit_without_lanes_has_one_tile() -> None:

@@ -16,6 +16,7 @@ from tvm.tirx import ForKind
 from roller.expr import ELEMENT_BYTES
 from roller.fit import Fit
 from roller.hardware import HardwareSpec
+from roller.occupancy import step_loop
 from roller.program import StageProgram, copy_depth
 from roller.schedule import matrix, walk
 from roller.schedule.filling import Filling
@@ -100,21 +101,16 @@ def panels_of(block: Block, machine: Machine) -> list[SharedPanel]:
     """The panels of a block, those of the innermost loop that fills any as often as the program holds them: while one copy is used,
     others are filled by themselves, or lanes read ahead for the next one, as long as they have registers for that.
     """
-    program = block.program
-    depths = {s.operand: copy_depth(program, s) for s in program.staged}
-    loop_number = max(depths.values(), default=0) - 1
-    last = [s for s in program.staged if depths[s.operand] == loop_number + 1]
-    serial = loop_number >= 0 and program.loops[loop_number].over == "time" and program.loops[loop_number].trips > 1
+    program, number = block.program, step_loop(block.program)
+    last = [s for s in program.staged if number is not None and copy_depth(program, s) == number + 1]
     reader = Reader(program.nest, {})
     fillings = [Filling(block, shared_panel(block, s, None), reader, machine) for s in last]
     carried = [f for f in fillings if f.copies is None]
     held = sum(f.registers for f in carried)
-    ahead = serial and all(s.depth > 1 for s in last) and block.accumulators + held <= MOST_REGISTERS
+    ahead = all(s.depth > 1 for s in last) and (not carried or block.accumulators + held <= MOST_REGISTERS)
     most = 2 if carried else max((s.depth for s in last), default=1)  # what lanes carry is one step ahead, not more
     return [
-        shared_panel(block, replace(s, depth=min(s.depth, most)), loop_number)
-        if ahead and s in last
-        else shared_panel(block, s, None)
+        shared_panel(block, replace(s, depth=min(s.depth, most)), number) if ahead and s in last else shared_panel(block, s, None)
         for s in program.staged
     ]
 
