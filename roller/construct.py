@@ -16,9 +16,10 @@ from __future__ import annotations
 import gc
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from roller.align import Rules
 from roller.choice import bare, panels_at_unit, program_of, refined, split, whole_programs
@@ -42,10 +43,15 @@ EACH_KEEP = 3  # … and of one innermost tile at most so many: a nest or mappin
 PASSED_KEEP = 2  # more chains kept whose tile at a level is the one inside it
 REFINED = 8  # programs whose orders and staging are tried, beside the best one of each nest, atom and mapping
 REFINE_SLACK = 1.5  # … unless it is predicted this much slower than the best of all: orders and copies do not make up for that
-SETTLED, STEPS = 2, 50  # programs of which, at the end, other tiles are rated that differ in an extent or two; and how many of each
-# … where even parts may turn their order round: more, unless predicted so much slower than the best.
+# Programs of which, at the end, other tiles are rated that differ in an extent or two; of one search at most so many, of different
+# innermost tiles; and how many tiles of each. Where even parts may turn their order round: more programs, one of each search, but
+# none predicted so much slower than the best.
+SETTLED, SAME_SETTLED, STEPS = 3, 2, 50
 SPREAD_SETTLED, SPREAD_SLACK = 4, 2.5
 EVENED = 1200  # tiles of equal parts that are looked at for each of these, where parts must come out even
+# Of the chains around each of many innermost tiles so many are rated first that promise most, and each of so many along their path
+# of growth; then all around so many innermost tiles.
+LIKELY, SAMPLED, PROMISING = 3, 8, 12
 WORTH = 1.4  # a chain that takes this much longer than the best program so far to compute, or to load alone, is not rated
 
 
@@ -203,19 +209,23 @@ def _worth_refining(plain: list[list[_Start]]) -> list[_Start]:
 
 
 def _worth_settling(found: list[Search], ranked: list[_Pooled]) -> Iterator[tuple[Search, StageProgram]]:
-    """The best program of each of the best searches; none where caches hold the units' tiles. What moves there is an estimate, and
-    gains predicted of small steps were none when they were measured: such steps lead to where the model is weakest.
+    """The best programs of the best searches, those of one search of different innermost tiles; none where caches hold the units'
+    tiles. What moves there is an estimate, and gains predicted of small steps were none when they were measured: such steps lead to
+    where the model is weakest.
     """
-    left = {s.way: s for s in found}
+    known = {s.way: s for s in found}
     spread = bool(found) and found[0].spec.spread
     wanted = dict.fromkeys((False, True), SPREAD_SETTLED if spread else SETTLED)  # of those with windows, and of others
+    begun: dict[object, set[Tile]] = {}
     for (seconds, *_), (program, _) in ranked:
         if spread and seconds > SPREAD_SLACK * ranked[0][0][0]:
             break
-        search = left.pop(program.way, None)
-        if search is None or not wanted[program.windowed]:
+        inner = begun.setdefault(program.way, set())
+        if not wanted[program.windowed] or program.inner in inner or len(inner) == (1 if spread else SAME_SETTLED):
             continue
         wanted[program.windowed] -= 1
+        inner.add(program.inner)
+        search = known[program.way]
         if search.spec.levels[program.levels[0]].managed:
             yield search, program
 
@@ -275,43 +285,78 @@ def _prune(search: Search, levels: tuple[int, ...], chains: list[Chain], keep: i
     """The chains with the least predicted time so far, counting only the levels that have a tile; `best` is what others take."""
     if len(chains) <= keep:
         return chains
+    if levels[0] == search.levels[0]:
+        return [chain for *_, chain in _several_inner(_whole_rated(search, chains, best))[:keep]]
     rated = []
-    whole = levels[0] == search.levels[0]
-    least = {chain: _least_seconds(search, chain) if whole else 0.0 for chain in chains}
-    for chain in sorted(chains, key=lambda c: least[c]):
-        if least[chain] > WORTH * best:
-            break
-        program = program_of(search, levels, chain)
-        if whole:
-            seconds = min(search.model.estimate(p).seconds for p in (program, *split(search, program)))
-            if seconds < best:
-                if not _runs(search, program):
-                    continue
-                best = seconds
-        else:
-            seconds = search.model.partial_seconds(program, levels[0])
+    for chain in chains:
+        seconds = search.model.partial_seconds(program_of(search, levels, chain), levels[0])
         rated.append((seconds, search.fit.touched_bytes(chain[-1]), chain))
     rated.sort()
-    if whole:
-        rated = _several_inner(rated)
-    kept = [chain for *_, chain in rated[:keep]]
     # What rates highest so far is shaped by this level's traffic alone; a level passed through leaves outer ones their choice.
-    passed = [chain for *_, chain in rated[keep:] if not whole and chain[0] == chain[1]]
-    return [*kept, *passed[:PASSED_KEEP]]
+    passed = [chain for *_, chain in rated[keep:] if chain[0] == chain[1]]
+    return [*(chain for *_, chain in rated[:keep]), *passed[:PASSED_KEEP]]
 
 
-def _least_seconds(search: Search, chain: Chain) -> float:
-    """About the least that programs of a chain take, told at little cost: computing on all units; where software places data, no
-    less than what tiles load anew.
+_RatedChain = tuple[float, int, Chain]
+
+
+def _whole_rated(search: Search, chains: list[Chain], best: float) -> list[_RatedChain]:
+    """Rated chains with a tile for every level, the best first. Around many innermost tiles first those that promise most, and some
+    along each path of growth; then all around the innermost tiles that turned out best.
     """
+    bounds = {chain: _bounds(search, chain) for chain in chains}
+    around: dict[Tile, list[Chain]] = {}
+    for chain in chains:
+        around.setdefault(chain[-1], []).append(chain)
+    if len(around) <= PROMISING:
+        return sorted(_rated(search, chains, bounds, best))
+    first: dict[Chain, None] = {}
+    for path in around.values():
+        first.update(dict.fromkeys([*path[::-SAMPLED], *sorted(path, key=lambda c: bounds[c].whole)[:LIKELY]]))
+    found = sorted(_rated(search, first, bounds, best))
+    promising = [*dict.fromkeys(chain[-1] for *_, chain in found)][:PROMISING]
+    others = [chain for inner in promising for chain in around[inner] if chain not in first]
+    return sorted([*found, *_rated(search, others, bounds, min([best, *(seconds for seconds, *_ in found)]))])
+
+
+def _rated(search: Search, chains: Iterable[Chain], bounds: dict[Chain, _Bounds], best: float) -> list[_RatedChain]:
+    """Those of these chains that are worth a rating, with the seconds of what is best made of each."""
+    found = []
+    for chain in sorted(chains, key=lambda c: bounds[c].cut):
+        if bounds[chain].cut > WORTH * best:
+            break
+        program = program_of(search, search.levels, chain)
+        seconds = min(search.model.estimate(p).seconds for p in (program, *split(search, program)))
+        if seconds < best:
+            if not _runs(search, program):
+                continue
+            best = seconds
+        found.append((seconds, search.fit.touched_bytes(chain[-1]), chain))
+    return found
+
+
+class _Bounds(NamedTuple):
+    """About the least seconds that programs of a chain take, told at little cost: where the reduction is cut over all units, and
+    where each tile is one unit's.
+    """
+
+    cut: float
+    whole: float
+
+
+def _bounds(search: Search, chain: Chain) -> _Bounds:
+    """Computing, and where software places data what tiles load anew."""
     model, unit = search.model, search.spec.levels[search.levels[0]]
     if model.parameters.own_model is not None:
-        return 0.0
-    loads = search.fit.traffic(search.levels, 0, chain[0]) / model.rates.into(unit, 1.0) if unit.managed else 0.0
-    return max(loads, model.least_seconds(bare(search, search.levels, chain)))
+        return _Bounds(0.0, 0.0)
+    program = bare(search, search.levels, chain)
+    busy, compute = model.rates.busy(program), model.compute_seconds(program)
+    loaded = search.fit.traffic(search.levels, 0, chain[0]) if unit.managed else 0.0
+    cut, whole = (loaded / model.rates.into(unit, share) if loaded else 0.0 for share in (1.0, busy))
+    return _Bounds(max(cut, compute * busy), max(whole, compute))
 
 
-def _several_inner(rated: list[tuple[float, int, Chain]]) -> list[tuple[float, int, Chain]]:
+def _several_inner(rated: list[_RatedChain]) -> list[_RatedChain]:
     """Rated chains with only the best few of one innermost tile: copies, which are tried later, may do more for another one."""
     seen: Counter[Tile] = Counter()
     found = []

@@ -263,10 +263,6 @@ class Model:
         """Compute with all chains busy: no tile around this innermost one is faster."""
         return _atom_points(program) * (self._slots if program.atom.kind != "matrix" else 1.0) / (program.atom.gflops * 1e9 / 2)
 
-    def least_seconds(self, program: StageProgram) -> float:
-        """Less than its prediction, and than that of the program with its reduction cut over units: computing, on all units."""
-        return self.compute_seconds(program) * self.rates.busy(program)
-
     @cached_property
     def compulsory_seconds(self) -> float:
         """Moving every array once into the level that takes the longest for it, were nothing there from before."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
@@ -19,6 +20,8 @@ from roller.windows import every_window, sliding
 
 EPSILONS = (0.0, 0.125, math.inf)  # rounds of tensor padding; each admits more waste
 INNER_VISITS = 40  # tiles looked at by one growth at the innermost level: its lattice is small
+# … where tiles run on lanes so many more, of sizes of which only few were looked at: growth by reuse goes past shapes of these.
+RARE_VISITS, RARE = 24, 5
 OUTER_VISITS = 24  # … at an outer level, where growth follows one path
 IDLE_GROWTH = 4  # growth goes on below full occupation to this share of it: fewer, larger tiles may still be faster
 # Largest reduce extents that are kept for a tile, and last tiles of a growth path that are kept beside one for every doubling of
@@ -57,6 +60,7 @@ class _Level:
         nest = search.nest
         self.search, self.position, self.inner = search, position, inner
         self.innermost = position == len(search.levels) - 1
+        self.on_lanes = self.innermost and search.lane_level is not None and search.atom.kind == "scalar"
         self.pads = self.innermost or search.lane_level is not None  # tiles run whole: extents decide what padding is executed
         self.padded = False  # True once an extent was refused because it pads too much
         self._scores: dict[tuple[Tile, Tile], float | None] = {}
@@ -75,15 +79,17 @@ class _Level:
 
     def grow(self, epsilon: float, seen: dict[Tile, None]) -> None:
         """One round at one padding allowance: best score first, a bounded number of new tiles; adds to `seen`."""
-        visits = INNER_VISITS if self.innermost else OUTER_VISITS
+        visits, rare = (INNER_VISITS, RARE_VISITS if self.on_lanes else 0) if self.innermost else (OUTER_VISITS, 0)
         self.padded = False
-        frontier, done = [(0.0, self._start)], set[Tile]()
-        while frontier and visits:
+        frontier, done, sizes = [(0.0, self._start)], set[Tile](), Counter[int]()
+        while frontier and visits + rare:
             _, tile = heappop(frontier)
-            if tile in done:
+            size = math.prod(tile).bit_length()
+            if tile in done or (not visits and sizes[size] >= RARE):
                 continue
             done.add(tile)
-            visits -= 1
+            sizes[size] += 1
+            visits, rare = (visits - 1, rare) if visits else (0, rare - 1)
             seen[tile] = None
             # The innermost level is small enough to look around; further out one path is followed, as in the paper.
             if not self.innermost:

@@ -143,10 +143,10 @@ def transactions(program: StageProgram, staging: Staging, group: Mapping[int, in
     inner = laid_tile(nest, staging, program.inner)
     together = {d: n for d, n in group.items() if touches[d] and n > 1}
     steps, _ = panel_steps(nest, staging, program.unit_tile, nest.spatial, nest.reduce)
+    apart = {d: lane_pieces(program, d)[0] * steps[d] for d in together if d != run}
     found = 0
     for width, piece in each:
-        apart = [(n, piece if d == run else lane_pieces(program, d)[0] * steps[d]) for d, n in together.items()]
-        found += _busiest(tuple(apart), width, size, banks)
+        found += _busiest(tuple([(n, apart.get(d, piece)) for d, n in together.items()]), width, size, banks)
     return found * math.prod([inner[d] for d, t in enumerate(touches) if t and d != run])
 
 
