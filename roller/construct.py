@@ -46,7 +46,7 @@ REFINE_SLACK = 1.5  # … unless it is predicted this much slower than the best 
 # Programs of which, at the end, other tiles are rated that differ in an extent or two; of one search at most so many, of different
 # innermost tiles; and how many tiles of each. Where even parts may turn their order round: more programs, one of each search, but
 # none predicted so much slower than the best.
-SETTLED, SAME_SETTLED, STEPS = 3, 2, 50
+SETTLED, SAME_SETTLED, STEPS = 3, 2, 120
 SPREAD_SETTLED, SPREAD_SLACK = 4, 2.5
 EVENED = 1200  # tiles of equal parts that are looked at for each of these, where parts must come out even
 # Of the chains around each of many innermost tiles so many are rated first that promise most, and each of so many along their path

@@ -101,6 +101,11 @@ class Filling:
         words = -(-self.width * ELEMENT_BYTES[self.dtype] // REGISTER_BYTES)
         return self.trips * (self.place_registers + (0 if self.copies is not None else words * self.panel.beside))
 
+    @property
+    def words(self) -> int:
+        """Registers that the values take which a lane reads together."""
+        return -(-self.taken_together * ELEMENT_BYTES[self.dtype] // REGISTER_BYTES)
+
     @cached_property
     def held(self) -> Buffer:
         """What a lane reads ahead."""
@@ -126,8 +131,7 @@ class Filling:
 
     def rounds(self, registers: int) -> int:
         """How often a lane waits for what it reads at a time."""
-        words = -(-self.taken_together * ELEMENT_BYTES[self.dtype] // REGISTER_BYTES)
-        return -(-self.trips // max(1, registers // words))
+        return -(-self.trips // max(1, registers // self.words))
 
     @property
     def _crowded(self) -> bool:

@@ -132,6 +132,12 @@ def started_copies(program: StageProgram, machine: Machine) -> list[int]:
     return [f.trips for f in _fillings(program, machine) if f.copies is not None]
 
 
+def registers_at_once(program: StageProgram, machine: Machine) -> int:
+    """Registers of a lane for what it fills between steps, were all of it on its way at a time: values, or the places of copies."""
+    between = [f for f in _fillings(program, machine) if f.panel.ahead is None]
+    return math.ceil(sum(f.trips / 2 if f.copies is not None else f.trips * f.words for f in between))
+
+
 def _fillings(program: StageProgram, machine: Machine) -> list[Filling]:
     block, reader = matrix.block_of(program, machine), Reader(program.nest, {})
     return [Filling(block, panel, reader, machine) for panel in panels_of(block, machine)]

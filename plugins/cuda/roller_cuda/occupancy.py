@@ -15,6 +15,14 @@ def limit(spec: HardwareSpec, threads: int) -> int:
     return min(MOST, even // GRANULE * GRANULE)
 
 
+def free_registers(spec: HardwareSpec, threads: int) -> int:
+    """Registers that a thread may have without fewer blocks than else on a multiprocessor: the assembler takes them if it can."""
+    unit = spec.unit
+    taken = -(-threads // unit.lane_group) * unit.lane_group
+    blocks = min(unit.resident_tiles_max, (unit.resident_lanes_max or unit.lanes_max) // taken)
+    return min(MOST, unit.lane_storage_bytes // REGISTER_BYTES // (max(1, blocks) * taken) // GRANULE * GRANULE)
+
+
 def resident_blocks(spec: HardwareSpec, threads: int, registers: int, shared_bytes: int) -> int:
     """Blocks on a multiprocessor at a time: CUDA's occupancy, with registers handed out by warps to partitions."""
     unit, shared = spec.unit, spec.levels[-2]

@@ -15,8 +15,8 @@ from roller.plugin import HardwareSpec, StageProgram
 from roller.schedule.filling import MOST_REPEATED
 from roller.schedule.fragments import narrower_widths
 from roller.schedule.machine import Machine
-from roller.schedule.stage import registers_ahead, started_copies, tile_bytes
-from roller_cuda.occupancy import REGISTER_BYTES, limit
+from roller.schedule.stage import registers_ahead, registers_at_once, started_copies, tile_bytes
+from roller_cuda.occupancy import REGISTER_BYTES, free_registers, limit
 
 PIECE = 3  # registers for each further width of the pieces in which an operand is read
 BATCH = 16  # results of which a thread without a reduction reads the inputs at a time
@@ -40,5 +40,10 @@ def wanted_registers(spec: HardwareSpec, program: StageProgram, machine: Machine
 
 
 def predicted_registers(spec: HardwareSpec, program: StageProgram, machine: Machine, threads: int) -> int:
-    """Registers of a thread in a block of so many: what it wants, or what there is."""
-    return min(limit(spec, threads), wanted_registers(spec, program, machine))
+    """Registers of a thread in a block of so many: what it wants, or what there is; and while that costs no block, what it fills
+    between steps at a time.
+    """
+    wanted = wanted_registers(spec, program, machine)
+    if program.staged and not machine.in_place(program.atom):
+        wanted = max(wanted, min(wanted + registers_at_once(program, machine), free_registers(spec, threads)))
+    return min(limit(spec, threads), wanted)
