@@ -20,6 +20,7 @@ from roller.chip import load_spec
 from roller.errors import LaunchError, WrongResultError
 from roller.expr import TensorExpr
 from roller.kernel import Artifact
+from roller.occupancy import held_copies
 from roller.testing import with_level
 from roller_cuda import codegen, emulator
 
@@ -221,10 +222,9 @@ def pipelined(dtype: str, chip: str = "a100") -> tuple[ops.SymbolicTensor, Artif
     """A product whose panels are filled ahead, step after step, in two copies."""
     op = ops.matmul(T("a", 64, 768, dtype=dtype), T("b", 768, 64, dtype=dtype))
     spec = with_level(load_spec(f"cuda:{chip}"), 2, depth_max=2)
-    for choice in roller.compile(op, device="cuda", spec=spec, top_k=20).candidates:
+    for choice in roller.compile(op, device="cuda", spec=spec, top_k=200).candidates:
         (stage,) = choice.program.stages
-        steps = sum(lp.over == "time" and lp.level == stage.levels[0] for lp in stage.loops)
-        if steps and len(stage.staged) == 2 and all(s.depth == 2 for s in stage.staged) and not stage.cooperate:
+        if held_copies(stage, spec) == (2, 2) and not stage.cooperate:
             return op, text_of(spec, choice.program)
     raise AssertionError("no candidate fills its panels ahead")
 

@@ -160,3 +160,15 @@ def test_lanes_carry_no_more_than_they_have_registers_for(op: ops.SymbolicTensor
     kernel = roller.compile(op, device="cuda:v100")
     assert not any("spilled" in c.note for c in kernel.candidates if c.note)
     assert re.search(r"#pragma unroll \d\n *for \(int unroll\d_share", kernel.source)
+
+
+@pytest.mark.parametrize(
+    ("chip", "threads", "free"),
+    [("v100", 32, 64), ("v100", 64, 32), ("v100", 1024, 32), ("rtx4090", 32, 80), ("rtx4090", 64, 40), ("h100", 100, 32)],
+)
+def test_registers_that_cost_no_block_are_free(chip: str, threads: int, free: int) -> None:
+    """65536 for 32 blocks of a warp on the V100, for 24 on the RTX 4090; two warps fill it by themselves."""
+    spec = load_spec(f"cuda:{chip}")
+    assert occupancy.free_registers(spec, threads) == free
+    blocks = occupancy.resident_blocks(spec, threads, 16, 0)
+    assert occupancy.resident_blocks(spec, threads, free, 0) == blocks > occupancy.resident_blocks(spec, threads, free + 8, 0)

@@ -163,7 +163,7 @@ def test_packed_arithmetic_is_used_where_the_chip_has_it(chip: str) -> None:
 
 def test_writes_are_waited_for_at_the_start_of_loops() -> None:
     """LLVM takes the wait of a fence for one that it may drop on a loop's way back."""
-    kernel = roller.compile(gemm(128, 128, 128, "float64"), device="rocm:mi210", top_k=3)
+    kernel = roller.compile(gemm(512, 512, 512, "float64"), device="rocm:mi210", top_k=3)
     before = [line.strip() for line in kernel.artifact.launch["assembly"].splitlines() if not line.strip().startswith(";")]
     barriers = [n for n, line in enumerate(before) if line == "s_barrier"]
     assert barriers

@@ -209,5 +209,5 @@ def test_explain_says_what_panels_hold() -> None:
     assert all(stage.unit_tile[d] == 7 for d in stage.nest.reduce)
     assert "x as a panel of what its windows pass over at shared, for each tile" in str(kernel.explain())
     assert " copies" not in str(kernel.explain())
-    product = roller.compile(ops.matmul(ops.tensor((256, 512), name="a"), ops.tensor((512, 256), name="b")), device="cuda:h100")
+    product = roller.compile(ops.matmul(ops.tensor((2048, 2048), name="a"), ops.tensor((2048, 2048), name="b")), device="cuda:h100")
     assert " copies" in str(product.explain())
