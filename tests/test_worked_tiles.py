@@ -237,7 +237,8 @@ def test_convolution_on_the_processor_is_bound_by_compute_without_a_window_inner
 
 def test_convolution_on_the_grid_takes_one_launch_and_its_arithmetic() -> None:
     program, terms, _ = best("conv", "gpu")
-    assert 96 <= program.unit_tiles <= 132
+    assert program.split == 1
+    assert share_of_units("conv", "gpu") >= 0.95  # one tile for each, or small ones that leave few idle at the end
     assert terms["compute"] + terms["overhead"] >= 0.6 * micros("conv", "gpu")
     assert 7 <= micros("conv", "gpu") <= 13
 
