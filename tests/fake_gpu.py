@@ -140,7 +140,7 @@ class Gpus:
         """The kernels of an artifact can be launched: they run on the emulator, from the text that the cubin was made of."""
         text = str(artifact.launch["text"])
         library = emulator.Emulator(artifact)._library
-        for name, given in re.findall(r"__global__ void (?:__launch_bounds__\(\d+(?:, 1)?\) )?(\w+)\((.*?)\)", text, re.DOTALL):
+        for name, given in re.findall(r"__global__ void (?:__launch_bounds__\(\d+(?:, \d+)?\) )?(\w+)\((.*?)\)", text, re.DOTALL):
             kinds = ("m" if "RollerTensorMap" in parameter else "p" for parameter in given.split(","))
             self.plan_by_hand(name, "".join(kinds), static_shared)
             self._runs[name] = _emulating(library, name)

@@ -13,12 +13,17 @@ from random_operators import network_operators
 
 import roller
 from roller import building, ops
-from roller.chip import load_spec
+from roller.chip import load_spec, resolve
+from roller.construct import construct
 from roller.cost import estimate
 from roller.devices import load_device
+from roller.fusion import fuse
 from roller.kernel import Artifact, KernelSource
-from roller.occupancy import residents
-from roller_cuda import occupancy, toolchain
+from roller.occupancy import resident_tiles, residents
+from roller.schedule import grid
+from roller.tile import Geometry
+from roller.together import Candidate
+from roller_cuda import codegen, occupancy, prediction, toolchain
 
 CHIPS = ("v100", "a100", "rtx4090", "h100")
 WANTED = 0.15  # the median distance from the binary
@@ -56,12 +61,55 @@ def test_a_binary_with_room_for_fewer_blocks_than_assumed_is_rated_anew() -> Non
 
 
 @needs_compiler
+def test_programs_are_rated_for_the_blocks_that_their_registers_leave_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a thread copies and where it reads are the device's to know: without those registers a third block is promised, and
+    three programs are built only to find that there is no room for it.
+    """
+    built = []
+    whole = building.build
+    monkeypatch.setattr(building, "build", lambda plan, choice: built.append(choice) or whole(plan, choice))
+    kernel = roller.compile(ops.conv2d(ops.tensor((128, 3, 230, 230)), ops.tensor((64, 3, 7, 7)), 2), device="cuda:h100")
+    assert len(built) == 1
+    (stage,) = kernel.program.stages
+    room = codegen.resident_tiles(kernel.spec, stage)
+    assert resident_tiles(stage, kernel.spec, Geometry(stage.nest)) > room == kernel.artifact.resources["conv2d.resident_tiles"]
+    assert [s.residents.predicted for s in kernel.explain().stages if s.residents] == [room]
+
+
+@pytest.mark.parametrize(("chip", "threads"), [("a100", 256), ("h100", 384)])
+def test_room_counts_the_threads_that_fill_panels(chip: str, threads: int) -> None:
+    """On the H100 one more group of warps starts copies; a block of 384 threads has a multiprocessor's registers for itself."""
+    op = ops.matmul(ops.tensor((4096, 4096), "float16"), ops.tensor((4096, 4096), "float16"))
+    (stage,) = construct_for(op, chip).program.stages
+    spec = load_spec(f"cuda:{chip}")
+    known = codegen.machine(spec)
+    registers = prediction.predicted_registers(spec, stage, known, threads)
+    blocks = occupancy.resident_blocks(spec, threads, registers, grid.shared_bytes(stage, known))
+    assert codegen.resident_tiles(spec, stage) == blocks >= 1
+
+
+def test_no_block_has_room_whose_threads_would_spill(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = load_spec("cuda:a100")
+    (stage,) = construct_for(ops.matmul(ops.tensor((512, 512)), ops.tensor((512, 512))), "a100").program.stages
+    assert codegen.resident_tiles(spec, stage) >= 1
+    monkeypatch.setattr(prediction, "wanted_registers", lambda *_: occupancy.MOST)
+    assert codegen.resident_tiles(spec, stage) == 0
+
+
+@needs_compiler
 def test_cubins_built_at_once_are_those_built_one_by_one() -> None:
     kernels = roller.compile_top(ops.matmul(ops.tensor((70, 90)), ops.tensor((90, 50))), "cuda:a100", top_k=4)
     plan = building.Plan(load_device("cuda"), kernels[0].spec)
     toolchain.compiled.cache_clear()
     alone = [building.build(plan, kernel.candidates[0]).artifact for kernel in kernels]
     assert [k.artifact.to_bytes() for k in kernels] == [artifact.to_bytes() for artifact in alone]
+
+
+def construct_for(op: ops.SymbolicTensor, chip: str) -> Candidate:
+    """The best program for a chip."""
+    plugin, spec = resolve(f"cuda:{chip}")
+    expr = fuse(ops.expression(op))
+    return construct(expr, spec, plugin.rules(spec, expr), plugin.cost_parameters(spec, expr), 1)[0]
 
 
 def registers_of(artifact: Artifact) -> dict[str, tuple[int, int]]:
@@ -144,6 +192,36 @@ def test_spills_for_one_more_block_are_taken_back(
     assert artifact.resources["k.registers"] == (second if taken and second else first)[0]
     assert artifact.launch["text"] == (text.replace("(128)", "(128, 1)") if taken else text)
     assert artifact.data == str(artifact.launch["text"]).encode()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "blocks", "taken"),
+    [
+        ((145, 0), (126, 0), 1000, True),
+        ((145, 0), (128, 8), 1000, False),  # not for values in memory
+        ((145, 0), (136, 0), 1000, False),  # still one
+        ((145, 0), None, 108, False),  # there is one block for each multiprocessor
+        ((128, 0), None, 1000, False),  # as good as predicted
+    ],
+)
+def test_registers_beyond_those_predicted_are_taken_back(
+    first: tuple[int, int], second: tuple[int, int] | None, blocks: int, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Registers and spilled bytes of a kernel as they are, and where it is to leave room for two blocks, as 124 registers would."""
+    texts = []
+
+    def compiled(text: str, _: str) -> tuple[bytes, dict[str, int]]:
+        texts.append(text)
+        registers, spilled = first if len(texts) == 1 else second or pytest.fail("the kernel is compiled again")
+        return text.encode(), {"k.registers": registers, "k.spilled_bytes": spilled}
+
+    monkeypatch.setattr(toolchain, "_compiled", compiled)
+    about = {"name": "k", "threads": 224, "shared_bytes": 0, "blocks": blocks, "stage": "s", "predicted_registers": 124}
+    text = 'extern "C" __global__ void __launch_bounds__(224) k(float* __restrict__ x_ptr) {}'
+    artifact = toolchain.build(load_spec("cuda:a100"), KernelSource(text, "cuda-c++", "k", {"kernels": [about]}))
+    assert len(texts) == (1 if second is None else 2)
+    assert artifact.launch["text"] == (text.replace("(224)", "(224, 2)") if taken else text)
+    assert artifact.resources["s.resident_tiles"] == (2 if taken or first[0] <= 128 else 1)
 
 
 @needs_compiler

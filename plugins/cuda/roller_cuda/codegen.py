@@ -23,7 +23,9 @@ from roller.schedule.tir import argument
 from roller_cuda import hopper, occupancy, prediction, tensor_cores
 from roller_cuda.copies import FIRST_CAPABILITY, AsyncCopies
 
-SKIPPED = ["s_tir.ThreadSync"]  # adds barriers where it cannot see that there are enough
+# Passes that add barriers where they cannot see that there are enough; and that make arrays as small as what is read of them, which
+# takes longer than all others together: ours are as large as they must be.
+SKIPPED = ["s_tir.ThreadSync", "s_tir.CompactBufferAllocation"]
 HERE = Path(__file__).parent
 WANTED = {
     "roller_ldmatrix": "tensor_cores.cuh",
@@ -76,6 +78,24 @@ def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
         if broken is not None:
             return broken
     return None
+
+
+def resident_tiles(spec: HardwareSpec, stage: StageProgram) -> int:
+    """Blocks on a multiprocessor at a time, by the registers and the shared memory that are predicted; 0 where a thread's registers
+    are not enough.
+    """
+    known = machine(spec)
+    if _spills(spec, stage) is not None:
+        return 0
+    threads = _threads(stage, known)
+    registers = prediction.predicted_registers(spec, stage, known, threads)
+    return occupancy.resident_blocks(spec, threads, registers, grid.shared_bytes(stage, known))
+
+
+def _threads(stage: StageProgram, known: Machine) -> int:
+    """Threads of a block: those that compute, and those that fill where others do."""
+    filling = known.producers.lanes if known.in_place(stage.atom) and known.producers else 0
+    return matrix.block_of(stage, known).threads + filling
 
 
 def _spills(spec: HardwareSpec, stage: StageProgram) -> tuple[str, str] | None:

@@ -53,11 +53,11 @@ def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
     if not _enough(text, kernels, found):
         text = f"{AS_LAUNCHED}\n{text}"
         data, found = _compiled(text, arch)
-    freed = _freed(spec, text, kernels, found)
-    if freed != text:
-        other, taken = _compiled(freed, arch)
-        if _spilled(taken) < _spilled(found) and _enough(freed, kernels, taken):
-            text, data, found = freed, other, taken
+    bounded = _bounded(spec, text, kernels, found)
+    if bounded != text:
+        other, taken = _compiled(bounded, arch)
+        if _short(spec, kernels, taken) < _short(spec, kernels, found) and _enough(bounded, kernels, taken):
+            text, data, found = bounded, other, taken
     launch = {**source.launch, "text": text, "arch": arch}
     for kernel in kernels:
         found.update(_taken(spec, kernel, found))
@@ -69,20 +69,44 @@ def _compiled(text: str, arch: str) -> tuple[bytes, dict[str, int]]:
     return data, {**resources(log), **cubin.resources(data)}
 
 
-def _spilled(found: Mapping[str, int]) -> int:
-    return sum(count for name, count in found.items() if name.endswith(".spilled_bytes"))
-
-
-def _freed(spec: HardwareSpec, text: str, kernels: Sequence[Mapping[str, Any]], found: Mapping[str, int]) -> str:
-    """The text in which one block on a multiprocessor is enough for each kernel that spills with registers left: where nothing is
-    said of blocks, the assembler takes a few bytes spilled for one more of them at a time.
+def _bounded(spec: HardwareSpec, text: str, kernels: Sequence[Mapping[str, Any]], found: Mapping[str, int]) -> str:
+    """The text with a least number of blocks on a multiprocessor for each kernel whose registers the assembler chose badly, as it
+    is told nothing of blocks: one where it spills a few bytes for one more of them, though registers are left; and as many as were
+    predicted where it takes a few registers more than leave room for them.
     """
     for kernel in kernels:
         name, threads = kernel["name"], kernel["threads"]
-        most = occupancy.limit(spec, threads) - occupancy.GRANULE
-        if found.get(f"{name}.spilled_bytes") and found[f"{name}.registers"] <= most:
-            text = text.replace(f"__launch_bounds__({threads}) {name}(", f"__launch_bounds__({threads}, 1) {name}(")
+        least = _promised(spec, kernel) if _missing(spec, kernel, found) else 0
+        if found.get(f"{name}.spilled_bytes"):
+            most = occupancy.limit(spec, threads) - occupancy.GRANULE
+            least = 1 if found[f"{name}.registers"] <= most else 0
+        if least:
+            text = text.replace(f"__launch_bounds__({threads}) {name}(", f"__launch_bounds__({threads}, {least}) {name}(")
     return text
+
+
+def _short(spec: HardwareSpec, kernels: Sequence[Mapping[str, Any]], found: Mapping[str, int]) -> tuple[int, int, int]:
+    """By how much binaries fall short, the worst first: bytes spilled, products made to wait, blocks without room."""
+    spilled, waits = (sum(n for name, n in found.items() if name.endswith(end)) for end in (".spilled_bytes", ".added_waits"))
+    return spilled, waits, sum(_missing(spec, kernel, found) for kernel in kernels)
+
+
+def _missing(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[str, int]) -> int:
+    """Blocks on a multiprocessor that were predicted, and that the kernel's registers leave no room for."""
+    registers = found.get(f"{kernel['name']}.registers")
+    return 0 if registers is None else max(0, _promised(spec, kernel) - _blocks(spec, kernel, registers))
+
+
+def _promised(spec: HardwareSpec, kernel: Mapping[str, Any]) -> int:
+    """Blocks on a multiprocessor by the registers that were predicted, no more than it gets; 0 where none were."""
+    if "predicted_registers" not in kernel:
+        return 0
+    each = -(-int(kernel["blocks"]) // spec.unit.count)
+    return min(_blocks(spec, kernel, kernel["predicted_registers"]), each)
+
+
+def _blocks(spec: HardwareSpec, kernel: Mapping[str, Any], registers: int) -> int:
+    return occupancy.resident_blocks(spec, kernel["threads"], registers, kernel["shared_bytes"])
 
 
 def _enough(text: str, kernels: Sequence[Mapping[str, Any]], found: Mapping[str, int]) -> bool:
@@ -110,7 +134,7 @@ def _taken(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[str, in
     name, registers = kernel["name"], found.get(f"{kernel['name']}.registers")
     if registers is None:
         return {}
-    blocks = occupancy.resident_blocks(spec, kernel["threads"], registers, kernel["shared_bytes"])
+    blocks = _blocks(spec, kernel, registers)
     taken = {f"{name}.resident_blocks": blocks}
     if "stage" in kernel:
         taken[f"{kernel['stage']}.resident_tiles"] = blocks
