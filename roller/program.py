@@ -363,12 +363,12 @@ def copy_depth(program: StageProgram, staging: Staging) -> int:
     """
     if staging.level == 0:
         return 0
-    touches = staged_touches(program.nest, staging)
-    depth = 0
-    for number, lp in enumerate(program.loops):
+    touches, loops = staged_touches(program.nest, staging), program.loops
+    for number in range(len(loops), 0, -1):
+        lp = loops[number - 1]
         if lp.over == "units" or (lp.level <= staging.level and touches[lp.dim]):
-            depth = number + 1
-    return depth
+            return number
+    return 0
 
 
 def tiled_levels(spec: HardwareSpec) -> tuple[int, ...]:

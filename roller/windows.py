@@ -69,7 +69,11 @@ def taps_at_once(nest: Nest) -> tuple[int, ...]:
 
 def stored_tile(nest: Nest, factor: int, tile: Tile) -> Tile:
     """The extents of a panel that holds windows: what each passes over along its spatial dimension, nothing along its taps."""
-    return _laid(tile, [(w.spatial, w) for w in windows(nest, factor)])
+    key = "stored", factor, tile
+    found: Tile | None = nest.known.get(key)
+    if found is None:
+        found = nest.known[key] = _laid(tile, [(w.spatial, w) for w in windows(nest, factor)])
+    return found
 
 
 def filled_tile(nest: Nest, factor: int, tile: Tile) -> Tile:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,9 @@ from roller import construct as engine
 from roller import grow, ops
 from roller.chip import resolve
 from roller.construct import construct
+from roller.cost import Model
 from roller.errors import ConstructionError
+from roller.estimate import Estimate
 from roller.expr import TensorExpr
 from roller.fit import Fit
 from roller.fusion import fuse
@@ -115,6 +118,31 @@ def test_what_is_not_rated_is_no_better(
     long = construct(expr, spec, rules, parameters, 1)[0]
     assert short.estimate.seconds <= slack * long.estimate.seconds
     assert fewer < spared * asked[0]
+
+
+def test_programs_that_leave_too_many_units_idle_are_not_rated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Around few results with a long reduction: programs that cut it are rated, without a cut only where that may pay."""
+    expr, spec, _, parameters = on("cuda:a100", ops.matmul(ops.tensor((64, 20000)), ops.tensor((20000, 64))))
+    rate, estimate, asked = engine._rated, Model.estimate, list[StageProgram]()
+    idle = set[tuple[Tile, ...]]()
+
+    def noted(model: Model, program: StageProgram) -> Estimate:
+        asked.append(program)
+        return estimate(model, program)
+
+    def watched(search: Search, chains: Iterable[Chain], bounds: Any, best: float) -> Any:
+        chains = list(chains)
+        asked.clear()
+        found = rate(search, chains, bounds, best)
+        whole = [p for p in asked if p.split == 1]
+        assert all(bounds[p.tiles].cut <= engine.WORTH * best * search.model.rates.busy(p) for p in whole)
+        idle.update({chain for *_, chain in found} - {p.tiles for p in whole})
+        return found
+
+    monkeypatch.setattr(Model, "estimate", noted)
+    monkeypatch.setattr(engine, "_rated", watched)
+    construct(expr, spec, resolve("cuda:a100")[0].rules(spec, expr), parameters, 1)
+    assert len(idle) > 50
 
 
 @pytest.mark.parametrize("chip", ["cuda:a100", "rocm:mi300x"])
