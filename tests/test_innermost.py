@@ -27,7 +27,7 @@ from roller.nest import Tile, variants
 from roller.ops import SymbolicTensor
 from roller.program import StageProgram
 from roller.rates import CostParameters
-from roller.search import Search, mappings, searches, start
+from roller.search import Chain, Search, mappings, searches, start
 from roller.testing import gemm, toy_atom, toy_level, toy_spec
 from roller.tile import Geometry
 
@@ -131,7 +131,6 @@ def test_programs_that_leave_too_many_units_idle_are_not_rated(monkeypatch: pyte
         return estimate(model, program)
 
     def watched(search: Search, chains: Iterable[Chain], bounds: Any, best: float) -> Any:
-        chains = list(chains)
         asked.clear()
         found = rate(search, chains, bounds, best)
         whole = [p for p in asked if p.split == 1]
