@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
+from dataclasses import replace
 
 import pytest
 from emulating import needs_compiler
@@ -86,6 +87,28 @@ def test_room_counts_the_threads_that_fill_panels(chip: str, threads: int) -> No
     registers = prediction.predicted_registers(spec, stage, known, threads)
     blocks = occupancy.resident_blocks(spec, threads, registers, grid.shared_bytes(stage, known))
     assert codegen.resident_tiles(spec, stage) == blocks >= 1
+
+
+VECTORS = {
+    "row": ((1, 4096), (4096, 4096)),
+    "column": ((2000, 4096), (4096, 1)),
+    "outer": ((4096, 1), (1, 4096)),
+    "thin": ((3, 1000), (1000, 700)),
+}
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("what", VECTORS)
+def test_what_the_device_refuses_has_no_room(what: str, chip: str) -> None:
+    """Matrix atoms rated for products that lack rows or columns have no kernels, and are asked about as all others are."""
+    plugin, spec = resolve(f"cuda:{chip}")
+    expr = fuse(ops.expression(ops.matmul(*(ops.tensor(shape, "float16") for shape in VECTORS[what]))))
+    rules, parameters = plugin.rules(spec, expr), plugin.cost_parameters(spec, expr)
+    for found in construct(expr, spec, rules, replace(parameters, resident_tiles=None), 24):
+        (stage,) = found.program.stages
+        assert (codegen.resident_tiles(spec, stage) > 0) == (codegen.refusal(spec, found.program) is None), stage.describe()
+    best = construct(expr, spec, rules, parameters, 1)[0]
+    assert codegen.refusal(spec, best.program) is None
 
 
 def test_no_block_has_room_whose_threads_would_spill(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,15 +16,16 @@ from roller.schedule.tir import Buffer, argument
 
 def refusal(program: RProgram, machine: Machine) -> tuple[str, str] | None:
     """Why a program has no such kernels, None where it has."""
-    for stage in program.stages:
-        if len(stage.tiles) != 2:
-            return "levels", f"a block and a lane have a tile each, {stage.nest.stage.name!r} has {len(stage.tiles)}"
-        if any(s.kind != "panel" or s.level != stage.levels[0] for s in stage.staged):
-            return "staging", f"copies lie in the memory of a block, some of {stage.nest.stage.name!r} elsewhere"
-        broken = matrix.refusal(stage, machine) or arena.refusal(stage, machine)
-        if broken is not None:
-            return broken
-    return None
+    return next((broken for stage in program.stages if (broken := refusal_of(stage, machine)) is not None), None)
+
+
+def refusal_of(stage: StageProgram, machine: Machine) -> tuple[str, str] | None:
+    """Why a stage's program has no such kernel."""
+    if len(stage.tiles) != 2:
+        return "levels", f"a block and a lane have a tile each, {stage.nest.stage.name!r} has {len(stage.tiles)}"
+    if any(s.kind != "panel" or s.level != stage.levels[0] for s in stage.staged):
+        return "staging", f"copies lie in the memory of a block, some of {stage.nest.stage.name!r} elsewhere"
+    return matrix.refusal(stage, machine) or arena.refusal(stage, machine)
 
 
 def shared_bytes(program: StageProgram, machine: Machine) -> int:

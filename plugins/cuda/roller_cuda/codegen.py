@@ -82,10 +82,10 @@ def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
 
 def resident_tiles(spec: HardwareSpec, stage: StageProgram) -> int:
     """Blocks on a multiprocessor at a time, by the registers and the shared memory that are predicted; 0 where a thread's registers
-    are not enough.
+    are not enough, and where there is no such kernel.
     """
     known = machine(spec)
-    if _spills(spec, stage) is not None:
+    if grid.refusal_of(stage, known) is not None or _spills(spec, stage) is not None:
         return 0
     threads = _threads(stage, known)
     registers = prediction.predicted_registers(spec, stage, known, threads)

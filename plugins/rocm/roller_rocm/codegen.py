@@ -66,9 +66,11 @@ def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
 
 def resident_tiles(spec: HardwareSpec, program: StageProgram) -> int:
     """Workgroups on a compute unit at a time, by the registers and the local memory that are predicted; 0 where one lane wants more
-    registers than there are.
+    registers than there are, and where there is no such kernel.
     """
     known = machine(spec)
+    if grid.refusal_of(program, known) is not None:
+        return 0
     registers = prediction.wanted_registers(spec, program, known)
     if _too_many(spec, registers):
         return 0
