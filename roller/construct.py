@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import compress
 from typing import NamedTuple
 
 from roller.align import Rules
@@ -326,12 +325,12 @@ def _rated(search: Search, chains: Iterable[Chain], bounds: dict[Chain, _Bounds]
     for chain in sorted(chains, key=lambda c: bounds[c].cut):
         if bounds[chain].cut > WORTH * best:
             break
-        plain = bare(search, search.levels, chain)
-        worth = [bounds[chain].cut <= WORTH * best * search.model.rates.busy(p) for p in (plain, *split(search, plain))]
-        if not any(worth):
-            continue
         program = program_of(search, search.levels, chain)
-        seconds = min(search.model.estimate(p).seconds for p in compress((program, *split(search, program)), worth))
+        busy, cut = search.model.rates.busy, bounds[chain].cut
+        worth = [p for p in (program, *split(search, program)) if cut <= WORTH * best * busy(p)]
+        if not worth:
+            continue
+        seconds = min(search.model.estimate(p).seconds for p in worth)
         if seconds < best:
             if not _runs(search, program):
                 continue

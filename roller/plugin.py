@@ -29,7 +29,7 @@ from roller.narrow import narrowed
 from roller.nest import Access, Dim, Nest, Tile
 from roller.nest import variants as nests
 from roller.program import Loop, RProgram, StageProgram, Staging, copy_depth, staged_touches
-from roller.rates import CostParameters
+from roller.rates import CostParameters, Deferred
 from roller.refusals import ForkGuard, StatusError
 from roller.resident import GpuRunner
 from roller.scalar import (
@@ -69,6 +69,7 @@ __all__ = [
     "ConstructionError",
     "Coordinate",
     "CostParameters",
+    "Deferred",
     "DeviceArray",
     "DeviceUnavailableError",
     "Dim",

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
+from typing import Any
 
 from roller.estimate import Estimate
 from roller.hardware import HardwareSpec, MemoryLevel
@@ -63,6 +65,21 @@ class CostParameters:
     def room(self, program: RProgram) -> list[int | None]:
         """For each stage what `resident_tiles` says of it; None where nothing is known."""
         return [None if self.resident_tiles is None else self.resident_tiles(stage) for stage in program.stages]
+
+
+@dataclass(frozen=True)
+class Deferred:
+    """What a function of a device's module says of a stage's program on a chip: of one that whoever only looks at chips does
+    without, such as a module that loads a compiler. It is imported when it is asked first; the same chip has the same answers.
+    """
+
+    module: str
+    function: str
+    spec: HardwareSpec
+
+    def __call__(self, program: StageProgram) -> Any:
+        """The answer."""
+        return getattr(import_module(self.module), self.function)(self.spec, program)
 
 
 @dataclass

@@ -186,6 +186,19 @@ def test_more_of_anything_leaves_no_more_blocks(chip: str, warps: int, registers
 # --- kernels that spill ----------------------------------------------------------------------------------------------
 
 
+def assembler(monkeypatch: pytest.MonkeyPatch, first: tuple[int, int], second: tuple[int, int] | None) -> list[str]:
+    """Registers and spilled bytes that kernel k takes when it is compiled, and when it is compiled again; the texts so far."""
+    texts = list[str]()
+
+    def compiled(text: str, _: str) -> tuple[bytes, dict[str, int]]:
+        texts.append(text)
+        registers, spilled = first if len(texts) == 1 else second or pytest.fail("the kernel is compiled again")
+        return text.encode(), {"k.registers": registers, "k.spilled_bytes": spilled}
+
+    monkeypatch.setattr(toolchain, "_compiled", compiled)
+    return texts
+
+
 @pytest.mark.parametrize(
     ("first", "second", "taken"),
     [
@@ -200,14 +213,7 @@ def test_spills_for_one_more_block_are_taken_back(
     first: tuple[int, int], second: tuple[int, int] | None, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Registers and spilled bytes of a kernel as they are, and where one block on a multiprocessor is enough."""
-    texts = []
-
-    def compiled(text: str, _: str) -> tuple[bytes, dict[str, int]]:
-        texts.append(text)
-        registers, spilled = first if len(texts) == 1 else second or pytest.fail("the kernel is compiled again")
-        return text.encode(), {"k.registers": registers, "k.spilled_bytes": spilled}
-
-    monkeypatch.setattr(toolchain, "_compiled", compiled)
+    texts = assembler(monkeypatch, first, second)
     launch = {"kernels": [{"name": "k", "threads": 128, "shared_bytes": 0}]}
     text = 'extern "C" __global__ void __launch_bounds__(128) k(float* __restrict__ x_ptr) {}'
     artifact = toolchain.build(load_spec("cuda:a100"), KernelSource(text, "cuda-c++", "k", launch))
@@ -231,14 +237,7 @@ def test_registers_beyond_those_predicted_are_taken_back(
     first: tuple[int, int], second: tuple[int, int] | None, blocks: int, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Registers and spilled bytes of a kernel as they are, and where it is to leave room for two blocks, as 124 registers would."""
-    texts = []
-
-    def compiled(text: str, _: str) -> tuple[bytes, dict[str, int]]:
-        texts.append(text)
-        registers, spilled = first if len(texts) == 1 else second or pytest.fail("the kernel is compiled again")
-        return text.encode(), {"k.registers": registers, "k.spilled_bytes": spilled}
-
-    monkeypatch.setattr(toolchain, "_compiled", compiled)
+    texts = assembler(monkeypatch, first, second)
     about = {"name": "k", "threads": 224, "shared_bytes": 0, "blocks": blocks, "stage": "s", "predicted_registers": 124}
     text = 'extern "C" __global__ void __launch_bounds__(224) k(float* __restrict__ x_ptr) {}'
     artifact = toolchain.build(load_spec("cuda:a100"), KernelSource(text, "cuda-c++", "k", {"kernels": [about]}))

@@ -28,6 +28,12 @@ def refusal_of(stage: StageProgram, machine: Machine) -> tuple[str, str] | None:
     return matrix.refusal(stage, machine) or arena.refusal(stage, machine)
 
 
+def threads(program: StageProgram, machine: Machine) -> int:
+    """Lanes of a block: those that compute, and those that fill where others do."""
+    filling = machine.producers.lanes if machine.in_place(program.atom) and machine.producers else 0
+    return matrix.block_of(program, machine).threads + filling
+
+
 def shared_bytes(program: StageProgram, machine: Machine) -> int:
     """The most memory that a block's lanes share."""
     return arena.shared_bytes(program, machine) if machine.in_place(program.atom) else staged_bytes(program, machine)

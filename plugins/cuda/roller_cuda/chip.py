@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from typing import Any
 
-from roller.plugin import ComputeAtom, CostParameters, DeviceUnavailableError, HardwareSpec, StageProgram, TensorExpr, find_spec
+from roller.plugin import (
+    ComputeAtom,
+    CostParameters,
+    Deferred,
+    DeviceUnavailableError,
+    HardwareSpec,
+    StageProgram,
+    TensorExpr,
+    find_spec,
+)
 from roller_cuda import calibrate, gpu, likeness, tensor_cores
 from roller_cuda.probes import Facts
 
@@ -80,18 +89,6 @@ class Stores:
         return self._counted(program) if program.atom.kind == "matrix" else 0.0
 
 
-@dataclass(frozen=True)
-class Room:
-    """Blocks of a stage's program on a multiprocessor at a time, as predicted; the same chip has the same room."""
-
-    spec: HardwareSpec
-
-    def __call__(self, program: StageProgram) -> int:
-        """At least 0."""
-        codegen = import_module("roller_cuda.codegen")  # it loads TVM, which whoever only looks at chips does without
-        return codegen.resident_tiles(self.spec, program)  # type: ignore[no-any-return]
-
-
 def _machine(spec: HardwareSpec) -> Any:
     """What the lowering knows of a chip; it loads TVM, which whoever has no matrix atoms does without."""
     return import_module("roller_cuda.codegen").machine(spec)
@@ -101,5 +98,11 @@ def cost_parameters(spec: HardwareSpec) -> CostParameters:
     """What the model needs beyond the spec. Slots: of the instructions in loops over steps of 36 kernels for two chips, what is
     neither a multiply-add nor read from a panel, by least squares.
     """
-    slots = CostParameters(fill_slots=2.0, place_slots=2.5, step_slots=50.0)
-    return replace(slots, resident_tiles=Room(spec), fill_waits=Waits(spec), store_accesses=Stores(spec))
+    return CostParameters(
+        fill_slots=2.0,
+        place_slots=2.5,
+        step_slots=50.0,
+        resident_tiles=Deferred("roller_cuda.codegen", "resident_tiles", spec),
+        fill_waits=Waits(spec),
+        store_accesses=Stores(spec),
+    )

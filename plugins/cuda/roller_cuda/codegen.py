@@ -87,15 +87,9 @@ def resident_tiles(spec: HardwareSpec, stage: StageProgram) -> int:
     known = machine(spec)
     if grid.refusal_of(stage, known) is not None or _spills(spec, stage) is not None:
         return 0
-    threads = _threads(stage, known)
+    threads = grid.threads(stage, known)
     registers = prediction.predicted_registers(spec, stage, known, threads)
     return occupancy.resident_blocks(spec, threads, registers, grid.shared_bytes(stage, known))
-
-
-def _threads(stage: StageProgram, known: Machine) -> int:
-    """Threads of a block: those that compute, and those that fill where others do."""
-    filling = known.producers.lanes if known.in_place(stage.atom) and known.producers else 0
-    return matrix.block_of(stage, known).threads + filling
 
 
 def _spills(spec: HardwareSpec, stage: StageProgram) -> tuple[str, str] | None:

@@ -71,18 +71,24 @@ def _compiled(text: str, arch: str) -> tuple[bytes, dict[str, int]]:
 
 def _bounded(spec: HardwareSpec, text: str, kernels: Sequence[Mapping[str, Any]], found: Mapping[str, int]) -> str:
     """The text with a least number of blocks on a multiprocessor for each kernel whose registers the assembler chose badly, as it
-    is told nothing of blocks: one where it spills a few bytes for one more of them, though registers are left; and as many as were
-    predicted where it takes a few registers more than leave room for them.
+    is told nothing of blocks.
     """
     for kernel in kernels:
-        name, threads = kernel["name"], kernel["threads"]
-        least = _promised(spec, kernel) if _missing(spec, kernel, found) else 0
-        if found.get(f"{name}.spilled_bytes"):
-            most = occupancy.limit(spec, threads) - occupancy.GRANULE
-            least = 1 if found[f"{name}.registers"] <= most else 0
+        least = _least_blocks(spec, kernel, found)
         if least:
+            name, threads = kernel["name"], kernel["threads"]
             text = text.replace(f"__launch_bounds__({threads}) {name}(", f"__launch_bounds__({threads}, {least}) {name}(")
     return text
+
+
+def _least_blocks(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[str, int]) -> int:
+    """One where the assembler spills a few bytes for one more of them, though registers are left; as many as were predicted where
+    it takes a few registers more than leave room for them; else 0.
+    """
+    name = kernel["name"]
+    if found.get(f"{name}.spilled_bytes"):
+        return int(found[f"{name}.registers"] <= occupancy.limit(spec, kernel["threads"]) - occupancy.GRANULE)
+    return _promised(spec, kernel) if _missing(spec, kernel, found) else 0
 
 
 def _short(spec: HardwareSpec, kernels: Sequence[Mapping[str, Any]], found: Mapping[str, int]) -> tuple[int, int, int]:

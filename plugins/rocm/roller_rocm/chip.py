@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from importlib import import_module
 
 from roller.plugin import (
     ComputeAtom,
     CostParameters,
+    Deferred,
     DeviceUnavailableError,
     HardwareSpec,
-    StageProgram,
     TensorExpr,
     find_spec,
 )
@@ -55,18 +53,6 @@ def atoms(spec: HardwareSpec, _: TensorExpr) -> Sequence[ComputeAtom]:
     return tuple(atom for atom in spec.atoms if matrix_cores.supported(atom))
 
 
-@dataclass(frozen=True)
-class Room:
-    """Workgroups of a stage's program on a compute unit at a time, as predicted; the same chip has the same room."""
-
-    spec: HardwareSpec
-
-    def __call__(self, program: StageProgram) -> int:
-        """At least 0."""
-        codegen = import_module("roller_rocm.codegen")  # it loads TVM, which whoever only looks at chips does without
-        return codegen.resident_tiles(self.spec, program)  # type: ignore[no-any-return]
-
-
 def cost_parameters(spec: HardwareSpec) -> CostParameters:
     """What the model needs beyond the spec."""
-    return CostParameters(resident_tiles=Room(spec))
+    return CostParameters(resident_tiles=Deferred("roller_rocm.codegen", "resident_tiles", spec))

@@ -75,8 +75,7 @@ def resident_tiles(spec: HardwareSpec, program: StageProgram) -> int:
     if _too_many(spec, registers):
         return 0
     waves = occupancy.resident_waves(spec, registers)
-    threads = matrix.block_of(program, known).threads
-    return occupancy.resident_blocks(spec, waves, threads, grid.shared_bytes(program, known))
+    return occupancy.resident_blocks(spec, waves, grid.threads(program, known), grid.shared_bytes(program, known))
 
 
 def _too_many(spec: HardwareSpec, registers: int) -> bool:
