@@ -30,6 +30,8 @@ from roller.traffic import level_traffic
 WIDTH = 100
 SHOWN = 10  # candidates in a table
 
+NOT_KEPT = "in none of the programs kept: predicted slower, or refused by the device"  # of an atom that might compute the stage
+
 
 @dataclass(frozen=True, slots=True)
 class LevelReport:
@@ -131,7 +133,7 @@ def _others(program: StageProgram, rules: Rules, candidates: Sequence[Choice], n
         if reason is None:
             found = [c.estimate for c in candidates if c.program.stages[number].atom.name == atom.name]
             best = min(found, key=lambda e: e.seconds, default=None)
-            reason = f"predicted {predicted(best)} at best" if best is not None else "predicted slower than all programs kept"
+            reason = NOT_KEPT if best is None else f"predicted {predicted(best)} at best"
         yield atom.name, reason
 
 

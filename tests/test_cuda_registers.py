@@ -111,6 +111,15 @@ def test_what_the_device_refuses_has_no_room(what: str, chip: str) -> None:
     assert codegen.refusal(spec, best.program) is None
 
 
+@needs_compiler
+def test_explain_does_not_say_that_what_the_device_refuses_is_slower() -> None:
+    """Hopper's warp groups want rows and columns: a product with a vector was never rated for them."""
+    op = ops.matmul(ops.tensor((1, 512), "float16"), ops.tensor((512, 512), "float16"))
+    (stage,) = roller.compile(op, device="cuda:h100").explain().stages
+    (reason,) = {reason for atom, reason in stage.others if atom.startswith("wgmma") and atom.endswith("f16") and "b" not in atom}
+    assert "refused by the device" in reason
+
+
 def test_no_block_has_room_whose_threads_would_spill(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = load_spec("cuda:a100")
     (stage,) = construct_for(ops.matmul(ops.tensor((512, 512)), ops.tensor((512, 512))), "a100").program.stages
