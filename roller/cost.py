@@ -188,16 +188,19 @@ class Model:
         return body + sum([moved.waiting for moved in levels])
 
     def _steps(self, program: StageProgram) -> int:
-        """Steps of one unit's pipeline: the trips that follow one another inside a unit tile, and those of all tiles of a unit
-        where it runs ahead from one to the next; where lanes read what nobody staged for them, also the points that each of them
-        walks along the reduction.
+        """Steps of one unit's pipeline: the trips that follow one another inside a unit tile; where lanes read what nobody staged
+        for them, also the points that each of them walks along the reduction; and those of all tiles of a unit where the next
+        one begins before the last one ends: as several are there at a time, or as it runs ahead from one to the next.
         """
-        steps = math.prod(lp.trips for lp in program.loops if lp.over == "time")
-        if self._runs_ahead(program):
-            return steps * -(-program.unit_tiles // (self.spec.unit.count * self._resident(program)))
-        if program.lane_level is None or program.staged:
+        steps, unit = math.prod(lp.trips for lp in program.loops if lp.over == "time"), self.spec.unit
+        if program.lane_level is None:
             return steps
-        return steps * math.prod([program.inner[i] for i in program.nest.reduce])
+        if not program.staged:
+            steps *= math.prod([program.inner[i] for i in program.nest.reduce])
+        resident = self._resident(program)
+        if self._runs_ahead(program):
+            return steps * -(-program.unit_tiles // (unit.count * resident))
+        return steps * -(-program.unit_tiles // unit.count) if resident > 1 else steps
 
     def _levels(self, walk: NestWalk, compute: float, outermost: int) -> list[_Moving]:
         """What each level but the outermost takes, counting those from this position inward."""

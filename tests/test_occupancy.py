@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from roller.cost import Model
+from roller.cost import Model, overlapped
 from roller.hardware import HardwareSpec
 from roller.nest import variants
 from roller.occupancy import copies_around, held_copies, idle_lanes, lane_groups, resident_tiles
 from roller.program import StageProgram, Staging, copy_depth, lane_level, tiled_levels
 from roller.rates import CostParameters
-from roller.testing import gemm, toy_atom, toy_level, toy_spec
+from roller.testing import gemm, relu, toy_atom, toy_level, toy_spec
 from roller.tile import Geometry
 
 TILE, INNER = (32, 32, 16), (4, 8, 1)  # 8 x 4 = 32 lanes; 64 tiles of 256 x 256
@@ -131,3 +131,19 @@ def test_residents_add_chains_in_flight() -> None:
 def test_one_copy_of_one_tile_takes_turns_with_its_use() -> None:
     alone, two = chip(resident_tiles_max=1), chip(resident_tiles_max=2)
     assert (set(model(alone).losses(program(alone))), set(model(two).losses(program(two)))) == ({1.0}, {0.1})
+
+
+@pytest.mark.parametrize(("tiles", "steps"), [(1, 1), (2, 32), (4, 32)])
+def test_tiles_that_share_a_unit_hide_what_the_others_begin_and_end_with(tiles: int, steps: int) -> None:
+    """64 tiles of one step on two units: one at a time moves and computes in turn; of several only the first and the last do."""
+    spec = chip(resident_tiles_max=tiles)
+    expr = relu(1 << 16)
+    nest = variants(expr.stages[0], expr.tensors)[0]
+    made = StageProgram(
+        nest, spec.atoms[0], (), tiled_levels(spec), ((1 << 10,), (1 << 5,)), ((0,), (0,)), lane_level=lane_level(spec)
+    )
+    found = Model(spec, CostParameters(), Geometry(nest)).estimate(made)
+    terms = dict(found.terms)
+    work = [terms["compute"], terms["pad"], terms["register"]]
+    assert all(work) and made.unit_tiles == 64
+    assert found.seconds - terms["overhead"] == pytest.approx(overlapped(work, steps, [0.1] * 3))
