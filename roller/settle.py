@@ -2,8 +2,8 @@
 
 Growth gives a dimension its next extent and never takes one back, level by level; what one level chose fits what the outer ones
 made of it only nearly. Here a step is an aligned extent more or less of one dimension, or more of one dimension and less of another
-where room or lanes are full. Each step that helps is taken at once and repeated; nothing is looked at twice, and so many
-programs are rated at most.
+where room or lanes are full. A dimension is also taken whole, which growth passes by where that makes no power of two of lanes.
+Each step that helps is taken at once and repeated; nothing is looked at twice, and so many programs are rated at most.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from roller.choice import clusters_of, in_turn, recopied, split
 from roller.grow import even_at, extents_at
@@ -21,18 +22,29 @@ from roller.search import Chain, Search, start
 Rate = Callable[[StageProgram], float]
 
 LEAST_GAIN = 0.002  # a share of the time that a step must save
+TO_THE_END = 4  # times an extent: the whole dimension is a step from there
+
+
+class Reach(Enum):
+    """How far a step goes: what becomes longer to the end of its dimension, to about twice the extent, or to the next one; what
+    becomes shorter to about half or to the next one.
+    """
+
+    END = "end"
+    TWICE = "twice"
+    NEXT = "next"
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A step: the tile's position, the dimension that becomes longer and the one that becomes shorter. `far`: to about twice or
-    half the extent; `along`: tiles outside keep their number of these tiles, not their size.
+    """A step: the tile's position, the dimension that becomes longer and the one that becomes shorter. `along`: tiles outside keep
+    their number of these tiles, not their size.
     """
 
     position: int
     longer: int | None
     shorter: int | None
-    far: bool
+    reach: Reach
     along: bool = False
 
 
@@ -78,9 +90,10 @@ def _moves(search: Search, program: StageProgram) -> list[Move]:
         dims = [d for d in range(len(program.inner)) if _open(search, position, d)]
         changes = [(a, b) for a in (*dims, None) for b in (*dims, None) if a != b]
         changes.sort(key=lambda c: None not in c)
-        for far in (True, False):
-            found += [Move(position, a, b, far) for a, b in changes]
-            found += [Move(position, a, b, far, along=True) for a, b in changes] if position else []
+        for reach in Reach:
+            wanted = [(a, b) for a, b in changes if a is not None or reach is not Reach.END]
+            found += [Move(position, a, b, reach) for a, b in wanted]
+            found += [Move(position, a, b, reach, along=True) for a, b in wanted] if position else []
     return found
 
 
@@ -97,7 +110,7 @@ def _stepped(search: Search, tiles: Chain, move: Move) -> Chain | None:
     for dim, longer in ((move.longer, True), (move.shorter, False)):
         if dim is None:
             continue
-        extent = _next(search, tiles, position, dim, longer, move.far)
+        extent = _next(search, tiles, position, dim, longer, move.reach)
         if extent is None:
             return None
         found[position][dim] = extent
@@ -115,18 +128,22 @@ def _stepped(search: Search, tiles: Chain, move: Move) -> Chain | None:
     return tuple([tuple(tile) for tile in found])
 
 
-def _next(search: Search, tiles: Chain, position: int, dim: int, longer: bool, far: bool) -> int | None:
-    """The next aligned extent of a dimension, or the one about twice or half as long; None beyond the last one."""
+def _next(search: Search, tiles: Chain, position: int, dim: int, longer: bool, reach: Reach) -> int | None:
+    """The aligned extent of a dimension that a step goes to; None beyond the last one, and where its end is near or far away."""
     inner, now = tiles[position + 1] if position + 1 < len(tiles) else start(search), tiles[position][dim]
     every = list(extents_at(search, position, dim, inner))
-    if not far and search.rules.multiple(search.levels[position], search.nest.dims[dim].name).even:
+    if reach is Reach.NEXT and search.rules.multiple(search.levels[position], search.nest.dims[dim].name).even:
         every = even_at(search, position, dim, inner)
     if longer:
-        place = bisect_left(every, 2 * now) if far else bisect_right(every, now)
+        places = {Reach.END: len(every) - 1, Reach.TWICE: bisect_left(every, 2 * now), Reach.NEXT: bisect_right(every, now)}
+        place = places[reach]
     else:
-        place = (bisect_right(every, now // 2) if far else bisect_left(every, now)) - 1
+        place = (bisect_left(every, now) if reach is Reach.NEXT else bisect_right(every, now // 2)) - 1
     most = max(search.nest.extents[dim], inner[dim]) if position == len(tiles) - 1 else math.inf
-    return every[place] if 0 <= place < len(every) and every[place] <= most else None
+    if not 0 <= place < len(every) or every[place] > most:
+        return None
+    sensible = 2 * now < every[place] <= TO_THE_END * now or reach is not Reach.END or not longer
+    return every[place] if sensible else None
 
 
 def with_tiles(search: Search, program: StageProgram, tiles: Chain) -> Iterator[StageProgram]:

@@ -16,6 +16,7 @@ from roller.construct import STEPS, construct
 from roller.cost import Model
 from roller.errors import ConstructionError
 from roller.expr import TensorExpr
+from roller.fusion import fuse
 from roller.hardware import HardwareSpec
 from roller.nest import variants
 from roller.program import StageProgram, panel_element_bytes
@@ -37,6 +38,16 @@ def owner(expr: TensorExpr, spec: HardwareSpec, program: StageProgram) -> Search
 
 
 # --- small steps -----------------------------------------------------------------------------------------------------
+
+
+def test_a_dimension_is_taken_whole_where_nothing_leads_there_by_doubling() -> None:
+    """With 42 filters in a unit's tile, seven a lane, every pixel is read once: six lanes, which growth passes by."""
+    conv = ops.conv2d(ops.tensor((128, 96, 83, 83), name="x"), ops.tensor((42, 96, 1, 1), name="w"))
+    plugin, spec = resolve("cuda:h100")
+    expr = fuse(ops.expression(conv))
+    chosen = construct(expr, spec, plugin.rules(spec, expr), plugin.cost_parameters(spec, expr), 1)[0]
+    tiles = [{"n": 1, "f": 42, "h.w": 256, "c": 24}, {"f": 7, "h.w": 16}]
+    assert chosen.estimate.seconds <= 1.01 * roller.rate(conv, "cuda:h100", tiles=tiles).seconds
 
 
 @settings(max_examples=40)
