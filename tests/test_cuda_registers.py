@@ -19,8 +19,10 @@ from roller.construct import construct
 from roller.cost import estimate
 from roller.devices import load_device
 from roller.fusion import fuse
-from roller.kernel import Artifact, KernelSource
+from roller.kernel import Artifact, BuildOptions, KernelSource
+from roller.nest import variants
 from roller.occupancy import resident_tiles, residents
+from roller.program import RProgram, StageProgram, Staging, lane_level, tiled_levels
 from roller.schedule import grid
 from roller.tile import Geometry
 from roller.together import Candidate
@@ -269,6 +271,20 @@ def test_lanes_carry_no_more_than_they_have_registers_for(op: ops.SymbolicTensor
     kernel = roller.compile(op, device="cuda:v100")
     assert not any("spilled" in c.note for c in kernel.candidates if c.note)
     assert re.search(r"#pragma unroll \d\n *for \(int unroll\d_share", kernel.source)
+
+
+@needs_compiler
+def test_windows_that_are_only_added_up_are_read_a_step_at_a_time() -> None:
+    """An average over windows, 86 values of a row for 42 results: the assembler read three rows before adding one, and spilled."""
+    expr = fuse(ops.expression(ops.avg_pool2d(ops.tensor((128, 336, 42, 42)), 3, 2, "SAME")))
+    plugin, spec = resolve("cuda:v100")
+    nest = next(n for n in variants(expr.stages[0], expr.tensors) if [d.name for d in n.dims] == ["n", "c", "h", "w", "r", "s"])
+    atom, order = next(a for a in spec.atoms if a.name == "f32"), tuple(range(6))
+    tiles, staged = ((2, 4, 8, 21, 3, 3), (1, 2, 1, 21, 1, 3)), (Staging("panel", 0, 2, 2, run_padding=1, windowed=True),)
+    stage = StageProgram(nest, atom, (), tiled_levels(spec), tiles, (order, order), staged, lane_level=lane_level(spec))
+    program = RProgram(expr, (stage,))
+    built = plugin.build(spec, plugin.codegen(spec, program, BuildOptions()), BuildOptions()).resources
+    assert built["stage0_kernel.spilled_bytes"] == 0 and built["stage0_kernel.registers"] <= 96
 
 
 @pytest.mark.parametrize(
