@@ -156,12 +156,10 @@ def row(operator: PaperOperator, device: str, spec: HardwareSpec, predict: Any) 
     except (LookupError, roller.RollerError) as error:
         return found | {"status": "left out", "reason": str(error)}
     limit = roofline(operator, spec)
-    if device in OTHERS:
-        own = seconds
-        if "roller_top10" in operator.paper_ms:  # its first choice there is at times several times slower than this
-            found |= {"ten_efficiency": limit / (operator.paper_ms["roller_top10"] * 1e-3)}
-    else:
-        own = ours(operator, spec)
+    # The original's first choice there is at times several times slower than its best of ten.
+    if device in OTHERS and "roller_top10" in operator.paper_ms:
+        found |= {"ten_efficiency": limit / (operator.paper_ms["roller_top10"] * 1e-3)}
+    own = seconds if device in OTHERS else ours(operator, spec)
     return found | {
         "predicted_s": seconds,
         "measured_s": measured * 1e-3,

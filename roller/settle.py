@@ -134,16 +134,14 @@ def _next(search: Search, tiles: Chain, position: int, dim: int, longer: bool, r
     every = list(extents_at(search, position, dim, inner))
     if reach is Reach.NEXT and search.rules.multiple(search.levels[position], search.nest.dims[dim].name).even:
         every = even_at(search, position, dim, inner)
-    if longer:
-        places = {Reach.END: len(every) - 1, Reach.TWICE: bisect_left(every, 2 * now), Reach.NEXT: bisect_right(every, now)}
-        place = places[reach]
-    else:
-        place = (bisect_left(every, now) if reach is Reach.NEXT else bisect_right(every, now // 2)) - 1
     most = max(search.nest.extents[dim], inner[dim]) if position == len(tiles) - 1 else math.inf
-    if not 0 <= place < len(every) or every[place] > most:
-        return None
-    sensible = 2 * now < every[place] <= TO_THE_END * now or reach is not Reach.END or not longer
-    return every[place] if sensible else None
+    if longer and reach is Reach.END:
+        return every[-1] if every and 2 * now < every[-1] <= min(TO_THE_END * now, most) else None
+    if reach is Reach.NEXT:
+        place = bisect_right(every, now) if longer else bisect_left(every, now) - 1
+    else:
+        place = bisect_left(every, 2 * now) if longer else bisect_right(every, now // 2) - 1
+    return every[place] if 0 <= place < len(every) and every[place] <= most else None
 
 
 def with_tiles(search: Search, program: StageProgram, tiles: Chain) -> Iterator[StageProgram]:

@@ -49,12 +49,11 @@ from roller.schedule.tir import (
 )
 from roller.schedule.walk import Position, State
 from roller.tile import Geometry
-from roller.windows import stored_tile
 
 SHARED_ALIGNMENT = 128
 MOST_REGISTERS = 192  # for accumulators and values read ahead; the others hold operands and addresses
 MOST_UNROLLED = 8  # steps of a reduction that stand one after another
-# … and values that these read, where they are added as they come: compilers read them all before they add the first.
+# … and values that these read of windows that are only added up: compilers read them all before they add the first.
 MOST_READ = 64
 COMBINE_THREADS = 256  # of a block that adds up partial results, one output each
 
@@ -262,17 +261,10 @@ class Stage:
         if inside or not self.reduces(number) or self.program.atom.kind == "matrix":
             return None
         body = self.block.outputs * math.prod(self.program.inner[d] for d in self.nest.reduce)
-        often, read = min(MOST_UNROLLED, self.machine.most_body // max(body, 1)), self._read_together()
-        return f"unroll{max(1, min(often, MOST_READ // read) if read else often)}_{number}"
-
-    def _read_together(self) -> int:
-        """Values that a lane reads at a step of what windows pass over, where it adds them as they are, so that nothing keeps the
-        next from being read before one is used; 0 for all other programs.
-        """
-        if not self.program.windowed or len(self.nest.factors) > 1:
-            return 0
-        stored = stored_tile(self.nest, 0, self.program.inner)
-        return math.prod([extent for extent, touched in zip(stored, self.nest.factor_touches(0), strict=True) if touched])
+        often = min(MOST_UNROLLED, self.machine.most_body // max(body, 1))
+        if self.program.windowed and len(self.nest.factors) == 1:  # nothing keeps one from being read before another is used
+            often = min(often, MOST_READ // Geometry(self.nest).panel_elements(0, self.program.inner, windowed=True))
+        return f"unroll{max(1, often)}_{number}"
 
     def _fills(self, depth: int, state: State) -> list[Stmt]:
         """Panels whose place is inside this many loops, filled."""
