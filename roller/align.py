@@ -109,15 +109,17 @@ def next_aligned(extent: int, inner: int, current: int, multiple: Multiple) -> i
     return next((e for e in aligned_extents(extent, inner, multiple) if e > current), None)
 
 
-def lane_rule(spec: HardwareSpec, lanes: int) -> str | None:
-    """Why this number of concurrent sub-tiles breaks rule 1, None if it does not.
+def lane_rule(spec: HardwareSpec, lanes: int, every: int) -> str | None:
+    """Why this number of concurrent sub-tiles of a unit breaks rule 1, None if it does not; `every`: those of the whole problem.
 
-    Fewer than one group are admitted, for problems that have no more; the cost model charges the idle lanes of the group.
+    Fewer than one group are admitted only where there are not enough for a group on every unit; the cost model charges the idle
+    lanes.
     """
     group = spec.unit.lane_group
     if lanes > spec.unit.lanes_max:
         return "lanes per unit"
-    return None if spec.unit.lanes_fixed or lanes < group or lanes % group == 0 else "lane group multiple"
+    few = lanes < group and every < group * spec.unit.count
+    return None if spec.unit.lanes_fixed or lanes % group == 0 or few else "lane group multiple"
 
 
 @dataclass(frozen=True)

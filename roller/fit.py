@@ -77,9 +77,8 @@ class Fit:
         reserved = self.spec.unit.lane_reserved_bytes
         if storage and self.spec.stored_lanes(lanes) * (self.inner_bytes(inner, mapping, atom) + reserved) > storage:
             return "lane storage"
-        return (
-            lane_rule(self.spec, lanes) or self.window_rule(tile) or self._row_rule(self.spec.levels[levels[position]], tile, atom)
-        )
+        grouped = lane_rule(self.spec, lanes, self.lanes(self.nest.extents, inner, atom))
+        return grouped or self.window_rule(tile) or self._row_rule(self.spec.levels[levels[position]], tile, atom)
 
     def window_rule(self, tile: Tile) -> str | None:
         """Why panels of a tile do not hold what windows pass over: what they pass over beyond the ends of the problem nobody may

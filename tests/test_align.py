@@ -7,6 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roller import ops
 from roller.align import (
     Multiple,
     aligned_extents,
@@ -17,6 +18,9 @@ from roller.align import (
     next_aligned,
     transaction_step,
 )
+from roller.chip import resolve
+from roller.construct import construct
+from roller.fusion import fuse
 from roller.nest import variants
 from roller.testing import gemm, toy_atom, toy_level, toy_spec
 
@@ -71,14 +75,24 @@ def test_tensor_padding_is_limited_to_epsilon() -> None:
 def test_lanes_come_in_whole_groups_unless_idle_ones_are_lost_anyway() -> None:
     def spec(fixed: bool):  # type: ignore[no-untyped-def]
         levels = [toy_level("pad", 1 << 16, 1), toy_level("register", 1 << 10, 1, 8)]
-        return toy_spec(levels, lanes_max=64, lane_group=8, lanes_fixed=fixed)
+        return toy_spec(levels, lanes_max=64, lane_group=8, lanes_fixed=fixed, count=2)
 
-    assert lane_rule(spec(False), 64) is None
-    assert lane_rule(spec(False), 16) is None
-    assert lane_rule(spec(False), 65) == "lanes per unit"
-    assert lane_rule(spec(False), 12) == "lane group multiple"
-    assert lane_rule(spec(True), 12) is None
-    assert lane_rule(spec(True), 65) == "lanes per unit"
+    assert lane_rule(spec(False), 64, 640) is None
+    assert lane_rule(spec(False), 16, 16) is None
+    assert lane_rule(spec(False), 65, 650) == "lanes per unit"
+    assert lane_rule(spec(False), 12, 24) == "lane group multiple"
+    assert lane_rule(spec(False), 4, 15) is None  # two units, and no group for each
+    assert lane_rule(spec(False), 4, 16) == "lane group multiple"
+    assert lane_rule(spec(True), 12, 24) is None
+    assert lane_rule(spec(True), 65, 650) == "lanes per unit"
+
+
+def test_a_warp_is_not_left_half_empty_because_memory_is_the_bound() -> None:
+    """A pooling of millions of results: idle lanes would cost nothing that memory does not hide."""
+    plugin, chip = resolve("cuda:rtx4090")
+    expr = fuse(ops.expression(ops.avg_pool2d(ops.tensor((128, 42, 165, 165)), 3, 2, "SAME")))
+    found = construct(expr, chip, plugin.rules(chip, expr), plugin.cost_parameters(chip, expr), 10)
+    assert all(candidate.program.stages[0].lanes % 32 == 0 for candidate in found)
 
 
 def test_even_extents_cut_into_equal_parts() -> None:
