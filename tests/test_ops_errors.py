@@ -42,6 +42,8 @@ ERRORS: list[tuple[Callable[[], object], str]] = [
     (lambda: ops.conv2d(T((1, 3, 0, 5)), T((2, 3, 1, 1))), "only batch and channels may be empty"),
     (lambda: ops.conv2d(T((1, 3, 5, 5)), T((2, 3, 3, 3)), groups=2), "groups=2 must divide"),
     (lambda: ops.conv2d(T((1, 3, 5, 5)), T((2, 3, 3, 3)), stride=0), "stride must be one or two whole numbers"),
+    (lambda: ops.max_pool2d(T((1, 3, 5, 5)), 2.5), "kernel must be one or two whole numbers"),  # type: ignore[arg-type]
+    (lambda: ops.max_pool2d(T((1, 3, 5, 5)), T((3,))), "kernel must be one or two whole numbers"),  # type: ignore[arg-type]
     (lambda: ops.conv2d(T((1, 3, 5, 5)), T((2, 3, 3, 3)), padding=-1), "none negative"),
     (lambda: ops.conv2d(T((1, 3, 5, 5)), T((2, 3, 3, 3)), padding="full"), "'same', 'valid' or numbers"),
     (lambda: ops.conv2d(T((1, 3, 5, 5)), T((2, 3, 3, 3)), layout="CHWN"), "use ops.transpose"),  # type: ignore[arg-type]

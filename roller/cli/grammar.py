@@ -6,8 +6,8 @@
     value    := call | shape [":" DTYPE] | INTEGER | FLOAT | STRING | WORD | "(" value ("," value)* ")"
     shape    := INTEGER ("x" INTEGER)+
 
-A shape is an input tensor, and so is an integer by position (of one dimension); three integers make a square-cut
-matmul(M, N, K). A float by position is a number. Words are true, false, none, or text such as NHWC.
+A shape is an input tensor, and so is an integer by position (of one dimension) where the operator takes a tensor; three integers
+make a square-cut matmul(M, N, K). A float by position is a number. Words are true, false, none, or text such as NHWC.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     name: getattr(ops, name) for name in ops.__all__ if name not in ("SymbolicTensor", "expression", "from_te", "tensor")
 }
 NESTING_MAX = 50
+TENSORS = ("SymbolicTensor", "Operand")  # annotations of parameters that take one
 _WORDS = {"true": True, "false": False, "none": None}
 _TOKEN = re.compile(
     r"\s*(?:(?P<shape>\d+(?:x\d+)+)|(?P<float>-?\d+\.\d*(?:e-?\d+)?|-?\d+e-?\d+)|(?P<integer>-?\d+)|(?P<name>[A-Za-z_]\w*)"
@@ -142,15 +143,17 @@ class _Reader:
             if not self._accept(","):
                 self._expect(")")
                 break
-        return _applied(name, operator, _operands(name, given, self._dtype), named)
+        return _applied(name, operator, _operands(name, operator, given, self._dtype), named)
 
 
-def _operands(name: str, given: list[Any], dtype: str) -> list[Any]:
-    """Positional values with integers as the tensors that they mean."""
+def _operands(name: str, operator: Callable[..., Any], given: list[Any], dtype: str) -> list[Any]:
+    """Positional values, with integers as the tensors that they mean where the operator takes one."""
     if name == "matmul" and len(given) == 3 and all(type(v) is int for v in given):
         m, n, k = given
         return [ops.tensor((m, k), dtype), ops.tensor((k, n), dtype)]
-    return [ops.tensor((v,), dtype) if type(v) is int else v for v in given]
+    every = [p for p in inspect.signature(operator).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    wanted = [p.annotation in TENSORS for p in (*every, *[every[-1]] * len(given))]  # the last one may stand for any number
+    return [ops.tensor((v,), dtype) if type(v) is int and tensor else v for v, tensor in zip(given, wanted, strict=False)]
 
 
 def _applied(name: str, operator: Callable[..., Any], given: Sequence[Any], named: dict[str, Any]) -> SymbolicTensor:

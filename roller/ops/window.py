@@ -90,7 +90,7 @@ def check_layout(what: str, layout: str) -> None:
 
 def pair(what: str, name: str, value: Pair) -> tuple[int, int]:
     """Two positive whole numbers, from one or two; `ExpressionError` otherwise."""
-    numbers = (value, value) if isinstance(value, int) else tuple(value)
+    numbers = tuple(value) if isinstance(value, Sequence) else (value, value)
     if len(numbers) != 2 or not all(isinstance(v, int) and v >= 1 for v in numbers):
         raise ExpressionError(f"{what}: {name} must be one or two whole numbers of at least 1, got {value!r}")
     return numbers[0], numbers[1]
