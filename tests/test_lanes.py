@@ -228,7 +228,7 @@ def test_rows_that_atoms_read_in_place_are_as_long_as_all_banks_are_wide() -> No
     legal = {k: fit.legal(made.levels, 0, (32, 32, k), (16, 16, 1), made.mapping, made.atom) for k in (16, 32, 64, 256)}
     assert legal == {16: MULTIPLES, 32: None, 64: None, 256: None}, "rows of 128 bytes"
     assert fit.legal(made.levels, 0, (32, 16, 32), (16, 16, 1), made.mapping, made.atom) == MULTIPLES, "of the other factor, too"
-    assert fit.legal(made.levels, 0, (32, 32, 16), (16, 16, 1), (), spec.atoms[0]) is None, "others are read by lanes"
+    assert fit.legal(made.levels, 0, (32, 32, 16), (8, 4, 1), (), spec.atoms[0]) is None, "others are read by lanes"
     short = program(spec, k=24, atom=1)
     whole = Fit(spec, short.nest, Geometry(short.nest))
     assert whole.legal(short.levels, 0, (32, 32, 24), (16, 16, 1), short.mapping, short.atom) is None, "the whole row of the array"
