@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -88,6 +89,7 @@ class Programme:
         made.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes")
         made.add_argument("--again", action="store_true", help="leave out nothing that the reports have already")
         made.add_argument("--out", type=Path, default=self.folder, help="the folder of the reports")
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # as Ctrl-C: save, and end the processes
         bodies = self.run(made.parse_args(words))
         report.screen().print(table(bodies, f"operators on the emulator of the device {self.device}"))
         return int(any(row[1] != "right" for body in bodies for row in body["cases"]))

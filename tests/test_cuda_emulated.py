@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import random
 import re
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -188,3 +191,20 @@ def test_a_run_goes_on_where_one_stopped(tmp_path: Path, capsys: pytest.CaptureF
     assert [line for line in capsys.readouterr().err.splitlines() if line.startswith("[")] == [f"[1/1] a100: {last}: right i32"]
     rows = emulated.read(tmp_path / "a100.json")
     assert [row[2] for row in rows.values()] == ["told before"] * len(done) + ["i32"]
+
+
+@needs_compiler
+@needs_cxx
+def test_a_run_that_is_ended_keeps_what_it_has_and_leaves_no_process(tmp_path: Path) -> None:
+    family = "matmul of integers into others"
+    words = ["--chips", "a100", "--families", family, "--jobs", "1", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "bench.cuda_emulated", *words]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        assert run.stderr is not None and run.stdout is not None
+        while not run.stderr.readline().startswith("[1/"):
+            assert run.poll() is None
+        run.terminate()
+        run.stderr.read()  # to the end: nobody holds it any more
+    assert run.returncode == 128 + signal.SIGTERM
+    rows = emulated.read(tmp_path / "a100.json")
+    assert 0 < len(rows) < sum(case.family == family for case in cases())
