@@ -123,11 +123,7 @@ def _rated_stage(
     every = searches(nests, spec, rules, parameters, constants)
     found = [s for s in every if not hopeless(s)]
     pool = _Pool()
-    plain: list[list[_Start]] = []
-    for number, (search, chains) in enumerate(innermost(found)):
-        for programs in _programs(search, chains, pool.best):
-            starts = [_Start(pool.rate(search, p), p.tiles, number, search, p) for p in programs]
-            plain.append(sorted(starts, key=_Start.order))
+    plain = _started(found, pool)
     for begun in _worth_refining(plain):
         for choice in refined(begun.search, begun.program):
             pool.rate(begun.search, choice)
@@ -198,6 +194,23 @@ class _Start:
 
     def order(self) -> tuple[float, Chain, int]:
         return self.seconds, self.tiles, self.number
+
+
+def _started(found: list[Search], pool: _Pool) -> list[list[_Start]]:
+    """The programs around the innermost tiles that promise most, rated. Where none of them fits, around those of the searches that
+    were passed over for these: what an atom promises is known before it is known whether its panels have room.
+    """
+    plain: list[list[_Start]] = []
+    left = found
+    while left and not pool.programs:
+        pursued = list(innermost(left))
+        for number, (search, chains) in enumerate(pursued):
+            for programs in _programs(search, chains, pool.best):
+                starts = [_Start(pool.rate(search, p), p.tiles, number, search, p) for p in programs]
+                plain.append(sorted(starts, key=_Start.order))
+        tried = {id(search) for search, _ in pursued} or {id(left[0])}
+        left = [search for search in left if id(search) not in tried]
+    return plain
 
 
 def _worth_refining(plain: list[list[_Start]]) -> list[_Start]:

@@ -214,3 +214,13 @@ def test_a_program_that_no_unit_has_room_for_is_not_found() -> None:
     with pytest.raises(ConstructionError) as caught:
         construct(expr, spec, rules, replace(parameters, resident_tiles=lambda _: 0), 1)
     assert caught.value.refusals["room"] > 0
+
+
+def test_atoms_that_were_passed_over_are_tried_where_those_that_promise_more_have_no_room() -> None:
+    """Rows of 49 pixels are no whole rows of a warp group's panels, and the products of single warps take half as long again."""
+    op = ops.conv2d(ops.tensor((64, 512, 7, 7), "float16"), ops.tensor((2048, 512, 1, 1), "float16"))
+    expr, spec, found, parameters = on("cuda:h100", op)
+    assert {search.atom.name.split("_")[0] for search, _ in innermost(found)} == {"wgmma"}
+    rules = resolve("cuda:h100")[0].rules(spec, expr)
+    best = construct(expr, spec, rules, parameters, 1)[0]
+    assert best.program.stages[0].atom.name == "mma_m16n8k16_f16"
