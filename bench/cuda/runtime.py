@@ -122,12 +122,14 @@ def _there(torch: Any, arrays: Arrays) -> list[Any]:
     return [moved(np.ascontiguousarray(array)) for array in arrays]
 
 
+def _here(torch: Any, result: Any) -> Any:
+    """In host memory, of a type that NumPy has."""
+    return result.cpu() if result.dtype != torch.bfloat16 else result.float().cpu()
+
+
 def torch_ways(torch: Any) -> Mapping[str, Way]:
     """With arrays of torch where they lie on the GPU."""
-    there = partial(_there, torch)
-
-    def here(result: Any) -> Any:
-        return result.cpu() if result.dtype != torch.bfloat16 else result.float().cpu()
+    there, here = partial(_there, torch), partial(_here, torch)
 
     def into(kernel: Any, arrays: Arrays) -> Any:
         given = there(arrays)
