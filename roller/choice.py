@@ -181,12 +181,12 @@ def recopied(search: Search, program: StageProgram) -> StageProgram | None:
 
 
 def _ordered(_: Search, program: StageProgram) -> Iterator[StageProgram]:
-    yield from (replace(program, orders=o) for o in orders_of(program))
+    yield from (replace(program, orders=o, cluster=1) for o in orders_of(program))  # another dimension's tiles may be last then
 
 
 def _banded(search: Search, program: StageProgram) -> Iterator[StageProgram]:
     for ordered in (program, *_ordered(search, program)):
-        yield from bands_of(search, replace(ordered, band=None))
+        yield from bands_of(search, replace(ordered, band=None, cluster=1))
 
 
 def bands_of(search: Search, program: StageProgram) -> Iterator[StageProgram]:

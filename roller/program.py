@@ -160,6 +160,12 @@ class StageProgram:
         """The dimension along which the unit tiles of a cluster lie; None without one."""
         return next((lp.dim for lp in reversed(self.loops) if lp.over == "units"), None) if self.cluster > 1 else None
 
+    @property
+    def parted(self) -> bool:
+        """True if the unit tiles of some cluster do not all lie along that dimension: the next tile after its end is elsewhere."""
+        last = next((lp.trips for lp in reversed(self.loops) if lp.over == "units"), 1)
+        return last % self.cluster != 0
+
     @cached_property
     def in_bands(self) -> bool:
         """True if the band counts."""

@@ -8,12 +8,17 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from emulating import needs_compiler, needs_cxx, text_of
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from emulating import expression, needs_compiler, needs_cxx, text_of
 from warp_groups import GROUPS, ORDERS, SPEC, T, broken, kernel_text, noticed, of_groups, right
 
 import roller
 from roller import ops
+from roller.chip import resolve
+from roller.construct import construct
 from roller.cost import Model
+from roller.fusion import fuse
 from roller.kernel import Artifact
 from roller.program import RProgram
 from roller.rates import CostParameters
@@ -107,6 +112,30 @@ def test_a_program_without_boxes_has_no_clusters() -> None:
     assert drawn and "cluster" in reasons
     assert all(codegen.refusal(SPEC, p) is not None for p in drawn)
     assert all(c.program.stages[0].cluster == 1 for c in roller.compile(op, "cuda", spec=GROUPS).candidates)
+
+
+@given(st.integers(1, 160), st.integers(1, 40), st.integers(1, 160))
+@settings(max_examples=8)
+@example(26, 131, 37)  # 13 x 10 tiles in clusters along the 13, when orders were tried after clusters
+@example(100, 68, 123)
+def test_clusters_lie_along_one_dimension(m: int, k: int, n: int) -> None:
+    """A cluster that ends in the next row of tiles would bring its second block what the first one needs."""
+    op = ops.matmul(T("a", 64 * m, 64 * k), T("b", 64 * k, 64 * n))
+    plugin, spec = resolve("cuda:h100")
+    expr = fuse(ops.expression(op))
+    for candidate in construct(expr, spec, plugin.rules(spec, expr), plugin.cost_parameters(spec, expr), 10):
+        (stage,) = candidate.program.stages
+        assert not stage.parted, stage.describe()
+
+
+def test_a_cluster_that_ends_in_the_next_row_of_tiles_is_refused() -> None:
+    op = ops.matmul(T("a", 256, 64), T("b", 64, 384))
+    (stage,) = clustered(op)[0].stages
+    last = [lp for lp in stage.loops if lp.over == "units"][-1]
+    parted = replace(stage, cluster=2 * last.trips)
+    assert parted.parted and not stage.parted
+    refused = codegen.refusal(SPEC, RProgram(expression(op), (parted,)))
+    assert refused is not None and refused[0] == "cluster" and "end in the next one" in refused[1]
 
 
 def test_the_model_counts_once_what_a_cluster_brings_once() -> None:

@@ -79,6 +79,8 @@ def refusal(program: StageProgram, machine: Machine) -> tuple[str, str] | None:
         return "roles", f"{atom.name} wants rows, columns and a reduction of {name!r}"
     if any(lp.over == "lanes" and program.nest.dims[lp.dim].is_reduce for lp in program.loops):
         return "lanes", f"groups of {atom.name} share no reduction, those of {name!r} would"
+    if program.parted:
+        return "cluster", f"some clusters of {name!r} would begin at the end of a row of tiles and end in the next one"
     if program.cluster > 1 and not any(_spread(program, block, machine)):
         return "cluster", f"{name!r} has nothing that boxes bring to all blocks of a cluster"
     wanted = registers_of(program, block)
