@@ -189,10 +189,13 @@ def _banded(search: Search, program: StageProgram) -> Iterator[StageProgram]:
         yield from bands_of(search, replace(ordered, band=None, cluster=1))
 
 
+NEAR = 2  # times what is wanted, or half of it
+
+
 def bands_of(search: Search, program: StageProgram) -> Iterator[StageProgram]:
     """The program with the tiles of one dimension in bands. Of c tiles of it and n / c of the innermost one, n worked on at a time,
-    units load c times the extent of the one and n / c times that of the other: least where c is the root of n times their ratio;
-    and in twos, so that clusters lie along the dimension.
+    units load c times the extent of the one and n / c times that of the other: least where c is the root of n times their ratio.
+    Where clusters may lie along the dimension, also in even numbers, and in twos.
     """
     units = [lp for lp in program.loops if lp.over == "units" and not program.nest.dims[lp.dim].is_reduce]
     if not program.dealt or search.spec.spread or not program.staged or len(units) < 2 or not program.unit_tiles:
@@ -201,10 +204,21 @@ def bands_of(search: Search, program: StageProgram) -> Iterator[StageProgram]:
     inside, pairs = units[-1].dim, search.spec.levels[program.levels[0]].multicast_max > 1
     for lp in units[:-1]:
         wanted = math.sqrt(together * program.unit_tile[inside] / program.unit_tile[lp.dim])
-        counts = [n for n in range(2, lp.trips) if lp.trips % n == 0]
-        nearest = sorted(counts, key=lambda n: (abs(math.log(n / wanted)), n))[:1]
-        for count in dict.fromkeys([*nearest, *(n for n in counts[:1] if pairs and n == 2)]):
+        counts = _counts(lp.trips, wanted, 1)
+        counts += [*_counts(lp.trips, wanted, 2), *([2] if lp.trips > 2 else [])] if pairs else []
+        for count in dict.fromkeys(counts):
             yield replace(program, band=(lp.dim, count))
+
+
+def _counts(trips: int, wanted: float, multiple: int) -> list[int]:
+    """The number of tiles in a band, a multiple of this, that is nearest to what is wanted; where none near to it divides them,
+    also the one that goes least beyond the end.
+    """
+    near = range(max(2, math.ceil(wanted / NEAR)), min(trips, math.floor(wanted * NEAR) + 1))
+    whole = [(abs(math.log(n / wanted)), n) for n in range(multiple, trips, multiple) if trips % n == 0 and n > 1]
+    least = [(-trips % n, abs(math.log(n / wanted)), n) for n in near if n % multiple == 0]
+    found = [n for _, n in sorted(whole)[:1]]
+    return found if found and found[0] in near else [*found, *(n for *_, n in sorted(least)[:1])]
 
 
 def _clustered(search: Search, program: StageProgram) -> Iterator[StageProgram]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+from roller.boxed import lane_step, turned
 from roller.hardware import HardwareSpec
 from roller.nest import Access, Nest
-from roller.program import StageProgram, Staging, copy_depth, lane_step, panel_element_bytes, turned
+from roller.program import StageProgram, Staging, copy_depth, panel_element_bytes
 from roller.rates import TRANSPOSE_SLOTS, Rates
 from roller.walk import NestWalk
 

@@ -382,8 +382,8 @@ def _atom_points(program: StageProgram) -> int:
         extent = roles[role]
         atom[dim] = extent if isinstance(extent, int) else 1
     points = 1
-    for extent, tile, step in zip(program.nest.extents, program.executed, atom, strict=True):
-        points *= -(-extent // tile) * (-(-tile // step) * step)
+    for extent, tile, step in zip(program.covered, program.executed, atom, strict=True):
+        points *= extent // tile * (-(-tile // step) * step)
     unmapped = [extent for role, extent in roles.items() if isinstance(extent, int) and program.role(role) is None]
     return points * math.prod(unmapped)
 

@@ -149,7 +149,7 @@ def _report(growth: Growth, held: Residents) -> StageReport:
         program.atom.name,
         tuple((role, names[dim]) for role, dim in program.mapping),
         tuple(_level(growth, index) for index in range(1, len(spec.levels))),
-        padding_waste(nest.extents, program.executed),
+        padding_waste(nest.extents, program.covered),
         program.unit_tiles,
         spec.unit.count,
         waves,

@@ -69,7 +69,8 @@ class StageProgram:
     tile. `parallel` False keeps all units but one idle (tiny work). `cluster`: neighbouring unit tiles that are worked on at the
     same time, by units that bring what all of them need once (1: each its own). `band`: a spatial dimension and a number of unit
     tiles of it, which follow one another before the next tile along the dimensions inside it, so that what units work on at a time
-    is as near a square as that makes it (known as rasterisation, or a swizzle of blocks); it counts where it divides the tiles.
+    is as near a square as that makes it (known as rasterisation, or a swizzle of blocks). Where it does not divide them, the last
+    band goes beyond the end, and the last tile is worked on several times.
     """
 
     nest: Nest
@@ -127,10 +128,10 @@ class StageProgram:
         assert self.band is not None
         dim, count = self.band
         dealt = [lp for lp in walked if lp.over == "units" and not self.nest.dims[lp.dim].is_reduce]
-        cut = next((lp for lp in dealt[:-1] if lp.dim == dim and lp.trips % count == 0 and 1 < count < lp.trips), None)
+        cut = next((lp for lp in dealt[:-1] if lp.dim == dim and 1 < count < lp.trips), None)
         if cut is None:
             return walked
-        bands, inside = replace(cut, trips=cut.trips // count, step=count * self.unit_tile[dim]), replace(cut, trips=count)
+        bands, inside = replace(cut, trips=-(-cut.trips // count), step=count * self.unit_tile[dim]), replace(cut, trips=count)
         last = walked.index(dealt[-1])
         return [bands if lp is cut else lp for lp in walked[: last + 1]] + [inside, *walked[last + 1 :]]
 
@@ -150,6 +151,11 @@ class StageProgram:
     def unit_tiles(self) -> int:
         """Number of tiles handed to units."""
         return math.prod(lp.trips for lp in self.loops if lp.over == "units")
+
+    @cached_property
+    def repeated(self) -> int:
+        """How many of them are worked on before: those of the last band beyond the end."""
+        return self.unit_tiles - replace(self, band=None).unit_tiles if self.band is not None else 0
 
     def brought_once(self, touches: tuple[bool, ...]) -> bool:
         """True if the units of a cluster all need the same tile of an array: their tiles lie along a dimension that it has not."""
@@ -197,6 +203,15 @@ class StageProgram:
     def executed(self) -> Tile:
         """The tile in whole multiples of which the problem is executed: concurrent lanes all run, sequential ones stop."""
         return self.unit_tile if self.lane_level is not None else self.inner
+
+    @cached_property
+    def covered(self) -> Tile:
+        """The problem as it is executed: in whole such tiles, and to the end of the last band."""
+        steps = list(self.executed)
+        if self.repeated and self.band is not None:
+            dim, count = self.band
+            steps[dim] *= count
+        return tuple([-(-extent // step) * step if step else 0 for extent, step in zip(self.nest.extents, steps, strict=True)])
 
     def level_tile(self, level: int) -> Tile:
         """The tile resident at a spec level: that of the innermost tiled level at or outside it, else the problem."""
@@ -312,39 +327,6 @@ def staged_tensors(nest: Nest, staging: Staging) -> tuple[str, ...]:
 def staged_touches(nest: Nest, staging: Staging) -> tuple[bool, ...]:
     """Which dimensions the staged copy depends on."""
     return nest.accesses[staging.operand].touches if staging.kind == "box" else nest.factor_touches(staging.operand)
-
-
-def box_order(program: StageProgram, number: int) -> tuple[int, ...]:
-    """The dimensions of array `number` in the order in which a box of it is laid out, innermost last: as in the array, but that
-    the one along which the program's vector moves comes last, so that the box holds whole vectors.
-    """
-    access = program.nest.accesses[number]
-    order = range(len(access.index))
-    if program.lane is None or not access.touches[program.lane]:
-        return tuple(order)
-    along = [d for d in order if access.index[d].coefficient(access.innermost[program.lane])]
-    if len(along) != 1 or math.prod(access.tensor.shape[along[0] + 1 :]) == 1:
-        return tuple(order)
-    return (*[d for d in order if d != along[0]], along[0])
-
-
-def turned(program: StageProgram, number: int) -> bool:
-    """True if a box of array `number` lies along another dimension than the array, so that filling it transposes."""
-    order = box_order(program, number)
-    return list(order) != sorted(order)
-
-
-def lane_step(program: StageProgram, number: int) -> int | None:
-    """Elements between neighbours of the vector in array `number`, or in the box of it where there is one; None where they are
-    no constant step apart.
-    """
-    access, lane = program.nest.accesses[number], program.lane
-    if lane is None or access.strides[lane] is None or not access.touches[lane]:
-        return None
-    boxed = any(s.kind == "box" and s.operand == number for s in program.staged)
-    if not boxed or not turned(program, number):
-        return access.strides[lane]
-    return access.index[box_order(program, number)[-1]].coefficient(access.innermost[lane])
 
 
 def panel_element_bytes(nest: Nest, atom: ComputeAtom) -> int:

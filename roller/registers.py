@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from roller.boxed import lane_step
 from roller.nest import Access, Nest
-from roller.program import StageProgram, lane_step
+from roller.program import StageProgram
 from roller.rates import TRANSPOSE_SLOTS
 
 Bytes = tuple[float, float]  # of inputs, and of the output for one pass

@@ -151,7 +151,8 @@ def with_tiles(search: Search, program: StageProgram, tiles: Chain) -> Iterator[
         rules = (search.levels, position, tile, inner, search.mapping, search.atom)
         if level < len(search.spec.levels) and (not search.fit.fits(*rules) or search.fit.legal(*rules)):
             return
-    whole = recopied(search, replace(program, tiles=tiles, split=1, share=None, cluster=1))
+    changed = replace(program, tiles=tiles, split=1, share=None, cluster=1)
+    whole = recopied(search, replace(changed, band=None) if changed.repeated else changed)
     for cut in (whole, *split(search, whole), *in_turn(search, whole)) if whole is not None else ():
         yield cut
         yield from clusters_of(search, cut)

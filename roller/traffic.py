@@ -11,10 +11,11 @@ import math
 from dataclasses import dataclass
 
 from roller.banks import conflicts
+from roller.boxed import lane_step
 from roller.hardware import Banks, HardwareSpec, MemoryLevel
 from roller.lanes import group_tile, transactions
 from roller.nest import Tile
-from roller.program import Loop, StageProgram, Staging, lane_step, panel_element_bytes
+from roller.program import Loop, StageProgram, Staging, panel_element_bytes
 from roller.registers import in_blocks
 from roller.tile import HeldTile
 from roller.walk import Kept, NestWalk, Stream

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from roller.boxed import box_order, turned
 from roller.hardware import HardwareSpec, MemoryLevel
 from roller.nest import Tile
-from roller.program import Loop, StageProgram, box_order, copy_depth, panel_element_bytes, turned
+from roller.program import Loop, StageProgram, copy_depth, panel_element_bytes
 from roller.rates import CostParameters
 from roller.tile import Geometry, HeldTile
 

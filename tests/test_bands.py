@@ -55,11 +55,16 @@ def walked(made: StageProgram) -> list[tuple[int, ...]]:
 
 @given(st.integers(1, 24), st.integers(1, 24), st.sampled_from((M, N)), st.integers(1, 24))
 def test_every_tile_is_dealt_once_whatever_the_band(rows: int, columns: int, dim: int, count: int) -> None:
+    """But those of the last band beyond the end, each of which is another one worked on again."""
     plain = program(rows, columns)
     made = replace(plain, band=(dim, count))
-    assert sorted(walked(made)) == walked(plain)
-    assert made.unit_tiles == plain.unit_tiles == rows * columns
-    counts = dim == M and rows % count == 0 and 1 < count < rows and columns > 1
+    counts = dim == M and 1 < count < rows and columns > 1
+    beyond = -rows % count if counts else 0
+    places = walked(made)
+    assert sorted(p for p in places if p[M] < rows) == walked(plain)
+    assert {p[M] for p in places if p[M] >= rows} == set(range(rows, rows + beyond))
+    assert made.unit_tiles == rows * columns + made.repeated and made.repeated == beyond * columns
+    assert made.covered == (128 * (rows + beyond), 64 * columns, 4096)
     assert made.in_bands == counts, "a band along the innermost dimension, or of all its tiles, changes nothing"
     assert ("bands of" in made.describe()) == counts
 
@@ -90,18 +95,38 @@ def test_units_that_work_on_a_square_load_less() -> None:
     assert inside["shared"] == rated["shared"] and inside["compute"] == rated["compute"]
 
 
-def test_bands_are_as_wide_as_makes_what_units_load_least() -> None:
-    """n tiles of a x b in bands of c: c a + n / c b; of the numbers that divide the tiles the nearest one."""
-    expr = gemm(128 * 128, 64 * 256, 4096)
+def banded(rows: int, columns: int, **other: object) -> list[StageProgram]:
+    """A program of so many tiles in bands."""
+    expr = gemm(128 * rows, 64 * columns, 4096)
     (search, *_) = searches(
         variants(expr.stages[0], expr.tensors), A100, resolve("cuda:a100")[0].rules(A100, expr), CostParameters()
     )
-    plain = replace(program(128, 256), nest=search.nest)
-    (found,) = bands_of(search, plain)
+    plain = replace(program(rows, columns), nest=search.nest, **other)  # type: ignore[arg-type]
+    return list(bands_of(search, plain))
+
+
+def test_bands_are_as_wide_as_makes_what_units_load_least() -> None:
+    """n tiles of a x b in bands of c: c a + n / c b; of the numbers that divide the tiles the nearest one."""
+    (found,) = banded(128, 256)
     together = 108 * 3  # blocks of 128 threads with 36 KiB of panels, as many as registers leave room for
     assert found.band is not None and found.band[0] == M
     assert abs(math.log2(found.band[1] / math.sqrt(together * 64 / 128))) <= 0.5
-    assert not list(bands_of(search, replace(plain, staged=()))), "where nothing is used again there is nothing to load less of"
+    assert not banded(128, 256, staged=()), "where nothing is used again there is nothing to load less of"
+
+
+def test_a_band_goes_beyond_the_end_where_none_near_to_what_is_wanted_divides_the_tiles() -> None:
+    """61 is prime: of 7 to 25 tiles 9 and 21 leave the fewest over, 2 of 63, and 9 is nearer to 13. 86 have 43, too far."""
+    found = banded(61, 256)
+    assert [made.band for made in found] == [(M, 9)] and found[0].repeated == 2 * 256
+    found = banded(86, 256)
+    assert [made.band for made in found] == [(M, 43), (M, 11)] and [made.repeated for made in found] == [0, 2 * 256]
+
+
+def test_tiles_beyond_the_end_take_time() -> None:
+    plain = program(61, 256)
+    model = Model(A100, CostParameters(), Geometry(plain.nest))
+    whole, beyond = (dict(model.estimate(p).terms)["compute"] for p in (plain, replace(plain, band=(M, 32))))
+    assert beyond / whole == pytest.approx(64 / 61, rel=0.01)
 
 
 @pytest.mark.parametrize("chip", ["cuda:v100", "cuda:a100", "cuda:h100", "rocm:mi300x"])
@@ -116,13 +141,16 @@ def test_large_products_are_dealt_in_bands(chip: str) -> None:
 
 
 @needs_cxx
-@pytest.mark.parametrize(("m", "n", "k"), [(100, 90, 60), (96, 64, 33)])
-def test_programs_in_bands_are_right(m: int, n: int, k: int) -> None:
+@pytest.mark.parametrize(
+    ("m", "n", "k", "beyond"), [(100, 90, 60, False), (96, 64, 33, False), (100, 90, 60, True), (96, 64, 33, True)]
+)
+def test_programs_in_bands_are_right(m: int, n: int, k: int, beyond: bool) -> None:
     op = ops.matmul(ops.tensor((m, k), name="a"), ops.tensor((k, n), name="b"))
     expr, found = expression(op), 0
-    for drawn in roller.enumerate_programs(op, "cuda", spec=A100).sample(400, seed=3):
+    for drawn in roller.enumerate_programs(op, "cuda", spec=A100).sample(800, seed=3):
         stage = drawn.stages[0]
-        if stage.in_bands and stage.unit_tiles <= 40 and codegen.refusal(A100, drawn) is None:
+        wanted = stage.in_bands and stage.unit_tiles <= 40 and bool(stage.repeated) == beyond
+        if wanted and codegen.refusal(A100, drawn) is None:
             arrays = verify.random_inputs(expr, found)
             verify.check(expr, arrays, emulated(expr, text_of(A100, drawn), arrays, bool(found % 2), True))
             found += 1

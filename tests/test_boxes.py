@@ -10,6 +10,7 @@ import pytest
 
 import roller
 from roller import ops, verify
+from roller.boxed import box_order, lane_step, turned
 from roller.catalog import find_spec
 from roller.copying import copy_seconds
 from roller.fit import Fit
@@ -18,7 +19,7 @@ from roller.hardware import ComputeAtom
 from roller.narrow import narrowed
 from roller.nest import Nest, variants
 from roller.ops import SymbolicTensor
-from roller.program import RProgram, StageProgram, Staging, box_order, lane_step, tiled_levels, turned
+from roller.program import RProgram, StageProgram, Staging, tiled_levels
 from roller.rates import Rates
 from roller.registers import RegisterTraffic
 from roller.tile import Geometry

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from emulating import expression, needs_compiler, needs_cxx, text_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from emulating import expression, needs_compiler, needs_cxx, text_of
 from warp_groups import GROUPS, ORDERS, SPEC, T, broken, kernel_text, noticed, of_groups, right
 
 import roller
@@ -54,6 +54,29 @@ def test_clusters_are_right(name: str) -> None:
         assert artifact.launch["kernels"][0]["cluster"] == 2
         for order in ORDERS[number % 2 :: 2]:
             right(op, artifact, *order)
+
+
+ODD: dict[str, Callable[[], ops.SymbolicTensor]] = {
+    "three by two": lambda: ops.matmul(T("a", 192, 64), T("b", 64, 128)),
+    "ragged": lambda: ops.matmul(T("a", 168, 72), T("b", 72, 104)),
+    "fused": lambda: ops.relu(ops.matmul(T("a", 192, 64), T("b", 128, 64), transpose_b=True) + T("bias", 128)),
+}
+
+
+@needs_cxx
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_number_of_tiles_is_right_in_clusters(name: str) -> None:
+    """The last band goes beyond the end: its tiles there are the last one again, in blocks that bring their share all the same."""
+    op, found = ODD[name](), 0
+    for drawn in of_groups(op, 200):
+        stage = replace(drawn.stages[0], band=(0, 2), cluster=2)
+        program = RProgram(drawn.expr, (stage,))
+        if stage.repeated and not stage.parted and codegen.refusal(SPEC, program) is None:
+            right(op, text_of(SPEC, program), *ORDERS[found])
+            found += 1
+        if found == len(ORDERS):
+            return
+    raise AssertionError("too few programs in clusters go beyond the end")
 
 
 @cache

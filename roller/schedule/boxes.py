@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
+from roller.boxed import box_order
 from roller.nest import Tile
-from roller.program import StageProgram, Staging, box_order, copy_depth
+from roller.program import StageProgram, Staging, copy_depth
 from roller.scalar import Affine
 from roller.schedule import scalar, walk
 from roller.schedule.blocks import transposed

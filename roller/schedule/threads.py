@@ -112,9 +112,10 @@ class Block:
         return found
 
     def exact(self, dim: int) -> bool:
-        """True if whole unit tiles cover the dimension exactly."""
-        tile = self.program.unit_tile[dim]
-        return tile == 0 or self.program.nest.extents[dim] % tile == 0
+        """True if whole unit tiles cover the dimension exactly, and none goes beyond."""
+        tile, band = self.program.unit_tile[dim], self.program.band
+        beyond = band is not None and band[0] == dim and self.program.repeated > 0
+        return tile == 0 or (self.program.nest.extents[dim] % tile == 0 and not beyond)
 
     def base(self, state: State, dim: int) -> Position:
         """Where the unit's tile starts."""
