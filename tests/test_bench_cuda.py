@@ -262,6 +262,33 @@ def test_time_that_is_up_leaves_a_list_of_what_was_not_reached() -> None:
     assert report.results(PLATFORM, hello, [row], False, 1.0)["not_reached"] == ["two"]
 
 
+DEVICE = {"gpu": "GPU", "units": 1, "memory_gib": 1.0, "driver_cuda": "13.0"}
+
+
+def test_a_gpu_that_is_gone_leaves_the_report_of_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The process with the GPU is started again after a crash, and finds none."""
+    row = {"case": "one", "family": "fused", "status": "failed", "reason": "crashed", "sides": {}, "left_out": {}}
+
+    def supervise(_given: object, session: run.Session, *_others: object) -> None:
+        hello = {
+            "device": DEVICE,
+            "chip": CHIP,
+            "built": "",
+            "versions": {},
+            "cases": [["one", "fused"], ["two", "fused"]],
+        }
+        session.hello, session.rows, session.refused = hello, [row], "no GPU is attached"
+
+    monkeypatch.setattr(run, "supervise", supervise)
+    package.write_json(tmp_path / "manifest.json", {"schema": package.SCHEMA, "device": PLATFORM.device})
+    assert run.main(PLATFORM, [str(tmp_path), "--out", str(tmp_path / "found.json")]) == child.REFUSED
+    said = capsys.readouterr()
+    assert "no GPU is attached" in said.err and "one: failed" in said.out and "Not reached" in said.out
+    assert [case["case"] for case in report.read(tmp_path / "found.json", PLATFORM)["cases"]] == ["one"]
+
+
 def test_without_a_gpu_it_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main(PLATFORM, [str(tmp_path / "nowhere")]) == child.REFUSED
     assert "manifest.json cannot be read" in capsys.readouterr().err

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from emulating import needs_compiler
 from fake_gpu import Gpus
@@ -61,6 +63,57 @@ def test_faults_are_named_with_the_way_that_shows_them(fault: str, ways: set[str
     assert not any(reason for _, reason in first)
     rest = {name: way for name, way in runtime.HOST_WAYS.items() if fault != "later" or name != "NumPy"}
     assert {name for name, reason in runtime.outcomes(kernel, expr, rest) if reason} == ways
+
+
+class Lying:
+    """As much of torch, and of a tensor of it, as rows that lie apart take."""
+
+    def __init__(self, array: Any) -> None:
+        self.array, self.dtype = array, array.dtype
+
+    def __getitem__(self, at: Any) -> Lying:
+        return Lying(self.array[at])
+
+    def flip(self, dim: int) -> Lying:
+        return Lying(np.flip(self.array, dim))
+
+    def flatten(self, first: int, _last: int) -> Lying:
+        shape = self.array.shape
+        return Lying(self.array.reshape(*shape[:first], shape[first] * shape[first + 1], *shape[first + 2 :]))
+
+    def contiguous(self) -> Lying:
+        return Lying(np.ascontiguousarray(self.array))
+
+    def cpu(self) -> Lying:
+        return self
+
+    def numpy(self) -> Any:
+        return self.array
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_rows_that_lie_apart_are_to_be_refused(refuses: bool) -> None:
+    class Torch:
+        bfloat16 = "bfloat16"
+
+        @staticmethod
+        def from_numpy(array: Any) -> Any:
+            return SimpleNamespace(cuda=lambda: Lying(array))
+
+        @staticmethod
+        def stack(both: Any, dim: int) -> Lying:
+            return Lying(np.stack([one.array for one in both], dim))
+
+    kernel = roller.compile(small(), device="cpu")
+
+    def called(*given: Lying) -> Lying:
+        if refuses and not all(one.array.flags.c_contiguous for one in given):
+            raise roller.LaunchError("not contiguous")
+        return Lying(kernel(*(one.array for one in given)))
+
+    ways = {"torch, rows apart": runtime.torch_ways(Torch)["torch, rows apart"]}
+    reasons = [reason for _, reason in runtime.outcomes(called, kernel.expr, ways)]
+    assert all(reason == "" if refuses else "taken as if they did not" in reason for reason in reasons) and len(reasons) == 2
 
 
 @needs_compiler

@@ -268,7 +268,9 @@ def main(platform: Platform, words: Sequence[str] | None = None, command: Sequen
         print("interrupted; what was measured is kept", file=sys.stderr)
     if session.refused or not session.hello:
         print(session.refused or "nothing ran", file=sys.stderr)
-        return code or REFUSED
+        code = code or REFUSED
+        if len(session.rows) == len(session.before.get("cases", ())):
+            return code
     path = write(given, session)
     found = report.results(given.platform, session.hello, session.rows, given.quick, given.limit, session.calibration)
     print(report.text(found))

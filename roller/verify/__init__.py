@@ -9,6 +9,7 @@ integer=True)`) find every one: there the bound is zero wherever no function and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from roller.scalar import Binary, Unary, loads, walk
 from roller.verify.interpret import interpret
 from roller.verify.rounding import Approximate, Array, numpy_dtype, to_significant
 
-__all__ = ["check", "numpy_dtype", "random_inputs", "reference", "sample_points", "to_significant", "tolerance"]
+__all__ = ["Expected", "check", "numpy_dtype", "random_inputs", "reference", "sample_points", "to_significant", "tolerance"]
 
 Arrays = Mapping[str, Array] | Sequence[Array]
 
@@ -40,33 +41,53 @@ def tolerance(expr: TensorExpr, arrays: Arrays, points: Array | None = None) -> 
     return _shaped(expr, _bound(_interpreted(expr, arrays, points, bounds=True)), points)
 
 
+@dataclass(frozen=True)
+class Expected:
+    """What a result should be at some points of the output (flat, in order; None: everywhere), and the error allowed at each: for
+    several results of the same inputs, as working it out takes longer than comparing.
+    """
+
+    expr: TensorExpr
+    value: Array
+    bound: Array
+    flat: Array | None
+
+    @staticmethod
+    def of(expr: TensorExpr, arrays: Arrays, points: Array | None = None) -> Expected:
+        """The reference and its tolerance; errors as `reference`."""
+        found = _interpreted(expr, arrays, points, bounds=True)
+        return Expected(expr, found.value, _bound(found), _flat(expr, points))
+
+    def check(self, result: Array) -> None:
+        """As the function `check`."""
+        output, expected, bound = self.expr.output, self.value, self.bound
+        if tuple(result.shape) != output.shape:
+            raise WrongResultError(f"{output.name}: the result has shape {tuple(result.shape)}, wanted {output.shape}")
+        got = result.reshape(-1) if self.flat is None else result.reshape(-1)[self.flat]
+        got = got.astype(np.float64 if output.dtype in FLOATS else np.int64)
+        with np.errstate(all="ignore"):
+            away = np.abs(got - expected)
+            right = (away <= bound) | (got == expected) | (np.isnan(got) & np.isnan(expected))
+            excess = np.where(right, -1.0, np.nan_to_num(away / np.maximum(bound, np.finfo(np.float64).tiny), nan=np.inf))
+        if right.all():
+            return
+        worst = int(np.argmax(excess))
+        place = np.unravel_index(worst if self.flat is None else int(self.flat[worst]), output.shape)
+        raise WrongResultError(
+            f"{output.name}: {int((~right).sum())} of {len(right)} elements are wrong; the worst is {got[worst]!s}, "
+            f"expected {expected[worst]!s}, allowed error {bound[worst]:.3g};",
+            tuple(int(p) for p in place),
+            float(away[worst]),
+        )
+
+
 def check(expr: TensorExpr, arrays: Arrays, result: Array, points: Array | None = None) -> None:
     """Return if the result is right within the tolerance, at all elements or at `points`.
 
     `result` is always the whole output. `WrongResultError` says how many elements are off, and for the worst one where it is,
     what it is, what it should be and what was allowed. NaN must meet NaN and infinity infinity. Errors as `reference`.
     """
-    if tuple(result.shape) != expr.output.shape:
-        raise WrongResultError(f"{expr.output.name}: the result has shape {tuple(result.shape)}, wanted {expr.output.shape}")
-    approximate = _interpreted(expr, arrays, points, bounds=True)
-    expected, bound = approximate.value, _bound(approximate)
-    flat = _flat(expr, points)
-    got = result.reshape(-1) if flat is None else result.reshape(-1)[flat]
-    got = got.astype(np.float64 if expr.output.dtype in FLOATS else np.int64)
-    with np.errstate(all="ignore"):
-        away = np.abs(got - expected)
-        right = (away <= bound) | (got == expected) | (np.isnan(got) & np.isnan(expected))
-        excess = np.where(right, -1.0, np.nan_to_num(away / np.maximum(bound, np.finfo(np.float64).tiny), nan=np.inf))
-    if right.all():
-        return
-    worst = int(np.argmax(excess))
-    place = np.unravel_index(worst if flat is None else int(flat[worst]), expr.output.shape)
-    raise WrongResultError(
-        f"{expr.output.name}: {int((~right).sum())} of {len(right)} elements are wrong; the worst is {got[worst]!s}, "
-        f"expected {expected[worst]!s}, allowed error {bound[worst]:.3g};",
-        tuple(int(p) for p in place),
-        float(away[worst]),
-    )
+    Expected.of(expr, arrays, points).check(result)
 
 
 def random_inputs(expr: TensorExpr, seed: int = 0, integer: bool = False, held: str | None = None) -> dict[str, Array]:
