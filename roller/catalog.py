@@ -144,7 +144,7 @@ def _line(text: object) -> str:
 
 
 def _hint(word: str, known: Iterable[str]) -> str:
-    close = get_close_matches(word, list(known), n=1)
+    close = get_close_matches(word.lower(), list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 

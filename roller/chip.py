@@ -24,6 +24,9 @@ def resolve(device: str, spec: SpecLike | None = None) -> tuple[Device, Hardware
     if not isinstance(device, str):
         raise UnknownDeviceError(str(device), device_names())
     name, colon, chip = device.partition(":")
+    meant = [f"{e.device}:{e.chip}" for e in specs() if e.chip == name.lower()] if name not in device_names() else []
+    if meant:
+        raise UnknownDeviceError(name, device_names(), f" (did you mean {' or '.join(repr(m) for m in meant)}?)")
     plugin = load_device(name)
     if spec is None:
         if not colon:
@@ -66,7 +69,7 @@ def load_spec(chip: SpecLike) -> HardwareSpec:
         raise SpecError(f"several chips are called {name!r}: {', '.join(f'{e.device}:{e.chip}' for e in found)}; name the device")
     if not found:
         known = [f"{e.device}:{e.chip}" for e in specs(device or None)]
-        close = get_close_matches(name, [k.partition(":")[2] for k in known], n=1)
+        close = get_close_matches(name.lower(), [k.partition(":")[2] for k in known], n=1)
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise SpecError(f"no spec of chip {chip!r}{hint}; there is: {', '.join(known) or 'none'}")
     return catalog.load_spec(found[0].path)

@@ -16,7 +16,7 @@ from roller.compiled import Built, Kernel
 from roller.construct import rated_stages
 from roller.cost import estimate
 from roller.devices import Device, load_device
-from roller.errors import ConstructionError, ExpressionError, KernelError
+from roller.errors import ConstructionError, ExpressionError, KernelError, SpecError
 from roller.expr import TensorExpr
 from roller.fusion import fuse
 from roller.hardware import HardwareSpec
@@ -52,7 +52,8 @@ def compile(
 
     `device`: "name" or "name:chip"; `spec`: a spec or its file instead of a chip. `top_k`: how many programs to keep.
     `measure`: build and time them all here, and take the fastest. `verify`: compare the kernel with the reference.
-    `constants`: values of inputs that never change, laid out once and left out of calls. `threads`: at most so many units.
+    `constants`: values of inputs that never change, laid out once and left out of calls. `threads`: at most so many units, on
+    devices whose units are dealt runs of tiles (not on GPUs).
     `precision`: "ieee", or "tf32", which permits a kernel to round the factors of float32 products (`roller.precision`).
     Every failure is a `RollerError`. The logger "roller.step" says what it is at.
     """
@@ -113,6 +114,9 @@ def _planned(
 ) -> tuple[building.Plan, list[Choice]]:
     """The best programs, and what they are built for."""
     plugin, chip = resolve(device, spec)
+    if threads is not None and chip.unit.lanes_max > 1:
+        which = f"{chip.unit.name} of {chip.device}:{chip.chip}"
+        raise SpecError(f"threads={threads!r}: tiles go to whichever {which} is free; kernels cannot be kept to some of them")
     chip = narrowed(chip, threads)
     fixed = _constants(expr, {} if constants is None else constants)
     _step.info("constructing programs")

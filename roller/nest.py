@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from roller.errors import ConstructionError
 from roller.expr import ELEMENT_BYTES, Axis, Stage, Tensor
 from roller.scalar import Affine, Binary, Cast, Load, Scalar, loads
 
 Tile = tuple[int, ...]  # one extent per dimension of the nest
+MOST_POSITIONS = (1 << 31) - (1 << 20)  # of a dimension, which loops count in 32 bits: with room for a tile beyond its end
 
 
 @dataclass(frozen=True)
@@ -196,6 +198,12 @@ def variants(stage: Stage, tensors: dict[str, Tensor], boxes: bool = False) -> t
 
 def build(stage: Stage, tensors: dict[str, Tensor], spatial_stageable: bool, reduce_stageable: bool, boxes: bool = False) -> Nest:
     """The nest with axes of extent 1 dropped and neighbours fused; the flags let reused loads become non-linear there."""
+    for axis in stage.axes:
+        if axis.extent > MOST_POSITIONS:
+            raise ConstructionError(
+                f"axis {axis.name!r} of {stage.name!r} has {axis.extent} positions, at most {MOST_POSITIONS} can be walked: "
+                "give the tensors one more dimension"
+            )
     arrays = _arrays(stage, tensors)
     spatial = _order([a for a in stage.spatial if a.extent != 1], arrays[-1:])
     by_size = sorted((a for a in arrays if a[2] == "body"), key=lambda a: -sum(1 for x in stage.reduced if _step(a, x.name)))
@@ -255,7 +263,8 @@ def _fuse(axes: list[Axis], arrays: list[_Array], reusable: list[bool], boxes: b
     groups: list[list[Axis]] = []
     for axis in axes:
         last = groups[-1][-1] if groups else axis
-        if groups and _fusible(last, axis, arrays, reusable) and not (boxes and any(_apart(a, last, axis) for a in arrays)):
+        short = groups and math.prod(a.extent for a in groups[-1]) * axis.extent <= MOST_POSITIONS
+        if short and _fusible(last, axis, arrays, reusable) and not (boxes and any(_apart(a, last, axis) for a in arrays)):
             groups[-1].append(axis)
         else:
             groups.append([axis])

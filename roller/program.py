@@ -267,7 +267,10 @@ class StageProgram:
         split = f" split {self.split}" if self.split > 1 else ""
         split += f" cluster {self.cluster}" if self.cluster > 1 else ""
         split += f" bands of {self.band[1]} {names[self.band[0]]}" if self.in_bands and self.band else ""
-        return f"{','.join(names)}: {tiles} {self.atom.name}{split}{tail}"
+        split += "" if self.parallel else " on one unit"
+        turned = [d for _, d in self.mapping] != sorted(d for _, d in self.mapping)
+        lies = f" ({','.join(f'{role} on {names[d]}' for role, d in self.mapping)})" if turned else ""
+        return f"{','.join(names)}: {tiles} {self.atom.name}{lies}{split}{tail}"
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,10 @@ from roller.rates import CostParameters, OwnRating
 Rated = tuple[StageProgram, Estimate]
 
 BEGINNINGS = 4  # kept after a stage
+FAR, FEW = (
+    10,
+    3,
+)  # times the best program's time, beyond which others are left out; but so many are kept, as a device may refuse some
 WAYS = 8  # in which a stage is added to each: the best program for each mapping, then others
 
 
@@ -108,11 +112,15 @@ def _beginnings(found: list[Candidate]) -> list[Candidate]:
 
 
 def diverse(ranked: list[Rated], count: int) -> list[Rated]:
-    """The best programs of which no two share atom, innermost tile, unit tile, split and cluster; near-duplicates only fill up."""
+    """The best programs of which no two share atom, innermost tile, unit tile, split and cluster; near-duplicates only fill up. Few
+    that are predicted many times slower than the best: nobody would measure them.
+    """
     kept: list[Rated] = []
     rest: list[Rated] = []
     seen: set[tuple[object, ...]] = set()
     for program, rating in ranked:
+        if len(kept) >= FEW and rating.seconds > FAR * ranked[0][1].seconds:
+            break
         tiles = program.inner, program.unit_tile, program.split, program.cluster
         key = (program.nest.dims, program.atom.name, program.mapping, *tiles)
         (rest if key in seen else kept).append((program, rating))

@@ -97,6 +97,8 @@ def test_the_default_type_is_that_of_unmarked_shapes():
         (["from_te(4x4)"], "no operator called"),
         (["relu(" * 60 + "4x4" + ")" * 60], "nested"),
         (["relu", "banana"], "relu"),
+        (["matmul", "4x4", "4x4", "transpose_a=no"], "transpose_a is true or false, not 'no'"),
+        (["matmul(4x4, 4x4, 1)"], "transpose_a is true or false, not 1"),
         (["conv2d", "1x3x8x8", "4x3x3x3", "stride=banana"], "conv2d|stride"),
         (["conv2d", "1x3x8x8", "4x3x3x3", "stride="], "a value expected"),
         (["mk,kn->mn", "4x4"], "einsum"),
@@ -124,6 +126,13 @@ def test_compile_explain_and_a_saved_kernel(tmp_path):
     assert table.exit_code == 0 and "bound by" in table.stdout and max(map(len, table.stdout.splitlines())) <= 100
     told = json.loads(run("explain", str(path), "--format", "json").stdout)
     assert told["stages"][0]["name"] == "relu"
+
+
+def test_files_that_cannot_be_written_are_refused_before_anything_is_compiled(tmp_path, monkeypatch):
+    monkeypatch.setattr(roller, "compile", lambda *_, **__: pytest.fail("compiled"))
+    for option in ("--output", "--source"):
+        done = run("compile", "exp", "100", "-d", "cpu:zen3", option, str(tmp_path / "nowhere" / "k"))
+        assert done.exit_code == 2 and "there is no folder" in done.output
 
 
 def test_compile_prints_a_table():

@@ -334,6 +334,12 @@ def test_wrong_thread_counts(threads):
         roller.compile(matmul(), "cpu:zen3", threads=threads)
 
 
+@pytest.mark.parametrize("device", ["cuda:a100", "rocm:mi210"])
+def test_gpus_deal_tiles_to_all_their_units(device):
+    with pytest.raises(SpecError, match=r"threads=2: tiles go to whichever .* is free"):
+        roller.compile(matmul(), device, threads=2)
+
+
 # --- rating ----------------------------------------------------------------------------------------------------------
 
 TILES = [{"m": 24, "n": 32, "k": 16}, {"m": 6, "n": 16}]

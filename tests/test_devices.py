@@ -18,6 +18,7 @@ from roller.errors import (
     KernelError,
     PluginApiError,
     PluginLoadError,
+    SpecError,
     UnknownDeviceError,
 )
 from roller.estimate import Estimate, combine_estimates
@@ -73,6 +74,10 @@ def test_unknown_devices_list_what_there_is():
         load_device("cpv")
     with pytest.raises(UnknownDeviceError, match="installed"):
         roller.compile(roller.tensor((4,)) + 1, 3)
+    with pytest.raises(UnknownDeviceError, match=r"'H100' \(did you mean 'cuda:h100'\?\)"):
+        roller.compile(roller.tensor((4,)) + 1, "H100")
+    with pytest.raises(SpecError, match=r"did you mean 'h100'"):
+        roller.compile(roller.tensor((4,)) + 1, "cuda:H100")
 
 
 @pytest.mark.parametrize(

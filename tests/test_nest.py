@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roller import ops
+from roller.errors import ConstructionError
 from roller.expr import Axis, TensorExpr
 from roller.nest import Dim, Nest, build, factors_of, variants
 from roller.scalar import Load, loads
@@ -49,6 +50,13 @@ def test_an_elementwise_operator_is_one_flat_loop() -> None:
     (nest,) = nests(relu(3, 4, 5))
     assert nest.extents == (60,)
     assert [a.strides for a in nest.accesses] == [(1,), (1,)]
+
+
+def test_dimensions_are_no_longer_than_loops_count() -> None:
+    """16384 rows of 151936 values: 2.5e9, which 32 bits do not hold."""
+    assert nests(expression(ops.relu(ops.tensor((16384, 151936)))))[0].extents == (16384, 151936)
+    with pytest.raises(ConstructionError, match="'i0' of 'relu' has 4294967296 positions, at most 2146435072 can be walked"):
+        nests(expression(ops.relu(ops.tensor((1 << 32,)))))
 
 
 def test_broadcasting_keeps_axes_apart() -> None:

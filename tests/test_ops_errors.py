@@ -16,7 +16,12 @@ ERRORS: list[tuple[Callable[[], object], str]] = [
     (lambda: T(3), "sequence of whole numbers"),  # type: ignore[arg-type]
     (lambda: T((2.5,)), "sequence of whole numbers"),  # type: ignore[list-item]
     (lambda: T((2,), "float8"), "unknown element type 'float8'; choose one of"),
-    (lambda: T((2,), name="a b"), "must be an identifier"),
+    (lambda: T((2,), name="a b"), "must be an ASCII identifier"),
+    (lambda: T((2,), name="é"), "must be an ASCII identifier"),
+    (lambda: bool(T((2,))), "has no truth value"),
+    (lambda: ops.abs(T((2,), "bool")), "abs: not defined on bool"),
+    (lambda: -T((2,), "bool"), "neg: not defined on bool"),
+    (lambda: abs(T((2,), "bool")), "abs: not defined on bool"),
     (lambda: ops.expression(T((2,))), "at least one stage"),
     (lambda: ops.expression(T((2,), name="x") + T((2,), name="x")), "two inputs are called 'x'"),
     (lambda: ops.relu(np.ones(3)), "expected a symbolic tensor, got ndarray; make one with roller.tensor"),  # type: ignore[arg-type]

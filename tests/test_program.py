@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roller.estimate import Estimate
 from roller.hardware import HardwareSpec
 from roller.nest import variants
 from roller.program import (
@@ -24,6 +25,7 @@ from roller.program import (
     tiled_levels,
 )
 from roller.testing import expressions, gemm, programs, relu, specs, toy_atom, toy_level, toy_spec, with_unit
+from roller.together import diverse
 
 PRODUCT = gemm(16, 24, 32)
 NEST = variants(PRODUCT.stages[0], PRODUCT.tensors)[0]
@@ -169,6 +171,25 @@ def test_a_program_is_plain_data() -> None:
     assert stage["staged"][0]["tensors"] == ["b"]
     assert stage["loops"][0] == {"dim": "m", "trips": 2, "over": "units", "level": 1}
     assert whole.describe() == "m,n,k: 8x12x32 > 4x6x1 scalar panel(b@1)"
+
+
+def test_programs_that_differ_are_described_differently() -> None:
+    plain = program()
+    assert "on one unit" in replace(plain, parallel=False).describe()
+    lying, turned = (
+        replace(plain, atom=toy_atom("matrix", 1, m=4, n=4, k=4), mapping=(("m", m), ("n", n), ("k", K)))
+        for m, n in ((M, N), (N, M))
+    )
+    assert " on " not in lying.describe() and "matrix (m on n,n on m,k on k)" in turned.describe()
+
+
+def test_what_is_many_times_slower_than_the_best_is_left_out_where_there_are_others() -> None:
+    rated = [
+        (program(tiles=((8, 12 * n, 32), (4, 6, 1))), Estimate(seconds, (), ()))
+        for n, seconds in enumerate((1.0, 2.0, 3.0, 9.0, 11.0, 50.0), 1)
+    ]
+    assert [rating.seconds for _, rating in diverse(rated, 10)] == [1.0, 2.0, 3.0, 9.0]
+    assert len(diverse([rated[0], *rated[-2:]], 10)) == 3, "a device may refuse some"
 
 
 @given(st.data(), specs(), expressions(zero=False))

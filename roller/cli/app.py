@@ -36,7 +36,7 @@ Words = Annotated[
 DType = Annotated[str, typer.Option(help="Element type of inputs that do not say theirs (64x32:int8).")]
 DeviceName = Annotated[str, typer.Option("--device", "-d", help='"name" or "name:chip".')]
 SpecFile = Annotated[Path | None, typer.Option("--spec", help="A spec file instead of a chip.")]
-Threads = Annotated[int | None, typer.Option(help="At most so many units; default: all.")]
+Threads = Annotated[int | None, typer.Option(help="At most so many units (not on GPUs); default: all.")]
 Precision = Annotated[str, typer.Option(help="ieee, or tf32: factors of float32 products may be rounded.")]
 Top = Annotated[int, typer.Option("--top", min=1, help="Programs to keep.")]
 Measure = Annotated[bool, typer.Option("--measure", help="Build and time the kept programs, take the fastest.")]
@@ -88,6 +88,9 @@ def compile_command(
     """Compile an operator, and save the kernel with --output, its text with --source."""
     if language is not None and source is None:
         raise typer.BadParameter("it is that of the text that --source FILE gets", param_hint="--language")
+    for path, option in ((output, "--output"), (source, "--source")):
+        if path is not None and not path.parent.is_dir():
+            raise typer.BadParameter(f"there is no folder {path.parent}", param_hint=option)
     op = parse(operator, dtype)
     with progress("compiling"):
         kernel = roller.compile(

@@ -7,7 +7,8 @@
     shape    := INTEGER ("x" INTEGER)+
 
 A shape is an input tensor, and so is an integer by position (of one dimension) where the operator takes a tensor; three integers
-make a square-cut matmul(M, N, K). A float by position is a number. Words are true, false, none, or text such as NHWC.
+make a square-cut matmul(M, N, K). A float by position is a number. Words are true, false, none, or text such as NHWC. There
+are no lists: pairs are written (1, 2), pairs of pairs ((1, 1), (2, 2)).
 """
 
 from __future__ import annotations
@@ -159,9 +160,12 @@ def _operands(name: str, operator: Callable[..., Any], given: list[Any], dtype: 
 def _applied(name: str, operator: Callable[..., Any], given: Sequence[Any], named: dict[str, Any]) -> SymbolicTensor:
     signature = inspect.signature(operator)
     try:
-        signature.bind(*given, **named)
+        bound = signature.bind(*given, **named)
     except TypeError as error:
         raise ExpressionError(f"{name}: {error}; it takes ({', '.join(signature.parameters)})") from error
+    for word, value in bound.arguments.items():
+        if signature.parameters[word].annotation == "bool" and not isinstance(value, bool):
+            raise ExpressionError(f"{name}: {word} is true or false, not {value!r}")
     try:
         result: SymbolicTensor = operator(*given, **named)
     except (TypeError, AttributeError) as error:

@@ -29,6 +29,8 @@ from roller.scalar import Binary, Const, Scalar, Select, Unary
 
 
 def _unary(op: str, x: SymbolicTensor, *, floats_only: bool = True) -> SymbolicTensor:
+    if isinstance(x, SymbolicTensor) and x.dtype == "bool":
+        raise ExpressionError(f"{op}: not defined on bool; use .astype('float32') first")
     return pointwise(op, lambda value: Unary(op, value), x, floats_only=floats_only)
 
 

@@ -84,10 +84,21 @@ class SymbolicTensor:
         return _product(other, self)
 
     def __neg__(self) -> SymbolicTensor:
-        return pointwise("neg", lambda x: Unary("neg", x), self)
+        return _opposite("neg", self)
 
     def __abs__(self) -> SymbolicTensor:
-        return pointwise("abs", lambda x: Unary("abs", x), self)
+        return _opposite("abs", self)
+
+    def __bool__(self) -> bool:
+        raise ExpressionError(
+            "a symbolic tensor has no truth value: nothing is computed yet; use ops.where to choose between values"
+        )
+
+
+def _opposite(op: str, x: SymbolicTensor) -> SymbolicTensor:
+    if x.dtype == "bool":
+        raise ExpressionError(f"{op}: not defined on bool; use .astype('float32') first")
+    return pointwise(op, lambda value: Unary(op, value), x)
 
 
 def _product(left: SymbolicTensor, right: SymbolicTensor) -> SymbolicTensor:
@@ -112,8 +123,8 @@ def tensor(shape: Sequence[int], dtype: str = "float32", name: str | None = None
         extents = (-1,)
     if any(e < 0 for e in extents):
         raise ExpressionError(f"shape {shape!r} must be a sequence of whole numbers, none of them negative")
-    if name is not None and not (isinstance(name, str) and name.isidentifier()):
-        raise ExpressionError(f"tensor name {name!r} must be an identifier: kernels take their arguments by name")
+    if name is not None and not (isinstance(name, str) and name.isascii() and name.isidentifier()):
+        raise ExpressionError(f"tensor name {name!r} must be an ASCII identifier: kernels take their arguments by name")
     return SymbolicTensor(extents, known_dtype(dtype), name)
 
 
