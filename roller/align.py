@@ -112,13 +112,12 @@ def next_aligned(extent: int, inner: int, current: int, multiple: Multiple) -> i
 def lane_rule(spec: HardwareSpec, lanes: int, every: int) -> str | None:
     """Why this number of concurrent sub-tiles of a unit breaks rule 1, None if it does not; `every`: those of the whole problem.
 
-    Fewer than one group are admitted only where there are not enough for a group on every unit; the cost model charges the idle
-    lanes.
+    Fewer than one group are admitted only where the problem has no more; the cost model charges the idle lanes.
     """
     group = spec.unit.lane_group
     if lanes > spec.unit.lanes_max:
         return "lanes per unit"
-    few = lanes < group and every < group * spec.unit.count
+    few = every <= lanes < group
     return None if spec.unit.lanes_fixed or lanes % group == 0 or few else "lane group multiple"
 
 

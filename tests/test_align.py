@@ -81,8 +81,9 @@ def test_lanes_come_in_whole_groups_unless_idle_ones_are_lost_anyway() -> None:
     assert lane_rule(spec(False), 16, 16) is None
     assert lane_rule(spec(False), 65, 650) == "lanes per unit"
     assert lane_rule(spec(False), 12, 24) == "lane group multiple"
-    assert lane_rule(spec(False), 4, 15) is None  # two units, and no group for each
-    assert lane_rule(spec(False), 4, 16) == "lane group multiple"
+    assert lane_rule(spec(False), 4, 4) is None  # the problem has no more
+    assert lane_rule(spec(False), 5, 4) is None  # … but for the last tile's end
+    assert lane_rule(spec(False), 4, 5) == "lane group multiple"
     assert lane_rule(spec(True), 12, 24) is None
     assert lane_rule(spec(True), 65, 650) == "lanes per unit"
 
