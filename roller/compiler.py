@@ -16,12 +16,12 @@ from roller.compiled import Built, Kernel
 from roller.construct import rated_stages
 from roller.cost import estimate
 from roller.devices import Device, load_device
-from roller.errors import ConstructionError, ExpressionError, KernelError, SpecError
+from roller.errors import ConstructionError, ExpressionError, KernelError
 from roller.expr import TensorExpr
 from roller.fusion import fuse
 from roller.hardware import HardwareSpec
 from roller.kernel import Artifact, BuildOptions
-from roller.narrow import narrowed
+from roller.narrow import limited
 from roller.ops import SymbolicTensor, expression
 from roller.precision import permitted
 from roller.rates import CostParameters
@@ -114,10 +114,7 @@ def _planned(
 ) -> tuple[building.Plan, list[Choice]]:
     """The best programs, and what they are built for."""
     plugin, chip = resolve(device, spec)
-    if threads is not None and chip.unit.lanes_max > 1:
-        which = f"{chip.unit.name} of {chip.device}:{chip.chip}"
-        raise SpecError(f"threads={threads!r}: tiles go to whichever {which} is free; kernels cannot be kept to some of them")
-    chip = narrowed(chip, threads)
+    chip = limited(chip, threads)
     fixed = _constants(expr, {} if constants is None else constants)
     _step.info("constructing programs")
     choices = _choices(fuse(expr, chip.spread), plugin, chip, top_k, frozenset(fixed))

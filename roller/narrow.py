@@ -9,6 +9,16 @@ from roller.errors import SpecError
 from roller.hardware import HardwareSpec, MemoryLevel
 
 
+def limited(spec: HardwareSpec, threads: int | None) -> HardwareSpec:
+    """The spec for a kernel that is to use so many units at most. `SpecError` as `narrowed`, and where the hardware deals tiles to
+    whichever unit is free.
+    """
+    if threads is not None and spec.unit.lanes_max > 1:
+        which = f"{spec.unit.name} of {spec.device}:{spec.chip}"
+        raise SpecError(f"threads={threads!r}: tiles go to whichever {which} is free; kernels cannot be kept to some of them")
+    return narrowed(spec, threads)
+
+
 def narrowed(spec: HardwareSpec, units: int | None) -> HardwareSpec:
     """The spec with that many units: rates of units and of what each owns shrink with them, shared levels keep theirs.
 

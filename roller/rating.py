@@ -16,7 +16,7 @@ from roller.estimate import Estimate, combine_estimates
 from roller.fusion import fuse
 from roller.growth import Growth
 from roller.hardware import HardwareSpec
-from roller.narrow import narrowed
+from roller.narrow import limited
 from roller.nest import Nest, Tile, variants
 from roller.precision import permitted
 from roller.program import StageProgram, tiled_levels
@@ -155,5 +155,5 @@ def enumerate_programs(
     """
     plugin, chip = resolve(device, spec)
     expr = fuse(permitted(expression_of(op), precision), chip.spread)
-    chip = narrowed(chip, threads)
+    chip = limited(chip, threads)
     return program_space(expr, chip, plugin.rules(chip, expr), plugin.cost_parameters(chip, expr))
