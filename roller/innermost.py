@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from roller.banks import most_together
 from roller.choice import program_of
 from roller.grow import grow
 from roller.nest import Tile
@@ -41,9 +42,10 @@ def innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
     for number, search in enumerate(found):
         if floors[number] > _slack(search) * min(floors) or (packs(search) and floors[number] > worth and not search.spec.spread):
             continue
-        alike = search.nest.dims, search.atom.name, search.mapping, search.fit.windowed
+        run = _run(search) if floors[number] <= hidden else None
+        alike = search.nest.dims, search.atom.name, search.mapping, search.fit.windowed, run
         if alike not in grown:
-            grown[alike] = list(_grown_innermost(search))
+            grown[alike] = list(_grown_innermost(search, run))
         rated += [_Inner(seconds, touched, number, (tile,)) for seconds, touched, tile in grown[alike]]
     rated.sort()
     kept = _several_sizes(found, rated, hidden)
@@ -53,11 +55,31 @@ def innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
             yield search, chains
 
 
-def _grown_innermost(search: Search) -> Iterator[tuple[float, int, Tile]]:
-    """Innermost tiles, each with its part of the prediction and the bytes that it touches."""
-    for tile in grow(search, len(search.levels) - 1, start(search)):
-        program = program_of(search, search.levels[-1:], (tile,))
-        yield search.model.partial_seconds(program, search.levels[-1]), search.fit.touched_bytes(tile), tile
+def _grown_innermost(search: Search, run: tuple[int, int] | None) -> Iterator[tuple[float, int, Tile]]:
+    """Innermost tiles, with and without a run of a reduction, each with its part of the prediction and what it touches (bytes)."""
+    position = len(search.levels) - 1
+    for grown in grow(search, position, start(search)):
+        for tile in (grown,) if run is None else (grown, (*grown[: run[0]], run[1], *grown[run[0] + 1 :])):
+            program = program_of(search, search.levels[-1:], (tile,))
+            if tile is grown or search.fit.fits(search.levels, position, tile, tile, search.mapping, search.atom):
+                yield search.model.partial_seconds(program, search.levels[-1]), search.fit.touched_bytes(tile), tile
+
+
+def _run(search: Search) -> tuple[int, int] | None:
+    """Where lanes share a reduction along which an array lies that is read where it is: its dimension, and as many of its positions
+    as the widest access takes. Growth, which looks for reuse, would not come to them: accesses become fewer, not what they move.
+    """
+    nest = search.nest
+    if not search.fit.cooperate or search.atom.kind != "scalar" or search.fit.windowed:
+        return None
+    wide = [
+        (math.gcd(most_together(access.tensor.dtype), nest.extents[dim]), dim)
+        for dim in nest.reduce
+        for access in nest.inputs
+        if access.strides[dim] == 1 and not access.guarded and not search.fit.reused(access.touches)
+    ]
+    width, dim = min(wide, default=(1, 0))
+    return (dim, width) if width > 1 else None
 
 
 def _slack(search: Search) -> float:

@@ -33,6 +33,7 @@ class CostParameters:
     `copy_slots`: issue slots of one load or store of a copy.
     `fill_slots`: issue slots of a lane for one access with which it fills a panel, where units have few (`issue_groups`);
     `place_slots`: what it takes more where its place does not follow from the one before; `step_slots`: for each step besides.
+    `most_body`: multiply-adds of a lane that stand one after another, as steps are repeated.
     `own_model`: rates programs of stages with all their tiles, and whole ones, instead of the core's model; what it gives no
     estimate for, the core rates. Its second argument: seconds from which on it need not be exact (`Model.seconds_below`).
     `resident_tiles`: tiles of a stage's program that a unit has room for at a time, as a device predicts it that knows more of what
@@ -57,6 +58,7 @@ class CostParameters:
     fill_slots: float = 0.0
     place_slots: float = 0.0
     step_slots: float = 0.0
+    most_body: int = 1024
     own_model: OwnRating | None = None
     resident_tiles: Callable[[StageProgram], int] | None = None
     fill_waits: Callable[[StageProgram], int] | None = None

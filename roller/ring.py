@@ -18,6 +18,7 @@ from roller.occupancy import copies_around
 from roller.program import Staging, copy_depth
 from roller.rates import Rates
 from roller.traffic import level_traffic
+from roller.unrolling import steps_together
 from roller.walk import NestWalk
 
 
@@ -38,18 +39,43 @@ def ring_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, using:
     return max(0.0, ring - (using + moving if resident * depth == 1 else max(using, moving)))
 
 
+def reading_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, using: float, moving: float) -> float:
+    """Seconds in which lanes wait for what they read from outside a level where nobody staged it. A lane starts what it reads for
+    one step of a unit's tile (for as many as stand one after another) at a time, and waits for that. Meanwhile other tiles go on,
+    and other groups of lanes where nothing is filled between steps that all wait for. Arguments as of `ring_seconds`.
+    """
+    program, level = walk.program, walk.spec.levels[index]
+    copied = {s.operand for s in program.staged if s.kind == "panel"}
+    read = [a for a in program.nest.inputs if a.factor not in copied]
+    if not read or not level.latency_ns or not level.managed or program.atom.kind == "matrix":
+        return 0.0
+    loops = [lp for lp in program.loops if lp.over != "lanes"]
+    last = max((n for n, lp in enumerate(loops, 1) if any(a.touches[lp.dim] for a in read)), default=0)
+    together = steps_together(program, walk.parameters.most_body)
+    units = walk.spec.unit.count * max(rates.busy(program), 1e-9)
+    waits = math.prod([lp.trips for lp in loops[:last]]) / together / units * _latency(walk, index)
+    apart = resident if copied else resident * max(1, program.lanes // walk.spec.unit.lane_group)
+    cycle = waits / resident + (using + moving) / apart
+    return max(0.0, cycle - (using + moving if apart == 1 else max(using, moving)))
+
+
+def _latency(walk: NestWalk, index: int) -> float:
+    """Seconds until what comes into a level is there: the level's, and the next outer one's for the share that comes from there."""
+    level, moved = walk.spec.levels[index], level_traffic(walk, index).bytes
+    further = walk.spec.levels[index - 1].latency_ns if index > 1 and moved else 0.0
+    share = min(1.0, level_traffic(walk, index - 1).bytes / moved) if further else 0.0
+    return (level.latency_ns + share * further) * 1e-9
+
+
 def _latencies(rates: Rates, walk: NestWalk, index: int, panels: Sequence[Staging]) -> float:
     """The latencies of all fills of a unit, one after another: the level's, and that of the next outer one for the share of them
     that comes from there. A panel that comes in several rounds waits for each.
     """
-    program, level, parameters = walk.program, walk.spec.levels[index], walk.parameters
-    moved = level_traffic(walk, index).bytes
-    further = walk.spec.levels[index - 1].latency_ns if index > 1 and moved else 0.0
-    share = min(1.0, level_traffic(walk, index - 1).bytes / moved) if further else 0.0
+    program, parameters = walk.program, walk.parameters
     fills = math.prod([lp.trips for lp in program.loops[: max(copy_depth(program, s) for s in panels)]])
     units = walk.spec.unit.count * max(rates.busy(program), 1e-9)
     waits = parameters.fill_waits(program) if parameters.fill_waits is not None else 1
-    return fills / units * waits * (level.latency_ns + share * further) * 1e-9
+    return fills / units * waits * _latency(walk, index)
 
 
 def _transfers(rates: Rates, walk: NestWalk, index: int) -> float:

@@ -49,12 +49,10 @@ from roller.schedule.tir import (
 )
 from roller.schedule.walk import Position, State
 from roller.tile import Geometry
+from roller.unrolling import steps_repeated
 
 SHARED_ALIGNMENT = 128
 MOST_REGISTERS = 192  # for accumulators and values read ahead; the others hold operands and addresses
-MOST_UNROLLED = 8  # steps of a reduction that stand one after another
-# … and values that these read of windows that are only added up: compilers read them all before they add the first.
-MOST_READ = 64
 COMBINE_THREADS = 256  # of a block that adds up partial results, one output each
 
 
@@ -257,14 +255,8 @@ class Stage:
 
     def _step_name(self, number: int) -> str | None:
         """The name of the innermost loop over a reduction, which says how often its body is worth repeating."""
-        inside = [lp for lp in self.loops[number + 1 :] if lp.over == "time"]
-        if inside or not self.reduces(number) or self.program.atom.kind == "matrix":
-            return None
-        body = self.block.outputs * math.prod(self.program.inner[d] for d in self.nest.reduce)
-        often = min(MOST_UNROLLED, self.machine.most_body // max(body, 1))
-        if self.program.windowed and len(self.nest.factors) == 1:  # nothing keeps one from being read before another is used
-            often = min(often, MOST_READ // Geometry(self.nest).panel_elements(0, self.program.inner, windowed=True))
-        return f"unroll{max(1, often)}_{number}"
+        often = steps_repeated(self.program, number, self.machine.most_body)
+        return None if often is None else f"unroll{often}_{number}"
 
     def _fills(self, depth: int, state: State) -> list[Stmt]:
         """Panels whose place is inside this many loops, filled."""

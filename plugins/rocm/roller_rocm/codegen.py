@@ -13,11 +13,11 @@ from roller.schedule import grid, matrix
 from roller.schedule.machine import Machine, MatrixUnit
 from roller.schedule.tir import IN_KERNEL
 from roller_rocm import isolated, lowering, matrix_cores, occupancy, prediction, toolchain
+from roller_rocm.chip import MOST_BODY
 
 SPARE = 16  # registers that LLVM needs free, or it stores some in memory
 PLACE = 2  # registers of an address
 SETTLED = ("float32", "int32", "float64", "int64")  # types with a function in `helpers.ll` that LLVM does not see through
-MOST_BODY = 256  # multiply-adds of a lane one after another: LLVM reads ahead for all of them at once
 
 
 def generate(spec: HardwareSpec, program: RProgram) -> KernelSource:

@@ -1,0 +1,35 @@
+"""How many steps of a reduction stand one after another in what lanes run: they read for all of these at a time."""
+
+from __future__ import annotations
+
+import math
+
+from roller.program import StageProgram, copy_depth
+from roller.tile import Geometry
+
+MOST_UNROLLED = 8  # steps of a reduction that stand one after another
+# … and values that these read of windows that are only added up: compilers read them all before they add the first.
+MOST_READ = 64
+
+
+def steps_repeated(program: StageProgram, number: int, most_body: int) -> int | None:
+    """How often the body of a loop is worth repeating, where it is the innermost one over a reduction; None for others, and where
+    the atom is a matrix unit's. `most_body`: multiply-adds that may stand one after another.
+    """
+    loops, dims = program.loops, program.nest.dims
+    inside = any(lp.over == "time" for lp in loops[number + 1 :])
+    if inside or not dims[loops[number].dim].is_reduce or program.atom.kind == "matrix":
+        return None
+    body = math.prod(program.inner)
+    often = min(MOST_UNROLLED, most_body // max(body, 1))
+    if program.windowed and len(program.nest.factors) == 1:  # nothing keeps one from being read before another is used
+        often = min(often, MOST_READ // Geometry(program.nest).panel_elements(0, program.inner, windowed=True))
+    return max(1, often)
+
+
+def steps_together(program: StageProgram, most_body: int) -> int:
+    """Steps for which a lane reads at a time what nobody staged: the repeated ones, where no panel is filled between them."""
+    last = max((n for n, lp in enumerate(program.loops) if lp.over == "time"), default=None)
+    if last is None or any(copy_depth(program, s) > last for s in program.staged):
+        return 1
+    return min(steps_repeated(program, last, most_body) or 1, program.loops[last].trips)
