@@ -13,7 +13,7 @@ def limited(spec: HardwareSpec, threads: int | None) -> HardwareSpec:
     """The spec for a kernel that is to use so many units at most. `SpecError` as `narrowed`, and where the hardware deals tiles to
     whichever unit is free.
     """
-    if threads is not None and spec.unit.lanes_max > 1:
+    if threads is not None and spec.unit.lanes_max > 1 and not spec.spread:
         which = f"{spec.unit.name} of {spec.device}:{spec.chip}"
         raise SpecError(f"threads={threads!r}: tiles go to whichever {which} is free; kernels cannot be kept to some of them")
     return narrowed(spec, threads)

@@ -45,6 +45,8 @@ def reading_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, usi
     and other groups of lanes where nothing is filled between steps that all wait for. Arguments as of `ring_seconds`.
     """
     program, level = walk.program, walk.spec.levels[index]
+    if program.lane_level is None or walk.spec.spread:
+        return 0.0
     copied = {s.operand for s in program.staged if s.kind == "panel"}
     read = [a for a in program.nest.inputs if a.factor not in copied]
     if not read or not level.latency_ns or not level.managed or program.atom.kind == "matrix":

@@ -32,4 +32,4 @@ def steps_together(program: StageProgram, most_body: int) -> int:
     last = max((n for n, lp in enumerate(program.loops) if lp.over == "time"), default=None)
     if last is None or any(copy_depth(program, s) > last for s in program.staged):
         return 1
-    return min(steps_repeated(program, last, most_body) or 1, program.loops[last].trips)
+    return max(1, min(steps_repeated(program, last, most_body) or 1, program.loops[last].trips))

