@@ -79,12 +79,11 @@ def settle(search: Search, program: StageProgram, limit: int, rate: Rate | None 
 
 def _moves(search: Search, program: StageProgram) -> list[Move]:
     """Outermost tile first: one dimension longer or shorter, then one longer and another shorter; far steps before near ones. None
-    where units without lanes take runs of a reduction, as how long those are follows from the other extents.
+    where units take runs of a reduction without lanes that share it, as how long those are follows from the other extents.
     """
     found: list[Move] = []
-    if search.lane_level is None and any(
-        program.inner[d] != start(search)[d] for d in search.nest.reduce if all(d != lane for _, lane in search.mapping)
-    ):
+    runs = any(program.inner[d] != start(search)[d] for d in search.nest.reduce if all(d != lane for _, lane in search.mapping))
+    if runs and not program.cooperate:
         return found
     for position, level in enumerate(search.levels):
         if level == len(search.spec.levels):

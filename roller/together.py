@@ -21,10 +21,8 @@ from roller.rates import CostParameters, OwnRating
 Rated = tuple[StageProgram, Estimate]
 
 BEGINNINGS = 4  # kept after a stage
-FAR, FEW = (
-    10,
-    3,
-)  # times the best program's time, beyond which others are left out; but so many are kept, as a device may refuse some
+FAR = 10  # times the best program's time, beyond which others are left out
+FEW = 3  # … but so many are kept: a device may refuse some
 WAYS = 8  # in which a stage is added to each: the best program for each mapping, then others
 
 

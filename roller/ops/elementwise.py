@@ -20,6 +20,7 @@ from roller.ops.tensor import (
     broadcast_shape,
     common_dtype,
     grid,
+    opposite,
     pointwise,
     produced,
     source,
@@ -28,10 +29,8 @@ from roller.ops.tensor import (
 from roller.scalar import Binary, Const, Scalar, Select, Unary
 
 
-def _unary(op: str, x: SymbolicTensor, *, floats_only: bool = True) -> SymbolicTensor:
-    if isinstance(x, SymbolicTensor) and x.dtype == "bool":
-        raise ExpressionError(f"{op}: not defined on bool; use .astype('float32') first")
-    return pointwise(op, lambda value: Unary(op, value), x, floats_only=floats_only)
+def _unary(op: str, x: SymbolicTensor) -> SymbolicTensor:
+    return pointwise(op, lambda value: Unary(op, value), x, floats_only=True)
 
 
 def relu(x: SymbolicTensor) -> SymbolicTensor:
@@ -113,12 +112,12 @@ def round(x: SymbolicTensor) -> SymbolicTensor:
 
 def neg(x: SymbolicTensor) -> SymbolicTensor:
     """The negative of x."""
-    return _unary("neg", x, floats_only=False)
+    return opposite("neg", *symbolic("neg", x))
 
 
 def abs(x: SymbolicTensor) -> SymbolicTensor:
     """Absolute value."""
-    return _unary("abs", x, floats_only=False)
+    return opposite("abs", *symbolic("abs", x))
 
 
 def add(a: Operand, b: Operand) -> SymbolicTensor:

@@ -84,10 +84,10 @@ class SymbolicTensor:
         return _product(other, self)
 
     def __neg__(self) -> SymbolicTensor:
-        return _opposite("neg", self)
+        return opposite("neg", self)
 
     def __abs__(self) -> SymbolicTensor:
-        return _opposite("abs", self)
+        return opposite("abs", self)
 
     def __bool__(self) -> bool:
         raise ExpressionError(
@@ -95,7 +95,8 @@ class SymbolicTensor:
         )
 
 
-def _opposite(op: str, x: SymbolicTensor) -> SymbolicTensor:
+def opposite(op: str, x: SymbolicTensor) -> SymbolicTensor:
+    """The negative ("neg") or the absolute value ("abs") of numbers; `ExpressionError` for truth values."""
     if x.dtype == "bool":
         raise ExpressionError(f"{op}: not defined on bool; use .astype('float32') first")
     return pointwise(op, lambda value: Unary(op, value), x)
