@@ -128,6 +128,16 @@ def _here(torch: Any, result: Any) -> Any:
     return result.cpu() if result.dtype != torch.bfloat16 else result.float().cpu()
 
 
+def _rows_apart(torch: Any, kernel: Any, arrays: Arrays) -> Any:
+    """Every other row of arrays that are twice as long: refused as they lie, right once they lie together."""
+    wide = [torch.stack((a, a.flip(0)), 1).flatten(0, 1)[::2] for a in arrays]
+    try:
+        kernel(*wide)
+    except roller.LaunchError:
+        return kernel(*(array.contiguous() for array in wide))
+    raise AssertionError("rows that lie apart were taken as if they did not")
+
+
 def torch_ways(torch: Any) -> Mapping[str, Way]:
     """With arrays of torch where they lie on the GPU."""
     there, here = partial(_there, torch), partial(_here, torch)
@@ -156,15 +166,6 @@ def torch_ways(torch: Any) -> Mapping[str, Way]:
         stream.synchronize()
         return here(result).numpy()
 
-    def apart(kernel: Any, arrays: Arrays) -> Any:
-        """Every other row of arrays that are twice as long: refused as they lie, right once they lie together."""
-        wide = [torch.stack((a, a.flip(0)), 1).flatten(0, 1)[::2] for a in there(arrays)]
-        try:
-            kernel(*wide)
-        except roller.LaunchError:
-            return here(kernel(*(array.contiguous() for array in wide))).numpy()
-        raise AssertionError("rows that lie apart were taken as if they did not")
-
     def often(kernel: Any, arrays: Arrays) -> Any:
         given = there(arrays)
         result = torch.zeros_like(kernel(*given))
@@ -178,7 +179,7 @@ def torch_ways(torch: Any) -> Mapping[str, Way]:
         "torch, out=": into,
         "torch, on a stream": side,
         "torch, stream=": asked,
-        "torch, rows apart": apart,
+        "torch, rows apart": lambda kernel, arrays: here(_rows_apart(torch, kernel, there(arrays))).numpy(),
         "torch, many calls in a row": often,
     }
 

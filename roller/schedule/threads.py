@@ -113,9 +113,7 @@ class Block:
 
     def exact(self, dim: int) -> bool:
         """True if whole unit tiles cover the dimension exactly, and none goes beyond."""
-        tile, band = self.program.unit_tile[dim], self.program.band
-        beyond = band is not None and band[0] == dim and self.program.repeated > 0
-        return tile == 0 or (self.program.nest.extents[dim] % tile == 0 and not beyond)
+        return self.program.covered[dim] == self.program.nest.extents[dim]
 
     def base(self, state: State, dim: int) -> Position:
         """Where the unit's tile starts."""
