@@ -29,7 +29,7 @@ from roller.narrow import narrowed
 from roller.nest import Access, Dim, Nest, Tile
 from roller.nest import variants as nests
 from roller.program import Loop, RProgram, StageProgram, Staging, copy_depth, staged_touches
-from roller.rates import CostParameters, Deferred
+from roller.rates import CostParameters, Deferred, Unrolling
 from roller.refusals import ForkGuard, StatusError
 from roller.resident import GpuRunner
 from roller.scalar import (
@@ -108,6 +108,7 @@ __all__ = [
     "TensorExpr",
     "Tile",
     "Unary",
+    "Unrolling",
     "Wanted",
     "address",
     "aligned_empty",

@@ -15,6 +15,17 @@ from roller.program import RProgram, StageProgram, tiled_levels
 
 TRANSPOSE_SLOTS = 1.5  # issue slots an element for exchanging parts of two vectors: three shuffles for two results
 
+
+@dataclass(frozen=True)
+class Unrolling:
+    """How often what a device prints repeats the body of a loop. `most`: multiply-adds of a lane that may stand one after another;
+    `least`: so many do where steps are few, be it more of them than `MOST_UNROLLED`.
+    """
+
+    most: int = 1024
+    least: int = 0
+
+
 OwnRating = Callable[[StageProgram | RProgram, float], Estimate | None]
 
 
@@ -33,7 +44,8 @@ class CostParameters:
     `copy_slots`: issue slots of one load or store of a copy.
     `fill_slots`: issue slots of a lane for one access with which it fills a panel, where units have few (`issue_groups`);
     `place_slots`: what it takes more where its place does not follow from the one before; `step_slots`: for each step besides.
-    `most_body`: multiply-adds of a lane that stand one after another, as steps are repeated.
+    `unrolling`: how often steps are repeated. `lanes_wait`: lanes wait for what they read of panels at the start of every body of
+    repeated steps, as what prints or builds kernels does not read it before the last one ends.
     `own_model`: rates programs of stages with all their tiles, and whole ones, instead of the core's model; what it gives no
     estimate for, the core rates. Its second argument: seconds from which on it need not be exact (`Model.seconds_below`).
     `resident_tiles`: tiles of a stage's program that a unit has room for at a time, as a device predicts it that knows more of what
@@ -58,7 +70,8 @@ class CostParameters:
     fill_slots: float = 0.0
     place_slots: float = 0.0
     step_slots: float = 0.0
-    most_body: int = 1024
+    unrolling: Unrolling = Unrolling()
+    lanes_wait: bool = False
     own_model: OwnRating | None = None
     resident_tiles: Callable[[StageProgram], int] | None = None
     fill_waits: Callable[[StageProgram], int] | None = None

@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from roller.occupancy import copies_around
+from roller.occupancy import copies_around, lane_groups
 from roller.program import Staging, copy_depth
 from roller.rates import Rates
 from roller.traffic import level_traffic
-from roller.unrolling import steps_together
+from roller.unrolling import steps_of_body, steps_together
 from roller.walk import NestWalk
 
 
@@ -53,12 +53,30 @@ def reading_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, usi
         return 0.0
     loops = [lp for lp in program.loops if lp.over != "lanes"]
     last = max((n for n, lp in enumerate(loops, 1) if any(a.touches[lp.dim] for a in read)), default=0)
-    together = steps_together(program, walk.parameters.most_body)
+    together = steps_together(program, walk.parameters.unrolling)
     units = walk.spec.unit.count * max(rates.busy(program), 1e-9)
     waits = math.prod([lp.trips for lp in loops[:last]]) / together / units * _latency(walk, index)
     apart = resident if copied else resident * max(1, program.lanes // walk.spec.unit.lane_group)
     cycle = waits / resident + (using + moving) / apart
     return max(0.0, cycle - (using + moving if apart == 1 else max(using, moving)))
+
+
+def operand_seconds(rates: Rates, walk: NestWalk, resident: int, using: float, moving: float) -> float:
+    """Seconds in which lanes wait for what they read of panels. A group of lanes reads for the steps of a body (those that stand one
+    after another), waits for the first of them, and computes; meanwhile the other groups of its partition go on. Arguments as of
+    `ring_seconds`, at the innermost level.
+    """
+    program, level = walk.program, walk.spec.levels[-1]
+    if not walk.parameters.lanes_wait or program.lane_level is None or program.atom.kind == "matrix" or not level.latency_ns:
+        return 0.0
+    if not any(s.kind == "panel" for s in program.staged):
+        return 0.0
+    together = steps_of_body(program, walk.parameters.unrolling)
+    units = walk.spec.unit.count * max(rates.busy(program), 1e-9)
+    waits = math.prod([lp.trips for lp in program.loops if lp.over != "lanes"]) / together / units * level.latency_ns * 1e-9
+    apart = resident * max(1.0, lane_groups(program, walk.spec) / walk.spec.partitions)
+    cycle = waits / resident + (using + moving / together) / apart
+    return max(0.0, cycle - max(using, moving))
 
 
 def _latency(walk: NestWalk, index: int) -> float:

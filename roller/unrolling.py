@@ -5,31 +5,41 @@ from __future__ import annotations
 import math
 
 from roller.program import StageProgram, copy_depth
+from roller.rates import Unrolling
 from roller.tile import Geometry
 
-MOST_UNROLLED = 8  # steps of a reduction that stand one after another
+MOST_UNROLLED = 8  # steps of a reduction that stand one after another, where these are enough
+MOST_SHORT = 32  # and where each is short
 # … and values that these read of windows that are only added up: compilers read them all before they add the first.
 MOST_READ = 64
 
 
-def steps_repeated(program: StageProgram, number: int, most_body: int) -> int | None:
+def steps_repeated(program: StageProgram, number: int, unrolling: Unrolling) -> int | None:
     """How often the body of a loop is worth repeating, where it is the innermost one over a reduction; None for others, and where
-    the atom is a matrix unit's. `most_body`: multiply-adds that may stand one after another.
+    the atom is a matrix unit's.
     """
     loops, dims = program.loops, program.nest.dims
     inside = any(lp.over == "time" for lp in loops[number + 1 :])
     if inside or not dims[loops[number].dim].is_reduce or program.atom.kind == "matrix":
         return None
-    body = math.prod(program.inner)
-    often = min(MOST_UNROLLED, most_body // max(body, 1))
+    body = max(math.prod(program.inner), 1)
+    often = min(MOST_UNROLLED, unrolling.most // body)
+    if program.staged:
+        often = max(often, min(MOST_SHORT, unrolling.least // body))
     if program.windowed and len(program.nest.factors) == 1:  # nothing keeps one from being read before another is used
         often = min(often, MOST_READ // Geometry(program.nest).panel_elements(0, program.inner, windowed=True))
     return max(1, often)
 
 
-def steps_together(program: StageProgram, most_body: int) -> int:
+def steps_of_body(program: StageProgram, unrolling: Unrolling) -> int:
+    """Steps that stand one after another in the innermost loop over time."""
+    last = max((n for n, lp in enumerate(program.loops) if lp.over == "time"), default=None)
+    return 1 if last is None else max(1, min(steps_repeated(program, last, unrolling) or 1, program.loops[last].trips))
+
+
+def steps_together(program: StageProgram, unrolling: Unrolling) -> int:
     """Steps for which a lane reads at a time what nobody staged: the repeated ones, where no panel is filled between them."""
     last = max((n for n, lp in enumerate(program.loops) if lp.over == "time"), default=None)
     if last is None or any(copy_depth(program, s) > last for s in program.staged):
         return 1
-    return max(1, min(steps_repeated(program, last, most_body) or 1, program.loops[last].trips))
+    return steps_of_body(program, unrolling)

@@ -16,7 +16,7 @@ from roller.cost import Model
 from roller.hardware import HardwareSpec
 from roller.nest import variants
 from roller.program import RProgram, StageProgram, Staging, lane_level, tiled_levels
-from roller.rates import CostParameters
+from roller.rates import CostParameters, Unrolling
 from roller.tile import Geometry
 from roller.unrolling import MOST_UNROLLED, steps_together
 
@@ -72,10 +72,10 @@ def test_steps_that_nothing_stands_between_read_together() -> None:
     """Steps of sums are repeated, and their reads started before the first is added; where a panel is filled they are not."""
     rows = expression(ops.reduce_sum(ops.tensor((132, 65536)), 1))
     alone = replace(program(132, 65536, (1, 128), (1, 1), staged=False), nest=variants(rows.stages[0], rows.tensors)[0])
-    assert steps_together(alone, 1024) == MOST_UNROLLED
-    assert steps_together(replace(alone, tiles=((1, 16384), (1, 1))), 1024) == 4, "no more than there are"
-    assert steps_together(alone, 4) == 4
-    assert steps_together(program(132, 65536, (1, 128), (1, 1)), 1024) == 1
+    assert steps_together(alone, Unrolling()) == MOST_UNROLLED
+    assert steps_together(replace(alone, tiles=((1, 16384), (1, 1))), Unrolling()) == 4, "no more than there are"
+    assert steps_together(alone, Unrolling(4)) == 4
+    assert steps_together(program(132, 65536, (1, 128), (1, 1)), Unrolling()) == 1
     assert waited(alone) < waited(program(132, 65536, (1, 128), (1, 1))) / 4
 
 
@@ -83,7 +83,7 @@ def test_the_kernel_repeats_as_many_steps_as_the_model_says() -> None:
     rows = expression(ops.reduce_sum(ops.tensor((132, 65536)), 1))
     stage = replace(program(132, 65536, (1, 128), (1, 1), staged=False), nest=variants(rows.stages[0], rows.tensors)[0])
     text = str(text_of(H100, RProgram(rows, (stage,))).launch["text"])
-    assert re.findall(r"#pragma unroll (\d+)\s+for \(int \w+ = 0; \w+ < 512;", text) == [str(steps_together(stage, 1024))]
+    assert re.findall(r"#pragma unroll (\d+)\s+for \(int \w+ = 0; \w+ < 512;", text) == [str(steps_together(stage, Unrolling()))]
 
 
 @pytest.mark.parametrize(("dtype", "run"), [("float16", 8), ("float32", 4), ("int8", 16)])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from roller.hardware import ComputeAtom
+from roller.rates import Unrolling
 from roller.schedule.tir import AT_LAUNCH, Buffer, Expr, Stmt
 from roller.schedule.walk import Position
 
@@ -224,9 +225,9 @@ class Machine:
     """`group`: lanes that run in step (a warp); `units`: matrix atoms by name; `copies`: None where lanes carry what they copy;
     `panel_units`: matrix atoms that read panels, for which `producers` fill them; `departures`: None where lanes store all results;
     `shared_scope`: where the size of the memory that a block shares is said; `views`: places in panels are kept in pointers, as
-    compilers of the printed text do not find by themselves what addresses have in common; `most_body`: multiply-adds that the
-    steps of a reduction may have between them that stand one after another; `place_registers`: of a place in an array that follows
-    from another one; `apart_registers`: what it takes more where it does not; `guard_registers`: and where it may lie outside;
+    compilers of the printed text do not find by themselves what addresses have in common; `unrolling`: how often steps of a
+    reduction are repeated; `place_registers`: of a place in an array that follows from another one; `apart_registers`: what it
+    takes more where it does not; `guard_registers`: and where it may lie outside;
     `most_beside`: registers of results and of what a lane reads into panels, from which on its accesses stand a few at a time, as
     the compiler would have them all under way; None where it repeats no loop by itself;
     `across`: what lanes carry from arrays to panels is on its way while they wait for one another, too; `settled`: by type, a
@@ -242,7 +243,7 @@ class Machine:
     departures: Departures | None = None
     shared_scope: str = AT_LAUNCH
     views: bool = True
-    most_body: int = 1024
+    unrolling: Unrolling = Unrolling()
     place_registers: float = 0.5
     apart_registers: float = 1.0
     guard_registers: float = 1.0

@@ -255,7 +255,7 @@ class Stage:
 
     def _step_name(self, number: int) -> str | None:
         """The name of the innermost loop over a reduction, which says how often its body is worth repeating."""
-        often = steps_repeated(self.program, number, self.machine.most_body)
+        often = steps_repeated(self.program, number, self.machine.unrolling)
         return None if often is None else f"unroll{often}_{number}"
 
     def _fills(self, depth: int, state: State) -> list[Stmt]:

@@ -17,11 +17,13 @@ from roller.plugin import (
     HardwareSpec,
     StageProgram,
     TensorExpr,
+    Unrolling,
     find_spec,
 )
 from roller_cuda import calibrate, gpu, likeness, tensor_cores
 from roller_cuda.probes import Facts
 
+UNROLLING = Unrolling(least=256)  # a step of few multiply-adds leaves nothing to do while its operands come
 DEFAULT = "a100"  # where no GPU is attached
 CALIBRATE = "`roller specs calibrate cuda` measures it"
 
@@ -99,6 +101,8 @@ def cost_parameters(spec: HardwareSpec) -> CostParameters:
     neither a multiply-add nor read from a panel, by least squares.
     """
     return CostParameters(
+        unrolling=UNROLLING,
+        lanes_wait=True,
         fill_slots=2.0,
         place_slots=2.5,
         step_slots=50.0,

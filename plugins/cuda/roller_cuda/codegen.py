@@ -21,6 +21,7 @@ from roller.schedule.stage import GridKernel
 from roller.schedule.swizzled import ALIGNMENT
 from roller.schedule.tir import argument
 from roller_cuda import hopper, occupancy, prediction, tensor_cores
+from roller_cuda.chip import UNROLLING
 from roller_cuda.copies import FIRST_CAPABILITY, AsyncCopies
 
 # Passes that add barriers where they cannot see that there are enough; and that make arrays as small as what is read of them, which
@@ -112,9 +113,9 @@ def machine(spec: HardwareSpec) -> Machine:
     copies = AsyncCopies() if capability >= FIRST_CAPABILITY else None
     reading = {atom.name: unit for atom in spec.atoms if (unit := hopper.unit_of(atom)) is not None}
     if not reading:
-        return Machine(spec.unit.lane_group, tensor_cores.UNITS, copies)
+        return Machine(spec.unit.lane_group, tensor_cores.UNITS, copies, unrolling=UNROLLING)
     own = hopper.Producers(spec), hopper.Departures(spec)
-    return Machine(spec.unit.lane_group, tensor_cores.UNITS, copies, reading, *own)
+    return Machine(spec.unit.lane_group, tensor_cores.UNITS, copies, reading, *own, unrolling=UNROLLING)
 
 
 def target(spec: HardwareSpec) -> Any:

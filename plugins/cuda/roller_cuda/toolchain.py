@@ -48,16 +48,7 @@ def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
     if not re.fullmatch(r"sm_\d+[a-z]?", arch):
         raise CodegenError(f"{spec.device}:{spec.chip}: options.arch says {arch!r}, not an architecture such as sm_80")
     kernels = source.launch["kernels"]
-    text = source.text
-    data, found = _compiled(text, arch) if kernels else (b"", {})
-    if not _enough(text, kernels, found):
-        text = f"{AS_LAUNCHED}\n{text}"
-        data, found = _compiled(text, arch)
-    bounded = _bounded(spec, text, kernels, found)
-    if bounded != text:
-        other, taken = _compiled(bounded, arch)
-        if _short(spec, kernels, taken) < _short(spec, kernels, found) and _enough(bounded, kernels, taken):
-            text, data, found = bounded, other, taken
+    text, data, found = _best(spec, source.text, kernels, arch) if kernels else (source.text, b"", {})
     launch = {**source.launch, "text": text, "arch": arch}
     for kernel in kernels:
         found.update(_taken(spec, kernel, found))
@@ -69,26 +60,34 @@ def _compiled(text: str, arch: str) -> tuple[bytes, dict[str, int]]:
     return data, {**resources(log), **cubin.resources(data)}
 
 
-def _bounded(spec: HardwareSpec, text: str, kernels: Sequence[Mapping[str, Any]], found: Mapping[str, int]) -> str:
-    """The text with a least number of blocks on a multiprocessor for each kernel whose registers the assembler chose badly, as it
-    is told nothing of blocks.
+def _best(spec: HardwareSpec, text: str, kernels: Sequence[Mapping[str, Any]], arch: str) -> tuple[str, bytes, dict[str, int]]:
+    """The text, its cubin and what it takes: with the blocks on a multiprocessor said that were predicted, as the assembler else
+    supposes that others hide what a warp waits for, and reads operands just before it uses them. Where that falls short, with one
+    block said, or none.
     """
+    best = None
+    for bounded in dict.fromkeys([_bounded(spec, text, kernels), _bounded(spec, text, kernels, 1), text]):
+        data, found = _compiled(bounded, arch)
+        if not _enough(bounded, kernels, found):
+            bounded = f"{AS_LAUNCHED}\n{bounded}"
+            data, found = _compiled(bounded, arch)
+        short = _short(spec, kernels, found)
+        if best is None or short < best[0]:
+            best = short, bounded, data, found
+        if not any(short):
+            break
+    assert best is not None
+    return best[1:]
+
+
+def _bounded(spec: HardwareSpec, text: str, kernels: Sequence[Mapping[str, Any]], most: int | None = None) -> str:
+    """The text with a least number of blocks on a multiprocessor, no more than `most`, for each kernel of which that is known."""
     for kernel in kernels:
-        least = _least_blocks(spec, kernel, found)
+        least = _promised(spec, kernel) if most is None else min(most, _promised(spec, kernel))
         if least:
             name, threads = kernel["name"], kernel["threads"]
             text = text.replace(f"__launch_bounds__({threads}) {name}(", f"__launch_bounds__({threads}, {least}) {name}(")
     return text
-
-
-def _least_blocks(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[str, int]) -> int:
-    """One where the assembler spills a few bytes for one more of them, though registers are left; as many as were predicted where
-    it takes a few registers more than leave room for them; else 0.
-    """
-    name = kernel["name"]
-    if found.get(f"{name}.spilled_bytes"):
-        return int(found[f"{name}.registers"] <= occupancy.limit(spec, kernel["threads"]) - occupancy.GRANULE)
-    return _promised(spec, kernel) if _missing(spec, kernel, found) else 0
 
 
 def _short(spec: HardwareSpec, kernels: Sequence[Mapping[str, Any]], found: Mapping[str, int]) -> tuple[int, int, int]:

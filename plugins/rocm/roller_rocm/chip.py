@@ -12,13 +12,14 @@ from roller.plugin import (
     DeviceUnavailableError,
     HardwareSpec,
     TensorExpr,
+    Unrolling,
     find_spec,
 )
 from roller_rocm import gpu, likeness, matrix_cores
 from roller_rocm.gpu import Facts
 
 DEFAULT = "mi300x"  # where no GPU is attached
-MOST_BODY = 256  # multiply-adds of a lane one after another: LLVM reads ahead for all of them at once
+UNROLLING = Unrolling(256)  # multiply-adds of a lane one after another: LLVM reads ahead for all of them at once
 
 
 def default_spec() -> HardwareSpec:
@@ -56,4 +57,4 @@ def atoms(spec: HardwareSpec, _: TensorExpr) -> Sequence[ComputeAtom]:
 
 def cost_parameters(spec: HardwareSpec) -> CostParameters:
     """What the model needs beyond the spec."""
-    return CostParameters(most_body=MOST_BODY, resident_tiles=Deferred("roller_rocm.codegen", "resident_tiles", spec))
+    return CostParameters(unrolling=UNROLLING, resident_tiles=Deferred("roller_rocm.codegen", "resident_tiles", spec))

@@ -13,7 +13,7 @@ from roller.schedule import grid, matrix
 from roller.schedule.machine import Machine, MatrixUnit
 from roller.schedule.tir import IN_KERNEL
 from roller_rocm import isolated, lowering, matrix_cores, occupancy, prediction, toolchain
-from roller_rocm.chip import MOST_BODY
+from roller_rocm.chip import UNROLLING
 
 SPARE = 16  # registers that LLVM needs free, or it stores some in memory
 PLACE = 2  # registers of an address
@@ -94,7 +94,7 @@ def machine(spec: HardwareSpec, units: Mapping[str, MatrixUnit] = matrix_cores.U
         units=units,
         shared_scope=IN_KERNEL,
         views=False,
-        most_body=MOST_BODY,
+        unrolling=UNROLLING,
         place_registers=PLACE,
         apart_registers=0,
         guard_registers=0,
