@@ -25,7 +25,7 @@ from roller.occupancy import copies_around, idle_lanes, resident_tiles
 from roller.program import RProgram, StageProgram
 from roller.rates import CostParameters, Rates
 from roller.registers import RegisterTraffic
-from roller.ring import operand_seconds, reading_seconds, ring_seconds
+from roller.ring import waiting_seconds
 from roller.slots import body_slots, epilogue_slots
 from roller.tile import Geometry
 from roller.traffic import level_traffic
@@ -209,10 +209,7 @@ class Model:
         for index in range(outermost, len(self.spec.levels)):
             inside = max([moved.seconds for moved in levels[index:]], default=0.0)
             resident, moving = self._resident(walk.program), levels[index - 1].seconds
-            around = self.rates, walk, index, resident, max(compute, inside), moving
-            waited = max(ring_seconds(*around), reading_seconds(*around) if index == walk.program.levels[0] else 0.0)
-            if index == len(self.spec.levels) - 1:
-                waited = max(waited, operand_seconds(self.rates, walk, resident, max(compute, inside), moving))
+            waited = waiting_seconds(self.rates, walk, index, resident, max(compute, inside), moving)
             if waited:
                 levels[index - 1] = replace(levels[index - 1], waiting=waited)
         return levels

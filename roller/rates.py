@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 from typing import Any
@@ -19,11 +19,13 @@ TRANSPOSE_SLOTS = 1.5  # issue slots an element for exchanging parts of two vect
 @dataclass(frozen=True)
 class Unrolling:
     """How often what a device prints repeats the body of a loop. `most`: multiply-adds of a lane that may stand one after another;
-    `least`: so many do where steps are few, be it more of them than `MOST_UNROLLED`.
+    `least`: so many do where steps are short, be it more of them than `MOST_UNROLLED`. `atoms`: matrix atoms of a group of lanes
+    that may stand one after another; 0: the compiler decides.
     """
 
     most: int = 1024
     least: int = 0
+    atoms: int = 0
 
 
 OwnRating = Callable[[StageProgram | RProgram, float], Estimate | None]
@@ -70,7 +72,7 @@ class CostParameters:
     fill_slots: float = 0.0
     place_slots: float = 0.0
     step_slots: float = 0.0
-    unrolling: Unrolling = Unrolling()
+    unrolling: Unrolling = field(default_factory=Unrolling)
     lanes_wait: bool = False
     own_model: OwnRating | None = None
     resident_tiles: Callable[[StageProgram], int] | None = None

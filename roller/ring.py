@@ -18,8 +18,18 @@ from roller.occupancy import copies_around, lane_groups
 from roller.program import Staging, copy_depth
 from roller.rates import Rates
 from roller.traffic import level_traffic
-from roller.unrolling import steps_of_body, steps_together
+from roller.unrolling import steps_together
 from roller.walk import NestWalk
+
+
+def waiting_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, using: float, moving: float) -> float:
+    """Seconds in which units or lanes wait for what comes into a level; arguments as of `ring_seconds`."""
+    waited = ring_seconds(rates, walk, index, resident, using, moving)
+    if index == walk.program.levels[0]:
+        waited = max(waited, reading_seconds(rates, walk, index, resident, using, moving))
+    if index == len(walk.spec.levels) - 1:
+        waited = max(waited, operand_seconds(rates, walk, resident, using, moving))
+    return waited
 
 
 def ring_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, using: float, moving: float) -> float:
@@ -62,16 +72,15 @@ def reading_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, usi
 
 
 def operand_seconds(rates: Rates, walk: NestWalk, resident: int, using: float, moving: float) -> float:
-    """Seconds in which lanes wait for what they read of panels. A group of lanes reads for the steps of a body (those that stand one
-    after another), waits for the first of them, and computes; meanwhile the other groups of its partition go on. Arguments as of
-    `ring_seconds`, at the innermost level.
+    """Seconds in which lanes wait for what they read of panels. A group of lanes reads for the steps of a body (those that stand
+    one after another), waits for the first of them, and computes; meanwhile the other groups of its partition go on. Arguments as
+    of `ring_seconds`, at the innermost level.
     """
     program, level = walk.program, walk.spec.levels[-1]
-    if not walk.parameters.lanes_wait or program.lane_level is None or program.atom.kind == "matrix" or not level.latency_ns:
+    panels = any(s.kind == "panel" for s in program.staged) and program.lane_level is not None
+    if not panels or not walk.parameters.lanes_wait or not level.latency_ns or walk.spec.in_place(program.atom):
         return 0.0
-    if not any(s.kind == "panel" for s in program.staged):
-        return 0.0
-    together = steps_of_body(program, walk.parameters.unrolling)
+    together = steps_together(program, walk.parameters.unrolling)
     units = walk.spec.unit.count * max(rates.busy(program), 1e-9)
     waits = math.prod([lp.trips for lp in program.loops if lp.over != "lanes"]) / together / units * level.latency_ns * 1e-9
     apart = resident * max(1.0, lane_groups(program, walk.spec) / walk.spec.partitions)

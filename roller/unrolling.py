@@ -16,12 +16,15 @@ MOST_READ = 64
 
 def steps_repeated(program: StageProgram, number: int, unrolling: Unrolling) -> int | None:
     """How often the body of a loop is worth repeating, where it is the innermost one over a reduction; None for others, and where
-    the atom is a matrix unit's.
+    the compiler is left to decide.
     """
     loops, dims = program.loops, program.nest.dims
     inside = any(lp.over == "time" for lp in loops[number + 1 :])
-    if inside or not dims[loops[number].dim].is_reduce or program.atom.kind == "matrix":
+    if inside or not dims[loops[number].dim].is_reduce:
         return None
+    if program.atom.kind == "matrix":
+        atoms = math.prod(program.inner) // math.prod([e for e in program.atom.roles.values() if isinstance(e, int)])
+        return max(1, min(MOST_UNROLLED, unrolling.atoms // max(atoms, 1))) if unrolling.atoms else None
     body = max(math.prod(program.inner), 1)
     often = min(MOST_UNROLLED, unrolling.most // body)
     if program.staged:
@@ -31,15 +34,9 @@ def steps_repeated(program: StageProgram, number: int, unrolling: Unrolling) -> 
     return max(1, often)
 
 
-def steps_of_body(program: StageProgram, unrolling: Unrolling) -> int:
-    """Steps that stand one after another in the innermost loop over time."""
-    last = max((n for n, lp in enumerate(program.loops) if lp.over == "time"), default=None)
-    return 1 if last is None else max(1, min(steps_repeated(program, last, unrolling) or 1, program.loops[last].trips))
-
-
 def steps_together(program: StageProgram, unrolling: Unrolling) -> int:
-    """Steps for which a lane reads at a time what nobody staged: the repeated ones, where no panel is filled between them."""
+    """Steps that stand one after another with no panel filled between them: lanes read for all of these at a time."""
     last = max((n for n, lp in enumerate(program.loops) if lp.over == "time"), default=None)
     if last is None or any(copy_depth(program, s) > last for s in program.staged):
         return 1
-    return steps_of_body(program, unrolling)
+    return max(1, min(steps_repeated(program, last, unrolling) or 1, program.loops[last].trips))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +11,7 @@ from functools import partial
 from roller.banks import laid_tile, most_together
 from roller.lanes import accesses
 from roller.nest import Tile
-from roller.program import StageProgram
+from roller.program import StageProgram, panel_element_bytes, staged_touches
 from roller.schedule.place import Point, base_address
 from roller.schedule.reading import Reader
 from roller.schedule.shared import SharedPanel
@@ -19,6 +20,7 @@ from roller.schedule.tir import Buffer, Expr, Stmt, allocate, index, load, ramp,
 from roller.schedule.walk import Position
 
 Views = dict[Offsets, Buffer]
+REGISTER_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,15 @@ def read_tile(program: StageProgram, factor: int) -> Tile:
     """A lane's tile as extents of the values that it reads of a factor."""
     panel = next((s for s in program.staged if s.kind == "panel" and s.operand == factor), None)
     return program.inner if panel is None else laid_tile(program.nest, panel, program.inner)
+
+
+def read_registers(program: StageProgram) -> int:
+    """Registers for what a lane reads of its panels for a step: one for each value, or its part of a group's."""
+    tiles = [(read_tile(program, s.operand), staged_touches(program.nest, s)) for s in program.staged if s.kind == "panel"]
+    values = sum(math.prod([extent for extent, touched in zip(*pair, strict=True) if touched]) for pair in tiles)
+    if program.atom.kind != "matrix":
+        return values
+    return -(-values * panel_element_bytes(program.nest, program.atom) // (REGISTER_BYTES * program.atom.lanes))
 
 
 def narrower_widths(program: StageProgram) -> int:

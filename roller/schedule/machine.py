@@ -243,7 +243,7 @@ class Machine:
     departures: Departures | None = None
     shared_scope: str = AT_LAUNCH
     views: bool = True
-    unrolling: Unrolling = Unrolling()
+    unrolling: Unrolling = field(default_factory=Unrolling)
     place_registers: float = 0.5
     apart_registers: float = 1.0
     guard_registers: float = 1.0

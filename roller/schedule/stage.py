@@ -49,7 +49,7 @@ from roller.schedule.tir import (
 )
 from roller.schedule.walk import Position, State
 from roller.tile import Geometry
-from roller.unrolling import steps_repeated
+from roller.unrolling import steps_repeated, steps_together
 
 SHARED_ALIGNMENT = 128
 MOST_REGISTERS = 192  # for accumulators and values read ahead; the others hold operands and addresses
@@ -125,6 +125,11 @@ def registers_ahead(program: StageProgram, machine: Machine) -> int:
     """Registers of a lane for what it carries from step to step."""
     carried = [f for f in _fillings(program, machine) if f.copies is None and f.panel.ahead is not None]
     return math.ceil(sum(f.registers for f in carried))
+
+
+def reads_ahead(program: StageProgram, machine: Machine) -> bool:
+    """True if lanes may read from panels for further steps before they come to them: no panel is filled between these."""
+    return steps_together(program, machine.unrolling) > 1
 
 
 def started_copies(program: StageProgram, machine: Machine) -> list[int]:
@@ -255,6 +260,8 @@ class Stage:
 
     def _step_name(self, number: int) -> str | None:
         """The name of the innermost loop over a reduction, which says how often its body is worth repeating."""
+        if self.machine.in_place(self.program.atom):
+            return None  # products that run by themselves, of which nothing is read ahead
         often = steps_repeated(self.program, number, self.machine.unrolling)
         return None if often is None else f"unroll{often}_{number}"
 

@@ -23,7 +23,7 @@ from roller.plugin import (
 from roller_cuda import calibrate, gpu, likeness, tensor_cores
 from roller_cuda.probes import Facts
 
-UNROLLING = Unrolling(least=256)  # a step of few multiply-adds leaves nothing to do while its operands come
+UNROLLING = Unrolling(least=256, atoms=192)  # a step of few of them leaves nothing to do while its operands come
 DEFAULT = "a100"  # where no GPU is attached
 CALIBRATE = "`roller specs calibrate cuda` measures it"
 

@@ -7,6 +7,7 @@ kernels use of it is in `prelude.cuh`.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from roller.schedule.machine import Machine
 from roller.schedule.stage import GridKernel
 from roller.schedule.swizzled import ALIGNMENT
 from roller.schedule.tir import argument
-from roller_cuda import hopper, occupancy, prediction, tensor_cores
+from roller_cuda import hopper, occupancy, prediction, tensor_cores, toolchain
 from roller_cuda.chip import UNROLLING
 from roller_cuda.copies import FIRST_CAPABILITY, AsyncCopies
 
@@ -41,7 +42,7 @@ PRINTED_ARCH = (
 )
 _MEETING = re.compile(r"^( *)(for \(int other)", re.MULTILINE)
 _REPEATED = re.compile(r"^( *)(for \(int unroll(\d+)_)", re.MULTILINE)  # a step of a reduction, and how often it is worth repeating
-_KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\((\d+)\) )?(\w+)\((.*?)\)( \{|;)', re.DOTALL)
+_KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\((\d+)(?:, \d+)?\) )?(\w+)\((.*?)\)( \{|;)', re.DOTALL)
 
 
 def generate(spec: HardwareSpec, program: RProgram) -> KernelSource:
@@ -52,7 +53,7 @@ def generate(spec: HardwareSpec, program: RProgram) -> KernelSource:
     expr = program.expr
     buffers = {t.name: argument(t.name, t.elements, t.dtype) for t in (*expr.inputs, expr.output)}
     kernels, spaces = grid.lower(program, buffers, machine(spec))
-    text = _whole(_printed(kernels, spec)) if kernels else ""
+    text = _whole(_said(spec, program, kernels, _printed(kernels, spec))) if kernels else ""
     orders = _orders(text)
     launch = {
         "kernels": [_describe(kernel, orders, _stage(spec, program, kernel)) for kernel in kernels],
@@ -177,8 +178,17 @@ def _stage(spec: HardwareSpec, program: RProgram, kernel: GridKernel) -> dict[st
     if kernel.stage is None:
         return {}
     stage = program.stages[kernel.stage]
-    registers = prediction.predicted_registers(spec, stage, machine(spec), kernel.threads)
+    registers, _ = prediction.told_registers(spec, stage, machine(spec), kernel)
     return {"stage": stage.nest.stage.name, "predicted_registers": registers}
+
+
+def _said(spec: HardwareSpec, program: RProgram, kernels: Sequence[GridKernel], text: str) -> str:
+    """The kernels' text with how many blocks of each a multiprocessor has at least, where that is worth saying."""
+    for kernel in kernels:
+        if kernel.stage is not None:
+            _, blocks = prediction.told_registers(spec, program.stages[kernel.stage], machine(spec), kernel)
+            text = toolchain.saying(text, f"{kernel.name}_kernel", kernel.threads, blocks)
+    return text
 
 
 def _describe(kernel: GridKernel, orders: dict[str, list[str]], stage: dict[str, Any]) -> dict[str, Any]:

@@ -68,6 +68,12 @@ def kernels(data: bytes) -> dict[str, BinaryKernel]:
         raise CodegenError(f"not an intact cubin: {error}") from error
 
 
+def code_of(data: bytes, kernel: str) -> bytes:
+    """The machine code of one kernel; `KeyError` where there is no such one."""
+    found = {s.name: s for s in _sections(data) if _is_code(s)}[GLOBAL_TEXT + kernel]
+    return data[found.offset : found.offset + found.size]
+
+
 def resources(data: bytes) -> dict[str, int]:
     """Of each kernel "<kernel>.registers", "<kernel>.stack_bytes" and "<kernel>.static_shared_bytes", from the cubin itself."""
     found = {}

@@ -13,12 +13,14 @@ import math
 
 from roller.plugin import HardwareSpec, StageProgram
 from roller.schedule.filling import MOST_REPEATED
-from roller.schedule.fragments import narrower_widths
+from roller.schedule.fragments import narrower_widths, read_registers
 from roller.schedule.machine import Machine
-from roller.schedule.stage import registers_ahead, registers_at_once, started_copies, tile_bytes
-from roller_cuda.occupancy import REGISTER_BYTES, free_registers, limit
+from roller.schedule.stage import GridKernel, reads_ahead, registers_ahead, registers_at_once, started_copies, tile_bytes
+from roller_cuda.occupancy import MOST, REGISTER_BYTES, free_registers, limit, resident_blocks
 
 PIECE = 3  # registers for each further width of the pieces in which an operand is read
+PLACES = 6  # registers beside what a thread reads for a further step, of windows half of it
+SPARE = 1.15  # of the registers that are predicted, those that a thread may take: with many more the assembler takes them all
 BATCH = 16  # results of which a thread without a reduction reads the inputs at a time
 
 
@@ -37,6 +39,25 @@ def wanted_registers(spec: HardwareSpec, program: StageProgram, machine: Machine
     started = sum(min(n, MOST_REPEATED) for n in started_copies(program, machine)) // 2
     apart = PIECE * narrower_widths(program) if program.atom.kind != "matrix" else 0
     return tile + registers_ahead(program, machine) + started + apart
+
+
+def told_registers(spec: HardwareSpec, program: StageProgram, machine: Machine, kernel: GridKernel) -> tuple[int, int]:
+    """Registers of a thread where the assembler is told how many blocks share a multiprocessor, and that number; 0: it is told
+    nothing. Untold it supposes that others hide what a warp waits for, and reads operands just before it uses them; told, it
+    reads those of further steps ahead, into registers that cost no block.
+    """
+    wanted = predicted_registers(spec, program, machine, kernel.threads)
+    if not program.staged or machine.in_place(program.atom):
+        return wanted, 0
+    each = -(-kernel.blocks // spec.unit.count)
+    blocks = min(resident_blocks(spec, kernel.threads, wanted, kernel.shared_bytes), each)
+    if not blocks:
+        return wanted, 0
+    ahead = math.ceil(read_registers(program) / (2 if program.windowed else 1)) + PLACES if reads_ahead(program, machine) else 0
+    taken = min(wanted + ahead, limit(spec, blocks * kernel.threads))
+    if program.atom.kind == "matrix":
+        return taken, blocks
+    return taken, max(blocks, resident_blocks(spec, kernel.threads, min(MOST, math.ceil(SPARE * taken)), 0))
 
 
 def predicted_registers(spec: HardwareSpec, program: StageProgram, machine: Machine, threads: int) -> int:

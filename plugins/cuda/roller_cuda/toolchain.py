@@ -27,6 +27,7 @@ HEADERS = ("cuda_runtime", "cuda_cccl")  # folders of the toolkit's header wheel
 FLAGS = ("-std=c++17", "--ptxas-options=-v", "-lineinfo")
 AS_LAUNCHED = "#define ROLLER_REGISTERS_AS_LAUNCHED"  # for `hopper.cuh`: registers are not handed around
 HANDED = re.compile(r"roller_registers_(more|fewer)<(\d+)>\(\);")  # by lanes that fill panels to those that compute
+BLOCKS = re.compile(r"__launch_bounds__\((\d+), \d+\)")
 FILLING = 128  # lanes of a block that fill panels, where registers are handed around
 _FUNCTION = re.compile(r"(?:Compiling entry function|Function properties for) '?(\w+)'?")
 _FIELDS = {
@@ -61,33 +62,49 @@ def _compiled(text: str, arch: str) -> tuple[bytes, dict[str, int]]:
 
 
 def _best(spec: HardwareSpec, text: str, kernels: Sequence[Mapping[str, Any]], arch: str) -> tuple[str, bytes, dict[str, int]]:
-    """The text, its cubin and what it takes: with the blocks on a multiprocessor said that were predicted, as the assembler else
-    supposes that others hide what a warp waits for, and reads operands just before it uses them. Where that falls short, with one
-    block said, or none.
+    """The text, its cubin and what it takes: with the blocks on a multiprocessor that it says, or where that falls short what the
+    assembler makes of it by itself.
     """
-    best = None
-    for bounded in dict.fromkeys([_bounded(spec, text, kernels), _bounded(spec, text, kernels, 1), text]):
-        data, found = _compiled(bounded, arch)
-        if not _enough(bounded, kernels, found):
-            bounded = f"{AS_LAUNCHED}\n{bounded}"
-            data, found = _compiled(bounded, arch)
-        short = _short(spec, kernels, found)
-        if best is None or short < best[0]:
-            best = short, bounded, data, found
-        if not any(short):
-            break
-    assert best is not None
-    return best[1:]
+    first = text, *_compiled(text, arch)
+    alone = BLOCKS.sub(r"__launch_bounds__(\1)", text)
+    if alone != text and not any(_short(spec, kernels, first[2])):
+        return first
+    found = [first if alone == text else (alone, *_compiled(alone, arch))]
+    if not _enough(alone, kernels, found[0][2]):
+        alone = f"{AS_LAUNCHED}\n{alone}"
+        found = [(alone, *_compiled(alone, arch))]
+    bounded = _bounded(spec, alone, kernels, found[0][2])
+    if bounded != alone:
+        other = first if bounded == text else (bounded, *_compiled(bounded, arch))
+        found += [other] if _enough(bounded, kernels, other[2]) else []
+    if text not in (alone, bounded) and _enough(text, kernels, first[2]):
+        found.append(first)
+    return min(found, key=lambda each: _short(spec, kernels, each[2]))
 
 
-def _bounded(spec: HardwareSpec, text: str, kernels: Sequence[Mapping[str, Any]], most: int | None = None) -> str:
-    """The text with a least number of blocks on a multiprocessor, no more than `most`, for each kernel of which that is known."""
+def _bounded(spec: HardwareSpec, text: str, kernels: Sequence[Mapping[str, Any]], found: Mapping[str, int]) -> str:
+    """The text with a least number of blocks on a multiprocessor for each kernel whose registers the assembler chose badly, as it
+    is told nothing of blocks.
+    """
     for kernel in kernels:
-        least = _promised(spec, kernel) if most is None else min(most, _promised(spec, kernel))
-        if least:
-            name, threads = kernel["name"], kernel["threads"]
-            text = text.replace(f"__launch_bounds__({threads}) {name}(", f"__launch_bounds__({threads}, {least}) {name}(")
+        text = saying(text, kernel["name"], kernel["threads"], _least_blocks(spec, kernel, found))
     return text
+
+
+def saying(text: str, name: str, threads: int, blocks: int) -> str:
+    """The text where a kernel of so many threads says how many blocks of it a multiprocessor has at least; 0: it does not."""
+    bounds = f"__launch_bounds__({threads}, {blocks})" if blocks else f"__launch_bounds__({threads})"
+    return text.replace(f"__launch_bounds__({threads}) {name}(", f"{bounds} {name}(")
+
+
+def _least_blocks(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[str, int]) -> int:
+    """One where the assembler spills a few bytes for one more of them, though registers are left; as many as were predicted where
+    it takes a few registers more than leave room for them; else 0.
+    """
+    name = kernel["name"]
+    if found.get(f"{name}.spilled_bytes"):
+        return int(found[f"{name}.registers"] <= occupancy.limit(spec, kernel["threads"]) - occupancy.GRANULE)
+    return _promised(spec, kernel) if _missing(spec, kernel, found) else 0
 
 
 def _short(spec: HardwareSpec, kernels: Sequence[Mapping[str, Any]], found: Mapping[str, int]) -> tuple[int, int, int]:
