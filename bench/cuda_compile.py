@@ -9,9 +9,10 @@ events against the float64 reference. Results are written after each operator: a
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,12 @@ from roller.compiled import Kernel
 from roller.construct import construct
 from roller.expr import TensorExpr
 from roller.fusion import fuse
+from roller.lanes import group_tile, reads, transactions
 from roller.program import StageProgram
-from roller_cuda import cubin, machine_code
+from roller_cuda import cubin, cycles, machine_code
 
 TOP_K = 10  # compile()'s default
+PRODUCTS = ("matmul", "conv2d")  # whose loops are to be multiply-adds
 
 
 def constructed_s(case: CudaCase, chip: str) -> float:
@@ -56,7 +59,7 @@ def about_stage(stage: StageProgram) -> dict[str, Any]:
 
 
 def about_kernels(kernel: Kernel) -> list[dict[str, Any]]:
-    """Every kernel's resources, read off the cubin, and what its hottest loop is made of."""
+    """Every kernel's resources, read off the cubin, what its hottest loop is made of, and how busy that keeps the multipliers."""
     data, found = kernel.artifact.data, []
     binary, code = cubin.kernels(data), machine_code.read(data)
     for launched in kernel.artifact.launch["kernels"]:
@@ -73,10 +76,30 @@ def about_kernels(kernel: Kernel) -> list[dict[str, Any]]:
                 "spilled_bytes": kernel.artifact.resources.get(f"{name}.spilled_bytes"),
                 "instructions": len(code[name].whole.running),
                 "local_accesses": code[name].whole.local_accesses,
-                "hot": about_hot(hot),
+                "hot": about_hot(hot) | busy(kernel, launched, hot),
             }
         )
     return found
+
+
+def busy(kernel: Kernel, launched: Mapping[str, Any], hot: machine_code.Stretch) -> dict[str, float]:
+    """The simulated share of cycles in which a loop over steps starts float32 multiply-adds, with as many warps as there are."""
+    stage = next((s for s in kernel.program.stages if s.nest.stage.name == launched.get("stage")), None)
+    if stage is None or not hot.is_loop or not stage.staged or stage.atom.kind == "matrix" or not hot.bases.get("FFMA"):
+        return {}
+    spec, name = kernel.spec, launched["name"]
+    banks, unit, innermost = spec.levels[-2].banks, spec.unit, spec.levels[-1]
+    assert banks is not None and spec.clock_ghz is not None and stage.atom.flops_per_cycle_per_unit is not None
+    group = group_tile(stage, unit.lane_group)
+    moved = sum(transactions(stage, s, group, banks) for s in stage.staged) / max(reads(stage), 1)
+    blocks = min(kernel.artifact.resources[f"{name}.resident_blocks"], -(-launched["blocks"] // unit.count))
+    partition = cycles.Partition(
+        groups=max(1, round(blocks * -(-launched["threads"] // unit.lane_group) / spec.partitions)),
+        arithmetic=round(2 * unit.lane_group * spec.partitions / stage.atom.flops_per_cycle_per_unit),
+        access=spec.partitions * max(moved, 1.0),
+        latency=innermost.latency_ns * spec.clock_ghz,
+    )
+    return {"busy": cycles.share(kernel.artifact.data, name, hot, partition)}
 
 
 def about_hot(hot: machine_code.Stretch) -> dict[str, Any]:
@@ -148,12 +171,14 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     built = [r for r in rows if r["status"] != "failed"]
     ten = [r["ten_s"] for r in built if "ten_s" in r]
     hot = [k["hot"] for r in built for k in r["kernels"]]
+    shares = [k["hot"]["busy"] for r in built if r.get("kind") in PRODUCTS for k in r["kernels"] if "busy" in k["hot"]]
     return survey.counted(rows) | {
         "chosen_after_spills": sum(bool(r["passed_over"]) for r in built),
         "on_tensor_cores": sum(r["matrix"] for r in built),
         "hot_with_local_accesses": sum("local_accesses" in h for h in hot),
         "hot_with_divisions": sum("divisions" in h for h in hot),
         "hot_with_repeated_fragments": sum("repeated_fragments" in h for h in hot),
+        **({"median_busy": statistics.median(shares), "least_busy": min(shares)} if shares else {}),
         **({"slowest_ten_s": max(ten)} if ten else {}),
     }
 

@@ -47,7 +47,8 @@ class CostParameters:
     `fill_slots`: issue slots of a lane for one access with which it fills a panel, where units have few (`issue_groups`);
     `place_slots`: what it takes more where its place does not follow from the one before; `step_slots`: for each step besides.
     `unrolling`: how often steps are repeated. `lanes_wait`: lanes wait for what they read of panels at the start of every body of
-    repeated steps, as what prints or builds kernels does not read it before the last one ends.
+    repeated steps, as what prints or builds kernels does not read it before the last one ends; `begin_ns`: and for one another,
+    and for instructions that depend on one another, until the first of them computes after panels were filled.
     `own_model`: rates programs of stages with all their tiles, and whole ones, instead of the core's model; what it gives no
     estimate for, the core rates. Its second argument: seconds from which on it need not be exact (`Model.seconds_below`).
     `resident_tiles`: tiles of a stage's program that a unit has room for at a time, as a device predicts it that knows more of what
@@ -74,6 +75,7 @@ class CostParameters:
     step_slots: float = 0.0
     unrolling: Unrolling = field(default_factory=Unrolling)
     lanes_wait: bool = False
+    begin_ns: float = 0.0
     own_model: OwnRating | None = None
     resident_tiles: Callable[[StageProgram], int] | None = None
     fill_waits: Callable[[StageProgram], int] | None = None

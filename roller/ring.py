@@ -73,19 +73,22 @@ def reading_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, usi
 
 def operand_seconds(rates: Rates, walk: NestWalk, resident: int, using: float, moving: float) -> float:
     """Seconds in which lanes wait for what they read of panels. A group of lanes reads for the steps of a body (those that stand
-    one after another), waits for the first of them, and computes; meanwhile the other groups of its partition go on. Arguments as
-    of `ring_seconds`, at the innermost level.
+    one after another), waits for the first of them, and computes; meanwhile the other groups of its partition go on. Where panels
+    are filled all groups of a tile come to their first product at the same time, and only other tiles go on. Arguments as of
+    `ring_seconds`, at the innermost level.
     """
-    program, level = walk.program, walk.spec.levels[-1]
-    panels = any(s.kind == "panel" for s in program.staged) and program.lane_level is not None
-    if not panels or not walk.parameters.lanes_wait or not level.latency_ns or walk.spec.in_place(program.atom):
+    program, level, parameters = walk.program, walk.spec.levels[-1], walk.parameters
+    panels = [s for s in program.staged if s.kind == "panel"] if program.lane_level is not None else []
+    if not panels or not parameters.lanes_wait or not level.latency_ns or walk.spec.in_place(program.atom):
         return 0.0
-    together = steps_together(program, walk.parameters.unrolling)
     units = walk.spec.unit.count * max(rates.busy(program), 1e-9)
-    waits = math.prod([lp.trips for lp in program.loops if lp.over != "lanes"]) / together / units * level.latency_ns * 1e-9
-    apart = resident * max(1.0, lane_groups(program, walk.spec) / walk.spec.partitions)
-    cycle = waits / resident + (using + moving / together) / apart
-    return max(0.0, cycle - max(using, moving))
+    together = steps_together(program, parameters.unrolling)
+    bodies = math.prod([lp.trips for lp in program.loops if lp.over != "lanes"]) / together / units
+    fills = math.prod([lp.trips for lp in program.loops[: max(copy_depth(program, s) for s in panels)]]) / units
+    begun, waits = fills * parameters.begin_ns * 1e-9, bodies * level.latency_ns * 1e-9
+    groups = max(1.0, lane_groups(program, walk.spec) / walk.spec.partitions)
+    cycle = begun + max(waits + (using + moving / together) / groups, using)
+    return max(0.0, cycle / resident - max(using, moving))
 
 
 def _latency(walk: NestWalk, index: int) -> float:

@@ -24,6 +24,7 @@ from roller_cuda import calibrate, gpu, likeness, tensor_cores
 from roller_cuda.probes import Facts
 
 UNROLLING = Unrolling(least=256, atoms=192)  # a step of few of them leaves nothing to do while its operands come
+BEGIN = 200  # cycles from a barrier to the first product of a step: 18 loops of steps, walked (`roller_cuda.cycles`)
 DEFAULT = "a100"  # where no GPU is attached
 CALIBRATE = "`roller specs calibrate cuda` measures it"
 
@@ -103,6 +104,7 @@ def cost_parameters(spec: HardwareSpec) -> CostParameters:
     return CostParameters(
         unrolling=UNROLLING,
         lanes_wait=True,
+        begin_ns=BEGIN / spec.clock_ghz,
         fill_slots=2.0,
         place_slots=2.5,
         step_slots=50.0,

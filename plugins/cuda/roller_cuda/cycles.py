@@ -3,8 +3,9 @@
 Every instruction (from compute capability 7.0 on) carries how many cycles its warp waits before the next one, which of six counters
 it holds until it has read its operands or written its result, and which counters must be free before it starts (Jia, Maggioni,
 Staiger and Scarpazza, "Dissecting the NVIDIA Volta GPU architecture via microbenchmarking", 2018). A scheduler starts one
-instruction a cycle, of the warp that it started the last one of where that is ready, else of the next ready one; arithmetic and
-shared memory take the next instruction when they are done with the one before.
+instruction a cycle: of the warp that it started the last one of where that is ready, else of the next ready one, but of none that
+is two trips ahead of others, as blocks wait for all their warps. Arithmetic and shared memory take the next instruction when they
+are done with the one before.
 
 Not counted: what lies outside the loop, conflicts of register banks, fetching instructions, and that memory outside is busy.
 """
@@ -103,9 +104,11 @@ class _Run:
     def until(self, trips: int) -> float:
         """The time at which the last warp has made so many trips."""
         while min(warp.trips for warp in self.warps) < trips:
-            starts = [self._start(warp) for warp in self.warps]
-            number = min(range(len(starts)), key=lambda n: (max(starts[n], self.now), (n - self.last) % len(starts)))
-            self.now = max(self.now, starts[number])
+            starts = [max(self.now, self._start(warp)) for warp in self.warps]
+            behind = min(warp.trips for warp in self.warps)
+            order = [(start, self.warps[n].trips > behind + 1, (n - self.last) % len(starts)) for n, start in enumerate(starts)]
+            number = order.index(min(order))
+            self.now = starts[number]
             self._started(self.warps[number])
             self.last = number
             self.now += 1

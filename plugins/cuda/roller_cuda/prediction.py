@@ -20,7 +20,8 @@ from roller_cuda.occupancy import MOST, REGISTER_BYTES, free_registers, limit, r
 
 PIECE = 3  # registers for each further width of the pieces in which an operand is read
 PLACES = 6  # registers beside what a thread reads for a further step, of windows half of it
-SPARE = 1.15  # of the registers that are predicted, those that a thread may take: with many more the assembler takes them all
+SPARE, MANY = 1.15, 96  # times the registers predicted that a thread may take, where they are few; and where they are many …
+FREE = 40  # … registers beyond them: with fewer a thread of many results reads late, with more small tiles take all that there are
 BATCH = 16  # results of which a thread without a reduction reads the inputs at a time
 
 
@@ -31,11 +32,11 @@ def wanted_registers(spec: HardwareSpec, program: StageProgram, machine: Machine
         outputs = math.prod(program.inner[d] for d in program.nest.spatial)
         return reserved - 2 + min(outputs, BATCH)
     held = tile_bytes(program, spec)
-    if not program.staged:
-        reserved //= 2  # no places in panels
-    tile = reserved + -(-held // REGISTER_BYTES)
     if machine.in_place(program.atom):
-        return tile
+        return reserved + -(-held // REGISTER_BYTES)
+    if not program.staged or (program.atom.kind == "matrix" and not reads_ahead(program, machine)):
+        reserved //= 2  # no places in panels, or those of one step
+    tile = reserved + -(-held // REGISTER_BYTES)
     started = sum(min(n, MOST_REPEATED) for n in started_copies(program, machine)) // 2
     apart = PIECE * narrower_widths(program) if program.atom.kind != "matrix" else 0
     return tile + registers_ahead(program, machine) + started + apart
@@ -57,7 +58,8 @@ def told_registers(spec: HardwareSpec, program: StageProgram, machine: Machine, 
     taken = min(wanted + ahead, limit(spec, blocks * kernel.threads))
     if program.atom.kind == "matrix":
         return taken, blocks
-    return taken, max(blocks, resident_blocks(spec, kernel.threads, min(MOST, math.ceil(SPARE * taken)), 0))
+    most = taken + FREE if taken >= MANY else math.ceil(SPARE * taken)
+    return taken, max(blocks, resident_blocks(spec, kernel.threads, min(MOST, most), 0))
 
 
 def predicted_registers(spec: HardwareSpec, program: StageProgram, machine: Machine, threads: int) -> int:

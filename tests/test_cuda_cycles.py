@@ -1,0 +1,167 @@
+"""Machine code walked cycle by cycle; what the assembler is told of blocks, and how often steps stand one after another."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from emulating import needs_compiler
+from test_cuda_sass import needs_disassembler, product
+
+import roller
+from roller import ops
+from roller.chip import load_spec, resolve
+from roller.construct import construct
+from roller.cost import Model
+from roller.fusion import fuse
+from roller.lanes import group_tile, reads, transactions
+from roller.program import StageProgram
+from roller.tile import Geometry
+from roller_cuda import cubin, cycles, machine_code, toolchain
+from roller_cuda.chip import BEGIN
+from roller_cuda.cycles import NO_COUNTER, Control, Partition
+from roller_cuda.disassembly import BYTES, Instruction
+
+LATENCY = 23
+
+
+def loop(*lines: tuple[str, Control]) -> tuple[list[Instruction], list[Control]]:
+    """A loop of such instructions, the first of its kernel."""
+    return [Instruction(BYTES * n, "", name, ()) for n, (name, _) in enumerate(lines)], [said for _, said in lines]
+
+
+def says(stall: int = 1, written: int = NO_COUNTER, waits: tuple[int, ...] = ()) -> Control:
+    return Control(stall, written, NO_COUNTER, waits)
+
+
+READ = ("LDS.128", says(1, written=0))
+FIRST, NEXT = ("FFMA", says(waits=(0,))), ("FFMA", says())
+
+
+@pytest.mark.parametrize(
+    ("groups", "arithmetic", "wanted"),
+    [
+        (1, 1, 1 + 4 + LATENCY + 16),  # a read, its access and latency, sixteen multiply-adds: nothing overlaps
+        (2, 1, 1 + 4 + LATENCY + 16 + 1),  # another warp's read and sixteen of its own fit into the latency
+        (4, 1, 4 * 17),  # four warps never wait
+        (1, 2, 1 + 4 + LATENCY + 31),  # half as many lanes: a multiply-add every second cycle
+    ],
+)
+def test_a_warp_waits_for_what_it_reads(groups: int, arithmetic: int, wanted: int) -> None:
+    found = cycles.cycles(*loop(READ, FIRST, *[NEXT] * 15), Partition(groups, arithmetic, 4, LATENCY))
+    assert found == pytest.approx(wanted, abs=2)
+
+
+def test_stalls_and_shared_memory_take_their_time() -> None:
+    stalled = loop(("IADD3", says(4)), ("FFMA", says(2)))
+    assert cycles.cycles(*stalled, Partition(1, 1, 4, LATENCY)) == 6
+    assert cycles.cycles(*stalled, Partition(3, 1, 4, LATENCY)) <= 7, "other warps start theirs meanwhile"
+    busy = loop(*[("LDS", says())] * 8, NEXT)
+    assert cycles.cycles(*busy, Partition(2, 1, 16, LATENCY)) == pytest.approx(2 * 8 * 16, rel=0.1), "accesses one after another"
+
+
+def of_kernel(kernel: roller.Kernel) -> tuple[str, machine_code.Code]:
+    """The kernel with the most multiply-adds, and its machine code."""
+    code = machine_code.read(kernel.artifact.data)
+    name = max(code, key=lambda n: code[n].hot.bases.get("FFMA", 0))
+    return name, code[name]
+
+
+def share_of(kernel: roller.Kernel, data: bytes | None = None) -> float:
+    """The share of cycles in which a partition of the H100 starts multiply-adds in the hot loop."""
+    name, code = of_kernel(kernel)
+    data = kernel.artifact.data if data is None else data
+    code = machine_code.read(data)[name]
+    (stage,) = kernel.program.stages
+    banks = kernel.spec.levels[-2].banks
+    assert banks is not None
+    group = group_tile(stage, kernel.spec.unit.lane_group)
+    access = 4 * sum(transactions(stage, s, group, banks) for s in stage.staged) / reads(stage)
+    threads = next(k["threads"] for k in kernel.artifact.launch["kernels"] if k["name"] == name)
+    groups = max(1, kernel.artifact.resources[f"{name}.resident_blocks"] * threads // 128)
+    return cycles.share(data, name, code.hot, Partition(groups, 1, access, LATENCY))
+
+
+@needs_compiler
+@needs_disassembler
+def test_what_kernels_say_of_themselves_is_read() -> None:
+    kernel = roller.compile(product(256, 256, 256, "float32"), device="cuda:h100")
+    name, code = of_kernel(kernel)
+    said = cycles.controls(kernel.artifact.data, name)
+    assert len(said) * BYTES == len(cubin.code_of(kernel.artifact.data, name))
+    reading = [said[i.at // BYTES] for i in code.hot.instructions if i.base == "LDS"]
+    assert any(c.written != NO_COUNTER for c in reading), "somebody waits for what is read"
+    arithmetic = [said[i.at // BYTES] for i in code.hot.instructions if i.base == "FFMA"]
+    assert all(c.written == NO_COUNTER for c in arithmetic) and any(c.waits for c in arithmetic)
+    with pytest.raises(KeyError):
+        cycles.controls(kernel.artifact.data, "no_such_kernel")
+
+
+@needs_compiler
+@needs_disassembler
+@pytest.mark.parametrize("shape", [(4096, 4096, 4096), (640, 512, 3040), (1056, 1728, 640)])
+def test_told_of_blocks_the_assembler_reads_ahead(shape: tuple[int, int, int]) -> None:
+    """Else it supposes that others hide what a warp waits for, and reads operands just before it uses them."""
+    kernel = roller.compile(product(*shape, "float32"), device="cuda:h100")
+    text = str(kernel.artifact.launch["text"])
+    assert re.search(r"__launch_bounds__\(\d+, \d+\) stage0_kernel", text)
+    assert text in kernel.source or kernel.source in text, "what is shown is what was built"
+    untold, _ = toolchain.compiled(toolchain.BLOCKS.sub(r"__launch_bounds__(\1)", text), "sm_90a")
+    assert share_of(kernel) >= max(0.75, share_of(kernel, untold) - 0.02)
+
+
+@needs_compiler
+@needs_disassembler
+def test_large_products_keep_the_multipliers_busy() -> None:
+    assert share_of(roller.compile(product(4096, 4096, 4096, "float32"), device="cuda:h100")) >= 0.9
+
+
+def staged(tile: tuple[int, int, int], inner: tuple[int, int, int]) -> tuple[StageProgram, Model]:
+    """A product of 4096 in such tiles, made of the program that is best for it, and its model on the H100."""
+    plugin, spec = resolve("cuda:h100")
+    expr = fuse(ops.expression(product(4096, 4096, 4096, "float32")))
+    parameters = plugin.cost_parameters(spec, expr)
+    (stage,) = construct(expr, spec, plugin.rules(spec, expr), parameters, 1)[0].program.stages
+    program = replace(stage, tiles=(tile, inner), band=None, split=1)
+    return program, Model(spec, parameters, Geometry(stage.nest), 1)
+
+
+def waited(tile: tuple[int, int, int], inner: tuple[int, int, int]) -> float:
+    program, model = staged(tile, inner)
+    return dict(model.estimate(program).terms)["latency"]
+
+
+def test_few_groups_of_lanes_wait_for_operands() -> None:
+    """Of one group a partition and tiles of 8 results half of the time is waiting; twice the groups hide it."""
+    program, model = staged((16, 64, 128), (2, 4, 1))
+    assert waited((16, 64, 128), (2, 4, 1)) > 0.2 * model.compute_seconds(program)
+    assert waited((32, 64, 128), (2, 4, 1)) < 0.5 * waited((16, 64, 128), (2, 4, 1))
+
+
+def test_tiles_begin_step_after_step() -> None:
+    """Half as many steps, half as long for the first products of each; tiles that are resident together hide it."""
+    spec = load_spec("cuda:h100")
+    once = BEGIN / spec.clock_ghz * 1e-9
+    program, model = staged((128, 256, 32), (8, 16, 1))
+    tiles, steps = program.unit_tiles / spec.unit.count, 4096 / 32
+    alone = waited((128, 256, 32), (8, 16, 1))
+    assert alone == pytest.approx(tiles * steps * once / model.rates.busy(program), rel=0.1)
+    assert waited((128, 256, 64), (8, 16, 1)) == pytest.approx(alone / 2, rel=0.1)
+    small, model = staged((64, 256, 24), (8, 16, 1))
+    small = replace(small, staged=tuple(replace(s, depth=2) for s in small.staged))
+    one, two = (Model(model.spec, model.parameters, model.geometry, n).estimate(small) for n in (1, 2))
+    assert dict(two.terms)["latency"] < 0.1 * dict(one.terms)["latency"], "another tile goes on meanwhile"
+
+
+@needs_compiler
+def test_short_steps_stand_one_after_another_until_they_are_worth_a_body() -> None:
+    """2 x 4 results are 8 multiply-adds a step: 32 steps; 8 x 16 are enough with eight; four atoms of a warp stand eight times."""
+    small = roller.compile(product(128, 1000, 2048, "float32"), device="cuda:h100")
+    inner = small.program.stages[0].inner
+    steps = max(int(n) for n in re.findall(r"unroll (\d+)\n *for \(int unroll\d+_\d+ ", small.source))
+    assert steps * inner[0] * inner[1] >= 256 or steps == 32
+    large = roller.compile(product(4096, 4096, 4096, "float32"), device="cuda:h100")
+    assert "#pragma unroll 8\n" in large.source
+    halves = roller.compile(product(300, 1000, 2000, "float16"), device="cuda:a100")
+    assert re.search(r"#pragma unroll [2-8]\n *for \(int unroll\d+_\d+ ", halves.source)
