@@ -15,12 +15,11 @@ from roller.program import StageProgram, panel_element_bytes, staged_touches
 from roller.schedule.place import Point, base_address
 from roller.schedule.reading import Reader
 from roller.schedule.shared import SharedPanel
-from roller.schedule.threads import Block, Offsets
+from roller.schedule.threads import REGISTER_BYTES, Block, Offsets
 from roller.schedule.tir import Buffer, Expr, Stmt, allocate, index, load, ramp, register_buffer, store
 from roller.schedule.walk import Position
 
 Views = dict[Offsets, Buffer]
-REGISTER_BYTES = 4
 
 
 @dataclass(frozen=True)

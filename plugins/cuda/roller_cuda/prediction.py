@@ -4,7 +4,8 @@ Beside what the engine counts (accumulators, operands in use, `lane_reserved_byt
 value and its place for each access that it reads ahead (`Machine.place_registers`), and half of one for each copy that runs by
 itself, wherever it goes: the compiler does not keep those from step to step. Operands that are read in pieces of several widths
 take three more for each further one: a place, and what alignment costs. Without a reduction reads are batched. The constants are
-medians over 597 kernels (docs/cuda.md), those of places over 164, that of pieces is from a dozen.
+medians over 597 kernels (docs/cuda.md), those of places over 164, those of what is read ahead over 144, that of pieces is from a
+dozen.
 """
 
 from __future__ import annotations
