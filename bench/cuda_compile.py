@@ -76,14 +76,17 @@ def about_kernels(kernel: Kernel) -> list[dict[str, Any]]:
                 "spilled_bytes": kernel.artifact.resources.get(f"{name}.spilled_bytes"),
                 "instructions": len(code[name].whole.running),
                 "local_accesses": code[name].whole.local_accesses,
-                "hot": about_hot(hot) | busy(kernel, launched, hot),
+                "hot": about_hot(hot) | busy(kernel, launched, hot, data),
             }
         )
     return found
 
 
-def busy(kernel: Kernel, launched: Mapping[str, Any], hot: machine_code.Stretch) -> dict[str, float]:
-    """The simulated share of cycles in which a loop over steps starts float32 multiply-adds, with as many warps as there are."""
+def busy(kernel: Kernel, launched: Mapping[str, Any], hot: machine_code.Stretch, data: bytes) -> dict[str, float]:
+    """The simulated share of cycles in which a loop over steps starts float32 multiply-adds, with as many warps as there are.
+
+    `data`: the cubin that the loop is of.
+    """
     stage = next((s for s in kernel.program.stages if s.nest.stage.name == launched.get("stage")), None)
     if stage is None or not hot.is_loop or not stage.staged or stage.atom.kind == "matrix" or not hot.bases.get("FFMA"):
         return {}
@@ -99,7 +102,7 @@ def busy(kernel: Kernel, launched: Mapping[str, Any], hot: machine_code.Stretch)
         access=spec.partitions * max(moved, 1.0),
         latency=innermost.latency_ns * spec.clock_ghz,
     )
-    return {"busy": cycles.share(kernel.artifact.data, name, hot, partition)}
+    return {"busy": cycles.share(data, name, hot, partition)}
 
 
 def about_hot(hot: machine_code.Stretch) -> dict[str, Any]:

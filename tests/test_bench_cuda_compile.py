@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import cuda_cases, cuda_compile, figures, heuristics, summary
+from bench import cuda_cases, cuda_compile, cuda_cycles, figures, heuristics, summary
 from bench.harness import RESULTS
 from roller import ops
 from roller_cuda import disassembly, toolchain
@@ -74,8 +74,18 @@ def test_a_stopped_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert kernel["registers"] > 0 and kernel["stack_bytes"] == 0 and kernel["hot"]["instructions"] > 0
 
 
+@needs_tools
+def test_loops_are_walked_told_of_blocks_and_untold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["cuda_cycles", "--chips", "h100", "--products", "1", "--out", str(tmp_path)])
+    assert cuda_cycles.main() == 0
+    found = json.loads((tmp_path / "h100.json").read_text(encoding="utf-8"))
+    large, drawn = found["cases"]
+    assert large["case"] == "4096x4096x4096" and large["busy"] > large["busy_untold"] > 0.5
+    assert found["summary"]["products"] == 2 and drawn["case"] == "x".join(map(str, cuda_cycles.shapes(1)[1]))
+
+
 def test_reports_that_time_nothing_stay_out_of_the_table() -> None:
-    assert all(found["benchmark"] not in ("cuda_compile", "heuristics") for found in summary.results())
+    assert all(found["benchmark"] not in ("cuda_compile", "cuda_cycles", "heuristics") for found in summary.results())
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("cuda-*/*.json")), ids=lambda p: p.stem)
