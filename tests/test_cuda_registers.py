@@ -79,7 +79,7 @@ def test_programs_are_rated_for_the_blocks_that_their_registers_leave_room_for(m
     assert [s.residents.predicted for s in kernel.explain().stages if s.residents] == [room]
 
 
-@pytest.mark.parametrize(("chip", "threads"), [("a100", 256), ("h100", 384)])
+@pytest.mark.parametrize(("chip", "threads"), [("a100", 128), ("h100", 384)])
 def test_room_counts_the_threads_that_fill_panels(chip: str, threads: int) -> None:
     """On the H100 one more group of warps starts copies; a block of 384 threads has a multiprocessor's registers for itself."""
     op = ops.matmul(ops.tensor((4096, 4096), "float16"), ops.tensor((4096, 4096), "float16"))

@@ -56,7 +56,8 @@ def told_registers(spec: HardwareSpec, program: StageProgram, machine: Machine, 
     if not blocks:
         return wanted, 0
     ahead = math.ceil(read_registers(program) / (2 if program.windowed else 1)) + PLACES if reads_ahead(program, machine) else 0
-    taken = min(wanted + ahead, limit(spec, blocks * kernel.threads))
+    several = max(wanted, wanted_registers(spec, program, machine) + ahead)  # what is filled between steps has left before these
+    taken = min(several, limit(spec, blocks * kernel.threads))
     if program.atom.kind == "matrix":
         return taken, blocks
     most = taken + FREE if taken >= MANY else math.ceil(SPARE * taken)
