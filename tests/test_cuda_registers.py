@@ -257,6 +257,35 @@ def test_registers_beyond_those_predicted_are_taken_back(
     assert artifact.resources["s.resident_tiles"] == (2 if taken or first[0] <= 128 else 1)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "untold"),
+    [
+        ((64, 0), None, False),  # as it says
+        ((64, 40), (96, 0), True),
+        ((64, 40), (96, 80), False),  # no better
+    ],
+)
+def test_what_is_said_of_blocks_is_left_out_where_threads_spill_for_it(
+    first: tuple[int, int], second: tuple[int, int] | None, untold: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Registers and spilled bytes of a kernel that says that eight blocks share a multiprocessor, and of one that says nothing."""
+    texts = list[str]()
+
+    def compiled(text: str, _: str) -> tuple[bytes, dict[str, int]]:
+        texts.append(text)
+        registers, spilled = (
+            first if ", 8)" in text else (second if ", 1)" not in text else (255, 200)) or pytest.fail("built again")
+        )
+        return text.encode(), {"k.registers": registers, "k.spilled_bytes": spilled}
+
+    monkeypatch.setattr(toolchain, "_compiled", compiled)
+    launch = {"kernels": [{"name": "k", "threads": 128, "shared_bytes": 0}]}
+    text = 'extern "C" __global__ void __launch_bounds__(128, 8) k(float* __restrict__ x_ptr) {}'
+    artifact = toolchain.build(load_spec("cuda:a100"), KernelSource(text, "cuda-c++", "k", launch))
+    assert artifact.launch["text"] == (text.replace("(128, 8)", "(128)") if untold else text)
+    assert (len(texts) == 1) == (second is None) and artifact.data == str(artifact.launch["text"]).encode()
+
+
 @needs_compiler
 @pytest.mark.parametrize(
     "op",
