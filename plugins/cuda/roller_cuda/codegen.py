@@ -7,7 +7,6 @@ kernels use of it is in `prelude.cuh`.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -53,10 +52,16 @@ def generate(spec: HardwareSpec, program: RProgram) -> KernelSource:
     expr = program.expr
     buffers = {t.name: argument(t.name, t.elements, t.dtype) for t in (*expr.inputs, expr.output)}
     kernels, spaces = grid.lower(program, buffers, machine(spec))
-    text = _whole(_said(spec, program, kernels, _printed(kernels, spec))) if kernels else ""
+    printed = _printed(kernels, spec) if kernels else ""
+    stages = []
+    for kernel in kernels:
+        about, blocks = _stage(spec, program, kernel)
+        printed = toolchain.saying(printed, f"{kernel.name}_kernel", kernel.threads, blocks)
+        stages.append(about)
+    text = _whole(printed) if kernels else ""
     orders = _orders(text)
     launch = {
-        "kernels": [_describe(kernel, orders, _stage(spec, program, kernel)) for kernel in kernels],
+        "kernels": [_describe(kernel, orders, about) for kernel, about in zip(kernels, stages, strict=True)],
         "workspaces": [{"name": s.name, "elements": s.elements, "dtype": s.dtype} for s in spaces],
         "inputs": [t.name for t in expr.inputs],
         "tensors": [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype} for t in expr.inputs],
@@ -173,22 +178,15 @@ def _orders(text: str) -> dict[str, list[str]]:
     return found
 
 
-def _stage(spec: HardwareSpec, program: RProgram, kernel: GridKernel) -> dict[str, Any]:
-    """The stage that a kernel computes, and what one of its threads is predicted to take; nothing where it only combines parts."""
+def _stage(spec: HardwareSpec, program: RProgram, kernel: GridKernel) -> tuple[dict[str, Any], int]:
+    """The stage that a kernel computes, and what one of its threads is predicted to take; nothing where it only combines parts.
+    Beside it how many blocks it says share a multiprocessor; 0: it says nothing.
+    """
     if kernel.stage is None:
-        return {}
+        return {}, 0
     stage = program.stages[kernel.stage]
-    registers, _ = prediction.told_registers(spec, stage, machine(spec), kernel)
-    return {"stage": stage.nest.stage.name, "predicted_registers": registers}
-
-
-def _said(spec: HardwareSpec, program: RProgram, kernels: Sequence[GridKernel], text: str) -> str:
-    """The kernels' text with how many blocks of each a multiprocessor has at least, where that is worth saying."""
-    for kernel in kernels:
-        if kernel.stage is not None:
-            _, blocks = prediction.told_registers(spec, program.stages[kernel.stage], machine(spec), kernel)
-            text = toolchain.saying(text, f"{kernel.name}_kernel", kernel.threads, blocks)
-    return text
+    registers, blocks = prediction.told_registers(spec, stage, machine(spec), kernel)
+    return {"stage": stage.nest.stage.name, "predicted_registers": registers}, blocks
 
 
 def _describe(kernel: GridKernel, orders: dict[str, list[str]], stage: dict[str, Any]) -> dict[str, Any]:
