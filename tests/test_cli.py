@@ -51,6 +51,7 @@ def t(*shape, dtype="float32"):
         ("matmul( 64x32 , 32x8 )", ops.matmul(t(64, 32), t(32, 8))),
         ("matmul 32x64 8x32 transpose_a=true transpose_b=True", ops.matmul(t(32, 64), t(8, 32), True, True)),
         ("mk,kn->mn 6x3 3x8", ops.einsum("mk,kn->mn", t(6, 3), t(3, 8))),
+        ("einsum mk,kn->mn 6x3 3x8", ops.einsum("mk,kn->mn", t(6, 3), t(3, 8))),
         ('einsum("mk,kn->mn",6x3,3x8)', ops.einsum("mk,kn->mn", t(6, 3), t(3, 8))),
         ("conv2d 1x3x8x8 4x3x3x3 stride=2 padding=(1,1)", ops.conv2d(t(1, 3, 8, 8), t(4, 3, 3, 3), 2, (1, 1))),
         ("conv2d 1x8x8x3 3x3x3x4 layout=NHWC", ops.conv2d(t(1, 8, 8, 3), t(3, 3, 3, 4), layout="NHWC")),

@@ -57,6 +57,8 @@ def test_stalls_and_shared_memory_take_their_time() -> None:
     stalled = loop(("IADD3", says(4)), ("FFMA", says(2)))
     assert cycles.cycles(*stalled, Partition(1, 1, 4, LATENCY)) == 6
     assert cycles.cycles(*stalled, Partition(3, 1, 4, LATENCY)) <= 7, "other warps start theirs meanwhile"
+    with pytest.raises(ValueError, match="at least one warp"):
+        Partition(0, 1, 4, LATENCY)
     busy = loop(*[("LDS", says())] * 8, NEXT)
     assert cycles.cycles(*busy, Partition(2, 1, 16, LATENCY)) == pytest.approx(2 * 8 * 16, rel=0.1), "accesses one after another"
 

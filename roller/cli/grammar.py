@@ -1,6 +1,7 @@
 """Operators written on the command line, in a small closed grammar; nothing is evaluated.
 
-    operator := call | word word …                 "matmul 64x32 32x8" is matmul(64x32, 32x8); so is "mk,kn->mn 64x32 32x8"
+    operator := call | word word …                 "matmul 64x32 32x8" is matmul(64x32, 32x8); so is "mk,kn->mn 64x32 32x8",
+                                                   with "einsum" before it, too
     call     := NAME "(" [argument ("," argument)*] ")"
     argument := [NAME "="] value
     value    := call | shape [":" DTYPE] | INTEGER | FLOAT | STRING | WORD | "(" value ("," value)* ")"
@@ -42,6 +43,8 @@ def parse(words: Sequence[str], dtype: str = "float32") -> SymbolicTensor:
     if len(words) == 1 and "(" not in words[0]:
         words = words[0].split() or words  # all in one pair of quotes
     head, *rest = words
+    if head == "einsum" and rest and "->" in rest[0]:
+        head, *rest = rest  # its subscripts say that it is one
     if "->" in head and "(" not in head:
         text = f'einsum("{head.strip(chr(34))}", {", ".join(rest)})'
     else:

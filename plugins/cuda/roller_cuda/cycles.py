@@ -43,13 +43,18 @@ class Control:
 @dataclass(frozen=True)
 class Partition:
     """`groups`: warps on it at a time; `arithmetic`: cycles from one arithmetic instruction to the next; `access`: cycles that an
-    access takes of its share of shared memory; `latency`: cycles until what is read there can be used.
+    access takes of its share of shared memory; `latency`: cycles until what is read there can be used. `ValueError` where there is
+    no warp.
     """
 
     groups: int
     arithmetic: int
     access: float
     latency: float
+
+    def __post_init__(self) -> None:
+        if self.groups < 1:
+            raise ValueError(f"a partition runs at least one warp, not {self.groups}")
 
 
 def controls(data: bytes, kernel: str) -> tuple[Control, ...]:
@@ -59,7 +64,9 @@ def controls(data: bytes, kernel: str) -> tuple[Control, ...]:
 
 
 def share(data: bytes, kernel: str, loop: Stretch, partition: Partition) -> float:
-    """The share of a loop's cycles in which the partition starts arithmetic, at most 1."""
+    """The share of a loop's cycles in which the partition starts arithmetic, at most 1; 0 where the loop's products are all those of
+    tensor cores, which are not followed.
+    """
     found = cycles(loop.instructions, controls(data, kernel), partition)
     work = sum(i.base in ARITHMETIC for i in loop.instructions)
     return partition.groups * work * partition.arithmetic / found
