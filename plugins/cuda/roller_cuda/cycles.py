@@ -64,8 +64,8 @@ def controls(data: bytes, kernel: str) -> tuple[Control, ...]:
 
 
 def share(data: bytes, kernel: str, loop: Stretch, partition: Partition) -> float:
-    """The share of a loop's cycles in which the partition starts arithmetic, at most 1; 0 where the loop's products are all those of
-    tensor cores, which are not followed.
+    """The share of a loop's cycles in which the partition starts arithmetic, at most 1; 0 where all products of the loop are those
+    of tensor cores, which are not followed.
     """
     found = cycles(loop.instructions, controls(data, kernel), partition)
     work = sum(i.base in ARITHMETIC for i in loop.instructions)
