@@ -263,6 +263,7 @@ def test_registers_beyond_those_predicted_are_taken_back(
         ((64, 0), None, False),  # as it says
         ((64, 40), (96, 0), True),
         ((64, 40), (96, 80), False),  # no better
+        ((255, 40), None, False),  # there are no more registers, whatever it says
     ],
 )
 def test_what_is_said_of_blocks_is_left_out_where_threads_spill_for_it(

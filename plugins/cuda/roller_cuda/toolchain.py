@@ -67,7 +67,7 @@ def _best(spec: HardwareSpec, text: str, kernels: Sequence[Mapping[str, Any]], a
     """
     first = text, *_compiled(text, arch)
     alone = BLOCKS.sub(r"__launch_bounds__(\1)", text)
-    if alone != text and not any(_short(spec, kernels, first[2])):
+    if alone != text and (not any(_short(spec, kernels, first[2])) or _exhausted(spec, kernels, first[2])):
         return first
     found = [first if alone == text else (alone, *_compiled(alone, arch))]
     if not _enough(alone, kernels, found[0][2]):
@@ -80,6 +80,15 @@ def _best(spec: HardwareSpec, text: str, kernels: Sequence[Mapping[str, Any]], a
     if text not in (alone, bounded) and _enough(text, kernels, first[2]):
         found.append(first)
     return min(found, key=lambda each: _short(spec, kernels, each[2]))
+
+
+def _exhausted(spec: HardwareSpec, kernels: Sequence[Mapping[str, Any]], found: Mapping[str, int]) -> bool:
+    """True if a kernel spills whose threads have all registers that they may: it says less of blocks to no avail."""
+    return any(found.get(f"{k['name']}.spilled_bytes") and not _registers_left(spec, k, found) for k in kernels)
+
+
+def _registers_left(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[str, int]) -> bool:
+    return found[f"{kernel['name']}.registers"] <= occupancy.limit(spec, kernel["threads"]) - occupancy.GRANULE
 
 
 def _bounded(spec: HardwareSpec, text: str, kernels: Sequence[Mapping[str, Any]], found: Mapping[str, int]) -> str:
@@ -103,7 +112,7 @@ def _least_blocks(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[
     """
     name = kernel["name"]
     if found.get(f"{name}.spilled_bytes"):
-        return int(found[f"{name}.registers"] <= occupancy.limit(spec, kernel["threads"]) - occupancy.GRANULE)
+        return int(_registers_left(spec, kernel, found))
     return _promised(spec, kernel) if _missing(spec, kernel, found) else 0
 
 
