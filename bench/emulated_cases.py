@@ -158,6 +158,8 @@ FAMILIES: dict[str, Family] = {
     "of truths": Family(
         make.binary, PLAINS, ("bool",), {k: v for k, v in make.BINARY.items() if k.startswith(("max", "min", "where"))}
     ),
+    "comparing": Family(make.binary, CUBES, variants=make.COMPARING, rare=RARE),
+    "comparing truths": Family(make.binary, PLAINS, ("bool",), make.TRUTHS_COMPARED, crossed=True),
     "dividing": Family(make.binary, CUBES, FLOATS, make.DIVIDING),
     "cast": Family(make.converted, {RAGGED: CUBES[RAGGED]}, EVERY, {t: t for t in EVERY}, crossed=True),
     "movement": Family(make.moved, PLAINS, EVERY, make.MOVES),

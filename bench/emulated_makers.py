@@ -221,6 +221,27 @@ BINARY = {
     "where": (_chosen, (0,)),
     "clip": (_clipped, (0, 2)),
 }
+COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
+
+
+def _between(x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTensor:
+    return ops.logical_and(x > 0, ops.logical_not(x > y))
+
+
+def _where_less(x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTensor:
+    return ops.where(ops.logical_or(x < y, ops.equal(x, 2)), x, 1)
+
+
+def _both(x: SymbolicTensor, y: SymbolicTensor) -> SymbolicTensor:
+    return x & ~y
+
+
+COMPARING = {
+    **{name: (getattr(ops, name), ones) for name, ones in zip(COMPARISONS, ((), (0, 1), (2,), (0, 1, 2), (1,), ()), strict=True)},
+    "between": (_between, (0,)),
+    "where less, a number": (_where_less, (0, 2)),
+}
+TRUTHS_COMPARED = {name: COMPARING[name] for name in COMPARISONS} | {"both": (_both, ())}
 DIVIDING = {"div": (ops.div, ()), "div, a row": (ops.div, (0, 1)), "pow": (ops.pow, ()), "pow, a column": (ops.pow, (2,))}
 
 

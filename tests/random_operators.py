@@ -27,6 +27,7 @@ EINSUMS = (
     "ij->",
 )
 FUNCTIONS = (ops.relu, ops.tanh, ops.sigmoid, ops.exp, ops.gelu, ops.abs, ops.neg, ops.floor, ops.silu)
+COMPARISONS = (ops.less, ops.less_equal, ops.greater, ops.greater_equal, ops.equal, ops.not_equal)
 
 
 class _Inputs:
@@ -76,7 +77,7 @@ def _before(source: _Inputs, x: SymbolicTensor) -> SymbolicTensor:
 
 
 def _epilogue(source: _Inputs, x: SymbolicTensor) -> SymbolicTensor:
-    choice = source.draw(st.integers(0, 7))
+    choice = source.draw(st.integers(0, 8))
     floating = x.dtype.startswith(("float", "bfloat"))
     other = ops.tensor(tuple(e if source.flag() else 1 for e in x.shape), x.dtype)
     if choice == 0:
@@ -93,7 +94,18 @@ def _epilogue(source: _Inputs, x: SymbolicTensor) -> SymbolicTensor:
         return ops.where(ops.tensor(x.shape, "int8"), x, other)
     if choice == 6 and floating:
         return source.draw(st.sampled_from(FUNCTIONS))(x)
+    if choice == 7:
+        return ops.where(_condition(source, x, other), x, source.draw(st.sampled_from([other, 2])))
     return ops.clip(x, -3, 5)
+
+
+def _condition(source: _Inputs, x: SymbolicTensor, other: SymbolicTensor) -> SymbolicTensor:
+    """Truth values by a comparison, or by two of them."""
+    first = source.draw(st.sampled_from(COMPARISONS))(x, other)
+    if source.flag():
+        return ~first
+    second = source.draw(st.sampled_from(COMPARISONS))(x, source.draw(st.integers(-2, 2)))
+    return first & second if source.flag() else first | second
 
 
 def _matmul(source: _Inputs) -> SymbolicTensor:

@@ -10,6 +10,18 @@ from typing import Any
 from typing import cast as _typed
 
 from roller.errors import ExpressionError
+from roller.ops.comparison import (
+    equal,
+    greater,
+    greater_equal,
+    less,
+    less_equal,
+    logical_and,
+    logical_not,
+    logical_or,
+    not_equal,
+    where,
+)
 from roller.ops.convolution import conv2d, depthwise_conv2d
 from roller.ops.einsum import einsum
 from roller.ops.elementwise import (
@@ -39,7 +51,6 @@ from roller.ops.elementwise import (
     sqrt,
     sub,
     tanh,
-    where,
 )
 from roller.ops.matmul import batch_matmul, matmul
 from roller.ops.movement import broadcast_to, expand_dims, pad, transpose
@@ -62,6 +73,7 @@ __all__ = [
     "depthwise_conv2d",
     "div",
     "einsum",
+    "equal",
     "erf",
     "exp",
     "expand_dims",
@@ -69,13 +81,21 @@ __all__ = [
     "floor",
     "from_te",
     "gelu",
+    "greater",
+    "greater_equal",
+    "less",
+    "less_equal",
     "log",
+    "logical_and",
+    "logical_not",
+    "logical_or",
     "matmul",
     "max_pool2d",
     "maximum",
     "minimum",
     "mul",
     "neg",
+    "not_equal",
     "pad",
     "pow",
     "reduce_max",

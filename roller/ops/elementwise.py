@@ -1,7 +1,7 @@
 """Elementwise operators, with NumPy's broadcasting.
 
 Operands are symbolic tensors of one element type, or numbers. float16 and bfloat16 compute in float32 and are rounded once.
-Functions other than `abs neg relu add sub mul maximum minimum clip where cast` are defined on floating types only.
+Functions other than `abs neg relu add sub mul maximum minimum clip cast` are defined on floating types only.
 Shapes that do not broadcast, and mixed element types, raise `ExpressionError`.
 """
 
@@ -16,17 +16,11 @@ from roller.ops.tensor import (
     Operand,
     SymbolicTensor,
     arithmetic,
-    broadcast_index,
-    broadcast_shape,
-    common_dtype,
-    grid,
     opposite,
     pointwise,
-    produced,
-    source,
     symbolic,
 )
-from roller.scalar import Binary, Const, Scalar, Select, Unary
+from roller.scalar import Binary, Const, Scalar, Unary
 
 
 def _unary(op: str, x: SymbolicTensor) -> SymbolicTensor:
@@ -166,19 +160,6 @@ def clip(x: SymbolicTensor, low: float | None = None, high: float | None = None)
     if low is None:
         return pointwise("clip", lambda value, b: Binary("min", value, b), x, _bound(high))
     return pointwise("clip", lambda value, a, b: Binary("min", Binary("max", value, a), b), x, low, high)
-
-
-def where(condition: SymbolicTensor, yes: SymbolicTensor, no: SymbolicTensor) -> SymbolicTensor:
-    """`yes` where the condition is not zero, else `no`; the three broadcast, the condition may be of any type."""
-    condition, yes, no = symbolic("where", condition, yes, no)
-    dtype = common_dtype("where", (yes, no))
-    shape = broadcast_shape("where", (condition, yes, no))
-    test: Scalar = source(condition, 0, broadcast_index(condition, shape))
-    if condition.dtype != "bool":
-        test = Binary("ne", test, _number(0, test))
-    body = Select(test, source(yes, 1, broadcast_index(yes, shape)), source(no, 2, broadcast_index(no, shape)))
-    axes, _ = grid(shape)
-    return produced("where", axes, body, shape, (condition, yes, no), dtype=dtype)
 
 
 def cast(x: SymbolicTensor, dtype: str) -> SymbolicTensor:

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from roller.errors import ExpressionError
 from roller.expr import FLOATS, Axis, Reducer, Stage, Tensor, TensorExpr
-from roller.ops.types import compute_dtype, constant, converted, known_dtype
+from roller.ops.types import compared_dtype, compute_dtype, constant, converted, known_dtype
 from roller.scalar import Affine, Binary, Load, Scalar, Unary, rewrite
 
 
@@ -23,7 +23,7 @@ from roller.scalar import Affine, Binary, Load, Scalar, Unary, rewrite
 class SymbolicTensor:
     """A tensor to be computed: shape, element type, and how it comes about. Compared by identity.
 
-    `+ - * / **`, unary minus and `abs` work on tensors and numbers with NumPy's broadcasting; comparisons are not overloaded.
+    `+ - * / **`, unary minus, `abs` and `< <= > >=` work on tensors and numbers with NumPy's broadcasting, `& | ~` on truth values.
     `@` multiplies two matrices, or two stacks of as many (`matmul`, `batch_matmul`).
     """
 
@@ -88,6 +88,27 @@ class SymbolicTensor:
 
     def __abs__(self) -> SymbolicTensor:
         return opposite("abs", self)
+
+    def __lt__(self, other: Operand) -> SymbolicTensor:
+        return compared("lt", self, other)
+
+    def __le__(self, other: Operand) -> SymbolicTensor:
+        return compared("le", self, other)
+
+    def __gt__(self, other: Operand) -> SymbolicTensor:
+        return compared("gt", self, other)
+
+    def __ge__(self, other: Operand) -> SymbolicTensor:
+        return compared("ge", self, other)
+
+    def __and__(self, other: SymbolicTensor) -> SymbolicTensor:
+        return logic("and", self, other)
+
+    def __or__(self, other: SymbolicTensor) -> SymbolicTensor:
+        return logic("or", self, other)
+
+    def __invert__(self) -> SymbolicTensor:
+        return logic("not", self)
 
     def __bool__(self) -> bool:
         raise ExpressionError(
@@ -198,10 +219,13 @@ def broadcast_index(value: SymbolicTensor, shape: Sequence[int]) -> tuple[Affine
     )
 
 
-def pointwise(hint: str, compute: Callable[..., Scalar], *operands: Operand, floats_only: bool = False) -> SymbolicTensor:
+def pointwise(
+    hint: str, compute: Callable[..., Scalar], *operands: Operand, floats_only: bool = False, gives: str | None = None
+) -> SymbolicTensor:
     """An elementwise operator: `compute` of the operands' scalars at every point of their broadcast.
 
-    Half types compute in float32 and are rounded once, at the end. `ExpressionError` if types differ or shapes do not broadcast.
+    Half types compute in float32 and are rounded once, at the end; `gives` is the result's type, where that is not the operands'.
+    `ExpressionError` if types differ or shapes do not broadcast.
     """
     tensors = [v for v in operands if isinstance(v, SymbolicTensor)]
     symbolic(hint, *(v for v in operands if not isinstance(v, Real)), *(() if tensors else operands[:1]))
@@ -219,12 +243,29 @@ def pointwise(hint: str, compute: Callable[..., Scalar], *operands: Operand, flo
         else:
             scalars.append(constant(float(operand) if working in FLOATS else operand, working))
     axes, _ = grid(shape)
-    return produced(hint, axes, converted(compute(*scalars), dtype), shape, tensors)
+    return produced(hint, axes, converted(compute(*scalars), gives or dtype), shape, tensors)
 
 
 def arithmetic(op: str, left: Operand, right: Operand) -> SymbolicTensor:
     """One of the binary operators of `roller.scalar` on tensors or numbers (at least one a tensor)."""
     return pointwise(op, lambda a, b: Binary(op, a, b), left, right, floats_only=op in ("div", "pow"))
+
+
+def compared(op: str, left: Operand, right: Operand) -> SymbolicTensor:
+    """One of the comparisons of `roller.scalar` on tensors or numbers (at least one a tensor); of truth values as 0 and 1."""
+
+    def compute(a: Scalar, b: Scalar) -> Scalar:
+        return Binary(op, *(converted(value, compared_dtype(value.dtype)) for value in (a, b)))
+
+    return pointwise(op, compute, left, right, gives="bool")
+
+
+def logic(op: str, *operands: SymbolicTensor) -> SymbolicTensor:
+    """One of "and", "or" and "not" on truth values; `ExpressionError` for others, of which what is not 0 would count."""
+    for value in symbolic(op, *operands):
+        if value.dtype != "bool":
+            raise ExpressionError(f"{op}: takes truth values, not {value.dtype}; compare them first, such as ops.not_equal(x, 0)")
+    return pointwise(op, lambda *values: Binary(op, *values) if len(values) == 2 else Unary(op, *values), *operands)
 
 
 def expression(value: SymbolicTensor) -> TensorExpr:

@@ -48,7 +48,7 @@ def call(op: str, x: Expr, dtype: str, lanes: int, held: Held) -> Expr:
         case "neg":  # 0 - x would lose the sign of zero
             return _c(-1, dtype, lanes) * x if dtype in FLOATS else _c(0, dtype, lanes) - x
         case "not":
-            return tirx.Not(x)
+            return opposite(x, lanes)
         case "rsqrt":
             return _c(1, dtype, lanes) / tirx.sqrt(x)
         case "sigmoid":
@@ -57,6 +57,11 @@ def call(op: str, x: Expr, dtype: str, lanes: int, held: Held) -> Expr:
             return tirx.nearbyint(x)
         case _:
             return getattr(tirx, op)(x)
+
+
+def opposite(x: Expr, lanes: int) -> Expr:
+    """Of a truth value the other one. TVM takes "not a < b" for "b <= a", which it is not of a NaN."""
+    return tirx.bitwise_xor(x, spread(tirx.const(True, "bool"), lanes))
 
 
 def _each(function: Callable[[Expr], Expr], x: Expr, lanes: int) -> Expr:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from tvm import tirx
 
+from roller.expr import FLOATS
 from roller.scalar import (
     Accumulator,
     Affine,
@@ -34,8 +35,11 @@ _BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
     "max": lambda a, b: tirx.max(b, a), "min": lambda a, b: tirx.min(b, a), "pow": tirx.pow,
     "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
     "eq": tirx.EQ, "ne": tirx.NE,
-    "and": tirx.And, "or": tirx.Or,
+    # TVM takes "a < b or b <= a" for true, which it is not of a NaN; what it says of "and" is so.
+    "and": tirx.And, "or": tirx.bitwise_or,
 }  # fmt: skip
+
+_Widened = Callable[[str, Callable[[Callable[[Expr], Expr]], Expr]], Expr]  # computes an operation of a type, operands cast
 
 _TRUTH = {"max": "or", "min": "and", "add": "or", "mul": "and"}  # of truth values, which LLVM neither orders nor adds
 
@@ -75,9 +79,7 @@ def emit(
                     part.dtype, lambda cast: functions.call(part.op, cast(visit(part.value)), part.value.dtype, lanes, held)
                 )
             case Binary():
-                return widened(
-                    part.dtype, lambda cast: binary(part.op, cast(visit(part.left)), cast(visit(part.right)), part.left.dtype)
-                )
+                return _binary(part, visit, widened, lanes)
             case Select():
                 return tirx.Select(visit(part.condition), side(part.yes), side(part.no))
             case Cast():
@@ -89,6 +91,17 @@ def emit(
     for part in _repeated(node):
         known[part] = held(visit(part), part.dtype, lanes)
     return visit(node)
+
+
+def _binary(part: Binary, visit: Callable[[Scalar], Expr], widened: _Widened, lanes: int) -> Expr:
+    """A binary operation. Of numbers a NaN is unequal to all, itself too: TVM takes what is compared with itself for equal, and on
+    processors a NaN for equal to everything where `!=` is printed.
+    """
+    if part.op not in ("eq", "ne") or part.left.dtype not in FLOATS:
+        return widened(part.dtype, lambda cast: binary(part.op, cast(visit(part.left)), cast(visit(part.right)), part.left.dtype))
+    left, right = visit(part.left), visit(part.right)
+    same = left <= right if part.left == part.right else tirx.EQ(left, right)
+    return same if part.op == "eq" else functions.opposite(same, lanes)
 
 
 def _guarded(part: Scalar) -> bool:
