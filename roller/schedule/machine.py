@@ -163,7 +163,9 @@ class Producers(Protocol):
         """Registers handed from lanes that fill to those that compute, where these take about so many."""
 
     def signals(self, pair: Expr, full: int, empty: int) -> Stmt:
-        """By one lane: a pair of signals, full and empty, with the arrivals that end a phase of each."""
+        """By one lane: a pair of signals, full and empty, with the arrivals that end a phase of each. 0: nobody waits for it, and
+        its phases are not to end, as some machines want the end of one to be seen before there are arrivals in the next.
+        """
 
     def ready(self) -> Stmt:
         """By one lane, after `signals`: everybody may use them behind the next barrier."""

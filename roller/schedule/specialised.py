@@ -161,9 +161,7 @@ class SpecialisedStage(Stage):
     def _block(self, block_var: Expr) -> Stmt:
         """Signals set up, then every lane in its role."""
         self.rank = tirx.floormod(block_var, index(self.cluster))
-        rings = [(ring, ring.first + n) for ring in self.rings.values() for n in range(ring.pairs)]
-        pairs = [(pair, self._fullness(ring), self._emptiness(ring)) for ring, pair in rings]
-        made = [self.producers.signals(self._signal(pair, FULL), full, empty) for pair, full, empty in pairs]
+        made = [self._made(ring, n) for ring in self.rings.values() for n in range(ring.pairs)]
         set_up = when(tirx.EQ(self.block.thread, index(0)), sequence([*made, self.producers.ready()]))
         groups = self.consumers // self.program.atom.lanes
         outlet = self.layout.outlet
@@ -209,6 +207,11 @@ class SpecialisedStage(Stage):
 
     def _at(self, ring: Ring, slot: Expr, which: int) -> Expr:
         return self._signal(plus(slot, ring.first), which)
+
+    def _made(self, ring: Ring, number: int) -> Stmt:
+        """A pair of signals with the arrivals that each waits for."""
+        empty = 0 if number == ring.nothing else self._emptiness(ring)
+        return self.producers.signals(self._signal(ring.first + number, FULL), self._fullness(ring), empty)
 
     def _fullness(self, ring: Ring) -> int:
         """Arrivals that fill a copy: of one lane where boxes do it all, else of all producers."""

@@ -9,18 +9,19 @@ inline size_t swizzled(size_t place, int row) {  // of a byte in shared memory
 
 inline void check(Signal &signal) {
     if (signal.pending || signal.bytes) return;
-    signal.phase ^= 1;
+    signal.phase ^= 1, signal.seen = 0;
     signal.pending = signal.expected;
 }
 
 inline void begin(void *place, int arrivals) {
     Signal &signal = *static_cast<Signal *>(place);
-    signal.bytes = 0, signal.phase = 0;
-    signal.expected = signal.pending = static_cast<uint16_t>(arrivals);
+    signal.bytes = 0, signal.phase = 0, signal.seen = 1;
+    signal.expected = signal.pending = arrivals;
 }
 
 inline void arrive_at(void *place) {
     Signal &signal = *static_cast<Signal *>(place);
+    unseen |= !signal.seen;
     signal.pending--;
     check(signal);
 }
@@ -29,10 +30,12 @@ inline void expect(void *place, int bytes) { static_cast<Signal *>(place)->bytes
 
 inline void await(void *place, int phase) {
     Fiber &fiber = fibers[current];
-    fiber.signal = static_cast<Signal *>(place);
+    Signal *signal = static_cast<Signal *>(place);
+    fiber.signal = signal;
     fiber.phase = phase;
-    if (fiber.signal->phase == phase) leave();
+    if (signal->phase == phase) leave();
     fiber.signal = nullptr;
+    signal->seen = 1;
 }
 
 // The elements of a box, in the order in which they lie in shared memory: `each(place, address, inside)`.

@@ -62,7 +62,8 @@ struct Fiber {
     int phase = 0;
 };
 
-struct Signal { int bytes; uint16_t phase : 1, expected : 15, pending; };  // 8 bytes of shared memory
+// 8 bytes of shared memory; `seen`: somebody waited for the end of the last phase, as the PTX manual wants before the next arrival.
+struct Signal { int64_t bytes : 22; uint64_t phase : 1, seen : 1, expected : 20, pending : 20; };
 static_assert(sizeof(Signal) == 8);
 
 struct Meeting { int present = 0, turn = 0; };
@@ -83,6 +84,7 @@ static char *shared;  // the memory of the block whose thread runs
 static bool at_once;  // copies arrive when they are started, not when somebody waits for them
 static bool misaligned;  // an access that the GPU would refuse
 static bool forsaken;  // a thread that came to its end before what it sent away had left shared memory
+static bool unseen;  // an arrival though nobody waited for the end of the phase before
 static bool undefined;  // an operand whose value the GPU does not define
 static void (*body)(void **);
 static void **arguments;
@@ -340,7 +342,7 @@ inline int launch(
     void (*kernel)(void **), void **given, int grid, int together, Dim threads, size_t shared_bytes, bool backwards, bool eager
 ) {
     at_once = eager, memory = shared_bytes;
-    body = kernel, arguments = given, grid_size = {grid, 1, 1}, block_size = threads, misaligned = forsaken = undefined = false;
+    body = kernel, arguments = given, grid_size = {grid, 1, 1}, block_size = threads, misaligned = forsaken = undefined = unseen = false;
     count = threads.x * threads.y * threads.z;
     fibers.resize(count * together);
     blocks.assign(together, Block());
@@ -348,12 +350,12 @@ inline int launch(
     std::vector<char> room(each * together + 1024);
     char *const first = room.data() + (1024 - reinterpret_cast<uintptr_t>(room.data()) % 1024) % 1024;
     int stuck = 0;
-    for (int x = 0; x < grid && !stuck && !misaligned && !forsaken && !undefined; x += together) {
+    for (int x = 0; x < grid && !stuck && !misaligned && !forsaken && !undefined && !unseen; x += together) {
         for (int rank = 0; rank < together; rank++) blocks[rank].shared = first + rank * each, blocks[rank].index = {x + rank, 0, 0};
         stuck = run_blocks(backwards);
     }
     std::vector<Fiber>().swap(fibers);  // a library stays loaded: it must not hold stacks of megabytes
-    return stuck ? stuck : misaligned ? -1 : forsaken ? -2 : undefined ? -3 : 0;
+    return stuck ? stuck : misaligned ? -1 : forsaken ? -2 : undefined ? -3 : unseen ? -4 : 0;
 }
 
 inline Dim thread_index() {

@@ -36,7 +36,7 @@ Array = npt.NDArray[Any]
 HERE = Path(__file__).parent
 FLAGS = ("-std=c++17", "-Og", "-w", "-shared", "-fPIC", "-ffp-contract=off")
 MOST_DIMENSIONS = 5  # of an array from which boxes are copied
-FORSAKEN, UNDEFINED = -2, -3  # what the emulator answers; other negative numbers: an address that is not aligned
+FORSAKEN, UNDEFINED, UNSEEN = -2, -3, -4  # what the emulator answers; other negative numbers: an address that is not aligned
 POISON = 0xFF  # of workspaces before the first kernel: a NaN in every floating type
 _SHARED = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+?) (\w+)\[\];")
 
@@ -88,6 +88,8 @@ class Emulator:
                 raise LaunchError(f"kernel {kernel['name']!r}: a thread ends before its results have left shared memory")
             if stuck == UNDEFINED:
                 raise LaunchError(f"kernel {kernel['name']!r}: an operand has bits that the instruction does not define")
+            if stuck == UNSEEN:
+                raise LaunchError(f"kernel {kernel['name']!r}: lanes arrive at a signal though none has seen its last phase end")
             if stuck < 0:
                 raise LaunchError(f"kernel {kernel['name']!r}: an address is not aligned as its access wants")
             if stuck:

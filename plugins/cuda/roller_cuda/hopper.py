@@ -24,6 +24,7 @@ WARP = 32
 FILLING_REGISTERS = 40  # of a lane that fills panels, at least
 GRANULE = 8  # registers are handed out by so many
 MOST_REGISTERS = 255
+MOST_ARRIVALS = (1 << 20) - 1  # that a signal can wait for
 ATOM = re.compile(r"wgmma_m64n(\d+)k\d+_(f16|bf16|s8|tf32)")
 CALL = re.compile(r"\broller_wgmma_n(\d+)_(f16|bf16|s8|tf32)\b")
 
@@ -148,8 +149,8 @@ class Producers:
         return [called(f"roller_registers_{'fewer' if producing else 'more'}<{count}>")]
 
     def signals(self, pair: Expr, full: int, empty: int) -> Stmt:
-        """`mbarrier.init`."""
-        return called("roller_signals", pair, index(full), index(empty))
+        """`mbarrier.init`; where nobody waits with the most arrivals that it can count, more than there ever are."""
+        return called("roller_signals", pair, index(full), index(empty or MOST_ARRIVALS))
 
     def ready(self) -> Stmt:
         """`fence.mbarrier_init`."""
