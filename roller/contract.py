@@ -154,7 +154,9 @@ class DeviceContract:
                 verify.check(kernel.expr, arrays, self.run(kernel, arrays))
 
     def test_what_is_no_number_equals_nothing(self) -> None:
-        """A NaN is unequal to everything, itself too, and neither less nor greater; so compilers may not turn comparisons round."""
+        """A NaN is unequal to everything, itself too, and neither less nor greater; so compilers may not turn comparisons round. Of
+        several values the greatest is one where one of them is.
+        """
         x, y = ops.tensor((6, 35), name="x"), ops.tensor((35,), name="y")
         first = np.resize(np.array([0, 1, np.nan, -1, 1, np.nan, 2], np.float32), (6, 35))
         second = np.resize(np.array([1, np.nan, 0], np.float32), 35)
@@ -164,11 +166,14 @@ class DeviceContract:
             "not less": (~(x < y), ~(first < second)),
             "less, or not": ((x < y) | (y <= x), (first < second) | (second <= first)),
             "unequal": (ops.not_equal(x, y), first != second),
+            "greater": (ops.maximum(x, y), np.maximum(first, second)),
+            "greatest": (ops.reduce_max(x, 1), first.max(1)),
             "no number": (ops.where(ops.not_equal(x, x), 0, x), np.nan_to_num(first)),
         }
         for name, (op, found) in wanted.items():
             kernel = self.compiled(op)
-            assert np.array_equal(self.run(kernel, {t.name: arrays[t.name] for t in kernel.expr.inputs}), found), name
+            result = self.run(kernel, {t.name: arrays[t.name] for t in kernel.expr.inputs})
+            assert np.array_equal(result, found, equal_nan=found.dtype != np.bool_), name
 
     def test_constants_come_with_the_kernel(self) -> None:
         """An input given as a constant is no argument any more."""

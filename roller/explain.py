@@ -14,12 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from roller.align import Rules
-from roller.banks import padding_bytes, staged_rows
+from roller.banks import staged_rows
 from roller.cost import Model
 from roller.estimate import Estimate
 from roller.growth import Growth, Stop
 from roller.hardware import HardwareSpec
-from roller.occupancy import Residents, held_copies, residents
+from roller.occupancy import COPIES, Residents, added_bytes, held_copies, residents
 from roller.program import RProgram, StageProgram, staged_tensors, staged_touches
 from roller.rates import CostParameters, unit_efficiency
 from roller.record import Choice
@@ -68,6 +68,23 @@ class StageReport:
     others: tuple[tuple[str, str], ...] = ()  # atoms that the device has beside, and why it is not one of them
     factor_dtype: str | None = None  # to which the factors of products may be rounded
     rounds: bool = False  # whether they are
+    copies: tuple[int, int] | None = None  # of what is filled from step to step: as predicted, and as its kernel has them
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """How one kernel is launched, as its binary says; None where it does not."""
+
+    name: str
+    blocks: int
+    threads: int
+    shared_bytes: int | None
+    registers: int | None
+
+    def __str__(self) -> str:
+        shared = f", {_bytes(self.shared_bytes)} of shared memory each" if self.shared_bytes is not None else ""
+        registers = f"; {self.registers} registers a thread" if self.registers is not None else ""
+        return f"{self.name}: {self.blocks:,} blocks of {self.threads:,} threads{shared}{registers}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +95,30 @@ class Explanation:
     stages: tuple[StageReport, ...]
     estimate: Estimate
     candidates: tuple[Choice, ...]
+    kernels: tuple[KernelReport, ...] = ()  # in the order of their launch
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         stages = [{**asdict(s), "estimate": s.estimate.to_dict()} for s in self.stages]
+        kernels = [asdict(k) for k in self.kernels]
         candidates = [
             {"program": c.program.describe(), "predicted_s": c.estimate.seconds, "measured_s": c.measured_s, "note": c.note}
             for c in self.candidates
         ]
-        return {"chip": self.chip, "estimate": self.estimate.to_dict(), "stages": stages, "candidates": candidates}
+        return {
+            "chip": self.chip,
+            "estimate": self.estimate.to_dict(),
+            "stages": stages,
+            "kernels": kernels,
+            "candidates": candidates,
+        }
 
     def __rich__(self) -> RenderableType:
         parts: list[RenderableType] = [Text(f"for {self.chip}: predicted {predicted(self.estimate)}", style="bold")]
         for stage in self.stages:
             parts += [Text(""), *_stage(stage)]
+        if self.kernels:
+            parts += [Text(""), *(Text(str(kernel)) for kernel in self.kernels)]
         if len(self.candidates) > 1:
             parts += [Text(""), candidates_table(self.candidates)]
         return Group(*parts)
@@ -112,12 +139,27 @@ def explain(
     resources: Mapping[str, int] | None = None,
 ) -> Explanation:
     """Explain a program on the chip that it was constructed for; `resources`: what is known of its binary."""
-    stages = []
-    assumed = residents(program, spec, resources or {}, parameters.room(program))
+    stages, resources = [], resources or {}
+    assumed = residents(program, spec, resources, parameters.room(program))
     for number, (stage, held) in enumerate(zip(program.stages, assumed, strict=True)):
         report = _report(Growth.of(stage, spec, rules.of(stage.nest.stage.name), parameters), held)
-        stages.append(replace(report, others=tuple(_others(stage, rules, [c for c in candidates if _has(c, number)], number))))
-    return Explanation(f"{spec.device}:{spec.chip}", tuple(stages), candidates[0].estimate, tuple(candidates))
+        others = tuple(_others(stage, rules, [c for c in candidates if _has(c, number)], number))
+        stages.append(replace(report, others=others, copies=_copies(stage, spec, resources)))
+    chip, kernels = f"{spec.device}:{spec.chip}", tuple(_kernels(resources))
+    return Explanation(chip, tuple(stages), candidates[0].estimate, tuple(candidates), kernels)
+
+
+def _copies(program: StageProgram, spec: HardwareSpec, resources: Mapping[str, int]) -> tuple[int, int] | None:
+    """Copies of what is filled from step to step as predicted, and as the binary says."""
+    real = resources.get(f"{program.nest.stage.name}.{COPIES}")
+    return None if real is None else (max(held_copies(program, spec), default=0), real)
+
+
+def _kernels(resources: Mapping[str, int]) -> Iterator[KernelReport]:
+    """The kernels that the resources say are launched."""
+    for name in [key.removesuffix(".threads") for key in resources if key.endswith(".threads")]:
+        shared, registers = (resources.get(f"{name}.{what}") for what in ("shared_bytes", "registers"))
+        yield KernelReport(name, resources[f"{name}.blocks"], resources[f"{name}.threads"], shared, registers)
 
 
 def _has(choice: Choice, number: int) -> bool:
@@ -178,8 +220,7 @@ def _level(growth: Growth, index: int) -> LevelReport:
         used, room = growth.fit.inner_bytes(tile, program.mapping, program.atom), growth.fit.lane_bytes(level)
     else:
         used = growth.fit.footprint(program.levels, position, tile, growth.inner(position), program.atom)
-        copies = zip(program.staged, held_copies(program, growth.spec), strict=True)
-        used += sum(held * padding_bytes(program, growth.spec, s) for s, held in copies if s.level == index)
+        used += added_bytes(program, growth.spec, model.geometry, index)
         room = level.usable_bytes
     return LevelReport(level.name, tile, used, room, moved, growth.stops(position))
 
@@ -211,6 +252,11 @@ def _stage(stage: StageReport) -> list[RenderableType]:
         facts.append(f"factors may be rounded to {stage.factor_dtype}, {'and are' if stage.rounds else 'but are not'}")
     if stage.residents is not None:
         facts.append(_residents(stage.residents))
+    if stage.copies is not None and stage.copies[1] < stage.copies[0]:
+        wanted, real = stage.copies
+        facts.append(
+            f"copies of what is staged: {wanted} predicted, the kernel has {real}: lanes lack registers to bring more ahead"
+        )
     if stage.others:
         facts.append(f"not with {_reasons(stage.others)}")
     facts += [f"staged: {line}" for line in stage.staged]

@@ -46,9 +46,11 @@ def roller_codegen(spec: HardwareSpec, program: RProgram, options: BuildOptions)
 def roller_build(spec: HardwareSpec, source: KernelSource, options: BuildOptions) -> Artifact:  # type: ignore[empty-body]
     """Required. Source to binary, with the resources that the toolchain reports. Needs no such device.
 
-    Resources have names of the plugin's choice; three mean something to the engine: what ends in "spilled_bytes", of values that
-    are computed with in memory, what ends in "added_waits", of waits that the program does not have, and
-    "<stage>.resident_tiles", the tiles of a stage that a unit has room for at a time.
+    Resources have names of the plugin's choice; some mean something to the engine: what ends in "spilled_bytes", of values that
+    are computed with in memory, what ends in "added_waits", of waits that the program does not have;
+    "<stage>.resident_tiles", the tiles of a stage that a unit has room for at a time, and "<stage>.copies", the copies that there
+    are of what is filled from step to step. `explain` tells how kernels are launched: "<kernel>.blocks", "<kernel>.threads" of a
+    block, and where they are given "<kernel>.shared_bytes" of a block and "<kernel>.registers" of a thread.
     """
 
 

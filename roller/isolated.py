@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import os
 import pickle
+import select
 import shutil
 import signal
 import socket
@@ -137,12 +138,22 @@ def _stop() -> None:
 def _serve(descriptor: int, folder: str) -> None:
     """The worker's loop: answer calls until the caller closes the connection, or is gone."""
     tempfile.tempdir = os.environ["TMPDIR"] = folder
+    threading.Thread(target=_watch, args=(descriptor, folder), daemon=True).start()
     connection = Connection(descriptor)
     try:
         while True:
             connection.send_bytes(_sendable(_next_answer(connection)))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _watch(descriptor: int, folder: str) -> None:
+    """Once the caller is gone, whatever is being computed for it: the end of the worker, and of the compilers that it started."""
+    connection = select.poll()
+    connection.register(descriptor, 0)  # nothing but that the other end is closed, which is always told
+    connection.poll()
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _next_answer(connection: Connection) -> tuple[bool, Any]:

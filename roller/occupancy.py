@@ -7,7 +7,7 @@ would leave idle. They take no time off the work itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from roller.banks import padding_bytes
@@ -16,6 +16,7 @@ from roller.program import RProgram, StageProgram, copy_depth, panel_element_byt
 from roller.tile import Geometry
 
 RESIDENT = "resident_tiles"  # "<stage>.resident_tiles" among a binary's resources: tiles of the stage that a unit has room for
+COPIES = "copies"  # "<stage>.copies" among them: copies that the kernel has of what it fills from step to step
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +113,22 @@ def _lanes(program: StageProgram) -> int:
 
 def _staged_bytes(program: StageProgram, spec: HardwareSpec, geometry: Geometry) -> int:
     """Bytes of the copies that a tile keeps at the unit's level."""
-    nest, total = program.nest, 0
+    return sum(copies * (held + padding) for copies, held, padding in _staged(program, spec, geometry, program.levels[0]))
+
+
+def added_bytes(program: StageProgram, spec: HardwareSpec, geometry: Geometry, level: int) -> int:
+    """Bytes that a tile keeps at a level beside one copy of what it stages there: the other copies, and padding."""
+    return sum((copies - 1) * held + copies * padding for copies, held, padding in _staged(program, spec, geometry, level))
+
+
+def _staged(program: StageProgram, spec: HardwareSpec, geometry: Geometry, level: int) -> Iterator[tuple[int, int, int]]:
+    """Of everything that is staged at a level the copies, the bytes of one, and the padding of one."""
     for staging, copies in zip(program.staged, held_copies(program, spec), strict=True):
+        if staging.level != level:
+            continue
         if staging.kind == "panel":
             elements = geometry.panel_elements(staging.operand, program.unit_tile, staging.windowed)
-            held = elements * panel_element_bytes(nest, program.atom)
+            held = elements * panel_element_bytes(program.nest, program.atom)
         else:
             held = geometry.held(staging.operand, program.unit_tile).nbytes
-        total += copies * (held + padding_bytes(program, spec, staging)) if staging.level == program.levels[0] else 0
-    return total
+        yield copies, held, padding_bytes(program, spec, staging)

@@ -84,6 +84,22 @@ def test_a_choice_takes_numbers_and_any_condition() -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_the_greatest_of_several_is_no_number_where_one_is_none(dtype: str) -> None:
+    x, y = values(dtype, 9, 70), values(dtype, 9, 70)
+    images = values(dtype, 2, 3, 9, 11)
+    a, b, i = T(x.shape, dtype, "x"), T(y.shape, dtype, "y"), T(images.shape, dtype, "i")
+    np.testing.assert_array_equal(computed(ops.maximum(a, b), x=x, y=y), np.maximum(x, y))
+    np.testing.assert_array_equal(computed(ops.minimum(a, b), x=x, y=y), np.minimum(x, y))
+    np.testing.assert_array_equal(computed(ops.maximum(0, a), x=x), np.maximum(x.dtype.type(0), x))
+    np.testing.assert_array_equal(computed(ops.clip(a, -0.5, 0.5), x=x), np.clip(x, -0.5, 0.5).astype(dtype))
+    for axis in (0, 1, None):
+        np.testing.assert_array_equal(computed(ops.reduce_max(a, axis), x=x), x.max(axis))
+        np.testing.assert_array_equal(computed(ops.reduce_min(a, axis), x=x), x.min(axis))
+    windows = np.lib.stride_tricks.sliding_window_view(images, (3, 2), (2, 3))[:, :, ::2, ::2]
+    np.testing.assert_array_equal(computed(ops.max_pool2d(i, (3, 2), 2), i=images), windows.max((-2, -1)))
+
+
 def test_comparisons_of_te_know_what_is_no_number() -> None:
     x = values("float32", 64)
     source = te.placeholder((64,), "float32", "x")

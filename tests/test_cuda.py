@@ -209,6 +209,34 @@ def test_nothing_is_spilled(chip: str, op: ops.SymbolicTensor) -> None:
     assert all(0 < value < 256 for name, value in resources.items() if name.endswith("registers"))
 
 
+@needs_compiler
+@pytest.mark.parametrize("chip", [chip for chip in CHIPS if "v100" not in chip])
+def test_explanations_tell_how_kernels_are_launched(chip: str) -> None:
+    """And what the copies of all panels occupy is what a block takes, where copies run by themselves."""
+    kernel = roller.compile(gemm(1024, 1024, 1024), device=f"cuda:{chip}")
+    (launched,) = kernel.artifact.launch["kernels"]
+    told = kernel.explain().to_dict()
+    (about,) = told["kernels"]
+    for what in ("name", "blocks", "threads", "shared_bytes"):
+        assert about[what] == launched[what]
+    assert about["registers"] == kernel.artifact.resources["stage0_kernel.registers"]
+    (stage,) = told["stages"]
+    (shared,) = [level for level in stage["levels"] if level["level"] == "shared"]
+    wanted, real = stage["copies"]
+    assert wanted == real > 1 and abs(shared["footprint_bytes"] - launched["shared_bytes"]) < 128
+    line = f"stage0_kernel: {launched['blocks']} blocks of {launched['threads']} threads, "
+    assert line in str(kernel.explain()) and "the kernel has" not in str(kernel.explain())
+
+
+@needs_compiler
+def test_explanations_tell_of_copies_for_which_lanes_lack_registers() -> None:
+    """A product of halves in rows of no whole accesses, on a chip whose copies do not run by themselves."""
+    kernel = roller.compile(ops.matmul(ops.tensor((333, 555), "float16"), ops.tensor((555, 777), "float16")), device="cuda:v100")
+    (stage,) = kernel.explain().to_dict()["stages"]
+    assert stage["copies"] == (2, 1)
+    assert "copies of what is staged: 2 predicted, the kernel has 1" in str(kernel.explain())
+
+
 def test_operands_are_read_with_wide_accesses() -> None:
     kernel = roller.compile(gemm(4096, 4096, 4096), device="cuda:a100")
     text = codegen.generate(kernel.spec, kernel.program).text

@@ -67,6 +67,33 @@ def test_a_worker_whose_caller_is_gone_leaves_no_files(end):
     assert not folder.exists()
 
 
+def test_a_worker_ends_with_its_caller_whatever_it_computes():
+    """It was left behind, at work for nobody, where its caller was sent SIGTERM."""
+    code = (
+        "import os, time; from roller.isolated import run_isolated; print(run_isolated(os.getpid), flush=True)\n"
+        "run_isolated(time.sleep, 600)"
+    )
+    caller = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    worker = int(caller.stdout.readline())
+    time.sleep(0.2)  # until it is asleep
+    caller.terminate()
+    caller.wait()
+    caller.stdout.close()
+    last = time.monotonic() + 30
+    while _alive(worker) and time.monotonic() < last:
+        time.sleep(0.01)
+    assert not _alive(worker)
+
+
+def _alive(process):
+    """Whether a process is there that has not ended, though nobody may have asked how."""
+    try:
+        os.kill(process, 0)
+        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
 def test_what_a_quiet_worker_said_is_told_when_it_crashes(capfd):
     for _ in range(2):  # what an earlier call said is not told again
         with pytest.raises(CodegenError) as caught:

@@ -39,7 +39,11 @@ ERRORS: list[tuple[Callable[[], object], str]] = [
     (lambda: ops.matmul(T((2, 2, 3)), T((3, 5))), "see ops.batch_matmul or ops.einsum"),
     (lambda: ops.matmul(T((2, 3)), T((3, 2), "float16")), "float32 and float16"),
     (lambda: ops.matmul(T((2, 3)), T((3, 2)), acc_dtype="int32"), "choose a floating acc_dtype"),
-    (lambda: ops.matmul(T((2, 3)), T((3, 2)), acc_dtype="float16"), "narrower than the operands"),
+    (lambda: ops.matmul(T((2, 3)), T((3, 2)), acc_dtype="float16"), "does not hold the operands"),
+    (
+        lambda: ops.matmul(T((2, 3), "float16"), T((3, 2), "float16"), acc_dtype="bfloat16"),
+        "bfloat16 does not hold the operands' float16",
+    ),
     (lambda: ops.matmul(T((2, 3), "bool"), T((3, 2), "bool")), "bool values cannot be summed"),
     (lambda: ops.conv2d(T((1, 3, 5, 5)), T((2, 4, 3, 3))), "takes 4 input channels"),
     (lambda: ops.conv2d(T((1, 3, 5, 5)), T((2, 3, 7, 7))), "does not fit the padded height 5"),

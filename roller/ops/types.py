@@ -38,8 +38,8 @@ def accumulation_dtype(dtype: str, wanted: str | None = None) -> str:
         if (known_dtype(wanted) in FLOATS) != (dtype in FLOATS) or wanted == "bool":
             kind = "floating" if dtype in FLOATS else "integer"
             raise ExpressionError(f"{dtype} cannot be accumulated in {wanted}; choose a {kind} acc_dtype or cast the operands")
-        if ELEMENT_BYTES[wanted] < ELEMENT_BYTES[dtype]:
-            raise ExpressionError(f"acc_dtype {wanted} is narrower than the operands' {dtype}; choose {dtype} or wider")
+        if ELEMENT_BYTES[wanted] < ELEMENT_BYTES[dtype] or (wanted != dtype and {wanted, dtype} == HALVES):
+            raise ExpressionError(f"acc_dtype {wanted} does not hold the operands' {dtype}; choose {dtype} or wider")
         return wanted
     if dtype in FLOATS:
         return "float64" if dtype == "float64" else "float32"

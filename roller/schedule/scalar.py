@@ -31,8 +31,7 @@ NARROW = frozenset({"int8", "uint8", "int16", "uint16"})  # integers that C comp
 
 _BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
-    # The second operand of a comparison that fails: so a NaN in the first one of ours stays.
-    "max": lambda a, b: tirx.max(b, a), "min": lambda a, b: tirx.min(b, a), "pow": tirx.pow,
+    "max": lambda a, b: _extreme(tirx.max, a, b), "min": lambda a, b: _extreme(tirx.min, a, b), "pow": tirx.pow,
     "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
     "eq": tirx.EQ, "ne": tirx.NE,
     # TVM takes "a < b or b <= a" for true, which it is not of a NaN; what it says of "and" is so.
@@ -100,7 +99,7 @@ def _binary(part: Binary, visit: Callable[[Scalar], Expr], widened: _Widened, la
     if part.op not in ("eq", "ne") or part.left.dtype not in FLOATS:
         return widened(part.dtype, lambda cast: binary(part.op, cast(visit(part.left)), cast(visit(part.right)), part.left.dtype))
     left, right = visit(part.left), visit(part.right)
-    same = left <= right if part.left == part.right else tirx.EQ(left, right)
+    same = _is_number(left) if part.left == part.right else tirx.EQ(left, right)
     return same if part.op == "eq" else functions.opposite(same, lanes)
 
 
@@ -150,7 +149,30 @@ def binary(op: str, left: Expr, right: Expr, dtype: str) -> Expr:
 
 def combine(reducer: str, left: Expr, right: Expr) -> Expr:
     """One step of a reduction."""
-    return {"sum": operator.add, "max": tirx.max, "min": tirx.min}[reducer](left, right)
+    return operator.add(left, right) if reducer == "sum" else _extreme({"max": tirx.max, "min": tirx.min}[reducer], left, right)
+
+
+def _extreme(choose: Callable[[Expr, Expr], Expr], left: Expr, right: Expr) -> Expr:
+    """The greater or the lesser of two values; of numbers a NaN where one of them is one, as NumPy has it. TVM's is the second one
+    where a comparison fails: so a NaN beside a constant stays, or one on the left beside a number.
+    """
+    dtype = str(right.ty.dtype)
+    if _is_constant(left) or not dtype.startswith(("float", "bfloat")):
+        return choose(left, right)
+    if _is_constant(right):
+        return choose(right, left)
+    number = tirx.Var("number", dtype)  # evaluated once: it may be what lanes exchange
+    return tirx.Let(number, right, tirx.Select(_is_number(number), choose(number, left), number))
+
+
+def _is_number(value: Expr) -> Expr:
+    """False of a NaN, which TVM takes for equal to itself."""
+    same = value
+    return value <= same
+
+
+def _is_constant(value: Expr) -> bool:
+    return isinstance(value.value if isinstance(value, tirx.Broadcast) else value, tirx.FloatImm)
 
 
 def identity(reducer: str, dtype: str) -> Expr:

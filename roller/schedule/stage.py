@@ -115,6 +115,13 @@ def panels_of(block: Block, machine: Machine) -> list[SharedPanel]:
     ]
 
 
+def copies_of(program: StageProgram, machine: Machine) -> int:
+    """Copies that a block's kernel has of what it fills the most often."""
+    if machine.in_place(program.atom):
+        return max(s.depth for s in program.staged)
+    return max(panel.copies for panel in panels_of(matrix.block_of(program, machine), machine))
+
+
 def tile_bytes(program: StageProgram, spec: HardwareSpec) -> int:
     """Bytes that a lane's tile takes in its registers, as the engine counts them."""
     fit = Fit(spec, program.nest, Geometry(program.nest), windowed=program.windowed)

@@ -17,7 +17,7 @@ from tvm import tirx
 from roller.plugin import CodegenError, HardwareSpec, KernelSource, RProgram, StageProgram
 from roller.schedule import grid, matrix
 from roller.schedule.machine import Machine
-from roller.schedule.stage import GridKernel
+from roller.schedule.stage import GridKernel, copies_of
 from roller.schedule.swizzled import ALIGNMENT
 from roller.schedule.tir import argument
 from roller_cuda import hopper, occupancy, prediction, tensor_cores, toolchain
@@ -185,8 +185,10 @@ def _stage(spec: HardwareSpec, program: RProgram, kernel: GridKernel) -> tuple[d
     if kernel.stage is None:
         return {}, 0
     stage = program.stages[kernel.stage]
-    registers, blocks = prediction.told_registers(spec, stage, machine(spec), kernel)
-    return {"stage": stage.nest.stage.name, "predicted_registers": registers}, blocks
+    known = machine(spec)
+    registers, blocks = prediction.told_registers(spec, stage, known, kernel)
+    copies = {"copies": copies_of(stage, known)} if stage.staged else {}
+    return {"stage": stage.nest.stage.name, "predicted_registers": registers, **copies}, blocks
 
 
 def _describe(kernel: GridKernel, orders: dict[str, list[str]], stage: dict[str, Any]) -> dict[str, Any]:

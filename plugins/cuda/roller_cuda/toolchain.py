@@ -161,12 +161,17 @@ def _body(text: str, name: str) -> str:
 
 
 def _taken(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[str, int]) -> dict[str, int]:
-    """What follows from a kernel's registers: the blocks of it that a multiprocessor holds, beside what was predicted."""
+    """How a kernel is launched, and what follows from its registers: the blocks of it that a multiprocessor holds, beside what was
+    predicted.
+    """
     name, registers = kernel["name"], found.get(f"{kernel['name']}.registers")
+    taken = {f"{name}.{what}": kernel[what] for what in ("blocks", "threads", "shared_bytes") if what in kernel}
+    if "copies" in kernel:
+        taken[f"{kernel['stage']}.copies"] = kernel["copies"]
     if registers is None:
-        return {}
+        return taken
     blocks = _blocks(spec, kernel, registers)
-    taken = {f"{name}.resident_blocks": blocks}
+    taken[f"{name}.resident_blocks"] = blocks
     if "stage" in kernel:
         taken[f"{kernel['stage']}.resident_tiles"] = blocks
     if "predicted_registers" in kernel:

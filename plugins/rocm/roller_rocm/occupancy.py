@@ -19,6 +19,7 @@ def resources(spec: HardwareSpec, kernels: Sequence[Mapping[str, Any]], binary: 
     for kernel in kernels:
         name = kernel["name"]
         facts = binary[name].facts
+        found |= {f"{name}.{what}": kernel[what] for what in ("blocks", "threads", "shared_bytes") if what in kernel}
         found[f"{name}.vgprs"] = facts["vgpr_count"]
         found[f"{name}.agprs"] = facts.get("agpr_count", 0)
         found[f"{name}.sgprs"] = facts["sgpr_count"]
