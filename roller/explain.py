@@ -82,9 +82,10 @@ class KernelReport:
     registers: int | None
 
     def __str__(self) -> str:
-        shared = f", {_bytes(self.shared_bytes)} of shared memory each" if self.shared_bytes is not None else ""
+        shared = f", {_bytes(self.shared_bytes)} of shared memory each" if self.shared_bytes else ""
         registers = f"; {self.registers} registers a thread" if self.registers is not None else ""
-        return f"{self.name}: {self.blocks:,} blocks of {self.threads:,} threads{shared}{registers}"
+        blocks, threads = (f"{n:,} {what}{'' if n == 1 else 's'}" for n, what in ((self.blocks, "block"), (self.threads, "thread")))
+        return f"{self.name}: {blocks} of {threads}{shared}{registers}"
 
 
 @dataclass(frozen=True, slots=True)

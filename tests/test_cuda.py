@@ -224,6 +224,9 @@ def test_explanations_tell_how_kernels_are_launched(chip: str) -> None:
     (shared,) = [level for level in stage["levels"] if level["level"] == "shared"]
     wanted, real = stage["copies"]
     assert wanted == real > 1 and abs(shared["footprint_bytes"] - launched["shared_bytes"]) < 128
+    size, order = f"{launched['blocks']} x {launched['threads']} threads", ", ".join(launched["arguments"])
+    above = f"// launched with {size}, {launched['shared_bytes']} bytes of dynamic shared memory; arguments: {order}\nextern"
+    assert above in kernel.source
     line = f"stage0_kernel: {launched['blocks']} blocks of {launched['threads']} threads, "
     assert line in str(kernel.explain()) and "the kernel has" not in str(kernel.explain())
 
@@ -258,11 +261,20 @@ def test_a_compilers_complaint_comes_with_its_line() -> None:
     assert "x[0] = nonsense;" in str(caught.value).splitlines()[-1]
 
 
+def test_an_architecture_of_another_capability_is_refused() -> None:
+    """What a chip's kernels use its architecture would not have: an assembler's complaint about each instruction."""
+    spec = load_spec("cuda:a100")
+    strange = spec.model_copy(update={"options": {**spec.options, "arch": "sm_75"}})
+    with pytest.raises(CodegenError, match=r"cuda:a100: options.arch says sm_75, options.compute_capability 8\.0; kernels"):
+        roller.compile(gemm(64, 64, 64), device="cuda", spec=strange)
+
+
 @needs_compiler
 @pytest.mark.parametrize("arch", ["sm_20", "sm_999", "pentium", ""])
 def test_an_architecture_that_the_compiler_lacks_is_refused(arch: str) -> None:
     spec = load_spec("cuda:a100")
-    strange = spec.model_copy(update={"options": {**spec.options, "arch": arch}})
+    capability = (int(arch[3:-1]), int(arch[-1])) if arch.startswith("sm_") else (8, 0)
+    strange = spec.model_copy(update={"options": {**spec.options, "arch": arch, "compute_capability": capability}})
     source = codegen.generate(spec, roller.compile(gemm(8, 8, 8), device="cuda:a100").program)
     with pytest.raises(CodegenError, match=arch or "architecture"):
         toolchain.build(strange, source)

@@ -385,3 +385,10 @@ def test_the_library_needs_neither_tvm_nor_numpy() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     for file in Path(ops.__file__).parent.glob("*.py"):
         assert not re.search(r"^\s*(import|from) (numpy|tvm)", file.read_text(), re.MULTILINE), file
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.dtype("f2"), "float16"], ids=str)
+def test_element_types_are_named_or_numpys(dtype: object) -> None:
+    assert ops.tensor((3,), dtype).dtype == ops.tensor((3,)).astype(dtype).dtype == "float16"
+    assert ops.tensor((3,), bool).dtype == "bool"
+    assert ops.matmul(ops.tensor((2, 3)), ops.tensor((3, 2)), out_dtype=dtype).dtype == "float16"

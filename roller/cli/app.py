@@ -30,7 +30,7 @@ Words = Annotated[
     typer.Argument(
         metavar="OPERATOR...",
         help='such as: matmul 1024x512 512x2048 | "relu(matmul(64x32, 32x8))" | "mk,kn->mn" 64x32 32x8 | '
-        "conv2d 1x64x56x56 128x64x3x3 padding=1",
+        "conv2d 1x64x56x56 128x64x3x3 padding=1 | maximum 64x32 0.5 (a whole number would be an input: 64 is a vector)",
     ),
 ]
 DType = Annotated[str, typer.Option(help="Element type of inputs that do not say theirs (64x32:int8).")]
@@ -41,6 +41,7 @@ Precision = Annotated[str, typer.Option(help="ieee, or tf32: factors of float32 
 Top = Annotated[int, typer.Option("--top", min=1, help="Programs to keep.")]
 Measure = Annotated[bool, typer.Option("--measure", help="Build and time the kept programs, take the fastest.")]
 Verify = Annotated[bool, typer.Option("--verify", help="Compare the kernel with the reference.")]
+KEPT = ("dtype", "device", "spec", "threads", "precision", "top")  # options that a saved kernel was made with
 Form = Annotated[Format, typer.Option("--format", help="What stdout gets.")]
 
 
@@ -112,6 +113,7 @@ def compile_command(
 @app.command()
 @guarded
 def explain(
+    context: typer.Context,
     operator: Words,
     *,
     dtype: DType = "float32",
@@ -123,7 +125,7 @@ def explain(
     form: Form = Format.table,
 ) -> None:
     """Explain the program of an operator, or of a saved kernel (a .roller file)."""
-    kernel = _kernel(operator, dtype, device=device, spec=spec, threads=threads, precision=precision, top=top)
+    kernel = _kernel(context, operator, dtype, device=device, spec=spec, threads=threads, precision=precision, top=top)
     explanation = kernel.explain()
     report(form, "explain", lambda: explanation, explanation.to_dict)
 
@@ -131,6 +133,7 @@ def explain(
 @app.command()
 @guarded
 def profile(
+    context: typer.Context,
     operator: Words,
     *,
     dtype: DType = "float32",
@@ -142,7 +145,7 @@ def profile(
     form: Form = Format.table,
 ) -> None:
     """Tell what a simulated device counts for an operator, or a saved kernel: cycles by step, memory; nothing is run."""
-    kernel = _kernel(operator, dtype, device=device, spec=spec, threads=threads, precision=precision, top=1)
+    kernel = _kernel(context, operator, dtype, device=device, spec=spec, threads=threads, precision=precision, top=1)
     found = kernel.profile()
     if html is not None:
         _written(html, found.html())
@@ -159,6 +162,7 @@ def _written(path: Path, text: str) -> None:
 @app.command()
 @guarded
 def bench(
+    context: typer.Context,
     operator: Words,
     *,
     dtype: DType = "float32",
@@ -170,7 +174,7 @@ def bench(
     form: Form = Format.table,
 ) -> None:
     """Time an operator, or a saved kernel, on this machine."""
-    kernel = _kernel(operator, dtype, device=device, spec=spec, threads=threads, precision=precision, top=1)
+    kernel = _kernel(context, operator, dtype, device=device, spec=spec, threads=threads, precision=precision, top=1)
     with progress("measuring"):
         (measured,) = trial.measure([kernel.artifact], seconds)
     if measured is None:
@@ -187,6 +191,7 @@ def bench(
 @app.command("verify")
 @guarded
 def verify_command(
+    context: typer.Context,
     operator: Words,
     *,
     dtype: DType = "float32",
@@ -198,7 +203,7 @@ def verify_command(
     form: Form = Format.table,
 ) -> None:
     """Compare the kernel of an operator, or a saved one, with the reference: every element, of large operators a sample."""
-    kernel = _kernel(operator, dtype, device=device, spec=spec, threads=threads, precision=precision, top=1)
+    kernel = _kernel(context, operator, dtype, device=device, spec=spec, threads=threads, precision=precision, top=1)
     with progress("comparing with the reference"):
         trial.verify(kernel.artifact, kernel.expr, emulate)
     where = "emulator" if emulate else "device"
@@ -229,17 +234,37 @@ def _state(name: str) -> tuple[bool, str]:
 
 
 def _kernel(
-    words: list[str], dtype: str, *, device: str, spec: Path | None, threads: int | None, precision: str, top: int
+    context: typer.Context,
+    words: list[str],
+    dtype: str,
+    *,
+    device: str,
+    spec: Path | None,
+    threads: int | None,
+    precision: str,
+    top: int,
 ) -> Kernel:
     """The kernel of an operator, or the one that a file holds."""
     if len(words) == 1 and words[0].endswith(".roller"):
-        try:
-            return roller.load(words[0])
-        except (KernelError, ExpressionError) as error:
-            raise BadFileError(str(error)) from error
+        return _saved(context, words[0], device)
     op = parse(words, dtype)
     with progress("compiling"):
         return roller.compile(op, device, spec=spec, top_k=top, threads=threads, precision=precision)
+
+
+def _saved(context: typer.Context, path: str, device: str) -> Kernel:
+    """The kernel that a file holds; options that say how to make one are refused where they say something else."""
+    try:
+        kernel = roller.load(path)
+    except (KernelError, ExpressionError) as error:
+        raise BadFileError(str(error)) from error
+    mine = f"{kernel.spec.device}:{kernel.spec.chip}"
+    for name in KEPT:
+        source = context.get_parameter_source(name)
+        given = source is not None and source.name == "COMMANDLINE"
+        if given and (name != "device" or device not in (kernel.spec.device, mine)):
+            raise typer.BadParameter(f"{path} is a kernel already, for {mine}", param_hint=f"--{name}")
+    return kernel
 
 
 def _described(kernel: Kernel) -> dict[str, object]:

@@ -43,7 +43,7 @@ def _list(device: str | None, form: Format) -> None:
     found = roller.specs(device)
     table = Table("device", "chip", "file", box=None, header_style="italic")
     for entry in found:
-        table.add_row(entry.device, entry.chip, Text(str(entry.path)), style=None)
+        table.add_row(entry.device, entry.chip, Text(str(entry.path), overflow="fold"), style=None)
     entries = [{"device": e.device, "chip": e.chip, "file": str(e.path)} for e in found]
     report(form, "specs list", lambda: table, lambda: {"specs": entries})
 

@@ -43,9 +43,8 @@ class SymbolicTensor:
 
     def astype(self, dtype: str) -> SymbolicTensor:
         """The same values as another element type (to an integer: towards zero)."""
-        known_dtype(dtype)
-        axes, index = grid(self.shape)
-        return produced("cast", axes, converted(source(self, 0, index), dtype), self.shape, (self,), dtype=dtype)
+        (axes, index), wanted = grid(self.shape), known_dtype(dtype)
+        return produced("cast", axes, converted(source(self, 0, index), wanted), self.shape, (self,), dtype=wanted)
 
     def __add__(self, other: Operand) -> SymbolicTensor:
         return arithmetic("add", self, other)
@@ -134,8 +133,10 @@ def _product(left: SymbolicTensor, right: SymbolicTensor) -> SymbolicTensor:
 Operand = SymbolicTensor | float | int
 
 
-def tensor(shape: Sequence[int], dtype: str = "float32", name: str | None = None) -> SymbolicTensor:
+def tensor(shape: Sequence[int], dtype: object = "float32", name: str | None = None) -> SymbolicTensor:
     """An input of the given shape and element type; without a name it is called t0, t1, … in order of first use.
+
+    `dtype`: a name such as "float16", or what NumPy, ml_dtypes or torch call the type.
 
     `ExpressionError` for a negative or fractional extent, an unknown type, or a name that is no identifier.
     """

@@ -10,11 +10,13 @@ HALVES = frozenset({"float16", "bfloat16"})
 NARROW_INTEGERS = frozenset({"int8", "uint8", "int16"})
 
 
-def known_dtype(dtype: str) -> str:
-    """The type itself; `ExpressionError` if there is no such element type."""
-    if dtype not in ELEMENT_BYTES:
+def known_dtype(dtype: object) -> str:
+    """The name of an element type: given as that, or as a type of NumPy, ml_dtypes or torch; `ExpressionError` if there is none."""
+    said = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)  # np.dtype, np.float32, torch.float32
+    name = str(said).removeprefix("torch.")
+    if name not in ELEMENT_BYTES:
         raise ExpressionError(f"unknown element type {dtype!r}; choose one of {', '.join(ELEMENT_BYTES)}")
-    return dtype
+    return name
 
 
 def compute_dtype(dtype: str) -> str:
@@ -35,7 +37,8 @@ def accumulation_dtype(dtype: str, wanted: str | None = None) -> str:
     if dtype == "bool":
         raise ExpressionError("bool values cannot be summed; use .astype('int32') first")
     if wanted is not None:
-        if (known_dtype(wanted) in FLOATS) != (dtype in FLOATS) or wanted == "bool":
+        wanted = known_dtype(wanted)
+        if (wanted in FLOATS) != (dtype in FLOATS) or wanted == "bool":
             kind = "floating" if dtype in FLOATS else "integer"
             raise ExpressionError(f"{dtype} cannot be accumulated in {wanted}; choose a {kind} acc_dtype or cast the operands")
         if ELEMENT_BYTES[wanted] < ELEMENT_BYTES[dtype] or (wanted != dtype and {wanted, dtype} == HALVES):

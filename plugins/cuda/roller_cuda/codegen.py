@@ -68,6 +68,8 @@ def generate(spec: HardwareSpec, program: RProgram) -> KernelSource:
         "output": expr.output.name,
         "alignment": 16,
     }
+    for described in launch["kernels"]:
+        text = _with_launch(text, described)
     return KernelSource(text, "cuda-c++", kernels[0].name if kernels else "nothing", launch)
 
 
@@ -176,6 +178,17 @@ def _orders(text: str) -> dict[str, list[str]]:
     for _, name, parameters, _ in _KERNEL.findall(text):
         found[name] = [p.split()[-1].lstrip("*").removesuffix("_ptr") for p in parameters.split(",") if p.strip()]
     return found
+
+
+def _with_launch(text: str, kernel: dict[str, Any]) -> str:
+    """The text with a line above a kernel that says how to launch it."""
+    what = (
+        f"launched with {kernel['blocks']} x {kernel['threads']} threads, {kernel['shared_bytes']} bytes of dynamic shared memory"
+    )
+    clusters = f", in clusters of {kernel['cluster']}" if "cluster" in kernel else ""
+    maps = f"; tensor maps, as the launch description says: {', '.join(kernel['maps'])}" if "maps" in kernel else ""
+    start = text.rindex('extern "C"', 0, text.rindex(f" {kernel['name']}("))
+    return f"{text[:start]}// {what}{clusters}; arguments: {', '.join(kernel['arguments'])}{maps}\n{text[start:]}"
 
 
 def _stage(spec: HardwareSpec, program: RProgram, kernel: GridKernel) -> tuple[dict[str, Any], int]:

@@ -22,7 +22,7 @@ from roller_cuda import cubin, occupancy
 
 FORMAT = "cubin"
 COMPILER = "ROLLER_CUDA_COMPILER"
-INSTALL = "pip install 'roller-compiler[cuda]'"
+INSTALL = "pip install 'roller-compiler[cuda]' (in a copy of the repository: '.[cuda]')"
 HEADERS = ("cuda_runtime", "cuda_cccl")  # folders of the toolkit's header wheels
 FLAGS = ("-std=c++17", "--ptxas-options=-v", "-lineinfo")
 AS_LAUNCHED = "#define ROLLER_REGISTERS_AS_LAUNCHED"  # for `hopper.cuh`: registers are not handed around
@@ -45,15 +45,26 @@ def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
     """The cubin of a source for the chip's architecture; `CodegenError` with the offending lines where the compiler refuses it."""
     if source.language != "cuda-c++":
         raise CodegenError(f"the cuda toolchain takes cuda-c++, not {source.language}")
-    arch = str(spec.options.get("arch", ""))
-    if not re.fullmatch(r"sm_\d+[a-z]?", arch):
-        raise CodegenError(f"{spec.device}:{spec.chip}: options.arch says {arch!r}, not an architecture such as sm_80")
+    arch = architecture(spec)
     kernels = source.launch["kernels"]
     text, data, found = _best(spec, source.text, kernels, arch) if kernels else (source.text, b"", {})
     launch = {**source.launch, "text": text, "arch": arch}
     for kernel in kernels:
         found.update(_taken(spec, kernel, found))
     return Artifact(FORMAT, data, launch, found, spec.device, spec, versions=_versions())
+
+
+def architecture(spec: HardwareSpec) -> str:
+    """What the compiler compiles for; `CodegenError` where the spec says none, or one of another compute capability, of which
+    kernels use what it has.
+    """
+    arch, capability = str(spec.options.get("arch", "")), [str(n) for n in spec.options.get("compute_capability", ())]
+    if not re.fullmatch(r"sm_\d+[a-z]?", arch):
+        raise CodegenError(f"{spec.device}:{spec.chip}: options.arch says {arch!r}, not an architecture such as sm_80")
+    if arch.removeprefix("sm_").rstrip("abcdefghijklmnopqrstuvwxyz") != "".join(capability):
+        said = f"options.arch says {arch}, options.compute_capability {'.'.join(capability)}"
+        raise CodegenError(f"{spec.device}:{spec.chip}: {said}; kernels are compiled for the one and use what the other has")
+    return arch
 
 
 def _compiled(text: str, arch: str) -> tuple[bytes, dict[str, int]]:

@@ -24,7 +24,7 @@ from roller_rocm import assembling, assembly, hip, isolated, launching, module, 
 
 LANGUAGE = "llvm-ir"
 LINKER = "ROLLER_ROCM_LINKER"
-INSTALL = "pip install 'roller-compiler[rocm]'"
+INSTALL = "pip install 'roller-compiler[rocm]' (in a copy of the repository: '.[rocm]')"
 ARCH = re.compile(r"gfx[0-9a-f]{3,4}")
 
 
