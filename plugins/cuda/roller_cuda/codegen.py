@@ -60,16 +60,17 @@ def generate(spec: HardwareSpec, program: RProgram) -> KernelSource:
         stages.append(about)
     text = _whole(printed) if kernels else ""
     orders = _orders(text)
+    described = [_describe(kernel, orders, about) for kernel, about in zip(kernels, stages, strict=True)]
+    for launched in described:
+        text = _with_launch(text, launched)
     launch = {
-        "kernels": [_describe(kernel, orders, about) for kernel, about in zip(kernels, stages, strict=True)],
+        "kernels": described,
         "workspaces": [{"name": s.name, "elements": s.elements, "dtype": s.dtype} for s in spaces],
         "inputs": [t.name for t in expr.inputs],
         "tensors": [{"name": t.name, "shape": list(t.shape), "dtype": t.dtype} for t in expr.inputs],
         "output": expr.output.name,
         "alignment": 16,
     }
-    for described in launch["kernels"]:
-        text = _with_launch(text, described)
     return KernelSource(text, "cuda-c++", kernels[0].name if kernels else "nothing", launch)
 
 
