@@ -30,6 +30,7 @@ LEFT, RIGHT = (200, 152), (152, 136)  # and of the one on Hopper's own path
 _RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint, ctypes.c_uint)
 
 
+WHOLE = 1 << 30  # bytes of shared memory: more than there are
 Run = Callable[[Any, int, int], int]  # arguments, blocks, threads → 0 if it went well
 
 
@@ -87,7 +88,7 @@ def _library() -> ctypes.CDLL:
 
 def _emulating(library: ctypes.CDLL, name: str) -> Run:
     function = getattr(library, f"emulate_{name}")
-    return lambda arguments, blocks, threads: int(function(arguments, blocks, threads, 0, 0))
+    return lambda arguments, blocks, threads: int(function(arguments, blocks, threads, 0, 0, WHOLE))
 
 
 class Gpus:

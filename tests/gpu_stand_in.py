@@ -41,6 +41,7 @@ from roller_cuda import emulator
 SOURCE = Path(__file__).parent / "fake_libcuda.cpp"
 RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, ctypes.c_int)
 ILLEGAL_ADDRESS = 700
+WHOLE = 1 << 30  # bytes of shared memory: more than there are
 CHIP = "a100"
 RELU = Operator("small relu", "paper119 elementwise", "relu", "float32", {"x": (3, 37)})
 OTHER = Operator("other relu", "paper119 elementwise", "relu", "float32", {"x": (5, 41)})
@@ -116,7 +117,7 @@ class FakeGpu:
                 )
                 if not passed[number]:
                     return ILLEGAL_ADDRESS
-            return ILLEGAL_ADDRESS if start(passed, blocks, threads, 0, 0) else 0
+            return ILLEGAL_ADDRESS if start(passed, blocks, threads, 0, 0, WHOLE) else 0
 
         return called
 

@@ -159,6 +159,15 @@ def test_a_barrier_that_some_threads_never_reach_is_reported() -> None:
 
 
 @needs_cxx
+def test_writing_behind_the_shared_memory_that_was_asked_for_is_reported() -> None:
+    expr, artifact = steps()
+    (kernel,) = artifact.launch["kernels"]
+    short = {**artifact.launch, "kernels": [{**kernel, "shared_bytes": kernel["shared_bytes"] - 64}]}
+    with pytest.raises(LaunchError, match="writes behind the shared memory that it is launched with"):
+        emulated(expr, replace(artifact, launch=short), verify.random_inputs(expr, 0))
+
+
+@needs_cxx
 def test_shared_memory_is_full_of_nan_before_each_block() -> None:
     """A panel that is read without having been filled does not look right by chance."""
     expr, artifact = steps()

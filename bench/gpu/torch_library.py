@@ -109,6 +109,8 @@ class TorchLibrary:
             return value, compute(before(op), wide).mul_(bound.terms).add_(size, alpha=bound.spread).add_(bound.floor)
         finally:
             torch.backends.cudnn.benchmark = True
+            if self._device.type == "cuda":  # whoever waits for a kernel for so long and no longer is not to wait for this
+                torch.cuda.synchronize(self._device)
 
     def excess(self, got: torch.Tensor, expected: tuple[torch.Tensor, torch.Tensor], slack: float) -> float:
         """The largest error as a multiple of what is allowed."""

@@ -84,6 +84,7 @@ static char *shared;  // the memory of the block whose thread runs
 static bool at_once;  // copies arrive when they are started, not when somebody waits for them
 static bool misaligned;  // an access that the GPU would refuse
 static bool forsaken;  // a thread that came to its end before what it sent away had left shared memory
+static bool beyond;  // values behind the shared memory that a block was launched with
 static bool unseen;  // an arrival though nobody waited for the end of the phase before
 static bool undefined;  // an operand whose value the GPU does not define
 static void (*body)(void **);
@@ -339,10 +340,10 @@ inline int run_blocks(bool backwards) {
 }
 
 inline int launch(
-    void (*kernel)(void **), void **given, int grid, int together, Dim threads, size_t shared_bytes, bool backwards, bool eager
+    void (*kernel)(void **), void **given, int grid, int together, Dim threads, size_t shared_bytes, size_t told_bytes, bool backwards, bool eager
 ) {
     at_once = eager, memory = shared_bytes;
-    body = kernel, arguments = given, grid_size = {grid, 1, 1}, block_size = threads, misaligned = forsaken = undefined = unseen = false;
+    body = kernel, arguments = given, grid_size = {grid, 1, 1}, block_size = threads, misaligned = forsaken = undefined = beyond = unseen = false;
     count = threads.x * threads.y * threads.z;
     fibers.resize(count * together);
     blocks.assign(together, Block());
@@ -350,12 +351,14 @@ inline int launch(
     std::vector<char> room(each * together + 1024);
     char *const first = room.data() + (1024 - reinterpret_cast<uintptr_t>(room.data()) % 1024) % 1024;
     int stuck = 0;
-    for (int x = 0; x < grid && !stuck && !misaligned && !forsaken && !undefined && !unseen; x += together) {
+    for (int x = 0; x < grid && !stuck && !misaligned && !forsaken && !undefined && !beyond && !unseen; x += together) {
         for (int rank = 0; rank < together; rank++) blocks[rank].shared = first + rank * each, blocks[rank].index = {x + rank, 0, 0};
         stuck = run_blocks(backwards);
+        for (const Block &block : blocks)
+            for (size_t at = told_bytes; at < memory; at++) beyond |= block.shared[at] != static_cast<char>(0xff);
     }
     std::vector<Fiber>().swap(fibers);  // a library stays loaded: it must not hold stacks of megabytes
-    return stuck ? stuck : misaligned ? -1 : forsaken ? -2 : undefined ? -3 : unseen ? -4 : 0;
+    return stuck ? stuck : misaligned ? -1 : forsaken ? -2 : undefined ? -3 : unseen ? -4 : beyond ? -5 : 0;
 }
 
 inline Dim thread_index() {

@@ -36,7 +36,13 @@ Array = npt.NDArray[Any]
 HERE = Path(__file__).parent
 FLAGS = ("-std=c++17", "-Og", "-w", "-shared", "-fPIC", "-ffp-contract=off")
 MOST_DIMENSIONS = 5  # of an array from which boxes are copied
-FORSAKEN, UNDEFINED, UNSEEN = -2, -3, -4  # what the emulator answers; other negative numbers: an address that is not aligned
+BROKEN = {
+    -1: "an address is not aligned as its access wants",
+    -2: "a thread ends before its results have left shared memory",
+    -3: "an operand has bits that the instruction does not define",
+    -4: "lanes arrive at a signal though none has seen its last phase end",
+    -5: "a block writes behind the shared memory that it is launched with",
+}  # what the emulator answers; positive numbers: threads that wait
 POISON = 0xFF  # of workspaces before the first kernel: a NaN in every floating type
 _SHARED = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+?) (\w+)\[\];")
 
@@ -83,15 +89,10 @@ class Emulator:
             places = [address({**arrays, **maps}[name]) for name in kernel["arguments"]]
             given = (ctypes.c_void_p * len(places))(*places)
             start = getattr(self._library, f"emulate_{kernel['name']}")
-            stuck = start(given, kernel["blocks"], kernel["threads"], int(order.backwards), int(order.eager))
-            if stuck == FORSAKEN:
-                raise LaunchError(f"kernel {kernel['name']!r}: a thread ends before its results have left shared memory")
-            if stuck == UNDEFINED:
-                raise LaunchError(f"kernel {kernel['name']!r}: an operand has bits that the instruction does not define")
-            if stuck == UNSEEN:
-                raise LaunchError(f"kernel {kernel['name']!r}: lanes arrive at a signal though none has seen its last phase end")
+            orders = int(order.backwards), int(order.eager)
+            stuck = start(given, kernel["blocks"], kernel["threads"], *orders, kernel["shared_bytes"])
             if stuck < 0:
-                raise LaunchError(f"kernel {kernel['name']!r}: an address is not aligned as its access wants")
+                raise LaunchError(f"kernel {kernel['name']!r}: {BROKEN[stuck]}")
             if stuck:
                 raise LaunchError(f"kernel {kernel['name']!r}: {stuck} threads wait for one that never comes")
 
@@ -103,13 +104,13 @@ def emulated(launch: Mapping[str, Any], shared_bytes: int) -> str:
     """The C++ text: the kernels as they are, and a function for each that launches it."""
     tail = []
     for kernel in launch["kernels"]:
-        name, lanes = kernel["name"], "{threads, 1, 1}"
+        name, lanes, room = kernel["name"], "{threads, 1, 1}", f"{shared_bytes}, told"
         maps, together = kernel.get("maps", {}), kernel.get("cluster", 1)
         passed = ", ".join(_passed(n, argument in maps) for n, argument in enumerate(kernel["arguments"]))
         tail += [
             f"static void call_{name}(void **given) {{ {name}({passed}); }}",
-            f'extern "C" int emulate_{name}(void **given, int blocks, int threads, int backwards, int eager) {{',
-            f"    return emulator::launch(call_{name}, given, blocks, {together}, {lanes}, {shared_bytes}, backwards, eager);",
+            f'extern "C" int emulate_{name}(void **given, int blocks, int threads, int backwards, int eager, int told) {{',
+            f"    return emulator::launch(call_{name}, given, blocks, {together}, {lanes}, {room}, backwards, eager);",
             "}",
         ]
     # A block's shared memory is a place, not a declaration.
