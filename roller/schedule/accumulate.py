@@ -179,7 +179,7 @@ def _step(low: Lowering, state: State, place: Place, acc: Buffer, chunks: Chunks
             where = ramp(at + (chunk if low.lane_reduces else 0), 1, wide)
             held = Held()
             body = _counted(low, state, _body(low, state, point, moved, held), chunk, wide)
-            value = combine(low.reducer or "sum", load(acc, where), body)
+            value = combine(low.reducer or "sum", load(acc, where), body, held)
             statements += [*held.statements, store(acc, value, where)]
     return sequence(statements)
 

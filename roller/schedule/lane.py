@@ -154,10 +154,8 @@ class Lane:
                 held = Held.in_registers()
                 value = self._body(state, offsets, panels, arrays, held)
                 where = plus(slot, at)
-                statements += [
-                    *held.statements,
-                    store(self.acc, combine(self.nest.stage.reducer or "sum", load(self.acc, where), value), where),
-                ]
+                total = combine(self.nest.stage.reducer or "sum", load(self.acc, where), value, held)
+                statements += [*held.statements, store(self.acc, total, where)]
         return sequence(statements)
 
     def _copy_of(self, panel: SharedPanel) -> Position:

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable
 
 from tvm import tirx
+from tvm.ir.expr import TensorLoad
 
 from roller.expr import FLOATS
 from roller.scalar import (
@@ -31,7 +32,7 @@ NARROW = frozenset({"int8", "uint8", "int16", "uint16"})  # integers that C comp
 
 _BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
-    "max": lambda a, b: _extreme(tirx.max, a, b), "min": lambda a, b: _extreme(tirx.min, a, b), "pow": tirx.pow,
+    "pow": tirx.pow,
     "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
     "eq": tirx.EQ, "ne": tirx.NE,
     # TVM takes "a < b or b <= a" for true, which it is not of a NaN; what it says of "and" is so.
@@ -78,7 +79,7 @@ def emit(
                     part.dtype, lambda cast: functions.call(part.op, cast(visit(part.value)), part.value.dtype, lanes, held)
                 )
             case Binary():
-                return _binary(part, visit, widened, lanes)
+                return _binary(part, visit, widened, held, lanes)
             case Select():
                 return tirx.Select(visit(part.condition), side(part.yes), side(part.no))
             case Cast():
@@ -92,13 +93,15 @@ def emit(
     return visit(node)
 
 
-def _binary(part: Binary, visit: Callable[[Scalar], Expr], widened: _Widened, lanes: int) -> Expr:
+def _binary(part: Binary, visit: Callable[[Scalar], Expr], widened: _Widened, held: Held, lanes: int) -> Expr:
     """A binary operation. Of numbers a NaN is unequal to all, itself too: TVM takes what is compared with itself for equal, and on
     processors a NaN for equal to everything where `!=` is printed.
     """
-    if part.op not in ("eq", "ne") or part.left.dtype not in FLOATS:
+    if part.op not in ("eq", "ne", "max", "min") or part.left.dtype not in FLOATS:
         return widened(part.dtype, lambda cast: binary(part.op, cast(visit(part.left)), cast(visit(part.right)), part.left.dtype))
     left, right = visit(part.left), visit(part.right)
+    if part.op in ("max", "min"):
+        return extreme(part.op, left, right, held)
     same = _is_number(left) if part.left == part.right else tirx.EQ(left, right)
     return same if part.op == "eq" else functions.opposite(same, lanes)
 
@@ -144,25 +147,37 @@ def binary(op: str, left: Expr, right: Expr, dtype: str) -> Expr:
     """A binary operation; integer division truncates, as C does."""
     if op == "div":
         return left / right if dtype.startswith(("float", "bfloat")) else tirx.truncdiv(left, right)
+    if op in ("max", "min") and dtype != "bool":
+        return extreme(op, left, right)
     return _BINARY[_TRUTH.get(op, op) if dtype == "bool" else op](left, right)
 
 
-def combine(reducer: str, left: Expr, right: Expr) -> Expr:
-    """One step of a reduction."""
-    return operator.add(left, right) if reducer == "sum" else _extreme({"max": tirx.max, "min": tirx.min}[reducer], left, right)
+def combine(reducer: str, left: Expr, right: Expr, held: Held | None = None) -> Expr:
+    """One step of a reduction; `held` takes what is used several times."""
+    return operator.add(left, right) if reducer == "sum" else extreme(reducer, left, right, held)
 
 
-def _extreme(choose: Callable[[Expr, Expr], Expr], left: Expr, right: Expr) -> Expr:
-    """The greater or the lesser of two values; of numbers a NaN where one of them is one, as NumPy has it. TVM's is the second one
-    where a comparison fails: so a NaN beside a constant stays, or one on the left beside a number.
+def extreme(op: str, left: Expr, right: Expr, held: Held | None = None) -> Expr:
+    """The greater ("max") or the lesser ("min") of two values; of numbers a NaN where one of them is one, as NumPy has it. TVM's is
+    the second one where a comparison fails: so a NaN beside a constant stays, or one on the left beside a number.
     """
-    dtype = str(right.ty.dtype)
+    choose, dtype = {"max": tirx.max, "min": tirx.min}[op], str(right.ty.dtype)
     if _is_constant(left) or not dtype.startswith(("float", "bfloat")):
         return choose(left, right)
     if _is_constant(right):
         return choose(right, left)
+    if _is_read(right):
+        return tirx.Select(_is_number(right), choose(right, left), right)
+    if held is not None:
+        scalar, _, lanes = dtype.partition("x")
+        return extreme(op, left, held(right, scalar, int(lanes or 1)))
     number = tirx.Var("number", dtype)  # evaluated once: it may be what lanes exchange
     return tirx.Let(number, right, tirx.Select(_is_number(number), choose(number, left), number))
+
+
+def _is_read(value: Expr) -> bool:
+    """True of a value from memory, as it is or widened: TVM does not widen a bfloat16 that has a name."""
+    return isinstance(value.value if isinstance(value, tirx.Cast) else value, TensorLoad)
 
 
 def _is_number(value: Expr) -> Expr:
