@@ -182,8 +182,7 @@ def _is_read(value: Expr) -> bool:
 
 def _is_number(value: Expr) -> Expr:
     """False of a NaN, which TVM takes for equal to itself."""
-    same = value
-    return value <= same
+    return value <= value  # noqa: PLR0124
 
 
 def _is_constant(value: Expr) -> bool:
