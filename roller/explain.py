@@ -159,6 +159,8 @@ def _copies(program: StageProgram, spec: HardwareSpec, resources: Mapping[str, i
 def _kernels(resources: Mapping[str, int]) -> Iterator[KernelReport]:
     """The kernels that the resources say are launched."""
     for name in [key.removesuffix(".threads") for key in resources if key.endswith(".threads")]:
+        if f"{name}.blocks" not in resources:
+            continue  # a name of the plugin's that means something else
         shared, registers = (resources.get(f"{name}.{what}") for what in ("shared_bytes", "registers"))
         yield KernelReport(name, resources[f"{name}.blocks"], resources[f"{name}.threads"], shared, registers)
 

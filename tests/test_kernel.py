@@ -18,6 +18,7 @@ from roller.compiled import Kernel
 from roller.compiler import compile as build
 from roller.devices import Device
 from roller.errors import KernelError, LaunchError
+from roller.explain import _kernels
 from roller.kernel import Artifact, BuildOptions, KernelSource, Later
 
 try:
@@ -321,3 +322,10 @@ def test_importing_roller_or_asking_for_help_imports_neither_tvm_nor_torch():
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+
+def test_explanations_list_kernels_only_where_resources_say_how_they_are_launched() -> None:
+    """Resources have names of the plugin's choice: threads may be something else."""
+    assert list(_kernels({"pool.threads": 3, "k.registers": 7})) == []
+    (report,) = _kernels({"k.threads": 32, "k.blocks": 1})
+    assert str(report) == "k: 1 block of 32 threads"

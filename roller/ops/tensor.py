@@ -111,7 +111,8 @@ class SymbolicTensor:
 
     def __bool__(self) -> bool:
         raise ExpressionError(
-            "a symbolic tensor has no truth value: nothing is computed yet; use ops.where to choose between values"
+            "a symbolic tensor has no truth value: nothing is computed yet; use ops.where to choose between values, and write "
+            "0 < x < 1 as (0 < x) & (x < 1)"
         )
 
 

@@ -32,7 +32,7 @@ NARROW = frozenset({"int8", "uint8", "int16", "uint16"})  # integers that C comp
 
 _BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
-    "pow": tirx.pow,
+    "max": tirx.max, "min": tirx.min, "pow": tirx.pow,  # max and min of integers: `extreme` is those of numbers
     "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
     "eq": tirx.EQ, "ne": tirx.NE,
     # TVM takes "a < b or b <= a" for true, which it is not of a NaN; what it says of "and" is so.
@@ -147,8 +147,6 @@ def binary(op: str, left: Expr, right: Expr, dtype: str) -> Expr:
     """A binary operation; integer division truncates, as C does."""
     if op == "div":
         return left / right if dtype.startswith(("float", "bfloat")) else tirx.truncdiv(left, right)
-    if op in ("max", "min") and dtype != "bool":
-        return extreme(op, left, right)
     return _BINARY[_TRUTH.get(op, op) if dtype == "bool" else op](left, right)
 
 

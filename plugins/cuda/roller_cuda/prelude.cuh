@@ -1,4 +1,4 @@
-// CUDA's own max and min drop a NaN; these keep the second operand of a comparison that fails, as the reference does.
+// CUDA's own max and min drop a NaN; these keep the second operand of a comparison that fails, which the text counts on.
 template <class T> __device__ __forceinline__ T roller_max(T a, T b) { return a > b ? a : b; }
 template <class T> __device__ __forceinline__ T roller_min(T a, T b) { return a < b ? a : b; }
 #define max roller_max
