@@ -11,7 +11,7 @@
 using Kernel = int (*)(void **arguments, int blocks, int threads);  // gives a result code: what goes wrong while it runs
 struct Image { std::string data, kernel; int arguments; Kernel run; };  // one of a binary's kernels
 struct TensorMap { uint64_t base; long long rank, element, swizzle, rounds, extents[5], strides[5], box[5], steps[5]; };  // as the emulator reads it
-struct Function { const Image *image; int shared = 48 << 10; bool wide = false; };
+struct Function { const Image *image; int shared = 48 << 10, carved = -1; bool wide = false; };
 struct Event { double at = -1; bool done = false; };
 struct Attribute { int id, pad; unsigned x, y, z; unsigned char rest[52]; };
 struct Config { unsigned grid[3], block[3], shared; void *stream; Attribute *attributes; unsigned count; };
@@ -119,6 +119,7 @@ int cuFuncSetAttribute(void *function, int number, int value) {
     auto *f = static_cast<Function *>(function);
     if (!functions.count(f)) return INVALID_HANDLE;
     if (number == 8 && value <= attributes.at(97)) f->shared = value;
+    else if (number == 9 && value >= -1 && value <= 100) f->carved = value;
     else if (number == 14) f->wide = value;
     else return INVALID_VALUE;
     return OK;

@@ -21,7 +21,7 @@ MULTIPROCESSORS, L2_BYTES, MAJOR, MINOR = 16, 38, 75, 76
 SHARED_OPTIN_BYTES = 97
 CLOCKS_KHZ: Mapping[str, int] = {"clock_mhz": 13, "memory_clock_mhz": 36}
 # CUfunction_attribute
-MAX_DYNAMIC_SHARED_BYTES, NON_PORTABLE_CLUSTER = 8, 14
+MAX_DYNAMIC_SHARED_BYTES, PREFERRED_CARVEOUT, NON_PORTABLE_CLUSTER = 8, 9, 14
 STATIC_SHARED_BYTES, PORTABLE_CLUSTER = 48 << 10, 8  # beyond these a kernel must ask
 CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
 # CUtensorMapDataType, CUtensorMapSwizzle, CUtensorMapL2promotion
@@ -150,6 +150,8 @@ class Driver(driver.Driver):
         blocks, threads = int(described["blocks"]), int(described["threads"])
         shared, cluster = int(described["shared_bytes"]), int(described.get("cluster", 1))
         function = self.function(module, described["name"], shared, cluster)
+        if "carveout_percent" in described:
+            self.ask("cuFuncSetAttribute", function, PREFERRED_CARVEOUT, int(described["carveout_percent"]))
         return lambda stream, parameters: self.launch(function, blocks, threads, shared, cluster, stream, parameters)
 
     def argument(self, described: Mapping[str, Any], name: str, addresses: Mapping[str, int]) -> Any:

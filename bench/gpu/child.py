@@ -101,5 +101,15 @@ def main(platform: Platform) -> int:
             if "hello" in told:
                 print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
                 os._exit(CONTEXT_LOST)
-            report({"refused": f"{type(error).__name__}: {error}"})
+            report({"refused": refusal(platform, error)})
             return REFUSED
+
+
+def refusal(platform: Platform, error: Exception) -> str:
+    """Why nothing can run here; of torch where to have it from."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+        return (
+            f"PyTorch is missing: install a build for {platform.device} (https://pytorch.org/get-started/locally/) "
+            f"for {sys.executable}, or run this with a Python that has one"
+        )
+    return f"{type(error).__name__}: {error}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.gpu.operators import Operator
+from bench.gpu.operators import EPSILON, Operator
 from roller import SymbolicTensor, ops
 
 
@@ -12,7 +12,7 @@ def expression(op: Operator) -> SymbolicTensor:
     o = op.options
     match op.kind:
         case "matmul":
-            return ops.matmul(t["a"], t["b"])
+            return ops.matmul(t["a"], t["b"], bool(o.get("transpose_a")), bool(o.get("transpose_b")))
         case "batch_matmul":
             return ops.batch_matmul(t["a"], t["b"], transpose_b=bool(o.get("transpose_b")))
         case "matmul_bias_gelu":
@@ -20,7 +20,7 @@ def expression(op: Operator) -> SymbolicTensor:
         case "matmul_bias_residual":
             return ops.matmul(t["a"], t["b"]) + t["bias"] + t["residual"]
         case "conv2d":
-            return ops.conv2d(t["x"], t["w"], o["stride"], tuple(o["pads"]))
+            return ops.conv2d(t["x"], t["w"], o["stride"], tuple(o["pads"]), layout=o.get("layout", "NCHW"))
         case "conv_bias_relu":
             return ops.relu(ops.conv2d(t["x"], t["w"], o["stride"], tuple(o["pads"])) + t["bias"])
         case "depthwise":
@@ -41,4 +41,23 @@ def expression(op: Operator) -> SymbolicTensor:
             return t["x"] + t["y"]
         case "scale_bias_relu":
             return ops.relu(t["x"] * t["scale"] + t["bias"])
+        case "softmax":
+            return softmax(t["x"])
+        case "layer_norm":
+            return layer_norm(t["x"]) * t["scale"] + t["bias"]
+        case "attention":
+            scores = ops.batch_matmul(t["q"], t["k"], transpose_b=True) * (op.shapes["q"][-1] ** -0.5)
+            return ops.batch_matmul(softmax(scores), t["v"])
     raise ValueError(f"{op.id}: no kind of operator is called {op.kind!r}")
+
+
+def softmax(x: SymbolicTensor) -> SymbolicTensor:
+    """Over the last axis."""
+    e = ops.exp(x - ops.reduce_max(x, -1, keepdims=True))
+    return e / ops.reduce_sum(e, -1, keepdims=True)
+
+
+def layer_norm(x: SymbolicTensor) -> SymbolicTensor:
+    """Over the last axis, before scale and bias."""
+    off = x - ops.reduce_mean(x, -1, keepdims=True)
+    return off * ops.rsqrt(ops.reduce_mean(off * off, -1, keepdims=True) + EPSILON)

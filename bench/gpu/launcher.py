@@ -10,7 +10,7 @@ from bench.gpu.driver import Driver, DriverError, Start
 from bench.gpu.operators import BYTES
 
 ALIGNMENT = 256  # of workspaces
-WORKSPACE_BYTES = {**BYTES, "float64": 8, "int8": 1, "uint8": 1, "int32": 4, "int64": 8}
+WORKSPACE_BYTES = {**BYTES, "float64": 8, "uint8": 1, "int64": 8}
 
 
 class Program:

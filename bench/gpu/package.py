@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.operators import Operator, from_json, ordered
+from bench.gpu.operators import Operator, from_json, operators
 from bench.gpu.platform import Platform
 
 SCHEMA = 2
@@ -72,9 +72,10 @@ class Package:
         return dict(self.manifest["chips"])
 
     def entries(self, chip: str) -> list[Entry]:
-        """A chip's operators, the most important ones first."""
-        found = {e.operator.id: e for e in (entry(path) for path in sorted((self.folder / "cases" / chip).glob("*.json"))) if e}
-        return [found[op.id] for op in ordered([e.operator for e in found.values()])]
+        """A chip's operators, as `operators` lists them; those that it does not know come last, by name."""
+        found = [e for e in (entry(path) for path in sorted((self.folder / "cases" / chip).glob("*.json"))) if e]
+        place = {op.id: n for n, op in enumerate(operators())}
+        return sorted(found, key=lambda e: place.get(e.operator.id, len(place)))
 
     def binary(self, digest: str) -> bytes:
         """A binary; `PackageError` if it is missing or damaged."""

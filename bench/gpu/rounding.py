@@ -25,7 +25,11 @@ SMALL, SMALLEST, DEEP = (
 
 MOVES = frozenset({"relu", "transpose", "max_pool"})
 GELU = frozenset({"gelu", "matmul_bias_gelu"})
-STEPS = {"matmul_bias_gelu": 3, "matmul_bias_residual": 3, "conv_bias_relu": 2, "scale_bias_relu": 2, "gelu": 2, "avg_pool": 4}
+ROWS = frozenset({"softmax", "layer_norm", "attention"})
+STEPS = {
+    "matmul_bias_gelu": 3, "matmul_bias_residual": 3, "conv_bias_relu": 2, "scale_bias_relu": 2, "gelu": 2, "avg_pool": 4,
+    "softmax": 12, "layer_norm": 8, "attention": 24,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Bound:
 
 def bound(op: Operator, integer: bool) -> Bound:
     """What is allowed on whole numbers, or on any."""
-    if op.kind in MOVES or (integer and op.kind not in GELU and op.kind != "avg_pool"):
+    if op.out_dtype == "int32" or op.kind in MOVES or (integer and op.kind not in GELU | ROWS and op.kind != "avg_pool"):
         return Bound(0.0, 0.0, 0.0)
     unit = UNIT_ROUNDOFF[op.dtype]
     # Exact sums of whole numbers stay exact.

@@ -18,16 +18,19 @@ import torch
 from torch.nn import functional
 
 from bench.gpu.library import Choices
-from bench.gpu.operators import Operator
+from bench.gpu.operators import EPSILON, Operator
 from bench.gpu.platform import Platform
 from bench.gpu.rounding import Bound
 from bench.gpu.timing import Side
 
 LAST = torch.channels_last
 # What an activation is applied to, and what is added to a sum.
-ACTIVATED = {"matmul_bias_gelu": "matmul_bias", "gelu": "same"}
+ACTIVATED = {
+    "matmul_bias_gelu": "matmul_bias", "gelu": "same", "softmax": "nothing", "layer_norm": "off", "attention": "greatest",
+}  # fmt: skip
 ADDED = frozenset({"bias", "residual", "y"})
-CHAINS = frozenset({"matmul_bias_gelu", "matmul_bias_residual", "conv_bias_relu", "scale_bias_relu"})
+ROWS = frozenset({"softmax", "layer_norm", "attention"})
+CHAINS = frozenset({"matmul_bias_gelu", "matmul_bias_residual", "conv_bias_relu", "scale_bias_relu"}) | ROWS
 IMAGES = frozenset({"conv2d", "conv_bias_relu", "depthwise", "avg_pool", "max_pool"})
 TRITON_MULTIPLE = 16  # of extents, which its tensor accesses want to be wide
 CHECK_ELEMENTS = 1 << 25  # of a result that are compared at once
@@ -86,9 +89,17 @@ class TorchLibrary:
         generator = torch.Generator(self._device).manual_seed(seed)
         found = {}
         for name, shape in op.shapes.items():
-            made = torch.empty(shape, dtype=getattr(torch, op.dtype), device=self._device)
-            drawn = made.random_(0, 2 * largest + 1, generator=generator) if integer else made.uniform_(-1, 1, generator=generator)
-            found[name] = drawn.sub_(largest) if integer else drawn
+            kind = getattr(torch, op.dtype)
+            made = torch.empty(shape, dtype=kind, device=self._device)
+            if integer or not kind.is_floating_point:
+                most = largest if integer else torch.iinfo(kind).max
+                found[name] = (
+                    made.random_(0, 2 * most + 1, generator=generator).sub_(most)
+                    if integer
+                    else made.random_(-most - 1, most + 1, generator=generator)
+                )
+            else:
+                found[name] = made.uniform_(-1, 1, generator=generator)
         return found
 
     def expected(self, op: Operator, operands: Mapping[str, torch.Tensor], bound: Bound) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,7 +109,7 @@ class TorchLibrary:
         try:
             value = compute(op, wide)
             if bound.exact:
-                return value.to(getattr(torch, op.dtype)).double(), torch.zeros((), dtype=torch.float64, device=self._device)
+                return value.to(getattr(torch, op.out_dtype)).double(), torch.zeros((), dtype=torch.float64, device=self._device)
             size = value.abs()
             if op.kind in ACTIVATED:
                 size += compute(before(op), wide).abs_()
@@ -153,17 +164,23 @@ class TorchLibrary:
         """Torch's operators, channels-last and with operands turned beforehand; fused chains also by its compiler; Triton."""
         self._permit_tf32(op.factor_dtype == "tfloat32")  # until the next operator's peers are asked for
         eager = partial(compute, op)
-        whole = into(op, operands, self.view(self.room(result_bytes(op)), op.dtype, op.output))
+        whole = into(op, operands, self._result(op))
         yield Side("torch", whole)
         if {"a", "b"} <= op.shapes.keys():
             yield from (Side(f"torch, {name}", partial(preferring, blas, whole)) for name, blas in self._names.blas.items())
-        if op.kind in IMAGES:
+        if op.kind in IMAGES and op.channels_last:
+            w = operands["w"].permute(3, 2, 0, 1).contiguous(memory_format=LAST).permute(2, 3, 1, 0)
+            yield Side("torch, weights turned", partial(eager, {**operands, "w": w}), boundary=False)
+        elif op.kind in IMAGES:
             turned = _turned(operands)
             yield Side("torch channels-last, charged", lambda: eager(_turned(operands)).contiguous())
             yield Side("torch channels-last", lambda: eager(turned), boundary=False)
         if op.kind == "matmul":
-            columns = operands["b"].t().contiguous().t()
-            yield Side("torch, b in columns", lambda: torch.mm(operands["a"], columns), boundary=False)
+            turned_b = bool(op.options.get("transpose_b"))
+            other = operands["b"].t().contiguous()
+            against = replace(op, options={**op.options, "transpose_b": not turned_b})
+            lying = "in rows" if turned_b else "in columns"
+            yield Side(f"torch, b {lying}", into(against, {**operands, "b": other}, self._result(op)), boundary=False)
         if op.kind == "conv_bias_relu" and self._device.type == "cuda":
             yield from self._fused_convolutions(op, operands)
         if op.kind in CHAINS and choices.compiled:
@@ -171,14 +188,19 @@ class TorchLibrary:
             torch.compiler.reset()  # it stops compiling what it has compiled often
             built = torch.compile(lambda values: compute(op, values), mode=mode, dynamic=False, fullgraph=True)
             yield Side(f"torch.compile {mode}", lambda: built(dict(operands)))
-        extents = (*op.shapes["a"], *op.shapes["b"]) if op.kind == "matmul" else (1,)
-        fits = op.dtype != "float32" and all(e % TRITON_MULTIPLE == 0 for e in extents)
+        plain = op.kind == "matmul" and not {"transpose_a", "transpose_b"} & op.options.keys()
+        extents = (*op.shapes["a"], *op.shapes["b"]) if plain else (1,)
+        fits = op.dtype in ("float16", "bfloat16") and all(e % TRITON_MULTIPLE == 0 for e in extents)
         if fits and choices.triton and self._device.type == "cuda" and util.find_spec("triton") is not None:
             from bench.gpu.triton_matmul import matmul  # noqa: PLC0415  (not every image has it)
 
             tiles = self._names.tiles
-            out = torch.empty(op.output, dtype=getattr(torch, op.dtype), device=self._device)
+            out = self._result(op)
             yield Side("Triton", lambda: matmul(operands["a"], operands["b"], out, tiles))
+
+    def _result(self, op: Operator) -> torch.Tensor:
+        """Memory for a result."""
+        return torch.empty(op.output, dtype=getattr(torch, op.out_dtype), device=self._device)
 
     def _fused_convolutions(self, op: Operator, t: Mapping[str, torch.Tensor]) -> Iterator[Side]:
         """A convolution with bias and relu in one call of the library behind them, in both layouts."""
@@ -197,27 +219,39 @@ def _turned(operands: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: a.contiguous(memory_format=LAST) if a.ndim == 4 else a for name, a in operands.items()}
 
 
-def result_bytes(op: Operator) -> int:
-    """Bytes of a result."""
-    return int(math.prod(op.output)) * int(getattr(torch, op.dtype).itemsize)
-
-
 def compute(op: Operator, t: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The operator by torch's functions, in whatever type and layout the operands have."""
     o = op.options
     match op.kind:
-        case "matmul":
-            return torch.mm(t["a"], t["b"])
-        case "batch_matmul":
-            return torch.bmm(t["a"], t["b"].transpose(1, 2) if o.get("transpose_b") else t["b"])
+        case "matmul" if t["a"].dtype == torch.int8:
+            return torch._int_mm(*factors(op, t))
+        case "matmul" | "batch_matmul":
+            return torch.matmul(*factors(op, t))
         case "same":
             return t["x"].clone()
+        case "softmax":
+            return torch.softmax(t["x"], -1)
+        case "layer_norm":
+            return functional.layer_norm(t["x"], t["x"].shape[-1:], t["scale"], t["bias"], EPSILON)
+        case "attention":
+            return functional.scaled_dot_product_attention(t["q"], t["k"], t["v"])
+        case "nothing":  # what softmax may lose is relative to its result
+            return torch.zeros_like(t["x"])
+        case "off":  # what layer norm may lose on the way is that of x and its mean, by the deviation
+            spread = t["x"].std(-1, keepdim=True, correction=0)
+            return (t["x"].abs() + t["x"].mean(-1, keepdim=True).abs()) / spread * t["scale"]
+        case "greatest":  # a mean of values with weights that are a little off
+            return t["v"].abs().amax(1, keepdim=True).expand(t["q"].shape[0], t["q"].shape[1], -1).clone()
         case "matmul_bias":
             return torch.addmm(t["bias"], t["a"], t["b"])
         case "matmul_bias_gelu":
             return functional.gelu(torch.addmm(t["bias"], t["a"], t["b"]))
         case "matmul_bias_residual":
             return torch.addmm(t["bias"], t["a"], t["b"]) + t["residual"]
+        case "conv2d" if op.channels_last:
+            images, weights = t["x"].permute(0, 3, 1, 2), t["w"].permute(3, 2, 0, 1)
+            pad, padding = padded(images, o["pads"])
+            return functional.conv2d(pad, weights, None, o["stride"], padding).permute(0, 2, 3, 1).contiguous()
         case "conv2d" | "depthwise":
             pad, padding = padded(t["x"], o["pads"])
             return functional.conv2d(pad, t["w"], None, o["stride"], padding, 1, t["x"].shape[1] // t["w"].shape[1])
@@ -245,6 +279,12 @@ def compute(op: Operator, t: Mapping[str, torch.Tensor]) -> torch.Tensor:
     raise ValueError(f"{op.id}: no kind of operator is called {op.kind!r}")
 
 
+def factors(op: Operator, t: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both sides of a product as it multiplies them, without a copy."""
+    a, b = (t[name].mT if op.options.get(f"transpose_{name}") else t[name] for name in "ab")
+    return a, b
+
+
 def before(op: Operator) -> Operator:
     """The operator without its activation and what is added last: of absolute values it gives the sum of the terms' sizes."""
     return replace(op, kind=ACTIVATED.get(op.kind, op.kind))
@@ -261,11 +301,12 @@ def padded(x: torch.Tensor, pads: list[int], fill: float = 0.0) -> tuple[torch.T
 def into(op: Operator, t: Mapping[str, torch.Tensor], out: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Torch's own way with the result in memory that exists already, where it can."""
     match op.kind:
-        case "matmul":
-            return lambda: torch.mm(t["a"], t["b"], out=out)
-        case "batch_matmul":
-            b = t["b"].transpose(1, 2) if op.options.get("transpose_b") else t["b"]
-            return lambda: torch.bmm(t["a"], b, out=out)
+        case "matmul" if op.dtype == "int8":
+            return lambda: torch._int_mm(*factors(op, t), out=out)
+        case "matmul" | "batch_matmul":
+            return lambda: torch.matmul(*factors(op, t), out=out)
+        case "softmax":
+            return lambda: torch.softmax(t["x"], -1, out=out)
         case "reduce_sum":
             return lambda: torch.sum(t["x"], dim=tuple(op.options["axes"]), out=out)
         case "transpose":

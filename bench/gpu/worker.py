@@ -120,14 +120,27 @@ class Worker:
         beside = self._spent[1] / self._spent[0] if self._spent[0] else 0.0
         return min(MOST_SECONDS, max(LEAST_SECONDS, (self._end - time.monotonic()) / left - beside))
 
+    def launch(self, entry: Entry, times: int) -> None:
+        """Start a case's chosen program on random values, so many times in a row, and wait; nothing is checked or timed."""
+        op, library = entry.operator, self._library
+        size = math.prod(op.output) * BYTES[op.out_dtype]
+        raw = library.room(launcher.rounded(size))
+        operands = library.operands(op, False, rounding.largest(op), seed=0)
+        places = {name: library.address(array) for name, array in operands.items()}
+        program = self._loaded(entry.programs[0], (places, raw, size, []))
+        for _ in range(times):
+            program.start(library.stream())
+        self._driver.synchronize(library.stream())
+        program.close()
+
     # --- one case -----------------------------------------------------------------------------------------------------
 
     def _measured(self, entry: Entry, row: Row, budget: float) -> float:
         """Check and time a case into its row; gives the seconds that timing took."""
         op, library = entry.operator, self._library
-        size = math.prod(op.output) * BYTES[op.dtype]
+        size = math.prod(op.output) * BYTES[op.out_dtype]
         raw = library.room(launcher.rounded(size) + GUARD_BYTES)
-        result = library.view(raw, op.dtype, op.output)
+        result = library.view(raw, op.out_dtype, op.output)
         rooms: list[tuple[int, Any]] = []
         for integer in (True, False):
             self._close()

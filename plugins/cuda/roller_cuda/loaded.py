@@ -25,7 +25,7 @@ class Kernel:
         self._shared, self._cluster = int(described["shared_bytes"]), int(described.get("cluster", 1))
         kernel = driver.call("cuLibraryGetKernel", library, self._name.encode())
         _check_limits(self._name, kernel, described, gpu)
-        _prepare(kernel, self._shared, self._cluster, gpu)
+        _prepare(kernel, described, gpu)
         self._function = driver.made("CUfunction", int(kernel))  # launches take either
         self._config = _cluster_config(self._blocks, self._threads, self._shared, self._cluster) if self._cluster > 1 else None
         names, maps = list(described["arguments"]), described.get("maps", {})
@@ -94,13 +94,16 @@ def _check_limits(name: str, kernel: Any, described: Mapping[str, Any], gpu: Gpu
         )
 
 
-def _prepare(kernel: Any, shared: int, cluster: int, gpu: Gpu) -> None:
-    """Ask for what a kernel does not get by itself."""
+def _prepare(kernel: Any, described: Mapping[str, Any], gpu: Gpu) -> None:
+    """Ask for what a kernel does not get by itself, and say what it prefers."""
+    shared, cluster = int(described["shared_bytes"]), int(described.get("cluster", 1))
     wanted = []
     if shared > STATIC_SHARED_BYTES:
         wanted.append(("MAX_DYNAMIC_SHARED_SIZE_BYTES", shared))
     if cluster > PORTABLE_CLUSTER:
         wanted.append(("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1))
+    if "carveout_percent" in described:  # kernels saved before do not say
+        wanted.append(("PREFERRED_SHARED_MEMORY_CARVEOUT", int(described["carveout_percent"])))
     for name, value in wanted:
         which = driver.constant(f"CUfunction_attribute.CU_FUNC_ATTRIBUTE_{name}")
         driver.call("cuKernelSetAttribute", which, value, kernel, gpu.device)

@@ -30,7 +30,20 @@ def resident_blocks(spec: HardwareSpec, threads: int, registers: int, shared_byt
     partitions = max(1, spec.partitions)
     each = -(-registers // GRANULE) * GRANULE * unit.lane_group
     held = unit.lane_storage_bytes // REGISTER_BYTES // partitions // each * partitions // warps
-    wanted = -(-shared_bytes // SHARED_GRANULE) * SHARED_GRANULE + shared.reserved_bytes
+    wanted = _shared(spec, shared_bytes)
     by_shared = shared.capacity_bytes // wanted if wanted else unit.resident_tiles_max
     lanes = (unit.resident_lanes_max or unit.lanes_max) // (warps * unit.lane_group)
     return max(0, min(unit.resident_tiles_max, held, by_shared, lanes))
+
+
+def carveout_percent(spec: HardwareSpec, blocks: int, shared_bytes: int) -> int:
+    """Share of a multiprocessor's shared memory that so many blocks occupy together, 100 at most: what a kernel prefers to have of
+    the memory that the L1 cache takes otherwise.
+    """
+    capacity = spec.levels[-2].capacity_bytes
+    return min(100, -(-100 * blocks * _shared(spec, shared_bytes) // capacity)) if capacity else 100
+
+
+def _shared(spec: HardwareSpec, shared_bytes: int) -> int:
+    """Bytes of shared memory that a block occupies."""
+    return -(-shared_bytes // SHARED_GRANULE) * SHARED_GRANULE + spec.levels[-2].reserved_bytes

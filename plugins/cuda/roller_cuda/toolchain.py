@@ -24,7 +24,7 @@ FORMAT = "cubin"
 COMPILER = "ROLLER_CUDA_COMPILER"
 INSTALL = "pip install 'roller-compiler[cuda]' (in a copy of the repository: '.[cuda]')"
 HEADERS = ("cuda_runtime", "cuda_cccl")  # folders of the toolkit's header wheels
-FLAGS = ("-std=c++17", "--ptxas-options=-v", "-lineinfo")
+FLAGS = ("-std=c++17", "--ptxas-options=-v")  # no line tables: they hold the folders in which a cubin was compiled
 AS_LAUNCHED = "#define ROLLER_REGISTERS_AS_LAUNCHED"  # for `hopper.cuh`: registers are not handed around
 HANDED = re.compile(r"roller_registers_(more|fewer)<(\d+)>\(\);")  # by lanes that fill panels to those that compute
 BLOCKS = re.compile(r"__launch_bounds__\((\d+), \d+\)")
@@ -48,9 +48,9 @@ def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
     arch = architecture(spec)
     kernels = source.launch["kernels"]
     text, data, found = _best(spec, source.text, kernels, arch) if kernels else (source.text, b"", {})
-    launch = {**source.launch, "text": text, "arch": arch}
     for kernel in kernels:
         found.update(_taken(spec, kernel, found))
+    launch = {**source.launch, "kernels": [_carved(spec, kernel, found) for kernel in kernels], "text": text, "arch": arch}
     return Artifact(FORMAT, data, launch, found, spec.device, spec, versions=_versions())
 
 
@@ -188,6 +188,17 @@ def _taken(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[str, in
     if "predicted_registers" in kernel:
         taken[f"{name}.predicted_registers"] = kernel["predicted_registers"]
     return taken
+
+
+def _carved(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[str, int]) -> Mapping[str, Any]:
+    """A kernel's launch with the share of shared memory that it prefers: room for all blocks of it that a multiprocessor gets; the
+    rest is left to the L1 cache. Otherwise the driver guesses, and blocks wait that would fit.
+    """
+    blocks = found.get(f"{kernel['name']}.resident_blocks")
+    if blocks is None:
+        return kernel
+    together = min(blocks, -(-int(kernel["blocks"]) // spec.unit.count))
+    return {**kernel, "carveout_percent": occupancy.carveout_percent(spec, together, int(kernel["shared_bytes"]))}
 
 
 def resources(log: str) -> dict[str, int]:
