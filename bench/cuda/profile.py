@@ -1,6 +1,6 @@
 """Launches kernels of a package and nothing else, for a profiler to look at:
 
-ncu --set full python -m bench.cuda.profile PACKAGE --only "fp16 4096x4096x4096"
+ncu --set full python -m bench.cuda.profile PACKAGE "fp16 4096x4096x4096"
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def options(words: Sequence[str] | None) -> argparse.Namespace:
     """The parsed command line."""
     made = argparse.ArgumentParser(prog=PLATFORM.command("profile"), description=(__doc__ or "").splitlines()[0])
     made.add_argument("package", type=Path, help=f"the folder that `{PLATFORM.command('build')}` wrote")
-    made.add_argument("--only", required=True, help="ids of cases, separated by commas")
+    made.add_argument("cases", nargs="+", metavar="CASE", help="an operator's id")
     made.add_argument("--times", type=int, default=1, help="launches of each (1)")
     made.add_argument("--chip", default="", help="which kernels of the package (those for the chip that this GPU is most like)")
     return made.parse_args(words)
@@ -36,8 +36,8 @@ def main(words: Sequence[str] | None = None) -> int:
         library, driver = TorchLibrary(PLATFORM), PLATFORM.driver()
         package = Package(given.package, PLATFORM)
         found = {e.operator.id: e for e in package.entries(chip_for(package, PLATFORM, driver.describe(), given.chip))}
-        worker, names = Worker(package, driver, library, Settings(0.0)), given.only.split(",")
-        for name in names:
+        worker = Worker(package, driver, library, Settings(0.0))
+        for name in given.cases:
             if name not in found:
                 raise PackageError(f"the package has no case {name!r}")
             print(name, found[name].programs[0]["program"], file=sys.stderr, flush=True)
