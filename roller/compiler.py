@@ -25,6 +25,7 @@ from roller.narrow import limited
 from roller.ops import SymbolicTensor, expression
 from roller.precision import permitted
 from roller.rates import CostParameters
+from roller.relayout import layouts
 from roller.record import Choice
 from roller.together import Candidate, best_of
 
@@ -149,9 +150,17 @@ def expression_of(op: Op) -> TensorExpr:
 
 
 def _choices(expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int, constants: frozenset[str]) -> list[Choice]:
-    """The best programs that the device can run, best first."""
+    """The best programs that the device can run, best first: of the expression, and of those that lay inputs out before."""
     if type(top_k) is not int or top_k < 1:
         raise ConstructionError(f"top_k={top_k!r} must be a positive whole number")
+    found: list[Choice] = []
+    for one in layouts(expr, chip, plugin.cost_parameters(chip, expr).row_bytes):
+        found += _choices_of(one, plugin, chip, top_k, constants)
+    return sorted(found, key=lambda choice: choice.estimate.seconds)[:top_k]
+
+
+def _choices_of(expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int, constants: frozenset[str]) -> list[Choice]:
+    """The best programs of an expression as it is."""
     rules, parameters = plugin.rules(chip, expr), plugin.cost_parameters(chip, expr)
     rated = rated_stages(expr, chip, rules, parameters, constants)
     wanted = top_k
@@ -173,7 +182,7 @@ def _choices(expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int, c
     if not choices:
         said = f"{chip.device}:{chip.chip} can run none of the {len(found)} best programs; the first: {reasons[0]}"
         raise ConstructionError(said, refusals)
-    return sorted(choices, key=lambda choice: choice.estimate.seconds)[:top_k]
+    return choices
 
 
 def _offered(candidate: Candidate, chip: HardwareSpec, parameters: CostParameters) -> Choice:

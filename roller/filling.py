@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from roller.banks import most_together, panel_rows, panel_steps
+from roller.banks import most_together, panel_rows, panel_steps, row_dim
 from roller.expr import ELEMENT_BYTES
 from roller.hardware import Banks, HardwareSpec
 from roller.lanes import accesses, lane_digits, lane_pieces, lanes_along
 from roller.nest import Access, Nest, Tile
-from roller.program import StageProgram, Staging
+from roller.program import StageProgram, Staging, operand_value
 from roller.scalar import Scalar, loads
 from roller.windows import filled_steps, filled_tile, in_rows
 
@@ -162,14 +162,31 @@ def filled(nest: Nest, staging: Staging, tile: Tile, steps: Sequence[int], row: 
     return Points(filled_tile(nest, factor, tile), filled_steps(nest, factor, steps), in_rows(nest, factor))
 
 
-def share(program: StageProgram, staging: Staging, group: int) -> tuple[int, bool]:
-    """Accesses with which a lane fills its part of a panel of values as they are, and whether each place follows from the first."""
-    nest, tile = program.nest, program.unit_tile
-    steps, _ = panel_steps(nest, staging, tile, nest.spatial, nest.reduce)
-    points = filled(nest, staging, tile, steps, nest.spatial)
-    order = fill(nest, points.tile, nest.factors[staging.operand], points.steps, points.row, group).order(points.steps)
-    accesses = -(-math.prod([count for _, count, _ in order.digits]) // program.lanes)
-    return accesses, accesses == 1 or order.follows(program.lanes)
+class Share(NamedTuple):
+    """What a lane does for its part of a panel: accesses, the elements that one reads, whether the place of each follows from that
+    of the first, and whether they may lie outside the array.
+    """
+
+    accesses: int
+    width: int
+    follows: bool
+    guarded: bool
+
+
+def share(program: StageProgram, staging: Staging, group: int, lanes: int) -> Share:
+    """What each of so many lanes does to fill a panel of values as they are."""
+    nest, tile, atom, factor = program.nest, program.unit_tile, program.atom, staging.operand
+    row, outside, value = nest.spatial, nest.reduce, nest.factors[factor]
+    if atom.kind == "matrix":
+        row = (row_dim(nest, atom, program.mapping, factor, tile),)
+        outside = tuple(d for d in range(len(tile)) if d not in row)
+        value = operand_value(nest, factor, atom) or value
+    steps, _ = panel_steps(nest, staging, tile, row, outside)
+    points = filled(nest, staging, tile, steps, row)
+    order = fill(nest, points.tile, value, points.steps, points.row, group).order(points.steps)
+    accesses = -(-math.prod([count for _, count, _ in order.digits]) // lanes)
+    guarded = any(a.guarded for a in nest.inputs if a.factor == staging.operand)
+    return Share(accesses, order.width, accesses == 1 or order.follows(lanes), guarded)
 
 
 def _run(tile: Tile, inwards: Sequence[int], most: int) -> dict[int, int]:

@@ -1,4 +1,8 @@
-"""Instructions that lanes start beside arithmetic: reading operands from panels, filling panels, and what goes with every step."""
+"""Instructions that lanes start beside arithmetic: reading operands from panels, filling panels, and what goes with every step.
+
+Those of one group of lanes mostly depend on one another: alone on its partition, it starts one every few cycles, however many could be
+started (`CostParameters.serial_cycles`). Arithmetic does not: each lane has many results to add to.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from roller.filling import share
+from roller.filling import Share, share
 from roller.hardware import HardwareSpec
 from roller.lanes import reads
+from roller.occupancy import lanes_of
 from roller.program import Loop, StageProgram, Staging, copy_depth, staged_touches
 from roller.rates import CostParameters
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What filling its part of all panels costs a lane, for one innermost tile: issue slots, and latencies one after another."""
+
+    slots: float = 0.0
+    waits: float = 0.0
 
 
 @dataclass
@@ -19,28 +32,48 @@ class Issued:
 
     spec: HardwareSpec
     parameters: CostParameters
-    _known: dict[tuple[object, ...], tuple[int, bool]] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], Share] = field(default_factory=dict)
 
     def beside(self, program: StageProgram) -> float:
         """Slots of a lane for one innermost tile: its reads, and the tile's part of filling panels and of the step around it."""
-        found, given = float(reads(program)), self.parameters
-        tiles, steps = _trips(program.loops), 0
+        return float(reads(program)) + self.filled(program).slots
+
+    def filled(self, program: StageProgram) -> Filled:
+        """What panels and steps cost a lane for one innermost tile."""
+        given, tiles = self.parameters, _trips(program.loops)
         if not (given.fill_slots or given.step_slots) or not tiles or not program.lanes:
-            return found
+            return Filled()
+        slots = waits = steps = 0.0
         for staging in program.staged:
             fills = _trips(program.loops[: copy_depth(program, staging)])
-            accesses, follows = self._share(program, staging)
-            found += fills / tiles * accesses * (given.fill_slots + (0.0 if follows else given.place_slots))
+            part = self.share(program, staging)
+            slots += fills / tiles * part.accesses * self.access_slots(part)
+            waits += fills / tiles * self.rounds(program, staging, part)
             steps = max(steps, fills)
-        return found + steps / tiles * given.step_slots
+        return Filled(slots + steps / tiles * given.step_slots, waits)
 
-    def _share(self, program: StageProgram, staging: Staging) -> tuple[int, bool]:
+    def access_slots(self, part: Share) -> float:
+        """Slots of one access with which a panel is filled."""
+        given = self.parameters
+        apart = 0.0 if part.follows else given.place_slots
+        return given.fill_slots + apart + (given.guard_slots if part.guarded else 0.0)
+
+    def rounds(self, program: StageProgram, staging: Staging, part: Share) -> float:
+        """Latencies, one after another, of what lanes carry into a panel; none where copies run by themselves."""
+        size = part.width * max([a.element_bytes for a in program.nest.inputs if a.factor == staging.operand], default=1)
+        if not self.parameters.copy_sizes or size in self.parameters.copy_sizes:
+            return 0.0
+        return part.accesses / self.parameters.carried
+
+    def share(self, program: StageProgram, staging: Staging) -> Share:
+        """What a lane of the program's tile does to fill a panel."""
         touches = staged_touches(program.nest, staging)
         tile = tuple(extent if touched else 1 for extent, touched in zip(program.unit_tile, touches, strict=True))
-        key = staging.operand, tile, staging.row_padding, staging.run_padding, staging.windowed, program.lanes
+        lanes = lanes_of(program)
+        key = staging.operand, tile, staging.row_padding, staging.run_padding, staging.windowed, lanes
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = share(program, staging, self.spec.levels[-1].access_lanes)
+            found = self._known[key] = share(program, staging, self.spec.levels[-1].access_lanes, lanes)
         return found
 
 

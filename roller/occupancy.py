@@ -54,7 +54,7 @@ def resident_tiles(program: StageProgram, spec: HardwareSpec, geometry: Geometry
         limits.append(unit.resident_lanes_max // (lane_groups(program, spec) * unit.lane_group))
     if unit.lane_storage_bytes:
         outputs = math.prod([program.inner[i] for i in program.nest.spatial]) * program.lanes
-        held = outputs * program.nest.accumulator_bytes + _lanes(program) * unit.lane_reserved_bytes
+        held = outputs * program.nest.accumulator_bytes + lanes_of(program) * unit.lane_reserved_bytes
         limits.append(unit.lane_storage_bytes // max(held, 1))
     level = spec.levels[program.levels[0]]
     if level.managed:
@@ -64,17 +64,19 @@ def resident_tiles(program: StageProgram, spec: HardwareSpec, geometry: Geometry
 
 def lane_groups(program: StageProgram, spec: HardwareSpec) -> int:
     """Whole groups of lanes that one tile takes."""
-    return -(-_lanes(program) // spec.unit.lane_group)
+    return -(-lanes_of(program) // spec.unit.lane_group)
 
 
 def idle_lanes(program: StageProgram, spec: HardwareSpec, resident: int) -> float:
     """How much longer computing takes for lanes without work: those that fill up a tile's last group, and those of partitions
-    that no group of any resident tile is in.
+    that have fewer groups of the resident tiles than others.
     """
     if program.lane_level is None or not program.lanes:
         return 1.0
-    groups = lane_groups(program, spec)
-    return groups * spec.unit.lane_group / _lanes(program) * max(1.0, spec.partitions / (groups * resident))
+    groups, partitions = lane_groups(program, spec), spec.partitions
+    together = groups * resident
+    most = -(-together // partitions)
+    return groups * spec.unit.lane_group / lanes_of(program) * most * partitions / together
 
 
 def step_loop(program: StageProgram) -> int | None:
@@ -106,7 +108,7 @@ def copies_around(program: StageProgram, spec: HardwareSpec, level: int) -> int:
     return min([n for depth, n in copies if depth == innermost], default=0)
 
 
-def _lanes(program: StageProgram) -> int:
+def lanes_of(program: StageProgram) -> int:
     """Lanes of one tile: a matrix atom takes several for each of its sub-tiles."""
     return program.lanes * (program.atom.lanes if program.atom.kind == "matrix" else 1)
 

@@ -45,7 +45,10 @@ class CostParameters:
     `gather_slots`: issue slots to place one element that is not contiguous into a vector.
     `copy_slots`: issue slots of one load or store of a copy.
     `fill_slots`: issue slots of a lane for one access with which it fills a panel, where units have few (`issue_groups`);
-    `place_slots`: what it takes more where its place does not follow from the one before; `step_slots`: for each step besides.
+    `place_slots`: what it takes more where its place does not follow from the one before, `guard_slots`: and where it may lie outside
+    the array; `step_slots`: for each step besides. `serial_cycles`: from one instruction of a group of lanes to the next that depends
+    on it, as those that fill panels do. `copy_sizes`: bytes of accesses that run by themselves on their way into a panel; other
+    values are carried by lanes, `carried` of them at a time, each of which waits for memory.
     `unrolling`: how often steps are repeated. `lanes_wait`: lanes wait for what they read of panels at the start of every body of
     repeated steps, as what prints or builds kernels does not read it before the last one ends; `begin_ns`: and for one another,
     and for instructions that depend on one another, until the first of them computes after panels were filled.
@@ -55,8 +58,15 @@ class CostParameters:
     lanes hold than the core does; asked for the programs that are offered, not for every one that is ranked.
     `fill_waits`: latencies, one after another, that filling one copy of all panels of a stage's program takes, where some lanes of
     a unit do nothing else; asked for every program that is ranked. 1 where it is not given: all of it is under way at once.
+    `reading_bytes`: of what a lane reads where nobody staged it, those that are on their way at a time; 0: all that it reads for the
+    steps that stand one after another, and others' arithmetic hides the waiting.
+    `scattered_stores`: how many times as long a line takes of which a group of lanes writes less than a transaction of the memory.
+    `crew_slots`: issue slots, one after another, of a lane that does nothing but fill panels, for one copy of all of them; 0 where
+    none carries anything.
+    `row_bytes`: rows of arrays that start at multiples of so many bytes are copied whole by what copies into panels, others element
+    by element; 0: it makes no difference.
     `store_accesses`: accesses of the innermost memory, each a transaction of it, that storing the results of one unit tile takes
-    while nobody of the unit computes; asked for every program that is ranked. None where it is not given: others hide it.
+    while nothing that the unit does hides it; asked for every program that is ranked. None where it is not given: others hide it.
     """
 
     tile_overhead_ns: float = 0.0
@@ -72,13 +82,21 @@ class CostParameters:
     copy_slots: float = 1.0
     fill_slots: float = 0.0
     place_slots: float = 0.0
+    guard_slots: float = 0.0
     step_slots: float = 0.0
+    serial_cycles: float = 1.0
+    copy_sizes: frozenset[int] = frozenset()
+    carried: int = 8
     unrolling: Unrolling = field(default_factory=Unrolling)
     lanes_wait: bool = False
     begin_ns: float = 0.0
     own_model: OwnRating | None = None
     resident_tiles: Callable[[StageProgram], int] | None = None
     fill_waits: Callable[[StageProgram], int] | None = None
+    reading_bytes: int = 0
+    scattered_stores: float = 1.0
+    crew_slots: Callable[[StageProgram], float] | None = None
+    row_bytes: int = 0
     store_accesses: Callable[[StageProgram], float] | None = None
 
     def room(self, program: RProgram) -> list[int | None]:

@@ -4,9 +4,11 @@ A copy is filled, which takes the latency and the transfer (W and X for all fill
 
     those who compute start the copies, too    (W + X) / (R (D - 1))    all but one of D copies of R tiles are under way
     others fill them, or there is one copy     (W + X + C) / (R D)      each copy goes around by itself
+    lanes that do nothing else carry them      W / R                    they fill one copy after another
 
-The second is what the cycle of a closed queue allows, the first what it allows if nothing is started before a step ends. What of
-it neither using nor moving covers is waited for. With no transfer and no use both are Little's law.
+The second is what the cycle of a closed queue allows, the first what it allows if nothing is started before a step ends; the third
+holds beside the second, and W then has the instructions of those lanes, too. What of it neither using nor moving covers is waited
+for. With no transfer and no use the first two are Little's law.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from roller.issuing import Issued
+from roller.nest import Access
 from roller.occupancy import copies_around, lane_groups
-from roller.program import Staging, copy_depth
+from roller.program import StageProgram, Staging, copy_depth
 from roller.rates import Rates
 from roller.traffic import level_traffic
 from roller.unrolling import steps_together
@@ -40,10 +44,11 @@ def ring_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, using:
     panels = [s for s in program.staged if s.level == index]
     if not panels or not level.latency_ns or not level.managed:
         return 0.0
-    depth = copies_around(program, walk.spec, index)
-    filling = _latencies(rates, walk, index, panels) + _transfers(rates, walk, index)
+    depth, carried = copies_around(program, walk.spec, index), _carried(walk, panels)
+    waits = _latencies(rates, walk, index, panels) + carried
+    filling = waits + _transfers(rates, walk, index)
     if depth == 1 or walk.spec.in_place(program.atom):
-        ring = (filling + using) / (resident * depth)
+        ring = max((filling + using) / (resident * depth), waits / resident if carried else 0.0)
     else:
         ring = filling / (resident * (depth - 1))
     return max(0.0, ring - (using + moving if resident * depth == 1 else max(using, moving)))
@@ -51,8 +56,9 @@ def ring_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, using:
 
 def reading_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, using: float, moving: float) -> float:
     """Seconds in which lanes wait for what they read from outside a level where nobody staged it. A lane starts what it reads for
-    one step of a unit's tile (for as many as stand one after another) at a time, and waits for that. Meanwhile other tiles go on,
-    and other groups of lanes where nothing is filled between steps that all wait for. Arguments as of `ring_seconds`.
+    one step of a unit's tile (for as many as stand one after another) at a time, no more than its compiler keeps on its way, and
+    waits for that. Other tiles go on meanwhile, and other groups of lanes; but the more of them wait, the longer the memory's queue:
+    what moves takes its time behind what is waited for, not beside it. Arguments as of `ring_seconds`.
     """
     program, level = walk.program, walk.spec.levels[index]
     if program.lane_level is None or walk.spec.spread:
@@ -65,10 +71,22 @@ def reading_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, usi
     last = max((n for n, lp in enumerate(loops, 1) if any(a.touches[lp.dim] for a in read)), default=0)
     together = steps_together(program, walk.parameters.unrolling)
     units = walk.spec.unit.count * max(rates.busy(program), 1e-9)
-    waits = math.prod([lp.trips for lp in loops[:last]]) / together / units * _latency(walk, index)
-    apart = resident if copied else resident * max(1, program.lanes // walk.spec.unit.lane_group)
-    cycle = waits / resident + (using + moving) / apart
-    return max(0.0, cycle - (using + moving if apart == 1 else max(using, moving)))
+    steps = math.prod([lp.trips for lp in loops[:last]]) / together / units
+    waits = steps * _turns(walk, read, together) * _latency(walk, index)
+    if not walk.parameters.reading_bytes:
+        apart = resident if copied else resident * max(1, program.lanes // walk.spec.unit.lane_group)
+        cycle = waits / resident + (using + moving) / apart
+        return max(0.0, cycle - (using + moving if apart == 1 else max(using, moving)))
+    return waits / resident
+
+
+def _turns(walk: NestWalk, read: Sequence[Access], together: int) -> float:
+    """How often a lane waits for what it reads for so many steps, as its compiler keeps only some bytes on their way."""
+    if not walk.parameters.reading_bytes:
+        return 1.0
+    inner = walk.program.inner
+    step = sum(a.element_bytes * math.prod([e for e, t in zip(inner, a.touches, strict=True) if t]) for a in read)
+    return max(1.0, step * together / walk.parameters.reading_bytes)
 
 
 def operand_seconds(rates: Rates, walk: NestWalk, resident: int, using: float, moving: float) -> float:
@@ -104,10 +122,26 @@ def _latencies(rates: Rates, walk: NestWalk, index: int, panels: Sequence[Stagin
     that comes from there. A panel that comes in several rounds waits for each.
     """
     program, parameters = walk.program, walk.parameters
-    fills = math.prod([lp.trips for lp in program.loops[: max(copy_depth(program, s) for s in panels)]])
     units = walk.spec.unit.count * max(rates.busy(program), 1e-9)
-    waits = parameters.fill_waits(program) if parameters.fill_waits is not None else 1
-    return fills / units * waits * _latency(walk, index)
+    waits: float = parameters.fill_waits(program) if parameters.fill_waits is not None else 1
+    if not walk.spec.in_place(program.atom):
+        carried = Issued(walk.spec, parameters)
+        waits = max(waits, sum(carried.rounds(program, s, carried.share(program, s)) for s in panels))
+    return _fills(program, panels) / units * waits * _latency(walk, index)
+
+
+def _fills(program: StageProgram, panels: Sequence[Staging]) -> int:
+    """How often copies of these panels are filled, over all tiles."""
+    return math.prod([lp.trips for lp in program.loops[: max(copy_depth(program, s) for s in panels)]])
+
+
+def _carried(walk: NestWalk, panels: Sequence[Staging]) -> float:
+    """Seconds that the instructions of lanes take that do nothing but fill panels, for all fills of a unit, one after another."""
+    program, parameters = walk.program, walk.parameters
+    if parameters.crew_slots is None or not walk.spec.in_place(program.atom):
+        return 0.0
+    fills = _fills(program, panels) / min(program.unit_tiles, walk.spec.unit.count)
+    return fills * parameters.crew_slots(program) * parameters.serial_cycles / (walk.spec.clock_ghz * 1e9)
 
 
 def _transfers(rates: Rates, walk: NestWalk, index: int) -> float:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from roller.banks import conflicts
 from roller.boxed import lane_step
+from roller.coalescing import lines
 from roller.hardware import Banks, HardwareSpec, MemoryLevel
 from roller.lanes import group_tile, transactions
-from roller.nest import Tile
+from roller.nest import Access, Tile
 from roller.program import Loop, StageProgram, Staging, panel_element_bytes
 from roller.registers import in_blocks
 from roller.tile import HeldTile
@@ -174,8 +175,8 @@ def _passes(walk: NestWalk, stream: Stream, fit: int) -> float:
 def _managed(walk: NestWalk, level: MemoryLevel, index: int) -> LevelTraffic:
     program, spec, geometry, nest = walk.program, walk.spec, walk.geometry, walk.program.nest
     # A matrix atom's lanes are a group already: what they fetch together is its sub-tile's.
-    together = level.access_lanes // program.atom.lanes if program.atom.kind == "matrix" else level.access_lanes
-    tile, spread = _shared_tile(program, index, together)
+    grouped = level.access_lanes // program.atom.lanes if program.atom.kind == "matrix" else level.access_lanes
+    tile, spread = _shared_tile(program, index, grouped)
     outside = [lp for lp in walk.loops if lp.level <= index]
     staged = {s.operand: s for s in program.staged if s.kind == "panel"}
     width = panel_element_bytes(nest, program.atom)
@@ -207,9 +208,19 @@ def _managed(walk: NestWalk, level: MemoryLevel, index: int) -> LevelTraffic:
         else:
             moved = (geometry.held if staging is None else geometry.read)(stream.access, tile)
             brought = moved.moved(level.transaction_bytes) * times
+            if index == program.lane_level and staging is None and program.atom.kind != "matrix":
+                brought = max(brought, _by_lines(walk, access, spread, level) * times)
             total, runs = total + brought, runs + moved.runs * times
             filled += brought if staging is not None and staging.level == index else 0.0
     return LevelTraffic(total, runs, filled=filled)
+
+
+def _by_lines(walk: NestWalk, access: Access, group: dict[int, int], level: MemoryLevel) -> float:
+    """Bytes of the lines that a group of lanes touches access by access, those of which it writes a part as often as they cost."""
+    least, partly = 1, 1.0
+    if access.role == "output":
+        least, partly = walk.spec.levels[1].transaction_bytes // 2, walk.parameters.scattered_stores
+    return lines(walk.program, access, group, level.transaction_bytes, least, partly) * level.transaction_bytes
 
 
 def _rereads(program: StageProgram, stream: Stream) -> int:

@@ -1,59 +1,73 @@
-"""What storing results takes where lanes divide labour: nobody computes meanwhile, so the cost model asks a device for it.
+"""What storing the results of matrix atoms takes: what else a unit does hides little of it, so the cost model asks a device for it.
 
 Where results leave as boxes, lanes lay them into the memory that they share, row beside row. Elsewhere they store them as the atom
-left them: with one access a group of lanes touches as many rows of the array as it has, a few bytes of each.
+left them: with one access a group of lanes touches as many rows of the array as it has, a few bytes of each. Where that is less than
+what memory is written in, each row costs as much as several whole ones.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from roller.expr import ELEMENT_BYTES
 from roller.program import StageProgram
 from roller.schedule.arena import block_of, layout_of
 from roller.schedule.machine import Machine
-from roller.schedule.matrix import SIDES, GroupBlock
+from roller.schedule.matrix import SIDES
 from roller.schedule.outlet import run_of
 from roller.schedule.swizzled import WIDEST_ROW
-from roller.schedule.tir import index
+from roller.schedule.tir import Expr, index
+
+First = Callable[[str, Expr], Expr]
 
 
 @dataclass
 class StoreAccesses:
-    """Accesses that storing the results of one unit tile takes, each of one row of up to 128 bytes. Programs whose results lie
-    alike are answered once.
+    """Accesses that storing the results of one unit tile takes, each of one row of up to 128 bytes. `whole_bytes`: what memory is
+    written in; `partly`: how many times as long a row takes of which less is written. Programs whose results lie alike are answered
+    once.
     """
 
     machine: Machine
+    whole_bytes: int = 1
+    partly: float = 1.0
     _known: dict[tuple[object, ...], float] = field(default_factory=dict)
 
     def __call__(self, program: StageProgram) -> float:
-        """0 where others compute meanwhile."""
+        """0 for programs whose results no matrix atom leaves."""
         roles = {role for role, _ in program.mapping}
-        if not self.machine.in_place(program.atom) or not program.staged or roles != {*SIDES, "k"}:
+        if program.atom.kind != "matrix" or not program.staged or roles != {*SIDES, "k"}:
             return 0.0
         names, copies = tuple(d.name for d in program.nest.dims), tuple(s.depth for s in program.staged)
         chosen = program.atom.name, program.mapping, program.unit_tile, program.inner, copies, program.split
         key = program.nest.stage.name, names, *chosen
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self._accesses(program, block_of(program, self.machine))
+            found = self._known[key] = self._accesses(program)
         return found
 
-    def _accesses(self, program: StageProgram, block: GroupBlock) -> float:
-        results, outlet = math.prod([program.unit_tile[d] for d in program.nest.spatial]), layout_of(block, self.machine).outlet
-        if outlet is not None:
-            return results * ELEMENT_BYTES[outlet.map.dtype] / WIDEST_ROW
-        unit, spots = block.panel_unit, dict(program.mapping)
-        along = next((role for role in SIDES if program.nest.output.strides[spots[role]] == 1), None)
-        beside = run_of(unit) if along == "n" else 1
-        return results / (self.machine.group * beside) * self._rows(block, along)
+    def _accesses(self, program: StageProgram) -> float:
+        results = math.prod([program.unit_tile[d] for d in program.nest.spatial])
+        if self.machine.in_place(program.atom):
+            block = block_of(program, self.machine)
+            outlet = layout_of(block, self.machine).outlet
+            if outlet is not None:
+                return results * ELEMENT_BYTES[outlet.map.dtype] / WIDEST_ROW
+            return self._by_lanes(program, results, block.panel_unit.first, run_of(block.panel_unit))
+        unit = self.machine.units[program.atom.name]
+        columns = unit.results["n"]
+        run = next((n for n in range(1, len(columns)) if columns[n] != columns[0] + n), len(columns))
+        return self._by_lanes(program, results, unit.first, run)
 
-    def _rows(self, block: GroupBlock, along: str | None) -> int:
-        """Rows of the array that a group's lanes stand in; one each where neither side of the atom lies along rows."""
-        group = self.machine.group
-        if along is None:
-            return group
-        across = next(role for role in SIDES if role != along)
-        return len({int(block.panel_unit.first(across, index(lane))) for lane in range(group)})
+    def _by_lanes(self, program: StageProgram, results: int, first: First, run: int) -> float:
+        """Where lanes store: `first` gives a lane's first row or column in an atom, `run` the neighbours that it has along columns."""
+        group, output, spots = self.machine.group, program.nest.output, dict(program.mapping)
+        along = next((role for role in SIDES if output.strides[spots[role]] == 1), None)
+        beside, rows = (run if along == "n" else 1), group
+        if along is not None:
+            across = next(role for role in SIDES if role != along)
+            rows = len({int(first(across, index(lane))) for lane in range(group)})
+        written = group // rows * beside * ELEMENT_BYTES[output.tensor.dtype]
+        return results / (group * beside) * rows * (self.partly if written < self.whole_bytes else 1.0)

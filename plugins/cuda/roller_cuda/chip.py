@@ -24,7 +24,15 @@ from roller_cuda import calibrate, gpu, likeness, tensor_cores
 from roller_cuda.probes import Facts
 
 UNROLLING = Unrolling(least=256, atoms=192)  # a step of few of them leaves nothing to do while its operands come
+ROW_BYTES = 16  # that rows must be a multiple of: for boxes of the copy engine, and for the widest copy of a lane
 BEGIN = 200  # cycles from a barrier to the first product of a step: 18 loops of steps, walked (`roller_cuda.cycles`)
+FILL, APART, GUARD, STEP = 6.0, 14.0, 14.0, 50.0  # instructions of an access with which a panel is filled, and of a step
+SERIAL = 3.0  # cycles from one of them to the next of a warp that is alone
+COPIES = frozenset({4, 8, 16})  # bytes that cp.async takes
+ASYNCHRONOUS = 8  # compute capability from which on copies run by themselves
+CARRIED = 4  # values that lanes of a block carry at a time
+SECTOR, PARTLY = 32, 4.0  # bytes in which memory is written, and how many times as long a row takes of which less is: scattered stores
+READING = 88  # bytes that a thread has on their way from arrays: median of 14 kernels' machine code
 DEFAULT = "a100"  # where no GPU is attached
 CALIBRATE = "`roller specs calibrate cuda` measures it"
 
@@ -69,12 +77,17 @@ class Waits:
     spec: HardwareSpec
 
     @cached_property
-    def _counted(self) -> Callable[[StageProgram], int]:
-        return import_module("roller.schedule.waits").FillWaits(_machine(self.spec))  # type: ignore[no-any-return]
+    def _counted(self) -> Any:
+        return import_module("roller.schedule.waits").FillWaits(_machine(self.spec))
 
     def __call__(self, program: StageProgram) -> int:
         """At least 1."""
         return self._counted(program) if program.atom.kind == "matrix" else 1
+
+    def slots(self, program: StageProgram) -> float:
+        """Instructions with which a warp that does nothing else fills its part of one copy of all panels."""
+        crew = self._counted.crew(program)
+        return crew.accesses * FILL + crew.apart * APART + crew.guarded * GUARD  # type: ignore[no-any-return]
 
 
 @dataclass
@@ -85,10 +98,10 @@ class Stores:
 
     @cached_property
     def _counted(self) -> Callable[[StageProgram], float]:
-        return import_module("roller.schedule.leaving").StoreAccesses(_machine(self.spec))  # type: ignore[no-any-return]
+        return import_module("roller.schedule.leaving").StoreAccesses(_machine(self.spec), SECTOR, PARTLY)  # type: ignore[no-any-return]
 
     def __call__(self, program: StageProgram) -> float:
-        """0 where others multiply meanwhile."""
+        """0 where no tensor core left the results."""
         return self._counted(program) if program.atom.kind == "matrix" else 0.0
 
 
@@ -101,14 +114,23 @@ def cost_parameters(spec: HardwareSpec) -> CostParameters:
     """What the model needs beyond the spec. Slots: of the instructions in loops over steps of 36 kernels for two chips, what is
     neither a multiply-add nor read from a panel, by least squares.
     """
+    waits = Waits(spec)
     return CostParameters(
         unrolling=UNROLLING,
         lanes_wait=True,
         begin_ns=BEGIN / spec.clock_ghz,
-        fill_slots=2.0,
-        place_slots=2.5,
-        step_slots=50.0,
+        fill_slots=FILL,
+        place_slots=APART,
+        guard_slots=GUARD,
+        step_slots=STEP,
+        serial_cycles=SERIAL,
+        copy_sizes=COPIES if spec.options["compute_capability"][0] >= ASYNCHRONOUS else frozenset(),
+        carried=CARRIED,
         resident_tiles=Deferred("roller_cuda.codegen", "resident_tiles", spec),
-        fill_waits=Waits(spec),
+        fill_waits=waits,
+        crew_slots=waits.slots,
+        reading_bytes=READING,
+        scattered_stores=PARTLY,
+        row_bytes=ROW_BYTES,
         store_accesses=Stores(spec),
     )
