@@ -18,7 +18,9 @@ from roller.program import StageProgram
 FAR = 1 << 40  # elements: between lanes whose distance in an array is not known
 
 
-def lines(program: StageProgram, access: Access, group: Mapping[int, int], line_bytes: int, least: int = 1, partly: float = 1.0) -> float:
+def lines(
+    program: StageProgram, access: Access, group: Mapping[int, int], line_bytes: int, least: int = 1, partly: float = 1.0
+) -> float:
     """Lines that a group of lanes touches with all its accesses for one innermost tile; `group`: lanes of it along each dimension.
     One of which an access touches less than `least` bytes counts `partly` times.
     """

@@ -25,8 +25,8 @@ from roller.narrow import limited
 from roller.ops import SymbolicTensor, expression
 from roller.precision import permitted
 from roller.rates import CostParameters
-from roller.relayout import layouts
 from roller.record import Choice
+from roller.relayout import layouts
 from roller.together import Candidate, best_of
 
 Op = SymbolicTensor | TensorExpr

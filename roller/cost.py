@@ -68,8 +68,9 @@ class Model:
     def __post_init__(self) -> None:
         nest = self.geometry.nest
         self.rates = Rates(self.spec, self.parameters)
-        self._slots = body_slots(nest.stage)
-        self._epilogue_slots = math.prod([nest.extents[i] for i in nest.spatial]) * epilogue_slots(nest.stage)
+        own = self.parameters.operation_slots
+        self._slots = body_slots(nest.stage, own)
+        self._epilogue_slots = math.prod([nest.extents[i] for i in nest.spatial]) * epilogue_slots(nest.stage, own)
         self._registers = RegisterTraffic(nest, self.parameters.gather_slots)
         self._issued = Issued(self.spec, self.parameters)
 
@@ -129,7 +130,7 @@ class Model:
         rate = atom.gflops * 1e9 / 2 * self.chain_efficiency(program) * busy
         rows, idle = self._start_up(program), idle_lanes(program, self.spec, self._resident(program))
         issued = points * slots * rows * idle * self._crowding(program)
-        return max(issued / rate, self._alone_seconds(program)) + self._epilogue_slots / (self.rates.vector_slots * busy)
+        return max(issued / rate, self._alone_seconds(program)) + self._epilogue_slots / (self.rates.function_slots * busy)
 
     def _alone_seconds(self, program: StageProgram) -> float:
         """Seconds in which a group of lanes starts its instructions one after another, for all tiles of a unit; tiles that are

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
@@ -44,6 +44,7 @@ class CostParameters:
     `warm`: the share of a problem that a cache with room for all of it holds from before: what made it, or the last call.
     `gather_slots`: issue slots to place one element that is not contiguous into a vector.
     `copy_slots`: issue slots of one load or store of a copy.
+    `operation_slots`: issue slots of operations of which the device's own functions take other ones than `roller.slots` says.
     `fill_slots`: issue slots of a lane for one access with which it fills a panel, where units have few (`issue_groups`);
     `place_slots`: what it takes more where its place does not follow from the one before, `guard_slots`: and where it may lie outside
     the array; `step_slots`: for each step besides. `serial_cycles`: from one instruction of a group of lanes to the next that depends
@@ -80,6 +81,7 @@ class CostParameters:
     warm: float = 0.0
     gather_slots: float = 1.0
     copy_slots: float = 1.0
+    operation_slots: Mapping[str, float] = field(default_factory=dict)
     fill_slots: float = 0.0
     place_slots: float = 0.0
     guard_slots: float = 0.0
@@ -157,6 +159,12 @@ class Rates:
     def vector_slots(self) -> float:
         """Element operations a second of the widest vectors."""
         return max((a.gflops for a in self.spec.atoms if a.kind != "matrix"), default=math.inf) * 1e9 / 2
+
+    @cached_property
+    def function_slots(self) -> float:
+        """Those in float32, in which operators compute halves, too."""
+        found = [a.gflops for a in self.spec.atoms if a.kind != "matrix" and a.acc_dtype == "float32"]
+        return max(found) * 1e9 / 2 if found else self.vector_slots
 
 
 def unit_efficiency(program: StageProgram, spec: HardwareSpec) -> float:

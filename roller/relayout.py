@@ -13,7 +13,7 @@ Zeros stand behind the ends of a padded dimension. Where a reduction walks one, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from roller.expr import ELEMENT_BYTES, Axis, Stage, Tensor, TensorExpr

@@ -15,22 +15,22 @@ OPERATION_SLOTS: Mapping[str, float] = {
 }  # fmt: skip
 
 
-def body_slots(stage: Stage) -> float:
-    """Issue slots of the body at one point: a product that feeds a sum is one multiply-add."""
-    slots = scalar_slots(stage.body) + (1 if stage.reducer else 0)
+def body_slots(stage: Stage, own: Mapping[str, float] = OPERATION_SLOTS) -> float:
+    """Issue slots of the body at one point: a product that feeds a sum is one multiply-add. `own`: a device's, by operation."""
+    slots = scalar_slots(stage.body, own) + (1 if stage.reducer else 0)
     fused = stage.reducer == "sum" and isinstance(stage.body, Binary) and stage.body.op == "mul"
     return max(1.0, slots - 1 if fused else slots)
 
 
-def epilogue_slots(stage: Stage) -> float:
+def epilogue_slots(stage: Stage, own: Mapping[str, float] = OPERATION_SLOTS) -> float:
     """Issue slots of the epilogue for one output element."""
-    return scalar_slots(stage.epilogue) if stage.epilogue is not None else 0.0
+    return scalar_slots(stage.epilogue, own) if stage.epilogue is not None else 0.0
 
 
-def scalar_slots(node: Scalar) -> float:
+def scalar_slots(node: Scalar, own: Mapping[str, float] = OPERATION_SLOTS) -> float:
     """Issue slots of a scalar tree; loads, casts and selections ride along."""
     total = 0.0
     for part in walk(node):
         if isinstance(part, Unary) or (isinstance(part, Binary) and part.op in ARITHMETIC):
-            total += OPERATION_SLOTS.get(part.op, 1.0)
+            total += own.get(part.op, OPERATION_SLOTS.get(part.op, 1.0))
     return total

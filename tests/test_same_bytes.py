@@ -49,8 +49,8 @@ def test_an_artifact_says_nothing_of_where_it_was_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize("chip", ["a100", "h100"])
 def test_a_cubin_has_no_line_tables(chip: str) -> None:
     """They hold the folders of the compiler's caller and of its headers, and make cubins three times as large."""
-    import roller  # noqa: PLC0415  (the other test is of processes that begin afresh)
-    from roller import ops  # noqa: PLC0415
+    import roller
+    from roller import ops
 
     data = roller.compile(ops.relu(ops.tensor((64, 64), "float16")), device=f"cuda:{chip}").artifact.data
     assert b".debug_line" not in data and b".h\0" not in data

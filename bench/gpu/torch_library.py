@@ -26,7 +26,7 @@ from bench.gpu.timing import Side
 LAST = torch.channels_last
 # What an activation is applied to, and what is added to a sum.
 ACTIVATED = {
-    "matmul_bias_gelu": "matmul_bias", "gelu": "same", "softmax": "nothing", "layer_norm": "off", "attention": "greatest",
+    "matmul_bias_gelu": "matmul_bias", "gelu": "same", "layer_norm": "off", "attention": "greatest",
 }  # fmt: skip
 ADDED = frozenset({"bias", "residual", "y"})
 ROWS = frozenset({"softmax", "layer_norm", "attention"})
@@ -111,6 +111,8 @@ class TorchLibrary:
             if bound.exact:
                 return value.to(getattr(torch, op.out_dtype)).double(), torch.zeros((), dtype=torch.float64, device=self._device)
             size = value.abs()
+            if op.kind == "softmax":  # all that it may lose, that of its sum too, is relative to its result
+                return value, size.mul_(bound.terms + bound.spread).add_(bound.floor)
             if op.kind in ACTIVATED:
                 size += compute(before(op), wide).abs_()
             for array in wide.values():
@@ -234,9 +236,8 @@ def compute(op: Operator, t: Mapping[str, torch.Tensor]) -> torch.Tensor:
         case "layer_norm":
             return functional.layer_norm(t["x"], t["x"].shape[-1:], t["scale"], t["bias"], EPSILON)
         case "attention":
-            return functional.scaled_dot_product_attention(t["q"], t["k"], t["v"])
-        case "nothing":  # what softmax may lose is relative to its result
-            return torch.zeros_like(t["x"])
+            # Of a batch: without that dimension torch takes its slowest way.
+            return functional.scaled_dot_product_attention(*(t[name].unsqueeze(0) for name in "qkv")).squeeze(0)
         case "off":  # what layer norm may lose on the way is that of x and its mean, by the deviation
             spread = t["x"].std(-1, keepdim=True, correction=0)
             return (t["x"].abs() + t["x"].mean(-1, keepdim=True).abs()) / spread * t["scale"]

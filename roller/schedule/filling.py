@@ -222,7 +222,7 @@ class Filling:
         inside = self._inside(state, names)
         point = self._point(state, names)
         if width == 1:
-            held = Held.in_registers()
+            held = Held.in_registers(self.block.functions)
             value = self.reader.value(self.panel.value, point, held)
             found: list[Stmt] = [*held.statements, store(into, self.taken(value), at)]
         else:
@@ -259,7 +259,7 @@ class Filling:
         statements = [*allocate([taken]), reading]
         for n in range(self.width):
             step = tuple(n if d == self.wide else 0 for d in range(len(nest.dims)))
-            held = Held.in_registers()
+            held = Held.in_registers(self.block.functions)
             self.reader.vectors = {count: load(taken, n)}
             value = self.reader.value(node, point.moved(step), held)
             statements += [*held.statements, store(into, self.taken(value), plus(at, n))]

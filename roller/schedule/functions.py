@@ -40,6 +40,8 @@ def call(op: str, x: Expr, dtype: str, lanes: int, held: Held) -> Expr:
     if dtype in ("float16", "bfloat16"):
         wide = call(op, x.astype(vector_type("float32", lanes)), "float32", lanes, held)
         return cast(wide, "float32", dtype, lanes, held, stored=False)
+    if dtype == "float32" and op in held.functions:
+        return _each(lambda value: tirx.call_pure_extern(dtype, held.functions[op], value), x, lanes)
     if dtype == "float32" and op in _FAST:
         return _FAST[op](x, lanes, held)
     if op in _LIBRARY:

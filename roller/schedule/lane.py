@@ -151,7 +151,7 @@ class Lane:
         for reduce in group:
             for at, spatial in enumerate(self.spatial):
                 offsets = tuple(a + b for a, b in zip(spatial, reduce, strict=True))
-                held = Held.in_registers()
+                held = Held.in_registers(self.block.functions)
                 value = self._body(state, offsets, panels, arrays, held)
                 where = plus(slot, at)
                 total = combine(self.nest.stage.reducer or "sum", load(self.acc, where), value, held)
@@ -254,7 +254,7 @@ class Lane:
         for at, offsets in enumerate(points, first):
             value = None if slot is None else load(self.acc, plus(slot, self.numbers[offsets]))
             if self.partial is None:
-                held = Held.in_registers()
+                held = Held.in_registers(self.block.functions)
                 self.reader.vectors = {n: f.value(offsets) for n, f in arrays.items()}
                 value = self.reader.value(self.nest.stage.result, self._place(state, offsets), held, value)
                 self.reader.vectors = {}

@@ -234,7 +234,8 @@ class Machine:
     the compiler would have them all under way; None where it repeats no loop by itself;
     `across`: what lanes carry from arrays to panels is on its way while they wait for one another, too; `settled`: by type, a
     function that gives back its argument and is called in order, for compilers that would put off computing a value until it is
-    stored and keep all that it is computed of.
+    stored and keep all that it is computed of; `functions`: by operation, the target's own function of a float32, in the place of a
+    polynomial.
     """
 
     group: int
@@ -252,6 +253,7 @@ class Machine:
     most_beside: int | None = 128
     across: bool = False
     settled: Mapping[str, str] = field(default_factory=dict)
+    functions: Mapping[str, str] = field(default_factory=dict)
 
     def in_place(self, atom: ComputeAtom) -> bool:
         """True for atoms that read panels."""

@@ -220,8 +220,9 @@ def block_of(program: StageProgram, machine: Machine) -> Block:
     """The block of a program: of groups where its atom is a matrix."""
     if program.atom.kind == "matrix":
         known: Mapping[str, MatrixUnit | PanelUnit] = {**machine.units, **machine.panel_units}
-        return GroupBlock(program, machine.group, shared_scope=machine.shared_scope, unit=known[program.atom.name])
-    return Block(program, machine.group, shared_scope=machine.shared_scope)
+        unit, scope = known[program.atom.name], machine.shared_scope
+        return GroupBlock(program, machine.group, shared_scope=scope, functions=machine.functions, unit=unit)
+    return Block(program, machine.group, shared_scope=machine.shared_scope, functions=machine.functions)
 
 
 def lane_of(block: Block, reader: Reader, target: Buffer) -> Lane:

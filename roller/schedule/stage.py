@@ -346,7 +346,7 @@ class Stage:
             var = variable("p")
             add = store(total, combine(reducer, load(total, 0), load(partial, where + var * index(output.elements))), 0)
             statements.append(loop(var, parts, add))
-        held = Held.in_registers()
+        held = Held.in_registers(self.block.functions)
         value = reader.value(self.stage.result, point, held, load(total, 0))
         target = self.buffers[output.name]
         place = address(nest, Window.whole(target, output), nest.output.index, point)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -38,6 +38,7 @@ class Block:
     group: int  # neighbouring lanes that run in step
     thread: Expr = field(default_factory=lambda: variable("thread"))
     shared_scope: str = AT_LAUNCH  # of the memory that lanes share
+    functions: Mapping[str, str] = field(default_factory=dict)  # by operation, the target's own function of a float32
 
     @cached_property
     def lanes(self) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from tvm import tirx
@@ -176,21 +177,29 @@ def vector_type(dtype: str, lanes: int) -> str:
     return dtype if lanes == 1 else f"{dtype}x{lanes}"
 
 
+EMPTY: Mapping[str, str] = MappingProxyType({})
+
+
 class Held:
     """Values in local storage, which an expression can use several times: TVM's passes walk a repeated part once for each use.
 
     `statements` compute them, in order, before the expression; `room` gives the storage. `promotes`: what is printed computes in
-    int, as C does, where types are narrower.
+    int, as C does, where types are narrower. `functions`: by operation, the target's own function of a float32.
     """
 
-    def __init__(self, room: Callable[[str, int, str], Buffer] = buffer, promotes: bool = False) -> None:
+    def __init__(
+        self,
+        room: Callable[[str, int, str], Buffer] = buffer,
+        promotes: bool = False,
+        functions: Mapping[str, str] = EMPTY,
+    ) -> None:
         self.statements: list[Stmt] = []
-        self.room, self.promotes = room, promotes
+        self.room, self.promotes, self.functions = room, promotes, functions
 
     @staticmethod
-    def in_registers() -> Held:
+    def in_registers(functions: Mapping[str, str] = EMPTY) -> Held:
         """For kernels that are printed as C, each lane with registers of its own."""
-        return Held(register_buffer, promotes=True)
+        return Held(register_buffer, promotes=True, functions=functions)
 
     def __call__(self, value: Expr, dtype: str, lanes: int) -> Expr:
         """The value, to be read from where it is held."""

@@ -27,11 +27,16 @@ UNROLLING = Unrolling(least=256, atoms=192)  # a step of few of them leaves noth
 ROW_BYTES = 16  # that rows must be a multiple of: for boxes of the copy engine, and for the widest copy of a lane
 BEGIN = 200  # cycles from a barrier to the first product of a step: 18 loops of steps, walked (`roller_cuda.cycles`)
 FILL, APART, GUARD, STEP = 6.0, 14.0, 14.0, 50.0  # instructions of an access with which a panel is filled, and of a step
+# Instructions of functions, read from their machine code; divisions and square roots are correctly rounded.
+SLOTS = {"exp": 7.0, "tanh": 14.0, "sigmoid": 9.0, "erf": 16.0, "rsqrt": 4.0, "log": 24.0, "div": 11.0, "sqrt": 11.0}
 SERIAL = 3.0  # cycles from one of them to the next of a warp that is alone
 COPIES = frozenset({4, 8, 16})  # bytes that cp.async takes
 ASYNCHRONOUS = 8  # compute capability from which on copies run by themselves
 CARRIED = 4  # values that lanes of a block carry at a time
-SECTOR, PARTLY = 32, 4.0  # bytes in which memory is written, and how many times as long a row takes of which less is: scattered stores
+SECTOR, PARTLY = (
+    32,
+    4.0,
+)  # bytes in which memory is written, and how many times as long a row takes of which less is: scattered stores
 READING = 88  # bytes that a thread has on their way from arrays: median of 14 kernels' machine code
 DEFAULT = "a100"  # where no GPU is attached
 CALIBRATE = "`roller specs calibrate cuda` measures it"
@@ -119,6 +124,7 @@ def cost_parameters(spec: HardwareSpec) -> CostParameters:
         unrolling=UNROLLING,
         lanes_wait=True,
         begin_ns=BEGIN / spec.clock_ghz,
+        operation_slots=SLOTS,
         fill_slots=FILL,
         place_slots=APART,
         guard_slots=GUARD,

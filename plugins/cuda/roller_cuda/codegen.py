@@ -30,11 +30,13 @@ SKIPPED = ["s_tir.ThreadSync", "s_tir.CompactBufferAllocation"]
 HERE = Path(__file__).parent
 WANTED = {
     "roller_ldmatrix": "tensor_cores.cuh",
+    "roller_fn_": "functions.cuh",
     "roller_tf32": "tf32.cuh",
     "roller_quads": "quads.cuh",
     "roller_copies": "copies.cuh",
     "roller_signals": "hopper.cuh",
 }  # for what a kernel calls
+FUNCTIONS = {op: f"roller_fn_{op}" for op in ("exp", "tanh", "sigmoid", "erf", "rsqrt")}
 HEADERS = {"half": "cuda_fp16.h", "nv_bfloat16": "cuda_bf16.h"}
 PRINTED_ARCH = (
     "sm_80"  # what TVM prints for: from there on it has a word for bfloat16, which the toolkit's headers know on every chip
@@ -122,9 +124,9 @@ def machine(spec: HardwareSpec) -> Machine:
     copies = AsyncCopies() if capability >= FIRST_CAPABILITY else None
     reading = {atom.name: unit for atom in spec.atoms if (unit := hopper.unit_of(atom)) is not None}
     if not reading:
-        return Machine(spec.unit.lane_group, tensor_cores.UNITS, copies, unrolling=UNROLLING)
+        return Machine(spec.unit.lane_group, tensor_cores.UNITS, copies, unrolling=UNROLLING, functions=FUNCTIONS)
     own = hopper.Producers(spec), hopper.Departures(spec)
-    return Machine(spec.unit.lane_group, tensor_cores.UNITS, copies, reading, *own, unrolling=UNROLLING)
+    return Machine(spec.unit.lane_group, tensor_cores.UNITS, copies, reading, *own, unrolling=UNROLLING, functions=FUNCTIONS)
 
 
 def target(spec: HardwareSpec) -> Any:

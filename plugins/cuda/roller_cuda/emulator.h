@@ -12,6 +12,15 @@
 #include <ucontext.h>
 #include <vector>
 
+// The GPU's own functions, off by the greatest error that PTX and CUDA's guide document for them, one way or the other.
+extern "C" { int roller_error_sign = 1; }
+static inline float roller_off(double exact, double relative) { return float(exact * (1.0 + roller_error_sign * relative)); }
+static inline float roller_ex2(float x) { return roller_off(std::exp2(double(x)), 0x1p-22); }
+static inline float roller_rcp(float x) { return roller_off(1.0 / double(x), 0x1p-23); }
+static inline float roller_fn_exp(float x) { return roller_off(std::exp(double(x)), 0x1p-22); }
+static inline float roller_fn_tanh(float x) { return roller_off(std::tanh(double(x)), 0x1p-22); }
+static inline float roller_fn_rsqrt(float x) { return roller_off(1.0 / std::sqrt(double(x)), 0x1p-22); }
+
 namespace emulator {
 
 struct Dim { int x, y, z; };

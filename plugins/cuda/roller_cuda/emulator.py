@@ -60,13 +60,16 @@ ORDERS = tuple(Order(backwards, eager) for backwards in (False, True) for eager 
 
 
 class Emulator:
-    """A program's kernels, one after another, every block in turn; in each of several orders of events, which must not matter."""
+    """A program's kernels, one after another, every block in turn; in each of several orders of events, which must not matter.
 
-    def __init__(self, artifact: Artifact, orders: Sequence[Order] = ORDERS) -> None:
+    `error`: 1 or -1, the side to which the GPU's own functions are off.
+    """
+
+    def __init__(self, artifact: Artifact, orders: Sequence[Order] = ORDERS, error: int = 1) -> None:
         self._artifact, self._orders = launching.checked(artifact), orders
         self._launch = artifact.launch
         room = max([artifact.spec.levels[-2].capacity_bytes, *(k["shared_bytes"] for k in self._launch["kernels"])])
-        self._library = _library(emulated(self._launch, room))
+        self._library, self._error = _library(emulated(self._launch, room)), error
 
     def run(self, inputs: tuple[Array, ...], out: Array) -> None:
         """Compute `out`; arrays as `roller.kernel.Runner` says. `LaunchError` where orders of events give different results."""
@@ -80,6 +83,7 @@ class Emulator:
                 raise LaunchError(f"results depend on the order of events: {order} gives others than {first}")
 
     def _run(self, inputs: tuple[Array, ...], out: Array, order: Order) -> None:
+        ctypes.c_int.in_dll(self._library, "roller_error_sign").value = self._error
         arrays = {**inputs_of(self._artifact, inputs), self._launch["output"]: out}
         for space in self._launch["workspaces"]:
             arrays[space["name"]] = aligned_empty((max(space["elements"], 1),), numpy_dtype(space["dtype"]))
