@@ -1,7 +1,7 @@
-"""How many lines of memory the lanes of a group touch with one access to an array: what they reach for together comes line by line.
+"""How many lines of memory the lanes of a group touch with one access to an array: what they reach for comes line by line.
 
-Lanes that run in step read or store where their own points lie. Neighbours that touch neighbours share lines; lanes whose points lie
-rows apart need a line each, of which the rest is moved for nothing, or has to be found in the cache again by their next accesses.
+Lanes that run in step read or store where their own points lie. Neighbours that touch neighbours share lines; lanes whose points
+lie rows apart need a line each, of which the rest is moved for nothing, or has to be found in the cache again by later accesses.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _widest(access: Access, along: int, piece: int, most: int) -> int:
 
 @lru_cache(maxsize=1 << 14)
 def _touched(lanes: tuple[tuple[int, int], ...], width: int, size: int, line: int) -> int:
-    """Lines of so many bytes that lanes touch, so many along each dimension, so many elements apart, with accesses of `width` bytes."""
+    """Lines that lanes touch, so many along each dimension, so many elements apart, each with an access of `width` bytes."""
     starts = {0}
     for count, step in lanes:
         starts = {start + number * step for start in starts for number in range(count)}

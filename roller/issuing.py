@@ -1,7 +1,7 @@
 """Instructions that lanes start beside arithmetic: reading operands from panels, filling panels, and what goes with every step.
 
-Those of one group of lanes mostly depend on one another: alone on its partition, it starts one every few cycles, however many could be
-started (`CostParameters.serial_cycles`). Arithmetic does not: each lane has many results to add to.
+Those of one group of lanes mostly depend on one another: alone on its partition, it starts one every few cycles, however many
+could be started (`CostParameters.serial_cycles`). Arithmetic does not: each lane has many results to add to.
 """
 
 from __future__ import annotations

@@ -46,10 +46,10 @@ class CostParameters:
     `copy_slots`: issue slots of one load or store of a copy.
     `operation_slots`: issue slots of operations of which the device's own functions take other ones than `roller.slots` says.
     `fill_slots`: issue slots of a lane for one access with which it fills a panel, where units have few (`issue_groups`);
-    `place_slots`: what it takes more where its place does not follow from the one before, `guard_slots`: and where it may lie outside
-    the array; `step_slots`: for each step besides. `serial_cycles`: from one instruction of a group of lanes to the next that depends
-    on it, as those that fill panels do. `copy_sizes`: bytes of accesses that run by themselves on their way into a panel; other
-    values are carried by lanes, `carried` of them at a time, each of which waits for memory.
+    `place_slots`: what it takes more where its place does not follow from the one before, `guard_slots`: and where it may lie
+    outside the array; `step_slots`: for each step besides. `serial_cycles`: from one instruction of a group of lanes to the next
+    that depends on it, as those that fill panels do. `copy_sizes`: bytes of accesses that run by themselves on their way into a
+    panel; other values are carried by lanes, `carried` of them at a time, each of which waits for memory.
     `unrolling`: how often steps are repeated. `lanes_wait`: lanes wait for what they read of panels at the start of every body of
     repeated steps, as what prints or builds kernels does not read it before the last one ends; `begin_ns`: and for one another,
     and for instructions that depend on one another, until the first of them computes after panels were filled.
@@ -59,8 +59,8 @@ class CostParameters:
     lanes hold than the core does; asked for the programs that are offered, not for every one that is ranked.
     `fill_waits`: latencies, one after another, that filling one copy of all panels of a stage's program takes, where some lanes of
     a unit do nothing else; asked for every program that is ranked. 1 where it is not given: all of it is under way at once.
-    `reading_bytes`: of what a lane reads where nobody staged it, those that are on their way at a time; 0: all that it reads for the
-    steps that stand one after another, and others' arithmetic hides the waiting.
+    `reading_bytes`: of what a lane reads where nobody staged it, those that are on their way at a time; 0: all that it reads for
+    the steps that stand one after another, and others' arithmetic hides the waiting.
     `scattered_stores`: how many times as long a line takes of which a group of lanes writes less than a transaction of the memory.
     `crew_slots`: issue slots, one after another, of a lane that does nothing but fill panels, for one copy of all of them; 0 where
     none carries anything.

@@ -7,8 +7,8 @@ lies as wanted, by a stage that goes before. Which of the two is faster the mode
     rows    (b 4095 x 4095 -> 4095 x 4096)            the innermost dimension stays, padded with zeros
     along   (x n, c, h, w  -> n, h, w, c; c padded)   a dimension of the reduction becomes the innermost one
 
-Zeros stand behind the ends of a padded dimension. Where a reduction walks one, all factors are padded and it walks to the padded end:
-0 * 0 adds nothing, whatever else the arrays hold.
+Zeros stand behind the ends of a padded dimension. Where a reduction walks one, all factors are padded and it walks to the padded
+end: 0 * 0 adds nothing, whatever else the arrays hold.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ def ring_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, using:
 def reading_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, using: float, moving: float) -> float:
     """Seconds in which lanes wait for what they read from outside a level where nobody staged it. A lane starts what it reads for
     one step of a unit's tile (for as many as stand one after another) at a time, no more than its compiler keeps on its way, and
-    waits for that. Other tiles go on meanwhile, and other groups of lanes; but the more of them wait, the longer the memory's queue:
-    what moves takes its time behind what is waited for, not beside it. Arguments as of `ring_seconds`.
+    waits for that. Other tiles go on meanwhile, and other groups of lanes; but the more of them wait, the longer the memory's
+    queue: what moves takes its time behind what is waited for, not beside it. Arguments as of `ring_seconds`.
     """
     program, level = walk.program, walk.spec.levels[index]
     if program.lane_level is None or walk.spec.spread:

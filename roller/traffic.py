@@ -219,7 +219,8 @@ def _by_lines(walk: NestWalk, access: Access, group: dict[int, int], level: Memo
     """Bytes of the lines that a group of lanes touches access by access, those of which it writes a part as often as they cost."""
     least, partly = 1, 1.0
     if access.role == "output":
-        least, partly = walk.spec.levels[1].transaction_bytes // 2, walk.parameters.scattered_stores
+        unit = walk.spec.levels[walk.program.levels[0]]
+        least, partly = unit.transaction_bytes, walk.parameters.scattered_stores
     return lines(walk.program, access, group, level.transaction_bytes, least, partly) * level.transaction_bytes
 
 

@@ -1,8 +1,8 @@
 """What storing the results of matrix atoms takes: what else a unit does hides little of it, so the cost model asks a device for it.
 
 Where results leave as boxes, lanes lay them into the memory that they share, row beside row. Elsewhere they store them as the atom
-left them: with one access a group of lanes touches as many rows of the array as it has, a few bytes of each. Where that is less than
-what memory is written in, each row costs as much as several whole ones.
+left them: with one access a group of lanes touches as many rows of the array as it has, a few bytes of each. Where that is less
+than what memory is written in, each row costs as much as several whole ones.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class StoreAccesses:
         return self._by_lanes(program, results, unit.first, run)
 
     def _by_lanes(self, program: StageProgram, results: int, first: First, run: int) -> float:
-        """Where lanes store: `first` gives a lane's first row or column in an atom, `run` the neighbours that it has along columns."""
+        """Where lanes store: `first` gives a lane's first row or column in an atom, `run` its neighbours along columns."""
         group, output, spots = self.machine.group, program.nest.output, dict(program.mapping)
         along = next((role for role in SIDES if output.strides[spots[role]] == 1), None)
         beside, rows = (run if along == "n" else 1), group

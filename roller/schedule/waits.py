@@ -21,8 +21,8 @@ from roller.schedule.swizzled import swizzled_panel
 
 @dataclass(frozen=True)
 class Crew:
-    """What lanes that do nothing but fill panels do for one copy of all of them: latencies one after another, at least one, and what
-    each lane carries: `accesses`, how many of these at places that do not follow from the first, and that may lie outside.
+    """What lanes that do nothing but fill panels do for one copy of all of them: latencies one after another, at least one, and
+    what each lane carries: `accesses`, how many of these at places that do not follow from the first, and that may lie outside.
     """
 
     waits: int
