@@ -129,37 +129,9 @@ class Model:
         busy = self.rates.busy(program)
         rate = atom.gflops * 1e9 / 2 * self.chain_efficiency(program) * busy
         rows, idle = self._start_up(program), idle_lanes(program, self.spec, self._resident(program))
-        issued = points * slots * rows * idle * self._crowding(program)
-        return max(issued / rate, self._alone_seconds(program)) + self._epilogue_slots / (self.rates.function_slots * busy)
-
-    def _alone_seconds(self, program: StageProgram) -> float:
-        """Seconds in which a group of lanes starts its instructions one after another, for all tiles of a unit; tiles that are
-        resident together do so at the same time.
-        """
-        unit, parameters = self.spec.unit, self.parameters
-        if not program.staged or program.lane_level is None or self.spec.in_place(program.atom) or parameters.serial_cycles <= 1:
-            return 0.0
-        visits = math.prod([lp.trips for lp in program.loops if lp.over == "time"])
-        apart = self._issued.filled(program).slots * parameters.serial_cycles
-        one = visits * (self._arithmetic_cycles(program) + apart) / (self.spec.clock_ghz * 1e9)
-        return one * -(-program.unit_tiles // unit.count) / self._resident(program)
-
-    def _arithmetic_cycles(self, program: StageProgram) -> float:
-        """Cycles in which a group of lanes, alone on its partition, starts the arithmetic of one innermost tile."""
-        atom, partitions = program.atom, self.spec.partitions
-        rate = (atom.flops_per_cycle_per_unit or 0.0) / 2 / partitions  # multiply-adds of a partition a cycle
-        slots = self._slots if atom.kind != "matrix" else 1.0
-        together = 1 if atom.kind == "matrix" else self.spec.unit.lane_group
-        return math.prod(program.inner) * slots * together / rate if rate else 0.0
-
-    def _crowding(self, program: StageProgram) -> float:
-        """How much longer computing takes as other instructions take slots; nothing where arithmetic leaves as many free."""
-        slots, atom = self.spec.unit.issue_groups, program.atom
-        if slots is None or atom.kind == "matrix" or not program.staged or program.lane_level is None:
-            return 1.0
-        steps = math.prod(program.inner) / _atom_outputs(program) * self._slots
-        arithmetic = (atom.flops_per_cycle_per_unit or 0.0) / 2 / _atom_outputs(program) / self.spec.unit.lane_group
-        return max(1.0, arithmetic / slots * (1 + self._issued.beside(program) / max(steps, 1)))
+        issued = points * slots * rows * idle * self._issued.crowding(program, self._slots)
+        alone = self._issued.alone_seconds(program, slots, self._resident(program))
+        return max(issued / rate, alone) + self._epilogue_slots / (self.rates.function_slots * busy)
 
     def _resident(self, program: StageProgram) -> int:
         """Tiles on a unit at a time; remembered for the program asked about last."""

@@ -38,6 +38,36 @@ class Issued:
         """Slots of a lane for one innermost tile: its reads, and the tile's part of filling panels and of the step around it."""
         return float(reads(program)) + self.filled(program).slots
 
+    def crowding(self, program: StageProgram, slots: float) -> float:
+        """How much longer computing takes as other instructions take slots; nothing where arithmetic leaves as many free. `slots`:
+        those of arithmetic at one point.
+        """
+        most, atom = self.spec.unit.issue_groups, program.atom
+        if most is None or atom.kind == "matrix" or not program.staged or program.lane_level is None:
+            return 1.0
+        outputs = math.prod([e for r, e in atom.roles.items() if r != "k" and isinstance(e, int)])
+        steps = math.prod(program.inner) / outputs * slots
+        arithmetic = (atom.flops_per_cycle_per_unit or 0.0) / 2 / outputs / self.spec.unit.lane_group
+        return max(1.0, arithmetic / most * (1 + self.beside(program) / max(steps, 1)))
+
+    def alone_seconds(self, program: StageProgram, slots: float, resident: int) -> float:
+        """Seconds in which a group of lanes starts its instructions one after another, for all tiles of a unit; the tiles that are
+        resident together do so at the same time.
+        """
+        unit, cycles = self.spec.unit, self.parameters.serial_cycles
+        if not program.staged or program.lane_level is None or self.spec.in_place(program.atom) or cycles <= 1:
+            return 0.0
+        visit = self._arithmetic_cycles(program, slots) + self.filled(program).slots * cycles
+        one = _trips(program.loops) * visit / (self.spec.clock_ghz * 1e9)
+        return one * -(-program.unit_tiles // unit.count) / resident
+
+    def _arithmetic_cycles(self, program: StageProgram, slots: float) -> float:
+        """Cycles in which a group of lanes, alone on its partition, starts the arithmetic of one innermost tile."""
+        atom = program.atom
+        rate = (atom.flops_per_cycle_per_unit or 0.0) / 2 / self.spec.partitions  # multiply-adds of a partition a cycle
+        together = 1 if atom.kind == "matrix" else self.spec.unit.lane_group
+        return math.prod(program.inner) * slots * together / rate if rate else 0.0
+
     def filled(self, program: StageProgram) -> Filled:
         """What panels and steps cost a lane for one innermost tile."""
         given, tiles = self.parameters, _trips(program.loops)

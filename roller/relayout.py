@@ -104,9 +104,10 @@ class _Wanted:
             return {}
         padded = self._padded(inner)
         for load in self.loads:
-            walks = any(name in padded for index in load.index for name, _ in index.terms)
+            walks = [d for d, index in enumerate(load.index) if _axis(index) in padded]
             if load not in inner and walks:
-                inner[load] = self._last(load)
+                last = self._last(load)
+                inner[load] = walks[-1] if self._spoils(load, last) else last
         return {load: self._layout(load, dim, self._padded(inner)) for load, dim in inner.items() if dim is not None}
 
     def _misplaced(self, load: Load) -> bool:

@@ -118,6 +118,12 @@ def test_partitions_without_a_group_are_idle_unless_residents_fill_them() -> Non
     assert [idle_lanes(program(spec), spec, tiles) for tiles in (1, 2, 4, 16)] == [4.0, 2.0, 1.0, 1.0]
 
 
+def test_the_partition_with_the_most_groups_ends_last() -> None:
+    """Five groups on four partitions take two turns, in which eight could have been at work."""
+    spec = chip(partitions=4)
+    assert [idle_lanes(program(spec), spec, tiles) for tiles in (3, 5, 6, 7, 8, 9)] == [4 / 3, 8 / 5, 8 / 6, 8 / 7, 1.0, 12 / 9]
+
+
 def model(spec: HardwareSpec) -> Model:
     return Model(spec, CostParameters(), Geometry(program(spec).nest))
 

@@ -1,0 +1,138 @@
+"""Layouts: what copies of inputs hold, that nothing of their padding shows, and that they are taken where they are worth it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from emulating import needs_compiler
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import roller
+from roller import ops, verify
+from roller.arrays import aligned_empty
+from roller.chip import resolve
+from roller.compiler import expression_of
+from roller.expr import ELEMENT_BYTES, TensorExpr
+from roller.fusion import fuse
+from roller.hardware import HardwareSpec
+from roller.relayout import layouts
+from roller_cuda.emulator import Emulator
+
+ROW_BYTES = 16
+H100 = roller.load_spec("cuda:h100")
+
+
+def laid(op: ops.SymbolicTensor, spec: HardwareSpec = H100) -> tuple[TensorExpr, ...]:
+    return layouts(fuse(expression_of(op)), spec, ROW_BYTES)
+
+
+@st.composite
+def products(draw: st.DrawFn) -> ops.SymbolicTensor:
+    """Matrix products in all transposes and convolutions, mostly with rows that are not aligned."""
+    dtype = draw(st.sampled_from(("float16", "bfloat16", "int8")))
+    extent = st.integers(1, 21)
+    if draw(st.booleans()):
+        m, n, k = (draw(extent) for _ in "mnk")
+        turned = {name: draw(st.booleans()) for name in ("transpose_a", "transpose_b")}
+        a, b = ((k, m) if turned["transpose_a"] else (m, k)), ((n, k) if turned["transpose_b"] else (k, n))
+        return ops.matmul(ops.tensor(a, dtype, name="a"), ops.tensor(b, dtype, name="b"), **turned)
+    c, f, size, taps = draw(st.integers(1, 9)), draw(st.integers(1, 9)), draw(st.integers(3, 9)), draw(st.integers(1, 3))
+    x, w = ops.tensor((2, c, size, size), dtype, name="x"), ops.tensor((f, c, taps, taps), dtype, name="w")
+    return ops.conv2d(x, w, stride=draw(st.integers(1, 2)), padding=draw(st.integers(0, 1)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(products(), st.integers(0, 1 << 30))
+def test_they_compute_the_same_whatever_stands_beside_the_ends(op: ops.SymbolicTensor, seed: int) -> None:
+    """With infinities and NaN among the values: zeros that a copy adds meet no other factor's values."""
+    first, *others = laid(op)
+    arrays = verify.random_inputs(first, seed % 1000)
+    drawn = np.random.default_rng(seed)
+    for array in arrays.values():
+        if array.dtype.kind != "i":
+            flat = array.reshape(-1)
+            for special in (np.inf, -np.inf, np.nan):
+                flat[drawn.integers(flat.size)] = special
+    with np.errstate(all="ignore"):
+        want = verify.reference(first, arrays)
+        for other in others:
+            got = verify.reference(other, arrays)
+            np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+            np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+@given(products())
+def test_copies_have_aligned_rows_and_hold_every_element_once(op: ops.SymbolicTensor) -> None:
+    first, *others = laid(op)
+    for other in others:
+        read = {load.tensor for load in other.stages[-1].reads}
+        for stage in other.stages[:-1]:
+            assert stage.name in read and stage.reducer is None
+            assert stage.output.shape[-1] * ELEMENT_BYTES[stage.output.dtype] % ROW_BYTES == 0
+            (load,) = stage.reads
+            source = first.tensors[load.tensor]
+            assert stage.output.elements >= source.elements
+            assert {index.terms for index in load.index} == {((axis.name, 1),) for axis in stage.axes}
+        assert other.output == first.output and other.inputs == first.inputs
+
+
+def test_aligned_operands_stay_where_they_are() -> None:
+    a, b = (ops.tensor((64, 64), "float16", name=name) for name in "ab")
+    assert len(laid(ops.matmul(a, b))) == len(laid(ops.matmul(a, b, transpose_b=True))) == 1
+    assert len(layouts(fuse(expression_of(ops.matmul(a, b))), H100, 0)) == 1, "a device for which it makes no difference"
+    wide = ops.matmul(ops.tensor((65, 67), name="a"), ops.tensor((67, 63), name="b"))
+    assert len(laid(wide)) == 1, "no matrix atom multiplies float32"
+
+
+def test_filters_are_not_padded_where_images_cannot_be() -> None:
+    """Taps that a filter has not would meet values of the image, and 0 times an infinity is no zero."""
+    x, w = ops.tensor((1, 3, 9, 9), "float16", name="x"), ops.tensor((8, 3, 7, 7), "float16", name="w")
+    for other in laid(ops.conv2d(x, w, padding=3))[1:]:
+        extents = other.stages[-1].extents
+        assert (extents["r"], extents["s"], extents["c"]) == (7, 7, 8)
+
+
+@needs_compiler
+@pytest.mark.parametrize("chip", ["h100", "a100"])
+@pytest.mark.parametrize("name", ["odd", "int8", "window"])
+def test_kernels_that_read_copies_are_right(name: str, chip: str) -> None:
+    made: dict[str, Any] = {
+        "odd": lambda: ops.matmul(ops.tensor((67, 133), "float16", name="a"), ops.tensor((133, 77), "float16", name="b")),
+        "int8": lambda: ops.matmul(ops.tensor((65, 100), "int8", name="a"), ops.tensor((100, 77), "int8", name="b")),
+        "window": lambda: ops.conv2d(
+            ops.tensor((2, 24, 9, 9), "float16", name="x"), ops.tensor((40, 24, 3, 3), "float16", name="w"), padding=1
+        ),
+    }
+    spec = roller.load_spec(f"cuda:{chip}")
+    expr = expression_of(made[name]())
+    for other in layouts(fuse(expr), spec, ROW_BYTES)[1:]:
+        artifact = roller.compile(other, device=f"cuda:{chip}", top_k=1).artifact
+        arrays = verify.random_inputs(expr, 3)
+        out = aligned_empty(expr.output.shape, verify.numpy_dtype(expr.output.dtype))
+        out.reshape(-1).view(np.uint8)[:] = 0xFF
+        Emulator(artifact).run(tuple(arrays[t.name] for t in expr.inputs), out)
+        verify.Expected.of(expr, arrays, None).check(out)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        lambda: ops.matmul(ops.tensor((4095, 4095), "float16", name="a"), ops.tensor((4095, 4095), "float16", name="b")),
+        lambda: ops.matmul(ops.tensor((4096, 4096), "int8", name="a"), ops.tensor((4096, 4096), "int8", name="b")),
+        lambda: ops.conv2d(
+            ops.tensor((64, 256, 14, 14), "float16", name="x"), ops.tensor((256, 256, 3, 3), "float16", name="w"), padding=1
+        ),
+    ],
+)
+def test_they_are_chosen_where_lanes_would_carry_every_element(op: Any) -> None:
+    plugin, spec = resolve("cuda:h100", None)
+    assert plugin.cost_parameters(spec, expression_of(op())).row_bytes == ROW_BYTES
+    best = roller.compiler._choices(fuse(expression_of(op())), plugin, spec, 1, frozenset())[0]
+    names = [stage.nest.stage.name for stage in best.program.stages]
+    assert any("_laid" in name for name in names), best.program.describe()
+    last = best.program.stages[-1]
+    waits = plugin.cost_parameters(spec, best.program.expr).fill_waits
+    assert waits is not None and waits(last) == 1, "nobody carries values and waits for them"
