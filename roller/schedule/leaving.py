@@ -34,6 +34,7 @@ class StoreAccesses:
     whole_bytes: int = 1
     partly: float = 1.0
     _known: dict[tuple[object, ...], float] = field(default_factory=dict)
+    _rows: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def __call__(self, program: StageProgram) -> float:
         """0 for programs whose results no matrix atom leaves."""
@@ -67,7 +68,13 @@ class StoreAccesses:
         along = next((role for role in SIDES if output.strides[spots[role]] == 1), None)
         beside, rows = (run if along == "n" else 1), group
         if along is not None:
-            across = next(role for role in SIDES if role != along)
-            rows = len({int(first(across, index(lane))) for lane in range(group)})
+            rows = self._apart(program.atom.name, next(role for role in SIDES if role != along), first)
         written = group // rows * beside * ELEMENT_BYTES[output.tensor.dtype]
         return results / (group * beside) * rows * (self.partly if written < self.whole_bytes else 1.0)
+
+    def _apart(self, atom: str, role: str, first: First) -> int:
+        """Rows or columns of an atom in which a group's lanes have their first results."""
+        found = self._rows.get((atom, role))
+        if found is None:
+            found = self._rows[atom, role] = len({int(first(role, index(lane))) for lane in range(self.machine.group)})
+        return found
