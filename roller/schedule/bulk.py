@@ -164,6 +164,8 @@ def _described(program: StageProgram, panel: SwizzledPanel, access: Access, side
     sides = sorted((s for s in sides if s.extent > 1 or s.terms), key=lambda s: s.stride)
     if not sides or _moving(sides[0], tile) != [(panel.along, 1)]:
         return None
+    if not whole_pieces(program, sides[0], size):
+        return None
     cluster = program.cluster if program.brought_once(tuple(s > 0 for s in panel.steps)) else 1
     share, rest = divmod(tile[panel.side], cluster)
     if rest or (cluster > 1 and share % PERIOD):
@@ -178,6 +180,21 @@ def _described(program: StageProgram, panel: SwizzledPanel, access: Access, side
     if found is None:
         return None
     return Bulk(panel, found, map_argument(f"map{panel.staging.operand}"), tuple(sides), rows, tile, cluster)
+
+
+def whole_pieces(program: StageProgram, side: Side, size: int) -> bool:
+    """True if boxes start at whole pieces of rows, wherever a unit's tile lies: the hardware takes no other start. A tile beyond a
+    dimension's end moves back to it.
+    """
+    starts = [side.start]
+    for dim, coefficient in side.terms:
+        extent, tile = program.nest.extents[dim], program.unit_tile[dim]
+        if tile < extent:
+            starts.append(tile * coefficient)
+            starts += [] if program.nest.dims[dim].is_reduce or extent % tile == 0 else [(extent - tile) * coefficient]
+        if program.share is not None and program.share[0] == dim:
+            starts.append(program.share[1] * coefficient)
+    return all(start * size % ALIGNMENT == 0 for start in starts)
 
 
 def description(tensor: str, dtype: str, sides: Sequence[Side], wanted: Mapping[int, int], swizzle_bytes: int) -> TensorMap | None:

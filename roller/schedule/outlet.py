@@ -17,7 +17,7 @@ from tvm import tirx
 from roller.banks import WIDEST_ACCESS
 from roller.expr import ELEMENT_BYTES
 from roller.program import StageProgram
-from roller.schedule.bulk import Side, by_steps, coordinate, description, map_argument
+from roller.schedule.bulk import Side, by_steps, coordinate, description, map_argument, whole_pieces
 from roller.schedule.machine import Departures, PanelUnit, TensorMap
 from roller.schedule.matrix import GroupBlock
 from roller.schedule.swizzled import WIDEST_ROW, changed_places
@@ -192,6 +192,8 @@ def outlet_of(
     sides = _sides(program, parts)
     words = run_of(unit) * size % ELEMENT_BYTES[program.atom.stored_dtype] == 0  # places are counted in the panels' elements
     if not width or not words or sides is None or sides[0].terms != ((spots["n"], 1),):
+        return None
+    if not whole_pieces(program, sides[0], size):
         return None
     row = width * size
     found = description(name, dtype, sides, {spots["n"]: width, spots["m"]: unit.rows}, 0 if row == WIDEST_ACCESS else row)

@@ -152,9 +152,12 @@ class Block:
 
     def accesses(self, dim: int, width: int) -> dict[int, int]:
         """Accesses along a dimension, of at most `width` points each: the first point of each, and how many they are."""
-        found, start = {}, 0
+        found, start, several = {}, 0, self.lanes[dim] > 1
         for piece in self.pieces[dim]:
-            for wide in pieces(piece, width):
+            most = width
+            while several and piece % most:  # the next lane's piece starts behind this one's
+                most //= 2
+            for wide in pieces(piece, most):
                 found[start] = wide
                 start += wide
         return found

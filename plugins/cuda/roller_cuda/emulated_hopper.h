@@ -80,14 +80,14 @@ inline bool deliver() {  // the oldest box that is under way
     return true;
 }
 
-inline void check_box(const char *place, const TensorMap &map) {
-    if ((place - shared) % 128 || reinterpret_cast<uintptr_t>(map.base) % 16) misaligned = true;
+inline void check_box(const char *place, const TensorMap &map, int first) {  // first: where it lies along rows, which the GPU wants in whole pieces
+    if ((place - shared) % 128 || reinterpret_cast<uintptr_t>(map.base) % 16 || first * map.element % 16) misaligned = true;
     for (int d = 1; d < map.rank; d++) misaligned |= map.strides[d] % 16 != 0;
 }
 
 template <class... C> inline void copy_box(void *to, const void *map, void *signal, C... corner) {
     const Box box{static_cast<char *>(to), shared, *static_cast<const TensorMap *>(map), static_cast<Signal *>(signal), {corner...}};
-    check_box(box.to, box.map);
+    check_box(box.to, box.map, box.corner[0]);
     if (at_once) arrive(box);
     else boxes.push_back(box);
 }
@@ -99,7 +99,7 @@ template <class T> inline T *there(T *place, int rank) {  // the same place in t
 template <class... C> inline void spread_box(int ranks, void *to, const void *map, void *signal, C... corner) {
     for (int rank = 0; rank < ranks; rank++) {
         Box box{static_cast<char *>(to), shared, *static_cast<const TensorMap *>(map), static_cast<Signal *>(signal), {corner...}};
-        check_box(box.to, box.map);
+        check_box(box.to, box.map, box.corner[0]);
         box.to = there(box.to, rank), box.signal = there(box.signal, rank), box.memory = blocks[rank].shared;
         if (at_once) arrive(box);
         else boxes.push_back(box);
@@ -152,7 +152,7 @@ inline void leave(const Box &box) {
 
 template <class... C> inline void leave_box(const void *from, const void *map, C... corner) {
     const Box box{static_cast<char *>(const_cast<void *>(from)), shared, *static_cast<const TensorMap *>(map), nullptr, {corner...}};
-    check_box(box.to, box.map);
+    check_box(box.to, box.map, box.corner[0]);
     if (at_once) leave(box);
     fibers[current].leaving.start(box);
 }

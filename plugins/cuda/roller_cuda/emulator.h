@@ -377,9 +377,15 @@ inline Dim thread_index() {
 
 }  // namespace emulator
 
+// What -fsanitize=alignment calls where an access is not aligned as its type wants: the GPU takes no such access.
+extern "C" {
+void __ubsan_handle_type_mismatch_v1(void *, void *) { emulator::misaligned = true; }
+void __ubsan_handle_type_mismatch_v1_abort(void *, void *) { emulator::misaligned = true; }
+}
+
 #define VECTORS(T, name) \
-    struct name##2 { T x, y; }; \
-    struct name##4 { T x, y, z, w; }; \
+    struct alignas(2 * sizeof(T)) name##2 { T x, y; }; \
+    struct alignas(sizeof(T) > 4 ? 16 : 4 * sizeof(T)) name##4 { T x, y, z, w; }; \
     inline name##2 make_##name##2(T x, T y) { return {x, y}; } \
     inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
 VECTORS(float, float)
@@ -416,8 +422,8 @@ struct nv_bfloat16 {
     }
 };
 
-struct half2 { half x, y; };
-struct nv_bfloat162 { nv_bfloat16 x, y; };
+struct alignas(4) half2 { half x, y; };
+struct alignas(4) nv_bfloat162 { nv_bfloat16 x, y; };
 
 inline nv_bfloat16 __float2bfloat16_rn(float value) { return value; }
 inline half __float2half_rn(float value) { return static_cast<half>(value); }

@@ -34,7 +34,7 @@ from roller_cuda import launching
 
 Array = npt.NDArray[Any]
 HERE = Path(__file__).parent
-FLAGS = ("-std=c++17", "-Og", "-w", "-shared", "-fPIC", "-ffp-contract=off")
+FLAGS = ("-std=c++17", "-Og", "-w", "-shared", "-fPIC", "-ffp-contract=off", "-fsanitize=alignment")
 MOST_DIMENSIONS = 5  # of an array from which boxes are copied
 BROKEN = {
     -1: "an address is not aligned as its access wants",
