@@ -131,7 +131,8 @@ class Model:
         rows, idle = self._start_up(program), idle_lanes(program, self.spec, self._resident(program))
         issued = points * slots * rows * idle * self._issued.crowding(program, self._slots)
         alone = self._issued.alone_seconds(program, slots, self._resident(program))
-        return max(issued / rate, alone) + self._epilogue_slots / (self.rates.function_slots * busy)
+        behind = self._issued.waiting(program, self._resident(program))
+        return max(issued / rate, alone) + behind * self._epilogue_slots / (self.rates.function_slots * busy)
 
     def _resident(self, program: StageProgram) -> int:
         """Tiles on a unit at a time; remembered for the program asked about last."""
@@ -215,9 +216,16 @@ class Model:
             return _Moving(self._registers.bytes(program, level.transaction_bytes) / into, 0.0, 0.0)
         traffic = level_traffic(walk, index)
         if level.managed or program.lane_level is not None:  # lanes wait for one another
-            return _Moving(traffic.bytes / into, 0.0, 0.0)
+            return _Moving((traffic.bytes + self._filling_bytes(walk, index)) / into, 0.0, 0.0)
         start = level.latency_ns * 1e-9 / (self.spec.unit.count * self.rates.busy(program) * self.parameters.misses_in_flight)
         return _Moving(traffic.bytes / into, (traffic.runs - traffic.ahead) * start, traffic.ahead * start)
+
+    def _filling_bytes(self, walk: NestWalk, index: int) -> float:
+        """Bytes of what fills panels that lanes, or atoms, read through the same ports: those of the memory that they share."""
+        program, last = walk.program, len(self.spec.levels) - 1
+        if index != last or program.lane_level != last or not program.staged or self.parameters.serial_cycles <= 1:
+            return 0.0
+        return level_traffic(walk, program.levels[0]).lines * self.spec.levels[last].transaction_bytes
 
     def partial_seconds(self, program: StageProgram, outermost: int) -> float:
         """Seconds counting only compute and the levels from this position inward, in two steps; on all units, or on one where

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from roller.filling import Share, share
 from roller.hardware import HardwareSpec
 from roller.lanes import reads
-from roller.occupancy import lanes_of
+from roller.occupancy import lane_groups, lanes_of
 from roller.program import Loop, StageProgram, Staging, copy_depth, staged_touches
 from roller.rates import CostParameters
 
@@ -60,6 +60,15 @@ class Issued:
         visit = self._arithmetic_cycles(program, slots) + self.filled(program).slots * cycles
         one = _trips(program.loops) * visit / (self.spec.clock_ghz * 1e9)
         return one * -(-program.unit_tiles // unit.count) / resident
+
+    def waiting(self, program: StageProgram, resident: int) -> float:
+        """How much longer instructions that depend on one another take, such as those of functions, for partitions of a unit that
+        have too few groups of lanes to start others meanwhile.
+        """
+        if program.lane_level is None or not program.lanes:
+            return 1.0
+        groups = lane_groups(program, self.spec) * resident / self.spec.partitions
+        return max(1.0, self.parameters.serial_cycles / groups)
 
     def _arithmetic_cycles(self, program: StageProgram, slots: float) -> float:
         """Cycles in which a group of lanes, alone on its partition, starts the arithmetic of one innermost tile."""

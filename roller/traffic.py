@@ -26,13 +26,14 @@ from roller.walk import Kept, NestWalk, Stream
 class LevelTraffic:
     """What moves into one level over the whole stage: bytes in whole transactions, and runs of consecutive addresses; of these
     `ahead` are of arrays that the nest reads in place and that have room in the nearest cache when they come early. `filled`: the
-    bytes that fill panels there.
+    bytes that fill panels there; `lines`: transactions of the innermost level that they take on their way, one at least for each run.
     """
 
     bytes: float
     runs: float
     ahead: float = 0.0
     filled: float = 0.0
+    lines: float = 0.0
 
 
 def level_traffic(walk: NestWalk, index: int) -> LevelTraffic:
@@ -180,7 +181,7 @@ def _managed(walk: NestWalk, level: MemoryLevel, index: int) -> LevelTraffic:
     outside = [lp for lp in walk.loops if lp.level <= index]
     staged = {s.operand: s for s in program.staged if s.kind == "panel"}
     width = panel_element_bytes(nest, program.atom)
-    total = runs = filled = 0.0
+    total = runs = filled = crossed = 0.0
     for stream in walk.streams:
         access = nest.accesses[stream.access] if stream.access is not None else None
         role = access.role if access is not None else "body"
@@ -211,8 +212,10 @@ def _managed(walk: NestWalk, level: MemoryLevel, index: int) -> LevelTraffic:
             if index == program.lane_level and staging is None and program.atom.kind != "matrix":
                 brought = max(brought, _by_lines(walk, access, spread, level) * times)
             total, runs = total + brought, runs + moved.runs * times
-            filled += brought if staging is not None and staging.level == index else 0.0
-    return LevelTraffic(total, runs, filled=filled)
+            if staging is not None and staging.level == index:
+                filled += brought
+                crossed += max(moved.runs * times, brought / spec.levels[-1].transaction_bytes)
+    return LevelTraffic(total, runs, filled=filled, lines=crossed)
 
 
 def _by_lines(walk: NestWalk, access: Access, group: dict[int, int], level: MemoryLevel) -> float:

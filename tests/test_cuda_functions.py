@@ -106,3 +106,12 @@ def test_what_the_user_divides_is_rounded_correctly() -> None:
     out = aligned_empty(x.shape, np.dtype(np.float32))
     Emulator(made.artifact).run((x, y), out)
     np.testing.assert_array_equal(out, np.sqrt(x / y))
+
+
+@pytest.mark.parametrize("chip", ["h100", "a100", "v100"])
+def test_epilogues_of_products_take_them_whoever_computes(chip: str) -> None:
+    """Warp groups, warps with tensor cores, and threads alone."""
+    dtype = "float16" if chip != "v100" else "float32"
+    a, b = (ops.tensor((1024, 1024), dtype, name=name) for name in "ab")
+    text = roller.compile(ops.gelu(ops.matmul(a, b)), device=f"cuda:{chip}", top_k=1).source
+    assert "roller_fn_erf(" in text.split('extern "C"', 1)[1]

@@ -105,4 +105,4 @@ def registers_of(program: StageProgram, block: GroupBlock) -> int:
 
 def block_of(program: StageProgram, machine: Machine) -> GroupBlock:
     """The lanes that compute."""
-    return GroupBlock(program, machine.group, unit=machine.panel_units[program.atom.name])
+    return GroupBlock(program, machine.group, functions=machine.functions, unit=machine.panel_units[program.atom.name])
