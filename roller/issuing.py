@@ -57,7 +57,8 @@ class Issued:
         unit, cycles = self.spec.unit, self.parameters.serial_cycles
         if not program.staged or program.lane_level is None or self.spec.in_place(program.atom) or cycles <= 1:
             return 0.0
-        visit = self._arithmetic_cycles(program, slots) + self.filled(program).slots * cycles
+        arithmetic = self._arithmetic_cycles(program, slots) * self.parameters.arithmetic_cycles
+        visit = arithmetic + self.filled(program).slots * cycles
         one = _trips(program.loops) * visit / (self.spec.clock_ghz * 1e9)
         return one * -(-program.unit_tiles // unit.count) / resident
 

@@ -17,7 +17,7 @@ OPERATION_SLOTS: Mapping[str, float] = {
 
 def body_slots(stage: Stage, own: Mapping[str, float] = OPERATION_SLOTS) -> float:
     """Issue slots of the body at one point: a product that feeds a sum is one multiply-add. `own`: a device's, by operation."""
-    slots = scalar_slots(stage.body, own) + (1 if stage.reducer else 0)
+    slots = scalar_slots(stage.body, own) + (own.get(stage.reducer, 1.0) if stage.reducer else 0)
     fused = stage.reducer == "sum" and isinstance(stage.body, Binary) and stage.body.op == "mul"
     return max(1.0, slots - 1 if fused else slots)
 
