@@ -127,6 +127,10 @@ size_t fake_live(int device) { size_t n = 0; for (auto &each : memory) n += each
 size_t fake_pending() { size_t n = 0; for (Stream *each : all_streams()) n += each->waiting.size(); return n; }
 const char *fake_map(CUdeviceptr place) { const Encoded *found = encoded_at(place); return found ? found->told.c_str() : ""; }
 size_t fake_held() { size_t n = events.size(); std::set<Image *> images; for (Kernel *k : kernels) if (k->image->loaded) images.insert(k->image); return n + images.size(); }
+int fake_set(const char *kernel, int which) {  // of an attribute that a kernel was given; -1 where it was not
+    for (Kernel *k : kernels) if (k->name == kernel && k->set.count(which)) return k->set[which];
+    return -1;
+}
 void fake_current(int device) { current.clear(); if (device >= 0) current.push_back(context_of(device)); }
 void fake_settle() { std::lock_guard<std::recursive_mutex> guard(one_at_a_time); settle([] { return fake_pending() == 0; }); }
 int fake_device_of(CUdeviceptr address) { for (auto &m : memory) if (address >= m.first && address < m.first + m.second.size) return m.second.device; return -1; }

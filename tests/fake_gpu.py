@@ -175,6 +175,11 @@ class Gpus:
         """What the driver's documentation does not allow."""
         return self._listed(self._lib.fake_fault)
 
+    def asked_for(self, name: str, attribute: str) -> int:
+        """What the driver was told of an attribute of a loaded kernel; -1 where it was told nothing."""
+        which = int(driver.constant(f"CUfunction_attribute.CU_FUNC_ATTRIBUTE_{attribute}"))
+        return int(self._lib.fake_set(name.encode(), which))
+
     def since(self, mark: int) -> list[str]:
         """Calls after the first so many, without those that only look."""
         return [

@@ -135,6 +135,10 @@ class FakeGpu:
         """The driver's functions that were called since this was asked last."""
         return (self._library.fake_calls() or b"").decode().split()
 
+    def carved(self) -> int:
+        """The percentage of shared memory that the kernel launched last prefers; -1 where nobody said."""
+        return int(self._library.fake_carved())
+
     def alive(self) -> int:
         """Modules that are loaded."""
         return int(self._library.fake_alive())

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ from gpu_stand_in import (
 
 import roller
 from bench import summary
-from bench.cuda import driver
+from bench.cuda import driver, profile
 from bench.cuda.platform import PLATFORM
 from bench.gpu import build, child, compiling, launcher, package, report, run, timing
 from bench.gpu.driver import DriverError
@@ -116,6 +117,37 @@ def test_tensor_maps_and_clusters_reach_the_kernel(gpu: FakeGpu) -> None:
     with pytest.raises(DriverError, match="cuTensorMapEncodeTiled: CUDA_ERROR_INVALID_VALUE"):
         launcher.Program(gpu.driver(), b"\x7fELF mapped", {"kernels": [narrow]}, {"a": where, "c": 1})
     assert gpu.alive() == 1  # the one that was refused is not left behind
+
+
+@needs_gxx
+@pytest.mark.parametrize("percent", [None, 0, 37, 100])
+def test_the_share_of_shared_memory_that_a_kernel_prefers_is_asked_for(gpu: FakeGpu, percent: int | None) -> None:
+    gpu.knows(b"\x7fELF parts", "parts", 1, noting([]))
+    kernel = {"name": "parts", "arguments": ["x"], "blocks": 2, "threads": 32, "shared_bytes": 0}
+    said = {} if percent is None else {"carveout_percent": percent}
+    launcher.Program(gpu.driver(), b"\x7fELF parts", {"kernels": [{**kernel, **said}], "workspaces": []}, {"x": 1}).start(0)
+    assert gpu.carved() == (-1 if percent is None else percent)
+
+
+@needs_gxx
+def test_a_profiler_gets_the_launches_of_a_case_and_nothing_else(
+    built: Path, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[list[int]] = []
+    found = {e.operator.id: e for e in Package(built, PLATFORM).entries(CHIP)}
+    program = found[RELU.id].programs[0]
+    (kernel,) = program["launch"]["kernels"]
+    code = Package(built, PLATFORM).binary(program["binary"])
+    gpu.knows(code, kernel["name"], len(kernel["arguments"]), noting(seen))
+    module = ModuleType("bench.gpu.torch_library")
+    module.TorchLibrary = lambda _: NumpyLibrary()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(profile, "PLATFORM", replace(PLATFORM, driver=gpu.driver))
+    assert profile.main([str(built), RELU.id, "--times", "3", "--chip", CHIP]) == 0
+    assert len(seen) == 3 and {tuple(each[-2:]) for each in seen} == {(kernel["blocks"], kernel["threads"])}
+    assert gpu.alive() == 0
+    assert profile.main([str(built), "nobody's case", "--chip", CHIP]) == 2
+    assert "the package has no case \"nobody's case\"" in capsys.readouterr().err
 
 
 @needs_gxx

@@ -25,7 +25,7 @@ from roller.expr import TensorExpr
 from roller.fit import Fit
 from roller.lanes import accesses, group_tile, transactions
 from roller.nest import Nest, variants
-from roller.program import RProgram, StageProgram, staged_touches
+from roller.program import RProgram, Staging, StageProgram, lane_level, staged_touches, tiled_levels
 from roller.rates import CostParameters
 from roller.schedule.threads import Block
 from roller.schedule.tir import Expr
@@ -227,3 +227,19 @@ def test_odd_tiles_are_right(number: int, backwards: bool, eager: bool, chip: st
     spec, program = load_spec(f"cuda:{chip}"), given_tiles(expr, tiles, f"cuda:{chip}")
     arrays = verify.random_inputs(expr, seed=number, integer=True)
     verify.check(expr, arrays, emulated(expr, text_of(spec, program), arrays, backwards, eager))
+
+
+@needs_cxx
+@pytest.mark.parametrize("padding", [0, 2])
+def test_pieces_of_three_are_stored_where_accesses_are_aligned(padding: int) -> None:
+    """A window passes over three results as they are, not over two and one: the next lane's begin at no multiple of two."""
+    x, w = ops.tensor((2, 4, 28 - 2 * padding, 28 - 2 * padding), name="x"), ops.tensor((4, 1, 5, 5), name="w")
+    expr, spec = expression(ops.depthwise_conv2d(x, w, padding=padding)), load_spec("cuda:a100")
+    nest = nest_of(expr, 6)
+    atom, order = next(a for a in spec.atoms if a.name == "f32"), tuple(range(6))
+    (panel,) = (number for number, access in enumerate(nest.accesses) if access.tensor.name == "x")
+    tiles, staged = ((2, 4, 12, 24, 5, 5), (2, 2, 1, 3, 1, 5)), (Staging("panel", panel, 2, 1, windowed=True),)
+    stage = StageProgram(nest, atom, (), tiled_levels(spec), tiles, (order, order), staged, lane_level=lane_level(spec))
+    assert Block(stage, GROUP).pieces[3] == (3,)
+    arrays = verify.random_inputs(expr, seed=padding, integer=True)
+    verify.check(expr, arrays, emulated(expr, text_of(spec, RProgram(expr, (stage,))), arrays))

@@ -67,6 +67,16 @@ def test_arrays_with_the_cuda_array_interface_alone(gpus: Gpus, told: bool) -> N
     right(run, got, a=inner.values())
 
 
+def test_the_driver_is_told_how_much_shared_memory_a_kernel_prefers(gpus: Gpus) -> None:
+    """All blocks that fit together get room; a kernel saved before that was said is launched without."""
+    made = kernel("small", gpus)
+    (described,) = made.artifact.launch["kernels"]
+    run = made.load()
+    run(Namespaced(gpus, values((64, 3))))
+    assert gpus.asked_for(described["name"], "PREFERRED_SHARED_MEMORY_CARVEOUT") == described["carveout_percent"]
+    assert 0 <= described["carveout_percent"] <= 100
+
+
 def test_read_only_arrays_are_not_written(gpus: Gpus) -> None:
     """The array interface says so."""
     with pytest.raises(LaunchError, match="out: the array is read-only"):

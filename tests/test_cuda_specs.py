@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import pytest
@@ -63,6 +64,14 @@ def shipped(chip: str) -> tuple[HardwareSpec, Architecture]:
     return spec, KNOWN[major, minor]
 
 
+LEAST = 0.8  # of what the vendor says, where a number was measured: no chip keeps its boost clock at full power
+
+
+def is_measured(spec: HardwareSpec, path: str) -> bool:
+    """Whether a source that covers a number says that it was measured, on this chip or on one of the same die."""
+    return any("measured" in text for pattern, text in spec.sources.items() if fnmatchcase(path, pattern))
+
+
 def per_cycle(spec: HardwareSpec, name: str) -> float | None:
     return next((atom.flops_per_cycle_per_unit for atom in spec.atoms if atom.name == name), None)
 
@@ -106,7 +115,8 @@ def test_rates_follow_from_lanes_and_clocks(chip: str) -> None:
     register, shared = spec.level("register"), spec.level("shared")
     assert shared.banks is not None
     served = shared.banks.count * shared.banks.width_bytes * spec.unit.count * spec.clock_ghz
-    assert register.bandwidth_gbps == pytest.approx(served, rel=1e-4)
+    low = LEAST if is_measured(spec, "levels.register.bandwidth_gbps") else 1 - 1e-4
+    assert low * served <= register.bandwidth_gbps <= (1 + 1e-4) * served
 
 
 @pytest.mark.parametrize("chip", [chip for chip in CHIPS if chip != "k80"])
@@ -128,7 +138,7 @@ def test_tensor_cores_of_the_architecture(chip: str) -> None:
     bytes_ = 2048 if known.arch in {"sm_86", "sm_89"} else 2 * tensor
     assert fastest == {"bfloat16": tensor, "tfloat32": tensor / 2, "int8": bytes_}
     half, tf32 = (spec.peaks_gflops[f"{dtype}_matrix"] for dtype in ("float16", "tfloat32"))
-    assert tf32 == pytest.approx(half / 2, rel=0.02)
+    assert tf32 == pytest.approx(half / 2, rel=0.1 if is_measured(spec, "atoms.wgmma_m64n256k16_f16.clock_ghz") else 0.02)
     for name in ("wgmma_m64n256k16_f16", "wgmma_m64n256k8_tf32"):
         assert (name in matrix) == (known.arch == "sm_90a")
     assert ("mma_m16n8k32_s8" in matrix) == (known.arch != "sm_90a")
@@ -139,11 +149,13 @@ def test_what_tells_chips_apart(chip: str) -> None:
     spec, _ = shipped(chip)
     count, clock, bandwidth, memory, cache, f32, tensor = SOLD_AS[chip]
     assert (spec.unit.count, spec.clock_ghz) == (count, clock)
-    assert spec.level("L2").bandwidth_gbps == pytest.approx(bandwidth, rel=0.005)
+    low = LEAST if is_measured(spec, "levels.L2.bandwidth_gbps") else 0.995
+    assert low * bandwidth <= spec.level("L2").bandwidth_gbps <= 1.005 * bandwidth
     assert spec.outermost.capacity_bytes == memory << 30
     assert spec.level("L2").capacity_bytes == cache << 20
     assert spec.peaks_gflops["float32"] == pytest.approx(1000 * f32, rel=0.01)
-    assert spec.peaks_gflops["float16_matrix"] == pytest.approx(1000 * tensor, rel=0.02)
+    low = LEAST if is_measured(spec, "atoms.wgmma_m64n256k16_f16.clock_ghz") else 0.98
+    assert low * 1000 * tensor <= spec.peaks_gflops["float16_matrix"] <= 1.02 * 1000 * tensor
 
 
 def test_modules_and_cards_of_one_die_differ_where_they_are_known_to() -> None:

@@ -37,7 +37,7 @@ HERE = Path(__file__).parent
 FLAGS = ("-std=c++17", "-Og", "-w", "-shared", "-fPIC", "-ffp-contract=off", "-fsanitize=alignment")
 MOST_DIMENSIONS = 5  # of an array from which boxes are copied
 BROKEN = {
-    -1: "an address is not aligned as its access wants",
+    -1: "an access at an address that is no multiple of its size, or a box that starts inside a piece of a row",
     -2: "a thread ends before its results have left shared memory",
     -3: "an operand has bits that the instruction does not define",
     -4: "lanes arrive at a signal though none has seen its last phase end",
