@@ -224,11 +224,11 @@ def peak_key(atom: ComputeAtom) -> str:
 class HardwareSpec(_Model):
     """One chip, as one spec file describes it.
 
-    `peaks_gflops` are the vendor's own figures (dense, at the boost clock), or what was measured where the chip cannot
-    keep that clock: "<in dtype>" without matrix units, "<in dtype>_matrix" with them; the fastest atom of that key must reach it within 5 %. `overlap_loss` is 0 where
-    copies and compute overlap perfectly, 1 where they never do; a level may have its own. `options` belong to the
-    plugin: the core never reads them. `sources` maps dotted fields (patterns such as "levels.L2.*") to
-    "<provenance>: text", as `roller.catalog.lint` asks.
+    `peaks_gflops` are the vendor's own figures (dense, at the boost clock), or what was measured where the chip
+    cannot keep that clock: "<in dtype>" without matrix units, "<in dtype>_matrix" with them; the fastest atom of that
+    key must reach it within 5 %. `overlap_loss` is 0 where copies and compute overlap perfectly, 1 where they never
+    do; a level may have its own. `options` belong to the plugin: the core never reads them. `sources` maps dotted
+    fields (patterns such as "levels.L2.*") to "<provenance>: text", as `roller.catalog.lint` asks.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION  # type: ignore[assignment]

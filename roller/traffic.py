@@ -26,7 +26,7 @@ from roller.walk import Kept, NestWalk, Stream
 class LevelTraffic:
     """What moves into one level over the whole stage: bytes in whole transactions, and runs of consecutive addresses; of these
     `ahead` are of arrays that the nest reads in place and that have room in the nearest cache when they come early. `filled`: the
-    bytes that fill panels there; `lines`: transactions of the innermost level that they take on their way, one at least for each run.
+    bytes that fill panels there; `lines`: transactions of the innermost level that they take on their way, one at least a run.
     """
 
     bytes: float

@@ -147,7 +147,7 @@ def test_a_profiler_gets_the_launches_of_a_case_and_nothing_else(
     assert len(seen) == 3 and {tuple(each[-2:]) for each in seen} == {(kernel["blocks"], kernel["threads"])}
     assert gpu.alive() == 0
     assert profile.main([str(built), "nobody's case", "--chip", CHIP]) == 2
-    assert "the package has no case \"nobody's case\"" in capsys.readouterr().err
+    assert 'the package has no case "nobody\'s case"' in capsys.readouterr().err
 
 
 @needs_gxx

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
-from emulating import needs_compiler, needs_cxx, text_of
+from emulating import expression, needs_compiler, needs_cxx, text_of
 from warp_groups import ORDERS, SPEC, T, broken, noticed, of_groups, right
 
 import roller
 from roller import ops
-from roller.cost import Model
+from roller.chip import resolve
+from roller.cost import Model, estimate
 from roller.kernel import Artifact
+from roller.program import RProgram
 from roller.rates import CostParameters
 from roller.tile import Geometry
 from roller_cuda import chip, codegen, disassembly, toolchain
@@ -92,3 +95,24 @@ def test_the_model_knows_what_is_waited_for(name: str) -> None:
         assert with_waits.estimate(stage).seconds >= without.estimate(stage).seconds
         many = Model(SPEC, CostParameters(fill_waits=lambda _: 10**6), geometry).estimate(stage).seconds
         assert many > 10 * without.estimate(stage).seconds
+
+
+def test_a_crew_that_fills_panels_is_waited_for() -> None:
+    """Its instructions run one after another, a copy behind the other, whatever the others of the block do meanwhile."""
+    op = ops.matmul(T("a", 512, 256), T("b", 256, 500))
+    plugin, spec = resolve("cuda:h100")
+    parameters = plugin.cost_parameters(spec, expression(op))
+    seen = 0
+    for program in of_groups(op, 60):
+        (stage,) = program.stages
+        fills = -(-256 // stage.unit_tile[2]) * max(1, stage.unit_tiles // spec.unit.count)
+
+        def seconds(slots: float, of: RProgram = program) -> float:
+            return estimate(of, spec, replace(parameters, crew_slots=lambda _: slots)).seconds
+
+        for slots in (1e3, 1e5):
+            assert seconds(slots) >= fills * slots * parameters.serial_cycles / (spec.clock_ghz * 1e9)
+        without = estimate(program, spec, replace(parameters, crew_slots=None)).seconds
+        assert seconds(0.0) == without <= seconds(1e3) < seconds(1e5)
+        seen += 1
+    assert seen >= 5

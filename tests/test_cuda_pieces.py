@@ -25,7 +25,7 @@ from roller.expr import TensorExpr
 from roller.fit import Fit
 from roller.lanes import accesses, group_tile, transactions
 from roller.nest import Nest, variants
-from roller.program import RProgram, Staging, StageProgram, lane_level, staged_touches, tiled_levels
+from roller.program import RProgram, StageProgram, Staging, lane_level, staged_touches, tiled_levels
 from roller.rates import CostParameters
 from roller.schedule.threads import Block
 from roller.schedule.tir import Expr

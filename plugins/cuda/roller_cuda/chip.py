@@ -28,16 +28,25 @@ ROW_BYTES = 16  # that rows must be a multiple of: for boxes of the copy engine,
 BEGIN = 200  # cycles from a barrier to the first product of a step: 18 loops of steps, walked (`roller_cuda.cycles`)
 FILL, APART, GUARD, STEP = 6.0, 14.0, 14.0, 50.0  # instructions of an access with which a panel is filled, and of a step
 # Instructions of functions, read from their machine code; divisions and square roots are correctly rounded.
-SLOTS = {"exp": 7.0, "tanh": 14.0, "sigmoid": 9.0, "erf": 16.0, "rsqrt": 4.0, "log": 24.0, "div": 11.0, "sqrt": 11.0, "max": 3.0, "min": 3.0}
+SLOTS = {
+    "exp": 7.0,
+    "tanh": 14.0,
+    "sigmoid": 9.0,
+    "erf": 16.0,
+    "rsqrt": 4.0,
+    "log": 24.0,
+    "div": 11.0,
+    "sqrt": 11.0,
+    "max": 3.0,
+    "min": 3.0,
+}
 SERIAL = 3.0  # cycles from one of them to the next of a warp that is alone
 ARITHMETIC = 2.0  # of its multiply-adds: one warp a partition starts at most half of what the partition could
 COPIES = frozenset({4, 8, 16})  # bytes that cp.async takes
 ASYNCHRONOUS = 8  # compute capability from which on copies run by themselves
 CARRIED = 4  # values that lanes of a block carry at a time
-SECTOR, PARTLY = (
-    32,
-    4.0,
-)  # bytes in which memory is written, and how many times as long a row takes of which less is: scattered stores
+SECTOR = 32  # bytes in which memory is written
+PARTLY = 4.0  # times as long as its bytes takes a store of less than that: fitted to scattered stores that were timed on an H200
 READING = 88  # bytes that a thread has on their way from arrays: median of 14 kernels' machine code
 DEFAULT = "a100"  # where no GPU is attached
 CALIBRATE = "`roller specs calibrate cuda` measures it"
