@@ -2,13 +2,14 @@
 
 A copy is filled, which takes the latency and the transfer (W and X for all fills of a unit), then used (C for all of them).
 
-    those who compute start the copies, too    (W + X) / (R (D - 1))    all but one of D copies of R tiles are under way
+    several copies                             (W + X) / (R (D - 1))    all but one of D copies of R tiles are under way
     others fill them, or there is one copy     (W + X + C) / (R D)      each copy goes around by itself
     lanes that do nothing else carry them      W / R                    they fill one copy after another
 
-The second is what the cycle of a closed queue allows, the first what it allows if nothing is started before a step ends; the third
-holds beside the second, and W then has the instructions of those lanes, too. What of it neither using nor moving covers is waited
-for. With no transfer and no use the first two are Little's law.
+The second is what the cycle of a closed queue allows, the first what it allows if nothing is started before a step ends. Where
+others fill copies for atoms that read them in place, both hold: a copy is given back once the next one is in use. The third holds
+beside them, and W then has the instructions of those lanes, too. What of it neither using nor moving covers is waited for. With
+no transfer and no use the first two are Little's law.
 """
 
 from __future__ import annotations
@@ -47,11 +48,10 @@ def ring_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, using:
     depth, carried = copies_around(program, walk.spec, index), _carried(walk, panels)
     waits = _latencies(rates, walk, index, panels) + carried
     filling = waits + _transfers(rates, walk, index)
+    ahead = filling / (resident * max(1, depth - 1))  # of an atom's copies too: each is given back when the next one is in use
     if depth == 1 or walk.spec.in_place(program.atom):
-        ring = max((filling + using) / (resident * depth), waits / resident if carried else 0.0)
-    else:
-        ring = filling / (resident * (depth - 1))
-    return max(0.0, ring - (using + moving if resident * depth == 1 else max(using, moving)))
+        ahead = max((filling + using) / (resident * depth), ahead, waits / resident if carried else 0.0)
+    return max(0.0, ahead - (using + moving if resident * depth == 1 else max(using, moving)))
 
 
 def reading_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, using: float, moving: float) -> float:

@@ -191,7 +191,7 @@ def _managed(walk: NestWalk, level: MemoryLevel, index: int) -> LevelTraffic:
         if not held or (staging is not None and outer != (access is None)):
             continue
         around = outside if role != "output" or "accumulator" in level.holds else walk.loops
-        times = _loads(program, outside, stream.touches, spread, spec.unit.count, role == "output")
+        times = _loads(program, outside, stream.touches, spread, spec.unit.count, role != "body")
         times *= 2 * _visits(program, list(around)) - 1 if role == "output" else 1
         if staging is not None and index == program.levels[0] and program.brought_once(nest.factor_touches(stream.factor)):
             times /= program.cluster
@@ -237,7 +237,7 @@ def _rereads(program: StageProgram, stream: Stream) -> int:
 def _filled(walk: NestWalk, stream: Stream, staging: Staging) -> float:
     """Elements written into a panel over the whole stage."""
     program, loops = walk.program, [lp for lp in walk.loops if lp.level <= staging.level]
-    times = _loads(program, loops, stream.touches, {}, walk.spec.unit.count, output=False)
+    times = _loads(program, loops, stream.touches, {}, walk.spec.unit.count, results=False)
     return walk.geometry.panel_elements(stream.factor, program.level_tile(staging.level), staging.windowed) * times
 
 
@@ -263,17 +263,17 @@ def _shared_tile(program: StageProgram, index: int, access_lanes: int) -> tuple[
 
 
 def _loads(
-    program: StageProgram, loops: list[Loop], touches: tuple[bool, ...], spread: dict[int, int], units: int, output: bool
+    program: StageProgram, loops: list[Loop], touches: tuple[bool, ...], spread: dict[int, int], units: int, results: bool
 ) -> float:
     """How often an array's tile is loaded over the whole stage: once for every trip of the loops up to the innermost that
     touches it (inner ones find it in place), lanes that move together counting once.
 
     Each unit runs a contiguous share of the unit tiles, so an array that few unit loops touch is still loaded by every unit
-    that has a tile.
+    that has a tile. Results, and what an epilogue reads beside them, are not asked for again at every step of a reduction.
     """
     dims = program.nest.dims
     last = max((i for i, lp in enumerate(loops) if touches[lp.dim]), default=-1)
-    over_units = [lp for lp in loops if lp.over == "units" and not (output and dims[lp.dim].is_reduce)]
+    over_units = [lp for lp in loops if lp.over == "units" and not (results and dims[lp.dim].is_reduce)]
     touched = max((i for i, lp in enumerate(over_units) if touches[lp.dim]), default=-1)
     if any(touches[lp.dim] for lp in loops if lp.over == "time"):
         touched = len(over_units) - 1  # what a unit holds at the end of one unit tile is not what the next one starts with
@@ -281,7 +281,7 @@ def _loads(
         max(math.prod([lp.trips for lp in over_units[: touched + 1]]), min(math.prod([lp.trips for lp in over_units]), units))
     )
     for position, lp in enumerate(loops):
-        if lp.over == "units" or (output and dims[lp.dim].is_reduce):
+        if lp.over == "units" or (results and dims[lp.dim].is_reduce):
             continue
         if position <= last or lp.over == "lanes":
             times *= -(-lp.trips // spread.get(lp.dim, 1)) if lp.over == "lanes" else lp.trips

@@ -15,6 +15,7 @@ from roller import ops
 from roller.chip import resolve
 from roller.cost import Model, estimate
 from roller.kernel import Artifact
+from roller.occupancy import copies_around
 from roller.program import RProgram
 from roller.rates import CostParameters
 from roller.tile import Geometry
@@ -116,3 +117,23 @@ def test_a_crew_that_fills_panels_is_waited_for() -> None:
         assert seconds(0.0) == without <= seconds(1e3) < seconds(1e5)
         seen += 1
     assert seen >= 5
+
+
+def test_all_but_one_of_the_copies_are_under_way() -> None:
+    """A copy is given back when the next one is in use: with two of them one fill follows another."""
+    op = ops.matmul(T("a", 512, 256), T("b", 256, 512))
+    plugin, _ = resolve("cuda:h100")
+    waiting = 100_000.0  # ns: beside it nothing else counts
+    levels = tuple(v.model_copy(update={"latency_ns": waiting}) if v.name == "shared" else v for v in SPEC.levels)
+    slow = SPEC.model_copy(update={"levels": levels})
+    parameters = plugin.cost_parameters(SPEC, expression(op))
+    seen = set()
+    for program in of_groups(op, 60):
+        (stage,) = program.stages
+        depth = copies_around(stage, slow, 2)
+        fills = -(-256 // stage.unit_tile[2]) * max(1, stage.unit_tiles // slow.unit.count)
+        least = fills * waiting * 1e-9 / max(1, depth - 1)
+        if fills > 1:
+            assert estimate(program, slow, parameters, [1]).seconds >= 0.99 * least
+            seen.add(depth)
+    assert {2} < seen

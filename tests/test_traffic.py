@@ -16,6 +16,7 @@ from roller.copying import copy_seconds, panel_room
 from roller.cost import Model
 from roller.estimate import Estimate
 from roller.expr import TensorExpr
+from roller.fusion import fuse
 from roller.hardware import HardwareSpec
 from roller.nest import variants
 from roller.ops import expression
@@ -337,3 +338,21 @@ def test_what_a_warm_cache_holds_is_not_shown_as_a_movement_of_no_bytes() -> Non
     small = compile_kernel(ops.relu(ops.matmul(ops.tensor((8, 8)), ops.tensor((8, 8)))), "cpu:zen3")
     told = str(small.explain())
     assert "all there" in told and " 0 B " not in told
+
+
+# --- epilogues -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [4, 8, 16, 32])
+@pytest.mark.parametrize("lanes", [False, True])
+def test_what_an_epilogue_reads_moves_once_however_long_the_reduction(step: int, lanes: bool) -> None:
+    """It waits for the sums: into registers a residual moves once, not with every step of the reduction before it."""
+    levels = [toy_level("pad", 1 << 16, 64, 2), toy_level("register", 1 << 12, 256, 2)]
+    spec = toy_spec(levels, (toy_atom("scalar", 64.0),), 0.1, count=2, lanes_max=64, lane_group=32, resident_tiles_max=8)
+    a, b, r = (ops.tensor(shape, name=name) for shape, name in (((32, 32), "a"), ((32, 32), "b"), ((32, 32), "r")))
+    moved = []
+    for op in (ops.matmul(a, b), ops.matmul(a, b) + r):
+        made = by_hand(fuse(expression(op)), spec, (16, 16, step), (2, 4, 2))
+        moved.append(walk_of(replace(made, lane_level=lane_level(spec) if lanes else None), spec))
+    plain, fused = (level_traffic(walk, 2) for walk in moved)
+    assert fused.bytes - plain.bytes == 32 * 32 * 4
