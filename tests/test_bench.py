@@ -355,4 +355,6 @@ def test_committed_results_say_how_they_were_made() -> None:
     assert found, "no results are committed"
     for result in found:
         assert result["command"].startswith(f"python -m bench.{result['benchmark']}") and not result["quick"]
-        assert result["schema"] == report.SCHEMA and result["device"]["cpu"] and result["versions"]["apache-tvm"]
+        on_gpu = "gpu" in result["device"]
+        assert result["schema"] == (gpu.SCHEMA if on_gpu else report.SCHEMA)
+        assert result["device"]["gpu" if on_gpu else "cpu"] and result["versions"]["apache-tvm"]
