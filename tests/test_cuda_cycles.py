@@ -95,7 +95,7 @@ def test_told_of_blocks_the_assembler_reads_ahead(shape: tuple[int, int, int]) -
     assert re.search(r"__launch_bounds__\(\d+, \d+\) stage0_kernel", text)
     assert text in kernel.source or kernel.source in text, "what is shown is what was built"
     told, untold = (cuda_cycles.share(kernel, data) for data in (kernel.artifact.data, cuda_cycles.untold(kernel)))
-    assert told and untold and told >= max(0.75, untold - 0.02)
+    assert told and untold and told >= max(0.75, min(0.9, untold - 0.02))  # behind nine tenths of the cycles nothing is left to win
 
 
 @needs_compiler
@@ -121,10 +121,18 @@ def waited(tile: tuple[int, int, int], inner: tuple[int, int, int]) -> float:
 
 
 def test_few_groups_of_lanes_wait_for_operands() -> None:
-    """Of one group a partition and tiles of 8 results half of the time is waiting; twice the groups hide it."""
-    program, model = staged((16, 64, 128), (2, 4, 1))
-    assert waited((16, 64, 128), (2, 4, 1)) > 0.2 * model.compute_seconds(program)
-    assert waited((32, 64, 128), (2, 4, 1)) < 0.5 * waited((16, 64, 128), (2, 4, 1))
+    """Of one group a partition and tiles of 8 results most of the time is waiting, for operands and for what was started
+    before; twice the groups hide half of it and more.
+    """
+    program, _ = staged((16, 64, 128), (2, 4, 1))
+    arithmetic = 2 * 4096**3 / (program.atom.gflops * 1e9)
+
+    def lost(tile: tuple[int, int, int]) -> float:
+        program, model = staged(tile, (2, 4, 1))
+        return waited(tile, (2, 4, 1)) + model.compute_seconds(program) - arithmetic
+
+    assert lost((16, 64, 128)) > arithmetic
+    assert lost((32, 64, 128)) < 0.5 * lost((16, 64, 128))
 
 
 def test_tiles_begin_step_after_step() -> None:
@@ -151,5 +159,5 @@ def test_short_steps_stand_one_after_another_until_they_are_worth_a_body() -> No
     assert steps * inner[0] * inner[1] >= 256 or steps == 32
     large = roller.compile(product(4096, 4096, 4096, "float32"), device="cuda:h100")
     assert "#pragma unroll 8\n" in large.source
-    halves = roller.compile(product(300, 1000, 2000, "float16"), device="cuda:a100")
+    halves = roller.compile(product(2000, 1000, 2000, "float16"), device="cuda:a100")
     assert re.search(r"#pragma unroll [2-8]\n *for \(int unroll\d+_\d+ ", halves.source)

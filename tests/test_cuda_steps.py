@@ -18,6 +18,7 @@ from roller.chip import resolve
 from roller.construct import construct
 from roller.filling import share
 from roller.issuing import Issued
+from roller.occupancy import lanes_of
 from roller.program import RProgram
 from roller_cuda import codegen, disassembly, machine_code, toolchain
 
@@ -46,7 +47,7 @@ def steps_of(program: RProgram) -> int:
 def accesses_of(program: RProgram) -> int:
     """Accesses with which a thread fills panels for one step."""
     stage = program.stages[0]
-    return sum(share(stage, staging, 32)[0] for staging in stage.staged)
+    return sum(share(stage, staging, 32, lanes_of(stage)).accesses for staging in stage.staged)
 
 
 def test_instructions_of_a_step_are_foreseen() -> None:
