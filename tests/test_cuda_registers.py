@@ -225,7 +225,7 @@ def test_spills_for_one_more_block_are_taken_back(
 ) -> None:
     """Registers and spilled bytes of a kernel as they are, and where one block on a multiprocessor is enough."""
     texts = assembler(monkeypatch, first, second)
-    launch = {"kernels": [{"name": "k", "threads": 128, "shared_bytes": 0}]}
+    launch = {"kernels": [{"name": "k", "blocks": 108, "threads": 128, "shared_bytes": 0}]}
     text = 'extern "C" __global__ void __launch_bounds__(128) k(float* __restrict__ x_ptr) {}'
     artifact = toolchain.build(load_spec("cuda:a100"), KernelSource(text, "cuda-c++", "k", launch))
     assert len(texts) == (1 if second is None else 2)
@@ -280,7 +280,7 @@ def test_what_is_said_of_blocks_is_left_out_where_threads_spill_for_it(
         return text.encode(), {"k.registers": registers, "k.spilled_bytes": spilled}
 
     monkeypatch.setattr(toolchain, "_compiled", compiled)
-    launch = {"kernels": [{"name": "k", "threads": 128, "shared_bytes": 0}]}
+    launch = {"kernels": [{"name": "k", "blocks": 108, "threads": 128, "shared_bytes": 0}]}
     text = 'extern "C" __global__ void __launch_bounds__(128, 8) k(float* __restrict__ x_ptr) {}'
     artifact = toolchain.build(load_spec("cuda:a100"), KernelSource(text, "cuda-c++", "k", launch))
     assert artifact.launch["text"] == (text.replace("(128, 8)", "(128)") if untold else text)

@@ -41,7 +41,7 @@ SLOTS = {
     "min": 3.0,
 }
 SERIAL = 3.0  # cycles from one of them to the next of a warp that is alone
-ARITHMETIC = 2.0  # of its multiply-adds: one warp a partition starts at most half of what the partition could
+ARITHMETIC = 2.0  # of its multiply-adds, which do not depend on one another
 COPIES = frozenset({4, 8, 16})  # bytes that cp.async takes
 ASYNCHRONOUS = 8  # compute capability from which on copies run by themselves
 CARRIED = 4  # values that lanes of a block carry at a time
@@ -125,6 +125,15 @@ def _machine(spec: HardwareSpec) -> Any:
     return import_module("roller_cuda.codegen").machine(spec)
 
 
+def _arithmetic_cycles(spec: HardwareSpec) -> float:
+    """Multiply-adds of a warp alone: where a partition has lanes for half a warp (V100, A100), each takes as long as it is until
+    the next one starts anyway; where it has lanes for a whole one, half of its cycles are lost.
+    """
+    peak = next((atom.flops_per_cycle_per_unit or 0.0 for atom in spec.atoms if atom.name == "f32"), 0.0)
+    lanes = peak / 2 / spec.partitions
+    return max(1.0, ARITHMETIC * lanes / spec.unit.lane_group)
+
+
 def cost_parameters(spec: HardwareSpec) -> CostParameters:
     """What the model needs beyond the spec. Slots: of the instructions in loops over steps of 36 kernels for two chips, what is
     neither a multiply-add nor read from a panel, by least squares.
@@ -140,7 +149,7 @@ def cost_parameters(spec: HardwareSpec) -> CostParameters:
         guard_slots=GUARD,
         step_slots=STEP,
         serial_cycles=SERIAL,
-        arithmetic_cycles=ARITHMETIC,
+        arithmetic_cycles=_arithmetic_cycles(spec),
         copy_sizes=COPIES if spec.options["compute_capability"][0] >= ASYNCHRONOUS else frozenset(),
         carried=CARRIED,
         resident_tiles=Deferred("roller_cuda.codegen", "resident_tiles", spec),
