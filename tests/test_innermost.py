@@ -98,7 +98,7 @@ def test_tiles_that_were_chosen_are_rated_as_they_were(chip: str) -> None:
 @pytest.mark.parametrize("chip", ["cuda:a100", "rocm:rx7900xtx"])
 @pytest.mark.parametrize(
     ("op", "limit", "spared", "slack"),
-    [(product, "WORTH", 0.9, 1.001), (pointwise, "WORTH", 0.85, 1.001), (few_results, "PROMISING", 0.9, 1.02)],
+    [(product, "WORTH", 0.9, 1.001), (pointwise, "WORTH", 0.85, 1.001), (few_results, "PROMISING", 0.92, 1.02)],
 )
 def test_what_is_not_rated_is_no_better(
     monkeypatch: pytest.MonkeyPatch, chip: str, op: Callable[[], SymbolicTensor], limit: str, spared: float, slack: float
@@ -219,8 +219,8 @@ def test_a_program_that_no_unit_has_room_for_is_not_found() -> None:
 def test_atoms_that_were_passed_over_are_tried_where_those_that_promise_more_have_no_room() -> None:
     """Rows of 49 pixels are no whole rows of a warp group's panels, and the products of single warps take half as long again."""
     op = ops.conv2d(ops.tensor((64, 512, 7, 7), "float16"), ops.tensor((2048, 512, 1, 1), "float16"))
-    expr, spec, found, parameters = on("cuda:h100", op)
+    expr, spec, found, parameters = on("cuda:h100-pcie", op)
     assert {search.atom.name.split("_")[0] for search, _ in innermost(found)} == {"wgmma"}
-    rules = resolve("cuda:h100")[0].rules(spec, expr)
+    rules = resolve("cuda:h100-pcie")[0].rules(spec, expr)
     best = construct(expr, spec, rules, parameters, 1)[0]
     assert best.program.stages[0].atom.name == "mma_m16n8k16_f16"
