@@ -124,7 +124,7 @@ def test_who_computes_and_starts_copies_waits_for_latency_and_transfer(resident:
 
 @pytest.mark.parametrize("copies", [2, 3, 4])
 def test_a_copy_that_others_fill_goes_around_by_itself(copies: int) -> None:
-    """Filled, used, given back when the next one is in use: so much of a copy's way around falls to each, or to each of the others."""
+    """Filled, used, given back when the next one is in use: so much of its way falls to each, or to each other one."""
     slow = chip(latency=2_000.0)
     found, transfer = seconds(slow, copies, atom=1, terms=True), 64 * 16 * (32 * 16 + 16 * 32) * 4 / 64e9
     using = max(found["compute"], found["register"])
