@@ -206,6 +206,13 @@ def laid_tile(nest: Nest, staging: Staging, tile: Tile) -> Tile:
 
 
 @lru_cache(maxsize=4096)
+def dividing(piece: int, most: int) -> int:
+    """The widest access, of at most `most` elements, a power of two, that is aligned where lanes' pieces follow one another."""
+    while piece % most:
+        most //= 2
+    return most
+
+
 def pieces(extent: int, widest: int) -> tuple[int, ...]:
     """The accesses that read so many neighbours: powers of two that add up, the widest ones first."""
     found = [widest] * (extent // widest)

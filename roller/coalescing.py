@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from functools import lru_cache
 
-from roller.banks import WIDEST_ACCESS, pieces
+from roller.banks import WIDEST_ACCESS, dividing, pieces
 from roller.lanes import lane_pieces
 from roller.nest import Access
 from roller.program import StageProgram
@@ -36,8 +36,8 @@ def lines(
     for piece in lane_pieces(program, along) if along is not None else (1,):
         near = tuple((n, piece if dim == along else far) for (n, far), dim in zip(apart, _spread(group, access), strict=True))
         widest = _widest(access, along, piece, max(1, WIDEST_ACCESS // size)) if along is not None else 1
-        while group.get(along, 1) > 1 and piece % widest:  # type: ignore[arg-type]
-            widest //= 2
+        if along is not None and group.get(along, 1) > 1:
+            widest = dividing(piece, widest)
         for width in pieces(piece, widest):
             touched = _touched(near, width * size, size, line_bytes)
             bytes_each = width * size * math.prod([n for n, _ in near]) / touched

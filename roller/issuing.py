@@ -18,14 +18,6 @@ from roller.program import Loop, StageProgram, Staging, copy_depth, staged_touch
 from roller.rates import CostParameters
 
 
-@dataclass(frozen=True, slots=True)
-class Filled:
-    """What filling its part of all panels costs a lane, for one innermost tile: issue slots, and latencies one after another."""
-
-    slots: float = 0.0
-    waits: float = 0.0
-
-
 @dataclass
 class Issued:
     """Issue slots of one nest's programs; panels that are filled alike share an answer."""
@@ -36,7 +28,7 @@ class Issued:
 
     def beside(self, program: StageProgram) -> float:
         """Slots of a lane for one innermost tile: its reads, and the tile's part of filling panels and of the step around it."""
-        return float(reads(program)) + self.filled(program).slots
+        return float(reads(program)) + self._filling(program)
 
     def crowding(self, program: StageProgram, slots: float) -> float:
         """How much longer computing takes as other instructions take slots; nothing where arithmetic leaves as many free. `slots`:
@@ -58,7 +50,7 @@ class Issued:
         if not program.staged or program.lane_level is None or self.spec.in_place(program.atom) or cycles <= 1:
             return 0.0
         arithmetic = self._arithmetic_cycles(program, slots) * self.parameters.arithmetic_cycles
-        visit = arithmetic + self.filled(program).slots * cycles
+        visit = arithmetic + self._filling(program) * cycles
         one = _trips(program.loops) * visit / (self.spec.clock_ghz * 1e9)
         return one * -(-program.unit_tiles // unit.count) / resident
 
@@ -78,21 +70,20 @@ class Issued:
         together = 1 if atom.kind == "matrix" else self.spec.unit.lane_group
         return math.prod(program.inner) * slots * together / rate if rate else 0.0
 
-    def filled(self, program: StageProgram) -> Filled:
-        """What panels and steps cost a lane for one innermost tile."""
+    def _filling(self, program: StageProgram) -> float:
+        """Slots that panels and steps cost a lane for one innermost tile."""
         given, tiles = self.parameters, _trips(program.loops)
         if not (given.fill_slots or given.step_slots) or not tiles or not program.lanes:
-            return Filled()
-        slots = waits = steps = 0.0
+            return 0.0
+        slots = steps = 0.0
         for staging in program.staged:
             fills = _trips(program.loops[: copy_depth(program, staging)])
             part = self.share(program, staging)
-            slots += fills / tiles * part.accesses * self.access_slots(part)
-            waits += fills / tiles * self.rounds(program, staging, part)
+            slots += fills / tiles * part.accesses * self._access_slots(part)
             steps = max(steps, fills)
-        return Filled(slots + steps / tiles * given.step_slots, waits)
+        return slots + steps / tiles * given.step_slots
 
-    def access_slots(self, part: Share) -> float:
+    def _access_slots(self, part: Share) -> float:
         """Slots of one access with which a panel is filled."""
         given = self.parameters
         apart = 0.0 if part.follows else given.place_slots

@@ -249,6 +249,27 @@ def compute(op: Operator, t: Mapping[str, torch.Tensor]) -> torch.Tensor:
             return functional.gelu(torch.addmm(t["bias"], t["a"], t["b"]))
         case "matmul_bias_residual":
             return torch.addmm(t["bias"], t["a"], t["b"]) + t["residual"]
+        case "conv2d" | "depthwise" | "conv_bias_relu" | "avg_pool" | "max_pool":
+            return _windows(op, t)
+        case "reduce_sum":
+            return torch.sum(t["x"], dim=tuple(o["axes"]))
+        case "transpose":
+            return t["x"].permute(*o["axes"]).contiguous()
+        case "relu":
+            return torch.relu(t["x"])
+        case "gelu":
+            return functional.gelu(t["x"])
+        case "add":
+            return t["x"] + t["y"]
+        case "scale_bias_relu":
+            return torch.relu(t["x"] * t["scale"] + t["bias"])
+    raise ValueError(f"{op.id}: no kind of operator is called {op.kind!r}")
+
+
+def _windows(op: Operator, t: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Convolutions and pooling."""
+    o = op.options
+    match op.kind:
         case "conv2d" if op.channels_last:
             images, weights = t["x"].permute(0, 3, 1, 2), t["w"].permute(3, 2, 0, 1)
             pad, padding = padded(images, o["pads"])
@@ -265,18 +286,6 @@ def compute(op: Operator, t: Mapping[str, torch.Tensor]) -> torch.Tensor:
         case "max_pool":
             pad, padding = padded(t["x"], o["pads"], -math.inf)
             return functional.max_pool2d(pad, tuple(o["kernel"]), o["stride"], padding)
-        case "reduce_sum":
-            return torch.sum(t["x"], dim=tuple(o["axes"]))
-        case "transpose":
-            return t["x"].permute(*o["axes"]).contiguous()
-        case "relu":
-            return torch.relu(t["x"])
-        case "gelu":
-            return functional.gelu(t["x"])
-        case "add":
-            return t["x"] + t["y"]
-        case "scale_bias_relu":
-            return torch.relu(t["x"] * t["scale"] + t["bias"])
     raise ValueError(f"{op.id}: no kind of operator is called {op.kind!r}")
 
 

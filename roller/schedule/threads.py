@@ -19,7 +19,7 @@ from functools import cached_property
 
 from tvm import tirx
 
-from roller.banks import pieces
+from roller.banks import dividing, pieces
 from roller.lanes import lane_digits, lane_order, lane_pieces
 from roller.program import StageProgram
 from roller.schedule.tir import AT_LAUNCH, Expr, index, least, plus, times, variable
@@ -152,12 +152,9 @@ class Block:
 
     def accesses(self, dim: int, width: int) -> dict[int, int]:
         """Accesses along a dimension, of at most `width` points each: the first point of each, and how many they are."""
-        found, start, several = {}, 0, self.lanes[dim] > 1
+        found, start = {}, 0
         for piece in self.pieces[dim]:
-            most = width
-            while several and piece % most:  # the next lane's piece starts behind this one's
-                most //= 2
-            for wide in pieces(piece, most):
+            for wide in pieces(piece, dividing(piece, width) if self.lanes[dim] > 1 else width):
                 found[start] = wide
                 start += wide
         return found

@@ -80,7 +80,7 @@ inline bool deliver() {  // the oldest box that is under way
     return true;
 }
 
-inline void check_box(const char *place, const TensorMap &map, int first) {  // first: where it lies along rows, which the GPU wants in whole pieces
+inline void check_box(const char *place, const TensorMap &map, int first) {  // first: where it lies along rows, in elements: the GPU takes whole pieces of 16 bytes only
     if ((place - shared) % 128 || reinterpret_cast<uintptr_t>(map.base) % 16 || first * map.element % 16) misaligned = true;
     for (int d = 1; d < map.rank; d++) misaligned |= map.strides[d] % 16 != 0;
 }

@@ -377,7 +377,7 @@ inline Dim thread_index() {
 
 }  // namespace emulator
 
-// What -fsanitize=alignment calls where an access is not aligned as its type wants: the GPU takes no such access.
+// What -fsanitize=alignment calls at an access whose address is no multiple of its type's alignment: the GPU refuses it.
 extern "C" {
 void __ubsan_handle_type_mismatch_v1(void *, void *) { emulator::misaligned = true; }
 void __ubsan_handle_type_mismatch_v1_abort(void *, void *) { emulator::misaligned = true; }
