@@ -92,16 +92,24 @@ class Waits:
     spec: HardwareSpec
 
     @cached_property
-    def _counted(self) -> Any:
+    def counted(self) -> Any:
+        """`roller.schedule.waits.FillWaits`."""
         return import_module("roller.schedule.waits").FillWaits(_machine(self.spec))
 
     def __call__(self, program: StageProgram) -> int:
         """At least 1."""
-        return self._counted(program) if program.atom.kind == "matrix" else 1
+        return self.counted(program) if program.atom.kind == "matrix" else 1
 
-    def slots(self, program: StageProgram) -> float:
-        """Instructions with which a warp that does nothing else fills its part of one copy of all panels."""
-        crew = self._counted.crew(program)
+
+@dataclass
+class CrewSlots:
+    """Instructions with which a warp that does nothing else fills its part of one copy of all panels."""
+
+    waits: Waits
+
+    def __call__(self, program: StageProgram) -> float:
+        """0 where boxes fill all of them."""
+        crew = self.waits.counted.crew(program)
         return crew.accesses * FILL + crew.apart * APART + crew.guarded * GUARD  # type: ignore[no-any-return]
 
 
@@ -154,7 +162,7 @@ def cost_parameters(spec: HardwareSpec) -> CostParameters:
         carried=CARRIED,
         resident_tiles=Deferred("roller_cuda.codegen", "resident_tiles", spec),
         fill_waits=waits,
-        crew_slots=waits.slots,
+        crew_slots=CrewSlots(waits),
         reading_bytes=READING,
         scattered_stores=PARTLY,
         row_bytes=ROW_BYTES,
