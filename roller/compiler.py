@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections import Counter
@@ -153,9 +154,11 @@ def _choices(expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int, c
     """The best programs that the device can run, best first: of the expression, and of those that lay inputs out before."""
     if type(top_k) is not int or top_k < 1:
         raise ConstructionError(f"top_k={top_k!r} must be a positive whole number")
-    found: list[Choice] = []
-    for one in layouts(expr, chip, plugin.cost_parameters(chip, expr).row_bytes):
-        found += _choices_of(one, plugin, chip, top_k, constants)
+    itself, *laid = layouts(expr, chip, plugin.cost_parameters(chip, expr).row_bytes)
+    found = _choices_of(itself, plugin, chip, top_k, constants)
+    for one in laid:
+        with contextlib.suppress(ConstructionError):  # nobody asked for copies: where the device cannot make them there are none
+            found += _choices_of(one, plugin, chip, top_k, constants)
     return sorted(found, key=lambda choice: choice.estimate.seconds)[:top_k]
 
 

@@ -111,8 +111,10 @@ class _Wanted:
         return {load: self._layout(load, dim, self._padded(inner)) for load, dim in inner.items() if dim is not None}
 
     def _misplaced(self, load: Load) -> bool:
-        """True if no engine copies rows of the array as they lie, or no atom reads them so."""
+        """True if no engine copies rows of the array as they lie, or no atom reads them so; not of one without elements."""
         tensor, inner = self.loads[load], self._last(load)
+        if not tensor.elements:
+            return False
         last, strides = load.index[inner], [s for s, e in zip(tensor.strides, tensor.shape, strict=True) if e > 1 and s > 1]
         unaligned = any(stride % self.multiple[load] for stride in strides)
         return unaligned or _axis(last) is None or (self.turned and not self._reduces(last))

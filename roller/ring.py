@@ -140,7 +140,7 @@ def _carried(walk: NestWalk, panels: Sequence[Staging]) -> float:
     program, parameters = walk.program, walk.parameters
     if parameters.crew_slots is None or not walk.spec.in_place(program.atom):
         return 0.0
-    fills = _fills(program, panels) / min(program.unit_tiles, walk.spec.unit.count)
+    fills = _fills(program, panels) / max(1, min(program.unit_tiles, walk.spec.unit.count))
     return fills * parameters.crew_slots(program) * parameters.serial_cycles / (walk.spec.clock_ghz * 1e9)
 
 

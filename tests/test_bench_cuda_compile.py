@@ -80,7 +80,8 @@ def test_loops_are_walked_told_of_blocks_and_untold(tmp_path: Path, monkeypatch:
     assert cuda_cycles.main() == 0
     found = json.loads((tmp_path / "h100.json").read_text(encoding="utf-8"))
     large, drawn = found["cases"]
-    assert large["case"] == "4096x4096x4096" and large["busy"] > large["busy_untold"] > 0.5
+    assert large["case"] == "4096x4096x4096" and large["busy"] != large["busy_untold"]
+    assert min(large["busy"], large["busy_untold"]) > 0.8
     assert found["summary"]["products"] == 2 and drawn["case"] == "x".join(map(str, cuda_cycles.shapes(1)[1]))
 
 

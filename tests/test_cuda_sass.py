@@ -83,9 +83,17 @@ def test_kernels_whose_code_is_read_are_right(chip: str, dtype: str) -> None:
 @pytest.mark.parametrize(("chip", "dtype"), EVERY)
 def test_no_hot_loop_spills_or_divides(chip: str, dtype: str) -> None:
     code = compiled(chip, dtype).code
+    hot = code.hot
     assert code.kernel.stack_bytes == 0 and code.whole.local_accesses == 0
-    assert code.hot.divisions == code.hot.constant_divisions == 0
-    assert code.hot.repeated_shared_reads == 0
+    assert hot.divisions == hot.repeated_shared_reads == 0
+    assert at_most_one_a_panel(hot)
+
+
+def at_most_one_a_panel(hot: machine_code.Stretch) -> bool:
+    """Divisions by constants: none in a loop within a panel; a loop over panels that run by themselves may find the next one's copy
+    with one, where copies are no power of two.
+    """
+    return hot.constant_divisions <= ("LDGSTS" in hot.bases)
 
 
 @pytest.mark.parametrize("chip", CHIPS)
@@ -147,29 +155,28 @@ def rounding(chip: str, turned: tuple[bool, bool]) -> Compiled:
     """A product of float32 values whose factors may be rounded to tf32."""
     a, b = (ops.tensor((SIZE, SIZE), "float32", name=name) for name in "ab")
     kernel = roller.compile(ops.matmul(a, b, *turned), device=f"cuda:{chip}", precision="tf32")
-    (code,) = machine_code.read(kernel.artifact.data).values()
-    return Compiled(kernel.program.stages[0], code, kernel)
+    code = machine_code.read(kernel.artifact.data)[f"stage{len(kernel.program.stages) - 1}_kernel"]
+    return Compiled(kernel.program.stages[-1], code, kernel)
 
 
 @pytest.mark.parametrize("chip", ["a100", "l40s", "h100"])
 @pytest.mark.parametrize("turned", [*itertools.product((False, True), repeat=2)], ids=str)
 def test_products_rounded_to_tf32(chip: str, turned: tuple[bool, bool]) -> None:
-    """The products that the tile says, from registers or, on Hopper and along the reduction, from shared memory; every fragment is
-    read once, 4 bytes a value, by `ldmatrix` or word by word.
+    """The products that the tile says, from registers or, on Hopper, from shared memory, where a kernel before it lays factors
+    along the reduction that do not lie so; every fragment is read once, 4 bytes a value, by `ldmatrix` or word by word.
     """
     stage, code, kernel = rounding(chip, turned)
-    hot, groups = code.hot, chip in WITH_GROUPS and turned == (False, True)
+    hot, groups = code.hot, chip in WITH_GROUPS
     columns = stage.atom.extents["n"]
     assert set(hot.matrix_products) == {f"HGMMA.64x{columns}x8.F32.TF32" if groups else "HMMA.1688.F32.TF32"}
     assert code.kernel.stack_bytes == 0 and code.whole.local_accesses == 0
     assert not any(value for name, value in kernel.artifact.resources.items() if name.endswith("spilled_bytes"))
     assert hot.divisions == hot.repeated_fragments == hot.repeated_shared_reads == 0
-    filled = "LDGSTS" in hot.bases  # all steps of a panel stand one after another, and the loop is that over panels
-    assert filled or hot.constant_divisions == 0
+    assert at_most_one_a_panel(hot)
     read = hot.fragment_bytes + hot.bytes_of("LDS")
     tile = dict(zip([d.name for d in stage.nest.dims], stage.inner, strict=True))
     assert read * tile["m"] * tile["n"] == (0 if groups else 4 * (tile["m"] + tile["n"]) * hot.matrix_work)
-    assert bool(hot.bytes_of("LDS")) == (turned != (False, True))
+    assert bool(hot.bytes_of("LDS")) == (turned != (False, True) and not groups)
     assert hot.drains == 0
 
 
