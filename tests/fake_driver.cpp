@@ -111,6 +111,7 @@ void fake_reset(int count, Run run) {
     devices = count; version = 12090; capacity = 1 << 30; run_kernel = run;
     attributes.clear(); plans.clear(); failing.clear(); calls.clear(); faults.clear(); encoded.clear(); current.clear();
     for (Stream *each : all_streams()) each->waiting.clear();
+    for (Kernel *each : kernels) each->set.clear();
     for (auto &each : memory) std::free(reinterpret_cast<void *>(each.first));
     memory.clear();
     for (int device = 0; device < 8; device++) legacy[device].device = device;
