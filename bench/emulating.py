@@ -65,8 +65,8 @@ def ran(case: EmulatedCase, chip: str, device: str = "cuda") -> Row:
         expr, fixed = ops.expression(case.make()), case.constants()
         for artifact, program in programs(case, chip, device):
             atoms.append("+".join(dict.fromkeys(s.atom.name for s in program.stages)))
-            for integer in (True, False):
-                arrays = {**verify.random_inputs(expr, 1, integer), **fixed}
+            for integer, special in ((True, False), (False, False), (False, True)):
+                arrays = {**verify.random_inputs(expr, 1, integer, special=special), **fixed}
                 verify.check(expr, arrays, computed(program.expr, artifact, arrays))
     except (RollerError, *FAULTS) as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -50,6 +50,22 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
+def narrowed(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
+    """Values as another element type, rounded once, to the nearest (to even of two); beyond its range infinite. ml_dtypes rounds
+    what is wider than float32 to that first: here that rounding leaves a mark in the last bit where it lost something.
+    """
+    with np.errstate(all="ignore"):
+        if dtype != "bfloat16" or values.dtype not in (np.float64, np.int32, np.int64):
+            return np.asarray(values.astype(numpy_dtype(dtype)))
+        near = values.astype(np.float32)
+        wide, exact = (
+            (near.astype(np.float64), values) if values.dtype == np.float64 else (near.astype(object), values.astype(object))
+        )
+        beyond = np.asarray(np.abs(wide) > np.abs(exact), np.uint32)
+        lost = np.asarray((wide != exact) & (values == values), np.uint32)  # noqa: PLR0124
+        return np.asarray(((near.view(np.uint32) - beyond) | lost).view(np.float32).astype(ml_dtypes.bfloat16))
+
+
 def _address_by_layout(array: Array) -> int:
     return _word(id(array) + _HEADER).value  # type: ignore[no-any-return]
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from roller.expr import FLOATS
-from roller.scalar import Affine, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary, loads, rewrite
+from roller.scalar import Affine, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary, identical, loads, rewrite
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -77,13 +77,19 @@ def _simplified(select: Select, shapes: Shapes, extents: Mapping[str, int]) -> S
         return select
     for fill in dict.fromkeys((select.no.value, 0)):
         filled = {load: replace(load, fill=fill if load.dtype not in FLOATS else float(fill)) for load in read}
-        if all(load.fill in (None, filled[load].fill) for load in read) and _constant(select.yes, fill) == select.no.value:
+        agreed = all(load.fill is None or identical(load.fill, filled[load].fill) for load in read)
+        if agreed and _gives(select.yes, filled[read[0]].fill, select.no):
             return _with_loads(select.yes, filled)
     return select
 
 
 def _with_loads(node: Scalar, loaded: Mapping[Load, Scalar]) -> Scalar:
     return rewrite(node, lambda part: loaded.get(part) if isinstance(part, Load) else None)
+
+
+def _gives(node: Scalar, loaded: float | int | None, wanted: Const) -> bool:
+    value = None if loaded is None else _constant(node, loaded)
+    return value is not None and identical(value, float(wanted.value) if isinstance(value, float) else wanted.value)
 
 
 def _constant(node: Scalar, loaded: float) -> float | None:
@@ -104,7 +110,9 @@ def _constant(node: Scalar, loaded: float) -> float | None:
             a, b = _constant(first, loaded), _constant(second, loaded)
             if a is None or b is None:
                 return None
-            return max(a, b) if op == "max" else min(a, b) if op == "min" else 0.0 if 0 in (a, b) and math.isfinite(a + b) else None
+            return (
+                max(a, b) if op == "max" else min(a, b) if op == "min" else a * b if 0 in (a, b) and math.isfinite(a + b) else None
+            )
         case _:
             return None
 

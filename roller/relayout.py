@@ -82,7 +82,7 @@ class _Wanted:
         """None for a stage whose operands are no plain inputs, or that no matrix atom computes."""
         factors = factors_of(stage)
         opened = [_opened(factor) for factor in factors]
-        if len(factors) != 2 or stage.reducer != "sum" or any(load is None or load.fill not in (None, 0) for load in opened):
+        if len(factors) != 2 or stage.reducer != "sum" or any(load is None or not load.zero_outside for load in opened):
             return None
         found = [load for load in opened if load is not None]
         inputs = {tensor.name: tensor for tensor in expr.inputs}

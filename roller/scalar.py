@@ -5,6 +5,7 @@ Nodes are frozen values with a `dtype`. There is no overloading and no simplific
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -66,15 +67,23 @@ class Affine:
         return low, high
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Const:
-    """A literal."""
+    """A literal. Two are equal where no computation tells them apart: -0.0 is not 0.0, and a NaN is a NaN."""
 
     value: float | int
     dtype: str
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Const):
+            return NotImplemented
+        return self.dtype == other.dtype and _bits(self.value) == _bits(other.value)
 
-@dataclass(frozen=True, slots=True)
+    def __hash__(self) -> int:
+        return hash((_bits(self.value), self.dtype))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Load:
     """An element of a tensor. With `fill`, an index outside the tensor reads that value instead (zero padding is `fill=0`)."""
 
@@ -82,6 +91,30 @@ class Load:
     index: tuple[Affine, ...]
     dtype: str
     fill: float | int | None = None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Load):
+            return NotImplemented
+        alike = self.tensor == other.tensor and self.dtype == other.dtype and self.index == other.index
+        return alike and _bits(self.fill) == _bits(other.fill)
+
+    def __hash__(self) -> int:
+        return hash((self.tensor, self.index, _bits(self.fill)))
+
+    @property
+    def zero_outside(self) -> bool:
+        """True if nothing but 0 is read where the index leaves the tensor; -0.0 is another value."""
+        return self.fill is None or identical(float(self.fill), 0.0)
+
+
+def identical(a: float | int | None, b: float | int | None) -> bool:
+    """Whether two numbers are the same, of zeros with their sign; a NaN is a NaN."""
+    return _bits(a) == _bits(b)
+
+
+def _bits(value: float | int | None) -> float | int | bytes | None:
+    """What tells numbers apart: for zeros and NaN their bits, whose comparison would not."""
+    return struct.pack("d", value) if isinstance(value, float) and (value == 0 or value != value) else value  # noqa: PLR0124
 
 
 @dataclass(frozen=True, slots=True)

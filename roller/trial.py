@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +52,7 @@ def _alone(raw: bytes, seconds: float) -> float | None:
 
 
 def verify(artifact: Artifact, expr: TensorExpr, emulate: bool = False) -> None:
-    """Compare the kernel with the reference on random floats and whole numbers; `WrongResultError` where it is off.
+    """Compare the kernel with the reference on random floats, whole numbers and special values; `WrongResultError` where it is off.
 
     Where factors may be rounded to a narrower format, also on numbers that this holds, so that nothing narrower passes.
 
@@ -108,8 +109,9 @@ def _verified(raw: bytes, expr: TensorExpr, emulate: bool) -> None:
     runner = plugin.emulate(artifact) if emulate else _loaded(plugin, artifact)
     points = None if expr.flops <= WHOLE_WORK else sample_points(expr, POINTS)
     formats = dict.fromkeys(s.factor_dtype for s in expr.stages if s.factor_dtype is not None)
-    for integer, held in ((False, None), (True, None), *((False, held) for held in formats)):
-        arrays = {**random_inputs(expr, integer=integer, held=held), **_constants(artifact, expr)}
+    draws: list[dict[str, Any]] = [{}, {"integer": True}, {"special": True}, *({"held": held} for held in formats)]
+    for drawn in draws:
+        arrays = {**random_inputs(expr, **drawn), **_constants(artifact, expr)}
         check(expr, arrays, _result(runner, artifact, expr, arrays), points)
 
 

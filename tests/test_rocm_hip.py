@@ -124,7 +124,7 @@ def test_the_text_says_how_it_is_compiled_and_launched_and_is_always_the_same() 
     source = hip_source.generate(spec, program)
     assert source == hip_source.generate(spec, program) and source.text == hip_source.text(spec, program)
     heading = source.text.partition("#include")[0]
-    assert "hipcc --offload-arch=gfx90a -O3 --genco" in heading and "not run on AMD hardware" in heading
+    assert "hipcc --offload-arch=gfx90a -O3 -ffp-contract=on --genco" in heading and "not run on AMD hardware" in heading
     kernels = source.launch["kernels"]
     assert [k["name"] for k in kernels] == re.findall(r"//   (\w+): \d+ blocks", heading)
     for kernel in kernels:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import reduce
 
 from tvm import tirx
 
@@ -14,7 +15,7 @@ from roller.schedule import panels, result, walk
 from roller.schedule.lowering import Lowering, Slots
 from roller.schedule.panels import Panel
 from roller.schedule.place import Point, replaced
-from roller.schedule.scalar import combine, identity
+from roller.schedule.scalar import combine, identity, product
 from roller.schedule.tir import (
     Buffer,
     Expr,
@@ -217,10 +218,7 @@ def _body(low: Lowering, state: State, point: Point, offsets: tuple[int, ...], h
     for number, factor in enumerate(low.nest.factors):
         panel = low.panels.get(number)
         values.append(low.reader.value(factor, point, held) if panel is None else _panel_value(low, panel, state, point, offsets))
-    product = values[0]
-    for value in values[1:]:
-        product = product * value
-    return product
+    return reduce(product, values)
 
 
 def _panel_value(low: Lowering, panel: Panel, state: State, point: Point, offsets: tuple[int, ...]) -> Expr:

@@ -108,7 +108,7 @@ def bulk_of(block: Block, panel: SwizzledPanel, reader: Reader) -> Bulk | None:
     """How boxes fill a panel; None where lanes have to: values that are computed, rows that are not aligned, too many
     dimensions; and where the blocks of a cluster cannot share the work.
     """
-    if not isinstance(panel.value, Load) or panel.value.fill not in (None, 0):
+    if not isinstance(panel.value, Load) or not panel.value.zero_outside:
         return None
     program, access = block.program, program_access(reader, panel.value)
     for found in (by_steps(program.nest, access), _by_array(program, access)):

@@ -18,7 +18,7 @@ from roller.scalar import Load, loads
 from roller.schedule.machine import Copies, Machine
 from roller.schedule.place import Point, base_address
 from roller.schedule.reading import Reader
-from roller.schedule.scalar import identity
+from roller.schedule.scalar import constant, identity
 from roller.schedule.shared import SharedPanel, in_cells
 from roller.schedule.threads import REGISTER_BYTES, Block
 from roller.schedule.tir import (
@@ -150,7 +150,7 @@ class Filling:
     def _copied(self, copies: Copies) -> bool:
         """True if the panel holds an array's values as they lie there, in pieces that one copy can take."""
         panel, value = self.panel, self.panel.value
-        if not isinstance(value, Load) or value.fill not in (None, 0):
+        if not isinstance(value, Load) or not value.zero_outside:
             return False
         together, size = self.stored, self.width * ELEMENT_BYTES[self.dtype]
         return (
@@ -254,7 +254,7 @@ class Filling:
         reading = store(taken, load(window.buffer, ramp(first, 1, self.width)), ramp(0, 1, self.width))
         inside = self.reader.inside(read, point)
         if inside is not None:
-            fill = number(read.fill if read.fill is not None else 0, access.tensor.dtype)
+            fill = constant(read.fill if read.fill is not None else 0, access.tensor.dtype)
             reading = when(inside, reading, sequence(store(taken, fill, n) for n in range(self.width)))
         statements = [*allocate([taken]), reading]
         for n in range(self.width):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from tvm import tirx
 
 from roller.expr import FLOATS
+from roller.schedule import arithmetic
 from roller.schedule.tir import Expr, Held, index, number, spread, vector_type
 
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4  # ln 2 split so that n * LN2_HIGH is exact for |n| < 2^9
@@ -47,8 +48,10 @@ def call(op: str, x: Expr, dtype: str, lanes: int, held: Held) -> Expr:
     if op in _LIBRARY:
         return _each(lambda value: tirx.call_pure_extern(dtype, op, value), x, lanes)
     match op:
-        case "neg":  # 0 - x would lose the sign of zero
-            return _c(-1, dtype, lanes) * x if dtype in FLOATS else _c(0, dtype, lanes) - x
+        case "neg":
+            return arithmetic.negative(x) if dtype in FLOATS else arithmetic.opposite(x)
+        case "abs" if dtype not in FLOATS:
+            return arithmetic.magnitude(x)
         case "not":
             return opposite(x, lanes)
         case "rsqrt":
@@ -82,10 +85,34 @@ def cast(x: Expr, source: str, target: str, lanes: int, held: Held, stored: bool
     if source == target:
         return x
     if target != "bfloat16":
-        return x.astype(vector_type(target, lanes))
-    x = held(x if source == "float32" else x.astype(vector_type("float32", lanes)), "float32", lanes)
+        return arithmetic.cut(x, target)
+    x = _single(x, source, lanes, held)
     wide = x if stored else _upper_half(x, lanes, held)
     return tirx.Select(tirx.isnan(x), _f(math.nan, lanes), wide).astype(vector_type(target, lanes))
+
+
+def _single(x: Expr, source: str, lanes: int, held: Held) -> Expr:
+    """A value as a float32 of which rounding makes the right value of 16 bits: of two neighbours the one that is odd, where float32
+    does not hold it (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", 2008).
+    """
+    if source == "int64":  # what float64 does not hold leaves a mark in its last bit
+        x = held(x, source, lanes)
+        low = held(x & _c((1 << 11) - 1, source, lanes), source, lanes)
+        far = ((x >> _c(11, source, lanes)) | (low != _c(0, source, lanes)).astype(vector_type(source, lanes))) << _c(
+            11, source, lanes
+        )
+        near = tirx.bitwise_and(x < _c(1 << 53, source, lanes), x > _c(-(1 << 53), source, lanes))
+        x, source = tirx.Select(near, x, far).astype(vector_type("float64", lanes)), "float64"
+    if source not in ("float64", "int32"):
+        return held(x if source == "float32" else x.astype(vector_type("float32", lanes)), "float32", lanes)
+    exact = held(x.astype(vector_type("float64", lanes)), "float64", lanes)
+    near = held(exact.astype(vector_type("float32", lanes)), "float32", lanes)
+    size, held_size = (tirx.abs(v.astype(vector_type("float64", lanes))) for v in (exact, near))
+    bits = tirx.reinterpret(vector_type("uint32", lanes), near) - (held_size > size).astype(vector_type("uint32", lanes))
+    inexact = tirx.bitwise_or(held_size > size, held_size < size)
+    return held(
+        tirx.reinterpret(vector_type("float32", lanes), bits | inexact.astype(vector_type("uint32", lanes))), "float32", lanes
+    )
 
 
 def _upper_half(x: Expr, lanes: int, held: Held) -> Expr:

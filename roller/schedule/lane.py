@@ -23,7 +23,7 @@ from roller.schedule.fragments import (
 )
 from roller.schedule.place import Point, Window, address
 from roller.schedule.reading import Reader
-from roller.schedule.scalar import combine
+from roller.schedule.scalar import combine, product
 from roller.schedule.shared import SharedPanel
 from roller.schedule.threads import Block, Offsets
 from roller.schedule.tir import (
@@ -191,7 +191,7 @@ class Lane:
             value = None
             for number, factor in enumerate(self.nest.factors):
                 here = panels[number].value(offsets) if number in panels else self.reader.value(factor, point, held)
-                value = here if value is None else value * here
+                value = here if value is None else product(value, here)
         self.reader.vectors = {}
         return value
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tvm import tirx
 
 from roller.nest import Access, Nest
-from roller.scalar import Affine, Load, Scalar, loads
+from roller.scalar import Affine, Load, Scalar, identical, loads
 from roller.schedule import scalar
 from roller.schedule.place import Point, Window, address, affine, is_vector
 from roller.schedule.tir import Buffer, Expr, Held, every, index, load, spread
@@ -51,7 +51,7 @@ class Reader:
     def plain(self, node: Load) -> Window | None:
         """Where a load reads without a guard; None where its index can leave the array and no box holds what it wants there."""
         number, access = self._accesses[node.tensor, node.index]
-        boxed = number in self.boxes and node.fill in (None, self.fill(number))
+        boxed = number in self.boxes and (node.fill is None or identical(node.fill, self.fill(number)))
         return self.window(number) if boxed or not access.guarded else None
 
     def number(self, node: Load) -> int:

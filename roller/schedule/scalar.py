@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable
 
+import numpy as np
 from tvm import tirx
 from tvm.ir.expr import TensorLoad
 
+from roller.arrays import narrowed
 from roller.expr import FLOATS
 from roller.scalar import (
     Accumulator,
@@ -25,19 +26,26 @@ from roller.scalar import (
     loads,
     operations,
 )
-from roller.schedule import functions
+from roller.schedule import arithmetic, functions
 from roller.schedule.tir import Expr, Held, number, spread, vector_type
 
 NARROW = frozenset({"int8", "uint8", "int16", "uint16"})  # integers that C computes with as int
 
 _BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
-    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
     "max": tirx.max, "min": tirx.min, "pow": tirx.pow,  # max and min of integers: `extreme` is those of numbers
     "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
     "eq": tirx.EQ, "ne": tirx.NE,
     # TVM takes "a < b or b <= a" for true, which it is not of a NaN; what it says of "and" is so.
     "and": tirx.And, "or": tirx.bitwise_or,
 }  # fmt: skip
+_FLOAT = {
+    **_BINARY,
+    "add": arithmetic.add,
+    "sub": arithmetic.subtract,
+    "mul": arithmetic.multiply,
+    "div": arithmetic.divide,
+    "eq": arithmetic.equal,
+}
 
 _Widened = Callable[[str, Callable[[Callable[[Expr], Expr]], Expr]], Expr]  # computes an operation of a type, operands cast
 
@@ -81,7 +89,7 @@ def emit(
             case Binary():
                 return _binary(part, visit, widened, held, lanes)
             case Select():
-                return tirx.Select(visit(part.condition), side(part.yes), side(part.no))
+                return tirx.Select(arithmetic.condition(visit(part.condition)), side(part.yes), side(part.no))
             case Cast():
                 return functions.cast(visit(part.value), part.value.dtype, part.dtype, lanes, held, part is node)
 
@@ -94,16 +102,15 @@ def emit(
 
 
 def _binary(part: Binary, visit: Callable[[Scalar], Expr], widened: _Widened, held: Held, lanes: int) -> Expr:
-    """A binary operation. Of numbers a NaN is unequal to all, itself too: TVM takes what is compared with itself for equal, and on
-    processors a NaN for equal to everything where `!=` is printed.
-    """
-    if part.op not in ("eq", "ne", "max", "min") or part.left.dtype not in FLOATS:
-        return widened(part.dtype, lambda cast: binary(part.op, cast(visit(part.left)), cast(visit(part.right)), part.left.dtype))
+    """A binary operation. Of numbers a NaN is unequal to all, itself too."""
     left, right = visit(part.left), visit(part.right)
+    if part.left.dtype not in FLOATS:
+        return widened(part.dtype, lambda cast: binary(part.op, cast(left), cast(right), part.left.dtype))
     if part.op in ("max", "min"):
         return extreme(part.op, left, right, held)
-    same = _is_number(left) if part.left == part.right else tirx.EQ(left, right)
-    return same if part.op == "eq" else functions.opposite(same, lanes)
+    if part.op == "ne":
+        return functions.opposite(arithmetic.equal(left, right), lanes)
+    return binary(part.op, left, right, part.left.dtype)
 
 
 def _guarded(part: Scalar) -> bool:
@@ -115,7 +122,7 @@ def _guarded(part: Scalar) -> bool:
 
 def _widened(dtype: str, lanes: int, operation: Callable[[Callable[[Expr], Expr]], Expr]) -> Expr:
     """An operation on narrow integers, computed in int32 and cut where the printed language would not cut it."""
-    return operation(lambda value: value.astype(vector_type("int32", lanes))).astype(vector_type(dtype, lanes))
+    return arithmetic.cut(operation(lambda value: value.astype(vector_type("int32", lanes))), dtype)
 
 
 def _repeated(node: Scalar) -> list[Scalar]:
@@ -137,22 +144,40 @@ def _repeated(node: Scalar) -> list[Scalar]:
 
 
 def constant(value: float | int, dtype: str) -> Expr:
-    """A literal; infinities and NaN of 16-bit types go through float32, which has a spelling for them."""
-    if isinstance(value, float) and not math.isfinite(value) and dtype in ("float16", "bfloat16"):
-        return number(value, "float32").astype(dtype)
+    """A literal as its type holds it; infinities and NaN of 16-bit types go through float32, which has a spelling for them."""
+    if dtype in FLOATS:
+        value = float(narrowed(np.asarray(value, np.float64), dtype))
+        if not math.isfinite(value) and dtype in ("float16", "bfloat16"):
+            return number(value, "float32").astype(dtype)
     return number(value, dtype)
 
 
 def binary(op: str, left: Expr, right: Expr, dtype: str) -> Expr:
-    """A binary operation; integer division truncates, as C does."""
-    if op == "div":
-        return left / right if dtype.startswith(("float", "bfloat")) else tirx.truncdiv(left, right)
-    return _BINARY[_TRUTH.get(op, op) if dtype == "bool" else op](left, right)
+    """A binary operation of user's values (`roller.schedule.arithmetic`); integer division truncates, as C does."""
+    if dtype in FLOATS:
+        return _FLOAT[op](left, right)
+    if dtype == "bool":
+        return _BINARY[_TRUTH.get(op, op)](left, right)
+    if op in ("add", "sub", "mul"):
+        return arithmetic.wrapped(op, left, right)
+    return arithmetic.quotient(left, right) if op == "div" else _BINARY[op](left, right)
 
 
 def combine(reducer: str, left: Expr, right: Expr, held: Held | None = None) -> Expr:
     """One step of a reduction; `held` takes what is used several times."""
-    return operator.add(left, right) if reducer == "sum" else extreme(reducer, left, right, held)
+    if reducer != "sum":
+        return extreme(reducer, left, right, held)
+    return left + right if is_float(left) else arithmetic.wrapped("add", left, right)
+
+
+def product(left: Expr, right: Expr) -> Expr:
+    """A product of factors of a reduction."""
+    return arithmetic.multiply(left, right) if is_float(left) else arithmetic.wrapped("mul", left, right)
+
+
+def is_float(value: Expr) -> bool:
+    """True of floating point."""
+    return str(value.ty.dtype).startswith(("float", "bfloat"))
 
 
 def extreme(op: str, left: Expr, right: Expr, held: Held | None = None) -> Expr:
@@ -160,7 +185,7 @@ def extreme(op: str, left: Expr, right: Expr, held: Held | None = None) -> Expr:
     the second one where a comparison fails: so a NaN beside a constant stays, or one on the left beside a number.
     """
     choose, dtype = {"max": tirx.max, "min": tirx.min}[op], str(right.ty.dtype)
-    if _is_constant(left) or not dtype.startswith(("float", "bfloat")):
+    if _is_constant(left) or not is_float(left):
         return choose(left, right)
     if _is_constant(right):
         return choose(right, left)

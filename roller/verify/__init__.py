@@ -17,13 +17,14 @@ from roller.errors import ExpressionError, WrongResultError
 from roller.expr import FLOATS, Tensor, TensorExpr
 from roller.hardware import STORED_AS
 from roller.ops.types import integer_range
-from roller.scalar import Binary, Unary, loads, walk
+from roller.scalar import Binary, Cast, Unary, loads, walk
 from roller.verify.interpret import interpret
 from roller.verify.rounding import Approximate, Array, numpy_dtype, to_significant
 
 __all__ = ["Expected", "check", "numpy_dtype", "random_inputs", "reference", "sample_points", "to_significant", "tolerance"]
 
 Arrays = Mapping[str, Array] | Sequence[Array]
+SPECIAL_PLACES = 8  # of an input, that hold special values
 
 
 def reference(expr: TensorExpr, arrays: Arrays, points: Array | None = None) -> Array:
@@ -90,15 +91,22 @@ def check(expr: TensorExpr, arrays: Arrays, result: Array, points: Array | None 
     Expected.of(expr, arrays, points).check(result)
 
 
-def random_inputs(expr: TensorExpr, seed: int = 0, integer: bool = False, held: str | None = None) -> dict[str, Array]:
+def random_inputs(
+    expr: TensorExpr, seed: int = 0, integer: bool = False, held: str | None = None, special: bool = False
+) -> dict[str, Array]:
     """Inputs by name, of their own element types (bfloat16 is that of ml_dtypes), the same for the same seed.
 
     Floats lie in -1..1, integers in -8..8 within the type; with `integer` all are whole numbers in -4..4. Inputs that logarithms,
     roots, powers or divisions depend on are positive, and no smaller than 1/2. `held`: float32 inputs are what this narrower format
-    holds, so that nothing that may be rounded to it changes.
+    holds, so that nothing that may be rounded to it changes. `special`: a few elements of each input are what arithmetic treats
+    apart: infinities, NaN and -0.0, of whole numbers the least and the greatest. None where a kernel may give any value for them:
+    in an operator that makes whole numbers of floats.
     """
     positive = _positive(expr)
     found = {t.name: _random(t, [seed, n], integer, t.name in positive) for n, t in enumerate(expr.inputs)}
+    if special and not _open(expr):
+        for n, array in enumerate(found.values()):
+            _sprinkle(array, [seed, n, 1])
     if held is None:
         return found
     kept = {t.name for t in expr.inputs if t.dtype == STORED_AS[held]}
@@ -127,6 +135,25 @@ def _random(tensor: Tensor, seed: Sequence[int], integer: bool, positive: bool) 
     if tensor.dtype not in FLOATS:
         low = max(low, integer_range(tensor.dtype)[0])
     return np.asarray(generator.integers(low, high + 1, tensor.shape)).astype(dtype)
+
+
+def _sprinkle(array: Array, seed: Sequence[int]) -> None:
+    """Special values at a few places of an array, few enough that sums of many elements are not all NaN."""
+    if array.dtype == np.bool_ or not array.size:
+        return
+    generator = np.random.default_rng(seed)
+    if array.dtype.kind in "iu":
+        values: list[float] = [np.iinfo(array.dtype).min, np.iinfo(array.dtype).max]
+    else:
+        values = [np.inf, -np.inf, np.nan, -0.0, 0.0]
+    for place in generator.choice(array.size, min(SPECIAL_PLACES, max(array.size // 8, 1)), replace=False):
+        array.reshape(-1)[place] = values[generator.integers(len(values))]
+
+
+def _open(expr: TensorExpr) -> bool:
+    """Whether floats become whole numbers, of which the contract says nothing for NaN and beyond the type's range."""
+    nodes = (node for stage in expr.stages for root in (stage.body, stage.result) for node in walk(root))
+    return any(isinstance(n, Cast) and n.dtype not in FLOATS | {"bool"} and n.value.dtype in FLOATS for n in nodes)
 
 
 def _positive(expr: TensorExpr) -> frozenset[str]:

@@ -181,7 +181,8 @@ def _reduced(stage: Stage, columns: Mapping[str, Array], load: Callable[[Load, P
     if error is None or magnitude is None:
         return Approximate(widened(total, dtype), 0.0 if error is None else error)
     exact = whole & (magnitude <= 2.0 ** SIGNIFICANT_BITS[dtype])
-    return Approximate(total, np.where(exact, 0.0, error + _gamma(extent, dtype) * (magnitude + error)))
+    lost = np.where(np.isfinite(total), _gamma(extent, dtype) * (magnitude + error), 0.0)  # an infinity is not rounded
+    return Approximate(total, np.where(exact, 0.0, error + lost))
 
 
 def _term(stage: Stage, points: Points) -> Approximate:

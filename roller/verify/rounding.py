@@ -23,6 +23,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from roller.arrays import narrowed
 from roller.expr import FLOATS
 from roller.scalar import (
     ARITHMETIC,
@@ -99,7 +100,7 @@ def _evaluate(node: Scalar, points: Points) -> Approximate:
     match node:
         case Const():
             # A constant is what its type holds of it: 0.1 in float32 is not 0.1.
-            return Approximate(widened(np.asarray(node.value).astype(numpy_dtype(node.dtype)), node.dtype))
+            return Approximate(widened(narrowed(np.asarray(node.value), node.dtype), node.dtype))
         case Load():
             return points.load(node, points)
         case Coordinate():
@@ -130,6 +131,7 @@ def widened(value: Array, dtype: str) -> Array:
 def rounded(value: Array, error: Array | float, dtype: str, ulps: float | Array = 1.0, *, exact: bool = True) -> Approximate:
     """A value with the rounding of its own operation added to the error; with `exact`, not where the type holds it exactly."""
     slack = ulps * UNIT_ROUNDOFF[dtype] * np.abs(value) + UNDERFLOW[dtype]
+    slack = np.where(np.isfinite(value), slack, 0.0)  # an infinity is not rounded
     if exact and dtype != "float64":  # float64 is the reference's own type: what it holds says nothing about exactness
         held = (value.astype(numpy_dtype(dtype)).astype(np.float64) == value) & (np.asarray(error) == 0)
         slack = np.where(held, 0.0, slack)
@@ -195,6 +197,7 @@ def _unary(node: Unary, x: Approximate, bounds: bool) -> Approximate:
     error: Array | float = 0.0
     if np.any(x.error):
         error = np.maximum(np.abs(function(x.value + x.error) - value), np.abs(function(x.value - x.error) - value))
+        error = np.where(np.asarray(x.error) == 0, 0.0, error)
     if node.op in ("floor", "ceil", "round"):
         return Approximate(value, error)
     # exp scales its argument first, which costs |x| more roundings
@@ -218,17 +221,24 @@ def _binary(node: Binary, a: Approximate, b: Approximate, bounds: bool) -> Appro
         case "add" | "sub":
             return rounded(value, a.error + b.error, node.dtype)
         case "mul":
-            error = np.abs(a.value) * b.error + np.abs(b.value) * a.error + np.multiply(a.error, b.error)
+            error = _scaled(a.value, b.error) + _scaled(b.value, a.error) + np.multiply(a.error, b.error)
             return rounded(value, error, node.dtype)
         case "div":
-            error = (a.error + np.abs(value) * b.error) / np.maximum(np.abs(b.value) - b.error, 0)
+            reach = a.error + _scaled(value, b.error)
+            error = np.where(np.asarray(reach) == 0, 0.0, reach / np.maximum(np.abs(b.value) - b.error, 0))
             return rounded(value, error, node.dtype, 2.0, exact=False)
         case "pow":
             corners = [np.power(a.value + i * a.error, b.value + j * b.error) for i in (-1, 1) for j in (-1, 1)]
             error = np.max(np.abs(np.stack(np.broadcast_arrays(*corners)) - value), axis=0)
+            error = np.where(np.asarray(a.error + b.error) == 0, 0.0, error)
             return rounded(value, error, node.dtype, FUNCTION_ULPS * (1 + np.abs(b.value)), exact=False)
         case _:  # max, min: no rounding of their own
             return Approximate(value, np.maximum(a.error, b.error))
+
+
+def _scaled(value: Array, error: Array | float) -> Array:
+    """An error times what it is multiplied by; none of what is exact, of an infinity either."""
+    return np.where(np.asarray(error) == 0, 0.0, np.abs(value) * error)
 
 
 def _arithmetic(node: Binary, a: Array, b: Array) -> Array:
@@ -271,7 +281,7 @@ def _cast(node: Cast, x: Approximate, bounds: bool) -> Approximate:
     value = x.value.astype(np.float64)
     if node.dtype in ("float16", "bfloat16"):
         # Rounded here as by the kernel: equal values round equally, others may end up a whole unit further apart.
-        value = value.astype(numpy_dtype(node.dtype)).astype(np.float64)
+        value = narrowed(x.value, node.dtype).astype(np.float64)
         extra = 2 * UNIT_ROUNDOFF[node.dtype] * np.abs(value) + UNDERFLOW[node.dtype]
         return Approximate(value, np.where(np.asarray(x.error) == 0, 0.0, x.error + extra))
     return rounded(value, x.error, node.dtype) if bounds and node.dtype == "float32" else Approximate(value, x.error)

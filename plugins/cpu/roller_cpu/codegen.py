@@ -13,7 +13,7 @@ import tvm
 from tvm import tirx
 
 from roller.plugin import BuildOptions, HardwareSpec, KernelSource, RProgram, Tensor
-from roller.schedule import sequential
+from roller.schedule import arithmetic, sequential
 from roller.schedule.lowering import StepHook
 from roller.schedule.panels import Panel, make_panel
 from roller.schedule.result import stored_run
@@ -67,7 +67,7 @@ def generate(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> Ke
     body = sequential.lower(program, buffers, lowering)
     unpacked = [t for t in constants if _read_directly(program, t.name)]
     arguments = [buffers[t.name] for t in (*inputs, *unpacked)] + [p.buffer for p in panels.values()] + [buffers[expr.output.name]]
-    functions = {"main": _function("main", arguments, _with_helpers(body, lowering))}
+    functions = {"main": _function("main", arguments, _with_helpers(body, lowering, program))}
     if panels:
         fills = [sequential.prepack(_stage(program, name), panel, buffers) for (name, _), panel in panels.items()]
         functions["prepack"] = _function(
@@ -197,12 +197,14 @@ def _helper(dtype: str, lanes: int) -> str:
     return f"roller_stream_{dtype}x{lanes}"
 
 
-def _with_helpers(body: Stmt, options: sequential.Options) -> Stmt:
+def _with_helpers(body: Stmt, options: sequential.Options, program: RProgram) -> Stmt:
     lines = [
         f"define i32 @{_BARRIER}() alwaysinline nounwind {{",
         '  call void asm sideeffect "", "~{memory}"()',
         "  ret i32 0\n}",
     ]
+    if arithmetic.called_by(program.expr.stages):
+        lines += arithmetic.definitions("linkonce_odr")
     if options.store is not None:
         lines += _stream_helpers()
     return tirx.AttrStmt(index(0), "pragma_import_llvm", tvm.ir.StringImm("\n".join(lines)), body)

@@ -31,6 +31,7 @@ HERE = Path(__file__).parent
 WANTED = {
     "roller_ldmatrix": "tensor_cores.cuh",
     "roller_fn_": "functions.cuh",
+    "roller_wrapped_": "integers.cuh",
     "roller_tf32": "tf32.cuh",
     "roller_quads": "quads.cuh",
     "roller_copies": "copies.cuh",

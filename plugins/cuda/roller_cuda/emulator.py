@@ -35,6 +35,7 @@ from roller_cuda import launching
 Array = npt.NDArray[Any]
 HERE = Path(__file__).parent
 FLAGS = ("-std=c++17", "-Og", "-w", "-shared", "-fPIC", "-ffp-contract=off", "-fsanitize=alignment")
+CONTRACTED = ("-march=native", "-O2", "-ffp-contract=fast")  # products that go into sums keep all of their bits, as on the GPU
 MOST_DIMENSIONS = 5  # of an array from which boxes are copied
 BROKEN = {
     -1: "an access at an address that is no multiple of its size, or a box that starts inside a piece of a row",
@@ -62,14 +63,15 @@ ORDERS = tuple(Order(backwards, eager) for backwards in (False, True) for eager 
 class Emulator:
     """A program's kernels, one after another, every block in turn; in each of several orders of events, which must not matter.
 
-    `error`: 1 or -1, the side to which the GPU's own functions are off.
+    `error`: 1 or -1, the side to which the GPU's own functions are off. `contracted`: products and sums are fused where the host's
+    compiler finds them, which takes longer to compile; without it nowhere.
     """
 
-    def __init__(self, artifact: Artifact, orders: Sequence[Order] = ORDERS, error: int = 1) -> None:
+    def __init__(self, artifact: Artifact, orders: Sequence[Order] = ORDERS, error: int = 1, contracted: bool = False) -> None:
         self._artifact, self._orders = launching.checked(artifact), orders
         self._launch = artifact.launch
         room = max([artifact.spec.levels[-2].capacity_bytes, *(k["shared_bytes"] for k in self._launch["kernels"])])
-        self._library, self._error = _library(emulated(self._launch, room)), error
+        self._library, self._error = _library(emulated(self._launch, room), contracted), error
 
     def run(self, inputs: tuple[Array, ...], out: Array) -> None:
         """Compute `out`; arrays as `roller.kernel.Runner` says. `LaunchError` where orders of events give different results."""
@@ -136,13 +138,14 @@ def _map(described: Mapping[str, Any], array: Array) -> Array:
 
 
 @cache
-def _library(text: str) -> ctypes.CDLL:
+def _library(text: str, contracted: bool) -> ctypes.CDLL:
     """The text compiled and loaded; the file is gone again, what is loaded stays."""
     compiler = host_compiler("the emulator needs")
     with tempfile.TemporaryDirectory(prefix="roller-cuda-") as folder:
         source, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
         source.write_text(text, encoding="utf-8")
-        call = [*compiler, *FLAGS, *_parsed(tuple(compiler)), "-I", str(HERE), "-o", str(library), str(source)]
+        chosen = CONTRACTED if contracted else _parsed(tuple(compiler))
+        call = [*compiler, *FLAGS, *chosen, "-I", str(HERE), "-o", str(library), str(source)]
         done = subprocess.run(call, capture_output=True, text=True, check=False)
         if done.returncode:
             raise LaunchError(f"the emulator's compiler refused the kernel: {done.stderr.strip()[:2000]}")

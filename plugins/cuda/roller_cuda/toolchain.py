@@ -24,7 +24,10 @@ FORMAT = "cubin"
 COMPILER = "ROLLER_CUDA_COMPILER"
 INSTALL = "pip install 'roller-compiler[cuda]' (in a copy of the repository: '.[cuda]')"
 HEADERS = ("cuda_runtime", "cuda_cccl")  # folders of the toolkit's header wheels
-FLAGS = ("-std=c++17", "--ptxas-options=-v")  # no line tables: they hold the folders in which a cubin was compiled
+# What arithmetic is, written out though it is the default (`docs/numerics.md`). No line tables: they hold the folders in which a
+# cubin was compiled.
+ARITHMETIC = ("-fmad=true", "-ftz=false", "-prec-div=true", "-prec-sqrt=true")
+FLAGS = ("-std=c++17", "--ptxas-options=-v", *ARITHMETIC)
 AS_LAUNCHED = "#define ROLLER_REGISTERS_AS_LAUNCHED"  # for `hopper.cuh`: registers are not handed around
 HANDED = re.compile(r"roller_registers_(more|fewer)<(\d+)>\(\);")  # by lanes that fill panels to those that compute
 BLOCKS = re.compile(r"__launch_bounds__\((\d+), \d+\)")

@@ -20,7 +20,7 @@ template <class T> inline void half_of(const Wave &w, const Instruction &i, int 
     const bool high = o.mods & (upper ? HIGH_OF_HIGH : HIGH), minus = o.mods & (upper ? NEG_OF_HIGH : NEG);
     if constexpr (sizeof(T) == 4) {
         if (o.kind == VECTOR || o.kind == SCALAR) words(w, i, n, high, reinterpret_cast<u32 *>(to));
-        else if (high) throw Fault("the upper half of a constant is not modelled");
+        else if (high && constant<T>(o, false) != T(0)) throw Fault("the upper half of a constant is not modelled");
         else for (int l = 0; l < LANES; l++) to[l] = constant<T>(o, false);
     } else {
         gather<T>(w, i, n, to, high, false);

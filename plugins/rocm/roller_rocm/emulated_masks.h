@@ -115,8 +115,8 @@ template <class T> void long_mad(Wave &w, const Instruction &i) {  // 64 bits, c
 // --- division: the steps by which LLVM divides, as AMD's instruction sets describe them ------------------------------------
 
 template <class T> struct Format;
-template <> struct Format<float> { using Bits = u32; static constexpr int fraction = 23, high = 255, far = 96, scale = 64; };
-template <> struct Format<double> { using Bits = u64; static constexpr int fraction = 52, high = 2047, far = 768, scale = 128; };
+template <> struct Format<float> { using Bits = u32; static constexpr int fraction = 23, high = 255, far = 96, scale = 64, vanishes = -150; };
+template <> struct Format<double> { using Bits = u64; static constexpr int fraction = 52, high = 2047, far = 768, scale = 128, vanishes = -1075; };
 template <class T> inline int power(T x) {
     return static_cast<int>(bits<typename Format<T>::Bits>(x) >> Format<T>::fraction & Format<T>::high);
 }
@@ -163,8 +163,8 @@ template <class T> inline T div_fixed(T quotient, T d, T n) {
     if (d != d) return d;
     if ((d == 0 && n == 0) || (std::isinf(d) && std::isinf(n))) return -std::numeric_limits<T>::quiet_NaN();
     if (d == 0 || std::isinf(n)) return sign * infinity;
-    if (std::isinf(d) || n == 0) return sign * T(0);
-    return std::copysign(quotient, sign);
+    if (std::isinf(d) || n == 0 || power(n) - power(d) < Format<T>::vanishes) return sign * T(0);
+    return quotient != quotient ? sign * infinity : std::copysign(quotient, sign);  // the steps before exceed the type's range
 }
 
 // --- between lanes ----------------------------------------------------------------------------------------------------

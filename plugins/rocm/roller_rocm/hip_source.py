@@ -29,6 +29,7 @@ WANTED = {
     r"\broller_(max|min)\b": "hip_order.h",
     r"\broller_bfloat16": "hip_bfloat16.h",
     r"\broller_barrier\b": "hip_barrier.h",
+    r"\broller_wrapped_": "hip_integers.h",
     r"\broller_(row|column)\b": "hip_panels.h",
     r"\broller_settled\b": "hip_settled.h",
 }  # for what a kernel names
@@ -43,6 +44,7 @@ WORDS = (
     (r"\broller_row_(\d+)\(", r"roller_row<\1>("),
     (r"\broller_column_(\d+)x\d+\(", r"roller_column<\1>("),
     (r"\broller_settled_\w+\(", "roller_settled("),
+    (r"\broller_wrapped_([a-z]+)_\w+\(", r"roller_wrapped_\1("),
     (r"\b__float2half_rn\(", "half("),
     (r"\b__float2bfloat16_rn\(", "nv_bfloat16("),
     (r"\b(CUDART_INF_F|inff)\b", "__builtin_inff()"),
@@ -163,7 +165,7 @@ def _heading(spec: HardwareSpec, launch: Mapping[str, Any]) -> str:
     arch = spec.options["arch"]
     lines = [
         f"Kernels for {spec.device}:{spec.chip} ({arch}), made without one: they have not run on AMD hardware.",
-        f"Compile: hipcc --offload-arch={arch} -O3 --genco kernel.hip -o kernel.hsaco",
+        f"Compile: hipcc --offload-arch={arch} -O3 -ffp-contract=on --genco kernel.hip -o kernel.hsaco",
         "Launch in this order on one stream (hipModuleLoad, hipModuleGetFunction, hipModuleLaunchKernel), with no dynamic shared",
         f"memory; arguments are addresses of row-major arrays, aligned to {launch['alignment']} bytes.",
     ]

@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.tirx.op import register_intrin_lowering
 
 from roller.plugin import HardwareSpec, RProgram
-from roller.schedule import grid
+from roller.schedule import arithmetic, grid
 from roller.schedule.stage import GridKernel, Workspace
 from roller.schedule.tir import argument
 from roller_rocm import codegen, doubles, matrix_cores, module, occupancy, optimised, prediction, singles, writer
@@ -52,7 +52,8 @@ def _compiled(spec: HardwareSpec, kernels: list[GridKernel], atoms: list[str]) -
         for k in kernels
     }
     _supplied()
-    _Linked.text = HELPERS.read_text(encoding="utf-8") + matrix_cores.helpers(atoms) + _elementary()
+    whole_numbers = "\n".join(arithmetic.definitions("linkonce_odr hidden"))
+    _Linked.text = "\n".join([HELPERS.read_text(encoding="utf-8"), matrix_cores.helpers(atoms), _elementary(), whole_numbers])
     with tvm.transform.PassContext(config={"tirx.disable_assert": True}, disabled_pass=SKIPPED + NEEDLESS):
         return optimised.ir(tirx.transform.ConvertSSA()(tvm.IRModule(functions)), target(spec), module.TRIPLE)
 
