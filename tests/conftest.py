@@ -11,6 +11,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from roller.devices import Device
+from roller.kernel import Artifact
+from roller_cpu import runtime
 
 pytest.register_assert_rewrite("gpu_runtime")
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
@@ -20,6 +22,25 @@ settings.register_profile("dev", max_examples=10, **COMMON)
 settings.register_profile("ci", max_examples=20, derandomize=True, phases=UNSHRUNK, **COMMON)
 settings.register_profile("long", max_examples=1000, **COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+# Chips for which kernels run on every machine that tests are for; of others they are compiled, not run.
+EVERYWHERE = frozenset({"x86-64-v3"})
+
+
+@pytest.fixture(autouse=True, scope="session")
+def any_machine() -> Iterator[None]:
+    """Kernels for a shipped processor do not run in tests, even where this machine is one: the next may lack its instructions."""
+    shipped = {path.stem for path in (Path(__file__).parent.parent / "specs" / "cpu").glob("*.toml")} - EVERYWHERE
+    checked = runtime._checked
+
+    def portable(artifact: Artifact) -> str:
+        assert artifact.spec is None or artifact.spec.chip not in shipped, f"not every machine runs {artifact.spec.chip}"
+        return checked(artifact)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(runtime, "_checked", portable)
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
