@@ -130,7 +130,9 @@ def test_compile_explain_and_a_saved_kernel(tmp_path):
     assert run("explain", str(path), "-d", "cpu").exit_code == run("explain", str(path), "-d", "cpu:x86-64-v3").exit_code == 0
     for option in (("-d", "cuda:a100"), ("-d", "cpu:zen4"), ("--dtype", "float16"), ("--top", "3")):
         refused = run("explain", str(path), *option)
-        assert refused.exit_code == 2 and "is a kernel already, for cpu:x86-64-v3" in " ".join(refused.output.replace("│", "").split())
+        assert refused.exit_code == 2 and "is a kernel already, for cpu:x86-64-v3" in " ".join(
+            refused.output.replace("│", "").split()
+        )
 
 
 def test_files_that_cannot_be_written_are_refused_before_anything_is_compiled(tmp_path, monkeypatch):

@@ -33,7 +33,7 @@ from roller.plugin import (
     numpy_dtype,
 )
 from roller_cpu import pins, shortcut, toolchain
-from roller_cpu.threads import default_threads, use_threads
+from roller_cpu.threads import call, default_threads
 
 Array = npt.NDArray[Any]
 
@@ -82,8 +82,7 @@ class CpuRunner:
         self._local = threading.local()
         if panels:
             held = [_described(array) for array in (*constants.values(), *panels)]
-            use_threads(self.threads)
-            self._module["prepack"](*_pointers(held))
+            call(self.threads, self._module["prepack"], *_pointers(held))
         self.shortcut = self._shortcut(short is not None, "TVMBackendParallelLaunch" in text)
 
     def _shortcut(self, exists: bool, parallel: bool) -> Callable[[int, int], int] | None:
@@ -94,8 +93,7 @@ class CpuRunner:
         threads = self.threads
 
         def beside_others(inputs: int, out: int) -> int:
-            use_threads(threads)
-            return short(inputs, out)
+            return call(threads, short, inputs, out)
 
         return beside_others if parallel else short
 
@@ -108,9 +106,8 @@ class CpuRunner:
         for descriptor, array in zip(moving, inputs, strict=True):
             descriptor.data = address(array)
         output.data = address(out)
-        use_threads(self.threads)
         try:
-            self._main(*pointers)
+            call(self.threads, self._main, *pointers)
         except (RuntimeError, ValueError, TypeError) as error:
             raise LaunchError(f"the kernel refused its arguments: {error}") from error
 
