@@ -37,7 +37,7 @@ def call(count: int, function: Callable[..., T], *arguments: Any) -> T:
     """
     if getattr(_local, "count", None) != count:
         if getattr(_local, "count", None) == _LOST:
-            return _substitute().submit(call, count, function, *arguments).result()
+            return _substitute().submit(lambda: call(count, function, *arguments)).result()
         _configure(count)
     return function(*arguments)
 
