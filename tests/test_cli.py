@@ -25,6 +25,7 @@ from roller.errors import (
     PluginLoadError,
     WrongResultError,
 )
+from roller.kernel import Artifact
 from roller_cuda import toolchain
 
 
@@ -336,3 +337,50 @@ def test_a_shown_spec_is_a_spec_file(tmp_path):
     copy = tmp_path / "copy.toml"
     copy.write_text(shown.stdout)
     assert roller.load_spec(copy) == roller.load_spec("cpu:zen3")
+
+
+# --- where results go -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", ["--output", "--source"])
+def test_what_is_no_regular_file_stays_what_it_is(option, tmp_path, monkeypatch):
+    """A pipe, as a device would be: a file would take its name. Nothing is compiled for it."""
+    monkeypatch.setattr(roller, "compile", lambda *_, **__: pytest.fail("compiled"))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    link = tmp_path / "link"
+    link.symlink_to(pipe)
+    for path in (pipe, link):
+        done = run("compile", "exp", "100", "-d", "cpu:zen3", option, str(path))
+        assert done.exit_code == 2 and "no regular file" in " ".join(done.output.replace("│", "").split())
+    done = run("compile", "exp", "100", "-d", "cpu:zen3", option, str(tmp_path))
+    assert done.exit_code == 2
+    assert pipe.is_fifo() and link.is_symlink() and sorted(tmp_path.iterdir()) == [link, pipe]
+
+
+def test_a_link_stays_a_link(tmp_path):
+    kernel = roller.compile(ops.exp(t(100)), "cpu:x86-64-v3")
+    there, link, dangling = tmp_path / "there", tmp_path / "link", tmp_path / "dangling"
+    there.write_bytes(b"old")
+    link.symlink_to(there)
+    dangling.symlink_to(tmp_path / "new")
+    for path in (link, dangling):
+        kernel.save(path)
+        assert path.is_symlink() and roller.load(path).output == kernel.output
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["dangling", "link", "new", "there"]
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(roller.RollerError, match="no regular file"):
+        kernel.save(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_dash_is_standard_output(tmp_path):
+    command = [sys.executable, "-m", "roller", "compile", "exp", "100", "-d", "cpu:x86-64-v3"]
+    made = subprocess.run([*command, "--output", "-"], capture_output=True, check=True, cwd=tmp_path).stdout
+    assert Artifact.from_bytes(made).to_bytes() == made
+    text = subprocess.run([*command, "--source", "-"], capture_output=True, check=True, cwd=tmp_path, text=True).stdout
+    assert text == roller.compile(ops.exp(t(100)), "cpu:x86-64-v3").source
+    for more in (("--output", "-", "--source", "-"), ("--output", "-", "--format", "json")):
+        refused = run("compile", "exp", "100", "-d", "cpu:x86-64-v3", *more)
+        assert refused.exit_code == 2 and "standard output as well" in " ".join(refused.output.replace("│", "").split())
+    assert not list(tmp_path.iterdir())

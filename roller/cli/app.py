@@ -13,14 +13,13 @@ from rich.text import Text
 
 import roller
 from roller import trial
-from roller.cli import specs
+from roller.cli import files, specs
 from roller.cli.grammar import parse
 from roller.cli.outcome import INTERRUPTED, BadFileError, Format, guarded, progress, report
 from roller.compiled import Kernel
 from roller.devices import device_names, load_device
 from roller.errors import ExpressionError, KernelError, PluginError
 from roller.explain import candidates_table, duration
-from roller.storage import write_atomic
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Compile tensor operators.")
 app.add_typer(specs.app, name="specs")
@@ -35,6 +34,9 @@ Words = Annotated[
 ]
 DType = Annotated[str, typer.Option(help="Element type of inputs that do not say theirs (64x32:int8).")]
 DeviceName = Annotated[str, typer.Option("--device", "-d", help='"name" or "name:chip".')]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the kernel to this file (-: to standard output).")]
+SourceFile = Annotated[Path | None, typer.Option("--source", help="Write its source text to this file (-: to standard output).")]
+Page = Annotated[Path | None, typer.Option("--html", help="Write a page with a timeline to this file (-: to standard output).")]
 SpecFile = Annotated[Path | None, typer.Option("--spec", help="A spec file instead of a chip.")]
 Threads = Annotated[int | None, typer.Option(help="At most so many units (not on GPUs); default: all.")]
 Precision = Annotated[str, typer.Option(help="ieee, or tf32: factors of float32 products may be rounded.")]
@@ -79,8 +81,8 @@ def compile_command(
     top: Top = 10,
     measure: Measure = False,
     verify: Verify = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the kernel to this file.")] = None,
-    source: Annotated[Path | None, typer.Option("--source", help="Write the kernel's source text to this file.")] = None,
+    output: Output = None,
+    source: SourceFile = None,
     language: Annotated[
         str | None, typer.Option("--language", help="Of that text, where the device writes several; default: what it builds.")
     ] = None,
@@ -89,18 +91,18 @@ def compile_command(
     """Compile an operator, and save the kernel with --output, its text with --source."""
     if language is not None and source is None:
         raise typer.BadParameter("it is that of the text that --source FILE gets", param_hint="--language")
-    for path, option in ((output, "--output"), (source, "--source")):
-        if path is not None and not path.parent.is_dir():
-            raise typer.BadParameter(f"there is no folder {path.parent}", param_hint=option)
+    told = files.checked(form, output=output, source=source)
     op = parse(operator, dtype)
     with progress("compiling"):
         kernel = roller.compile(
             op, device, spec=spec, top_k=top, measure=measure, verify=verify, threads=threads, precision=precision
         )
         if output is not None:
-            kernel.save(output)
+            files.write(output, kernel.artifact.to_bytes())
         if source is not None:
-            _written(source, kernel.source if language is None else kernel.source_in(language))
+            files.write(source, (kernel.source if language is None else kernel.source_in(language)).encode())
+    if not told:
+        return
     saved, text = (None if path is None else str(path) for path in (output, source))
     report(
         form,
@@ -141,22 +143,17 @@ def profile(
     spec: SpecFile = None,
     threads: Threads = None,
     precision: Precision = "ieee",
-    html: Annotated[Path | None, typer.Option("--html", help="Write a page with a timeline to this file.")] = None,
+    html: Page = None,
     form: Form = Format.table,
 ) -> None:
     """Tell what a simulated device counts for an operator, or a saved kernel: cycles by step, memory; nothing is run."""
+    told = files.checked(form, html=html)
     kernel = _kernel(context, operator, dtype, device=device, spec=spec, threads=threads, precision=precision, top=1)
     found = kernel.profile()
     if html is not None:
-        _written(html, found.html())
-    report(form, "profile", found.text, lambda: {**found.to_dict(), "saved": None if html is None else str(html)})
-
-
-def _written(path: Path, text: str) -> None:
-    try:
-        write_atomic(path, text.encode())
-    except OSError as error:
-        raise KernelError(f"{path}: cannot be written: {error.strerror or error}") from error
+        files.write(html, found.html().encode())
+    if told:
+        report(form, "profile", found.text, lambda: {**found.to_dict(), "saved": None if html is None else str(html)})
 
 
 @app.command()
