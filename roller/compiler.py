@@ -48,6 +48,7 @@ def compile(
     constants: Mapping[str, Any] | None = None,
     threads: int | None = None,
     precision: str = "ieee",
+    math: str = "ieee",
     debug: bool = False,
 ) -> Kernel:
     """A kernel for an operator, constructed for a chip; the chip need not be there.
@@ -56,10 +57,11 @@ def compile(
     `measure`: build and time them all here, and take the fastest. `verify`: compare the kernel with the reference.
     `constants`: values of inputs that never change, laid out once and left out of calls. `threads`: at most so many units, on
     devices whose units are dealt runs of tiles (not on GPUs).
-    `precision`: "ieee", or "tf32", which permits a kernel to round the factors of float32 products (`roller.precision`).
+    `precision`: "ieee", or "tf32", which permits a kernel to round the factors of float32 products. `math`: "ieee"; "strict", which
+    forbids fused multiply-adds outside reductions; or "fast", which permits more than IEEE 754 does (both: `roller.precision`).
     Every failure is a `RollerError`. The logger "roller.step" says what it is at.
     """
-    expr = permitted(expression_of(op), precision)
+    expr = permitted(expression_of(op), precision, math)
     plan, choices = _planned(expr, device, spec, top_k, constants, threads, debug)
     if measure:
         _step.info("building %d programs", len(choices))
@@ -89,6 +91,7 @@ def compile_top(
     constants: Mapping[str, Any] | None = None,
     threads: int | None = None,
     precision: str = "ieee",
+    math: str = "ieee",
     debug: bool = False,
 ) -> tuple[Kernel, ...]:
     """A kernel for each of the `top_k` best programs, built on all cores at once; the one that `compile` gives comes first.
@@ -96,7 +99,7 @@ def compile_top(
     None of them runs: for those who measure elsewhere, on the machine that the kernels are for. All else is as for `compile`; where
     a program does not build, a note of the error names it.
     """
-    expr = permitted(expression_of(op), precision)
+    expr = permitted(expression_of(op), precision, math)
     plan, choices = _planned(expr, device, spec, top_k, constants, threads, debug)
     _step.info("building %d programs", len(choices))
     attempts = building.build_all(plan, choices)

@@ -1,32 +1,45 @@
-"""How precise products of float32 values have to be: what a caller permits kernels to do with the factors.
+"""What a caller permits kernels to do with numbers (`docs/numerics.md`): how precise products of float32 values have to be, and how
+much freedom other arithmetic leaves.
 
-The names are those of torch's `fp32_precision`. A permission stands in the stages of the expression (`Stage.factor_dtype`), so that
-it goes where they go: through fusion, into the artifact, to whoever compares a kernel with the reference.
+The names of precisions are those of torch's `fp32_precision`. A permission stands in the stages of the expression
+(`Stage.factor_dtype`, operations of their trees), so that it goes where they go: through fusion, into the artifact, to whoever
+compares a kernel with the reference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import isfinite
 
 from roller.errors import ExpressionError
 from roller.expr import Stage, TensorExpr
 from roller.hardware import STORED_AS
-from roller.scalar import Binary, Cast
+from roller.scalar import Binary, Cast, Const, Scalar, Select, Unary, rewrite
 
 # Precision → the format to which a kernel may round factors before it multiplies them.
 PRECISIONS: Mapping[str, str | None] = {"ieee": None, "tf32": "tfloat32"}
 
 
-def permitted(expr: TensorExpr, precision: str = "ieee") -> TensorExpr:
-    """The expression with the permission in every stage that sums products of float32 values; "ieee" changes nothing.
+MATHS = ("ieee", "strict", "fast")
 
-    "tf32": each factor may be rounded to tfloat32 (sign, 8 bits of exponent, 10 of fraction), to the nearest; products and sums
-    stay in float32. A product of values that were widened from narrower ones needs no permission. `ExpressionError` for an
-    unknown name.
+
+def permitted(expr: TensorExpr, precision: str = "ieee", math: str = "ieee") -> TensorExpr:
+    """The expression with the permissions in its stages; "ieee" changes nothing.
+
+    `math`: "strict" forbids that products keep all of their bits where they go into sums, but for those that a reduction sums;
+    "fast" permits what `docs/numerics.md` forbids: a division by a literal is a multiplication by its reciprocal.
+
+    `precision`: "tf32" permits that in every stage that sums products of float32 values each factor is rounded to tfloat32 (sign,
+    8 bits of exponent, 10 of fraction), to the nearest; products and sums stay in float32. A product of values that were widened
+    from narrower ones needs no permission. `ExpressionError` for an unknown name.
     """
     if precision not in PRECISIONS:
         raise ExpressionError(f"unknown precision {precision!r}; choose one of {', '.join(PRECISIONS)}")
+    if math not in MATHS:
+        raise ExpressionError(f"unknown math {math!r}; choose one of {', '.join(MATHS)}")
+    if math != "ieee":
+        expr = TensorExpr(expr.inputs, tuple(_strict(s) if math == "strict" else _fast(s) for s in expr.stages))
     narrow = PRECISIONS[precision]
     if narrow is None:
         return expr
@@ -40,3 +53,39 @@ def _rounds(stage: Stage, dtype: str) -> bool:
     if not (stage.sums_products and isinstance(body, Binary) and body.dtype == dtype):
         return False
     return not all(isinstance(side, Cast) for side in (body.left, body.right))
+
+
+def _strict(stage: Stage) -> Stage:
+    """Each product rounded where it may meet a sum: in the stage, or, as a result, in one that it is fused into."""
+    body = _rounded(stage.body, exposed=stage.reducer is None)
+    return replace(stage, body=body, epilogue=None if stage.epilogue is None else _rounded(stage.epilogue, exposed=True))
+
+
+def _rounded(node: Scalar, exposed: bool) -> Scalar:
+    """`exposed`: the value may be added to another one."""
+    match node:
+        case Binary(op, left, right):
+            sums = op in ("add", "sub")
+            found = Binary(op, _rounded(left, sums), _rounded(right, sums))
+            return Unary("rounded", found) if exposed and op == "mul" and node.dtype in ("float32", "float64") else found
+        case Unary(op, value):
+            return Unary(op, _rounded(value, exposed and op == "neg"))
+        case Select(condition, yes, no):
+            return Select(_rounded(condition, False), _rounded(yes, exposed), _rounded(no, exposed))
+        case Cast(value, dtype):
+            return Cast(_rounded(value, False), dtype)
+        case _:
+            return node
+
+
+def _fast(stage: Stage) -> Stage:
+    epilogue = None if stage.epilogue is None else rewrite(stage.epilogue, _reciprocal)
+    return replace(stage, body=rewrite(stage.body, _reciprocal), epilogue=epilogue)
+
+
+def _reciprocal(node: Scalar) -> Scalar | None:
+    match node:
+        case Binary("div", value, Const(literal, dtype)) if literal and isfinite(1 / literal):
+            return Binary("mul", rewrite(value, _reciprocal), Const(1 / literal, dtype))
+        case _:
+            return None

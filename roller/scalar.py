@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 UNARY = frozenset(
     {"neg", "abs", "exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf", "floor", "ceil", "round", "sin", "cos", "not"}
+    | {"rounded"}  # the value as its type holds it: what it goes into gets no more of its bits
 )
 ARITHMETIC = frozenset({"add", "sub", "mul", "div", "max", "min", "pow"})
 COMPARISON = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
@@ -246,4 +247,9 @@ def loads(node: Scalar) -> tuple[Load, ...]:
 
 def operations(node: Scalar) -> int:
     """Number of arithmetic nodes in a tree; casts, selects and comparisons are free."""
-    return sum(1 for n in walk(node) if isinstance(n, Unary) or (isinstance(n, Binary) and n.op in ARITHMETIC))
+    return sum(1 for n in walk(node) if is_operation(n))
+
+
+def is_operation(node: Scalar) -> bool:
+    """True of a node that computes: arithmetic or a function."""
+    return (isinstance(node, Unary) and node.op != "rounded") or (isinstance(node, Binary) and node.op in ARITHMETIC)

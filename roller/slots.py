@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from roller.expr import Stage
-from roller.scalar import ARITHMETIC, Binary, Scalar, Unary, walk
+from roller.scalar import Binary, Scalar, Unary, is_operation, walk
 
 # Issue slots of one scalar operation, in multiply-adds. Polynomial kernels: a range reduction of 4 and a degree-6 Horner
 # scheme for exp; sigmoid adds a division (about 5 slots on every vector unit); tanh and erf are one of two polynomials.
@@ -31,6 +31,6 @@ def scalar_slots(node: Scalar, own: Mapping[str, float] = OPERATION_SLOTS) -> fl
     """Issue slots of a scalar tree; loads, casts and selections ride along."""
     total = 0.0
     for part in walk(node):
-        if isinstance(part, Unary) or (isinstance(part, Binary) and part.op in ARITHMETIC):
+        if isinstance(part, Unary | Binary) and is_operation(part):
             total += own.get(part.op, OPERATION_SLOTS.get(part.op, 1.0))
     return total

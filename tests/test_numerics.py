@@ -26,6 +26,7 @@ from roller.construct import construct
 from roller.expr import TensorExpr
 from roller.fusion import fuse
 from roller.kernel import BuildOptions
+from roller.precision import permitted
 from roller.scalar import Const, Load
 from roller.schedule import arithmetic, scalar
 from roller_cuda import emulator, toolchain
@@ -293,6 +294,57 @@ def test_conversions_to_bfloat16_round_once(where: str, dtype: str) -> None:
     got = WHERE[where](expr, {"x": x})
     assert got.dtype == ml_dtypes.bfloat16
     same(got.astype(np.float32), narrowed(x, "bfloat16").astype(np.float32))
+
+
+# --- math= -----------------------------------------------------------------------------------------------------------------
+
+
+def cancelling() -> dict[str, Array]:
+    """Products, and what they nearly cancel: the low bits of a product are all that is left, where it keeps them."""
+    drawn = np.random.default_rng(0)
+    x, y = (drawn.standard_normal(ELEMENTS).astype(np.float32) for _ in range(2))
+    return {"x": x, "y": y, "z": -(x * y)}
+
+
+@pytest.mark.parametrize("where", ["cpu", *EMULATORS])
+@pytest.mark.parametrize("kind", ["sum", "difference", "negated", "chosen", "fused from another operator"])
+def test_strict_math_rounds_products(kind: str, where: str) -> None:
+    x, y, z = (t(ELEMENTS, name=name) for name in "xyz")
+    made = {
+        "sum": x * y + z,
+        "difference": -z - x * y,
+        "negated": z - (-(x * y)),
+        "chosen": ops.where(ops.less(x, 10.0), x * y, 0.0) + z,
+        "fused from another operator": ops.relu(x * y + z) - ops.relu(-(x * y + z)),
+    }
+    expr = fuse(permitted(ops.expression(made[kind]), math="strict"))
+    arrays = cancelling()
+    got = WHERE[where](expr, arrays)
+    assert (got == 0).all()
+    if where != "cuda" and kind != "chosen":  # where products keep their bits without it
+        assert (WHERE[where](fuse(ops.expression(made[kind])), arrays) != 0).any()
+
+
+def test_reductions_keep_their_multiply_adds_and_epilogues_do_not() -> None:
+    a, b = t(8, 16, name="a"), t(16, 8, name="b")
+    op = ops.matmul(a, b) * 0.1 + t(8, name="c")
+    (stage,) = fuse(permitted(ops.expression(op), math="strict")).stages
+    assert stage.sums_products and "rounded" in str(stage.epilogue) and "rounded" not in str(stage.body)
+    roller.compile(op, math="strict", verify=True)
+    assert "roller_product" in roller.compile(op, "cuda:a100", math="strict").source
+    assert "roller_product" in roller.compile(op, "rocm:mi300x", math="strict").source_in("hip-c++")
+
+
+def test_fast_math_divides_by_literals_as_it_multiplies() -> None:
+    x = np.linspace(-5, 5, ELEMENTS, dtype=np.float32)
+    assert (roller.compile(t(ELEMENTS) / 3.0, math="fast")(x) == x * np.float32(1 / 3)).all()
+    assert (roller.compile(t(ELEMENTS) / 3.0, math="ieee")(x) == x / np.float32(3)).all()
+    assert np.isnan(roller.compile(t(1) / 0.0, math="fast")(np.zeros(1, np.float32))).all()
+
+
+def test_unknown_math_is_refused() -> None:
+    with pytest.raises(roller.ExpressionError, match="unknown math 'quick'; choose one of ieee, strict, fast"):
+        roller.compile(t(4) + 1.0, math="quick")
 
 
 # --- how kernels are compiled ----------------------------------------------------------------------------------------------------

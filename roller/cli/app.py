@@ -40,10 +40,11 @@ Page = Annotated[Path | None, typer.Option("--html", help="Write a page with a t
 SpecFile = Annotated[Path | None, typer.Option("--spec", help="A spec file instead of a chip.")]
 Threads = Annotated[int | None, typer.Option(help="At most so many units (not on GPUs); default: all.")]
 Precision = Annotated[str, typer.Option(help="ieee, or tf32: factors of float32 products may be rounded.")]
+Math = Annotated[str, typer.Option(help="ieee; strict: no fused multiply-adds but in reductions; fast: beyond IEEE 754.")]
 Top = Annotated[int, typer.Option("--top", min=1, help="Programs to keep.")]
 Measure = Annotated[bool, typer.Option("--measure", help="Build and time the kept programs, take the fastest.")]
 Verify = Annotated[bool, typer.Option("--verify", help="Compare the kernel with the reference.")]
-KEPT = ("dtype", "device", "spec", "threads", "precision", "top")  # options that a saved kernel was made with
+KEPT = ("dtype", "device", "spec", "threads", "precision", "math", "top")  # options that a saved kernel was made with
 Form = Annotated[Format, typer.Option("--format", help="What stdout gets.")]
 
 
@@ -78,6 +79,7 @@ def compile_command(
     spec: SpecFile = None,
     threads: Threads = None,
     precision: Precision = "ieee",
+    math: Math = "ieee",
     top: Top = 10,
     measure: Measure = False,
     verify: Verify = False,
@@ -95,7 +97,7 @@ def compile_command(
     op = parse(operator, dtype)
     with progress("compiling"):
         kernel = roller.compile(
-            op, device, spec=spec, top_k=top, measure=measure, verify=verify, threads=threads, precision=precision
+            op, device, spec=spec, top_k=top, measure=measure, verify=verify, threads=threads, precision=precision, math=math
         )
         if output is not None:
             files.write(output, kernel.artifact.to_bytes())
@@ -123,11 +125,12 @@ def explain(
     spec: SpecFile = None,
     threads: Threads = None,
     precision: Precision = "ieee",
+    math: Math = "ieee",
     top: Top = 10,
     form: Form = Format.table,
 ) -> None:
     """Explain the program of an operator, or of a saved kernel (a .roller file)."""
-    kernel = _kernel(context, operator, dtype, device=device, spec=spec, threads=threads, precision=precision, top=top)
+    kernel = _kernel(context, operator, dtype, device=device, spec=spec, threads=threads, precision=precision, math=math, top=top)
     explanation = kernel.explain()
     report(form, "explain", lambda: explanation, explanation.to_dict)
 
@@ -143,12 +146,13 @@ def profile(
     spec: SpecFile = None,
     threads: Threads = None,
     precision: Precision = "ieee",
+    math: Math = "ieee",
     html: Page = None,
     form: Form = Format.table,
 ) -> None:
     """Tell what a simulated device counts for an operator, or a saved kernel: cycles by step, memory; nothing is run."""
     told = files.checked(form, html=html)
-    kernel = _kernel(context, operator, dtype, device=device, spec=spec, threads=threads, precision=precision, top=1)
+    kernel = _kernel(context, operator, dtype, device=device, spec=spec, threads=threads, precision=precision, math=math, top=1)
     found = kernel.profile()
     if html is not None:
         files.write(html, found.html().encode())
@@ -167,11 +171,12 @@ def bench(
     spec: SpecFile = None,
     threads: Threads = None,
     precision: Precision = "ieee",
+    math: Math = "ieee",
     seconds: Annotated[float, typer.Option(min=0.01, max=60.0, help="How long to measure.")] = 1.0,
     form: Form = Format.table,
 ) -> None:
     """Time an operator, or a saved kernel, on this machine."""
-    kernel = _kernel(context, operator, dtype, device=device, spec=spec, threads=threads, precision=precision, top=1)
+    kernel = _kernel(context, operator, dtype, device=device, spec=spec, threads=threads, precision=precision, math=math, top=1)
     with progress("measuring"):
         (measured,) = trial.measure([kernel.artifact], seconds)
     if measured is None:
@@ -196,11 +201,12 @@ def verify_command(
     spec: SpecFile = None,
     threads: Threads = None,
     precision: Precision = "ieee",
+    math: Math = "ieee",
     emulate: Annotated[bool, typer.Option("--emulate", help="On the device's emulator: slow, no such device needed.")] = False,
     form: Form = Format.table,
 ) -> None:
     """Compare the kernel of an operator, or a saved one, with the reference: every element, of large operators a sample."""
-    kernel = _kernel(context, operator, dtype, device=device, spec=spec, threads=threads, precision=precision, top=1)
+    kernel = _kernel(context, operator, dtype, device=device, spec=spec, threads=threads, precision=precision, math=math, top=1)
     with progress("comparing with the reference"):
         trial.verify(kernel.artifact, kernel.expr, emulate)
     where = "emulator" if emulate else "device"
@@ -239,6 +245,7 @@ def _kernel(
     spec: Path | None,
     threads: int | None,
     precision: str,
+    math: str,
     top: int,
 ) -> Kernel:
     """The kernel of an operator, or the one that a file holds."""
@@ -246,7 +253,7 @@ def _kernel(
         return _saved(context, words[0], device)
     op = parse(words, dtype)
     with progress("compiling"):
-        return roller.compile(op, device, spec=spec, top_k=top, threads=threads, precision=precision)
+        return roller.compile(op, device, spec=spec, top_k=top, threads=threads, precision=precision, math=math)
 
 
 def _saved(context: typer.Context, path: str, device: str) -> Kernel:

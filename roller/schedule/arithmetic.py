@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from tvm import tirx
 
 from roller.expr import Stage
-from roller.scalar import walk
+from roller.scalar import Unary, walk
 from roller.schedule.tir import Expr, index, spread, vector_type
 
 WRAPPED = "roller_wrapped_"  # names of functions of whole numbers that are wider than 16 bits
+ROUNDED = "roller_product_"  # of functions that multiply and round
 WIDE = {"int32": 32, "int64": 64}
 LANES = (1, 2, 4, 8, 16, 32, 64)  # of vectors for which there is such a function
 _OPERATORS = ("add", "sub", "mul")
@@ -45,6 +46,15 @@ def multiply(left: Expr, right: Expr) -> Expr:
 def divide(left: Expr, right: Expr) -> Expr:
     """The quotient, correctly rounded by literals, too, of which TVM would take the reciprocal."""
     return _held(left) / _held(right, every=True)
+
+
+def rounded(left: Expr, right: Expr) -> Expr:
+    """A product that no sum takes in before it is rounded: of a function that stands beside the kernel."""
+    scalar, lanes = _type(left)
+    if lanes in LANES:
+        name = f"{ROUNDED}{scalar}" + (f"x{lanes}" if lanes > 1 else "")
+        return tirx.call_pure_extern(str(left.ty.dtype), name, left, right)
+    return _each(rounded, left, right, lanes)
 
 
 def negative(value: Expr) -> Expr:
@@ -93,8 +103,7 @@ def wrapped(op: str, left: Expr, right: Expr) -> Expr:
     if lanes in LANES:
         name = f"{WRAPPED}{op}_{scalar}" + (f"x{lanes}" if lanes > 1 else "")
         return tirx.call_pure_extern(str(left.ty.dtype), name, left, right)
-    each = [wrapped(op, *(tirx.Shuffle([side], [index(lane)]) for side in (left, right))) for lane in range(lanes)]
-    return tirx.Shuffle(each, [index(lane) for lane in range(lanes)])
+    return _each(lambda a, b: wrapped(op, a, b), left, right, lanes)
 
 
 def quotient(left: Expr, right: Expr) -> Expr:
@@ -136,6 +145,11 @@ def _narrow(op: str, left: Expr, right: Expr) -> Expr:
     return left + right if op == "add" else left * right
 
 
+def _each(function: Callable[[Expr, Expr], Expr], left: Expr, right: Expr, lanes: int) -> Expr:
+    found = [function(*(tirx.Shuffle([side], [index(lane)]) for side in (left, right))) for lane in range(lanes)]
+    return tirx.Shuffle(found, [index(lane) for lane in range(lanes)])
+
+
 def _literal(value: Expr) -> bool:
     return isinstance(value.value if isinstance(value, tirx.Broadcast) else value, tirx.IntImm)
 
@@ -148,9 +162,12 @@ def _type(value: Expr) -> tuple[str, int]:
 # --- the functions, in LLVM IR -------------------------------------------------------------------------------------------
 
 
-def definitions(linkage: str) -> list[str]:
-    """LLVM IR of all functions that `wrapped` calls."""
-    found = []
+def definitions(linkage: str, register: str | None = None) -> list[str]:
+    """LLVM IR of all functions that `wrapped` and `rounded` call. `register`: where the target has no `llvm.arithmetic.fence`, the
+    letter by which inline assembly asks for a register of a float.
+    """
+    kinds = ("float32", "float", "f32"), ("float64", "double", "f64")
+    found = [_product(linkage, register, *each) for each in itertools.product(kinds, LANES)]
     for op, bits, lanes in itertools.product(_OPERATORS, WIDE.values(), LANES):
         kind, of = (f"i{bits}", "") if lanes == 1 else (f"<{lanes} x i{bits}>", f"x{lanes}")
         found.append(
@@ -161,6 +178,28 @@ def definitions(linkage: str) -> list[str]:
 
 
 def called_by(stages: Iterable[Stage]) -> bool:
-    """Whether some stage computes with whole numbers of more than 16 bits."""
+    """Whether some stage computes with whole numbers of more than 16 bits, or rounds products."""
     nodes = (node for stage in stages for root in (stage.body, stage.result) for node in walk(root))
-    return any(node.dtype in WIDE for node in nodes)
+    return any(node.dtype in WIDE or (isinstance(node, Unary) and node.op == "rounded") for node in nodes)
+
+
+def _product(linkage: str, register: str | None, of: tuple[str, str, str], lanes: int) -> str:
+    """What LLVM cannot look through keeps it from making a multiply-add of the product and what follows; it is no instruction."""
+    dtype, scalar, short = of
+    kind, vector, suffix = (scalar, short, "") if lanes == 1 else (f"<{lanes} x {scalar}>", f"v{lanes}{short}", f"x{lanes}")
+    fence = f"@llvm.arithmetic.fence.{vector}"
+    before = [f"declare {kind} {fence}({kind})"] if register is None else []
+    head = f"define {linkage} {kind} @{ROUNDED}{dtype}{suffix}({kind} %a, {kind} %b) alwaysinline nounwind {{"
+    lines, result = [f"  %p = fmul {kind} %a, %b"], "%r"
+    if register is None:
+        lines.append(f"  %r = call {kind} {fence}({kind} %p)")
+    elif lanes == 1:
+        lines.append(f'  %r = call {kind} asm "", "={register},0"({kind} %p)')
+    else:
+        result = "%p"
+        for lane in range(lanes):
+            lines += [f"  %e{lane} = extractelement {kind} %p, i32 {lane}"]
+            lines += [f'  %f{lane} = call {scalar} asm "", "={register},0"({scalar} %e{lane})']
+            lines += [f"  %v{lane} = insertelement {kind} {result if not lane else f'%v{lane - 1}'}, {scalar} %f{lane}, i32 {lane}"]
+        result = f"%v{lanes - 1}"
+    return "\n".join([*before, head, *lines, f"  ret {kind} {result}\n}}"])

@@ -48,6 +48,8 @@ def call(op: str, x: Expr, dtype: str, lanes: int, held: Held) -> Expr:
     if op in _LIBRARY:
         return _each(lambda value: tirx.call_pure_extern(dtype, op, value), x, lanes)
     match op:
+        case "rounded":
+            return x
         case "neg":
             return arithmetic.negative(x) if dtype in FLOATS else arithmetic.opposite(x)
         case "abs" if dtype not in FLOATS:

@@ -82,6 +82,8 @@ def emit(
             case Accumulator():
                 assert accumulator is not None, "an accumulator outside an epilogue"
                 return accumulator
+            case Unary("rounded", Binary("mul", left, right)):
+                return arithmetic.rounded(visit(left), visit(right))
             case Unary():
                 return widened(
                     part.dtype, lambda cast: functions.call(part.op, cast(visit(part.value)), part.value.dtype, lanes, held)

@@ -183,6 +183,8 @@ FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
 def _unary(node: Unary, x: Approximate, bounds: bool) -> Approximate:
     if node.op == "not":
         return Approximate(~x.value, x.error)
+    if node.op == "rounded":
+        return x
     if node.op in ("neg", "abs"):
         return Approximate(widened(-x.value if node.op == "neg" else np.abs(x.value), node.dtype), x.error)
     if node.dtype not in FLOATS:  # whole numbers are their own floor, ceiling and rounding

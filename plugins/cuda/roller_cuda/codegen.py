@@ -32,6 +32,7 @@ WANTED = {
     "roller_ldmatrix": "tensor_cores.cuh",
     "roller_fn_": "functions.cuh",
     "roller_wrapped_": "integers.cuh",
+    "roller_product_": "products.cuh",
     "roller_tf32": "tf32.cuh",
     "roller_quads": "quads.cuh",
     "roller_copies": "copies.cuh",

@@ -43,6 +43,8 @@ def operations(tree: Scalar, nest: Nest) -> tuple[str, ...]:
 
 def _operations(tree: Scalar, nest: Nest) -> tuple[str, ...]:
     match tree:
+        case Unary("rounded", value):  # as every value is
+            return _operations(value, nest)
         case Unary(op, value):
             return (*_operations(value, nest), op)
         case Binary(op, left, right):

@@ -51,6 +51,8 @@ class Trees:
                 return ("result",)
             case Const(value, dtype):
                 return ("const", value if isinstance(value, bool | int) or math.isfinite(value) else str(value), dtype)
+            case Unary("rounded", value):  # as every value is
+                return self.tree(value)
             case Unary(op, value):
                 return (op, self.tree(value))
             case Binary(op, left, right):

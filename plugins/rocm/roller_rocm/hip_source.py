@@ -30,6 +30,7 @@ WANTED = {
     r"\broller_bfloat16": "hip_bfloat16.h",
     r"\broller_barrier\b": "hip_barrier.h",
     r"\broller_wrapped_": "hip_integers.h",
+    r"\broller_product\b": "hip_products.h",
     r"\broller_(row|column)\b": "hip_panels.h",
     r"\broller_settled\b": "hip_settled.h",
 }  # for what a kernel names
@@ -44,6 +45,7 @@ WORDS = (
     (r"\broller_row_(\d+)\(", r"roller_row<\1>("),
     (r"\broller_column_(\d+)x\d+\(", r"roller_column<\1>("),
     (r"\broller_settled_\w+\(", "roller_settled("),
+    (r"\broller_product_\w+\(", "roller_product("),
     (r"\broller_wrapped_([a-z]+)_\w+\(", r"roller_wrapped_\1("),
     (r"\b__float2half_rn\(", "half("),
     (r"\b__float2bfloat16_rn\(", "nv_bfloat16("),

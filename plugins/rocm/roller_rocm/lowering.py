@@ -52,10 +52,22 @@ def _compiled(spec: HardwareSpec, kernels: list[GridKernel], atoms: list[str]) -
         for k in kernels
     }
     _supplied()
-    whole_numbers = "\n".join(arithmetic.definitions("linkonce_odr hidden"))
-    _Linked.text = "\n".join([HELPERS.read_text(encoding="utf-8"), matrix_cores.helpers(atoms), _elementary(), whole_numbers])
+    operations = "\n".join(arithmetic.definitions("linkonce_odr hidden", register="v"))
+    _Linked.text = _once(HELPERS.read_text(encoding="utf-8"), matrix_cores.helpers(atoms), _elementary(), operations)
     with tvm.transform.PassContext(config={"tirx.disable_assert": True}, disabled_pass=SKIPPED + NEEDLESS):
         return optimised.ir(tirx.transform.ConvertSSA()(tvm.IRModule(functions)), target(spec), module.TRIPLE)
+
+
+def _once(*texts: str) -> str:
+    """Texts one after another, with each declaration once."""
+    lines = "\n".join(texts).split("\n")
+    seen = set[str]()
+    kept = []
+    for line in lines:
+        if not line.startswith("declare") or line not in seen:
+            kept.append(line)
+        seen.add(line)
+    return "\n".join(kept)
 
 
 def target(spec: HardwareSpec) -> Any:
