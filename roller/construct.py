@@ -28,7 +28,7 @@ from roller.errors import ConstructionError
 from roller.expr import TensorExpr
 from roller.feasible import hopeless, reason_of
 from roller.grow import extents_at, tiles_at
-from roller.hardware import HardwareSpec
+from roller.hardware import ComputeAtom, HardwareSpec
 from roller.innermost import innermost
 from roller.nest import Nest, Tile, variants
 from roller.program import StageProgram, Staging, panel_element_bytes
@@ -129,7 +129,7 @@ def _rated_stage(
             pool.rate(begun.search, choice)
     if not pool.programs:
         if not every:
-            stage, known = nests[0].stage, ", ".join(sorted({a.acc_dtype for a in rules.atoms}))
+            stage, known = nests[0].stage, ", ".join(sorted({_computes(a) for a in rules.atoms}))
             said = f"{spec.device}:{spec.chip} does not compute in {stage.body.dtype}, as {stage.name!r} would"
             raise ConstructionError(f"{said}; it computes in {known}: cast to one of these")
         refused = dict(every[0].refusals)
@@ -141,6 +141,11 @@ def _rated_stage(
         for choice in (*settled, *refined(search, settled[0])):
             pool.rate(search, choice)
     return [rated for _, rated in pool.ranked]
+
+
+def _computes(atom: ComputeAtom) -> str:
+    """What an atom computes, as an expression would ask for it."""
+    return atom.acc_dtype if atom.in_dtype == atom.acc_dtype else f"{atom.acc_dtype} of {atom.in_dtype} factors"
 
 
 class _Pool:

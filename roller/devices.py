@@ -169,6 +169,9 @@ class Device:
         seconds from which on it need not be exact.
         """
         found: Estimate | None = self._ask("roller_estimate", Estimate, None, spec=spec, program=program, worth=worth)
+        if found is not None and not found.seconds >= 0:
+            said = f"gave {found.seconds} seconds for {program.describe()}; a prediction is a number of 0 or more"
+            raise HookError(f"plugin {self.name!r}: roller_estimate {said}", self.name, "roller_estimate")
         return found
 
     def _runner(self, hook: str, artifact: Artifact, none: str | None = None) -> Contained:
@@ -251,11 +254,11 @@ def _contained(device: str, hook: str, call: Callable[..., Any], /, *given: Any,
         return call(*given, **named)
     except RollerError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise hook_error(device, hook, error) from error
 
 
-def hook_error(device: str, hook: str, error: Exception) -> HookError:
+def hook_error(device: str, hook: str, error: Exception | SystemExit) -> HookError:
     """What an exception of a plugin becomes that is no `RollerError`."""
     return HookError(f"plugin {device!r}: {hook} raised {type(error).__name__}: {error}", device, hook)
 

@@ -159,7 +159,7 @@ class Artifact:
         }
         for name in ("format", "launch", "resources", "device", "versions", "expr", "program", "estimate"):
             header[name] = getattr(self, name)
-        text = json.dumps(header, default=dict, separators=(",", ":")).encode()
+        text = json.dumps(header, default=_plain, separators=(",", ":")).encode()
         return _PREFIX.pack(MAGIC, len(text), hashlib.sha256(text).digest()) + text + payload
 
     @staticmethod
@@ -186,9 +186,11 @@ class Artifact:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the artifact to a file, whole or not at all; `KernelError` where that fails."""
         try:
-            write_atomic(Path(path), self.to_bytes())
+            target = Path(path)
         except TypeError:
             raise KernelError(f"the path of the file to write expected, not a {type(path).__name__}") from None
+        try:
+            write_atomic(target, self.to_bytes())
         except (OSError, ValueError) as error:
             raise KernelError(f"{os.fspath(path)}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
 
@@ -202,6 +204,17 @@ class Artifact:
         except (OSError, ValueError) as error:
             raise KernelError(f"{os.fspath(path)}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
         return Artifact.from_bytes(raw, Path(path))
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no word for: mappings that do not change, and NumPy's numbers; `KernelError` for anything else."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        return value.item()
+    raise KernelError(
+        f"the artifact holds a {type(value).__name__}, which a file cannot; plain numbers, text, lists and mappings can"
+    )
 
 
 def _header(raw: bytes, where: str) -> tuple[dict[str, Any], bytes]:

@@ -78,8 +78,13 @@ def _rated(nests: Sequence[Nest], wanted: Tiles, chip: HardwareSpec, rules: Rule
     return min(found, key=lambda e: e.seconds)
 
 
+def _level_name(chip: HardwareSpec, index: int) -> str:
+    """A tiled level's name; atoms lie in the unit's own tile where it has one memory only."""
+    return chip.levels[index].name if index < len(chip.levels) else "atom"
+
+
 def _chain(nests: Sequence[Nest], wanted: Tiles, chip: HardwareSpec) -> tuple[Nest, tuple[Tile, ...]]:
-    levels = [chip.levels[i].name for i in tiled_levels(chip)]
+    levels = [_level_name(chip, i) for i in tiled_levels(chip)]
     if len(wanted) != len(levels):
         raise ExpressionError(f"{len(wanted)} tiles given, {chip.device}:{chip.chip} has {len(levels)} levels: {', '.join(levels)}")
     names = dict.fromkeys(name for tile in wanted for name in tile)
@@ -128,7 +133,7 @@ def _broken(growth: Growth, nest: Nest) -> str | None:
     program, fit = growth.program, growth.fit
     for position in reversed(range(len(program.tiles))):
         tile, inner = program.tiles[position], growth.inner(position)
-        level = growth.spec.levels[program.levels[position]].name
+        level = _level_name(growth.spec, program.levels[position])
         for dim, extent, step in zip(nest.dims, tile, inner, strict=True):
             multiple = growth.rules.multiple(program.levels[position], dim.name)
             if extent % step:
@@ -137,6 +142,8 @@ def _broken(growth: Growth, nest: Nest) -> str | None:
             unaligned = extent % multiple.step and extent != step and not dim.is_reduce
             if unaligned or (multiple.limit is not None and extent > multiple.limit):
                 return f"{level}: {dim.name} = {extent} is no multiple of {multiple.step}, or more than allowed"
+        if program.levels[position] == len(growth.spec.levels):
+            continue  # an atom's tile lies in the memory of the tile around it
         if not fit.fits(program.levels, position, tile, inner, program.mapping, program.atom):
             return fit.rule(program.levels, position)
         legal = fit.legal(program.levels, position, tile, inner, program.mapping, program.atom)

@@ -2,6 +2,7 @@ import math
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from toy_plugin import Toy, toy_spec
 
@@ -339,3 +340,48 @@ def test_answers_are_remembered():
     device = device_with(roller_atoms=atoms)
     first = device.rules(toy_spec(), EXPR)
     assert device.rules(toy_spec(), EXPR) is first and len(calls) == 1 and len(first.atoms) == 1
+
+
+def leave():
+    raise SystemExit(3)
+
+
+def test_a_plugin_that_exits_is_contained():
+    with pytest.raises(HookError, match="roller_build raised SystemExit: 3"):
+        device_with(roller_build=lambda self: leave()).build(toy_spec(), None, BuildOptions())
+
+
+@pytest.mark.parametrize("seconds", [math.nan, -1.0])
+def test_predictions_are_numbers_of_0_or_more(seconds):
+    with pytest.raises(HookError, match=f"roller_estimate gave {seconds} seconds for .*; a prediction is a number of 0 or more"):
+        constructed_by(lambda program: own(seconds))
+
+
+def test_what_a_device_computes_is_told_with_its_factors():
+    """int32 as the sum of int8 products is no int32 that one may compute with."""
+    spec = toy_spec()
+    atom = next(a for a in spec.atoms if a.in_dtype == "float32")
+    narrow = atom.model_copy(update={"name": "i8", "in_dtype": "int8", "acc_dtype": "int32"})
+    op = ops.matmul(ops.tensor((4, 4), "int64"), ops.tensor((4, 4), "int64"))
+    with pytest.raises(ConstructionError, match="it computes in float32, int32 of int8 factors: cast to one of these"):
+        construct(fuse(ops.expression(op)), spec, Rules((atom, narrow), {}), CostParameters(), 1)
+
+
+def test_saved_kernels_hold_numpys_numbers_and_nothing_that_a_file_cannot(tmp_path):
+    counted = Artifact("toy", b"", {"blocks": np.int64(7), "shape": [np.float32(0.5)]}, {}, "toy", toy_spec())
+    counted.save(tmp_path / "k.roller")
+    assert Artifact.load(tmp_path / "k.roller").launch["blocks"] == 7
+    with pytest.raises(KernelError, match="the artifact holds a object, which a file cannot"):
+        Artifact("toy", b"", {"it": object()}, {}, "toy", toy_spec()).save(tmp_path / "k.roller")
+    with pytest.raises(KernelError, match="the path of the file to write expected, not a int"):
+        counted.save(3)
+
+
+def test_tiles_of_units_with_one_memory_are_rated():
+    """Their innermost tile is the atom's: it lies in the memory of the tile around it."""
+    op = ops.matmul(ops.tensor((64, 64)), ops.tensor((64, 64)))
+    with pytest.raises(roller.ExpressionError, match="1 tiles given, ipu_sim:bow has 2 levels: SRAM, atom"):
+        roller.rate(op, "ipu_sim", tiles=[{"m": 16, "n": 16, "k": 16}])
+    chosen = roller.compile(op, "ipu_sim").program.stages[0]
+    tiles = [dict(zip([d.name for d in chosen.nest.dims], tile, strict=True)) for tile in chosen.tiles]
+    assert roller.rate(op, "ipu_sim", tiles=tiles).seconds > 0
