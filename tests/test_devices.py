@@ -362,7 +362,7 @@ def test_what_a_device_computes_is_told_with_its_factors():
     spec = toy_spec()
     atom = next(a for a in spec.atoms if a.in_dtype == "float32")
     narrow = atom.model_copy(update={"name": "i8", "in_dtype": "int8", "acc_dtype": "int32"})
-    op = ops.matmul(ops.tensor((4, 4), "int64"), ops.tensor((4, 4), "int64"))
+    op = ops.matmul(ops.tensor((4, 4), "float64"), ops.tensor((4, 4), "float64"))
     with pytest.raises(ConstructionError, match="it computes in float32, int32 of int8 factors: cast to one of these"):
         construct(fuse(ops.expression(op)), spec, Rules((atom, narrow), {}), CostParameters(), 1)
 
