@@ -75,7 +75,7 @@ def random_kernel(data: st.DataObject) -> None:
 @needs_cxx
 @pytest.mark.parametrize("part", [0, 1, 2, 3])  # side by side where several processes test
 def test_random_programs_are_right(part: int) -> None:
-    random_examples(random_kernel, part, 20)
+    random_examples(random_kernel, part, 10)
 
 
 @needs_cxx

@@ -98,7 +98,7 @@ def random_program(data: st.DataObject) -> None:
 @needs_cxx
 @pytest.mark.parametrize("part", [0, 1])
 def test_random_programs_are_right(part: int) -> None:
-    random_examples(random_program, part, 12)
+    random_examples(random_program, part, 6)
 
 
 @needs_cxx

@@ -115,7 +115,7 @@ def random_product(data: st.DataObject) -> None:
 @needs_cxx
 @pytest.mark.parametrize("part", [0, 1])
 def test_random_programs_are_right(part: int) -> None:
-    random_examples(random_product, part, 12)
+    random_examples(random_product, part, 6)
 
 
 @needs_cxx

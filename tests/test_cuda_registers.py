@@ -33,15 +33,16 @@ WANTED = 0.15  # the median distance from the binary
 
 
 @needs_compiler
-def test_registers_are_predicted() -> None:
-    """Over 120 kernels, of the three best programs of operators that nobody picked, each for two chips."""
+@pytest.mark.parametrize("count", [4, pytest.param(24, marks=pytest.mark.long)])
+def test_registers_are_predicted(count: int) -> None:
+    """Over 20 kernels (in the long run 120), of the three best programs of operators that nobody picked, each for two chips."""
     apart = []
-    for chip, op in (*network_operators(CHIPS, 24), *network_operators(CHIPS[::-1], 24)):
+    for chip, op in (*network_operators(CHIPS, count), *network_operators(CHIPS[::-1], count)):
         for kernel in roller.compile_top(op, device=f"cuda:{chip}", top_k=3):
             for name, (predicted, taken) in registers_of(kernel.artifact).items():
                 apart.append(abs(predicted - taken) / taken)
                 assert kernel.artifact.resources[f"{name}.resident_blocks"] >= 1, f"{name} does not fit on {chip}"
-    assert len(apart) >= 120
+    assert len(apart) >= 5 * count
     assert statistics.median(apart) <= WANTED, apart
 
 

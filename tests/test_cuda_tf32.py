@@ -174,7 +174,7 @@ def random_program(data: st.DataObject) -> None:
 
 @needs_cxx
 def test_random_programs_are_right() -> None:
-    random_examples(random_program, 0, 12)
+    random_examples(random_program, 0, 6)
 
 
 @needs_cxx

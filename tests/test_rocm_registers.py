@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 
 import pytest
@@ -17,12 +18,13 @@ CHIPS = ("mi50", "mi210", "mi300x", "rx7900xtx")
 WANTED = 0.35  # the median distance from the binary: LLVM takes as many as what was promised of waves leaves it
 
 
-def test_registers_are_predicted() -> None:
-    """Over 60 kernels, of the two best programs of operators that nobody picked: chosen ones do not spill, and waves have the room
-    that was promised.
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.long)])
+def test_registers_are_predicted(step: int) -> None:
+    """Over 20 kernels (in the long run 60), of the two best programs of operators that nobody picked: chosen ones do not spill, and
+    waves have the room that was promised.
     """
     apart, fewer = [], []
-    for chip, op in network_operators(CHIPS, 32):
+    for chip, op in itertools.islice(network_operators(CHIPS, 32), 0, None, step):
         for number, kernel in enumerate(roller.compile_top(op, device=f"rocm:{chip}", top_k=2)):
             found = kernel.artifact.resources
             for name in [k["name"] for k in kernel.artifact.launch["kernels"] if "stage" in k]:
@@ -31,7 +33,7 @@ def test_registers_are_predicted() -> None:
                 if found[f"{name}.resident_waves"] < found[f"{name}.predicted_waves"]:
                     fewer.append(f"{chip}: {kernel.program.describe()}")
                 assert number or not found[f"{name}.spilled_bytes"], f"{chip}: {kernel.program.describe()}"
-    assert len(apart) >= 60
+    assert len(apart) >= 60 // step
     assert statistics.median(apart) <= WANTED
     assert len(fewer) <= len(apart) // 20, fewer
 

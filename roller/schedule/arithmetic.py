@@ -2,8 +2,8 @@
 
 TVM's simplifier takes floating point for real numbers (x - x is 0, x + 0 is x, 0 x is 0, x / 3 is x times a third, a == a is true,
 and what is not less is greater or equal) and integers for unbounded ones (x + 1 > x). `docs/numerics.md` says what holds instead.
-Here each of these operations has a form that no rule of the simplifier matches, and of which LLVM, NVRTC and HIP make the one
-instruction that is wanted. Only user's operations are written so: addresses and polynomials of functions need none of this.
+Here each of these operations has a form that no rule of the simplifier matches, and of which compilers make the one instruction
+that is wanted. Only user's operations are written so: addresses and polynomials of functions need none of this.
 """
 
 from __future__ import annotations
