@@ -108,6 +108,8 @@ def expression(node: Scalar, read: Callable[[Load], str], place: Callable[[Affin
 
 def _unary(op: str, value: str, dtype: str) -> str:
     name = type_name(dtype)
+    if op == "rounded":  # as every value is: the compiler makes no multiply-adds
+        return value
     if op == "not":
         return f"!{value}"
     if op == "neg":
