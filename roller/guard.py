@@ -89,7 +89,7 @@ def _with_loads(node: Scalar, loaded: Mapping[Load, Scalar]) -> Scalar:
 
 def _gives(node: Scalar, loaded: float | int | None, wanted: Const) -> bool:
     value = None if loaded is None else _constant(node, loaded)
-    return value is not None and identical(value, float(wanted.value) if isinstance(value, float) else wanted.value)
+    return value is not None and identical(value, wanted.value)
 
 
 def _constant(node: Scalar, loaded: float) -> float | None:

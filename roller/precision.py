@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import isfinite
 
+import numpy as np
+
+from roller.arrays import narrowed
 from roller.errors import ExpressionError
 from roller.expr import Stage, TensorExpr
 from roller.hardware import STORED_AS
@@ -83,9 +86,14 @@ def _fast(stage: Stage) -> Stage:
     return replace(stage, body=rewrite(stage.body, _reciprocal), epilogue=epilogue)
 
 
+def _holds(dtype: str, *values: float) -> bool:
+    """Whether a type holds numbers, rounded, as neither 0 nor infinite."""
+    return all(held and isfinite(held) for held in (float(narrowed(np.asarray(value, np.float64), dtype)) for value in values))
+
+
 def _reciprocal(node: Scalar) -> Scalar | None:
     match node:
-        case Binary("div", value, Const(literal, dtype)) if literal and isfinite(1 / literal):
+        case Binary("div", value, Const(literal, dtype)) if literal and _holds(dtype, literal, 1 / literal):
             return Binary("mul", rewrite(value, _reciprocal), Const(1 / literal, dtype))
         case _:
             return None

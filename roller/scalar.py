@@ -5,7 +5,7 @@ Nodes are frozen values with a `dtype`. There is no overloading and no simplific
 
 from __future__ import annotations
 
-import struct
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -105,7 +105,7 @@ class Load:
     @property
     def zero_outside(self) -> bool:
         """True if nothing but 0 is read where the index leaves the tensor; -0.0 is another value."""
-        return self.fill is None or identical(float(self.fill), 0.0)
+        return self.fill is None or identical(self.fill, 0)
 
 
 def identical(a: float | int | None, b: float | int | None) -> bool:
@@ -113,9 +113,11 @@ def identical(a: float | int | None, b: float | int | None) -> bool:
     return _bits(a) == _bits(b)
 
 
-def _bits(value: float | int | None) -> float | int | bytes | None:
-    """What tells numbers apart: for zeros and NaN their bits, whose comparison would not."""
-    return struct.pack("d", value) if isinstance(value, float) and (value == 0 or value != value) else value  # noqa: PLR0124
+def _bits(value: float | int | None) -> float | int | str | None:
+    """What tells numbers apart; a word for -0.0 and for NaN, which comparison takes for 0 and for unequal to itself."""
+    if not isinstance(value, float):
+        return value
+    return "nan" if math.isnan(value) else "-0" if value == 0 and math.copysign(1, value) < 0 else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,6 +196,8 @@ def test_zeros_of_both_signs_are_two_values() -> None:
     got = roller.compile(ops.where(ops.less(x, 1.0), 1.0 / (x + (-0.0)), 1.0 / (x + 0.0)))(values)
     same(got, wanted.astype(np.float32))
     assert Const(0.0, "float32") != Const(-0.0, "float32") and Const(math.nan, "float32") == Const(math.nan, "float32")
+    assert Const(0, "float32") == Const(0.0, "float32") and hash(Const(0, "float32")) == hash(Const(0.0, "float32"))
+    assert Load("x", (), "float32", 0) == Load("x", (), "float32", 0.0) and Load("x", (), "float32", 0).zero_outside
     assert Load("x", (), "float32", 0.0) != Load("x", (), "float32", -0.0) and Load("x", (), "float32", -0.0).zero_outside is False
 
 
@@ -339,6 +341,8 @@ def test_fast_math_divides_by_literals_as_it_multiplies() -> None:
     x = np.linspace(-5, 5, ELEMENTS, dtype=np.float32)
     assert (roller.compile(t(ELEMENTS) / 3.0, math="fast")(x) == x * np.float32(1 / 3)).all()
     assert (roller.compile(t(ELEMENTS) / 3.0, math="ieee")(x) == x / np.float32(3)).all()
+    tiny = np.full(1, 1e-39, np.float32)
+    assert (roller.compile(t(1) / 1e-39, math="fast")(tiny) == 1).all(), "the reciprocal is beyond float32"
     assert np.isnan(roller.compile(t(1) / 0.0, math="fast")(np.zeros(1, np.float32))).all()
 
 
