@@ -358,6 +358,13 @@ def test_what_is_no_regular_file_stays_what_it_is(option, tmp_path, monkeypatch)
     assert pipe.is_fifo() and link.is_symlink() and sorted(tmp_path.iterdir()) == [link, pipe]
 
 
+def test_math_is_an_option():
+    for said in ("strict", "fast"):
+        assert run("verify", "div", "16", "3.5", "-d", "cpu:x86-64-v3", "--math", said).exit_code == 0
+    refused = run("compile", "exp", "16", "-d", "cpu:x86-64-v3", "--math", "quick")
+    assert refused.exit_code != 0 and "choose one of ieee, strict, fast" in " ".join(refused.output.replace("│", "").split())
+
+
 def test_a_link_stays_a_link(tmp_path):
     kernel = roller.compile(ops.exp(t(100)), "cpu:x86-64-v3")
     there, link, dangling = tmp_path / "there", tmp_path / "link", tmp_path / "dangling"

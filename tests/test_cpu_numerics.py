@@ -150,12 +150,19 @@ def _normalised(x: SymbolicTensor) -> SymbolicTensor:
 
 
 def right(op: SymbolicTensor, integer: bool, seed: int = 0, shift: int = 0, **options: Any) -> np.ndarray[Any, Any]:
-    """Check the chosen program of an operator; gives the tolerance that it was allowed."""
+    """Check the chosen program of an operator, on special values, too; gives the tolerance that it was allowed."""
     expr = ops.expression(op)
-    arrays = verify.random_inputs(expr, seed, integer=integer)
     kernel = roller.compile(op, "cpu:x86-64-v3", **options)
-    launching.check(expr, kernel.artifact, arrays, frozenset(kernel.artifact.constants), shift)
+    for special in (True, False):
+        arrays = verify.random_inputs(expr, seed, integer=integer, special=special)
+        arrays |= {name: np.frombuffer(raw, arrays[name].dtype).reshape(arrays[name].shape) for name, raw in _fixed(kernel)}
+        launching.check(expr, kernel.artifact, arrays, frozenset(kernel.artifact.constants), shift)
     return verify.tolerance(expr, arrays)
+
+
+def _fixed(kernel: roller.Kernel) -> list[tuple[str, bytes]]:
+    """Inputs whose values came with the kernel."""
+    return list(kernel.artifact.constants.items())
 
 
 CASES = [(family, name) for family, cases in FAMILIES.items() for name in cases]
