@@ -47,7 +47,7 @@ def numbers(rng: np.random.Generator, dtype: str, count: int = 41) -> Array:
 @needs_compiler
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_functions_of_floats(dtype: str) -> None:
-    assert set(FUNCTIONS) | {"not"} == UNARY
+    assert set(FUNCTIONS) | {"not"} == UNARY - {"rounded"}  # a vertex rounds every value: manifests have no word for it
     rng = np.random.default_rng(1)
     x = numbers(rng, dtype)
     with np.errstate(all="ignore"):
