@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
@@ -301,6 +302,10 @@ class HardwareSpec(_Model):
         """Lanes that a tile's lanes take the storage of: whole groups, in every partition as many as in the fullest one."""
         groups = -(-lanes // self.unit.lane_group)
         return -(-groups // self.partitions) * self.partitions * self.unit.lane_group
+
+    def source(self, path: str) -> str | None:
+        """Where the number at a path, such as `clock_ghz` or `levels.L2.latency_ns`, comes from; None where nothing says it."""
+        return next((text for pattern, text in self.sources.items() if fnmatchcase(path, pattern)), None)
 
     def content_hash(self) -> str:
         """SHA-256 of all that can change a program: everything but title and sources, keys sorted."""

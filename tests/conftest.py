@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,22 @@ def any_machine() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(runtime, "_checked", portable)
         yield
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Settings and caches of the tests' own, one for all processes of a run: the user's neither help nor suffer. The machine is not
+    measured, so that no test depends on what else went on.
+    """
+    if not hasattr(config, "workerinput"):
+        own = tempfile.TemporaryDirectory(prefix="roller-tests-")
+        config.add_cleanup(own.cleanup)
+        for name in [n for n in os.environ if n.startswith("ROLLER_")]:
+            del os.environ[name]
+        os.environ |= {
+            "ROLLER_CONFIG_DIR": f"{own.name}/config",
+            "ROLLER_CACHE_DIR": f"{own.name}/cache",
+            "ROLLER_CALIBRATE": "off",
+        }
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -14,7 +14,7 @@ import roller
 from roller import ops
 from roller.cli.app import app
 from roller.cli.grammar import parse
-from roller.devices import Device
+from roller.devices import Device, load_device
 from roller.errors import (
     CodegenError,
     ConstructionError,
@@ -201,8 +201,11 @@ def test_verify_needs_no_gpu_for_its_kernel():
 
 def test_devices_and_specs():
     devices = json.loads(run("devices", "--format", "json").stdout)["devices"]
-    assert {"device": "cpu", "usable": True, "state": "ready"} in devices
-    assert "cpu" in run("devices").stdout
+    (cpu,) = (d for d in devices if d["device"] == "cpu")
+    spec = load_device("cpu").default_spec()
+    assert (cpu["usable"], cpu["state"], cpu["chip"], cpu["clock_ghz"]) == (True, "ready", spec.chip, spec.clock_ghz)
+    assert cpu["numbers"].startswith("estimate: not measured (ROLLER_CALIBRATE=off)")
+    assert "ROLLER_CALIBRATE=off" in run("devices", env={"COLUMNS": "400"}).stdout
     found = json.loads(run("specs", "list", "cuda", "--format", "json").stdout)["specs"]
     assert {"a100", "h100"} <= {e["chip"] for e in found} and {e["device"] for e in found} == {"cuda"}
     assert "zen5" in run("specs").stdout

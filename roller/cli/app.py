@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group
@@ -18,7 +19,7 @@ from roller.cli.grammar import parse
 from roller.cli.outcome import INTERRUPTED, BadFileError, Format, guarded, progress, report
 from roller.compiled import Kernel
 from roller.devices import device_names, load_device
-from roller.errors import ExpressionError, KernelError, PluginError
+from roller.errors import ExpressionError, KernelError, RollerError
 from roller.explain import candidates_table, duration
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Compile tensor operators.")
@@ -219,21 +220,34 @@ def verify_command(
 @app.command()
 @guarded
 def devices(form: Form = Format.table) -> None:
-    """List the installed devices, and what they lack on this machine."""
-    found = [(name, *_state(name)) for name in device_names()]
-    table = Table("device", "state", box=None, header_style="italic")
-    for name, _, state in found:
-        table.add_row(name, Text(state))  # what it says may have brackets, which are no markup
-    entries = [{"device": name, "usable": usable, "state": state} for name, usable, state in found]
-    report(form, "devices", lambda: table, lambda: {"devices": entries})
+    """List the installed devices: the chip of each and where its numbers come from, or what the device lacks here."""
+    with progress("asking the devices"):
+        found = [_state(name) for name in device_names()]
+    table = Table("device", "state", "chip", box=None, header_style="italic")
+    for entry in found:
+        table.add_row(entry["device"], Text(entry["state"]), Text(_chip(entry)))  # texts may have brackets, which are no markup
+    report(form, "devices", lambda: table, lambda: {"devices": found})
 
 
-def _state(name: str) -> tuple[bool, str]:
+def _state(name: str) -> dict[str, Any]:
+    """What `roller devices` says of a device; `chip` and `numbers` are null where it has no chip of its own."""
+    entry: dict[str, Any] = {"device": name, "usable": False, "chip": None, "title": None, "clock_ghz": None, "numbers": None}
     try:
-        lacking = load_device(name).requirements()
-    except PluginError as error:
-        return False, str(error)
-    return not lacking, "; ".join(lacking) or "ready"
+        device = load_device(name)
+        lacking = device.requirements()
+        entry |= {"usable": not lacking, "state": "; ".join(lacking) or "ready"}
+        if not lacking:
+            spec = device.default_spec()
+            entry |= {"chip": spec.chip, "title": spec.title, "clock_ghz": spec.clock_ghz, "numbers": spec.source("clock_ghz")}
+    except RollerError as error:
+        entry["state"] = str(error)
+    return entry
+
+
+def _chip(entry: Mapping[str, Any]) -> str:
+    if entry["chip"] is None:
+        return ""
+    return f"{entry['chip']}: {entry['title']}\n{entry['clock_ghz']:g} GHz, {entry['numbers'] or 'of unnamed source'}"
 
 
 def _kernel(

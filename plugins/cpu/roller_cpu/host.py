@@ -1,74 +1,102 @@
-"""The spec of the machine this runs on: what the system says, what probing measures, the rest from the nearest shipped chip."""
+"""The spec of the machine this runs on: kept in the user's file, measured when it is first asked for."""
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import logging
-import math
+import os
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-from roller.plugin import (
-    HardwareSpec,
-    SpecError,
-    builtin_dir,
-    dump_spec,
-    list_specs,
-    load_spec,
-    narrowed,
-    spec_dir,
-    spec_from_dict,
-    write_atomic,
-)
+from filelock import FileLock
+
+from roller.plugin import HardwareSpec, SpecError, dump_spec, load_spec, narrowed, spec_dir, write_atomic
+from roller_cpu.conditions import Conditions, clock_limits, watching
+from roller_cpu.description import CACHE_NAMES, assumed, describe, measured, nearest
 from roller_cpu.threads import default_threads
 from roller_cpu.topology import Topology, machine
 
 _log = logging.getLogger("roller.cpu")
 
-VERSION = 7  # of how machines are measured: another number measures them anew
-CACHE_NAMES = {3: "L3", 2: "L2", 1: "L1"}
-GUEST_SHARE = 0.25  # of the outermost cache that a virtual machine may count on: its neighbours fill the rest
+VERSION = 8  # of how machines are measured: another number measures them anew
+VARIABLE, MODES = "ROLLER_CALIBRATE", ("once", "now", "off")
 FILL = 0.5  # share of a cache that its probe reads, so that what else is there does not push it out
-MEMORY_FACTOR, MEMORY_MAX = 4, 256 << 20  # the probe of memory reads so many times the outermost cache, at most so much
+MEMORY_FACTOR, MEMORY_MAX = 4, 1 << 30  # the probe of memory reads so many times the outermost cache, at most so much,
+MEMORY_SHARE = 8  # and at most one such part of it
+ATTEMPTS, PAUSE_SECONDS = 3, 1.0  # to find a quiet moment
+RETRY_SECONDS = 600  # after which a process tries again to measure a machine that was busy
+
+_AGAIN = "When the machine is idle, measure it with `roller specs calibrate cpu`."
 
 
 def default_spec() -> HardwareSpec:
-    """The machine's spec from the user's file, measured first where there is none (a second or two, once), with as many
-    cores as `ROLLER_NUM_THREADS` allows.
+    """The machine's spec from the user's file, with as many cores as `ROLLER_NUM_THREADS` allows.
+
+    `ROLLER_CALIBRATE`: "once" (the default) measures where there is no file, a second or two; "now" in every process;
+    "off" never, and does with the nearest shipped chip's speeds. `SpecError` for another value.
     """
-    spec = _remembered(_path(machine()))
+    mode = (os.environ.get(VARIABLE) or "once").strip().lower()
+    if mode not in MODES:
+        raise SpecError(f"{VARIABLE}={mode!r} is none of {', '.join(MODES)}")
+    spec = _default(_path(machine()), mode)
     return narrowed(spec, min(default_threads(), spec.unit.count))
 
 
 def measure_spec() -> HardwareSpec:
-    """The machine's spec measured now, and kept in the user's file."""
-    topology = machine()
-    path = _path(topology)
-    spec = _measured(topology, path.stem)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, dump_spec(spec).encode())
-    except OSError as error:
-        _log.warning("the machine's measured spec cannot be kept in %s: %s", path, error)
-    _remembered.cache_clear()
+    """The machine's spec measured now, and kept in the user's file.
+
+    On a machine that is busy: what was measured before, else the nearest shipped chip's speeds, and a warning.
+    """
+    path = _path(machine())
+    with _locked(path):
+        spec = _measured_or_assumed(path)
+    _default.cache_clear()
     return spec
 
 
-@lru_cache(4)
-def _remembered(path: Path) -> HardwareSpec:
-    if path.is_file():
-        try:
-            spec = load_spec(path)
-            if (spec.device, spec.chip) == ("cpu", path.stem):
-                return spec
-            _log.warning("%s describes another machine; it is measured anew", path)
-        except SpecError as error:
-            _log.warning("%s; the machine is measured anew", error)
-    _log.info("measuring this machine once; the result is kept in %s", path)
-    return measure_spec()
+def is_measured(spec: HardwareSpec) -> bool:
+    """Whether the speeds in a machine's spec were measured on it."""
+    return spec.sources.get("clock_ghz", "").startswith("measured")
+
+
+@lru_cache(8)
+def _default(path: Path, mode: str) -> HardwareSpec:
+    found = _kept(path)
+    if mode == "off":
+        return found or _spec(machine(), path.stem, "ROLLER_CALIBRATE=off")
+    if mode == "once" and found is not None and not _again(found, path):
+        return found
+    with _locked(path):
+        found = _kept(path)  # another process may have measured while this one waited
+        if mode == "once" and found is not None and not _again(found, path):
+            return found
+        _log.info("measuring this machine; the result is kept in %s", path)
+        return _measured_or_assumed(path)
+
+
+def _again(spec: HardwareSpec, path: Path) -> bool:
+    """Whether it is time to try again to measure a machine that was busy."""
+    return not is_measured(spec) and time.time() - path.stat().st_mtime > RETRY_SECONDS
+
+
+def _kept(path: Path) -> HardwareSpec | None:
+    if not path.is_file():
+        return None
+    try:
+        spec = load_spec(path)
+    except SpecError as error:
+        _log.warning("%s; the machine is measured anew", error)
+        return None
+    if (spec.device, spec.chip) == ("cpu", path.stem):
+        return spec
+    _log.warning("%s describes another machine; it is measured anew", path)
+    return None
 
 
 def _path(topology: Topology) -> Path:
@@ -78,117 +106,85 @@ def _path(topology: Topology) -> Path:
     return spec_dir() / "cpu" / f"host-{digest}.toml"
 
 
-def _measured(topology: Topology, chip: str) -> HardwareSpec:
-    processor = _processor(topology)
+def _locked(path: Path) -> AbstractContextManager[object]:
+    """One process measures at a time: two would find each other's machine busy. Where no file can be written none waits."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(path.with_suffix(".lock")).acquire()
+    except OSError:
+        return nullcontext()
+
+
+def _measured_or_assumed(path: Path) -> HardwareSpec:
+    problems: tuple[str, ...] = ()
+    for attempt in range(ATTEMPTS):
+        time.sleep(PAUSE_SECONDS if attempt else 0.0)
+        try:
+            spec, problems = _attempt(path.stem)
+        except SpecError as error:
+            problems = (str(error),)
+        if not problems:
+            return _keep(spec, path)
+    before = _kept(path)
+    why = "; ".join(problems)
+    if before is not None and is_measured(before):
+        _log.warning("this machine cannot be measured now: %s. What was measured before stays. %s", why, _AGAIN)
+        return before
+    spec = _spec(machine(), path.stem, why)
+    _log.warning("this machine cannot be measured now: %s. Kernels are made for the speeds of a like chip. %s", why, _AGAIN)
+    return _keep(spec, path)
+
+
+def _keep(spec: HardwareSpec, path: Path) -> HardwareSpec:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, dump_spec(spec).encode())
+    except OSError as error:
+        _log.warning("the machine's spec cannot be kept in %s: %s", path, error)
+    return spec
+
+
+def _attempt(chip: str) -> tuple[HardwareSpec, tuple[str, ...]]:
+    """The machine measured once, and what speaks against believing it."""
+    probe, runtime = import_module("roller_cpu.probe"), import_module("roller_cpu.runtime")
+    topology, processor = _told(machine()), _processor()
+    base, family = nearest(topology, processor), runtime.host_processor()
+    fused = bool({"fma", "asimd", "neon"} & set(topology.features))
+    with watching() as watch:
+        own = [CACHE_NAMES[c.level] for c in topology.caches[1:] if c.sharing == 1 and c.level in CACHE_NAMES]
+        rates = probe.measure(topology.cores, topology.vector_bytes, processor, _buffers(topology), own=own, fused=fused)
+    seen = Conditions(datetime.date.today().isoformat(), watch.others, rates.spread)
+    if problems := seen.problems():
+        return base, problems
+    speeds = measured(topology, base, family, rates, clock_limits(), str(seen))
+    return describe(topology, base, processor, chip, speeds), ()
+
+
+def _spec(topology: Topology, chip: str, why: str) -> HardwareSpec:
+    """The machine with a shipped chip's speeds."""
+    topology, processor = _told(topology), _processor()
     base = nearest(topology, processor)
-    fused = "fma" in topology.features or "asimd" in topology.features
-    probe = import_module("roller_cpu.probe")
-    rates = probe.measure(topology.cores, topology.vector_bytes, processor, _buffers(topology), fused=fused)
-    return describe(topology, base, processor, chip, rates)
+    return describe(topology, base, processor, chip, assumed(topology, base, why))
 
 
-def _processor(topology: Topology) -> str:
+def _told(topology: Topology) -> Topology:
+    """The machine with the instruction sets that the processor itself names, which a system's list may lack."""
+    own = import_module("roller_cpu.runtime").host_features()
+    return replace(topology, features=tuple(sorted(own | ({"hypervisor"} & set(topology.features))))) if own else topology
+
+
+def _processor() -> str:
     """LLVM's name for the processor; a plain one where the system masks instruction sets that the name implies."""
     runtime = import_module("roller_cpu.runtime")
     name = str(runtime.host_processor())
     if not runtime.missing_features(name):
         return name
-    wide = {64: "x86-64-v4", 32: "x86-64-v3", 16: "x86-64-v2"}[topology.vector_bytes]
-    return next((n for n in (wide, "x86-64-v2", "x86-64") if not runtime.missing_features(n)), "x86-64")
-
-
-def nearest(topology: Topology, processor: str) -> HardwareSpec:
-    """The shipped spec of this processor, else of one as wide, else of any."""
-    shipped = [load_spec(entry.path) for entry in list_specs("cpu") if builtin_dir() in entry.path.parents]
-    alike = [s for s in shipped if s.options.get("llvm_mcpu") == processor]
-    wide = [s for s in shipped if s.options.get("vector_bytes") == topology.vector_bytes]
-    return (alike or wide or shipped)[0]
+    return next((n for n in ("x86-64-v4", "x86-64-v3", "x86-64-v2") if not runtime.missing_features(n)), "x86-64")
 
 
 def _buffers(topology: Topology) -> dict[str, int]:
     """Bytes that each core reads to show the speed of each place."""
     sizes = {CACHE_NAMES[c.level]: int(c.size_bytes * FILL) // c.sharing for c in topology.caches if c.level in CACHE_NAMES}
     outermost = max((c.size_bytes for c in topology.caches), default=32 << 20)
-    sizes["DRAM"] = min(MEMORY_FACTOR * outermost, MEMORY_MAX) // topology.cores
+    sizes["DRAM"] = min(MEMORY_FACTOR * outermost, MEMORY_MAX, topology.memory_bytes // MEMORY_SHARE) // topology.cores
     return sizes
-
-
-def describe(topology: Topology, base: HardwareSpec, processor: str, chip: str, rates: Any) -> HardwareSpec:
-    """The spec of a machine from its topology and measured rates; everything else is the base's."""
-    data = base.model_dump(mode="json", exclude={"sources", "peaks_gflops"})
-    cores = topology.cores
-    # How many operations a cycle the vector units take is a power of two; the clock is what then explains the measured rate.
-    per_cycle = 2 ** round(math.log2(rates.gflops / (cores * rates.clock_ghz)))
-    clock = _two_digits(rates.gflops / (cores * per_cycle))
-    data |= {"chip": chip, "title": f"{topology.name}, {cores} cores, measured"[:200], "clock_ghz": clock}
-    data["unit"]["count"] = cores
-    data["levels"] = _levels(topology, base, data["levels"], rates)
-    data["atoms"] = _atoms(base, data["atoms"], per_cycle, clock, cores)
-    data["peaks_gflops"] = {}
-    for atom in data["atoms"]:
-        key = f"{atom['in_dtype']}_matrix" if atom["kind"] == "matrix" else atom["in_dtype"]
-        data["peaks_gflops"][key] = max(atom["gflops"], data["peaks_gflops"].get(key, 0.0))
-    data["options"] |= {"llvm_mcpu": processor, "vector_bytes": topology.vector_bytes}
-    data["sources"] = _sources(base.chip)
-    return spec_from_dict(data)
-
-
-def _levels(topology: Topology, base: HardwareSpec, tables: list[dict[str, Any]], rates: Any) -> list[dict[str, Any]]:
-    """Sizes and sharing from the system; the bandwidth INTO a level is that of reading what lies outside it."""
-    caches = {CACHE_NAMES[c.level]: c for c in topology.caches if c.level in CACHE_NAMES}
-    kept = [t for t in tables if t["name"] not in CACHE_NAMES.values() or not caches or t["name"] in caches]
-    outside, fastest = "DRAM", 0.0
-    for table in kept:
-        name = table["name"]
-        cache = caches.get(name)
-        if name == "DRAM":
-            table["capacity_bytes"] = topology.memory_bytes
-            continue
-        if cache is not None:
-            table |= {"capacity_bytes": cache.size_bytes, "transaction_bytes": cache.line_bytes}
-            if topology.virtual and cache is topology.caches[0]:
-                table["usable_fraction"] = min(table["usable_fraction"], GUEST_SHARE)
-            if table.get("banks"):  # a cache's banks are its sets
-                table["banks"] = {"count": cache.sets, "width_bytes": cache.line_bytes} if cache.sets else None
-        owner = base.level(name)
-        sharing = cache.sharing if cache is not None else min(base.units_sharing(owner), topology.cores)
-        table["instances"] = _instances(topology.cores, sharing)
-        fastest = max(fastest, _two_digits(rates.read_gbps.get(outside, 0.0)) or (owner.bandwidth_gbps or 1.0))
-        table["bandwidth_gbps"] = fastest  # noise must not make an inner level slower than an outer one
-        alone = _two_digits(rates.alone_gbps.get(outside, 0.0))
-        table["unit_bandwidth_gbps"] = min(alone, fastest) if alone and table["instances"] < topology.cores else None
-        outside = name
-    return kept
-
-
-def _instances(cores: int, sharing: int) -> int:
-    """Instances of a level, fewer where they do not divide among the cores."""
-    return next(n for n in range(max(1, -(-cores // sharing)), 0, -1) if cores % n == 0)
-
-
-def _atoms(base: HardwareSpec, tables: list[dict[str, Any]], per_cycle: int, clock: float, cores: int) -> list[dict[str, Any]]:
-    """The base's atoms at the measured clock; vectors by how much wider the measured units are."""
-    known = [a.flops_per_cycle_per_unit or 1.0 for a in base.atoms if a.kind == "vector" and a.in_dtype == "float32"]
-    wider = per_cycle / max(known, default=per_cycle)
-    for table in tables:
-        rate = (table["flops_per_cycle_per_unit"] or 1.0) * (wider if table["kind"] == "vector" else 1.0)
-        table |= {"flops_per_cycle_per_unit": rate, "gflops": rate * clock * cores, "clock_ghz": None}
-    return tables
-
-
-def _two_digits(value: float) -> float:
-    return float(f"{value:.2g}")
-
-
-def _sources(base: str) -> dict[str, str]:
-    return {
-        "clock_ghz": "measured: multiply-adds in registers on all cores, over the units' width",
-        "unit.count": "query: affinity, topology and quota of the process",
-        "levels.*.bandwidth_gbps": "measured: reading buffers on all cores at once",
-        "levels.*.capacity_bytes": "query: the operating system",
-        "levels.*.instances": "query: the operating system",
-        "levels.*.transaction_bytes": "query: the operating system",
-        "atoms.*.gflops": "measured: multiply-adds in registers; other types derived from them",
-        "peaks_gflops.*": "measured: multiply-adds in registers; other types derived from them",
-        "*": f"estimate: as the shipped spec {base}",
-    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +16,13 @@ import tvm_ffi
 from roller.plugin import address, aligned_empty
 from roller_cpu import toolchain
 
-TRIALS = 6  # of each measurement; the fastest counts, as everything that disturbs only slows down
+# Of each measurement; the fastest counts, as everything that disturbs only slows down. More where the fastest few do not agree.
+TRIALS, TRIALS_MAX = 6, 30
+FEW = 16  # one in so many trials, at least two, must agree with the fastest
+AGREE = 0.05
 TRIAL_SECONDS = 0.01
+# Of one core's clock and of its multiply-adds beside: so short that most trials lie within a turn of the scheduler (milliseconds).
+SHORT_TRIALS, SHORT_SECONDS = 64, 0.0005
 MULTIPLY_CYCLES = {"x86_64": 3, "aarch64": 2}  # latency of a 64-bit multiplication, the same for many generations
 ACCUMULATORS, LOADS = 12, 8
 
@@ -47,43 +52,65 @@ done:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What was measured: the clock of one core, and of all cores together multiply-adds and bytes read by buffer.
+    """What was measured: the clock of one core, its float operations in a cycle of it while the others rest, and of all cores
+    together multiply-adds and bytes read by buffer.
 
-    `alone_gbps`: bytes that one core reads while the others rest.
+    `alone_gbps`: bytes that one core reads while the others rest. `spread`: by how much the fastest few repeats differ, of
+    multiply-adds on all cores and of what each core has for itself the most.
     """
 
     clock_ghz: float
+    alone_per_cycle: float
     gflops: float
     read_gbps: Mapping[str, float]
     alone_gbps: Mapping[str, float]
+    spread: float
 
 
-def measure(cores: int, vector_bytes: int, processor: str, buffers: Mapping[str, int], *, fused: bool = True) -> Rates:
+def measure(
+    cores: int,
+    vector_bytes: int,
+    processor: str,
+    buffers: Mapping[str, int],
+    *,
+    own: Collection[str] = (),
+    fused: bool = True,
+) -> Rates:
     """The rates with so many cores at work; `buffers` names the bytes that each core reads over and over.
 
-    `fused`: the processor multiplies and adds in one instruction.
+    `own`: the buffers that lie where no neighbour comes, so that repeats agree. `fused`: the processor multiplies and adds in one
+    instruction.
     """
     module = toolchain.load_module(_text(vector_bytes, processor, fused))
-    functions = {name: module[name] for name in ("clock", "fma", "read")}
-    cycles = MULTIPLY_CYCLES.get(platform.machine(), 3)
+    clock, fma, read = (module[name] for name in ("clock", "fma", "read"))
+    areas = [_area(max(buffers.values(), default=0)) for _ in range(cores)]
+    whole = {name: size // (vector_bytes * LOADS) * vector_bytes * LOADS for name, size in buffers.items()}
+    work = 2.0 * (vector_bytes // 4) * ACCUMULATORS
     with ThreadPoolExecutor(cores) as pool:
-        areas = [_area(max(buffers.values(), default=0)) for _ in range(cores)]
-        whole = {name: size // (vector_bytes * LOADS) * vector_bytes * LOADS for name, size in buffers.items()}
-        loops = {"clock": _Loop(pool, functions["clock"], areas[:1], 64), "fma": _Loop(pool, functions["fma"], areas, 64)}
-        read = {name: _Loop(pool, functions["read"], areas, size) for name, size in whole.items()}
-        alone = {name: _Loop(pool, functions["read"], areas[:1], size) for name, size in whole.items()}
+        cycle, one = (_Loop(pool, function, areas[:1], 64, SHORT_SECONDS) for function in (clock, fma))
+        every = _Loop(pool, fma, areas, 64)
+        together = {name: _Loop(pool, read, areas, size) for name, size in whole.items()}
+        alone = {name: _Loop(pool, read, areas[:1], size) for name, size in whole.items()}
+        alike = [every, *(together[name] for name in own)]
         # In turns, each trial far from the last one: what disturbs a machine may go on for longer than a few trials in a row.
         # Multiply-adds, which all cores must do at once and most predictions rest on, have a turn between any two others.
-        for _ in range(TRIALS):
-            for loop in (loops["clock"], *read.values(), *alone.values()):
+        for done in range(TRIALS_MAX):
+            if done >= TRIALS and all(loop.spread <= AGREE for loop in alike):
+                break
+            for loop in (*together.values(), *alone.values()):
                 loop.trial()
-                loops["fma"].trial()
-    work = 2.0 * (vector_bytes // 4) * ACCUMULATORS * cores
+                every.trial()
+        for _ in range(SHORT_TRIALS):
+            cycle.trial()
+            one.trial()
+    ghz = 8 * MULTIPLY_CYCLES.get(platform.machine(), 3) * 1e-9 / cycle.seconds
     return Rates(
-        clock_ghz=8 * cycles * 1e-9 / loops["clock"].seconds,
-        gflops=work * 1e-9 / loops["fma"].seconds,
-        read_gbps={name: whole[name] * cores * 1e-9 / loop.seconds for name, loop in read.items()},
+        clock_ghz=ghz,
+        alone_per_cycle=work * 1e-9 / one.seconds / ghz,
+        gflops=work * cores * 1e-9 / every.seconds,
+        read_gbps={name: whole[name] * cores * 1e-9 / loop.seconds for name, loop in together.items()},
         alone_gbps={name: whole[name] * 1e-9 / loop.seconds for name, loop in alone.items()},
+        spread=max(loop.spread for loop in alike),
     )
 
 
@@ -96,23 +123,43 @@ def _area(size: int) -> Any:
 class _Loop:
     """A function that runs on some cores at once, so many rounds that a trial is long enough to be timed."""
 
-    def __init__(self, pool: ThreadPoolExecutor, function: Callable[..., Any], areas: list[Any], size: int) -> None:
+    def __init__(
+        self,
+        pool: ThreadPoolExecutor,
+        function: Callable[..., Any],
+        areas: list[Any],
+        size: int,
+        seconds: float = TRIAL_SECONDS,
+    ) -> None:
         self._pool, self._function, self._size = pool, function, size
         self._pointers = [ctypes.c_void_p(address(area)) for area in areas]
         self._rounds = 1
         # The faster of two: a thread that starts late must not pass for work that takes long.
-        while (taken := min(self._run(), self._run())) < TRIAL_SECONDS:
-            self._rounds = max(self._rounds * 2, int(self._rounds * TRIAL_SECONDS / max(taken, 1e-6)))
-        self.seconds = taken / self._rounds  # one round of the fastest trial
+        while (taken := min(self._run(), self._run())) < seconds:
+            self._rounds = max(self._rounds * 2, int(self._rounds * seconds / max(taken, 1e-6)))
+        self._trials = [taken]
 
     def trial(self) -> None:
         """Run once more."""
-        self.seconds = min(self.seconds, self._run() / self._rounds)
+        self._trials.append(self._run())
+
+    @property
+    def seconds(self) -> float:
+        """One round of the fastest trial."""
+        return min(self._trials) / self._rounds
+
+    @property
+    def spread(self) -> float:
+        """By how much the slowest of the fastest few trials is slower than the fastest."""
+        return sorted(self._trials)[max(1, len(self._trials) // FEW)] / min(self._trials) - 1
 
     def _run(self) -> float:
         begin = time.perf_counter()
-        for future in [self._pool.submit(self._function, pointer, self._size, self._rounds) for pointer in self._pointers]:
-            future.result()
+        if len(self._pointers) == 1:
+            self._function(self._pointers[0], self._size, self._rounds)
+        else:
+            for future in [self._pool.submit(self._function, pointer, self._size, self._rounds) for pointer in self._pointers]:
+                future.result()
         return time.perf_counter() - begin
 
 

@@ -160,6 +160,12 @@ def host_processor() -> str:
 
 
 @cache
+def host_features() -> frozenset[str]:
+    """Instruction sets that the processor says it has (CPUID) and the system lets programs use, by LLVM's names."""
+    return frozenset(str(f) for f, on in tvm_ffi.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")().items() if bool(on))
+
+
+@cache
 def missing_features(processor: str) -> tuple[str, ...]:
     """Instruction sets of a processor that this machine does not have."""
     triple = str(tvm_ffi.get_global_func("tvm.codegen.llvm.GetProcessTriple")())
@@ -167,8 +173,7 @@ def missing_features(processor: str) -> tuple[str, ...]:
         return (f"the whole {processor} instruction set (it is a {platform.machine()})",)
     target = tvm.target.Target({"kind": "llvm", "mtriple": triple, "mcpu": processor})
     wanted = {str(f) for f in tvm_ffi.get_global_func("target.llvm_get_cpu_features")(target)}
-    here = {str(f): bool(on) for f, on in tvm_ffi.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")().items()}
-    return tuple(sorted(f for f in wanted if _ISA.match(f) and not here.get(f, False)))
+    return tuple(sorted(f for f in wanted - host_features() if _ISA.match(f)))
 
 
 def _flat(tensor: Mapping[str, Any]) -> tuple[int, str]:
