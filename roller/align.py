@@ -134,6 +134,18 @@ class Rules:
         """The rules for one stage's dimensions."""
         return Rules(self.atoms, self.stages[stage]) if stage in self.stages else self
 
+    def limits(self, nest: Nest, levels: int) -> dict[tuple[int, int], int]:
+        """The greatest extents that the rules allow at so many levels: (level, position of the dimension in the nest) → extent.
+
+        What holds at a level holds at those inside it, whose tiles are parts of its own.
+        """
+        found: dict[tuple[int, int], int] = {}
+        for (level, name), multiple in self.multiples.items():
+            for dim in [d for d, known in enumerate(nest.dims) if known.name == name and multiple.limit is not None]:
+                for inside in range(level, levels):
+                    found[inside, dim] = min(multiple.limit or 0, found.get((inside, dim), multiple.limit or 0))
+        return found
+
     def multiple(self, level: int, dim: str) -> Multiple:
         """The rule for a dimension at a level."""
         return self.multiples.get((level, dim), Multiple())

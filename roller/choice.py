@@ -361,6 +361,7 @@ def cut(search: Search, program: StageProgram, dim: int, share: int) -> Iterator
     trips = -(-extent // share)
     tiles = (unit, *between, inner)
     legal = search.fit.legal(levels, len(levels) - 2, tiles[-2], inner, search.mapping, search.atom) if len(tiles) > 1 else None
-    if trips > 1 and legal is None:
+    inside = (*tiles[1:], inner)
+    if trips > 1 and legal is None and all(search.fit.within(*t) for t in zip(levels, tiles, inside, strict=True)):
         staged = _padded(search, levels, tiles, program.staged) if managed else program.staged
         yield replace(program, tiles=tiles, split=_parts(search, unit), staged=staged)

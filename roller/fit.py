@@ -7,6 +7,7 @@ survives until it is used again: one array's tile, and for each other array what
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping as Limits
 from dataclasses import dataclass, field
 
 from roller.align import lane_rule
@@ -33,6 +34,7 @@ class Fit:
     geometry: Geometry
     cooperate: bool = False
     windowed: bool = False
+    limits: Limits[tuple[int, int], int] = field(default_factory=dict)  # (level, dimension) → its greatest extent there
     _lane_level: int | None = field(init=False)
     _innermost: int = field(init=False)
     _panels: tuple[int, ...] = field(init=False)
@@ -56,6 +58,8 @@ class Fit:
 
     def fits(self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile, mapping: Mapping, atom: ComputeAtom) -> bool:
         """True if the tile may be resident at the level; caches admit any first tile."""
+        if not self.within(levels[position], tile, inner):
+            return False
         level = self.spec.levels[levels[position]]
         if position == len(levels) - 1:
             room = self.lane_bytes(level)
@@ -65,6 +69,10 @@ class Fit:
         if self.footprint(levels, position, tile, inner, atom) > self.usable_bytes(level):
             return False
         return self._lane_level is None or self.lanes(tile, inner, atom) <= self.spec.unit.lanes_max
+
+    def within(self, level: int, tile: Tile, inner: Tile) -> bool:
+        """True if no extent is greater than the device's rules allow; a tile as long as the one inside it has no choice."""
+        return not self.limits or all(e <= max(self.limits.get((level, d), e), inner[d]) for d, e in enumerate(tile))
 
     def legal(
         self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile, mapping: Mapping, atom: ComputeAtom

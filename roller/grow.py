@@ -292,6 +292,8 @@ def _with_reduce(search: Search, position: int, inner: Tile, tile: Tile) -> Iter
             if extent <= last[dim]:
                 break
             grown = (*last[:dim], extent, *last[dim + 1 :])
+            if not search.fit.within(search.levels[position], grown, inner):
+                break
             if managed and not search.fit.fits(search.levels, position, grown, inner, search.mapping, search.atom):
                 yield from steps[-kept - 1 :]
                 return

@@ -38,7 +38,8 @@ class Growth:
     def of(program: StageProgram, spec: HardwareSpec, rules: Rules, parameters: CostParameters) -> Growth:
         """The stage with what answers about it."""
         geometry = Geometry(program.nest)
-        fit = Fit(spec, program.nest, geometry, program.cooperate, program.windowed)
+        limits = rules.limits(program.nest, len(spec.levels) + 1)
+        fit = Fit(spec, program.nest, geometry, program.cooperate, program.windowed, limits)
         return Growth(program, spec, rules, Model(spec, parameters, geometry), fit)
 
     def inner(self, position: int) -> Tile:

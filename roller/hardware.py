@@ -339,6 +339,8 @@ def _check_names(spec: HardwareSpec) -> None:
 
 def _check_levels(spec: HardwareSpec) -> None:
     units = spec.unit.count
+    if all(spec.shared(level) for level in spec.levels[1:]):
+        raise ValueError(f"levels: none inside {spec.outermost.name} belongs to a unit alone; one has instances = {units} or more")
     for index, level in enumerate(spec.levels):
         if (index == 0) != (level.bandwidth_gbps is None):
             raise ValueError(f"levels.{level.name}.bandwidth_gbps: level 0 has none and every other level has one")

@@ -63,7 +63,8 @@ def searches(
     for nest in nests:
         model = Model(spec, parameters, Geometry(nest))
         ways = [(shared, windowed) for windowed in _windowed(nest, spec) for shared in _cooperation(nest, spec)]
-        fits = [Fit(spec, nest, model.geometry, shared, windowed) for shared, windowed in ways]
+        limits = rules.limits(nest, len(spec.levels) + 1)
+        fits = [Fit(spec, nest, model.geometry, shared, windowed, limits) for shared, windowed in ways]
         for atom, mapping in mappings(nest, rules.atoms, spec.spread):
             able = [fit for fit in fits if _able(fit, atom)]
             found += [Search(model, fit, rules, nest, atom, mapping, constants, refusals) for fit in able]

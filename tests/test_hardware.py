@@ -176,6 +176,14 @@ def test_a_spec_may_not_contradict_itself(path: str, value: Any, complaint: str)
         spec(changed(path, value))
 
 
+def test_some_level_belongs_to_a_unit_alone() -> None:
+    """Tiles of a unit lie there: without one there is nothing to construct."""
+    shared = toy()
+    shared["levels"] = [{**table, "instances": 1} for table in shared["levels"]]
+    with pytest.raises(ValidationError, match="none inside DRAM belongs to a unit alone; one has instances = 2 or more"):
+        HardwareSpec.model_validate(shared)
+
+
 def test_a_register_file_may_exceed_the_scratchpad_beside_it() -> None:
     data = changed("unit.lane_storage_bytes", 1 << 18)
     data["levels"][3]["capacity_bytes"] = 1 << 16

@@ -21,8 +21,9 @@ from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
 
 from roller import ops
-from roller.align import Rules
+from roller.align import Multiple, Rules, atom_tile
 from roller.catalog import find_spec, load_spec
+from roller.construct import construct
 from roller.cost import Model
 from roller.errors import ConstructionError
 from roller.expr import TensorExpr
@@ -31,7 +32,7 @@ from roller.frozen import FrozenMap
 from roller.fusion import fuse
 from roller.hardware import HardwareSpec
 from roller.nest import variants
-from roller.program import StageProgram
+from roller.program import StageProgram, tiled_levels
 from roller.rates import CostParameters
 from roller.space import program_space
 from roller.testing import (
@@ -370,3 +371,22 @@ def test_a_cut_reduction_has_as_many_parts_as_its_loops_say(rows: int, outer: in
             (program,) = candidate.program.stages
             loops = [lp.trips for lp in program.loops if lp.over == "units" and program.nest.dims[lp.dim].is_reduce]
             assert math.prod(loops) == program.split or not program.parallel
+
+
+@given(specs(), st.data(), st.tuples(*[st.sampled_from((1, 7, 64, 100, 1000))] * 3), st.sampled_from((1, 2, 16, 48, 256)))
+def test_no_tile_exceeds_the_limit_of_a_rule(
+    spec: HardwareSpec, data: st.DataObject, extents: tuple[int, int, int], limit: int
+) -> None:
+    """Along any dimension, at the level and inside it, whether or not something is staged there; an atom may be longer."""
+    expr, level = gemm(*extents), data.draw(st.sampled_from(tiled_levels(spec)))
+    name = data.draw(st.sampled_from(("m", "n", "k")))
+    rules = Rules(spec.atoms, {(level, name): Multiple(limit=limit)})
+    try:
+        found = construct(expr, spec, rules, CostParameters(), 10)
+    except ConstructionError:
+        assume(False)
+    for program in [stage for candidate in found for stage in candidate.program.stages]:
+        for dim in [d for d, known in enumerate(program.nest.dims) if known.name == name]:
+            least = max(limit, atom_tile(program.nest, program.atom, program.mapping)[dim])
+            for place, tile in zip(program.levels, program.tiles, strict=True):
+                assert place < level or tile[dim] <= least, f"{name} <= {limit} at {level}: {program.tiles}"
