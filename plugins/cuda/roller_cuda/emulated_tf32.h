@@ -38,20 +38,4 @@ inline float tf32_of(unsigned bits) {
     return float_of(bits);
 }
 
-inline void mma_m16n8k8_tf32(float *d0, float *d1, float *d2, float *d3, const unsigned *a, const unsigned *b) {
-    Product mine{{d0, d1, d2, d3}, a, b};
-    together(&mine, [](void **all) {
-        float left[16][8], right[8][8];
-        for (int lane = 0; lane < WARP; lane++) {
-            const Product &part = *static_cast<Product *>(all[lane]);
-            const int far = lane / 4, near = lane % 4;
-            for (int r = 0; r < 4; r++) left[far + 8 * (r % 2)][near + 4 * (r / 2)] = tf32_of(part.a[r]);
-            for (int r = 0; r < 2; r++) right[near + 4 * r][far] = tf32_of(part.b[r]);
-        }
-        for (int lane = 0; lane < WARP; lane++)
-            for (int r = 0; r < 4; r++) {
-                float &sum = *static_cast<Product *>(all[lane])->d[r];
-                for (int k = 0; k < 8; k++) sum += left[lane / 4 + 8 * (r / 2)][k] * right[k][2 * (lane % 4) + r % 2];
-            }
-    });
-}
+void mma_m16n8k8_tf32(float *d0, float *d1, float *d2, float *d3, const unsigned *a, const unsigned *b);

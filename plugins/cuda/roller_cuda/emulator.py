@@ -34,7 +34,7 @@ from roller_cuda import launching
 
 Array = npt.NDArray[Any]
 HERE = Path(__file__).parent
-FLAGS = ("-std=c++17", "-Og", "-w", "-shared", "-fPIC", "-ffp-contract=off", "-fsanitize=alignment")
+FLAGS = ("-std=c++17", "-Og", "-w", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fsanitize=alignment")
 CONTRACTED = ("-march=native", "-O2", "-ffp-contract=fast")  # products that go into sums keep all of their bits, as on the GPU
 MOST_DIMENSIONS = 5  # of an array from which boxes are copied
 BROKEN = {
@@ -115,7 +115,7 @@ def emulated(launch: Mapping[str, Any], shared_bytes: int) -> str:
         passed = ", ".join(_passed(n, argument in maps) for n, argument in enumerate(kernel["arguments"]))
         tail += [
             f"static void call_{name}(void **given) {{ {name}({passed}); }}",
-            f'extern "C" int emulate_{name}(void **given, int blocks, int threads, int backwards, int eager, int told) {{',
+            f'extern "C" __attribute__((visibility("default"))) int emulate_{name}(void **given, int blocks, int threads, int backwards, int eager, int told) {{',
             f"    return emulator::launch(call_{name}, given, blocks, {together}, {lanes}, {room}, backwards, eager);",
             "}",
         ]
@@ -139,13 +139,14 @@ def _map(described: Mapping[str, Any], array: Array) -> Array:
 
 @cache
 def _library(text: str, contracted: bool) -> ctypes.CDLL:
-    """The text compiled and loaded; the file is gone again, what is loaded stays."""
+    """The text compiled and loaded, with what is the same for all kernels; the file is gone again, what is loaded stays."""
     compiler = host_compiler("the emulator needs")
+    shared, options = _shared(tuple(compiler))
     with tempfile.TemporaryDirectory(prefix="roller-cuda-") as folder:
         source, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
         source.write_text(text, encoding="utf-8")
-        chosen = CONTRACTED if contracted else _parsed(tuple(compiler))
-        call = [*compiler, *FLAGS, *chosen, "-I", str(HERE), "-o", str(library), str(source)]
+        chosen = CONTRACTED if contracted else options
+        call = [*compiler, *FLAGS, *chosen, "-I", str(HERE), "-shared", "-o", str(library), str(source), str(shared)]
         done = subprocess.run(call, capture_output=True, text=True, check=False)
         if done.returncode:
             raise LaunchError(f"the emulator's compiler refused the kernel: {done.stderr.strip()[:2000]}")
@@ -153,25 +154,39 @@ def _library(text: str, contracted: bool) -> ctypes.CDLL:
 
 
 @cache
-def _parsed(compiler: tuple[str, ...]) -> tuple[str, ...]:
-    """Options with which GCC finds the header as it has parsed it before, a third of its work: a file of some 30 MB, kept for other
-    processes. It notices itself where that no longer fits, and reads the header then.
+def _shared(compiler: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
+    """What all kernels share, compiled once and kept for other processes: the object that each is linked with; and options with which
+    GCC finds the header as it has parsed it before, which it notices itself where that no longer fits.
     """
-    program = shutil.which(compiler[0])
-    if program is None or "g++" not in Path(program).name.replace("clang++", ""):
-        return ()
-    texts = [path.read_text(encoding="utf-8") for path in sorted(HERE.glob("em*.h"))]
-    said = "\0".join([*texts, *FLAGS, program, str(Path(program).stat().st_mtime_ns)])
-    kept = cache_dir() / "cuda-emulator" / hashlib.sha256(said.encode()).hexdigest()[:20] / "emulator.h.gch"
-    if not kept.is_file():
-        with tempfile.TemporaryDirectory(prefix="roller-cuda-") as folder:
-            made = Path(folder) / kept.name
-            call = [*compiler, *FLAGS, "-x", "c++-header", "-o", str(made), str(HERE / "emulator.h")]
-            if subprocess.run(call, capture_output=True, check=False).returncode:
-                return ()
-            try:
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                write_atomic(kept, made.read_bytes())
-            except OSError:  # nowhere to keep it
-                return ()
-    return ("-I", str(kept.parent))
+    program = shutil.which(compiler[0]) or compiler[0]
+    texts = [path.read_text(encoding="utf-8") for path in sorted([*HERE.glob("em*.h"), HERE / "emulator.cpp"])]
+    stamp = str(Path(program).stat().st_mtime_ns) if Path(program).is_file() else ""
+    said = "\0".join([*texts, *FLAGS, *compiler, program, stamp])
+    folder = cache_dir() / "cuda-emulator" / hashlib.sha256(said.encode()).hexdigest()[:20]
+    shared = _compiled(compiler, folder / "emulator.o", "-c", str(HERE / "emulator.cpp"))
+    if "g++" not in Path(program).name.replace("clang++", ""):
+        return shared, ()
+    parsed = _compiled(compiler, folder / "emulator.h.gch", "-x", "c++-header", str(HERE / "emulator.h"))
+    return shared, ("-I", str(parsed.parent))
+
+
+def _compiled(compiler: tuple[str, ...], kept: Path, *what: str) -> Path:
+    """A file that the compiler makes, from the cache or made anew; for this process alone where there is nowhere to keep it."""
+    if kept.is_file():
+        return kept
+    made = Path(_own().name) / kept.name
+    done = subprocess.run([*compiler, *FLAGS, "-o", str(made), *what], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LaunchError(f"the emulator's compiler refused what kernels share: {done.stderr.strip()[:2000]}")
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(kept, made.read_bytes())
+    except OSError:
+        return made
+    made.unlink()
+    return kept
+
+
+@cache
+def _own() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="roller-cuda-")
