@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from roller.align import Rules, aligned_extents
 from roller.choice import bands_of, clusters_of, every_staging, orders_of, program_of
@@ -24,6 +25,7 @@ from roller.rates import CostParameters
 from roller.search import Chain, Search, searches, start
 
 DRAWS = 10_000  # misses in a row after which a space counts as empty
+PATIENCE = 10  # draws that bring nothing new for each program drawn: of equally likely ones the last is missed once in e^10
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,19 @@ class _Part:
 
     def programs(self, chain: Chain) -> list[StageProgram]:
         """The chain with every loop order and every staging: as many for every chain."""
+        base, choices = self._choices(chain)
+        return [replace(base, orders=o, staged=s) for o, s in choices]
+
+    def one(self, chain: Chain, generator: random.Random) -> StageProgram:
+        """One of these programs."""
+        base, choices = self._choices(chain)
+        orders, staged = generator.choice(choices)
+        return replace(base, orders=orders, staged=staged)
+
+    def _choices(self, chain: Chain) -> tuple[StageProgram, list[tuple[Any, Any]]]:
         base, levels = program_of(self.search, self.search.levels, chain), self.search.levels
         stagings = dict.fromkeys((base.staged, *every_staging(self.search, levels)))
-        return [replace(base, orders=o, staged=s) for o in orders_of(base) for s in stagings]
+        return base, list(itertools.product(orders_of(base), stagings))
 
 
 class StageSpace:
@@ -88,7 +100,7 @@ class StageSpace:
             part = generator.choices(self._parts, cum_weights=self._weights)[0]
             chain = part.chain(tuple(tuple(generator.choice(r) for r in level) for level in part.ranges))
             if chain is not None:
-                program = generator.choice(part.programs(chain))
+                program = part.one(chain, generator)
                 return generator.choice(list(_dealt(part.search, program)))
         raise ConstructionError("no aligned program fits")
 
@@ -112,14 +124,21 @@ class ProgramSpace:
         """
         if type(count) is not int or count < 0:
             raise ConstructionError(f"count={count!r} must be a whole number, not negative")
-        generator = random.Random(seed)
-        found: dict[tuple[object, ...], RProgram] = {}
-        for _ in range(50 * count):
-            if len(found) == count:
-                break
+        return list(itertools.islice(self.drawn(seed), count))
+
+    def drawn(self, seed: int = 0) -> Iterator[RProgram]:
+        """Different programs drawn uniformly, one after another, until many draws bring none that is new: the space has hardly
+        another. The same ones for the same seed. `ConstructionError` where no program fits.
+        """
+        generator, found, misses = random.Random(seed), set[tuple[object, ...]](), 0
+        while misses <= PATIENCE * (len(found) + 1):
             chosen = tuple(stage.draw(generator) for stage in self.stages)
-            found.setdefault(tuple((s.nest.dims, s.key) for s in chosen), RProgram(self.expr, chosen))
-        return list(found.values())
+            key = tuple((s.nest.dims, s.key) for s in chosen)
+            misses += 1
+            if key not in found:
+                found.add(key)
+                misses = 0
+                yield RProgram(self.expr, chosen)
 
 
 def program_space(expr: TensorExpr, spec: HardwareSpec, rules: Rules, parameters: CostParameters) -> ProgramSpace:

@@ -50,12 +50,12 @@ def only(unit: str) -> HardwareSpec:
 
 def programs(op: ops.SymbolicTensor, unit: str, count: int = 200, seed_: int = 0) -> Iterator[RProgram]:
     """Programs that round to tf32, drawn from all that fit a chip."""
-    spec = spec_of(unit)
+    spec, space = spec_of(unit), roller.enumerate_programs(op, "cuda", spec=only(unit), precision="tf32")
     try:
-        drawn = roller.enumerate_programs(op, "cuda", spec=only(unit), precision="tf32").sample(count, seed=seed_)
+        space.sample(1, seed=seed_)
     except ConstructionError:  # none of these units takes it
         return
-    for program in drawn:
+    for program in itertools.islice(space.drawn(seed_), count):
         blocks = math.prod(lp.trips for lp in program.stages[0].loops if lp.over == "units")
         if codegen.refusal(spec, program) is None and blocks <= MOST_BLOCKS:
             yield program

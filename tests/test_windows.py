@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 from collections.abc import Callable
 
 import pytest
@@ -131,9 +130,9 @@ CASES: dict[str, Callable[[], TensorExpr]] = {
 
 
 def drawn(case: str, chip: str, count: int) -> list[RProgram]:
-    """Some of the programs with panels of windows, of all that there are."""
-    found = [p for p in enumerate_programs(CASES[case](), chip).sample(600, seed=5) if any(s.windowed for s in p.stages)]
-    return random.Random(7).sample(found, min(count, len(found)))
+    """Some of the programs with panels of windows, among those drawn from all that there are."""
+    every = itertools.islice(enumerate_programs(CASES[case](), chip).drawn(5), 600)
+    return list(itertools.islice((p for p in every if any(s.windowed for s in p.stages)), count))
 
 
 @needs_cxx

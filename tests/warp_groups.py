@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -31,8 +32,8 @@ def T(name: str, *shape: int, dtype: str = "float16") -> ops.SymbolicTensor:
 
 
 def of_groups(op: ops.SymbolicTensor, count: int = 400, seed_: int = 0) -> Iterator[RProgram]:
-    """Programs of warp groups, drawn from all that fit."""
-    for program in roller.enumerate_programs(op, "cuda", spec=GROUPS).sample(count, seed=seed_):
+    """Programs of warp groups among so many that are drawn from all that fit."""
+    for program in itertools.islice(roller.enumerate_programs(op, "cuda", spec=GROUPS).drawn(seed_), count):
         blocks = math.prod(lp.trips for lp in program.stages[0].loops if lp.over == "units")
         if "wgmma" in program.stages[0].atom.name and codegen.refusal(SPEC, program) is None and blocks <= MOST_BLOCKS:
             yield program

@@ -115,7 +115,8 @@ def emulated(launch: Mapping[str, Any], shared_bytes: int) -> str:
         passed = ", ".join(_passed(n, argument in maps) for n, argument in enumerate(kernel["arguments"]))
         tail += [
             f"static void call_{name}(void **given) {{ {name}({passed}); }}",
-            f'extern "C" __attribute__((visibility("default"))) int emulate_{name}(void **given, int blocks, int threads, int backwards, int eager, int told) {{',
+            'extern "C" __attribute__((visibility("default")))',
+            f"int emulate_{name}(void **given, int blocks, int threads, int backwards, int eager, int told) {{",
             f"    return emulator::launch(call_{name}, given, blocks, {together}, {lanes}, {room}, backwards, eager);",
             "}",
         ]
@@ -155,8 +156,8 @@ def _library(text: str, contracted: bool) -> ctypes.CDLL:
 
 @cache
 def _shared(compiler: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
-    """What all kernels share, compiled once and kept for other processes: the object that each is linked with; and options with which
-    GCC finds the header as it has parsed it before, which it notices itself where that no longer fits.
+    """What all kernels share, compiled once and kept for other processes: the object that each is linked with, and options with
+    which GCC finds the header as it has parsed it before. It notices itself where that no longer fits.
     """
     program = shutil.which(compiler[0]) or compiler[0]
     texts = [path.read_text(encoding="utf-8") for path in sorted([*HERE.glob("em*.h"), HERE / "emulator.cpp"])]
