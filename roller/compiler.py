@@ -121,8 +121,10 @@ def _planned(
     plugin, chip = resolve(device, spec)
     chip = limited(chip, threads)
     fixed = _constants(expr, {} if constants is None else constants)
+    fused = fuse(expr, chip.spread)
+    serial.expr_to_json(fused)  # an artifact holds it: what cannot be written is refused before anything is constructed
     _step.info("constructing programs")
-    choices = _choices(fuse(expr, chip.spread), plugin, chip, top_k, frozenset(fixed))
+    choices = _choices(fused, plugin, chip, top_k, frozenset(fixed))
     return building.Plan(plugin, chip, BuildOptions(threads, tuple(fixed), debug), fixed), choices
 
 

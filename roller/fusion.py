@@ -25,11 +25,11 @@ from dataclasses import replace
 from roller.expr import Stage, TensorExpr
 from roller.guard import Shapes, canonical, guard
 from roller.nest import factors_of
-from roller.scalar import Affine, Binary, Coordinate, Load, Scalar, Unary, operations, reindex, rewrite, walk
+from roller.scalar import DEPTH_MAX, Affine, Binary, Coordinate, Load, Scalar, Unary, operations, reindex, rewrite, walk
 
 CHEAP = 4
 REPEATS = 4
-NODES = 400
+NODES = DEPTH_MAX  # so that no tree is deeper than an artifact can hold
 FUNCTIONS = frozenset({"exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf", "sin", "cos"})
 COSTLY = frozenset({"div", "pow"})
 

@@ -16,6 +16,7 @@ UNARY = frozenset(
 ARITHMETIC = frozenset({"add", "sub", "mul", "div", "max", "min", "pow"})
 COMPARISON = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 LOGICAL = frozenset({"and", "or"})
+DEPTH_MAX = 250  # operations, of which each takes the result of the one before: recursion must stay within the interpreter's limit
 
 
 @dataclass(frozen=True, slots=True)

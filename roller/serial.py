@@ -16,6 +16,7 @@ from roller.hardware import STORED_AS
 from roller.scalar import (
     ARITHMETIC,
     COMPARISON,
+    DEPTH_MAX,
     LOGICAL,
     UNARY,
     Accumulator,
@@ -33,7 +34,6 @@ from roller.scalar import (
 
 SERIAL_VERSION = 1
 INTEGER_MAX = 2**63  # extents, coefficients and constants lie below
-DEPTH_MAX = 250  # of a scalar: recursion over trees must stay within the interpreter's limit
 SIZE_MAX = 1 << 20  # nodes of a scalar written out as a tree, of lists, of names
 
 

@@ -16,6 +16,7 @@ from roller.guard import canonical
 from roller.ops import SymbolicTensor
 from roller.ops import tensor as T
 from roller.scalar import Affine, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary, loads, walk
+from roller.serial import expr_from_json, expr_to_json
 
 
 def fused(value: SymbolicTensor) -> TensorExpr:
@@ -282,3 +283,13 @@ def test_any_program_keeps_its_value(value: SymbolicTensor) -> None:
     points = verify.sample_points(expr, 7)
     np.testing.assert_array_equal(verify.reference(result, arrays, points), expected[tuple(points.T)])
     verify.check(expr, arrays, expected)
+
+
+@pytest.mark.parametrize("length", [300, 600])
+def test_what_is_joined_can_be_written(length: int) -> None:
+    """However long a chain of operations is: an artifact holds its stages."""
+    value = ops.tensor((8,), name="x")
+    for _ in range(length):
+        value = -value
+    expr = fuse(ops.expression(value))
+    assert 1 < len(expr.stages) < length and expr_from_json(expr_to_json(expr)) == expr

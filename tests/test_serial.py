@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import roller
-from roller import ops
+from roller import compiler, ops
 from roller.errors import ExpressionError
 from roller.expr import Axis, Stage, Tensor, TensorExpr
 from roller.fusion import fuse
-from roller.scalar import Affine, Binary, Const, Coordinate, Load, Select, Unary
-from roller.serial import DEPTH_MAX, expr_from_json, expr_to_json
+from roller.scalar import DEPTH_MAX, Affine, Binary, Const, Coordinate, Load, Select, Unary
+from roller.serial import expr_from_json, expr_to_json
 
 
 def t(*shape, dtype="float32"):
@@ -79,6 +79,12 @@ def test_depth_is_bounded_both_ways():
     assert expr_to_json(expr_from_json(expr_to_json(deep(DEPTH_MAX)))) == expr_to_json(deep(DEPTH_MAX))
     with pytest.raises(ExpressionError, match="deep"):
         expr_to_json(deep(DEPTH_MAX + 1))
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is_constructed(monkeypatch):
+    monkeypatch.setattr(compiler, "_choices", lambda *_: pytest.fail("constructed"))
+    with pytest.raises(ExpressionError, match="more than 250 operations deep; split the operator into stages"):
+        compiler.compile(deep(DEPTH_MAX + 1))
 
 
 def test_shared_nodes_cannot_explode():
