@@ -19,14 +19,16 @@ def max_pool2d(
     padding: Padding = 0,
     dilation: Pair = 1,
     layout: Layout = "NCHW",
+    ceil_mode: bool = False,
 ) -> SymbolicTensor:
     """The greatest element of each window of x (N, C, H, W) or (N, H, W, C); the stride is the kernel unless given.
 
-    Padded elements never win: they read as minus infinity (the least value of an integer type). The type is x's. Axes n c h w r s.
+    Padded elements never win: they read as minus infinity (the least value of an integer type). The type is x's. `ceil_mode`: the
+    last elements have a window, too, where strides do not come out even; it reaches beyond the padding. Axes n c h w r s.
     `ExpressionError` if the kernel does not fit, or some window lies in the padding altogether.
     """
     (x,) = symbolic("max_pool2d", x)
-    found = _windows("max_pool2d", x, kernel, stride, padding, dilation, layout)
+    found = _windows("max_pool2d", x, kernel, stride, padding, dilation, layout, ceil_mode)
     _check_occupied("max_pool2d", found)
     return _pool("max_pool2d", x, found, layout, "max", lowest(x.dtype), None)
 
@@ -39,10 +41,12 @@ def avg_pool2d(
     dilation: Pair = 1,
     layout: Layout = "NCHW",
     count_include_pad: bool = True,
+    ceil_mode: bool = False,
 ) -> SymbolicTensor:
     """The mean of each window of x (N, C, H, W) or (N, H, W, C), of a floating type; the stride is the kernel unless given.
 
-    With `count_include_pad` padded zeros count (the divisor is the kernel's size), without only elements inside x do.
+    With `count_include_pad` padded zeros count (the divisor is the kernel's size), without only elements inside x do. `ceil_mode`:
+    the last elements have a window, too, where strides do not come out even; what it reaches beyond the padding does not count.
     Accumulates in float32 (float64 for float64). Axes n c h w r s.
     `ExpressionError` for integers, if the kernel does not fit, or (not counting padding) if a window lies wholly in the padding.
     """
@@ -50,22 +54,32 @@ def avg_pool2d(
     (x,) = symbolic(what, x)
     if x.dtype not in FLOATS:
         raise ExpressionError(f"{what}: the mean of {x.dtype} is not defined here; use .astype('float32') first")
-    high, wide = found = _windows(what, x, kernel, stride, padding, dilation, layout)
+    high, wide = found = _windows(what, x, kernel, stride, padding, dilation, layout, ceil_mode)
     dtype = compute_dtype(x.dtype)
     count: Scalar = constant(high.kernel * wide.kernel, dtype)
     if not count_include_pad and (high.padded or wide.padded):
         _check_occupied(what, found)
         count = Cast(Binary("mul", _inside(high, "h"), _inside(wide, "w")), dtype)
+    elif high.beyond or wide.beyond:
+        count = Cast(Binary("mul", _inside(high, "h", padding=True), _inside(wide, "w", padding=True)), dtype)
     return _pool(what, x, found, layout, "sum", 0.0, Binary("div", Accumulator(dtype), count))
 
 
 def _windows(
-    what: str, x: SymbolicTensor, kernel: Pair, stride: Pair | None, padding: Padding, dilation: Pair, layout: Layout
+    what: str,
+    x: SymbolicTensor,
+    kernel: Pair,
+    stride: Pair | None,
+    padding: Padding,
+    dilation: Pair,
+    layout: Layout,
+    ceil_mode: bool,
 ) -> tuple[Window, Window]:
     check_layout(what, layout)
     images = by_letter(what, "x", x, layout)
     extents = pair(what, "kernel", kernel)
-    return windows(what, (images["H"], images["W"]), extents, extents if stride is None else stride, padding, dilation)
+    high, wide = windows(what, (images["H"], images["W"]), extents, extents if stride is None else stride, padding, dilation)
+    return (high.ceiled(), wide.ceiled()) if ceil_mode else (high, wide)
 
 
 def _check_occupied(what: str, found: Sequence[Window]) -> None:
@@ -74,16 +88,17 @@ def _check_occupied(what: str, found: Sequence[Window]) -> None:
             raise ExpressionError(f"{what}: some windows over the {name} lie wholly in the padding; pad by less than the kernel")
 
 
-def _inside(window: Window, axis: str) -> Scalar:
-    """How many elements of window number `axis` lie inside the input, as an int32."""
+def _inside(window: Window, axis: str, padding: bool = False) -> Scalar:
+    """How many elements of window number `axis` lie inside the input, or inside its `padding`, as an int32."""
+    first, end = (-window.before, window.size + window.after) if padding else (0, window.size)
     if window.dilation == 1:  # the overlap of two intervals
-        end = Binary("min", Coordinate(window.index(axis, "").substitute({"": Affine((), window.kernel)})), _whole(window.size))
-        start = Binary("max", Coordinate(window.index(axis, "").substitute({"": Affine()})), _whole(0))
-        return Binary("sub", end, start)
+        last = Binary("min", Coordinate(window.index(axis, "").substitute({"": Affine((), window.kernel)})), _whole(end))
+        start = Binary("max", Coordinate(window.index(axis, "").substitute({"": Affine()})), _whole(first))
+        return Binary("sub", last, start)
     total: Scalar = _whole(0)
-    for r in range(window.kernel):  # an element counts min(index + 1, size - index), limited to 0..1
+    for r in range(window.kernel):  # an element counts min(index - first + 1, end - index), limited to 0..1
         index = window.index(axis, "").substitute({"": Affine((), r)})
-        room = Binary("min", Coordinate(index.plus(1)), Coordinate(index.times(-1).plus(window.size)))
+        room = Binary("min", Coordinate(index.plus(1 - first)), Coordinate(index.times(-1).plus(end)))
         total = Binary("add", total, Binary("max", Binary("min", room, _whole(1)), _whole(0)))
     return total
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from roller.errors import ExpressionError
@@ -17,7 +17,10 @@ Padding = int | tuple[int, int] | tuple[int, int, int, int] | str
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One spatial dimension: input extent, kernel extent, stride, dilation, padding at both ends, and what comes out."""
+    """One spatial dimension: input extent, kernel extent, stride, dilation, padding at both ends, and what comes out.
+
+    `beyond`: by how much the last window may reach beyond the padding.
+    """
 
     size: int
     kernel: int
@@ -25,6 +28,7 @@ class Window:
     dilation: int
     before: int
     after: int
+    beyond: int = 0
 
     @property
     def reach(self) -> int:
@@ -34,7 +38,7 @@ class Window:
     @property
     def output(self) -> int:
         """Number of window positions."""
-        return (self.size + self.before + self.after - self.reach) // self.stride + 1
+        return (self.size + self.before + self.after + self.beyond - self.reach) // self.stride + 1
 
     @property
     def padded(self) -> bool:
@@ -44,6 +48,12 @@ class Window:
     def index(self, position: str, offset: str) -> Affine:
         """The input index of element `offset` of window number `position`."""
         return Affine.of((position, self.stride), (offset, self.dilation), offset=-self.before)
+
+    def ceiled(self) -> Window:
+        """The same with one more position where the last elements have none, if it begins before the padding at the end."""
+        left = (self.size + self.before + self.after - self.reach) % self.stride
+        more = left > 0 and self.output * self.stride < self.size + self.before
+        return replace(self, beyond=self.stride - left) if more else self
 
     def elements_inside(self, position: int) -> int:
         """How many elements of window number `position` lie inside the input."""
