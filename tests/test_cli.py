@@ -199,6 +199,13 @@ def test_verify_needs_no_gpu_for_its_kernel():
     assert done.exit_code == 0 and "tfloat32" in done.stdout, done.output
 
 
+@pytest.mark.parametrize("number", ["-1", "-1e9", "-0.5", "-.5", "-2.5e-3"])
+def test_operands_may_be_negative_numbers(number):
+    done = run("explain", "maximum", "64", number)
+    assert done.exit_code == 0, done.output
+    assert run("explain", "maximum", "64", "-x").exit_code == 2 == run("explain", "relu", "64", "--top", number).exit_code
+
+
 def test_devices_and_specs():
     devices = json.loads(run("devices", "--format", "json").stdout)["devices"]
     (cpu,) = (d for d in devices if d["device"] == "cpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperCommand
 
 import roller
 from roller import trial
@@ -22,6 +24,7 @@ from roller.devices import device_names, load_device
 from roller.errors import ExpressionError, KernelError, RollerError
 from roller.explain import candidates_table, duration
 
+NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Compile tensor operators.")
 app.add_typer(specs.app, name="specs")
 
@@ -49,6 +52,14 @@ KEPT = ("dtype", "device", "spec", "threads", "precision", "math", "top")  # opt
 Form = Annotated[Format, typer.Option("--format", help="What stdout gets.")]
 
 
+class OperatorCommand(TyperCommand):
+    """A command that takes an operator, whose operands may be negative numbers: no option is a number."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the words, negative numbers as what they are."""
+        return super().parse_args(ctx, [f" {word}" if NEGATIVE.fullmatch(word) else word for word in args])
+
+
 def main() -> None:
     """Run the command line."""
     try:
@@ -70,7 +81,7 @@ def _root(
     """Compile tensor operators to fast kernels by construction instead of search."""
 
 
-@app.command("compile")
+@app.command("compile", cls=OperatorCommand)
 @guarded
 def compile_command(
     operator: Words,
@@ -115,7 +126,7 @@ def compile_command(
     )
 
 
-@app.command()
+@app.command(cls=OperatorCommand)
 @guarded
 def explain(
     context: typer.Context,
@@ -136,7 +147,7 @@ def explain(
     report(form, "explain", lambda: explanation, explanation.to_dict)
 
 
-@app.command()
+@app.command(cls=OperatorCommand)
 @guarded
 def profile(
     context: typer.Context,
@@ -161,7 +172,7 @@ def profile(
         report(form, "profile", found.text, lambda: {**found.to_dict(), "saved": None if html is None else str(html)})
 
 
-@app.command()
+@app.command(cls=OperatorCommand)
 @guarded
 def bench(
     context: typer.Context,
