@@ -24,7 +24,7 @@ from roller.devices import device_names, load_device
 from roller.errors import ExpressionError, KernelError, RollerError
 from roller.explain import candidates_table, duration
 
-NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+NEGATIVE = re.compile(r"-\d+(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE)
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Compile tensor operators.")
 app.add_typer(specs.app, name="specs")
 
