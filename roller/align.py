@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -141,9 +142,10 @@ class Rules:
         """
         found: dict[tuple[int, int], int] = {}
         for (level, name), multiple in self.multiples.items():
-            for dim in [d for d, known in enumerate(nest.dims) if known.name == name and multiple.limit is not None]:
-                for inside in range(level, levels):
-                    found[inside, dim] = min(multiple.limit or 0, found.get((inside, dim), multiple.limit or 0))
+            if multiple.limit is None:
+                continue
+            for place in itertools.product(range(level, levels), [d for d, dim in enumerate(nest.dims) if dim.name == name]):
+                found[place] = min(multiple.limit, found.get(place, multiple.limit))
         return found
 
     def multiple(self, level: int, dim: str) -> Multiple:

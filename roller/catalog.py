@@ -7,6 +7,7 @@ user's file of the same device and chip wins. Every failure is one `SpecError` o
 from __future__ import annotations
 
 import json
+import logging
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,6 +30,9 @@ from roller.hardware import (
     SchedulableUnit,
     peak_key,
 )
+from roller.storage import spec_dir, write_atomic
+
+_log = logging.getLogger("roller.specs")
 
 __all__ = [
     "PROVENANCE",
@@ -37,11 +41,14 @@ __all__ = [
     "dump_spec",
     "find_spec",
     "json_schema",
+    "keep_spec",
+    "kept_spec",
     "lint",
     "list_specs",
     "load_spec",
     "parse",
     "spec_from_dict",
+    "user_spec_path",
 ]
 
 FILE_BYTES_MAX = 1 << 20
@@ -98,6 +105,38 @@ def find_spec(device: str, chip: str, extra_dirs: Iterable[str | Path] = ()) -> 
 def load_spec(path: str | Path) -> HardwareSpec:
     """The spec a TOML file holds."""
     return spec_from_dict(parse(_read(Path(path)), Path(path)), path)
+
+
+def user_spec_path(device: str, chip: str) -> Path:
+    """The user's own file of a chip."""
+    return spec_dir() / device / f"{chip}.toml"
+
+
+def kept_spec(device: str, chip: str) -> HardwareSpec | None:
+    """What the user's own file says of a chip, such as one that was measured; None, with a warning, where it says nothing of it."""
+    path = user_spec_path(device, chip)
+    if not path.is_file():
+        return None
+    try:
+        spec = load_spec(path)
+    except SpecError as error:
+        _log.warning("%s; measure the chip anew with `roller specs calibrate %s`", error, device)
+        return None
+    if (spec.device, spec.chip) == (device, chip):
+        return spec
+    _log.warning("%s describes another chip; measure this one anew with `roller specs calibrate %s`", path, device)
+    return None
+
+
+def keep_spec(spec: HardwareSpec) -> HardwareSpec:
+    """Write a spec to the user's own file of its chip, with a warning where that cannot be; the spec."""
+    path = user_spec_path(spec.device, spec.chip)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, dump_spec(spec).encode())
+    except OSError as error:
+        _log.warning("the measured spec cannot be kept in %s: %s", path, error)
+    return spec
 
 
 def spec_from_dict(data: Mapping[str, Any], file: str | Path | None = None) -> HardwareSpec:
@@ -230,7 +269,7 @@ def lint(spec: HardwareSpec) -> list[str]:
     problems = []
     fields = list(_numbers(spec, defaults=True))
     for path in _numbers(spec, defaults=False):
-        if not any(fnmatchcase(path, pattern) for pattern in spec.sources):
+        if spec.source(path) is None:
             problems.append(f"{path}: no source")
     for pattern, text in spec.sources.items():
         if not any(fnmatchcase(path, pattern) for path in fields):

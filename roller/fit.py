@@ -7,7 +7,6 @@ survives until it is used again: one array's tile, and for each other array what
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping as Limits
 from dataclasses import dataclass, field
 
 from roller.align import lane_rule
@@ -34,7 +33,7 @@ class Fit:
     geometry: Geometry
     cooperate: bool = False
     windowed: bool = False
-    limits: Limits[tuple[int, int], int] = field(default_factory=dict)  # (level, dimension) → its greatest extent there
+    limits: dict[tuple[int, int], int] = field(default_factory=dict)  # (level, dimension) → its greatest extent there
     _lane_level: int | None = field(init=False)
     _innermost: int = field(init=False)
     _panels: tuple[int, ...] = field(init=False)

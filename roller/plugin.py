@@ -3,7 +3,17 @@
 from roller.align import Multiple
 from roller.arrays import ALIGNMENT, Wanted, address, aligned_empty, numpy_dtype, ready
 from roller.banks import PanelRows, staged_rows
-from roller.catalog import builtin_dir, dump_spec, find_spec, list_specs, load_spec, spec_from_dict
+from roller.catalog import (
+    builtin_dir,
+    dump_spec,
+    find_spec,
+    keep_spec,
+    kept_spec,
+    list_specs,
+    load_spec,
+    spec_from_dict,
+    user_spec_path,
+)
 from roller.dlpack import borrow, lend
 from roller.errors import (
     CodegenError,
@@ -125,6 +135,8 @@ __all__ = [
     "hookimpl",
     "host_compiler",
     "inputs_of",
+    "keep_spec",
+    "kept_spec",
     "lend",
     "list_specs",
     "load_spec",
@@ -137,5 +149,6 @@ __all__ = [
     "spec_from_dict",
     "staged_rows",
     "staged_touches",
+    "user_spec_path",
     "write_atomic",
 ]

@@ -124,8 +124,6 @@ def _stepped(search: Search, tiles: Chain, move: Move) -> Chain | None:
             if wanted < search.nest.extents[dim]:
                 count = min(count, max(1, round(wanted / step)))
             found[outer][dim] = count * step
-            if multiple.limit is not None and found[outer][dim] > multiple.limit:
-                return None
     return tuple([tuple(tile) for tile in found])
 
 

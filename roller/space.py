@@ -12,7 +12,6 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from roller.align import Rules, aligned_extents
 from roller.choice import bands_of, clusters_of, every_staging, orders_of, program_of
@@ -20,9 +19,11 @@ from roller.errors import ConstructionError
 from roller.expr import TensorExpr
 from roller.hardware import HardwareSpec
 from roller.nest import Tile, variants
-from roller.program import RProgram, StageProgram
+from roller.program import RProgram, StageProgram, Staging
 from roller.rates import CostParameters
 from roller.search import Chain, Search, searches, start
+
+Orders = tuple[tuple[int, ...], ...]
 
 DRAWS = 10_000  # misses in a row after which a space counts as empty
 PATIENCE = 10  # draws that bring nothing new for each program drawn: of equally likely ones the last is missed once in e^10
@@ -69,7 +70,7 @@ class _Part:
         orders, staged = generator.choice(choices)
         return replace(base, orders=orders, staged=staged)
 
-    def _choices(self, chain: Chain) -> tuple[StageProgram, list[tuple[Any, Any]]]:
+    def _choices(self, chain: Chain) -> tuple[StageProgram, list[tuple[Orders, tuple[Staging, ...]]]]:
         base, levels = program_of(self.search, self.search.levels, chain), self.search.levels
         stagings = dict.fromkeys((base.staged, *every_staging(self.search, levels)))
         return base, list(itertools.product(orders_of(base), stagings))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roller import catalog
 from roller.catalog import dump_spec, find_spec, lint, load_spec
 from roller.errors import SpecError
 from roller_cpu import conditions, description, host, probe, runtime, topology
@@ -64,7 +65,7 @@ def system(tmp_path, monkeypatch):
             texts = {"level": str(level), "type": kind, "size": size, "shared_cpu_list": shared, "coherency_line_size": "64"}
             for name, text in texts.items():
                 write(f"{folder}/{name}", text)
-    monkeypatch.setattr(topology, "_affinity", lambda: (0, 1, 2, 3))
+    monkeypatch.setattr(topology, "affinity", lambda: (0, 1, 2, 3))
     machine.cache_clear()
     yield SimpleNamespace(root=tmp_path, write=write)
     machine.cache_clear()
@@ -77,10 +78,10 @@ def test_the_system_is_read(system):
 
 
 def test_affinity_and_quota_limit_cores(system, monkeypatch):
-    monkeypatch.setattr(topology, "_affinity", lambda: (1, 3))
+    monkeypatch.setattr(topology, "affinity", lambda: (1, 3))
     assert machine(system.root).cores == 1
     machine.cache_clear()
-    monkeypatch.setattr(topology, "_affinity", lambda: (0, 1, 2, 3))
+    monkeypatch.setattr(topology, "affinity", lambda: (0, 1, 2, 3))
     system.write("sys/fs/cgroup/cpu.max", "50000 100000")
     assert machine(system.root).cores == 1
     machine.cache_clear()
@@ -405,6 +406,6 @@ def test_real_probing_gives_plausible_rates(monkeypatch, processor, fused):
 
 def test_spec_errors_stay_inside(measured, monkeypatch):
     monkeypatch.setattr(
-        host, "load_spec", lambda path: (_ for _ in ()).throw(SpecError("bad", path)) if "host" in str(path) else load_spec(path)
+        catalog, "load_spec", lambda path: (_ for _ in ()).throw(SpecError("bad", path)) if "host" in str(path) else load_spec(path)
     )
     assert host.default_spec().device == "cpu"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import psutil
+
+from roller_cpu.topology import affinity
 
 QUIET = 0.05  # share of the processors' time that others may take: as much as the numbers are then wrong by
 AGREE = 0.10  # by which the fastest repeats may differ
@@ -48,33 +49,27 @@ def _within(spread: float) -> str:
 
 @dataclass(slots=True)
 class Watch:
-    """The processors' time while something is measured: filled in when the watching ends."""
+    """The share of the processors' time that others took while something was measured: there when the watching ends."""
 
     others: float = 0.0
-    processors: list[int] = field(default_factory=list)
 
 
 @contextmanager
 def watching() -> Iterator[Watch]:
     """See how much of the processors that this process may use others take meanwhile."""
-    watch = Watch(processors=psutil.Process().cpu_affinity() if hasattr(psutil.Process, "cpu_affinity") else [])
-    busy, own, begin = _busy(watch.processors), _own(), time.perf_counter()
+    watch, processors = Watch(), affinity()
+    busy, own, begin = _busy(processors), time.process_time(), time.perf_counter()
     yield watch
     wall = time.perf_counter() - begin
-    taken = _busy(watch.processors) - busy - (_own() - own)
-    watch.others = min(1.0, max(0.0, taken / (wall * max(1, len(watch.processors)))))
+    taken = _busy(processors) - busy - (time.process_time() - own)
+    watch.others = min(1.0, max(0.0, taken / (wall * len(processors))))
 
 
-def _busy(processors: list[int]) -> float:
+def _busy(processors: tuple[int, ...]) -> float:
     """Seconds that the processors worked, for whomever: the time that a host gave to other guests is among them."""
     times = psutil.cpu_times(percpu=True)
     some = [times[n] for n in processors if n < len(times)]
     return float(sum(sum(t) - t.idle - sum(getattr(t, name, 0.0) for name in ("iowait", "guest", "guest_nice")) for t in some))
-
-
-def _own() -> float:
-    times = os.times()
-    return times.user + times.system
 
 
 def clock_limits() -> tuple[float, float]:

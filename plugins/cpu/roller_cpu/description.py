@@ -22,7 +22,7 @@ class Speeds:
     """How fast a machine is: float32 operations in a cycle of a core's vector units, the clock of all cores at work, bytes read
     by all cores at once and by one alone, by where they lie.
 
-    `origin` begins the sources of these numbers: where they come from, when and how.
+    `origin`: where these numbers come from, and when.
     """
 
     per_cycle: float
@@ -30,6 +30,11 @@ class Speeds:
     read_gbps: Mapping[str, float]
     alone_gbps: Mapping[str, float]
     origin: str
+    measured: bool
+
+    def source(self, how: str) -> str:
+        """The source of such a number in the spec, and how it was measured."""
+        return f"measured: {self.origin}; {how}" if self.measured else f"estimate: {self.origin}"
 
 
 def nearest(topology: Topology, processor: str) -> HardwareSpec:
@@ -50,14 +55,14 @@ def measured(topology: Topology, base: HardwareSpec, family: str, rates: Any, li
     known = base.options.get("llvm_mcpu") == family
     per_cycle = _per_cycle(base) if known else 2 * lanes * _pipes(rates.alone_per_cycle / (2 * lanes))
     clock = rates.gflops / (topology.cores * per_cycle)
-    if 2 * clock * SLOWEST <= rates.clock_ghz and clock < SLOWEST * rates.clock_ghz <= 2 * clock:
+    if clock < SLOWEST * rates.clock_ghz <= 2 * clock:
         per_cycle, clock = per_cycle / 2, 2 * clock  # what the system calls two cores are two threads of one
     if not max(limits[0], SLOWEST * rates.clock_ghz) <= clock <= limits[1]:
         said = (
             f"{rates.clock_ghz:.2g} GHz alone, {clock:.2g} with all cores at work; {limits[0]:.2g} to {limits[1]:.2g} are possible"
         )
         raise SpecError(f"the measured clock cannot be: {said}")
-    return Speeds(per_cycle, _two_digits(clock), rates.read_gbps, rates.alone_gbps, f"measured: {when}")
+    return Speeds(per_cycle, _two_digits(clock), rates.read_gbps, rates.alone_gbps, when, measured=True)
 
 
 def _per_cycle(base: HardwareSpec) -> float:
@@ -83,8 +88,8 @@ def assumed(topology: Topology, base: HardwareSpec, why: str) -> Speeds:
     alone = {name: level.unit_bandwidth_gbps or each[name] for name, level in outside.items()}
     wider = topology.vector_bytes / int(base.options.get("vector_bytes") or topology.vector_bytes)
     together = {name: rate * cores for name, rate in each.items()}
-    origin = f"estimate: not measured ({why}), each core as one of the shipped spec {base.chip}"
-    return Speeds(_per_cycle(base) * wider, base.clock_ghz, together, alone, origin)
+    origin = f"not measured ({why}), each core as one of the shipped spec {base.chip}"
+    return Speeds(_per_cycle(base) * wider, base.clock_ghz, together, alone, origin, measured=False)
 
 
 def describe(topology: Topology, base: HardwareSpec, processor: str, chip: str, speeds: Speeds) -> HardwareSpec:
@@ -100,7 +105,7 @@ def describe(topology: Topology, base: HardwareSpec, processor: str, chip: str, 
         key = f"{atom['in_dtype']}_matrix" if atom["kind"] == "matrix" else atom["in_dtype"]
         data["peaks_gflops"][key] = max(atom["gflops"], data["peaks_gflops"].get(key, 0.0))
     data["options"] |= {"llvm_mcpu": processor, "vector_bytes": topology.vector_bytes}
-    data["sources"] = _sources(base.chip, speeds.origin)
+    data["sources"] = _sources(base.chip, speeds)
     return spec_from_dict(data)
 
 
@@ -150,15 +155,15 @@ def _two_digits(value: float) -> float:
     return float(f"{value:.2g}")
 
 
-def _sources(base: str, origin: str) -> dict[str, str]:
+def _sources(base: str, speeds: Speeds) -> dict[str, str]:
     return {
-        "clock_ghz": f"{origin}; multiply-adds in registers on all cores, over the units' width",
+        "clock_ghz": speeds.source("multiply-adds in registers on all cores, over the units' width"),
         "unit.count": "query: affinity, topology and quota of the process",
-        "levels.*bandwidth_gbps": f"{origin}; reading buffers on all cores at once, a unit's on one core",
+        "levels.*bandwidth_gbps": speeds.source("reading buffers on all cores at once, a unit's on one core"),
         "levels.*.capacity_bytes": "query: the operating system",
         "levels.*.instances": "query: the operating system",
         "levels.*.transaction_bytes": "query: the operating system",
-        "atoms.*.gflops": f"{origin}; multiply-adds in registers, other types derived from them",
-        "peaks_gflops.*": f"{origin}; multiply-adds in registers, other types derived from them",
+        "atoms.*.gflops": speeds.source("multiply-adds in registers, other types derived from them"),
+        "peaks_gflops.*": speeds.source("multiply-adds in registers, other types derived from them"),
         "*": f"estimate: as the shipped spec {base}",
     }

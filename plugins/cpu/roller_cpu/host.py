@@ -16,7 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from roller.plugin import HardwareSpec, SpecError, dump_spec, load_spec, narrowed, spec_dir, write_atomic
+from roller.plugin import HardwareSpec, SpecError, keep_spec, kept_spec, narrowed, user_spec_path
 from roller_cpu.conditions import Conditions, clock_limits, watching
 from roller_cpu.description import CACHE_NAMES, assumed, describe, measured, nearest
 from roller_cpu.threads import default_threads
@@ -67,13 +67,13 @@ def is_measured(spec: HardwareSpec) -> bool:
 
 @lru_cache(8)
 def _default(path: Path, mode: str) -> HardwareSpec:
-    found = _kept(path)
+    found = kept_spec("cpu", path.stem)
     if mode == "off":
         return found or _spec(machine(), path.stem, "ROLLER_CALIBRATE=off")
     if mode == "once" and found is not None and not _again(found, path):
         return found
     with _locked(path):
-        found = _kept(path)  # another process may have measured while this one waited
+        found = kept_spec("cpu", path.stem)  # another process may have measured while this one waited
         if mode == "once" and found is not None and not _again(found, path):
             return found
         _log.info("measuring this machine; the result is kept in %s", path)
@@ -85,25 +85,11 @@ def _again(spec: HardwareSpec, path: Path) -> bool:
     return not is_measured(spec) and time.time() - path.stat().st_mtime > RETRY_SECONDS
 
 
-def _kept(path: Path) -> HardwareSpec | None:
-    if not path.is_file():
-        return None
-    try:
-        spec = load_spec(path)
-    except SpecError as error:
-        _log.warning("%s; the machine is measured anew", error)
-        return None
-    if (spec.device, spec.chip) == ("cpu", path.stem):
-        return spec
-    _log.warning("%s describes another machine; it is measured anew", path)
-    return None
-
-
 def _path(topology: Topology) -> Path:
     """The file of this machine: another processor, set of cores or way of measuring has another."""
     told = [VERSION, topology.name, topology.cores, topology.features, [str(c) for c in topology.caches]]
     digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]
-    return spec_dir() / "cpu" / f"host-{digest}.toml"
+    return user_spec_path("cpu", f"host-{digest}")
 
 
 def _locked(path: Path) -> AbstractContextManager[object]:
@@ -124,24 +110,15 @@ def _measured_or_assumed(path: Path) -> HardwareSpec:
         except SpecError as error:
             problems = (str(error),)
         if not problems:
-            return _keep(spec, path)
-    before = _kept(path)
+            return keep_spec(spec)
+    before = kept_spec("cpu", path.stem)
     why = "; ".join(problems)
     if before is not None and is_measured(before):
         _log.warning("this machine cannot be measured now: %s. What was measured before stays. %s", why, _AGAIN)
         return before
     spec = _spec(machine(), path.stem, why)
     _log.warning("this machine cannot be measured now: %s. Kernels are made for the speeds of a like chip. %s", why, _AGAIN)
-    return _keep(spec, path)
-
-
-def _keep(spec: HardwareSpec, path: Path) -> HardwareSpec:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, dump_spec(spec).encode())
-    except OSError as error:
-        _log.warning("the machine's spec cannot be kept in %s: %s", path, error)
-    return spec
+    return keep_spec(spec)
 
 
 def _attempt(chip: str) -> tuple[HardwareSpec, tuple[str, ...]]:

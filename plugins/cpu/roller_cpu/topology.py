@@ -57,7 +57,7 @@ def available_cores() -> int:
 @cache
 def machine(root: Path = Path("/")) -> Topology:
     """Read the machine; `root` is where `proc` and `sys` are found."""
-    processors = _affinity()
+    processors = affinity()
     info = _text(root / "proc/cpuinfo")
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", info, re.MULTILINE)
     name = re.search(r"^model name\s*:\s*(.*)$", info, re.MULTILINE)
@@ -74,7 +74,8 @@ def machine(root: Path = Path("/")) -> Topology:
     )
 
 
-def _affinity() -> tuple[int, ...]:
+def affinity() -> tuple[int, ...]:
+    """The logical processors that this process may run on."""
     return tuple(sorted(psutil.Process().cpu_affinity() or range(psutil.cpu_count() or 1)))
 
 

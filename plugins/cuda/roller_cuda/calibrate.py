@@ -19,11 +19,10 @@ from typing import Any, Protocol
 from roller.plugin import (
     HardwareSpec,
     SpecError,
-    dump_spec,
-    load_spec,
-    spec_dir,
+    keep_spec,
+    kept_spec,
     spec_from_dict,
-    write_atomic,
+    user_spec_path,
 )
 from roller_cuda import gpu, instrument, probe_kernels, probes, toolchain
 from roller_cuda.likeness import architecture, capability_of, nearest, shipped
@@ -64,35 +63,18 @@ def measure_spec() -> HardwareSpec:
     """
     with instrument.measuring(gpu.current()) as attached:
         spec = measured(attached, shipped(), datetime.date.today().isoformat())
-    path = _path(spec.chip)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, dump_spec(spec).encode())
-    except OSError as error:
-        _log.warning("the GPU's measured spec cannot be kept in %s: %s", path, error)
     _kept.cache_clear()
-    return spec
+    return keep_spec(spec)
 
 
 def remembered(facts: Facts) -> HardwareSpec | None:
     """The spec that was measured of such a GPU; None where there is none that can be read."""
-    return _kept(_path(chip_name(facts)))
+    return _kept(user_spec_path("cuda", chip_name(facts)))
 
 
-@lru_cache(4)
+@lru_cache(4)  # of a file: another folder has another
 def _kept(path: Path) -> HardwareSpec | None:
-    if not path.is_file():
-        return None
-    try:
-        spec = load_spec(path)
-    except SpecError as error:
-        _log.warning("%s; measure the GPU anew with `roller specs calibrate cuda`", error)
-        return None
-    return spec if (spec.device, spec.chip) == ("cuda", path.stem) else None
-
-
-def _path(chip: str) -> Path:
-    return spec_dir() / "cuda" / f"{chip}.toml"
+    return kept_spec("cuda", path.stem)
 
 
 def chip_name(facts: Facts) -> str:
