@@ -14,7 +14,7 @@ import roller
 from roller import ops
 from roller.cli.app import app
 from roller.cli.grammar import parse
-from roller.devices import Device, load_device
+from roller.devices import Device
 from roller.errors import (
     CodegenError,
     ConstructionError,
@@ -205,30 +205,6 @@ def test_operands_may_be_negative_numbers(number):
     assert done.exit_code == 0, done.output
     assert "must be a sequence of whole numbers, none of them negative" in run("explain", "maximum", "64", "-1").stderr
     assert run("explain", "maximum", "64", "-x").exit_code == 2 == run("explain", "relu", "64", "--top", number).exit_code
-
-
-def test_devices_and_specs():
-    devices = json.loads(run("devices", "--format", "json").stdout)["devices"]
-    (cpu,) = (d for d in devices if d["device"] == "cpu")
-    spec = load_device("cpu").default_spec()
-    assert (cpu["usable"], cpu["state"], cpu["chip"], cpu["clock_ghz"]) == (True, "ready", spec.chip, spec.clock_ghz)
-    assert cpu["numbers"].startswith("estimate: not measured (ROLLER_CALIBRATE=off)")
-    assert "ROLLER_CALIBRATE=off" in run("devices", env={"COLUMNS": "400"}).stdout
-    found = json.loads(run("specs", "list", "cuda", "--format", "json").stdout)["specs"]
-    assert {"a100", "h100"} <= {e["chip"] for e in found} and {e["device"] for e in found} == {"cuda"}
-    assert "zen5" in run("specs").stdout
-    assert 'chip = "a100"' in run("specs", "show", "a100").stdout
-    assert json.loads(run("specs", "show", "cuda:a100", "--format", "json").stdout)["spec"]["chip"] == "a100"
-    assert run("specs", "lint", "a100", "zen5").exit_code == 0
-
-
-def test_lint_fails_with_one(tmp_path):
-    from roller.catalog import dump_spec
-
-    bare = roller.load_spec("a100").model_copy(update={"sources": {}})
-    (tmp_path / "a100.toml").write_text(dump_spec(bare))
-    done = run("specs", "lint", str(tmp_path / "a100.toml"))
-    assert done.exit_code == 1 and "no source" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,15 @@
+"""Machines and what a probe measures of them, for tests."""
+
+from roller_cpu.probe import Rates
+from roller_cpu.topology import Cache
+
+QUIET = "2026-11-27, other programs took 1% of the processors, the fastest repeats differed by 2%"
+RATES = Rates(
+    clock_ghz=3.03,
+    alone_per_cycle=31.7,
+    gflops=4 * 32 * 2.96,
+    read_gbps={"L1": 800.0, "L2": 412.0, "L3": 203.0, "DRAM": 31.4},
+    alone_gbps={"L1": 200.0, "L2": 103.0, "L3": 51.0, "DRAM": 21.7},
+    spread=0.02,
+)
+CACHES = (Cache(3, 32 << 20, 64, 4), Cache(2, 1 << 20, 64, 1, 2048), Cache(1, 48 << 10, 64, 1, 64))
