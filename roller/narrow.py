@@ -30,7 +30,8 @@ def narrowed(spec: HardwareSpec, units: int | None) -> HardwareSpec:
     if type(units) is not int or not 0 < units <= count:
         raise SpecError(f"{units!r} threads asked for, {spec.device}:{spec.chip} has 1 to {count} {spec.unit.name}s")
     share = units / count
-    data = spec.model_dump(mode="json", exclude={"sources"})
+    data = spec.model_dump(mode="json")
+    data["sources"] = {pattern: f"{text}; scaled to {units} of {count} {spec.unit.name}s" for pattern, text in spec.sources.items()}
     data["unit"]["count"] = units
     for level, table in zip(spec.levels, data["levels"], strict=True):
         table["instances"] = _instances(spec, level, units)

@@ -2,7 +2,7 @@
 
     python tests/seeded_faults.py                 each fault against the test files that stand beside it
     python tests/seeded_faults.py --whole         each against all of `make test`: hours
-    python tests/seeded_faults.py --only 3,17     some of them
+    python tests/seeded_faults.py --only 3 --only 17     some of them
 
 A fault is one exchange of text in a copy of the working tree. Exit code 1 where one is not noticed, which is a gap in the tests.
 """
@@ -263,10 +263,10 @@ def noticed(fault: Fault, tree: Path, whole: bool) -> tuple[bool, str]:
 
 def main(
     whole: Annotated[bool, typer.Option("--whole", help="All of `make test` against each fault, not the files beside it.")] = False,
-    only: Annotated[str, typer.Option(help="Numbers of faults, as 3,17.")] = "",
+    only: Annotated[list[int] | None, typer.Option(min=1, max=len(FAULTS), help="The number of a fault; may be repeated.")] = None,
 ) -> None:
     """Seed faults one after another, and say which the tests notice."""
-    numbers = [int(n) for n in only.split(",")] if only else range(1, len(FAULTS) + 1)
+    numbers = only or range(1, len(FAULTS) + 1)
     table, missed = Table("#", "fault", "file", "noticed by", "seconds"), 0
     with tempfile.TemporaryDirectory(prefix="roller-faults-") as folder:
         copied(Path(folder))

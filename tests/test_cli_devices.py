@@ -15,6 +15,11 @@ def test_devices_and_specs():
     assert (cpu["usable"], cpu["state"], cpu["chip"], cpu["clock_ghz"]) == (True, "ready", spec.chip, spec.clock_ghz)
     assert cpu["numbers"].startswith("estimate: not measured (ROLLER_CALIBRATE=off)")
     assert "ROLLER_CALIBRATE=off" in run("devices", env={"COLUMNS": "400"}).stdout
+    wrong = json.loads(run("devices", "--format", "json", env={"ROLLER_CALIBRATE": "sometimes"}).stdout)["devices"]
+    assert [(d["usable"], d["chip"]) for d in wrong if d["device"] == "cpu"] == [(False, None)]
+    alone = json.loads(run("devices", "--format", "json", env={"ROLLER_NUM_THREADS": "1"}).stdout)["devices"]
+    if spec.unit.count > 1:
+        assert [f"scaled to 1 of {spec.unit.count} cores" in d["numbers"] for d in alone if d["device"] == "cpu"] == [True]
     found = json.loads(run("specs", "list", "cuda", "--format", "json").stdout)["specs"]
     assert {"a100", "h100"} <= {e["chip"] for e in found} and {e["device"] for e in found} == {"cuda"}
     assert "zen5" in run("specs").stdout

@@ -251,7 +251,7 @@ def _state(name: str) -> dict[str, Any]:
             spec = device.default_spec()
             entry |= {"chip": spec.chip, "title": spec.title, "clock_ghz": spec.clock_ghz, "numbers": spec.source("clock_ghz")}
     except RollerError as error:
-        entry["state"] = str(error)
+        entry |= {"usable": False, "state": str(error)}
     return entry
 
 
