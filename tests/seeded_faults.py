@@ -31,7 +31,7 @@ CUDA, ROCM, IPU = "plugins/cuda/roller_cuda", "plugins/rocm/roller_rocm", "plugi
 
 @dataclass(frozen=True)
 class Fault:
-    """What is exchanged for what in a file, where it stands exactly once; and the test files, of `tests`, that notice first."""
+    """What is exchanged for what in a file, where it stands exactly once; and the tests, of files in `tests`, that notice first."""
 
     what: str
     path: str
@@ -136,7 +136,7 @@ FAULTS = (
         f"{CUDA}/occupancy.py",
         "return -(-shared_bytes // SHARED_GRANULE) * SHARED_GRANULE + spec.levels[-2].reserved_bytes",
         "return shared_bytes + spec.levels[-2].reserved_bytes",
-        ("test_cuda_specs", "test_occupancy", "test_cuda_runtime"),
+        ("test_cuda_registers::test_blocks_on_a_multiprocessor",),
     ),
     Fault(
         "lanes read beyond the problem's end",
@@ -223,6 +223,12 @@ FAULTS = (
 )
 
 
+def place(test: str) -> str:
+    """What pytest calls a file of tests, or one test of it (`file::test`)."""
+    name, apart, one = test.partition("::")
+    return f"tests/{name}.py{apart}{one}"
+
+
 def copied(into: Path) -> None:
     """The working tree's files that git knows or would take."""
     listed = subprocess.run(
@@ -240,7 +246,7 @@ def noticed(fault: Fault, tree: Path, whole: bool) -> tuple[bool, str]:
     text = file.read_text(encoding="utf-8")
     assert text.count(fault.before) == 1, f"{fault.path}: {fault.before!r} stands there {text.count(fault.before)} times"
     file.write_text(text.replace(fault.before, fault.after), encoding="utf-8")
-    chosen = [] if whole else [f"tests/{name}.py" for name in fault.tests]
+    chosen = [] if whole else [place(test) for test in fault.tests]
     call = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-m", "not long", *chosen]
     where = os.pathsep.join([str(tree), *(str(tree / plugin) for plugin in PLUGINS)])
     try:

@@ -161,6 +161,7 @@ def registers_of(artifact: Artifact) -> dict[str, tuple[int, int]]:
         ("a100", 256, 128, 0, 2),  # by registers: 65536
         ("a100", 256, 255, 0, 1),
         ("a100", 128, 40, 48 << 10, 3),  # by shared memory: 164 KiB, one more for each block
+        ("a100", 128, 32, 32560, 4),  # handed out by 128 bytes: five times 32560 and one KiB would fit, five times 32640 do not
         ("a100", 32, 16, 0, 32),  # by blocks
         ("rtx4090", 256, 32, 0, 6),  # 1536 threads
         ("rtx4090", 32, 16, 0, 24),
