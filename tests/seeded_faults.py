@@ -25,7 +25,8 @@ from rich.table import Table
 
 ROOT = Path(__file__).parent.parent
 PLUGINS = ("plugins/cpu", "plugins/cuda", "plugins/ipu_sim", "plugins/rocm")
-LIMIT_SECONDS = 3600  # of a run: a fault that makes something wait for ever is noticed, too
+LIMIT_SECONDS = 900  # of a run that is no whole one: a fault that makes something wait for ever is noticed, too
+NOTHING_FAILED = (0, 4, 5)  # pytest: all passed, was called wrongly, or found no test; what ends it by a signal is noticed
 CUDA, ROCM, IPU = "plugins/cuda/roller_cuda", "plugins/rocm/roller_rocm", "plugins/ipu_sim/roller_ipu_sim"
 
 
@@ -139,10 +140,10 @@ FAULTS = (
         ("test_cuda_registers::test_blocks_on_a_multiprocessor",),
     ),
     Fault(
-        "lanes read beyond the problem's end",
+        "results of a lane lie side by side",
         "roller/schedule/matrix.py",
-        "return least(start, self.program.nest.extents[dim] - 1) if self.beyond(dim) else start",
-        "return start",
+        "atom * self.extent(role) + places[place])",
+        "atom * self.extent(role) + place)",
         ("test_cuda_matrix",),
     ),
     Fault("waits cover what they do not", f"{ROCM}/waits.py", "if behind < left}", "if behind > left}", ("test_rocm_waits",)),
@@ -256,7 +257,7 @@ def noticed(fault: Fault, tree: Path, whole: bool) -> tuple[bool, str]:
             env={**os.environ, "PYTHONPATH": where},
             capture_output=True,
             text=True,
-            timeout=LIMIT_SECONDS,
+            timeout=None if whole else LIMIT_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
@@ -264,7 +265,9 @@ def noticed(fault: Fault, tree: Path, whole: bool) -> tuple[bool, str]:
     finally:
         file.write_text(text, encoding="utf-8")
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return done.returncode == 1, failed[0].partition(" - ")[0].partition("::")[2] if failed else f"exit code {done.returncode}"
+    return done.returncode not in NOTHING_FAILED, failed[0].partition(" - ")[0].partition("::")[
+        2
+    ] if failed else f"exit code {done.returncode}"
 
 
 def main(

@@ -370,6 +370,17 @@ def test_buffers_may_share_memory_one_after_another() -> None:
     refused(draft.done(), "step 1 .*buffer 'x' lives from step 0 to 0")
 
 
+@pytest.mark.parametrize(("one", "other"), [((0, 0), (0, 1)), ((0, 1), (1, 1)), ((1, 1), (0, 1)), ((0, 1), (0, 1))])
+def test_buffers_that_live_in_one_step_do_not_share_memory(one: tuple[int, int], other: tuple[int, int]) -> None:
+    """Not even where the last step of one is the first of the other."""
+    draft = Draft(tiles=2, last=1)
+    draft.buffer("x", "float16", 10, live=one)
+    draft.buffer("y", "float16", 10, address=RESERVED, live=other)
+    draft.compute("first")
+    draft.compute("second")
+    refused(draft.done(), f"buffers 'x' and 'y' share the bytes .* at step {max(one[0], other[0])}")
+
+
 def numbers_in(data: Any, path: str = "") -> Iterator[str]:
     """Paths of all numbers."""
     items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
