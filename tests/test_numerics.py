@@ -38,12 +38,16 @@ ELEMENTS = 33  # of a tree's inputs: vectors and what is left of them
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
-def on_processor(expr: TensorExpr, arrays: dict[str, Array]) -> Array:
-    """The result here, from an output full of NaN."""
-    kernel = roller.compile(expr, "cpu", top_k=1)
-    out = np.full(expr.output.shape, 0xFF, f"V{numpy_dtype(expr.output.dtype).itemsize}").view(numpy_dtype(expr.output.dtype))
-    kernel(*(arrays[t.name] for t in expr.inputs), out=out)
-    return out
+def on_device(name: str) -> Callable[[TensorExpr, dict[str, Array]], Array]:
+    """The result of a device that is here, from an output full of NaN."""
+
+    def run(expr: TensorExpr, arrays: dict[str, Array]) -> Array:
+        kernel = roller.compile(expr, name, top_k=1)
+        out = np.full(expr.output.shape, 0xFF, f"V{numpy_dtype(expr.output.dtype).itemsize}").view(numpy_dtype(expr.output.dtype))
+        kernel(*(arrays[t.name] for t in expr.inputs), out=out)
+        return out
+
+    return run
 
 
 def on_emulator(device: str, contracted: bool = False) -> Callable[[TensorExpr, dict[str, Array]], Array]:
@@ -62,12 +66,13 @@ def on_emulator(device: str, contracted: bool = False) -> Callable[[TensorExpr, 
 
 
 WHERE: dict[str, Callable[[TensorExpr, dict[str, Array]], Array]] = {
-    "cpu": on_processor,
+    "cpu": on_device("cpu"),
     "cuda": on_emulator("cuda:a100"),
     "cuda contracted": on_emulator("cuda:a100", contracted=True),
     "rocm": on_emulator("rocm:mi300x"),
 }
 EMULATORS = [pytest.param(where, marks=needs_cxx) for where in WHERE if where != "cpu"]
+SIMULATED = on_device("ipu_sim")  # of types that its tiles compute with
 
 
 # --- whole trees -------------------------------------------------------------------------------------------------------------
@@ -277,6 +282,17 @@ def test_narrowing_rounds_once(value: float) -> None:
 @given(st.integers(-(2**63), 2**63 - 1) | st.integers(8, 62).map(lambda k: 2**k + 2 ** (k - 8) + 1))
 def test_narrowing_whole_numbers_rounds_once(value: int) -> None:
     assert float(narrowed(np.array(value, np.int64), "bfloat16")) == nearest(Fraction(value))
+
+
+@pytest.mark.parametrize("where", ["cpu", *EMULATORS, "ipu_sim"])
+@pytest.mark.parametrize("dtype", ["int32", "int16", "int8"])
+def test_floats_become_whole_numbers_towards_zero(where: str, dtype: str) -> None:
+    info = np.iinfo(dtype)
+    drawn = np.random.default_rng(0).uniform(max(info.min, -(2**24)), min(info.max, 2**24), 500)
+    x = np.concatenate([drawn, [0.5, -0.5, 0.999, -0.999, 1.5, -1.5, 2.5, -2.5, 0.0, -0.0]]).astype(np.float32)
+    expr = fuse(ops.expression(ops.cast(t(len(x)), dtype)))
+    run = SIMULATED if where == "ipu_sim" else WHERE[where]
+    np.testing.assert_array_equal(run(expr, {"x": x}), np.trunc(x).astype(dtype))
 
 
 @pytest.mark.parametrize("where", ["cpu", *EMULATORS])
