@@ -177,8 +177,10 @@ class Model:
         moving from outside, of which other work hides least.
         """
         outside, *inside = [moved.seconds for moved in levels]
-        ahead = sum([moved.ahead for moved in levels])
-        body = overlapped((compute, outside + ahead, *inside), steps, self.losses(program))
+        if program.atom.in_turn and program.lane_level is not None:
+            compute, inside = compute + sum(inside), [0.0] * len(inside)
+        outside += sum([moved.ahead for moved in levels])
+        body = overlapped((compute, outside, *inside), steps, self.losses(program))
         return body + sum([moved.waiting for moved in levels])
 
     def _steps(self, program: StageProgram) -> int:

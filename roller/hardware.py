@@ -160,7 +160,8 @@ class ComputeAtom(_Model):
     `operand_rows` is "k" where operands are read along the reduction only, "k_stored" where copies do not turn them either: only
     arrays that lie along the reduction are taken. Where they are, lanes read `operand_piece_bytes` of each of as many rows as serve
     all banks once, at a time; of panels whose rows lie across the reduction `operand_interleave` neighbours along it, which lie
-    side by side there.
+    side by side there. `in_turn`: lanes that feed it fill panels, fetch operands and multiply one after another, as was measured, so
+    that these times add up; otherwise the longest of them hides the others.
     """
 
     name: Name
@@ -181,6 +182,7 @@ class ComputeAtom(_Model):
     operand_piece_bytes: Count = 16
     operand_interleave: Count = 1
     acc_level: Name | None = None
+    in_turn: bool = False
 
     @cached_property
     def extents(self) -> dict[str, int | Literal["stream"]]:

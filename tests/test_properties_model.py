@@ -165,6 +165,23 @@ def test_better_overlap_is_never_slower(spec: HardwareSpec, expr: TensorExpr) ->
     not_slower(expr, spec, with_levels(spec, spec.levels, overlap_loss=spec.overlap_loss / 2))
 
 
+@given(st.sampled_from((32, 96, 512)), st.sampled_from((32, 80, 1024)), st.sampled_from((64, 256, 2048)))
+def test_what_lanes_do_in_turn_adds_up_and_hides_behind_memory_alone(m: int, n: int, k: int) -> None:
+    gpu = machine("gpu")
+    atoms = tuple(a for a in gpu.atoms if a.name == "mma_m16n8k16_f16")
+    assert [a.in_turn for a in atoms] == [True]
+    chip = with_levels(gpu, gpu.levels, atoms=atoms)
+    for candidate in constructed(gemm(m, n, k, "float16"), chip, 3):
+        (stage,) = candidate.program.stages
+        overlapping = replace(stage, atom=stage.atom.model_copy(update={"in_turn": False}))
+        hidden = estimate(replace(candidate.program, stages=(overlapping,)), chip, CostParameters())
+        turns = estimate(candidate.program, chip, CostParameters())
+        terms = dict(turns.terms)
+        assert terms == dict(hidden.terms)
+        own = terms["compute"] + terms["tail"] + sum(terms[level.name] for level in chip.levels[2:])
+        assert max(own, hidden.seconds) <= turns.seconds <= hidden.seconds + own
+
+
 @given(CHIPS, expressions(EXTENTS))
 def test_another_atom_is_never_slower(spec: HardwareSpec, expr: TensorExpr) -> None:
     assume(len(spec.atoms) > 1)
