@@ -173,9 +173,7 @@ class Model:
         return min(lanes, parts) if lanes > 1 else parts
 
     def _body_seconds(self, program: StageProgram, compute: float, levels: Sequence[_Moving], steps: int) -> float:
-        """Compute and moving into all levels, overlapped, and what nothing hides. Waiting for rows that are read ahead counts as
-        moving from outside, of which other work hides least.
-        """
+        """Compute and moving into all levels, overlapped, and what nothing hides; rows that are read ahead come from outside."""
         outside, *inside = [moved.seconds for moved in levels]
         if program.atom.in_turn and program.lane_level is not None:
             compute, inside = compute + sum(inside), [0.0] * len(inside)

@@ -146,6 +146,8 @@ def fill(
     mine, (deep, many) = _sources(nest, value), cell or (None, 1)
     along = _along(nest, tuple(1 if d == deep else extent for d, extent in enumerate(tile)), steps, mine)
     width = _width(nest, tile, along, mine[0], many) if along is not None and len(mine) == 1 else 1
+    if along is None:
+        along = _nearest(tile, steps, mine, ELEMENT_BYTES[value.dtype])
     inwards = tuple(sorted((d for d, s in enumerate(steps) if s), key=lambda d: -steps[d]))
     if along is not None and steps[along] != 1 and any(steps[d] == 1 and tile[d] > 1 for d in inwards):
         width = 1
@@ -221,11 +223,26 @@ def _along(nest: Nest, tile: Tile, steps: Sequence[int], mine: Sequence[Access])
     return min(dims, key=lambda d: (steps[d] != 1, d in nest.spatial, d), default=None)
 
 
+def _nearest(tile: Tile, steps: Sequence[int], mine: Sequence[Access], size: int) -> int | None:
+    """Where the source is contiguous along none, the dimension along which neighbours lie nearest in it, if several of them lie in
+    what memory gives at a time, such as every other value of a row.
+    """
+    found = [(max(abs(_step(a, d)) for a in mine), d) for d, s in enumerate(steps) if s and tile[d] > 1] if mine else []
+    near = [(step, d) for step, d in found if 0 < step * size <= LEAST_RUN_BYTES // 4]
+    return min(near, default=(0, None))[1]
+
+
+def _step(access: Access, dim: int) -> int:
+    """How far apart neighbours along a dimension lie in an array, but for those where an inner axis ends."""
+    step = access.strides[dim]
+    if step is None:
+        step = sum(i.coefficient(access.innermost[dim]) * s for i, s in zip(access.index, access.tensor.strides, strict=True))
+    return step
+
+
 def _neighbours(access: Access, dim: int, mostly: bool) -> bool:
     """True if neighbours along a dimension are neighbours in an array; `mostly`: but for those where an inner axis ends."""
-    if access.strides[dim] is not None or not mostly:
-        return access.strides[dim] == 1
-    return sum(i.coefficient(access.innermost[dim]) * s for i, s in zip(access.index, access.tensor.strides, strict=True)) == 1
+    return access.strides[dim] == 1 or (mostly and access.strides[dim] is None and _step(access, dim) == 1)
 
 
 def _width(nest: Nest, tile: Tile, dim: int, access: Access, many: int) -> int:

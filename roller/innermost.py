@@ -19,6 +19,7 @@ SAME_SIZE = 8  # tiles of about one size that are kept where tiles run on lanes,
 SAME_WINDOWED = 4  # … of those that panels of windows are read for: half as many, as there are fewer ways to fuse axes around them
 MAPPING_SLACK = 1.5  # a tile predicted this much slower than the best one is not pursued
 OWN_SLACK = 4.0  # … where the device has a model of its own, of which this one knows too little
+TOGETHER = (4, 16)  # positions of a reduction, each of another row, that a lane reads at once; more are more time
 PACKED_GAIN = 0.97  # a vector where only a copy is side by side must save this much padding, as its results are scattered
 
 
@@ -42,10 +43,10 @@ def innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
     for number, search in enumerate(found):
         if floors[number] > _slack(search) * min(floors) or (packs(search) and floors[number] > worth and not search.spec.spread):
             continue
-        run = _run(search) if floors[number] <= hidden else None
-        alike = search.nest.dims, search.atom.name, search.mapping, search.fit.windowed, run
+        runs = _runs(search) if floors[number] <= hidden else ()
+        alike = search.nest.dims, search.atom.name, search.mapping, search.fit.windowed, runs
         if alike not in grown:
-            grown[alike] = list(_grown_innermost(search, run))
+            grown[alike] = list(_grown_innermost(search, runs))
         rated += [_Inner(seconds, touched, number, (tile,)) for seconds, touched, tile in grown[alike]]
     rated.sort()
     kept = _several_sizes(found, rated, hidden)
@@ -55,31 +56,38 @@ def innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
             yield search, chains
 
 
-def _grown_innermost(search: Search, run: tuple[int, int] | None) -> Iterator[tuple[float, int, Tile]]:
-    """Innermost tiles, with and without a run of a reduction, each with its part of the prediction and what it touches (bytes)."""
+def _grown_innermost(search: Search, runs: tuple[tuple[int, int], ...]) -> Iterator[tuple[float, int, Tile]]:
+    """Innermost tiles, with and without runs of a reduction, each with its part of the prediction and what it touches (bytes)."""
     position = len(search.levels) - 1
     for grown in grow(search, position, start(search)):
-        for tile in (grown,) if run is None else (grown, (*grown[: run[0]], run[1], *grown[run[0] + 1 :])):
+        for tile in (grown, *[(*grown[:dim], width, *grown[dim + 1 :]) for dim, width in runs]):
             program = program_of(search, search.levels[-1:], (tile,))
             if tile is grown or search.fit.fits(search.levels, position, tile, tile, search.mapping, search.atom):
                 yield search.model.partial_seconds(program, search.levels[-1]), search.fit.touched_bytes(tile), tile
 
 
-def _run(search: Search) -> tuple[int, int] | None:
-    """Where lanes share a reduction along which an array lies that is read where it is: its dimension, and as many of its positions
-    as the widest access takes. Growth, which looks for reuse, would not come to them: accesses become fewer, not what they move.
+def _runs(search: Search) -> tuple[tuple[int, int], ...]:
+    """Runs of a reduction that a lane may take at once where lanes share it: a dimension, and how many of its positions. Growth,
+    which looks for reuse, would not come to them: accesses become fewer, or are on their way together, not what they move.
+
+    Along a reduction on which an array lies that is read where it is, as many as the widest access takes; where each position is
+    an access of its own, `TOGETHER`.
     """
     nest = search.nest
     if not search.fit.cooperate or search.atom.kind != "scalar" or search.fit.windowed:
-        return None
+        return ()
+    alone = [a for a in nest.inputs if not a.guarded and not search.fit.reused(a.touches)]
     wide = [
         (math.gcd(most_together(access.tensor.dtype), nest.extents[dim]), dim)
         for dim in nest.reduce
-        for access in nest.inputs
-        if access.strides[dim] == 1 and not access.guarded and not search.fit.reused(access.touches)
+        for access in alone
+        if access.strides[dim] == 1
     ]
-    width, dim = min(wide, default=(1, 0))
-    return (dim, width) if width > 1 else None
+    if wide:
+        width, dim = min(wide)
+        return ((dim, width),) if width > 1 else ()
+    walked = [dim for dim in nest.reduce if any(access.touches[dim] for access in alone)]
+    return tuple((walked[-1], width) for width in TOGETHER if width <= nest.extents[walked[-1]]) if walked else ()
 
 
 def _slack(search: Search) -> float:

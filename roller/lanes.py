@@ -36,9 +36,11 @@ def group_tile(program: StageProgram, group: int) -> dict[int, int]:
     """Lanes of one group along each dimension over which lanes are spread, in powers of two.
 
     Where panels hold what lanes read, the group takes the block of sub-tiles that reads least together (`blocked`), which divides
-    the unit's tile, of equal ones that along the panels' runs, or near them; else, and while no unit's tile is chosen, one as
-    square as it gets in points.
+    the unit's tile, of equal ones that along the panels' runs, or near them; where lanes share reductions, their neighbours, who
+    exchange values; else, and while no unit's tile is chosen, one as square as it gets in points.
     """
+    if program.cooperate and len(program.tiles) > 1:
+        return _neighbours(program, group)
     trips, inner, spatial = lanes_along(program), program.inner, program.nest.spatial
     found, together = dict.fromkeys(trips, 1), blocked(program) and len(program.tiles) > 1
     touched = [staged_touches(program.nest, s) for s in program.staged]
@@ -64,6 +66,16 @@ def group_tile(program: StageProgram, group: int) -> dict[int, int]:
         if not free:
             break
         found[min(free, key=read)] *= 2
+    return found
+
+
+def _neighbours(program: StageProgram, group: int) -> dict[int, int]:
+    """Lanes of a group along each dimension, in the order in which lanes are numbered."""
+    trips = lanes_along(program)
+    found, left = dict.fromkeys(trips, 1), group
+    for dim in reversed(lane_order(program)):
+        found[dim] = min(trips[dim], left)
+        left = max(1, left // found[dim])
     return found
 
 

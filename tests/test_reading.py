@@ -14,6 +14,7 @@ from roller.chip import load_spec, resolve
 from roller.construct import construct
 from roller.cost import Model
 from roller.hardware import HardwareSpec
+from roller.innermost import TOGETHER
 from roller.nest import variants
 from roller.program import RProgram, StageProgram, Staging, lane_level, tiled_levels
 from roller.rates import CostParameters, Unrolling
@@ -101,6 +102,37 @@ def test_rows_that_no_wide_access_fits_have_no_runs() -> None:
     expr = expression(times_vector(4096, 4095))
     for found in construct(expr, spec, plugin.rules(spec, expr), plugin.cost_parameters(spec, expr), 5):
         assert found.program.stages[0].inner[1] == 1
+
+
+def test_lanes_read_several_rows_at_once_where_each_is_an_access_of_its_own() -> None:
+    """A row times a matrix of row-major rows: nothing lies along the reduction, and loads of several rows are on their way together."""
+    plugin, spec = resolve("cuda:h100")
+    expr = expression(ops.matmul(ops.tensor((1, 4096), "float16"), ops.tensor((4096, 4096), "float16")))
+    best = construct(expr, spec, plugin.rules(spec, expr), plugin.cost_parameters(spec, expr), 1)[0]
+    (stage,) = best.program.stages
+    assert stage.cooperate and stage.inner[1] in TOGETHER, stage.describe()
+    alone = replace(stage, tiles=(stage.unit_tile, (stage.inner[0], 1)))
+    assert waited(stage) < waited(alone)
+
+
+@needs_cxx
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("lanes", [2, 24, 48, 64, 96, 320, 384, 512, 1024])
+def test_values_of_any_number_of_lanes_meet_right_and_by_halves_where_they_can(lanes: int, backwards: bool) -> None:
+    """The largest power of two that divides the lanes of a reduction exchange values; as many groups exchange theirs, too."""
+    rows = max(1, 64 // lanes)
+    expr = expression(times_vector(3 * rows, 2 * lanes + 1))
+    stage = replace(program(3 * rows, 2 * lanes + 1, (rows, lanes), (1, 1)), nest=variants(expr.stages[0], expr.tensors)[0])
+    artifact = text_of(H100, RProgram(expr, (stage,)))
+    text = str(artifact.launch["text"])
+    near = min(32, lanes & -lanes) if lanes * rows % 32 == 0 else 1
+    groups = lanes // near
+    halves = near > 1 and groups & (groups - 1) == 0
+    exchanged = near.bit_length() - 1 + (groups.bit_length() - 1 if halves else 0)
+    assert text.count("__shfl_xor_sync") == exchanged
+    assert ("int other" in text) == (groups > 1 and not halves)
+    arrays = verify.random_inputs(expr, 3)
+    verify.check(expr, arrays, emulated(expr, artifact, arrays, backwards, True))
 
 
 @needs_cxx

@@ -1,8 +1,9 @@
 """Lanes that share a reduction combine what they have, so that each of them has all of it.
 
-Lanes of one reduction are neighbours, or in neighbouring groups where a group computes together. Inside a lane group, where they
-are a power of two, they exchange values in halves. What several groups have, or other numbers of lanes, meets in shared memory,
-where every lane takes in the values of its reduction in order.
+Lanes of one reduction are neighbours, or in neighbouring groups where a group computes together. Inside a lane group as many as the
+largest power of two that divides them exchange values in halves. What they have then meets in shared memory: where that is a power of
+two of values, no more than a group has lanes, each lane takes one, and they exchange those; else every lane takes in all of its
+reduction in order.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ EXCHANGED_BYTES = 4  # of a register: wider and narrower types meet in shared me
 def combined_lanes(block: Block, acc: Buffer, lanes: int, reducer: str, settled: Mapping[str, str]) -> Stmt:
     """Every accumulator becomes the combination of those of all lanes of its reduction; `settled`: as `Machine` says."""
     dtype = str(acc.dtype)
-    power = lanes & (lanes - 1) == 0 and block.threads % block.group == 0 and ELEMENT_BYTES[dtype] == EXCHANGED_BYTES
-    near = min(lanes, block.group) if power and block.each == 1 else 1
+    exchange = block.threads % block.group == 0 and ELEMENT_BYTES[dtype] == EXCHANGED_BYTES and block.each == 1
+    near = min(lanes & -lanes, block.group) if exchange else 1
     statements = [_exchanged(acc, at, near, block.group, reducer) for at in range(int(acc.shape[0]))] if near > 1 else []
     return sequence([*statements, *(_met(block, acc, near, lanes, reducer, settled.get(dtype)) if near < lanes else [])])
 
@@ -60,13 +61,19 @@ def _met(block: Block, acc: Buffer, near: int, lanes: int, reducer: str, settled
     first = first if block.each == 1 else first + tirx.floormod(block.thread, index(block.each))
     count = int(acc.shape[0])
     together = min(count, max(1, MEETING_BYTES // (groups * ELEMENT_BYTES[str(acc.dtype)])))
+    halves = 1 < near and each & (each - 1) == 0 and each <= near
     room = shared_buffer("meeting", together * groups, str(acc.dtype), block.shared_scope)
     statements = allocate([room])
     for start in range(0, count, together):
         mates = range(start, min(start + together, count))
         puts = sequence(store(room, load(acc, at), plus(mine, (at - start) * groups)) for at in mates)
         here = puts if near == 1 else when(tirx.EQ(tirx.floormod(block.thread, index(near)), index(0)), puts)
-        takes = [_taken(room, acc, at, plus(first, (at - start) * groups), (each, block.each), reducer) for at in mates]
+        if halves:
+            one = plus(first, tirx.floormod(block.thread, index(each)))
+            takes = [store(acc, load(room, plus(one, (at - start) * groups)), at) for at in mates]
+            takes += [_exchanged(acc, at, each, block.group, reducer) for at in mates]
+        else:
+            takes = [_taken(room, acc, at, plus(first, (at - start) * groups), (each, block.each), reducer) for at in mates]
         ends = [] if settled is None else [_settled(acc, at, settled) for at in mates]
         statements += [barrier(), here, barrier(), *takes, *ends]
     return statements
