@@ -160,8 +160,8 @@ class ComputeAtom(_Model):
     `operand_rows` is "k" where operands are read along the reduction only, "k_stored" where copies do not turn them either: only
     arrays that lie along the reduction are taken. Where they are, lanes read `operand_piece_bytes` of each of as many rows as serve
     all banks once, at a time; of panels whose rows lie across the reduction `operand_interleave` neighbours along it, which lie
-    side by side there. `in_turn`: lanes that feed it fill panels, fetch operands and multiply one after another, as was measured, so
-    that these times add up; otherwise the longest of them hides the others.
+    side by side there. `in_turn`: lanes that feed it fill panels, fetch operands and multiply one after another, as was measured,
+    so that these times add up; otherwise the longest of them hides the others.
     """
 
     name: Name

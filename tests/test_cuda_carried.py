@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 from emulating import expression, needs_compiler, needs_cxx, text_of
@@ -90,7 +91,9 @@ def test_the_model_knows_what_is_waited_for(name: str) -> None:
     op, rounds = WAITS[name][0](), WAITS[name][1]
     waits = chip.cost_parameters(SPEC).fill_waits
     assert waits is not None
-    drawn = [program.stages[0] for program, _ in zip(of_groups(op, 4000), range(4), strict=False)]
+    # Values that no copy brings are carried one by one, such as those beyond the 128 channels of a longer tile.
+    whole = (p.stages[0] for p in of_groups(op, 4000) if rounds or p.stages[0].nest.extents[-1] % p.stages[0].unit_tile[-1] == 0)
+    drawn = [stage for stage in islice(whole, 6) if rounds or "." not in stage.nest.dims[-1].name][:4]
     assert drawn
     for stage in drawn:
         geometry = Geometry(stage.nest)

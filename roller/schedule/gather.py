@@ -1,9 +1,9 @@
 """Lanes that share a reduction combine what they have, so that each of them has all of it.
 
-Lanes of one reduction are neighbours, or in neighbouring groups where a group computes together. Inside a lane group as many as the
-largest power of two that divides them exchange values in halves. What they have then meets in shared memory: where that is a power of
-two of values, no more than a group has lanes, each lane takes one, and they exchange those; else every lane takes in all of its
-reduction in order.
+Lanes of one reduction are neighbours, or in neighbouring groups where a group computes together. Inside a lane group as many as
+the largest power of two that divides them exchange values in halves. What they have then meets in shared memory: where that is a
+power of two of values, no more than a group has lanes, each lane takes one, and they exchange those; else every lane takes in all
+of its reduction in order.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _met(block: Block, acc: Buffer, near: int, lanes: int, reducer: str, settled
     first = first if block.each == 1 else first + tirx.floormod(block.thread, index(block.each))
     count = int(acc.shape[0])
     together = min(count, max(1, MEETING_BYTES // (groups * ELEMENT_BYTES[str(acc.dtype)])))
-    halves = 1 < near and each & (each - 1) == 0 and each <= near
+    halves = near > 1 and each & (each - 1) == 0 and each <= near
     room = shared_buffer("meeting", together * groups, str(acc.dtype), block.shared_scope)
     statements = allocate([room])
     for start in range(0, count, together):
