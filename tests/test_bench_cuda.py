@@ -197,7 +197,7 @@ def test_kernels_with_tensor_maps_are_checked_and_timed(gpu: FakeGpu, tmp_path: 
     op = Operator("mapped product", "fp16 GEMM ragged", "matmul", "float16", {"a": LEFT, "b": RIGHT})
     kernel = of_groups()
     program = build.kept(tmp_path, *compiling.built(kernel.artifact, kernel.candidates[0]))
-    assert len(program["launch"]["kernels"][0]["maps"]) == 3
+    assert {"a", "b"} <= {one["tensor"] for one in program["launch"]["kernels"][0]["maps"].values()}
     build.manifest(PLATFORM, tmp_path, ["h100"])
     entry = package.Entry(op, "h100", "ok", "", "", 1e-6, (program,))
     package.write_json(package.case_path(tmp_path, "h100", op.id), asdict(entry))

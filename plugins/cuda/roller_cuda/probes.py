@@ -154,7 +154,7 @@ INSTRUCTIONS: Mapping[str, Instruction] = {  # by the name of the atom
         f"wgmma_m64n{n}k16_{short}": Instruction(
             f"{_WGMMA}{n}k16.f32.{short}.{short}", 64, n, 16, (0, 0, n // 2), bits, (9, 0), 128
         )
-        for n in (64, 128, 256)
+        for n in (16, 32, 64, 128, 256)
         for short, bits in (("f16", _HALF), ("bf16", _BFLOAT))
     },
     **{
