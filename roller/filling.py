@@ -25,6 +25,7 @@ from roller.scalar import Scalar, loads
 from roller.windows import filled_steps, filled_tile, in_rows
 
 LEAST_RUN_BYTES = 32  # of an array that neighbouring lanes read, where they could read single values across a panel's rows
+FEWEST_NEAR = 4  # … of which so many must lie in such a run where they are not contiguous
 SAMPLE = 128  # values of a panel, the first ones, whose banks are counted: four accesses of 32 lanes
 
 Digit = tuple[int, int, int]  # a dimension, how many values, and how far apart they are
@@ -228,7 +229,7 @@ def _nearest(tile: Tile, steps: Sequence[int], mine: Sequence[Access], size: int
     what memory gives at a time, such as every other value of a row.
     """
     found = [(max(abs(_step(a, d)) for a in mine), d) for d, s in enumerate(steps) if s and tile[d] > 1] if mine else []
-    near = [(step, d) for step, d in found if 0 < step * size <= LEAST_RUN_BYTES // 4]
+    near = [(step, d) for step, d in found if step and FEWEST_NEAR * step * size <= LEAST_RUN_BYTES]
     return min(near, default=(0, None))[1]
 
 

@@ -61,12 +61,10 @@ class FillWaits:
             filling = self._by_lanes(block, staging)
             if filling is None:
                 continue
-            alone = filling.copies is None  # each value is read, looked after and laid by itself
-            waits += filling.rounds(CARRIED_REGISTERS) if alone else 0
-            reads = filling.trips * (filling.taken_together if alone else 1)
-            accesses += reads
-            apart += 0 if filling.follows else reads
-            guarded += reads if filling.guarded else 0
+            waits += 0 if filling.copies is not None else filling.rounds(CARRIED_REGISTERS)
+            accesses += filling.trips
+            apart += 0 if filling.follows else filling.trips
+            guarded += filling.trips if filling.guarded else 0
         return Crew(max(1, waits), accesses, apart, guarded)
 
     def _by_lanes(self, block: GroupBlock, staging: Staging) -> Filling | None:
