@@ -17,6 +17,7 @@ from roller.banks import panel_steps
 from roller.chip import load_spec
 from roller.filling import Digit, FillOrder, conflicts, fill
 from roller.hardware import Banks
+from roller.nest import variants
 from roller.program import StageProgram
 from roller.testing import expression
 
@@ -138,3 +139,20 @@ def test_places_follow_from_the_first_where_all_lanes_go_the_same_way(counts: li
         assert all(len(way) == 1 for way in ways)
     elif trips > 1 and trips * lanes > math.prod(counts):
         assert any(len(way) > 1 for way in ways)
+
+
+@pytest.mark.parametrize(("stride", "near"), [(1, True), (2, True), (4, False)])
+def test_lanes_go_along_an_array_of_which_a_panel_takes_every_other_value(stride: int, near: bool) -> None:
+    """32 lanes touch the fewest lines of float32 values: a line's share of pixels each, not a channel's plane each; where fewer
+    than four of them lie in a piece of 32 bytes, nothing is gained.
+    """
+    op = ops.conv2d(ops.tensor((1, 64, 64 * stride, 64 * stride)), ops.tensor((64, 64, 1, 1)), stride=stride)
+    nest = variants(expression(op).stages[0], expression(op).tensors)[0]
+    tile = tuple(min(d.extent, 32) for d in nest.dims)
+    (pixels,) = [a for a in nest.inputs if a.tensor.shape[-1] == 64 * stride]
+    channel = nest.reduce[0]
+    steps = [0 if not touched else 1 if dim == channel else 64 * (dim + 1) for dim, touched in enumerate(pixels.touches)]
+    order = fill(nest, tile, nest.factors[pixels.factor], steps, (channel,), 32).order(steps)
+    (along, _, _) = order.digits[-1] if order.digits[-1][0] != channel else order.digits[-2]
+    assert (order.along is not None) == near
+    assert order.along is None or order.along == along != channel

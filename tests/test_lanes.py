@@ -17,7 +17,7 @@ from roller.cost import Model
 from roller.fit import Fit
 from roller.hardware import HardwareSpec
 from roller.issuing import Issued
-from roller.lanes import reads
+from roller.lanes import group_tile, lane_digits, reads
 from roller.nest import variants
 from roller.occupancy import resident_tiles
 from roller.program import Loop, StageProgram, Staging, copy_depth, lane_level, tiled_levels
@@ -305,3 +305,17 @@ def test_operands_read_in_place_take_no_storage_and_are_read_for_every_atom() ->
     once, both = (program(spec, atom=1, tiles=(TILE, inner)) for inner in ((4, 8, 1), (8, 16, 1)))
     # Tiles of 2 x 2 atoms read each operand twice, as four tiles of one atom do.
     assert read(both) == pytest.approx(read(once), rel=0.01)
+
+
+@pytest.mark.parametrize("inner", [(1, 1, 1), (2, 4, 1), (4, 8, 2), (16, 16, 2)])
+def test_a_group_that_shares_reductions_is_counted_as_its_lanes_are_numbered(inner: tuple[int, int, int]) -> None:
+    """Where they lie, number by number: lanes of one reduction are neighbours."""
+    shared = program(chip(), tiles=((32, 32, 64), inner), cooperate=True)
+    where = []
+    for number in range(32):
+        at = dict.fromkeys(range(3), 0)
+        for dim, count, step in reversed(lane_digits(shared, 32)):
+            at[dim] += number % count * step
+            number //= count
+        where.append(at)
+    assert group_tile(shared, 32) == {dim: len({at[dim] for at in where}) for dim in group_tile(shared, 32)}
