@@ -313,9 +313,9 @@ def test_a_group_that_shares_reductions_is_counted_as_its_lanes_are_numbered(inn
     shared = program(chip(), tiles=((32, 32, 64), inner), cooperate=True)
     where = []
     for number in range(32):
-        at = dict.fromkeys(range(3), 0)
+        at, left = dict.fromkeys(range(3), 0), number
         for dim, count, step in reversed(lane_digits(shared, 32)):
-            at[dim] += number % count * step
-            number //= count
+            at[dim] += left % count * step
+            left //= count
         where.append(at)
     assert group_tile(shared, 32) == {dim: len({at[dim] for at in where}) for dim in group_tile(shared, 32)}
