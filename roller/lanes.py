@@ -39,9 +39,9 @@ def group_tile(program: StageProgram, group: int) -> dict[int, int]:
     the unit's tile, of equal ones that along the panels' runs, or near them; where lanes share reductions, their neighbours, who
     exchange values; else, and while no unit's tile is chosen, one as square as it gets in points.
     """
-    if program.cooperate and len(program.tiles) > 1:
-        return _neighbours(program, group)
     trips, inner, spatial = lanes_along(program), program.inner, program.nest.spatial
+    if len(program.tiles) > 1 and any(program.nest.dims[d].is_reduce for d in trips):
+        return _neighbours(program, group)
     found, together = dict.fromkeys(trips, 1), blocked(program) and len(program.tiles) > 1
     touched = [staged_touches(program.nest, s) for s in program.staged]
     operands = [[d for d, t in enumerate(touches) if t] for touches in touched]

@@ -218,11 +218,12 @@ def built(kind: str) -> roller.Kernel:
 
 @cache
 def of_groups(constant: bool = False) -> roller.Kernel:
-    """A ragged product for an H100 on Hopper's own path: warp groups, and panels filled through tensor maps. For small products
-    the model prefers other programs, so it is given no other atoms. `constant`: the second operand is fixed.
+    """A ragged product for an H100 on Hopper's own path: warp groups, and panels and results that go through tensor maps. For small
+    products the model prefers other programs, so it is given no atoms but those of 64 columns. `constant`: the second operand is
+    fixed.
     """
     spec = load_spec("cuda:h100")
-    spec = spec.model_copy(update={"atoms": tuple(atom for atom in spec.atoms if atom.name.startswith("wgmma"))})
+    spec = spec.model_copy(update={"atoms": tuple(atom for atom in spec.atoms if atom.name.startswith("wgmma_m64n64"))})
     a, b = ops.tensor(LEFT, "float16", name="a"), ops.tensor(RIGHT, "float16", name="b")
     constants = {"b": np.rint(2 * values(RIGHT, 1)).astype(np.float16)} if constant else None
     return roller.compile(ops.matmul(a, b), device="cuda", spec=spec, top_k=1, constants=constants)

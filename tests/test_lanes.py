@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import roller
 from roller import ops
@@ -17,7 +20,7 @@ from roller.cost import Model
 from roller.fit import Fit
 from roller.hardware import HardwareSpec
 from roller.issuing import Issued
-from roller.lanes import group_tile, lane_digits, reads
+from roller.lanes import group_tile, lane_digits, lanes_along, reads
 from roller.nest import variants
 from roller.occupancy import resident_tiles
 from roller.program import Loop, StageProgram, Staging, copy_depth, lane_level, tiled_levels
@@ -319,3 +322,18 @@ def test_a_group_that_shares_reductions_is_counted_as_its_lanes_are_numbered(inn
             left //= count
         where.append(at)
     assert group_tile(shared, 32) == {dim: len({at[dim] for at in where}) for dim in group_tile(shared, 32)}
+
+
+@given(st.tuples(st.integers(1, 20), st.integers(1, 20), st.sampled_from([1, 2, 3])), st.sampled_from([1, 2, 8]), st.booleans())
+def test_every_lane_has_a_place_of_its_own(lanes: tuple[int, int, int], deep: int, cooperate: bool) -> None:
+    """Whether they share a reduction, may but do not, or compute apart: all places of a unit's tile have one lane."""
+    rows, columns, shared = lanes
+    made = program(chip(), tiles=((2 * rows, 4 * columns, deep * shared), (2, 4, deep)), cooperate=cooperate)
+    found = []
+    for number in range(math.prod(lanes_along(made).values())):
+        at, left = dict.fromkeys(range(3), 0), number
+        for dim, count, step in reversed(lane_digits(made, 32)):
+            at[dim] += left % count * step
+            left //= count
+        found.append(tuple(at.values()))
+    assert sorted(found) == sorted(itertools.product(*(range(lanes_along(made).get(d, 1)) for d in range(3))))
