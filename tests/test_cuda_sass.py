@@ -376,3 +376,14 @@ def test_no_disassembler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(disassembly, "tool", lambda: os.devnull)
     with pytest.raises(DeviceUnavailableError, match="pip install nvidia-cuda-nvdisasm"):
         disassembly.text(data)
+
+
+@pytest.mark.parametrize("chip", WITH_GROUPS)
+def test_no_place_outside_an_array_is_a_branch(chip: str) -> None:
+    """A panel's values lie inside the image or not, five comparisons each: predicates, as each way around a load waits for it."""
+    x, w = ops.tensor((64, 224, 224, 3), "float16", "x"), ops.tensor((7, 7, 3, 64), "float16", "w")
+    kernel = roller.compile(ops.conv2d(x, w, stride=2, padding=3, layout="NHWC"), f"cuda:{chip}", top_k=1)
+    for code in machine_code.read(kernel.artifact.data).values():
+        loops = [code.instructions[loop.first : loop.last + 1] for loop in code.loops]
+        filling = max(loops, key=lambda found: sum(i.base == "LDG" for i in found))
+        assert 0 < sum(i.base == "BRA" for i in filling) < sum(i.base == "LDG" for i in filling)

@@ -158,6 +158,7 @@ def _printed(kernels: list[GridKernel], spec: HardwareSpec) -> str:
         text = text.replace("extern __shared__ __align__(64)", f"extern __shared__ __align__({ALIGNMENT})")
     # Loops over other lanes' values stand once for each accumulator: unrolled, they would be most of the code.
     text = _MEETING.sub(r"\1#pragma unroll 1\n\1\2", text[text.index('extern "C" __global__') :])
+    text = text.replace(" && ", " & ")  # nothing is computed in conditions that may not be; compilers branch at each &&
     return _REPEATED.sub(_unrolled, text)
 
 
