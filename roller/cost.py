@@ -245,14 +245,14 @@ class Model:
         """The overlap numbers of compute and of the levels. All are 1 where a managed level holds one copy of one tile only, so
         that filling and using it take turns. Two copies, or tiles, overlap as the spec says; of N the one in use has N - 1 others
         to make up for a late one, and what is lost of compute and of the way to that level is the spec's share over N - 1, or over
-        `MOST_SPARE`.
+        `MOST_SPARE`; of what atoms read in place, too, as that is a part of computing.
         """
-        levels = self.spec.levels[1:]
-        managed = {s.level for s in program.staged if s.level and self.spec.levels[s.level].managed}
+        levels, managed = self.spec.levels[1:], {s.level for s in program.staged if s.level and self.spec.levels[s.level].managed}
         copies = min([copies_around(program, self.spec, level) for level in managed]) * self._resident(program) if managed else 2
         if copies == 1:
             return (1.0,) * (1 + len(levels))
-        spare, last = min(copies - 1, MOST_SPARE), max((s.level for s in program.staged), default=0)
+        spare, inner = min(copies - 1, MOST_SPARE), self.spec.in_place(program.atom) * len(levels)
+        last = max((max(s.level, inner) for s in program.staged), default=0)
         filled = [self.spec.loss(level) / (spare if n <= last else 1) for n, level in enumerate(levels, 1)]
         return (self.spec.overlap_loss / spare, *filled)
 
@@ -277,8 +277,8 @@ class Model:
         """Starting the units, if there is more than one unit's tile: known once the outermost tile is. Units with lanes are started
         even for one, as who asks for the result has none.
         """
-        started = program.unit_tiles > 1 or program.lane_level is not None
-        return self.spec.unit.launch_overhead_us * 1e-6 if started else 0.0
+        unit, started = self.spec.unit, program.unit_tiles > 1 or program.lane_level is not None
+        return (unit.launch_overhead_us + (program.cluster > 1) * unit.cluster_overhead_us) * 1e-6 if started else 0.0
 
     def overhead_seconds(self, program: StageProgram) -> float:
         """Handing out tiles, starting and finishing accumulators, and the set-up of every step."""

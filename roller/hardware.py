@@ -86,6 +86,7 @@ class MemoryLevel(_Model):
     carved_from: Name | None = None
     depth_max: Count = 1  # staged copies in flight; 1: no asynchronous copy
     multicast_max: Count = 1  # instances in which one copy can arrive, as long as groups of so many leave no unit idle
+    multicast_saves: Share = 1.0  # of the way to each further instance in which a copy arrives; the rest its own port takes
     copy_issue: Literal["lanes", "engine", "hardware"] = "hardware"
     step_overhead_ns: NonNegative = 0.0  # a barrier, an exchange set-up
     overlap_loss: Share | None = None  # of what moves into this level; absent: the chip's
@@ -137,6 +138,7 @@ class SchedulableUnit(_Model):
     issue_groups: Count | None = None
     combine: tuple[Literal["atomic", "second_pass", "exchange", "shuffle"], ...] = ()
     launch_overhead_us: NonNegative
+    cluster_overhead_us: NonNegative = 0.0  # units that wait for one another before the first and after the last copy
     sync_ns: NonNegative = 0.0  # a barrier over all units
 
     @model_validator(mode="after")

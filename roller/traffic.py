@@ -194,7 +194,7 @@ def _managed(walk: NestWalk, level: MemoryLevel, index: int) -> LevelTraffic:
         times = _loads(program, outside, stream.touches, spread, spec.unit.count, role != "body")
         times *= 2 * _visits(program, list(around)) - 1 if role == "output" else 1
         if staging is not None and index == program.levels[0] and program.brought_once(nest.factor_touches(stream.factor)):
-            times /= program.cluster
+            times *= 1 - level.multicast_saves * (1 - 1 / program.cluster)
         if access is None or stream.access is None:
             assert staging is not None
             filling, reading = conflicts(program, spec, staging)

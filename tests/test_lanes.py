@@ -150,6 +150,39 @@ def test_more_copies_lose_less_of_what_overlaps() -> None:
     assert lost(2, resident=2) == pytest.approx((0.1 / 3, 0.1 / 3, 0.1))
     assert lost(4, resident=2) == lost(4, resident=4) == pytest.approx((0.025, 0.025, 0.1)), "four to make up for it are enough"
     assert lost(1) == (1.0, 1.0, 1.0), "one copy of one tile: filling and using it take turns"
+
+
+def test_what_atoms_read_in_place_is_a_part_of_computing() -> None:
+    """It overlaps as well as computing does; where lanes read it, the copies are not theirs."""
+    spec = chip()
+    for operands, last in (("pad", 0.1 / 3), ("register", 0.1)):
+        atoms = (spec.atoms[0], spec.atoms[1].model_copy(update={"operand_level": operands if operands == "pad" else None}))
+        made = program(spec.model_copy(update={"atoms": atoms}), atom=1, staged=tuple(replace(s, depth=4) for s in PANELS))
+        assert Model(spec, CostParameters(), Geometry(made.nest)).losses(replace(made, atom=atoms[1]))[2] == pytest.approx(last)
+
+
+@pytest.mark.parametrize("saves", [0.0, 0.25, 1.0])
+def test_a_cluster_saves_a_part_of_what_it_brings_once(saves: float) -> None:
+    """Half of the operand that two units share need not come a second time; their own ports take the rest of its way."""
+
+    def saved(saves: float) -> float:
+        """As a share of what moves into the level."""
+        spec = chip()
+        pad = spec.levels[1].model_copy(update={"multicast_max": 2, "multicast_saves": saves})
+        spec = spec.model_copy(update={"levels": (spec.levels[0], pad, *spec.levels[2:])})
+        alone = program(spec, atom=1, tiles=(TILE, (8, 8, 1)))
+        walks = [NestWalk(p, spec, Geometry(p.nest), CostParameters()) for p in (alone, replace(alone, cluster=2))]
+        apart, together = (level_traffic(walk, 1).bytes for walk in walks)
+        return 1 - together / apart
+
+    assert saved(1.0) == pytest.approx(1 / 4, rel=0.1), "half of one of two operands, which are most of what moves"
+    assert saved(saves) == pytest.approx(saves * saved(1.0))
+
+
+def test_units_of_a_cluster_wait_for_one_another() -> None:
+    spec = chip(cluster_overhead_us=2.0)
+    alone, two = (Model(spec, CostParameters(), Geometry(p.nest)).launch_seconds(p) for p in (program(spec), program(spec, cluster=2)))
+    assert two - alone == pytest.approx(2e-6)
     assert seconds(chip(), 3) < seconds(chip(), 2)
 
 
