@@ -105,7 +105,9 @@ def _worth_packing(found: list[Search], floors: list[float]) -> float:
 
 
 def _several_sizes(found: list[Search], rated: list[_Inner], hidden: float) -> list[_Inner]:
-    """The best innermost tiles; where they run on lanes, of every size: few large ones leave lanes and units idle."""
+    """The best innermost tiles; where they run on lanes, of every size, as few large ones leave lanes and units idle, and of every
+    atom, as what it is worth shows when the unit's tile is chosen.
+    """
     if not any(s.lane_level is not None for s in found):
         first = {item.number: item for item in reversed(rated)}  # the best of each nest, atom and mapping
         # Where memory decides, this part of the prediction tells them apart less.
@@ -113,15 +115,17 @@ def _several_sizes(found: list[Search], rated: list[_Inner], hidden: float) -> l
         worth = dict.fromkeys([*rated[:keep], *(first[n] for n in sorted(first))])
         return [item for item in worth if item.seconds <= _slack(found[item.number]) * max(rated[0].seconds, hidden)]
     shapes: dict[tuple[int, bool, bool], set[tuple[object, ...]]] = {}
+    atoms: set[tuple[str, bool, bool]] = set()
     kept = []
     for item in rated:
         search, tile = found[item.number], item.chain[-1]
         # They are rated alike, whether lanes share reductions or not, and take other things into account where panels hold windows:
         # neither crowds out the other.
         seen = shapes.setdefault((math.prod(tile).bit_length(), search.fit.cooperate, search.fit.windowed), set())
-        shape = search.atom.kind, _shape(search, tile)
-        if len(seen) < (SAME_WINDOWED if search.fit.windowed else SAME_SIZE) and shape not in seen:
+        shape, own = (search.atom.kind, _shape(search, tile)), (search.atom.name, search.fit.cooperate, search.fit.windowed)
+        if own not in atoms or (len(seen) < (SAME_WINDOWED if search.fit.windowed else SAME_SIZE) and shape not in seen):
             seen.add(shape)
+            atoms.add(own)
             kept.append(item)
     return kept
 

@@ -60,6 +60,7 @@ def on(chip: str, op: SymbolicTensor) -> tuple[TensorExpr, HardwareSpec, list[Se
 @pytest.mark.parametrize("chip", ["cuda:a100", "rocm:mi300x"])
 def test_tiles_of_one_size_differ_in_what_reuse_depends_on(chip: str) -> None:
     seen: set[object] = set()
+    again: set[object] = set()
     sizes: set[int] = set()
     for search, chains in innermost(on(chip, windows())[2]):
         for (tile,) in chains:
@@ -68,11 +69,24 @@ def test_tiles_of_one_size_differ_in_what_reuse_depends_on(chip: str) -> None:
                 arrays = frozenset(n for n, access in enumerate(search.nest.accesses) if access.touches[dim])
                 points[arrays] = points.get(arrays, 1) * extent
             what = search.atom.kind, search.fit.cooperate, frozenset(points.items())
-            assert what not in seen, tile
+            if what in seen:
+                assert (search.atom.name, search.fit.cooperate, search.fit.windowed) not in again, (
+                    "each atom has one, whatever others have"
+                )
+                again.add((search.atom.name, search.fit.cooperate, search.fit.windowed))
             seen.add(what)
             sizes.add(math.prod(tile).bit_length())
     assert len(sizes) >= 6
     assert len(seen) > 3 * len(sizes)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 48, 100])
+def test_every_atom_that_is_worth_it_has_a_tile(rows: int) -> None:
+    """Whatever atoms there are beside it: what narrow ones are worth shows when the unit's tile is chosen."""
+    op = ops.matmul(ops.tensor((rows, 4096), "float16"), ops.tensor((4096, 4096), "float16"))
+    found = on("cuda:h100", op)[2]
+    kept = {search.atom.name for search, _ in innermost(found)}
+    assert {search.atom.name for search in found if search.atom.kind == "matrix"} <= kept
 
 
 def test_a_tile_that_twins_crowded_out_is_found() -> None:

@@ -181,7 +181,9 @@ def test_a_cluster_saves_a_part_of_what_it_brings_once(saves: float) -> None:
 
 def test_units_of_a_cluster_wait_for_one_another() -> None:
     spec = chip(cluster_overhead_us=2.0)
-    alone, two = (Model(spec, CostParameters(), Geometry(p.nest)).launch_seconds(p) for p in (program(spec), program(spec, cluster=2)))
+    alone, two = (
+        Model(spec, CostParameters(), Geometry(p.nest)).launch_seconds(p) for p in (program(spec), program(spec, cluster=2))
+    )
     assert two - alone == pytest.approx(2e-6)
     assert seconds(chip(), 3) < seconds(chip(), 2)
 
