@@ -17,7 +17,7 @@ from roller.compiled import Built, Kernel
 from roller.construct import rated_stages
 from roller.cost import estimate
 from roller.devices import Device, load_device
-from roller.errors import ConstructionError, ExpressionError, KernelError
+from roller.errors import ConstructionError, DeviceUnavailableError, ExpressionError, KernelError
 from roller.expr import TensorExpr
 from roller.fusion import fuse
 from roller.hardware import HardwareSpec
@@ -119,6 +119,9 @@ def _planned(
 ) -> tuple[building.Plan, list[Choice]]:
     """The best programs, and what they are built for."""
     plugin, chip = resolve(device, spec)
+    problem = plugin.build_problem(chip)
+    if problem is not None:
+        raise DeviceUnavailableError(problem)
     chip = limited(chip, threads)
     fixed = _constants(expr, {} if constants is None else constants)
     fused = fuse(expr, chip.spread)

@@ -135,6 +135,11 @@ class Device:
         found = self._ask("roller_requirements", Sequence, ())
         return tuple(self._checked("roller_requirements", str, line) for line in found)
 
+    def build_problem(self, spec: HardwareSpec) -> str | None:
+        """Why no kernel for a chip can be built on this machine; None where one can be."""
+        found: str | None = self._ask("roller_build_problem", str, None, spec=spec)
+        return found
+
     def measure_spec(self) -> HardwareSpec | None:
         """The attached chip measured now; None where the plugin cannot."""
         found = self._ask("roller_measure_spec", HardwareSpec, None)

@@ -105,6 +105,13 @@ def roller_requirements() -> Sequence[str] | None:
 
 
 @hookspec(firstresult=True)
+def roller_build_problem(spec: HardwareSpec) -> str | None:
+    """Why no kernel for a chip can be built on this machine, and what to do; asked before anything is constructed. Default: one can
+    be (None).
+    """
+
+
+@hookspec(firstresult=True)
 def roller_measure_spec() -> HardwareSpec | None:
     """The attached chip measured now, and remembered for `roller_default_spec`. Default: it cannot be measured (None)."""
 

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -296,6 +297,22 @@ def test_a_compiler_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert toolchain.problems() == (f"{toolchain.COMPILER} names '/nowhere/nvcc', which is no program",)
     with pytest.raises(CodegenError, match="must name an nvcc"):
         toolchain.compiled("// no kernel", "sm_80")
+
+
+def test_a_chip_that_the_compiler_lacks_is_refused_before_anything_is_constructed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """An nvcc of a toolkit that has dropped the chip."""
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho sm_75\necho sm_80\n", encoding="utf-8")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv(toolchain.COMPILER, str(nvcc))
+    monkeypatch.setattr("roller.compiler.rated_stages", None)
+    said = f"{nvcc} does not compile for sm_70, only for sm_75, sm_80; name an nvcc that does in {toolchain.COMPILER}"
+    with pytest.raises(DeviceUnavailableError) as refused:
+        roller.compile(gemm(64, 64, 64), device="cuda:v100")
+    assert str(refused.value) == said
+    assert toolchain.build_problem(load_spec("cuda:a100")) is None
 
 
 LACKING = """

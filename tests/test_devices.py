@@ -151,6 +151,7 @@ def boom(*_):
         ("roller_assembly", lambda d: d.assembly(ARTIFACT)),
         ("roller_spec_dirs", lambda d: d.spec_dirs()),
         ("roller_requirements", lambda d: d.requirements()),
+        ("roller_build_problem", lambda d: d.build_problem(toy_spec())),
         ("roller_measure_spec", lambda d: d.measure_spec()),
     ],
 )

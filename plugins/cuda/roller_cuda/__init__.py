@@ -90,6 +90,12 @@ def roller_assembly(artifact: Artifact) -> str:
 
 
 @hookimpl
+def roller_build_problem(spec: HardwareSpec) -> str | None:
+    """No compiler, or none that compiles for the chip."""
+    return _module("toolchain").build_problem(spec)  # type: ignore[no-any-return]
+
+
+@hookimpl
 def roller_requirements() -> tuple[str, ...]:
     """A compiler, a driver and a GPU."""
     return (*_module("toolchain").problems(), *_module("runtime").problems())

@@ -22,6 +22,7 @@ from roller_cuda import cubin, occupancy
 
 FORMAT = "cubin"
 COMPILER = "ROLLER_CUDA_COMPILER"
+ANSWER_SECONDS = 20  # that a compiler may take to say what it compiles for
 INSTALL = "pip install 'roller-compiler[cuda]' (in a copy of the repository: '.[cuda]')"
 HEADERS = ("cuda_runtime", "cuda_cccl")  # folders of the toolkit's header wheels
 # What arithmetic is, written out though it is the default (`docs/numerics.md`). No line tables: they hold the folders in which a
@@ -223,7 +224,9 @@ def resources(log: str) -> dict[str, int]:
 @cache
 def compiled(text: str, arch: str) -> tuple[bytes, str]:
     """The cubin of a text, and the compiler's log."""
-    chosen = os.environ.get(COMPILER)
+    chosen, lacking = os.environ.get(COMPILER), _lacking(arch)
+    if lacking is not None:
+        raise CodegenError(lacking)
     if chosen:
         return _with_command(chosen, text, arch)
     if has_bindings():
@@ -232,6 +235,33 @@ def compiled(text: str, arch: str) -> tuple[bytes, str]:
     if found is None:
         raise DeviceUnavailableError(f"no CUDA compiler: {INSTALL}, or name an nvcc in {COMPILER}")
     return _with_command(found, text, arch)
+
+
+def build_problem(spec: HardwareSpec) -> str | None:
+    """Why this machine compiles no kernel for a chip; None where it does."""
+    lacking = problems()
+    return lacking[0] if lacking else _lacking(architecture(spec))
+
+
+def _lacking(arch: str) -> str | None:
+    compiler, known = _architectures(os.environ.get(COMPILER))
+    if not known or arch.rstrip("af") in known:
+        return None
+    return f"{compiler} does not compile for {arch}, only for {', '.join(known)}; name an nvcc that does in {COMPILER}"
+
+
+@cache
+def _architectures(named: str | None) -> tuple[str, tuple[str, ...]]:
+    """The compiler in use, and what it compiles for; nothing where it does not say."""
+    if not named and has_bindings():
+        nvrtc = _nvrtc()
+        return "this NVRTC", tuple(f"sm_{n}" for n in _ask(nvrtc, nvrtc.nvrtcGetSupportedArchs()))
+    command = named or shutil.which("nvcc") or "nvcc"
+    try:
+        done = subprocess.run([command, "--list-gpu-code"], capture_output=True, text=True, check=False, timeout=ANSWER_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return command, ()
+    return command, tuple(re.findall(r"^sm_\d+$", done.stdout, re.MULTILINE))
 
 
 def problems() -> tuple[str, ...]:
@@ -271,11 +301,6 @@ def _nvrtc() -> Any:
 
 def _with_nvrtc(text: str, arch: str) -> tuple[bytes, str]:
     nvrtc = _nvrtc()
-    known = [f"sm_{n}" for n in _ask(nvrtc, nvrtc.nvrtcGetSupportedArchs())]
-    if arch.rstrip("af") not in known:
-        raise CodegenError(
-            f"this NVRTC does not compile for {arch}, only for {', '.join(known)}; name an nvcc that does in {COMPILER}"
-        )
     program = _ask(nvrtc, nvrtc.nvrtcCreateProgram(text.encode(), b"kernel.cu", 0, [], []))
     options = [f"--gpu-architecture={arch}", *FLAGS, *(f"--include-path={folder}" for folder in include_folders())]
     try:

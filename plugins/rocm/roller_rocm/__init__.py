@@ -90,6 +90,12 @@ def roller_assembly(artifact: Artifact) -> str:
 
 
 @hookimpl
+def roller_build_problem() -> str | None:
+    """No linker."""
+    return next(iter(_module("toolchain").problems()), None)
+
+
+@hookimpl
 def roller_requirements() -> tuple[str, ...]:
     """A linker, a driver and a GPU."""
     return (*_module("toolchain").problems(), *_module("runtime").problems())
