@@ -30,7 +30,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 MAP = ROOT / "docs" / "architecture.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-MODULE_LINES, FUNCTION_LINES, MANIFEST_LINES, ADR_LINES, HOOKS = 400, 50, 100, 60, 14
+MODULE_LINES, FUNCTION_LINES, MANIFEST_LINES, ADR_LINES, HOOKS = 400, 50, 100, 60, 15
 DEVICE_WORDS = re.compile(r"(?<![a-z])(cuda|rocm|hip|ipu|nvidia|amd|avx\d*|sm_\d+|gfx\d+)(?![a-z])", re.IGNORECASE)
 TVM = ("tvm", "tvm_ffi")
 MAY_IMPORT_TVM = ("roller/te.py", "roller/schedule/")

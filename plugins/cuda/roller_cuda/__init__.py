@@ -1,7 +1,4 @@
-"""NVIDIA GPUs as a device: CUDA C++ from the program, a cubin from NVRTC, the driver to run it, an emulator where there is no GPU.
-
-Forwards each hook to the module that answers it, which loads TVM, compilers and drivers only then.
-"""
+"""NVIDIA GPUs as a device. Each hook loads the module that answers it, and with it TVM, compilers and drivers, only when asked."""
 
 from __future__ import annotations
 
