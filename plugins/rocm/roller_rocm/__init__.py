@@ -1,8 +1,4 @@
-"""AMD GPUs as a device: LLVM IR from the program, a code object from TVM's LLVM and a linker, an emulator of its assembly.
-
-Forwards each hook to the module that answers it, which loads TVM, compilers and drivers only then. No AMD hardware was used to make
-it.
-"""
+"""AMD GPUs as a device. Each hook loads the module that answers it, and with it TVM, a linker and drivers, only when asked."""
 
 from __future__ import annotations
 
