@@ -1,4 +1,7 @@
-"""AMD GPUs as a device. Each hook loads the module that answers it, and with it TVM, a linker and drivers, only when asked."""
+"""AMD GPUs as a device: LLVM IR from the program, a code object from TVM's LLVM and a linker, an emulator of its assembly.
+
+Each hook loads the module that answers it only when asked. No AMD hardware was used to make it.
+"""
 
 from __future__ import annotations
 
