@@ -44,6 +44,19 @@ def any_machine() -> Iterator[None]:
         yield
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What the marker `one_in` says: of a square of combinations its diagonals, so that no row or column is left out."""
+    for item in items:
+        marker = item.get_closest_marker("one_in")
+        if marker is None or not isinstance(item, pytest.Function):
+            continue
+        given = [m.args[0] for m in item.iter_markers("parametrize")]
+        first = [names.split(",")[0] if isinstance(names, str) else names[0] for names in given]  # those of one list go together
+        if sum(item.callspec.indices[name] for name in first) % marker.args[0]:
+            item.add_marker(pytest.mark.long)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Settings and caches of the tests' own, one for all processes of a run: the user's neither help nor suffer. The machine is not
     measured, so that no test depends on what else went on.

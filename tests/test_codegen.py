@@ -162,6 +162,7 @@ HOT = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("chip", ["zen3", "zen5", "skylake-avx512"])
 @pytest.mark.parametrize("name", HOT)
 def test_hot_loops_keep_everything_in_registers(name: str, chip: str) -> None:
@@ -261,6 +262,7 @@ def test_panels_of_a_ragged_reduction_along_the_vector(tiles: Any, levels: tuple
     right(op, given(op, tiles, 2, staged=staged))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("k", [96, 100, 37])
 @pytest.mark.parametrize("depth", [16, 24])

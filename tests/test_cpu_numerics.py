@@ -168,6 +168,7 @@ def _fixed(kernel: roller.Kernel) -> list[tuple[str, bytes]]:
 CASES = [(family, name) for family, cases in FAMILIES.items() for name in cases]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("family", "name"), CASES, ids=[f"{f}, {n}" for f, n in CASES])
 def test_families(family: str, name: str, dtype: str) -> None:
@@ -179,6 +180,7 @@ def test_families(family: str, name: str, dtype: str) -> None:
         right(op, integer=False, seed=1, shift=1)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", FLOATING)
 def test_families_of_floats(name: str, dtype: str) -> None:

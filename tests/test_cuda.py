@@ -180,6 +180,7 @@ def test_shared_memory_is_full_of_nan_before_each_block() -> None:
         verify.check(expr, arrays, emulated(expr, tampered(artifact, text.replace(line, "\n;", 1)), arrays))
 
 
+@pytest.mark.one_in(4)
 @needs_cxx
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("sizes", [(64, 64, 0), (0, 64, 64), (64, 0, 64)])

@@ -71,6 +71,7 @@ PRODUCTS = {
 }
 
 
+@pytest.mark.one_in(2)
 @needs_compiler
 @needs_cxx
 @pytest.mark.parametrize("dtype", HALVES)

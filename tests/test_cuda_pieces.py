@@ -218,6 +218,7 @@ SMALL: list[tuple[TensorExpr, Tiles]] = [
 ]
 
 
+@pytest.mark.one_in(4)
 @needs_cxx
 @pytest.mark.parametrize(("backwards", "eager"), ORDERS)
 @pytest.mark.parametrize("number", range(len(SMALL)))

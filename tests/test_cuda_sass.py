@@ -159,6 +159,7 @@ def rounding(chip: str, turned: tuple[bool, bool]) -> Compiled:
     return Compiled(kernel.program.stages[-1], code, kernel)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("chip", ["a100", "l40s", "h100"])
 @pytest.mark.parametrize("turned", [*itertools.product((False, True), repeat=2)], ids=str)
 def test_products_rounded_to_tf32(chip: str, turned: tuple[bool, bool]) -> None:

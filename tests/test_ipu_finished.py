@@ -103,6 +103,7 @@ def _product() -> SymbolicTensor:
     return ops.matmul(halves(64, 128), halves(128, 64))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("shape", [(64,), (64, 1), (1,), (1, 64)])
 @pytest.mark.parametrize("tile", [(32, 32, 16), (32, 64, 32), (4, 64, 16), (12, 64, 16)])
 def test_what_rows_share_is_read_by_rows(tile: tuple[int, int, int], shape: tuple[int, ...]) -> None:

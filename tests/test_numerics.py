@@ -324,6 +324,7 @@ def cancelling() -> dict[str, Array]:
     return {"x": x, "y": y, "z": -(x * y)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("where", ["cpu", *EMULATORS])
 @pytest.mark.parametrize("kind", ["sum", "difference", "negated", "chosen", "fused from another operator"])
 def test_strict_math_rounds_products(kind: str, where: str) -> None:

@@ -98,6 +98,7 @@ def groups_alone() -> HardwareSpec:
     return H100.model_copy(update={"atoms": tuple(a for a in H100.atoms if not a.name.startswith("mma"))})
 
 
+@pytest.mark.one_in(3)
 @needs_cxx
 @pytest.mark.parametrize("chip", ["h100", "a100", "groups"])
 @pytest.mark.parametrize("name", ["odd", "ends", "int8", "window"])

@@ -135,6 +135,7 @@ def drawn(case: str, chip: str, count: int) -> list[RProgram]:
     return list(itertools.islice((p for p in every if any(s.windowed for s in p.stages)), count))
 
 
+@pytest.mark.one_in(2)
 @needs_cxx
 @pytest.mark.parametrize("chip", ["v100", "a100"])
 @pytest.mark.parametrize("case", CASES)
@@ -150,6 +151,7 @@ def test_random_programs_with_windows_are_right(case: str, chip: str) -> None:
             verify.check(expr, arrays, found)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("chip", ["mi100", "rx7900xtx"])  # groups of 64 lanes, and of 32
 @pytest.mark.parametrize("case", CASES)
 def test_random_programs_with_windows_are_right_on_amd(case: str, chip: str) -> None:
