@@ -121,6 +121,7 @@ ALONG = {
 CASES = [(name, unit) for name in PRODUCTS for unit in UNITS if unit != "rtx4090" or name in ("plain", "odd", "convolution")]
 
 
+@pytest.mark.one_in(2)
 @needs_cxx
 @pytest.mark.parametrize(("name", "unit"), CASES)
 def test_products_are_right(name: str, unit: str) -> None:

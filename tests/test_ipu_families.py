@@ -26,6 +26,8 @@ from roller_ipu_sim.host_check import run_on_host
 from roller_ipu_sim.interpret import interpret
 from roller_ipu_sim.manifest import Fill, Manifest, ManifestError, Placement, Receivers, Send, VertexGroup, from_json, to_json
 
+pytestmark = pytest.mark.usefixtures("headers_read_once")
+
 ROW = 8  # elements of a tile
 
 

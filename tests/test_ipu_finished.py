@@ -191,7 +191,7 @@ def any_finished(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("part", [0, 1])
 def test_any_parts_are_finished(part: int) -> None:
-    random_examples(any_finished, part, 40)
+    random_examples(any_finished, part, 12)
 
 
 @pytest.mark.long

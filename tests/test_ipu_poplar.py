@@ -41,6 +41,8 @@ from roller_ipu_sim.manifest import Manifest, from_json, to_json
 from roller_ipu_sim.poplar import PoplarProgram, generate
 from roller_ipu_sim.poplar_fields import Access, dealt, fields_of
 
+pytestmark = pytest.mark.usefixtures("headers_read_once")
+
 CASES: Mapping[str, Callable[[np.random.Generator], Case]] = {
     "pooling": pooling,
     "split reduction": split_reduction,

@@ -13,6 +13,8 @@ from ipu_poplar_cases import Array, Case, Formula, formulas, needs_compiler, sam
 from roller.scalar import UNARY
 from roller_ipu_sim.host_check import run_on_host
 
+pytestmark = pytest.mark.usefixtures("headers_read_once")
+
 BFLOAT = np.dtype(ml_dtypes.bfloat16)
 FLOATS = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": BFLOAT}
 WHOLE = ("int32", "int16", "int8", "uint8")

@@ -120,6 +120,7 @@ def test_matrix_units_are_right(chip: str, dtype: str) -> None:
         trial.verify(kernel.artifact, kernel.expr, emulate=True)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("chip", "name"), [(c, a.name) for c in MATRIX for a in load_spec(f"rocm:{c}").atoms if a.kind == "matrix"]
 )
