@@ -57,7 +57,7 @@ def headers_read_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         yield
         return
     folder = tmp_path_factory.mktemp("headers")
-    headers = "algorithm cstring fstream functional iostream map stdexcept string vector".split()
+    headers = ["algorithm", "cstring", "fstream", "functional", "iostream", "map", "stdexcept", "string", "vector"]
     headers += [f"poplar/{path.name}" for path in sorted((host_check.STUBS / "poplar").glob("*.hpp"))]
     (folder / "all.hpp").write_text("".join(f"#include <{name}>\n" for name in headers), encoding="utf-8")
     read = [*host, *host_check.FLAGS, "-I", str(host_check.STUBS), "-x", "c++-header", str(folder / "all.hpp")]
