@@ -14,6 +14,7 @@ from roller.errors import ExpressionError, WrongResultError
 from roller.expr import Axis, Stage, Tensor, TensorExpr
 from roller.ops import SymbolicTensor
 from roller.ops import tensor as T
+from roller.precision import permitted
 from roller.scalar import Affine, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary
 
 Array = np.ndarray[Any, Any]
@@ -157,6 +158,45 @@ def test_functions_in_single_precision_pass() -> None:
         ops.gelu(x, "tanh"),
         lambda a: np.float32(0.5) * a * (1 + np.tanh(np.float32(0.7978845608) * (a + np.float32(0.044715) * a**3))),
     )
+
+
+F32 = np.float32
+X, Y, Z = (np.random.default_rng(n).uniform(0.5, 2, 1000).astype(F32) for n in range(3))
+
+
+def accepted(operator: SymbolicTensor, result: Array, math: str = "ieee") -> bool:
+    expr = permitted(ops.expression(operator), math=math)
+    try:
+        verify.check(expr, dict(zip("xyz", (X, Y, Z), strict=True)), result)
+    except WrongResultError:
+        return False
+    return True
+
+
+def test_operations_that_are_rounded_correctly_are_known_to_the_last_bit() -> None:
+    x, y, z = (T((1000,), name=name) for name in "xyz")
+    whole = x * y / ops.sqrt(z)
+    exact = (X * Y) / np.sqrt(Z)
+    assert accepted(whole, exact)
+    assert not accepted(whole, np.nextafter(exact, F32(9)))
+    assert not accepted(whole, X * Y * (F32(1) / np.sqrt(Z))), "a reciprocal"
+    shifted = (x + 12582912.0) - 12582912.0 + 0 * y + 0 * z
+    assert accepted(shifted, np.rint(X)) and not accepted(shifted, X), "folded"
+    assert accepted(shifted + x, np.rint(X) + X)
+
+
+def test_a_product_in_a_sum_may_keep_all_of_its_bits() -> None:
+    """Directly, negated or chosen, in one stage or several that may become one; but nowhere else, and where it is forbidden not."""
+    x, y, z = (T((1000,), name=name) for name in "xyz")
+    double = np.float64
+    apart, fused = X * Y - Z, (X.astype(double) * Y - Z).astype(F32)
+    assert (apart != fused).any()
+    for operator in (x * y - z, -(z - x * y), ops.where(z > 0, x * y, z) - z):
+        assert accepted(operator, apart) and accepted(operator, fused)
+        assert accepted(operator, apart, "strict") and not accepted(operator, fused, "strict")
+    halved = ops.maximum(x * y, 0.0) - z
+    assert accepted(halved, apart) and not accepted(halved, fused)
+    assert not accepted(x * y - z, np.nextafter(np.maximum(apart, fused), F32(9)) + F32(1e-6))
 
 
 def test_a_doubtful_condition_allows_both_sides() -> None:

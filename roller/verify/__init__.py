@@ -2,8 +2,9 @@
 
 The expression is interpreted as it stands, in float64 (integers exactly, wrapping at their type's width), and rounded to
 float16 or bfloat16 only where it casts to them. The tolerance is a bound per element, derived alongside from element types and
-reduction lengths; see `roller.verify.rounding`. Random floats find gross faults, small integers (`random_inputs(...,
-integer=True)`) find every one: there the bound is zero wherever no function and no division is involved.
+reduction lengths; see `roller.verify.rounding`. `check` rounds each operation that IEEE 754 rounds, too, as far as its operands
+are known to the last bit: of an operator without sums over axes, functions and products that go into sums, every wrong bit is
+found. Small integers (`random_inputs(..., integer=True)`) find every fault where no function is involved.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ def reference(expr: TensorExpr, arrays: Arrays, points: Array | None = None) -> 
 
 def tolerance(expr: TensorExpr, arrays: Arrays, points: Array | None = None) -> Array:
     """The greatest absolute error that a correct kernel can make, per element of what `reference` gives. Errors as there."""
-    return _shaped(expr, _bound(_interpreted(expr, arrays, points, bounds=True)), points)
+    found, plain = (_interpreted(expr, arrays, points, bounds=bounds) for bounds in (True, False))
+    with np.errstate(all="ignore"):
+        apart = np.abs(found.value.astype(np.float64) - plain.value.astype(np.float64))
+    return _shaped(expr, _bound(found) + np.where(np.isfinite(apart), apart, 0.0), points)
 
 
 @dataclass(frozen=True)

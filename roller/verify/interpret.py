@@ -37,8 +37,8 @@ class Table:
     def at(self, flat: Array) -> Approximate:
         """The elements at flat indices, which must be known."""
         place = flat if self.flat is None else np.minimum(np.searchsorted(self.flat, flat), max(len(self.flat) - 1, 0))
-        error = self.content.error
-        return Approximate(self.content.value[place], error[place] if isinstance(error, np.ndarray) else error)
+        beside = (part[place] if isinstance(part, np.ndarray) else part for part in (self.content.error, self.content.fused))
+        return Approximate(self.content.value[place], *beside)
 
 
 def interpret(expr: TensorExpr, arrays: Mapping[str, Array], flat: Array | None, *, bounds: bool) -> Approximate:
@@ -58,7 +58,8 @@ def interpret(expr: TensorExpr, arrays: Mapping[str, Array], flat: Array | None,
             found = Approximate(_gathered(arrays[node.tensor], position, tensor.dtype))
         if node.fill is None or inside is None:
             return found
-        return Approximate(np.where(inside, found.value, node.fill), np.where(inside, found.error, 0.0))
+        beside = (np.where(inside, part, 0.0) for part in (found.error, found.fused))
+        return Approximate(np.where(inside, found.value, node.fill), *beside)
 
     with np.errstate(all="ignore"):
         for stage in expr.stages:
@@ -133,7 +134,7 @@ def _stage(stage: Stage, flat: Array | None, load: Callable[[Load, Points], Appr
     count = math.prod(a.extent for a in stage.spatial) if flat is None else len(flat)
     kind = np.float64 if stage.output.dtype in FLOATS else np.bool_ if stage.output.dtype == "bool" else np.int64
     values: Array = np.zeros(stage.output.elements if flat is None else count, dtype=kind)
-    errors = np.zeros(len(values) if bounds else 0)
+    errors, fused = (np.zeros(len(values) if bounds else 0) for _ in range(2))
     reduction = math.prod(a.extent for a in stage.reduced)
     for piece in _pieces(count, max(1, PIECE // max(reduction, 1))):
         if flat is None:
@@ -149,7 +150,8 @@ def _stage(stage: Stage, flat: Array | None, load: Callable[[Load, Points], Appr
         values[target] = np.broadcast_to(result.value, size)[:, 0]
         if bounds:
             errors[target] = np.broadcast_to(result.error, size)[:, 0]
-    return Table(Approximate(values, errors if bounds else 0.0), flat)
+            fused[target] = np.broadcast_to(result.fused, size)[:, 0]
+    return Table(Approximate(values, errors, fused) if bounds else Approximate(values), flat)
 
 
 def _reduced(stage: Stage, columns: Mapping[str, Array], load: Callable[[Load, Points], Approximate], bounds: bool) -> Approximate:

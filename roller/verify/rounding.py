@@ -4,12 +4,16 @@ The bound is a running error analysis (Higham, *Accuracy and Stability of Numeri
 node goes e ≥ |computed - v|, whatever order the kernel works in. With u the unit roundoff of the node's type,
 
     a + b, a - b     e = e_a + e_b + u|v|                a · b    e = |a|e_b + |b|e_a + e_a·e_b + u|v|
+    a ÷ b            e = (e_a + |v|e_b) / (|b| - e_b) + u|v|
     f(a) monotone    e = max |f(a ± e_a) - f(a)| + c·u|v|         (c: `FUNCTION_ULPS`, what maths libraries may be off by)
     sum of n terms   e = Σe_i + γ_n·Σ(|t_i| + e_i),  γ_n = n·u / (1 - n·u)
     select           e of the chosen side; if the errors could flip the condition, also the distance of the two sides
     factor that may be rounded to a narrower format of unit roundoff w:  e + w(|v| + e) instead of its e
 
-Results that are exact in the node's type cost nothing, so on small integers the whole bound is 0 and any difference is a fault.
+Sums, differences, products, quotients and square roots of operands without an error are rounded here as IEEE 754 says, and have
+none: any difference is a fault (float64 has more than twice the bits of float32, so that rounding its result once more gives the
+nearest float32, Figueroa 1995). A product may go into a sum with all of its bits (docs/numerics.md, rule 2): it then is up to u|v|
+from the rounded one, which is `Approximate.fused`.
 """
 
 from __future__ import annotations
@@ -55,10 +59,13 @@ FUNCTION_ULPS = 16.0
 
 @dataclass(frozen=True, slots=True)
 class Approximate:
-    """Values (float64, int64 or bool) and bounds on a kernel's error; for bool 1 where a kernel may decide otherwise."""
+    """Values (float64, int64 or bool) and bounds on a kernel's error; for bool 1 where a kernel may decide otherwise. `fused`: how
+    much further from a value may be what a sum takes of it, as that of a product may not be rounded.
+    """
 
     value: Array
     error: Array | float = 0.0
+    fused: Array | float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +135,19 @@ def widened(value: Array, dtype: str) -> Array:
     return value.astype(np.int64).astype(numpy_dtype(dtype)).astype(np.int64)
 
 
-def rounded(value: Array, error: Array | float, dtype: str, ulps: float | Array = 1.0, *, exact: bool = True) -> Approximate:
-    """A value with the rounding of its own operation added to the error; with `exact`, not where the type holds it exactly."""
+def rounded(value: Array, error: Array | float, dtype: str, ulps: float | Array = 1.0, *, ieee: bool = True) -> Approximate:
+    """A value with the rounding of its own operation added to the error; with `ieee`, rounded as all do where there is no error."""
     slack = ulps * UNIT_ROUNDOFF[dtype] * np.abs(value) + UNDERFLOW[dtype]
-    slack = np.where(np.isfinite(value), slack, 0.0)  # an infinity is not rounded
-    if exact and dtype != "float64":  # float64 is the reference's own type: what it holds says nothing about exactness
-        held = (value.astype(numpy_dtype(dtype)).astype(np.float64) == value) & (np.asarray(error) == 0)
-        slack = np.where(held, 0.0, slack)
-    elif exact:
-        whole = (value == np.rint(value)) & (np.abs(value) < 2.0**53) & (np.asarray(error) == 0)
-        slack = np.where(whole, 0.0, 2 * slack)
-    return Approximate(value, error + slack)
+    slack = np.where(np.isfinite(value), slack, 0.0) * (2 if dtype == "float64" else 1)  # there the reference rounds, too
+    if not ieee:
+        return Approximate(value, error + slack)
+    known = np.asarray(error) == 0
+    return Approximate(np.where(known, nearest(value, dtype), value), np.where(known, 0.0, error + slack))
+
+
+def nearest(value: Array, dtype: str) -> Array:
+    """The values of a type that are nearest to these."""
+    return value if dtype == "float64" else narrowed(value, dtype).astype(np.float64)
 
 
 def to_significant(value: Array, dtype: str) -> Array:
@@ -184,9 +193,11 @@ def _unary(node: Unary, x: Approximate, bounds: bool) -> Approximate:
     if node.op == "not":
         return Approximate(~x.value, x.error)
     if node.op == "rounded":
-        return x
-    if node.op in ("neg", "abs"):
-        return Approximate(widened(-x.value if node.op == "neg" else np.abs(x.value), node.dtype), x.error)
+        return Approximate(x.value, x.error)
+    if node.op == "neg":
+        return Approximate(widened(-x.value, node.dtype), x.error, x.fused)
+    if node.op == "abs":
+        return Approximate(widened(np.abs(x.value), node.dtype), x.error)
     if node.dtype not in FLOATS:  # whole numbers are their own floor, ceiling and rounding
         return x
     function = FUNCTIONS[node.op]
@@ -204,7 +215,7 @@ def _unary(node: Unary, x: Approximate, bounds: bool) -> Approximate:
         return Approximate(value, error)
     # exp scales its argument first, which costs |x| more roundings
     ulps = FUNCTION_ULPS + 2 * np.abs(x.value) if node.op in ("exp", "sigmoid") else FUNCTION_ULPS
-    return rounded(value, error, node.dtype, ulps, exact=False)
+    return rounded(value, error, node.dtype, *([] if node.op == "sqrt" else [ulps]), ieee=node.op == "sqrt")
 
 
 def _binary(node: Binary, a: Approximate, b: Approximate, bounds: bool) -> Approximate:
@@ -221,19 +232,22 @@ def _binary(node: Binary, a: Approximate, b: Approximate, bounds: bool) -> Appro
         return Approximate(value)
     match node.op:
         case "add" | "sub":
-            return rounded(value, a.error + b.error, node.dtype)
+            return rounded(value, a.error + a.fused + b.error + b.fused, node.dtype)
         case "mul":
             error = _scaled(a.value, b.error) + _scaled(b.value, a.error) + np.multiply(a.error, b.error)
-            return rounded(value, error, node.dtype)
+            found = rounded(value, error, node.dtype)
+            kept = UNIT_ROUNDOFF[node.dtype] * np.abs(value) + UNDERFLOW[node.dtype]
+            exact = (np.asarray(error) == 0) & ((found.value == value) | ~np.isfinite(value)) & (node.dtype != "float64")
+            return Approximate(found.value, found.error, np.where(exact | (np.asarray(error) > 0), 0.0, kept))
         case "div":
             reach = a.error + _scaled(value, b.error)
             error = np.where(np.asarray(reach) == 0, 0.0, reach / np.maximum(np.abs(b.value) - b.error, 0))
-            return rounded(value, error, node.dtype, 2.0, exact=False)
+            return rounded(value, error, node.dtype)
         case "pow":
             corners = [np.power(a.value + i * a.error, b.value + j * b.error) for i in (-1, 1) for j in (-1, 1)]
             error = np.max(np.abs(np.stack(np.broadcast_arrays(*corners)) - value), axis=0)
             error = np.where(np.asarray(a.error + b.error) == 0, 0.0, error)
-            return rounded(value, error, node.dtype, FUNCTION_ULPS * (1 + np.abs(b.value)), exact=False)
+            return rounded(value, error, node.dtype, FUNCTION_ULPS * (1 + np.abs(b.value)), ieee=False)
         case _:  # max, min: no rounding of their own
             return Approximate(value, np.maximum(a.error, b.error))
 
@@ -268,7 +282,7 @@ def _select(condition: Approximate, yes: Approximate, no: Approximate) -> Approx
     if np.any(condition.error):
         apart = np.abs(yes.value - no.value) + np.maximum(yes.error, no.error)
         error = np.where(np.asarray(condition.error) > 0, apart, error)
-    return Approximate(value, error)
+    return Approximate(value, error, np.where(condition.value, yes.fused, no.fused))
 
 
 def _cast(node: Cast, x: Approximate, bounds: bool) -> Approximate:
@@ -286,4 +300,6 @@ def _cast(node: Cast, x: Approximate, bounds: bool) -> Approximate:
         value = narrowed(x.value, node.dtype).astype(np.float64)
         extra = 2 * UNIT_ROUNDOFF[node.dtype] * np.abs(value) + UNDERFLOW[node.dtype]
         return Approximate(value, np.where(np.asarray(x.error) == 0, 0.0, x.error + extra))
-    return rounded(value, x.error, node.dtype) if bounds and node.dtype == "float32" else Approximate(value, x.error)
+    if not bounds or node.dtype == "float64":
+        return Approximate(value, x.error)
+    return rounded(value if np.any(x.error) else nearest(x.value, node.dtype), x.error, node.dtype)
