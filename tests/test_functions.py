@@ -6,15 +6,18 @@ import math
 import re
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
+from emulating import needs_compiler, needs_cxx
 
 import roller
 from roller import ops
+from roller.devices import load_device
 
 Array = npt.NDArray[Any]
 COUNT = 1 << 16
@@ -139,3 +142,45 @@ def test_functions_are_vectors() -> None:
     for name in CLAIMED:
         text = kernel(name).assembly
         assert "vfmadd" in text and not re.search(rf"\b{name}f?\b", text), name
+
+
+# --- what docs/numerics.md says of every device ----------------------------------------------------------------------
+
+DEVICES = {"CPU": "cpu:x86-64-v3", "ROCm": "rocm:mi210", "CUDA": "cuda:a100", "simulated IPU": "ipu_sim:gc200"}
+WITHIN: dict[str, tuple[float, float]] = {  # between which float64's functions and float32's arguments say the same
+    "exp": (-80, 80), "sigmoid": (-80, 80), "tanh": (-10, 10), "erf": (-4, 4), "rsqrt": (1e-30, 1e30), "log": (1e-30, 1e30),
+    "sin": (-3, 3), "cos": (-1.5, 1.5), "pow": (0.1, 10),
+}  # fmt: skip
+EXACT = {**REFERENCES, "rsqrt": lambda x: 1 / np.sqrt(x), "log": np.log, "sin": np.sin, "cos": np.cos}
+
+
+def promised() -> dict[tuple[str, str], float]:
+    """For a device and a function the greatest error in units in the last place, of the table there."""
+    text = (Path(__file__).parent.parent / "docs" / "numerics.md").read_text(encoding="utf-8")
+    head, _, *rows = [line.strip("| ").split(" | ") for line in text[text.index("| function |") :].split("\n\n")[0].splitlines()]
+    return {
+        (device, name): float(said.split(":")[0])
+        for functions, *errors in rows
+        for name in re.findall(r"`(\w+)`", functions)
+        for column, said in zip(head[1:], errors, strict=True)
+        for device in column.split(", ")
+    }
+
+
+@needs_compiler
+@needs_cxx
+@pytest.mark.parametrize(("device", "name"), promised())
+def test_errors_are_no_greater_than_the_table_says(device: str, name: str) -> None:
+    low, high = WITHIN[name]
+    spaced = np.geomspace(low, high, 512) if low > 0 else np.linspace(low, high, 512)
+    x = spaced.astype(np.float32)
+    operand = roller.tensor(x.shape, name="x")
+    operator = ops.pow(operand, 1.7) if name == "pow" else getattr(ops, name)(operand)
+    artifact = roller.compile(operator, DEVICES[device], top_k=1).artifact
+    run = load_device(artifact.device)  # the simulator of the IPU is its device
+    out = np.full(x.shape, np.nan, dtype=np.float32)
+    (run.emulate if run.emulates else run.load_kernel)(artifact).run((x,), out)
+    exact = x.astype(np.float64)
+    want = exact ** float(np.float32(1.7)) if name == "pow" else EXACT[name](exact)
+    off = np.abs(out - want) / np.spacing(np.abs(want).astype(np.float32))
+    assert off.max() <= promised()[device, name]
