@@ -27,6 +27,11 @@ BINARY = {
     "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min", "And": "and", "Or": "or",
     "LT": "lt", "LE": "le", "GT": "gt", "GE": "ge", "EQ": "eq", "NE": "ne",
 }  # fmt: skip
+SIGNS = {
+    "Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "FloorDiv": "//", "FloorMod": "%", "LT": "<", "LE": "<=", "GT": ">", "GE": ">=",
+    "EQ": "==", "NE": "!=",
+}  # fmt: skip
+SHOWN = 80  # characters of an expression in a message
 COMPARISONS = frozenset({"LT", "LE", "GT", "GE", "EQ", "NE"})
 FUNCTIONS = {
     "exp": "exp", "log": "log", "sqrt": "sqrt", "rsqrt": "rsqrt", "tanh": "tanh", "sigmoid": "sigmoid", "erf": "erf",
@@ -306,10 +311,28 @@ class _Reader:
         return dtype
 
     def _shown(self, node: Any) -> str:
-        return " ".join(str(node).split("\n", maxsplit=1)[0].split())[:80]
+        return _text(node).removeprefix("(").removesuffix(")")[:SHOWN] if _kind(node) in SIGNS else _text(node)[:SHOWN]
 
     def _unsupported(self, what: str, node: Any, hint: str = "") -> ExpressionError:
         return ExpressionError(f"te tensor {self.name!r}: {what} is not supported{hint}; it occurs in {self._shown(node)}")
+
+
+def _text(node: Any) -> str:
+    """An expression as its author wrote it, more or less: TVM prints the load of a tensor as a table's entry, and warns of it."""
+    kind = _kind(node)
+    if kind == "Call":
+        name = str(getattr(node.op, "name", node.op)).rpartition(".")[2]
+        if name == "tensor_load":
+            return f"{node.args[0].op.name}[{', '.join(_text(index) for index in node.args[1:])}]"
+        return f"{name}({', '.join(_text(argument) for argument in node.args)})"
+    if kind in SIGNS:
+        return f"({_text(node.a)} {SIGNS[kind]} {_text(node.b)})"
+    if kind in ("IntImm", "FloatImm"):
+        return str(node.value)
+    if not _operands(node):
+        return " ".join(str(node).split("\n", maxsplit=1)[0].split())
+    name = str(node.ty.dtype) if kind == "Cast" else kind.lower()
+    return f"{name}({', '.join(_text(operand) for operand in _operands(node))})"
 
 
 def _loads(node: Any) -> bool:

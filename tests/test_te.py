@@ -159,7 +159,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "argmax": (lambda: topi.argmax(A, 1), "2 outputs together"),
     "product": (product_reduction, "use te.sum, te.max or te.min"),
     "halves away": (lambda: te.compute((16,), lambda i: tirx.round(V[i])), "the function 'round' is not supported; tirx.nearbyint"),
-    "unknown function": (lambda: te.compute((16,), lambda i: tirx.atan(V[i])), "the function 'atan' is not supported"),
+    "unknown function": (
+        lambda: te.compute((16,), lambda i: tirx.atan(te.if_then_else(i < 3, V[i] * 2.5, V[i] + tirx.Cast("float32", i)))),
+        r"occurs in atan\(if_then_else\(\(i < 3\), \(\w+\[i\] \* 2.5\), \(\w+\[i\] \+ float32\(i\)\)\)\)$",
+    ),
     "integer division": (lambda: te.compute((5,), lambda i: te.floordiv(I8[i, 0], I8[i, 1])), "FloorDiv is not supported"),
     "symbolic shape": (lambda: te.compute((te.var("n"),), lambda i: A[i, 0]), "depends on n; give every extent as a number"),
     "free variable": (lambda: te.compute((4,), lambda i: V[i + te.var("q")]), "not affine"),
