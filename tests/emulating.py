@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from functools import lru_cache
 from typing import Any
 
 import numpy.typing as npt
@@ -10,11 +12,14 @@ import pytest
 
 from bench.emulating import computed
 from roller import ops
+from roller.construct import construct
+from roller.devices import load_device
 from roller.expr import TensorExpr
 from roller.fusion import fuse
 from roller.hardware import HardwareSpec
 from roller.kernel import Artifact
 from roller.program import RProgram
+from roller.serial import expr_from_json, expr_to_json
 from roller_cuda import codegen, emulator, toolchain
 
 needs_compiler = pytest.mark.skipif(bool(toolchain.problems()), reason="; ".join(toolchain.problems()))
@@ -34,6 +39,19 @@ def emulated(
 ) -> npt.NDArray[Any]:
     """The result in one order of events, from an output full of NaN before guard bytes."""
     return computed(expr, artifact, arrays, emulator.Emulator(artifact, [emulator.Order(backwards, eager)]))
+
+
+def ranked(op: ops.SymbolicTensor, spec: HardwareSpec, count: int) -> list[RProgram]:
+    """The best programs for a CUDA chip that it can run, of so many; constructed once for a process, built by nobody."""
+    expr = expression(op)
+    return _ranked(json.dumps(expr_to_json(expr)), spec.model_dump_json(), count)
+
+
+@lru_cache(64)
+def _ranked(expression: str, chip: str, count: int) -> list[RProgram]:
+    expr, spec, plugin = expr_from_json(json.loads(expression)), HardwareSpec.model_validate_json(chip), load_device("cuda")
+    found = construct(expr, spec, plugin.rules(spec, expr), plugin.cost_parameters(spec, expr), count)
+    return [candidate.program for candidate in found if codegen.refusal(spec, candidate.program) is None]
 
 
 def expression(op: ops.SymbolicTensor) -> TensorExpr:

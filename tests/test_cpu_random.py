@@ -114,7 +114,7 @@ def random_kernel(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("part", [0, 1, 2, 3])  # side by side where several processes test
 def test_random_programs(part: int) -> None:
-    random_examples(random_kernel, part, 40)
+    random_examples(random_kernel, part, 15)
 
 
 @pytest.mark.long

@@ -23,7 +23,7 @@ from roller.errors import LaunchError
 
 CHIPS = PROGRAMME.chips
 NO_OPERATORS = {"SymbolicTensor", "expression", "from_te", "tensor"}
-SAMPLE, PARTS = 16, 4  # of all cases on all chips, and in how many tests: side by side where several processes test
+SAMPLE, PARTS = 8, 2  # of all cases on all chips, and in how many tests: side by side where several processes test
 
 
 def told(rows: list[emulating.Row]) -> list[emulating.Row]:

@@ -173,13 +173,12 @@ def test_the_model_knows_what_storing_results_takes() -> None:
 
 
 def test_large_products_take_the_tile_that_is_known_to_be_fast() -> None:
-    """Two warp groups with 64 x 256 results each, four copies of 64 steps, clusters that share the longer factor, tiles in bands,
-    results that leave as boxes.
+    """Two warp groups with 192 x 128 results each, three copies of 64 steps, tiles in bands, results that leave as boxes: 1549 us
+    on an H200, where 128 x 256 took 1594, in clusters of two 1633 (docs/cuda.md).
     """
     plugin, spec = resolve("cuda:h100")
     expr = fuse(ops.expression(ops.matmul(T("a", 8192, 8192), T("b", 8192, 8192))))
     (best,) = construct(expr, spec, plugin.rules(spec, expr), plugin.cost_parameters(spec, expr), 1)
     (stage,) = best.program.stages
-    assert stage.tiles == ((128, 256, 64), (64, 256, 16)) and stage.atom.name == "wgmma_m64n256k16_f16"
-    assert {s.depth for s in stage.staged} == {4} and stage.cluster == 2 and stage.in_bands and leaves(stage)
-    assert stage.brought_once((False, True, True)), "the factor with 256 columns is brought once for both"
+    assert stage.tiles == ((192, 256, 64), (192, 128, 16)) and stage.atom.name == "wgmma_m64n128k16_f16"
+    assert {s.depth for s in stage.staged} == {3} and stage.cluster == 1 and stage.in_bands and leaves(stage)

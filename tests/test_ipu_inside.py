@@ -161,7 +161,7 @@ def any_reduction(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("part", [0, 1])
 def test_any_reduction_costs_what_it_takes(part: int) -> None:
-    random_examples(any_reduction, part, 60)
+    random_examples(any_reduction, part, 25)
 
 
 @pytest.mark.long

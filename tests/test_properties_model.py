@@ -166,6 +166,7 @@ def test_better_overlap_is_never_slower(spec: HardwareSpec, expr: TensorExpr) ->
 
 
 @given(st.sampled_from((32, 96, 512)), st.sampled_from((32, 80, 1024)), st.sampled_from((64, 256, 2048)))
+@settings(max_examples=5)
 def test_what_lanes_do_in_turn_adds_up_and_hides_behind_memory_alone(m: int, n: int, k: int) -> None:
     gpu = machine("gpu")
     atoms = tuple(a for a in gpu.atoms if a.name == "mma_m16n8k16_f16")

@@ -10,7 +10,7 @@ from bench import emulating
 from bench.emulated_cases import FAMILIES, EmulatedCase, cases
 from bench.rocm_emulated import PROGRAMME
 
-SAMPLE, PARTS = 12, 2  # of all cases on all chips, and in how many tests: side by side where several processes test
+SAMPLE, PARTS = 6, 2  # of all cases on all chips, and in how many tests: side by side where several processes test
 
 
 def told(rows: list[emulating.Row]) -> list[emulating.Row]:

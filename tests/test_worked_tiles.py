@@ -119,20 +119,20 @@ def rated(like: StageProgram, name: str, tiles: tuple[tuple[int, ...], ...], spl
 
 
 def test_gemm_on_the_grid_in_half_precision_gives_nearly_every_unit_one_tile() -> None:
-    """128 tiles of 64 x 128 for 132 units. The one warp group of each keeps its matrix units busy; what is left is shorter than the
-    launch. Tiles twice as tall, for half of the units or cut in two along the reduction, take longer. Two tiles in a cluster move
-    as little into the units as tall ones do.
+    """128 tiles of 64 x 128 for 132 units. The one warp group of each keeps its matrix units busy, and what moves into the units
+    takes longest. Tiles twice as tall, for half of the units or cut in two along the reduction, take longer. Two tiles in a cluster
+    would bring one factor once for both, but each to a port of its own: that saves less than they wait for one another.
     """
     program, terms, bound = best("half gemm", "gpu")
-    assert (program.atom.kind, program.unit_tiles, program.cluster, bound) == ("matrix", 128, 2, "overhead")
+    assert (program.atom.kind, program.unit_tiles, program.cluster, bound) == ("matrix", 128, 1, "shared")
     assert dict(built("half gemm", "gpu")[0].estimate.utilisation)["chains"] == 1.0
     tall, halved = rated(program, "gpu", ((128, 128, 128), (64, 128, 16)))
     parts, cut = rated(program, "gpu", ((128, 128, 512), (64, 64, 16)), split=2)
     assert micros("half gemm", "gpu") < min(tall, parts)
     assert halved["compute"] == pytest.approx(terms["compute"]) and halved["tail"] > 10 * terms["tail"]
-    assert cut["shared"] == pytest.approx(terms["shared"]) and cut["combine"] > 0
-    _, alone = rated(replace(program, cluster=1), "gpu", program.tiles)
-    assert alone["shared"] > 1.2 * terms["shared"]
+    assert cut["shared"] < terms["shared"] and cut["combine"] > terms["shared"]
+    _, together = rated(replace(program, cluster=2), "gpu", program.tiles)
+    assert 0.95 * terms["shared"] < together["shared"] < terms["shared"] and together["overhead"] > terms["overhead"]
 
 
 def test_one_warp_of_matrix_units_leaves_the_others_of_its_unit_idle() -> None:
