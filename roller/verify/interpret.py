@@ -41,8 +41,8 @@ class Table:
         return Approximate(self.content.value[place], *beside)
 
 
-def interpret(expr: TensorExpr, arrays: Mapping[str, Array], flat: Array | None, *, bounds: bool) -> Approximate:
-    """The output's elements at flat indices (all, in order, if None), with error bounds if asked for.
+def interpret(expr: TensorExpr, arrays: Mapping[str, Array], flat: Array | None) -> Approximate:
+    """The output's elements at flat indices (all, in order, if None), with error bounds.
 
     `arrays` holds the inputs by name; intermediate tensors are evaluated only where they are needed.
     """
@@ -64,7 +64,7 @@ def interpret(expr: TensorExpr, arrays: Mapping[str, Array], flat: Array | None,
     with np.errstate(all="ignore"):
         for stage in expr.stages:
             if stage.name in needed:
-                tables[stage.name] = _stage(stage, needed[stage.name], load, bounds)
+                tables[stage.name] = _stage(stage, needed[stage.name], load)
         last = tables[expr.output.name]
         return last.content if flat is None else last.at(flat)
 
@@ -119,7 +119,7 @@ def _touched(stage: Stage, node: Load, tensor: Tensor, flat: Array) -> Iterator[
     for first in _pieces(len(flat), max(1, PIECE // max(extent, 1))):
         spatial = _columns(_inverse(stage, flat[first]))
         for second in _pieces(extent, PIECE):
-            points = Points(spatial | _rows(reduced, second), _no_load, False)
+            points = Points(spatial | _rows(reduced, second), _no_load)
             position, inside = _position(node, tensor, points)
             shape = np.broadcast_shapes(position.shape, () if inside is None else inside.shape)
             kept = np.broadcast_to(position, shape)
@@ -130,11 +130,11 @@ def _no_load(node: Load, points: Points) -> Approximate:
     raise AssertionError("indices do not load")
 
 
-def _stage(stage: Stage, flat: Array | None, load: Callable[[Load, Points], Approximate], bounds: bool) -> Table:
+def _stage(stage: Stage, flat: Array | None, load: Callable[[Load, Points], Approximate]) -> Table:
     count = math.prod(a.extent for a in stage.spatial) if flat is None else len(flat)
     kind = np.float64 if stage.output.dtype in FLOATS else np.bool_ if stage.output.dtype == "bool" else np.int64
     values: Array = np.zeros(stage.output.elements if flat is None else count, dtype=kind)
-    errors, fused = (np.zeros(len(values) if bounds else 0) for _ in range(2))
+    errors, fused = (np.zeros(len(values)) for _ in range(2))
     reduction = math.prod(a.extent for a in stage.reduced)
     for piece in _pieces(count, max(1, PIECE // max(reduction, 1))):
         if flat is None:
@@ -143,18 +143,17 @@ def _stage(stage: Stage, flat: Array | None, load: Callable[[Load, Points], Appr
         else:
             spatial, target = _inverse(stage, flat[piece]), piece
         columns = _columns(spatial)
-        accumulator = _reduced(stage, columns, load, bounds) if stage.reducer is not None else None
-        points = Points(columns, load, bounds, accumulator)
+        accumulator = _reduced(stage, columns, load) if stage.reducer is not None else None
+        points = Points(columns, load, accumulator)
         result = evaluate(stage.result, points)
         size = (piece.stop - piece.start, 1)
         values[target] = np.broadcast_to(result.value, size)[:, 0]
-        if bounds:
-            errors[target] = np.broadcast_to(result.error, size)[:, 0]
-            fused[target] = np.broadcast_to(result.fused, size)[:, 0]
-    return Table(Approximate(values, errors, fused) if bounds else Approximate(values), flat)
+        errors[target] = np.broadcast_to(result.error, size)[:, 0]
+        fused[target] = np.broadcast_to(result.fused, size)[:, 0]
+    return Table(Approximate(values, errors, fused), flat)
 
 
-def _reduced(stage: Stage, columns: Mapping[str, Array], load: Callable[[Load, Points], Approximate], bounds: bool) -> Approximate:
+def _reduced(stage: Stage, columns: Mapping[str, Array], load: Callable[[Load, Points], Approximate]) -> Approximate:
     """The finished accumulator at a column of spatial points."""
     dtype = stage.body.dtype
     extent = math.prod(a.extent for a in stage.reduced)
@@ -164,12 +163,12 @@ def _reduced(stage: Stage, columns: Mapping[str, Array], load: Callable[[Load, P
     combine = {"sum": np.add, "max": np.maximum, "min": np.minimum}[stage.reducer or "sum"]
     for piece in _pieces(extent, PIECE):
         axes = dict(columns) | _rows(stage.reduced, piece)
-        term = _term(stage, Points(axes, load, bounds))
+        term = _term(stage, Points(axes, load))
         shape = (size, piece.stop - piece.start)
         value = np.broadcast_to(term.value, shape)
         part = combine.reduce(value, axis=1, keepdims=True)
         total = part if total is None else combine(total, part)
-        if bounds and dtype in FLOATS:
+        if dtype in FLOATS:
             spread = np.broadcast_to(np.asarray(term.error, dtype=np.float64), shape)
             gather = np.add if stage.reducer == "sum" else np.maximum
             reached = gather.reduce(spread, axis=1, keepdims=True)
@@ -189,7 +188,7 @@ def _reduced(stage: Stage, columns: Mapping[str, Array], load: Callable[[Load, P
 
 def _term(stage: Stage, points: Points) -> Approximate:
     """What the reducer combines."""
-    if stage.factor_dtype is None or not points.bounds:
+    if stage.factor_dtype is None:
         return evaluate(stage.body, points)
     assert isinstance(stage.body, Binary), "only factors of products may be rounded"
     return product(stage.body, stage.factor_dtype, points)
@@ -231,7 +230,7 @@ def _rows(axes: Sequence[Axis], piece: slice) -> dict[str, Array]:
 
 def _stored(stage: Stage, spatial: Mapping[str, Array]) -> Array:
     """The flat index in the output of points of the spatial axes."""
-    points = Points(spatial, _no_load, False)
+    points = Points(spatial, _no_load)
     flat: Array = np.zeros((), dtype=np.int64)
     for index, stride in zip(stage.store, stage.output.strides, strict=True):
         flat = flat + points.index(index) * stride

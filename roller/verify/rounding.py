@@ -70,11 +70,10 @@ class Approximate:
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Where a scalar is evaluated: arrays of axis values that broadcast, how to load, whether to bound errors."""
+    """Where a scalar is evaluated: arrays of axis values that broadcast, and how to load."""
 
     axes: Mapping[str, Array]
     load: Callable[[Load, Points], Approximate]
-    bounds: bool
     accumulator: Approximate | None = None
     memo: dict[int, Approximate] = field(default_factory=dict)
 
@@ -116,14 +115,14 @@ def _evaluate(node: Scalar, points: Points) -> Approximate:
             assert points.accumulator is not None, "an Accumulator outside an epilogue"
             return points.accumulator
         case Unary():
-            return _unary(node, evaluate(node.value, points), points.bounds)
+            return _unary(node, evaluate(node.value, points))
         case Binary():
-            return _binary(node, evaluate(node.left, points), evaluate(node.right, points), points.bounds)
+            return _binary(node, evaluate(node.left, points), evaluate(node.right, points))
         case Select():
             chosen = (evaluate(side, points) for side in (node.condition, node.yes, node.no))
             return _select(*chosen)
         case Cast():
-            return _cast(node, evaluate(node.value, points), points.bounds)
+            return _cast(node, evaluate(node.value, points))
 
 
 def widened(value: Array, dtype: str) -> Array:
@@ -161,7 +160,7 @@ def to_significant(value: Array, dtype: str) -> Array:
 def product(node: Binary, factor_dtype: str, points: Points) -> Approximate:
     """A product whose factors a kernel may have rounded to a narrower format; what that format holds it cannot have changed."""
     left, right = (_factor(evaluate(side, points), factor_dtype) for side in (node.left, node.right))
-    return _binary(node, left, right, points.bounds)
+    return _binary(node, left, right)
 
 
 def _factor(x: Approximate, dtype: str) -> Approximate:
@@ -189,7 +188,7 @@ FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
 }
 
 
-def _unary(node: Unary, x: Approximate, bounds: bool) -> Approximate:
+def _unary(node: Unary, x: Approximate) -> Approximate:
     if node.op == "not":
         return Approximate(~x.value, x.error)
     if node.op == "rounded":
@@ -202,8 +201,6 @@ def _unary(node: Unary, x: Approximate, bounds: bool) -> Approximate:
         return x
     function = FUNCTIONS[node.op]
     value = function(x.value)
-    if not bounds:
-        return Approximate(value)
     if node.op in ("sin", "cos"):
         absolute = x.error + FUNCTION_ULPS * UNIT_ROUNDOFF[node.dtype] * (1 + np.abs(x.value))
         return Approximate(value, absolute)
@@ -218,7 +215,7 @@ def _unary(node: Unary, x: Approximate, bounds: bool) -> Approximate:
     return rounded(value, error, node.dtype, *([] if node.op == "sqrt" else [ulps]), ieee=node.op == "sqrt")
 
 
-def _binary(node: Binary, a: Approximate, b: Approximate, bounds: bool) -> Approximate:
+def _binary(node: Binary, a: Approximate, b: Approximate) -> Approximate:
     if node.op in LOGICAL:
         both = np.logical_and if node.op == "and" else np.logical_or
         return Approximate(both(a.value, b.value), np.maximum(a.error, b.error))
@@ -228,7 +225,7 @@ def _binary(node: Binary, a: Approximate, b: Approximate, bounds: bool) -> Appro
         flips = ((np.abs(a.value - b.value) <= doubt) & (doubt > 0)).astype(np.float64) if doubt.any() else 0.0
         return Approximate(compare[node.op](a.value, b.value), flips)
     value = _arithmetic(node, a.value, b.value)
-    if node.dtype not in FLOATS or not bounds:
+    if node.dtype not in FLOATS:
         return Approximate(value)
     match node.op:
         case "add" | "sub":
@@ -237,8 +234,9 @@ def _binary(node: Binary, a: Approximate, b: Approximate, bounds: bool) -> Appro
             error = _scaled(a.value, b.error) + _scaled(b.value, a.error) + np.multiply(a.error, b.error)
             found = rounded(value, error, node.dtype)
             kept = UNIT_ROUNDOFF[node.dtype] * np.abs(value) + UNDERFLOW[node.dtype]
-            exact = (np.asarray(error) == 0) & ((found.value == value) | ~np.isfinite(value)) & (node.dtype != "float64")
-            return Approximate(found.value, found.error, np.where(exact | (np.asarray(error) > 0), 0.0, kept))
+            held = found.value == value if node.dtype != "float64" else (value == np.rint(value)) & (np.abs(value) < 2.0**53)
+            exact = held | ~np.isfinite(value) | (np.asarray(error) > 0)  # an error has the rounding in it
+            return Approximate(found.value, found.error, np.where(exact, 0.0, kept))
         case "div":
             reach = a.error + _scaled(value, b.error)
             error = np.where(np.asarray(reach) == 0, 0.0, reach / np.maximum(np.abs(b.value) - b.error, 0))
@@ -285,12 +283,12 @@ def _select(condition: Approximate, yes: Approximate, no: Approximate) -> Approx
     return Approximate(value, error, np.where(condition.value, yes.fused, no.fused))
 
 
-def _cast(node: Cast, x: Approximate, bounds: bool) -> Approximate:
+def _cast(node: Cast, x: Approximate) -> Approximate:
     if node.dtype == "bool":
         return Approximate(x.value != 0, ((np.abs(x.value) <= x.error) & (np.asarray(x.error) > 0)).astype(np.float64))
     if node.dtype not in FLOATS:
         value = np.trunc(x.value) if x.value.dtype.kind == "f" else x.value
-        if not (bounds and x.value.dtype.kind == "f" and np.any(x.error)):
+        if not (x.value.dtype.kind == "f" and np.any(x.error)):
             return Approximate(widened(value, node.dtype))
         apart = np.maximum(np.abs(np.trunc(x.value + x.error) - value), np.abs(np.trunc(x.value - x.error) - value))
         return Approximate(widened(value, node.dtype), apart)
@@ -300,6 +298,6 @@ def _cast(node: Cast, x: Approximate, bounds: bool) -> Approximate:
         value = narrowed(x.value, node.dtype).astype(np.float64)
         extra = 2 * UNIT_ROUNDOFF[node.dtype] * np.abs(value) + UNDERFLOW[node.dtype]
         return Approximate(value, np.where(np.asarray(x.error) == 0, 0.0, x.error + extra))
-    if not bounds or node.dtype == "float64":
+    if node.dtype == "float64":
         return Approximate(value, x.error)
     return rounded(value if np.any(x.error) else nearest(x.value, node.dtype), x.error, node.dtype)
