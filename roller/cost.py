@@ -210,7 +210,6 @@ class Model:
 
     def _level_seconds(self, walk: NestWalk, index: int) -> _Moving:
         program, level = walk.program, self.spec.levels[index]
-        assert level.bandwidth_gbps is not None
         into = self.rates.into(level, self.rates.busy(program))
         if index == program.levels[-1] and program.lane_level is None and level.managed and program.atom.kind != "matrix":
             return _Moving(self._registers.bytes(program, level.transaction_bytes) / into, 0.0, 0.0)
@@ -247,12 +246,13 @@ class Model:
         to make up for a late one, and what is lost of compute and of the way to that level is the spec's share over N - 1, or over
         `MOST_SPARE`; of what atoms read in place, too, as that is a part of computing.
         """
-        levels, managed = self.spec.levels[1:], {s.level for s in program.staged if s.level and self.spec.levels[s.level].managed}
+        levels = self.spec.levels[1:]
+        managed = {s.level for s in program.staged if s.level and self.spec.levels[s.level].managed}
         copies = min([copies_around(program, self.spec, level) for level in managed]) * self._resident(program) if managed else 2
         if copies == 1:
             return (1.0,) * (1 + len(levels))
-        spare, inner = min(copies - 1, MOST_SPARE), self.spec.in_place(program.atom) * len(levels)
-        last = max((max(s.level, inner) for s in program.staged), default=0)
+        spare, staged = min(copies - 1, MOST_SPARE), max((s.level for s in program.staged), default=0)
+        last = len(levels) if self.spec.in_place(program.atom) else staged
         filled = [self.spec.loss(level) / (spare if n <= last else 1) for n, level in enumerate(levels, 1)]
         return (self.spec.overlap_loss / spare, *filled)
 

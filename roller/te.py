@@ -31,7 +31,7 @@ SIGNS = {
     "Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "FloorDiv": "//", "FloorMod": "%", "LT": "<", "LE": "<=", "GT": ">", "GE": ">=",
     "EQ": "==", "NE": "!=",
 }  # fmt: skip
-SHOWN = 80  # characters of an expression in a message
+SHOWN, SHOWN_DEPTH = 80, 5  # characters, and operations one in another, of an expression in a message
 COMPARISONS = frozenset({"LT", "LE", "GT", "GE", "EQ", "NE"})
 FUNCTIONS = {
     "exp": "exp", "log": "log", "sqrt": "sqrt", "rsqrt": "rsqrt", "tanh": "tanh", "sigmoid": "sigmoid", "erf": "erf",
@@ -263,7 +263,7 @@ class _Reader:
         return Binary(op, self.scalar(node.a), self.scalar(node.b))
 
     def _call(self, node: Any) -> Scalar:
-        name = str(getattr(node.op, "name", node.op)).rpartition(".")[2]
+        name = _name(node)
         if name == "tensor_load":
             return self._load(node.args[0], list(node.args[1:]))
         if name == "likely":
@@ -311,28 +311,37 @@ class _Reader:
         return dtype
 
     def _shown(self, node: Any) -> str:
-        return _text(node).removeprefix("(").removesuffix(")")[:SHOWN] if _kind(node) in SIGNS else _text(node)[:SHOWN]
+        text = _text(node, SHOWN_DEPTH)
+        return (text[1:-1] if _kind(node) in SIGNS else text)[:SHOWN]
 
     def _unsupported(self, what: str, node: Any, hint: str = "") -> ExpressionError:
         return ExpressionError(f"te tensor {self.name!r}: {what} is not supported{hint}; it occurs in {self._shown(node)}")
 
 
-def _text(node: Any) -> str:
-    """An expression as its author wrote it, more or less: TVM prints the load of a tensor as a table's entry, and warns of it."""
-    kind = _kind(node)
-    if kind == "Call":
-        name = str(getattr(node.op, "name", node.op)).rpartition(".")[2]
-        if name == "tensor_load":
-            return f"{node.args[0].op.name}[{', '.join(_text(index) for index in node.args[1:])}]"
-        return f"{name}({', '.join(_text(argument) for argument in node.args)})"
-    if kind in SIGNS:
-        return f"({_text(node.a)} {SIGNS[kind]} {_text(node.b)})"
+def _text(node: Any, depth: int) -> str:
+    """An expression, so many operations deep, much as its author wrote it: TVM prints the load of a tensor as an entry of a table,
+    and warns of it.
+    """
+    kind, parts = _kind(node), _operands(node)
     if kind in ("IntImm", "FloatImm"):
         return str(node.value)
-    if not _operands(node):
+    if not parts:
         return " ".join(str(node).split("\n", maxsplit=1)[0].split())
-    name = str(node.ty.dtype) if kind == "Cast" else kind.lower()
-    return f"{name}({', '.join(_text(operand) for operand in _operands(node))})"
+    if not depth:
+        return "…"
+    if kind == "Call" and _name(node) == "tensor_load":
+        return f"{parts[0].op.name}[{', '.join(_text(part, depth - 1) for part in parts[1:])}]"
+    texts = [_text(part, depth - 1) for part in parts]
+    if kind in SIGNS:
+        return f"({f' {SIGNS[kind]} '.join(texts)})"
+    return f"{_name(node)}({', '.join(texts)})"
+
+
+def _name(node: Any) -> str:
+    """What an operation is called: a function, the type of a conversion, else TVM's kind of node."""
+    if _kind(node) == "Call":
+        return str(getattr(node.op, "name", node.op)).rpartition(".")[2]
+    return str(node.ty.dtype) if _kind(node) == "Cast" else _kind(node).lower()
 
 
 def _loads(node: Any) -> bool:

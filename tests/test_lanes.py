@@ -345,17 +345,23 @@ def test_operands_read_in_place_take_no_storage_and_are_read_for_every_atom() ->
     assert read(both) == pytest.approx(read(once), rel=0.01)
 
 
+def places(made: StageProgram, count: int) -> list[tuple[int, ...]]:
+    """Where the first lanes of a unit are, by dimension, in groups of 32."""
+    found = []
+    for number in range(count):
+        at, left = [0, 0, 0], number
+        for dim, lanes, step in reversed(lane_digits(made, 32)):
+            at[dim] += left % lanes * step
+            left //= lanes
+        found.append(tuple(at))
+    return found
+
+
 @pytest.mark.parametrize("inner", [(1, 1, 1), (2, 4, 1), (4, 8, 2), (16, 16, 2)])
 def test_a_group_that_shares_reductions_is_counted_as_its_lanes_are_numbered(inner: tuple[int, int, int]) -> None:
     """Where they lie, number by number: lanes of one reduction are neighbours."""
     shared = program(chip(), tiles=((32, 32, 64), inner), cooperate=True)
-    where = []
-    for number in range(32):
-        at, left = dict.fromkeys(range(3), 0), number
-        for dim, count, step in reversed(lane_digits(shared, 32)):
-            at[dim] += left % count * step
-            left //= count
-        where.append(at)
+    where = places(shared, 32)
     assert group_tile(shared, 32) == {dim: len({at[dim] for at in where}) for dim in group_tile(shared, 32)}
 
 
@@ -364,11 +370,5 @@ def test_every_lane_has_a_place_of_its_own(lanes: tuple[int, int, int], deep: in
     """Whether they share a reduction, may but do not, or compute apart: all places of a unit's tile have one lane."""
     rows, columns, shared = lanes
     made = program(chip(), tiles=((2 * rows, 4 * columns, deep * shared), (2, 4, deep)), cooperate=cooperate)
-    found = []
-    for number in range(math.prod(lanes_along(made).values())):
-        at, left = dict.fromkeys(range(3), 0), number
-        for dim, count, step in reversed(lane_digits(made, 32)):
-            at[dim] += left % count * step
-            left //= count
-        found.append(tuple(at.values()))
+    found = places(made, math.prod(lanes_along(made).values()))
     assert sorted(found) == sorted(itertools.product(*(range(lanes_along(made).get(d, 1)) for d in range(3))))

@@ -137,10 +137,11 @@ def widened(value: Array, dtype: str) -> Array:
 def rounded(value: Array, error: Array | float, dtype: str, ulps: float | Array = 1.0, *, ieee: bool = True) -> Approximate:
     """A value with the rounding of its own operation added to the error; with `ieee`, rounded as all do where there is no error."""
     slack = ulps * UNIT_ROUNDOFF[dtype] * np.abs(value) + UNDERFLOW[dtype]
-    slack = np.where(np.isfinite(value), slack, 0.0) * (2 if dtype == "float64" else 1)  # there the reference rounds, too
+    slack = np.where(np.isfinite(value), slack, 0.0)  # an infinity is not rounded
     if not ieee:
         return Approximate(value, error + slack)
     known = np.asarray(error) == 0
+    slack = slack * (2 if dtype == "float64" else 1)  # the reference's own type: what it gives is rounded, too
     return Approximate(np.where(known, nearest(value, dtype), value), np.where(known, 0.0, error + slack))
 
 
@@ -210,9 +211,11 @@ def _unary(node: Unary, x: Approximate) -> Approximate:
         error = np.where(np.asarray(x.error) == 0, 0.0, error)
     if node.op in ("floor", "ceil", "round"):
         return Approximate(value, error)
+    if node.op == "sqrt":
+        return rounded(value, error, node.dtype)
     # exp scales its argument first, which costs |x| more roundings
     ulps = FUNCTION_ULPS + 2 * np.abs(x.value) if node.op in ("exp", "sigmoid") else FUNCTION_ULPS
-    return rounded(value, error, node.dtype, *([] if node.op == "sqrt" else [ulps]), ieee=node.op == "sqrt")
+    return rounded(value, error, node.dtype, ulps, ieee=False)
 
 
 def _binary(node: Binary, a: Approximate, b: Approximate) -> Approximate:
@@ -277,10 +280,12 @@ def _truncated(a: Array, b: Array) -> Array:
 def _select(condition: Approximate, yes: Approximate, no: Approximate) -> Approximate:
     value = np.where(condition.value, yes.value, no.value)
     error: Array | float = np.where(condition.value, yes.error, no.error)
+    fused: Array | float = np.where(condition.value, yes.fused, no.fused)
     if np.any(condition.error):
+        doubtful = np.asarray(condition.error) > 0
         apart = np.abs(yes.value - no.value) + np.maximum(yes.error, no.error)
-        error = np.where(np.asarray(condition.error) > 0, apart, error)
-    return Approximate(value, error, np.where(condition.value, yes.fused, no.fused))
+        error, fused = np.where(doubtful, apart, error), np.where(doubtful, np.maximum(yes.fused, no.fused), fused)
+    return Approximate(value, error, fused)
 
 
 def _cast(node: Cast, x: Approximate) -> Approximate:
