@@ -22,10 +22,24 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from roller.expr import Stage, TensorExpr
+from roller.expr import ELEMENT_BYTES, FLOATS, Stage, TensorExpr
 from roller.guard import Shapes, canonical, guard
 from roller.nest import factors_of
-from roller.scalar import DEPTH_MAX, Affine, Binary, Coordinate, Load, Scalar, Unary, operations, reindex, rewrite, walk
+from roller.scalar import (
+    DEPTH_MAX,
+    Affine,
+    Binary,
+    Cast,
+    Coordinate,
+    Load,
+    Scalar,
+    Select,
+    Unary,
+    operations,
+    reindex,
+    rewrite,
+    walk,
+)
 
 CHEAP = 4
 REPEATS = 4
@@ -49,12 +63,41 @@ def fuse(expr: TensorExpr, spread: bool = False) -> TensorExpr:
 
 
 def _simplified(stage: Stage, shapes: Shapes) -> Stage:
-    """The stage with its guards in canonical form; the stage itself where they are."""
-    body = canonical(stage.body, shapes, stage.extents)
+    """The stage with its guards in canonical form and its narrowed products rounded; the stage itself where they are."""
+    body = _products_rounded(canonical(stage.body, shapes, stage.extents))
     # An epilogue runs over the spatial axes only: an empty reduction still has one.
     spatial = {a.name: a.extent for a in stage.spatial}
-    epilogue = None if stage.epilogue is None else canonical(stage.epilogue, shapes, spatial)
+    epilogue = None if stage.epilogue is None else _products_rounded(canonical(stage.epilogue, shapes, spatial))
     return stage if (body, epilogue) == (stage.body, stage.epilogue) else replace(stage, body=body, epilogue=epilogue)
+
+
+def _products_rounded(node: Scalar) -> Scalar:
+    """The tree with products rounded that become a narrower float inside it, as a half that a sum takes: compilers may multiply in
+    the narrower type, which gives the same value, and then add in one instruction, which does not.
+    """
+    return Cast(rewrite(node.value, _narrowed), node.dtype) if isinstance(node, Cast) else rewrite(node, _narrowed)
+
+
+def _narrowed(node: Scalar) -> Scalar | None:
+    if (
+        isinstance(node, Cast)
+        and {node.dtype, node.value.dtype} <= FLOATS
+        and ELEMENT_BYTES[node.dtype] < ELEMENT_BYTES[node.value.dtype]
+    ):
+        return Cast(rewrite(_rounded(node.value), _narrowed), node.dtype)
+    return None
+
+
+def _rounded(node: Scalar) -> Scalar:
+    match node:
+        case Binary("mul"):
+            return Unary("rounded", node)
+        case Unary("neg", value):
+            return Unary("neg", _rounded(value))
+        case Select(condition, yes, no):
+            return Select(condition, _rounded(yes), _rounded(no))
+        case _:
+            return node
 
 
 def _readers(stages: Sequence[Stage], tensor: str) -> list[Stage]:

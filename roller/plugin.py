@@ -53,6 +53,7 @@ from roller.scalar import (
     Scalar,
     Select,
     Unary,
+    walk,
 )
 from roller.serial import expr_from_json, expr_to_json
 from roller.storage import cache_dir, spec_dir, write_atomic
@@ -150,5 +151,6 @@ __all__ = [
     "staged_rows",
     "staged_touches",
     "user_spec_path",
+    "walk",
     "write_atomic",
 ]

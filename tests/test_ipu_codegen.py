@@ -187,6 +187,11 @@ def test_types_that_tiles_lack_are_named(dtype: str) -> None:
         roller.compile(ops.relu(t(8, 8, dtype=dtype)), device="ipu_sim")
 
 
+def test_types_that_tiles_lack_on_the_way_are_named() -> None:
+    with pytest.raises(ConstructionError, match="tiles do not compute with float64"):
+        roller.compile(ops.cast(ops.cast(t(8, 8), "float64") * 2.0, "float32"), device="ipu_sim")
+
+
 def edited(kernel: roller.Kernel, change: Callable[[dict[str, Any]], None], path: Path) -> roller.Kernel:
     """The kernel saved, its manifest changed by hand, and loaded."""
     kernel.save(path)

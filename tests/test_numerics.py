@@ -70,6 +70,7 @@ WHERE: dict[str, Callable[[TensorExpr, dict[str, Array]], Array]] = {
     "cuda": on_emulator("cuda:a100"),
     "cuda contracted": on_emulator("cuda:a100", contracted=True),
     "rocm": on_emulator("rocm:mi300x"),
+    "rocm, graphics": on_emulator("rocm:rx7900xtx"),  # multiply-adds of single halves, too
 }
 EMULATORS = [pytest.param(where, marks=needs_cxx) for where in WHERE if where != "cpu"]
 SIMULATED = on_device("ipu_sim")  # of types that its tiles compute with
@@ -342,6 +343,23 @@ def test_strict_math_rounds_products(kind: str, where: str) -> None:
     assert (got == 0).all()
     if where != "cuda" and kind != "chosen":  # where products keep their bits without it
         assert (WHERE[where](fuse(ops.expression(made[kind])), arrays) != 0).any()
+
+
+@pytest.mark.parametrize("where", ["cpu", *EMULATORS])
+@pytest.mark.parametrize("kind", ["half", "negated", "chosen", "float32"])
+def test_a_product_that_is_narrowed_keeps_no_bits(kind: str, where: str) -> None:
+    """Multiplied in the narrower type it has the same value, and could then be added to another in one instruction."""
+    wide, narrow = ("float64", "float32") if kind == "float32" else ("float32", "float16")
+    x, y, z = (t(ELEMENTS, dtype=narrow, name=name) for name in "xyz")
+    product = ops.cast(x, wide) * ops.cast(y, wide)
+    made = {"negated": -product, "chosen": ops.where(ops.less(x, 10.0), product, 0.0)}.get(kind, product)
+    expr = fuse(ops.expression(ops.cast(made, narrow) + z))
+    held = numpy_dtype(narrow)
+    a, b = (np.random.default_rng(n).uniform(1, 2, ELEMENTS).astype(held) for n in range(2))
+    exact = a.astype(numpy_dtype(wide)) * b.astype(numpy_dtype(wide)) * (-1 if kind == "negated" else 1)
+    arrays = {"x": a, "y": b, "z": -exact.astype(held)}
+    got = WHERE[where](expr, arrays)
+    assert (got == 0).all()
 
 
 def test_reductions_keep_their_multiply_adds_and_epilogues_do_not() -> None:

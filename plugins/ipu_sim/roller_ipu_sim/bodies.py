@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from roller.plugin import Binary, Cast, Coordinate, Load, Nest, Scalar, Select, Unary
+from roller.plugin import Binary, Cast, Coordinate, Load, Nest, Scalar, Select, Unary, walk
 
 FOLDS = {"sum": "add", "max": "max", "min": "min", "prod": "mul"}
 REMEMBERED = 256  # answers to each question
@@ -80,17 +80,4 @@ def _loads(tree: Scalar) -> list[Load]:
 @_remembered
 def coordinates_in(tree: Scalar) -> tuple[Coordinate, ...]:
     """The coordinates that a tree computes with."""
-    return tuple(_coordinates(tree))
-
-
-def _coordinates(tree: Scalar) -> list[Coordinate]:
-    match tree:
-        case Coordinate():
-            return [tree]
-        case Unary(_, value) | Cast(value, _):
-            return _coordinates(value)
-        case Binary(_, left, right):
-            return _coordinates(left) + _coordinates(right)
-        case Select(condition, yes, no):
-            return _coordinates(condition) + _coordinates(yes) + _coordinates(no)
-    return []
+    return tuple(node for node in walk(tree) if isinstance(node, Coordinate))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from roller.plugin import Cast, HardwareSpec, Load, Nest, Scalar
+from roller.plugin import Cast, Const, HardwareSpec, Load, Nest, Scalar, walk
 from roller_ipu_sim import inside
 from roller_ipu_sim.bodies import coordinates_in
 from roller_ipu_sim.heap import Memory
 from roller_ipu_sim.machine import TILE_MEMORY
+from roller_ipu_sim.nodes import BYTES
 from roller_ipu_sim.plan import GRAIN_BYTES, ArrayPlan, Plan
 from roller_ipu_sim.windows import dims_apart
 from roller_ipu_sim.work import operands
@@ -28,7 +29,8 @@ def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
     if not program.parallel:
         return "one tile", "a single tile would do all the work"
     types = [a.access.tensor.dtype for a in (*plan.arrays, plan.output)] + [stage.body.dtype]
-    unknown = [t for t in types if t not in TYPES]
+    on_the_way = [node.dtype for root in (stage.body, stage.result) for node in walk(root) if isinstance(node, Cast | Const)]
+    unknown = [t for t in types if t not in TYPES] + [t for t in on_the_way if t not in BYTES]
     if unknown:
         return "element type", f"tiles do not compute with {unknown[0]}"
     if _merged(nest):
