@@ -297,8 +297,10 @@ def test_an_architecture_that_the_compiler_lacks_is_refused(arch: str) -> None:
 def test_a_compiler_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(toolchain.COMPILER, "/nowhere/nvcc")
     assert toolchain.problems() == (f"{toolchain.COMPILER} names '/nowhere/nvcc', which is no program",)
-    with pytest.raises(CodegenError, match="must name an nvcc"):
-        toolchain.compiled("// no kernel", "sm_80")
+    for command in ("/nowhere/nvcc", "true"):  # nothing that can be started, and what does nothing and says nothing
+        monkeypatch.setenv(toolchain.COMPILER, command)
+        with pytest.raises(CodegenError, match="must name an nvcc"):
+            toolchain.compiled("// no kernel", "sm_80")
 
 
 def test_a_chip_that_the_compiler_lacks_is_refused_before_anything_is_constructed(

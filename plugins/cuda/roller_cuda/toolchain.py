@@ -22,6 +22,7 @@ from roller_cuda import cubin, occupancy
 
 FORMAT = "cubin"
 COMPILER = "ROLLER_CUDA_COMPILER"
+NO_WORDS = f"it left no cubin and said nothing; {COMPILER} must name an nvcc"
 ANSWER_SECONDS = 20  # that a compiler may take to say what it compiles for
 INSTALL = "pip install 'roller-compiler[cuda]' (in a copy of the repository: '.[cuda]')"
 HEADERS = ("cuda_runtime", "cuda_cccl")  # folders of the toolkit's header wheels
@@ -360,7 +361,7 @@ def refused(compiler: str, log: str, text: str) -> CodegenError:
         if place and int(place.group(1)) <= len(lines):
             shown.append(f"    {lines[int(place.group(1)) - 1].strip()}")
     return CodegenError(
-        "\n".join([f"{compiler} refused the kernel:", *shown[:20]] if shown else [f"{compiler} failed: {log.strip()}"])
+        "\n".join([f"{compiler} refused the kernel:", *shown[:20]] if shown else [f"{compiler} failed: {log.strip() or NO_WORDS}"])
     )
 
 
