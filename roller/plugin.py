@@ -1,7 +1,7 @@
 """Everything that a device plugin may import from roller, and all that roller promises to keep for it."""
 
 from roller.align import Multiple
-from roller.arrays import ALIGNMENT, Wanted, address, aligned_empty, numpy_dtype, ready
+from roller.arrays import ALIGNMENT, Wanted, address, aligned_empty, numpy_dtype, ready, same_bits
 from roller.banks import PanelRows, staged_rows
 from roller.catalog import (
     builtin_dir,
@@ -146,6 +146,7 @@ __all__ = [
     "numpy_dtype",
     "ready",
     "run_isolated",
+    "same_bits",
     "spec_dir",
     "spec_from_dict",
     "staged_rows",

@@ -19,6 +19,7 @@ from roller.arrays import (
     numpy_dtype,
     overlaps,
     ready,
+    same_bits,
     view,
 )
 from roller.errors import LaunchError
@@ -176,3 +177,22 @@ def test_overlap_is_seen_and_neighbours_are_not():
 def test_bfloat16_is_that_of_ml_dtypes():
     assert numpy_dtype("bfloat16") == np.dtype(ml_dtypes.bfloat16)
     assert ctypes.sizeof(ctypes.c_uint16) == numpy_dtype("bfloat16").itemsize
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int8", "bool"])
+def test_arrays_are_the_same_to_the_bit_but_for_nan(dtype: str) -> None:
+    held = numpy_dtype(dtype)
+    one = np.array([0, 1, 1, 0], dtype=held).reshape(2, 2)
+    other = one.copy()
+    assert same_bits(one, other)
+    other[0, 1] = 0
+    assert not same_bits(one, other)
+    if dtype in ("int8", "bool"):
+        return
+    other = one.copy()
+    one[1, 1], other[1, 1] = np.nan, -np.array(np.nan, held)
+    assert same_bits(one, other) and one.tobytes() != other.tobytes()
+    other[1, 1] = 0
+    assert not same_bits(one, other)
+    zero, negative = np.zeros(1, held), -np.zeros(1, held)
+    assert not same_bits(zero, negative)

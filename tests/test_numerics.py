@@ -19,7 +19,7 @@ from tvm import tirx
 
 import roller
 from bench.emulating import computed
-from roller import ops
+from roller import ops, verify
 from roller.arrays import narrowed, numpy_dtype
 from roller.chip import resolve
 from roller.construct import construct
@@ -360,6 +360,25 @@ def test_a_product_that_is_narrowed_keeps_no_bits(kind: str, where: str) -> None
     arrays = {"x": a, "y": b, "z": -exact.astype(held)}
     got = WHERE[where](expr, arrays)
     assert (got == 0).all()
+
+
+CHAINS: dict[str, Callable[[ops.SymbolicTensor, ops.SymbolicTensor], ops.SymbolicTensor]] = {
+    "product": lambda h, g: h * g - h,
+    "negated": lambda h, g: -(h * g) + h,
+    "sum": lambda h, g: (h + g) * h + g,
+    "quotient": lambda h, g: h / g * h - g,
+    "root": lambda h, g: ops.sqrt(ops.abs(h)) * h + g,
+}
+
+
+@pytest.mark.parametrize("where", ["cpu", *EMULATORS])
+@pytest.mark.parametrize("kind", CHAINS)
+def test_each_operator_on_halves_is_rounded_once(kind: str, where: str) -> None:
+    """Whether or not the chip has instructions for halves, and whatever of several they do at a time; NaN and infinities, too."""
+    expr = fuse(ops.expression(CHAINS[kind](*(t(300, dtype="float16", name=name) for name in "hg"))))
+    for seed in range(2):
+        arrays = verify.random_inputs(expr, seed, special=True)
+        verify.check(expr, arrays, WHERE[where](expr, arrays))
 
 
 def test_reductions_keep_their_multiply_adds_and_epilogues_do_not() -> None:
