@@ -14,7 +14,7 @@ from roller import building, serial, trial
 from roller.arrays import Wanted, admit, numpy_dtype
 from roller.chip import SpecLike, resolve
 from roller.compiled import Built, Kernel
-from roller.construct import rated_stages
+from roller.construct import rated_ways
 from roller.cost import estimate
 from roller.devices import Device, load_device
 from roller.errors import ConstructionError, DeviceUnavailableError, ExpressionError, KernelError
@@ -28,7 +28,7 @@ from roller.precision import permitted
 from roller.rates import CostParameters
 from roller.record import Choice
 from roller.relayout import layouts
-from roller.together import Candidate, best_of
+from roller.together import Candidate, best_ways
 
 Op = SymbolicTensor | TensorExpr
 
@@ -173,10 +173,10 @@ def _choices(expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int, c
 def _choices_of(expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int, constants: frozenset[str]) -> list[Choice]:
     """The best programs of an expression as it is."""
     rules, parameters = plugin.rules(chip, expr), plugin.cost_parameters(chip, expr)
-    rated = rated_stages(expr, chip, rules, parameters, constants)
+    rated = rated_ways(expr, chip, rules, parameters, constants)
     wanted = top_k
     while True:
-        found = best_of(expr, rated, parameters, wanted)
+        found = best_ways(expr, rated, parameters, wanted)
         refusals: Counter[str] = Counter()
         reasons: list[str] = []
         choices = []

@@ -30,13 +30,15 @@ from roller.feasible import hopeless, reason_of
 from roller.grow import extents_at, tiles_at
 from roller.hardware import ComputeAtom, HardwareSpec
 from roller.innermost import innermost
-from roller.nest import Nest, Tile, variants
+from roller.nest import Nest, Tile, over_rows, variants
 from roller.program import StageProgram, Staging, panel_element_bytes
 from roller.rates import CostParameters
+from roller.row_programs import able, rated_rows
+from roller.rows import row_groups
 from roller.search import Chain, Search, searches
 from roller.settle import settle
 from roller.sweep import evened
-from roller.together import Candidate, Rated, best_of, diverse
+from roller.together import Candidate, Rated, best_ways, diverse
 
 OUTER_KEEP = 8  # chains kept after a level
 EACH_KEEP = 3  # … and of one innermost tile at most so many: a nest or mapping that brought only few is not likely to be the best
@@ -67,7 +69,22 @@ def construct(
 
     `constants` names inputs whose values are known when the kernel is built: panels of them cost nothing.
     """
-    return best_of(expr, rated_stages(expr, spec, rules, parameters, constants), parameters, top_k)
+    return best_ways(expr, rated_ways(expr, spec, rules, parameters, constants), parameters, top_k)
+
+
+def rated_ways(
+    expr: TensorExpr, spec: HardwareSpec, rules: Rules, parameters: CostParameters, constants: frozenset[str] = frozenset()
+) -> list[list[list[Rated]]]:
+    """What `rated_stages` gives, and where the device computes stages over the same rows together the same with these as one."""
+    alone = rated_stages(expr, spec, rules, parameters, constants)
+    if not able(spec, parameters):
+        return [alone]
+    together, number = [], 0
+    for group in row_groups(expr):
+        found = rated_rows(over_rows(group, expr.tensors), spec, rules, parameters) if len(group) > 1 else []
+        together += [found] if found else alone[number : number + len(group)]
+        number += len(group)
+    return [alone, together] if len(together) < len(alone) else [alone]
 
 
 def rated_stages(

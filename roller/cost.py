@@ -19,6 +19,7 @@ from functools import cached_property
 
 from roller.copying import copy_seconds
 from roller.estimate import Estimate, combine_estimates
+from roller.expr import ELEMENT_BYTES, Stage
 from roller.hardware import HardwareSpec
 from roller.issuing import Issued
 from roller.occupancy import copies_around, idle_lanes, resident_tiles
@@ -69,7 +70,7 @@ class Model:
         nest = self.geometry.nest
         self.rates = Rates(self.spec, self.parameters)
         own = self.parameters.operation_slots
-        self._slots = body_slots(nest.stage, own)
+        self._slots = sum([body_slots(stage, own) for stage in nest.stages])
         self._epilogue_slots = math.prod([nest.extents[i] for i in nest.spatial]) * epilogue_slots(nest.stage, own)
         self._registers = RegisterTraffic(nest, self.parameters.gather_slots)
         self._issued = Issued(self.spec, self.parameters)
@@ -129,10 +130,10 @@ class Model:
         busy = self.rates.busy(program)
         rate = atom.gflops * 1e9 / 2 * self.chain_efficiency(program) * busy
         rows, idle = self._start_up(program), idle_lanes(program, self.spec, self._resident(program))
-        issued = points * slots * rows * idle * self._issued.crowding(program, self._slots)
+        waiting = self._issued.waiting(program, self._resident(program))
+        issued = points * slots * rows * idle * self._issued.crowding(program, self._slots) * (waiting if program.nest.before else 1.0)
         alone = self._issued.alone_seconds(program, slots, self._resident(program))
-        behind = self._issued.waiting(program, self._resident(program))
-        return max(issued / rate, alone) + behind * self._epilogue_slots / (self.rates.function_slots * busy)
+        return max(issued / rate, alone) + waiting * self._epilogue_slots / (self.rates.function_slots * busy)
 
     def _resident(self, program: StageProgram) -> int:
         """Tiles on a unit at a time; remembered for the program asked about last."""
@@ -327,13 +328,19 @@ class Model:
         if program.split > 1:
             seconds += 2 * program.split * outputs * program.nest.accumulator_bytes / self.rates.from_outside(1.0)
             seconds += self.spec.unit.launch_overhead_us * 1e-6 + self.spec.unit.sync_ns * 1e-9
-        shared = math.prod([lp.trips for lp in program.loops if lp.over == "lanes" and program.nest.dims[lp.dim].is_reduce])
-        if shared > 1:
-            rounds, level = -(-program.unit_tiles // self.spec.unit.count), self.spec.levels[-1]
-            passed = program.unit_tiles * program.lanes * accumulators(program) * program.nest.accumulator_bytes
-            exchanged = passed / self.rates.into(level, max(self.rates.busy(program), 1e-9))
-            seconds += math.log2(shared) * (rounds * level.latency_ns * 1e-9 + exchanged)
-        return seconds
+        return seconds + sum([self._exchange_seconds(program, stage) for stage in program.nest.stages if stage.reducer is not None])
+
+    def _exchange_seconds(self, program: StageProgram, stage: Stage) -> float:
+        """Lanes that share a reduction combine what they have: a tree of exchanges of all results."""
+        nest, level = program.nest, self.spec.levels[-1]
+        shared = math.prod([lp.trips for lp in program.loops if lp.over == "lanes" and lp.dim in nest.columns])
+        if shared == 1:
+            return 0.0
+        rounds = -(-program.unit_tiles // (self.spec.unit.count * (self._resident(program) if nest.before else 1)))
+        results = math.prod([program.inner[i] for i in nest.rows]) if nest.before else accumulators(program)
+        passed = program.unit_tiles * program.lanes * results * ELEMENT_BYTES[stage.body.dtype]
+        exchanged = passed / self.rates.into(level, max(self.rates.busy(program), 1e-9))
+        return math.log2(shared) * (rounds * level.latency_ns * 1e-9 + exchanged)
 
 
 def estimate(

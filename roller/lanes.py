@@ -29,7 +29,7 @@ def lane_order(program: StageProgram) -> tuple[int, ...]:
     contiguous dimension.
     """
     nest = program.nest
-    return tuple(sorted(lanes_along(program), key=lambda d: (nest.dims[d].is_reduce, nest.output.strides[d] == 1, d)))
+    return tuple(sorted(lanes_along(program), key=lambda d: (d in nest.columns, nest.output.strides[d] == 1, d)))
 
 
 def group_tile(program: StageProgram, group: int) -> dict[int, int]:
@@ -40,7 +40,7 @@ def group_tile(program: StageProgram, group: int) -> dict[int, int]:
     exchange values; else, and while no unit's tile is chosen, one as square as it gets in points.
     """
     trips, inner, spatial = lanes_along(program), program.inner, program.nest.spatial
-    if len(program.tiles) > 1 and any(program.nest.dims[d].is_reduce for d in trips):
+    if len(program.tiles) > 1 and any(d in program.nest.columns for d in trips):
         return _neighbours(program, group)
     found, together = dict.fromkeys(trips, 1), blocked(program) and len(program.tiles) > 1
     touched = [staged_touches(program.nest, s) for s in program.staged]

@@ -8,8 +8,9 @@ both the nest where that happens and the one where it does not, and the cost mod
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -100,11 +101,32 @@ class Access:
 
 @dataclass(frozen=True)
 class Nest:
-    """A stage, its dimensions (spatial first), and its arrays (body loads, epilogue loads, the output last)."""
+    """A stage, its dimensions (spatial first), and its arrays (body loads, epilogue loads, the output last).
+
+    `before`: stages over the same dimensions that are computed on the way, of which what they compute stays with who computes it
+    (`roller.rows`); their loads are among the body's.
+    """
 
     stage: Stage
     dims: tuple[Dim, ...]
     accesses: tuple[Access, ...]
+    before: tuple[Stage, ...] = ()
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """All stages in order."""
+        return (*self.before, self.stage)
+
+    @cached_property
+    def columns(self) -> tuple[int, ...]:
+        """Positions of the dimensions that some stage reduces."""
+        reduced = {axis.name for stage in self.stages for axis in stage.reduced}
+        return tuple(i for i, d in enumerate(self.dims) if d.members[0].name in reduced)
+
+    @cached_property
+    def rows(self) -> tuple[int, ...]:
+        """Positions of the other dimensions."""
+        return tuple(i for i in range(len(self.dims)) if i not in self.columns)
 
     @cached_property
     def extents(self) -> Tile:
@@ -196,14 +218,22 @@ def variants(stage: Stage, tensors: dict[str, Tensor], boxes: bool = False) -> t
     return tuple(found.values())
 
 
+def over_rows(group: Sequence[Stage], tensors: dict[str, Tensor]) -> Nest:
+    """The nest of stages over the same rows (`roller.rows`): neighbouring rows fused, and neighbouring columns."""
+    *before, stage = group
+    _check_extents(stage)
+    arrays = _arrays(stage, tensors, tuple(before))
+    columns = {axis.name for each in group for axis in each.reduced}
+    order = _order([a for a in stage.axes if a.extent != 1], arrays[:1] if stage.reducer else arrays[-1:])
+    order.sort(key=lambda a: a.is_reduce)
+    parts = [list(part) for _, part in itertools.groupby(order, key=lambda a: a.name in columns)]
+    dims = tuple(Dim(tuple(g)) for part in parts for g in _fuse(part, arrays, [False] * len(arrays), False))
+    return Nest(stage, dims, tuple(_access(a, dims) for a in arrays), tuple(before))
+
+
 def build(stage: Stage, tensors: dict[str, Tensor], spatial_stageable: bool, reduce_stageable: bool, boxes: bool = False) -> Nest:
     """The nest with axes of extent 1 dropped and neighbours fused; the flags let reused loads become non-linear there."""
-    for axis in stage.axes:
-        if axis.extent > MOST_POSITIONS:
-            raise ConstructionError(
-                f"axis {axis.name!r} of {stage.name!r} has {axis.extent} positions, at most {MOST_POSITIONS} can be walked: "
-                "give the tensors one more dimension"
-            )
+    _check_extents(stage)
     arrays = _arrays(stage, tensors)
     spatial = _order([a for a in stage.spatial if a.extent != 1], arrays[-1:])
     by_size = sorted((a for a in arrays if a[2] == "body"), key=lambda a: -sum(1 for x in stage.reduced if _step(a, x.name)))
@@ -218,12 +248,28 @@ def build(stage: Stage, tensors: dict[str, Tensor], spatial_stageable: bool, red
 _Array = tuple[Tensor, tuple[Affine, ...], Literal["body", "epilogue", "output"], int, bool]
 
 
-def _arrays(stage: Stage, tensors: dict[str, Tensor]) -> list[_Array]:
+def _check_extents(stage: Stage) -> None:
+    for axis in stage.axes:
+        if axis.extent > MOST_POSITIONS:
+            raise ConstructionError(
+                f"axis {axis.name!r} of {stage.name!r} has {axis.extent} positions, at most {MOST_POSITIONS} can be walked: "
+                "give the tensors one more dimension"
+            )
+
+
+def _arrays(stage: Stage, tensors: dict[str, Tensor], before: tuple[Stage, ...] = ()) -> list[_Array]:
+    """The arrays that a stage touches, and those that stages before it read; not what these compute."""
     found: list[_Array] = []
+    for each in before:
+        found += [(tensors[ld.tensor], ld.index, "body", 0, _needs_guard(ld, each, tensors)) for ld in each.reads]
     for number, factor in enumerate(factors_of(stage)):
         found += [(tensors[ld.tensor], ld.index, "body", number, _needs_guard(ld, stage, tensors)) for ld in loads(factor)]
     if stage.epilogue is not None:
         found += [(tensors[ld.tensor], ld.index, "epilogue", -1, _needs_guard(ld, stage, tensors)) for ld in loads(stage.epilogue)]
+    if before:
+        inside = {each.name for each in before}
+        outside = [array for array in found if array[0].name not in inside]
+        found = list({(array[0].name, array[1]): array for array in reversed(outside)}.values())[::-1]
     return [*dict.fromkeys(found), (stage.output, stage.store, "output", -1, False)]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from roller.banks import padding_bytes
 from roller.hardware import HardwareSpec
 from roller.program import RProgram, StageProgram, copy_depth, panel_element_bytes
+from roller.rows import held_bytes
 from roller.tile import Geometry
 
 RESIDENT = "resident_tiles"  # "<stage>.resident_tiles" among a binary's resources: tiles of the stage that a unit has room for
@@ -53,13 +54,25 @@ def resident_tiles(program: StageProgram, spec: HardwareSpec, geometry: Geometry
     if unit.resident_lanes_max is not None:
         limits.append(unit.resident_lanes_max // (lane_groups(program, spec) * unit.lane_group))
     if unit.lane_storage_bytes:
-        outputs = math.prod([program.inner[i] for i in program.nest.spatial]) * program.lanes
-        held = outputs * program.nest.accumulator_bytes + lanes_of(program) * unit.lane_reserved_bytes
+        held = _accumulated_bytes(program) * program.lanes + lanes_of(program) * reserved_bytes(program, spec)
         limits.append(unit.lane_storage_bytes // max(held, 1))
     level = spec.levels[program.levels[0]]
     if level.managed:
         limits.append(level.capacity_bytes // max(level.reserved_bytes + _staged_bytes(program, spec, geometry), 1))
     return max(1, min(limits))
+
+
+def reserved_bytes(program: StageProgram, spec: HardwareSpec) -> int:
+    """Bytes of a lane's storage beside its tile; lanes that hold whole rows have half of it, as they have no places in panels."""
+    return spec.unit.lane_reserved_bytes // (2 if program.nest.before else 1)
+
+
+def _accumulated_bytes(program: StageProgram) -> int:
+    """Bytes that a sub-tile holds from step to step: its results, or where it holds whole rows what there is of these."""
+    nest = program.nest
+    if nest.before:
+        return held_bytes(nest, program.inner)
+    return math.prod([program.inner[i] for i in nest.spatial]) * nest.accumulator_bytes
 
 
 def lane_groups(program: StageProgram, spec: HardwareSpec) -> int:

@@ -69,6 +69,7 @@ class CostParameters:
     by element; 0: it makes no difference.
     `store_accesses`: accesses of the innermost memory, each a transaction of it, that storing the results of one unit tile takes
     while nothing that the unit does hides it; asked for every program that is ranked. None where it is not given: others hide it.
+    `row_groups`: what prints kernels prints one for several stages over the same rows (`roller.rows`), too.
     """
 
     tile_overhead_ns: float = 0.0
@@ -102,6 +103,7 @@ class CostParameters:
     crew_slots: Callable[[StageProgram], float] | None = None
     row_bytes: int = 0
     store_accesses: Callable[[StageProgram], float] | None = None
+    row_groups: bool = False
 
     def room(self, program: RProgram) -> list[int | None]:
         """For each stage what `resident_tiles` says of it; None where nothing is known."""

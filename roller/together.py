@@ -34,6 +34,12 @@ class Candidate:
     estimate: Estimate
 
 
+def best_ways(expr: TensorExpr, ways: list[list[list[Rated]]], parameters: CostParameters, top_k: int) -> list[Candidate]:
+    """The `top_k` best programs for an expression, best first, from what was rated for its stages in several ways."""
+    found = [candidate for rated in ways for candidate in best_of(expr, rated, parameters, top_k)]
+    return sorted(found, key=lambda c: c.estimate.seconds)[:top_k]
+
+
 def best_of(expr: TensorExpr, rated: list[list[Rated]], parameters: CostParameters, top_k: int) -> list[Candidate]:
     """The `top_k` best programs for an expression, best first, from what was rated for its stages."""
     if parameters.own_model is not None and len(rated) > 1:
@@ -128,4 +134,4 @@ def diverse(ranked: list[Rated], count: int) -> list[Rated]:
     return sorted([*kept, *rest][:count], key=lambda item: item[1].seconds)
 
 
-__all__ = ["Candidate", "Rated", "best_of", "diverse"]
+__all__ = ["Candidate", "Rated", "best_of", "best_ways", "diverse"]

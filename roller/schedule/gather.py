@@ -46,10 +46,13 @@ def combined_lanes(block: Block, acc: Buffer, lanes: int, reducer: str, settled:
     return sequence([*statements, *(_met(block, acc, near, lanes, reducer, settled.get(dtype)) if near < lanes else [])])
 
 
-def meeting_bytes(block: Block, dtype: str) -> int:
-    """The most shared memory that `combined_lanes` takes for accumulators of a type."""
-    lanes = math.prod(block.lanes[d] for d in block.program.nest.reduce)
-    return max(MEETING_BYTES, block.threads * ELEMENT_BYTES[dtype]) if lanes > 1 else 0
+def meeting_bytes(block: Block) -> int:
+    """The most shared memory that `combined_lanes` takes for the reductions of all stages."""
+    nest = block.program.nest
+    if math.prod(block.lanes[d] for d in nest.columns) == 1:
+        return 0
+    sizes = [ELEMENT_BYTES[stage.body.dtype] for stage in nest.stages if stage.reducer is not None]
+    return sum(max(MEETING_BYTES, block.threads * size) for size in sizes)
 
 
 def _met(block: Block, acc: Buffer, near: int, lanes: int, reducer: str, settled: str | None) -> list[Stmt]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from roller.program import RProgram, StageProgram
 from roller.schedule import arena, matrix, specialised
 from roller.schedule.machine import Machine
+from roller.schedule.rows import RowStage
 from roller.schedule.stage import GridKernel, Stage, Workspace, staged_bytes
 from roller.schedule.tir import Buffer, argument
 
@@ -50,8 +51,14 @@ def lower(program: RProgram, buffers: Mapping[str, Buffer], machine: Machine) ->
             spaces.append(Workspace(output.name, output.elements, output.dtype))
             known[output.name] = argument(output.name, output.elements, output.dtype)
         if output.elements:
-            kind = specialised.SpecialisedStage if machine.in_place(stage.atom) else Stage
-            found, partial = kind(stage, known, number, machine).kernels()
+            found, partial = _kind(stage, machine)(stage, known, number, machine).kernels()
             kernels += found
             spaces += partial
     return kernels, spaces
+
+
+def _kind(program: StageProgram, machine: Machine) -> type[Stage]:
+    """How a stage's program is lowered."""
+    if program.nest.before:
+        return RowStage
+    return specialised.SpecialisedStage if machine.in_place(program.atom) else Stage

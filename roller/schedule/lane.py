@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -84,7 +84,7 @@ class Lane:
         """The number of each of these points, and of its accumulator."""
         return {point: number for number, point in enumerate(self.spatial)}
 
-    def _place(self, state: State, offsets: Offsets) -> Point:
+    def place(self, state: State, offsets: Offsets) -> Point:
         """The point of a lane at some offsets of its tile."""
         block = self.block
         bases = [block.base(state, d) for d in range(len(offsets))]
@@ -145,7 +145,7 @@ class Lane:
             statements += reads
         for number, access in enumerate(self.nest.accesses):
             if access.role == "body" and access.factor not in self.panels and not access.guarded:
-                source = array_source(self.block, self.reader, number, lambda o: self._place(state, o))
+                source = array_source(self.block, self.reader, number, lambda o: self.place(state, o))
                 arrays[number], reads = fragment(source, points)
                 statements += reads
         for reduce in group:
@@ -184,7 +184,7 @@ class Lane:
 
     def _body(self, state: State, offsets: Offsets, panels: dict[int, Fragment], arrays: dict[int, Fragment], held: Held) -> Expr:
         self.reader.vectors = {number: found.value(offsets) for number, found in arrays.items()}
-        point = self._place(state, offsets)
+        point = self.place(state, offsets)
         if not panels:
             value = self.reader.value(self.nest.stage.body, point, held)
         else:
@@ -213,10 +213,11 @@ class Lane:
         """Arrays that are read where they are, in registers: what all points of the lane need of them, or only some."""
         statements: list[Stmt] = []
         arrays: dict[int, Fragment] = {}
-        wanted = {self.reader.number(n) for n in loads(self.nest.stage.result)}
+        inside = {stage.name for stage in self.nest.before}
+        wanted = {self.reader.number(n) for n in loads(self.nest.stage.result) if n.tensor not in inside}
         for number, access in enumerate(self.nest.accesses):
             if number in wanted and access.role == role and not access.guarded:
-                source = array_source(self.block, self.reader, number, lambda o: self._place(state, o))
+                source = array_source(self.block, self.reader, number, lambda o: self.place(state, o))
                 arrays[number], reads = fragment(source, list(self.spatial if points is None else points))
                 statements += reads
         return statements, arrays
@@ -234,7 +235,7 @@ class Lane:
         for first, width in runs(self.spatial, along, each):
             points = list(neighbours(first, along, width))
             statements += self._valued(state, arrays, slot, points, values, start)
-            where = address(self.nest, window, output.index, self._place(state, first)) + shift
+            where = address(self.nest, window, output.index, self.place(state, first)) + shift
             put = store(window.buffer, load(values, ramp(start, 1, width)), ramp(where, 1, width))
             statements.append(self._kept(put, first))
             start += width
@@ -256,11 +257,16 @@ class Lane:
             if self.partial is None:
                 held = Held.in_registers(self.block.functions)
                 self.reader.vectors = {n: f.value(offsets) for n, f in arrays.items()}
-                value = self.reader.value(self.nest.stage.result, self._place(state, offsets), held, value)
+                self.reader.computed = self._computed(offsets)
+                value = self.reader.value(self.nest.stage.result, self.place(state, offsets), held, value)
                 self.reader.vectors = {}
                 statements += held.statements
             statements.append(store(values, value, at))
         return statements
+
+    def _computed(self, _: Offsets) -> Mapping[str, Expr]:
+        """What stages before have computed at a point, by the name of the tensor."""
+        return {}
 
     def _kept(self, put: Stmt, _: Offsets) -> Stmt:
         """The store of a point's result; points are moved to stay inside the problem."""

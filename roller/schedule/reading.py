@@ -17,13 +17,14 @@ from roller.schedule.tir import Buffer, Expr, Held, every, index, load, spread
 @dataclass
 class Reader:
     """Knows for every array of a nest where its elements are; boxes replace arrays once they are filled. `vectors` are what
-    arrays hold at the point that is read next, where that is known already.
+    arrays hold at the point that is read next, where that is known already; `computed`: what stages before have there, by the name of the tensor.
     """
 
     nest: Nest
     buffers: Mapping[str, Buffer]
     boxes: dict[int, Window] = field(default_factory=dict)
     vectors: Mapping[int, Expr] = field(default_factory=dict)
+    computed: Mapping[str, Expr] = field(default_factory=dict)
     _accesses: dict[tuple[str, tuple[Affine, ...]], tuple[int, Access]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,6 +61,8 @@ class Reader:
 
     def load(self, node: Load, point: Point) -> Expr:
         """One load at a point, with the point's lanes."""
+        if node.tensor in self.computed:
+            return self.computed[node.tensor]
         number, access = self._accesses[node.tensor, node.index]
         if number in self.vectors:
             return self.vectors[number]

@@ -18,6 +18,7 @@ from roller.fit import Fit
 from roller.hardware import HardwareSpec
 from roller.occupancy import step_loop
 from roller.program import StageProgram, copy_depth
+from roller.rows import held_bytes
 from roller.schedule import matrix, walk
 from roller.schedule.filling import Filling
 from roller.schedule.gather import combined_lanes, meeting_bytes
@@ -94,7 +95,7 @@ def staged_bytes(program: StageProgram, machine: Machine) -> int:
     block = matrix.block_of(program, machine)
     panels = [p.buffer for p in panels_of(block, machine)]
     size = sum(-(-int(p.shape[0]) * ELEMENT_BYTES[str(p.dtype)] // SHARED_ALIGNMENT) * SHARED_ALIGNMENT for p in panels)
-    return size + meeting_bytes(block, program.nest.stage.body.dtype)
+    return size + meeting_bytes(block)
 
 
 def panels_of(block: Block, machine: Machine) -> list[SharedPanel]:
@@ -124,6 +125,8 @@ def copies_of(program: StageProgram, machine: Machine) -> int:
 
 def tile_bytes(program: StageProgram, spec: HardwareSpec) -> int:
     """Bytes that a lane's tile takes in its registers, as the engine counts them."""
+    if program.nest.before:
+        return held_bytes(program.nest, program.inner)
     fit = Fit(spec, program.nest, Geometry(program.nest), windowed=program.windowed)
     return fit.inner_bytes(program.inner, program.mapping, program.atom)
 

@@ -116,10 +116,14 @@ class Block:
         """True if whole unit tiles cover the dimension exactly, and none goes beyond."""
         return self.program.covered[dim] == self.program.nest.extents[dim]
 
+    def stays(self, dim: int) -> bool:
+        """True for a reduction, of whose points no one may be taken in twice; lanes that hold whole rows know which are theirs."""
+        return self.program.nest.dims[dim].is_reduce and not self.program.nest.before
+
     def base(self, state: State, dim: int) -> Position:
         """Where the unit's tile starts."""
         base, tile, extent = state.bases[dim], self.program.unit_tile[dim], self.program.nest.extents[dim]
-        if self.program.nest.dims[dim].is_reduce or self.exact(dim):
+        if self.stays(dim) or self.exact(dim):
             return base
         return least(base, max(extent - tile, 0))
 
@@ -134,9 +138,19 @@ class Block:
         lane: Position = times(self.names[dim], piece) if dim in self.names else 0
         start = plus(lane, first * self.lanes[dim])
         extent, tile = self.program.nest.extents[dim], self.program.unit_tile[dim]
-        if not self.program.nest.dims[dim].is_reduce and extent < tile:
+        if not self.stays(dim) and extent < tile:
             start = least(start, extent - piece)
         return plus(start, point - first)
+
+    def owned(self, dim: int, point: int) -> Expr | None:
+        """Whether a point of the lane's tile is its own: one that lies where it moved to stay inside is another lane's, too. None
+        where none moves.
+        """
+        first, piece = self.piece(dim, point)
+        if self.stays(dim) or self.program.nest.extents[dim] >= self.program.unit_tile[dim]:
+            return None
+        lane: Position = times(self.names[dim], piece) if dim in self.names else 0
+        return index(plus(lane, first * self.lanes[dim])) <= index(self.offset(dim, point))
 
     def widths(self, offsets: Offsets) -> Offsets:
         """The points of the pieces that a point is in along dimensions with several lanes, 0 along the others: points alike in this
@@ -146,9 +160,8 @@ class Block:
 
     def aligned(self, dim: int, width: int) -> bool:
         """True if pieces of `width` and wider ones start at multiples of it, wherever the tile lies."""
-        nest, program = self.program.nest, self.program
-        extent, tile = nest.extents[dim], program.unit_tile[dim]
-        return tile % width == 0 and (self.exact(dim) or nest.dims[dim].is_reduce or extent % width == 0)
+        extent, tile = self.program.nest.extents[dim], self.program.unit_tile[dim]
+        return tile % width == 0 and (self.exact(dim) or self.stays(dim) or extent % width == 0)
 
     def accesses(self, dim: int, width: int) -> dict[int, int]:
         """Accesses along a dimension, of at most `width` points each: the first point of each, and how many they are."""

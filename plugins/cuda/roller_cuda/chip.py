@@ -166,5 +166,6 @@ def cost_parameters(spec: HardwareSpec) -> CostParameters:
         reading_bytes=READING,
         scattered_stores=PARTLY,
         row_bytes=ROW_BYTES,
+        row_groups=True,
         store_accesses=Stores(spec),
     )

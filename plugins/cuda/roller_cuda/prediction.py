@@ -29,6 +29,8 @@ BATCH = 16  # results of which a thread without a reduction reads the inputs at 
 def wanted_registers(spec: HardwareSpec, program: StageProgram, machine: Machine) -> int:
     """Registers that a thread would take if it might have any number."""
     reserved = spec.unit.lane_reserved_bytes // REGISTER_BYTES
+    if program.nest.before:
+        return reserved // 2 + -(-tile_bytes(program, spec) // REGISTER_BYTES) + min(math.prod(program.inner), BATCH)
     if program.nest.stage.reducer is None:
         outputs = math.prod(program.inner[d] for d in program.nest.spatial)
         return reserved - 2 + min(outputs, BATCH)

@@ -57,4 +57,5 @@ def atoms(spec: HardwareSpec, _: TensorExpr) -> Sequence[ComputeAtom]:
 
 def cost_parameters(spec: HardwareSpec) -> CostParameters:
     """What the model needs beyond the spec."""
-    return CostParameters(unrolling=UNROLLING, resident_tiles=Deferred("roller_rocm.codegen", "resident_tiles", spec))
+    resident_tiles = Deferred("roller_rocm.codegen", "resident_tiles", spec)
+    return CostParameters(unrolling=UNROLLING, resident_tiles=resident_tiles, row_groups=True)

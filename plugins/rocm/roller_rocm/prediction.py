@@ -14,7 +14,7 @@ from roller.plugin import ELEMENT_BYTES, HardwareSpec, StageProgram
 from roller.schedule import matrix
 from roller.schedule.fragments import read_tile
 from roller.schedule.machine import Machine, MatrixUnit
-from roller.schedule.stage import registers_ahead
+from roller.schedule.stage import registers_ahead, tile_bytes
 from roller.schedule.threads import Block
 from roller_rocm import occupancy
 from roller_rocm.occupancy import REGISTER_BYTES
@@ -27,6 +27,8 @@ def wanted_registers(spec: HardwareSpec, program: StageProgram, machine: Machine
     """Registers that a lane would take if it might have any number."""
     nest, reserved = program.nest, spec.unit.lane_reserved_bytes // REGISTER_BYTES
     block = matrix.block_of(program, machine)
+    if nest.before:
+        return reserved + _words(tile_bytes(program, spec))
     if nest.stage.reducer is None:  # LLVM reads as far ahead as costs no waves
         return min(FEW + _moving(program, block), max(LEAST, occupancy.registers_for(spec, occupancy.most_waves(spec))))
     held = block.outputs * _words(nest.accumulator_bytes)
