@@ -174,13 +174,16 @@ class Model:
         return min(lanes, parts) if lanes > 1 else parts
 
     def _body_seconds(self, program: StageProgram, compute: float, levels: Sequence[_Moving], steps: int) -> float:
-        """Compute and moving into all levels, overlapped, and what nothing hides; rows that are read ahead come from outside."""
+        """Compute and moving into all levels, overlapped, and what nothing hides; rows that are read ahead come from outside. No less
+        than handing out the tiles takes.
+        """
         outside, *inside = [moved.seconds for moved in levels]
         if program.atom.in_turn and program.lane_level is not None:
             compute, inside = compute + sum(inside), [0.0] * len(inside)
         outside += sum([moved.ahead for moved in levels])
         body = overlapped((compute, outside, *inside), steps, self.losses(program))
-        return body + sum([moved.waiting for moved in levels])
+        handed_out = program.unit_tiles * self.spec.unit.dispatch_ns * 1e-9 if program.dealt else 0.0
+        return max(handed_out, body + sum([moved.waiting for moved in levels]))
 
     def _steps(self, program: StageProgram) -> int:
         """Steps of one unit's pipeline: the trips that follow one another inside a unit tile; where lanes read what nobody staged
@@ -193,9 +196,8 @@ class Model:
         if not program.staged:
             steps *= math.prod([program.inner[i] for i in program.nest.reduce])
         resident = self._resident(program)
-        if self._runs_ahead(program):
-            return steps * -(-program.unit_tiles // (unit.count * resident))
-        return steps * -(-program.unit_tiles // unit.count) if resident > 1 else steps
+        several = resident > 1 or self._runs_ahead(program)
+        return steps * -(-program.unit_tiles // (unit.count * resident)) if several else steps
 
     def _levels(self, walk: NestWalk, compute: float, outermost: int) -> list[_Moving]:
         """What each level but the outermost takes, counting those from this position inward."""
@@ -294,7 +296,7 @@ class Model:
         steps = sum(
             _trips_to(program, level) / busy * lv.step_overhead_ns * 1e-9
             for level, lv in enumerate(self.spec.levels)
-            if lv.step_overhead_ns and level in program.levels
+            if lv.step_overhead_ns and level in program.levels and (program.staged or program.lane_level is None)
         )
         return around * 1e-9 / busy + steps + self._fold_seconds(program) + self._store_seconds(program)
 

@@ -138,6 +138,7 @@ class SchedulableUnit(_Model):
     issue_groups: Count | None = None
     combine: tuple[Literal["atomic", "second_pass", "exchange", "shuffle"], ...] = ()
     launch_overhead_us: NonNegative
+    dispatch_ns: NonNegative = 0.0  # from handing a tile to some unit to handing out the next one
     cluster_overhead_us: NonNegative = 0.0  # units that wait for one another before the first and after the last copy
     sync_ns: NonNegative = 0.0  # a barrier over all units
 

@@ -61,7 +61,7 @@ class Issued:
         if program.lane_level is None or not program.lanes:
             return 1.0
         groups = lane_groups(program, self.spec) * resident / self.spec.partitions
-        return max(1.0, self.parameters.serial_cycles / groups)
+        return max(1.0, self.parameters.dependent_cycles / groups)
 
     def _arithmetic_cycles(self, program: StageProgram, slots: float) -> float:
         """Cycles in which a group of lanes, alone on its partition, starts the arithmetic of one innermost tile."""

@@ -63,8 +63,8 @@ def resident_tiles(program: StageProgram, spec: HardwareSpec, geometry: Geometry
 
 
 def reserved_bytes(program: StageProgram, spec: HardwareSpec) -> int:
-    """Bytes of a lane's storage beside its tile; lanes that hold whole rows have half of it, as they have no places in panels."""
-    return spec.unit.lane_reserved_bytes // (2 if program.nest.before else 1)
+    """Bytes of a lane's storage beside its tile; half of them are places in panels."""
+    return spec.unit.lane_reserved_bytes // (1 if program.staged else 2)
 
 
 def _accumulated_bytes(program: StageProgram) -> int:

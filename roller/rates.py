@@ -48,7 +48,7 @@ class CostParameters:
     `fill_slots`: issue slots of a lane for one access with which it fills a panel, where units have few (`issue_groups`);
     `place_slots`: what it takes more where its place does not follow from the one before, `guard_slots`: and where it may lie
     outside the array; `step_slots`: for each step besides. `serial_cycles`: from one instruction of a group of lanes to the next
-    that depends on it, as those that fill panels do; `arithmetic_cycles`: from one multiply-add of a group to its next, in cycles
+    that depends on it, as those that fill panels do; `dependent_cycles`: the same of functions; `arithmetic_cycles`: from one multiply-add of a group to its next, in cycles
     in which its partition starts one. `copy_sizes`: bytes of accesses that run by themselves on their way into a
     panel; other values are carried by lanes, `carried` of them at a time, each of which waits for memory.
     `unrolling`: how often steps are repeated. `lanes_wait`: lanes wait for what they read of panels at the start of every body of
@@ -89,6 +89,7 @@ class CostParameters:
     guard_slots: float = 0.0
     step_slots: float = 0.0
     serial_cycles: float = 1.0
+    dependent_cycles: float = 1.0
     arithmetic_cycles: float = 1.0
     copy_sizes: frozenset[int] = frozenset()
     carried: int = 8

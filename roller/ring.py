@@ -73,11 +73,14 @@ def reading_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, usi
     units = walk.spec.unit.count * max(rates.busy(program), 1e-9)
     steps = math.prod([lp.trips for lp in loops[:last]]) / together / units
     waits = steps * _turns(walk, read, together) * _latency(walk, index)
+    others, share = max(using, moving), max(1.0, min(float(resident), program.unit_tiles / units))
+    groups = max(1, program.lanes // walk.spec.unit.lane_group)
+    alone = all(lp.over != "time" for lp in loops) if walk.parameters.reading_bytes else bool(copied)
+    apart = share * (1 if alone else groups)
+    cycle = waits / share + (using + moving) / apart
     if not walk.parameters.reading_bytes:
-        apart = resident if copied else resident * max(1, program.lanes // walk.spec.unit.lane_group)
-        cycle = waits / resident + (using + moving) / apart
-        return max(0.0, cycle - (using + moving if apart == 1 else max(using, moving)))
-    return waits / resident
+        return max(0.0, cycle - (using + moving if apart == 1 else others))
+    return max(0.0, cycle - others) + walk.spec.loss(level) * min(cycle, others)
 
 
 def _turns(walk: NestWalk, read: Sequence[Access], together: int) -> float:

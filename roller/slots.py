@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from roller.expr import Stage
-from roller.scalar import Binary, Scalar, Unary, is_operation, walk
+from roller.scalar import Binary, Cast, Scalar, Unary, is_operation, walk
 
 # Issue slots of one scalar operation, in multiply-adds. Polynomial kernels: a range reduction of 4 and a degree-6 Horner
 # scheme for exp; sigmoid adds a division (about 5 slots on every vector unit); tanh and erf are one of two polynomials.
@@ -28,9 +28,11 @@ def epilogue_slots(stage: Stage, own: Mapping[str, float] = OPERATION_SLOTS) -> 
 
 
 def scalar_slots(node: Scalar, own: Mapping[str, float] = OPERATION_SLOTS) -> float:
-    """Issue slots of a scalar tree; loads, casts and selections ride along."""
+    """Issue slots of a scalar tree; loads and selections ride along, and casts where the device does not say what they take."""
     total = 0.0
     for part in walk(node):
         if isinstance(part, Unary | Binary) and is_operation(part):
             total += own.get(part.op, OPERATION_SLOTS.get(part.op, 1.0))
+        elif isinstance(part, Cast):
+            total += own.get("cast", 0.0)
     return total
