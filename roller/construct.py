@@ -30,11 +30,10 @@ from roller.feasible import hopeless, reason_of
 from roller.grow import extents_at, tiles_at
 from roller.hardware import ComputeAtom, HardwareSpec
 from roller.innermost import innermost
-from roller.nest import Nest, Tile, over_rows, variants
+from roller.nest import Nest, Tile, variants
 from roller.program import StageProgram, Staging, panel_element_bytes
 from roller.rates import CostParameters
-from roller.row_programs import able, rated_rows
-from roller.rows import row_groups
+from roller.row_programs import rated_groups
 from roller.search import Chain, Search, searches
 from roller.settle import settle
 from roller.sweep import evened
@@ -77,14 +76,8 @@ def rated_ways(
 ) -> list[list[list[Rated]]]:
     """What `rated_stages` gives, and where the device computes stages over the same rows together the same with these as one."""
     alone = rated_stages(expr, spec, rules, parameters, constants)
-    if not able(spec, parameters):
-        return [alone]
-    together, number = [], 0
-    for group in row_groups(expr):
-        found = rated_rows(over_rows(group, expr.tensors), spec, rules, parameters) if len(group) > 1 else []
-        together += [found] if found else alone[number : number + len(group)]
-        number += len(group)
-    return [alone, together] if len(together) < len(alone) else [alone]
+    together = rated_groups(expr, alone, spec, rules, parameters)
+    return [alone] if together is None else [alone, together]
 
 
 def rated_stages(

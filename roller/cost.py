@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from roller.combining import accumulators, atom_outputs, combine_seconds, fold_seconds
 from roller.copying import copy_seconds
 from roller.estimate import Estimate, combine_estimates
-from roller.expr import ELEMENT_BYTES, Stage
 from roller.hardware import HardwareSpec
 from roller.issuing import Issued
 from roller.occupancy import copies_around, idle_lanes, resident_tiles
@@ -34,7 +34,6 @@ from roller.walk import NestWalk
 
 MOST_SPARE = 4  # copies beside the one in use that make up for a late one: estimate; more of them do not
 LEAST_LAUNCH = 0.02  # a share of the time for which nobody keeps units idle
-FOLD_SLOTS = 3  # vector operations to make one vector of two: two exchanges and the reducer's
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ class Model:
         body = self._body_seconds(program, compute, levels, max(1, self._steps(program)))
         copies = sum(copy_seconds(self.rates, walk, s) for s in program.staged)
         overhead = self.launch_seconds(program) + self.overhead_seconds(program)
-        combine = self._combine_seconds(program)
+        combine = combine_seconds(self.rates, program, self._resident(program))
         tail = compute * (1.0 - self.rates.busy(program))
         moving = [(level.name, moved.seconds) for level, moved in zip(self.spec.levels[1:], levels, strict=True)]
         latency = sum(moved.waiting + moved.ahead for moved in levels)
@@ -131,7 +130,8 @@ class Model:
         rate = atom.gflops * 1e9 / 2 * self.chain_efficiency(program) * busy
         rows, idle = self._start_up(program), idle_lanes(program, self.spec, self._resident(program))
         waiting = self._issued.waiting(program, self._resident(program))
-        issued = points * slots * rows * idle * self._issued.crowding(program, self._slots) * (waiting if program.nest.before else 1.0)
+        depending = waiting if program.nest.before else 1.0
+        issued = points * slots * rows * idle * self._issued.crowding(program, self._slots) * depending
         alone = self._issued.alone_seconds(program, slots, self._resident(program))
         return max(issued / rate, alone) + waiting * self._epilogue_slots / (self.rates.function_slots * busy)
 
@@ -159,7 +159,7 @@ class Model:
         if program.nest.stage.reducer is None or not program.nest.reduce:
             return 1.0
         chains = program.atom.chains or self.spec.unit.chains
-        live = accumulators(program) / _atom_outputs(program)
+        live = accumulators(program) / atom_outputs(program)
         return min(1.0, live * max(self._workers(program), 1) * self._resident(program) / chains)
 
     def _workers(self, program: StageProgram) -> int:
@@ -174,8 +174,8 @@ class Model:
         return min(lanes, parts) if lanes > 1 else parts
 
     def _body_seconds(self, program: StageProgram, compute: float, levels: Sequence[_Moving], steps: int) -> float:
-        """Compute and moving into all levels, overlapped, and what nothing hides; rows that are read ahead come from outside. No less
-        than handing out the tiles takes.
+        """Compute and moving into all levels, overlapped, and what nothing hides; rows that are read ahead come from outside. No
+        less than handing out the tiles takes.
         """
         outside, *inside = [moved.seconds for moved in levels]
         if program.atom.in_turn and program.lane_level is not None:
@@ -218,9 +218,15 @@ class Model:
             return _Moving(self._registers.bytes(program, level.transaction_bytes) / into, 0.0, 0.0)
         traffic = level_traffic(walk, index)
         if level.managed or program.lane_level is not None:  # lanes wait for one another
-            return _Moving((traffic.bytes + self._filling_bytes(walk, index)) / into, 0.0, 0.0)
+            short = self._short_runs(walk) if index == 1 and not level.managed else 1.0
+            return _Moving((traffic.bytes * short + self._filling_bytes(walk, index)) / into, 0.0, 0.0)
         start = level.latency_ns * 1e-9 / (self.spec.unit.count * self.rates.busy(program) * self.parameters.misses_in_flight)
         return _Moving(traffic.bytes / into, (traffic.runs - traffic.ahead) * start, traffic.ahead * start)
+
+    def _short_runs(self, walk: NestWalk) -> float:
+        """How much longer the outermost memory takes for runs of neighbours that are short as a unit asks for them."""
+        inside = level_traffic(walk, walk.program.levels[0])
+        return 1.0 + self.parameters.run_bytes * inside.runs / inside.bytes if inside.bytes else 1.0
 
     def _filling_bytes(self, walk: NestWalk, index: int) -> float:
         """Bytes of what fills panels that lanes, or atoms, read through the same ports: those of the memory that they share."""
@@ -298,7 +304,7 @@ class Model:
             for level, lv in enumerate(self.spec.levels)
             if lv.step_overhead_ns and level in program.levels and (program.staged or program.lane_level is None)
         )
-        return around * 1e-9 / busy + steps + self._fold_seconds(program) + self._store_seconds(program)
+        return around * 1e-9 / busy + steps + fold_seconds(self.rates, program) + self._store_seconds(program)
 
     def _store_seconds(self, program: StageProgram) -> float:
         """Storing the results of unit tiles where nobody computes meanwhile."""
@@ -307,42 +313,6 @@ class Model:
         level = self.spec.levels[-1]
         stored = program.unit_tiles * self.parameters.store_accesses(program) * level.transaction_bytes
         return stored / self.rates.into(level, max(self.rates.busy(program), 1e-9))
-
-    def _fold_seconds(self, program: StageProgram) -> float:
-        """Combining the partial results in a vector's lanes: two exchanges and an operation for every pair of vectors that become
-        one, or for each halving of the last one, and a store.
-        """
-        lane = program.lane
-        if lane is None or not program.nest.dims[lane].is_reduce or program.lane_level is not None:
-            return 0.0
-        width, length = _atom_outputs(program), program.inner[lane]
-        outputs = math.prod([program.nest.extents[i] for i in program.nest.spatial])
-        together = 1 if program.across is None or length % width else min(width, program.inner[program.across])
-        pairs = (1 << (together - 1).bit_length()) - 1
-        halvings = math.log2(width) - math.log2(pairs + 1)
-        vectors = FOLD_SLOTS * (pairs + halvings) + 1 + together * (length // width - 1 if length >= width else 0)
-        return outputs / together * width * vectors / (self.rates.vector_slots * max(self.rates.busy(program), 1e-9))
-
-    def _combine_seconds(self, program: StageProgram) -> float:
-        """Adding partial results: over units a write, a read and one more launch; over lanes a tree of exchanges of all results."""
-        outputs = math.prod([program.nest.extents[i] for i in program.nest.spatial])
-        seconds = 0.0
-        if program.split > 1:
-            seconds += 2 * program.split * outputs * program.nest.accumulator_bytes / self.rates.from_outside(1.0)
-            seconds += self.spec.unit.launch_overhead_us * 1e-6 + self.spec.unit.sync_ns * 1e-9
-        return seconds + sum([self._exchange_seconds(program, stage) for stage in program.nest.stages if stage.reducer is not None])
-
-    def _exchange_seconds(self, program: StageProgram, stage: Stage) -> float:
-        """Lanes that share a reduction combine what they have: a tree of exchanges of all results."""
-        nest, level = program.nest, self.spec.levels[-1]
-        shared = math.prod([lp.trips for lp in program.loops if lp.over == "lanes" and lp.dim in nest.columns])
-        if shared == 1:
-            return 0.0
-        rounds = -(-program.unit_tiles // (self.spec.unit.count * (self._resident(program) if nest.before else 1)))
-        results = math.prod([program.inner[i] for i in nest.rows]) if nest.before else accumulators(program)
-        passed = program.unit_tiles * program.lanes * results * ELEMENT_BYTES[stage.body.dtype]
-        exchanged = passed / self.rates.into(level, max(self.rates.busy(program), 1e-9))
-        return math.log2(shared) * (rounds * level.latency_ns * 1e-9 + exchanged)
 
 
 def estimate(
@@ -368,22 +338,6 @@ def overlapped(terms: Sequence[float], steps: int, losses: Sequence[float]) -> f
     return sum(terms) / steps + (steps - 1) / steps * (lost + longest)
 
 
-def accumulators(program: StageProgram) -> int:
-    """Accumulator elements of one innermost tile: its outputs, times reduce points that a vector atom keeps apart."""
-    spatial = math.prod([program.inner[i] for i in program.nest.spatial])
-    apart = program.lane is not None and program.nest.dims[program.lane].is_reduce
-    return spatial * (math.prod(program.inner[i] for i in program.nest.reduce) if apart else 1)
-
-
-def _atom_outputs(program: StageProgram) -> int:
-    """Outputs of one atom: an accumulating operation is one atom."""
-    size = 1
-    for role, extent in program.atom.roles.items():
-        if role != "k" and isinstance(extent, int):
-            size *= extent
-    return size
-
-
 def _atom_points(program: StageProgram) -> int:
     """Points executed, in whole atoms: a vector that is wider than its dimension still takes a full slot."""
     roles = program.atom.extents
@@ -402,7 +356,7 @@ def _visit_operations(program: StageProgram) -> float:
     """Atom operations of one visit to an innermost tile: its steps (reduce trips inside all spatial ones) times its atoms."""
     loops, dims = program.loops, program.nest.dims
     last = max((i for i, lp in enumerate(loops) if not dims[lp.dim].is_reduce), default=-1)
-    return math.prod([lp.trips for lp in loops[last + 1 :]]) * accumulators(program) / _atom_outputs(program)
+    return math.prod([lp.trips for lp in loops[last + 1 :]]) * accumulators(program) / atom_outputs(program)
 
 
 def _trips_to(program: StageProgram, level: int) -> int:

@@ -69,6 +69,7 @@ class StageReport:
     factor_dtype: str | None = None  # to which the factors of products may be rounded
     rounds: bool = False  # whether they are
     copies: tuple[int, int] | None = None  # of what is filled from step to step: as predicted, and as its kernel has them
+    together: tuple[str, ...] = ()  # the stages that one kernel computes, where those are several
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +208,7 @@ def _report(growth: Growth, held: Residents) -> StageReport:
         held if program.lane_level is not None else None,
         factor_dtype=nest.stage.factor_dtype,
         rounds=program.atom.rounds,
+        together=tuple(stage.name for stage in nest.stages) if nest.before else (),
     )
 
 
@@ -251,6 +253,9 @@ def _stage(stage: StageReport) -> list[RenderableType]:
     split += f", in clusters of {stage.cluster}" if stage.cluster > 1 else ""
     split += f", in bands of {stage.band[1]} along {stage.band[0]}" if stage.band is not None else ""
     facts = [f"atom {stage.atom}{f' ({lanes})' if lanes else ''}; {work}{split}; padding {stage.padding_waste:.1%}"]
+    if stage.together:
+        *before, last = stage.together
+        facts.append(f"computes {', '.join(before)} and {last} in one kernel: a tile has whole rows")
     if stage.factor_dtype is not None:
         facts.append(f"factors may be rounded to {stage.factor_dtype}, {'and are' if stage.rounds else 'but are not'}")
     if stage.residents is not None:

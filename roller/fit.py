@@ -14,6 +14,7 @@ from roller.expr import ELEMENT_BYTES
 from roller.hardware import ComputeAtom, HardwareSpec, MemoryLevel
 from roller.nest import Access, Nest, Tile
 from roller.program import lane_level, panel_element_bytes, tiled_levels
+from roller.rows import held_bytes
 from roller.tile import Geometry
 from roller.windows import every_window, stored_tile
 
@@ -146,6 +147,8 @@ class Fit:
 
     def _inner_bytes(self, tile: Tile, mapping: Mapping, atom: ComputeAtom) -> int:
         nest = self.nest
+        if nest.before:
+            return held_bytes(nest, tile)
         spread = [d for _, d in mapping if nest.dims[d].is_reduce] if atom.kind == "vector" else []
         outputs = math.prod([tile[i] for i in nest.spatial]) * math.prod([tile[i] for i in nest.reduce] if spread else [1])
         if "input" not in self.spec.levels[min(self._innermost, len(self.spec.levels) - 1)].holds:

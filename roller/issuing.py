@@ -56,12 +56,12 @@ class Issued:
 
     def waiting(self, program: StageProgram, resident: int) -> float:
         """How much longer instructions that depend on one another take, such as those of functions, for partitions of a unit that
-        have too few groups of lanes to start others meanwhile.
+        have too few groups of lanes to start others meanwhile. Where lanes hold whole rows all of theirs do.
         """
         if program.lane_level is None or not program.lanes:
             return 1.0
-        groups = lane_groups(program, self.spec) * resident / self.spec.partitions
-        return max(1.0, self.parameters.dependent_cycles / groups)
+        cycles = self.parameters.dependent_cycles if program.nest.before else self.parameters.serial_cycles
+        return max(1.0, cycles / max(1.0, lane_groups(program, self.spec) * resident / self.spec.partitions))
 
     def _arithmetic_cycles(self, program: StageProgram, slots: float) -> float:
         """Cycles in which a group of lanes, alone on its partition, starts the arithmetic of one innermost tile."""

@@ -48,9 +48,11 @@ class CostParameters:
     `fill_slots`: issue slots of a lane for one access with which it fills a panel, where units have few (`issue_groups`);
     `place_slots`: what it takes more where its place does not follow from the one before, `guard_slots`: and where it may lie
     outside the array; `step_slots`: for each step besides. `serial_cycles`: from one instruction of a group of lanes to the next
-    that depends on it, as those that fill panels do; `dependent_cycles`: the same of functions; `arithmetic_cycles`: from one multiply-add of a group to its next, in cycles
-    in which its partition starts one. `copy_sizes`: bytes of accesses that run by themselves on their way into a
-    panel; other values are carried by lanes, `carried` of them at a time, each of which waits for memory.
+    that depends on it, as those that fill panels do; `dependent_cycles`: the same of lanes that hold
+    whole rows; `arithmetic_cycles`: from one
+    multiply-add of a group to its next, in cycles in which its partition starts one. `copy_sizes`: bytes of accesses that run by
+    themselves on their way into a panel; other values are carried by lanes, `carried` of them at a time, each of which waits for
+    memory.
     `unrolling`: how often steps are repeated. `lanes_wait`: lanes wait for what they read of panels at the start of every body of
     repeated steps, as what prints or builds kernels does not read it before the last one ends; `begin_ns`: and for one another,
     and for instructions that depend on one another, until the first of them computes after panels were filled.
@@ -69,6 +71,8 @@ class CostParameters:
     by element; 0: it makes no difference.
     `store_accesses`: accesses of the innermost memory, each a transaction of it, that storing the results of one unit tile takes
     while nothing that the unit does hides it; asked for every program that is ranked. None where it is not given: others hide it.
+    `run_bytes`: bytes that the outermost memory brings in the time that a run of neighbours takes beside its own bytes, as a unit with
+    lanes asks for it.
     `row_groups`: what prints kernels prints one for several stages over the same rows (`roller.rows`), too.
     """
 
@@ -104,6 +108,7 @@ class CostParameters:
     crew_slots: Callable[[StageProgram], float] | None = None
     row_bytes: int = 0
     store_accesses: Callable[[StageProgram], float] | None = None
+    run_bytes: float = 0.0
     row_groups: bool = False
 
     def room(self, program: RProgram) -> list[int | None]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from itertools import accumulate
 from typing import Any
 
 from pydantic import ValidationError
 
 from roller.errors import KernelError
 from roller.estimate import Estimate
-from roller.expr import Stage, TensorExpr
+from roller.expr import TensorExpr
 from roller.hardware import ComputeAtom
-from roller.nest import Nest, variants
+from roller.nest import Nest, over_rows, variants
 from roller.program import RProgram, StageProgram, Staging
+from roller.rows import group_of
+
+TOGETHER = "together"  # how many stages a stage's program computes, where those are several
 
 
 def program_to_json(program: RProgram) -> dict[str, Any]:
@@ -24,8 +28,10 @@ def program_to_json(program: RProgram) -> dict[str, Any]:
 def program_from_json(data: Mapping[str, Any], expr: TensorExpr) -> RProgram:
     """The program that `program_to_json` wrote; `KernelError` where this roller cannot make it again."""
     try:
-        pairs = zip(expr.stages, data["stages"], strict=True)
-        return RProgram(expr, tuple(_stage_from_json(table, stage, expr) for stage, table in pairs))
+        tables, ends = data["stages"], list(accumulate(table.get(TOGETHER, 1) for table in data["stages"]))
+        if ends[-1:] != [len(expr.stages)]:
+            raise ValueError(f"it has {sum(ends[-1:])} stages, not {len(expr.stages)}")
+        return RProgram(expr, tuple(_stage_from_json(table, end, expr) for table, end in zip(tables, ends, strict=True)))
     except (KeyError, TypeError, ValueError, AttributeError, ValidationError) as error:
         raise KernelError(f"the saved program does not fit its expression: {error}; compile the operator again") from error
 
@@ -36,12 +42,13 @@ def _stage_to_json(program: StageProgram) -> dict[str, Any]:
         "atom": program.atom.model_dump(mode="json"),
         "staged": [asdict(s) for s in program.staged],
     }
-    return {f.name: special.get(f.name, getattr(program, f.name)) for f in fields(program)}
+    together = {TOGETHER: len(program.nest.stages)} if program.nest.before else {}
+    return {f.name: special.get(f.name, getattr(program, f.name)) for f in fields(program)} | together
 
 
-def _stage_from_json(table: Mapping[str, Any], stage: Stage, expr: TensorExpr) -> StageProgram:
-    values = {name: _tuples(value) for name, value in table.items()}
-    values["nest"] = _nest(table["nest"], stage, expr)
+def _stage_from_json(table: Mapping[str, Any], end: int, expr: TensorExpr) -> StageProgram:
+    values = {name: _tuples(value) for name, value in table.items() if name != TOGETHER}
+    values["nest"] = _nest(table["nest"], end - table.get(TOGETHER, 1), end, expr)
     values["atom"] = ComputeAtom.model_validate({k: dict(v) if isinstance(v, Mapping) else v for k, v in table["atom"].items()})
     values["staged"] = tuple(Staging(**entry) for entry in table["staged"])
     return StageProgram(**values)
@@ -51,12 +58,20 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list | tuple) else value
 
 
-def _nest(dims: Any, stage: Stage, expr: TensorExpr) -> Nest:
+def _nest(dims: Any, start: int, end: int, expr: TensorExpr) -> Nest:
     names = [list(members) for members in dims]
-    for nest in (*variants(stage, expr.tensors), *variants(stage, expr.tensors, boxes=True)):
+    for nest in _nests(start, end, expr):
         if [[axis.name for axis in dim.members] for dim in nest.dims] == names:
             return nest
-    raise ValueError(f"no nest of {stage.name!r} has the dimensions {names}")
+    raise ValueError(f"no nest of {expr.stages[end - 1].name!r} has the dimensions {names}")
+
+
+def _nests(start: int, end: int, expr: TensorExpr) -> Iterable[Nest]:
+    """The nests of the stages between two numbers."""
+    if end - start == 1:
+        return (*variants(expr.stages[start], expr.tensors), *variants(expr.stages[start], expr.tensors, boxes=True))
+    group = group_of(expr, start, end)
+    return () if group is None else (over_rows(group, expr.tensors),)
 
 
 def estimate_to_json(estimate: Estimate) -> dict[str, Any]:

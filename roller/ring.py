@@ -73,10 +73,18 @@ def reading_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, usi
     units = walk.spec.unit.count * max(rates.busy(program), 1e-9)
     steps = math.prod([lp.trips for lp in loops[:last]]) / together / units
     waits = steps * _turns(walk, read, together) * _latency(walk, index)
+    panels = [s for s in program.staged if s.level == index]
+    if panels and walk.parameters.reading_bytes and copies_around(program, walk.spec, index) == 1:
+        waits += _latencies(rates, walk, index, panels)  # one after the other: lanes read behind the barrier after a fill
     others, share = max(using, moving), max(1.0, min(float(resident), program.unit_tiles / units))
     groups = max(1, program.lanes // walk.spec.unit.lane_group)
-    alone = all(lp.over != "time" for lp in loops) if walk.parameters.reading_bytes else bool(copied)
-    apart = share * (1 if alone else groups)
+    if not walk.parameters.reading_bytes:
+        groups = 1 if copied else groups
+    elif all(lp.over != "time" for lp in loops):
+        groups = 1  # all of a tile begin and end together
+    elif copied:
+        groups = min(groups, walk.spec.partitions)  # which meet from step to step
+    apart = share * groups
     cycle = waits / share + (using + moving) / apart
     if not walk.parameters.reading_bytes:
         return max(0.0, cycle - (using + moving if apart == 1 else others))

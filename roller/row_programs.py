@@ -13,21 +13,35 @@ from collections.abc import Iterator
 from roller.align import Rules, atoms_for, lane_rule
 from roller.banks import WIDEST_ACCESS
 from roller.cost import Model
+from roller.expr import TensorExpr
 from roller.hardware import ComputeAtom, HardwareSpec
-from roller.nest import Nest, Tile
+from roller.nest import Nest, Tile, over_rows
 from roller.occupancy import reserved_bytes
 from roller.program import StageProgram, lane_level, tiled_levels
 from roller.rates import CostParameters
-from roller.rows import held_bytes
+from roller.rows import held_bytes, row_groups
 from roller.tile import Geometry
 from roller.together import Rated
 
 Dealt = tuple[int, int]  # along a dimension: points of a lane, and lanes
 
 
-def able(spec: HardwareSpec, parameters: CostParameters) -> bool:
-    """True if the device computes stages over the same rows together: its lanes can combine what they hold."""
-    return parameters.row_groups and lane_level(spec) is not None and "shuffle" in spec.unit.combine
+def rated_groups(
+    expr: TensorExpr, alone: list[list[Rated]], spec: HardwareSpec, rules: Rules, parameters: CostParameters
+) -> list[list[Rated]] | None:
+    """The programs for an expression's stages, those of a group as one; None where the device computes none together, or none fits.
+
+    `alone`: the programs for each stage. It takes lanes that can combine what they hold.
+    """
+    if not parameters.row_groups or lane_level(spec) is None or "shuffle" not in spec.unit.combine:
+        return None
+    together: list[list[Rated]] = []
+    number = 0
+    for group in row_groups(expr):
+        found = rated_rows(over_rows(group, expr.tensors), spec, rules, parameters) if len(group) > 1 else []
+        together += [found] if found else alone[number : number + len(group)]
+        number += len(group)
+    return together if len(together) < len(alone) else None
 
 
 def rated_rows(nest: Nest, spec: HardwareSpec, rules: Rules, parameters: CostParameters) -> list[Rated]:
@@ -56,8 +70,8 @@ def _atom(nest: Nest, rules: Rules) -> ComputeAtom | None:
 
 
 def _dealt(nest: Nest, spec: HardwareSpec) -> Iterator[tuple[Tile, Tile]]:
-    """Points of a lane and lanes along every dimension: of columns as many as there are, in powers of two of lanes; of rows powers of
-    two of both.
+    """Points of a lane and lanes along every dimension: of columns as many as there are, in powers of two of lanes; of rows powers
+    of two of both.
     """
     most = spec.unit.lanes_max
     choices = [_columns(nest, d, most) if d in nest.columns else _rows(nest, d, most) for d in range(len(nest.dims))]
@@ -69,15 +83,16 @@ def _dealt(nest: Nest, spec: HardwareSpec) -> Iterator[tuple[Tile, Tile]]:
 
 
 def _columns(nest: Nest, dim: int, most: int) -> list[Dealt]:
+    """For lanes in powers of two as few points of each as the columns take, in whole accesses; and as many lanes as have any."""
     extent, wide = nest.extents[dim], _access(nest, dim)
-    found: dict[int, int] = {}
+    found: dict[int, set[int]] = {}
     lanes = 1
     while lanes <= most:
-        points = -(-extent // lanes)
-        points = min(-(-points // wide) * wide, max(extent, 1))
-        found.setdefault(points, -(-extent // points))
+        each = math.ceil(extent / lanes)
+        points = min(math.ceil(each / wide) * wide, extent)
+        found.setdefault(points, {lanes, math.ceil(extent / points)})
         lanes *= 2
-    return list(found.items())
+    return [(points, n) for points, counts in found.items() for n in sorted(counts)]
 
 
 def _rows(nest: Nest, dim: int, most: int) -> list[Dealt]:

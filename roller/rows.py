@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from roller.expr import ELEMENT_BYTES, Axis, Stage, TensorExpr
 from roller.nest import Nest, Tile
-from roller.scalar import Affine, Load, reindex
+from roller.scalar import Affine, reindex
 
 Group = tuple[Stage, ...]
 
@@ -31,7 +31,7 @@ def row_groups(expr: TensorExpr) -> tuple[Group, ...]:
     start = 0
     while start < len(expr.stages):
         ends = range(min(len(expr.stages), start + MOST_STAGES), start + 1, -1)
-        groups = (_group(expr, start, end) for end in ends)
+        groups = (group_of(expr, start, end) for end in ends)
         found.append(next((group for group in groups if group is not None), expr.stages[start : start + 1]))
         start += len(found[-1])
     return tuple(found)
@@ -42,7 +42,7 @@ def columns_of(group: Sequence[Stage]) -> frozenset[str]:
     return frozenset(axis.name for stage in group for axis in stage.reduced)
 
 
-def _group(expr: TensorExpr, start: int, end: int) -> Group | None:
+def group_of(expr: TensorExpr, start: int, end: int) -> Group | None:
     """These stages as a group; None where they are none."""
     *before, last = expr.stages[start:end]
     others = [*expr.stages[:start], *expr.stages[end:]]
@@ -110,7 +110,7 @@ def _alike(group: Sequence[Stage], columns: frozenset[str], last: Stage) -> bool
     for stage in group:
         walked = {a.name for a in stage.axes if a.extent > 1}
         reduced = {a.name for a in stage.reduced if a.extent > 1}
-        if walked not in (every, every - columns) or reduced not in (set(), set(columns)) or stage.reducer and not reduced:
+        if walked not in (every, every - columns) or reduced != (columns if stage.reducer is not None else set()):
             return False
         if any(last.extents[a.name] != a.extent for a in stage.axes):
             return False
@@ -137,7 +137,8 @@ def held_bytes(nest: Nest, tile: Tile) -> int:
                 continue
             begins.setdefault(value, at if read else at + 1)
             ends[value], sizes[value] = max(at, begins[value]), size
-    return max(sum(size for value, size in sizes.items() if begins[value] <= at <= ends[value]) for at in range(last + 2))
+    live = [[size for value, size in sizes.items() if begins[value] <= at <= ends[value]] for at in range(last + 2)]
+    return max(sum(sizes_then) for sizes_then in live)
 
 
 def _values(nest: Nest, stage: Stage, tile: Tile) -> Iterator[tuple[Hashable, int, bool]]:
@@ -161,4 +162,6 @@ def _walked(nest: Nest, stage: Stage) -> tuple[bool, ...]:
 
 def _bytes(tile: Tile, touches: Sequence[bool], dtype: str) -> int:
     """Narrow values take a register each as soon as something is computed of them."""
-    return math.prod(extent for extent, touched in zip(tile, touches, strict=True) if touched) * max(REGISTER_BYTES, ELEMENT_BYTES[dtype])
+    return math.prod(extent for extent, touched in zip(tile, touches, strict=True) if touched) * max(
+        REGISTER_BYTES, ELEMENT_BYTES[dtype]
+    )

@@ -286,7 +286,7 @@ def test_a_row_maximum_that_one_core_does_is_vectorised(shape: tuple[int, int], 
 def test_row_maximum_on_the_grid_puts_lanes_on_the_row() -> None:
     program, terms, _ = best("row max", "gpu")
     along = math.prod(lp.trips for lp in program.loops if lp.over == "lanes" and program.nest.dims[lp.dim].is_reduce)
-    assert along >= 32
+    assert along * program.inner[1] * 4 >= 128, "neighbouring lanes read whole lines"
     assert terms["L2"] == pytest.approx(5.0, rel=0.1)
     assert micros("row max", "gpu") <= 15  # memory, and one launch
 

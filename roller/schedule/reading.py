@@ -17,7 +17,8 @@ from roller.schedule.tir import Buffer, Expr, Held, every, index, load, spread
 @dataclass
 class Reader:
     """Knows for every array of a nest where its elements are; boxes replace arrays once they are filled. `vectors` are what
-    arrays hold at the point that is read next, where that is known already; `computed`: what stages before have there, by the name of the tensor.
+    arrays hold at the point that is read next, where that is known already; `computed`: what stages before have there, by the name
+    of the tensor.
     """
 
     nest: Nest

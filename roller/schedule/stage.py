@@ -18,7 +18,6 @@ from roller.fit import Fit
 from roller.hardware import HardwareSpec
 from roller.occupancy import step_loop
 from roller.program import StageProgram, copy_depth
-from roller.rows import held_bytes
 from roller.schedule import matrix, walk
 from roller.schedule.filling import Filling
 from roller.schedule.gather import combined_lanes, meeting_bytes
@@ -125,8 +124,6 @@ def copies_of(program: StageProgram, machine: Machine) -> int:
 
 def tile_bytes(program: StageProgram, spec: HardwareSpec) -> int:
     """Bytes that a lane's tile takes in its registers, as the engine counts them."""
-    if program.nest.before:
-        return held_bytes(program.nest, program.inner)
     fit = Fit(spec, program.nest, Geometry(program.nest), windowed=program.windowed)
     return fit.inner_bytes(program.inner, program.mapping, program.atom)
 

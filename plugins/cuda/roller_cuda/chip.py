@@ -42,13 +42,14 @@ SLOTS = {
     "cast": 1.0,
 }
 SERIAL = 3.0  # cycles from one of them to the next of a warp that is alone
-DEPENDENT = 5.5  # … to one that depends on it, as those of functions do: softmax of 4096 columns with 12, 16 and 20 warps on an SM (H200)
+DEPENDENT = 5.5  # … that holds whole rows: softmax of 4096 columns with 12, 16 and 20 warps on an SM of an H200
 ARITHMETIC = 2.0  # of its multiply-adds, which do not depend on one another
 COPIES = frozenset({4, 8, 16})  # bytes that cp.async takes
 ASYNCHRONOUS = 8  # compute capability from which on copies run by themselves
 CARRIED = 4  # values that lanes of a block carry at a time
 SECTOR = 32  # bytes in which memory is written
 PARTLY = 4.0  # times as long as its bytes takes a store of less than that: fitted to scattered stores that were timed on an H200
+RUN = 24  # bytes' time of memory that a run of neighbours takes beside its own: products of one row, rows of 64 bytes and longer (H200)
 READING = 88  # bytes that a thread has on their way from arrays: median of 14 kernels' machine code
 DEFAULT = "a100"  # where no GPU is attached
 CALIBRATE = "`roller specs calibrate cuda` measures it"
@@ -169,6 +170,7 @@ def cost_parameters(spec: HardwareSpec) -> CostParameters:
         reading_bytes=READING,
         scattered_stores=PARTLY,
         row_bytes=ROW_BYTES,
+        run_bytes=RUN,
         row_groups=True,
         store_accesses=Stores(spec),
     )
