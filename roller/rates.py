@@ -71,8 +71,8 @@ class CostParameters:
     by element; 0: it makes no difference.
     `store_accesses`: accesses of the innermost memory, each a transaction of it, that storing the results of one unit tile takes
     while nothing that the unit does hides it; asked for every program that is ranked. None where it is not given: others hide it.
-    `run_bytes`: bytes that the outermost memory brings in the time that a run of neighbours takes beside its own bytes, as a unit with
-    lanes asks for it.
+    `run_bytes`: bytes that the outermost memory brings in the time that a run of neighbours takes beside its own bytes, as a unit
+    with lanes asks for it.
     `row_groups`: what prints kernels prints one for several stages over the same rows (`roller.rows`), too.
     """
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from roller.issuing import Issued
 from roller.nest import Access
 from roller.occupancy import copies_around, lane_groups
-from roller.program import StageProgram, Staging, copy_depth
+from roller.program import Loop, StageProgram, Staging, copy_depth
 from roller.rates import Rates
 from roller.traffic import level_traffic
 from roller.unrolling import steps_together
@@ -57,8 +57,9 @@ def ring_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, using:
 def reading_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, using: float, moving: float) -> float:
     """Seconds in which lanes wait for what they read from outside a level where nobody staged it. A lane starts what it reads for
     one step of a unit's tile (for as many as stand one after another) at a time, no more than its compiler keeps on its way, and
-    waits for that. Other tiles go on meanwhile, and other groups of lanes; but the more of them wait, the longer the memory's
-    queue: what moves takes its time behind what is waited for, not beside it. Arguments as of `ring_seconds`.
+    waits for that; other tiles go on meanwhile, and other parts of its tile. Each goes around through waiting, moving and using, as
+    copies of a panel do: n of them take at least an n-th of what one takes. Of what others hide the level's overlap number is lost.
+    Arguments as of `ring_seconds`.
     """
     program, level = walk.program, walk.spec.levels[index]
     if program.lane_level is None or walk.spec.spread:
@@ -74,21 +75,21 @@ def reading_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, usi
     steps = math.prod([lp.trips for lp in loops[:last]]) / together / units
     waits = steps * _turns(walk, read, together) * _latency(walk, index)
     panels = [s for s in program.staged if s.level == index]
-    if panels and walk.parameters.reading_bytes and copies_around(program, walk.spec, index) == 1:
+    if panels and copies_around(program, walk.spec, index) == 1:
         waits += _latencies(rates, walk, index, panels)  # one after the other: lanes read behind the barrier after a fill
     others, share = max(using, moving), max(1.0, min(float(resident), program.unit_tiles / units))
-    groups = max(1, program.lanes // walk.spec.unit.lane_group)
-    if not walk.parameters.reading_bytes:
-        groups = 1 if copied else groups
-    elif all(lp.over != "time" for lp in loops):
-        groups = 1  # all of a tile begin and end together
-    elif copied:
-        groups = min(groups, walk.spec.partitions)  # which meet from step to step
-    apart = share * groups
-    cycle = waits / share + (using + moving) / apart
-    if not walk.parameters.reading_bytes:
-        return max(0.0, cycle - (using + moving if apart == 1 else others))
+    cycle = waits / share + (using + moving) / (share * _parts(walk, loops, bool(copied)))
     return max(0.0, cycle - others) + walk.spec.loss(level) * min(cycle, others)
+
+
+def _parts(walk: NestWalk, loops: Sequence[Loop], copied: bool) -> int:
+    """Parts of a tile that go on while others of it wait: its groups of lanes, where it has several steps; those of a partition
+    meet where panels are filled from step to step. All of a tile with one step begin and end together.
+    """
+    groups = max(1, walk.program.lanes // walk.spec.unit.lane_group)
+    if all(lp.over != "time" for lp in loops):
+        return 1
+    return min(groups, walk.spec.partitions) if copied else groups
 
 
 def _turns(walk: NestWalk, read: Sequence[Access], together: int) -> float:

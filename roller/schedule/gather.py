@@ -40,19 +40,36 @@ EXCHANGED_BYTES = 4  # of a register: wider and narrower types meet in shared me
 def combined_lanes(block: Block, acc: Buffer, lanes: int, reducer: str, settled: Mapping[str, str]) -> Stmt:
     """Every accumulator becomes the combination of those of all lanes of its reduction; `settled`: as `Machine` says."""
     dtype = str(acc.dtype)
-    exchange = block.threads % block.group == 0 and ELEMENT_BYTES[dtype] == EXCHANGED_BYTES and block.each == 1
-    near = min(lanes & -lanes, block.group) if exchange else 1
+    near = _exchanging(block, lanes, ELEMENT_BYTES[dtype])
     statements = [_exchanged(acc, at, near, block.group, reducer) for at in range(int(acc.shape[0]))] if near > 1 else []
     return sequence([*statements, *(_met(block, acc, near, lanes, reducer, settled.get(dtype)) if near < lanes else [])])
 
 
-def meeting_bytes(block: Block) -> int:
-    """The most shared memory that `combined_lanes` takes for the reductions of all stages."""
+def meeting_bytes(block: Block, count: int | None) -> int:
+    """The most shared memory that `combined_lanes` takes for the reductions of all stages, each of so many accumulators; None: of
+    any number.
+    """
     nest = block.program.nest
-    if math.prod(block.lanes[d] for d in nest.columns) == 1:
-        return 0
-    sizes = [ELEMENT_BYTES[stage.body.dtype] for stage in nest.stages if stage.reducer is not None]
-    return sum(max(MEETING_BYTES, block.threads * size) for size in sizes)
+    lanes = math.prod(block.lanes[d] for d in nest.columns)
+    total = 0
+    for stage in nest.stages:
+        size = ELEMENT_BYTES[stage.body.dtype]
+        near = _exchanging(block, lanes, size)
+        if stage.reducer is not None and near < lanes:
+            room = _together(block, near, size)
+            total += (room if count is None else min(count, room)) * block.threads // near * size
+    return total
+
+
+def _exchanging(block: Block, lanes: int, size: int) -> int:
+    """Lanes of a reduction that exchange values of so many bytes inside their group."""
+    exchange = block.threads % block.group == 0 and size == EXCHANGED_BYTES and block.each == 1
+    return min(lanes & -lanes, block.group) if exchange else 1
+
+
+def _together(block: Block, near: int, size: int) -> int:
+    """Accumulators that meet at a time."""
+    return max(1, MEETING_BYTES // (block.threads // near * size))
 
 
 def _met(block: Block, acc: Buffer, near: int, lanes: int, reducer: str, settled: str | None) -> list[Stmt]:
@@ -63,7 +80,7 @@ def _met(block: Block, acc: Buffer, near: int, lanes: int, reducer: str, settled
     first = (block.thread // index(whole)) * index(each * block.each) if whole < block.threads else index(0)
     first = first if block.each == 1 else first + tirx.floormod(block.thread, index(block.each))
     count = int(acc.shape[0])
-    together = min(count, max(1, MEETING_BYTES // (groups * ELEMENT_BYTES[str(acc.dtype)])))
+    together = min(count, _together(block, near, ELEMENT_BYTES[str(acc.dtype)]))
     halves = near > 1 and each & (each - 1) == 0 and each <= near
     room = shared_buffer("meeting", together * groups, str(acc.dtype), block.shared_scope)
     statements = allocate([room])
