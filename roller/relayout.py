@@ -7,6 +7,8 @@ lies as wanted, by a stage that goes before. Which of the two is faster the mode
     rows    (b 4095 x 4095 -> 4095 x 4096)            the innermost dimension stays, padded with zeros
     along   (x n, c, h, w  -> n, h, w, c; c padded)   a dimension of the reduction becomes the innermost one
 
+    apart   (y n, f, h, w  <- n, h, w, f)         results lie by factors, too, and are turned by a stage after the product
+
 Zeros stand behind the ends of a padded dimension. Where a reduction walks one, all factors are padded and it walks to the padded
 end: 0 * 0 adds nothing, whatever else the arrays hold.
 """
@@ -15,11 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from roller.expr import ELEMENT_BYTES, Axis, Stage, Tensor, TensorExpr
 from roller.hardware import STORED_AS, HardwareSpec
 from roller.nest import factors_of
-from roller.scalar import Affine, Cast, Load, Scalar, rewrite
+from roller.scalar import Affine, Cast, Load, Scalar, loads, rewrite
 
 Ways = tuple[bool, ...]
 MOST_PADDED = 2  # times a dimension's extent to which it may be padded, where another one would do with less
@@ -45,7 +48,8 @@ def layouts(expr: TensorExpr, spec: HardwareSpec, row_bytes: int) -> tuple[Tenso
         other = _relaid(expr, spec, row_bytes, along)
         if other is not None and other not in found:
             found.append(other)
-    return tuple(found)
+    apart = [_results_together(other) for other in found[1:]]
+    return (*found, *(other for other in apart if other is not None))
 
 
 def _relaid(expr: TensorExpr, spec: HardwareSpec, row_bytes: int, along: bool) -> TensorExpr | None:
@@ -176,8 +180,7 @@ class _Wanted:
 
 def _copying(tensor: Tensor, layout: Layout, taken: set[str]) -> Stage:
     """The stage that makes a copy; it reads zeros behind the array's ends."""
-    name = next(n for n in (f"{tensor.name}_laid{k or ''}" for k in range(len(taken) + 1)) if n not in taken)
-    taken.add(name)
+    name = _free(f"{tensor.name}_laid", taken)
     axes = tuple(Axis(f"l{d}", extent) for d, extent in zip(layout.order, layout.extents, strict=True))
     index = tuple(Affine.axis(f"l{d}") for d in range(len(tensor.shape)))
     padded = any(e > tensor.shape[d] for d, e in zip(layout.order, layout.extents, strict=True))
@@ -206,6 +209,49 @@ def _reading(stage: Stage, copies: Mapping[Load, Tensor], chosen: Mapping[Load, 
     axes = [replace(a, extent=ends.get(a.name, a.extent)) if a.is_reduce and a.name in walked else a for a in stage.axes]
     axes.sort(key=lambda a: (a.is_reduce, a.is_reduce and a.name in last))
     return replace(stage, axes=tuple(axes), body=rewrite(stage.body, change))
+
+
+def _results_together(expr: TensorExpr) -> TensorExpr | None:
+    """The expression with products whose results lie mixed (n, f, h, w: images by filters by pixels) written so that the dimensions
+    of each factor lie together (n, h, w, f), and turned by a stage after; None where there are none.
+    """
+    stages: list[Stage] = []
+    taken = set(expr.tensors)
+    for stage in expr.stages:
+        order = _gathered(stage)
+        if order is None:
+            stages.append(stage)
+            continue
+        shape, name = stage.output.shape, _free(f"{stage.name}_laid", taken)
+        laid = Tensor(name, tuple(shape[d] for d in order), stage.output.dtype)
+        stages.append(replace(stage, output=laid, store=tuple(stage.store[d] for d in order)))
+        axes = tuple(Axis(f"l{d}", extent) for d, extent in enumerate(shape))
+        body = Load(name, tuple(Affine.axis(f"l{d}") for d in order), laid.dtype)
+        stages.append(Stage(axes, body, stage.output, tuple(Affine.axis(axis.name) for axis in axes)))
+    return TensorExpr(expr.inputs, tuple(stages)) if len(stages) > len(expr.stages) else None
+
+
+def _gathered(stage: Stage) -> tuple[int, ...] | None:
+    """The dimensions of a product's results, those of both factors first, then those of the factor that has more of them, then
+    those of the other one; None where each factor's lie together, or the results of no product do.
+    """
+    factors = factors_of(stage)
+    names = [{name for load in loads(factor) for index in load.index for name, _ in index.terms} for factor in factors]
+    axes = [_axis(index) for index in stage.store]
+    if len(factors) != 2 or None in axes or not all(stage.output.shape):
+        return None
+    owners = [tuple(axis in walked for walked in names) for axis in axes]
+    if len([owner for owner, _ in groupby(owners)]) == len(set(owners)):
+        return None
+    order = sorted(range(len(axes)), key=lambda d: (owners[d] != (True, True), -owners.count(owners[d]), d))
+    return tuple(order)
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """A name that no tensor has, taken from now on."""
+    found = next(n for n in (f"{name}{k or ''}" for k in range(len(taken) + 1)) if n not in taken)
+    taken.add(found)
+    return found
 
 
 def _opened(factor: Scalar) -> Load | None:

@@ -14,13 +14,20 @@ import roller
 from roller import ops, verify
 from roller.chip import resolve
 from roller.compiler import expression_of
-from roller.expr import ELEMENT_BYTES, TensorExpr
+from roller.expr import ELEMENT_BYTES, Stage, TensorExpr
 from roller.fusion import fuse
 from roller.hardware import HardwareSpec
+from roller.nest import variants
 from roller.relayout import layouts
 
 ROW_BYTES = 16
 H100 = roller.load_spec("cuda:h100")
+
+
+def product_of(expr: TensorExpr) -> Stage:
+    """The stage that multiplies; others only copy."""
+    (found,) = (stage for stage in expr.stages if stage.reducer is not None)
+    return found
 
 
 def laid(op: ops.SymbolicTensor, spec: HardwareSpec = H100) -> tuple[TensorExpr, ...]:
@@ -66,8 +73,9 @@ def test_they_compute_the_same_whatever_stands_beside_the_ends(op: ops.SymbolicT
 def test_copies_have_aligned_rows_and_hold_every_element_once(op: ops.SymbolicTensor) -> None:
     first, *others = laid(op)
     for other in others:
-        read = {load.tensor for load in other.stages[-1].reads}
-        for stage in other.stages[:-1]:
+        product = product_of(other)
+        read = {load.tensor for load in product.reads}
+        for stage in other.stages[: other.stages.index(product)]:
             assert stage.name in read and stage.reducer is None
             assert stage.output.shape[-1] * ELEMENT_BYTES[stage.output.dtype] % ROW_BYTES == 0
             (load,) = stage.reads
@@ -89,8 +97,24 @@ def test_filters_are_not_padded_where_images_cannot_be() -> None:
     """Taps that a filter has not would meet values of the image, and 0 times an infinity is no zero."""
     x, w = ops.tensor((1, 3, 9, 9), "float16", name="x"), ops.tensor((8, 3, 7, 7), "float16", name="w")
     for other in laid(ops.conv2d(x, w, padding=3))[1:]:
-        extents = other.stages[-1].extents
+        extents = product_of(other).extents
         assert (extents["r"], extents["s"], extents["c"]) == (7, 7, 8)
+
+
+def test_results_of_mixed_dimensions_are_written_by_factors_and_turned() -> None:
+    """Images by filters by pixels: what lies along the images and their pixels is one dimension of the product then."""
+    x, w = ops.tensor((64, 512, 7, 7), "float16", name="x"), ops.tensor((2048, 512, 1, 1), "float16", name="w")
+    first, *others = laid(ops.conv2d(x, w))
+    *_, product, turning = others[-1].stages
+    assert [product.output.shape, turning.output] == [(64, 7, 7, 2048), first.output]
+    assert turning.reducer is None and [load.tensor for load in turning.reads] == [product.name]
+    assert any(dim.extent == 64 * 7 * 7 for nest in variants(product, others[-1].tensors) for dim in nest.dims)
+    plugin, spec = resolve("cuda:h100", None)
+    assert len(roller.compiler._choices(first, plugin, spec, 1, frozenset())[0].program.stages) == 3
+    gathered = laid(ops.conv2d(ops.tensor((4, 9, 9, 5), "float16"), ops.tensor((3, 3, 5, 7), "float16"), layout="NHWC"))
+    assert all(
+        len(other.stages) == len({s.name for s in other.stages}) and product_of(other) is other.stages[-1] for other in gathered
+    )
 
 
 def groups_alone() -> HardwareSpec:
