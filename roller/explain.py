@@ -143,9 +143,9 @@ def explain(
     """Explain a program on the chip that it was constructed for; `resources`: what is known of its binary."""
     stages, resources = [], resources or {}
     assumed = residents(program, spec, resources, parameters.room(program))
-    for number, (stage, held) in enumerate(zip(program.stages, assumed, strict=True)):
+    for stage, held in zip(program.stages, assumed, strict=True):
         report = _report(Growth.of(stage, spec, rules.of(stage.nest.stage.name), parameters), held)
-        others = tuple(_others(stage, rules, [c for c in candidates if _has(c, number)], number))
+        others = tuple(_others(stage, rules, candidates))
         stages.append(replace(report, others=others, copies=_copies(stage, spec, resources)))
     chip, kernels = f"{spec.device}:{spec.chip}", tuple(_kernels(resources))
     return Explanation(chip, tuple(stages), candidates[0].estimate, tuple(candidates), kernels)
@@ -166,18 +166,15 @@ def _kernels(resources: Mapping[str, int]) -> Iterator[KernelReport]:
         yield KernelReport(name, resources[f"{name}.blocks"], resources[f"{name}.threads"], shared, registers)
 
 
-def _has(choice: Choice, number: int) -> bool:
-    return len(choice.program.stages) > number
-
-
-def _others(program: StageProgram, rules: Rules, candidates: Sequence[Choice], number: int) -> Iterator[tuple[str, str]]:
+def _others(program: StageProgram, rules: Rules, candidates: Sequence[Choice]) -> Iterator[tuple[str, str]]:
     """The device's other atoms, each with the reason why another one was chosen."""
+    alike = [(c.estimate, s.atom.name) for c in candidates for s in c.program.stages if s.nest.stages == program.nest.stages]
     for atom in rules.atoms:
         if atom.name == program.atom.name:
             continue
         reason = unsuited(program.nest, atom, rules.atoms)
         if reason is None:
-            found = [c.estimate for c in candidates if c.program.stages[number].atom.name == atom.name]
+            found = [estimate for estimate, name in alike if name == atom.name]
             best = min(found, key=lambda e: e.seconds, default=None)
             reason = NOT_KEPT if best is None else f"predicted {predicted(best)} at best"
         yield atom.name, reason
