@@ -168,14 +168,14 @@ class Crowded(Toy):
         return replace(Toy.roller_build(self, spec, source), resources={} if room is None else {"reduce_sum.resident_tiles": room})
 
 
-def columns() -> ops.SymbolicTensor:
+def rows() -> ops.SymbolicTensor:
     """Many tiles that need little: a unit is assumed to hold several at a time."""
-    return ops.reduce_sum(roller.tensor((1024, 65536), name="x"), 0)
+    return ops.reduce_sum(roller.tensor((65536, 1024), name="x"), 1)
 
 
 def choices_of(toy: Any) -> list[Choice]:
     toy(Crowded(None))
-    return list(roller.compile(columns(), "toy", top_k=6).candidates)
+    return list(roller.compile(rows(), "toy", top_k=6).candidates)
 
 
 def assumed(choice: Choice) -> int:
@@ -189,7 +189,7 @@ def test_room_for_as_many_changes_nothing(toy: Any) -> None:
     for room in (assumed(ranked[0]), 64):
         plugin = Crowded(room)
         toy(plugin)
-        kernel = roller.compile(columns(), "toy", top_k=6)
+        kernel = roller.compile(rows(), "toy", top_k=6)
         assert (plugin.built, list(kernel.candidates)) == (1, ranked)
         said = f"tiles on a unit at a time: {assumed(ranked[0])} predicted, the binary leaves room for {room}"
         assert said in str(kernel.explain())
@@ -199,7 +199,7 @@ def test_a_program_with_room_for_fewer_makes_way_for_one_that_is_faster_then(toy
     ranked = choices_of(toy)
     plugin = Crowded(1, 64)
     device = toy(plugin)
-    kernel = roller.compile(columns(), "toy", top_k=6)
+    kernel = roller.compile(rows(), "toy", top_k=6)
     parameters = device.cost_parameters(many_lanes(), ranked[0].program.expr)
     again = estimate(ranked[0].program, many_lanes(), parameters, [1])
     assert again.seconds > ranked[1].estimate.seconds > ranked[0].estimate.seconds, "or there is nothing to choose"
@@ -213,7 +213,7 @@ def test_the_best_of_those_tried_is_taken_where_none_has_all_the_room_that_it_wa
     ranked = choices_of(toy)
     plugin = Crowded(1)
     toy(plugin)
-    kernel = roller.compile(columns(), "toy", top_k=6)
+    kernel = roller.compile(rows(), "toy", top_k=6)
     assert 1 < plugin.built <= building.TRIED
     passed = [c.estimate.seconds for c in kernel.candidates[1:] if c.note]
     assert passed and kernel.estimate.seconds == kernel.candidates[0].estimate.seconds <= min(passed)
@@ -227,15 +227,15 @@ def test_the_best_of_those_tried_is_taken_where_none_has_all_the_room_that_it_wa
 def test_both_ways_of_building_choose_the_same(toy: Any, monkeypatch: pytest.MonkeyPatch, room: tuple[int | None, ...]) -> None:
     monkeypatch.setattr(building, "cores", lambda: 1)
     toy(Crowded(*room))
-    one = roller.compile(columns(), "toy", top_k=6)
+    one = roller.compile(rows(), "toy", top_k=6)
     toy(Crowded(*room))
-    several = roller.compile_top(columns(), "toy", top_k=6)
+    several = roller.compile_top(rows(), "toy", top_k=6)
     assert several[0].program == one.program and several[0].estimate == one.estimate
 
 
 def test_what_a_unit_holds_survives_saving(toy: Any, tmp_path: Any) -> None:
     toy(Crowded(1))
-    kernel = roller.compile(columns(), "toy", top_k=2)
+    kernel = roller.compile(rows(), "toy", top_k=2)
     kernel.save(tmp_path / "k.roller")
     assert "the binary leaves room for 1" in str(roller.load(tmp_path / "k.roller").explain())
 
