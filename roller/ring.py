@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from roller.issuing import Issued
 from roller.nest import Access
 from roller.occupancy import copies_around, lane_groups
-from roller.program import Loop, StageProgram, Staging, copy_depth
+from roller.program import StageProgram, Staging, copy_depth
 from roller.rates import Rates
 from roller.traffic import level_traffic
 from roller.unrolling import steps_together
@@ -78,16 +78,17 @@ def reading_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, usi
     if panels and copies_around(program, walk.spec, index) == 1:
         waits += _latencies(rates, walk, index, panels)  # one after the other: lanes read behind the barrier after a fill
     others, share = max(using, moving), max(1.0, min(float(resident), program.unit_tiles / units))
-    cycle = waits / share + (using + moving) / (share * _parts(walk, loops, bool(copied)))
+    cycle = waits / share + (using + moving) / (share * _parts(walk, together, bool(copied)))
     return max(0.0, cycle - others) + walk.spec.loss(level) * min(cycle, others)
 
 
-def _parts(walk: NestWalk, loops: Sequence[Loop], copied: bool) -> int:
-    """Parts of a tile that go on while others of it wait: its groups of lanes, where it has several steps; those of a partition
-    meet where panels are filled from step to step. All of a tile with one step begin and end together.
+def _parts(walk: NestWalk, together: float, copied: bool) -> int:
+    """Parts of a tile that go on while others of it wait: its groups of lanes, where it has several steps that do not all stand
+    `together`; those of a partition meet where panels are filled from step to step. All of a tile with one step begin and end
+    together.
     """
     groups = max(1, walk.program.lanes // walk.spec.unit.lane_group)
-    if all(lp.over != "time" for lp in loops):
+    if math.prod([lp.trips for lp in walk.program.loops if lp.over == "time"]) <= together:
         return 1
     return min(groups, walk.spec.partitions) if copied else groups
 
