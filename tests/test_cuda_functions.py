@@ -87,7 +87,8 @@ def test_instructions_of_an_element(name: str, most: float) -> None:
         pytest.skip("nvdisasm is not installed")
     found = {}
     for each in (name, "relu"):
-        made = kernel(each, 1 << 24)
+        tried = roller.compile_top(getattr(ops, each)(ops.tensor((1 << 24,), name="x")), device="cuda:h100", top_k=10)
+        made = max(tried, key=lambda k: math.prod(k.program.stages[0].inner))  # what a thread does once counts little
         text = made.assembly
         lines = [line for line in text.splitlines() if re.match(r"\s+/\*[0-9a-f]{4,}\*/", line) and "NOP" not in line]
         found[each] = len(lines) / math.prod(made.program.stages[0].inner)
