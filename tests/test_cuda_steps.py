@@ -56,7 +56,7 @@ def test_instructions_of_a_step_are_foreseen(chips: tuple[str, ...]) -> None:
     programs that have them, and of those in which threads fill most.
     """
     found = []
-    for chip, op in itertools.product(chips, some_products(3)):
+    for chip, op in itertools.product(chips, some_products(5)):
         plugin, spec = resolve(f"cuda:{chip}")
         expr, parameters = expression(op), plugin.cost_parameters(spec, expression(op))
         made = [c.program for c in construct(expr, spec, plugin.rules(spec, expr), parameters, 60)]

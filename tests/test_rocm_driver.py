@@ -263,7 +263,9 @@ def test_launches_past_limits(amd: AmdGpus, gpu_has: dict[str, int], launch: dic
     gc.collect()
 
 
-@pytest.mark.parametrize(("told", "said"), [({"local": 80 << 10}, "81920 bytes of local"), ({"lanes": 8}, "threads a block, GPU 0 has 8")])
+@pytest.mark.parametrize(
+    ("told", "said"), [({"local": 80 << 10}, "81920 bytes of local"), ({"lanes": 8}, "threads a block, GPU 0 has 8")]
+)
 def test_what_the_runtime_says_of_a_kernel_counts(amd: AmdGpus, told: dict[str, int], said: str) -> None:
     run = kernel("small", amd)
     amd.plan(run, **told)
