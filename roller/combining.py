@@ -44,8 +44,8 @@ def _exchange_seconds(rates: Rates, program: StageProgram, stage: Stage, residen
     shared = math.prod([lp.trips for lp in program.loops if lp.over == "lanes" and lp.dim in nest.columns])
     if shared == 1:
         return 0.0
-    rounds = -(-program.unit_tiles // (rates.spec.unit.count * (resident if nest.before else 1)))
-    results = math.prod([program.inner[i] for i in nest.rows]) if nest.before else accumulators(program)
+    rounds = -(-program.unit_tiles // (rates.spec.unit.count * resident))
+    results = math.prod([program.inner[i] for i in nest.rows])
     passed = program.unit_tiles * program.lanes * results * ELEMENT_BYTES[stage.body.dtype]
     exchanged = passed / rates.into(level, max(rates.busy(program), 1e-9))
     return math.log2(shared) * (rounds * level.latency_ns * 1e-9 + exchanged)

@@ -33,11 +33,11 @@ from roller.scalar import (
     Coordinate,
     Load,
     Scalar,
-    Select,
     Unary,
     operations,
     reindex,
     rewrite,
+    rounded,
     walk,
 )
 
@@ -84,20 +84,8 @@ def _narrowed(node: Scalar) -> Scalar | None:
         and {node.dtype, node.value.dtype} <= FLOATS
         and ELEMENT_BYTES[node.dtype] < ELEMENT_BYTES[node.value.dtype]
     ):
-        return Cast(rewrite(_rounded(node.value), _narrowed), node.dtype)
+        return Cast(rewrite(rounded(node.value), _narrowed), node.dtype)
     return None
-
-
-def _rounded(node: Scalar) -> Scalar:
-    match node:
-        case Binary("mul"):
-            return Unary("rounded", node)
-        case Unary("neg", value):
-            return Unary("neg", _rounded(value))
-        case Select(condition, yes, no):
-            return Select(condition, _rounded(yes), _rounded(no))
-        case _:
-            return node
 
 
 def _readers(stages: Sequence[Stage], tensor: str) -> list[Stage]:
@@ -146,10 +134,8 @@ def _axes_of(reduction: Stage, reader: Stage, load: Load) -> dict[str, Affine] |
     for index, stored, extent in zip(load.index, reduction.store, reduction.output.shape, strict=True):
         if index == Affine() and extent == 1:
             continue
-        if index.offset or len(index.terms) != 1 or index.terms[0][1] != 1:
-            return None
-        name = index.terms[0][0]
-        if name in mapping or reader.extents[name] != extent:
+        name = index.alone
+        if name is None or name in mapping or reader.extents[name] != extent:
             return None
         mapping[name] = stored
     for axis in reader.axes:

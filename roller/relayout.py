@@ -108,7 +108,7 @@ class _Wanted:
             return {}
         padded = self._padded(inner)
         for load in self.loads:
-            walks = [d for d, index in enumerate(load.index) if _axis(index) in padded]
+            walks = [d for d, index in enumerate(load.index) if index.alone in padded]
             if load not in inner and walks:
                 last = self._last(load)
                 inner[load] = walks[-1] if self._spoils(load, last) else last
@@ -121,7 +121,7 @@ class _Wanted:
             return False
         last, strides = load.index[inner], [s for s, e in zip(tensor.strides, tensor.shape, strict=True) if e > 1 and s > 1]
         unaligned = any(stride % self.multiple[load] for stride in strides)
-        return unaligned or _axis(last) is None or (self.turned and not self._reduces(last))
+        return unaligned or last.alone is None or (self.turned and not self._reduces(last))
 
     def _last(self, load: Load) -> int:
         """The dimension along which neighbours lie together: the last one that has any."""
@@ -129,7 +129,7 @@ class _Wanted:
         return next((d for d in reversed(range(len(shape))) if shape[d] > 1), len(shape) - 1)
 
     def _reduces(self, index: Affine) -> bool:
-        name = _axis(index)
+        name = index.alone
         return any(axis.name == name and axis.is_reduce for axis in self.stage.axes)
 
     def _innermost(self, load: Load, along: bool) -> int | None:
@@ -137,7 +137,7 @@ class _Wanted:
         little; None where there is none.
         """
         tensor, most = self.loads[load], self._last(load)
-        single = [d for d, index in enumerate(load.index) if _axis(index) is not None and not self._spoils(load, d)]
+        single = [d for d, index in enumerate(load.index) if index.alone is not None and not self._spoils(load, d)]
         may = [d for d in single if self._reduces(load.index[d])]
         if not self.turned and most in single and most not in may:
             may.append(most)
@@ -151,10 +151,10 @@ class _Wanted:
 
     def _spoils(self, load: Load, dim: int) -> bool:
         """True if padding a dimension would have a reduction walk to places where another factor is no zero."""
-        name, whole = _axis(load.index[dim]), self.loads[load].shape[dim] % self.multiple[load] == 0
+        name, whole = load.index[dim].alone, self.loads[load].shape[dim] % self.multiple[load] == 0
         if whole or not self._reduces(load.index[dim]):
             return False
-        places = [[_axis(index) for index in other.index if index.coefficient(name or "")] for other in self.loads]
+        places = [[index.alone for index in other.index if index.coefficient(name or "")] for other in self.loads]
         return any(found != [name] for found in places)
 
     def _padded(self, inner: Mapping[Load, int | None]) -> dict[str, int]:
@@ -162,7 +162,7 @@ class _Wanted:
         found: dict[str, int] = {}
         for load, dim in inner.items():
             if dim is not None and self._reduces(load.index[dim]):
-                name, extent = _axis(load.index[dim]) or "", self.loads[load].shape[dim]
+                name, extent = load.index[dim].alone or "", self.loads[load].shape[dim]
                 whole = _up(extent, self.multiple[load])
                 if whole > extent and self.stage.extents[name] == extent:
                     found[name] = max(found.get(name, 0), whole)
@@ -173,7 +173,7 @@ class _Wanted:
         order = (*(d for d in range(len(tensor.shape)) if d != inner), inner)
         extents = []
         for d in order:
-            extent = padded.get(_axis(load.index[d]) or "", tensor.shape[d])
+            extent = padded.get(load.index[d].alone or "", tensor.shape[d])
             extents.append(_up(extent, self.multiple[load]) if d == inner else extent)
         return Layout(order, tuple(extents))
 
@@ -195,10 +195,10 @@ def _reading(stage: Stage, copies: Mapping[Load, Tensor], chosen: Mapping[Load, 
     last: list[str] = []
     for load, layout in chosen.items():
         for d, extent in zip(layout.order, layout.extents, strict=True):
-            name = _axis(load.index[d])
+            name = load.index[d].alone
             if name is not None:
                 ends[name] = max(ends.get(name, 0), extent)
-        last.append(_axis(load.index[layout.order[-1]]) or "")
+        last.append(load.index[layout.order[-1]].alone or "")
 
     def change(node: Scalar) -> Scalar | None:
         if not isinstance(node, Load) or node not in copies:
@@ -237,11 +237,12 @@ def _gathered(stage: Stage) -> tuple[int, ...] | None:
     """
     factors = factors_of(stage)
     names = [{name for load in loads(factor) for index in load.index for name, _ in index.terms} for factor in factors]
-    axes = [_axis(index) for index in stage.store]
+    axes = [index.alone for index in stage.store]
     if len(factors) != 2 or None in axes or not all(stage.output.shape):
         return None
     owners = [tuple(axis in walked for walked in names) for axis in axes]
-    if len([owner for owner, _ in groupby(owners)]) == len(set(owners)):
+    long = [owner for owner, extent in zip(owners, stage.output.shape, strict=True) if extent > 1]
+    if len([owner for owner, _ in groupby(long)]) == len(set(long)):
         return None
     order = sorted(range(len(axes)), key=lambda d: (owners[d] != (True, True), -owners.count(owners[d]), d))
     return tuple(order)
@@ -258,11 +259,6 @@ def _opened(factor: Scalar) -> Load | None:
     """The load that a factor is, maybe widened."""
     inner = factor.value if isinstance(factor, Cast) else factor
     return inner if isinstance(inner, Load) else None
-
-
-def _axis(index: Affine) -> str | None:
-    """The axis that an index is."""
-    return index.terms[0][0] if len(index.terms) == 1 and index.terms[0][1] == 1 and not index.offset else None
 
 
 def _up(extent: int, multiple: int) -> int:

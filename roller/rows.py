@@ -15,9 +15,9 @@ import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from roller.expr import ELEMENT_BYTES, Axis, Stage, TensorExpr
+from roller.expr import ELEMENT_BYTES, FLOATS, Axis, Stage, TensorExpr
 from roller.nest import Nest, Tile
-from roller.scalar import Affine, reindex
+from roller.scalar import Affine, reindex, rounded
 
 Group = tuple[Stage, ...]
 
@@ -57,7 +57,7 @@ def group_of(expr: TensorExpr, start: int, end: int) -> Group | None:
         moved = None if names is None else _over(stage, names, [a for a in last.axes if a.name in columns])
         if moved is None:
             return None
-        group.insert(0, moved)
+        group.insert(0, _rounded(moved))
     return tuple(group) if columns and _alike(group, columns, last) else None
 
 
@@ -70,7 +70,7 @@ def _names(stage: Stage, readers: Sequence[Stage]) -> dict[str, str] | None:
     for read, stored, extent in zip(found.pop().index, stage.store, stage.output.shape, strict=True):
         if extent == 1:
             continue
-        here, there = _axis(stored), _axis(read)
+        here, there = stored.alone, read.alone
         if here is None or there is None or here in names or there in names.values():
             return None
         names[here] = there
@@ -104,6 +104,15 @@ def _moved(stage: Stage, known: Mapping[str, str]) -> Stage:
     return replace(stage, axes=axes, body=reindex(stage.body, moved), epilogue=epilogue, store=store)
 
 
+def _rounded(stage: Stage) -> Stage:
+    """A stage whose result is rounded as if it were stored: what stands in one kernel's text, compilers fuse."""
+    if stage.body.dtype not in FLOATS:
+        return stage
+    if stage.reducer is None:
+        return replace(stage, body=rounded(stage.body))
+    return stage if stage.epilogue is None else replace(stage, epilogue=rounded(stage.epilogue))
+
+
 def _alike(group: Sequence[Stage], columns: frozenset[str], last: Stage) -> bool:
     """True if each stage runs over all axes or over the rows, and each that reduces reduces the columns."""
     every = {a.name for a in last.axes if a.extent > 1}
@@ -115,11 +124,6 @@ def _alike(group: Sequence[Stage], columns: frozenset[str], last: Stage) -> bool
         if any(last.extents[a.name] != a.extent for a in stage.axes):
             return False
     return True
-
-
-def _axis(index: Affine) -> str | None:
-    """The axis that an index is."""
-    return index.terms[0][0] if len(index.terms) == 1 and index.terms[0][1] == 1 and not index.offset else None
 
 
 def held_bytes(nest: Nest, tile: Tile) -> int:

@@ -39,6 +39,11 @@ class Affine:
         """The index that is just one axis."""
         return Affine(((name, 1),))
 
+    @property
+    def alone(self) -> str | None:
+        """The axis that the index just is; None for any other."""
+        return self.terms[0][0] if len(self.terms) == 1 and self.terms[0][1] == 1 and not self.offset else None
+
     def coefficient(self, name: str) -> int:
         """The factor of one axis, 0 if it does not occur."""
         return next((c for n, c in self.terms if n == name), 0)
@@ -241,6 +246,19 @@ def reindex(node: Scalar, mapping: Mapping[str, Affine]) -> Scalar:
                 return None
 
     return rewrite(node, change)
+
+
+def rounded(node: Scalar) -> Scalar:
+    """The tree with the product that it gives rounded, negated or chosen as it may be: a sum that takes it gets no more bits."""
+    match node:
+        case Binary("mul"):
+            return Unary("rounded", node)
+        case Unary("neg", value):
+            return Unary("neg", rounded(value))
+        case Select(condition, yes, no):
+            return Select(condition, rounded(yes), rounded(no))
+        case _:
+            return node
 
 
 def loads(node: Scalar) -> tuple[Load, ...]:

@@ -12,68 +12,25 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
-from emulating import needs_cxx, text_of
+from everywhere import EMULATORS, SIMULATED, WHERE
 from hypothesis import given
 from hypothesis import strategies as st
 from tvm import tirx
 
 import roller
-from bench.emulating import computed
-from roller import ops, verify
+from roller import ops
 from roller.arrays import narrowed, numpy_dtype
-from roller.chip import resolve
-from roller.construct import construct
-from roller.expr import TensorExpr
 from roller.fusion import fuse
-from roller.kernel import BuildOptions
 from roller.precision import permitted
 from roller.scalar import Const, Load
 from roller.schedule import arithmetic, scalar
-from roller_cuda import emulator, toolchain
+from roller_cuda import toolchain
 
 Array = npt.NDArray[Any]
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 WHOLE = ("int32", "int64", "int16", "int8", "uint8")
 ELEMENTS = 33  # of a tree's inputs: vectors and what is left of them
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-
-
-def on_device(name: str) -> Callable[[TensorExpr, dict[str, Array]], Array]:
-    """The result of a device that is here, from an output full of NaN."""
-
-    def run(expr: TensorExpr, arrays: dict[str, Array]) -> Array:
-        kernel = roller.compile(expr, name, top_k=1)
-        out = np.full(expr.output.shape, 0xFF, f"V{numpy_dtype(expr.output.dtype).itemsize}").view(numpy_dtype(expr.output.dtype))
-        kernel(*(arrays[t.name] for t in expr.inputs), out=out)
-        return out
-
-    return run
-
-
-def on_emulator(device: str, contracted: bool = False) -> Callable[[TensorExpr, dict[str, Array]], Array]:
-    """The same on a device's emulator."""
-
-    def run(expr: TensorExpr, arrays: dict[str, Array]) -> Array:
-        plugin, spec = resolve(device)
-        found = construct(expr, spec, plugin.rules(spec, expr), plugin.cost_parameters(spec, expr), 1)[0].program
-        if not device.startswith("cuda"):
-            artifact = plugin.build(spec, plugin.codegen(spec, found, BuildOptions()), BuildOptions())
-            return computed(expr, artifact, arrays)
-        artifact = text_of(spec, found)
-        return computed(expr, artifact, arrays, emulator.Emulator(artifact, emulator.ORDERS[:1], contracted=contracted))
-
-    return run
-
-
-WHERE: dict[str, Callable[[TensorExpr, dict[str, Array]], Array]] = {
-    "cpu": on_device("cpu"),
-    "cuda": on_emulator("cuda:a100"),
-    "cuda contracted": on_emulator("cuda:a100", contracted=True),
-    "rocm": on_emulator("rocm:mi300x"),
-    "rocm, graphics": on_emulator("rocm:rx7900xtx"),  # multiply-adds of single halves, too
-}
-EMULATORS = [pytest.param(where, marks=needs_cxx) for where in WHERE if where != "cpu"]
-SIMULATED = on_device("ipu_sim")  # of types that its tiles compute with
 
 
 # --- whole trees -------------------------------------------------------------------------------------------------------------
@@ -360,25 +317,6 @@ def test_a_product_that_is_narrowed_keeps_no_bits(kind: str, where: str) -> None
     arrays = {"x": a, "y": b, "z": -exact.astype(held)}
     got = WHERE[where](expr, arrays)
     assert (got == 0).all()
-
-
-CHAINS: dict[str, Callable[[ops.SymbolicTensor, ops.SymbolicTensor], ops.SymbolicTensor]] = {
-    "product": lambda h, g: h * g - h,
-    "negated": lambda h, g: -(h * g) + h,
-    "sum": lambda h, g: (h + g) * h + g,
-    "quotient": lambda h, g: h / g * h - g,
-    "root": lambda h, g: ops.sqrt(ops.abs(h)) * h + g,
-}
-
-
-@pytest.mark.parametrize("where", ["cpu", *EMULATORS])
-@pytest.mark.parametrize("kind", CHAINS)
-def test_each_operator_on_halves_is_rounded_once(kind: str, where: str) -> None:
-    """Whether or not the chip has instructions for halves, and whatever of several they do at a time; NaN and infinities, too."""
-    expr = fuse(ops.expression(CHAINS[kind](*(t(300, dtype="float16", name=name) for name in "hg"))))
-    for seed in range(2):
-        arrays = verify.random_inputs(expr, seed, special=True)
-        verify.check(expr, arrays, WHERE[where](expr, arrays))
 
 
 def test_reductions_keep_their_multiply_adds_and_epilogues_do_not() -> None:

@@ -111,6 +111,7 @@ def test_results_of_mixed_dimensions_are_written_by_factors_and_turned() -> None
     assert any(dim.extent == 64 * 7 * 7 for nest in variants(product, others[-1].tensors) for dim in nest.dims)
     plugin, spec = resolve("cuda:h100", None)
     assert len(roller.compiler._choices(first, plugin, spec, 1, frozenset())[0].program.stages) == 3
+    assert len(laid(ops.conv2d(ops.tensor((1, 512, 7, 7), "float16"), w))) == len(others), "one image's lie together"
     gathered = laid(ops.conv2d(ops.tensor((4, 9, 9, 5), "float16"), ops.tensor((3, 3, 5, 7), "float16"), layout="NHWC"))
     assert all(
         len(other.stages) == len({s.name for s in other.stages}) and product_of(other) is other.stages[-1] for other in gathered

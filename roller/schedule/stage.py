@@ -94,7 +94,7 @@ def staged_bytes(program: StageProgram, machine: Machine) -> int:
     block = matrix.block_of(program, machine)
     panels = [p.buffer for p in panels_of(block, machine)]
     size = sum(-(-int(p.shape[0]) * ELEMENT_BYTES[str(p.dtype)] // SHARED_ALIGNMENT) * SHARED_ALIGNMENT for p in panels)
-    accumulated = math.prod([program.inner[d] for d in (program.nest.rows if program.nest.before else program.nest.spatial)])
+    accumulated = math.prod([program.inner[d] for d in program.nest.rows])
     several = any(lp.over == "time" for lp in program.loops)  # loops over results inside those of a reduction have more
     return size + meeting_bytes(block, None if several else accumulated)
 

@@ -134,9 +134,7 @@ class Block:
 
     def offset(self, dim: int, point: int) -> Position:
         """Where a point of the lane's tile lies in the unit's tile."""
-        first, piece = self.piece(dim, point)
-        lane: Position = times(self.names[dim], piece) if dim in self.names else 0
-        start = plus(lane, first * self.lanes[dim])
+        (first, piece), start = self.piece(dim, point), self._begins(dim, point)
         extent, tile = self.program.nest.extents[dim], self.program.unit_tile[dim]
         if not self.stays(dim) and extent < tile:
             start = least(start, extent - piece)
@@ -146,11 +144,15 @@ class Block:
         """Whether a point of the lane's tile is its own: one that lies where it moved to stay inside is another lane's, too. None
         where none moves.
         """
-        first, piece = self.piece(dim, point)
         if self.stays(dim) or self.program.nest.extents[dim] >= self.program.unit_tile[dim]:
             return None
+        return index(self._begins(dim, point)) <= index(self.offset(dim, point))
+
+    def _begins(self, dim: int, point: int) -> Position:
+        """Where the piece of a point begins in the unit's tile, before it moves to stay inside."""
+        first, piece = self.piece(dim, point)
         lane: Position = times(self.names[dim], piece) if dim in self.names else 0
-        return index(plus(lane, first * self.lanes[dim])) <= index(self.offset(dim, point))
+        return plus(lane, first * self.lanes[dim])
 
     def widths(self, offsets: Offsets) -> Offsets:
         """The points of the pieces that a point is in along dimensions with several lanes, 0 along the others: points alike in this
