@@ -17,11 +17,13 @@ from roller.search import Chain, Search
 from roller.windows import windows
 
 
-def program_of(search: Search, levels: tuple[int, ...], chain: Chain) -> StageProgram:
-    """The program of a chain with the default orders (spatial loops outside reductions) and the copies it cannot do without."""
+def program_of(search: Search, levels: tuple[int, ...], chain: Chain, pad: bool = True) -> StageProgram:
+    """The program of a chain with the default orders (spatial loops outside reductions) and the copies it cannot do without; `pad`:
+    panels with the padding that the best one has.
+    """
     whole = len(chain) == len(search.levels) and search.spec.levels[search.levels[0]].managed
     depth = search.fit.depth(search.levels, 0, chain[0], search.atom) if whole else 1
-    return bare(search, levels, chain, required_staging(search, search.levels, chain, depth))
+    return bare(search, levels, chain, required_staging(search, search.levels, chain, depth, pad))
 
 
 def bare(search: Search, levels: tuple[int, ...], chain: Chain, staged: tuple[Staging, ...] = ()) -> StageProgram:
@@ -31,7 +33,9 @@ def bare(search: Search, levels: tuple[int, ...], chain: Chain, staged: tuple[St
     return StageProgram(*what, levels, chain, orders, staged, lane_level=lanes, cooperate=search.fit.cooperate)
 
 
-def required_staging(search: Search, levels: tuple[int, ...], chain: Chain, depth: int = 1) -> tuple[Staging, ...]:
+def required_staging(
+    search: Search, levels: tuple[int, ...], chain: Chain, depth: int = 1, pad: bool = True
+) -> tuple[Staging, ...]:
     """Copies without which the nest would gather or guard: panels for factors, boxes for arrays that can be left.
 
     A level that software fills holds a panel of every factor that is used again there, as many deep as it allows.
@@ -41,7 +45,7 @@ def required_staging(search: Search, levels: tuple[int, ...], chain: Chain, dept
         reused = [f for f in range(len(nest.factors)) if search.fit.reused(nest.factor_touches(f)) and "input" in unit.holds]
         windowed = [search.fit.windowed and bool(windows(nest, f)) for f in range(len(nest.factors))]
         panels = [Staging("panel", f, levels[0], depth, windowed=windowed[f]) for f in reused if nest.reduce]
-        return _padded(search, levels, chain, tuple(panels))
+        return _padded(search, levels, chain, tuple(panels)) if pad else tuple(panels)
     needed = [f for f in range(len(nest.factors)) if nest.stageable(f) and _needs_panel(search, f)]
     panels = [_constant_panel(search, f) or Staging("panel", f, levels[0]) for f in needed]
     return (*_boxes(search, levels[0]), *panels)
@@ -289,8 +293,8 @@ def orders_of(program: StageProgram) -> Iterator[tuple[tuple[int, ...], ...]]:
     yield from itertools.product(*per_level)
 
 
-def split(search: Search, program: StageProgram) -> Iterator[StageProgram]:
-    """Versions whose longest reduction is cut over units where spatial tiles are too few."""
+def split(search: Search, program: StageProgram, pad: bool = True) -> Iterator[StageProgram]:
+    """Versions whose longest reduction is cut over units where spatial tiles are too few; `pad`: see `cut`."""
     units, tiles = search.spec.unit.count, search.fit.tiles(program.unit_tile)
     if tiles >= units or not search.nest.reduce or not search.spec.unit.combine:
         return
@@ -302,7 +306,7 @@ def split(search: Search, program: StageProgram) -> Iterator[StageProgram]:
         share = -(-share // program.inner[dim]) * program.inner[dim]
         trips = -(-search.nest.extents[dim] // share)
         if trips > 1:
-            yield from cut(search, program, dim, share)
+            yield from cut(search, program, dim, share, pad)
 
 
 def in_turn(search: Search, program: StageProgram) -> Iterator[StageProgram]:
@@ -337,9 +341,10 @@ def _in_one_step(search: Search, program: StageProgram, dim: int, share: int) ->
         yield replace(program, tiles=tiles, split=_parts(search, tiles[0]))
 
 
-def cut(search: Search, program: StageProgram, dim: int, share: int) -> Iterator[StageProgram]:
+def cut(search: Search, program: StageProgram, dim: int, share: int, pad: bool = True) -> Iterator[StageProgram]:
     """The program with a unit's share of a reduction: walked in steps of the unit's tile where software fills its level; else, or
     where it is no longer than the tile, the share is the tile. Lanes that share it each take a run, as there are only so many.
+    `pad`: where tiles change, panels get the padding that suits the new ones.
     """
     inner, levels, extent = program.inner, program.levels, search.nest.extents[dim]
     managed = search.spec.levels[levels[0]].managed
@@ -363,5 +368,5 @@ def cut(search: Search, program: StageProgram, dim: int, share: int) -> Iterator
     legal = search.fit.legal(levels, len(levels) - 2, tiles[-2], inner, search.mapping, search.atom) if len(tiles) > 1 else None
     inside = (*tiles[1:], inner)
     if trips > 1 and legal is None and all(search.fit.within(*t) for t in zip(levels, tiles, inside, strict=True)):
-        staged = _padded(search, levels, tiles, program.staged) if managed else program.staged
+        staged = _padded(search, levels, tiles, program.staged) if managed and pad else program.staged
         yield replace(program, tiles=tiles, split=_parts(search, unit), staged=staged)

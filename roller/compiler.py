@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -166,14 +167,18 @@ def _choices(expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int, c
     found = _choices_of(itself, plugin, chip, top_k, constants)
     for one in laid:
         with contextlib.suppress(ConstructionError):  # nobody asked for copies: where the device cannot make them there are none
-            found += _choices_of(one, plugin, chip, top_k, constants)
+            found += _choices_of(one, plugin, chip, top_k, constants, found[0].estimate.seconds)
     return sorted(found, key=lambda choice: choice.estimate.seconds)[:top_k]
 
 
-def _choices_of(expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int, constants: frozenset[str]) -> list[Choice]:
-    """The best programs of an expression as it is."""
+def _choices_of(
+    expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int, constants: frozenset[str], worth: float = math.inf
+) -> list[Choice]:
+    """The best programs of an expression as it is; none where all of them take `worth` seconds or longer."""
     rules, parameters = plugin.rules(chip, expr), plugin.cost_parameters(chip, expr)
-    rated = rated_ways(expr, chip, rules, parameters, constants)
+    rated = rated_ways(expr, chip, rules, parameters, constants, worth)
+    if not rated:
+        return []
     wanted = top_k
     while True:
         found = best_ways(expr, rated, parameters, wanted)

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import gc
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from roller.align import Rules
-from roller.choice import bare, panels_at_unit, program_of, refined, split, whole_programs
+from roller.chains import best_chains, kept_of, runs
+from roller.choice import panels_at_unit, program_of, refined, whole_programs
 from roller.copying import panel_room
 from roller.errors import ConstructionError
 from roller.expr import TensorExpr
@@ -34,26 +33,22 @@ from roller.nest import Nest, Tile, variants
 from roller.program import StageProgram, Staging, panel_element_bytes
 from roller.rates import CostParameters
 from roller.row_programs import rated_groups
+from roller.rows import row_groups
+from roller.screen import least_seconds
 from roller.search import Chain, Search, searches
 from roller.settle import settle
 from roller.sweep import evened
 from roller.together import Candidate, Rated, best_ways, diverse
 
-OUTER_KEEP = 8  # chains kept after a level
-EACH_KEEP = 3  # … and of one innermost tile at most so many: a nest or mapping that brought only few is not likely to be the best
-PASSED_KEEP = 2  # more chains kept whose tile at a level is the one inside it
+PASSED_KEEP = 2  # chains kept beside the best of a level: those whose tile at it is the one inside it
 REFINED = 8  # programs whose orders and staging are tried, beside the best one of each nest, atom and mapping
 REFINE_SLACK = 1.5  # … unless it is predicted this much slower than the best of all: orders and copies do not make up for that
 # Programs of which, at the end, other tiles are rated that differ in an extent or two; of one search at most so many, of different
-# innermost tiles; and how many tiles of each. Where even parts may turn their order round: more programs, one of each search, but
-# none predicted so much slower than the best.
+# innermost tiles; and how many tiles of each. Where even parts may turn their order round: more programs, one of each search. None
+# that are predicted so much slower than the best.
 SETTLED, SAME_SETTLED, STEPS = 3, 2, 120
-SPREAD_SETTLED, SPREAD_SLACK = 4, 2.5
+SPREAD_SETTLED, SPREAD_SLACK, SETTLE_SLACK = 4, 2.5, 1.5
 EVENED = 1200  # tiles of equal parts that are looked at for each of these, where parts must come out even
-# Of the chains around each of many innermost tiles so many are rated first that promise most, and each of so many along their path
-# of growth; then all around so many innermost tiles.
-LIKELY, SAMPLED, PROMISING = 3, 8, 12
-WORTH = 1.4  # a chain that takes this much longer than the best program so far to compute, or to load alone, is not rated
 
 
 def construct(
@@ -72,20 +67,43 @@ def construct(
 
 
 def rated_ways(
-    expr: TensorExpr, spec: HardwareSpec, rules: Rules, parameters: CostParameters, constants: frozenset[str] = frozenset()
+    expr: TensorExpr,
+    spec: HardwareSpec,
+    rules: Rules,
+    parameters: CostParameters,
+    constants: frozenset[str] = frozenset(),
+    worth: float = math.inf,
 ) -> list[list[list[Rated]]]:
-    """What `rated_stages` gives, and where the device computes stages over the same rows together the same with these as one."""
-    alone = rated_stages(expr, spec, rules, parameters, constants)
+    """What `rated_stages` gives, and where the device computes stages over the same rows together the same with these as one; none
+    where every program takes `worth` seconds or longer.
+    """
+    grouped = parameters.row_groups and len(row_groups(expr)) < len(expr.stages)  # stages together take less than alone
+    alone = rated_stages(expr, spec, rules, parameters, constants, math.inf if grouped else worth)
     together = rated_groups(expr, alone, spec, rules, parameters)
-    return [alone] if together is None else [alone, together]
+    return [way for way in (alone, together) if way]
 
 
 def rated_stages(
-    expr: TensorExpr, spec: HardwareSpec, rules: Rules, parameters: CostParameters, constants: frozenset[str] = frozenset()
+    expr: TensorExpr,
+    spec: HardwareSpec,
+    rules: Rules,
+    parameters: CostParameters,
+    constants: frozenset[str] = frozenset(),
+    worth: float = math.inf,
 ) -> list[list[Rated]]:
-    """For each stage of a fused expression all programs that were rated, best first; `ConstructionError` where nothing fits."""
+    """For each stage of a fused expression all programs that were rated, best first; `ConstructionError` where nothing fits. No
+    stages where one after another they take `worth` seconds or longer.
+    """
     with _uncollected():
-        return [_rated_stage(n, spec, rules.of(n[0].stage.name), parameters, constants) for n in _nests(expr, spec)]
+        stages = [(nests, rules.of(nests[0].stage.name)) for nests in _nests(expr, spec)]
+        least = [least_seconds(searches(nests, spec, own, parameters)) if worth < math.inf else 0.0 for nests, own in stages]
+        rated: list[list[Rated]] = []
+        for nests, own in stages:
+            if sum(least) >= worth:
+                return []
+            rated.append(_rated_stage(nests, spec, own, parameters, constants))
+            least[len(rated) - 1] = rated[-1][0][1].seconds
+    return rated if sum(least) < worth or worth == math.inf else []
 
 
 @contextmanager
@@ -175,7 +193,7 @@ class _Pool:
                 search.refusals[rating.bound_by] += 1
             return rating.seconds
         if rating.seconds < self.best:
-            if not _runs(search, program):
+            if not runs(search, program):
                 return math.inf
             self.best = rating.seconds
         order = rating.seconds, search.fit.touched_bytes(program.inner), program.tiles
@@ -186,15 +204,6 @@ class _Pool:
     def ranked(self) -> list[_Pooled]:
         """The best first."""
         return sorted(self.programs.values(), key=lambda item: item[0])
-
-
-def _runs(search: Search, program: StageProgram) -> bool:
-    """False where the device predicts that a unit has no room for a tile of the program; that is counted."""
-    room = search.model.parameters.resident_tiles
-    if room is None or room(program) > 0:
-        return True
-    search.refusals["room"] += 1
-    return False
 
 
 @dataclass(frozen=True)
@@ -219,8 +228,9 @@ def _started(found: list[Search], pool: _Pool) -> list[list[_Start]]:
     left = found
     while left and not pool.programs:
         pursued = list(innermost(left))
-        for number, (search, chains) in enumerate(pursued):
-            for programs in _programs(search, chains, pool.best):
+        grown = [_grown(search, chains) for search, chains in pursued]
+        for number, ((search, _), every, best) in enumerate(zip(pursued, grown, best_chains(pursued, grown), strict=True)):
+            for programs in (whole_programs(search, best), _with_panels(search, every)):
                 starts = [_Start(pool.rate(search, p), p.tiles, number, search, p) for p in programs]
                 plain.append(sorted(starts, key=_Start.order))
         tried = {id(search) for search, _ in pursued} or {id(left[0])}
@@ -246,7 +256,7 @@ def _worth_settling(found: list[Search], ranked: list[_Pooled]) -> Iterator[tupl
     wanted = dict.fromkeys((False, True), SPREAD_SETTLED if spread else SETTLED)  # of those with windows, and of others
     begun: dict[object, set[Tile]] = {}
     for (seconds, *_), (program, _) in ranked:
-        if spread and seconds > SPREAD_SLACK * ranked[0][0][0]:
+        if seconds > (SPREAD_SLACK if spread else SETTLE_SLACK) * ranked[0][0][0]:
             break
         inner = begun.setdefault(program.way, set())
         if not wanted[program.windowed] or program.inner in inner or len(inner) == (1 if spread else SAME_SETTLED):
@@ -258,18 +268,15 @@ def _worth_settling(found: list[Search], ranked: list[_Pooled]) -> Iterator[tupl
             yield search, program
 
 
-def _programs(search: Search, chains: list[Chain], best: float) -> tuple[list[StageProgram], list[StageProgram]]:
-    """Chains of tiles from the innermost ones outward, then the programs that use them: as they are, and with panels; `best`:
-    the seconds of the best program so far.
-    """
-    keep = min(OUTER_KEEP, EACH_KEEP * len(chains))
+def _grown(search: Search, chains: list[Chain]) -> list[Chain]:
+    """Chains with a tile for every level, grown from the innermost tiles outward."""
+    keep = kept_of(chains)
     for position in reversed(range(len(search.levels) - 1)):
         found: dict[Chain, None] = {}
         for chain in chains:
             found.update({(tile, *chain): None for tile in tiles_at(search, position, chain[0])})
-        grown, levels = list(found), search.levels[position:]
-        chains = _prune(search, levels, grown, keep, best)
-    return whole_programs(search, chains), _with_panels(search, grown) if len(search.levels) > 1 else []
+        chains = list(found) if position == 0 else _prune(search, search.levels[position:], list(found), keep)
+    return chains
 
 
 def _with_panels(search: Search, chains: list[Chain]) -> list[StageProgram]:
@@ -309,12 +316,10 @@ def _held(search: Search, chain: Chain, staging: Staging) -> bool:
     return elements * panel_element_bytes(search.nest, search.atom) <= panel_room(search.spec, staging.level)
 
 
-def _prune(search: Search, levels: tuple[int, ...], chains: list[Chain], keep: int, best: float) -> list[Chain]:
-    """The chains with the least predicted time so far, counting only the levels that have a tile; `best` is what others take."""
+def _prune(search: Search, levels: tuple[int, ...], chains: list[Chain], keep: int) -> list[Chain]:
+    """The chains with the least predicted time so far, counting only the levels that have a tile."""
     if len(chains) <= keep:
         return chains
-    if levels[0] == search.levels[0]:
-        return [chain for *_, chain in _several_inner(_whole_rated(search, chains, best))[:keep]]
     rated = []
     for chain in chains:
         seconds = search.model.partial_seconds(program_of(search, levels, chain), levels[0])
@@ -323,77 +328,3 @@ def _prune(search: Search, levels: tuple[int, ...], chains: list[Chain], keep: i
     # What rates highest so far is shaped by this level's traffic alone; a level passed through leaves outer ones their choice.
     passed = [chain for *_, chain in rated[keep:] if chain[0] == chain[1]]
     return [*(chain for *_, chain in rated[:keep]), *passed[:PASSED_KEEP]]
-
-
-_RatedChain = tuple[float, int, Chain]
-
-
-def _whole_rated(search: Search, chains: list[Chain], best: float) -> list[_RatedChain]:
-    """Rated chains with a tile for every level, the best first. Around many innermost tiles first those that promise most, and some
-    along each path of growth; then all around the innermost tiles that turned out best.
-    """
-    bounds = {chain: _bounds(search, chain) for chain in chains}
-    around: dict[Tile, list[Chain]] = {}
-    for chain in chains:
-        around.setdefault(chain[-1], []).append(chain)
-    if len(around) <= PROMISING:
-        return sorted(_rated(search, chains, bounds, best))
-    first: dict[Chain, None] = {}
-    for path in around.values():
-        first.update(dict.fromkeys([*path[::-SAMPLED], *sorted(path, key=lambda c: bounds[c].whole)[:LIKELY]]))
-    found = sorted(_rated(search, first, bounds, best))
-    promising = [*dict.fromkeys(chain[-1] for *_, chain in found)][:PROMISING]
-    others = [chain for inner in promising for chain in around[inner] if chain not in first]
-    return sorted([*found, *_rated(search, others, bounds, min([best, *(seconds for seconds, *_ in found)]))])
-
-
-def _rated(search: Search, chains: Iterable[Chain], bounds: dict[Chain, _Bounds], best: float) -> list[_RatedChain]:
-    """Those of these chains that are worth a rating, with the seconds of what is best made of each."""
-    found = []
-    for chain in sorted(chains, key=lambda c: bounds[c].cut):
-        if bounds[chain].cut > WORTH * best:
-            break
-        program = program_of(search, search.levels, chain)
-        busy, cut = search.model.rates.busy, bounds[chain].cut
-        worth = [p for p in (program, *split(search, program)) if cut <= WORTH * best * busy(p)]
-        if not worth:
-            continue
-        seconds = min(search.model.estimate(p).seconds for p in worth)
-        if seconds < best:
-            if not _runs(search, program):
-                continue
-            best = seconds
-        found.append((seconds, search.fit.touched_bytes(chain[-1]), chain))
-    return found
-
-
-class _Bounds(NamedTuple):
-    """About the least seconds that programs of a chain take, told at little cost: where the reduction is cut over all units, and
-    where each tile is one unit's.
-    """
-
-    cut: float
-    whole: float
-
-
-def _bounds(search: Search, chain: Chain) -> _Bounds:
-    """Computing, and where software places data what tiles load anew."""
-    model, unit = search.model, search.spec.levels[search.levels[0]]
-    if model.parameters.own_model is not None:
-        return _Bounds(0.0, 0.0)
-    program = bare(search, search.levels, chain)
-    busy, compute = model.rates.busy(program), model.compute_seconds(program)
-    loaded = search.fit.traffic(search.levels, 0, chain[0]) if unit.managed else 0.0
-    cut, whole = (loaded / model.rates.into(unit, share) if loaded else 0.0 for share in (1.0, busy))
-    return _Bounds(max(cut, compute * busy), max(whole, compute))
-
-
-def _several_inner(rated: list[_RatedChain]) -> list[_RatedChain]:
-    """Rated chains with only the best few of one innermost tile: copies, which are tried later, may do more for another one."""
-    seen: Counter[Tile] = Counter()
-    found = []
-    for item in rated:
-        seen[item[-1][-1]] += 1
-        if seen[item[-1][-1]] <= EACH_KEEP:
-            found.append(item)
-    return found

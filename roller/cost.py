@@ -105,10 +105,10 @@ class Model:
         walk = self.walk(program)
         compute = self.compute_seconds(program)
         levels = self._levels(walk, compute, 1)
-        body = self._body_seconds(program, compute, levels, max(1, self._steps(program)))
+        body = self._body_seconds(program, compute, levels, max(1, self.steps(program)))
         copies = sum(copy_seconds(self.rates, walk, s) for s in program.staged)
         overhead = self.launch_seconds(program) + self.overhead_seconds(program)
-        combine = combine_seconds(self.rates, program, self._resident(program))
+        combine = combine_seconds(self.rates, program, self.resident(program))
         tail = compute * (1.0 - self.rates.busy(program))
         moving = [(level.name, moved.seconds) for level, moved in zip(self.spec.levels[1:], levels, strict=True)]
         latency = sum(moved.waiting + moved.ahead for moved in levels)
@@ -128,14 +128,14 @@ class Model:
         slots = self._slots if atom.kind != "matrix" else 1.0
         busy = self.rates.busy(program)
         rate = atom.gflops * 1e9 / 2 * self.chain_efficiency(program) * busy
-        rows, idle = self._start_up(program), idle_lanes(program, self.spec, self._resident(program))
-        waiting = self._issued.waiting(program, self._resident(program))
+        rows, idle = self._start_up(program), idle_lanes(program, self.spec, self.resident(program))
+        waiting = self._issued.waiting(program, self.resident(program))
         depending = waiting if program.nest.before else 1.0
         issued = points * slots * rows * idle * self._issued.crowding(program, self._slots) * depending
-        alone = self._issued.alone_seconds(program, slots, self._resident(program))
+        alone = self._issued.alone_seconds(program, slots, self.resident(program))
         return max(issued / rate, alone) + waiting * self._epilogue_slots / (self.rates.function_slots * busy)
 
-    def _resident(self, program: StageProgram) -> int:
+    def resident(self, program: StageProgram) -> int:
         """Tiles on a unit at a time; remembered for the program asked about last."""
         if self._last is None or self._last[0] is not program:
             found = resident_tiles(program, self.spec, self.geometry)
@@ -160,7 +160,7 @@ class Model:
             return 1.0
         chains = program.atom.chains or self.spec.unit.chains
         live = accumulators(program) / atom_outputs(program)
-        return min(1.0, live * max(self._workers(program), 1) * self._resident(program) / chains)
+        return min(1.0, live * max(self._workers(program), 1) * self.resident(program) / chains)
 
     def _workers(self, program: StageProgram) -> int:
         """Sub-tiles that run at a time: those on lanes. Where atoms lie in the unit's tile at once, with no level between, as many
@@ -185,7 +185,7 @@ class Model:
         handed_out = program.unit_tiles * self.spec.unit.dispatch_ns * 1e-9 if program.dealt else 0.0
         return max(handed_out, body + sum([moved.waiting for moved in levels]))
 
-    def _steps(self, program: StageProgram) -> int:
+    def steps(self, program: StageProgram) -> int:
         """Steps of one unit's pipeline: the trips that follow one another inside a unit tile; where lanes read what nobody staged
         for them, also the points that each of them walks along the reduction; and those of all tiles of a unit where the next
         one begins before the last one ends: as several are there at a time, or as it runs ahead from one to the next.
@@ -195,7 +195,7 @@ class Model:
             return steps
         if not program.staged:
             steps *= math.prod([program.inner[i] for i in program.nest.reduce])
-        resident = self._resident(program)
+        resident = self.resident(program)
         several = resident > 1 or self._runs_ahead(program)
         return steps * -(-program.unit_tiles // (unit.count * resident)) if several else steps
 
@@ -205,7 +205,7 @@ class Model:
         levels = [self._level_seconds(walk, i) if i >= outermost else still for i in range(1, len(self.spec.levels))]
         for index in range(outermost, len(self.spec.levels)):
             inside = max([moved.seconds for moved in levels[index:]], default=0.0)
-            resident, moving = self._resident(walk.program), levels[index - 1].seconds
+            resident, moving = self.resident(walk.program), levels[index - 1].seconds
             waited = waiting_seconds(self.rates, walk, index, resident, max(compute, inside), moving)
             if waited:
                 levels[index - 1] = replace(levels[index - 1], waiting=waited)
@@ -257,7 +257,7 @@ class Model:
         """
         levels = self.spec.levels[1:]
         managed = {s.level for s in program.staged if s.level and self.spec.levels[s.level].managed}
-        copies = min([copies_around(program, self.spec, level) for level in managed]) * self._resident(program) if managed else 2
+        copies = min([copies_around(program, self.spec, level) for level in managed]) * self.resident(program) if managed else 2
         if copies == 1:
             return (1.0,) * (1 + len(levels))
         spare, staged = min(copies - 1, MOST_SPARE), max((s.level for s in program.staged), default=0)

@@ -195,7 +195,7 @@ def caught(expr: TensorExpr, artifact: Artifact, call: str, before: str, after: 
     ],
 )
 def test_faults_in_fragments_are_caught(call: str, before: str, after: str) -> None:
-    op = ops.matmul(T("a", 64, 96), T("b", 96, 64))
+    op = ops.matmul(T("a", 192, 96), T("b", 96, 192))
     noticed = caught(expression(op), of_whole_warps(op), call, before, after)
     assert noticed
 

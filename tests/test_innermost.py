@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -15,9 +13,7 @@ from roller import construct as engine
 from roller import grow, ops
 from roller.chip import resolve
 from roller.construct import construct
-from roller.cost import Model
 from roller.errors import ConstructionError
-from roller.estimate import Estimate
 from roller.expr import TensorExpr
 from roller.fit import Fit
 from roller.fusion import fuse
@@ -25,9 +21,8 @@ from roller.hardware import HardwareSpec
 from roller.innermost import innermost
 from roller.nest import Tile, variants
 from roller.ops import SymbolicTensor
-from roller.program import StageProgram
 from roller.rates import CostParameters
-from roller.search import Chain, Search, mappings, searches, start
+from roller.search import Search, mappings, searches, start
 from roller.testing import gemm, toy_atom, toy_level, toy_spec
 from roller.tile import Geometry
 
@@ -39,11 +34,6 @@ def pointwise() -> SymbolicTensor:
 
 def windows() -> SymbolicTensor:
     return ops.conv2d(ops.tensor((32, 128, 28, 28)), ops.tensor((128, 128, 3, 3)), 1, 1)
-
-
-def few_results() -> SymbolicTensor:
-    """No chain takes much longer than starting the kernel: only a few of each innermost tile are looked at."""
-    return ops.conv2d(ops.tensor((1, 256, 39, 39)), ops.tensor((32, 256, 3, 3)), 2, 1)
 
 
 def product() -> SymbolicTensor:
@@ -109,56 +99,6 @@ def test_tiles_that_were_chosen_are_rated_as_they_were(chip: str) -> None:
         assert roller.rate(op, device=chip, tiles=tiles).seconds <= 1.001 * found.estimate.seconds
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("chip", ["cuda:a100", "rocm:rx7900xtx"])
-@pytest.mark.parametrize(
-    ("op", "limit", "spared", "slack"),
-    [(product, "WORTH", 0.9, 1.001), (pointwise, "WORTH", 0.85, 1.001), (few_results, "PROMISING", 0.92, 1.02)],
-)
-def test_what_is_not_rated_is_no_better(
-    monkeypatch: pytest.MonkeyPatch, chip: str, op: Callable[[], SymbolicTensor], limit: str, spared: float, slack: float
-) -> None:
-    expr, spec, _, parameters = on(chip, op())
-    rules, asked = resolve(chip)[0].rules(spec, expr), [0]
-    rate = Model._predict
-
-    def counted(model: Model, stage: StageProgram) -> Estimate:
-        asked[0] += 1
-        return rate(model, stage)
-
-    monkeypatch.setattr(Model, "_predict", counted)
-    short = construct(expr, spec, rules, parameters, 1)[0]
-    fewer, asked[0] = asked[0], 0
-    monkeypatch.setattr(engine, limit, math.inf if limit == "WORTH" else 1 << 20)
-    long = construct(expr, spec, rules, parameters, 1)[0]
-    assert short.estimate.seconds <= slack * long.estimate.seconds
-    assert fewer < spared * asked[0]
-
-
-def test_programs_that_leave_too_many_units_idle_are_not_rated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Around few results with a long reduction: programs that cut it are rated, without a cut only where that may pay."""
-    expr, spec, _, parameters = on("cuda:a100", ops.matmul(ops.tensor((64, 20000)), ops.tensor((20000, 64))))
-    rate, estimate, asked = engine._rated, Model.estimate, list[StageProgram]()
-    idle = set[tuple[Tile, ...]]()
-
-    def noted(model: Model, program: StageProgram) -> Estimate:
-        asked.append(program)
-        return estimate(model, program)
-
-    def watched(search: Search, chains: Iterable[Chain], bounds: Any, best: float) -> Any:
-        asked.clear()
-        found = rate(search, chains, bounds, best)
-        whole = [p for p in asked if p.split == 1]
-        assert all(bounds[p.tiles].cut <= engine.WORTH * best * search.model.rates.busy(p) for p in whole)
-        idle.update({chain for *_, chain in found} - {p.tiles for p in whole})
-        return found
-
-    monkeypatch.setattr(Model, "estimate", noted)
-    monkeypatch.setattr(engine, "_rated", watched)
-    construct(expr, spec, resolve("cuda:a100")[0].rules(spec, expr), parameters, 1)
-    assert len(idle) > 50
-
-
 @pytest.mark.parametrize("chip", ["cuda:a100", "rocm:mi300x"])
 def test_growth_on_lanes_looks_further_for_rare_sizes(chip: str) -> None:
     further = 0
@@ -176,16 +116,20 @@ def test_growth_on_lanes_looks_further_for_rare_sizes(chip: str) -> None:
 
 
 def test_programs_of_several_searches_and_innermost_tiles_are_settled() -> None:
-    """Three with windowed panels, and three others; two of one search at most."""
+    """Three at most with windowed panels, and three others, none of them much slower than the best; two of one search at most."""
     expr, spec, found, parameters = on(
         "cuda:h100", ops.depthwise_conv2d(ops.tensor((128, 84, 42, 42)), ops.tensor((84, 1, 5, 5)), 1, 2)
     )
     rated = engine.rated_stages(expr, spec, resolve("cuda:h100")[0].rules(spec, expr), parameters)[0]
     ranked = [((estimate.seconds, 0, program.tiles), (program, estimate)) for program, estimate in rated]
     begun = [(search, program) for search, program in engine._worth_settling(found, ranked)]
-    assert [sum(program.windowed is windowed for _, program in begun) for windowed in (True, False)] == [3, 3]
+    windowed, others = (sum(program.windowed is one for _, program in begun) for one in (True, False))
+    assert 0 < windowed <= 3
+    assert others <= 3
+    predicted = {program.key: estimate.seconds for program, estimate in rated}
+    assert all(predicted[program.key] <= engine.SETTLE_SLACK * rated[0][1].seconds for _, program in begun)
     assert all(search.way == program.way for search, program in begun)
-    assert len({(program.way, program.inner) for _, program in begun}) == 6
+    assert len({(program.way, program.inner) for _, program in begun}) == len(begun)
     assert max(Counter(program.way for _, program in begun).values()) <= 2
     assert begun[0][1] is rated[0][0]
 

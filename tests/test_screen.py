@@ -1,0 +1,148 @@
+"""The screen: short lists hold the chains worth a rating, and what cannot be faster is not constructed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roller import chains as rating
+from roller import compiler, ops, screen
+from roller.align import Rules
+from roller.chip import resolve
+from roller.choice import program_of, split
+from roller.construct import construct, rated_stages, rated_ways
+from roller.expr import TensorExpr
+from roller.fusion import fuse
+from roller.hardware import HardwareSpec
+from roller.nest import variants
+from roller.ops import SymbolicTensor
+from roller.rates import CostParameters
+from roller.relayout import layouts
+from roller.screen import least_seconds, short_lists
+from roller.search import Chain, Search, searches
+
+LANES = ("cuda:a100", "cuda:h100", "rocm:mi300x")
+CHIPS = (*LANES, "cpu:zen5", "ipu_sim:bow")
+
+
+@st.composite
+def operators(draw: st.DrawFn) -> SymbolicTensor:
+    """Products, convolutions and sums, small and large."""
+    m, n, k = (draw(st.sampled_from((1, 3, 31, 64, 100, 1000))) for _ in range(3))
+    dtype = draw(st.sampled_from(("float32", "float16")))
+    match draw(st.sampled_from(("product", "convolution", "sum", "strided"))):
+        case "product":
+            return ops.matmul(ops.tensor((m, k), dtype), ops.tensor((k, n), dtype))
+        case "convolution":
+            return ops.conv2d(ops.tensor((2, m, 14, 14), dtype), ops.tensor((n, m, 3, 3), dtype), draw(st.sampled_from((1, 2))), 1)
+        case "strided":
+            return ops.relu(ops.avg_pool2d(ops.tensor((2, m, 28, 28), dtype), 1, 4))
+    return ops.reduce_sum(ops.tensor((m, k), dtype), draw(st.sampled_from((0, 1))))
+
+
+def on(chip: str, op: SymbolicTensor) -> tuple[TensorExpr, HardwareSpec, tuple[Rules, CostParameters]]:
+    """The fused expression, the chip, and what its plugin says of both."""
+    plugin, spec = resolve(chip)
+    expr = fuse(ops.expression(op), spec.spread)
+    return expr, spec, (plugin.rules(spec, expr), plugin.cost_parameters(spec, expr))
+
+
+def screened(monkeypatch: pytest.MonkeyPatch, chip: str, op: SymbolicTensor) -> list[tuple[list[Search], list[list[Chain]]]]:
+    """The searches and chains that go through the screen while the operator is constructed, stage by stage."""
+    seen: list[tuple[list[Search], list[list[Chain]]]] = []
+
+    def noted(found: list[Search], grown: list[list[Chain]]) -> Iterator[list[list[Chain]]]:
+        seen.append((list(found), [list(mine) for mine in grown]))
+        return short_lists(found, grown)
+
+    expr, spec, (rules, parameters) = on(chip, op)
+    with monkeypatch.context() as patched:
+        patched.setattr(rating, "short_lists", noted)
+        construct(expr, spec, rules, parameters, 1)
+    return seen
+
+
+def predicted(search: Search, chain: Chain) -> float:
+    """What the model says of the better of a chain's programs."""
+    program = program_of(search, search.levels, chain)
+    return min(search.model.estimate(p).seconds for p in (program, *split(search, program)))
+
+
+@pytest.mark.parametrize("chip", LANES)
+@given(op=operators())
+@settings(max_examples=3)
+def test_the_first_list_has_the_best_chains(chip: str, op: SymbolicTensor) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for found, grown in screened(monkeypatch, chip, op):
+            first = next(short_lists(found, grown), [])
+            best = min(predicted(s, c) for s, mine in zip(found, grown, strict=True) for c in mine)
+            listed = min(predicted(s, c) for s, mine in zip(found, first, strict=True) for c in mine)
+            assert listed <= 1.15 * best
+
+
+@pytest.mark.parametrize("chip", LANES)
+def test_every_chain_is_on_one_list_and_lists_are_short(chip: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    op = ops.matmul(ops.tensor((100, 70), "float16"), ops.tensor((70, 90), "float16"))
+    ((found, grown),) = screened(monkeypatch, chip, op)
+    lists = list(short_lists(found, grown))
+    assert len(lists) > 1
+    for number in range(len(found)):
+        dealt = [chain for one in lists for chain in one[number]]
+        assert sorted(dealt) == sorted(grown[number])
+        assert len(lists[0][number]) >= min(screen.OF_EACH, len(grown[number]))
+    assert max(sum(len(mine) for mine in one) for one in lists) <= 2 * (screen.SHORT_LIST + screen.OF_EACH * len(found))
+
+
+def test_where_none_on_the_first_list_has_room_others_are_rated(monkeypatch: pytest.MonkeyPatch) -> None:
+    op = ops.matmul(ops.tensor((100, 70)), ops.tensor((70, 90)))
+    ((found, grown),) = screened(monkeypatch, "cuda:a100", op)
+    first = {(s.way, chain) for s, mine in zip(found, next(short_lists(found, grown)), strict=True) for chain in mine}
+    monkeypatch.setattr(rating, "runs", lambda search, program: (search.way, program.tiles) not in first)
+    expr, spec, (rules, parameters) = on("cuda:a100", op)
+    assert math.isfinite(construct(expr, spec, rules, parameters, 1)[0].estimate.seconds)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@given(op=operators())
+@settings(max_examples=4)
+def test_no_program_takes_less_than_the_least(chip: str, op: SymbolicTensor) -> None:
+    expr, spec, (rules, parameters) = on(chip, op)
+    if parameters.own_model is not None:
+        return
+    for stage, rated in zip(expr.stages, rated_stages(expr, spec, rules, parameters), strict=True):
+        nests = variants(stage, expr.tensors, spec.spread)
+        least = least_seconds(searches(nests, spec, rules.of(stage.name), parameters))
+        assert 0 < least <= 1.000001 * rated[0][1].seconds
+
+
+def test_what_is_worth_nothing_is_not_constructed() -> None:
+    expr, spec, given = on("cuda:a100", ops.matmul(ops.tensor((100, 70), "float16"), ops.tensor((70, 90), "float16")))
+    whole = rated_ways(expr, spec, *given)
+    best = whole[0][0][0][1].seconds
+    assert rated_ways(expr, spec, *given, worth=best) == []
+    assert rated_ways(expr, spec, *given, worth=1.001 * best)[0][0][0][1].seconds == best
+
+
+def test_copies_that_cannot_pay_are_no_more_than_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a small product whose rows are odd nothing but the product itself is constructed: copying alone takes longer."""
+    op = ops.matmul(ops.tensor((100, 70), "float16"), ops.tensor((70, 90), "float16"))
+    expr, spec, _ = on("cuda:a100", op)
+    plugin = resolve("cuda:a100")[0]
+    assert len(layouts(expr, spec, plugin.cost_parameters(spec, expr).row_bytes)) > 1
+    asked: list[tuple[int, int]] = []
+    rate = rated_ways
+
+    def noted(expr: TensorExpr, *given: Any) -> Any:
+        found = rate(expr, *given)
+        asked.append((len(expr.stages), len(found)))
+        return found
+
+    monkeypatch.setattr(compiler, "rated_ways", noted)
+    compiler._planned(ops.expression(op), "cuda:a100", None, 10, None, None, False)
+    assert asked[0] == (1, 1)
+    assert all(stages > 1 and not found for stages, found in asked[1:])
