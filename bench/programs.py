@@ -1,7 +1,8 @@
 """What construction chooses, to the last bit: programs, estimates and source text. Nothing is built and nothing runs.
 
     python -m bench.programs --out DIR                     the paper's operators and random ones, six chips
-    python -m bench.programs --compare BEFORE AFTER        what differs between two such folders; 1 if anything does
+    python -m bench.programs --compare BEFORE AFTER        what differs between two such folders, and how much longer choices are
+                                                           predicted to take; 1 if anything differs
 
 The same tree gives the same folder on every machine. A change that only moves and renames gives the same folder as before it; for a
 change of names alone, `--rename OLD=NEW` puts the new words into the older folder's text before they are compared.
@@ -20,6 +21,7 @@ from typing import Any
 
 from rich.console import Console
 
+from bench import figures
 from bench.construction import Case
 from bench.construction import cases as constructed
 from bench.gpu.expressions import layer_norm, softmax
@@ -143,6 +145,20 @@ def differences(before: Path, after: Path, renamed: Sequence[tuple[str, str]]) -
             yield name, list(difflib.unified_diff(texts[0].splitlines(), texts[1].splitlines(), "before", "after", "", "", 0))
 
 
+def predicted(before: Path, after: Path) -> Iterator[tuple[str, list[tuple[float, str]]]]:
+    """For each chip how much longer the choice for each operator is predicted to take, with the operator's name."""
+    for folder in sorted(path for path in after.iterdir() if path.is_dir()):
+        pairs = [(before / folder.name / path.name, path) for path in sorted(folder.glob("*.json"))]
+        both = [tuple(json.loads(p.read_text()) for p in pair) for pair in pairs if pair[0].exists()]
+        ratios = [(_seconds(new) / _seconds(old), new["case"]) for old, new in both if "programs" in old and "programs" in new]
+        if ratios:
+            yield folder.name, ratios
+
+
+def _seconds(written: dict[str, Any]) -> float:
+    return float.fromhex(written["programs"][0]["estimate"]["seconds"])
+
+
 def compare(before: Path, after: Path, renamed: Sequence[tuple[str, str]]) -> int:
     """Says what differs; 1 if anything does, or there is nothing to compare."""
     console, files = Console(soft_wrap=True, highlight=False, markup=False), len(list(after.rglob("*.*")))
@@ -150,6 +166,9 @@ def compare(before: Path, after: Path, renamed: Sequence[tuple[str, str]]) -> in
     for name, lines in found:
         console.print("\n".join([f"{name}:", *lines[:SHOWN]]))
     console.print(f"{len(found)} of {files} files differ")
+    for chip, ratios in predicted(before, after):
+        worst, case = max(ratios)
+        console.print(f"{chip}: predicted {figures.geomean(r for r, _ in ratios):.4f} times as long, at worst {worst:.3f} ({case})")
     return int(bool(found) or not files)
 
 

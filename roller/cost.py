@@ -237,10 +237,10 @@ class Model:
 
     def partial_seconds(self, program: StageProgram, outermost: int) -> float:
         """Seconds counting only compute and the levels from this position inward, in two steps; on all units, or on one where
-        starting the others takes longer than they save: which it will be, outer tiles decide.
+        starting the others takes longer than they save (lanes are started in any case): which it will be, outer tiles decide.
         """
         together, launch = self._partial_seconds(program, outermost), self.launch_seconds(program)
-        if launch <= LEAST_LAUNCH * together:
+        if program.lane_level is not None or launch <= LEAST_LAUNCH * together:
             return together + launch
         return min(together + launch, self._partial_seconds(replace(program, parallel=False), outermost))
 

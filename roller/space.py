@@ -31,10 +31,11 @@ PATIENCE = 10  # draws that bring nothing new for each program drawn: of equally
 
 @dataclass(frozen=True)
 class _Part:
-    """The programs of one search around one innermost tile."""
+    """The programs of one search around one innermost tile, `ways` of each chain of tiles."""
 
     search: Search
     inner: Tile
+    ways: int
 
     @cached_property
     def ranges(self) -> list[list[list[int]]]:
@@ -44,8 +45,7 @@ class _Part:
     @cached_property
     def size(self) -> int:
         """Programs of all combinations of outer extents, fitting or not."""
-        everywhere = (self.inner,) * len(self.search.levels)
-        return math.prod([len(r) for level in self.ranges for r in level]) * len(self.programs(everywhere))
+        return math.prod([len(r) for level in self.ranges for r in level]) * self.ways
 
     def chain(self, tiles: tuple[Tile, ...]) -> Chain | None:
         """The chain of these outer tiles (innermost first) around the inner one, None where it breaks a rule."""
@@ -60,27 +60,35 @@ class _Part:
         return chain
 
     def programs(self, chain: Chain) -> list[StageProgram]:
-        """The chain with every loop order and every staging: as many for every chain."""
-        base, choices = self._choices(chain)
+        """The chain with every loop order and every staging."""
+        base, choices = _choices(self.search, chain)
         return [replace(base, orders=o, staged=s) for o, s in choices]
 
     def one(self, chain: Chain, generator: random.Random) -> StageProgram:
         """One of these programs."""
-        base, choices = self._choices(chain)
+        base, choices = _choices(self.search, chain)
         orders, staged = generator.choice(choices)
         return replace(base, orders=orders, staged=staged)
 
-    def _choices(self, chain: Chain) -> tuple[StageProgram, list[tuple[Orders, tuple[Staging, ...]]]]:
-        base, levels = program_of(self.search, self.search.levels, chain), self.search.levels
-        stagings = dict.fromkeys((base.staged, *every_staging(self.search, levels)))
-        return base, list(itertools.product(orders_of(base), stagings))
+
+def _choices(search: Search, chain: Chain, pad: bool = True) -> tuple[StageProgram, list[tuple[Orders, tuple[Staging, ...]]]]:
+    """A chain's program, and its loop orders with its stagings: as many for every chain of a search."""
+    base = program_of(search, search.levels, chain, pad)
+    stagings = dict.fromkeys((base.staged, *every_staging(search, search.levels)))
+    return base, list(itertools.product(orders_of(base), stagings))
+
+
+def _parts(search: Search) -> Iterator[_Part]:
+    tiles = list(_inner_tiles(search))
+    ways = len(_choices(search, (tiles[0],) * len(search.levels), pad=False)[1]) if tiles else 0
+    yield from (_Part(search, tile, ways) for tile in tiles)
 
 
 class StageSpace:
     """The aligned, fitting programs of one stage."""
 
     def __init__(self, found: list[Search]) -> None:
-        self._parts = [_Part(s, tile) for s in found for tile in _inner_tiles(s)]
+        self._parts = [part for search in found for part in _parts(search)]
         self._weights = list(itertools.accumulate(p.size for p in self._parts))
 
     def __iter__(self) -> Iterator[StageProgram]:

@@ -140,6 +140,7 @@ def test_large_products_are_dealt_in_bands(chip: str) -> None:
     assert best.program.to_dict()["stages"][0]["band"]
 
 
+@pytest.mark.one_in(2)
 @needs_cxx
 @pytest.mark.parametrize(
     ("m", "n", "k", "beyond"), [(100, 90, 60, False), (96, 64, 33, False), (100, 90, 60, True), (96, 64, 33, True)]

@@ -198,7 +198,7 @@ def test_products_without_elements(chip: str, sizes: tuple[int, int, int], dtype
 # --- what the compiler says ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @needs_compiler
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ PRODUCTS: dict[str, Callable[[], ops.SymbolicTensor]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @needs_cxx
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_clusters_are_right(name: str) -> None:

@@ -41,6 +41,7 @@ PRODUCTS: dict[str, tuple[Callable[[], ops.SymbolicTensor], set[str]]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @needs_cxx
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_are_right(name: str) -> None:
@@ -123,6 +124,7 @@ def pipelined(relu: bool = False) -> tuple[ops.SymbolicTensor, Artifact]:
     raise AssertionError("no program fills its panels ahead")
 
 
+@pytest.mark.one_in(3)
 @needs_cxx
 @pytest.mark.parametrize(
     ("before", "after", "number"),

@@ -45,6 +45,7 @@ def test_the_programs_whose_faults_are_caught_are_right(places: int) -> None:
     assert not noticed(*leaving(places))
 
 
+@pytest.mark.one_in(3)
 @needs_cxx
 @pytest.mark.parametrize("places", [1, 2])
 @pytest.mark.parametrize(
@@ -101,6 +102,7 @@ LEAVING: dict[str, tuple[Callable[[], ops.SymbolicTensor], bool]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @needs_cxx
 @pytest.mark.parametrize("name", LEAVING)
 def test_results_leave_as_boxes(name: str) -> None:

@@ -101,7 +101,7 @@ VECTORS = {
 }
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("what", VECTORS)
 def test_what_the_device_refuses_has_no_room(what: str, chip: str) -> None:

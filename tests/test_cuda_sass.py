@@ -70,6 +70,7 @@ def small(program: RProgram, dtype: str) -> RProgram:
 EVERY = [*itertools.product(CHIPS, ["float32"]), *itertools.product(WITH_MATRICES, ["float16"])]
 
 
+@pytest.mark.one_in(2)
 @needs_cxx
 @pytest.mark.parametrize(("chip", "dtype"), EVERY)
 def test_kernels_whose_code_is_read_are_right(chip: str, dtype: str) -> None:

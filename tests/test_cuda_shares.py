@@ -37,6 +37,7 @@ PRODUCTS: dict[str, Callable[[], ops.SymbolicTensor]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @needs_cxx
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_shares_that_reach_beyond_the_reduction_are_right(name: str) -> None:

@@ -121,7 +121,7 @@ ALONG = {
 CASES = [(name, unit) for name in PRODUCTS for unit in UNITS if unit != "rtx4090" or name in ("plain", "odd", "convolution")]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @needs_cxx
 @pytest.mark.parametrize(("name", "unit"), CASES)
 def test_products_are_right(name: str, unit: str) -> None:
@@ -215,6 +215,7 @@ def just_below(op: ops.SymbolicTensor) -> dict[str, Array]:
     return {n: ((1 + np.abs(a) / 8).astype(np.float32).view(np.uint32) | 0x1FFF).view(np.float32) for n, a in drawn.items()}
 
 
+@pytest.mark.one_in(3)
 @needs_cxx
 @pytest.mark.parametrize(
     ("name", "where", "before", "after"),

@@ -56,6 +56,7 @@ CASES: Mapping[str, Callable[[np.random.Generator], Case]] = {
 WORKERS = 6
 
 
+@pytest.mark.one_in(2)
 @needs_compiler
 @pytest.mark.parametrize("name", CASES)
 def test_programs_give_the_numbers_of_numpy_and_of_the_simulator(name: str) -> None:
@@ -210,6 +211,7 @@ FAULTS: Mapping[str, tuple[str, dict[str, tuple[str, str]], type[Exception], str
 }  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @needs_compiler
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_is_wrong_in_a_text_does_not_pass(name: str) -> None:

@@ -73,6 +73,7 @@ PAIRS = [*((name, line[2]) for name, line in OPERATORS.items()), *LONG]
 IN_EVERY_ORDER = ("reduce_sum", "matmul int8", "softmax")
 
 
+@pytest.mark.one_in(2)
 @needs_clang
 @needs_cxx
 @pytest.mark.parametrize(("name", "chip"), PAIRS)
