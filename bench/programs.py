@@ -25,7 +25,6 @@ from bench import figures
 from bench.construction import Case
 from bench.construction import cases as constructed
 from bench.gpu.expressions import layer_norm, softmax
-from bench.paper_ops import paper_operators
 from roller import RollerError, SymbolicTensor, compiler, ops, record
 
 CHIPS = "cpu:zen5,cpu:skylake-avx512,cuda:a100,cuda:h100,rocm:mi300x,ipu_sim:bow"
@@ -34,10 +33,9 @@ DRAWN, SEED, KEPT, SHOWN = 60, 5, 10, 12  # random expressions, and programs of 
 
 def cases(count: int = DRAWN) -> list[Case]:
     """The paper's operators, then random ones: half are single operators, half have elementwise work or several stages."""
-    paper = len(paper_operators())
     plain, chance = constructed(1, count - count // 2), random.Random(SEED)
     kinds = (_product_and_work, _convolution_and_work, _rows, _attention, _chain, _bytes)
-    return [*plain[:paper], *plain[paper:], *(kinds[number % len(kinds)](number, chance) for number in range(count // 2))]
+    return [*plain, *(kinds[number % len(kinds)](number, chance) for number in range(count // 2))]
 
 
 def _case(number: int, what: str, build: Callable[[], SymbolicTensor]) -> Case:
@@ -182,7 +180,14 @@ def main() -> int:
     made.add_argument("--rename", action="append", default=[], metavar="OLD=NEW")
     options = made.parse_args()
     if options.compare:
-        return compare(*options.compare, [tuple(pair.split("=", 1)) for pair in options.rename])
+        for folder in options.compare:
+            if not folder.is_dir():
+                made.error(f"no folder {folder}: --out writes one")
+        parts = [pair.partition("=") for pair in options.rename]
+        if not all(old and equals for old, equals, _ in parts):
+            made.error("--rename OLD=NEW: a word, and the one that took its place")
+        before, after = options.compare
+        return compare(before, after, [(old, new) for old, _, new in parts])
     if options.out is None:
         made.error("--out DIR or --compare BEFORE AFTER")
     write(options.out, options.chips.split(","), cases()[:: options.every])

@@ -14,9 +14,9 @@ from roller.search import Chain, Search
 
 OUTER_KEEP = 8  # chains of a search that are kept
 EACH_KEEP = 3  # … and of one innermost tile at most so many: a nest or mapping that brought only few is not likely to be the best
-# Where a device's own model rates: of the chains around each of many innermost tiles so many are rated first, from the begin of
-# their path of growth, and each of so many along it; then all around so many innermost tiles.
-LIKELY, SAMPLED, PROMISING = 3, 8, 12
+# Where the screen does not tell chains apart: of those around each of many innermost tiles so many are rated first, from the begin
+# of their path of growth, and each of so many along it; then all around so many innermost tiles.
+SMALLEST, SAMPLED, PROMISING = 3, 8, 12
 
 
 _RatedChain = tuple[float, int, Chain]
@@ -41,15 +41,15 @@ def best_chains(pursued: list[tuple[Search, list[Chain]]], grown: list[list[Chai
 
 
 def _sampled(search: Search, chains: list[Chain]) -> list[_RatedChain]:
-    """Rated chains, the best first, where a device's own model rates them, of which the screen knows nothing. Around many innermost
-    tiles first some along each path of growth; then all around the innermost tiles that turned out best.
+    """Rated chains, the best first, where the screen does not tell them apart. Around many innermost tiles first some along each
+    path of growth; then all around the innermost tiles that turned out best.
     """
     around: dict[Tile, list[Chain]] = {}
     for chain in chains:
         around.setdefault(chain[-1], []).append(chain)
     if len(around) <= PROMISING:
         return sorted(_rated(search, chains))
-    first = dict.fromkeys(chain for path in around.values() for chain in (*path[::-SAMPLED], *path[:LIKELY]))
+    first = dict.fromkeys(chain for path in around.values() for chain in (*path[::-SAMPLED], *path[:SMALLEST]))
     found = sorted(_rated(search, first))
     promising = [*dict.fromkeys(chain[-1] for *_, chain in found)][:PROMISING]
     others = [chain for inner in promising for chain in around[inner] if chain not in first]

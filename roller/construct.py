@@ -42,12 +42,12 @@ from roller.together import Candidate, Rated, best_ways, diverse
 
 PASSED_KEEP = 2  # chains kept beside the best of a level: those whose tile at it is the one inside it
 REFINED = 8  # programs whose orders and staging are tried, beside the best one of each nest, atom and mapping
-REFINE_SLACK = 1.5  # … unless it is predicted this much slower than the best of all: orders and copies do not make up for that
+REFINE_SLACK = 1.5  # … unless predicted this much slower than the best of all: orders, copies and steps do not make up for that
 # Programs of which, at the end, other tiles are rated that differ in an extent or two; of one search at most so many, of different
 # innermost tiles; and how many tiles of each. Where even parts may turn their order round: more programs, one of each search. None
 # that are predicted so much slower than the best.
 SETTLED, SAME_SETTLED, STEPS = 3, 2, 120
-SPREAD_SETTLED, SPREAD_SLACK, SETTLE_SLACK = 4, 2.5, 1.5
+SPREAD_SETTLED, SPREAD_SLACK = 4, 2.5
 EVENED = 1200  # tiles of equal parts that are looked at for each of these, where parts must come out even
 
 
@@ -79,8 +79,10 @@ def rated_ways(
     """
     grouped = parameters.row_groups and len(row_groups(expr)) < len(expr.stages)  # stages together take less than alone
     alone = rated_stages(expr, spec, rules, parameters, constants, math.inf if grouped else worth)
+    if not alone:
+        return []
     together = rated_groups(expr, alone, spec, rules, parameters)
-    return [way for way in (alone, together) if way]
+    return [alone] if together is None else [alone, together]
 
 
 def rated_stages(
@@ -256,7 +258,7 @@ def _worth_settling(found: list[Search], ranked: list[_Pooled]) -> Iterator[tupl
     wanted = dict.fromkeys((False, True), SPREAD_SETTLED if spread else SETTLED)  # of those with windows, and of others
     begun: dict[object, set[Tile]] = {}
     for (seconds, *_), (program, _) in ranked:
-        if seconds > (SPREAD_SLACK if spread else SETTLE_SLACK) * ranked[0][0][0]:
+        if seconds > (SPREAD_SLACK if spread else REFINE_SLACK) * ranked[0][0][0]:
             break
         inner = begun.setdefault(program.way, set())
         if not wanted[program.windowed] or program.inner in inner or len(inner) == (1 if spread else SAME_SETTLED):

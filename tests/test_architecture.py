@@ -71,6 +71,13 @@ def test_manifests_only_forward() -> None:
         assert len((folder / "__init__.py").read_text(encoding="utf-8").splitlines()) <= MANIFEST_LINES, relative(folder)
 
 
+def test_the_map_shows_the_layers_as_they_are_checked() -> None:
+    (core,) = [c for c in PROJECT["tool"]["importlinter"]["contracts"] if c["name"] == "layers of the core"]
+    shown = re.search(r"^## Layers$.*?^```$(.*?)^```$", MAP.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert shown is not None
+    assert shown[1].split("\n")[1:-1] == [re.sub("[()]", "", row) for row in core["layers"]]
+
+
 def test_decisions_are_short() -> None:
     for path in (ROOT / "docs" / "adr").glob("*.md"):
         text = path.read_text(encoding="utf-8")

@@ -54,3 +54,12 @@ def test_random_operators_are_the_same_each_time() -> None:
     names = [case.name for case in programs.cases()]
     assert names == [case.name for case in programs.cases()]
     assert len(set(names)) == len(names) == 119 + programs.DRAWN
+
+
+@pytest.mark.parametrize("wrong", [("--compare", "nowhere", "nowhere"), ("--compare", ".", ".", "--rename", "staged"), ()])
+def test_mistakes_are_told(wrong: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["programs", *wrong])
+    with pytest.raises(SystemExit) as ended:
+        programs.main()
+    assert ended.value.code == 2
+    assert "--" in capsys.readouterr().err.splitlines()[-1]

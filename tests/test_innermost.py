@@ -127,7 +127,7 @@ def test_programs_of_several_searches_and_innermost_tiles_are_settled() -> None:
     assert 0 < windowed <= 3
     assert others <= 3
     predicted = {program.key: estimate.seconds for program, estimate in rated}
-    assert all(predicted[program.key] <= engine.SETTLE_SLACK * rated[0][1].seconds for _, program in begun)
+    assert all(predicted[program.key] <= engine.REFINE_SLACK * rated[0][1].seconds for _, program in begun)
     assert all(search.way == program.way for search, program in begun)
     assert len({(program.way, program.inner) for _, program in begun}) == len(begun)
     assert max(Counter(program.way for _, program in begun).values()) <= 2
