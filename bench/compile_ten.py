@@ -16,8 +16,8 @@ from bench import harness, report
 from bench.compile_time import TOP_K, spent
 from bench.cuda_cases import CudaCase, cases
 from roller import building
-from roller.chip import resolve
-from roller_cuda import toolchain
+from roller.device.chip import resolve
+from roller_cuda.toolchain import compiling
 
 DEVICES = ("cpu", "cuda:v100", "cuda:a100", "cuda:rtx4090", "cuda:h100")
 
@@ -42,7 +42,7 @@ def operator_row(case: CudaCase, device: str, options: argparse.Namespace) -> di
 
 def forgotten(way: Callable[[], object]) -> float:
     """Seconds on the wall, without binaries that are known from before."""
-    toolchain.compiled.cache_clear()
+    compiling.compiled.cache_clear()
     return spent(way)[0]
 
 

@@ -15,10 +15,10 @@ import roller
 from bench import figures, harness, report, targets
 from bench.paper_ops import PaperOperator, paper_operators
 from roller import ops
-from roller.chip import resolve
-from roller.construct import construct
-from roller.fusion import fuse
-from roller.narrow import narrowed
+from roller.device.chip import resolve
+from roller.ir.fusion import fuse
+from roller.search.construct import construct
+from roller.target.subset import narrowed
 
 TOP_K = 10  # compile()'s default
 STAGES = ("construct", "kernel")

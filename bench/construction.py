@@ -28,14 +28,14 @@ from bench.descent import search_best
 from bench.harness import RESULTS
 from bench.paper_ops import paper_operators
 from roller import SymbolicTensor, ops
-from roller.chip import resolve
-from roller.construct import construct_stage
-from roller.cost import Model
+from roller.cost.model import Model
+from roller.device.chip import resolve
 from roller.errors import ConstructionError
-from roller.fusion import fuse
-from roller.nest import variants
-from roller.program import RProgram, StageProgram
-from roller.search import searches
+from roller.ir.fusion import fuse
+from roller.ir.nest import variants
+from roller.program.rprogram import RProgram, StageProgram
+from roller.search.construct import construct_stage
+from roller.search.tile_space import searches
 
 CHIPS = "cuda:v100,cuda:a100,cuda:rtx4090,cuda:h100,rocm:mi50,rocm:mi300x,rocm:rx7900xtx,cpu:zen4,cpu:skylake-avx512"
 EVERY, DRAWN, SEED, TOP_K, BUDGET, WORST = 8, 24, 0, 10, 1500, 10

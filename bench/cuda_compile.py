@@ -23,14 +23,14 @@ from bench.cuda_cases import CudaCase, cases
 from bench.harness import RESULTS
 from bench.survey import Survey
 from roller import building, ops, trial
-from roller.chip import resolve
-from roller.compiled import Kernel
-from roller.construct import construct
-from roller.expr import TensorExpr
-from roller.fusion import fuse
-from roller.lanes import group_tile, reads, transactions
-from roller.program import StageProgram
-from roller_cuda import cubin, cycles, machine_code
+from roller.device.chip import resolve
+from roller.ir.expr import TensorExpr
+from roller.ir.fusion import fuse
+from roller.kernel import Kernel
+from roller.layout.lanes import group_tile, reads, transactions
+from roller.program.rprogram import StageProgram
+from roller.search.construct import construct
+from roller_cuda.toolchain import cubin, cycles, machine_code
 
 TOP_K = 10  # compile()'s default
 PRODUCTS = ("matmul", "conv2d")  # whose loops are to be multiply-adds

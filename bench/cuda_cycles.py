@@ -21,8 +21,8 @@ from bench.cuda_compile import busy
 from bench.figures import geomean
 from bench.harness import RESULTS
 from roller import ops
-from roller.compiled import Kernel
-from roller_cuda import machine_code, toolchain
+from roller.kernel import Kernel
+from roller_cuda.toolchain import compiling, machine_code
 
 CHIPS = ("v100", "a100", "rtx4090", "h100")
 FOLDER = RESULTS / "cuda-cycles"
@@ -55,7 +55,7 @@ def row(shape: tuple[int, int, int], chip: str) -> dict[str, Any]:
 def untold(kernel: Kernel) -> bytes:
     """The cubin of a kernel's text without what it says of blocks."""
     launch = kernel.artifact.launch
-    return toolchain.compiled(toolchain.BLOCKS.sub(r"__launch_bounds__(\1)", str(launch["text"])), str(launch["arch"]))[0]
+    return compiling.compiled(compiling.BLOCKS.sub(r"__launch_bounds__(\1)", str(launch["text"])), str(launch["arch"]))[0]
 
 
 def share(kernel: Kernel, data: bytes) -> float | None:

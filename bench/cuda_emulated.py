@@ -14,7 +14,7 @@ import sys
 
 from bench.emulated import Programme
 from bench.harness import RESULTS
-from roller_cuda import emulator
+from roller_cuda.emulator import emulator
 
 PROGRAMME = Programme(
     benchmark="cuda_emulated",

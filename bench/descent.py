@@ -15,11 +15,11 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from roller.align import aligned_extents
-from roller.choice import cut, every_staging, orders_of, program_of, recopied
-from roller.program import StageProgram, Staging
-from roller.search import Chain, Search, start
-from roller.settle import settle
+from roller.program.alignment import aligned_extents
+from roller.program.rprogram import StageProgram, Staging
+from roller.search.choices import cut, every_staging, orders_of, program_of, recopied
+from roller.search.local_search import settle
+from roller.search.tile_space import Chain, Search, start
 
 DRAWN, STARTS, STEPS = 60, 3, 300  # random tiles for every search, how many of the best of them are begun at, steps of each
 LEAST = 1e-9  # a share of the time that counts as better

@@ -12,19 +12,19 @@ import numpy as np
 import roller
 from bench.emulated_cases import EmulatedCase
 from roller import ops, verify
-from roller.arrays import aligned_empty
-from roller.chip import resolve
-from roller.construct import construct
-from roller.devices import load_device
+from roller.device.chip import resolve
+from roller.device.plugins import load_device
 from roller.errors import ConstructionError, DeviceUnavailableError, ExpressionError, LaunchError, RollerError, WrongResultError
-from roller.expr import TensorExpr
-from roller.hardware import HardwareSpec
-from roller.isolated import run_isolated
-from roller.kernel import Artifact, BuildOptions, Runner
-from roller.nest import variants
-from roller.program import RProgram
-from roller.search import unsuited
-from roller_cuda import toolchain
+from roller.ir.expr import TensorExpr
+from roller.ir.nest import variants
+from roller.program.rprogram import RProgram
+from roller.runtime.arrays import aligned_empty
+from roller.runtime.artifact import Artifact, BuildOptions, Runner
+from roller.runtime.worker import run_isolated
+from roller.search.construct import construct
+from roller.search.tile_space import unsuited
+from roller.target.hardware import HardwareSpec
+from roller_cuda.toolchain import compiling
 
 TOP_K = 60  # programs among which a kind of matrix unit is looked for
 GUARD, GUARDS = 0xFB, 256  # what lies behind an output, and how many bytes of it
@@ -102,7 +102,7 @@ def built(spec: HardwareSpec, program: RProgram) -> Artifact:
     source = plugin.codegen(spec, program, options)
     if source.language != "cuda-c++":
         return plugin.build(spec, source, options)
-    return Artifact(toolchain.FORMAT, b"none", {**source.launch, "text": source.text}, {}, spec.device, spec)
+    return Artifact(compiling.FORMAT, b"none", {**source.launch, "text": source.text}, {}, spec.device, spec)
 
 
 def kind_of(atom: str) -> str:

@@ -22,12 +22,12 @@ from rich.table import Table
 import roller
 from bench import figures, harness, report, targets
 from bench.harness import Array, Side
-from roller import SymbolicTensor, ops, rating
-from roller.cost import estimate
-from roller.devices import load_device
-from roller.kernel import BuildOptions, Runner
+from roller import SymbolicTensor, ops, study
+from roller.cost.model import estimate
+from roller.device.plugins import load_device
 from roller.plugin import aligned_empty
-from roller.program import RProgram
+from roller.program.rprogram import RProgram
+from roller.runtime.artifact import BuildOptions, Runner
 
 DRAWN, SEED, TOP_K = 40, 22, 10
 REFUSED_FACTOR = 2  # drawn for each one wanted: the device may be unable to run some
@@ -78,7 +78,7 @@ def candidates(op: SymbolicTensor, options: argparse.Namespace, say: Callable[[s
     yield from (
         Candidate(f"top {n}", p, c.estimate.seconds) for n, (p, c) in enumerate(zip(top, kernel.candidates, strict=True), 1)
     )
-    enumerate_programs = getattr(rating, "enumerate_programs", None)
+    enumerate_programs = getattr(study, "enumerate_programs", None)
     if enumerate_programs is None:
         say("this roller cannot enumerate programs: ranks are those of its own best ones")
         more = roller.compile(op, device="cpu", threads=options.threads, top_k=TOP_K + DRAWN).candidates[TOP_K:]

@@ -23,12 +23,12 @@ import roller
 from bench import figures, machine, report
 from bench.harness import RESULTS
 from roller import ops
-from roller.chip import resolve
 from roller.compiler import MOST_REFUSED
-from roller.construct import construct
+from roller.device.chip import resolve
 from roller.errors import ConstructionError
-from roller.fusion import fuse
-from roller.program import StageProgram
+from roller.ir.fusion import fuse
+from roller.program.rprogram import StageProgram
+from roller.search.construct import construct
 
 FOLDER = RESULTS / "cuda-heuristics"
 CHIPS = {"a100": "A100_SXM_80GB", "h100": "H100_SXM"}

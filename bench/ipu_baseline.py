@@ -24,10 +24,10 @@ from bench import figures, ipu_naive, ipu_sides, report, targets
 from bench.harness import RESULTS
 from bench.ipu_cases import Case, cases
 from bench.ipu_sides import Side
-from roller.hardware import HardwareSpec
 from roller.ops import SymbolicTensor
 from roller.plugin import find_spec
-from roller.search import Search, searches
+from roller.search.tile_space import Search, searches
+from roller.target.hardware import HardwareSpec
 
 FILE = RESULTS / "ipu" / "baseline.json"
 CHIP = "bow"
@@ -82,7 +82,7 @@ def without_swap(op: SymbolicTensor, spec: HardwareSpec) -> Side:
 
 def without_shift(op: SymbolicTensor, spec: HardwareSpec) -> Side:
     """roller's program if no unit handed its copies on (T10's compute-shift)."""
-    with mock.patch("roller.choice._shifted", lambda *_: ()):
+    with mock.patch("roller.search.choices._shifted", lambda *_: ()):
         return ipu_sides.constructed(op, spec)
 
 
@@ -93,7 +93,7 @@ def first_streamed() -> Iterator[None]:
     def some(*given: Any, **more: Any) -> list[Search]:
         return [s for s in searches(*given, **more) if not _swapped(s)]
 
-    with mock.patch("roller.construct.searches", some):
+    with mock.patch("roller.search.construct.searches", some):
         yield
 
 

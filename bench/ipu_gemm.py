@@ -24,9 +24,9 @@ from bench import ipu_sides, report, targets
 from bench.harness import RESULTS
 from bench.ipu_sides import Side
 from roller import ops
-from roller.hardware import HardwareSpec
 from roller.ops import SymbolicTensor
 from roller.plugin import find_spec
+from roller.target.hardware import HardwareSpec
 
 FILE = RESULTS / "ipu" / "gemm.json"
 CHIP = "bow"

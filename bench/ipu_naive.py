@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from bench.ipu_planner import Family, Planned, best
-from roller.align import Multiple, even_extents
-from roller.chip import resolve
+from roller.device.chip import resolve
 from roller.errors import ConstructionError
-from roller.expr import TensorExpr
-from roller.fusion import fuse
-from roller.hardware import HardwareSpec
-from roller.nest import Tile, variants
-from roller.program import StageProgram
-from roller.search import searches, start
+from roller.ir.expr import TensorExpr
+from roller.ir.fusion import fuse
+from roller.ir.nest import Tile, variants
+from roller.program.alignment import Multiple, even_extents
+from roller.program.rprogram import StageProgram
+from roller.search.tile_space import searches, start
+from roller.target.hardware import HardwareSpec
 
 MOST_VERTICES = 6  # of a tile in a compute set
 MOST_STEPS = 256

@@ -28,11 +28,11 @@ from bench.cuda_cases import small
 from bench.harness import RESULTS
 from bench.paper_ops import PaperOperator, Row, paper_operators
 from roller import ops, verify
-from roller.compiled import Kernel
-from roller.expr import ELEMENT_BYTES
-from roller.hardware import HardwareSpec
+from roller.ir.expr import ELEMENT_BYTES
+from roller.kernel import Kernel
 from roller.plugin import find_spec
-from roller_ipu_sim.machine import machine
+from roller.target.hardware import HardwareSpec
+from roller_ipu_sim.chip.machine import machine
 
 FILE = RESULTS / "ipu" / "ops119.json"
 CHIP = "bow"

@@ -27,20 +27,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from roller.align import Multiple, even_extents
-from roller.chip import resolve
-from roller.choice import program_of
+from roller.device.chip import resolve
 from roller.errors import ConstructionError
-from roller.estimate import Estimate
-from roller.expr import TensorExpr
 from roller.frozen import FrozenMap
-from roller.fusion import fuse
-from roller.hardware import HardwareSpec
-from roller.nest import Access, Nest, Tile, variants
-from roller.program import StageProgram
-from roller.scalar import loads
-from roller.search import Search, searches, start
-from roller_ipu_sim import cost
+from roller.ir.expr import TensorExpr
+from roller.ir.fusion import fuse
+from roller.ir.nest import Access, Nest, Tile, variants
+from roller.ir.scalar import loads
+from roller.program.alignment import Multiple, even_extents
+from roller.program.estimate import Estimate
+from roller.program.rprogram import StageProgram
+from roller.search.choices import program_of
+from roller.search.tile_space import Search, searches, start
+from roller.target.hardware import HardwareSpec
+from roller_ipu_sim.cost import model
 
 LEAST_BYTES = 128  # of an array spread linearly, on a tile: poputil's mapTensorLinearly
 MOST_SERIAL = 64  # rows that follow one another at most
@@ -236,7 +236,7 @@ def best(family: Family) -> Planned | None:
         if found is not None and least > found[0].seconds * hertz:
             break
         program = family.program(tile)
-        rated = cost.estimate(spec, program)
+        rated = model.estimate(spec, program)
         if math.isfinite(rated.seconds) and (found is None or rated.seconds < found[0].seconds):
             found = rated, program
     if found is None:

@@ -20,10 +20,10 @@ from rich.table import Table
 from bench import machine, report
 from bench.harness import RESULTS
 from roller.plugin import find_spec
-from roller_ipu_sim import cycles
-from roller_ipu_sim.cycles import AmpShape, MapShape
-from roller_ipu_sim.machine import Machine
-from roller_ipu_sim.machine import machine as described
+from roller_ipu_sim.chip import cycles
+from roller_ipu_sim.chip.cycles import AmpShape, MapShape
+from roller_ipu_sim.chip.machine import Machine
+from roller_ipu_sim.chip.machine import machine as described
 
 FILE = RESULTS / "ipu" / "points.json"
 LIMIT = 0.03

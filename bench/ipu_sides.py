@@ -11,14 +11,14 @@ from typing import Any
 from bench import ipu_planner, machine, report
 from bench.ipu_planner import Planned
 from roller import ops
-from roller.chip import resolve
-from roller.construct import construct
+from roller.device.chip import resolve
 from roller.errors import ConstructionError, RollerError
-from roller.expr import TensorExpr
-from roller.fusion import fuse
-from roller.hardware import HardwareSpec
+from roller.ir.expr import TensorExpr
+from roller.ir.fusion import fuse
 from roller.ops import SymbolicTensor
-from roller.program import StageProgram, staged_tensors
+from roller.program.rprogram import StageProgram, staged_tensors
+from roller.search.construct import construct
+from roller.target.hardware import HardwareSpec
 
 NO_IPU = "No IPU and no Poplar SDK was used: cycles are simulated ones, from the specs of ipu_sim."
 TOP_K = 10

@@ -13,7 +13,7 @@ from bench import harness, peers, report
 from bench.harness import Case, Side
 from bench.paper_ops import DATA, PaperOperator, paper_operators
 from roller import ops
-from roller.expr import TensorExpr
+from roller.ir.expr import TensorExpr
 
 KINDS = {"M": "matmul", "C": "conv2d", "D": "depthwise", "E": "elementwise", "P": "pooling", "R": "reduce"}
 

@@ -25,18 +25,18 @@ from rich.table import Table
 import roller
 from bench import figures, harness, report, targets
 from bench.paper_ops import DATA, PaperOperator, other_operators, paper_operators
-from roller import SymbolicTensor, ops, rating
-from roller.align import Rules
-from roller.construct import construct
-from roller.cost import Model
-from roller.defaults import tile_multiples
-from roller.expr import TensorExpr
-from roller.fusion import fuse
-from roller.hardware import HardwareSpec
-from roller.nest import Nest, Tile, variants
-from roller.program import tiled_levels
-from roller.rates import CostParameters
-from roller.tile import Geometry
+from roller import SymbolicTensor, ops, study
+from roller.cost.model import Model
+from roller.cost.parameters import CostParameters
+from roller.device.defaults import tile_multiples
+from roller.ir.expr import TensorExpr
+from roller.ir.fusion import fuse
+from roller.ir.nest import Nest, Tile, variants
+from roller.program.alignment import Rules
+from roller.program.footprint import Geometry
+from roller.program.rprogram import tiled_levels
+from roller.search.construct import construct
+from roller.target.hardware import HardwareSpec
 
 V100 = "cuda:v100-pcie"
 OTHERS = {"K80": "cuda:k80", "MI50": "rocm:mi50"}
@@ -98,7 +98,7 @@ def predicted(operator: PaperOperator, original: Original, spec: HardwareSpec) -
         chain = chain_of(operator, original, nest)
         if chain is None:
             continue
-        found = list(rating._programs(nest, chain, spec, rules(spec, expr), CostParameters()))
+        found = list(study._programs(nest, chain, spec, rules(spec, expr), CostParameters()))
         if found:
             model = Model(spec, CostParameters(), Geometry(nest))
             return min(model.estimate(program).seconds for program in found)

@@ -25,7 +25,8 @@ from bench import figures
 from bench.construction import Case
 from bench.construction import cases as constructed
 from bench.gpu.expressions import layer_norm, softmax
-from roller import RollerError, SymbolicTensor, compiler, ops, record
+from roller import RollerError, SymbolicTensor, compiler, ops
+from roller.program import record
 
 CHIPS = "cpu:zen5,cpu:skylake-avx512,cuda:a100,cuda:h100,rocm:mi300x,ipu_sim:bow"
 DRAWN, SEED, KEPT, SHOWN = 60, 5, 10, 12  # random expressions, and programs of each; lines shown where texts differ

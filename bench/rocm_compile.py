@@ -26,10 +26,10 @@ from bench.harness import RESULTS
 from bench.paper_ops import other_operators
 from bench.survey import Survey
 from roller import ops, verify
-from roller.arrays import aligned_empty
-from roller.compiled import Kernel
-from roller.expr import TensorExpr
-from roller_rocm.emulator import Emulator
+from roller.ir.expr import TensorExpr
+from roller.kernel import Kernel
+from roller.runtime.arrays import aligned_empty
+from roller_rocm.emulator.emulator import Emulator
 
 MOST_LANES = 256
 ABOUT = (

@@ -14,7 +14,7 @@ import sys
 
 from bench.emulated import Programme
 from bench.harness import RESULTS
-from roller_rocm import emulator
+from roller_rocm.emulator import emulator
 
 PROGRAMME = Programme(
     benchmark="rocm_emulated",

@@ -24,14 +24,14 @@ import roller
 from bench import machine, report, rocm_origami_page
 from bench.figures import compact, rounded
 from bench.harness import RESULTS
-from roller import compiler, ops, rating
-from roller.chip import resolve
+from roller import compiler, ops, study
+from roller.cost.occupancy import resident_tiles
+from roller.device.chip import resolve
 from roller.errors import ConstructionError
-from roller.expr import TensorExpr
-from roller.fusion import fuse
-from roller.nest import variants
-from roller.occupancy import resident_tiles
-from roller.tile import Geometry
+from roller.ir.expr import TensorExpr
+from roller.ir.fusion import fuse
+from roller.ir.nest import variants
+from roller.program.footprint import Geometry
 
 FILE = RESULTS / "rocm" / "origami.json"
 PEER = Path(__file__).with_name("rocm_origami_peer.py")
@@ -111,7 +111,7 @@ def of_tile(product: Product, dtype: str, chip: str, tile: Sequence[int]) -> flo
         inner = {name: size // {"m": rows, "n": columns}.get(name, 1) for name, size in wanted.items()} | {"k": int(depth)}
         if all(wanted[name] % max(size, 1) == 0 for name, size in inner.items()):
             try:
-                found.append(rating._rated(nests, [wanted, inner], spec, rules, parameters).seconds)
+                found.append(study._rated(nests, [wanted, inner], spec, rules, parameters).seconds)
             except roller.RollerError:
                 continue
     if not found:

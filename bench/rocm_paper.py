@@ -23,7 +23,7 @@ from bench import figures, machine, paper_fidelity, report, targets
 from bench.harness import RESULTS
 from bench.paper_ops import DATA, PaperOperator, other_operators
 from bench.rocm_policy import MI50, Choice, candidates
-from roller.hardware import HardwareSpec
+from roller.target.hardware import HardwareSpec
 
 FILE = RESULTS / "rocm" / "paper.json"
 KINDS = {"M": "matmul", "C": "conv2d"}

@@ -21,9 +21,10 @@ from rich.table import Table
 import roller
 from bench import machine, report
 from bench.cuda_cases import CudaCase
-from roller import ops, serial
-from roller.compiled import Kernel
-from roller.expr import TensorExpr
+from roller import ops
+from roller.ir import serialization
+from roller.ir.expr import TensorExpr
+from roller.kernel import Kernel
 
 Row = dict[str, Any]
 SLOW_S = 3.0  # what a compilation may take at most
@@ -56,7 +57,7 @@ class Survey:
         """Whether the operator made small is right on the emulator; the same small operator is run once."""
         op = case.small()
         expr = ops.expression(op)
-        key = hashlib.sha256(json.dumps(serial.expr_to_json(expr), sort_keys=True).encode()).hexdigest()[:12]
+        key = hashlib.sha256(json.dumps(serialization.expr_to_json(expr), sort_keys=True).encode()).hexdigest()[:12]
         if key in known:
             return known[key]
         found: Row = {"small": key, "inputs": ["x".join(map(str, t.shape)) for t in expr.inputs]}

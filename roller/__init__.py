@@ -11,10 +11,9 @@ c = kernel(a_array, b_array)
 from importlib.metadata import PackageNotFoundError, version
 
 from roller import ops
-from roller.chip import load_spec, specs
-from roller.compiled import Kernel
 from roller.compiler import compile, compile_top, load
-from roller.devices import device_names as devices
+from roller.device.chip import load_spec, specs
+from roller.device.plugins import device_names as devices
 from roller.errors import (
     CodegenError,
     ConstructionError,
@@ -31,11 +30,12 @@ from roller.errors import (
     UnknownDeviceError,
     WrongResultError,
 )
-from roller.estimate import Estimate
-from roller.hardware import HardwareSpec
+from roller.kernel import Kernel
 from roller.ops import SymbolicTensor, tensor
-from roller.program import RProgram
-from roller.rating import enumerate_programs, rate
+from roller.program.estimate import Estimate
+from roller.program.rprogram import RProgram
+from roller.study import enumerate_programs, rate
+from roller.target.hardware import HardwareSpec
 
 try:
     __version__ = version("roller-compiler")

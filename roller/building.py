@@ -15,15 +15,16 @@ from importlib.metadata import version
 
 import psutil
 
-from roller import record, serial
-from roller.cost import estimate
-from roller.devices import Device
+from roller.cost.model import estimate
+from roller.cost.occupancy import residents
+from roller.device.plugins import Device
 from roller.errors import RollerError
-from roller.hardware import HardwareSpec
-from roller.kernel import Artifact, BuildOptions, KernelSource
-from roller.occupancy import residents
-from roller.program import StageProgram
-from roller.record import Choice
+from roller.ir import serialization
+from roller.program import record
+from roller.program.record import Choice
+from roller.program.rprogram import StageProgram
+from roller.runtime.artifact import Artifact, BuildOptions, KernelSource
+from roller.target.hardware import HardwareSpec
 
 _step = logging.getLogger("roller.step")  # what a long compilation is at
 
@@ -64,7 +65,7 @@ def build(plan: Plan, choice: Choice) -> Attempt:
     made = replace(
         artifact,
         versions={"roller-compiler": version("roller-compiler"), **artifact.versions},
-        expr=serial.expr_to_json(choice.program.expr),
+        expr=serialization.expr_to_json(choice.program.expr),
         program=record.program_to_json(choice.program),
         estimate=record.estimate_to_json(rated.estimate),
         constants=plan.fixed,

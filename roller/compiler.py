@@ -11,25 +11,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from roller import building, serial, trial
-from roller.arrays import Wanted, admit, numpy_dtype
-from roller.chip import SpecLike, resolve
-from roller.compiled import Built, Kernel
-from roller.construct import rated_ways
-from roller.cost import estimate
-from roller.devices import Device, load_device
+from roller import building, trial
+from roller.cost.model import estimate
+from roller.cost.parameters import CostParameters
+from roller.device.chip import SpecLike, resolve
+from roller.device.plugins import Device, load_device
 from roller.errors import ConstructionError, DeviceUnavailableError, ExpressionError, KernelError
-from roller.expr import TensorExpr
-from roller.fusion import fuse
-from roller.hardware import HardwareSpec
-from roller.kernel import Artifact, BuildOptions
-from roller.narrow import limited
+from roller.ir import serialization
+from roller.ir.expr import TensorExpr
+from roller.ir.fusion import fuse
+from roller.ir.relayout import layouts
+from roller.kernel import Built, Kernel
 from roller.ops import SymbolicTensor, expression
 from roller.precision import permitted
-from roller.rates import CostParameters
-from roller.record import Choice
-from roller.relayout import layouts
-from roller.together import Candidate, best_ways
+from roller.program.record import Choice
+from roller.runtime.arrays import Wanted, admit, numpy_dtype
+from roller.runtime.artifact import Artifact, BuildOptions
+from roller.search.construct import rated_ways
+from roller.search.stages import Candidate, best_ways
+from roller.target.hardware import HardwareSpec
+from roller.target.subset import limited
 
 Op = SymbolicTensor | TensorExpr
 
@@ -126,7 +127,7 @@ def _planned(
     chip = limited(chip, threads)
     fixed = _constants(expr, {} if constants is None else constants)
     fused = fuse(expr, chip.spread)
-    serial.expr_to_json(fused)  # an artifact holds it: what cannot be written is refused before anything is constructed
+    serialization.expr_to_json(fused)  # an artifact holds it: what cannot be written is refused before anything is constructed
     _step.info("constructing programs")
     choices = _choices(fused, plugin, chip, top_k, frozenset(fixed))
     return building.Plan(plugin, chip, BuildOptions(threads, tuple(fixed), debug), fixed), choices
@@ -143,7 +144,7 @@ def load(path: str | os.PathLike[str]) -> Kernel:
     """
     artifact = Artifact.load(path)
     try:
-        expr = serial.expr_from_json(artifact.expr)
+        expr = serialization.expr_from_json(artifact.expr)
     except ExpressionError as error:
         raise KernelError(f"{os.fspath(path)}: its expression cannot be read: {error}; compile the operator again") from error
     return Kernel(artifact, expr, load_device(artifact.device))

@@ -23,18 +23,18 @@ import numpy.typing as npt
 import pytest
 
 from roller import ops, verify
-from roller.arrays import aligned_empty, numpy_dtype
-from roller.chip import load_spec
-from roller.compiled import Kernel
 from roller.compiler import compile as compile_operator
 from roller.compiler import compile_top, load
-from roller.devices import Device, load_device
+from roller.device.chip import load_spec
+from roller.device.plugins import Device, load_device
 from roller.errors import DeviceUnavailableError, RollerError
-from roller.hardware import HardwareSpec
-from roller.kernel import BuildOptions, Runner
+from roller.kernel import Kernel
 from roller.ops import SymbolicTensor
+from roller.runtime.arrays import aligned_empty, numpy_dtype
+from roller.runtime.artifact import BuildOptions, Runner
+from roller.target.hardware import HardwareSpec
 
-LIGHT = "import sys; from roller.devices import load_device; load_device({!r}); print('tvm' in sys.modules)"
+LIGHT = "import sys; from roller.device.plugins import load_device; load_device({!r}); print('tvm' in sys.modules)"
 POISON = 0xFF  # a NaN in every floating type
 
 

@@ -1,243 +1,268 @@
-"""What building gives: source text, the artifact (bytes and how to launch them), and what runs it.
-
-An artifact is one self-describing file: a magic, a JSON header guarded by its SHA-256, and the payload (the plugin's bytes,
-then the values of constant inputs) guarded by another. It holds no pickle, but it is code: load only what you trust.
-"""
+"""The compiled kernel as the user holds it: callable, and open about what it is."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import struct
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
-import numpy.typing as npt
-from pydantic import ValidationError
+import numpy as np
 
-from roller.errors import KernelError
-from roller.frozen import FrozenMap
-from roller.hardware import HardwareSpec
-from roller.storage import write_atomic
-
-ARTIFACT_VERSION = 1
-MAGIC = b"\x93ROLLER\n"  # not text, and damaged by any transfer that rewrites line ends
-_PREFIX = struct.Struct("<8sQ32s")  # magic, header bytes, SHA-256 of the header
-
-
-@dataclass(frozen=True, slots=True)
-class BuildOptions:
-    """What building depends on besides spec and program.
-
-    `threads`: the most units to use (None: all). `constants`: names of inputs whose values are fixed when the kernel is
-    built. `debug`: keep what helps reading the result. `language`: what the text is to be written in, where the device can write
-    several (None: what it builds); the source says what it is.
-    """
-
-    threads: int | None = None
-    constants: tuple[str, ...] = ()
-    debug: bool = False
-    language: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class KernelSource:
-    """A kernel as text: its language, the entry function, and a launch description of plain JSON values."""
-
-    text: str
-    language: str
-    entry: str
-    launch: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "launch", FrozenMap(self.launch))
-
-
-class Profile(Protocol):
-    """What is known of a call without making it, such as the simulated cycles of each step."""
-
-    def text(self) -> str:
-        """As tables of plain text."""
-
-    def html(self) -> str:
-        """As one self-contained page."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
-
-
-class Runner(Protocol):
-    """A loaded kernel, as a plugin's `roller_load_kernel` gives it.
-
-    It may also have `shortcut`: a function of the `id()` of a tuple of inputs and of that of the output. If there are as many as
-    `run` wants, and all are NumPy arrays just as it wants them, it computes and gives 1; otherwise it touches nothing and gives
-    0. It is asked first, as it is quick.
-
-    And it may have `resident(arrays, out, stream, wanted)`, for arrays that lie in the device's own memory. It gets the caller's
-    values as they came, in the order of the inputs that are not constant, `out` (None: it makes an array), the caller's `stream`
-    (None: it chooses one) and what each has to be (`roller.arrays.Wanted`, the output last). It gives `NotImplemented` where none
-    of them lies there: then the arrays are brought to host memory's form and `run` is called. Otherwise it checks, computes and
-    gives the result, or `out`; it copies nothing that it need not, and may return before the work is done.
-
-    And it may have `profile()`, which gives a `Profile` of a call without making it, where the device can tell.
-    """
-
-    def run(self, inputs: tuple[npt.NDArray[Any], ...], out: npt.NDArray[Any]) -> None:
-        """Compute `out` from the inputs that are not constant, in the expression's order.
-
-        Every array has the shape and element type that the expression names, is C-contiguous, aligned as the launch description's
-        "alignment" says (bytes; 64 where it is left out; "element": each to its own elements), and stays alive for the call.
-        Inputs may be read-only and must not be written; `out` overlaps none of them.
-        """
-
-    def close(self) -> None:
-        """Free what the kernel holds; it is not run again."""
-
-
-class Later(FrozenMap[int]):
-    """Resources that are worked out when first asked for: reading them off machine code can take as long as building it."""
-
-    __slots__ = ("_ask", "_found")
-
-    def __init__(self, ask: Callable[[], Mapping[str, int]]) -> None:
-        self._ask = ask
-        self._found: dict[str, int] | None = None
-
-    @property
-    def _items(self) -> dict[str, int]:  # type: ignore[override]
-        if self._found is None:
-            self._found = dict(self._ask())
-        return self._found
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return FrozenMap, (dict(self),)
+from roller.device.plugins import Contained, Device, hook_error
+from roller.errors import KernelError, LaunchError, RollerError
+from roller.explain.report import Explanation, explain
+from roller.ir.expr import Tensor, TensorExpr
+from roller.program.estimate import Estimate
+from roller.program.record import Choice, estimate_from_json, program_from_json
+from roller.program.rprogram import RProgram
+from roller.runtime.arrays import (
+    ALIGNMENT,
+    Array,
+    Kind,
+    Wanted,
+    admit,
+    admit_output,
+    aligned_empty,
+    as_kind,
+    is_ready,
+    numpy_dtype,
+    overlaps,
+    ready,
+)
+from roller.runtime.artifact import Artifact, BuildOptions, KernelSource, Profile, Runner
+from roller.target.hardware import HardwareSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Artifact:
-    """A built kernel: portable bytes, the launch description, what the toolchain reports, and where it comes from.
+class Built:
+    """What compiling knows about a kernel beyond its artifact; a loaded kernel has none of it."""
 
-    A plugin fills the first six fields, the resources as they are or as `Later`; `compile` adds the rest: the expression and the
-    program as JSON (`roller.serial`), the estimate, the values of constant inputs (row-major bytes) and the versions involved.
+    source: KernelSource
+    candidates: tuple[Choice, ...]
+
+
+class Kernel:
+    """A compiled operator. Call it with arrays in the order of `inputs`, or by name; it gives the result.
+
+    Arrays of NumPy, torch and JAX (and others with DLPack) in host memory are taken as they are: nothing is converted, and
+    only what is not contiguous, or not aligned as the kernel needs it, is copied. The result is of the first argument's
+    kind. `out=` is written in place and returned. The binary is loaded by the first call, or by `load()`.
+
+    Where the device has memory of its own and its plugin takes arrays there, those are used where they lie, and all of a call
+    have to lie there: work is enqueued on `stream=`, else on the one that their library works on, and the call does not wait.
     """
 
-    format: str
-    data: bytes
-    launch: Mapping[str, Any]
-    resources: Mapping[str, int]
-    device: str
-    spec: HardwareSpec
-    versions: Mapping[str, str] = field(default_factory=dict)
-    expr: Mapping[str, Any] = field(default_factory=dict)
-    program: Mapping[str, Any] = field(default_factory=dict)
-    estimate: Mapping[str, Any] = field(default_factory=dict)
-    constants: Mapping[str, bytes] = field(default_factory=dict)
+    def __init__(self, artifact: Artifact, expr: TensorExpr, device: Device, built: Built | None = None) -> None:
+        self._artifact, self._expr, self._device, self._built = artifact, expr, device, built
+        self._inputs = tuple(t for t in expr.inputs if t.name not in artifact.constants)
+        self._wanted = tuple(_wanted(t, t.name) for t in self._inputs)
+        self._result = _wanted(expr.output, "out")
+        self._runner: Contained | None = None
+        self._shortcut: Callable[[int, int], int] | None = None
+        self._resident: Callable[[tuple[Any, ...], Any, Any, tuple[Wanted, ...]], Any] | None = None
+        self._loading = threading.Lock()
+        self._alignment = _alignment(artifact)
 
-    def __post_init__(self) -> None:
-        for name in ("launch", "resources", "versions", "expr", "program", "estimate", "constants"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, value if isinstance(value, FrozenMap) else FrozenMap(value))
+    def __repr__(self) -> str:
+        arguments = ", ".join(map(str, self._wanted))
+        return f"<Kernel ({arguments}) -> {self._result.dtype.name} {self._result.shape} for {self.spec.device}:{self.spec.chip}>"
 
-    @property
-    def known_resources(self) -> Mapping[str, int]:
-        """The resources; none where they would have to be worked out first."""
-        return FrozenMap({}) if isinstance(self.resources, Later) else self.resources
+    def __call__(self, *arrays: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
+        """Compute the operator. `LaunchError` where an array does not fit, `DeviceUnavailableError` without the device."""
+        if named:
+            arrays = self._bound(arrays, named)
+        if stream is not None:
+            if any(wanted.name == "stream" for wanted in self._wanted):
+                return self(*self._bound(arrays, {"stream": stream}), out=out)
+            return self._call(arrays if len(arrays) == len(self._wanted) else self._bound(arrays, named), out, stream)
+        if self._shortcut is not None and (out is not None or set(map(type, arrays)) == {np.ndarray}):
+            result = aligned_empty(self._result.shape, self._result.dtype) if out is None else out
+            try:
+                if self._shortcut(id(arrays), id(result)):
+                    return result
+            except RollerError:
+                raise
+            except Exception as error:
+                raise hook_error(self._device.name, "shortcut", error) from error
+        return self._call(arrays if len(arrays) == len(self._wanted) else self._bound(arrays, named), out)
 
-    def to_bytes(self) -> bytes:
-        """The artifact as the content of one file."""
-        blobs = [self.data, *self.constants.values()]
-        payload = b"".join(blobs)
-        header = {
-            "schema_version": ARTIFACT_VERSION,
-            "payload_sha256": hashlib.sha256(payload).hexdigest(),
-            "blobs": [len(blob) for blob in blobs],
-            "constants": list(self.constants),
-            "spec": self.spec.model_dump(mode="json"),
-        }
-        for name in ("format", "launch", "resources", "device", "versions", "expr", "program", "estimate"):
-            header[name] = getattr(self, name)
-        text = json.dumps(header, default=_plain, separators=(",", ":")).encode()
-        return _PREFIX.pack(MAGIC, len(text), hashlib.sha256(text).digest()) + text + payload
+    def _call(self, arrays: tuple[Any, ...], out: Any, stream: Any = None) -> Any:
+        """Look at every array, convert what must be, compute."""
+        runner = self._runner or self._loaded()
+        if self._resident is not None:
+            there = self._resident(arrays, out, stream, (*self._wanted, self._result))
+            if there is not NotImplemented:
+                return there
+        if stream is not None:
+            raise LaunchError("stream= goes with arrays in the device's own memory; a call with others waits for its result")
+        inputs: list[Array] = []
+        kind: Kind | None = None
+        alignment = self._alignment
+        for value, wanted in zip(arrays, self._wanted, strict=True):
+            if type(value) is np.ndarray and value.dtype == wanted.dtype and value.shape == wanted.shape:
+                array, own = value, "numpy"
+            else:
+                array, own = admit(value, wanted)
+            flags = array.flags
+            if alignment or not (flags.c_contiguous and flags.aligned):
+                array = ready(array, alignment or array.itemsize)
+            kind = kind or own  # type: ignore[assignment]
+            inputs.append(array)
+        if out is not None:
+            return self._into(out, tuple(inputs), runner)
+        result = aligned_empty(self._result.shape, self._result.dtype)
+        if result.size:
+            runner.run(tuple(inputs), result)
+        return result if kind is None or kind == "numpy" else as_kind(result, kind)
 
-    @staticmethod
-    def from_bytes(raw: bytes, file: str | Path | None = None) -> Artifact:
-        """The artifact that a file holds; `KernelError`, naming the file, for anything but an intact file of this version."""
-        where = "artifact" if file is None else str(file)
-        header, payload = _header(raw, where)
-        lengths, names = header.get("blobs"), header.get("constants")
-        if not isinstance(lengths, list) or not isinstance(names, list) or len(lengths) != len(names) + 1:
-            raise _damaged(where, "its header contradicts itself")
-        if not all(isinstance(n, int) and n >= 0 for n in lengths) or sum(lengths) != len(payload):
-            raise _damaged(where, f"{len(payload)} bytes of payload where the header says {lengths}")
-        if hashlib.sha256(payload).hexdigest() != header.get("payload_sha256"):
-            raise _damaged(where, "the payload does not match its checksum")
-        blobs = [payload[sum(lengths[:i]) : sum(lengths[: i + 1])] for i in range(len(lengths))]
-        try:
-            given = {n: header[n] for n in ("format", "launch", "resources", "device", "versions", "expr", "program", "estimate")}
-            spec = HardwareSpec.model_validate(header["spec"])
-            return Artifact(**given, data=blobs[0], spec=spec, constants=dict(zip(names, blobs[1:], strict=True)))
-        except (ValidationError, KeyError, TypeError, AttributeError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise _damaged(where, f"its header does not describe a kernel ({type(error).__name__}: {reason})") from error
+    def _into(self, out: Any, inputs: tuple[Array, ...], runner: Runner) -> Any:
+        """Write to the caller's array: directly where it is ready and overlaps no input, else through a temporary one."""
+        wanted = self._result
+        plain = type(out) is np.ndarray and out.dtype == wanted.dtype and out.shape == wanted.shape and out.flags.carray
+        target = out if plain else admit_output(out, wanted)[0]
+        direct = (plain and not self._alignment) or is_ready(target, self._alignment or target.itemsize)
+        if direct and not overlaps(target, inputs):
+            if target.size:
+                runner.run(inputs, target)
+            return out
+        result = aligned_empty(target.shape, target.dtype)
+        if target.size:
+            runner.run(inputs, result)
+            target[...] = result
+        return out
+
+    def _bound(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The arguments in order; as Python binds them."""
+        names = [w.name for w in self._wanted]
+        listed = ", ".join(map(str, self._wanted)) or "none"
+        if len(arrays) > len(names):
+            raise LaunchError(f"{len(arrays)} arrays given, {len(names)} wanted ({listed})")
+        values = dict(zip(names, arrays, strict=False))
+        for name, value in named.items():
+            if name not in names:
+                fixed = "; it was fixed when the kernel was compiled" if name in self._artifact.constants else ""
+                raise LaunchError(f"no input is called {name!r}{fixed}; inputs: {listed}")
+            if name in values:
+                raise LaunchError(f"{name}: given by position and by name")
+            values[name] = value
+        missing = [name for name in names if name not in values]
+        if missing:
+            raise LaunchError(f"no array for {', '.join(missing)}; inputs: {listed}")
+        return tuple(values[name] for name in names)
+
+    def _loaded(self) -> Contained:
+        with self._loading:
+            if self._runner is None:
+                self._runner = self._device.load_kernel(self._artifact)
+                self._shortcut = getattr(self._runner, "shortcut", None)
+                self._resident = getattr(self._runner, "resident", None)
+            return self._runner
+
+    def load(self) -> Kernel:
+        """Load the binary now; `DeviceUnavailableError` where this machine has no such device. Gives the kernel itself."""
+        self._loaded()
+        return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the artifact to a file, whole or not at all; `KernelError` where that fails."""
+        """Write the kernel to a file that `roller.load` reads, whole or not at all."""
+        self._artifact.save(path)
+
+    def explain(self) -> Explanation:
+        """Why the program is as it is: print it, or take `.to_dict()`."""
+        parameters = self._device.cost_parameters(self.spec, self._expr)
+        return explain(self.program, self.spec, parameters, self.candidates, self.rules, self._artifact.known_resources)
+
+    def profile(self) -> Profile:
+        """What the device tells of a call without making it: print its `text()`, take `to_dict()` or `html()`. Loads the binary;
+        `KernelError` where the device cannot tell.
+        """
+        return self._loaded().profile()
+
+    @property
+    def rules(self) -> Any:
+        """The alignment rules that construction obeyed."""
+        return self._device.rules(self.spec, self._expr)
+
+    @property
+    def artifact(self) -> Artifact:
+        """The built kernel: bytes, launch description, resources."""
+        return self._artifact
+
+    @property
+    def expr(self) -> TensorExpr:
+        """The tensor expression after fusion, as the kernel computes it."""
+        return self._expr
+
+    @property
+    def spec(self) -> HardwareSpec:
+        """The chip that the kernel is for."""
+        return self._artifact.spec
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The tensors to call it with, in order; constants are not among them."""
+        return self._inputs
+
+    @property
+    def output(self) -> Tensor:
+        """The tensor that it gives."""
+        return self._expr.output
+
+    @cached_property
+    def program(self) -> RProgram:
+        """The rProgram that was chosen."""
+        if self._built is not None:
+            return self._built.candidates[0].program
+        return program_from_json(self._artifact.program, self._expr)
+
+    @cached_property
+    def estimate(self) -> Estimate:
+        """The prediction for the chosen program."""
+        return estimate_from_json(self._artifact.estimate)
+
+    @cached_property
+    def candidates(self) -> tuple[Choice, ...]:
+        """The programs that were considered, best first; of a loaded kernel only its own."""
+        return self._built.candidates if self._built is not None else (Choice(self.program, self.estimate),)
+
+    @cached_property
+    def source(self) -> str:
+        """The kernel as source text; of a loaded kernel only where its binary is text."""
+        if self._built is not None:
+            return self._built.source.text
         try:
-            target = Path(path)
-        except TypeError:
-            raise KernelError(f"the path of the file to write expected, not a {type(path).__name__}") from None
-        try:
-            write_atomic(target, self.to_bytes())
-        except (OSError, ValueError) as error:
-            raise KernelError(f"{os.fspath(path)}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
+            return self._artifact.data.decode()
+        except UnicodeDecodeError:
+            raise KernelError("a loaded kernel has no source: its file holds the binary; compile it again") from None
 
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> Artifact:
-        """The artifact that `save` wrote; `KernelError` where the file is missing, damaged or of another version."""
-        try:
-            raw = Path(path).read_bytes()
-        except TypeError:
-            raise KernelError(f"the path of a saved kernel expected, not a {type(path).__name__}") from None
-        except (OSError, ValueError) as error:
-            raise KernelError(f"{os.fspath(path)}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
-        return Artifact.from_bytes(raw, Path(path))
+    def source_in(self, language: str) -> str:
+        """The same program as text in another language, for other toolchains, written now; its device says which there are.
 
+        `KernelError` where the device has no words for it.
+        """
+        options = BuildOptions(constants=tuple(self._artifact.constants), language=language)
+        found = self._device.codegen(self.spec, self.program, options)
+        if found.language != language:
+            raise KernelError(f"the {self._device.name} device writes {found.language}, not {language}")
+        return found.text
 
-def _plain(value: Any) -> Any:
-    """What JSON has no word for: mappings that do not change, and NumPy's numbers; `KernelError` for anything else."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        return value.item()
-    raise KernelError(
-        f"the artifact holds a {type(value).__name__}, which a file cannot; plain numbers, text, lists and mappings can"
-    )
+    @cached_property
+    def assembly(self) -> str:
+        """The machine code as text; `KernelError` where the device cannot show it."""
+        text = self._device.assembly(self._artifact)
+        if text is None:
+            raise KernelError(f"the {self._device.name} device cannot show assembly")
+        return text
 
 
-def _header(raw: bytes, where: str) -> tuple[dict[str, Any], bytes]:
-    """The checked header and the unchecked payload."""
-    if not raw.startswith(MAGIC[: max(len(raw), 1)]):
-        raise KernelError(f"{where}: not a roller kernel; files that Kernel.save() wrote can be loaded")
-    if len(raw) < _PREFIX.size:
-        raise _damaged(where, f"only {len(raw)} bytes")
-    _, length, digest = _PREFIX.unpack_from(raw)
-    text = raw[_PREFIX.size : _PREFIX.size + length]
-    if len(text) != length:
-        raise _damaged(where, f"cut off inside its header ({len(text)} of {length} bytes)")
-    if hashlib.sha256(text).digest() != digest:
-        raise _damaged(where, "the header does not match its checksum")
-    try:
-        header = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(where, "the header is not JSON") from error
-    version = header.get("schema_version") if isinstance(header, dict) else None
-    if version != ARTIFACT_VERSION:
-        raise KernelError(f"{where}: format {version!r}, this roller reads {ARTIFACT_VERSION}; compile the operator again")
-    return header, raw[_PREFIX.size + length :]
+def _wanted(tensor: Tensor, name: str) -> Wanted:
+    return Wanted(name, tensor.shape, numpy_dtype(tensor.dtype))
 
 
-def _damaged(where: str, what: str) -> KernelError:
-    return KernelError(f"{where}: damaged: {what}; compile the operator again, or copy the file anew")
+def _alignment(artifact: Artifact) -> int:
+    """Bytes to which a kernel's arrays must be aligned; 0 where their elements are enough."""
+    wanted = artifact.launch.get("alignment", ALIGNMENT)
+    return 0 if wanted == "element" else int(wanted)

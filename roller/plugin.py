@@ -1,20 +1,7 @@
 """Everything that a device plugin may import from roller, and all that roller promises to keep for it."""
 
-from roller.align import Multiple
-from roller.arrays import ALIGNMENT, Wanted, address, aligned_empty, numpy_dtype, ready, same_bits
-from roller.banks import PanelRows, staged_rows
-from roller.catalog import (
-    builtin_dir,
-    dump_spec,
-    find_spec,
-    keep_spec,
-    kept_spec,
-    list_specs,
-    load_spec,
-    spec_from_dict,
-    user_spec_path,
-)
-from roller.dlpack import borrow, lend
+from roller.cost.parameters import CostParameters, Deferred, Unrolling
+from roller.device.hookspecs import API_VERSION, hookimpl
 from roller.errors import (
     CodegenError,
     ConstructionError,
@@ -25,38 +12,39 @@ from roller.errors import (
     RollerError,
     SpecError,
 )
-from roller.estimate import Estimate
-from roller.expr import ELEMENT_BYTES, FLOATS, Axis, Stage, Tensor, TensorExpr
-from roller.foreign import Block, DeviceArray, Foreign, Taken
-from roller.gpu import Gpu
-from roller.hardware import STORED_AS, Banks, ComputeAtom, HardwareSpec, MemoryLevel, SchedulableUnit
-from roller.hookspecs import API_VERSION, hookimpl
-from roller.host_compiler import host_compiler
-from roller.isolated import run_isolated
-from roller.kernel import Artifact, BuildOptions, KernelSource, Later, Profile, Runner
-from roller.loaded import Owned, check_limits, constants_of, inputs_of
-from roller.narrow import narrowed
-from roller.nest import Access, Dim, Nest, Tile
-from roller.nest import variants as nests
-from roller.program import Loop, RProgram, StageProgram, Staging, copy_depth, staged_touches
-from roller.rates import CostParameters, Deferred, Unrolling
-from roller.refusals import ForkGuard, StatusError
-from roller.resident import GpuRunner
-from roller.scalar import (
-    Accumulator,
-    Affine,
-    Binary,
-    Cast,
-    Const,
-    Coordinate,
-    Load,
-    Scalar,
-    Select,
-    Unary,
-    walk,
-)
-from roller.serial import expr_from_json, expr_to_json
+from roller.ir.expr import ELEMENT_BYTES, FLOATS, Axis, Stage, Tensor, TensorExpr
+from roller.ir.nest import Access, Dim, Nest, Tile
+from roller.ir.nest import variants as nests
+from roller.ir.scalar import Accumulator, Affine, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary, walk
+from roller.ir.serialization import expr_from_json, expr_to_json
+from roller.layout.banks import PanelRows, staged_rows
+from roller.program.alignment import Multiple
+from roller.program.estimate import Estimate
+from roller.program.rprogram import Loop, RProgram, StageProgram, Staging, copy_depth, staged_touches
+from roller.runtime.arrays import ALIGNMENT, Wanted, address, aligned_empty, numpy_dtype, ready, same_bits
+from roller.runtime.artifact import Artifact, BuildOptions, KernelSource, Later, Profile, Runner
+from roller.runtime.dlpack import borrow, lend
+from roller.runtime.driver_errors import ForkGuard, StatusError
+from roller.runtime.foreign import Block, DeviceArray, Foreign, Taken
+from roller.runtime.gpu import Gpu
+from roller.runtime.host_compiler import host_compiler
+from roller.runtime.loaded import Owned, check_limits, constants_of, inputs_of
+from roller.runtime.resident import GpuRunner
+from roller.runtime.worker import run_isolated
 from roller.storage import cache_dir, spec_dir, write_atomic
+from roller.target.catalog import (
+    builtin_dir,
+    dump_spec,
+    find_spec,
+    keep_spec,
+    kept_spec,
+    list_specs,
+    load_spec,
+    spec_from_dict,
+    user_spec_path,
+)
+from roller.target.hardware import STORED_AS, Banks, ComputeAtom, HardwareSpec, MemoryLevel, SchedulableUnit
+from roller.target.subset import narrowed
 
 __all__ = [
     "ALIGNMENT",

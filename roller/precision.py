@@ -14,11 +14,11 @@ from math import isfinite
 
 import numpy as np
 
-from roller.arrays import narrowed
 from roller.errors import ExpressionError
-from roller.expr import Stage, TensorExpr
-from roller.hardware import STORED_AS
-from roller.scalar import Binary, Cast, Const, Scalar, Select, Unary, rewrite
+from roller.ir.expr import Stage, TensorExpr
+from roller.ir.scalar import Binary, Cast, Const, Scalar, Select, Unary, rewrite
+from roller.runtime.arrays import narrowed
+from roller.target.hardware import STORED_AS
 
 # Precision → the format to which a kernel may round factors before it multiplies them.
 PRECISIONS: Mapping[str, str | None] = {"ieee": None, "tf32": "tfloat32"}

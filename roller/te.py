@@ -1,6 +1,6 @@
 """The bridge from TVM: a `te` expression as one of ours, read from its tree.
 
-Anything that a `Stage` can say is taken: affine reads, sum, max and min, selects, casts and the functions of `roller.scalar`.
+Anything that a `Stage` can say is taken: affine reads, sum, max and min, selects, casts and the functions of `roller.ir.scalar`.
 What it cannot say is refused by name: indices that are not affine or depend on data, scans, several outputs, symbolic shapes.
 """
 
@@ -15,9 +15,9 @@ import tvm
 from tvm import te, tirx
 
 from roller.errors import ExpressionError
-from roller.expr import ELEMENT_BYTES, FLOATS, Axis, Reducer, TensorExpr
+from roller.ir.expr import ELEMENT_BYTES, FLOATS, Axis, Reducer, TensorExpr
+from roller.ir.scalar import Affine, Binary, Cast, Const, Coordinate, Scalar, Select, Unary
 from roller.ops.tensor import SymbolicTensor, expression, produced, source, tensor
-from roller.scalar import Affine, Binary, Cast, Const, Coordinate, Scalar, Select, Unary
 
 # A body's depth and size up to which reading it cannot exhaust the stack, TVM's own analyses included.
 DEPTH = 100

@@ -14,18 +14,18 @@ from typing import Any
 from hypothesis import strategies as st
 
 from roller import ops
-from roller.align import Multiple, Rules, aligned_extents, atom_tile
-from roller.construct import construct
 from roller.contract import DeviceContract
-from roller.expr import TensorExpr
-from roller.fusion import fuse
-from roller.hardware import ComputeAtom, HardwareSpec, MemoryLevel, SchedulableUnit
-from roller.nest import Nest, Tile, variants
+from roller.cost.parameters import CostParameters
+from roller.ir.expr import TensorExpr
+from roller.ir.fusion import fuse
+from roller.ir.nest import Nest, Tile, variants
 from roller.ops import SymbolicTensor
-from roller.program import RProgram, StageProgram, Staging, lane_level, tiled_levels
-from roller.rates import CostParameters
-from roller.search import mappings
-from roller.together import Candidate
+from roller.program.alignment import Multiple, Rules, aligned_extents, atom_tile
+from roller.program.rprogram import RProgram, StageProgram, Staging, lane_level, tiled_levels
+from roller.search.construct import construct
+from roller.search.stages import Candidate
+from roller.search.tile_space import mappings
+from roller.target.hardware import ComputeAtom, HardwareSpec, MemoryLevel, SchedulableUnit
 
 __all__ = [
     "DTYPE",

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from roller.arrays import Array, aligned_empty, numpy_dtype, ready
-from roller.devices import Device, load_device
+from roller.device.plugins import Device, load_device
 from roller.errors import DeviceUnavailableError, KernelError, RollerError
-from roller.expr import TensorExpr
-from roller.isolated import run_isolated
-from roller.kernel import Artifact, Runner
-from roller.serial import expr_from_json
+from roller.ir.expr import TensorExpr
+from roller.ir.serialization import expr_from_json
+from roller.runtime.arrays import Array, aligned_empty, numpy_dtype, ready
+from roller.runtime.artifact import Artifact, Runner
+from roller.runtime.worker import run_isolated
 from roller.verify import check, random_inputs, sample_points
 
 MEASURE_SECONDS = 2.0  # of timing, for all candidates together

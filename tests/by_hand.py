@@ -7,12 +7,12 @@ from typing import Any
 import launching
 
 from roller import ops, verify
-from roller.catalog import find_spec
-from roller.fusion import fuse
-from roller.hardware import ComputeAtom
-from roller.nest import variants
+from roller.ir.fusion import fuse
+from roller.ir.nest import variants
 from roller.ops import SymbolicTensor
-from roller.program import RProgram, StageProgram, tiled_levels
+from roller.program.rprogram import RProgram, StageProgram, tiled_levels
+from roller.target.catalog import find_spec
+from roller.target.hardware import ComputeAtom
 
 SPEC = find_spec("cpu", "x86-64-v3")
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from roller.devices import Device
+from roller.device.plugins import Device
 from roller.errors import DeviceUnavailableError
-from roller.host_compiler import host_compiler
-from roller.kernel import Artifact
-from roller_cpu import runtime
-from roller_ipu_sim import host_check
+from roller.runtime.artifact import Artifact
+from roller.runtime.host_compiler import host_compiler
+from roller_cpu.runtime import runner
+from roller_ipu_sim.poplar import host_check
 
 pytest.register_assert_rewrite("gpu_runtime")
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
@@ -39,14 +39,14 @@ EVERYWHERE = frozenset({"x86-64-v3"})
 def any_machine() -> Iterator[None]:
     """Kernels for a shipped processor do not run in tests, even where this machine is one: the next may lack its instructions."""
     shipped = {path.stem for path in (Path(__file__).parent.parent / "specs" / "cpu").glob("*.toml")} - EVERYWHERE
-    checked = runtime._checked
+    checked = runner._checked
 
     def portable(artifact: Artifact) -> str:
         assert artifact.spec is None or artifact.spec.chip not in shipped, f"not every machine runs {artifact.spec.chip}"
         return checked(artifact)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(runtime, "_checked", portable)
+        patched.setattr(runner, "_checked", portable)
         yield
 
 

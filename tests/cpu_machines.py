@@ -1,7 +1,7 @@
 """Machines and what a probe measures of them, for tests."""
 
-from roller_cpu.probe import Rates
-from roller_cpu.topology import Cache
+from roller_cpu.chip.probe import Rates
+from roller_cpu.chip.topology import Cache
 
 QUIET = "2026-11-27, other programs took 1% of the processors, the fastest repeats differed by 2%"
 RATES = Rates(

@@ -12,17 +12,19 @@ import pytest
 
 from bench.emulating import computed
 from roller import ops
-from roller.construct import construct
-from roller.devices import load_device
-from roller.expr import TensorExpr
-from roller.fusion import fuse
-from roller.hardware import HardwareSpec
-from roller.kernel import Artifact
-from roller.program import RProgram
-from roller.serial import expr_from_json, expr_to_json
-from roller_cuda import codegen, emulator, toolchain
+from roller.device.plugins import load_device
+from roller.ir.expr import TensorExpr
+from roller.ir.fusion import fuse
+from roller.ir.serialization import expr_from_json, expr_to_json
+from roller.program.rprogram import RProgram
+from roller.runtime.artifact import Artifact
+from roller.search.construct import construct
+from roller.target.hardware import HardwareSpec
+from roller_cuda.codegen import generator, limits
+from roller_cuda.emulator import emulator
+from roller_cuda.toolchain import compiling
 
-needs_compiler = pytest.mark.skipif(bool(toolchain.problems()), reason="; ".join(toolchain.problems()))
+needs_compiler = pytest.mark.skipif(bool(compiling.problems()), reason="; ".join(compiling.problems()))
 needs_cxx = pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("clang++") is None, reason="the emulator needs g++ or clang++"
 )
@@ -30,8 +32,8 @@ needs_cxx = pytest.mark.skipif(
 
 def text_of(spec: HardwareSpec, program: RProgram) -> Artifact:
     """What the emulator needs of an artifact; nothing is compiled for a GPU."""
-    source = codegen.generate(spec, program)
-    return Artifact(toolchain.FORMAT, b"none", {**source.launch, "text": source.text}, {}, "cuda", spec)
+    source = generator.generate(spec, program)
+    return Artifact(compiling.FORMAT, b"none", {**source.launch, "text": source.text}, {}, "cuda", spec)
 
 
 def emulated(
@@ -51,7 +53,7 @@ def ranked(op: ops.SymbolicTensor, spec: HardwareSpec, count: int) -> list[RProg
 def _ranked(expression: str, chip: str, count: int) -> list[RProgram]:
     expr, spec, plugin = expr_from_json(json.loads(expression)), HardwareSpec.model_validate_json(chip), load_device("cuda")
     found = construct(expr, spec, plugin.rules(spec, expr), plugin.cost_parameters(spec, expr), count)
-    return [candidate.program for candidate in found if codegen.refusal(spec, candidate.program) is None]
+    return [candidate.program for candidate in found if limits.refusal(spec, candidate.program) is None]
 
 
 def expression(op: ops.SymbolicTensor) -> TensorExpr:

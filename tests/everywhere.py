@@ -12,12 +12,12 @@ from emulating import needs_cxx, text_of
 
 import roller
 from bench.emulating import computed
-from roller.arrays import numpy_dtype
-from roller.chip import resolve
-from roller.construct import construct
-from roller.expr import TensorExpr
-from roller.kernel import BuildOptions
-from roller_cuda import emulator
+from roller.device.chip import resolve
+from roller.ir.expr import TensorExpr
+from roller.runtime.arrays import numpy_dtype
+from roller.runtime.artifact import BuildOptions
+from roller.search.construct import construct
+from roller_cuda.emulator import emulator
 
 Array = npt.NDArray[Any]
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tvm_ffi
 
-from roller.arrays import numpy_dtype
+from roller.runtime.arrays import numpy_dtype
 
 
 class _DLTensor(ctypes.Structure):

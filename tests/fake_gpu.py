@@ -21,10 +21,12 @@ from measuring import facts_of
 
 import roller
 from roller import ops
-from roller.chip import load_spec
-from roller.hardware import HardwareSpec
-from roller.kernel import Artifact
-from roller_cuda import driver, emulator, gpu
+from roller.device.chip import load_spec
+from roller.runtime.artifact import Artifact
+from roller.target.hardware import HardwareSpec
+from roller_cuda.chip.facts import ATTRIBUTES
+from roller_cuda.emulator import emulator
+from roller_cuda.runtime import driver, gpu
 
 LEFT, RIGHT = (200, 152), (152, 136)  # and of the one on Hopper's own path
 _RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint, ctypes.c_uint)
@@ -124,7 +126,7 @@ class Gpus:
         gpu._made.cache_clear()
         facts = facts_of(spec)
         found = {
-            **{attribute: getattr(facts, field) for field, attribute in gpu.ATTRIBUTES.items()},
+            **{attribute: getattr(facts, field) for field, attribute in ATTRIBUTES.items()},
             "COMPUTE_CAPABILITY_MAJOR": facts.capability[0],
             "COMPUTE_CAPABILITY_MINOR": facts.capability[1],
             "MAX_GRID_DIM_X": 2**31 - 1,

@@ -24,11 +24,13 @@ from gpu_runtime import compiled
 
 import roller
 from roller import verify
-from roller.chip import load_spec
+from roller.device.chip import load_spec
 from roller.errors import DeviceUnavailableError
-from roller.hardware import HardwareSpec
-from roller.host_compiler import host_compiler
-from roller_rocm import gpu, hip, toolchain
+from roller.runtime.host_compiler import host_compiler
+from roller.target.hardware import HardwareSpec
+from roller_rocm.chip.facts import ATTRIBUTES
+from roller_rocm.runtime import gpu, hip
+from roller_rocm.toolchain import compiling
 
 MACHINES = {"gfx906": 0x2F, "gfx908": 0x30, "gfx90a": 0x3F, "gfx942": 0x4C, "gfx1100": 0x41}  # in the flags of ELF files
 CODES = {
@@ -48,7 +50,7 @@ def why_not() -> str:
         host_compiler("the fake HIP needs")
     except DeviceUnavailableError as error:
         return str(error)
-    return "; ".join(toolchain.problems())
+    return "; ".join(compiling.problems())
 
 
 def library(folder: Path, *defined: str) -> Path:
@@ -116,7 +118,7 @@ class AmdGpus:
         memory = ctypes.c_size_t(told["memory_bytes"])
         self._lib.fake_device(number, arch.encode(), MACHINES.get(arch, 0), memory)
         other = {gpu.MAX_GRID: "blocks", gpu.MAX_LANES: "lanes"}
-        for which, name in {**{which: field for field, which in gpu.ATTRIBUTES.items()}, **other}.items():
+        for which, name in {**{which: field for field, which in ATTRIBUTES.items()}, **other}.items():
             self._lib.fake_attribute(number, which, told[name])
 
     def gone(self) -> list[str]:

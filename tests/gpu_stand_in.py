@@ -35,8 +35,8 @@ from bench.gpu.platform import Platform
 from bench.gpu.rounding import Bound
 from bench.gpu.timing import Side
 from bench.gpu.worker import line
-from roller.kernel import Artifact
-from roller_cuda import emulator
+from roller.runtime.artifact import Artifact
+from roller_cuda.emulator import emulator
 
 SOURCE = Path(__file__).parent / "fake_libcuda.cpp"
 RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, ctypes.c_int)

@@ -22,10 +22,10 @@ from bench.gpu.package import Package
 from bench.rocm import driver
 from bench.rocm.driver import Driver
 from bench.rocm.platform import PLATFORM
-from roller.catalog import find_spec
 from roller.errors import LaunchError
-from roller.kernel import Artifact
-from roller_rocm import emulator
+from roller.runtime.artifact import Artifact
+from roller.target.catalog import find_spec
+from roller_rocm.emulator import emulator
 
 CHIP = "mi210"
 

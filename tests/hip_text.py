@@ -17,16 +17,18 @@ import numpy.typing as npt
 import pytest
 
 from roller import ops
-from roller.arrays import aligned_empty
-from roller.catalog import find_spec
-from roller.chip import resolve
-from roller.construct import construct
-from roller.fusion import fuse
-from roller.hardware import HardwareSpec
-from roller.kernel import Artifact, KernelSource
-from roller.program import RProgram
+from roller.device.chip import resolve
+from roller.ir.fusion import fuse
+from roller.program.rprogram import RProgram
+from roller.runtime.arrays import aligned_empty
+from roller.runtime.artifact import Artifact, KernelSource
+from roller.search.construct import construct
+from roller.target.catalog import find_spec
+from roller.target.hardware import HardwareSpec
 from roller.verify import numpy_dtype
-from roller_rocm import assembly, emulator, hip_source, launching, waits
+from roller_rocm.codegen import hip_source
+from roller_rocm.emulator import emulator
+from roller_rocm.toolchain import assembly, launching, waits
 
 HEADERS = Path(__file__).parent / "hip_shim"
 TOP_K = 10

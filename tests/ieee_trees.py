@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from roller.arrays import narrowed
-from roller.expr import FLOATS, Axis, Stage, Tensor, TensorExpr
-from roller.scalar import Affine, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary, walk
+from roller.ir.expr import FLOATS, Axis, Stage, Tensor, TensorExpr
+from roller.ir.scalar import Affine, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary, walk
+from roller.runtime.arrays import narrowed
 
 Array = npt.NDArray[Any]
 Alternatives = list[Array]

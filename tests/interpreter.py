@@ -14,9 +14,9 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from roller.expr import ELEMENT_BYTES
-from roller.nest import Access, Nest
-from roller.program import StageProgram
+from roller.ir.expr import ELEMENT_BYTES
+from roller.ir.nest import Access, Nest
+from roller.program.rprogram import StageProgram
 
 Box = tuple[range, ...]  # positions of a tile along each dimension
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roller.plugin import HardwareSpec, find_spec
-from roller_ipu_sim.manifest import (
+from roller_ipu_sim.manifest.models import (
     BYTES,
     Amp,
     AmpLoop,

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from roller.plugin import DeviceUnavailableError, host_compiler
-from roller_ipu_sim.host_check import PURPOSE
-from roller_ipu_sim.manifest import BYTES, Manifest
+from roller_ipu_sim.manifest.models import BYTES, Manifest
+from roller_ipu_sim.poplar.host_check import PURPOSE
 
 Array = npt.NDArray[Any]
 Json = dict[str, Any]

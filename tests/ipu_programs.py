@@ -11,23 +11,23 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from roller import ops, verify
-from roller.align import Multiple, aligned_extents, atom_tile
-from roller.catalog import find_spec
-from roller.estimate import Estimate
-from roller.expr import TensorExpr
-from roller.fusion import fuse
-from roller.hardware import ComputeAtom, HardwareSpec
-from roller.narrow import narrowed
-from roller.nest import Nest, Tile, variants
+from roller.ir.expr import TensorExpr
+from roller.ir.fusion import fuse
+from roller.ir.nest import Nest, Tile, variants
 from roller.ops import SymbolicTensor
-from roller.program import RProgram, StageProgram, Staging, tiled_levels
-from roller.search import mappings
-from roller_ipu_sim import cost
-from roller_ipu_sim.codegen import AGAIN, manifest_of, refusal
-from roller_ipu_sim.execute import Execution, execute
-from roller_ipu_sim.interpret import interpret
-from roller_ipu_sim.manifest import Manifest
-from roller_ipu_sim.plan import GRAIN_BYTES
+from roller.program.alignment import Multiple, aligned_extents, atom_tile
+from roller.program.estimate import Estimate
+from roller.program.rprogram import RProgram, StageProgram, Staging, tiled_levels
+from roller.search.tile_space import mappings
+from roller.target.catalog import find_spec
+from roller.target.hardware import ComputeAtom, HardwareSpec
+from roller.target.subset import narrowed
+from roller_ipu_sim.codegen.generator import AGAIN, manifest_of, refusal
+from roller_ipu_sim.cost import model
+from roller_ipu_sim.manifest.models import Manifest
+from roller_ipu_sim.plan.stage_plan import GRAIN_BYTES
+from roller_ipu_sim.simulator.execute import Execution, execute
+from roller_ipu_sim.simulator.interpret import interpret
 
 BOW = find_spec("ipu_sim", "bow")
 MOST_TRIPS = 400  # of a program's loops: manifests name each step and each send
@@ -207,7 +207,7 @@ def agrees(spec: HardwareSpec, program: RProgram, estimate: Estimate, seed: int,
 
 def agrees_if_legal(spec: HardwareSpec, program: RProgram, seed: int, integer: bool) -> Manifest | None:
     """As `agrees`, of a program that has a finite estimate; the others name the rule that they break, as their refusal does."""
-    estimate = cost.estimate(spec, program)
+    estimate = model.estimate(spec, program)
     refused = refusal(spec, program)
     assert (refused is None) == math.isfinite(estimate.seconds)
     if refused is not None:
@@ -215,7 +215,7 @@ def agrees_if_legal(spec: HardwareSpec, program: RProgram, seed: int, integer: b
         assert estimate.bound_by == refused[0]
         return None
     if len(program.stages) == 1:
-        assert cost.estimate(spec, program.stages[0]) == estimate
+        assert model.estimate(spec, program.stages[0]) == estimate
         _beaten(spec, program.stages[0], estimate)
     manifest, _ = agrees(spec, program, estimate, seed, integer)
     return manifest
@@ -225,7 +225,7 @@ def _beaten(spec: HardwareSpec, stage: StageProgram, estimate: Estimate) -> None
     """Who only asks whether a program takes fewer seconds than another gets its estimate if it does, else no more than that."""
     cycle = 1e-9 / spec.clock_ghz
     for worth in (0.0, 0.3 * estimate.seconds, 0.9 * estimate.seconds, estimate.seconds, estimate.seconds + cycle):
-        found = cost.estimate(spec, stage, worth)
+        found = model.estimate(spec, stage, worth)
         if estimate.seconds < worth:
             assert found == estimate
         else:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ipu_manifests import Draft, every, ref, up
 
 from roller.plugin import HardwareSpec, find_spec, numpy_dtype
-from roller_ipu_sim.manifest import (
+from roller_ipu_sim.manifest.models import (
     BYTES,
     Amp,
     AmpLoop,

@@ -9,13 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from roller import verify
-from roller.arrays import aligned_empty
-from roller.expr import FLOATS, Tensor, TensorExpr
-from roller.hardware import HardwareSpec
-from roller.kernel import Artifact, BuildOptions
-from roller.program import RProgram
-from roller_cpu import codegen, toolchain
-from roller_cpu.runtime import CpuRunner
+from roller.ir.expr import FLOATS, Tensor, TensorExpr
+from roller.program.rprogram import RProgram
+from roller.runtime.arrays import aligned_empty
+from roller.runtime.artifact import Artifact, BuildOptions
+from roller.target.hardware import HardwareSpec
+from roller_cpu.codegen import generator
+from roller_cpu.runtime.runner import CpuRunner
+from roller_cpu.toolchain import compiling
 
 Array = npt.NDArray[Any]
 GUARD, GUARD_BYTES = 0xFB, 256
@@ -25,9 +26,9 @@ NOT_A_NUMBER, POISON = 0xFF, 0x7F  # all bits set is a NaN of every floating typ
 def artifact(spec: HardwareSpec, program: RProgram, constants: Mapping[str, Array] | None = None) -> Artifact:
     """The program built without reading its assembly."""
     fixed = {name: array.tobytes() for name, array in (constants or {}).items()}
-    source = codegen.generate(spec, program, BuildOptions(constants=tuple(fixed)))
+    source = generator.generate(spec, program, BuildOptions(constants=tuple(fixed)))
     launch = {**source.launch, "entry": source.entry}
-    return Artifact(toolchain.FORMAT, source.text.encode(), launch, {}, spec.device, spec, constants=fixed)
+    return Artifact(compiling.FORMAT, source.text.encode(), launch, {}, spec.device, spec, constants=fixed)
 
 
 def surrounded(shape: tuple[int, ...], dtype: np.dtype[Any], byte: int, inside: int, shift: int = 0) -> tuple[Array, Array]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from roller.hardware import HardwareSpec
-from roller_cuda import calibrate, likeness, probes
-from roller_cuda.probes import Facts, Probe, Sample
+from roller.target.hardware import HardwareSpec
+from roller_cuda.chip import calibration, likeness, probes
+from roller_cuda.chip.probes import Facts, Probe, Sample
 
 
 def facts_of(spec: HardwareSpec, **changes: object) -> Facts:
@@ -51,7 +51,7 @@ def truth(facts: Facts, spec: HardwareSpec, share: float = 0.9) -> dict[str, flo
         **{f"stride_{s}": min(s, 32) / clock for s in probes.STRIDES},
         "barrier": 15.0,
         "launch": 2.1,
-        **{f"rate_{name}": share * rate for name, rate in calibrate.expected(facts, spec).items()},
+        **{f"rate_{name}": share * rate for name, rate in calibration.expected(facts, spec).items()},
     }
 
 

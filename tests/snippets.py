@@ -10,16 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from roller.hardware import HardwareSpec
-from roller.kernel import Artifact
 from roller.plugin import find_spec
-from roller_rocm import assembly, launching, toolchain
-from roller_rocm.emulator import ORDERS, Emulator, Order
+from roller.runtime.artifact import Artifact
+from roller.target.hardware import HardwareSpec
+from roller_rocm.emulator.emulator import ORDERS, Emulator, Order
+from roller_rocm.toolchain import assembly, compiling, launching
 
 needs_cxx = pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("clang++") is None, reason="the emulator needs g++ or clang++"
 )
-needs_linker = pytest.mark.skipif(bool(toolchain.problems()), reason="; ".join(toolchain.problems()))
+needs_linker = pytest.mark.skipif(bool(compiling.problems()), reason="; ".join(compiling.problems()))
 
 Words = npt.NDArray[np.uint32]
 FIRST, RESULT = 10, 40  # registers of the first input and of the first result

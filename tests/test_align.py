@@ -8,7 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roller import ops
-from roller.align import (
+from roller.device.chip import resolve
+from roller.ir.fusion import fuse
+from roller.ir.nest import variants
+from roller.program.alignment import (
     Multiple,
     aligned_extents,
     allows_padding,
@@ -18,10 +21,7 @@ from roller.align import (
     next_aligned,
     transaction_step,
 )
-from roller.chip import resolve
-from roller.construct import construct
-from roller.fusion import fuse
-from roller.nest import variants
+from roller.search.construct import construct
 from roller.testing import gemm, toy_atom, toy_level, toy_spec
 
 PRODUCT = gemm(8, 16, 32)

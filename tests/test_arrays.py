@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roller.arrays import (
+from roller.errors import LaunchError
+from roller.runtime.arrays import (
     ALIASING,
     ALIGNMENT,
     Wanted,
@@ -22,7 +23,6 @@ from roller.arrays import (
     same_bits,
     view,
 )
-from roller.errors import LaunchError
 
 try:
     import torch

@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 
 import roller
 from roller import ops, verify
-from roller.chip import load_spec, resolve
-from roller.choice import bands_of
-from roller.construct import construct
-from roller.cost import Model
-from roller.fusion import fuse
-from roller.hardware import HardwareSpec
-from roller.nest import variants
-from roller.program import Loop, StageProgram, Staging, lane_level, tiled_levels
-from roller.rates import CostParameters
-from roller.record import program_from_json, program_to_json
-from roller.search import searches
+from roller.cost.model import Model
+from roller.cost.parameters import CostParameters
+from roller.device.chip import load_spec, resolve
+from roller.ir.fusion import fuse
+from roller.ir.nest import variants
+from roller.program.footprint import Geometry
+from roller.program.record import program_from_json, program_to_json
+from roller.program.rprogram import Loop, StageProgram, Staging, lane_level, tiled_levels
+from roller.search.choices import bands_of
+from roller.search.construct import construct
+from roller.search.tile_space import searches
+from roller.target.hardware import HardwareSpec
 from roller.testing import gemm
-from roller.tile import Geometry
-from roller_cuda import codegen
+from roller_cuda.codegen import limits
 
 M, N, K = 0, 1, 2
 A100 = load_spec("cuda:a100")
@@ -151,7 +151,7 @@ def test_programs_in_bands_are_right(m: int, n: int, k: int, beyond: bool) -> No
     for drawn in itertools.islice(roller.enumerate_programs(op, "cuda", spec=A100).drawn(3), 800):
         stage = drawn.stages[0]
         wanted = stage.in_bands and stage.unit_tiles <= 40 and bool(stage.repeated) == beyond
-        if wanted and codegen.refusal(A100, drawn) is None:
+        if wanted and limits.refusal(A100, drawn) is None:
             arrays = verify.random_inputs(expr, found)
             verify.check(expr, arrays, emulated(expr, text_of(A100, drawn), arrays, bool(found % 2), True))
             found += 1

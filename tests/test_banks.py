@@ -10,20 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roller import ops, tensor
-from roller.align import Rules
-from roller.banks import PanelRows, bank_conflicts, bank_padding, padding_bytes, panel_rows, staged_rows
-from roller.catalog import find_spec
-from roller.choice import program_of
-from roller.cost import Model
-from roller.expr import TensorExpr
-from roller.fit import Fit
-from roller.fusion import fuse
-from roller.hardware import Banks, HardwareSpec
-from roller.program import StageProgram
-from roller.rates import CostParameters
-from roller.search import Search
+from roller.cost.model import Model
+from roller.cost.parameters import CostParameters
+from roller.ir.expr import TensorExpr
+from roller.ir.fusion import fuse
+from roller.layout.banks import PanelRows, bank_conflicts, bank_padding, padding_bytes, panel_rows, staged_rows
+from roller.program.alignment import Rules
+from roller.program.capacity import Fit
+from roller.program.footprint import Geometry
+from roller.program.rprogram import StageProgram
+from roller.search.choices import program_of
+from roller.search.tile_space import Search
+from roller.target.catalog import find_spec
+from roller.target.hardware import Banks, HardwareSpec
 from roller.testing import constructed, expression, with_level
-from roller.tile import Geometry
 
 GPU = Banks(count=32, width_bytes=4)
 

@@ -17,8 +17,9 @@ from bench.cuda.platform import PLATFORM
 from bench.gpu import build, operators, package, rounding
 from bench.gpu.expressions import expression
 from bench.gpu.package import Package, PackageError
-from roller import ops, serial
+from roller import ops
 from roller.errors import CodegenError
+from roller.ir import serialization
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,9 @@ def test_described_operators_are_the_papers() -> None:
     described = {op.id: op for op in operators.operators()}
     for theirs in paper_ops.paper_operators():
         mine = described[theirs.id]
-        assert serial.expr_to_json(ops.expression(expression(mine))) == serial.expr_to_json(ops.expression(theirs.build()))
+        assert serialization.expr_to_json(ops.expression(expression(mine))) == serialization.expr_to_json(
+            ops.expression(theirs.build())
+        )
         assert mine.flops in (0, theirs.flops)
     assert sum(op.family == "Fig 15 tensor cores" for op in described.values()) == 4
 

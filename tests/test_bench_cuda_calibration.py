@@ -19,8 +19,10 @@ from bench.cuda.platform import PLATFORM
 from bench.gpu import build, package, report, run, timing
 from bench.gpu.operators import Operator
 from bench.gpu.package import Package
-from roller.catalog import find_spec
-from roller_cuda import calibrate, gpu, probes
+from roller.target.catalog import find_spec
+from roller_cuda.chip import calibration as ours
+from roller_cuda.chip import facts as driver_facts
+from roller_cuda.chip import probes
 
 pytestmark = [needs_compiler, pytest.mark.skipif(shutil.which("g++") is None, reason="the stand-in for the driver needs g++")]
 RELU = Operator("small relu", "paper119 elementwise", "relu", "float32", {"x": (3, 37)})
@@ -97,8 +99,8 @@ def test_known_rates_come_back_beside_what_the_spec_says(built: Path, device: Fa
     assert rows.keys() == values.keys() - {"warm_up"}
     for name, row in rows.items():
         assert row["measured"] == pytest.approx(values[name], rel=0.02), name
-        assert row["spec"] == calibrate.specified(spec).get(name)
-    assert {name for name, row in rows.items() if row["spec"]} == calibrate.specified(spec).keys()
+        assert row["spec"] == ours.specified(spec).get(name)
+    assert {name for name, row in rows.items() if row["spec"]} == ours.specified(spec).keys()
     clocks = {row["probe"]: row for row in found["clocks"]}
     assert clocks.keys() == {f"rate_{atom.name}" for atom in spec.atoms}
     assert all(row["measured"] == pytest.approx(CLOCK, rel=1e-3) for row in clocks.values())
@@ -109,8 +111,8 @@ def test_known_rates_come_back_beside_what_the_spec_says(built: Path, device: Fa
 def test_what_the_driver_is_asked_is_what_the_calibration_asks() -> None:
     driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
     asked = {**calibration.ATTRIBUTES, **calibration.CLOCKS}
-    assert asked.keys() == gpu.ATTRIBUTES.keys()
-    for field, name in gpu.ATTRIBUTES.items():
+    assert asked.keys() == driver_facts.ATTRIBUTES.keys()
+    for field, name in driver_facts.ATTRIBUTES.items():
         assert asked[field] == int(getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"))
 
 
@@ -124,10 +126,10 @@ def test_what_a_spec_says_of_probes_is_what_is_made_of_their_values() -> None:
     spec = find_spec("cuda", "h100")
     facts = facts_of(spec)
     values = truth(facts, spec)
-    table = probes.table(facts, calibrate.expected(facts, spec))
+    table = probes.table(facts, ours.expected(facts, spec))
     clocks = {probe.name: 1.9 for probe in table if probe.clocked}
-    made = calibrate.describe(calibrate.Measured(values, clocks), facts, spec, "2026-01-31")
-    for name, value in calibrate.specified(made).items():
+    made = ours.describe(ours.Measured(values, clocks), facts, spec, "2026-01-31")
+    for name, value in ours.specified(made).items():
         assert value == pytest.approx(values[name], rel=0.006), name
 
 

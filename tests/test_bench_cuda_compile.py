@@ -11,10 +11,10 @@ import pytest
 from bench import cuda_cases, cuda_compile, cuda_cycles, figures, heuristics, summary
 from bench.harness import RESULTS
 from roller import ops
-from roller_cuda import disassembly, toolchain
+from roller_cuda.toolchain import compiling, disassembly
 
 needs_tools = pytest.mark.skipif(
-    bool(toolchain.problems()) or disassembly.tool() is None, reason="; ".join([*toolchain.problems(), disassembly.INSTALL])
+    bool(compiling.problems()) or disassembly.tool() is None, reason="; ".join([*compiling.problems(), disassembly.INSTALL])
 )
 
 

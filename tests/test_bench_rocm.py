@@ -24,8 +24,8 @@ from bench.harness import RESULTS
 from bench.paper_ops import DATA
 from bench.rocm_origami import Mine
 from bench.rocm_policy import MI50, V100, Choice, candidates
-from roller.catalog import find_spec
 from roller.errors import ConstructionError
+from roller.target.catalog import find_spec
 
 
 def products() -> dict[str, tuple[int, int, int]]:

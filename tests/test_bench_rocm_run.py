@@ -30,8 +30,9 @@ from bench.rocm import driver
 from bench.rocm.driver import Driver
 from bench.rocm.platform import PLATFORM
 from roller import ops
-from roller.catalog import list_specs
-from roller_rocm import hip
+from roller.target.catalog import list_specs
+from roller_rocm.runtime import hip
+from roller_rocm.toolchain import install
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 SUM = Operator("long sum", "paper119 reduce", "reduce_sum", "float32", {"x": (1 << 18,)}, {"axes": [0]})
@@ -340,7 +341,7 @@ def test_the_runtime_is_looked_for_where_the_plugin_looks(
     maps = [f"7f00-7f01 r-xp 0000 00:00 {n} {path}" for n, path in enumerate(mapped)]
     monkeypatch.setattr(driver, "MAPS", tmp_path / "maps")
     driver.MAPS.write_text("\n".join([*maps[:1], *maps[:1], "7f02-7f03 rw-p 0000 00:00 0 "]))
-    expected = [str(mapped[0]), *hip.NAMES, "/elsewhere/lib/libamdhip64.so", str(hip.ROOT / "lib" / "libamdhip64.so")]
+    expected = [str(mapped[0]), *hip.NAMES, "/elsewhere/lib/libamdhip64.so", str(install.ROOT / "lib" / "libamdhip64.so")]
     assert list(driver.candidates()) == expected and hip.LIBRARY == driver.VARIABLE and hip.OLDEST == driver.OLDEST
     driver.MAPS.write_text("\n".join(maps))
     with pytest.raises(DriverError, match="several copies of HIP's runtime"):

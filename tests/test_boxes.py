@@ -10,22 +10,22 @@ import pytest
 
 import roller
 from roller import ops, verify
-from roller.boxed import box_order, lane_step, turned
-from roller.catalog import find_spec
-from roller.copying import copy_seconds
-from roller.fit import Fit
-from roller.fusion import fuse
-from roller.hardware import ComputeAtom
-from roller.narrow import narrowed
-from roller.nest import Nest, variants
+from roller.cost.loops import NestWalk
+from roller.cost.packing import copy_seconds
+from roller.cost.parameters import Rates
+from roller.cost.register_traffic import RegisterTraffic
+from roller.ir.fusion import fuse
+from roller.ir.nest import Nest, variants
+from roller.ir.sliding_windows import sliding
 from roller.ops import SymbolicTensor
-from roller.program import RProgram, StageProgram, Staging, tiled_levels
-from roller.rates import Rates
-from roller.registers import RegisterTraffic
-from roller.tile import Geometry
-from roller.walk import NestWalk
-from roller.windows import sliding
-from roller_cpu.rules import cost_parameters
+from roller.program.capacity import Fit
+from roller.program.footprint import Geometry
+from roller.program.halo import box_order, lane_step, turned
+from roller.program.rprogram import RProgram, StageProgram, Staging, tiled_levels
+from roller.target.catalog import find_spec
+from roller.target.hardware import ComputeAtom
+from roller.target.subset import narrowed
+from roller_cpu.cost.parameters import cost_parameters
 
 SPEC = find_spec("cpu", "x86-64-v3")
 N, C, H, W = range(4)  # dimensions of the nests here, and of their input

@@ -11,15 +11,15 @@ from toy_plugin import Toy
 
 import roller
 from roller import building, compiler, ops
-from roller.catalog import spec_from_dict
-from roller.chip import load_spec, resolve
-from roller.cost import estimate
+from roller.cost.model import estimate
+from roller.cost.occupancy import residents
+from roller.device.chip import load_spec, resolve
 from roller.errors import CodegenError
-from roller.fusion import fuse
-from roller.kernel import BuildOptions, Later
-from roller.occupancy import residents
+from roller.ir.fusion import fuse
 from roller.plugin import hookimpl
-from roller.record import Choice
+from roller.program.record import Choice
+from roller.runtime.artifact import BuildOptions, Later
+from roller.target.catalog import spec_from_dict
 
 
 def matmul(m: int = 24, n: int = 32, k: int = 16) -> ops.SymbolicTensor:

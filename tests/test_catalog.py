@@ -11,8 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roller import catalog
-from roller.catalog import dump_spec, find_spec, json_schema, lint, list_specs, load_spec, spec_from_dict
 from roller.errors import (
     CodegenError,
     ConstructionError,
@@ -22,7 +20,9 @@ from roller.errors import (
     UnknownDeviceError,
     WrongResultError,
 )
-from roller.hardware import HardwareSpec
+from roller.target import catalog
+from roller.target.catalog import dump_spec, find_spec, json_schema, lint, list_specs, load_spec, spec_from_dict
+from roller.target.hardware import HardwareSpec
 
 ENTRIES = list_specs()
 NAMES = [f"{entry.device}:{entry.chip}" for entry in ENTRIES]

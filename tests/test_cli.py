@@ -14,7 +14,7 @@ import roller
 from roller import ops
 from roller.cli.app import app
 from roller.cli.grammar import parse
-from roller.devices import Device
+from roller.device.plugins import Device
 from roller.errors import (
     CodegenError,
     ConstructionError,
@@ -25,8 +25,8 @@ from roller.errors import (
     PluginLoadError,
     WrongResultError,
 )
-from roller.kernel import Artifact
-from roller_cuda import toolchain
+from roller.runtime.artifact import Artifact
+from roller_cuda.toolchain import compiling
 
 
 def run(*words, **options):
@@ -190,7 +190,7 @@ def test_what_may_be_rounded_is_said_and_checked():
     assert json.loads(explained.stdout)["stages"][0]["factor_dtype"] == "tfloat32"
 
 
-@pytest.mark.skipif(bool(toolchain.problems()) or shutil.which("g++") is None, reason="needs NVRTC and g++")
+@pytest.mark.skipif(bool(compiling.problems()) or shutil.which("g++") is None, reason="needs NVRTC and g++")
 def test_verify_needs_no_gpu_for_its_kernel():
     done = run("verify", "matmul", "24x16", "16x32", "--dtype", "float16", "-d", "cuda:a100", "--emulate")
     assert done.exit_code == 0, done.output

@@ -5,7 +5,7 @@ import json
 from test_cli import run
 
 import roller
-from roller.devices import load_device
+from roller.device.plugins import load_device
 
 
 def test_devices_and_specs():
@@ -29,7 +29,7 @@ def test_devices_and_specs():
 
 
 def test_lint_fails_with_one(tmp_path):
-    from roller.catalog import dump_spec
+    from roller.target.catalog import dump_spec
 
     bare = roller.load_spec("a100").model_copy(update={"sources": {}})
     (tmp_path / "a100.toml").write_text(dump_spec(bare))

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roller import ops
-from roller.coalescing import _touched, lines
 from roller.compiler import expression_of
-from roller.hardware import HardwareSpec
-from roller.lanes import group_tile, lane_pieces
-from roller.nest import variants
-from roller.program import StageProgram, lane_level, tiled_levels
+from roller.ir.nest import variants
+from roller.layout.coalescing import _touched, lines
+from roller.layout.lanes import group_tile, lane_pieces
+from roller.program.rprogram import StageProgram, lane_level, tiled_levels
+from roller.target.hardware import HardwareSpec
 from roller.testing import toy_atom, toy_level, toy_spec
 
 LINE = 128

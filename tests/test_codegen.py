@@ -16,15 +16,16 @@ from by_hand import SPEC, given, right, t, vector
 
 import roller
 from roller import ops, verify
-from roller.catalog import find_spec
-from roller.fusion import fuse
-from roller.kernel import BuildOptions
-from roller.narrow import narrowed
-from roller.nest import variants
-from roller.program import RProgram, StageProgram, Staging, tiled_levels
-from roller.registers import RegisterTraffic
+from roller.cost.register_traffic import RegisterTraffic
+from roller.ir.fusion import fuse
+from roller.ir.nest import variants
+from roller.program.rprogram import RProgram, StageProgram, Staging, tiled_levels
+from roller.runtime.artifact import BuildOptions
+from roller.target.catalog import find_spec
+from roller.target.subset import narrowed
 from roller.testing import with_levels
-from roller_cpu import codegen, toolchain
+from roller_cpu.codegen import generator
+from roller_cpu.toolchain import compiling
 
 SMALL = with_levels(
     SPEC, [level.model_copy(update={"capacity_bytes": min(level.capacity_bytes, 1 << 10)}) for level in SPEC.levels]
@@ -50,9 +51,9 @@ def test_passes_that_are_skipped_find_nothing_to_do(monkeypatch: pytest.MonkeyPa
     for op in (ops.relu(ops.conv2d(x, w, padding=1)), ops.matmul(t(33, 70), t(70, 45)), ops.reduce_max(t(61, 97), 1)):
         program = roller.compile(op, "cpu:x86-64-v3", threads=1).program
         spec, texts = narrowed(SPEC, 1), []
-        for skipped in (codegen.IDLE, []):
-            monkeypatch.setattr(codegen, "IDLE", skipped)
-            texts.append(toolchain.assembly(codegen.generate(spec, program, BuildOptions(threads=1)).text))
+        for skipped in (generator.IDLE, []):
+            monkeypatch.setattr(generator, "IDLE", skipped)
+            texts.append(compiling.assembly(generator.generate(spec, program, BuildOptions(threads=1)).text))
         assert texts[0] == texts[1]
 
 
@@ -175,9 +176,9 @@ def test_hot_loops_keep_everything_in_registers(name: str, chip: str) -> None:
 def test_full_register_tiles_do_not_spill(inner: tuple[int, ...], threads: int) -> None:
     """Accumulators, all of the smaller operand and one register for the larger one are at most sixteen."""
     source = launching.artifact(find_spec("cpu", "zen3"), given(ops.matmul(t(240, 64), t(64, 480)), ((240, 480, 64), inner), 1))
-    from roller_cpu import toolchain
+    from roller_cpu.toolchain import compiling
 
-    assert toolchain.resources(toolchain.assembly(source.data.decode()))["spills"] == 0
+    assert compiling.resources(compiling.assembly(source.data.decode()))["spills"] == 0
 
 
 def test_small_buffers_live_on_the_stack() -> None:
@@ -189,7 +190,7 @@ def test_small_buffers_live_on_the_stack() -> None:
 
 
 def test_constants_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from roller_cpu import toolchain
+    from roller_cpu.toolchain import compiling
 
     x, w = t(64, 96, name="x"), t(96, 128, name="w")
     values = np.random.default_rng(0).integers(-4, 5, (96, 128)).astype(np.float32)
@@ -198,7 +199,7 @@ def test_constants_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [c["name"] for c in launch["constants"]] == ["w"] and [i["name"] for i in launch["inputs"]] == ["x"]
     assert len(launch["panels"]) == 1 and list(launch["direct_constants"]) == []
     calls: list[str] = []
-    load = toolchain.load_module
+    load = compiling.load_module
 
     class Counting:
         def __init__(self, module: Any) -> None:
@@ -208,7 +209,7 @@ def test_constants_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
             calls.append(name)
             return self.module[name]
 
-    monkeypatch.setattr(toolchain, "load_module", lambda text: Counting(load(text)))
+    monkeypatch.setattr(compiling, "load_module", lambda text: Counting(load(text)))
     a = np.random.default_rng(1).integers(-4, 5, (64, 96)).astype(np.float32)
     for _ in range(3):
         assert np.array_equal(kernel(a), a @ values)

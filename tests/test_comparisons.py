@@ -13,9 +13,9 @@ from tvm import te, tirx
 
 import roller
 from roller import ops
-from roller.arrays import numpy_dtype
 from roller.errors import ExpressionError
 from roller.ops import SymbolicTensor
+from roller.runtime.arrays import numpy_dtype
 from roller.te import from_te
 
 NAMES = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")

@@ -7,8 +7,7 @@ import pytest
 from toy_plugin import Runner, Toy, toy_spec
 
 import roller
-from roller import construct, ops
-from roller.catalog import find_spec
+from roller import ops
 from roller.errors import (
     ConstructionError,
     ExpressionError,
@@ -18,8 +17,10 @@ from roller.errors import (
     SpecError,
     UnknownDeviceError,
 )
-from roller.narrow import narrowed
 from roller.plugin import hookimpl
+from roller.search import construct
+from roller.target.catalog import find_spec
+from roller.target.subset import narrowed
 
 
 def matmul(m=24, n=32, k=16):
@@ -81,7 +82,7 @@ def test_specs_by_name():
 
 
 def test_a_users_own_spec_is_found(tmp_path, monkeypatch):
-    from roller.catalog import dump_spec
+    from roller.target.catalog import dump_spec
 
     monkeypatch.setenv("ROLLER_CONFIG_DIR", str(tmp_path))
     folder = tmp_path / "specs" / "cpu"

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from toy_plugin import Runner, Toy
 
-from roller.devices import Device, load_device
+from roller.device.plugins import Device, load_device
 from roller.errors import LaunchError, WrongResultError
-from roller.kernel import Artifact, KernelSource
 from roller.plugin import hookimpl
+from roller.runtime.artifact import Artifact, KernelSource
 from roller.testing import DeviceContract
 
 
@@ -21,7 +21,7 @@ class TestCpu(DeviceContract):
 def install(monkeypatch: pytest.MonkeyPatch, plugin: object) -> None:
     """Make the plugin the device "toy"."""
     toy, known = Device("toy", plugin), load_device
-    for module in ("chip", "compiler", "contract"):
+    for module in ("device.chip", "compiler", "contract"):
         monkeypatch.setattr(f"roller.{module}.load_device", lambda name: toy if name == "toy" else known(name))
 
 

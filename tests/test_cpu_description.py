@@ -12,11 +12,11 @@ from cpu_machines import CACHES, QUIET, RATES
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roller.catalog import find_spec, lint
 from roller.errors import SpecError
-from roller_cpu import conditions, description, host
-from roller_cpu.conditions import Conditions
-from roller_cpu.topology import Cache, Topology
+from roller.target.catalog import find_spec, lint
+from roller_cpu.chip import conditions, description, host
+from roller_cpu.chip.conditions import Conditions
+from roller_cpu.chip.topology import Cache, Topology
 
 
 def understood(found, rates, processor="x86-64-v3", family="unknown", limits=(1.0, 4.0)):

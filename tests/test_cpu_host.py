@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 from cpu_machines import RATES
 
-from roller import catalog
-from roller.catalog import dump_spec, find_spec, lint, load_spec
 from roller.errors import SpecError
-from roller_cpu import host, probe, runtime, topology
-from roller_cpu.topology import Topology, machine
+from roller.target import catalog
+from roller.target.catalog import dump_spec, find_spec, lint, load_spec
+from roller_cpu.chip import host, probe, topology
+from roller_cpu.chip.topology import Topology, machine
+from roller_cpu.toolchain import processors
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def measured(tmp_path, monkeypatch):
     monkeypatch.setattr(host, "watching", Watch)
     monkeypatch.setattr(host, "clock_limits", lambda: (0.5, 6.0))
     monkeypatch.setattr(
-        runtime, "host_processor", lambda: "x86-64-v3"
+        processors, "host_processor", lambda: "x86-64-v3"
     )  # of any machine, so that pipes are those of the measurement
     monkeypatch.setattr(host.time, "sleep", made.pauses.append)
     host._default.cache_clear()
@@ -215,11 +216,11 @@ def test_the_date_does_not_change_what_is_compiled(measured):
 
 def test_instruction_sets_are_those_of_the_processor(monkeypatch):
     """Where the system lists none, or others: LLVM asks the processor itself."""
-    monkeypatch.setattr(runtime, "host_features", lambda: frozenset({"avx", "avx2", "avx512f", "fma"}))
+    monkeypatch.setattr(processors, "host_features", lambda: frozenset({"avx", "avx2", "avx512f", "fma"}))
     assert host._told(Topology("", 1, (), (), 1)).vector_bytes == 64
     masked = host._told(Topology("", 1, ("avx512f", "hypervisor"), (), 1))
     assert masked.virtual and masked.vector_bytes == 64
-    monkeypatch.setattr(runtime, "host_features", lambda: frozenset({"avx"}))
+    monkeypatch.setattr(processors, "host_features", lambda: frozenset({"avx"}))
     assert host._told(Topology("", 1, ("avx512f",), (), 1)).vector_bytes == 32
 
 

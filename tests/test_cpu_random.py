@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from random_operators import operators, random_examples
 
 from roller import ops, verify
-from roller.align import Multiple, aligned_extents, atom_tile
-from roller.catalog import find_spec
 from roller.errors import ExpressionError
-from roller.expr import TensorExpr
-from roller.fusion import fuse
-from roller.hardware import ComputeAtom
-from roller.nest import Nest, Tile, variants
-from roller.program import RProgram, StageProgram, Staging, tiled_levels
+from roller.ir.expr import TensorExpr
+from roller.ir.fusion import fuse
+from roller.ir.nest import Nest, Tile, variants
+from roller.program.alignment import Multiple, aligned_extents, atom_tile
+from roller.program.rprogram import RProgram, StageProgram, Staging, tiled_levels
+from roller.target.catalog import find_spec
+from roller.target.hardware import ComputeAtom
 
 SPEC = find_spec("cpu", "x86-64-v3")
 LEVELS = tiled_levels(SPEC)

@@ -10,12 +10,15 @@ import tvm
 
 import roller
 from roller import ops
-from roller.arrays import aligned_empty
-from roller.catalog import find_spec
 from roller.errors import CodegenError, DeviceUnavailableError, LaunchError
-from roller.kernel import KernelSource
-from roller_cpu import codegen, pins, runtime, threads, toolchain
-from roller_cpu.runtime import CpuRunner
+from roller.runtime.arrays import aligned_empty
+from roller.runtime.artifact import KernelSource
+from roller.target.catalog import find_spec
+from roller_cpu.chip import threads
+from roller_cpu.codegen import generator
+from roller_cpu.runtime import runner
+from roller_cpu.runtime.runner import CpuRunner
+from roller_cpu.toolchain import compiling, pins, processors
 
 SPEC = find_spec("cpu", "x86-64-v3")
 SCRIPT = """
@@ -50,7 +53,7 @@ def source(dtype="float32", mcpu="x86-64-v3"):
 @pytest.fixture(scope="module")
 def artifact():
     weights = np.arange(1024, dtype=np.float32)
-    return replace(toolchain.build(SPEC, source()), constants={"W": weights.tobytes()})
+    return replace(compiling.build(SPEC, source()), constants={"W": weights.tobytes()})
 
 
 def filled(dtype, value):
@@ -74,7 +77,7 @@ def test_prepacked_constants_and_inputs(artifact):
 def test_every_element_type_crosses(dtype):
     kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     weights = (np.arange(1024) % 8).astype(kind)
-    built = replace(toolchain.build(SPEC, source(dtype)), constants={"W": weights.tobytes()})
+    built = replace(compiling.build(SPEC, source(dtype)), constants={"W": weights.tobytes()})
     out = filled(kind, 0)
     CpuRunner(built).run((filled(kind, 3),), out)
     assert np.array_equal(out.reshape(-1), weights[::-1] + kind.type(3))
@@ -115,7 +118,7 @@ def test_artifacts_that_cannot_run(artifact, changes, error, said):
 
 
 def test_kernels_for_other_processors_are_refused(artifact, monkeypatch):
-    monkeypatch.setattr(runtime, "missing_features", lambda name: ("avx512f",))
+    monkeypatch.setattr(processors, "missing_features", lambda name: ("avx512f",))
     with pytest.raises(DeviceUnavailableError, match="is for x86-64-v3; this processor lacks avx512f"):
         CpuRunner(artifact)
     monkeypatch.undo()
@@ -123,15 +126,15 @@ def test_kernels_for_other_processors_are_refused(artifact, monkeypatch):
     with pytest.raises(DeviceUnavailableError, match="neoverse-v2"):
         CpuRunner(replace(artifact, data=text.encode()))
     with pytest.raises(CodegenError, match="no processor 'znver99'"):
-        toolchain.load_module(artifact.data.decode().replace("x86-64-v3", "znver99"))
+        compiling.load_module(artifact.data.decode().replace("x86-64-v3", "znver99"))
 
 
 @pytest.mark.parametrize("text", ["", "define", "target triple"])
 def test_ir_that_does_not_parse(text):
     with pytest.raises(CodegenError):
-        toolchain.build(SPEC, KernelSource(text, "llvm-ir", "main", {}))
+        compiling.build(SPEC, KernelSource(text, "llvm-ir", "main", {}))
     with pytest.raises(CodegenError, match="takes llvm-ir, not c"):
-        toolchain.build(SPEC, KernelSource(text, "c", "main", {}))
+        compiling.build(SPEC, KernelSource(text, "c", "main", {}))
 
 
 def test_other_versions_of_tvm_are_named(monkeypatch, artifact):
@@ -149,13 +152,13 @@ def test_other_versions_of_tvm_are_named(monkeypatch, artifact):
 def test_another_version_of_tvm_is_named_before_it_is_used(monkeypatch):
     """It might fail in any way, or take the process along."""
     monkeypatch.setattr(pins, "problems", lambda: ("apache-tvm 9.9 is installed, but another is needed",))
-    monkeypatch.setattr(codegen, "generate", lambda *_: pytest.fail("TVM was asked to generate"))
+    monkeypatch.setattr(generator, "generate", lambda *_: pytest.fail("TVM was asked to generate"))
     with pytest.raises(CodegenError, match=r"apache-tvm 9\.9 is installed, but"):
         roller.compile(ops.relu(roller.tensor((8,))), "cpu:zen3")
 
 
 def test_the_same_kernel_is_the_same_text():
-    assert toolchain.build(SPEC, source()).data == toolchain.build(SPEC, source()).data
+    assert compiling.build(SPEC, source()).data == compiling.build(SPEC, source()).data
 
 
 # --- assembly --------------------------------------------------------------------------------------------------------
@@ -182,21 +185,21 @@ main:
 
 
 def test_resources_are_those_of_the_hottest_loop():
-    assert toolchain.resources(ASSEMBLY) == {
+    assert compiling.resources(ASSEMBLY) == {
         "instructions": 13, "vector_fma": 2, "hot_loop_fma": 2, "hot_loop_stores": 1, "spills": 2,
     }  # fmt: skip
-    assert toolchain.resources("") == {"instructions": 0, "vector_fma": 0, "hot_loop_fma": 0, "hot_loop_stores": 0, "spills": 0}
+    assert compiling.resources("") == {"instructions": 0, "vector_fma": 0, "hot_loop_fma": 0, "hot_loop_stores": 0, "spills": 0}
 
 
 def test_narrow_vectors_on_the_stack_are_addresses_not_spills():
     wide = ASSEMBLY.replace("\tmovq\t8(%rsp), %rax", "\tvpaddd\t80(%rsp), %xmm0, %xmm0\n\tmovq\t8(%rbp), %rax")
-    assert toolchain.resources(wide)["spills"] == 2
-    assert toolchain.resources(wide.replace("%ymm", "%xmm"))["spills"] == 3
+    assert compiling.resources(wide)["spills"] == 2
+    assert compiling.resources(wide.replace("%ymm", "%xmm"))["spills"] == 3
 
 
 def test_assembly_needs_no_compiler(monkeypatch, artifact):
     monkeypatch.setenv("PATH", "")
-    text = toolchain.assembly(artifact.data.decode())
+    text = compiling.assembly(artifact.data.decode())
     assert "__tvm_ffi_main" in text and ".loc" not in text and "debug" not in text
     kernel = roller.compile(ops.matmul(roller.tensor((32, 32)), roller.tensor((32, 32))), "cpu:x86-64-v3")
     assert "vfmadd" in kernel.assembly and kernel.artifact.resources["vector_fma"] > 0
@@ -243,4 +246,4 @@ def test_calls_from_a_new_thread():
     thread = threading.Thread(target=lambda: results.append(kernel(np.ones(8, "f4"))))
     thread.start()
     thread.join()
-    assert np.array_equal(results[0], np.full(8, 2, "f4")) and ctypes.sizeof(runtime._DLTensor) == 48
+    assert np.array_equal(results[0], np.full(8, 2, "f4")) and ctypes.sizeof(runner._DLTensor) == 48

@@ -11,9 +11,9 @@ import pytest
 
 import roller
 from roller import ops
-from roller.arrays import aligned_empty
 from roller.errors import LaunchError
-from roller_cpu import shortcut
+from roller.runtime.arrays import aligned_empty
+from roller_cpu.runtime import shortcut
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32")
 

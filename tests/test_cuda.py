@@ -19,15 +19,18 @@ from typer.testing import CliRunner
 
 import roller
 from roller import ops, verify
-from roller.chip import load_spec
 from roller.cli.app import app
-from roller.construct import construct
-from roller.devices import load_device
+from roller.device.chip import load_spec
+from roller.device.plugins import load_device
 from roller.errors import CodegenError, ConstructionError, DeviceUnavailableError, ExpressionError, LaunchError, WrongResultError
-from roller.expr import TensorExpr
-from roller.kernel import Artifact, KernelSource
+from roller.ir.expr import TensorExpr
+from roller.runtime.artifact import Artifact, KernelSource
+from roller.search.construct import construct
 from roller.testing import DeviceContract
-from roller_cuda import codegen, emulator, runtime, toolchain
+from roller_cuda.codegen import generator, limits
+from roller_cuda.emulator import emulator
+from roller_cuda.runtime import runner
+from roller_cuda.toolchain import compiling
 
 CHIPS = ("v100-pcie", "a100", "rtx4090", "h100")
 MOST_THREADS, MOST_POINTS = (
@@ -66,7 +69,7 @@ def random_kernel(data: st.DataObject) -> None:
         assume(False)
         return
     threads = math.prod(math.prod(lp.trips for lp in s.loops if lp.over != "time") for s in program.stages)
-    assume(codegen.refusal(spec, program) is None)
+    assume(limits.refusal(spec, program) is None)
     assume(threads <= MOST_THREADS and max(math.prod(s.inner) for s in program.stages) <= MOST_POINTS)
     note(f"{spec.chip}: {program.describe()}")
     arrays = verify.random_inputs(expr, data.draw(st.integers(0, 99)), integer=data.draw(st.booleans()))
@@ -256,7 +259,7 @@ def test_explanations_tell_of_copies_for_which_lanes_lack_registers() -> None:
 
 def test_operands_are_read_with_wide_accesses() -> None:
     kernel = roller.compile(gemm(4096, 4096, 4096), device="cuda:a100")
-    text = codegen.generate(kernel.spec, kernel.program).text
+    text = generator.generate(kernel.spec, kernel.program).text
     hot = text[text.rindex("for (int", 0, text.index("acc_ptr[1] = (acc_ptr[1] +")) :]
     assert "*(float4*)(panel0_held_ptr" in hot
     assert "*(float4*)(panel1_held_ptr" in hot
@@ -270,7 +273,7 @@ def test_a_compilers_complaint_comes_with_its_line() -> None:
         'extern "C" __global__ void broken(float *x) {\n  x[0] = nonsense;\n}\n', "cuda-c++", "broken", {"kernels": [{}]}
     )
     with pytest.raises(CodegenError) as caught:
-        toolchain.build(load_spec("cuda:a100"), source)
+        compiling.build(load_spec("cuda:a100"), source)
     assert "nonsense" in str(caught.value)
     assert "x[0] = nonsense;" in str(caught.value).splitlines()[-1]
 
@@ -280,7 +283,7 @@ def test_an_architecture_of_another_capability_is_refused() -> None:
     spec = load_spec("cuda:a100")
     strange = spec.model_copy(update={"options": {**spec.options, "arch": "sm_75"}})
     with pytest.raises(CodegenError, match=r"cuda:a100: options.arch says sm_75, options.compute_capability 8\.0; kernels"):
-        toolchain.build(strange, codegen.generate(spec, roller.compile(gemm(8, 8, 8), device="cuda:a100").program))
+        compiling.build(strange, generator.generate(spec, roller.compile(gemm(8, 8, 8), device="cuda:a100").program))
 
 
 @needs_compiler
@@ -289,18 +292,18 @@ def test_an_architecture_that_the_compiler_lacks_is_refused(arch: str) -> None:
     spec = load_spec("cuda:a100")
     capability = (int(arch[3:-1]), int(arch[-1])) if arch.startswith("sm_") else (8, 0)
     strange = spec.model_copy(update={"options": {**spec.options, "arch": arch, "compute_capability": capability}})
-    source = codegen.generate(spec, roller.compile(gemm(8, 8, 8), device="cuda:a100").program)
+    source = generator.generate(spec, roller.compile(gemm(8, 8, 8), device="cuda:a100").program)
     with pytest.raises(CodegenError, match=arch or "architecture"):
-        toolchain.build(strange, source)
+        compiling.build(strange, source)
 
 
 def test_a_compiler_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(toolchain.COMPILER, "/nowhere/nvcc")
-    assert toolchain.problems() == (f"{toolchain.COMPILER} names '/nowhere/nvcc', which is no program",)
+    monkeypatch.setenv(compiling.COMPILER, "/nowhere/nvcc")
+    assert compiling.problems() == (f"{compiling.COMPILER} names '/nowhere/nvcc', which is no program",)
     for command in ("/nowhere/nvcc", "true"):  # nothing that can be started, and what does nothing and says nothing
-        monkeypatch.setenv(toolchain.COMPILER, command)
+        monkeypatch.setenv(compiling.COMPILER, command)
         with pytest.raises(CodegenError, match="must name an nvcc"):
-            toolchain.compiled("// no kernel", "sm_80")
+            compiling.compiled("// no kernel", "sm_80")
 
 
 def test_a_chip_that_the_compiler_lacks_is_refused_before_anything_is_constructed(
@@ -310,13 +313,13 @@ def test_a_chip_that_the_compiler_lacks_is_refused_before_anything_is_constructe
     nvcc = tmp_path / "nvcc"
     nvcc.write_text("#!/bin/sh\necho sm_75\necho sm_80\n", encoding="utf-8")
     nvcc.chmod(0o755)
-    monkeypatch.setenv(toolchain.COMPILER, str(nvcc))
+    monkeypatch.setenv(compiling.COMPILER, str(nvcc))
     monkeypatch.setattr("roller.compiler.rated_ways", None)
-    said = f"{nvcc} does not compile for sm_70, only for sm_75, sm_80; name an nvcc that does in {toolchain.COMPILER}"
+    said = f"{nvcc} does not compile for sm_70, only for sm_75, sm_80; name an nvcc that does in {compiling.COMPILER}"
     with pytest.raises(DeviceUnavailableError) as refused:
         roller.compile(gemm(64, 64, 64), device="cuda:v100")
     assert str(refused.value) == said
-    assert toolchain.build_problem(load_spec("cuda:a100")) is None
+    assert compiling.build_problem(load_spec("cuda:a100")) is None
 
 
 LACKING = """
@@ -328,9 +331,9 @@ def missing(name):
 cuda.pathfinder.load_nvidia_dynamic_lib = missing
 import roller
 from roller import ops
-from roller_cuda import toolchain
+from roller_cuda.toolchain import compiling
 
-assert toolchain.problems() and toolchain.INSTALL in toolchain.problems()[0], toolchain.problems()
+assert compiling.problems() and compiling.INSTALL in compiling.problems()[0], compiling.problems()
 try:
     roller.compile(ops.relu(ops.tensor((8,))), device="cuda:a100")
 except roller.RollerError as error:
@@ -339,10 +342,10 @@ except roller.RollerError as error:
 
 
 @needs_compiler
-@pytest.mark.skipif(not toolchain.has_bindings(), reason="cuda-bindings are not installed")
+@pytest.mark.skipif(not compiling.has_bindings(), reason="cuda-bindings are not installed")
 def test_bindings_without_the_library_of_the_compiler_say_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", LACKING], capture_output=True, text=True, check=False)
-    said = f"DeviceUnavailableError: no NVRTC library: {toolchain.INSTALL}, or name an nvcc in {toolchain.COMPILER} (no nvrtc here)"
+    said = f"DeviceUnavailableError: no NVRTC library: {compiling.INSTALL}, or name an nvcc in {compiling.COMPILER} (no nvrtc here)"
     assert done.stdout.strip() == said, done.stderr
 
 
@@ -351,17 +354,17 @@ def test_programs_that_need_more_shared_memory_than_there_is_are_refused() -> No
     shared = kernel.spec.level("shared")
     small = shared.model_copy(update={"capacity_bytes": 4096, "reserved_bytes": 0, "tile_max_bytes": 4096})
     spec = kernel.spec.model_copy(update={"levels": tuple(small if lv.name == "shared" else lv for lv in kernel.spec.levels)})
-    refused = codegen.refusal(spec, kernel.program)
+    refused = limits.refusal(spec, kernel.program)
     assert refused is not None
     assert refused[0] == "shared memory"
     with pytest.raises(CodegenError, match="shared memory"):
-        codegen.generate(spec, kernel.program)
+        generator.generate(spec, kernel.program)
 
 
 # --- a machine without a GPU -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not runtime.problems(), reason="a GPU is attached")
+@pytest.mark.skipif(not runner.problems(), reason="a GPU is attached")
 @needs_compiler
 def test_without_a_gpu_the_first_call_says_so() -> None:
     kernel = roller.compile(gemm(8, 8, 8), device="cuda")
@@ -370,7 +373,7 @@ def test_without_a_gpu_the_first_call_says_so() -> None:
     assert kernel.spec.chip == "a100"
 
 
-@pytest.mark.skipif(not runtime.problems(), reason="a GPU is attached")
+@pytest.mark.skipif(not runner.problems(), reason="a GPU is attached")
 @needs_compiler
 def test_without_a_gpu_timing_says_so_too() -> None:
     """The programs are timed in a process of their own: what went wrong there must not be lost."""
@@ -390,5 +393,5 @@ def test_artifacts_of_other_devices_are_refused() -> None:
 def test_the_text_names_no_chip() -> None:
     """Programs alike give texts alike: the architecture is the compiler's business."""
     kernel = roller.compile(gemm(64, 64, 64), device="cuda:a100")
-    texts = {codegen.generate(load_spec(f"cuda:{chip}"), kernel.program).text for chip in ("a100", "h100")}
+    texts = {generator.generate(load_spec(f"cuda:{chip}"), kernel.program).text for chip in ("a100", "h100")}
     assert len(texts) == 1

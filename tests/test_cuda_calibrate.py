@@ -6,7 +6,6 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from emulating import needs_compiler
@@ -15,12 +14,13 @@ from hypothesis import strategies as st
 from measuring import FakeGpu, facts_of, truth
 from typer.testing import CliRunner
 
-from roller.catalog import find_spec, lint, load_spec
 from roller.cli.app import app
 from roller.errors import DeviceUnavailableError, SpecError
-from roller.hardware import HardwareSpec
-from roller_cuda import calibrate, chip, gpu, instrument, likeness, probes
-from roller_cuda.probes import Facts, Sample
+from roller.target.catalog import find_spec, lint, load_spec
+from roller.target.hardware import HardwareSpec
+from roller_cuda.chip import calibration, default, instrument, likeness, probes
+from roller_cuda.chip.probes import Facts, Sample
+from roller_cuda.runtime import gpu
 
 KNOWN = likeness.shipped()
 CHIPS = [spec.chip for spec in KNOWN if spec.chip != "k80"]
@@ -32,10 +32,10 @@ def described(facts: Facts, values: dict[str, float], clock: float) -> HardwareS
     """What becomes of a GPU with such rates; nothing is compiled."""
     base = likeness.nearest(facts, KNOWN)
     instrument = FakeGpu(facts, values, clock)
-    table = probes.table(facts, calibrate.expected(facts, base))
-    found = calibrate.evaluated({probe: instrument.samples(probe) for probe in table})
-    calibrate.check(found, facts, base)
-    return calibrate.describe(found, facts, base, DATE)
+    table = probes.table(facts, calibration.expected(facts, base))
+    found = calibration.evaluated({probe: instrument.samples(probe) for probe in table})
+    calibration.check(found, facts, base)
+    return calibration.describe(found, facts, base, DATE)
 
 
 @pytest.mark.parametrize("name", CHIPS)
@@ -110,7 +110,7 @@ def test_a_measured_spec_says_where_each_number_is_from(name: str) -> None:
         assert spec.sources[path].startswith("query: the CUDA driver")
     assert spec.sources["*"] == f"estimate: as the shipped spec {name}"
     assert spec.title == f"{facts.name}, measured"
-    assert spec.chip == calibrate.chip_name(facts)
+    assert spec.chip == calibration.chip_name(facts)
     assert spec.options["arch"] == shipped.options["arch"]
     assert spec.outermost.capacity_bytes == facts.memory_bytes
     assert spec.level("shared") == shipped.level("shared").model_copy(
@@ -125,8 +125,8 @@ def test_what_was_not_measured_follows_the_clock_and_says_so() -> None:
     facts = facts_of(h100)
     table = probes.table(facts, {"f32": 60000.0})
     instrument = FakeGpu(facts, truth(facts, h100), 1.5)
-    found = calibrate.evaluated({probe: instrument.samples(probe) for probe in table})
-    spec = calibrate.describe(found, facts, h100, DATE)
+    found = calibration.evaluated({probe: instrument.samples(probe) for probe in table})
+    spec = calibration.describe(found, facts, h100, DATE)
     mine = {atom.name: atom for atom in spec.atoms}
     for atom in h100.atoms:
         if atom.name != "f32":
@@ -138,10 +138,10 @@ def test_what_was_not_measured_follows_the_clock_and_says_so() -> None:
 
 def test_gpus_alike_have_one_name_and_others_another() -> None:
     facts = facts_of(find_spec("cuda", "h100"))
-    assert calibrate.chip_name(facts).startswith("sm90-132-")
-    assert calibrate.chip_name(replace(facts, memory_bytes=facts.memory_bytes + 4096)) == calibrate.chip_name(facts)
+    assert calibration.chip_name(facts).startswith("sm90-132-")
+    assert calibration.chip_name(replace(facts, memory_bytes=facts.memory_bytes + 4096)) == calibration.chip_name(facts)
     for change in ({"clock_khz": 1_755_000}, {"sms": 114}, {"l2_bytes": 1 << 25}, {"memory_khz": 1_000_000}):
-        assert calibrate.chip_name(replace(facts, **change)) != calibrate.chip_name(facts)
+        assert calibration.chip_name(replace(facts, **change)) != calibration.chip_name(facts)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def test_a_driver_that_does_not_know_its_clocks_leaves_the_shipped_ones_as_the_l
 def test_timings_that_say_nothing_are_refused(seconds: list[float]) -> None:
     (probe, *_) = probes.table(facts_of(find_spec("cuda", "a100")), {"f32": 1.0})
     with pytest.raises(SpecError, match="measuring warm_up: "):
-        calibrate.evaluated({probe: [Sample(s) for s in seconds]})
+        calibration.evaluated({probe: [Sample(s) for s in seconds]})
 
 
 def test_the_first_timing_does_not_count() -> None:
@@ -219,26 +219,27 @@ def attached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeGpu:
     facts = facts_of(h100)
     fake = FakeGpu(facts, truth(facts, h100), 1.7)
     monkeypatch.setenv("ROLLER_CONFIG_DIR", str(tmp_path))
-    monkeypatch.setattr(gpu, "current", lambda: SimpleNamespace(facts=lambda: facts))
+    monkeypatch.setattr(gpu, "current", lambda: None)
+    monkeypatch.setattr(default, "facts_of", lambda _: facts)
     monkeypatch.setattr(instrument, "measuring", lambda _: fake)
-    calibrate._kept.cache_clear()
+    calibration._kept.cache_clear()
     return fake
 
 
 @needs_compiler
 def test_the_command_measures_and_the_attached_chip_is_remembered(attached: FakeGpu, tmp_path: Path) -> None:
-    assert chip.default_spec().chip == "h100"
+    assert default.default_spec().chip == "h100"
     done = CliRunner().invoke(app, ["specs", "calibrate", "cuda", "--format", "json"])
     assert done.exit_code == 0, done.stderr
     spec = json.loads(done.stdout)["spec"]
     file = tmp_path / "specs" / "cuda" / f"{spec['chip']}.toml"
     assert load_spec(file).model_dump(mode="json") == spec
-    assert chip.default_spec() == load_spec(file)
-    assert chip.default_spec().clock_ghz == 1.7
+    assert default.default_spec() == load_spec(file)
+    assert default.default_spec().clock_ghz == 1.7
     assert attached.loaded == [probes.buffer_bytes(probes.table(attached.facts, {}))]
     file.write_text("schema_version = 1\n", encoding="utf-8")
-    calibrate._kept.cache_clear()
-    assert chip.default_spec().chip == "h100"  # with a warning, and the file left to its owner
+    calibration._kept.cache_clear()
+    assert default.default_spec().chip == "h100"  # with a warning, and the file left to its owner
 
 
 @needs_compiler
@@ -247,13 +248,13 @@ def test_a_folder_that_cannot_be_written_costs_only_the_memory(
 ) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("ROLLER_CONFIG_DIR", str(tmp_path / "file"))
-    assert calibrate.measure_spec().unit.count == attached.facts.sms
+    assert calibration.measure_spec().unit.count == attached.facts.sms
     assert "cannot be kept" in caplog.text
 
 
 def test_an_implausible_measurement_leaves_no_file(attached: FakeGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     attached._values = {**attached._values, "dram_read": 1e6}
-    monkeypatch.setattr(calibrate.toolchain, "compiled", lambda *_: (b"cubin", ""))
+    monkeypatch.setattr(calibration.compiling, "compiled", lambda *_: (b"cubin", ""))
     done = CliRunner().invoke(app, ["specs", "calibrate", "cuda"])
     assert done.exit_code == 3
     assert "1e+06 for dram_read" in done.stderr
@@ -268,4 +269,4 @@ def test_without_a_gpu_the_command_says_so(monkeypatch: pytest.MonkeyPatch) -> N
     done = CliRunner().invoke(app, ["specs", "calibrate", "cuda"])
     assert done.exit_code == 4
     assert done.stderr.strip().endswith("DeviceUnavailableError: the NVIDIA driver finds no GPU")
-    assert chip.default_spec().chip == "a100"
+    assert default.default_spec().chip == "a100"

@@ -12,15 +12,17 @@ from emulating import expression, needs_compiler, needs_cxx, text_of
 from warp_groups import GROUPS, ORDERS, SPEC, T, broken, noticed, of_groups, right
 
 from roller import ops
-from roller.chip import resolve
-from roller.construct import construct
-from roller.cost import Model, estimate
-from roller.kernel import Artifact
-from roller.occupancy import copies_around
-from roller.program import RProgram
-from roller.rates import CostParameters
-from roller.tile import Geometry
-from roller_cuda import chip, codegen, disassembly, toolchain
+from roller.cost.model import Model, estimate
+from roller.cost.occupancy import copies_around
+from roller.cost.parameters import CostParameters
+from roller.device.chip import resolve
+from roller.program.footprint import Geometry
+from roller.program.rprogram import RProgram
+from roller.runtime.artifact import Artifact
+from roller.search.construct import construct
+from roller_cuda.codegen import generator, limits
+from roller_cuda.cost import parameters
+from roller_cuda.toolchain import compiling, disassembly
 
 COPIED = "roller_copy_async_"
 MANY = 12  # reads before the first store
@@ -68,9 +70,9 @@ def test_many_reads_are_on_their_way_at_a_time() -> None:
     plugin, _ = resolve("cuda:h100")
     expr = expression(op)  # as it is: no copies that lie better
     best = construct(expr, GROUPS, plugin.rules(GROUPS, expr), plugin.cost_parameters(GROUPS, expr), 40)
-    program = next(c.program for c in best if codegen.refusal(SPEC, c.program) is None)
+    program = next(c.program for c in best if limits.refusal(SPEC, c.program) is None)
     assert program.stages[0].atom.name.startswith("wgmma")
-    built = toolchain.build(SPEC, codegen.generate(SPEC, program))
+    built = compiling.build(SPEC, generator.generate(SPEC, program))
     words = re.findall(r"\b(LDG|STS)\b", disassembly.text(built.data))
     runs = [len(run) for run in re.findall("L+", "".join(word[0] for word in words))]
     assert max(runs) >= MANY
@@ -89,7 +91,7 @@ WAITS: dict[str, tuple[Callable[[], ops.SymbolicTensor], bool]] = {
 def test_the_model_knows_what_is_waited_for(name: str) -> None:
     """What is under way all at once takes one latency, what lanes carry one for each round."""
     op, rounds = WAITS[name][0](), WAITS[name][1]
-    waits = chip.cost_parameters(SPEC).fill_waits
+    waits = parameters.cost_parameters(SPEC).fill_waits
     assert waits is not None
     # Values that no copy brings are carried one by one, such as those beyond the 128 channels of a longer tile.
     whole = (p.stages[0] for p in of_groups(op, 4000) if rounds or p.stages[0].nest.extents[-1] % p.stages[0].unit_tile[-1] == 0)

@@ -16,16 +16,16 @@ from warp_groups import GROUPS, ORDERS, SPEC, T, broken, kernel_text, noticed, o
 
 import roller
 from roller import ops
-from roller.chip import resolve
-from roller.construct import construct
-from roller.cost import Model
-from roller.fusion import fuse
-from roller.hardware import HardwareSpec
-from roller.kernel import Artifact
-from roller.program import RProgram
-from roller.rates import CostParameters
-from roller.tile import Geometry
-from roller_cuda import codegen
+from roller.cost.model import Model
+from roller.cost.parameters import CostParameters
+from roller.device.chip import resolve
+from roller.ir.fusion import fuse
+from roller.program.footprint import Geometry
+from roller.program.rprogram import RProgram
+from roller.runtime.artifact import Artifact
+from roller.search.construct import construct
+from roller.target.hardware import HardwareSpec
+from roller_cuda.codegen import limits
 
 
 def with_clusters(spec: HardwareSpec) -> HardwareSpec:
@@ -82,7 +82,7 @@ def test_an_odd_number_of_tiles_is_right_in_clusters(name: str) -> None:
     for drawn in of_groups(op, 200):
         stage = replace(drawn.stages[0], band=(0, 2), cluster=2)
         program = RProgram(drawn.expr, (stage,))
-        if stage.repeated and not stage.parted and codegen.refusal(SPEC, program) is None:
+        if stage.repeated and not stage.parted and limits.refusal(SPEC, program) is None:
             right(op, text_of(SPEC, program), *ORDERS[found])
             found += 1
         if found == len(ORDERS):
@@ -142,9 +142,9 @@ def test_a_program_without_boxes_has_no_clusters() -> None:
     """Rows that are not aligned are carried by lanes, which bring them to their own block only."""
     op = ops.matmul(T("a", 256, 77), T("b", 77, 250))
     drawn = [p for p in roller.enumerate_programs(op, "cuda", spec=GROUPS).sample(300) if p.stages[0].cluster > 1]
-    reasons = {reason[0] for p in drawn if (reason := codegen.refusal(SPEC, p)) is not None}
+    reasons = {reason[0] for p in drawn if (reason := limits.refusal(SPEC, p)) is not None}
     assert drawn and "cluster" in reasons
-    assert all(codegen.refusal(SPEC, p) is not None for p in drawn)
+    assert all(limits.refusal(SPEC, p) is not None for p in drawn)
     assert all(c.program.stages[0].cluster == 1 for c in roller.compile(op, "cuda", spec=GROUPS).candidates)
 
 
@@ -168,7 +168,7 @@ def test_a_cluster_that_ends_in_the_next_row_of_tiles_is_refused() -> None:
     last = [lp for lp in stage.loops if lp.over == "units"][-1]
     parted = replace(stage, cluster=2 * last.trips)
     assert parted.parted and not stage.parted
-    refused = codegen.refusal(SPEC, RProgram(expression(op), (parted,)))
+    refused = limits.refusal(SPEC, RProgram(expression(op), (parted,)))
     assert refused is not None and refused[0] == "cluster" and "end in the next one" in refused[1]
 
 

@@ -12,16 +12,16 @@ from test_cuda_sass import needs_disassembler, product
 import roller
 from bench import cuda_cycles
 from roller import ops
-from roller.chip import load_spec, resolve
-from roller.construct import construct
-from roller.cost import Model
-from roller.fusion import fuse
-from roller.program import StageProgram
-from roller.tile import Geometry
-from roller_cuda import cubin, cycles, machine_code
-from roller_cuda.chip import BEGIN
-from roller_cuda.cycles import NO_COUNTER, Control, Partition
-from roller_cuda.disassembly import BYTES, Instruction
+from roller.cost.model import Model
+from roller.device.chip import load_spec, resolve
+from roller.ir.fusion import fuse
+from roller.program.footprint import Geometry
+from roller.program.rprogram import StageProgram
+from roller.search.construct import construct
+from roller_cuda.cost.parameters import BEGIN
+from roller_cuda.toolchain import cubin, cycles, machine_code
+from roller_cuda.toolchain.cycles import NO_COUNTER, Control, Partition
+from roller_cuda.toolchain.disassembly import BYTES, Instruction
 
 LATENCY = 23
 

@@ -18,10 +18,11 @@ from gpu_runtime import A, values
 
 import roller
 from roller import verify
-from roller.chip import load_spec
+from roller.device.chip import load_spec
 from roller.errors import DeviceUnavailableError, KernelError, LaunchError
-from roller_cuda import chip, driver, runtime
-from roller_cuda.tensor_maps import TensorMap
+from roller_cuda.chip import default
+from roller_cuda.runtime import driver, runner
+from roller_cuda.runtime.tensor_maps import TensorMap
 
 pytestmark = [needs_compiler, needs_cxx, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 SMALL = (64, 3)
@@ -53,20 +54,20 @@ def test_a_driver_too_old_for_everything(gpus: Gpus, version: int, told: str) ->
     gpus.version(version)
     with pytest.raises(DeviceUnavailableError, match=f"CUDA {told}; kernels need 12.0 or newer: update it"):
         kernel("small", gpus)(values(SMALL))
-    assert any(told in problem for problem in runtime.problems())
+    assert any(told in problem for problem in runner.problems())
 
 
 def test_no_gpu(gpus: Gpus) -> None:
     gpus.reset(0, gpus._run)
     with pytest.raises(DeviceUnavailableError, match="finds no GPU"):
         kernel("small", gpus)(values(SMALL))
-    assert runtime.problems() and chip.default_spec().chip == "a100"
+    assert runner.problems() and default.default_spec().chip == "a100"
 
 
 def test_no_bindings(gpus: Gpus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     driver._bindings.cache_clear()
-    assert "running on a GPU needs cuda-bindings: pip install" in runtime.problems()[0]
+    assert "running on a GPU needs cuda-bindings: pip install" in runner.problems()[0]
 
 
 @pytest.mark.parametrize("name", ["ILLEGAL_ADDRESS", "MISALIGNED_ADDRESS", "LAUNCH_FAILED"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from roller_cuda import emulator
+from roller_cuda.emulator import emulator
 
 GCC = shutil.which("g++")
 needs_gcc = pytest.mark.skipif(GCC is None, reason="only g++ keeps a parsed header")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from roller_cuda import disassembly, flow
-from roller_cuda.disassembly import Instruction
+from roller_cuda.toolchain import control_flow, disassembly
+from roller_cuda.toolchain.disassembly import Instruction
 
 
 def code(*lines: str) -> list[Instruction]:
@@ -21,7 +21,7 @@ def edges(*lines: str) -> list[tuple[int, int]]:
     def target(instruction: Instruction) -> int | None:
         return int(instruction.operands[0], 16) if instruction.operands else None
 
-    return sorted(flow.back_edges(code(*lines), target))
+    return sorted(control_flow.back_edges(code(*lines), target))
 
 
 def test_loops_are_what_their_heads_dominate() -> None:

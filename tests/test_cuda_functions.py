@@ -15,10 +15,10 @@ from emulating import needs_compiler
 
 import roller
 from roller import ops
-from roller.arrays import aligned_empty
-from roller_cuda import disassembly
-from roller_cuda.chip import SLOTS
-from roller_cuda.emulator import Emulator
+from roller.runtime.arrays import aligned_empty
+from roller_cuda.cost.parameters import SLOTS
+from roller_cuda.emulator.emulator import Emulator
+from roller_cuda.toolchain import disassembly
 
 Array = npt.NDArray[Any]
 TINY = 2.0**-126

@@ -16,9 +16,10 @@ from warp_groups import ORDERS, SPEC, T, broken, conv, maps_of, noticed, of_grou
 
 import roller
 from roller import ops, verify
-from roller.kernel import Artifact
-from roller.program import RProgram
-from roller_cuda import codegen, hopper, toolchain
+from roller.program.rprogram import RProgram
+from roller.runtime.artifact import Artifact
+from roller_cuda.codegen import generator, hopper
+from roller_cuda.toolchain import compiling
 
 # For each product which of its operands come by boxes: rows of 16 bytes, aligned, values as they lie there.
 PRODUCTS: dict[str, tuple[Callable[[], ops.SymbolicTensor], set[str]]] = {
@@ -195,12 +196,12 @@ def of_so_many_groups(groups: int) -> RProgram:
 @pytest.mark.parametrize("groups", [2, 4])
 def test_lanes_hand_around_no_more_registers_than_their_block_has(groups: int) -> None:
     """A block asks for its registers when it is launched: if those that compute wanted more, they would wait forever."""
-    source = codegen.generate(SPEC, of_so_many_groups(groups))
-    built = toolchain.build(SPEC, source)
+    source = generator.generate(SPEC, of_so_many_groups(groups))
+    built = compiling.build(SPEC, source)
     (kernel,) = source.launch["kernels"]
-    handed = dict(toolchain.HANDED.findall(source.text))
+    handed = dict(compiling.HANDED.findall(source.text))
     assert bool(handed) == (groups == 4), "only those ask for more who have less than they need"
-    assert toolchain.AS_LAUNCHED not in built.launch["text"]
+    assert compiling.AS_LAUNCHED not in built.launch["text"]
     if handed:
         asked = (kernel["threads"] - hopper.GROUP) * int(handed["more"]) + hopper.GROUP * int(handed["fewer"])
         assert asked <= kernel["threads"] * built.resources[f"{kernel['name']}.registers"]
@@ -208,11 +209,11 @@ def test_lanes_hand_around_no_more_registers_than_their_block_has(groups: int) -
 
 @needs_compiler
 def test_a_kernel_that_has_no_registers_to_hand_around_is_built_without() -> None:
-    source = codegen.generate(SPEC, of_so_many_groups(4))
-    (more,) = (count for word, count in toolchain.HANDED.findall(source.text) if word == "more")
+    source = generator.generate(SPEC, of_so_many_groups(4))
+    (more,) = (count for word, count in compiling.HANDED.findall(source.text) if word == "more")
     greedy = replace(source, text=source.text.replace(f"more<{more}>", f"more<{int(more) + 8}>"))
-    built = toolchain.build(SPEC, greedy)
-    assert str(built.launch["text"]).startswith(toolchain.AS_LAUNCHED)
+    built = compiling.build(SPEC, greedy)
+    assert str(built.launch["text"]).startswith(compiling.AS_LAUNCHED)
     assert built.resources["stage0_kernel.spilled_bytes"] == 0
 
 

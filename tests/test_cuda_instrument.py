@@ -13,11 +13,13 @@ from emulating import needs_compiler, needs_cxx
 from fake_gpu import Gpus, built, why_not
 from measuring import seconds_of, truth
 
-from roller.chip import load_spec
+from roller.device.chip import load_spec
 from roller.errors import DeviceUnavailableError, LaunchError
-from roller_cuda import calibrate, chip, driver, gpu, probes
-from roller_cuda.instrument import measuring
-from roller_cuda.probes import Launch, Probe
+from roller_cuda.chip import calibration, default, probes
+from roller_cuda.chip.facts import facts_of
+from roller_cuda.chip.instrument import measuring
+from roller_cuda.chip.probes import Launch, Probe
+from roller_cuda.runtime import driver, gpu
 
 pytestmark = [needs_compiler, needs_cxx, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 PARAMETERS = "ppli"  # data, ticks, count, rounds
@@ -48,7 +50,7 @@ def test_a_probe_is_timed_between_two_events_after_what_prepares_it(gpus: Gpus) 
     flush, chain = Launch("probe_read", 4, 256, 64, 1, offset=4096), Launch("probe_chain", 2, 256, 1 << 40, 1)
     probe = Probe("x", "ns", Launch("probe_chase", 1, 1, 32, 7), 7, 8192, launches=3, prepare=chain, flush=flush, ahead=flush)
     with measuring(gpu.gpu(0)) as instrument:
-        assert instrument.facts == gpu.gpu(0).facts()
+        assert instrument.facts == facts_of(gpu.gpu(0))
         instrument.load(cubin(), 8192)
         mark = len(gpus.calls)
         samples = instrument.samples(probe)
@@ -98,9 +100,9 @@ def test_a_gpu_is_measured_and_known_from_then_on(gpus: Gpus, monkeypatch: pytes
         gpus.become(number, shipped)
         gpus.attribute(number, -1, 1 << 10)
     gpus.current(1)
-    facts = gpu.gpu(1).facts()
+    facts = facts_of(gpu.gpu(1))
     values = truth(facts, shipped)
-    table = probes.table(facts, calibrate.expected(facts, shipped))
+    table = probes.table(facts, calibration.expected(facts, shipped))
     times = seconds_of(table, values)
 
     def running(kernel: str) -> Callable[[Any, int, int], int]:
@@ -116,11 +118,11 @@ def test_a_gpu_is_measured_and_known_from_then_on(gpus: Gpus, monkeypatch: pytes
     for launch in {launch for p in table for launch in (p.launch, p.prepare, p.flush) if launch}:
         gpus.plan_by_hand(launch.kernel, PARAMETERS, run=running(launch.kernel))
     with pytest.warns(UserWarning, match="memory bytes"):
-        assert chip.default_spec().chip == "l4"
-    spec = calibrate.measure_spec()
+        assert default.default_spec().chip == "l4"
+    spec = calibration.measure_spec()
     assert (gpus.live(1), gpus.held()) == (0, before)
-    assert chip.default_spec() == spec and spec.clock_ghz == 1.7
-    for name, value in calibrate.specified(spec).items():
+    assert default.default_spec() == spec and spec.clock_ghz == 1.7
+    for name, value in calibration.specified(spec).items():
         assert value == pytest.approx(values[name], rel=0.006), name
 
 
@@ -133,10 +135,10 @@ def test_a_kernel_that_the_cubin_lacks_is_named(gpus: Gpus) -> None:
 def test_a_driver_that_does_not_start_and_no_gpu_are_told(gpus: Gpus) -> None:
     gpus.fail(b"cuInit", 0, int(driver.constant("CUresult.CUDA_ERROR_SYSTEM_DRIVER_MISMATCH")))
     with pytest.raises(DeviceUnavailableError, match=r"no NVIDIA driver, or none that works: .*restart the machine"):
-        calibrate.measure_spec()
+        calibration.measure_spec()
     gpus.reset(0, gpus._run)
     with pytest.raises(DeviceUnavailableError, match="finds no GPU"):
-        calibrate.measure_spec()
+        calibration.measure_spec()
 
 
 def test_a_library_of_the_driver_that_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,4 +147,4 @@ def test_a_library_of_the_driver_that_cannot_be_loaded_is_told(monkeypatch: pyte
 
     monkeypatch.setattr(driver, "_bindings", lambda: SimpleNamespace(cuInit=missing))
     with pytest.raises(DeviceUnavailableError, match=r"no NVIDIA driver, or none that works: libcuda\.so\.1 is not there"):
-        calibrate.measure_spec()
+        calibration.measure_spec()

@@ -13,7 +13,7 @@ from fake_gpu import LEFT, RIGHT, Gpus, fresh, of_groups, rounding_groups, why_n
 from gpu_runtime import values
 
 from roller import verify
-from roller.chip import load_spec
+from roller.device.chip import load_spec
 from roller.errors import LaunchError, WrongResultError
 
 pytestmark = [needs_compiler, needs_cxx, pytest.mark.skipif(bool(why_not()), reason=why_not())]

@@ -15,14 +15,15 @@ from random_operators import random_examples
 
 import roller
 from roller import ops, verify
-from roller.arrays import aligned_empty
-from roller.chip import load_spec
+from roller.cost.occupancy import held_copies
+from roller.device.chip import load_spec
 from roller.errors import LaunchError, WrongResultError
-from roller.expr import TensorExpr
-from roller.kernel import Artifact
-from roller.occupancy import held_copies
+from roller.ir.expr import TensorExpr
+from roller.runtime.arrays import aligned_empty
+from roller.runtime.artifact import Artifact
 from roller.testing import with_level
-from roller_cuda import codegen, emulator
+from roller_cuda.codegen import limits
+from roller_cuda.emulator import emulator
 
 HALVES = ("float16", "bfloat16")
 MOST_BLOCKS = 60  # of a random program: the emulator runs thread after thread
@@ -105,7 +106,7 @@ def random_product(data: st.DataObject) -> None:
     op = data.draw(products(MULTIPLIED[chip]))
     expr, spec = expression(op), load_spec(f"cuda:{chip}")
     drawn = roller.enumerate_programs(op, "cuda", spec=spec).sample(30, seed=data.draw(st.integers(0, 10**6)))
-    program = next((p for p in drawn if p.stages[0].atom.kind == "matrix" and codegen.refusal(spec, p) is None), None)
+    program = next((p for p in drawn if p.stages[0].atom.kind == "matrix" and limits.refusal(spec, p) is None), None)
     assume(program is not None)
     assert program is not None
     assume(math.prod(lp.trips for s in program.stages for lp in s.loops if lp.over == "units") <= MOST_BLOCKS)

@@ -14,16 +14,18 @@ from warp_groups import GROUPS, ORDERS, SPEC, T, broken, conv, kernel_text, noti
 
 import roller
 from roller import ops
-from roller.chip import resolve
-from roller.construct import construct
-from roller.cost import Model
-from roller.fusion import fuse
-from roller.kernel import Artifact
-from roller.program import StageProgram
-from roller.rates import Rates
-from roller.schedule import arena
-from roller.tile import Geometry
-from roller_cuda import chip, codegen, disassembly, toolchain
+from roller.cost.model import Model
+from roller.cost.parameters import Rates
+from roller.device.chip import resolve
+from roller.ir.fusion import fuse
+from roller.lowering.specialised import shared_memory
+from roller.program.footprint import Geometry
+from roller.program.rprogram import StageProgram
+from roller.runtime.artifact import Artifact
+from roller.search.construct import construct
+from roller_cuda.codegen import generator, machine
+from roller_cuda.cost import parameters
+from roller_cuda.toolchain import compiling, disassembly
 
 
 @cache
@@ -134,8 +136,8 @@ def test_no_lane_stores_what_leaves_as_boxes(m: int, n: int, k: int) -> None:
     compute nor by those that fill (in the second product they count tiles in registers that were too few).
     """
     choices = roller.compile(ops.matmul(T("a", m, k), T("b", k, n)), "cuda", spec=GROUPS, top_k=10).candidates
-    sources = (codegen.generate(SPEC, choice.program) for choice in choices)
-    artifact = toolchain.build(SPEC, next(s for s in sources if "map_out" in s.launch["kernels"][0].get("maps", {})))
+    sources = (generator.generate(SPEC, choice.program) for choice in choices)
+    artifact = compiling.build(SPEC, next(s for s in sources if "map_out" in s.launch["kernels"][0].get("maps", {})))
     stores = re.findall(r"\b(STG|UTMASTG|STL)\b", disassembly.text(artifact.data))
     assert set(stores) == {"UTMASTG"}
     assert artifact.resources["stage0_kernel.spilled_bytes"] == 0
@@ -143,7 +145,7 @@ def test_no_lane_stores_what_leaves_as_boxes(m: int, n: int, k: int) -> None:
 
 def stored(made: ops.SymbolicTensor, chosen: Callable[[StageProgram], bool]) -> tuple[float, StageProgram]:
     """Accesses for each result of a drawn program, as the model is told."""
-    accesses = chip.cost_parameters(SPEC).store_accesses
+    accesses = parameters.cost_parameters(SPEC).store_accesses
     assert accesses is not None
     for program in of_groups(made, 3000):
         (stage,) = program.stages
@@ -153,7 +155,7 @@ def stored(made: ops.SymbolicTensor, chosen: Callable[[StageProgram], bool]) -> 
 
 
 def leaves(stage: StageProgram) -> bool:
-    return arena.layout_of(arena.block_of(stage, codegen.machine(SPEC)), codegen.machine(SPEC)).outlet is not None
+    return shared_memory.layout_of(shared_memory.block_of(stage, machine.machine(SPEC)), machine.machine(SPEC)).outlet is not None
 
 
 def test_the_model_knows_what_storing_results_takes() -> None:
@@ -164,14 +166,14 @@ def test_the_model_knows_what_storing_results_takes() -> None:
     assert stored(op, leaves)[0] == 2 / 128
     straight = stored(op, lambda s: not leaves(s) and dict(s.mapping)["n"] == 1)
     across = stored(op, lambda s: not leaves(s) and dict(s.mapping)["n"] == 0)
-    assert straight[0] == chip.PARTLY * 8 / (32 * 2) and across[0] == chip.PARTLY * 4 / 32
+    assert straight[0] == parameters.PARTLY * 8 / (32 * 2) and across[0] == parameters.PARTLY * 4 / 32
     spec, geometry = SPEC, Geometry(across[1].nest)
-    told, silent = chip.cost_parameters(spec), replace(chip.cost_parameters(spec), store_accesses=None)
+    told, silent = parameters.cost_parameters(spec), replace(parameters.cost_parameters(spec), store_accesses=None)
     found = [Model(spec, parameters, geometry).estimate(across[1]).seconds for parameters in (told, silent)]
     results = across[1].unit_tiles * across[1].unit_tile[0] * across[1].unit_tile[1]
     busy = Rates(spec, told).busy(across[1])
     rate = (spec.level("register").bandwidth_gbps or math.nan) * 1e9
-    assert found[0] - found[1] == pytest.approx(chip.PARTLY * results / 8 * 128 / (rate * busy))
+    assert found[0] - found[1] == pytest.approx(parameters.PARTLY * results / 8 * 128 / (rate * busy))
 
 
 def test_large_products_take_the_tile_that_is_known_to_be_fast() -> None:

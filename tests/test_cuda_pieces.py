@@ -16,23 +16,24 @@ from hypothesis import strategies as st
 from tvm import tirx
 
 from roller import ops, verify
-from roller.align import Rules
-from roller.banks import panel_steps, pieces
-from roller.chip import load_spec
-from roller.choice import program_of
-from roller.cost import Model
-from roller.expr import TensorExpr
-from roller.fit import Fit
-from roller.lanes import accesses, group_tile, transactions
-from roller.nest import Nest, variants
-from roller.program import RProgram, StageProgram, Staging, lane_level, staged_touches, tiled_levels
-from roller.rates import CostParameters
-from roller.schedule.threads import Block
-from roller.schedule.tir import Expr
-from roller.search import Search
-from roller.tile import Geometry
-from roller_cuda import codegen, disassembly, machine_code, toolchain
-from roller_cuda.machine_code import Stretch
+from roller.cost.model import Model
+from roller.cost.parameters import CostParameters
+from roller.device.chip import load_spec
+from roller.ir.expr import TensorExpr
+from roller.ir.nest import Nest, variants
+from roller.layout.banks import panel_steps, pieces
+from roller.layout.lanes import accesses, group_tile, transactions
+from roller.lowering.simt.threads import Block
+from roller.lowering.tir.builder import Expr
+from roller.program.alignment import Rules
+from roller.program.capacity import Fit
+from roller.program.footprint import Geometry
+from roller.program.rprogram import RProgram, StageProgram, Staging, lane_level, staged_touches, tiled_levels
+from roller.search.choices import program_of
+from roller.search.tile_space import Search
+from roller_cuda.codegen import generator
+from roller_cuda.toolchain import compiling, disassembly, machine_code
+from roller_cuda.toolchain.machine_code import Stretch
 
 GROUP = 32
 Tiles = tuple[tuple[int, ...], tuple[int, ...]]
@@ -69,7 +70,7 @@ def given_tiles(expr: TensorExpr, tiles: Tiles, chip: str = "cuda:a100") -> RPro
 def hot(m: int, n: int, tiles: Tiles) -> Stretch:
     """The loop of a large product with these tiles."""
     program, spec = given_tiles(product(m, n, 4096), tiles), load_spec("cuda:a100")
-    artifact = toolchain.build(spec, codegen.generate(spec, program))
+    artifact = compiling.build(spec, generator.generate(spec, program))
     (code,) = machine_code.read(artifact.data).values()
     assert code.whole.local_accesses == 0
     return code.hot

@@ -15,10 +15,12 @@ import pytest
 from emulating import needs_compiler, needs_cxx
 from measuring import facts_of
 
-from roller.catalog import find_spec
-from roller.kernel import Artifact
-from roller_cuda import calibrate, emulator, likeness, probe_kernels, probes, toolchain
-from roller_cuda.probes import Launch, Probe
+from roller.runtime.artifact import Artifact
+from roller.target.catalog import find_spec
+from roller_cuda.chip import calibration, likeness, probe_kernels, probes
+from roller_cuda.chip.probes import Launch, Probe
+from roller_cuda.emulator import emulator
+from roller_cuda.toolchain import compiling
 
 CHIPS = [spec.chip for spec in likeness.shipped() if spec.chip != "k80"]
 STATIC_SHARED = 48 << 10  # of a block that does not ask for more
@@ -27,7 +29,7 @@ STATIC_SHARED = 48 << 10  # of a block that does not ask for more
 def table_of(chip: str) -> tuple[Probe, ...]:
     spec = find_spec("cuda", chip)
     facts = facts_of(spec)
-    return probes.table(facts, calibrate.expected(facts, spec))
+    return probes.table(facts, calibration.expected(facts, spec))
 
 
 def launches_of(probe: Probe) -> list[Launch]:
@@ -81,7 +83,7 @@ def test_what_must_miss_the_cache_is_far_larger_and_what_must_hit_it_far_smaller
 def test_rates_take_a_few_milliseconds_and_nothing_takes_long(chip: str) -> None:
     """At the rates that the spec has; a launch and the timer's steps must be small against it."""
     spec = find_spec("cuda", chip)
-    rates = calibrate.expected(facts_of(spec), spec)
+    rates = calibration.expected(facts_of(spec), spec)
     for probe in table_of(chip):
         if probe.unit == "GFLOP/s":
             seconds = 1e-9 * probe.amount / rates[probe.name.removeprefix("rate_")]
@@ -126,8 +128,8 @@ def test_the_file_of_the_table_needs_only_the_standard_library() -> None:
 @pytest.mark.parametrize("capability", [(7, 0), (8, 0), (8, 6), (8, 9), (9, 0)], ids=str)
 def test_kernels_spill_nothing(capability: tuple[int, int]) -> None:
     """And products of a warpgroup are not put one after another by the assembler, which it would say."""
-    _, log = toolchain.compiled(probe_kernels.text(capability), likeness.architecture(capability))
-    resources = toolchain.resources(log)
+    _, log = compiling.compiled(probe_kernels.text(capability), likeness.architecture(capability))
+    resources = compiling.resources(log)
     kernels = {name.split(".")[0] for name in resources}
     wanted = {f"rate_{name}" for name, one in probes.INSTRUCTIONS.items() if one.there(capability)}
     assert wanted | {"rate_f32", "rate_f64", "rate_f16x2", "rate_i32", "probe_read", "probe_chase"} <= kernels
@@ -209,7 +211,7 @@ def emulated(launches: list[Launch], data: npt.NDArray[Any], kernels_text: str =
         "tensors": [],
         "workspaces": [],
     }
-    artifact = Artifact(toolchain.FORMAT, b"none", told, {}, "cuda", find_spec("cuda", "a100"))
+    artifact = Artifact(compiling.FORMAT, b"none", told, {}, "cuda", find_spec("cuda", "a100"))
     ticks: Ticks = np.zeros(8, np.uint64)
     emulator.Emulator(artifact, [emulator.Order(False, True)]).run((data,), ticks)
     return ticks

@@ -14,19 +14,21 @@ from random_operators import network_operators
 
 import roller
 from roller import building, ops
-from roller.chip import load_spec, resolve
-from roller.construct import construct
-from roller.cost import estimate
-from roller.devices import load_device
-from roller.fusion import fuse
-from roller.kernel import Artifact, BuildOptions, KernelSource
-from roller.nest import variants
-from roller.occupancy import resident_tiles, residents
-from roller.program import RProgram, StageProgram, Staging, lane_level, tiled_levels
-from roller.schedule import grid
-from roller.tile import Geometry
-from roller.together import Candidate
-from roller_cuda import codegen, occupancy, prediction, toolchain
+from roller.cost.model import estimate
+from roller.cost.occupancy import resident_tiles, residents
+from roller.device.chip import load_spec, resolve
+from roller.device.plugins import load_device
+from roller.ir.fusion import fuse
+from roller.ir.nest import variants
+from roller.lowering import grid
+from roller.program.footprint import Geometry
+from roller.program.rprogram import RProgram, StageProgram, Staging, lane_level, tiled_levels
+from roller.runtime.artifact import Artifact, BuildOptions, KernelSource
+from roller.search.construct import construct
+from roller.search.stages import Candidate
+from roller_cuda.codegen import limits, machine
+from roller_cuda.cost import register_prediction
+from roller_cuda.toolchain import compiling, occupancy
 
 CHIPS = ("v100", "a100", "rtx4090", "h100")
 WANTED = 0.15  # the median distance from the binary
@@ -49,8 +51,8 @@ def test_registers_are_predicted(count: int) -> None:
 @needs_compiler
 def test_a_binary_with_room_for_fewer_blocks_than_assumed_is_rated_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """A binary whose threads take more registers than was predicted: twice as many as the assembler says."""
-    blocks = toolchain._blocks
-    monkeypatch.setattr(toolchain, "_blocks", lambda spec, kernel, registers: blocks(spec, kernel, 2 * registers))
+    blocks = compiling._blocks
+    monkeypatch.setattr(compiling, "_blocks", lambda spec, kernel, registers: blocks(spec, kernel, 2 * registers))
     kernel = roller.compile(ops.gelu(ops.tensor((8192, 8192)) + ops.tensor((8192,))), device="cuda:h100")
     first = next(c for c in kernel.candidates if c.note)
     said = re.fullmatch(r"(\d+) of (\d+) tiles at a time", first.note)
@@ -76,7 +78,7 @@ def test_programs_are_rated_for_the_blocks_that_their_registers_leave_room_for(m
     kernel = roller.compile(ops.conv2d(ops.tensor((128, 3, 230, 230)), ops.tensor((64, 3, 7, 7)), 2), device="cuda:h100")
     assert len(built) == 1
     (stage,) = kernel.program.stages
-    room = codegen.resident_tiles(kernel.spec, stage)
+    room = limits.resident_tiles(kernel.spec, stage)
     assert resident_tiles(stage, kernel.spec, Geometry(stage.nest)) > room == kernel.artifact.resources["conv2d.resident_tiles"]
     assert [s.residents.predicted for s in kernel.explain().stages if s.residents] == [room]
 
@@ -87,10 +89,10 @@ def test_room_counts_the_threads_that_fill_panels(chip: str, threads: int) -> No
     op = ops.matmul(ops.tensor((4096, 4096), "float16"), ops.tensor((4096, 4096), "float16"))
     (stage,) = construct_for(op, chip).program.stages
     spec = load_spec(f"cuda:{chip}")
-    known = codegen.machine(spec)
-    registers = prediction.predicted_registers(spec, stage, known, threads)
+    known = machine.machine(spec)
+    registers = register_prediction.predicted_registers(spec, stage, known, threads)
     blocks = occupancy.resident_blocks(spec, threads, registers, grid.shared_bytes(stage, known))
-    assert codegen.resident_tiles(spec, stage) == blocks >= 1
+    assert limits.resident_tiles(spec, stage) == blocks >= 1
 
 
 VECTORS = {
@@ -111,9 +113,9 @@ def test_what_the_device_refuses_has_no_room(what: str, chip: str) -> None:
     rules, parameters = plugin.rules(spec, expr), plugin.cost_parameters(spec, expr)
     for found in construct(expr, spec, rules, replace(parameters, resident_tiles=None), 24):
         (stage,) = found.program.stages
-        assert (codegen.resident_tiles(spec, stage) > 0) == (codegen.refusal(spec, found.program) is None), stage.describe()
+        assert (limits.resident_tiles(spec, stage) > 0) == (limits.refusal(spec, found.program) is None), stage.describe()
     best = construct(expr, spec, rules, parameters, 1)[0]
-    assert codegen.refusal(spec, best.program) is None
+    assert limits.refusal(spec, best.program) is None
 
 
 @needs_compiler
@@ -128,16 +130,16 @@ def test_explain_does_not_say_that_what_the_device_refuses_is_slower() -> None:
 def test_no_block_has_room_whose_threads_would_spill(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = load_spec("cuda:a100")
     (stage,) = construct_for(ops.matmul(ops.tensor((512, 512)), ops.tensor((512, 512))), "a100").program.stages
-    assert codegen.resident_tiles(spec, stage) >= 1
-    monkeypatch.setattr(prediction, "wanted_registers", lambda *_: occupancy.MOST)
-    assert codegen.resident_tiles(spec, stage) == 0
+    assert limits.resident_tiles(spec, stage) >= 1
+    monkeypatch.setattr(register_prediction, "wanted_registers", lambda *_: occupancy.MOST)
+    assert limits.resident_tiles(spec, stage) == 0
 
 
 @needs_compiler
 def test_cubins_built_at_once_are_those_built_one_by_one() -> None:
     kernels = roller.compile_top(ops.matmul(ops.tensor((70, 90)), ops.tensor((90, 50))), "cuda:a100", top_k=4)
     plan = building.Plan(load_device("cuda"), kernels[0].spec)
-    toolchain.compiled.cache_clear()
+    compiling.compiled.cache_clear()
     alone = [building.build(plan, kernel.candidates[0]).artifact for kernel in kernels]
     assert [k.artifact.to_bytes() for k in kernels] == [artifact.to_bytes() for artifact in alone]
 
@@ -210,7 +212,7 @@ def assembler(monkeypatch: pytest.MonkeyPatch, first: tuple[int, int], second: t
         registers, spilled = first if len(texts) == 1 else second or pytest.fail("the kernel is compiled again")
         return text.encode(), {"k.registers": registers, "k.spilled_bytes": spilled}
 
-    monkeypatch.setattr(toolchain, "_compiled", compiled)
+    monkeypatch.setattr(compiling, "_compiled", compiled)
     return texts
 
 
@@ -231,7 +233,7 @@ def test_spills_for_one_more_block_are_taken_back(
     texts = assembler(monkeypatch, first, second)
     launch = {"kernels": [{"name": "k", "blocks": 108, "threads": 128, "shared_bytes": 0}]}
     text = 'extern "C" __global__ void __launch_bounds__(128) k(float* __restrict__ x_ptr) {}'
-    artifact = toolchain.build(load_spec("cuda:a100"), KernelSource(text, "cuda-c++", "k", launch))
+    artifact = compiling.build(load_spec("cuda:a100"), KernelSource(text, "cuda-c++", "k", launch))
     assert len(texts) == (1 if second is None else 2)
     assert artifact.resources["k.registers"] == (second if taken and second else first)[0]
     assert artifact.launch["text"] == (text.replace("(128)", "(128, 1)") if taken else text)
@@ -255,7 +257,7 @@ def test_registers_beyond_those_predicted_are_taken_back(
     texts = assembler(monkeypatch, first, second)
     about = {"name": "k", "threads": 224, "shared_bytes": 0, "blocks": blocks, "stage": "s", "predicted_registers": 124}
     text = 'extern "C" __global__ void __launch_bounds__(224) k(float* __restrict__ x_ptr) {}'
-    artifact = toolchain.build(load_spec("cuda:a100"), KernelSource(text, "cuda-c++", "k", {"kernels": [about]}))
+    artifact = compiling.build(load_spec("cuda:a100"), KernelSource(text, "cuda-c++", "k", {"kernels": [about]}))
     assert len(texts) == (1 if second is None else 2)
     assert artifact.launch["text"] == (text.replace("(224)", "(224, 2)") if taken else text)
     assert artifact.resources["s.resident_tiles"] == (2 if taken or first[0] <= 128 else 1)
@@ -283,10 +285,10 @@ def test_what_is_said_of_blocks_is_left_out_where_threads_spill_for_it(
         )
         return text.encode(), {"k.registers": registers, "k.spilled_bytes": spilled}
 
-    monkeypatch.setattr(toolchain, "_compiled", compiled)
+    monkeypatch.setattr(compiling, "_compiled", compiled)
     launch = {"kernels": [{"name": "k", "blocks": 108, "threads": 128, "shared_bytes": 0}]}
     text = 'extern "C" __global__ void __launch_bounds__(128, 8) k(float* __restrict__ x_ptr) {}'
-    artifact = toolchain.build(load_spec("cuda:a100"), KernelSource(text, "cuda-c++", "k", launch))
+    artifact = compiling.build(load_spec("cuda:a100"), KernelSource(text, "cuda-c++", "k", launch))
     assert artifact.launch["text"] == (text.replace("(128, 8)", "(128)") if untold else text)
     assert (len(texts) == 1) == (second is None) and artifact.data == str(artifact.launch["text"]).encode()
 

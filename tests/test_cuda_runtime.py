@@ -13,7 +13,7 @@ from fake_gpu import Gpus, kernel, why_not
 from gpu_runtime import SMALL, CupyStream, Names, RuntimeContract, right, values
 
 from roller.errors import LaunchError
-from roller_cuda import driver, foreign, gpu
+from roller_cuda.runtime import driver, foreign, gpu
 
 pytestmark = [needs_compiler, needs_cxx, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 

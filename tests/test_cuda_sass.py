@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 import roller
 from roller import ops, verify
 from roller.errors import CodegenError, DeviceUnavailableError
-from roller.nest import variants
-from roller.program import RProgram, StageProgram
-from roller_cuda import cubin, disassembly, machine_code, toolchain
-from roller_cuda.disassembly import Instruction
-from roller_cuda.machine_code import Code
-from roller_cuda.registers import Registers, repeated
+from roller.ir.nest import variants
+from roller.program.rprogram import RProgram, StageProgram
+from roller_cuda.toolchain import compiling, cubin, disassembly, machine_code
+from roller_cuda.toolchain.disassembly import Instruction
+from roller_cuda.toolchain.machine_code import Code
+from roller_cuda.toolchain.register_contents import Registers, repeated
 
 SIZE = 4096
 CHIPS = ("v100-pcie", "a100", "rtx4090", "h100")
@@ -137,7 +137,7 @@ def test_blocks_of_a_cluster_give_copies_back_without_a_fence_of_the_chip() -> N
 def test_waits_that_the_assembler_adds_are_counted() -> None:
     loss = "(C7520) Potential Performance Loss: products are serialized in the function 'first'"
     log = f"ptxas info : {loss}\nptxas info : (C7519) warpgroup.arrive is injected in around line 7 in function 'other'"
-    assert toolchain.resources(log) == {"first.added_waits": 1}
+    assert compiling.resources(log) == {"first.added_waits": 1}
 
 
 @pytest.mark.parametrize("chip", WITH_FRAGMENTS)
@@ -201,8 +201,8 @@ def test_copies_that_run_by_themselves_bring_what_the_block_tile_says(chip: str)
 def test_resources_come_from_the_binary(chip: str, dtype: str) -> None:
     """The cubin says what the assembler's log says."""
     kernel = compiled(chip, dtype).kernel
-    _, log = toolchain.compiled(kernel.source, kernel.spec.options["arch"])
-    said = toolchain.resources(log)
+    _, log = compiling.compiled(kernel.source, kernel.spec.options["arch"])
+    said = compiling.resources(log)
     (binary,) = cubin.kernels(kernel.artifact.data).values()
     assert kernel.artifact.resources[f"{binary.name}.registers"] == binary.registers == said[f"{binary.name}.registers"]
     assert binary.stack_bytes == said[f"{binary.name}.stack_bytes"]
@@ -271,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(128) bad(float *z, unsigned long lo
 
 
 def code_of(text: str, arch: str) -> Code:
-    return machine_code.read(toolchain.compiled(text, arch)[0])["bad"]
+    return machine_code.read(compiling.compiled(text, arch)[0])["bad"]
 
 
 @pytest.mark.parametrize("arch", ["sm_70", "sm_80", "sm_89", "sm_90a"])

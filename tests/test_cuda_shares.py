@@ -11,8 +11,8 @@ from emulating import emulated, expression, needs_cxx, text_of
 from warp_groups import ORDERS, SPEC, T, maps_of, of_groups, right
 
 from roller import ops, verify
-from roller.program import RProgram
-from roller_cuda import codegen
+from roller.program.rprogram import RProgram
+from roller_cuda.codegen import limits
 
 
 def cut(op: ops.SymbolicTensor, name: str, steps: int, count: int = 400) -> Iterator[RProgram]:
@@ -25,7 +25,7 @@ def cut(op: ops.SymbolicTensor, name: str, steps: int, count: int = 400) -> Iter
         other = replace(stage, share=(dim, share), split=parts)
         walked = any(lp.over == "time" and lp.dim == dim and lp.level == stage.levels[0] for lp in other.loops)
         made = replace(program, stages=(other,))
-        if parts > 1 and parts * share > stage.nest.extents[dim] and walked and codegen.refusal(SPEC, made) is None:
+        if parts > 1 and parts * share > stage.nest.extents[dim] and walked and limits.refusal(SPEC, made) is None:
             yield made
 
 
@@ -76,5 +76,5 @@ def in_rows(op: ops.SymbolicTensor) -> Iterator[RProgram]:
         if {"h", "s"} <= set(names) and all(stage.inner[names.index(name)] == 1 for name in ("h", "r", "s")):
             other = replace(stage, tiles=(stage.inner, *stage.tiles[1:]), share=(names.index("r"), 2), split=2)
             made = replace(program, stages=(other,))
-            if codegen.refusal(SPEC, made) is None:
+            if limits.refusal(SPEC, made) is None:
                 yield made

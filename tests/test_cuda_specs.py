@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
-from roller.catalog import find_spec, lint, list_specs
-from roller.hardware import HardwareSpec
+from roller.target.catalog import find_spec, lint, list_specs
+from roller.target.hardware import HardwareSpec
 
 KIB = 1024
 CHIPS = [entry.chip for entry in list_specs("cuda")]

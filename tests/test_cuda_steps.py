@@ -14,13 +14,14 @@ from emulating import expression, needs_compiler
 
 import roller
 from roller import ops
-from roller.chip import resolve
-from roller.construct import construct
-from roller.filling import share
-from roller.issuing import Issued
-from roller.occupancy import lanes_of
-from roller.program import RProgram
-from roller_cuda import codegen, disassembly, machine_code, toolchain
+from roller.cost.issue import Issued
+from roller.cost.occupancy import lanes_of
+from roller.device.chip import resolve
+from roller.layout.panel_order import share
+from roller.program.rprogram import RProgram
+from roller.search.construct import construct
+from roller_cuda.codegen import generator, limits
+from roller_cuda.toolchain import compiling, disassembly, machine_code
 
 SHORT = 8  # points of a reduction in a step
 pytestmark = [needs_compiler, pytest.mark.skipif(disassembly.tool() is None, reason=f"no disassembler: {disassembly.INSTALL}")]
@@ -60,9 +61,9 @@ def test_instructions_of_a_step_are_foreseen(chips: tuple[str, ...]) -> None:
         plugin, spec = resolve(f"cuda:{chip}")
         expr, parameters = expression(op), plugin.cost_parameters(spec, expression(op))
         made = [c.program for c in construct(expr, spec, plugin.rules(spec, expr), parameters, 60)]
-        short = [p for p in made if steps_of(p) <= SHORT and codegen.refusal(spec, p) is None]
+        short = [p for p in made if steps_of(p) <= SHORT and limits.refusal(spec, p) is None]
         for program in dict.fromkeys([*short[:1], *sorted(short, key=accesses_of, reverse=True)[:2]]):
-            kernel = toolchain.build(spec, codegen.generate(spec, program))
+            kernel = compiling.build(spec, generator.generate(spec, program))
             hot = next(iter(machine_code.read(kernel.data).values())).hot
             if not hot.is_loop or not hot.bases.get("BAR") or not hot.bases.get("LDGSTS") or hot.bases.get("STG"):
                 continue
@@ -77,7 +78,7 @@ def test_loops_whose_trips_are_not_constant_stand_a_power_of_two_times() -> None
     """NVIDIA's compilers leave out what remains of some that stand 3 or 5 times: operands behind the end were multiplied."""
     text = "  for (int unroll5_6 = 0; unroll5_6 < min(16, (30522 - (i3 * 16))); ++unroll5_6) {\n"
     constant = "  for (int unroll6_share = 0; unroll6_share < 12; ++unroll6_share) {\n"
-    found = codegen._REPEATED.sub(codegen._unrolled, text + constant)
+    found = generator._REPEATED.sub(generator._unrolled, text + constant)
     assert found.splitlines() == ["  #pragma unroll 4", text.rstrip(), "  #pragma unroll 6", constant.rstrip()]
     ragged = ops.matmul(ops.tensor((130, 1003), name="a"), ops.tensor((1003, 96), name="b"))
     for candidate in roller.compile_top(ragged, device="cuda:h100", top_k=4):

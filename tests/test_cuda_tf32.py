@@ -17,16 +17,16 @@ from random_operators import random_examples
 
 import roller
 from roller import ops, verify
-from roller.banks import staged_rows
-from roller.chip import load_spec
+from roller.device.chip import load_spec
 from roller.errors import ConstructionError, LaunchError, WrongResultError
 from roller.frozen import FrozenMap
-from roller.hardware import HardwareSpec
-from roller.kernel import Artifact
+from roller.layout.banks import staged_rows
 from roller.precision import permitted
-from roller.program import RProgram
+from roller.program.rprogram import RProgram
+from roller.runtime.artifact import Artifact
+from roller.target.hardware import HardwareSpec
 from roller.verify.rounding import Array
-from roller_cuda import codegen
+from roller_cuda.codegen import limits
 
 ORDERS = list(itertools.product((False, True), repeat=2))
 UNITS = {"a100": "mma", "rtx4090": "mma", "h100": "mma", "h100 groups": "wgmma"}
@@ -57,7 +57,7 @@ def programs(op: ops.SymbolicTensor, unit: str, count: int = 200, seed_: int = 0
         return
     for program in itertools.islice(space.drawn(seed_), count):
         blocks = math.prod(lp.trips for lp in program.stages[0].loops if lp.over == "units")
-        if codegen.refusal(spec, program) is None and blocks <= MOST_BLOCKS:
+        if limits.refusal(spec, program) is None and blocks <= MOST_BLOCKS:
             yield program
 
 

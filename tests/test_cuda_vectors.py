@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from emulating import needs_cxx
 
-from roller_cuda import emulator
+from roller_cuda.codegen import generator
+from roller_cuda.emulator import emulator
 
 WRAPPED = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
 CALLS = [
@@ -22,7 +23,7 @@ CALLS += [(f"roller_product_float32x{lanes}", f"float{lanes}", lanes, operator.m
 
 def text(function: str, kind: str) -> str:
     """The functions as kernels get them, and one that calls this one for a pair of values."""
-    parts = [(Path(emulator.__file__).parent / name).read_text(encoding="utf-8") for name in ("integers.cuh", "products.cuh")]
+    parts = [(Path(generator.__file__).parent / name).read_text(encoding="utf-8") for name in ("integers.cuh", "products.cuh")]
     call = 'extern "C" __attribute__((visibility("default"))) '
     call += f"void apply(const {kind} *a, const {kind} *b, {kind} *out) {{ *out = {function}(*a, *b); }}"
     return "\n".join(['#include "emulator.h"', *parts, call, ""])

@@ -8,9 +8,8 @@ from toy_plugin import Toy, toy_spec
 
 import roller
 from roller import ops
-from roller.align import Multiple, Rules
-from roller.construct import construct
-from roller.devices import Device, device_names, load_device
+from roller.cost.parameters import CostParameters
+from roller.device.plugins import Device, device_names, load_device
 from roller.errors import (
     CodegenError,
     ConstructionError,
@@ -22,14 +21,15 @@ from roller.errors import (
     SpecError,
     UnknownDeviceError,
 )
-from roller.estimate import Estimate, combine_estimates
-from roller.expr import TensorExpr
-from roller.fusion import fuse
-from roller.kernel import Artifact, BuildOptions
+from roller.ir.expr import TensorExpr
+from roller.ir.fusion import fuse
 from roller.plugin import hookimpl
-from roller.program import RProgram
-from roller.rates import CostParameters
-from roller.record import estimate_from_json, estimate_to_json
+from roller.program.alignment import Multiple, Rules
+from roller.program.estimate import Estimate, combine_estimates
+from roller.program.record import estimate_from_json, estimate_to_json
+from roller.program.rprogram import RProgram
+from roller.runtime.artifact import Artifact, BuildOptions
+from roller.search.construct import construct
 
 
 @pytest.fixture
@@ -321,8 +321,8 @@ def test_each_stage_has_multiples_of_its_own():
 
 
 def test_default_multiples_are_whole_transactions_where_software_places_data():
-    from roller.catalog import find_spec
-    from roller.defaults import tile_multiples
+    from roller.device.defaults import tile_multiples
+    from roller.target.catalog import find_spec
 
     gpu = find_spec("cuda", "v100-pcie")
     expr = fuse(ops.expression(ops.matmul(roller.tensor((256, 256)), roller.tensor((256, 256)))))

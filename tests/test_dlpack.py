@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roller import dlpack
-from roller.dlpack import borrow, lend
+from roller.runtime import dlpack
+from roller.runtime.dlpack import borrow, lend
 
 HOST = (1, 0)
 DTYPES = [*["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64", "bool"]]

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from roller import ops
 from roller.errors import ExpressionError
-from roller.expr import Axis, Stage, Tensor, TensorExpr, stage_flops
-from roller.scalar import Accumulator, Affine, Binary, Cast, Const, Load, Scalar, Select, Unary, loads, operations, reindex, walk
+from roller.ir.expr import Axis, Stage, Tensor, TensorExpr, stage_flops
+from roller.ir.scalar import Accumulator, Affine, Binary, Cast, Const, Load, Scalar, Select, Unary, loads, operations, reindex, walk
 
 NAMES = ("i", "j", "k")
 AFFINES = st.builds(

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from test_cuda_pieces import given_tiles
 
 from roller import ops
-from roller.banks import panel_steps
-from roller.chip import load_spec
-from roller.filling import Digit, FillOrder, conflicts, fill
-from roller.hardware import Banks
-from roller.nest import variants
-from roller.program import StageProgram
+from roller.device.chip import load_spec
+from roller.ir.nest import variants
+from roller.layout.banks import panel_steps
+from roller.layout.panel_order import Digit, FillOrder, conflicts, fill
+from roller.program.rprogram import StageProgram
+from roller.target.hardware import Banks
 from roller.testing import expression
 
 GPU = Banks(count=32, width_bytes=4)

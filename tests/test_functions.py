@@ -17,7 +17,7 @@ from emulating import needs_compiler, needs_cxx
 
 import roller
 from roller import ops
-from roller.devices import load_device
+from roller.device.plugins import load_device
 
 Array = npt.NDArray[Any]
 COUNT = 1 << 16
@@ -31,7 +31,7 @@ REFERENCES: dict[str, Callable[[Array], Array]] = {
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "erf": np.vectorize(math.erf, otypes=[np.float64]),
 }
-# What the docstring of roller.schedule.functions says, in units of 2^-24.
+# What the docstring of roller.lowering.tir.functions says, in units of 2^-24.
 CLAIMED = {"exp": 1.5, "tanh": 5.0, "sigmoid": 2.5, "erf": 6.0}
 
 

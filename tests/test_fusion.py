@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from roller import ops, verify
-from roller.expr import Axis, Stage, Tensor, TensorExpr
-from roller.fusion import NODES, cheap, fuse
-from roller.guard import canonical
+from roller.ir.expr import Axis, Stage, Tensor, TensorExpr
+from roller.ir.fusion import NODES, cheap, fuse
+from roller.ir.guards import canonical
+from roller.ir.scalar import Affine, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary, loads, walk
+from roller.ir.serialization import expr_from_json, expr_to_json
 from roller.ops import SymbolicTensor
 from roller.ops import tensor as T
-from roller.scalar import Affine, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary, loads, walk
-from roller.serial import expr_from_json, expr_to_json
 
 
 def fused(value: SymbolicTensor) -> TensorExpr:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from roller.catalog import find_spec, list_specs
 from roller.frozen import FrozenMap
-from roller.hardware import HardwareSpec, peak_key
+from roller.target.catalog import find_spec, list_specs
+from roller.target.hardware import HardwareSpec, peak_key
 
 
 def toy() -> dict[str, Any]:

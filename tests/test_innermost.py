@@ -9,22 +9,23 @@ from dataclasses import replace
 import pytest
 
 import roller
-from roller import construct as engine
-from roller import grow, ops
-from roller.chip import resolve
-from roller.construct import construct
+from roller import ops
+from roller.cost.parameters import CostParameters
+from roller.device.chip import resolve
 from roller.errors import ConstructionError
-from roller.expr import TensorExpr
-from roller.fit import Fit
-from roller.fusion import fuse
-from roller.hardware import HardwareSpec
-from roller.innermost import innermost
-from roller.nest import Tile, variants
+from roller.ir.expr import TensorExpr
+from roller.ir.fusion import fuse
+from roller.ir.nest import Tile, variants
 from roller.ops import SymbolicTensor
-from roller.rates import CostParameters
-from roller.search import Search, mappings, searches, start
+from roller.program.capacity import Fit
+from roller.program.footprint import Geometry
+from roller.search import construct as engine
+from roller.search import grow
+from roller.search.construct import construct
+from roller.search.innermost import innermost
+from roller.search.tile_space import Search, mappings, searches, start
+from roller.target.hardware import HardwareSpec
 from roller.testing import gemm, toy_atom, toy_level, toy_spec
-from roller.tile import Geometry
 
 
 def pointwise() -> SymbolicTensor:

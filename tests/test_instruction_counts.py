@@ -12,9 +12,9 @@ from emulating import needs_compiler
 
 import roller
 from roller import ops
-from roller.compiled import Kernel
-from roller_cpu import toolchain as cpu_toolchain
-from roller_cuda import disassembly, machine_code
+from roller.kernel import Kernel
+from roller_cpu.toolchain import compiling as cpu_toolchain
+from roller_cuda.toolchain import disassembly, machine_code
 
 GOLDEN = Path(__file__).parent / "golden" / "instructions.json"
 MORE = 1.02  # times as many as in the table: schedulers move a few

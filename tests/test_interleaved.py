@@ -17,15 +17,16 @@ from test_filling import places
 
 import roller
 from roller import ops, verify
-from roller.arrays import aligned_empty
-from roller.chip import load_spec
+from roller.device.chip import load_spec
 from roller.errors import ConstructionError
-from roller.hardware import HardwareSpec
-from roller.program import StageProgram
-from roller.schedule.shared import SharedPanel
-from roller.schedule.stage import _fillings
-from roller_rocm import codegen, toolchain
-from roller_rocm.emulator import Emulator, Order
+from roller.lowering.simt.shared_panels import SharedPanel
+from roller.lowering.simt.stage_kernel import _fillings
+from roller.program.rprogram import StageProgram
+from roller.runtime.arrays import aligned_empty
+from roller.target.hardware import HardwareSpec
+from roller_rocm.codegen import generator, machine
+from roller_rocm.emulator.emulator import Emulator, Order
+from roller_rocm.toolchain import compiling
 
 CHIPS = ("mi100", "mi210", "mi300x", "rx7900xtx")
 
@@ -67,7 +68,7 @@ def programs(draw: st.DrawFn) -> tuple[StageProgram, HardwareSpec, int]:
 @given(programs())
 def test_every_value_is_stored_once_where_it_is_read(made: tuple[StageProgram, HardwareSpec, int]) -> None:
     program, spec, many = made
-    for filling in _fillings(program, codegen.machine(spec)):
+    for filling in _fillings(program, machine.machine(spec)):
         panel = filling.panel
         assert panel.beside in (1, many)
         assert panel.depth is None or panel.beside == 1 or panel.steps[panel.depth] * panel.beside >= panel.beside
@@ -94,7 +95,7 @@ def test_operands_across_the_reduction_are_read_in_pieces(chip: str, dtype: str,
     """Not value by value; and lanes do not meet in a bank, neither those that read nor those that turn what they store."""
     op = product(dtype, turned, (128, 128, 128))
     spec, program = best(op, chip, "wmma" if chip == "rx7900xtx" else "mfma")
-    artifact = toolchain.build(spec, codegen.generate(spec, program))
+    artifact = compiling.build(spec, generator.generate(spec, program))
     assert not re.search(r"ds_(read|load)_[ui](16|8)", artifact.launch["assembly"])
     assert not re.search(r"ds_(write|store)_b16", artifact.launch["assembly"])
     emulator, expr = Emulator(artifact, [Order(False, True)]), program.expr

@@ -15,10 +15,10 @@ from bench.ipu_baseline import Row
 from bench.ipu_planner import Family, best, families
 from bench.ipu_sides import Side
 from roller import ops
-from roller.fusion import fuse
+from roller.ir.fusion import fuse
 from roller.ops import SymbolicTensor
 from roller.plugin import HardwareSpec, find_spec
-from roller_ipu_sim import cost
+from roller_ipu_sim.cost import model
 
 BOW = find_spec("ipu_sim", "bow")
 
@@ -71,7 +71,7 @@ def test_planner_takes_the_least_of_all_splits(name: str) -> None:
     spec = chip(24)
     for family in families_of(SMALL[name], spec):
         placing = ipu_planner.poplibs(spec, family.in_place)
-        cycles = {tile: cost.estimate(placing, family.program(tile)).seconds * spec.clock_ghz * 1e9 for tile in family.tiles(24)}
+        cycles = {tile: model.estimate(placing, family.program(tile)).seconds * spec.clock_ghz * 1e9 for tile in family.tiles(24)}
         assert all(family.least(tile) <= taken for tile, taken in cycles.items())
         found = best(family)
         least = min(cycles.values(), default=math.inf)

@@ -16,13 +16,13 @@ from ipu_programs import BOW, CHIPS, agrees, interpreted, simulated
 
 import roller
 from roller import ops, verify
-from roller.catalog import find_spec
 from roller.errors import CodegenError, ConstructionError, KernelError, RollerError
-from roller.kernel import Artifact
 from roller.ops import SymbolicTensor
-from roller_ipu_sim.codegen import AGAIN
-from roller_ipu_sim.families import each_placement
-from roller_ipu_sim.manifest import Manifest, from_json
+from roller.runtime.artifact import Artifact
+from roller.target.catalog import find_spec
+from roller_ipu_sim.codegen.generator import AGAIN
+from roller_ipu_sim.manifest.families import each_placement
+from roller_ipu_sim.manifest.models import Manifest, from_json
 
 FEW = CHIPS[2]  # five tiles
 

@@ -10,8 +10,8 @@ from ipu_random import alike
 from test_ipu_execute import factors
 from test_ipu_manifest import at, numbers_in, product
 
-from roller_ipu_sim.execute import execute
-from roller_ipu_sim.manifest import ManifestError, from_json, to_json
+from roller_ipu_sim.manifest.models import ManifestError, from_json, to_json
+from roller_ipu_sim.simulator.execute import execute
 
 TEXT = to_json(product())
 INPUTS = factors(24, 64, 64)

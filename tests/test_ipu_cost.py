@@ -14,14 +14,14 @@ from random_operators import operators, random_examples
 
 import roller
 from roller import ops
-from roller.construct import construct
-from roller.devices import load_device
+from roller.device.plugins import load_device
 from roller.errors import ConstructionError, ExpressionError
-from roller.estimate import Estimate
-from roller.fusion import fuse
-from roller.nest import variants
-from roller.program import RProgram, StageProgram, tiled_levels
-from roller.search import mappings
+from roller.ir.fusion import fuse
+from roller.ir.nest import variants
+from roller.program.estimate import Estimate
+from roller.program.rprogram import RProgram, StageProgram, tiled_levels
+from roller.search.construct import construct
+from roller.search.tile_space import mappings
 
 # --- programs that no engine would choose ----------------------------------------------------------------------------
 

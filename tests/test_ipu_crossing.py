@@ -14,13 +14,13 @@ from random_operators import random_examples
 
 from roller import ops
 from roller.errors import ExpressionError
-from roller.fusion import fuse
-from roller_ipu_sim.crossing import common_digits, crossed, side
-from roller_ipu_sim.families import each_placement
-from roller_ipu_sim.homes import kept, results
-from roller_ipu_sim.manifest import Placement
-from roller_ipu_sim.runs import Common, Runs
-from roller_ipu_sim.whole import Whole, whole_of
+from roller.ir.fusion import fuse
+from roller_ipu_sim.codegen.crossing import common_digits, crossed, side
+from roller_ipu_sim.codegen.homes import kept, results
+from roller_ipu_sim.codegen.runs import Common, Runs
+from roller_ipu_sim.codegen.whole import Whole, whole_of
+from roller_ipu_sim.manifest.families import each_placement
+from roller_ipu_sim.manifest.models import Placement
 
 Place = tuple[int, int]  # tile, place in its buffer
 Run = tuple[int, int, int, int, int]  # sender, place, receiver, place, elements

@@ -11,11 +11,9 @@ from ipu_manifests import Draft, Product, bow, every, ref, run, up
 from ipu_random import alike
 
 from roller.plugin import LaunchError
-from roller_ipu_sim import cycles
-from roller_ipu_sim.execute import Execution, Simulation, execute
-from roller_ipu_sim.interpret import interpret
-from roller_ipu_sim.machine import machine
-from roller_ipu_sim.manifest import (
+from roller_ipu_sim.chip import cycles
+from roller_ipu_sim.chip.machine import machine
+from roller_ipu_sim.manifest.models import (
     Amp,
     AmpLoop,
     Fill,
@@ -28,6 +26,8 @@ from roller_ipu_sim.manifest import (
     VertexGroup,
     View,
 )
+from roller_ipu_sim.simulator.execute import Execution, Simulation, execute
+from roller_ipu_sim.simulator.interpret import interpret
 
 MACHINE = machine(bow())
 Array = np.ndarray[Any, Any]
@@ -299,8 +299,8 @@ def test_long_reductions_are_cut_into_pieces(monkeypatch: pytest.MonkeyPatch) ->
     values = np.random.default_rng(5).standard_normal((3, 60)).astype(np.float16)
     whole = both(draft.done(), x=values).outputs["y"]
     for piece, points in ((1, 1), (2, 12), (5, 40)):
-        monkeypatch.setattr("roller_ipu_sim.execute.PIECE", piece)
-        monkeypatch.setattr("roller_ipu_sim.execute.POINTS", points)
+        monkeypatch.setattr("roller_ipu_sim.simulator.execute.PIECE", piece)
+        monkeypatch.setattr("roller_ipu_sim.simulator.execute.POINTS", points)
         assert alike(both(draft.done(), x=values).outputs["y"], whole)
 
 

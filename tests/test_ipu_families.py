@@ -19,12 +19,22 @@ from test_ipu_manifest import MACHINE, refused
 
 from roller import compile as compiled
 from roller import ops
-from roller_ipu_sim.affine import Nest, nest_over, spans
-from roller_ipu_sim.check import check
-from roller_ipu_sim.execute import execute
-from roller_ipu_sim.host_check import run_on_host
-from roller_ipu_sim.interpret import interpret
-from roller_ipu_sim.manifest import Fill, Manifest, ManifestError, Placement, Receivers, Send, VertexGroup, from_json, to_json
+from roller_ipu_sim.manifest.affine import Nest, nest_over, spans
+from roller_ipu_sim.manifest.check import check
+from roller_ipu_sim.manifest.models import (
+    Fill,
+    Manifest,
+    ManifestError,
+    Placement,
+    Receivers,
+    Send,
+    VertexGroup,
+    from_json,
+    to_json,
+)
+from roller_ipu_sim.poplar.host_check import run_on_host
+from roller_ipu_sim.simulator.execute import execute
+from roller_ipu_sim.simulator.interpret import interpret
 
 pytestmark = pytest.mark.usefixtures("headers_read_once")
 

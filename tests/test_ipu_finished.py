@@ -13,14 +13,14 @@ from random_operators import random_examples
 
 import roller
 from roller import ops, verify
-from roller.fusion import fuse
-from roller.nest import variants
+from roller.ir.fusion import fuse
+from roller.ir.nest import variants
 from roller.ops import SymbolicTensor
-from roller.program import RProgram, StageProgram, tiled_levels
-from roller.search import mappings
-from roller_ipu_sim import cost
-from roller_ipu_sim.manifest import Manifest, Map
-from roller_ipu_sim.pieces import axes_of, pieces_of
+from roller.program.rprogram import RProgram, StageProgram, tiled_levels
+from roller.search.tile_space import mappings
+from roller_ipu_sim.cost import model
+from roller_ipu_sim.manifest.models import Manifest, Map
+from roller_ipu_sim.plan.pieces import axes_of, pieces_of
 
 
 def halves(*shape: int) -> SymbolicTensor:
@@ -91,10 +91,10 @@ def test_pieces_are_whole_rows_or_even_parts_of_one(
 def test_a_residual_lies_where_results_are_finished() -> None:
     """Nothing is brought but the operands: each of eight tiles has its eighth of the residual's box from the beginning."""
     bare, with_residual = (cut(op, (32, 32, 16)) for op in (_product(), _product() + halves(64, 64)))
-    manifest, _ = agrees(BOW, with_residual, cost.estimate(BOW, with_residual), 1, False)
+    manifest, _ = agrees(BOW, with_residual, model.estimate(BOW, with_residual), 1, False)
     (kept,) = [b for b in manifest.buffers if b.name == "in2"]
     assert kept.elements == 32 * 32 // 8
-    traffic = [dict(cost.estimate(BOW, program).terms)["exchange"] for program in (bare, with_residual)]
+    traffic = [dict(model.estimate(BOW, program).terms)["exchange"] for program in (bare, with_residual)]
     assert traffic[0] == traffic[1]
     assert last_map(manifest).loops == (128, 8)
 
@@ -109,7 +109,7 @@ def _product() -> SymbolicTensor:
 def test_what_rows_share_is_read_by_rows(tile: tuple[int, int, int], shape: tuple[int, ...]) -> None:
     product = ops.matmul(halves(64, 64), halves(64, 64))  # no larger, as the interpreter goes element by element
     program = cut(ops.relu(product + halves(*shape)), tile)
-    manifest, _ = agrees(BOW, program, cost.estimate(BOW, program), 1, False)
+    manifest, _ = agrees(BOW, program, model.estimate(BOW, program), 1, False)
     interpreted(BOW, manifest, verify.random_inputs(program.expr, 2, False))
 
 
@@ -117,13 +117,13 @@ def test_positions_are_known_where_results_are_finished() -> None:
     """A mean over windows that leave the image divides by how many points lie inside: every piece begins elsewhere."""
     pooled = ops.avg_pool2d(ops.tensor((1, 4, 12, 12)), (4, 4), stride=1, padding=2, count_include_pad=False)
     program = cut(pooled + ops.tensor((4, 1, 1)), (4, 4, 4, 2, 2), "scalar")
-    manifest, _ = agrees(BOW, program, cost.estimate(BOW, program), 1, False)
+    manifest, _ = agrees(BOW, program, model.estimate(BOW, program), 1, False)
     interpreted(BOW, manifest, verify.random_inputs(program.expr, 2, False))
 
 
 def test_a_single_result_is_finished_with_another_array() -> None:
     program = cut(ops.reduce_sum(ops.tensor((64,)), (0,), keepdims=True) + ops.tensor((1,)), (16,), "scalar")
-    manifest, _ = agrees(BOW, program, cost.estimate(BOW, program), 1, False)
+    manifest, _ = agrees(BOW, program, model.estimate(BOW, program), 1, False)
     interpreted(BOW, manifest, verify.random_inputs(program.expr, 2, False))
 
 
@@ -138,7 +138,7 @@ def test_a_residual_that_an_earlier_stage_computed_is_brought_in_pieces() -> Non
         levels, tile = tiled_levels(BOW), (32, 32, 16)
         stages.append(StageProgram(nest, atom, mapping, levels, (tile,) * len(levels), ((0, 1, 2),) * len(levels), split=4))
     program = RProgram(expr, tuple(stages))
-    manifest, _ = agrees(BOW, program, cost.estimate(BOW, program), 1, False)
+    manifest, _ = agrees(BOW, program, model.estimate(BOW, program), 1, False)
     (kept,) = [b for b in manifest.buffers if b.name == "s1.in2"]
     assert kept.elements == 32 * 32 // 4
 

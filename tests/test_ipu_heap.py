@@ -9,8 +9,8 @@ from ipu_programs import BOW
 
 import roller
 from roller import ops
-from roller_ipu_sim.heap import Wish, placed
-from roller_ipu_sim.machine import Machine, machine
+from roller_ipu_sim.chip.machine import Machine, machine
+from roller_ipu_sim.plan.heap import Wish, placed
 
 CHIP = machine(BOW)
 WISHES = st.lists(
@@ -65,6 +65,6 @@ def test_buffers_without_wishes_take_no_more_than_their_bytes_where_memory_is_sh
 def test_an_array_of_nearly_all_memory_fits() -> None:
     elements = 1472 * 73_000  # two arrays of 292 kB in each tile, larger than what the plain region has
     kernel = roller.compile(ops.relu(ops.tensor((elements,))), device="ipu_sim:bow")
-    assert kernel.profile().memory.max() + CHIP.reserved_bytes <= CHIP.tile_bytes
+    assert kernel.profile().profile.memory.max() + CHIP.reserved_bytes <= CHIP.tile_bytes
     with pytest.raises(roller.RollerError, match="more than"):
         roller.compile(ops.relu(ops.tensor((1472 * 75_000,))), device="ipu_sim:bow")

@@ -14,16 +14,16 @@ from random_operators import random_examples
 
 from roller import ops, verify
 from roller.frozen import FrozenMap
-from roller.fusion import fuse
-from roller.hardware import HardwareSpec
-from roller.nest import variants
+from roller.ir.fusion import fuse
+from roller.ir.nest import variants
 from roller.ops import SymbolicTensor
-from roller.program import RProgram, StageProgram, tiled_levels
-from roller.search import mappings
-from roller_ipu_sim import cost
-from roller_ipu_sim.codegen import manifest_of
-from roller_ipu_sim.execute import execute
-from roller_ipu_sim.manifest import Manifest, Map, Reduce
+from roller.program.rprogram import RProgram, StageProgram, tiled_levels
+from roller.search.tile_space import mappings
+from roller.target.hardware import HardwareSpec
+from roller_ipu_sim.codegen.generator import manifest_of
+from roller_ipu_sim.cost import model
+from roller_ipu_sim.manifest.models import Manifest, Map, Reduce
+from roller_ipu_sim.simulator.execute import execute
 
 
 def without(*choices: str) -> HardwareSpec:
@@ -49,7 +49,7 @@ def rows(count: int, points: int, dtype: str = "float32") -> SymbolicTensor:
 
 
 def taken(program: RProgram, spec: HardwareSpec = BOW) -> int:
-    return simulated(spec, cost.estimate(spec, program))
+    return simulated(spec, model.estimate(spec, program))
 
 
 def vertices_of(manifest: Manifest) -> list[tuple[str, object]]:
@@ -66,8 +66,8 @@ def test_one_long_row_by_hand() -> None:
     two = 33 + 6 * (20 + 10 + 2 * 238), 33 + 6 * (20 + 10 + 12)  # of two rows: 12 partial results of each
     assert taken(program) == sum(two)
     single = laid(ops.reduce_sum(rows(1, 2 * 2856), (0, 1)), (2856,), lane=0)
-    assert cost.estimate(BOW, single).seconds < math.inf
-    terms = dict(cost.estimate(BOW, single).terms)
+    assert model.estimate(BOW, single).seconds < math.inf
+    terms = dict(model.estimate(BOW, single).terms)
     assert round(terms["compute"] * BOW.clock_ghz * 1e9) == partial + added
 
 
@@ -76,7 +76,7 @@ def test_one_long_row_by_hand() -> None:
 def test_steps_of_a_reduction_cut_inside(tile: tuple[int, int], names: set[str], lane: int | None) -> None:
     operator = ops.reduce_sum(rows(96, tile[1]), (1,))
     program = laid(operator, tile, lane)
-    manifest, _ = agrees(BOW, program, cost.estimate(BOW, program), 1, True)
+    manifest, _ = agrees(BOW, program, model.estimate(BOW, program), 1, True)
     interpreted(BOW, manifest, verify.random_inputs(program.expr, 2, False))
     found = {name for name, _ in vertices_of(manifest)}
     assert found == names
@@ -85,7 +85,7 @@ def test_steps_of_a_reduction_cut_inside(tile: tuple[int, int], names: set[str],
 def test_points_left_over_are_added_to_the_first_partial_results() -> None:
     """1021 is a prime number: no number of partial results divides it."""
     program = laid(ops.reduce_max(rows(2944, 1021), (1,)), (2, 1021), lane=0)
-    manifest, _ = agrees(BOW, program, cost.estimate(BOW, program), 3, False)
+    manifest, _ = agrees(BOW, program, model.estimate(BOW, program), 3, False)
     made = dict(vertices_of(manifest))
     rest = made["compute rest of"]
     assert isinstance(rest, Map)
@@ -96,7 +96,7 @@ def test_points_left_over_are_added_to_the_first_partial_results() -> None:
 
 def test_a_mean_is_finished_by_what_adds_up() -> None:
     program = laid(ops.reduce_mean(rows(64, 512), (1,)), (2, 512), lane=1)
-    manifest, _ = agrees(BOW, program, cost.estimate(BOW, program), 3, False)
+    manifest, _ = agrees(BOW, program, model.estimate(BOW, program), 3, False)
     last = vertices_of(manifest)[-1][1]
     assert isinstance(last, Map)
     assert last.epilogue is not None
@@ -127,9 +127,9 @@ def test_partial_results_take_room() -> None:
 def test_vectors_along_a_reduction_are_for_single_steps() -> None:
     program = laid(ops.reduce_sum(rows(64, 512), (1,)), (2, 64), lane=1)
     stepped = replace(program, stages=(replace(program.stages[0], split=1),))
-    assert math.isinf(cost.estimate(BOW, stepped).seconds)
-    assert cost.estimate(BOW, stepped).bound_by == "vector along the reduction"
-    assert cost.estimate(without("inside"), program).bound_by == "vector along the reduction"
+    assert math.isinf(model.estimate(BOW, stepped).seconds)
+    assert model.estimate(BOW, stepped).bound_by == "vector along the reduction"
+    assert model.estimate(without("inside"), program).bound_by == "vector along the reduction"
 
 
 @st.composite
@@ -156,7 +156,7 @@ def any_reduction(data: st.DataObject) -> None:
     assert manifest is not None
     interpreted(spec, manifest, verify.random_inputs(expr, 1, False))
     placing = FrozenMap({**spec.options, "placing": {**spec.options["placing"], "inside": False}})
-    assert cost.estimate(spec, program).seconds <= cost.estimate(spec.model_copy(update={"options": placing}), program).seconds
+    assert model.estimate(spec, program).seconds <= model.estimate(spec.model_copy(update={"options": placing}), program).seconds
 
 
 @pytest.mark.parametrize("part", [0, 1])
@@ -186,8 +186,8 @@ def test_few_parts_are_added_by_a_reduction_over_them() -> None:
     program = laid(ops.reduce_sum(rows(4, 64), (1,)), (4, 32), lane=0)
     assert isinstance(added(program), Map)
     assert isinstance(added(program, without("cheapest")), Reduce)
-    agrees(BOW, program, cost.estimate(BOW, program), 1, False)
-    terms = [dict(cost.estimate(spec, program).terms)["combine"] * BOW.clock_ghz * 1e9 for spec in (BOW, without("cheapest"))]
+    agrees(BOW, program, model.estimate(BOW, program), 1, False)
+    terms = [dict(model.estimate(spec, program).terms)["combine"] * BOW.clock_ghz * 1e9 for spec in (BOW, without("cheapest"))]
     assert [round(t) for t in terms] == [33 + 6 * (20 + 10 + 2), 282 + 6 * (11 + 2)]
 
 
@@ -195,7 +195,7 @@ def test_many_parts_are_added_by_the_vertex_for_them() -> None:
     """22 or more sets of 24 results a worker: what a set takes more then weighs more than what starting takes less."""
     program = laid(ops.reduce_sum(rows(1200, 4), (1,)), (1200, 2), lane=0)
     assert isinstance(added(program), Reduce)
-    agrees(BOW, program, cost.estimate(BOW, program), 1, False)
+    agrees(BOW, program, model.estimate(BOW, program), 1, False)
 
 
 def test_parts_are_finished_as_they_are_added_up() -> None:
@@ -206,12 +206,12 @@ def test_parts_are_finished_as_they_are_added_up() -> None:
     assert vertex.epilogue is not None
     assert "finish" not in {name for name, _ in vertices_of(manifest_of(BOW, program))}
     assert "sum" not in {b.name for b in manifest_of(BOW, program).buffers}
-    agrees(BOW, program, cost.estimate(BOW, program), 1, False)
+    agrees(BOW, program, model.estimate(BOW, program), 1, False)
 
 
 def test_a_sum_over_nothing_is_set_once_whatever_else_is_reduced() -> None:
     summed = ops.einsum("ij->", ops.tensor((0, 12), "int32") + ops.tensor((12,), "int32"))
     program = laid(summed, (1, 4))
     stepped = RProgram(program.expr, (replace(program.stages[0], split=1),))
-    manifest, _ = agrees(BOW, stepped, cost.estimate(BOW, stepped), 1, True)
+    manifest, _ = agrees(BOW, stepped, model.estimate(BOW, stepped), 1, True)
     assert [name for name, _ in vertices_of(manifest)] == ["compute"]

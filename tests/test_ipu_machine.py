@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import figures, ipu_points
-from roller.catalog import PROVENANCE
 from roller.frozen import thaw
+from roller.ir.scalar import ARITHMETIC, COMPARISON, LOGICAL, UNARY
 from roller.plugin import CodegenError, HardwareSpec, SpecError, find_spec
-from roller.scalar import ARITHMETIC, COMPARISON, LOGICAL, UNARY
-from roller_ipu_sim.cycles import AmpShape, MapShape, amp, copied, exchanged, filled, mapped, reduced, relaid
-from roller_ipu_sim.machine import Machine, machine
+from roller.target.catalog import PROVENANCE
+from roller_ipu_sim.chip.cycles import AmpShape, MapShape, amp, copied, exchanged, filled, mapped, reduced, relaid
+from roller_ipu_sim.chip.machine import Machine, machine
 
 CHIPS = ipu_points.CHIPS
 MK2 = ("gc200", "bow", "c600")

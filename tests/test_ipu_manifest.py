@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 from ipu_manifests import Draft, Product, bow, every, ref, run
 
-from roller_ipu_sim.check import check
-from roller_ipu_sim.counting import profiled
-from roller_ipu_sim.execute import execute
-from roller_ipu_sim.machine import machine
-from roller_ipu_sim.manifest import (
+from roller_ipu_sim.chip.machine import machine
+from roller_ipu_sim.manifest.check import check
+from roller_ipu_sim.manifest.memory import fullest
+from roller_ipu_sim.manifest.models import (
     Copy,
     Fill,
     Manifest,
@@ -29,7 +28,8 @@ from roller_ipu_sim.manifest import (
     number,
     to_json,
 )
-from roller_ipu_sim.memory import fullest
+from roller_ipu_sim.simulator.counting import profiled
+from roller_ipu_sim.simulator.execute import execute
 
 MACHINE = machine(bow())
 Change = Callable[[dict[str, Any]], None]

@@ -8,8 +8,8 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roller_ipu_sim.overlaps import Cuts, Line, Overlap, longest, overlap, starts
-from roller_ipu_sim.windows import fullest
+from roller_ipu_sim.plan.overlaps import Cuts, Line, Overlap, longest, overlap, starts
+from roller_ipu_sim.plan.windows import fullest
 
 
 @st.composite

@@ -32,14 +32,14 @@ from ipu_poplar_cases import (
 )
 
 from roller.plugin import CodegenError, DeviceUnavailableError, LaunchError
-from roller_ipu_sim.affine import nests, total
-from roller_ipu_sim.check import check
-from roller_ipu_sim.execute import execute
-from roller_ipu_sim.host_check import run_on_host
-from roller_ipu_sim.machine import machine
-from roller_ipu_sim.manifest import Manifest, from_json, to_json
-from roller_ipu_sim.poplar import PoplarProgram, generate
-from roller_ipu_sim.poplar_fields import Access, dealt, fields_of
+from roller_ipu_sim.chip.machine import machine
+from roller_ipu_sim.manifest.affine import nests, total
+from roller_ipu_sim.manifest.check import check
+from roller_ipu_sim.manifest.models import Manifest, from_json, to_json
+from roller_ipu_sim.poplar.fields import Access, dealt, fields_of
+from roller_ipu_sim.poplar.host_check import run_on_host
+from roller_ipu_sim.poplar.host_program import PoplarProgram, generate
+from roller_ipu_sim.simulator.execute import execute
 
 pytestmark = pytest.mark.usefixtures("headers_read_once")
 
@@ -174,9 +174,9 @@ def test_any_names_will_do() -> None:
 
 
 def test_no_type_that_a_tree_names_is_left_without_one_in_poplar() -> None:
-    from roller_ipu_sim.manifest import BYTES
-    from roller_ipu_sim.poplar import TYPES
-    from roller_ipu_sim.poplar_scalars import ELEMENT_TYPES, STORED_TYPES
+    from roller_ipu_sim.manifest.models import BYTES
+    from roller_ipu_sim.poplar.host_program import TYPES
+    from roller_ipu_sim.poplar.scalars import ELEMENT_TYPES, STORED_TYPES
 
     assert set(BYTES) == set(TYPES) == set(ELEMENT_TYPES) == set(STORED_TYPES)
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from ipu_poplar_cases import Array, Case, Formula, formulas, needs_compiler, same
 
-from roller.scalar import UNARY
-from roller_ipu_sim.host_check import run_on_host
+from roller.ir.scalar import UNARY
+from roller_ipu_sim.poplar.host_check import run_on_host
 
 pytestmark = pytest.mark.usefixtures("headers_read_once")
 

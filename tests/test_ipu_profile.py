@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from ipu_manifests import Draft, Product, bow, every, ref, run
 
-from roller_ipu_sim.counting import profiled
-from roller_ipu_sim.machine import machine
-from roller_ipu_sim.manifest import Fill, Manifest, VertexGroup
-from roller_ipu_sim.profile import KINDS, Profile, ranges
+from roller_ipu_sim.chip.machine import machine
+from roller_ipu_sim.manifest.models import Fill, Manifest, VertexGroup
+from roller_ipu_sim.simulator import report
+from roller_ipu_sim.simulator.counting import profiled
+from roller_ipu_sim.simulator.profile import KINDS, Profile, ranges
 
 MACHINE = machine(bow())
 
@@ -65,7 +66,7 @@ def test_as_json() -> None:
 
 def test_as_text() -> None:
     profile = profile_of(uneven())
-    said = profile.text()
+    said = report.text(profile)
     assert f"{profile.cycles:,} simulated cycles in 2 supersteps" in said
     assert "fill <b>&" in said and f"{profile.supersteps[1].cycles:,}" in said
     assert "no IPU was used" in said
@@ -74,7 +75,7 @@ def test_as_text() -> None:
 def test_as_a_page() -> None:
     """Well-formed, self-contained, every superstep in the timeline, and bars that fill it."""
     profile = profile_of(uneven())
-    page = profile.html()
+    page = report.html(profile)
     assert "<script" not in page and "http" not in page.replace("http://www.w3.org/2000/svg", "")
     root = ElementTree.fromstring(page)
     timeline, memory = root.iter("{http://www.w3.org/2000/svg}svg")
@@ -97,12 +98,12 @@ def test_many_supersteps_are_summed_up() -> None:
         draft.exchange(f"nothing {number}")
     profile = profile_of(draft.done())
     assert len(profile.supersteps) == 200
-    assert "160 shorter ones" in profile.text() and profile.text().count("\n") < 70
+    assert "160 shorter ones" in report.text(profile) and report.text(profile).count("\n") < 70
 
 
 def test_a_program_without_steps() -> None:
     draft = Draft(tiles=2)
     profile = profile_of(draft.done())
     assert profile.cycles == 0 and profile.balance == 1.0
-    assert "0 simulated cycles" in profile.text()
-    ElementTree.fromstring(profile.html())
+    assert "0 simulated cycles" in report.text(profile)
+    ElementTree.fromstring(report.html(profile))

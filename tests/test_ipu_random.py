@@ -8,9 +8,9 @@ from ipu_manifests import Product
 from ipu_random import CHIPS, TYPES, Case, alike, array, manifests, products
 
 from roller.plugin import find_spec
-from roller_ipu_sim.execute import execute
-from roller_ipu_sim.interpret import interpret
-from roller_ipu_sim.manifest import from_json, to_json
+from roller_ipu_sim.manifest.models import from_json, to_json
+from roller_ipu_sim.simulator.execute import execute
+from roller_ipu_sim.simulator.interpret import interpret
 
 
 def agree(case: Case) -> None:

@@ -11,22 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roller import ops, verify
-from roller.align import even_extents
-from roller.chip import resolve
-from roller.choice import in_turn, program_of, refined, split
-from roller.construct import construct
-from roller.fusion import fuse
-from roller.nest import variants
+from roller.device.chip import resolve
+from roller.ir.fusion import fuse
+from roller.ir.nest import variants
 from roller.ops import SymbolicTensor
-from roller.program import RProgram, StageProgram
-from roller.search import Search, searches, start
-from roller_ipu_sim.codegen import manifest_of
-from roller_ipu_sim.cost import estimate
-from roller_ipu_sim.execute import execute
-from roller_ipu_sim.heap import placed
-from roller_ipu_sim.machine import machine
-from roller_ipu_sim.plan import plan_of
-from roller_ipu_sim.work import wishes
+from roller.program.alignment import even_extents
+from roller.program.rprogram import RProgram, StageProgram
+from roller.search.choices import in_turn, program_of, refined, split
+from roller.search.construct import construct
+from roller.search.tile_space import Search, searches, start
+from roller_ipu_sim.chip.machine import machine
+from roller_ipu_sim.codegen.generator import manifest_of
+from roller_ipu_sim.cost.model import estimate
+from roller_ipu_sim.plan.heap import placed
+from roller_ipu_sim.plan.stage_plan import plan_of
+from roller_ipu_sim.plan.work import wishes
+from roller_ipu_sim.simulator.execute import execute
 
 PLUGIN, SPEC = resolve("ipu_sim")
 CLOCK = SPEC.clock_ghz * 1e9

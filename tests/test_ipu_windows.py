@@ -10,17 +10,17 @@ from random_operators import random_examples
 
 import roller
 from roller import ops, verify
-from roller.construct import construct
-from roller.devices import load_device
+from roller.device.plugins import load_device
 from roller.errors import ExpressionError
 from roller.frozen import FrozenMap
-from roller.fusion import fuse
-from roller.hardware import HardwareSpec
+from roller.ir.fusion import fuse
 from roller.ops import SymbolicTensor
-from roller_ipu_sim.codegen import refusal
-from roller_ipu_sim.manifest import Manifest
-from roller_ipu_sim.plan import uneven
-from roller_ipu_sim.whole import Whole, whole_of
+from roller.search.construct import construct
+from roller.target.hardware import HardwareSpec
+from roller_ipu_sim.codegen.generator import refusal
+from roller_ipu_sim.codegen.whole import Whole, whole_of
+from roller_ipu_sim.manifest.models import Manifest
+from roller_ipu_sim.plan.stage_plan import uneven
 
 FEW = CHIPS[2]  # five tiles
 
@@ -109,8 +109,8 @@ def test_programs_of_too_many_uneven_steps_are_refused(monkeypatch: pytest.Monke
         p for p, found in wholes if isinstance(found, Whole) and found.plans[0].grid.steps > 1 and uneven(found.plans[0].arrays)
     ]
     assert serial
-    monkeypatch.setattr("roller_ipu_sim.plan.MOST_STEPS", 1)
-    monkeypatch.setattr("roller_ipu_sim.whole.MOST_STEPS", 1)
+    monkeypatch.setattr("roller_ipu_sim.plan.stage_plan.MOST_STEPS", 1)
+    monkeypatch.setattr("roller_ipu_sim.codegen.whole.MOST_STEPS", 1)
     for program in serial:
         rule, reason = whole_of(FEW, program)
         assert rule == "steps" and "at most 1 are told apart" in reason

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import roller
-from roller import isolated
 from roller.errors import CodegenError
-from roller.isolated import run_isolated
+from roller.runtime import worker
+from roller.runtime.worker import run_isolated
 
 
 def test_worker_runs_functions_and_stays():
@@ -51,13 +51,13 @@ def test_a_worker_leaves_no_files_however_it_ends():
 def test_a_worker_that_died_between_calls_leaves_no_files():
     left, process = Path(run_isolated(tempfile.mkdtemp)), run_isolated(os.getpid)
     os.kill(process, signal.SIGKILL)
-    isolated._worker.process.wait()
+    worker._worker.process.wait()
     assert run_isolated(os.getpid) != process and not left.parent.exists()
 
 
 @pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), 9)"])
 def test_a_worker_whose_caller_is_gone_leaves_no_files(end):
-    call = "import os, tempfile; from roller.isolated import run_isolated; print(run_isolated(tempfile.mkdtemp), flush=True)"
+    call = "import os, tempfile; from roller.runtime.worker import run_isolated; print(run_isolated(tempfile.mkdtemp), flush=True)"
     done = subprocess.run([sys.executable, "-c", f"{call}; {end}"], capture_output=True, text=True, check=False)
     folder = Path(done.stdout.strip()).parent
     assert "roller-worker-" in folder.name
@@ -70,7 +70,7 @@ def test_a_worker_whose_caller_is_gone_leaves_no_files(end):
 def test_a_worker_ends_with_its_caller_whatever_it_computes():
     """It was left behind, at work for nobody, where its caller was sent SIGTERM."""
     code = (
-        "import os, time; from roller.isolated import run_isolated; print(run_isolated(os.getpid), flush=True)\n"
+        "import os, time; from roller.runtime.worker import run_isolated; print(run_isolated(os.getpid), flush=True)\n"
         "run_isolated(time.sleep, 600)"
     )
     caller = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -11,9 +11,9 @@ import pytest
 
 import roller
 from roller import ops
-from roller.arrays import address, view
-from roller.compiled import Kernel
 from roller.errors import LaunchError
+from roller.kernel import Kernel
+from roller.runtime.arrays import address, view
 
 
 @pytest.fixture(scope="module")

@@ -13,13 +13,13 @@ from toy_plugin import Toy, toy_spec
 
 import roller
 from roller import ops
-from roller.arrays import aligned_empty
-from roller.compiled import Kernel
 from roller.compiler import compile as build
-from roller.devices import Device
+from roller.device.plugins import Device
 from roller.errors import KernelError, LaunchError
-from roller.explain import _kernels
-from roller.kernel import Artifact, BuildOptions, KernelSource, Later
+from roller.explain.report import _kernels
+from roller.kernel import Kernel
+from roller.runtime.arrays import aligned_empty
+from roller.runtime.artifact import Artifact, BuildOptions, KernelSource, Later
 
 try:
     import torch
@@ -114,7 +114,7 @@ def test_every_flipped_bit_is_noticed(data):
 
 
 def test_foreign_versions_and_files_say_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setattr("roller.kernel.ARTIFACT_VERSION", 7)
+    monkeypatch.setattr("roller.runtime.artifact.ARTIFACT_VERSION", 7)
     raw = artifact().to_bytes()
     monkeypatch.undo()
     with pytest.raises(KernelError, match="format 7, this roller reads 1; compile the operator again"):

@@ -13,25 +13,25 @@ from hypothesis import strategies as st
 
 import roller
 from roller import ops
-from roller.align import Rules
-from roller.chip import load_spec
-from roller.choice import refined
-from roller.cost import Model
-from roller.fit import Fit
-from roller.hardware import HardwareSpec
-from roller.issuing import Issued
-from roller.lanes import group_tile, lane_digits, lanes_along, reads
-from roller.nest import variants
-from roller.occupancy import resident_tiles
-from roller.program import Loop, StageProgram, Staging, copy_depth, lane_level, tiled_levels
-from roller.rates import CostParameters
-from roller.rating import expression_of
-from roller.record import program_from_json, program_to_json
-from roller.search import searches
+from roller.cost.issue import Issued
+from roller.cost.loops import NestWalk
+from roller.cost.model import Model
+from roller.cost.occupancy import resident_tiles
+from roller.cost.parameters import CostParameters
+from roller.cost.traffic import level_traffic
+from roller.device.chip import load_spec
+from roller.ir.nest import variants
+from roller.layout.lanes import group_tile, lane_digits, lanes_along, reads
+from roller.program.alignment import Rules
+from roller.program.capacity import Fit
+from roller.program.footprint import Geometry
+from roller.program.record import program_from_json, program_to_json
+from roller.program.rprogram import Loop, StageProgram, Staging, copy_depth, lane_level, tiled_levels
+from roller.search.choices import refined
+from roller.search.tile_space import searches
+from roller.study import expression_of
+from roller.target.hardware import HardwareSpec
 from roller.testing import gemm, toy_atom, toy_level, toy_spec
-from roller.tile import Geometry
-from roller.traffic import level_traffic
-from roller.walk import NestWalk
 
 M, N, K = 0, 1, 2
 TILE, INNER = (32, 32, 16), (4, 8, 1)  # 8 x 4 = 32 lanes

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from roller import ops
 from roller.errors import ConstructionError
-from roller.expr import Axis, TensorExpr
-from roller.nest import Dim, Nest, build, factors_of, variants
-from roller.scalar import Load, loads
+from roller.ir.expr import Axis, TensorExpr
+from roller.ir.nest import Dim, Nest, build, factors_of, variants
+from roller.ir.scalar import Load, loads
 from roller.testing import expression, expressions, gemm, relu, row_sum
 
 

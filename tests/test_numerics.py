@@ -19,12 +19,12 @@ from tvm import tirx
 
 import roller
 from roller import ops
-from roller.arrays import narrowed, numpy_dtype
-from roller.fusion import fuse
+from roller.ir.fusion import fuse
+from roller.ir.scalar import Const, Load
+from roller.lowering.tir import arithmetic, expressions
 from roller.precision import permitted
-from roller.scalar import Const, Load
-from roller.schedule import arithmetic, scalar
-from roller_cuda import toolchain
+from roller.runtime.arrays import narrowed, numpy_dtype
+from roller_cuda.toolchain import compiling
 
 Array = npt.NDArray[Any]
 FLOATS = ("float32", "float64", "float16", "bfloat16")
@@ -85,7 +85,7 @@ def test_trees_notice_what_is_folded(what: str, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(arithmetic, name, function)
         operation = {"subtract": "sub", "equal": "eq"}.get(name)
         if operation is not None:
-            monkeypatch.setitem(scalar._FLOAT, operation, function)
+            monkeypatch.setitem(expressions._FLOAT, operation, function)
     with pytest.raises((AssertionError, roller.RollerError)):
         for seed in range(40):
             check_trees("cpu", "int32" if what == "wrapped" else "float32", seed, 18)
@@ -347,5 +347,5 @@ def test_unknown_math_is_refused() -> None:
 
 
 def test_flags_say_what_arithmetic_is() -> None:
-    assert {"-fmad=true", "-ftz=false", "-prec-div=true", "-prec-sqrt=true"} <= set(toolchain.FLAGS)
-    assert not any("fast" in flag for flag in toolchain.FLAGS)
+    assert {"-fmad=true", "-ftz=false", "-prec-div=true", "-prec-sqrt=true"} <= set(compiling.FLAGS)
+    assert not any("fast" in flag for flag in compiling.FLAGS)

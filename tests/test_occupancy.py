@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from roller.cost import Model, overlapped
-from roller.hardware import HardwareSpec
-from roller.nest import variants
-from roller.occupancy import copies_around, held_copies, idle_lanes, lane_groups, resident_tiles
-from roller.program import StageProgram, Staging, copy_depth, lane_level, tiled_levels
-from roller.rates import CostParameters
+from roller.cost.model import Model, overlapped
+from roller.cost.occupancy import copies_around, held_copies, idle_lanes, lane_groups, resident_tiles
+from roller.cost.parameters import CostParameters
+from roller.ir.nest import variants
+from roller.program.footprint import Geometry
+from roller.program.rprogram import StageProgram, Staging, copy_depth, lane_level, tiled_levels
+from roller.target.hardware import HardwareSpec
 from roller.testing import gemm, relu, toy_atom, toy_level, toy_spec
-from roller.tile import Geometry
 
 TILE, INNER = (32, 32, 16), (4, 8, 1)  # 8 x 4 = 32 lanes; 64 tiles of 256 x 256
 PANELS = (Staging("panel", 0, 1), Staging("panel", 1, 1))  # 32 x 16 floats each: 4096 bytes

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from roller import ops
-from roller.expr import TensorExpr, body_operations
-from roller.fusion import fuse
+from roller.ir.expr import TensorExpr, body_operations
+from roller.ir.fusion import fuse
 
 SPEC = importlib.util.spec_from_file_location("paper_ops", Path(__file__).parents[1] / "bench" / "paper_ops.py")
 assert SPEC is not None and SPEC.loader is not None

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "device_plugin"
-SURFACE = {"roller.plugin", "roller.schedule", "roller.testing"}
+SURFACE = {"roller.plugin", "roller.lowering", "roller.testing"}
 
 
 @pytest.fixture(scope="module")

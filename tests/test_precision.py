@@ -13,14 +13,14 @@ import pytest
 import roller
 from roller import ops, verify
 from roller.errors import ExpressionError, WrongResultError
-from roller.expr import Axis, Stage, Tensor, TensorExpr
-from roller.fusion import fuse
+from roller.ir.expr import Axis, Stage, Tensor, TensorExpr
+from roller.ir.fusion import fuse
+from roller.ir.scalar import Affine, Load
+from roller.ir.serialization import expr_from_json, expr_to_json
 from roller.ops import SymbolicTensor
 from roller.ops import tensor as T
 from roller.precision import PRECISIONS, permitted
-from roller.program import operand_value
-from roller.scalar import Affine, Load
-from roller.serial import expr_from_json, expr_to_json
+from roller.program.rprogram import operand_value
 from roller.testing import constructed
 from roller.verify.rounding import Array
 

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roller.estimate import Estimate
-from roller.hardware import HardwareSpec
-from roller.nest import variants
-from roller.program import (
+from roller.ir.nest import variants
+from roller.program.estimate import Estimate
+from roller.program.rprogram import (
     Loop,
     RProgram,
     StageProgram,
@@ -24,8 +23,9 @@ from roller.program import (
     staged_touches,
     tiled_levels,
 )
+from roller.search.stages import diverse
+from roller.target.hardware import HardwareSpec
 from roller.testing import expressions, gemm, programs, relu, specs, toy_atom, toy_level, toy_spec, with_unit
-from roller.together import diverse
 
 PRODUCT = gemm(16, 24, 32)
 NEST = variants(PRODUCT.stages[0], PRODUCT.tensors)[0]

@@ -12,16 +12,16 @@ from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
 
 from roller import ops
-from roller.expr import TensorExpr
-from roller.fit import Fit
-from roller.hardware import HardwareSpec
-from roller.nest import variants
-from roller.program import StageProgram, Staging, lane_level, tiled_levels
-from roller.rates import CostParameters
+from roller.cost.loops import NestWalk, run_in_order
+from roller.cost.parameters import CostParameters
+from roller.cost.traffic import level_traffic
+from roller.ir.expr import TensorExpr
+from roller.ir.nest import variants
+from roller.program.capacity import Fit
+from roller.program.footprint import Geometry, HeldTile
+from roller.program.rprogram import StageProgram, Staging, lane_level, tiled_levels
+from roller.target.hardware import HardwareSpec
 from roller.testing import expression, expressions, gemm, programs, specs, toy_level, toy_spec, with_unit
-from roller.tile import Geometry, HeldTile
-from roller.traffic import level_traffic
-from roller.walk import NestWalk, run_in_order
 
 TINY = (1, 2, 3, 4, 6, 8)
 LINEAR = ("matmul", "transposed", "reduction", "elementwise", "transpose")

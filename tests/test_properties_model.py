@@ -12,15 +12,16 @@ from hypothesis import assume, example, given, note, settings, target
 from hypothesis import strategies as st
 
 from roller import ops
-from roller.catalog import load_spec
-from roller.cost import estimate
+from roller.cost.model import estimate
+from roller.cost.parameters import CostParameters
 from roller.errors import ConstructionError
-from roller.estimate import Estimate
-from roller.expr import Axis, Stage, Tensor, TensorExpr
-from roller.hardware import HardwareSpec
-from roller.program import RProgram
-from roller.rates import CostParameters
-from roller.scalar import Affine, Load, reindex, rewrite
+from roller.ir.expr import Axis, Stage, Tensor, TensorExpr
+from roller.ir.scalar import Affine, Load, reindex, rewrite
+from roller.program.estimate import Estimate
+from roller.program.rprogram import RProgram
+from roller.search.stages import Candidate
+from roller.target.catalog import load_spec
+from roller.target.hardware import HardwareSpec
 from roller.testing import (
     FAMILIES,
     constructed,
@@ -37,7 +38,6 @@ from roller.testing import (
     with_levels,
     with_unit,
 )
-from roller.together import Candidate
 
 SPECS = Path(__file__).parent.parent / "specs"
 MACHINES = {
@@ -142,7 +142,7 @@ def test_more_lanes_are_never_slower(spec: HardwareSpec, expr: TensorExpr) -> No
 @pytest.mark.parametrize("fewer", [(0.0,), (0.0, 0.125)])
 @given(CHIPS, expressions(EXTENTS))
 def test_a_larger_allowance_of_padding_is_never_worse(fewer: tuple[float, ...], spec: HardwareSpec, expr: TensorExpr) -> None:
-    with mock.patch("roller.grow.EPSILONS", fewer):
+    with mock.patch("roller.search.grow.EPSILONS", fewer):
         small = seconds(expr, spec)
     assert seconds(expr, spec) <= small * GREEDY
 

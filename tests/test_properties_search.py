@@ -21,20 +21,21 @@ from hypothesis import assume, given, note, settings
 from hypothesis import strategies as st
 
 from roller import ops
-from roller.align import Multiple, Rules, atom_tile
-from roller.catalog import find_spec, load_spec
-from roller.construct import construct
-from roller.cost import Model
+from roller.cost.model import Model
+from roller.cost.parameters import CostParameters
 from roller.errors import ConstructionError
-from roller.expr import TensorExpr
-from roller.fit import Fit
 from roller.frozen import FrozenMap
-from roller.fusion import fuse
-from roller.hardware import HardwareSpec
-from roller.nest import variants
-from roller.program import StageProgram, tiled_levels
-from roller.rates import CostParameters
-from roller.space import program_space
+from roller.ir.expr import TensorExpr
+from roller.ir.fusion import fuse
+from roller.ir.nest import variants
+from roller.program.alignment import Multiple, Rules, atom_tile
+from roller.program.capacity import Fit
+from roller.program.footprint import Geometry
+from roller.program.rprogram import StageProgram, tiled_levels
+from roller.search.construct import construct
+from roller.search.enumeration import program_space
+from roller.target.catalog import find_spec, load_spec
+from roller.target.hardware import HardwareSpec
 from roller.testing import (
     constructed,
     expression,
@@ -49,7 +50,6 @@ from roller.testing import (
     with_level,
     with_unit,
 )
-from roller.tile import Geometry
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
@@ -313,7 +313,7 @@ def test_the_same_question_gets_the_same_answer(spec: HardwareSpec, expr: Tensor
 ASK = """
 import json
 from pathlib import Path
-from roller.catalog import load_spec
+from roller.target.catalog import load_spec
 from roller.errors import ConstructionError
 from roller.testing import constructed, gemm, row_sum, relu
 from sys import argv

@@ -10,16 +10,16 @@ from emulating import emulated, expression, needs_cxx, text_of
 
 import roller
 from roller import ops, verify
-from roller.chip import load_spec, resolve
-from roller.construct import construct
-from roller.cost import Model
-from roller.hardware import HardwareSpec
-from roller.innermost import TOGETHER
-from roller.nest import variants
-from roller.program import RProgram, StageProgram, Staging, lane_level, tiled_levels
-from roller.rates import CostParameters, Unrolling
-from roller.tile import Geometry
-from roller.unrolling import MOST_UNROLLED, steps_together
+from roller.cost.model import Model
+from roller.cost.parameters import CostParameters, Unrolling
+from roller.cost.unrolling import MOST_UNROLLED, steps_together
+from roller.device.chip import load_spec, resolve
+from roller.ir.nest import variants
+from roller.program.footprint import Geometry
+from roller.program.rprogram import RProgram, StageProgram, Staging, lane_level, tiled_levels
+from roller.search.construct import construct
+from roller.search.innermost import TOGETHER
+from roller.target.hardware import HardwareSpec
 
 H100 = load_spec("cuda:h100")
 SHARED = 2  # the level

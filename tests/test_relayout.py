@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 import roller
 from roller import ops, verify
-from roller.chip import resolve
 from roller.compiler import expression_of
-from roller.expr import ELEMENT_BYTES, Stage, TensorExpr
-from roller.fusion import fuse
-from roller.hardware import HardwareSpec
-from roller.nest import variants
-from roller.relayout import layouts
+from roller.device.chip import resolve
+from roller.ir.expr import ELEMENT_BYTES, Stage, TensorExpr
+from roller.ir.fusion import fuse
+from roller.ir.nest import variants
+from roller.ir.relayout import layouts
+from roller.target.hardware import HardwareSpec
 
 ROW_BYTES = 16
 H100 = roller.load_spec("cuda:h100")

@@ -16,14 +16,15 @@ from random_operators import operators, random_examples
 
 import roller
 from roller import ops, trial
-from roller.chip import load_spec, resolve
+from roller.device.chip import load_spec, resolve
 from roller.errors import CodegenError, ConstructionError, DeviceUnavailableError, ExpressionError
 from roller.frozen import FrozenMap
-from roller.hardware import ComputeAtom, HardwareSpec, peak_key
-from roller.kernel import BuildOptions, KernelSource
-from roller.program import RProgram
+from roller.program.rprogram import RProgram
+from roller.runtime.artifact import BuildOptions, KernelSource
+from roller.target.hardware import ComputeAtom, HardwareSpec, peak_key
 from roller.testing import DeviceContract
-from roller_rocm import assembly, codegen, isolated, toolchain
+from roller_rocm.codegen import generator, limits
+from roller_rocm.toolchain import assembly, compiling, llvm_worker
 
 CHIPS = ("mi50", "mi100", "mi210", "mi300x", "rx7900xtx")
 MATRIX = ("mi100", "mi210", "mi300x", "rx7900xtx")
@@ -73,7 +74,7 @@ def random_kernel(data: st.DataObject) -> None:
         assume(False)
         return
     threads = math.prod(math.prod(lp.trips for lp in s.loops if lp.over != "time") for s in program.stages)
-    assume(codegen.refusal(spec, program) is None)
+    assume(limits.refusal(spec, program) is None)
     assume(threads <= MOST_THREADS and max(math.prod(s.inner) for s in program.stages) <= MOST_POINTS)
     note(f"{spec.chip}: {program.describe()}")
     artifact = plugin.build(spec, plugin.codegen(spec, program, OPTIONS), OPTIONS)
@@ -143,7 +144,7 @@ def test_a_product_of_float32_keeps_its_promises(chip: str) -> None:
     text, (launched,) = kernel.artifact.launch["assembly"], kernel.artifact.launch["kernels"]
     found = dict(kernel.artifact.resources)
     assert found["stage0_kernel.spilled_bytes"] == 0
-    assert launched["threads"] <= codegen.most_lanes(kernel.spec)
+    assert launched["threads"] <= limits.most_lanes(kernel.spec)
     assert f".max_flat_workgroup_size: {launched['threads']}\n" in text
     assert assembly.parsed(text).kernels["stage0_kernel"].facts["group_segment_fixed_size"] == launched["shared_bytes"]
     assert "__extendhfsf2" not in text
@@ -183,7 +184,7 @@ def test_lanes_exchange_values_by_the_size_of_a_wave(chip: str) -> None:
 def test_the_same_program_gives_the_same_text() -> None:
     spec = load_spec("rocm:mi210")
     program = best(gemm(96, 96, 96), spec)
-    first, second = (codegen.generate(spec, program) for _ in range(2))
+    first, second = (generator.generate(spec, program) for _ in range(2))
     assert first.text == second.text
     assert "0x5" not in re.sub(r"0x[0-9A-F]{16}", "", first.text)  # no address of the compiling process
 
@@ -221,26 +222,26 @@ def replace_atom(spec: HardwareSpec, name: str, other: str, k: int) -> HardwareS
 
 def test_another_language_is_refused() -> None:
     with pytest.raises(CodegenError, match=r"llvm-ir, not c"):
-        toolchain.build(load_spec("rocm:mi50"), KernelSource("", "c", "f", {"kernels": []}))
+        compiling.build(load_spec("rocm:mi50"), KernelSource("", "c", "f", {"kernels": []}))
 
 
 def test_ir_that_llvm_does_not_read_is_refused() -> None:
     spec = load_spec("rocm:mi50")
     program = best(gemm(32, 32, 32), spec)
-    source = codegen.generate(spec, program)
+    source = generator.generate(spec, program)
     with pytest.raises(CodegenError, match="LLVM refuses"):
-        toolchain.build(spec, replace(source, text=source.text.replace("ret void", "return")))
+        compiling.build(spec, replace(source, text=source.text.replace("ret void", "return")))
 
 
 def test_without_a_linker_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(toolchain, "_found", lambda: None)
+    monkeypatch.setattr(compiling, "_found", lambda: None)
     with pytest.raises(DeviceUnavailableError, match=r"roller-compiler\[rocm\]"):
-        toolchain.linked(b"")
-    assert toolchain.problems()
-    monkeypatch.setenv(toolchain.LINKER, str(tmp_path / "none"))
+        compiling.linked(b"")
+    assert compiling.problems()
+    monkeypatch.setenv(compiling.LINKER, str(tmp_path / "none"))
     with pytest.raises(CodegenError, match=r"must name an ld\.lld"):
-        toolchain.linked(b"")
-    assert "no program" in toolchain.problems()[0]
+        compiling.linked(b"")
+    assert "no program" in compiling.problems()[0]
     monkeypatch.setattr("roller.compiler.rated_ways", None)
     with pytest.raises(DeviceUnavailableError, match="no program"):  # before anything is constructed
         roller.compile(gemm(64, 64, 64), device="rocm:mi100")
@@ -248,12 +249,12 @@ def test_without_a_linker_the_error_says_what_to_install(monkeypatch: pytest.Mon
 
 def test_an_object_that_is_none_is_refused_by_the_linker() -> None:
     with pytest.raises(CodegenError, match="the linker refused"):
-        toolchain.linked(b"not an object")
+        compiling.linked(b"not an object")
 
 
 def test_errors_of_tvm_are_told_as_ours() -> None:
     with pytest.raises(CodegenError, match="of TVM's"):
-        isolated.run(_raising)
+        llvm_worker.run(_raising)
 
 
 def _raising() -> None:
@@ -262,9 +263,9 @@ def _raising() -> None:
 
 def test_llvm_is_quoted_where_it_ends_the_process() -> None:
     with pytest.raises(CodegenError, match=r"^LLVM: LLVM ERROR: no such register$"):
-        isolated.run(_ending, "TVM finds no device\nLLVM ERROR: no such register\nStack dump:\n")
+        llvm_worker.run(_ending, "TVM finds no device\nLLVM ERROR: no such register\nStack dump:\n")
     with pytest.raises(CodegenError, match=r"^LLVM: .*SIGABRT$"):
-        isolated.run(_ending, "TVM finds no device\n")
+        llvm_worker.run(_ending, "TVM finds no device\n")
 
 
 def _ending(words: str) -> None:
@@ -278,6 +279,6 @@ def test_too_many_lanes_and_too_much_local_memory_are_refused() -> None:
         update={"levels": tuple(v.model_copy(update={"capacity_bytes": 4096}) if v.banks else v for v in spec.levels)}
     )
     programs = [c.program for c in roller.compile(gemm(512, 512, 512), device="rocm", spec=spec).candidates]
-    assert "local memory" in {broken[0] for p in programs if (broken := codegen.refusal(less, p)) is not None}
+    assert "local memory" in {broken[0] for p in programs if (broken := limits.refusal(less, p)) is not None}
     few = spec.model_copy(update={"unit": spec.unit.model_copy(update={"lanes_max": 64})})
-    assert "lanes" in {broken[0] for p in programs if (broken := codegen.refusal(few, p)) is not None}
+    assert "lanes" in {broken[0] for p in programs if (broken := limits.refusal(few, p)) is not None}

@@ -10,12 +10,13 @@ import pytest
 from test_cuda_pieces import Tiles, given_tiles
 
 from roller import ops, verify
-from roller.arrays import aligned_empty
-from roller.chip import load_spec
+from roller.device.chip import load_spec
+from roller.runtime.arrays import aligned_empty
 from roller.testing import expression
-from roller_rocm import codegen, toolchain
-from roller_rocm.counting import Traffic
-from roller_rocm.emulator import Emulator, Order
+from roller_rocm.codegen import generator
+from roller_rocm.emulator.counting import Traffic
+from roller_rocm.emulator.emulator import Emulator, Order
+from roller_rocm.toolchain import compiling
 
 CHIPS = ("mi210", "rx7900xtx")  # waves of 64 and of 32
 
@@ -65,7 +66,7 @@ def traffic(number: int, chip: str) -> tuple[Traffic, Traffic]:
     """What a kernel with these tiles moves in its hottest loop, and outside; its result is right."""
     make, tiles = CASES[number]
     expr, spec = expression(make()), load_spec(f"rocm:{chip}")
-    artifact = toolchain.build(spec, codegen.generate(spec, given_tiles(expr, tiles, f"rocm:{chip}")))
+    artifact = compiling.build(spec, generator.generate(spec, given_tiles(expr, tiles, f"rocm:{chip}")))
     emulator = Emulator(artifact, [Order(False, True)])
     arrays = verify.random_inputs(expr, seed=number, integer=True)
     out = aligned_empty(expr.output.shape, verify.numpy_dtype(expr.output.dtype))

@@ -11,10 +11,12 @@ from gpu_runtime import SMALL, A, B, values
 
 import roller
 from roller import ops, verify
-from roller.catalog import list_specs
-from roller.chip import load_spec
+from roller.device.chip import load_spec
 from roller.errors import DeviceUnavailableError
-from roller_rocm import chip, gpu
+from roller.target.catalog import list_specs
+from roller_rocm.chip import default
+from roller_rocm.chip.facts import facts_of
+from roller_rocm.runtime import gpu
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 CHIPS = [entry.chip for entry in list_specs("rocm")]
@@ -23,14 +25,14 @@ CHIPS = [entry.chip for entry in list_specs("rocm")]
 @pytest.mark.parametrize("name", CHIPS)
 def test_attached_chips_are_known_by_what_the_driver_counts(amd: AmdGpus, name: str) -> None:
     amd.become(0, load_spec(f"rocm:{name}"))
-    assert chip.default_spec().chip == name  # a warning would be an error
+    assert default.default_spec().chip == name  # a warning would be an error
 
 
 def test_facts_are_those_of_the_driver(amd: AmdGpus) -> None:
     """Its features are no part of the processor that code objects are for."""
     spec = load_spec("rocm:mi300x")
     amd.become(1, spec, units=152)
-    facts = gpu.gpu(1).facts()
+    facts = facts_of(gpu.gpu(1))
     assert (facts.name, facts.arch, facts.units, facts.compute_units) == ("AMD Test", "gfx942", 152, 304)
     assert facts.memory_bytes == int(0.98 * spec.outermost.capacity_bytes) and facts.local_bytes == 65536
 
@@ -38,16 +40,16 @@ def test_facts_are_those_of_the_driver(amd: AmdGpus) -> None:
 def test_the_threads_own_gpu_is_the_attached_one(amd: AmdGpus) -> None:
     amd.become(1, load_spec("rocm:mi300x"))
     amd.current(1)
-    assert chip.default_spec().chip == "mi300x"
+    assert default.default_spec().chip == "mi300x"
     amd.current(0)
-    assert chip.default_spec().chip == "mi50"
+    assert default.default_spec().chip == "mi50"
 
 
 @pytest.mark.parametrize(("units", "compute_units"), [(152, 304), (304, 608), (304, 0)])
 def test_units_may_be_pairs_of_compute_units(amd: AmdGpus, units: int, compute_units: int) -> None:
     """A spec counts one or the other, and a driver may tell but one."""
     amd.become(0, load_spec("rocm:mi300x"), units=units, compute_units=compute_units)
-    assert chip.default_spec().chip == "mi300x"
+    assert default.default_spec().chip == "mi300x"
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_chips_without_a_spec_get_the_nearest_with_a_warning(amd: AmdGpus, chang
     known = [load_spec(f"rocm:{name}") for name in ("mi50", "mi300x")]
     amd.become(0, known[1], **changed)
     with pytest.warns(UserWarning, match=f"{said}.*tiles are chosen for mi300x: write a spec file") as told:
-        assert chip.chosen(gpu.gpu(0).facts(), known).chip == "mi300x"
+        assert default.chosen(facts_of(gpu.gpu(0)), known).chip == "mi300x"
     assert len(told) == 1
 
 
@@ -73,10 +75,10 @@ def test_the_nearest_is_the_one_that_differs_least(amd: AmdGpus) -> None:
     other = small.model_copy(update={"chip": "other", "options": {**spec.options, "arch": "gfx90a"}})
     for units, name in ((76, "small"), (304, "mi300x")):
         amd.become(0, spec, units=units, compute_units=units)
-        assert chip.chosen(gpu.gpu(0).facts(), [other, spec, small]).chip == name
+        assert default.chosen(facts_of(gpu.gpu(0)), [other, spec, small]).chip == name
     amd.become(0, spec, units=80, compute_units=80)
     with pytest.warns(UserWarning, match="small is the nearest"):
-        assert chip.chosen(gpu.gpu(0).facts(), [other, spec, small]).chip == "small"
+        assert default.chosen(facts_of(gpu.gpu(0)), [other, spec, small]).chip == "small"
 
 
 def test_chips_of_an_unknown_architecture(amd: AmdGpus) -> None:
@@ -103,4 +105,4 @@ def test_local_memory_is_what_a_workgroup_may_have(amd: AmdGpus) -> None:
     double = {"capacity_bytes": 131072, "tile_max_bytes": 65536}
     levels = tuple(level.model_copy(update=double) if level.name == "shared" else level for level in spec.levels)
     amd.become(0, spec, local_bytes=65536)
-    assert chip.chosen(gpu.gpu(0).facts(), [spec.model_copy(update={"levels": levels})]).chip == "mi50"  # without a warning
+    assert default.chosen(facts_of(gpu.gpu(0)), [spec.model_copy(update={"levels": levels})]).chip == "mi50"  # without a warning

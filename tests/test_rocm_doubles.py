@@ -16,9 +16,9 @@ import tvm_ffi
 import roller
 from roller import ops
 from roller.plugin import address, aligned_empty
-from roller_cpu import toolchain
-from roller_rocm import doubles, singles, writer
-from roller_rocm.emulator import Emulator, Order
+from roller_cpu.toolchain import compiling
+from roller_rocm.codegen import doubles, singles, writer
+from roller_rocm.emulator.emulator import Emulator, Order
 
 Array = npt.NDArray[Any]
 Long = np.longdouble
@@ -62,13 +62,13 @@ def host() -> Any:
     """All functions, compiled for the host with a loop around each."""
     triple, processor = str(tvm_ffi.get_global_func("tvm.codegen.llvm.GetProcessTriple")()), "x86-64-v3"
     described = f"{{\\22kind\\22:\\22llvm\\22,\\22mtriple\\22:\\22{triple}\\22,\\22mcpu\\22:\\22{processor}\\22}}"
-    parts = [f'target datalayout = "{toolchain.data_layout(triple)}"', f'target triple = "{triple}"', writer.module(FUNCTIONS)]
+    parts = [f'target datalayout = "{compiling.data_layout(triple)}"', f'target triple = "{triple}"', writer.module(FUNCTIONS)]
     for name, (kinds, _) in FUNCTIONS.items():
         taken = ", ".join(f"{kind} %x{n}" for n, kind in enumerate(kinds))
         parts.append(DRIVER.format(name=name, kind=kinds[0], taken=taken))
     parts += [f'attributes #0 = {{ nounwind "target-cpu"="{processor}" }}', "!llvm.module.flags = !{!0}"]
     parts.append(f'!0 = !{{i32 4, !"tvm_target", !"{described}"}}\n')
-    return toolchain.load_module("\n".join(parts))
+    return compiling.load_module("\n".join(parts))
 
 
 def called(op: str, *operands: Array) -> Array:

@@ -16,9 +16,10 @@ from gpu_runtime import SMALL, A, values
 
 import roller
 from roller import verify
-from roller.chip import load_spec
+from roller.device.chip import load_spec
 from roller.errors import DeviceUnavailableError, KernelError, LaunchError
-from roller_rocm import chip, gpu, hip, runtime
+from roller_rocm.chip import default
+from roller_rocm.runtime import gpu, hip, runner
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 WHOLE = 1 << 18
@@ -32,17 +33,17 @@ def test_no_runtime(amd: AmdGpus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hip, "NAMES", ("libamdhip64-of-nobody.so",))
     monkeypatch.setenv("ROCM_PATH", "/nowhere")
     hip._library.cache_clear()
-    (problem,) = runtime.problems()
+    (problem,) = runner.problems()
     assert problem.startswith("no ROCm runtime: install ROCm 5.2 or newer, or name its libamdhip64.so in ROLLER_ROCM_LIBRARY (")
     with pytest.raises(DeviceUnavailableError, match="no ROCm runtime"):
         kernel("small", amd)(values(SMALL))
-    assert chip.default_spec().chip == "mi300x"
+    assert default.default_spec().chip == "mi300x"
 
 
 def test_a_library_that_is_named_must_be_one(amd: AmdGpus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(hip.LIBRARY, __file__)
     hip._library.cache_clear()
-    assert "no ROCm runtime" in runtime.problems()[0] and __file__ in runtime.problems()[0]
+    assert "no ROCm runtime" in runner.problems()[0] and __file__ in runner.problems()[0]
 
 
 @pytest.mark.parametrize("there", ["lib", "elsewhere"])
@@ -86,7 +87,7 @@ def test_no_gpu(amd: AmdGpus) -> None:
         DeviceUnavailableError, match=r"finds no GPU; see rocminfo, .*/dev/kfd .*hipInit says hipErrorInvalidDevice"
     ):
         kernel("small", amd)(values(SMALL))
-    assert runtime.problems() and chip.default_spec().chip == "mi300x"
+    assert runner.problems() and default.default_spec().chip == "mi300x"
 
 
 @pytest.mark.parametrize(("version", "told"), [(50_120_531, "5.1"), (40_321_401, "4.3")])
@@ -94,13 +95,13 @@ def test_a_runtime_too_old_for_everything(amd: AmdGpus, version: int, told: str)
     amd.version(version)
     with pytest.raises(DeviceUnavailableError, match=f"this is HIP {told}; kernels need 5.2 or newer: update ROCm"):
         kernel("small", amd)(values(SMALL))
-    assert any(told in problem for problem in runtime.problems())
+    assert any(told in problem for problem in runner.problems())
 
 
 def test_the_kernel_module_may_be_too_old(amd: AmdGpus) -> None:
     amd.fail("hipInit", 0, "InsufficientDriver")
-    assert "the kernel module amdgpu is too old for this ROCm" in runtime.problems()[0]
-    assert runtime.problems() == ()
+    assert "the kernel module amdgpu is too old for this ROCm" in runner.problems()[0]
+    assert runner.problems() == ()
 
 
 def test_runtimes_of_hip_5_say_the_architecture_elsewhere(amd: AmdGpus) -> None:

@@ -7,8 +7,8 @@ import pytest
 from snippets import artifact, emulated, listing, needs_cxx, run
 
 from roller.errors import LaunchError
-from roller_rocm import emulator
-from roller_rocm.emulator import Emulator, Order
+from roller_rocm.emulator import emulator
+from roller_rocm.emulator.emulator import Emulator, Order
 
 pytestmark = needs_cxx
 ZEROS = np.zeros((2, 64), np.uint32)

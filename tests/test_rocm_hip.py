@@ -12,10 +12,11 @@ from hip_text import ONE_ORDER, best, built, compiled, computed, needs_clang
 
 import roller
 from roller import ops, verify
-from roller.catalog import find_spec, list_specs
 from roller.errors import CodegenError, KernelError
-from roller_rocm import emulator, hip_source, matrix_cores
-from roller_rocm.matrix_cores import WaveUnit
+from roller.target.catalog import find_spec, list_specs
+from roller_rocm.codegen import hip_source, matrix_cores
+from roller_rocm.codegen.matrix_cores import WaveUnit
+from roller_rocm.emulator import emulator
 
 
 def t(*shape: int, dtype: str = "float32") -> ops.SymbolicTensor:

@@ -9,17 +9,18 @@ import pytest
 from test_cuda_pieces import Tiles, given_tiles
 
 from roller import ops, verify
-from roller.arrays import aligned_empty
-from roller.chip import resolve
-from roller.cost import Model
-from roller.hardware import HardwareSpec
-from roller.program import RProgram
+from roller.cost.model import Model
+from roller.cost.traffic import level_traffic
+from roller.device.chip import resolve
+from roller.program.footprint import Geometry
+from roller.program.rprogram import RProgram
+from roller.runtime.arrays import aligned_empty
+from roller.target.hardware import HardwareSpec
 from roller.testing import expression
-from roller.tile import Geometry
-from roller.traffic import level_traffic
-from roller_rocm import codegen, toolchain
-from roller_rocm.counting import Lines
-from roller_rocm.emulator import Emulator, Order
+from roller_rocm.codegen import generator
+from roller_rocm.emulator.counting import Lines
+from roller_rocm.emulator.emulator import Emulator, Order
+from roller_rocm.toolchain import compiling
 
 CHIPS = ("mi50", "mi300x", "rx7900xtx")  # lines of 64 bytes, of 128, and of 128 with waves of 32
 
@@ -36,7 +37,7 @@ def loaded(op: ops.SymbolicTensor, tiles: Tiles, chip: str) -> tuple[HardwareSpe
     """What a kernel with these tiles loads from global memory; its result is right."""
     expr, (_, spec) = expression(op), resolve(f"rocm:{chip}")
     program = given_tiles(expr, tiles, f"rocm:{chip}")
-    emulator = Emulator(toolchain.build(spec, codegen.generate(spec, program)), [Order(False, True)])
+    emulator = Emulator(compiling.build(spec, generator.generate(spec, program)), [Order(False, True)])
     arrays = verify.random_inputs(expr, seed=1, integer=True)
     out = aligned_empty(expr.output.shape, verify.numpy_dtype(expr.output.dtype))
     out.reshape(-1).view(np.uint8)[...] = 0xFF

@@ -12,14 +12,15 @@ import tvm_ffi
 
 import roller
 from roller import ops
-from roller.chip import resolve
+from roller.device.chip import resolve
 from roller.errors import CodegenError
-from roller.fusion import fuse
-from roller.kernel import BuildOptions
-from roller.nest import variants
-from roller.program import RProgram, StageProgram, Staging, lane_level, tiled_levels
-from roller_rocm import assembling, assembly, codegen, isolated, lowering, module, optimised
-from roller_rocm.unrolling import unrolled
+from roller.ir.fusion import fuse
+from roller.ir.nest import variants
+from roller.program.rprogram import RProgram, StageProgram, Staging, lane_level, tiled_levels
+from roller.runtime.artifact import BuildOptions
+from roller_rocm.codegen import limits, llvm_ir, optimised
+from roller_rocm.codegen.unrolling import unrolled
+from roller_rocm.toolchain import assembling, assembly, llvm_worker, module_text
 
 DEVICE, SPEC = resolve("rocm:mi300x")
 
@@ -27,7 +28,7 @@ DEVICE, SPEC = resolve("rocm:mi300x")
 def sampled(op: ops.SymbolicTensor, wanted: Callable[[StageProgram], bool]) -> RProgram:
     """A program of one stage that the device can run, and that has what is wanted."""
     for program in itertools.islice(roller.enumerate_programs(op, "rocm", spec=SPEC).drawn(3), 2000):
-        if wanted(program.stages[0]) and codegen.refusal(SPEC, program) is None:
+        if wanted(program.stages[0]) and limits.refusal(SPEC, program) is None:
             return program
     raise AssertionError("no such program among the samples")
 
@@ -68,7 +69,7 @@ def test_a_failure_leaves_nothing_of_it_behind() -> None:
         raise ValueError("refused")
 
     with pytest.raises(ValueError, match="refused"):
-        optimised.without_machine_code(module.TRIPLE, refused)
+        optimised.without_machine_code(module_text.TRIPLE, refused)
     assert tvm_ffi.get_global_func(f"{optimised.GENERATOR}amdgcn", allow_missing=True) is None
 
 
@@ -76,18 +77,18 @@ def test_a_tvm_that_asks_for_no_generator_is_told_of(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(optimised, "BUILD", "roller.test.builds_nothing")
     tvm_ffi.register_global_func("roller.test.builds_nothing", lambda *_: None, override=True)
     with pytest.raises(CodegenError, match="install the version that roller pins"):
-        optimised.without_machine_code(module.TRIPLE, lambda: None)
+        optimised.without_machine_code(module_text.TRIPLE, lambda: None)
 
 
 def test_no_machine_code_is_made_of_a_module_before_its_text_is_settled() -> None:
     """What TVM would have linked is no object."""
     program = sampled(ops.relu(ops.tensor((4096,))), lambda _: True)
-    lowering.lowered(SPEC, program)
+    llvm_ir.lowered(SPEC, program)
     linked: list[bytes] = []
     link = tvm_ffi.get_global_func("tvm_callback_rocm_link")
     tvm_ffi.register_global_func("tvm_callback_rocm_link", lambda made: linked.append(bytes(made)) or bytearray(), override=True)
     try:
-        lowering.lowered(SPEC, program)
+        llvm_ir.lowered(SPEC, program)
     finally:
         tvm_ffi.register_global_func("tvm_callback_rocm_link", link, override=True)
     assert len(linked) == 1
@@ -95,7 +96,7 @@ def test_no_machine_code_is_made_of_a_module_before_its_text_is_settled() -> Non
 
 
 def listed(text: str) -> assembly.AsmKernel:
-    (kernel,) = assembly.parsed(isolated.run(assembling.assembled, text)[1]).kernels.values()
+    (kernel,) = assembly.parsed(llvm_worker.run(assembling.assembled, text)[1]).kernels.values()
     return kernel
 
 
@@ -108,7 +109,7 @@ def test_what_fits_without_a_promise_keeps_loads_under_way() -> None:
     stage = StageProgram(nest, atom, (("n", 0),), tiled_levels(SPEC), tiles, orders, lane_level=level)
     source = DEVICE.codegen(SPEC, RProgram(expr, (stage,)), BuildOptions())
     assert listed(source.text).facts["vgpr_spill_count"], "no longer an example: look for another one"
-    free, frugal = module.roomier(source.text)
+    free, frugal = module_text.roomier(source.text)
     built = DEVICE.build(SPEC, source, BuildOptions()).resources
     assert built["stage0_kernel.spilled_bytes"] == 0
     assert built["stage0_kernel.vgprs"] == listed(free).facts["vgpr_count"] > 2 * listed(frugal).facts["vgpr_count"]
@@ -129,13 +130,13 @@ def test_what_fits_in_no_other_way_is_scheduled_for_registers() -> None:
     stage = StageProgram(nest, atom, (), tiled_levels(spec), tiles, (order, order), staged, lane_level=lane_level(spec))
     source = device.codegen(spec, RProgram(expr, (stage,)), BuildOptions())
     assert listed(source.text).facts["vgpr_spill_count"], "no longer an example: look for another one"
-    (frugal,) = module.roomier(source.text)  # a workgroup's own waves are all that is promised
+    (frugal,) = module_text.roomier(source.text)  # a workgroup's own waves are all that is promised
     built = device.build(spec, source, BuildOptions())
     assert built.resources["stage0_kernel.spilled_bytes"] == listed(frugal).facts["vgpr_spill_count"] == 0
 
 
 def test_where_nothing_is_promised_nothing_else_is_tried() -> None:
-    assert module.roomier('attributes #0 = { "amdgpu-flat-work-group-size"="256,256" }') == []
+    assert module_text.roomier('attributes #0 = { "amdgpu-flat-work-group-size"="256,256" }') == []
 
 
 @pytest.mark.parametrize("chip", ["mi50", "mi300x", "rx7900xtx"])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from roller import verify
 from roller.errors import LaunchError
-from roller_rocm import gpu, hip, pool
+from roller_rocm.runtime import gpu, hip, pool
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 

@@ -10,9 +10,10 @@ from random_operators import network_operators
 
 import roller
 from roller import ops
-from roller.occupancy import resident_tiles
-from roller.tile import Geometry
-from roller_rocm import codegen, occupancy
+from roller.cost.occupancy import resident_tiles
+from roller.program.footprint import Geometry
+from roller_rocm.codegen import limits
+from roller_rocm.toolchain import occupancy
 
 CHIPS = ("mi50", "mi210", "mi300x", "rx7900xtx")
 WANTED = 0.35  # the median distance from the binary: LLVM takes as many as what was promised of waves leaves it
@@ -44,10 +45,10 @@ def test_programs_are_offered_by_what_the_device_has_room_for(monkeypatch: pytes
     op = ops.reduce_sum(ops.tensor((1 << 20, 256)), 1)
     kernel = roller.compile(op, device="rocm:mi300x")
     (stage,) = kernel.program.stages
-    rooms = resident_tiles(stage, kernel.spec, Geometry(stage.nest)), codegen.resident_tiles(kernel.spec, stage)
+    rooms = resident_tiles(stage, kernel.spec, Geometry(stage.nest)), limits.resident_tiles(kernel.spec, stage)
     assert [s.residents.predicted for s in kernel.explain().stages if s.residents] == [min(rooms)]
     assert min(rooms) > 1
-    monkeypatch.setattr(codegen, "resident_tiles", lambda *_: 1)
+    monkeypatch.setattr(limits, "resident_tiles", lambda *_: 1)
     alone = roller.compile(op, device="rocm:mi300x")
     assert [s.residents.predicted for s in alone.explain().stages if s.residents] == [1]
     assert alone.estimate.seconds >= kernel.estimate.seconds

@@ -9,9 +9,9 @@ from fake_arrays import Array, Namespaced, Tensor
 from fake_hip import AmdGpus, kernel, rocm_torch, why_not
 from gpu_runtime import SMALL, A, B, CupyStream, Names, RuntimeContract, right, values
 
-from roller.dlpack import lend
 from roller.errors import LaunchError
-from roller_rocm import foreign, gpu, hip
+from roller.runtime.dlpack import lend
+from roller_rocm.runtime import foreign, gpu, hip
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 

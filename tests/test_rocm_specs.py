@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import pytest
 
-from roller.catalog import find_spec, lint, list_specs
-from roller.hardware import HardwareSpec
-from roller_rocm import assembling, assembly, isolated, module, occupancy
+from roller.target.catalog import find_spec, lint, list_specs
+from roller.target.hardware import HardwareSpec
+from roller_rocm.toolchain import assembling, assembly, llvm_worker, module_text, occupancy
 
 KIB = 1024
 CHIPS = [entry.chip for entry in list_specs("rocm")]
@@ -199,8 +199,8 @@ def test_the_metadata_counts_registers_together_as_the_file_is_laid_out(chip: st
     """33 for arithmetic and 28 for accumulation: behind the next multiple of four, or beside them."""
     spec = find_spec("rocm", chip)
     clobbering = 'call void asm sideeffect "", "~{v32},~{a27}"()'
-    source = f'target triple = "{module.TRIPLE}"\ndefine amdgpu_kernel void @k() {{\n {clobbering}\n ret void\n}}\n'
-    _, text = isolated.run(assembling.assembled, module.settled(source, spec, (), {}))
+    source = f'target triple = "{module_text.TRIPLE}"\ndefine amdgpu_kernel void @k() {{\n {clobbering}\n ret void\n}}\n'
+    _, text = llvm_worker.run(assembling.assembled, module_text.settled(source, spec, (), {}))
     facts = assembly.parsed(text).kernels["k"].facts
     assert (facts["vgpr_count"], facts["agpr_count"]) == (together, 28)
     assert occupancy.resident_waves(spec, together) == occupancy.resident_waves(spec, 33, 28)

@@ -13,13 +13,13 @@ from snippets import needs_cxx, needs_linker
 
 import roller
 from roller import ops, verify
-from roller.arrays import aligned_empty
-from roller.catalog import list_specs
-from roller.compiled import Kernel
 from roller.errors import LaunchError, WrongResultError
-from roller.kernel import Artifact
-from roller_rocm import assembly, waits
-from roller_rocm.emulator import Emulator
+from roller.kernel import Kernel
+from roller.runtime.arrays import aligned_empty
+from roller.runtime.artifact import Artifact
+from roller.target.catalog import list_specs
+from roller_rocm.emulator.emulator import Emulator
+from roller_rocm.toolchain import assembly, waits
 
 pytestmark = [needs_cxx, needs_linker]
 Edit = Callable[[str], str]

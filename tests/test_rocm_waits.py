@@ -6,7 +6,7 @@ import pytest
 from snippets import parsed
 
 from roller.errors import CodegenError
-from roller_rocm import waits
+from roller_rocm.toolchain import waits
 
 WRITE, READ, WAIT, BARRIER = "ds_write_b32 v1, v10", "ds_read_b32 v40, v1", "s_waitcnt lgkmcnt(0)", "s_barrier"
 

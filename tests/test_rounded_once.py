@@ -9,9 +9,9 @@ import pytest
 from everywhere import EMULATORS, WHERE
 
 from roller import ops, verify
-from roller.fusion import fuse
-from roller.rows import row_groups
-from roller.scalar import Unary
+from roller.ir.fusion import fuse
+from roller.ir.row_groups import row_groups
+from roller.ir.scalar import Unary
 
 F32 = np.float32
 

@@ -17,19 +17,19 @@ import roller
 from bench.gpu.expressions import layer_norm, softmax
 from roller import ops, trial
 from roller.building import Plan, build
-from roller.chip import resolve
-from roller.construct import construct, rated_ways
-from roller.cost import estimate
-from roller.expr import TensorExpr
-from roller.fusion import fuse
-from roller.nest import over_rows
+from roller.cost.model import estimate
+from roller.device.chip import resolve
+from roller.ir.expr import TensorExpr
+from roller.ir.fusion import fuse
+from roller.ir.nest import over_rows
+from roller.ir.row_groups import held_bytes, row_groups
+from roller.lowering.simt.threads import Block
+from roller.lowering.tir.builder import index
 from roller.ops import SymbolicTensor, tensor
-from roller.program import RProgram, StageProgram
-from roller.record import Choice, program_from_json, program_to_json
-from roller.row_programs import rated_rows
-from roller.rows import held_bytes, row_groups
-from roller.schedule.threads import Block
-from roller.schedule.tir import index
+from roller.program.record import Choice, program_from_json, program_to_json
+from roller.program.rprogram import RProgram, StageProgram
+from roller.search.construct import construct, rated_ways
+from roller.search.row_programs import rated_rows
 
 CHIPS = ("cuda:h100", "rocm:mi210", "rocm:rx7900xtx")
 

@@ -10,21 +10,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roller import chains as rating
-from roller import compiler, ops, screen
-from roller.align import Rules
-from roller.chip import resolve
-from roller.choice import program_of, split
-from roller.construct import construct, rated_stages, rated_ways
-from roller.expr import TensorExpr
-from roller.fusion import fuse
-from roller.hardware import HardwareSpec
-from roller.nest import variants
+from roller import compiler, ops
+from roller.cost.parameters import CostParameters
+from roller.device.chip import resolve
+from roller.ir.expr import TensorExpr
+from roller.ir.fusion import fuse
+from roller.ir.nest import variants
+from roller.ir.relayout import layouts
 from roller.ops import SymbolicTensor
-from roller.rates import CostParameters
-from roller.relayout import layouts
-from roller.screen import least_seconds, short_lists
-from roller.search import Chain, Search, searches
+from roller.program.alignment import Rules
+from roller.search import chains as rating
+from roller.search import screen
+from roller.search.choices import program_of, split
+from roller.search.construct import construct, rated_stages, rated_ways
+from roller.search.screen import least_seconds, short_lists
+from roller.search.tile_space import Chain, Search, searches
+from roller.target.hardware import HardwareSpec
 
 LANES = ("cuda:a100", "cuda:h100", "rocm:mi300x")
 CHIPS = (*LANES, "cpu:zen5", "ipu_sim:bow")

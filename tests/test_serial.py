@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 import roller
 from roller import compiler, ops
 from roller.errors import ExpressionError
-from roller.expr import Axis, Stage, Tensor, TensorExpr
-from roller.fusion import fuse
-from roller.scalar import DEPTH_MAX, Affine, Binary, Const, Coordinate, Load, Select, Unary
-from roller.serial import expr_from_json, expr_to_json
+from roller.ir.expr import Axis, Stage, Tensor, TensorExpr
+from roller.ir.fusion import fuse
+from roller.ir.scalar import DEPTH_MAX, Affine, Binary, Const, Coordinate, Load, Select, Unary
+from roller.ir.serialization import expr_from_json, expr_to_json
 
 
 def t(*shape, dtype="float32"):

@@ -10,22 +10,22 @@ from hypothesis import strategies as st
 
 import roller
 from roller import ops
-from roller.align import Rules
-from roller.chip import load_spec, resolve
-from roller.construct import STEPS, construct
-from roller.cost import Model
+from roller.cost.model import Model
+from roller.cost.parameters import CostParameters
+from roller.device.chip import load_spec, resolve
 from roller.errors import ConstructionError
-from roller.expr import TensorExpr
-from roller.fusion import fuse
-from roller.hardware import HardwareSpec
-from roller.nest import variants
-from roller.program import StageProgram, panel_element_bytes
-from roller.rates import CostParameters
-from roller.search import Search, searches
-from roller.settle import settle
-from roller.space import program_space
+from roller.ir.expr import TensorExpr
+from roller.ir.fusion import fuse
+from roller.ir.nest import variants
+from roller.program.alignment import Rules
+from roller.program.footprint import Geometry
+from roller.program.rprogram import StageProgram, panel_element_bytes
+from roller.search.construct import STEPS, construct
+from roller.search.enumeration import program_space
+from roller.search.local_search import settle
+from roller.search.tile_space import Search, searches
+from roller.target.hardware import HardwareSpec
 from roller.testing import constructed, expression, expressions, gemm, specs, with_unit
-from roller.tile import Geometry
 
 FAMILIES = ("matmul", "transposed", "reduction", "elementwise", "transpose")
 
@@ -87,7 +87,7 @@ def test_nothing_is_rated_where_nothing_may_be() -> None:
 
 def test_where_caches_hold_the_tiles_nothing_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     """What moves there is an estimate, which small steps would follow to where it is weakest."""
-    monkeypatch.setattr("roller.construct.settle", lambda *_: pytest.fail("moved"))
+    monkeypatch.setattr("roller.search.construct.settle", lambda *_: pytest.fail("moved"))
     assert constructed(gemm(300, 300, 300), load_spec("cpu:zen4"))
     with pytest.raises(pytest.fail.Exception, match="moved"):
         constructed(gemm(300, 300, 300), load_spec("cuda:h100"))

@@ -9,15 +9,15 @@ import pytest
 
 import roller
 from roller import ops
-from roller.align import Rules
-from roller.catalog import find_spec
-from roller.construct import construct
+from roller.cost.parameters import CostParameters
 from roller.errors import ConstructionError
-from roller.fit import Fit
-from roller.rates import CostParameters
-from roller.space import ProgramSpace, program_space
+from roller.program.alignment import Rules
+from roller.program.capacity import Fit
+from roller.program.footprint import Geometry
+from roller.search.construct import construct
+from roller.search.enumeration import ProgramSpace, program_space
+from roller.target.catalog import find_spec
 from roller.testing import toy_atom, toy_level, toy_spec
-from roller.tile import Geometry
 
 DRAWN = 10_000
 

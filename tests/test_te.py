@@ -11,8 +11,8 @@ import pytest
 
 from roller import ops, verify
 from roller.errors import ExpressionError
-from roller.expr import TensorExpr
-from roller.fusion import fuse
+from roller.ir.expr import TensorExpr
+from roller.ir.fusion import fuse
 
 tvm = pytest.importorskip("tvm")
 from tvm import te, tirx, topi  # noqa: E402

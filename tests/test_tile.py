@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roller import ops
-from roller.expr import TensorExpr
-from roller.hardware import Banks
-from roller.nest import Nest, build, variants
+from roller.ir.expr import TensorExpr
+from roller.ir.nest import Nest, build, variants
+from roller.program.footprint import DataTile, Geometry, data_tile, padded_points, padding_waste
+from roller.target.hardware import Banks
 from roller.testing import expression, expressions, gemm, relu
-from roller.tile import DataTile, Geometry, data_tile, padded_points, padding_waste
 
 
 def first(expr: TensorExpr) -> Nest:

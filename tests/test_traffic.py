@@ -10,22 +10,22 @@ from hypothesis import given, note
 from hypothesis import strategies as st
 
 from roller import ops
-from roller.chip import load_spec
 from roller.compiler import compile as compile_kernel
-from roller.copying import copy_seconds, panel_room
-from roller.cost import Model
-from roller.estimate import Estimate
-from roller.expr import TensorExpr
-from roller.fusion import fuse
-from roller.hardware import HardwareSpec
-from roller.nest import variants
+from roller.cost.loops import NestWalk
+from roller.cost.model import Model
+from roller.cost.packing import copy_seconds, panel_room
+from roller.cost.parameters import CostParameters, Rates, unit_efficiency
+from roller.cost.traffic import level_traffic
+from roller.device.chip import load_spec
+from roller.ir.expr import TensorExpr
+from roller.ir.fusion import fuse
+from roller.ir.nest import variants
 from roller.ops import expression
-from roller.program import StageProgram, Staging, lane_level, tiled_levels
-from roller.rates import CostParameters, Rates, unit_efficiency
+from roller.program.estimate import Estimate
+from roller.program.footprint import Geometry
+from roller.program.rprogram import StageProgram, Staging, lane_level, tiled_levels
+from roller.target.hardware import HardwareSpec
 from roller.testing import expressions, programs, specs, toy_atom, toy_level, toy_spec, with_level
-from roller.tile import Geometry
-from roller.traffic import level_traffic
-from roller.walk import NestWalk
 
 EXTENTS = (1, 2, 3, 7, 16, 33)
 

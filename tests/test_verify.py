@@ -11,11 +11,11 @@ import pytest
 
 from roller import ops, verify
 from roller.errors import ExpressionError, WrongResultError
-from roller.expr import Axis, Stage, Tensor, TensorExpr
+from roller.ir.expr import Axis, Stage, Tensor, TensorExpr
+from roller.ir.scalar import Affine, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary
 from roller.ops import SymbolicTensor
 from roller.ops import tensor as T
 from roller.precision import permitted
-from roller.scalar import Affine, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary
 
 Array = np.ndarray[Any, Any]
 

@@ -13,17 +13,18 @@ from hypothesis import strategies as st
 
 import roller
 from roller import ops, trial, verify
-from roller.banks import panel_steps
-from roller.chip import load_spec, resolve
-from roller.construct import construct
-from roller.expr import TensorExpr
-from roller.kernel import BuildOptions
-from roller.lanes import reads
-from roller.nest import Nest, variants
-from roller.program import RProgram, StageProgram, Staging
-from roller.rating import enumerate_programs
-from roller.windows import MOST_TAPS, filled_tile, stored_tile, taps_at_once, windows
-from roller_cuda import codegen, disassembly, machine_code, toolchain
+from roller.device.chip import load_spec, resolve
+from roller.ir.expr import TensorExpr
+from roller.ir.nest import Nest, variants
+from roller.ir.sliding_windows import MOST_TAPS, filled_tile, stored_tile, taps_at_once, windows
+from roller.layout.banks import panel_steps
+from roller.layout.lanes import reads
+from roller.program.rprogram import RProgram, StageProgram, Staging
+from roller.runtime.artifact import BuildOptions
+from roller.search.construct import construct
+from roller.study import enumerate_programs
+from roller_cuda.codegen import generator
+from roller_cuda.toolchain import compiling, disassembly, machine_code
 
 A100 = load_spec("cuda:a100")
 needs_disassembler = pytest.mark.skipif(disassembly.tool() is None, reason=f"no disassembler: {disassembly.INSTALL}")
@@ -194,7 +195,7 @@ def test_a_windows_values_are_read_once() -> None:
     """In the machine code fewer accesses than a third of the multiply-adds; one each where every tap reads for itself."""
     expr = large()
     program = RProgram(expr, (chosen(expr)[0],))
-    artifact = toolchain.build(A100, codegen.generate(A100, program))
+    artifact = compiling.build(A100, generator.generate(A100, program))
     (code,) = machine_code.read(artifact.data).values()
     assert code.hot.bases["FFMA"] >= 7 * math.prod(program.stages[0].inner[d] for d in program.stages[0].nest.spatial)
     assert code.hot.bases["LDS"] < code.hot.bases["FFMA"] / 3

@@ -14,20 +14,20 @@ from pathlib import Path
 import pytest
 
 from roller import ops
-from roller.align import Multiple, Rules
-from roller.catalog import load_spec
-from roller.construct import construct
-from roller.cost import Model
-from roller.expr import TensorExpr
-from roller.fit import Fit
-from roller.hardware import HardwareSpec
-from roller.narrow import narrowed
-from roller.nest import variants
-from roller.program import StageProgram, tiled_levels
-from roller.rates import CostParameters
+from roller.cost.model import Model
+from roller.cost.parameters import CostParameters
+from roller.ir.expr import TensorExpr
+from roller.ir.nest import variants
+from roller.program.alignment import Multiple, Rules
+from roller.program.capacity import Fit
+from roller.program.footprint import Geometry
+from roller.program.rprogram import StageProgram, tiled_levels
+from roller.search.construct import construct
+from roller.search.stages import Candidate
+from roller.target.catalog import load_spec
+from roller.target.hardware import HardwareSpec
+from roller.target.subset import narrowed
 from roller.testing import constructed, expression, gemm
-from roller.tile import Geometry
-from roller.together import Candidate
 
 SPECS = Path(__file__).parent.parent / "specs"
 MACHINES = {

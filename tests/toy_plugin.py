@@ -4,10 +4,10 @@ import json
 
 import numpy as np
 
-from roller.catalog import find_spec, spec_from_dict
-from roller.kernel import Artifact, KernelSource
+from roller.ir.serialization import expr_from_json
 from roller.plugin import hookimpl
-from roller.serial import expr_from_json
+from roller.runtime.artifact import Artifact, KernelSource
+from roller.target.catalog import find_spec, spec_from_dict
 from roller.verify import reference
 
 

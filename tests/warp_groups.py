@@ -14,12 +14,12 @@ from emulating import emulated, expression
 
 import roller
 from roller import ops, verify
-from roller.chip import load_spec
+from roller.device.chip import load_spec
 from roller.errors import LaunchError, WrongResultError
-from roller.expr import TensorExpr
-from roller.kernel import Artifact
-from roller.program import RProgram
-from roller_cuda import codegen
+from roller.ir.expr import TensorExpr
+from roller.program.rprogram import RProgram
+from roller.runtime.artifact import Artifact
+from roller_cuda.codegen import limits
 
 SPEC = load_spec("cuda:h100")
 GROUPS = SPEC.model_copy(update={"atoms": tuple(a for a in SPEC.atoms if a.name.startswith("wgmma"))})  # nothing else to draw
@@ -35,7 +35,7 @@ def of_groups(op: ops.SymbolicTensor, count: int = 400, seed_: int = 0) -> Itera
     """Programs of warp groups among so many that are drawn from all that fit."""
     for program in itertools.islice(roller.enumerate_programs(op, "cuda", spec=GROUPS).drawn(seed_), count):
         blocks = math.prod(lp.trips for lp in program.stages[0].loops if lp.over == "units")
-        if "wgmma" in program.stages[0].atom.name and codegen.refusal(SPEC, program) is None and blocks <= MOST_BLOCKS:
+        if "wgmma" in program.stages[0].atom.name and limits.refusal(SPEC, program) is None and blocks <= MOST_BLOCKS:
             yield program
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 import roller
 from roller import ops, verify
-from roller.expr import TensorExpr
+from roller.ir.expr import TensorExpr
 
 SECONDS, JOBS = 120, 4  # for a kernel; kernels at a time
 POINTS = 4096  # of a result, that are compared

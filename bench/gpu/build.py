@@ -20,8 +20,8 @@ from bench.gpu import compiling, package
 from bench.gpu.operators import Operator, operators
 from bench.gpu.package import MOST_BYTES, Entry
 from bench.gpu.platform import Platform
-from roller.hardware import HardwareSpec
-from roller.isolated import run_isolated
+from roller.runtime.worker import run_isolated
+from roller.target.hardware import HardwareSpec
 
 MEMORY_SHARE = 0.9  # of a GPU's memory that an operator may need
 DEADLINE_SECONDS = 600.0  # for one operator, its ten best programs included

@@ -17,10 +17,10 @@ from bench.gpu.operators import Operator, from_json
 from bench.gpu.package import SCHEMA
 from bench.gpu.platform import Platform, known
 from roller import building
-from roller.devices import load_device
-from roller.hardware import HardwareSpec
-from roller.kernel import Artifact
-from roller.record import Choice
+from roller.device.plugins import load_device
+from roller.program.record import Choice
+from roller.runtime.artifact import Artifact
+from roller.target.hardware import HardwareSpec
 
 TOP = 10
 SOURCES = (".py", ".cuh", ".h", ".ll")

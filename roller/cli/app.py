@@ -19,10 +19,10 @@ from roller import trial
 from roller.cli import files, specs
 from roller.cli.grammar import parse
 from roller.cli.outcome import INTERRUPTED, BadFileError, Format, guarded, progress, report
-from roller.compiled import Kernel
-from roller.devices import device_names, load_device
+from roller.device.plugins import device_names, load_device
 from roller.errors import ExpressionError, KernelError, RollerError
-from roller.explain import candidates_table, duration
+from roller.explain.report import candidates_table, duration
+from roller.kernel import Kernel
 
 NEGATIVE = re.compile(r"-\d+(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE)
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Compile tensor operators.")

@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 import roller
-from roller.catalog import dump_spec, lint
 from roller.cli.outcome import CHECK_FAILED, Format, guarded, progress, report
-from roller.devices import load_device
+from roller.device.plugins import load_device
 from roller.errors import PluginError
+from roller.target.catalog import dump_spec, lint
 
 app = typer.Typer(help="List, show, check and measure chips.", invoke_without_command=True)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from numbers import Real
 
 from roller.errors import ExpressionError
+from roller.ir.scalar import Binary, Scalar, Select
 from roller.ops.tensor import (
     Operand,
     SymbolicTensor,
@@ -23,7 +24,6 @@ from roller.ops.tensor import (
     symbolic,
 )
 from roller.ops.types import constant
-from roller.scalar import Binary, Scalar, Select
 
 
 def less(a: Operand, b: Operand) -> SymbolicTensor:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from roller.errors import ExpressionError
-from roller.expr import Axis
+from roller.ir.expr import Axis
+from roller.ir.scalar import Affine, Binary
 from roller.ops.tensor import SymbolicTensor, common_dtype, produced, source, symbolic
 from roller.ops.types import accumulation_dtype, converted, output_dtype
 from roller.ops.window import Layout, Padding, Pair, by_letter, check_layout, windows
-from roller.scalar import Affine, Binary
 
 # Dimensions of the weights by letter: F output channels, C input channels, M multiplier, R S kernel height and width.
 CONV_WEIGHTS = {"NCHW": "FCRS", "NHWC": "RSCF"}

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import reduce
 
 from roller.errors import ExpressionError
-from roller.expr import Axis
+from roller.ir.expr import Axis
+from roller.ir.scalar import Affine, Binary, Scalar
 from roller.ops.tensor import SymbolicTensor, common_dtype, produced, source, symbolic
 from roller.ops.types import accumulation_dtype, converted, output_dtype
-from roller.scalar import Affine, Binary, Scalar
 
 
 def einsum(

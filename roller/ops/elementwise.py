@@ -11,7 +11,8 @@ import math
 from typing import Literal
 
 from roller.errors import ExpressionError
-from roller.expr import FLOATS
+from roller.ir.expr import FLOATS
+from roller.ir.scalar import Binary, Const, Scalar, Unary
 from roller.ops.tensor import (
     Operand,
     SymbolicTensor,
@@ -20,7 +21,6 @@ from roller.ops.tensor import (
     pointwise,
     symbolic,
 )
-from roller.scalar import Binary, Const, Scalar, Unary
 
 
 def _unary(op: str, x: SymbolicTensor) -> SymbolicTensor:

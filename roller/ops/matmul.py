@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roller.errors import ExpressionError
-from roller.expr import Axis
+from roller.ir.expr import Axis
+from roller.ir.scalar import Affine, Binary
 from roller.ops.tensor import SymbolicTensor, common_dtype, produced, source, symbolic
 from roller.ops.types import accumulation_dtype, converted, output_dtype
-from roller.scalar import Affine, Binary
 
 
 def matmul(

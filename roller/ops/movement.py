@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roller.errors import ExpressionError
+from roller.ir.scalar import Affine
 from roller.ops.tensor import SymbolicTensor, broadcast_index, broadcast_shape, grid, produced, source, symbolic, tensor
 from roller.ops.types import constant
-from roller.scalar import Affine
 
 
 def transpose(x: SymbolicTensor, axes: Sequence[int] | None = None) -> SymbolicTensor:

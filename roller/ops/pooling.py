@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roller.errors import ExpressionError
-from roller.expr import FLOATS, Axis, Reducer
+from roller.ir.expr import FLOATS, Axis, Reducer
+from roller.ir.scalar import Accumulator, Affine, Binary, Cast, Const, Coordinate, Scalar
 from roller.ops.tensor import SymbolicTensor, produced, source, symbolic
 from roller.ops.types import compared_dtype, compute_dtype, constant, converted, lowest
 from roller.ops.window import Layout, Padding, Pair, Window, by_letter, check_layout, pair, windows
-from roller.scalar import Accumulator, Affine, Binary, Cast, Const, Coordinate, Scalar
 
 
 def max_pool2d(

@@ -7,10 +7,10 @@ import operator
 from collections.abc import Sequence
 
 from roller.errors import ExpressionError
-from roller.expr import FLOATS, Axis, Reducer
+from roller.ir.expr import FLOATS, Axis, Reducer
+from roller.ir.scalar import Accumulator, Affine, Binary
 from roller.ops.tensor import SymbolicTensor, grid, produced, source, symbolic
 from roller.ops.types import accumulation_dtype, compared_dtype, constant, converted, output_dtype
-from roller.scalar import Accumulator, Affine, Binary
 
 Axes = int | Sequence[int] | None
 

@@ -14,9 +14,9 @@ from numbers import Real
 from typing import ClassVar
 
 from roller.errors import ExpressionError
-from roller.expr import FLOATS, Axis, Reducer, Stage, Tensor, TensorExpr
+from roller.ir.expr import FLOATS, Axis, Reducer, Stage, Tensor, TensorExpr
+from roller.ir.scalar import Affine, Binary, Load, Scalar, Unary, rewrite
 from roller.ops.types import compared_dtype, compute_dtype, constant, converted, known_dtype
-from roller.scalar import Affine, Binary, Load, Scalar, Unary, rewrite
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,12 +249,12 @@ def pointwise(
 
 
 def arithmetic(op: str, left: Operand, right: Operand) -> SymbolicTensor:
-    """One of the binary operators of `roller.scalar` on tensors or numbers (at least one a tensor)."""
+    """One of the binary operators of `roller.ir.scalar` on tensors or numbers (at least one a tensor)."""
     return pointwise(op, lambda a, b: Binary(op, a, b), left, right, floats_only=op in ("div", "pow"))
 
 
 def compared(op: str, left: Operand, right: Operand) -> SymbolicTensor:
-    """One of the comparisons of `roller.scalar` on tensors or numbers (at least one a tensor); of truth values as 0 and 1."""
+    """One of the comparisons of `roller.ir.scalar` on tensors or numbers (at least one a tensor); of truth values as 0 and 1."""
 
     def compute(a: Scalar, b: Scalar) -> Scalar:
         return Binary(op, *(converted(value, compared_dtype(value.dtype)) for value in (a, b)))

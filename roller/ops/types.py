@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from roller.errors import ExpressionError
-from roller.expr import ELEMENT_BYTES, FLOATS
-from roller.scalar import Cast, Const, Scalar
+from roller.ir.expr import ELEMENT_BYTES, FLOATS
+from roller.ir.scalar import Cast, Const, Scalar
 
 HALVES = frozenset({"float16", "bfloat16"})
 NARROW_INTEGERS = frozenset({"int8", "uint8", "int16"})

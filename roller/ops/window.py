@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from roller.errors import ExpressionError
+from roller.ir.scalar import Affine
 from roller.ops.tensor import SymbolicTensor
-from roller.scalar import Affine
 
 Layout = Literal["NCHW", "NHWC"]
 Pair = int | tuple[int, int]

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from roller.errors import ExpressionError, WrongResultError
-from roller.expr import FLOATS, Tensor, TensorExpr
-from roller.hardware import STORED_AS
+from roller.ir.expr import FLOATS, Tensor, TensorExpr
+from roller.ir.scalar import Binary, Cast, Unary, loads, walk
 from roller.ops.types import integer_range
-from roller.scalar import Binary, Cast, Unary, loads, walk
+from roller.target.hardware import STORED_AS
 from roller.verify.interpret import interpret
 from roller.verify.rounding import Approximate, Array, numpy_dtype, to_significant
 

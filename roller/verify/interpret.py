@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from roller.errors import ExpressionError
-from roller.expr import FLOATS, Axis, Stage, Tensor, TensorExpr
-from roller.scalar import Affine, Binary, Load
+from roller.ir.expr import FLOATS, Axis, Stage, Tensor, TensorExpr
+from roller.ir.scalar import Affine, Binary, Load
 from roller.verify.rounding import (
     SIGNIFICANT_BITS,
     UNIT_ROUNDOFF,

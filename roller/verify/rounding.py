@@ -27,22 +27,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from roller.arrays import narrowed
-from roller.expr import FLOATS
-from roller.scalar import (
-    ARITHMETIC,
-    LOGICAL,
-    Accumulator,
-    Affine,
-    Binary,
-    Cast,
-    Const,
-    Coordinate,
-    Load,
-    Scalar,
-    Select,
-    Unary,
-)
+from roller.ir.expr import FLOATS
+from roller.ir.scalar import ARITHMETIC, LOGICAL, Accumulator, Affine, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary
+from roller.runtime.arrays import narrowed
 
 Array = npt.NDArray[Any]
 

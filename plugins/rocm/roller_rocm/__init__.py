@@ -24,7 +24,7 @@ from roller.plugin import (
 )
 
 ROLLER_API = 1
-WRITERS = {None: "codegen", "llvm-ir": "codegen", "hip-c++": "hip_source"}  # modules, by the language that is asked for
+WRITERS = {None: "generator", "llvm-ir": "generator", "hip-c++": "hip_source"}  # modules, by the language that is asked for
 
 
 def _module(name: str) -> Any:
@@ -34,25 +34,25 @@ def _module(name: str) -> Any:
 @hookimpl
 def roller_default_spec() -> HardwareSpec:
     """The attached chip, else the MI300X."""
-    return _module("chip").default_spec()  # type: ignore[no-any-return]
+    return _module("chip.default").default_spec()  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_atoms(spec: HardwareSpec, expr: TensorExpr) -> Sequence[ComputeAtom]:
     """The vector units, and the matrix units that kernels are made for."""
-    return _module("chip").atoms(spec, expr)  # type: ignore[no-any-return]
+    return _module("codegen.machine").atoms(spec, expr)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_cost_parameters(spec: HardwareSpec) -> CostParameters:
     """The spec says it all, but for what a compute unit has room for at a time."""
-    return _module("chip").cost_parameters(spec)  # type: ignore[no-any-return]
+    return _module("cost.parameters").cost_parameters(spec)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
     """More local memory or lanes than a workgroup may have."""
-    return _module("codegen").refusal(spec, program)  # type: ignore[no-any-return]
+    return _module("codegen.limits").refusal(spec, program)  # type: ignore[no-any-return]
 
 
 @hookimpl
@@ -61,25 +61,25 @@ def roller_codegen(spec: HardwareSpec, program: RProgram, options: BuildOptions)
     if options.language not in WRITERS:
         languages = " and ".join(name for name in WRITERS if name is not None)
         raise KernelError(f"the rocm device writes {languages}, not {options.language!r}")
-    return _module(WRITERS[options.language]).generate(spec, program)  # type: ignore[no-any-return]
+    return _module(f"codegen.{WRITERS[options.language]}").generate(spec, program)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_build(spec: HardwareSpec, source: KernelSource) -> Artifact:
     """A code object."""
-    return _module("toolchain").build(spec, source)  # type: ignore[no-any-return]
+    return _module("toolchain.compiling").build(spec, source)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_load_kernel(artifact: Artifact) -> Runner:
     """The code object on the attached GPUs."""
-    return _module("runtime").RocmRunner(artifact)  # type: ignore[no-any-return]
+    return _module("runtime.runner").RocmRunner(artifact)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_emulate(artifact: Artifact) -> Runner:
     """The kernel's assembly on the CPU."""
-    return _module("emulator").Emulator(artifact)  # type: ignore[no-any-return]
+    return _module("emulator.emulator").Emulator(artifact)  # type: ignore[no-any-return]
 
 
 @hookimpl
@@ -91,10 +91,10 @@ def roller_assembly(artifact: Artifact) -> str:
 @hookimpl
 def roller_build_problem() -> str | None:
     """No linker."""
-    return next(iter(_module("toolchain").problems()), None)
+    return next(iter(_module("toolchain.compiling").problems()), None)
 
 
 @hookimpl
 def roller_requirements() -> tuple[str, ...]:
     """A linker, a driver and a GPU."""
-    return (*_module("toolchain").problems(), *_module("runtime").problems())
+    return (*_module("toolchain.compiling").problems(), *_module("runtime.runner").problems())

@@ -1,0 +1,169 @@
+"""A machine as a spec: what the system says of it, with measured rates or with those of the nearest shipped chip."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roller.plugin import HardwareSpec, SpecError, builtin_dir, list_specs, load_spec, spec_from_dict
+from roller_cpu.chip.topology import Topology
+
+CACHE_NAMES = {3: "L3", 2: "L2", 1: "L1"}
+GUEST_SHARE = 0.25  # of the outermost cache that a virtual machine may count on: its neighbours fill the rest
+PIPES = (0.5, 1.0, 2.0, 4.0)  # multiply-adds of the vectors' width that cores start in a cycle
+AGREE = 0.2  # how far from one of these a measurement may be: others lie at twice or half of it
+SLOWEST = 0.55  # of the clock of one core alone that all at work have: wide vectors on the largest chips
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """How fast a machine is: float32 operations in a cycle of a core's vector units, the clock of all cores at work, bytes read
+    by all cores at once and by one alone, by where they lie.
+
+    `origin`: where these numbers come from, and when.
+    """
+
+    per_cycle: float
+    clock_ghz: float
+    read_gbps: Mapping[str, float]
+    alone_gbps: Mapping[str, float]
+    origin: str
+    measured: bool
+
+    def source(self, how: str) -> str:
+        """The source of such a number in the spec, and how it was measured."""
+        return f"measured: {self.origin}; {how}" if self.measured else f"estimate: {self.origin}"
+
+
+def nearest(topology: Topology, processor: str) -> HardwareSpec:
+    """The shipped spec of this processor, else of one as wide, else of any."""
+    shipped = [load_spec(entry.path) for entry in list_specs("cpu") if builtin_dir() in entry.path.parents]
+    alike = [s for s in shipped if s.options.get("llvm_mcpu") == processor]
+    wide = [s for s in shipped if s.options.get("vector_bytes") == topology.vector_bytes]
+    return (alike or wide or shipped)[0]
+
+
+def measured(topology: Topology, base: HardwareSpec, family: str, rates: Any, limits: tuple[float, float], when: str) -> Speeds:
+    """The speeds that the probe's rates show; `SpecError` if no machine has such, or none whose clock has these limits (GHz).
+
+    `family`: LLVM's name for the processor; how wide its units are is taken from the shipped spec of this very family.
+    `when`: date and conditions.
+    """
+    lanes = topology.vector_bytes // 4
+    known = base.options.get("llvm_mcpu") == family
+    per_cycle = _per_cycle(base) if known else 2 * lanes * _pipes(rates.alone_per_cycle / (2 * lanes))
+    clock = rates.gflops / (topology.cores * per_cycle)
+    if clock < SLOWEST * rates.clock_ghz <= 2 * clock:
+        per_cycle, clock = per_cycle / 2, 2 * clock  # what the system calls two cores are two threads of one
+    if not max(limits[0], SLOWEST * rates.clock_ghz) <= clock <= limits[1]:
+        said = (
+            f"{rates.clock_ghz:.2g} GHz alone, {clock:.2g} with all cores at work; {limits[0]:.2g} to {limits[1]:.2g} are possible"
+        )
+        raise SpecError(f"the measured clock cannot be: {said}")
+    return Speeds(per_cycle, _two_digits(clock), rates.read_gbps, rates.alone_gbps, when, measured=True)
+
+
+def _per_cycle(base: HardwareSpec) -> float:
+    """Float32 operations in a cycle of a core's vector units."""
+    known = [a.flops_per_cycle_per_unit or 1.0 for a in base.atoms if a.kind == "vector" and a.in_dtype == "float32"]
+    return max(known, default=2.0)
+
+
+def _pipes(ratio: float) -> float:
+    near = min(PIPES, key=lambda pipes: abs(math.log(ratio / pipes)))
+    if abs(ratio / near - 1) > AGREE:
+        raise SpecError(
+            f"a core seems to start {ratio:.2g} vector multiply-adds in a cycle; {', '.join(map(str, PIPES))} are possible"
+        )
+    return near
+
+
+def assumed(topology: Topology, base: HardwareSpec, why: str) -> Speeds:
+    """The speeds of each core of the shipped chip, for a machine that could not be measured."""
+    cores = topology.cores
+    outside = dict(zip([level.name for level in base.levels], base.levels[1:], strict=False))
+    each = {name: (level.bandwidth_gbps or 1.0) / base.unit.count for name, level in outside.items()}
+    alone = {name: level.unit_bandwidth_gbps or each[name] for name, level in outside.items()}
+    wider = topology.vector_bytes / int(base.options.get("vector_bytes") or topology.vector_bytes)
+    together = {name: rate * cores for name, rate in each.items()}
+    origin = f"not measured ({why}), each core as one of the shipped spec {base.chip}"
+    return Speeds(_per_cycle(base) * wider, base.clock_ghz, together, alone, origin, measured=False)
+
+
+def describe(topology: Topology, base: HardwareSpec, processor: str, chip: str, speeds: Speeds) -> HardwareSpec:
+    """The spec of a machine from its topology and speeds; everything else is the base's."""
+    data = base.model_dump(mode="json", exclude={"sources", "peaks_gflops"})
+    cores = topology.cores
+    data |= {"chip": chip, "title": f"{topology.name}, {cores} cores"[:200], "clock_ghz": speeds.clock_ghz}
+    data["unit"]["count"] = cores
+    data["levels"] = _levels(topology, base, data["levels"], speeds)
+    data["atoms"] = _atoms(base, data["atoms"], speeds, cores)
+    data["peaks_gflops"] = {}
+    for atom in data["atoms"]:
+        key = f"{atom['in_dtype']}_matrix" if atom["kind"] == "matrix" else atom["in_dtype"]
+        data["peaks_gflops"][key] = max(atom["gflops"], data["peaks_gflops"].get(key, 0.0))
+    data["options"] |= {"llvm_mcpu": processor, "vector_bytes": topology.vector_bytes}
+    data["sources"] = _sources(base.chip, speeds)
+    return spec_from_dict(data)
+
+
+def _levels(topology: Topology, base: HardwareSpec, tables: list[dict[str, Any]], speeds: Speeds) -> list[dict[str, Any]]:
+    """Sizes and sharing from the system; the bandwidth INTO a level is that of reading what lies outside it."""
+    caches = {CACHE_NAMES[c.level]: c for c in topology.caches if c.level in CACHE_NAMES}
+    kept = [t for t in tables if t["name"] not in CACHE_NAMES.values() or not caches or t["name"] in caches]
+    outside, fastest = "DRAM", 0.0
+    for table in kept:
+        name = table["name"]
+        cache = caches.get(name)
+        if name == "DRAM":
+            table["capacity_bytes"] = topology.memory_bytes
+            continue
+        if cache is not None:
+            table |= {"capacity_bytes": cache.size_bytes, "transaction_bytes": cache.line_bytes}
+            if topology.virtual and cache is topology.caches[0]:
+                table["usable_fraction"] = min(table["usable_fraction"], GUEST_SHARE)
+            if table.get("banks"):  # a cache's banks are its sets
+                table["banks"] = {"count": cache.sets, "width_bytes": cache.line_bytes} if cache.sets else None
+        owner = base.level(name)
+        sharing = cache.sharing if cache is not None else min(base.units_sharing(owner), topology.cores)
+        table["instances"] = _instances(topology.cores, sharing)
+        fastest = max(fastest, _two_digits(speeds.read_gbps.get(outside, 0.0)) or (owner.bandwidth_gbps or 1.0))
+        table["bandwidth_gbps"] = fastest  # noise must not make an inner level slower than an outer one
+        alone = _two_digits(speeds.alone_gbps.get(outside, 0.0))
+        table["unit_bandwidth_gbps"] = min(alone, fastest) if alone and table["instances"] < topology.cores else None
+        outside = name
+    return kept
+
+
+def _instances(cores: int, sharing: int) -> int:
+    """Instances of a level, fewer where they do not divide among the cores."""
+    return next(n for n in range(max(1, -(-cores // sharing)), 0, -1) if cores % n == 0)
+
+
+def _atoms(base: HardwareSpec, tables: list[dict[str, Any]], speeds: Speeds, cores: int) -> list[dict[str, Any]]:
+    """The base's atoms at the machine's clock; vectors by how much wider its units are."""
+    wider = speeds.per_cycle / _per_cycle(base)
+    for table in tables:
+        rate = (table["flops_per_cycle_per_unit"] or 1.0) * (wider if table["kind"] == "vector" else 1.0)
+        table |= {"flops_per_cycle_per_unit": rate, "gflops": rate * speeds.clock_ghz * cores, "clock_ghz": None}
+    return tables
+
+
+def _two_digits(value: float) -> float:
+    return float(f"{value:.2g}")
+
+
+def _sources(base: str, speeds: Speeds) -> dict[str, str]:
+    return {
+        "clock_ghz": speeds.source("multiply-adds in registers on all cores, over the units' width"),
+        "unit.count": "query: affinity, topology and quota of the process",
+        "levels.*bandwidth_gbps": speeds.source("reading buffers on all cores at once, a unit's on one core"),
+        "levels.*.capacity_bytes": "query: the operating system",
+        "levels.*.instances": "query: the operating system",
+        "levels.*.transaction_bytes": "query: the operating system",
+        "atoms.*.gflops": speeds.source("multiply-adds in registers, other types derived from them"),
+        "peaks_gflops.*": speeds.source("multiply-adds in registers, other types derived from them"),
+        "*": f"estimate: as the shipped spec {base}",
+    }

@@ -1,0 +1,167 @@
+"""The spec of the machine this runs on: kept in the user's file, measured when it is first asked for."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import logging
+import os
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+
+from filelock import FileLock
+
+from roller.plugin import HardwareSpec, SpecError, keep_spec, kept_spec, narrowed, user_spec_path
+from roller_cpu.chip.conditions import Conditions, clock_limits, watching
+from roller_cpu.chip.description import CACHE_NAMES, assumed, describe, measured, nearest
+from roller_cpu.chip.threads import default_threads
+from roller_cpu.chip.topology import Topology, machine
+
+_log = logging.getLogger("roller.cpu")
+
+VERSION = 8  # of how machines are measured: another number measures them anew
+VARIABLE, MODES = "ROLLER_CALIBRATE", ("once", "now", "off")
+FILL = 0.5  # share of a cache that its probe reads, so that what else is there does not push it out
+MEMORY_FACTOR, MEMORY_MAX = 4, 1 << 30  # the probe of memory reads so many times the outermost cache, at most so much,
+MEMORY_SHARE = 8  # and at most one such part of it
+ATTEMPTS, PAUSE_SECONDS = 3, 1.0  # to find a quiet moment
+RETRY_SECONDS = 600  # after which a process tries again to measure a machine that was busy
+
+_AGAIN = "When the machine is idle, measure it with `roller specs calibrate cpu`."
+
+
+def default_spec() -> HardwareSpec:
+    """The machine's spec from the user's file, with as many cores as `ROLLER_NUM_THREADS` allows.
+
+    `ROLLER_CALIBRATE`: "once" (the default) measures where there is no file, a second or two; "now" in every process;
+    "off" never, and does with the nearest shipped chip's speeds. `SpecError` for another value.
+    """
+    mode = (os.environ.get(VARIABLE) or "once").strip().lower()
+    if mode not in MODES:
+        raise SpecError(f"{VARIABLE}={mode!r} is none of {', '.join(MODES)}")
+    spec = _default(_path(machine()), mode)
+    return narrowed(spec, min(default_threads(), spec.unit.count))
+
+
+def measure_spec() -> HardwareSpec:
+    """The machine's spec measured now, and kept in the user's file.
+
+    On a machine that is busy: what was measured before, else the nearest shipped chip's speeds, and a warning.
+    """
+    path = _path(machine())
+    with _locked(path):
+        spec = _measured_or_assumed(path)
+    _default.cache_clear()
+    return spec
+
+
+def is_measured(spec: HardwareSpec) -> bool:
+    """Whether the speeds in a machine's spec were measured on it."""
+    return spec.sources.get("clock_ghz", "").startswith("measured")
+
+
+@lru_cache(8)
+def _default(path: Path, mode: str) -> HardwareSpec:
+    found = kept_spec("cpu", path.stem)
+    if mode == "off":
+        return found or _spec(machine(), path.stem, "ROLLER_CALIBRATE=off")
+    if mode == "once" and found is not None and not _again(found, path):
+        return found
+    with _locked(path):
+        found = kept_spec("cpu", path.stem)  # another process may have measured while this one waited
+        if mode == "once" and found is not None and not _again(found, path):
+            return found
+        _log.info("measuring this machine; the result is kept in %s", path)
+        return _measured_or_assumed(path)
+
+
+def _again(spec: HardwareSpec, path: Path) -> bool:
+    """Whether it is time to try again to measure a machine that was busy."""
+    return not is_measured(spec) and time.time() - path.stat().st_mtime > RETRY_SECONDS
+
+
+def _path(topology: Topology) -> Path:
+    """The file of this machine: another processor, set of cores or way of measuring has another."""
+    told = [VERSION, topology.name, topology.cores, topology.features, [str(c) for c in topology.caches]]
+    digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]
+    return user_spec_path("cpu", f"host-{digest}")
+
+
+def _locked(path: Path) -> AbstractContextManager[object]:
+    """One process measures at a time: two would find each other's machine busy. Where no file can be written none waits."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(path.with_suffix(".lock")).acquire()
+    except OSError:
+        return nullcontext()
+
+
+def _measured_or_assumed(path: Path) -> HardwareSpec:
+    problems: tuple[str, ...] = ()
+    for attempt in range(ATTEMPTS):
+        time.sleep(PAUSE_SECONDS if attempt else 0.0)
+        try:
+            spec, problems = _attempt(path.stem)
+        except SpecError as error:
+            problems = (str(error),)
+        if not problems:
+            return keep_spec(spec)
+    before = kept_spec("cpu", path.stem)
+    why = "; ".join(problems)
+    if before is not None and is_measured(before):
+        _log.warning("this machine cannot be measured now: %s. What was measured before stays. %s", why, _AGAIN)
+        return before
+    spec = _spec(machine(), path.stem, why)
+    _log.warning("this machine cannot be measured now: %s. Kernels are made for the speeds of a like chip. %s", why, _AGAIN)
+    return keep_spec(spec)
+
+
+def _attempt(chip: str) -> tuple[HardwareSpec, tuple[str, ...]]:
+    """The machine measured once, and what speaks against believing it."""
+    probe, processors = import_module("roller_cpu.chip.probe"), import_module("roller_cpu.toolchain.processors")
+    topology, processor = _told(machine()), _processor()
+    base, family = nearest(topology, processor), processors.host_processor()
+    fused = bool({"fma", "asimd", "neon"} & set(topology.features))
+    with watching() as watch:
+        own = [CACHE_NAMES[c.level] for c in topology.caches[1:] if c.sharing == 1 and c.level in CACHE_NAMES]
+        rates = probe.measure(topology.cores, topology.vector_bytes, processor, _buffers(topology), own=own, fused=fused)
+    seen = Conditions(datetime.date.today().isoformat(), watch.others, rates.spread)
+    if problems := seen.problems():
+        return base, problems
+    speeds = measured(topology, base, family, rates, clock_limits(), str(seen))
+    return describe(topology, base, processor, chip, speeds), ()
+
+
+def _spec(topology: Topology, chip: str, why: str) -> HardwareSpec:
+    """The machine with a shipped chip's speeds."""
+    topology, processor = _told(topology), _processor()
+    base = nearest(topology, processor)
+    return describe(topology, base, processor, chip, assumed(topology, base, why))
+
+
+def _told(topology: Topology) -> Topology:
+    """The machine with the instruction sets that the processor itself names, which a system's list may lack."""
+    own = import_module("roller_cpu.toolchain.processors").host_features()
+    return replace(topology, features=tuple(sorted(own | ({"hypervisor"} & set(topology.features))))) if own else topology
+
+
+def _processor() -> str:
+    """LLVM's name for the processor; a plain one where the system masks instruction sets that the name implies."""
+    processors = import_module("roller_cpu.toolchain.processors")
+    name = str(processors.host_processor())
+    if not processors.missing_features(name):
+        return name
+    return next((n for n in ("x86-64-v4", "x86-64-v3", "x86-64-v2") if not processors.missing_features(n)), "x86-64")
+
+
+def _buffers(topology: Topology) -> dict[str, int]:
+    """Bytes that each core reads to show the speed of each place."""
+    sizes = {CACHE_NAMES[c.level]: int(c.size_bytes * FILL) // c.sharing for c in topology.caches if c.level in CACHE_NAMES}
+    outermost = max((c.size_bytes for c in topology.caches), default=32 << 20)
+    sizes["DRAM"] = min(MEMORY_FACTOR * outermost, MEMORY_MAX, topology.memory_bytes // MEMORY_SHARE) // topology.cores
+    return sizes

@@ -1,0 +1,220 @@
+"""Rates of the running machine, measured with three small kernels of LLVM IR: a clock, multiply-adds, and reading a buffer."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+
+from roller.plugin import address, aligned_empty
+from roller_cpu.toolchain import compiling
+
+# Of each measurement; the fastest counts, as everything that disturbs only slows down. More where the fastest few do not agree.
+TRIALS, TRIALS_MAX = 6, 30
+FEW = 16  # one in so many trials, at least two, must agree with the fastest
+AGREE = 0.05
+TRIAL_SECONDS = 0.01
+# Of one core's clock and of its multiply-adds beside: so short that most trials lie within a turn of the scheduler (milliseconds).
+SHORT_TRIALS, SHORT_SECONDS = 64, 0.0005
+MULTIPLY_CYCLES = {"x86_64": 3, "aarch64": 2}  # latency of a 64-bit multiplication, the same for many generations
+ACCUMULATORS, LOADS = 12, 8
+
+# Arguments come as TVM's 16-byte variants with the value in the second half: buffer, bytes, rounds.
+_FUNCTION = """
+define dllexport i32 @__tvm_ffi_{name}(ptr %self, ptr %args, i32 %count, ptr %result) #0 {{
+entry:
+  %p0 = getelementptr i8, ptr %args, i64 8
+  %data = load ptr, ptr %p0
+  %p1 = getelementptr i8, ptr %args, i64 24
+  %bytes = load i64, ptr %p1
+  %p2 = getelementptr i8, ptr %args, i64 40
+  %rounds = load i64, ptr %p2
+  br label %loop
+loop:
+  %r = phi i64 [ 0, %entry ], [ %r1, %{last} ]
+{body}
+  %r1 = add i64 %r, 1
+  %more = icmp slt i64 %r1, %rounds
+  br i1 %more, label %loop, label %done
+done:
+{after}
+  ret i32 0
+}}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What was measured: the clock of one core, its float operations in a cycle of it while the others rest, and of all cores
+    together multiply-adds and bytes read by buffer.
+
+    `alone_gbps`: bytes that one core reads while the others rest. `spread`: by how much the fastest few repeats differ, of
+    multiply-adds on all cores and of what each core has for itself the most.
+    """
+
+    clock_ghz: float
+    alone_per_cycle: float
+    gflops: float
+    read_gbps: Mapping[str, float]
+    alone_gbps: Mapping[str, float]
+    spread: float
+
+
+def measure(
+    cores: int,
+    vector_bytes: int,
+    processor: str,
+    buffers: Mapping[str, int],
+    *,
+    own: Collection[str] = (),
+    fused: bool = True,
+) -> Rates:
+    """The rates with so many cores at work; `buffers` names the bytes that each core reads over and over.
+
+    `own`: the buffers that lie where no neighbour comes, so that repeats agree. `fused`: the processor multiplies and adds in one
+    instruction.
+    """
+    module = compiling.load_module(_text(vector_bytes, processor, fused))
+    clock, fma, read = (module[name] for name in ("clock", "fma", "read"))
+    areas = [_area(max(buffers.values(), default=0)) for _ in range(cores)]
+    whole = {name: size // (vector_bytes * LOADS) * vector_bytes * LOADS for name, size in buffers.items()}
+    work = 2.0 * (vector_bytes // 4) * ACCUMULATORS
+    with ThreadPoolExecutor(cores) as pool:
+        cycle, one = (_Loop(pool, function, areas[:1], 64, SHORT_SECONDS) for function in (clock, fma))
+        every = _Loop(pool, fma, areas, 64)
+        together = {name: _Loop(pool, read, areas, size) for name, size in whole.items()}
+        alone = {name: _Loop(pool, read, areas[:1], size) for name, size in whole.items()}
+        alike = [every, *(together[name] for name in own)]
+        # In turns, each trial far from the last one: what disturbs a machine may go on for longer than a few trials in a row.
+        # Multiply-adds, which all cores must do at once and most predictions rest on, have a turn between any two others.
+        for done in range(TRIALS_MAX):
+            if done >= TRIALS and all(loop.spread <= AGREE for loop in alike):
+                break
+            for loop in (*together.values(), *alone.values()):
+                loop.trial()
+                every.trial()
+        for _ in range(SHORT_TRIALS):
+            cycle.trial()
+            one.trial()
+    ghz = 8 * MULTIPLY_CYCLES.get(platform.machine(), 3) * 1e-9 / cycle.seconds
+    return Rates(
+        clock_ghz=ghz,
+        alone_per_cycle=work * 1e-9 / one.seconds / ghz,
+        gflops=work * cores * 1e-9 / every.seconds,
+        read_gbps={name: whole[name] * cores * 1e-9 / loop.seconds for name, loop in together.items()},
+        alone_gbps={name: whole[name] * 1e-9 / loop.seconds for name, loop in alone.items()},
+        spread=max(loop.spread for loop in alike),
+    )
+
+
+def _area(size: int) -> Any:
+    area = aligned_empty((max(size, 4096),), np.dtype(np.uint8))
+    area[...] = 0  # every page of its own: untouched ones would all be one page of zeros
+    return area
+
+
+class _Loop:
+    """A function that runs on some cores at once, so many rounds that a trial is long enough to be timed."""
+
+    def __init__(
+        self,
+        pool: ThreadPoolExecutor,
+        function: Callable[..., Any],
+        areas: list[Any],
+        size: int,
+        seconds: float = TRIAL_SECONDS,
+    ) -> None:
+        self._pool, self._function, self._size = pool, function, size
+        self._pointers = [ctypes.c_void_p(address(area)) for area in areas]
+        self._rounds = 1
+        # The faster of two: a thread that starts late must not pass for work that takes long.
+        while (taken := min(self._run(), self._run())) < seconds:
+            self._rounds = max(self._rounds * 2, int(self._rounds * seconds / max(taken, 1e-6)))
+        self._trials = [taken]
+
+    def trial(self) -> None:
+        """Run once more."""
+        self._trials.append(self._run())
+
+    @property
+    def seconds(self) -> float:
+        """One round of the fastest trial."""
+        return min(self._trials) / self._rounds
+
+    @property
+    def spread(self) -> float:
+        """By how much the slowest of the fastest few trials is slower than the fastest."""
+        return sorted(self._trials)[max(1, len(self._trials) // FEW)] / min(self._trials) - 1
+
+    def _run(self) -> float:
+        begin = time.perf_counter()
+        if len(self._pointers) == 1:
+            self._function(self._pointers[0], self._size, self._rounds)
+        else:
+            for future in [self._pool.submit(self._function, pointer, self._size, self._rounds) for pointer in self._pointers]:
+                future.result()
+        return time.perf_counter() - begin
+
+
+def _text(vector_bytes: int, processor: str, fused: bool) -> str:
+    triple = str(tvm_ffi.get_global_func("tvm.codegen.llvm.GetProcessTriple")())
+    vector = f"<{vector_bytes // 4} x float>"
+    suffix = f"v{vector_bytes // 4}f32"
+    described = f"{{\\22kind\\22:\\22llvm\\22,\\22mtriple\\22:\\22{triple}\\22,\\22mcpu\\22:\\22{processor}\\22}}"
+    parts = [
+        f'target triple = "{triple}"',
+        f"declare {vector} @llvm.fma.{suffix}({vector}, {vector}, {vector})",
+        _clock(),
+        _fma(vector, suffix, fused),
+        _read(vector, vector_bytes),
+        f'attributes #0 = {{ nounwind "target-cpu"="{processor}" }}',
+        "!llvm.module.flags = !{!0}",
+        f'!0 = !{{i32 4, !"tvm_target", !"{described}"}}',
+    ]
+    layout = compiling.data_layout(triple)
+    return f'target datalayout = "{layout}"\n' + "\n".join(parts) + "\n"
+
+
+def _clock() -> str:
+    """Eight multiplications, each waiting for the one before."""
+    lines = ["  %x0 = phi i64 [ 3, %entry ], [ %x8, %loop ]"]
+    lines += [f"  %x{i + 1} = mul i64 %x{i}, %x{i}" for i in range(8)]
+    return _FUNCTION.format(name="clock", last="loop", body="\n".join(lines), after="  store volatile i64 %x8, ptr %data")
+
+
+def _fma(vector: str, suffix: str, fused: bool) -> str:
+    """Multiply-adds in registers, enough at once to fill every pipe."""
+    splat = f"{vector} splat (float 0.5)"
+    heads = [f"  %a{i} = phi {vector} [ splat (float 1.0), %entry ], [ %b{i}, %loop ]" for i in range(ACCUMULATORS)]
+    half = "splat (float 0.5)"
+    one = "  %b{i} = call {vector} @llvm.fma.{suffix}({vector} %a{i}, {splat}, {splat})"
+    two = "  %m{i} = fmul {vector} %a{i}, {half}\n  %b{i} = fadd {vector} %m{i}, {half}"
+    step = one if fused else two
+    steps = [step.format(i=i, vector=vector, suffix=suffix, splat=splat, half=half) for i in range(ACCUMULATORS)]
+    ends = [f"  store volatile {vector} %b{i}, ptr %data, align 64" for i in range(ACCUMULATORS)]
+    return _FUNCTION.format(name="fma", last="loop", body="\n".join(heads + steps), after="\n".join(ends))
+
+
+def _read(vector: str, vector_bytes: int) -> str:
+    """Load a whole buffer from several places side by side: prefetchers stop at page ends, and one stream alone waits there."""
+    lines = [
+        f"  %share = udiv i64 %bytes, {LOADS}",
+        "  br label %inner",
+        "inner:",
+        "  %i = phi i64 [ 0, %loop ], [ %next, %inner ]",
+    ]
+    for n in range(LOADS):
+        lines.append(f"  %s{n} = mul i64 %share, {n}")
+        lines.append(f"  %o{n} = add i64 %i, %s{n}")
+        lines.append(f"  %q{n} = getelementptr i8, ptr %data, i64 %o{n}")
+        lines.append(f"  %v{n} = load volatile {vector}, ptr %q{n}, align {vector_bytes}")
+    lines += [f"  %next = add i64 %i, {vector_bytes}", "  %inside = icmp slt i64 %next, %share"]
+    lines += ["  br i1 %inside, label %inner, label %round", "round:"]
+    return _FUNCTION.format(name="read", last="round", body="\n".join(lines), after="")

@@ -1,0 +1,228 @@
+"""RProgram → LLVM IR for the host CPU: the nest as TIR, lowered by TVM's LLVM backend.
+
+Results larger than the last cache are stored past it (non-temporal): a cached store would first read the line. The stores
+come from a few lines of LLVM IR linked into the module, as TIR has no word for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from roller.lowering import sequential
+from roller.lowering.simd.context import StepHook
+from roller.lowering.simd.epilogue import stored_run
+from roller.lowering.simd.panel_layout import Panel, make_panel
+from roller.lowering.tir import arithmetic
+from roller.lowering.tir.builder import Buffer, Expr, Stmt, argument, index, sequence
+from roller.plugin import BuildOptions, HardwareSpec, KernelSource, RProgram, Tensor
+from roller_cpu.toolchain import compiling
+
+HOST_TRIPLE = "x86_64-unknown-linux-gnu"  # where a spec names no other
+# Passes that would only undo what the lowering knows: the sizes of buffers, found anew in up to 0.3 s where reads are guarded;
+# and where buffers live, which loses that accumulators belong on the stack.
+UNDOING = ["s_tir.CompactBufferAllocation", "tirx.StorageRewrite"]
+# Passes for blocks, lanes and pipelines that no kernel for a CPU has, and for what the lowering has written as it should be: loops
+# without a trip, guards outside the loops that they do not depend on, indices no wider than they need. They find nothing that LLVM
+# does not, and that took a sixth of the way from program to IR.
+IDLE = [
+    "s_tir.CanonicalizeLoop",
+    "s_tir.LowerCrossThreadReduction",
+    "s_tir.LowerInitBlock",
+    "s_tir.PlanAndUpdateBufferAllocationLocation",
+    "s_tir.ConvertBlocksToOpaque",
+    "s_tir.LiftThreadBinding",
+    "s_tir.ManifestSharedMemoryLocalStage",
+    "s_tir.LowerAutoCopy",
+    "s_tir.UnifyThreadBinding",
+    "s_tir.LowerMatchBuffer",
+    "s_tir.InjectPermutedLayout",
+    "s_tir.AnnotateIrregularLoop",
+    "s_tir.InjectSoftwarePipeline",
+    "s_tir.TransformMmaBufferLayout",
+    "s_tir.LoopPartition",
+    "s_tir.InjectVirtualThread",
+    "s_tir.InjectDoubleBuffer",
+    "s_tir.HoistIfThenElse",
+    "s_tir.ThreadSync",
+    "s_tir.InferFragment",
+    "s_tir.LowerThreadAllreduce",
+    "s_tir.MergeSharedMemoryAllocations",
+    "tirx.RemoveNoOp",
+    "tirx.NarrowDataType",
+]
+STREAM_FACTOR = 1.0  # outputs larger than this many last-level caches bypass them
+
+
+def generate(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> KernelSource:
+    """The kernel `main(inputs, panels, output)` and, with constants, `prepack(constants, panels)` as LLVM IR text."""
+    expr = program.expr
+    constants = [t for t in expr.inputs if t.name in options.constants]
+    inputs = [t for t in expr.inputs if t.name not in options.constants]
+    buffers = {t.name: argument(t.name, t.elements, t.dtype) for t in (*expr.inputs, expr.output)}
+    panels = _constant_panels(program, {t.name for t in constants})
+    lowering = sequential.Options(panels=panels, before_step=_separated(spec), **_streaming(spec, program))
+    body = sequential.lower(program, buffers, lowering)
+    unpacked = [t for t in constants if _read_directly(program, t.name)]
+    arguments = [buffers[t.name] for t in (*inputs, *unpacked)] + [p.buffer for p in panels.values()] + [buffers[expr.output.name]]
+    functions = {"main": _function("main", arguments, _with_helpers(body, lowering, program))}
+    if panels:
+        fills = [sequential.prepack(_stage(program, name), panel, buffers) for (name, _), panel in panels.items()]
+        functions["prepack"] = _function(
+            "prepack", [*(buffers[t.name] for t in constants), *(p.buffer for p in panels.values())], sequence(fills)
+        )
+    # The runtime builds every argument itself: checking them in the kernel would double its code.
+    with tvm.transform.PassContext(config={"tirx.disable_assert": True}, disabled_pass=[*UNDOING, *IDLE]):
+        text = str(tvm.compile(tvm.IRModule(functions), target=target(spec)).mod.inspect_source("ll"))
+    return KernelSource(compiling.stable(text), "llvm-ir", "main", _launch(inputs, constants, unpacked, panels, expr.output, spec))
+
+
+def target(spec: HardwareSpec) -> Any:
+    """TVM's target for the chip."""
+    triple = str(spec.options.get("llvm_triple", HOST_TRIPLE))
+    wanted: dict[str, Any] = {"kind": "llvm", "mtriple": triple, "num-cores": spec.unit.count}
+    if "llvm_mcpu" in spec.options:
+        wanted["mcpu"] = spec.options["llvm_mcpu"]
+    return tvm.target.Target(wanted)
+
+
+def _function(name: str, arguments: list[Buffer], body: Stmt) -> Any:
+    return tirx.PrimFunc(arguments, body).with_attr({"global_symbol": name, "tirx.noalias": True})
+
+
+def _stage(program: RProgram, name: str) -> Any:
+    return next(s for s in program.stages if s.nest.stage.name == name)
+
+
+def _constant_panels(program: RProgram, constants: set[str]) -> dict[tuple[str, int], Panel]:
+    """Panels that hold constant operands only: filled once, when the kernel is loaded."""
+    found: dict[tuple[str, int], Panel] = {}
+    for stage in program.stages:
+        for staging in stage.staged:
+            if staging.constant:
+                key = (stage.nest.stage.name, staging.operand)
+                found[key] = make_panel(stage, staging, f"packed{len(found)}")
+    return found
+
+
+def _read_directly(program: RProgram, name: str) -> bool:
+    """True if some load of the tensor does not go through a constant panel."""
+    for stage in program.stages:
+        packed = {s.operand for s in stage.staged if s.constant}
+        if any(a.tensor.name == name and (a.role != "body" or a.factor not in packed) for a in stage.nest.accesses[:-1]):
+            return True
+    return False
+
+
+def _launch(
+    inputs: list[Tensor],
+    constants: list[Tensor],
+    unpacked: list[Tensor],
+    panels: Mapping[Any, Panel],
+    output: Tensor,
+    spec: HardwareSpec,
+) -> dict[str, Any]:
+    return {
+        "inputs": [_describe(t) for t in inputs],
+        "constants": [_describe(t) for t in constants],
+        "direct_constants": [t.name for t in unpacked],
+        "panels": [
+            {"name": p.buffer.name, "elements": int(p.buffer.shape[0]), "dtype": str(p.buffer.dtype)} for p in panels.values()
+        ],
+        "output": _describe(output),
+        "threads": spec.unit.count,
+        "alignment": "element",
+    }
+
+
+def _describe(tensor: Tensor) -> dict[str, Any]:
+    return {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}
+
+
+# --- steps that share nothing -----------------------------------------------------------------------------------------
+
+
+def _separated(spec: HardwareSpec) -> StepHook:
+    """A compiler barrier before every step of a tile that takes more than half of the registers.
+
+    LLVM unrolls short reduce loops and keeps what their steps have in common (a convolution's window) in registers. Beside a
+    large tile there are none left for that: accumulators would go to the stack.
+    """
+    level = spec.levels[-1]
+    registers = level.capacity_bytes // max(level.transaction_bytes, 1)
+
+    def before(vectors: int) -> Stmt | None:
+        return tirx.Evaluate(tirx.call_extern("int32", _BARRIER)) if 2 * vectors > registers else None
+
+    return before
+
+
+_BARRIER = "roller_barrier"
+
+
+# --- stores past the caches ------------------------------------------------------------------------------------------
+
+
+def _streaming(spec: HardwareSpec, program: RProgram) -> dict[str, Any]:
+    """Store hooks for an output that no cache could keep, if it is stored in whole lines, and every row starts with one: parts
+    of lines would each travel alone, and be fetched again where another vector of the row ends in the line.
+    """
+    output = program.expr.output
+    elements, run, step = stored_run(program.stages[-1])
+    size, line = _BYTES.get(output.dtype, 1), spec.levels[1].transaction_bytes
+    if run < elements and (run * size % line or step * size % line):
+        return {}
+    cache = max((level.capacity_bytes for level in spec.levels[1:]), default=0)
+    foreign = "llvm_triple" in spec.options  # the fence is an x86 instruction
+    if foreign or output.nbytes <= STREAM_FACTOR * cache or output.dtype not in _LLVM_TYPES:
+        return {}
+
+    def streamed(target_buffer: Buffer, value: Expr, base: Expr, lanes: int) -> Stmt | None:
+        size = lanes * _BYTES[output.dtype]
+        if target_buffer.name != output.name or size not in (16, 32, 64):
+            return None
+        place = tirx.address_of(tirx.BufferLoad(target_buffer, [base]))
+        return tirx.Evaluate(tirx.call_extern("int32", _helper(output.dtype, lanes), place, value))
+
+    return {"store": streamed, "after_unit": lambda: tirx.Evaluate(tirx.call_extern("int32", "roller_store_fence"))}
+
+
+_LLVM_TYPES = {"float32": "float", "float64": "double", "int32": "i32"}
+_BYTES = {"float32": 4, "float64": 8, "int32": 4}
+
+
+def _helper(dtype: str, lanes: int) -> str:
+    return f"roller_stream_{dtype}x{lanes}"
+
+
+def _with_helpers(body: Stmt, options: sequential.Options, program: RProgram) -> Stmt:
+    lines = [
+        f"define i32 @{_BARRIER}() alwaysinline nounwind {{",
+        '  call void asm sideeffect "", "~{memory}"()',
+        "  ret i32 0\n}",
+    ]
+    if arithmetic.called_by(program.expr.stages):
+        lines += arithmetic.definitions("linkonce_odr")
+    if options.store is not None:
+        lines += _stream_helpers()
+    return tirx.AttrStmt(index(0), "pragma_import_llvm", tvm.ir.StringImm("\n".join(lines)), body)
+
+
+def _stream_helpers() -> list[str]:
+    lines = ["!0 = !{i32 1}", "declare void @llvm.x86.sse.sfence()"]
+    lines.append("define i32 @roller_store_fence() alwaysinline nounwind {\n  call void @llvm.x86.sse.sfence()\n  ret i32 0\n}")
+    for dtype, kind in _LLVM_TYPES.items():
+        for size in (16, 32, 64):
+            lanes = size // _BYTES[dtype]
+            vector = f"<{lanes} x {kind}>"
+            lines.append(
+                f"define i32 @{_helper(dtype, lanes)}(ptr %p, {vector} %v) alwaysinline nounwind {{\n"
+                f"  %place = ptrtoint ptr %p to i64\n  %low = and i64 %place, {size - 1}\n  %aligned = icmp eq i64 %low, 0\n"
+                "  br i1 %aligned, label %past, label %through\n"
+                f"past:\n  store {vector} %v, ptr %p, align {size}, !nontemporal !0\n  ret i32 0\n"
+                f"through:\n  store {vector} %v, ptr %p, align {_BYTES[dtype]}\n  ret i32 0\n}}"
+            )
+    return lines

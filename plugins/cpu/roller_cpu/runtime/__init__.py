@@ -1,0 +1,1 @@
+"""Kernels that run: binaries loaded, arrays bound, work started."""

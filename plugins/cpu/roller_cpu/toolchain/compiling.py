@@ -1,0 +1,151 @@
+"""LLVM IR to artifact: the bytes are the IR itself, which loads without a C compiler; resources come from its assembly."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import tvm
+import tvm_ffi
+
+from roller.plugin import Artifact, CodegenError, HardwareSpec, KernelSource, Later
+from roller_cpu.toolchain import pins, processors
+
+FORMAT = "llvm-ir"
+_VECTOR = re.compile(r"%[yz]mm\d|%xmm\d|\bv\d+\.|\bz\d+\.")
+_WIDTHS = [re.compile(rf"%{letter}mm\d") for letter in "zyx"]  # of x86, widest first
+_FMA = re.compile(r"^\s+(vfn?m(?:add|sub)\d*p[sdh]|fml[as])\b")  # packed only: scalar leftovers do not count
+_STACK = re.compile(r"\(%rsp|\[sp\b")  # never through the frame pointer: aligned vectors lie at known places from the stack's only
+_STORE = re.compile(r"^\s+(?:vmov\S+\s+%[xyz]mm\d+, .*\(|st[rp]\s+[qz]\d|st1)")
+_LABEL = re.compile(r"^(\.L\w+):")
+_JUMP = re.compile(r"^\s+(?:j\w+|b(?:\.\w+)?|cbn?z\s+\w+,|tbn?z\s+\w+,\s*#\d+,)\s+(\.L\w+)")
+_DEBUG = re.compile(r"^\s+\.section\s+\.debug_")
+_INSTRUCTION = re.compile(r"^\s+[a-z]")
+
+
+def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
+    """The artifact of a source; `CodegenError` where LLVM refuses it or this TVM is not the pinned one."""
+    if source.language != FORMAT:
+        raise CodegenError(f"the cpu toolchain takes {FORMAT}, not {source.language}")
+    text = stable(source.text)
+    load_module(text)  # refuses what does not parse
+    return Artifact(
+        FORMAT,
+        text.encode(),
+        {**source.launch, "entry": source.entry},
+        Later(lambda: resources(assembly(text))),
+        spec.device,
+        spec,
+        versions={package: pins.installed(package) or "" for package in pins.PINNED},
+    )
+
+
+def load_module(text: str) -> Any:
+    """The TVM module of LLVM IR; `CodegenError` with LLVM's words where it does not parse."""
+    pins.check()
+    check_processor(text)
+    load = tvm_ffi.get_global_func("ffi.Module.load_from_file.ll")
+    # A file without a name: nothing to clean up, and nobody can exchange it.
+    descriptor = os.memfd_create("kernel.ll")
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(text.encode())
+        return load(f"/proc/self/fd/{descriptor}", "ll")
+    except (RuntimeError, ValueError) as error:
+        raise CodegenError("LLVM refuses the kernel's IR", str(error)) from error
+    finally:
+        os.close(descriptor)
+
+
+def stable(text: str) -> str:
+    """The IR with TVM's memory addresses, by which it names aliases, replaced by numbers: the same kernel, the same text."""
+    numbers: dict[str, int] = {}
+    return re.sub(r'(?<=!")0x[0-9a-f]+', lambda found: f"buffer{numbers.setdefault(found.group(), len(numbers))}", text)
+
+
+def processor(text: str) -> str | None:
+    """The processor that the IR is for, as LLVM names it."""
+    found = re.search(r'"target-cpu"="([^"]+)"', text)
+    return found.group(1) if found else None
+
+
+def check_processor(text: str) -> None:
+    """Refuse a processor that LLVM does not know: compiling for it would abort the process."""
+    name = processor(text)
+    triple = re.search(r'^target triple = "([^"]+)"', text, re.MULTILINE)
+    if name is None or triple is None:
+        raise CodegenError("the IR does not say which processor it is for")
+    if name not in processors.known_processors(triple.group(1)):
+        raise CodegenError(f"LLVM knows no processor {name!r} for {triple.group(1)}")
+
+
+def assembly(text: str) -> str:
+    """The assembly of LLVM IR, without debugging directives."""
+    lines = load_module(text).inspect_source("s").splitlines()
+    noise = re.compile(r"^\s+\.(?:cfi_|loc|file|section\s+\.debug)|^\.L(?:tmp|func_)\w*:")
+    return "\n".join(line for line in _before_debug(lines) if not noise.match(line)) + "\n"
+
+
+def _before_debug(lines: list[str]) -> Iterator[str]:
+    for line in lines:
+        if _DEBUG.match(line):
+            return
+        yield line
+
+
+def resources(text: str) -> dict[str, int]:
+    """What assembly shows: instructions, packed multiply-adds, and of the hottest loop vector stores and spills: accesses to the
+    stack of vectors as wide as those it computes with (narrower ones are addresses).
+
+    The hottest loop is the innermost one with the most multiply-adds, else with the most vector instructions.
+    """
+    lines = text.splitlines()
+    hot = max(_innermost_loops(lines), key=_heat, default=[])
+    return {
+        "instructions": sum(1 for line in lines if _INSTRUCTION.match(line)),
+        "vector_fma": sum(1 for line in lines if _FMA.match(line)),
+        "hot_loop_fma": sum(1 for line in hot if _FMA.match(line)),
+        "hot_loop_stores": sum(1 for line in hot if _STORE.match(line)),
+        "spills": sum(1 for line in hot if _STACK.search(line) and _widest(hot).search(line)),
+    }
+
+
+def _widest(loop: list[str]) -> re.Pattern[str]:
+    """The widest vector registers that a loop names."""
+    return next((kind for kind in _WIDTHS if any(kind.search(line) for line in loop)), _VECTOR)
+
+
+def _heat(loop: list[str]) -> tuple[int, int]:
+    return sum(1 for line in loop if _FMA.match(line)), sum(1 for line in loop if _VECTOR.search(line))
+
+
+def _innermost_loops(lines: list[str]) -> list[list[str]]:
+    """Bodies of backward jumps that contain no other backward jump."""
+    places: dict[str, int] = {}
+    spans: list[tuple[int, int]] = []
+    for number, line in enumerate(lines):
+        label, jump = _LABEL.match(line), _JUMP.match(line)
+        if label:
+            places[label.group(1)] = number
+        elif jump and jump.group(1) in places:
+            start = places[jump.group(1)]
+            if not any(start <= inner for inner, _ in spans):
+                spans.append((start, number))
+    return [lines[start : end + 1] for start, end in spans]
+
+
+@cache
+def data_layout(triple: str) -> str:
+    """The data layout that LLVM uses for a triple, which every module must name."""
+    layout = re.search(r'^target datalayout = "([^"]+)"', _empty_module(triple), re.MULTILINE)
+    if layout is None:
+        raise CodegenError(f"LLVM gives no data layout for {triple}")
+    return layout.group(1)
+
+
+def _empty_module(triple: str) -> str:
+    nothing = tvm.IRModule({"nothing": tvm.tirx.PrimFunc([], tvm.tirx.Evaluate(0)).with_attr("global_symbol", "nothing")})
+    return str(tvm.compile(nothing, target=tvm.target.Target({"kind": "llvm", "mtriple": triple})).mod.inspect_source("ll"))

@@ -1,0 +1,42 @@
+"""Processors as LLVM names them: this machine's, and whose instruction sets it has."""
+
+from __future__ import annotations
+
+import platform
+import re
+from functools import cache
+
+import tvm
+import tvm_ffi
+
+# Features that decide whether code runs; the rest of LLVM's list is tuning, or protection that kernels do not use.
+_ISA = re.compile(r"^(sse|ssse|avx|fma|f16c|bmi|popcnt|lzcnt|movbe|amx|neon|sve|dotprod|fullfp16|bf16|i8mm)")
+
+
+def host_processor() -> str:
+    """LLVM's name for the processor this runs on."""
+    return str(tvm_ffi.get_global_func("tvm.codegen.llvm.GetHostCPUName")())
+
+
+@cache
+def host_features() -> frozenset[str]:
+    """Instruction sets that the processor says it has (CPUID) and the system lets programs use, by LLVM's names."""
+    return frozenset(str(f) for f, on in tvm_ffi.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")().items() if bool(on))
+
+
+@cache
+def known_processors(triple: str) -> frozenset[str]:
+    """The processors that LLVM can compile for."""
+    target = tvm.target.Target({"kind": "llvm", "mtriple": triple})
+    return frozenset(map(str, tvm_ffi.get_global_func("target.llvm_get_cpu_archlist")(target)))
+
+
+@cache
+def missing_features(processor: str) -> tuple[str, ...]:
+    """Instruction sets of a processor that this machine does not have."""
+    triple = str(tvm_ffi.get_global_func("tvm.codegen.llvm.GetProcessTriple")())
+    if processor not in known_processors(triple):
+        return (f"the whole {processor} instruction set (it is a {platform.machine()})",)
+    target = tvm.target.Target({"kind": "llvm", "mtriple": triple, "mcpu": processor})
+    wanted = {str(f) for f in tvm_ffi.get_global_func("target.llvm_get_cpu_features")(target)}
+    return tuple(sorted(f for f in wanted - host_features() if _ISA.match(f)))

@@ -1,0 +1,43 @@
+"""Which chip kernels are for, where the caller names none."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+
+from roller.plugin import DeviceUnavailableError, HardwareSpec, find_spec
+from roller_cuda.chip import calibration, likeness
+from roller_cuda.chip.facts import facts_of
+from roller_cuda.chip.probes import Facts
+from roller_cuda.runtime import gpu
+
+DEFAULT = "a100"  # where no GPU is attached
+CALIBRATE = "`roller specs calibrate cuda` measures it"
+
+
+def default_spec() -> HardwareSpec:
+    """The GPU that the calling thread uses, as it was measured, else the shipped chip most like it, with a warning that says in
+    what they differ; the A100 where no GPU is attached.
+    """
+    try:
+        facts = facts_of(gpu.current())
+    except DeviceUnavailableError:
+        return find_spec("cuda", DEFAULT)
+    return calibration.remembered(facts) or chosen(facts, likeness.shipped())
+
+
+def chosen(facts: Facts, known: Iterable[HardwareSpec]) -> HardwareSpec:
+    """The chip most like a GPU that was not measured; warns where it is not that chip."""
+    try:
+        best = likeness.nearest(facts, known)
+    except DeviceUnavailableError as error:
+        warnings.warn(f"{error}; kernels are compiled for {DEFAULT}, and the attached GPU cannot run them", stacklevel=2)
+        return find_spec("cuda", DEFAULT)
+    differing = likeness.differences(facts, best)
+    if differing:
+        warnings.warn(
+            f"no spec describes the attached GPU; {best.chip} is the nearest. The GPU has {', '.join(differing)}. "
+            f"Kernels are right, but their tiles are chosen for {best.chip}: {CALIBRATE}",
+            stacklevel=2,
+        )
+    return best

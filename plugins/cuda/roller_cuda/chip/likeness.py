@@ -1,0 +1,83 @@
+"""Which known chip a GPU is most like: by its compute capability and by what the driver counts, never by its name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from roller.plugin import DeviceUnavailableError, HardwareSpec, builtin_dir, list_specs, load_spec
+from roller_cuda.chip.probes import Facts
+
+# How far a chip may be from what the driver says before a user hears of it. Of its memory a GPU reports what it leaves to users.
+TOLERANCE: Mapping[str, float] = {
+    "multiprocessors": 0.0,
+    "L2 bytes": 0.0,
+    "shared memory bytes": 0.0,
+    "memory bytes": 0.1,
+    "GB/s": 0.05,
+}
+
+
+def shipped() -> tuple[HardwareSpec, ...]:
+    """The chips that come with roller."""
+    return tuple(load_spec(entry.path) for entry in list_specs("cuda") if builtin_dir() in entry.path.parents)
+
+
+def capability_of(spec: HardwareSpec) -> tuple[int, int]:
+    """The compute capability that a spec names."""
+    major, minor = spec.options["compute_capability"]
+    return int(major), int(minor)
+
+
+def architecture(capability: tuple[int, int]) -> str:
+    """What to compile for: 9.0 has instructions of its own, which only the architecture with an "a" knows."""
+    return f"sm_{capability[0]}{capability[1]}" + ("a" if capability == (9, 0) else "")
+
+
+def nearest(facts: Facts, known: Iterable[HardwareSpec]) -> HardwareSpec:
+    """The chip most like a GPU: of its compute capability or the nearest below with the same major number, whose kernels it runs;
+    then the one that differs in the fewest figures, and by the least.
+
+    `DeviceUnavailableError` where no chip is of its architecture.
+    """
+    alike = [s for s in known if capability_of(s)[0] == facts.capability[0] and capability_of(s) <= facts.capability]
+    if not alike:
+        raise DeviceUnavailableError(
+            f"no shipped chip is of compute capability {facts.capability[0]}.x: write a spec file for {facts.name} by hand"
+        )
+
+    def distance(spec: HardwareSpec) -> tuple[int, int, float]:
+        far = math.fsum(abs(math.log(mine / its)) for mine, its in _figures(facts, spec).values())
+        return facts.capability[1] - capability_of(spec)[1], len(differences(facts, spec)), far
+
+    return min(alike, key=distance)
+
+
+def differences(facts: Facts, spec: HardwareSpec) -> list[str]:
+    """In what a GPU is not a chip, beyond the tolerances; nothing where it may well be one."""
+    told = []
+    if facts.capability != capability_of(spec):
+        told.append(f"compute capability {_dotted(facts.capability)} (spec: {_dotted(capability_of(spec))})")
+    figures = _figures(facts, spec)
+    for name, tolerance in TOLERANCE.items():
+        mine, its = figures.get(name, (1.0, 1.0))
+        if abs(mine - its) > tolerance * its:
+            told.append(f"{name} {mine:.0f} (spec: {its:.0f})")
+    return told
+
+
+def _figures(facts: Facts, spec: HardwareSpec) -> dict[str, tuple[float, float]]:
+    """What the driver says and what a spec says, by name, where both say something."""
+    pairs = {
+        "multiprocessors": (facts.sms, spec.unit.count),
+        "L2 bytes": (facts.l2_bytes, spec.level("L2").capacity_bytes),
+        "shared memory bytes": (facts.shared_sm_bytes, spec.level("shared").capacity_bytes),
+        "memory bytes": (facts.memory_bytes, spec.outermost.capacity_bytes),
+        "GB/s": (facts.memory_gbps, spec.level("L2").bandwidth_gbps),
+        "GHz": (facts.clock_ghz, spec.clock_ghz),
+    }
+    return {name: (float(mine), float(its)) for name, (mine, its) in pairs.items() if mine and its}
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"

@@ -1,0 +1,379 @@
+"""CUDA C++ → cubin, with no GPU and no driver: NVRTC from PyPI, or the compiler that `ROLLER_CUDA_COMPILER` names.
+
+What every kernel really takes (registers, stack, static shared memory) is read off the cubin; how much of the stack is spills is
+what the assembler's log says.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+from roller.plugin import Artifact, CodegenError, DeviceUnavailableError, HardwareSpec, KernelSource
+from roller_cuda.toolchain import cubin, occupancy
+
+FORMAT = "cubin"
+COMPILER = "ROLLER_CUDA_COMPILER"
+NO_WORDS = f"it left no cubin and said nothing; {COMPILER} must name an nvcc"
+ANSWER_SECONDS = 20  # that a compiler may take to say what it compiles for
+INSTALL = "pip install 'roller-compiler[cuda]' (in a copy of the repository: '.[cuda]')"
+HEADERS = ("cuda_runtime", "cuda_cccl")  # folders of the toolkit's header wheels
+# What arithmetic is, written out though it is the default (`docs/numerics.md`). No line tables: they hold the folders in which a
+# cubin was compiled.
+ARITHMETIC = ("-fmad=true", "-ftz=false", "-prec-div=true", "-prec-sqrt=true")
+FLAGS = ("-std=c++17", "--ptxas-options=-v", *ARITHMETIC)
+AS_LAUNCHED = "#define ROLLER_REGISTERS_AS_LAUNCHED"  # for `hopper.cuh`: registers are not handed around
+HANDED = re.compile(r"roller_registers_(more|fewer)<(\d+)>\(\);")  # by lanes that fill panels to those that compute
+BLOCKS = re.compile(r"__launch_bounds__\((\d+), \d+\)")
+FILLING = 128  # lanes of a block that fill panels, where registers are handed around
+_FUNCTION = re.compile(r"(?:Compiling entry function|Function properties for) '?(\w+)'?")
+_FIELDS = {
+    "registers": re.compile(r"Used (\d+) registers"),
+    "spilled_bytes": re.compile(r"(\d+) bytes spill stores"),
+    "stack_bytes": re.compile(r"(\d+) bytes stack frame"),
+    "barriers": re.compile(r"used (\d+) barriers"),
+}
+# Products of warp groups that the assembler makes wait for one another, and registers that it does not hand around: it says so in
+# passing, and the kernel is several times as slow.
+_ADDED = re.compile(r"\(C75\d\d\) (?:Potential Performance Loss|.*setmaxnreg).*\bfunction '(\w+)'")
+
+
+def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
+    """The cubin of a source for the chip's architecture; `CodegenError` with the offending lines where the compiler refuses it."""
+    if source.language != "cuda-c++":
+        raise CodegenError(f"the cuda toolchain takes cuda-c++, not {source.language}")
+    arch = architecture(spec)
+    kernels = source.launch["kernels"]
+    text, data, found = _best(spec, source.text, kernels, arch) if kernels else (source.text, b"", {})
+    for kernel in kernels:
+        found.update(_taken(spec, kernel, found))
+    launch = {**source.launch, "kernels": [_carved(spec, kernel, found) for kernel in kernels], "text": text, "arch": arch}
+    return Artifact(FORMAT, data, launch, found, spec.device, spec, versions=_versions())
+
+
+def architecture(spec: HardwareSpec) -> str:
+    """What the compiler compiles for; `CodegenError` where the spec says none, or one of another compute capability, of which
+    kernels use what it has.
+    """
+    arch, capability = str(spec.options.get("arch", "")), [str(n) for n in spec.options.get("compute_capability", ())]
+    if not re.fullmatch(r"sm_\d+[a-z]?", arch):
+        raise CodegenError(f"{spec.device}:{spec.chip}: options.arch says {arch!r}, not an architecture such as sm_80")
+    if arch.removeprefix("sm_").rstrip("abcdefghijklmnopqrstuvwxyz") != "".join(capability):
+        said = f"options.arch says {arch}, options.compute_capability {'.'.join(capability)}"
+        raise CodegenError(f"{spec.device}:{spec.chip}: {said}; kernels are compiled for the one and use what the other has")
+    return arch
+
+
+def _compiled(text: str, arch: str) -> tuple[bytes, dict[str, int]]:
+    data, log = compiled(text, arch)
+    return data, {**resources(log), **cubin.resources(data)}
+
+
+def _best(spec: HardwareSpec, text: str, kernels: Sequence[Mapping[str, Any]], arch: str) -> tuple[str, bytes, dict[str, int]]:
+    """The text, its cubin and what it takes: with the blocks on a multiprocessor that it says, or where that falls short what the
+    assembler makes of it by itself.
+    """
+    first = text, *_compiled(text, arch)
+    alone = BLOCKS.sub(r"__launch_bounds__(\1)", text)
+    if alone != text and (not any(_short(spec, kernels, first[2])) or _exhausted(spec, kernels, first[2])):
+        return first
+    found = [first if alone == text else (alone, *_compiled(alone, arch))]
+    if not _enough(alone, kernels, found[0][2]):
+        alone = f"{AS_LAUNCHED}\n{alone}"
+        found = [(alone, *_compiled(alone, arch))]
+    bounded = _bounded(spec, alone, kernels, found[0][2])
+    if bounded != alone:
+        other = first if bounded == text else (bounded, *_compiled(bounded, arch))
+        found += [other] if _enough(bounded, kernels, other[2]) else []
+    if text not in (alone, bounded) and _enough(text, kernels, first[2]):
+        found.append(first)
+    return min(found, key=lambda each: _short(spec, kernels, each[2]))
+
+
+def _exhausted(spec: HardwareSpec, kernels: Sequence[Mapping[str, Any]], found: Mapping[str, int]) -> bool:
+    """True if a kernel spills whose threads have all registers that they may: it says less of blocks to no avail."""
+    return any(found.get(f"{k['name']}.spilled_bytes") and not _registers_left(spec, k, found) for k in kernels)
+
+
+def _registers_left(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[str, int]) -> bool:
+    return found[f"{kernel['name']}.registers"] <= occupancy.limit(spec, kernel["threads"]) - occupancy.GRANULE
+
+
+def _bounded(spec: HardwareSpec, text: str, kernels: Sequence[Mapping[str, Any]], found: Mapping[str, int]) -> str:
+    """The text with a least number of blocks on a multiprocessor for each kernel whose registers the assembler chose badly, as it
+    is told nothing of blocks.
+    """
+    for kernel in kernels:
+        text = saying(text, kernel["name"], kernel["threads"], _least_blocks(spec, kernel, found))
+    return text
+
+
+def saying(text: str, name: str, threads: int, blocks: int) -> str:
+    """The text where a kernel of so many threads says how many blocks of it a multiprocessor has at least; 0: it does not."""
+    bounds = f"__launch_bounds__({threads}, {blocks})" if blocks else f"__launch_bounds__({threads})"
+    return text.replace(f"__launch_bounds__({threads}) {name}(", f"{bounds} {name}(")
+
+
+def _least_blocks(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[str, int]) -> int:
+    """One where the assembler spills a few bytes for one more of them, though registers are left; as many as were predicted where
+    it takes a few registers more than leave room for them; else 0.
+    """
+    name = kernel["name"]
+    if found.get(f"{name}.spilled_bytes"):
+        return int(_registers_left(spec, kernel, found))
+    return _promised(spec, kernel) if _missing(spec, kernel, found) else 0
+
+
+def _short(spec: HardwareSpec, kernels: Sequence[Mapping[str, Any]], found: Mapping[str, int]) -> tuple[int, int, int]:
+    """By how much binaries fall short, the worst first: bytes spilled, products made to wait, blocks without room."""
+    spilled, waits = (sum(n for name, n in found.items() if name.endswith(end)) for end in (".spilled_bytes", ".added_waits"))
+    return spilled, waits, sum(_missing(spec, kernel, found) for kernel in kernels)
+
+
+def _missing(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[str, int]) -> int:
+    """Blocks on a multiprocessor that were predicted, and that the kernel's registers leave no room for."""
+    registers = found.get(f"{kernel['name']}.registers")
+    return 0 if registers is None else max(0, _promised(spec, kernel) - _blocks(spec, kernel, registers))
+
+
+def _promised(spec: HardwareSpec, kernel: Mapping[str, Any]) -> int:
+    """Blocks on a multiprocessor by the registers that were predicted, no more than it gets; 0 where none were."""
+    if "predicted_registers" not in kernel:
+        return 0
+    each = -(-int(kernel["blocks"]) // spec.unit.count)
+    return min(_blocks(spec, kernel, kernel["predicted_registers"]), each)
+
+
+def _blocks(spec: HardwareSpec, kernel: Mapping[str, Any], registers: int) -> int:
+    return occupancy.resident_blocks(spec, kernel["threads"], registers, kernel["shared_bytes"])
+
+
+def _enough(text: str, kernels: Sequence[Mapping[str, Any]], found: Mapping[str, int]) -> bool:
+    """True unless threads would wait for more registers than their block was launched with: a kernel that turns out to need few has
+    none to hand around, and no need to.
+    """
+    for kernel in kernels:
+        handed = {word: int(count) for word, count in HANDED.findall(_body(text, kernel["name"]))}
+        if handed:
+            wanted = (kernel["threads"] - FILLING) * handed["more"] + FILLING * handed["fewer"]
+            if wanted > kernel["threads"] * found[f"{kernel['name']}.registers"]:
+                return False
+    return True
+
+
+def _body(text: str, name: str) -> str:
+    """The text of one kernel."""
+    start = text.rindex(f" {name}(")
+    following = text.find('extern "C"', start)
+    return text[start:] if following < 0 else text[start:following]
+
+
+def _taken(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[str, int]) -> dict[str, int]:
+    """How a kernel is launched, and what follows from its registers: the blocks of it that a multiprocessor holds, beside what was
+    predicted.
+    """
+    name, registers = kernel["name"], found.get(f"{kernel['name']}.registers")
+    taken = {f"{name}.{what}": kernel[what] for what in ("blocks", "threads", "shared_bytes") if what in kernel}
+    if "copies" in kernel:
+        taken[f"{kernel['stage']}.copies"] = kernel["copies"]
+    if registers is None:
+        return taken
+    blocks = _blocks(spec, kernel, registers)
+    taken[f"{name}.resident_blocks"] = blocks
+    if "stage" in kernel:
+        taken[f"{kernel['stage']}.resident_tiles"] = blocks
+    if "predicted_registers" in kernel:
+        taken[f"{name}.predicted_registers"] = kernel["predicted_registers"]
+    return taken
+
+
+def _carved(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[str, int]) -> Mapping[str, Any]:
+    """A kernel's launch with the share of shared memory that it prefers: room for all blocks of it that a multiprocessor gets; the
+    rest is left to the L1 cache. Otherwise the driver guesses, and blocks wait that would fit.
+    """
+    blocks = found.get(f"{kernel['name']}.resident_blocks")
+    if blocks is None:
+        return kernel
+    together = min(blocks, -(-int(kernel["blocks"]) // spec.unit.count))
+    return {**kernel, "carveout_percent": occupancy.carveout_percent(spec, together, int(kernel["shared_bytes"]))}
+
+
+def resources(log: str) -> dict[str, int]:
+    """What the assembler says of each kernel: "<kernel>.registers" and so on."""
+    found: dict[str, int] = {}
+    name = ""
+    for line in log.splitlines():
+        function = _FUNCTION.search(line)
+        name = function.group(1) if function else name
+        for field, pattern in _FIELDS.items():
+            value = pattern.search(line)
+            if value and name:
+                found[f"{name}.{field}"] = int(value.group(1))
+    for name in _ADDED.findall(log):
+        found[f"{name}.added_waits"] = found.get(f"{name}.added_waits", 0) + 1
+    return found
+
+
+@cache
+def compiled(text: str, arch: str) -> tuple[bytes, str]:
+    """The cubin of a text, and the compiler's log."""
+    chosen, lacking = os.environ.get(COMPILER), _lacking(arch)
+    if lacking is not None:
+        raise CodegenError(lacking)
+    if chosen:
+        return _with_command(chosen, text, arch)
+    if has_bindings():
+        return _with_nvrtc(text, arch)
+    found = shutil.which("nvcc")
+    if found is None:
+        raise DeviceUnavailableError(f"no CUDA compiler: {INSTALL}, or name an nvcc in {COMPILER}")
+    return _with_command(found, text, arch)
+
+
+def build_problem(spec: HardwareSpec) -> str | None:
+    """Why this machine compiles no kernel for a chip; None where it does."""
+    lacking = problems()
+    return lacking[0] if lacking else _lacking(architecture(spec))
+
+
+def _lacking(arch: str) -> str | None:
+    compiler, known = _architectures(os.environ.get(COMPILER))
+    if not known or arch.rstrip("af") in known:
+        return None
+    return f"{compiler} does not compile for {arch}, only for {', '.join(known)}; name an nvcc that does in {COMPILER}"
+
+
+@cache
+def _architectures(named: str | None) -> tuple[str, tuple[str, ...]]:
+    """The compiler in use, and what it compiles for; nothing where it does not say."""
+    if not named and has_bindings():
+        nvrtc = _nvrtc()
+        return "this NVRTC", tuple(f"sm_{n}" for n in _ask(nvrtc, nvrtc.nvrtcGetSupportedArchs()))
+    command = named or shutil.which("nvcc") or "nvcc"
+    try:
+        done = subprocess.run([command, "--list-gpu-code"], capture_output=True, text=True, check=False, timeout=ANSWER_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return command, ()
+    return command, tuple(re.findall(r"^sm_\d+$", done.stdout, re.MULTILINE))
+
+
+def problems() -> tuple[str, ...]:
+    """What keeps this machine from compiling."""
+    named = os.environ.get(COMPILER)
+    if named and shutil.which(named) is None:
+        return (f"{COMPILER} names {named!r}, which is no program",)
+    try:
+        if not named and has_bindings():
+            _nvrtc()
+        elif not named and shutil.which("nvcc") is None:
+            return (f"no CUDA compiler: {INSTALL}",)
+    except DeviceUnavailableError as error:
+        return (str(error),)
+    return ()
+
+
+# --- NVRTC -----------------------------------------------------------------------------------------------------------
+
+
+def has_bindings() -> bool:
+    """Whether cuda-bindings are installed; NVRTC's library is another package."""
+    return util.find_spec("cuda") is not None and util.find_spec("cuda.bindings") is not None
+
+
+def _nvrtc() -> Any:
+    """NVRTC's functions; `DeviceUnavailableError` where its library is not there: the bindings do not bring it."""
+    from cuda.bindings import nvrtc  # noqa: PLC0415  (an extra: the CPU device needs none of it)
+
+    try:
+        nvrtc.nvrtcVersion()  # the first call loads the library
+    except (RuntimeError, OSError) as error:
+        reason = next(iter(str(error).splitlines()), "")
+        raise DeviceUnavailableError(f"no NVRTC library: {INSTALL}, or name an nvcc in {COMPILER} ({reason})") from error
+    return nvrtc
+
+
+def _with_nvrtc(text: str, arch: str) -> tuple[bytes, str]:
+    nvrtc = _nvrtc()
+    program = _ask(nvrtc, nvrtc.nvrtcCreateProgram(text.encode(), b"kernel.cu", 0, [], []))
+    options = [f"--gpu-architecture={arch}", *FLAGS, *(f"--include-path={folder}" for folder in include_folders())]
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+        log = b" " * _ask(nvrtc, nvrtc.nvrtcGetProgramLogSize(program))
+        _ask(nvrtc, nvrtc.nvrtcGetProgramLog(program, log))
+        words = log.rstrip(b"\0 ").decode(errors="replace")
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise refused("NVRTC", words, text)
+        data = b" " * _ask(nvrtc, nvrtc.nvrtcGetCUBINSize(program))
+        _ask(nvrtc, nvrtc.nvrtcGetCUBIN(program, data))
+        return data, words
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _ask(nvrtc: Any, answer: Sequence[Any]) -> Any:
+    """The value of a call that went well."""
+    status, *values = answer
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise CodegenError(f"NVRTC: {status.name}")
+    return values[-1] if values else None
+
+
+def include_folders() -> tuple[str, ...]:
+    """The toolkit's headers, as PyPI's wheels lay them out."""
+    found = util.find_spec("nvidia")
+    places = found.submodule_search_locations if found is not None else None
+    folders = [Path(place) / name / "include" for place in places or () for name in HEADERS]
+    return tuple(str(folder) for folder in folders if folder.is_dir())
+
+
+# --- a compiler of the user's own ------------------------------------------------------------------------------------
+
+
+def _with_command(command: str, text: str, arch: str) -> tuple[bytes, str]:
+    with tempfile.TemporaryDirectory(prefix="roller-cuda-") as folder:
+        source, binary = Path(folder) / "kernel.cu", Path(folder) / "kernel.cubin"
+        source.write_text(text, encoding="utf-8")
+        call = [command, "-cubin", f"-arch={arch}", *FLAGS, "-o", str(binary), str(source)]
+        try:
+            done = subprocess.run(call, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise CodegenError(f"{command}: {error.strerror or error}; {COMPILER} must name an nvcc") from error
+        log = (done.stdout + done.stderr).replace(str(source), "kernel.cu")
+        if done.returncode or not binary.is_file():
+            raise refused(command, log, text)
+        return binary.read_bytes(), log
+
+
+def refused(compiler: str, log: str, text: str) -> CodegenError:
+    """The compiler's complaints, each with the line that it is about."""
+    lines, shown = text.splitlines(), []
+    for complaint in _complaints(log.splitlines()):
+        place = re.search(r"kernel\.cu[(:](\d+)", complaint)
+        shown.append(complaint)
+        if place and int(place.group(1)) <= len(lines):
+            shown.append(f"    {lines[int(place.group(1)) - 1].strip()}")
+    return CodegenError(
+        "\n".join([f"{compiler} refused the kernel:", *shown[:20]] if shown else [f"{compiler} failed: {log.strip() or NO_WORDS}"])
+    )
+
+
+def _complaints(lines: Iterable[str]) -> list[str]:
+    return [line.strip() for line in lines if "error" in line and "detected in" not in line]
+
+
+def _versions() -> Mapping[str, str]:
+    found = {}
+    for package in ("apache-tvm", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

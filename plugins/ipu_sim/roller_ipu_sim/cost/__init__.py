@@ -1,0 +1,1 @@
+"""What a program is predicted to take, in simulated cycles."""

@@ -1,0 +1,1 @@
+"""How a stage's program lies over tiles."""

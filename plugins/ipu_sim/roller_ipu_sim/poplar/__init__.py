@@ -1,0 +1,1 @@
+"""Manifests printed as Poplar C++."""

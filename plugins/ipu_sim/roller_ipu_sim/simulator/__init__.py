@@ -1,0 +1,1 @@
+"""Manifests executed, and their cycles counted."""

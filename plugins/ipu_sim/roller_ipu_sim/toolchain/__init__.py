@@ -1,0 +1,1 @@
+"""Artifacts from manifests."""

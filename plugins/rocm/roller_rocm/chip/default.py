@@ -1,0 +1,41 @@
+"""Which chip kernels are for, where the caller names none."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+
+from roller.plugin import DeviceUnavailableError, HardwareSpec, find_spec
+from roller_rocm.chip import likeness
+from roller_rocm.chip.facts import Facts, facts_of
+from roller_rocm.runtime import gpu
+
+DEFAULT = "mi300x"  # where no GPU is attached
+
+
+def default_spec() -> HardwareSpec:
+    """The shipped chip most like the GPU that the calling thread uses, with a warning that says in what they differ; the MI300X
+    where no GPU is attached.
+    """
+    try:
+        facts = facts_of(gpu.current())
+    except DeviceUnavailableError:
+        return find_spec("rocm", DEFAULT)
+    return chosen(facts, likeness.shipped())
+
+
+def chosen(facts: Facts, known: Iterable[HardwareSpec]) -> HardwareSpec:
+    """The chip most like a GPU; warns where it is not that chip."""
+    try:
+        best = likeness.nearest(facts, known)
+    except DeviceUnavailableError as error:
+        warnings.warn(f"{error}; kernels are compiled for {DEFAULT}, and the attached GPU cannot run them", stacklevel=2)
+        return find_spec("rocm", DEFAULT)
+    differing = likeness.differences(facts, best)
+    if differing:
+        warnings.warn(
+            f"no spec describes the attached GPU; {best.chip} is the nearest. The GPU has {', '.join(differing)}. "
+            f"Kernels are right, but their tiles are chosen for {best.chip}: write a spec file for it",
+            stacklevel=2,
+        )
+    return best

@@ -1,0 +1,45 @@
+"""What the driver says of a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from roller_rocm.runtime import hip
+from roller_rocm.runtime.gpu import LOCAL_BYTES, Gpu
+
+ATTRIBUTES: Mapping[str, int] = {  # of `hipDeviceAttribute_t`, by the field of `Facts`
+    "units": 63,
+    "compute_units": 10015,
+    "clock_khz": 5,
+    "local_bytes": LOCAL_BYTES,
+}
+_NAME_BYTES = 256
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the driver says of a GPU; 0 where it says nothing.
+
+    `arch`: the processor, without its features. `units`: what runs a workgroup, on gfx10 and newer two compute units.
+    `local_bytes`: local memory of a workgroup.
+    """
+
+    name: str
+    arch: str
+    memory_bytes: int
+    units: int
+    compute_units: int
+    clock_khz: int
+    local_bytes: int
+
+
+def facts_of(gpu: Gpu) -> Facts:
+    """A GPU's name, architecture, memory and numbers of parts."""
+    name, memory = ctypes.create_string_buffer(_NAME_BYTES), ctypes.c_size_t(0)
+    hip.call("hipDeviceGetName", name, _NAME_BYTES, gpu.ordinal)
+    hip.call("hipDeviceTotalMem", ctypes.byref(memory), gpu.ordinal)
+    asked = {field: gpu.attribute(attribute) for field, attribute in ATTRIBUTES.items()}
+    told = name.value.decode(errors="replace").strip()
+    return Facts(name=told or "AMD GPU", arch=gpu.arch, memory_bytes=memory.value, **asked)

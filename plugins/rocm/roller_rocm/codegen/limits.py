@@ -1,0 +1,56 @@
+"""Which programs a chip can run, and how many of their tiles at a time."""
+
+from __future__ import annotations
+
+from roller.lowering import grid
+from roller.lowering.simt import matrix_atoms
+from roller.plugin import HardwareSpec, RProgram, StageProgram
+from roller_rocm.codegen.machine import machine
+from roller_rocm.cost import register_prediction
+from roller_rocm.toolchain import occupancy
+
+SPARE = 16  # registers that LLVM needs free, or it stores some in memory
+
+
+def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
+    """Why the chip cannot run a program: `roller.lowering.grid` has no words for it, or a workgroup lacks lanes or local memory."""
+    broken = grid.refusal(program, machine(spec))
+    if broken is not None:
+        return broken
+    for stage in program.stages:
+        name = stage.nest.stage.name
+        threads, lanes = matrix_atoms.block_of(stage, machine(spec)).threads, most_lanes(spec)
+        if threads > lanes:
+            return "lanes", f"{name!r} takes {threads} lanes, a workgroup may have {lanes}"
+        wanted, room = grid.shared_bytes(stage, machine(spec)), spec.levels[stage.levels[0]].usable_bytes
+        if wanted > room:
+            return "local memory", f"{name!r} takes {wanted} bytes of a workgroup's local memory, there are {room}"
+        registers = register_prediction.wanted_registers(spec, stage, machine(spec))
+        if _too_many(spec, registers):
+            most = occupancy.most_registers(spec)
+            said = f"a lane of {name!r} takes about {registers} registers, it may have {most}, of them {SPARE} to move values"
+            return "registers", said
+    return None
+
+
+def resident_tiles(spec: HardwareSpec, program: StageProgram) -> int:
+    """Workgroups on a compute unit at a time, by the registers and the local memory that are predicted; 0 where one lane wants more
+    registers than there are, and where there is no such kernel.
+    """
+    known = machine(spec)
+    if grid.refusal_of(program, known) is not None:
+        return 0
+    registers = register_prediction.wanted_registers(spec, program, known)
+    if _too_many(spec, registers):
+        return 0
+    waves = occupancy.resident_waves(spec, registers)
+    return occupancy.resident_blocks(spec, waves, grid.threads(program, known), grid.shared_bytes(program, known))
+
+
+def most_lanes(spec: HardwareSpec) -> int:
+    """Lanes of a workgroup, what the toolchain was told of them too."""
+    return min(spec.unit.lanes_max, int(spec.options.get("flat_workgroup_max", spec.unit.lanes_max)))
+
+
+def _too_many(spec: HardwareSpec, registers: int) -> bool:
+    return registers > occupancy.most_registers(spec) - SPARE

@@ -1,0 +1,1 @@
+"""What the cost model needs beyond the spec."""

@@ -1,0 +1,1 @@
+"""Binaries from source text, and what binaries say of themselves."""

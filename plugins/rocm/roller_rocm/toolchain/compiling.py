@@ -1,0 +1,123 @@
+"""LLVM IR → code object, with no GPU and no ROCm install: TVM's LLVM for the machine code, a linker from PyPI or of this machine.
+
+What every kernel really takes (registers, local memory, spills) is read off the metadata that LLVM writes beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from importlib import metadata, util
+from pathlib import Path
+
+import tvm
+import tvm_ffi
+
+from roller.plugin import Artifact, CodegenError, DeviceUnavailableError, HardwareSpec, KernelSource
+from roller_rocm.toolchain import assembling, assembly, install, launching, llvm_worker, module_text, occupancy, waits
+
+LANGUAGE = "llvm-ir"
+LINKER = "ROLLER_ROCM_LINKER"
+INSTALL = "pip install 'roller-compiler[rocm]' (in a copy of the repository: '.[rocm]')"
+ARCH = re.compile(r"gfx[0-9a-f]{3,4}")
+
+
+def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
+    """The code object of a source for the chip's architecture; `CodegenError` with LLVM's words where it refuses it."""
+    if source.language != LANGUAGE:
+        raise CodegenError(f"the rocm toolchain takes {LANGUAGE}, not {source.language}")
+    arch = architecture(spec)
+    kernels = source.launch["kernels"]
+    if not kernels:
+        return Artifact(
+            launching.FORMAT, b"", {**source.launch, "arch": arch, "assembly": ""}, {}, spec.device, spec, versions=_versions()
+        )
+    code, text = llvm_worker.run(assembling.assembled, source.text, *module_text.roomier(source.text))
+    binary = assembly.parsed(text).kernels
+    data = linked(code)
+    waits.check(binary.values())
+    found = occupancy.resources(spec, kernels, binary)
+    launched = [{**k, "shared_bytes": binary[k["name"]].facts["group_segment_fixed_size"]} for k in kernels]
+    launch = {**source.launch, "kernels": launched, "arch": arch, "assembly": text}
+    return Artifact(launching.FORMAT, data, launch, found, spec.device, spec, versions=_versions())
+
+
+def architecture(spec: HardwareSpec) -> str:
+    """The chip's architecture; `CodegenError` where LLVM has no such one: compiling for it would end the process."""
+    arch = str(spec.options.get("arch", ""))
+    if arch not in _architectures():
+        raise CodegenError(
+            f"{spec.device}:{spec.chip}: options.arch says {arch!r}, not an architecture that LLVM knows, such as gfx90a or gfx942"
+        )
+    return arch
+
+
+@cache
+def _architectures() -> frozenset[str]:
+    """The processors that TVM's LLVM can compile for."""
+    target = tvm.target.Target({"kind": "llvm", "mtriple": module_text.TRIPLE})
+    known = tvm_ffi.get_global_func("target.llvm_get_cpu_archlist")(target)
+    return frozenset(str(name) for name in known if ARCH.fullmatch(str(name)))
+
+
+def linked(code: bytes) -> bytes:
+    """The loadable code object of a relocatable one."""
+    with tempfile.TemporaryDirectory(prefix="roller-rocm-") as folder:
+        relocatable, loadable = Path(folder) / "kernel.o", Path(folder) / "kernel.hsaco"
+        relocatable.write_bytes(code)
+        call = [*linker(), "--no-undefined", "-shared", str(relocatable), "-o", str(loadable)]
+        try:
+            done = subprocess.run(call, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise CodegenError(f"{call[0]}: {error.strerror or error}; {LINKER} must name an ld.lld") from error
+        if done.returncode or not loadable.is_file():
+            words = done.stderr.replace(str(relocatable), "kernel.o").strip()
+            raise CodegenError(f"the linker refused the kernel: {words[:2000]}")
+        return loadable.read_bytes()
+
+
+@cache
+def _found() -> tuple[str, ...] | None:
+    """A linker of this machine, or the one in PyPI's `ziglang`."""
+    for name in ("ld.lld", str(install.ROOT / "llvm" / "bin" / "ld.lld"), *(f"ld.lld-{version}" for version in range(30, 15, -1))):
+        place = shutil.which(name)
+        if place is not None:
+            return (place,)
+    return (sys.executable, "-m", "ziglang", "ld.lld") if util.find_spec("ziglang") is not None else None
+
+
+def linker() -> tuple[str, ...]:
+    """The command of the linker; `DeviceUnavailableError` where there is none."""
+    named = os.environ.get(LINKER)
+    command = (named,) if named else _found()
+    if command is None:
+        raise DeviceUnavailableError(f"no linker for code objects: {INSTALL}, or name an ld.lld in {LINKER}")
+    return command
+
+
+def problems() -> tuple[str, ...]:
+    """What keeps this machine from compiling."""
+    named = os.environ.get(LINKER)
+    if named and shutil.which(named) is None:
+        return (f"{LINKER} names {named!r}, which is no program",)
+    try:
+        linker()
+    except DeviceUnavailableError as error:
+        return (str(error),)
+    return ()
+
+
+def _versions() -> Mapping[str, str]:
+    found = {}
+    for package in ("apache-tvm", "ziglang"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,1 @@
+"""The micro-performance model: what a program is predicted to take, one module for each term."""

@@ -1,0 +1,67 @@
+"""What it takes to combine partial results: those of a vector's lanes, of lanes that share a reduction, of units."""
+
+from __future__ import annotations
+
+import math
+
+from roller.cost.parameters import Rates
+from roller.ir.expr import ELEMENT_BYTES, Stage
+from roller.program.rprogram import StageProgram
+
+FOLD_SLOTS = 3  # vector operations to make one vector of two: two exchanges and the reducer's
+
+
+def fold_seconds(rates: Rates, program: StageProgram) -> float:
+    """Combining the partial results in a vector's lanes: two exchanges and an operation for every pair of vectors that become
+    one, or for each halving of the last one, and a store.
+    """
+    lane = program.lane
+    if lane is None or not program.nest.dims[lane].is_reduce or program.lane_level is not None:
+        return 0.0
+    width, length = atom_outputs(program), program.inner[lane]
+    outputs = math.prod([program.nest.extents[i] for i in program.nest.spatial])
+    together = 1 if program.across is None or length % width else min(width, program.inner[program.across])
+    pairs = (1 << (together - 1).bit_length()) - 1
+    halvings = math.log2(width) - math.log2(pairs + 1)
+    vectors = FOLD_SLOTS * (pairs + halvings) + 1 + together * (length // width - 1 if length >= width else 0)
+    return outputs / together * width * vectors / (rates.vector_slots * max(rates.busy(program), 1e-9))
+
+
+def combine_seconds(rates: Rates, program: StageProgram, resident: int) -> float:
+    """Adding partial results: over units a write, a read and one more launch; over lanes a tree of exchanges of all results."""
+    outputs = math.prod([program.nest.extents[i] for i in program.nest.spatial])
+    seconds = 0.0
+    if program.split > 1:
+        seconds += 2 * program.split * outputs * program.nest.accumulator_bytes / rates.from_outside(1.0)
+        seconds += rates.spec.unit.launch_overhead_us * 1e-6 + rates.spec.unit.sync_ns * 1e-9
+    reducing = [stage for stage in program.nest.stages if stage.reducer is not None]
+    return seconds + sum([_exchange_seconds(rates, program, stage, resident) for stage in reducing])
+
+
+def _exchange_seconds(rates: Rates, program: StageProgram, stage: Stage, resident: int) -> float:
+    """Lanes that share a reduction combine what they have: a tree of exchanges of all results."""
+    nest, level = program.nest, rates.spec.levels[-1]
+    shared = math.prod([lp.trips for lp in program.loops if lp.over == "lanes" and lp.dim in nest.columns])
+    if shared == 1:
+        return 0.0
+    rounds = -(-program.unit_tiles // (rates.spec.unit.count * resident))
+    results = math.prod([program.inner[i] for i in nest.rows])
+    passed = program.unit_tiles * program.lanes * results * ELEMENT_BYTES[stage.body.dtype]
+    exchanged = passed / rates.into(level, max(rates.busy(program), 1e-9))
+    return math.log2(shared) * (rounds * level.latency_ns * 1e-9 + exchanged)
+
+
+def accumulators(program: StageProgram) -> int:
+    """Accumulator elements of one innermost tile: its outputs, times reduce points that a vector atom keeps apart."""
+    spatial = math.prod([program.inner[i] for i in program.nest.spatial])
+    apart = program.lane is not None and program.nest.dims[program.lane].is_reduce
+    return spatial * (math.prod(program.inner[i] for i in program.nest.reduce) if apart else 1)
+
+
+def atom_outputs(program: StageProgram) -> int:
+    """Outputs of one atom: an accumulating operation is one atom."""
+    size = 1
+    for role, extent in program.atom.roles.items():
+        if role != "k" and isinstance(extent, int):
+            size *= extent
+    return size

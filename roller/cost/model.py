@@ -1,0 +1,363 @@
+"""The micro-performance model: seconds for one program, with the terms it is made of.
+
+    body    = sum over s steps of the per-step terms, overlapped: sum t + (s - 1) (sum L t + max (1 - L) t) for per-step t
+    seconds = launch + copies into panels + body + combine + step overheads
+
+Terms are compute and the time to move bytes into each level. L is the overlap number of a term (0: other terms hide it, 1:
+nothing does); with one for all of them the second part is max t + L (sum t - max t). What starting short runs waits for is added,
+or, where a core that runs ahead finds the next rows early, is a part of the term of what comes from outside. Padding is charged
+as work. The part of compute in which units wait for the one with the largest share is shown apart, as the tail. The numbers rank
+programs; they are predictions, not measurements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from roller.cost.combining import accumulators, atom_outputs, combine_seconds, fold_seconds
+from roller.cost.issue import Issued
+from roller.cost.loops import NestWalk
+from roller.cost.multibuffering import waiting_seconds
+from roller.cost.occupancy import copies_around, idle_lanes, resident_tiles
+from roller.cost.operations import body_slots, epilogue_slots
+from roller.cost.packing import copy_seconds
+from roller.cost.parameters import CostParameters, Rates
+from roller.cost.register_traffic import RegisterTraffic
+from roller.cost.traffic import level_traffic
+from roller.program.estimate import Estimate, combine_estimates
+from roller.program.footprint import Geometry
+from roller.program.rprogram import RProgram, StageProgram
+from roller.target.hardware import HardwareSpec
+
+MOST_SPARE = 4  # copies beside the one in use that make up for a late one: estimate; more of them do not
+LEAST_LAUNCH = 0.02  # a share of the time for which nobody keeps units idle
+
+
+@dataclass(frozen=True, slots=True)
+class _Moving:
+    """Seconds that one level takes: to move bytes into it, and to wait for starts of short runs; `ahead`: of those read ahead."""
+
+    seconds: float
+    waiting: float
+    ahead: float
+
+
+@dataclass
+class Model:
+    """The model for one nest on one chip: remembers the sizes of data tiles across programs.
+
+    `most_resident`: tiles that a unit has room for at a time, where that is known better than from a program.
+    """
+
+    spec: HardwareSpec
+    parameters: CostParameters
+    geometry: Geometry
+    most_resident: int | None = None
+    rates: Rates = field(init=False)
+    _slots: float = field(init=False)
+    _epilogue_slots: float = field(init=False)
+    _registers: RegisterTraffic = field(init=False)
+    _issued: Issued = field(init=False)
+    _known: dict[tuple[object, ...], Estimate] = field(default_factory=dict)
+    _least: dict[tuple[object, ...], float] = field(default_factory=dict)  # seconds that programs take at least
+    _last: tuple[StageProgram, int] | None = None
+
+    def __post_init__(self) -> None:
+        nest = self.geometry.nest
+        self.rates = Rates(self.spec, self.parameters)
+        own = self.parameters.operation_slots
+        self._slots = sum([body_slots(stage, own) for stage in nest.stages])
+        self._epilogue_slots = math.prod([nest.extents[i] for i in nest.spatial]) * epilogue_slots(nest.stage, own)
+        self._registers = RegisterTraffic(nest, self.parameters.gather_slots)
+        self._issued = Issued(self.spec, self.parameters)
+
+    def estimate(self, program: StageProgram) -> Estimate:
+        """Predict one stage."""
+        found = self._known.get(program.key)
+        if found is None:
+            own = self.parameters.own_model
+            found = self._known[program.key] = (own(program, math.inf) if own is not None else None) or self._predict(program)
+        return found
+
+    def seconds_below(self, program: StageProgram, worth: float) -> float:
+        """The predicted seconds of one stage where they are fewer than `worth`, else any number from there on: a device's own model
+        need not look at all of a program to rule it out.
+        """
+        own, known = self.parameters.own_model, self._known.get(program.key)
+        if own is None or known is not None:
+            return self.estimate(program).seconds
+        least = self._least.get(program.key, 0.0)
+        if least >= worth:
+            return least
+        found = own(program, worth)
+        if found is None:
+            return self.estimate(program).seconds
+        if found.seconds < worth:
+            self._known[program.key] = found
+        else:
+            self._least[program.key] = found.seconds
+        return found.seconds
+
+    def _predict(self, program: StageProgram) -> Estimate:
+        walk = self.walk(program)
+        compute = self.compute_seconds(program)
+        levels = self._levels(walk, compute, 1)
+        body = self._body_seconds(program, compute, levels, max(1, self.steps(program)))
+        copies = sum(copy_seconds(self.rates, walk, s) for s in program.staged)
+        overhead = self.launch_seconds(program) + self.overhead_seconds(program)
+        combine = combine_seconds(self.rates, program, self.resident(program))
+        tail = compute * (1.0 - self.rates.busy(program))
+        moving = [(level.name, moved.seconds) for level, moved in zip(self.spec.levels[1:], levels, strict=True)]
+        latency = sum(moved.waiting + moved.ahead for moved in levels)
+        waits = (("tail", tail), ("latency", latency), ("copy", copies), ("combine", combine), ("overhead", overhead))
+        shown = (("compute", compute - tail), *moving, *waits)
+        used = (("units", self.rates.busy(program)), ("chains", self.chain_efficiency(program)))
+        return Estimate(body + copies + combine + overhead, shown, used)
+
+    def walk(self, program: StageProgram) -> NestWalk:
+        """The program's loops, to ask what moves where."""
+        return NestWalk(program, self.spec, self.geometry, self.parameters)
+
+    def compute_seconds(self, program: StageProgram) -> float:
+        """Padded work over the rate of the atom, of its chains and of the units that work."""
+        atom = program.atom
+        points = _atom_points(program)
+        slots = self._slots if atom.kind != "matrix" else 1.0
+        busy = self.rates.busy(program)
+        rate = atom.gflops * 1e9 / 2 * self.chain_efficiency(program) * busy
+        rows, idle = self._start_up(program), idle_lanes(program, self.spec, self.resident(program))
+        waiting = self._issued.waiting(program, self.resident(program))
+        depending = waiting if program.nest.before else 1.0
+        issued = points * slots * rows * idle * self._issued.crowding(program, self._slots) * depending
+        alone = self._issued.alone_seconds(program, slots, self.resident(program))
+        return max(issued / rate, alone) + waiting * self._epilogue_slots / (self.rates.function_slots * busy)
+
+    def resident(self, program: StageProgram) -> int:
+        """Tiles on a unit at a time; remembered for the program asked about last."""
+        if self._last is None or self._last[0] is not program:
+            found = resident_tiles(program, self.spec, self.geometry)
+            self._last = program, found if self.most_resident is None else max(1, min(found, self.most_resident))
+        return self._last[1]
+
+    def _start_up(self, program: StageProgram) -> float:
+        """How much longer a streamed atom takes for loading its stationary block: (rows x row cycles + start-up) / rows."""
+        atom = program.atom
+        stream = next((d for r, d in program.mapping if atom.extents[r] == "stream"), None)
+        if atom.row_cycles is None or stream is None:
+            return 1.0
+        # With the atom as innermost tile the stationary block stays while the tile around it streams through.
+        around = program.tiles[-2] if len(program.tiles) > 1 else program.nest.extents
+        rows = program.inner[stream] if program.levels[-1] < len(self.spec.levels) else around[stream]
+        work = max(rows, 1) * atom.row_cycles
+        return (work + atom.startup_cycles) / work
+
+    def chain_efficiency(self, program: StageProgram) -> float:
+        """Live accumulating operations of a unit against those in flight at peak; 1 without a reduction."""
+        if program.nest.stage.reducer is None or not program.nest.reduce:
+            return 1.0
+        chains = program.atom.chains or self.spec.unit.chains
+        live = accumulators(program) / atom_outputs(program)
+        return min(1.0, live * max(self._workers(program), 1) * self.resident(program) / chains)
+
+    def _workers(self, program: StageProgram) -> int:
+        """Sub-tiles that run at a time: those on lanes. Where atoms lie in the unit's tile at once, with no level between, as many
+        as the unit has lanes; a unit without lanes takes its results in turn, whichever it needs to wait for none.
+        """
+        if program.levels[-1] < len(self.spec.levels) or len(program.tiles) < 2:
+            return program.lanes
+        lanes = self.spec.unit.lanes_max
+        shared = range(len(program.inner)) if lanes > 1 else program.nest.spatial
+        parts = math.prod([-(-program.unit_tile[i] // program.inner[i]) for i in shared])
+        return min(lanes, parts) if lanes > 1 else parts
+
+    def _body_seconds(self, program: StageProgram, compute: float, levels: Sequence[_Moving], steps: int) -> float:
+        """Compute and moving into all levels, overlapped, and what nothing hides; rows that are read ahead come from outside. No
+        less than handing out the tiles takes.
+        """
+        outside, *inside = [moved.seconds for moved in levels]
+        if program.atom.in_turn and program.lane_level is not None:
+            compute, inside = compute + sum(inside), [0.0] * len(inside)
+        outside += sum([moved.ahead for moved in levels])
+        body = overlapped((compute, outside, *inside), steps, self.losses(program))
+        handed_out = program.unit_tiles * self.spec.unit.dispatch_ns * 1e-9 if program.dealt else 0.0
+        return max(handed_out, body + sum([moved.waiting for moved in levels]))
+
+    def steps(self, program: StageProgram) -> int:
+        """Steps of one unit's pipeline: the trips that follow one another inside a unit tile; where lanes read what nobody staged
+        for them, also the points that each of them walks along the reduction; and those of all tiles of a unit where the next
+        one begins before the last one ends: as several are there at a time, or as it runs ahead from one to the next.
+        """
+        steps, unit = math.prod(lp.trips for lp in program.loops if lp.over == "time"), self.spec.unit
+        if program.lane_level is None:
+            return steps
+        if not program.staged:
+            steps *= math.prod([program.inner[i] for i in program.nest.reduce])
+        resident = self.resident(program)
+        several = resident > 1 or self._runs_ahead(program)
+        return steps * -(-program.unit_tiles // (unit.count * resident)) if several else steps
+
+    def _levels(self, walk: NestWalk, compute: float, outermost: int) -> list[_Moving]:
+        """What each level but the outermost takes, counting those from this position inward."""
+        still = _Moving(0.0, 0.0, 0.0)
+        levels = [self._level_seconds(walk, i) if i >= outermost else still for i in range(1, len(self.spec.levels))]
+        for index in range(outermost, len(self.spec.levels)):
+            inside = max([moved.seconds for moved in levels[index:]], default=0.0)
+            resident, moving = self.resident(walk.program), levels[index - 1].seconds
+            waited = waiting_seconds(self.rates, walk, index, resident, max(compute, inside), moving)
+            if waited:
+                levels[index - 1] = replace(levels[index - 1], waiting=waited)
+        return levels
+
+    def _level_seconds(self, walk: NestWalk, index: int) -> _Moving:
+        program, level = walk.program, self.spec.levels[index]
+        into = self.rates.into(level, self.rates.busy(program))
+        if index == program.levels[-1] and program.lane_level is None and level.managed and program.atom.kind != "matrix":
+            return _Moving(self._registers.bytes(program, level.transaction_bytes) / into, 0.0, 0.0)
+        traffic = level_traffic(walk, index)
+        if level.managed or program.lane_level is not None:  # lanes wait for one another
+            short = self._short_runs(walk) if index == 1 and not level.managed else 1.0
+            return _Moving((traffic.bytes * short + self._filling_bytes(walk, index)) / into, 0.0, 0.0)
+        start = level.latency_ns * 1e-9 / (self.spec.unit.count * self.rates.busy(program) * self.parameters.misses_in_flight)
+        return _Moving(traffic.bytes / into, (traffic.runs - traffic.ahead) * start, traffic.ahead * start)
+
+    def _short_runs(self, walk: NestWalk) -> float:
+        """How much longer the outermost memory takes for runs of neighbours that are short as a unit asks for them."""
+        inside = level_traffic(walk, walk.program.levels[0])
+        return 1.0 + self.parameters.run_bytes * inside.runs / inside.bytes if inside.bytes else 1.0
+
+    def _filling_bytes(self, walk: NestWalk, index: int) -> float:
+        """Bytes of what fills panels that lanes, or atoms, read through the same ports: those of the memory that they share."""
+        program, last = walk.program, len(self.spec.levels) - 1
+        if index != last or program.lane_level != last or not program.staged or self.parameters.serial_cycles <= 1:
+            return 0.0
+        return level_traffic(walk, program.levels[0]).lines * self.spec.levels[last].transaction_bytes
+
+    def partial_seconds(self, program: StageProgram, outermost: int) -> float:
+        """Seconds counting only compute and the levels from this position inward, in two steps; on all units, or on one where
+        starting the others takes longer than they save (lanes are started in any case): which it will be, outer tiles decide.
+        """
+        together, launch = self._partial_seconds(program, outermost), self.launch_seconds(program)
+        if program.lane_level is not None or launch <= LEAST_LAUNCH * together:
+            return together + launch
+        return min(together + launch, self._partial_seconds(replace(program, parallel=False), outermost))
+
+    def _partial_seconds(self, program: StageProgram, outermost: int) -> float:
+        compute = self.compute_seconds(program)
+        levels = self._levels(self.walk(program), compute, outermost)
+        return self._body_seconds(program, compute, levels, 2) + self.overhead_seconds(program)
+
+    def losses(self, program: StageProgram) -> tuple[float, ...]:
+        """The overlap numbers of compute and of the levels. All are 1 where a managed level holds one copy of one tile only, so
+        that filling and using it take turns. Two copies, or tiles, overlap as the spec says; of N the one in use has N - 1 others
+        to make up for a late one, and what is lost of compute and of the way to that level is the spec's share over N - 1, or over
+        `MOST_SPARE`; of what atoms read in place, too, as that is a part of computing.
+        """
+        levels = self.spec.levels[1:]
+        managed = {s.level for s in program.staged if s.level and self.spec.levels[s.level].managed}
+        copies = min([copies_around(program, self.spec, level) for level in managed]) * self.resident(program) if managed else 2
+        if copies == 1:
+            return (1.0,) * (1 + len(levels))
+        spare, staged = min(copies - 1, MOST_SPARE), max((s.level for s in program.staged), default=0)
+        last = len(levels) if self.spec.in_place(program.atom) else staged
+        filled = [self.spec.loss(level) / (spare if n <= last else 1) for n, level in enumerate(levels, 1)]
+        return (self.spec.overlap_loss / spare, *filled)
+
+    def _runs_ahead(self, program: StageProgram) -> bool:
+        """True where others fill the panels that atoms read in place: those of a unit's next tile come while it is at the last
+        one.
+        """
+        several = min([s.depth for s in program.staged], default=0) > 1
+        return several and program.lane_level is not None and self.spec.in_place(program.atom)
+
+    def floor_seconds(self, program: StageProgram) -> float:
+        """Compute with all chains busy: no tile around this innermost one is faster."""
+        return _atom_points(program) * (self._slots if program.atom.kind != "matrix" else 1.0) / (program.atom.gflops * 1e9 / 2)
+
+    @cached_property
+    def compulsory_seconds(self) -> float:
+        """Moving every array once into the level that takes the longest for it, were nothing there from before."""
+        whole = {a.tensor.name: a.tensor.nbytes for a in self.geometry.nest.accesses}
+        return max([sum(whole.values()) / self.rates.into(level, 1.0) for level in self.spec.levels[1:]], default=0.0)
+
+    def launch_seconds(self, program: StageProgram) -> float:
+        """Starting the units, if there is more than one unit's tile: known once the outermost tile is. Units with lanes are started
+        even for one, as who asks for the result has none.
+        """
+        unit, started = self.spec.unit, program.unit_tiles > 1 or program.lane_level is not None
+        return (unit.launch_overhead_us + (program.cluster > 1) * unit.cluster_overhead_us) * 1e-6 if started else 0.0
+
+    def overhead_seconds(self, program: StageProgram) -> float:
+        """Handing out tiles, starting and finishing accumulators, and the set-up of every step."""
+        unit = self.spec.unit
+        tiles = math.prod([-(-program.nest.extents[i] // program.inner[i]) for i in program.nest.spatial])
+        busy = unit.count * max(self.rates.busy(program), 1e-9)
+        visits = program.accumulator_visits
+        overhead = self.parameters.tile_overhead_ns if _visit_operations(program) > self.parameters.short_visit else 0.0
+        finish = overhead * (2 * visits - 1) if program.nest.stage.reducer is not None else 0.0
+        unit_tile = self.parameters.unit_overhead_ns + (self.parameters.scratch_overhead_ns if visits > 1 else 0.0)
+        around = tiles * (finish + self.parameters.trip_overhead_ns * visits) + program.unit_tiles * unit_tile
+        steps = sum(
+            _trips_to(program, level) / busy * lv.step_overhead_ns * 1e-9
+            for level, lv in enumerate(self.spec.levels)
+            if lv.step_overhead_ns and level in program.levels and (program.staged or program.lane_level is None)
+        )
+        return around * 1e-9 / busy + steps + fold_seconds(self.rates, program) + self._store_seconds(program)
+
+    def _store_seconds(self, program: StageProgram) -> float:
+        """Storing the results of unit tiles where nobody computes meanwhile."""
+        if self.parameters.store_accesses is None:
+            return 0.0
+        level = self.spec.levels[-1]
+        stored = program.unit_tiles * self.parameters.store_accesses(program) * level.transaction_bytes
+        return stored / self.rates.into(level, max(self.rates.busy(program), 1e-9))
+
+
+def estimate(
+    program: RProgram, spec: HardwareSpec, parameters: CostParameters, most_resident: Sequence[int | None] = ()
+) -> Estimate:
+    """Predict a whole program: its stages run one after another, so their terms add up. `most_resident`: for each stage the tiles
+    that a unit has room for at a time, where that is known.
+    """
+    own = parameters.own_model(program, math.inf) if parameters.own_model is not None and len(program.stages) > 1 else None
+    if own is not None:
+        return own
+    most = most_resident or [None] * len(program.stages)
+    parts = [Model(spec, parameters, Geometry(s.nest), n).estimate(s) for s, n in zip(program.stages, most, strict=True)]
+    return combine_estimates(parts)
+
+
+def overlapped(terms: Sequence[float], steps: int, losses: Sequence[float]) -> float:
+    """Time of `steps` equal steps whose terms (given as totals) overlap: the first and last step are not hidden. Rises with
+    every term.
+    """
+    lost = sum([loss * term for term, loss in zip(terms, losses, strict=True)])
+    longest = max([(1 - loss) * term for term, loss in zip(terms, losses, strict=True)], default=0.0)
+    return sum(terms) / steps + (steps - 1) / steps * (lost + longest)
+
+
+def _atom_points(program: StageProgram) -> int:
+    """Points executed, in whole atoms: a vector that is wider than its dimension still takes a full slot."""
+    roles = program.atom.extents
+    atom = [1] * len(program.inner)
+    for role, dim in program.mapping:
+        extent = roles[role]
+        atom[dim] = extent if isinstance(extent, int) else 1
+    points = 1
+    for extent, tile, step in zip(program.covered, program.executed, atom, strict=True):
+        points *= extent // tile * (-(-tile // step) * step)
+    unmapped = [extent for role, extent in roles.items() if isinstance(extent, int) and program.role(role) is None]
+    return points * math.prod(unmapped)
+
+
+def _visit_operations(program: StageProgram) -> float:
+    """Atom operations of one visit to an innermost tile: its steps (reduce trips inside all spatial ones) times its atoms."""
+    loops, dims = program.loops, program.nest.dims
+    last = max((i for i, lp in enumerate(loops) if not dims[lp.dim].is_reduce), default=-1)
+    return math.prod([lp.trips for lp in loops[last + 1 :]]) * accumulators(program) / atom_outputs(program)
+
+
+def _trips_to(program: StageProgram, level: int) -> int:
+    return math.prod(lp.trips for lp in program.loops if lp.level <= level and lp.over != "lanes")

@@ -1,0 +1,97 @@
+"""Seconds to fill a panel or a box: issuing the elements or moving them, whichever takes longer."""
+
+from __future__ import annotations
+
+import math
+
+from roller.cost.loops import NestWalk
+from roller.cost.parameters import TRANSPOSE_SLOTS, Rates
+from roller.ir.nest import Access, Nest
+from roller.program.halo import lane_step, turned
+from roller.program.rprogram import StageProgram, Staging, copy_depth, panel_element_bytes
+from roller.target.hardware import HardwareSpec
+
+DECODE_TRIPS = 2  # trips of a loop that dividing an index by a known extent takes as long as, remainder included
+ROW_TRIPS = 6  # loops around one row of a box: the row itself, three spans of it, their vectors and what is left of them
+
+
+def copy_seconds(rates: Rates, walk: NestWalk, staging: Staging) -> float:
+    """Filling one panel or box, for every trip of the loops outside it; nothing where the spec's levels already charge it."""
+    spec = rates.spec
+    if staging.constant or (spec.levels[staging.level].managed and staging.level):
+        return 0.0  # a managed level is filled by the copies that its own term counts
+    program, geometry, nest = walk.program, walk.geometry, walk.program.nest
+    depth = copy_depth(program, staging)
+    tile = walk.tiles[depth]
+    times = math.prod([lp.trips for lp in walk.loops[:depth]])
+    if staging.kind == "box":
+        held = geometry.held(staging.operand, tile)
+        sources, width = [staging.operand], nest.accesses[staging.operand].element_bytes
+        elements, trips = held.tile.elements * times, held.runs * times * ROW_TRIPS
+    else:
+        sources = [n for n, a in enumerate(nest.inputs) if a.factor == staging.operand]
+        width = panel_element_bytes(nest, program.atom)
+        elements = geometry.panel_elements(staging.operand, tile) * times
+        trips = _slot_trips(program, staging, elements)
+    units = rates.busy(program) if staging.level else 1.0
+    issue = elements * _slots(rates, program, staging) / (rates.vector_slots * units)
+    issue += trips * rates.parameters.trip_overhead_ns * 1e-9 / (spec.unit.count * max(units, 1e-9))
+    level = spec.levels[max(1, staging.level)]
+    read = sum([geometry.held(n, tile).moved(level.transaction_bytes) for n in sources]) * times
+    written = elements * width
+    fits = written <= (panel_room(spec, staging.level) * times if staging.level else rates.near_bytes)
+    # What a copy inside the nest reads from further out is part of the traffic of those levels.
+    rate = rates.into(level, units) if staging.level and fits else rates.from_outside(units)
+    launch = spec.unit.launch_overhead_us * 1e-6 if staging.level == 0 else 0.0
+    return max(issue, (read + (0 if fits else 2 * written)) / rate) + launch
+
+
+def panel_room(spec: HardwareSpec, level: int) -> int:
+    """Bytes that one unit may fill at this level, or in a cache outside it, before they travel to the outermost memory: half of
+    the cache, as what is read passes through it too.
+    """
+    caches = [lv for lv in spec.levels[1 : level + 1] if not lv.managed]
+    return max((lv.usable_bytes // spec.units_sharing(lv) // 2 for lv in caches), default=0)
+
+
+def _slot_trips(program: StageProgram, staging: Staging, elements: float) -> float:
+    """Trips of the loops that fill a panel: one a slot, and two more for each division that decodes a fused reduction."""
+    nest = program.nest
+    touches = nest.factor_touches(staging.operand)
+    mine = [a for a in nest.inputs if a.factor == staging.operand]
+    slot = math.prod([t for t, x in zip(program.inner, touches, strict=True) if x])
+    decoded = [i for i in nest.reduce if touches[i] and any(a.strides[i] is None for a in mine)]
+    divisions = sum(len(nest.dims[i].members) - 1 for i in decoded)
+    return elements / max(slot, 1) * (1 + DECODE_TRIPS * divisions)
+
+
+def _slots(rates: Rates, program: StageProgram, staging: Staging) -> float:
+    """Issue slots to copy one element: a load and a store, of vectors where source and copy are contiguous alike."""
+    nest, lane = program.nest, program.lane
+    width = max((e for e in program.atom.roles.values() if isinstance(e, int)), default=1)
+    vector = 2.0 * rates.parameters.copy_slots
+    if staging.kind == "box":
+        return vector + (TRANSPOSE_SLOTS * math.log2(width) if turned(program, staging.operand) else 0.0)
+    mine = [a for a in nest.inputs if a.factor == staging.operand]
+    if lane is None or not nest.factor_touches(staging.operand)[lane]:
+        return vector * width
+    boxes = {s.operand for s in program.staged if s.kind == "box"}
+    moving = [(n, a) for n, a in enumerate(nest.inputs) if a.factor == staging.operand and a.touches[lane]]
+    steps = [lane_step(program, n) if n in boxes else _lane_step(a, lane) for n, a in moving]
+    if any(step != 1 for step in steps):
+        return vector + TRANSPOSE_SLOTS * math.log2(width) if _transposes(program, mine) else vector * width
+    return vector if all(a.strides[lane] == 1 or n in boxes for n, a in moving) else 2 * vector
+
+
+def _lane_step(access: Access, dim: int) -> int:
+    """Address step between neighbours along the innermost member of a dimension."""
+    steps = access.tensor.strides
+    return sum(i.coefficient(access.innermost[dim]) * s for i, s in zip(access.index, steps, strict=True))
+
+
+def _transposes(program: StageProgram, sources: list[Access]) -> bool:
+    """True if blocks of vectors along a reduction can be transposed: one plain array, contiguous there."""
+    nest: Nest = program.nest
+    along = [i for i in nest.reduce if program.inner[i] == 1]
+    plain = len(sources) == 1 and not sources[0].guarded and program.lane not in nest.reduce
+    return plain and sources[0].strides[program.lane or 0] is not None and any(sources[0].strides[i] == 1 for i in along)

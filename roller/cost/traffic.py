@@ -1,0 +1,295 @@
+"""Bytes that a program moves into each memory level.
+
+Caches (unmanaged levels) are least-recently-used: an array is found again by a loop that does not touch it if everything
+one iteration of that loop touches fits. Managed levels hold exactly their tile: an array is loaded again for every
+tile but for the innermost loops that do not touch it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from roller.cost.loops import Kept, NestWalk, Stream
+from roller.cost.register_traffic import in_blocks
+from roller.ir.nest import Access, Tile
+from roller.layout.banks import conflicts
+from roller.layout.coalescing import lines
+from roller.layout.lanes import group_tile, transactions
+from roller.program.footprint import HeldTile
+from roller.program.halo import lane_step
+from roller.program.rprogram import Loop, StageProgram, Staging, panel_element_bytes
+from roller.target.hardware import Banks, HardwareSpec, MemoryLevel
+
+
+@dataclass(frozen=True, slots=True)
+class LevelTraffic:
+    """What moves into one level over the whole stage: bytes in whole transactions, and runs of consecutive addresses; of these
+    `ahead` are of arrays that the nest reads in place and that have room in the nearest cache when they come early. `filled`: the
+    bytes that fill panels there; `lines`: transactions of the innermost level that they take on their way, one at least a run.
+    """
+
+    bytes: float
+    runs: float
+    ahead: float = 0.0
+    filled: float = 0.0
+    lines: float = 0.0
+
+
+def level_traffic(walk: NestWalk, index: int) -> LevelTraffic:
+    """Traffic into the level at this position of the spec; worked out once for a walk."""
+    found: LevelTraffic | None = walk.known.get(index)
+    if found is None:
+        level = walk.spec.levels[index]
+        found = walk.known[index] = _managed(walk, level, index) if level.managed else _cached(walk, level)
+    return found
+
+
+def _cached(walk: NestWalk, level: MemoryLevel) -> LevelTraffic:
+    spec, loops, transaction = walk.spec, walk.loops, level.transaction_bytes
+    sharing = spec.units_sharing(level)
+    together = _retained(walk, level, sharing)
+    total = runs = ahead = 0.0
+    units = spec.unit.count if not spec.shared(level) else 1
+    # Units that work on neighbours at a time come for the same data, and one of them brings it for all.
+    beside = walk.apart(sharing) if walk.program.dealt and units == 1 else (1,) * len(loops)
+    cold = 1 - together[0] * walk.parameters.warm
+    if not cold:
+        return LevelTraffic(0.0, 0.0)
+    for number, (stream, sizes, within) in enumerate(zip(walk.streams, walk.held, walk.inside, strict=True)):
+        if stream.access is None and not within:
+            continue  # the panel never comes near a cache
+        kept = together if stream.copy else _kept_alone(walk, number, level, together)
+        fit = min(max(len(kept) - 1, stream.start), stream.stop)
+        stays = fit >= len(kept) or kept[fit] >= 1
+        if stream.copy and fit == stream.start and stream.start > 0 and stays:
+            continue  # the copy was written at this level just now
+        if stays:
+            fit = max(fit - 1, stream.start)  # neighbouring iterations of the loop around what fits share lines and halos
+        times = cold
+        touches = stream.touches
+        for d in range(fit):
+            loop = loops[d]
+            if touches[loop.dim]:
+                times *= loop.trips
+            else:
+                survives = kept[d + 1] if d + 1 < len(kept) else 1.0
+                trips = -(-loop.trips // beside[d])
+                times *= max(trips - (trips - 1) * survives, _copies(loop, units))
+        if units > 1:
+            times *= math.prod([_copies(lp, units) for lp in loops[fit:] if not touches[lp.dim]])
+        moved = sizes[fit]
+        if isinstance(moved, HeldTile):
+            brought = moved.moved(transaction) * times
+            started = moved.tile.elements * times / max(walk.run(number), 1)
+            if fit == len(loops) and not stays:
+                again = (1 - kept[fit]) * _apart(walk.program, stream) * moved.tile.elements * times
+                brought, started = max(brought, again * transaction), max(started, again)
+            started = min(started, brought / transaction)  # a run that starts in a transaction that is here waits for nothing
+            runs += started
+            ahead += started if walk.ahead[number] else 0.0
+            scattered = _scattered(walk, stream, sizes, level) if level is spec.levels[1] else 1.0
+            total += brought * _passes(walk, stream, fit) * scattered
+        elif moved is not None:
+            total += moved * times
+    return LevelTraffic(total, runs, ahead)
+
+
+def _apart(program: StageProgram, stream: Stream) -> float:
+    """The share of an array's elements in an innermost tile that the nest fetches one by one, each from another row: where a
+    cache has no room for all of these rows it fetches every element's transaction for itself.
+    """
+    if stream.access is None or stream.copy or program.lane is None or not stream.touches[program.lane]:
+        return 0.0
+    access = program.nest.accesses[stream.access]
+    across = access.role == "output" and program.across is not None
+    return 0.0 if across or lane_step(program, stream.access) == 1 else 1.0 - in_blocks(program, access)
+
+
+def _scattered(walk: NestWalk, stream: Stream, sizes: Kept, level: MemoryLevel) -> float:
+    """How much more is written where an output that no cache keeps is stored in several rows at a time: parts of transactions,
+    as nobody waits for the rest.
+    """
+    access = walk.program.nest.accesses[stream.access or 0]
+    held = sizes[stream.stop]
+    assert isinstance(held, HeldTile)
+    alone = held.tile.run >= held.tile.elements
+    kept = access.tensor.nbytes <= level.capacity_bytes or walk.program.lane_level is not None  # lanes store side by side
+    if access.role != "output" or alone or kept or not held.nbytes:
+        return 1.0
+    return held.moved(level.transaction_bytes) / held.nbytes
+
+
+def _copies(loop: Loop, units: int) -> int:
+    """Private levels that each fetch the same data because a loop hands it to several units."""
+    return min(loop.trips, units) if loop.over == "units" else 1
+
+
+def _retained(walk: NestWalk, level: MemoryLevel, sharing: int) -> list[float]:
+    """The share of data that survives until it is used again, at each depth: 1 if all fits, fading to 0 at twice the room.
+
+    It ends with the first depth at which all fits: further in less is live.
+    """
+    kept, room = [], level.capacity_bytes * level.usable_fraction
+    for depth in range(len(walk.tiles)):
+        kept.append(_share(walk.needed(depth, level.transaction_bytes, sharing), room))
+        if kept[-1] >= 1:
+            break
+    return kept
+
+
+def _share(needed: float, room: float) -> float:
+    return min(1.0, max(0.0, 2.0 - needed / room))
+
+
+def _kept_alone(walk: NestWalk, number: int, level: MemoryLevel, kept: list[float]) -> list[float]:
+    """What survives of one array, whose rows may crowd into few sets of the cache although there is room in others."""
+    sizes = walk.held[number]
+    if level.banks is None or _crowding(sizes[len(kept) - 1], level.banks) <= 1:
+        return kept
+    found: list[float] = []
+    for depth, size in enumerate(sizes):
+        share = kept[depth] if depth < len(kept) else 1.0
+        crowding = _crowding(size, level.banks)
+        if isinstance(size, HeldTile) and crowding > 1:
+            copies = walk.copies(number, depth, walk.spec.units_sharing(level))
+            share = min(share, _share(size.moved(level.transaction_bytes) * crowding * copies, level.capacity_bytes))
+        found.append(share)
+        if found[-1] >= 1:
+            break
+    return found
+
+
+def _crowding(size: HeldTile | float | None, banks: Banks) -> float:
+    return size.crowding(banks) if isinstance(size, HeldTile) else 1.0
+
+
+def _passes(walk: NestWalk, stream: Stream, fit: int) -> float:
+    """How often the output moves: 2r - 1 times where r sequential reduce trips lie outside what is retained."""
+    nest = walk.program.nest
+    if stream.access is None or nest.accesses[stream.access].role != "output":
+        return 1.0
+    trips = math.prod(lp.trips for lp in walk.loops[:fit] if nest.dims[lp.dim].is_reduce and lp.over == "time")
+    return 2.0 - 1.0 / trips if trips > 1 else 1.0
+
+
+def _managed(walk: NestWalk, level: MemoryLevel, index: int) -> LevelTraffic:
+    program, spec, geometry, nest = walk.program, walk.spec, walk.geometry, walk.program.nest
+    # A matrix atom's lanes are a group already: what they fetch together is its sub-tile's.
+    grouped = level.access_lanes // program.atom.lanes if program.atom.kind == "matrix" else level.access_lanes
+    tile, spread = _shared_tile(program, index, grouped)
+    outside = [lp for lp in walk.loops if lp.level <= index]
+    staged = {s.operand: s for s in program.staged if s.kind == "panel"}
+    width = panel_element_bytes(nest, program.atom)
+    total = runs = filled = crossed = 0.0
+    for stream in walk.streams:
+        access = nest.accesses[stream.access] if stream.access is not None else None
+        role = access.role if access is not None else "body"
+        staging = staged.get(stream.factor) if role == "body" else None
+        outer = staging is not None and staging.level < index
+        held = _held(spec, index, role)
+        if not held or (staging is not None and outer != (access is None)):
+            continue
+        around = outside if role != "output" or "accumulator" in level.holds else walk.loops
+        times = _loads(program, outside, stream.touches, spread, spec.unit.count, role != "body")
+        times *= 2 * _visits(program, list(around)) - 1 if role == "output" else 1
+        if staging is not None and index == program.levels[0] and program.brought_once(nest.factor_touches(stream.factor)):
+            times *= 1 - level.multicast_saves * (1 - 1 / program.cluster)
+        if access is None or stream.access is None:
+            assert staging is not None
+            filling, reading = conflicts(program, spec, staging)
+            times *= _rereads(program, stream) if index == program.lane_level and spec.in_place(program.atom) else 1
+            banks = spec.levels[staging.level].banks if index == program.lane_level and len(program.tiles) > 1 else None
+            if banks is not None and program.atom.kind != "matrix":
+                total += transactions(program, staging, spread, banks) * banks.count * banks.width_bytes * times
+            else:  # where the unit's tile is not chosen yet, what is read once by all is all that is known
+                total += geometry.panel_elements(stream.factor, tile, staging.windowed) * width * times * reading
+            if filling > 1 and staging.level == index - 1:
+                total += _filled(walk, stream, staging) * width * (filling - 1)
+        else:
+            moved = (geometry.held if staging is None else geometry.read)(stream.access, tile)
+            brought = moved.moved(level.transaction_bytes) * times
+            if index == program.lane_level and staging is None and program.atom.kind != "matrix":
+                brought = max(brought, _by_lines(walk, access, spread, level) * times)
+            total, runs = total + brought, runs + moved.runs * times
+            if staging is not None and staging.level == index:
+                filled += brought
+                crossed += max(moved.runs * times, brought / spec.levels[-1].transaction_bytes)
+    return LevelTraffic(total, runs, filled=filled, lines=crossed)
+
+
+def _by_lines(walk: NestWalk, access: Access, group: dict[int, int], level: MemoryLevel) -> float:
+    """Bytes of the lines that a group of lanes touches access by access, those of which it writes a part as often as they cost."""
+    least, partly = 1, 1.0
+    if access.role == "output":
+        unit = walk.spec.levels[walk.program.levels[0]]
+        least, partly = unit.transaction_bytes, walk.parameters.scattered_stores
+    return lines(walk.program, access, group, level.transaction_bytes, least, partly) * level.transaction_bytes
+
+
+def _rereads(program: StageProgram, stream: Stream) -> int:
+    """How often an innermost tile reads an operand that its atoms do not keep: once for each that lies along another role."""
+    extents = program.atom.extents
+    across = [(d, e) for role, d in program.mapping if isinstance(e := extents[role], int) and not stream.touches[d]]
+    return math.prod([-(-program.inner[d] // e) for d, e in across])
+
+
+def _filled(walk: NestWalk, stream: Stream, staging: Staging) -> float:
+    """Elements written into a panel over the whole stage."""
+    program, loops = walk.program, [lp for lp in walk.loops if lp.level <= staging.level]
+    times = _loads(program, loops, stream.touches, {}, walk.spec.unit.count, results=False)
+    return walk.geometry.panel_elements(stream.factor, program.level_tile(staging.level), staging.windowed) * times
+
+
+def _held(spec: HardwareSpec, index: int, role: str) -> bool:
+    """True if an array of this role stays at the level, or crosses it on its way out of the accumulators inside it."""
+    holds = spec.levels[index].holds
+    if role != "output":
+        return "input" in holds
+    crosses = index + 1 < len(spec.levels) and "accumulator" in spec.levels[index + 1].holds
+    return bool({"output", "accumulator"} & set(holds)) or crosses
+
+
+def _shared_tile(program: StageProgram, index: int, access_lanes: int) -> tuple[Tile, dict[int, int]]:
+    """The tile whose data move together, and for each dimension the lanes that it spans.
+
+    Lanes that issue together merge equal addresses: for them the tile of the whole lane group counts, as square as it gets.
+    """
+    tile = program.level_tile(index)
+    if index != program.lane_level:
+        return tile, {}
+    spread = group_tile(program, access_lanes)
+    return tuple(t * spread.get(d, 1) for d, t in enumerate(tile)), spread
+
+
+def _loads(
+    program: StageProgram, loops: list[Loop], touches: tuple[bool, ...], spread: dict[int, int], units: int, results: bool
+) -> float:
+    """How often an array's tile is loaded over the whole stage: once for every trip of the loops up to the innermost that
+    touches it (inner ones find it in place), lanes that move together counting once.
+
+    Each unit runs a contiguous share of the unit tiles, so an array that few unit loops touch is still loaded by every unit
+    that has a tile. Results, and what an epilogue reads beside them, are not asked for again at every step of a reduction.
+    """
+    dims = program.nest.dims
+    last = max((i for i, lp in enumerate(loops) if touches[lp.dim]), default=-1)
+    over_units = [lp for lp in loops if lp.over == "units" and not (results and dims[lp.dim].is_reduce)]
+    touched = max((i for i, lp in enumerate(over_units) if touches[lp.dim]), default=-1)
+    if any(touches[lp.dim] for lp in loops if lp.over == "time"):
+        touched = len(over_units) - 1  # what a unit holds at the end of one unit tile is not what the next one starts with
+    times = float(
+        max(math.prod([lp.trips for lp in over_units[: touched + 1]]), min(math.prod([lp.trips for lp in over_units]), units))
+    )
+    for position, lp in enumerate(loops):
+        if lp.over == "units" or (results and dims[lp.dim].is_reduce):
+            continue
+        if position <= last or lp.over == "lanes":
+            times *= -(-lp.trips // spread.get(lp.dim, 1)) if lp.over == "lanes" else lp.trips
+    return times
+
+
+def _visits(program: StageProgram, loops: list[Loop]) -> int:
+    """How often a tile's accumulators come back to a level: reduce trips among these loops outside spatial ones."""
+    dims = program.nest.dims
+    last = max((i for i, lp in enumerate(loops) if not dims[lp.dim].is_reduce and lp.over != "lanes"), default=0)
+    return math.prod([lp.trips for lp in loops[:last] if dims[lp.dim].is_reduce and lp.over == "time"])

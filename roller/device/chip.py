@@ -1,0 +1,86 @@
+"""Which chip a caller means: device strings, spec files, and the catalogue with the plugins' own entries."""
+
+from __future__ import annotations
+
+import os
+from difflib import get_close_matches
+from pathlib import Path
+
+from roller.device.plugins import Device, device_names, load_device
+from roller.errors import PluginError, SpecError, UnknownDeviceError
+from roller.storage import spec_dir
+from roller.target import catalog
+from roller.target.catalog import SpecEntry
+from roller.target.hardware import HardwareSpec
+
+SpecLike = HardwareSpec | str | os.PathLike[str]
+
+
+def resolve(device: str, spec: SpecLike | None = None) -> tuple[Device, HardwareSpec]:
+    """The plugin and the chip of "name" (the attached chip, else the plugin's default), "name:chip", or "name" and a spec.
+
+    `UnknownDeviceError` and the other plugin errors; `SpecError` where the chip is unknown, named twice, or another device's.
+    """
+    if not isinstance(device, str):
+        raise UnknownDeviceError(str(device), device_names())
+    name, colon, chip = device.partition(":")
+    meant = [f"{e.device}:{e.chip}" for e in specs() if e.chip == name.lower()] if name not in device_names() else []
+    if meant:
+        raise UnknownDeviceError(name, device_names(), f" (did you mean {' or '.join(repr(m) for m in meant)}?)")
+    plugin = load_device(name)
+    if spec is None:
+        if not colon:
+            return plugin, plugin.default_spec()
+        return plugin, catalog.find_spec(name, chip, _folders(plugin))
+    if colon:
+        raise SpecError(f"device={device!r} names a chip and spec= gives one; leave one of them away")
+    given = spec if isinstance(spec, HardwareSpec) else catalog.load_spec(_path(spec))
+    if given.device != name:
+        file = None if isinstance(spec, HardwareSpec) else os.fspath(spec)
+        raise SpecError(
+            f"describes a chip of device {given.device!r}, not of {name!r}; say device={given.device!r}", file, "device"
+        )
+    return plugin, given
+
+
+def specs(device: str | None = None) -> tuple[SpecEntry, ...]:
+    """The chips there are files for, of one device or of all, sorted: shipped, the user's own, and the plugins'."""
+    folders = [spec_dir()]
+    for name in device_names() if device is None else (device,):
+        try:
+            folders += load_device(name).spec_dirs()
+        except PluginError:  # a device without (a working) plugin still has its spec files
+            continue
+    return catalog.list_specs(device, folders)
+
+
+def load_spec(chip: SpecLike) -> HardwareSpec:
+    """The spec of a chip: its name ("zen5"), device and name ("cpu:zen5"), or a path (anything with a folder or ".toml").
+
+    `SpecError` where there is none, several devices have a chip of that name, or the file cannot be read.
+    """
+    if isinstance(chip, HardwareSpec):
+        return chip
+    if not isinstance(chip, str) or chip.endswith(".toml") or os.sep in chip:
+        return catalog.load_spec(_path(chip))
+    device, _, name = chip.rpartition(":")
+    found = [e for e in specs(device or None) if e.chip == name]
+    if len(found) > 1:
+        raise SpecError(f"several chips are called {name!r}: {', '.join(f'{e.device}:{e.chip}' for e in found)}; name the device")
+    if not found:
+        known = [f"{e.device}:{e.chip}" for e in specs(device or None)]
+        close = get_close_matches(name.lower(), [k.partition(":")[2] for k in known], n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise SpecError(f"no spec of chip {chip!r}{hint}; there is: {', '.join(known) or 'none'}")
+    return catalog.load_spec(found[0].path)
+
+
+def _path(spec: str | os.PathLike[str]) -> Path:
+    try:
+        return Path(spec)
+    except TypeError:
+        raise SpecError(f"a spec is a HardwareSpec or the path of its file, not a {type(spec).__name__}") from None
+
+
+def _folders(plugin: Device) -> list[Path]:
+    return [spec_dir(), *plugin.spec_dirs()]

@@ -1,0 +1,1 @@
+"""A program explained: level by level, and why its tiles did not grow."""

@@ -1,0 +1,95 @@
+"""Why a tile did not grow: the next aligned extent of each dimension, and what refuses it or makes it slower."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from roller.cost.model import Model
+from roller.cost.parameters import CostParameters
+from roller.ir.nest import Tile
+from roller.ir.sliding_windows import taps_at_once
+from roller.program.alignment import Rules, next_aligned
+from roller.program.capacity import Fit
+from roller.program.footprint import Geometry
+from roller.program.rprogram import StageProgram
+from roller.target.hardware import HardwareSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """One dimension of a tile: the next extent it could have (None: it has none), and why it does not."""
+
+    dim: str
+    extent: int | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Growth:
+    """One stage of a program on a chip, ready to be asked."""
+
+    program: StageProgram
+    spec: HardwareSpec
+    rules: Rules
+    model: Model
+    fit: Fit
+
+    @staticmethod
+    def of(program: StageProgram, spec: HardwareSpec, rules: Rules, parameters: CostParameters) -> Growth:
+        """The stage with what answers about it."""
+        geometry = Geometry(program.nest)
+        limits = rules.limits(program.nest, len(spec.levels) + 1)
+        fit = Fit(spec, program.nest, geometry, program.cooperate, program.windowed, limits)
+        return Growth(program, spec, rules, Model(spec, parameters, geometry), fit)
+
+    def inner(self, position: int) -> Tile:
+        """The tile inside the one at this position; the atom's smallest step, 1, inside the innermost."""
+        tiles = self.program.tiles
+        return tiles[position + 1] if position + 1 < len(tiles) else tuple(self._step(d) for d in range(len(tiles[-1])))
+
+    def _step(self, dim: int) -> int:
+        if self.program.windowed and dim in taps_at_once(self.program.nest):
+            return self.program.inner[dim]
+        lying = [role for role, place in self.program.mapping if place == dim]
+        extent = next((size for role, size in self.program.atom.roles.items() if role in lying), 1)
+        return min(extent, self.program.inner[dim]) if isinstance(extent, int) else 1
+
+    def stops(self, position: int) -> tuple[Stop, ...]:
+        """For every dimension of the tile at this position why it ends there."""
+        return tuple(self._stop(position, dim) for dim in range(len(self.program.nest.dims)))
+
+    def _stop(self, position: int, dim: int) -> Stop:
+        program = self.program
+        nest, tile, inner = program.nest, program.tiles[position], self.inner(position)
+        name = nest.dims[dim].name
+        multiple = self.rules.multiple(program.levels[position], name)
+        extent = next_aligned(nest.extents[dim], inner[dim], tile[dim], multiple)
+        if extent is None or tile[dim] >= nest.extents[dim]:
+            whole = tile[dim] >= nest.extents[dim]
+            return Stop(name, None, "whole" if whole else f"at most {multiple.limit}")
+        grown = (*tile[:dim], extent, *tile[dim + 1 :])
+        return Stop(name, extent, self._refusal(position, grown, inner) or self._slower(position, dim, extent))
+
+    def _refusal(self, position: int, grown: Tile, inner: Tile) -> str | None:
+        program, levels = self.program, self.program.levels
+        if not self.fit.fits(levels, position, grown, inner, program.mapping, program.atom):
+            return self.fit.rule(levels, position)
+        broken = self.fit.legal(levels, position, grown, inner, program.mapping, program.atom)
+        if broken is not None:
+            return broken
+        units = self.spec.unit.count
+        if position == 0 and program.parallel and self.fit.tiles(grown) < units <= self.fit.tiles(program.tiles[0]):
+            return f"fewer tiles than {units} {self.spec.unit.name}s"
+        return None
+
+    def _slower(self, position: int, dim: int, extent: int) -> str:
+        """How the predicted time changes; the tiles outside grow along where they must."""
+        tiles = list(self.program.tiles)
+        for outer in range(position, -1, -1):
+            wanted = extent if outer == position else extent * -(-tiles[outer][dim] // extent)
+            tiles[outer] = (*tiles[outer][:dim], wanted, *tiles[outer][dim + 1 :])
+            extent = wanted
+        now = self.model.estimate(self.program).seconds
+        then = self.model.estimate(replace(self.program, tiles=tuple(tiles))).seconds
+        change = (then / now - 1) * 100 if now else 0.0
+        return f"predicted {change:+.1f} %" if abs(change) >= 0.05 else "predicted the same"

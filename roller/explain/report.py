@@ -1,0 +1,358 @@
+"""Explanations: the chosen program level by level, why its tiles end where they end, and what the prediction is made of."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from roller.cost.model import Model
+from roller.cost.occupancy import COPIES, Residents, added_bytes, held_copies, residents
+from roller.cost.parameters import CostParameters, unit_efficiency
+from roller.cost.traffic import level_traffic
+from roller.explain.growth_limits import Growth, Stop
+from roller.layout.banks import staged_rows
+from roller.program.alignment import Rules
+from roller.program.estimate import Estimate
+from roller.program.footprint import padding_waste
+from roller.program.record import Choice
+from roller.program.rprogram import RProgram, StageProgram, staged_tensors, staged_touches
+from roller.search.tile_space import unsuited
+from roller.target.hardware import HardwareSpec
+
+WIDTH = 100
+SHOWN = 10  # candidates in a table
+
+NOT_KEPT = "in none of the programs kept: predicted slower, or refused by the device"  # of an atom that might compute the stage
+
+
+@dataclass(frozen=True, slots=True)
+class LevelReport:
+    """One memory level: the tile there (None: no tile of its own), bytes it occupies and may, bytes moved in."""
+
+    level: str
+    tile: tuple[int, ...] | None
+    footprint_bytes: int | None
+    usable_bytes: int
+    moved_bytes: float | None
+    stops: tuple[Stop, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """One stage of a program."""
+
+    name: str
+    dims: tuple[tuple[str, int, str], ...]  # name, extent, spatial or reduce
+    atom: str
+    mapping: tuple[tuple[str, str], ...]
+    levels: tuple[LevelReport, ...]
+    padding_waste: float
+    unit_tiles: int
+    units: int
+    waves: int
+    unit_efficiency: float
+    split: int
+    cluster: int
+    band: tuple[str, int] | None
+    staged: tuple[str, ...]
+    estimate: Estimate
+    residents: Residents | None  # tiles on a unit at a time, where units hold several
+    others: tuple[tuple[str, str], ...] = ()  # atoms that the device has beside, and why it is not one of them
+    factor_dtype: str | None = None  # to which the factors of products may be rounded
+    rounds: bool = False  # whether they are
+    copies: tuple[int, int] | None = None  # of what is filled from step to step: as predicted, and as its kernel has them
+    together: tuple[str, ...] = ()  # the stages that one kernel computes, where those are several
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """How one kernel is launched, as its binary says; None where it does not."""
+
+    name: str
+    blocks: int
+    threads: int
+    shared_bytes: int | None
+    registers: int | None
+
+    def __str__(self) -> str:
+        shared = f", {_bytes(self.shared_bytes)} of shared memory each" if self.shared_bytes else ""
+        registers = f"; {self.registers} registers a thread" if self.registers is not None else ""
+        blocks, threads = (f"{n:,} {what}{'' if n == 1 else 's'}" for n, what in ((self.blocks, "block"), (self.threads, "thread")))
+        return f"{self.name}: {blocks} of {threads}{shared}{registers}"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A program explained: print it, show it with rich, or take `to_dict()`."""
+
+    chip: str
+    stages: tuple[StageReport, ...]
+    estimate: Estimate
+    candidates: tuple[Choice, ...]
+    kernels: tuple[KernelReport, ...] = ()  # in the order of their launch
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        stages = [{**asdict(s), "estimate": s.estimate.to_dict()} for s in self.stages]
+        kernels = [asdict(k) for k in self.kernels]
+        candidates = [
+            {"program": c.program.describe(), "predicted_s": c.estimate.seconds, "measured_s": c.measured_s, "note": c.note}
+            for c in self.candidates
+        ]
+        return {
+            "chip": self.chip,
+            "estimate": self.estimate.to_dict(),
+            "stages": stages,
+            "kernels": kernels,
+            "candidates": candidates,
+        }
+
+    def __rich__(self) -> RenderableType:
+        parts: list[RenderableType] = [Text(f"for {self.chip}: predicted {predicted(self.estimate)}", style="bold")]
+        for stage in self.stages:
+            parts += [Text(""), *_stage(stage)]
+        if self.kernels:
+            parts += [Text(""), *(Text(str(kernel)) for kernel in self.kernels)]
+        if len(self.candidates) > 1:
+            parts += [Text(""), candidates_table(self.candidates)]
+        return Group(*parts)
+
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=WIDTH, color_system=None)
+        with console.capture() as capture:
+            console.print(self)
+        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def explain(
+    program: RProgram,
+    spec: HardwareSpec,
+    parameters: CostParameters,
+    candidates: Sequence[Choice],
+    rules: Rules,
+    resources: Mapping[str, int] | None = None,
+) -> Explanation:
+    """Explain a program on the chip that it was constructed for; `resources`: what is known of its binary."""
+    stages, resources = [], resources or {}
+    assumed = residents(program, spec, resources, parameters.room(program))
+    for stage, held in zip(program.stages, assumed, strict=True):
+        report = _report(Growth.of(stage, spec, rules.of(stage.nest.stage.name), parameters), held)
+        others = tuple(_others(stage, rules, candidates))
+        stages.append(replace(report, others=others, copies=_copies(stage, spec, resources)))
+    chip, kernels = f"{spec.device}:{spec.chip}", tuple(_kernels(resources))
+    return Explanation(chip, tuple(stages), candidates[0].estimate, tuple(candidates), kernels)
+
+
+def _copies(program: StageProgram, spec: HardwareSpec, resources: Mapping[str, int]) -> tuple[int, int] | None:
+    """Copies of what is filled from step to step as predicted, and as the binary says."""
+    real = resources.get(f"{program.nest.stage.name}.{COPIES}")
+    return None if real is None else (max(held_copies(program, spec), default=0), real)
+
+
+def _kernels(resources: Mapping[str, int]) -> Iterator[KernelReport]:
+    """The kernels that the resources say are launched."""
+    for name in [key.removesuffix(".threads") for key in resources if key.endswith(".threads")]:
+        if f"{name}.blocks" not in resources:
+            continue  # a name of the plugin's that means something else
+        shared, registers = (resources.get(f"{name}.{what}") for what in ("shared_bytes", "registers"))
+        yield KernelReport(name, resources[f"{name}.blocks"], resources[f"{name}.threads"], shared, registers)
+
+
+def _others(program: StageProgram, rules: Rules, candidates: Sequence[Choice]) -> Iterator[tuple[str, str]]:
+    """The device's other atoms, each with the reason why another one was chosen."""
+    alike = [(c.estimate, s.atom.name) for c in candidates for s in c.program.stages if s.nest.stages == program.nest.stages]
+    for atom in rules.atoms:
+        if atom.name == program.atom.name:
+            continue
+        reason = unsuited(program.nest, atom, rules.atoms)
+        if reason is None:
+            found = [estimate for estimate, name in alike if name == atom.name]
+            best = min(found, key=lambda e: e.seconds, default=None)
+            reason = NOT_KEPT if best is None else f"predicted {predicted(best)} at best"
+        yield atom.name, reason
+
+
+def _report(growth: Growth, held: Residents) -> StageReport:
+    program, spec = growth.program, growth.spec
+    model = Model(spec, growth.model.parameters, growth.model.geometry, held.real)
+    nest = program.nest
+    names = [d.name for d in nest.dims]
+    waves = -(-program.unit_tiles // spec.unit.count)
+    return StageReport(
+        nest.stage.name,
+        tuple((d.name, d.extent, "reduce" if d.is_reduce else "spatial") for d in nest.dims),
+        program.atom.name,
+        tuple((role, names[dim]) for role, dim in program.mapping),
+        tuple(_level(growth, index) for index in range(1, len(spec.levels))),
+        padding_waste(nest.extents, program.covered),
+        program.unit_tiles,
+        spec.unit.count,
+        waves,
+        unit_efficiency(program, spec),
+        program.split,
+        program.cluster,
+        (names[program.band[0]], program.band[1]) if program.in_bands and program.band else None,
+        tuple(_staging(program, spec)),
+        model.estimate(program),
+        held if program.lane_level is not None else None,
+        factor_dtype=nest.stage.factor_dtype,
+        rounds=program.atom.rounds,
+        together=tuple(stage.name for stage in nest.stages) if nest.before else (),
+    )
+
+
+def _level(growth: Growth, index: int) -> LevelReport:
+    program, level = growth.program, growth.spec.levels[index]
+    inner = index == program.levels[-1] if program.levels else False
+    model = growth.model
+    moved = None if inner else level_traffic(model.walk(program), index).bytes
+    if index not in program.levels:
+        return LevelReport(level.name, None, None, level.usable_bytes, moved, ())
+    position = program.levels.index(index)
+    tile = program.tiles[position]
+    if inner:
+        used, room = growth.fit.inner_bytes(tile, program.mapping, program.atom), growth.fit.lane_bytes(level)
+    else:
+        used = growth.fit.footprint(program.levels, position, tile, growth.inner(position), program.atom)
+        used += added_bytes(program, growth.spec, model.geometry, index)
+        room = level.usable_bytes
+    return LevelReport(level.name, tile, used, room, moved, growth.stops(position))
+
+
+def _staging(program: StageProgram, spec: HardwareSpec) -> list[str]:
+    lines = []
+    for staging, held in zip(program.staged, held_copies(program, spec), strict=True):
+        what = " x ".join(staged_tensors(program.nest, staging))
+        when = "when the kernel is built" if staging.constant else "once" if staging.level == 0 else "for each tile"
+        rows = staged_rows(program, spec, staging) if staging.row_padding else None
+        padded = f", rows of {rows.row} padded by {staging.row_padding} against bank conflicts" if rows is not None else ""
+        padded += f", runs padded by {staging.run_padding} for wide reads" if staging.run_padding else ""
+        copies = f", {held} copies" if held > 1 else ""
+        copies += ", brought once for a cluster" if program.brought_once(staged_touches(program.nest, staging)) else ""
+        kind = f"{staging.kind}{' of what its windows pass over' if staging.windowed else ''}"
+        lines.append(f"{what} as a {kind} at {spec.levels[staging.level].name}, {when}{copies}{padded}")
+    return lines
+
+
+def _stage(stage: StageReport) -> list[RenderableType]:
+    shape = ", ".join(f"{name} {extent}{' (reduce)' if kind == 'reduce' else ''}" for name, extent, kind in stage.dims)
+    lanes = ", ".join(f"{role} on {dim}" for role, dim in stage.mapping)
+    work = f"{stage.unit_tiles} tiles on {stage.units} units in {stage.waves} waves ({stage.unit_efficiency:.0%} busy)"
+    split = f", reduction in {stage.split} parts" if stage.split > 1 else ""
+    split += f", in clusters of {stage.cluster}" if stage.cluster > 1 else ""
+    split += f", in bands of {stage.band[1]} along {stage.band[0]}" if stage.band is not None else ""
+    facts = [f"atom {stage.atom}{f' ({lanes})' if lanes else ''}; {work}{split}; padding {stage.padding_waste:.1%}"]
+    if stage.together:
+        *before, last = stage.together
+        facts.append(f"computes {', '.join(before)} and {last} in one kernel: a tile has whole rows")
+    if stage.factor_dtype is not None:
+        facts.append(f"factors may be rounded to {stage.factor_dtype}, {'and are' if stage.rounds else 'but are not'}")
+    if stage.residents is not None:
+        facts.append(_residents(stage.residents))
+    if stage.copies is not None and stage.copies[1] < stage.copies[0]:
+        wanted, real = stage.copies
+        facts.append(
+            f"copies of what is staged: {wanted} predicted, the kernel has {real}: lanes lack registers to bring more ahead"
+        )
+    if stage.others:
+        facts.append(f"not with {_reasons(stage.others)}")
+    facts += [f"staged: {line}" for line in stage.staged]
+    head = Text(f"{stage.name}: {shape or 'one point'}", style="bold")
+    return [head, *(Padding(Text(fact), (0, 0, 0, 2)) for fact in facts), _levels_table(stage), _terms(stage.estimate)]
+
+
+def _residents(found: Residents) -> str:
+    if found.real is None:
+        return f"tiles on a unit at a time: {found.predicted} predicted"
+    return f"tiles on a unit at a time: {found.predicted} predicted, the binary leaves room for {found.real}"
+
+
+def _reasons(pairs: Sequence[tuple[str, str]]) -> str:
+    """Names with the same reason together."""
+    found: dict[str, list[str]] = {}
+    for name, reason in pairs:
+        found.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in found.items())
+
+
+def _levels_table(stage: StageReport) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=True, header_style="italic")
+    names = [name for name, _, _ in stage.dims]
+    table.add_column("level", no_wrap=True)
+    table.add_column("tile " + " x ".join(names), overflow="fold")
+    table.add_column("occupies", justify="right")
+    table.add_column("moved in", justify="right")
+    table.add_column("the next extent, and what stopped it", overflow="fold")
+    for level in stage.levels:
+        tile = " x ".join(map(str, level.tile)) if level.tile is not None else "-"
+        used = "-" if level.footprint_bytes is None else f"{_bytes(level.footprint_bytes)} of {_bytes(level.usable_bytes)}"
+        # Nothing moves in only where the model takes a cache to hold the whole problem from before.
+        moved = "-" if level.moved_bytes is None else _bytes(level.moved_bytes) if level.moved_bytes else "all there"
+        table.add_row(level.level, tile, used, moved, _stops(level.stops))
+    return table
+
+
+def _stops(stops: Sequence[Stop]) -> str:
+    """Dimensions with the same reason together."""
+    return _reasons([(stop.dim if stop.extent is None else f"{stop.dim} {stop.extent}", stop.reason) for stop in stops])
+
+
+def _terms(estimate: Estimate) -> RenderableType:
+    terms = ", ".join(f"{name} {_short(estimate, seconds)}" for name, seconds in estimate.terms if seconds > 0)
+    text = f"predicted {predicted(estimate)}, bound by {estimate.bound_by}; {terms}"
+    return Padding(Text(text), (0, 0, 0, 2))
+
+
+def candidates_table(candidates: Sequence[Choice]) -> Table:
+    """The programs that were considered, best first."""
+    table = Table(box=None, padding=(0, 1), header_style="italic")
+    table.add_column("#", justify="right")
+    table.add_column("predicted", justify="right", no_wrap=True)
+    table.add_column("measured", justify="right", no_wrap=True)
+    table.add_column("bound by", no_wrap=True)
+    table.add_column("program", overflow="fold")
+    for rank, choice in enumerate(candidates[:SHOWN], start=1):
+        measured = "-" if choice.measured_s is None else duration(choice.measured_s)
+        said = f"{choice.program.describe()}{f' ({choice.note})' if choice.note else ''}"
+        seconds = choice.estimate.seconds
+        time = duration(seconds) if choice.estimate.clock_ghz is None else f"{_short(choice.estimate, seconds)} simulated cycles"
+        table.add_row(str(rank), time, measured, choice.estimate.bound_by, Text(said))
+    return table
+
+
+def predicted(estimate: Estimate) -> str:
+    """The predicted time; of a simulated machine the cycles that a simulator counts, and what they are at its clock."""
+    if estimate.clock_ghz is None:
+        return duration(estimate.seconds)
+    return f"{estimate.cycles():,} simulated cycles ({duration(estimate.seconds)} at {estimate.clock_ghz:g} GHz)"
+
+
+def _short(estimate: Estimate, seconds: float) -> str:
+    """The time of a term in the estimate's unit."""
+    cycles = estimate.cycles(seconds)
+    return duration(seconds) if cycles is None else f"{cycles:,}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that suits them, three digits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def _bytes(size: float) -> str:
+    if not math.isfinite(size) or size < 1024:
+        return f"{size:.0f} B"
+    for unit, scale in (("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30)):
+        if size < 1000 * scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size / 2**40:.3g} TiB"

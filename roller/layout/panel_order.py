@@ -1,0 +1,378 @@
+"""In which order the lanes of a unit fill a panel together, and how far apart its rows then lie.
+
+Lanes take a panel's values by number, neighbours neighbouring ones: first some neighbours of a row, then the rows one after
+another, then what is left of rows. So what lanes read together of an array lies together, whichever way it is contiguous, and what
+they write together lies in as many rows as there are. Rows are padded so far that lanes meet in the fewest banks, those that fill
+the panel and those that read it: both are counted, lane by lane.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from roller.ir.expr import ELEMENT_BYTES
+from roller.ir.nest import Access, Nest, Tile
+from roller.ir.scalar import Scalar, loads
+from roller.ir.sliding_windows import filled_steps, filled_tile, in_rows
+from roller.layout.banks import most_together, panel_rows, panel_steps, row_dim
+from roller.layout.lanes import accesses, lane_digits, lane_pieces, lanes_along
+from roller.program.rprogram import StageProgram, Staging, operand_value
+from roller.target.hardware import Banks, HardwareSpec
+
+LEAST_RUN_BYTES = 32  # of an array that neighbouring lanes read, where they could read single values across a panel's rows
+FEWEST_NEAR = 4  # … of which so many must lie in such a run where they are not contiguous
+SAMPLE = 128  # values of a panel, the first ones, whose banks are counted: four accesses of 32 lanes
+
+Digit = tuple[int, int, int]  # a dimension, how many values, and how far apart they are
+
+
+@dataclass(frozen=True, slots=True)
+class FillOrder:
+    """How the numbers of a panel's values are made up, outermost digit first; the dimension along which the source is contiguous,
+    the elements that one access reads along it, and those that one access stores.
+    """
+
+    digits: tuple[Digit, ...]
+    along: int | None
+    width: int
+    stored: int
+
+    def follows(self, lanes: int) -> bool:
+        """True if the places of a lane's values follow from that of the first, however many there are: so many lanes together go
+        from one to the next a whole number of steps of one digit, those further in stay.
+        """
+        for _, count, _ in reversed(self.digits[1:]):
+            if lanes % count:
+                return count % lanes == 0
+            lanes //= count
+        return True
+
+
+class Points(NamedTuple):
+    """The points whose values fill a panel: extents, steps (0: along a dimension on which the panel does not depend, or only as
+    another one does), and the dimensions of rows.
+    """
+
+    tile: Tile
+    steps: tuple[int, ...]
+    row: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """What is known of filling a panel before its rows' distance is: its dimensions from the outermost in, those of its rows, the
+    one along which the source is contiguous and the elements that one access reads along it (more than 1 only along rows),
+    dimensions in the source's order, elements of the widest access, lanes of a group, bytes of an element.
+    """
+
+    tile: Tile
+    inwards: tuple[int, ...]
+    row: tuple[int, ...]
+    along: int | None
+    width: int
+    far: tuple[int, ...]
+    most: int
+    group: int
+    size: int
+
+    def order(self, steps: Sequence[int]) -> FillOrder:
+        """How the panel with these steps is filled.
+
+        Where neighbours of a row are neighbours in the source, a lane takes as many as one access may, or lanes one each of whole
+        runs; where rows are, a group takes blocks of some neighbours of a row in as many rows as there are lanes for.
+        """
+        tile, along = self.tile, self.along
+        if along is not None and self.width > 1:
+            digits = tuple((d, tile[d] // (self.width if d == along else 1), self.width if d == along else 1) for d in self.far)
+            return FillOrder(digits, along, self.width, _stored(steps, along, min(self.width, self.most)))
+        turned = along if along is not None and along not in self.row else None
+        own = self.own
+        near = _run(tile, own, self.most) if turned is None else self._block(own, steps)
+        far = 1 if turned is None else _power(tile[turned], self.group // math.prod(near.values()))
+        beside = [(d, tile[d] // near.get(d, 1), near.get(d, 1)) for d in reversed(own) if tile[d] > near.get(d, 1)]
+        across = sorted((d for d in self.inwards if d not in self.row), key=lambda d: d == turned)
+        rows = [(d, tile[d] // (far if d == turned else 1), far if d == turned else 1) for d in across]
+        block = [(d, near[d], 1) for d in reversed(own) if d in near]
+        return FillOrder((*beside, *rows, *([] if turned is None else [(turned, far, 1)]), *block), along, 1, 1)
+
+    def run(self) -> int:
+        """Neighbours of a row that lanes take before the next row, where that does not follow from the rows' distance; else 0."""
+        if self.along is not None and self.width > 1:
+            return self.tile[self.along]
+        if self.along is not None and self.along not in self.row:
+            return 0
+        return math.prod(_run(self.tile, self.own, self.most).values())
+
+    @property
+    def own(self) -> list[int]:
+        """The dimensions of rows, innermost first."""
+        return [d for d in reversed(self.inwards) if d in self.row]
+
+    def _block(self, own: Sequence[int], steps: Sequence[int]) -> dict[int, int]:
+        """Neighbours of a row that are taken before the next row is, where rows are neighbours in the source: a whole short row
+        where the next one follows at once, else as many as the largest power of two that divides the rows' distance. An odd
+        multiple of it apart, rows start at different multiples of it in the banks, until there is none left.
+        """
+        pitch = min(steps[d] for d in self.inwards if d not in self.row)
+        if math.prod([self.tile[d] for d in own]) == pitch <= 2 * self.most:
+            return {d: self.tile[d] for d in own}
+        found: dict[int, int] = {}
+        left = _power(pitch, max(self.most, self.group * self.size // LEAST_RUN_BYTES))
+        for dim in own:
+            found[dim] = _power(self.tile[dim], left)
+            left //= found[dim]
+            if found[dim] < self.tile[dim]:
+                break
+        return found
+
+
+def fill(
+    nest: Nest,
+    tile: Tile,
+    value: Scalar,
+    steps: Sequence[int],
+    row: tuple[int, ...],
+    group: int,
+    cell: tuple[int, int] | None = None,
+) -> Fill:
+    """How lanes in groups of `group` fill a panel of `value`, whose rows go along the dimensions `row`; `steps`: as they are, or as
+    they would be with another distance of the rows. `cell`: a dimension, and how many neighbours along it are one value here, as
+    `tile` and `steps` count them: a lane takes them together.
+    """
+    mine, (deep, many) = _sources(nest, value), cell or (None, 1)
+    along = _along(nest, tuple(1 if d == deep else extent for d, extent in enumerate(tile)), steps, mine)
+    width = _width(nest, tile, along, mine[0], many) if along is not None and len(mine) == 1 else 1
+    if along is None:
+        along = _nearest(tile, steps, mine, ELEMENT_BYTES[value.dtype])
+    inwards = tuple(sorted((d for d, s in enumerate(steps) if s), key=lambda d: -steps[d]))
+    if along is not None and steps[along] != 1 and any(steps[d] == 1 and tile[d] > 1 for d in inwards):
+        width = 1
+    far = tuple(sorted(inwards, key=lambda d: (d == along, -_source_step(mine, d), d)))
+    most = max(1, most_together(value.dtype) // many)
+    return Fill(tile, inwards, row, along, width, far, most, group, many * ELEMENT_BYTES[value.dtype])
+
+
+def filled(nest: Nest, staging: Staging, tile: Tile, steps: Sequence[int], row: tuple[int, ...]) -> Points:
+    """The points of a unit's tile whose values fill a panel: their extents, their steps in it, and the dimensions of its rows."""
+    if not staging.windowed:
+        return Points(tile, tuple(steps), row)
+    factor = staging.operand
+    return Points(filled_tile(nest, factor, tile), filled_steps(nest, factor, steps), in_rows(nest, factor))
+
+
+class Share(NamedTuple):
+    """What a lane does for its part of a panel: accesses, the elements that one reads, whether the place of each follows from that
+    of the first, and whether they may lie outside the array.
+    """
+
+    accesses: int
+    width: int
+    follows: bool
+    guarded: bool
+
+
+def share(program: StageProgram, staging: Staging, group: int, lanes: int) -> Share:
+    """What each of so many lanes does to fill a panel of values as they are."""
+    nest, tile, atom, factor = program.nest, program.unit_tile, program.atom, staging.operand
+    row, outside, value = nest.spatial, nest.reduce, nest.factors[factor]
+    if atom.kind == "matrix":
+        row = (row_dim(nest, atom, program.mapping, factor, tile),)
+        outside = tuple(d for d in range(len(tile)) if d not in row)
+        value = operand_value(nest, factor, atom) or value
+    steps, _ = panel_steps(nest, staging, tile, row, outside)
+    points = filled(nest, staging, tile, steps, row)
+    order = fill(nest, points.tile, value, points.steps, points.row, group).order(points.steps)
+    accesses = -(-math.prod([count for _, count, _ in order.digits]) // lanes)
+    guarded = any(a.guarded for a in nest.inputs if a.factor == staging.operand)
+    return Share(accesses, order.width, accesses == 1 or order.follows(lanes), guarded)
+
+
+def _run(tile: Tile, inwards: Sequence[int], most: int) -> dict[int, int]:
+    """Neighbours of a row that are taken before the next row is, where they are neighbours in the source: all along the innermost
+    dimension, and along others until they are a whole number of the widest accesses.
+    """
+    found: dict[int, int] = {}
+    for dim in inwards:
+        if found and math.prod(found.values()) % most == 0:
+            break
+        found[dim] = tile[dim]
+    return found
+
+
+def _power(extent: int, most: int) -> int:
+    """The largest power of two that divides an extent, up to a limit."""
+    found = 1
+    while 2 * found <= most and extent % (2 * found) == 0:
+        found *= 2
+    return found
+
+
+def _sources(nest: Nest, value: Scalar) -> list[Access]:
+    """The array of each load of a panel's value."""
+    known = {(a.tensor.name, a.index): a for a in reversed([a for a in nest.accesses if a.role != "output"])}
+    return [known[node.tensor, node.index] for node in loads(value)]
+
+
+def _along(nest: Nest, tile: Tile, steps: Sequence[int], mine: Sequence[Access]) -> int | None:
+    """The dimension along which the source is contiguous: that of the panel's runs rather than one across rows."""
+    dims = [d for d, s in enumerate(steps) if s and tile[d] > 1 and any(_neighbours(a, d, s == 1) for a in mine)]
+    return min(dims, key=lambda d: (steps[d] != 1, d in nest.spatial, d), default=None)
+
+
+def _nearest(tile: Tile, steps: Sequence[int], mine: Sequence[Access], size: int) -> int | None:
+    """Where the source is contiguous along none, the dimension along which neighbours lie nearest in it, if several of them lie in
+    what memory gives at a time, such as every other value of a row.
+    """
+    found = [(max(abs(_step(a, d)) for a in mine), d) for d, s in enumerate(steps) if s and tile[d] > 1] if mine else []
+    near = [(step, d) for step, d in found if step and FEWEST_NEAR * step * size <= LEAST_RUN_BYTES]
+    return min(near, default=(0, None))[1]
+
+
+def _step(access: Access, dim: int) -> int:
+    """How far apart neighbours along a dimension lie in an array, but for those where an inner axis ends."""
+    step = access.strides[dim]
+    if step is None:
+        step = sum(i.coefficient(access.innermost[dim]) * s for i, s in zip(access.index, access.tensor.strides, strict=True))
+    return step
+
+
+def _neighbours(access: Access, dim: int, mostly: bool) -> bool:
+    """True if neighbours along a dimension are neighbours in an array; `mostly`: but for those where an inner axis ends."""
+    return access.strides[dim] == 1 or (mostly and access.strides[dim] is None and _step(access, dim) == 1)
+
+
+def _width(nest: Nest, tile: Tile, dim: int, access: Access, many: int) -> int:
+    extent = nest.extents[dim]
+    if extent < tile[dim] or not (access.linear or access.alone(dim, extent)):
+        return 1
+    width = max(1, most_together(access.tensor.dtype) // many)
+    if access.linear:
+        offset = sum(i.offset * s for i, s in zip(access.index, access.tensor.strides, strict=True))
+        steps = [s or 0 for d, s in enumerate(access.strides) if d != dim and nest.extents[d] > 1]
+    else:
+        offset, steps = 0, list(access.tensor.strides[:-1])
+    while width > 1 and any(n % width for n in (*steps, offset, extent, tile[dim])):
+        width //= 2
+    return width
+
+
+def _source_step(mine: Sequence[Access], dim: int) -> int:
+    return max((abs(a.strides[dim] or 0) for a in mine), default=0)
+
+
+def _stored(steps: Sequence[int], along: int, together: int) -> int:
+    """Values that lie side by side in a panel, as many as one access may store."""
+    if steps[along] != 1:
+        return 1
+    others = [s for d, s in enumerate(steps) if s and d != along]
+    while any(s % together for s in others):
+        together //= 2
+    return together
+
+
+# --- rows far enough apart ---------------------------------------------------------------------------------------------
+
+
+def rows_padded(program: StageProgram, spec: HardwareSpec, banks: Banks, staging: Staging) -> Staging:
+    """A panel with as many elements added to each row as leave the fewest conflicts for the room that they take: for a matrix atom,
+    and while no unit's tile is chosen, as `roller.layout.banks` says, else for the lanes that fill it and those that read it.
+    """
+    nest, group = program.nest, spec.levels[-1].access_lanes
+    where = program.mapping, staging.operand, (program.tiles[0], program.tiles[-1]), spec, staging.level
+    rows, value = panel_rows(nest, program.atom, *where, staging.run_padding, staging.windowed), nest.factors[staging.operand]
+    if program.atom.kind == "matrix" or len(program.tiles) == 1 or rows.row == 1 or rows.rows == 1:
+        return replace(staging, row_padding=rows.padding(banks))  # rows of one value are what lanes read neighbours of
+    size, pitched = rows.element_bytes, Pitched(program, staging, rows.row)
+    points = filled(nest, staging, program.unit_tile, pitched.steps(0), nest.spatial)
+    filling = fill(nest, points.tile, value, points.steps, points.row, group)
+    wide = replace(staging, row_padding=-rows.row % filling.most)
+    least = filled(nest, staging, program.unit_tile, pitched.steps(wide.row_padding), nest.spatial).steps
+    whole = max(filling.order(least).stored, *(width for width, _ in accesses(program, wide)[1]))
+    reading = _read(program, wide, group)
+    room = rows.padding_bytes(1) * staging.depth / spec.levels[staging.level].capacity_bytes  # what each element takes of the level
+    best = math.inf, 0
+    for padding in _choices(rows.row, whole, filling, banks.count * banks.width_bytes // size):
+        if best[0] <= (1 + len(reading)) * (1 + room * padding):
+            break
+        steps = pitched.steps(padding)
+        order = filling.order(filled(nest, staging, program.unit_tile, steps, nest.spatial).steps)
+        found = conflicts(order.digits, steps, order.stored, SAMPLE, banks, size)
+        found += sum(conflicts(digits, steps, width, group, banks, size) for digits, width in reading)
+        best = min(best, (found * (1 + room * padding), padding))
+    return replace(staging, row_padding=best[1])
+
+
+def _choices(row: int, whole: int, filling: Fill, period: int) -> list[int]:
+    """Paddings of rows to multiples of `whole` elements that may keep lanes apart: the least one; those with which rows lie an odd
+    multiple of each power of two apart; those with which the next row goes on in the banks where lanes leave the one before.
+    """
+    powers = [whole << n for n in range(period) if whole << n < period]
+    ending = [near for near in (filling.run(), *powers) if near and near % whole == 0]
+    odd = [(power - row) % (2 * power) for power in powers]
+    return sorted({-row % whole, *odd, *((near - row) % period for near in ending)})
+
+
+class Pitched:
+    """The steps of a panel's dimensions for each distance of its rows."""
+
+    def __init__(self, program: StageProgram, staging: Staging, length: int) -> None:
+        self.length, self.row = length, in_rows(program.nest, staging.operand) if staging.windowed else program.nest.spatial
+        bare = replace(staging, row_padding=0)
+        self.bare, _ = panel_steps(program.nest, bare, program.unit_tile, program.nest.spatial, program.nest.reduce)
+
+    def steps(self, padding: int) -> tuple[int, ...]:
+        """The step of each dimension with so many elements added to each row."""
+        pitch = self.length + padding
+        return tuple(s if d in self.row else s // self.length * pitch for d, s in enumerate(self.bare))
+
+
+def _read(program: StageProgram, staging: Staging, group: int) -> list[tuple[tuple[Digit, ...], int]]:
+    """The places of the first lanes of a unit, and how wide they read, for each width of access to a panel; nothing where all lanes
+    read the same row, whatever the distance of rows.
+    """
+    if not any(program.nest.dims[d].is_reduce for d in lanes_along(program)):
+        return []
+    run, each = accesses(program, staging)
+    digits = lane_digits(program, group)
+    own = {d: lane_pieces(program, d)[0] for d, _, _ in digits}
+    return [
+        (tuple((d, count, step * (piece if d == run else own[d])) for d, count, step in digits), width)
+        for width, piece in dict.fromkeys(each)
+    ]
+
+
+def conflicts(digits: Sequence[Digit], steps: Sequence[int], width: int, count: int, banks: Banks, size: int) -> float:
+    """How often the banks serve lanes over how often they would without two words in one: the first `count` lanes, whose places
+    are made up of digits as `FillOrder` says, move `width` elements of `size` bytes each, to or from a panel with these steps.
+    """
+    period = banks.count * banks.width_bytes // size
+    lanes: list[tuple[int, int, bool]] = []
+    together, parts = 1, width * size < banks.width_bytes  # parts of a word are served together: where they lie is needed, too
+    for dim, many, step in reversed(digits):
+        needed, apart = min(many, -(-count // together)), step * steps[dim]
+        if needed > 1:
+            lanes.append((needed, apart, False) if parts else (needed, apart % period, apart > 0))
+            together *= needed
+    return _conflicts(tuple(lanes), width * size, min(count, together), banks, size)
+
+
+@lru_cache(maxsize=1 << 14)
+def _conflicts(lanes: tuple[tuple[int, int, bool], ...], wide: int, count: int, banks: Banks, size: int) -> float:
+    """`lanes`: the digits of places, innermost first: how many, how many elements apart, and whether whole banks more than that."""
+    unit = max(wide, banks.width_bytes)  # places are multiples of it: two share a bank where they share all
+    period = banks.count * banks.width_bytes
+    slots, places = max(1, period // unit), [0]
+    for number, (many, step, apart) in enumerate(lanes):
+        far = step * size + period * SAMPLE ** (number + 1) * apart  # what differs, differs beyond the banks, too
+        places = [p + n * far for n in range(many) for p in places]
+    least = found = 0
+    for first in range(0, count, slots):
+        distinct = {p // unit for p in places[first : min(first + slots, count)]}
+        least += -(-len(distinct) // slots)
+        found += max(Counter(u % slots for u in distinct).values())
+    return found / least

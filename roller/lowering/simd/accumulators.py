@@ -1,0 +1,231 @@
+"""The innermost tile of a reduction: accumulators in local storage, unrolled, around the reduce loops inside it.
+
+Where reduce loops lie outside spatial ones, accumulators wait in a scratch tile between visits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import reduce
+
+from tvm import tirx
+
+from roller.lowering.simd import epilogue, panel_layout
+from roller.lowering.simd.context import Lowering, Slots
+from roller.lowering.simd.panel_layout import Panel
+from roller.lowering.tir import tile_starts
+from roller.lowering.tir.addresses import Point, replaced
+from roller.lowering.tir.builder import (
+    Buffer,
+    Expr,
+    Held,
+    Stmt,
+    allocate_on_stack,
+    buffer,
+    every,
+    index,
+    load,
+    loop,
+    plus,
+    ramp,
+    sequence,
+    spread,
+    store,
+    times,
+    variable,
+    when,
+)
+from roller.lowering.tir.expressions import combine, identity, product
+from roller.lowering.tir.tile_starts import Position, State
+
+Place = tuple[Position, ...]
+Chunks = list[tuple[int, int]]
+
+
+def reducing_tile(low: Lowering, state: State, place: Place) -> list[Stmt]:
+    """Accumulators begun or fetched, the reduce loops, and the result stored or put aside."""
+    slots = _slots(low)
+    size = sum(lanes for _, lanes in slots)
+    acc = buffer("acc", size, low.dtype)
+    first = identity(low.reducer or "sum", low.dtype)
+    zero = [store(acc, spread(first, n), ramp(at, 1, n)) for at, n in slots]
+    loops = _reduce_loops(low, state, place, acc, low.tile_depth)
+    finish = epilogue.finish(low, place, acc)
+    if low.scratch is None:
+        return [allocate_on_stack(acc), *zero, loops, *finish]
+    begins, ends, slot = _visit(low, state, size)
+    restore = [store(acc, load(low.scratch, ramp(plus(slot, at), 1, n)), ramp(at, 1, n)) for at, n in slots]
+    keep = [store(low.scratch, load(acc, ramp(at, 1, n)), ramp(plus(slot, at), 1, n)) for at, n in slots]
+    begin, end = when(begins, sequence(zero), sequence(restore)), when(ends, sequence(finish), sequence(keep))
+    return [allocate_on_stack(acc), begin, loops, end]
+
+
+def scratch_tile(low: Lowering) -> Buffer:
+    """Room for the accumulators of all tiles that wait at the same time."""
+    tiles = [low.program.loops[i].trips for i in range(low.scratch_depth or 0, low.tile_depth) if not low.reduces(i)]
+    return buffer("scratch", math.prod(tiles) * sum(lanes for _, lanes in _slots(low)), low.dtype)
+
+
+def _slots(low: Lowering) -> Slots:
+    """Accumulator vectors: points in order, and for a vector along a reduction its partial results."""
+    slots: Slots = []
+    at = 0
+    for _, lanes in low.points():
+        for _, partial in low.chunks():
+            wide = partial if low.lane_reduces else lanes
+            slots.append((at, wide))
+            at += wide
+    return slots
+
+
+def _visit(low: Lowering, state: State, size: int) -> tuple[Expr, Expr, Position]:
+    """Whether this is the first and the last visit to the tile's accumulators, and where they wait."""
+    assert low.scratch_depth is not None
+    begins, ends = [], []
+    trips = dict(state.trips)
+    slot: Position = 0
+    for number in reversed(range(low.scratch_depth, low.tile_depth)):
+        var = state.variable(number)
+        if low.reduces(number):
+            begins.append(tirx.EQ(index(var), index(0)))
+            ends.append(tirx.EQ(index(var), index(trips[number]) - index(1)))
+        else:
+            slot = plus(slot, times(var, size))
+            size *= low.program.loops[number].trips
+    return every(begins), every(ends), slot
+
+
+# --- reduce loops ----------------------------------------------------------------------------------------------------
+
+
+def _reduce_loops(low: Lowering, state: State, place: Place, acc: Buffer, depth: int) -> Stmt:
+    """The loops inside the tile; the last one along a vector's dimension ends with what is left of it."""
+    loops, lane = low.program.loops, low.lane
+    ragged = low.lane_reduces and lane is not None and not tile_starts.exact(low.program, lane)
+    if depth == len(loops):
+        if ragged and all(lp.dim != lane for lp in loops[low.tile_depth :]):
+            return _ragged(low, state, place, lambda s, p, c: _step(low, s, p, acc, c), None)
+        return _step(low, state, place, acc, low.chunks())
+    dim = loops[depth].dim
+    if ragged and dim == lane and all(lp.dim != dim for lp in loops[depth + 1 :]):
+        return _ragged(low, state, place, lambda s, p, c: _rest(low, s, p, acc, depth + 1, c), depth)
+
+    def inside(s: State) -> Stmt:
+        return _reduce_loops(low, s, replaced(place, dim, s.bases[dim]), acc, depth + 1)
+
+    return tile_starts.serial(low.program, state, depth, inside)
+
+
+def _rest(low: Lowering, state: State, place: Place, acc: Buffer, depth: int, chunks: Chunks) -> Stmt:
+    """The loops inside the ragged one, around a step."""
+    if depth == len(low.program.loops):
+        return _step(low, state, place, acc, chunks)
+    dim = low.program.loops[depth].dim
+
+    def inside(s: State) -> Stmt:
+        return _rest(low, s, replaced(place, dim, s.bases[dim]), acc, depth + 1, chunks)
+
+    return tile_starts.serial(low.program, state, depth, inside)
+
+
+def _ragged(low: Lowering, state: State, place: Place, body: Callable[[State, Place, Chunks], Stmt], depth: int | None) -> Stmt:
+    """Whole vectors along a reduce dimension, then what is left: once more whole vectors, moved back, of which only the last
+    elements count; one by one where a copy holds them, which may begin later, or where the dimension is shorter than the step.
+    """
+    assert low.lane is not None
+    lane, step = low.lane, low.program.inner[low.lane]
+    base, left = state.bases[lane], state.limits[lane]
+    whole: Position = left // step if isinstance(left, int) else tirx.floordiv(left, index(step))
+    vector = variable("kv")
+    at = plus(base, times(vector, step))
+    rest = left % step if isinstance(left, int) else left - whole * step
+    known = low.chunks()
+
+    def entered(position: Position, tile: Position, shift: Position = 0, skipped: Position = 0) -> State:
+        variables = state.variables if depth is None else (*state.variables, (depth, tile))
+        return State(replaced(state.bases, lane, position), replaced(state.limits, lane, 1), variables, state.trips, shift, skipped)
+
+    main = loop(vector, whole, body(entered(at, vector), replaced(place, lane, at), known))
+    if _copied(low, lane) or low.nest.extents[lane] < step:
+        single = variable("ks")
+        tail = plus(plus(base, times(whole, step)), single)
+        return sequence([main, loop(single, rest, body(entered(tail, whole, single), replaced(place, lane, tail), [(0, 1)]))])
+    end = plus(plus(base, left), -step)
+    last = body(entered(end, whole, skipped=step - rest), replaced(place, lane, end), known)
+    if isinstance(rest, int):
+        return sequence([main, last]) if rest else main
+    return sequence([main, when(rest > index(0), last)])
+
+
+def _copied(low: Lowering, dim: int) -> bool:
+    """True if a panel or a box moves along a dimension."""
+    panels = [panel.touches[dim] for panel in low.panels.values()]
+    return any(panels) or any(low.nest.accesses[number].touches[dim] for number in low.reader.boxes)
+
+
+# --- one step --------------------------------------------------------------------------------------------------------
+
+
+def _step(low: Lowering, state: State, place: Place, acc: Buffer, chunks: Chunks) -> Stmt:
+    """One step of the innermost tile: each accumulator vector takes in the body."""
+    first = low.options.before_step(len(_slots(low))) if low.options.before_step is not None else None
+    statements = [] if first is None else [first]
+    for at, offsets, lanes in _streamed(low):
+        for chunk, partial in chunks:
+            wide = partial if low.lane_reduces else lanes
+            if isinstance(state.skipped, int) and state.skipped >= chunk + wide:
+                continue  # all of it was taken before
+            moved = offsets if low.lane is None or not low.lane_reduces else (*offsets[: low.lane], chunk, *offsets[low.lane + 1 :])
+            point = Point(low.nest, place, low.lane, wide).moved(moved)
+            where = ramp(at + (chunk if low.lane_reduces else 0), 1, wide)
+            held = Held()
+            body = _counted(low, state, _body(low, state, point, moved, held), chunk, wide)
+            value = combine(low.reducer or "sum", load(acc, where), body, held)
+            statements += [*held.statements, store(acc, value, where)]
+    return sequence(statements)
+
+
+def _counted(low: Lowering, state: State, value: Expr, chunk: int, lanes: int) -> Expr:
+    """The value where the lanes' elements count, what changes nothing elsewhere: the first ones may have been taken before."""
+    skipped = state.skipped
+    if isinstance(skipped, int) and skipped <= chunk:
+        return value
+    nothing = spread(identity(low.reducer or "sum", low.dtype), lanes)
+    counts = ramp(index(chunk), 1, lanes) >= spread(index(skipped), lanes)
+    return tirx.Select(counts, value, nothing)
+
+
+def _streamed(low: Lowering) -> list[tuple[int, tuple[int, ...], int]]:
+    """First accumulator, offsets and lanes of each vector of points, those that share a value of the largest factor together.
+
+    So that factor passes through one register, and only the others stay in theirs during a step.
+    """
+    found: list[tuple[int, tuple[int, ...], int]] = []
+    at = 0
+    for offsets, lanes in low.points():
+        found.append((at, offsets, lanes))
+        at += low.apart if low.lane_reduces else lanes
+
+    def part(factor: int, offsets: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(o for o, touched in zip(offsets, low.nest.factor_touches(factor), strict=True) if touched)
+
+    largest = max(range(len(low.nest.factors)), key=lambda f: len({part(f, offsets) for _, offsets, _ in found}))
+    return sorted(found, key=lambda item: part(largest, item[1]))
+
+
+def _body(low: Lowering, state: State, point: Point, offsets: tuple[int, ...], held: Held) -> Expr:
+    values = []
+    for number, factor in enumerate(low.nest.factors):
+        panel = low.panels.get(number)
+        values.append(low.reader.value(factor, point, held) if panel is None else _panel_value(low, panel, state, point, offsets))
+    return reduce(product, values)
+
+
+def _panel_value(low: Lowering, panel: Panel, state: State, point: Point, offsets: tuple[int, ...]) -> Expr:
+    inside = tuple(o if t else 0 for o, t in zip(offsets, panel.touches, strict=True))
+    where = plus(panel_layout.slot_address(panel, state), panel_layout.panel_offset(low.program, panel.touches, inside))
+    if low.lane is not None and panel.touches[low.lane]:
+        where = plus(where, state.shift)
+        return load(panel.buffer, ramp(where, 1, point.lanes))
+    return spread(load(panel.buffer, where), point.lanes)

@@ -1,0 +1,268 @@
+"""What becomes of accumulators: combined along lanes and over units, passed through the epilogue, stored."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from tvm import tirx
+
+from roller.ir.scalar import Scalar, operations
+from roller.lowering.simd import panel_layout
+from roller.lowering.simd.context import Lowering, Slots
+from roller.lowering.simd.transpose import halves, own_halves, transposed
+from roller.lowering.tir.addresses import Point, Window, address, is_vector, replaced
+from roller.lowering.tir.builder import (
+    Buffer,
+    Expr,
+    Held,
+    Stmt,
+    allocate,
+    allocate_on_stack,
+    buffer,
+    index,
+    load,
+    loop,
+    plus,
+    ramp,
+    sequence,
+    store,
+    times,
+    variable,
+)
+from roller.lowering.tir.expressions import combine, identity
+from roller.lowering.tir.loads import Reader
+from roller.lowering.tir.tile_starts import Position
+from roller.program.footprint import data_tile
+from roller.program.rprogram import StageProgram
+
+ROLLED_OPERATIONS = 3  # scalar operations of an epilogue above which repeating it for every vector costs too much code
+PARALLEL_COMBINE = 1 << 16  # outputs from which combining partial results pays for another parallel loop
+
+
+def stored_run(program: StageProgram) -> tuple[int, int, int]:
+    """Elements that one innermost tile stores, how many of them lie side by side, and what the steps between the first addresses
+    of such runs, anywhere in the array, are multiples of.
+    """
+    output = program.nest.output
+    tile = data_tile(program.nest, output, program.inner)
+    return tile.elements, tile.run, math.gcd(*[s or 1 for s in output.strides if s is None or s >= tile.run])
+
+
+def finish(low: Lowering, place: tuple[Position, ...], acc: Buffer) -> list[Stmt]:
+    """Combine partial results along the lanes, apply the epilogue, store; or store the results of one part of many."""
+    rows = _rolled(low)
+    if rows is not None:
+        return _finish_rolled(low, place, acc, rows)
+    if low.lane_reduces:
+        return _finish_folded(low, place, acc)
+    along = _along(low)
+    if along is not None:
+        return _finish_transposed(low, place, acc, along)
+    statements, at = [], 0
+    for offsets, lanes in low.points():
+        statements.append(_finished(low, Point(low.nest, place, low.lane, lanes).moved(offsets), load(acc, ramp(at, 1, lanes))))
+        at += lanes
+    return statements
+
+
+def _finished(low: Lowering, point: Point, value: Expr) -> Stmt:
+    """Reduced values on their way to the output, or to the partial results of one part of many."""
+    return put(low, point, low.nest.stage.result, value) if low.partial is None else _put_partial(low, point, value)
+
+
+def put(low: Lowering, point: Point, node: Scalar, accumulator: Expr | None) -> Stmt:
+    """Store the value of a scalar tree at a point of the output."""
+    output = low.nest.output
+    target = low.buffers[output.tensor.name]
+    held = Held()
+    value = low.reader.value(node, point, held, accumulator)
+    where = address(low.nest, Window.whole(target, output.tensor), output.index, point)
+    if low.options.store is not None and not isinstance(where, list) and is_vector(where) and int(where.stride) == 1:
+        replacement = low.options.store(target, value, where.base, point.lanes)
+        if replacement is not None:
+            return sequence([*held.statements, replacement])
+    return sequence([*held.statements, _scatter(target, value, where)])
+
+
+def _rolled(low: Lowering) -> int | None:
+    """The dimension along which a long epilogue is a loop instead of being repeated; None where it stays unrolled."""
+    if low.partial is not None or low.lane_reduces or operations(low.nest.stage.result) <= ROLLED_OPERATIONS:
+        return None
+    return max((d for d in low.nest.spatial if d != low.lane), key=lambda d: (low.program.inner[d], d), default=None)
+
+
+def _finish_rolled(low: Lowering, place: tuple[Position, ...], acc: Buffer, rows: int) -> list[Stmt]:
+    """A copy of the accumulators in memory and a loop over it: their registers keep constant indices, the code is small."""
+    held = buffer("held", int(acc.shape[0]), low.dtype)
+    var, statements, body, at = variable("row"), [], [], 0
+    for offsets, lanes in low.points():
+        first = panel_layout.panel_offset(low.program, low.spatial, offsets)
+        statements.append(store(held, load(acc, ramp(at, 1, lanes)), ramp(first, 1, lanes)))
+        if offsets[rows] == 0:
+            step = tuple(int(d == rows) for d in range(len(offsets)))
+            stride = panel_layout.panel_offset(low.program, low.spatial, step)
+            point = Point(low.nest, place, low.lane, lanes).moved(offsets)
+            point = replace(point, positions=replaced(point.positions, rows, plus(point.positions[rows], var)))
+            body.append(put(low, point, low.nest.stage.result, load(held, ramp(var * stride + first, 1, lanes))))
+        at += lanes
+    return [allocate_on_stack(held), *statements, loop(var, low.program.inner[rows], sequence(body))]
+
+
+# --- results that lie across the vector ------------------------------------------------------------------------------
+
+
+def _along(low: Lowering) -> int | None:
+    """The dimension along which results are transposed; those of one part of a reduction are not."""
+    return low.program.across if low.partial is None else None
+
+
+def _finish_transposed(low: Lowering, place: tuple[Position, ...], acc: Buffer, dim: int) -> list[Stmt]:
+    """Blocks of accumulators transposed in registers, then stored along the other dimension: element by element each would need
+    a store of its own. A block is as large as the tile or the vector, whichever is smaller, up to a power of two.
+    """
+    slots, at = {}, 0
+    for offsets, lanes in low.points():
+        slots[offsets] = at, lanes
+        at += lanes
+    statements: list[Stmt] = []
+    for offsets in [o for o in slots if o[dim] == 0]:
+        for first in range(0, low.program.inner[dim], low.width):
+            count = min(low.width, low.program.inner[dim] - first)
+            rows = [slots[replaced(offsets, dim, first + i)] for i in range(count)]
+            statements += _transposed_rows(low, place, acc, rows, replaced(offsets, dim, first), dim)
+    return statements
+
+
+def _transposed_rows(
+    low: Lowering, place: tuple[Position, ...], acc: Buffer, rows: Slots, offsets: tuple[int, ...], dim: int
+) -> list[Stmt]:
+    """The results of a few accumulator vectors that are neighbours along a dimension, stored along it."""
+    assert low.lane is not None
+    count, lanes = len(rows), rows[0][1]
+    block = 1 << (count - 1).bit_length()
+    statements: list[Stmt] = []
+    for begin in range(0, lanes, block):
+        held = Held()
+        picked = [index(min(begin + i, lanes - 1)) for i in range(block)]
+        vectors = [
+            [load(acc, ramp(at, 1, lanes))] * -(-block // lanes) for at, _ in rows
+        ]  # a shuffle never gives more than it takes
+        parts = [held(tirx.Shuffle(vector, picked), low.dtype, block) for vector in vectors]
+        columns = transposed(parts + [parts[-1]] * (block - count), low.dtype, held)
+        statements += held.statements
+        for number, column in enumerate(columns[: lanes - begin]):
+            value = column if count == block else tirx.Shuffle([column], [index(i) for i in range(count)])
+            moved = replaced(offsets, low.lane, offsets[low.lane] + begin + number)
+            statements.append(put(low, Point(low.nest, place, dim, count).moved(moved), low.nest.stage.result, value))
+    return statements
+
+
+# --- partial results of a vector's lanes -----------------------------------------------------------------------------
+
+
+def _finish_folded(low: Lowering, place: tuple[Position, ...], acc: Buffer) -> list[Stmt]:
+    """The lanes of accumulators combined: of results side by side all together, halves of two vectors becoming one at a time."""
+    places = [offsets for offsets, _ in low.points()]
+    first = {offsets: number * low.apart for number, offsets in enumerate(places)}
+    whole = all(lanes == low.width for _, lanes in low.chunks()) and not low.width & (low.width - 1)
+    dim = low.program.across if whole else None
+    block = 1 if dim is None else min(low.width, low.program.inner[dim])
+    statements: list[Stmt] = []
+    for offsets in places:
+        if dim is not None and offsets[dim] % block:
+            continue
+        count = 1 if dim is None else min(block, low.program.inner[dim] - offsets[dim])
+        held = Held()
+        if whole:
+            rows = [first[offsets if dim is None else replaced(offsets, dim, offsets[dim] + i)] for i in range(count)]
+            value = _folded(low, [_chunks_combined(low, acc, at, held) for at in rows], held)
+        else:
+            value = _across(low, acc, first[offsets])
+        point = Point(low.nest, place, dim, count).moved(offsets)
+        statements += [*held.statements, _finished(low, point, value)]
+    return statements
+
+
+def _chunks_combined(low: Lowering, acc: Buffer, at: int, held: Held) -> Expr:
+    """One vector of a point's partial results."""
+    values = [load(acc, ramp(at + chunk, 1, lanes)) for chunk, lanes in low.chunks()]
+    total = values[0]
+    for value in values[1:]:
+        total = held(combine(low.reducer or "sum", total, value), low.dtype, low.width)
+    return total
+
+
+def _folded(low: Lowering, rows: list[Expr], held: Held) -> Expr:
+    """The lanes of each of several vectors combined into one element of a vector, in order: while there are several, halves of
+    two become one vector; then the last one becomes half as long.
+    """
+    count, lanes, group = len(rows), low.width, low.width
+    rows = rows + [rows[-1]] * ((1 << (count - 1).bit_length()) - count)
+    while group > 1:
+        group //= 2
+        if len(rows) > 1:
+            pairs = zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], strict=True)
+            parts = [halves(a, b, group, lanes) for a, b in pairs]
+        else:
+            parts, lanes = [own_halves(rows[0], group, lanes)], lanes // 2
+        rows = [held(combine(low.reducer or "sum", a, b), low.dtype, lanes) for a, b in parts]
+    return rows[0] if count == lanes else tirx.Shuffle(rows, [index(i) for i in range(count)])
+
+
+def _across(low: Lowering, acc: Buffer, at: int) -> Expr:
+    """Partial results combined pairwise, one by one."""
+    values = [load(acc, index(at + i)) for i in range(low.apart)]
+    while len(values) > 1:
+        half = len(values) // 2
+        folded = [combine(low.reducer or "sum", a, b) for a, b in zip(values[:half], values[half : 2 * half], strict=True)]
+        values = folded + values[2 * half :]
+    return values[0]
+
+
+# --- a reduction cut over units --------------------------------------------------------------------------------------
+
+
+def _put_partial(low: Lowering, point: Point, value: Expr) -> Stmt:
+    output, tensor = low.nest.output, low.nest.stage.output
+    assert low.partial is not None
+    where = address(low.nest, Window.whole(low.partial, tensor), output.index, point)
+    shift = index(times(low.part, tensor.elements))
+    if isinstance(where, list):
+        return _scatter(low.partial, value, [w + shift for w in where])
+    moved = tirx.Ramp(where.base + shift, where.stride, where.lanes) if is_vector(where) else where + shift
+    return _scatter(low.partial, value, moved)
+
+
+def combine_parts(low: Lowering, partial: Buffer, parts: int) -> Stmt:
+    """Combine the parts' results (none of an empty sum) and apply the epilogue, element by element."""
+    low.reader = Reader(low.nest, low.buffers)  # boxes end with the nest
+    names = {i: variable(f"c{i}") for i in low.nest.spatial}
+    point = Point(low.nest, tuple(names.get(i, 0) for i in range(len(low.nest.dims))))
+    tensor = low.nest.stage.output
+    where = address(low.nest, Window.whole(partial, tensor), low.nest.output.index, point)
+    reducer = low.reducer or "sum"
+    total = buffer("total", 1, low.dtype)
+    var = variable("p")
+    add = store(total, combine(reducer, load(total, 0), load(partial, where + var * index(tensor.elements))), 0)
+    body = sequence(
+        [
+            *allocate([total]),
+            store(total, identity(reducer, low.dtype), 0),
+            loop(var, parts, add),
+            put(low, point, low.nest.stage.result, load(total, 0)),
+        ]
+    )
+    for dim in reversed(low.nest.spatial):
+        outermost = dim == low.nest.spatial[0]
+        body = loop(names[dim], low.nest.extents[dim], body, parallel=outermost and tensor.elements >= PARALLEL_COMBINE)
+    return body
+
+
+def _scatter(target: Buffer, value: Expr, where: Expr | list[Expr]) -> Stmt:
+    """Store a vector, lane by lane where its addresses are not a constant step apart."""
+    if not isinstance(where, list):
+        return store(target, value, where)
+    held = buffer("lanes", len(where), str(target.dtype))
+    spill = store(held, value, ramp(0, 1, len(where)))
+    return sequence([*allocate([held]), spill, *(store(target, load(held, i), w) for i, w in enumerate(where))])

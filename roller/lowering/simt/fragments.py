@@ -1,0 +1,155 @@
+"""What a lane reads into registers before it computes: each element once, neighbours with one access."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from roller.ir.nest import Tile
+from roller.layout.banks import laid_tile, most_together
+from roller.layout.lanes import accesses
+from roller.lowering.simt.shared_panels import SharedPanel
+from roller.lowering.simt.threads import REGISTER_BYTES, Block, Offsets
+from roller.lowering.tir.addresses import Point, base_address
+from roller.lowering.tir.builder import Buffer, Expr, Stmt, allocate, index, load, ramp, register_buffer, store
+from roller.lowering.tir.loads import Reader
+from roller.lowering.tir.tile_starts import Position
+from roller.program.rprogram import StageProgram, panel_element_bytes, staged_touches
+
+Views = dict[Offsets, Buffer]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a lane's points read one operand: the element of each (`seen`: as offsets that are the same for points that read the
+    same one), its buffer and place, and the dimension along which they read neighbours: the first of each access and how many it
+    reads.
+    """
+
+    name: str
+    dtype: str
+    seen: Callable[[Offsets], Offsets]
+    place: Callable[[Offsets], tuple[Buffer, Position]]
+    along: int
+    accesses: dict[int, int]
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Elements of one operand in registers, by the offsets of the points that read them."""
+
+    held: Buffer
+    places: dict[Offsets, int]
+    seen: Callable[[Offsets], Offsets]
+
+    def value(self, offsets: Offsets) -> Expr:
+        """The element that a point reads."""
+        return load(self.held, index(self.places[self.seen(offsets)]))
+
+
+def fragment(source: Source, points: list[Offsets]) -> tuple[Fragment, list[Stmt]]:
+    """The elements at some points, and the statements that read them."""
+    wanted = list(dict.fromkeys(source.seen(o) for o in points))
+    places: dict[Offsets, int] = {}
+    reads = []
+    held = register_buffer(f"{source.name}_held", len(wanted), source.dtype)
+    for offsets, width in runs(wanted, source.along, source.accesses):
+        at, (buffer, start) = len(places), source.place(offsets)
+        reads.append(store(held, load(buffer, ramp(start, 1, width)), ramp(at, 1, width)))
+        places |= {member: at + n for n, member in enumerate(neighbours(offsets, source.along, width))}
+    return Fragment(held, places, source.seen), [*allocate([held]), *reads]
+
+
+def runs(wanted: list[Offsets], along: int, accesses: dict[int, int]) -> list[tuple[Offsets, int]]:
+    """Points as accesses: the first point and the width of each, the widest ones first, so that in registers, too, they start at
+    multiples of it. Accesses that not all points of are wanted are made one by one.
+    """
+    left, found = dict.fromkeys(sorted(wanted)), []
+    for offsets in list(left):
+        members = neighbours(offsets, along, accesses.get(offsets[along], 1) if offsets else 1)
+        if all(member in left for member in members):
+            found.append((offsets, len(members)))
+            for member in members:
+                del left[member]
+    found += [(offsets, 1) for offsets in left]
+    return sorted(found, key=lambda run: (-run[1], *run[0][:along], *run[0][along + 1 :], *run[0][along : along + 1]))
+
+
+def neighbours(offsets: Offsets, along: int, width: int) -> list[Offsets]:
+    """A point and those that follow it along a dimension."""
+    return [offsets, *((*offsets[:along], offsets[along] + n, *offsets[along + 1 :]) for n in range(1, width))]
+
+
+def array_source(block: Block, reader: Reader, number: int, point_of: Callable[[Offsets], Point]) -> Source:
+    """An array that is read where it is, without guards."""
+    nest = block.program.nest
+    access, window = nest.accesses[number], reader.window(number)
+
+    def place(offsets: Offsets) -> tuple[Buffer, Position]:
+        return window.buffer, base_address(nest, window, access.index, point_of(offsets))
+
+    seen = partial(_projected, access.touches)
+    return Source(window.buffer.name, str(window.buffer.dtype), seen, place, *array_accesses(block, number))
+
+
+def array_accesses(block: Block, number: int) -> tuple[int, dict[int, int]]:
+    """The dimension along which a lane's points are neighbours in an array, and its accesses there: the first point of each, and
+    how many it may touch.
+    """
+    nest = block.program.nest
+    access = nest.accesses[number]
+    offset = sum(i.offset * s for i, s in zip(access.index, access.tensor.strides, strict=True))
+    for dim, stride in enumerate(access.strides):
+        if stride == 1 and access.linear:
+            width = most_together(access.tensor.dtype)
+            others = [s or 0 for d, s in enumerate(access.strides) if d != dim and nest.extents[d] > 1]
+            while width > 1 and (not block.aligned(dim, width) or any(s % width for s in (*others, offset))):
+                width //= 2
+            return dim, block.accesses(dim, width)
+    return 0, {}
+
+
+def panel_source(block: Block, panel: SharedPanel, reduced: dict[int, Position], slot: Position, near: Views | None) -> Source:
+    """One copy of a panel in shared memory; `reduced`: where the lane's tile starts along each reduction. `near`: views of that
+    copy, by the widths of the pieces that points are in.
+    """
+    run, each = accesses(block.program, panel.staging)
+    most = most_together(str(panel.buffer.dtype))
+    widths = [part for width, _ in each for part in (width // min(width, most)) * [min(width, most)]]
+    first = dict(zip(itertools.accumulate(widths, initial=0), widths, strict=False))
+
+    def place(offsets: Offsets) -> tuple[Buffer, Position]:
+        if near is None:
+            return panel.buffer, panel.address(block, reduced, slot, offsets)
+        return near[panel.widths(block, offsets)], panel.moved(block, reduced, offsets)
+
+    along = next((w.mover for w in panel.windows if w.spatial == run), run or 0)
+    return Source(panel.buffer.name, str(panel.buffer.dtype), panel.seen, place, along, first)
+
+
+def read_tile(program: StageProgram, factor: int) -> Tile:
+    """A lane's tile as extents of the values that it reads of a factor."""
+    panel = next((s for s in program.staged if s.kind == "panel" and s.operand == factor), None)
+    return program.inner if panel is None else laid_tile(program.nest, panel, program.inner)
+
+
+def read_registers(program: StageProgram) -> int:
+    """Registers for what a lane reads of its panels for a step: one for each value, or its part of a group's."""
+    tiles = [(read_tile(program, s.operand), staged_touches(program.nest, s)) for s in program.staged if s.kind == "panel"]
+    values = sum(math.prod([extent for extent, touched in zip(*pair, strict=True) if touched]) for pair in tiles)
+    if program.atom.kind != "matrix":
+        return values
+    return -(-values * panel_element_bytes(program.nest, program.atom) // (REGISTER_BYTES * program.atom.lanes))
+
+
+def narrower_widths(program: StageProgram) -> int:
+    """Widths of accesses, beside the widest one, with which a lane reads each of its panels; all of them together."""
+    panels = [s for s in program.staged if s.kind == "panel"]
+    return sum(len({width for width, _ in accesses(program, s)[1]}) - 1 for s in panels)
+
+
+def _projected(touches: tuple[bool, ...], offsets: Offsets) -> Offsets:
+    return tuple(o if t else 0 for o, t in zip(offsets, touches, strict=True))

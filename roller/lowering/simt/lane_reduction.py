@@ -1,0 +1,123 @@
+"""Lanes that share a reduction combine what they have, so that each of them has all of it.
+
+Lanes of one reduction are neighbours, or in neighbouring groups where a group computes together. Inside a lane group as many as
+the largest power of two that divides them exchange values in halves. What they have then meets in shared memory: where that is a
+power of two of values, no more than a group has lanes, each lane takes one, and they exchange those; else every lane takes in all
+of its reduction in order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from tvm import tirx
+
+from roller.ir.expr import ELEMENT_BYTES
+from roller.lowering.simt.threads import Block
+from roller.lowering.tir.builder import (
+    Buffer,
+    Expr,
+    Stmt,
+    allocate,
+    barrier,
+    index,
+    load,
+    loop,
+    plus,
+    sequence,
+    shared_buffer,
+    store,
+    variable,
+    when,
+)
+from roller.lowering.tir.expressions import combine
+
+MEETING_BYTES = 8192  # of shared memory for values that meet: one of each lane at the least
+EXCHANGED_BYTES = 4  # of a register: wider and narrower types meet in shared memory
+
+
+def combined_lanes(block: Block, acc: Buffer, lanes: int, reducer: str, settled: Mapping[str, str]) -> Stmt:
+    """Every accumulator becomes the combination of those of all lanes of its reduction; `settled`: as `Machine` says."""
+    dtype = str(acc.dtype)
+    near = _exchanging(block, lanes, ELEMENT_BYTES[dtype])
+    statements = [_exchanged(acc, at, near, block.group, reducer) for at in range(int(acc.shape[0]))] if near > 1 else []
+    return sequence([*statements, *(_met(block, acc, near, lanes, reducer, settled.get(dtype)) if near < lanes else [])])
+
+
+def meeting_bytes(block: Block, count: int | None) -> int:
+    """The most shared memory that `combined_lanes` takes for the reductions of all stages, each of so many accumulators; None: of
+    any number.
+    """
+    nest = block.program.nest
+    lanes = math.prod(block.lanes[d] for d in nest.columns)
+    total = 0
+    for stage in nest.stages:
+        size = ELEMENT_BYTES[stage.body.dtype]
+        near = _exchanging(block, lanes, size)
+        if stage.reducer is not None and near < lanes:
+            room = _together(block, near, size)
+            total += (room if count is None else min(count, room)) * block.threads // near * size
+    return total
+
+
+def _exchanging(block: Block, lanes: int, size: int) -> int:
+    """Lanes of a reduction that exchange values of so many bytes inside their group."""
+    exchange = block.threads % block.group == 0 and size == EXCHANGED_BYTES and block.each == 1
+    return min(lanes & -lanes, block.group) if exchange else 1
+
+
+def _together(block: Block, near: int, size: int) -> int:
+    """Accumulators that meet at a time."""
+    return max(1, MEETING_BYTES // (block.threads // near * size))
+
+
+def _met(block: Block, acc: Buffer, near: int, lanes: int, reducer: str, settled: str | None) -> list[Stmt]:
+    """Values of which every `near` neighbours have the same one meet in shared memory, as many at a time as there is room for."""
+    groups, each = block.threads // near, lanes // near
+    mine = block.thread // index(near) if near > 1 else block.thread
+    whole = lanes * block.each  # threads of one reduction
+    first = (block.thread // index(whole)) * index(each * block.each) if whole < block.threads else index(0)
+    first = first if block.each == 1 else first + tirx.floormod(block.thread, index(block.each))
+    count = int(acc.shape[0])
+    together = min(count, _together(block, near, ELEMENT_BYTES[str(acc.dtype)]))
+    halves = near > 1 and each & (each - 1) == 0 and each <= near
+    room = shared_buffer("meeting", together * groups, str(acc.dtype), block.shared_scope)
+    statements = allocate([room])
+    for start in range(0, count, together):
+        mates = range(start, min(start + together, count))
+        puts = sequence(store(room, load(acc, at), plus(mine, (at - start) * groups)) for at in mates)
+        here = puts if near == 1 else when(tirx.EQ(tirx.floormod(block.thread, index(near)), index(0)), puts)
+        if halves:
+            one = plus(first, tirx.floormod(block.thread, index(each)))
+            takes = [store(acc, load(room, plus(one, (at - start) * groups)), at) for at in mates]
+            takes += [_exchanged(acc, at, each, block.group, reducer) for at in mates]
+        else:
+            takes = [_taken(room, acc, at, plus(first, (at - start) * groups), (each, block.each), reducer) for at in mates]
+        ends = [] if settled is None else [_settled(acc, at, settled) for at in mates]
+        statements += [barrier(), here, barrier(), *takes, *ends]
+    return statements
+
+
+def _taken(room: Buffer, acc: Buffer, at: int, first: Expr, others: tuple[int, int], reducer: str) -> Stmt:
+    """An accumulator becomes the combination of so many values, so far apart."""
+    count, apart = others
+    var = variable("other")
+    step = store(acc, combine(reducer, load(acc, at), load(room, first + (var + index(1)) * index(apart))), at)
+    return sequence([store(acc, load(room, first), at), loop(var, count - 1, step) if count > 1 else None])
+
+
+def _settled(acc: Buffer, at: int, function: str) -> Stmt:
+    """The accumulator as it is, computed by now."""
+    return store(acc, tirx.call_extern(str(acc.dtype), function, load(acc, at)), at)
+
+
+def _exchanged(acc: Buffer, at: int, lanes: int, group: int, reducer: str) -> Stmt:
+    """Halves exchanged: after log2(lanes) steps every lane has all."""
+    statements, distance = [], lanes // 2
+    mask = tirx.const(0xFFFFFFFF, "uint32")
+    while distance:
+        other = tirx.op.tvm_warp_shuffle_xor(mask, load(acc, at), index(distance), index(group), index(group))
+        statements.append(store(acc, combine(reducer, load(acc, at), other), at))
+        distance //= 2
+    return sequence(statements)

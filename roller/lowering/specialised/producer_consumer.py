@@ -1,0 +1,344 @@
+"""Blocks whose lanes divide labour: some fill panels, the others start matrix atoms that read them, and neither waits for more
+than it must.
+
+Panels lie in rings of copies. Producers walk the same loops as consumers, as far ahead as there are copies; a signal says of
+each copy that it is full, another one that it is empty again. Blocks take one unit tile after another, so that the first panels of
+the next one arrive while results of the last one are stored. In a cluster each block brings its share of what all of them need
+to all; a copy is then empty when all of them have given it back, and none ends before the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from tvm import tirx
+
+from roller.ir.expr import ELEMENT_BYTES
+from roller.lowering.simt.cooperative_fill import Filling
+from roller.lowering.simt.machine import Machine, PanelUnit, TensorMap
+from roller.lowering.simt.stage_kernel import GridKernel, Stage, launched_over
+from roller.lowering.simt.threads import Block
+from roller.lowering.specialised.bulk_copies import Bulk, bulk_of
+from roller.lowering.specialised.consumer import PanelLane
+from roller.lowering.specialised.shared_memory import block_of, layout_of, registers_of
+from roller.lowering.specialised.swizzle import SwizzledPanel
+from roller.lowering.tir.builder import (
+    Buffer,
+    Expr,
+    Stmt,
+    allocate,
+    barrier,
+    index,
+    load,
+    loop,
+    plus,
+    pointer,
+    register_buffer,
+    sequence,
+    store,
+    times,
+    variable,
+    when,
+)
+from roller.lowering.tir.loads import Reader
+from roller.lowering.tir.tile_starts import Position, State, serial
+from roller.program.rprogram import copy_depth
+
+SIGNAL_BYTES = 8
+CARRIED_REGISTERS = 16  # of a lane that fills panels, for values on their way: it is to take no more than those that compute
+FULL, EMPTY = 0, 1  # of the pair of signals that a copy has
+
+
+@dataclass
+class Ring:
+    """Panels that are filled inside the same loops, each in as many copies, whose signals are the pairs from `first` on. Each role
+    has registers of its own for the copy that it has come to and the parity of its round; consumers also for the copy that they
+    have yet to give back. Before there is one they give back `nothing`, the copy behind the last, whose signals nobody waits for:
+    a branch around it would keep products of neighbouring steps apart.
+    """
+
+    depth: int
+    panels: list[SwizzledPanel]
+    first: int
+    slot: Buffer = field(default_factory=lambda: register_buffer("slot", 1, "int32"))
+    phase: Buffer = field(default_factory=lambda: register_buffer("phase", 1, "int32"))
+    last: Buffer = field(default_factory=lambda: register_buffer("last", 1, "int32"))
+
+    @property
+    def copies(self) -> int:
+        """Copies of each panel."""
+        return min(panel.copies for panel in self.panels)
+
+    @property
+    def nothing(self) -> int:
+        """What consumers give back before they have used a copy."""
+        return self.copies
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of signals: one for each copy, and that of `nothing`."""
+        return self.copies + 1
+
+    def begin(self) -> list[Stmt]:
+        """The registers of one role."""
+        first = {self.slot: 0, self.phase: 0, self.last: self.nothing}
+        return [*allocate(list(first)), *(store(register, index(value), 0) for register, value in first.items())]
+
+    def advance(self) -> list[Stmt]:
+        """On to the next copy."""
+        turned = tirx.bitwise_xor(load(self.phase, 0), index(1))
+        around = sequence([store(self.slot, index(0), 0), store(self.phase, turned, 0)])
+        return [store(self.slot, load(self.slot, 0) + index(1), 0), when(tirx.EQ(load(self.slot, 0), index(self.copies)), around)]
+
+
+class SpecialisedStage(Stage):
+    """One stage while it is lowered: consumers as in other stages, but for where panels come from, and producers."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        program, machine = self.program, self.machine
+        assert machine.producers is not None
+        self.producers, self.block = machine.producers, block_of(program, machine)
+        self.unit, self.consumers = self.block.panel_unit, self.block.threads
+        self.worker = PanelLane(self.block, self.reader, self.buffers[self.stage.output.name])
+        self.lane = self.worker
+        self.layout = layout_of(self.block, machine)
+        panels, self.arena = self.layout.panels, self.layout.arena
+        self.worker.outlet, self.worker.arena = self.layout.outlet, self.arena
+        self.lane.panels = {p.staging.operand: p for p in panels}
+        self.rings: dict[int, Ring] = {}
+        for panel in panels:
+            self.rings.setdefault(depth := copy_depth(program, panel.staging), Ring(depth, [], 0)).panels.append(panel)
+        pairs = 0
+        for ring in self.rings.values():
+            ring.first = pairs
+            pairs += ring.pairs
+        self.deepest = max(self.rings)
+        self.filling = {depth: Ring(depth, ring.panels, ring.first) for depth, ring in self.rings.items()}  # as producers see them
+        self.bulks: dict[int, Bulk | None] = {p.staging.operand: bulk_of(self.block, p, self.reader) for p in panels}
+        self.crew = self.block.thread - index(self.consumers), self.producers.lanes
+        self.rank: Expr = index(0)  # of the block in its cluster
+
+    # --- the kernel ---------------------------------------------------------------------------------------------------
+
+    def _kernel(self, name: str, body: Stmt, block_var: Expr, arguments: tuple[Buffer, ...], blocks: int) -> GridKernel:
+        found, outlet = [bulk for bulk in self.bulks.values() if bulk is not None], self.layout.outlet
+        maps: dict[str, TensorMap] = {bulk.argument.name: bulk.map for bulk in found}
+        if outlet is not None:
+            maps[outlet.argument.name] = outlet.map
+        described = {described.tensor for described in maps.values()}
+        carried = {self._tensor(p) for p in self.lane.panels if self.bulks[p] is None}
+        stored = {"epilogue"} if outlet is not None else {"epilogue", "output"}
+        needed = carried | {a.tensor.name for a in self.nest.accesses if a.role in stored}
+        plain = tuple(a for a in arguments if a.name not in described or a.name in needed)
+        threads = self.consumers + self.producers.lanes
+        launched = launched_over(body, block_var, self.blocks, self.block.thread, threads)
+        taken = [*plain, *(bulk.argument for bulk in found), *(() if outlet is None else (outlet.argument,))]
+        size = self.layout.bytes
+        return GridKernel(name, launched, tuple(taken), self.blocks, threads, size, self.number, maps, self.cluster)
+
+    def _tensor(self, operand: int) -> str:
+        return next(a.tensor.name for a in self.nest.inputs if a.factor == operand)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks launched, whole clusters: not more than can be on the chip's units at a time."""
+        threads = self.consumers + self.producers.lanes
+        most = self.producers.blocks(threads, self._registers, self.layout.bytes)
+        return min(self.program.unit_tiles, max(most // self.cluster, 1) * self.cluster)
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return self.program.cluster
+
+    @property
+    def _registers(self) -> int:
+        """About so many does a lane that computes take."""
+        return registers_of(self.program, block_of(self.program, self.machine))
+
+    def _block(self, block_var: Expr) -> Stmt:
+        """Signals set up, then every lane in its role."""
+        self.rank = tirx.floormod(block_var, index(self.cluster))
+        made = [self._made(ring, n) for ring in self.rings.values() for n in range(ring.pairs)]
+        set_up = when(tirx.EQ(self.block.thread, index(0)), sequence([*made, self.producers.ready()]))
+        groups = self.consumers // self.program.atom.lanes
+        outlet = self.layout.outlet
+        before, after = ([], []) if outlet is None else (outlet.begin(), outlet.end())
+        work = [*self.block.bindings(), *before, *_begun(self.rings), self._tiles(block_var, True), *after]
+        consume = sequence([*self.producers.divide(groups, False, self._registers), *work])
+        filling = self._alone([*_begun(self.filling), self._tiles(block_var, False)])
+        produce = sequence([*self.producers.divide(groups, True, self._registers), filling])
+        roles = when(self.block.thread < index(self.consumers), consume, produce)
+        together, last = (barrier(), []) if self.cluster == 1 else (self.producers.join(), [self.producers.join()])
+        return sequence([*allocate([self.arena]), set_up, together, roles, *last])
+
+    def _alone(self, statements: list[Stmt]) -> Stmt:
+        """One producer is enough where boxes fill all panels."""
+        return self._by_one(statements) if self._boxes_alone else sequence(statements)
+
+    @property
+    def _boxes_alone(self) -> bool:
+        return all(bulk is not None for bulk in self.bulks.values())
+
+    def _tiles(self, block_var: Expr, consuming: bool) -> Stmt:
+        """The unit tiles of a block, one after another."""
+        tiles, turn = self.program.unit_tiles, variable("turn")
+        names, state = self.units(plus(block_var, times(turn, self.blocks)) if tiles > self.blocks else block_var)
+        inside = sequence([*names, self._inside(0, state) if consuming else self._produced(0, state)])
+        if tiles <= self.blocks:
+            return inside
+        return loop(turn, tirx.floordiv(index(tiles - 1) - block_var, index(self.blocks)) + index(1), inside)
+
+    def units(self, tile: Position) -> tuple[list[Stmt], State]:
+        """Where a unit tile lies. The last unit of a reduction that is cut walks through zeros to the end of its share, in the time
+        that others take: in a loop that might not be entered, products of neighbouring steps would not overlap.
+        """
+        statements, state = super().units(tile)
+        return statements, replace(state, whole=frozenset(d for d in self.nest.reduce if self._zeros_beyond(d)))
+
+    # --- signals ------------------------------------------------------------------------------------------------------
+
+    def _signal(self, pair: Position, which: int) -> Expr:
+        """The address of a signal: pairs lie behind the panels."""
+        each = SIGNAL_BYTES // ELEMENT_BYTES[self.program.atom.stored_dtype]
+        return pointer(self.arena, plus(plus(times(pair, 2 * each), which * each), self.layout.signals), True)
+
+    def _at(self, ring: Ring, slot: Expr, which: int) -> Expr:
+        return self._signal(plus(slot, ring.first), which)
+
+    def _made(self, ring: Ring, number: int) -> Stmt:
+        """A pair of signals with the arrivals that each waits for."""
+        empty = 0 if number == ring.nothing else self._emptiness(ring)
+        return self.producers.signals(self._signal(ring.first + number, FULL), self._fullness(ring), empty)
+
+    def _fullness(self, ring: Ring) -> int:
+        """Arrivals that fill a copy: of one lane where boxes do it all, else of all producers."""
+        return 1 if all(self.bulks[p.staging.operand] is not None for p in ring.panels) else self.producers.lanes
+
+    def _emptiness(self, ring: Ring) -> int:
+        """Arrivals that empty a copy: of all lanes in step that read it, in every block that its boxes come from."""
+        return self.consumers // self.machine.group * (self.cluster if self._spread(ring) else 1)
+
+    def _spread(self, ring: Ring) -> bool:
+        """True if a ring's copies are filled by all blocks of a cluster."""
+        return any(bulk is not None and bulk.cluster > 1 for bulk in (self.bulks[p.staging.operand] for p in ring.panels))
+
+    def _given(self, ring: Ring, slot: Expr) -> Stmt:
+        """A lane of each group that runs in step gives a copy back, in a cluster one to each block that fills it."""
+        member, signal = tirx.floormod(self.block.thread, index(self.machine.group)), self._at(ring, slot, EMPTY)
+        if self._spread(ring):
+            return when(member < index(self.cluster), self.producers.arrive_at(signal, member))
+        return when(tirx.EQ(member, index(0)), self.producers.arrive(signal))
+
+    # --- producers ----------------------------------------------------------------------------------------------------
+
+    def _produced(self, depth: int, state: State) -> Stmt:
+        """What producers do inside this many loops."""
+        ring = self.filling.get(depth)
+        filled = self._fill(ring, state) if ring is not None else []
+        if depth == self.deepest:
+            return sequence(filled)
+        if self.loops[depth].over != "time":
+            return sequence([*filled, self._produced(depth + 1, state)])
+        return sequence([*filled, serial(self.program, state, depth, lambda s: self._produced(depth + 1, s))])
+
+    def _fill(self, ring: Ring, state: State) -> list[Stmt]:
+        """One copy of a ring's panels, once it is empty."""
+        slot, producers = load(ring.slot, 0), self.producers
+        full = self._at(ring, slot, FULL)
+        bulks = [b for p in ring.panels if (b := self.bulks[p.staging.operand]) is not None]
+        fillings = [
+            filling_of(self.block, self.unit, p, self.reader, self.machine)
+            for p in ring.panels
+            if self.bulks[p.staging.operand] is None
+        ]
+        statements = [producers.wait(self._at(ring, slot, EMPTY), tirx.bitwise_xor(load(ring.phase, 0), index(1)))]
+        if bulks:
+            started = [producers.expect(full, sum(b.bytes for b in bulks), arrive=not fillings)]
+            started += [b.start(self.block, state, slot, full, producers, self.rank) for b in bulks]
+            statements += [self._by_one(started)] if fillings else started
+        if fillings:
+            statements += [*self._by_lanes(fillings, state, slot), producers.visible(), producers.arrive(full)]
+        one = not fillings and not self._boxes_alone  # beside a ring that all of them fill
+        return [*([self._by_one(statements)] if one else statements), *ring.advance()]
+
+    def _by_lanes(self, fillings: list[Filling], state: State, slot: Expr) -> list[Stmt]:
+        """What lanes copy into panels; all of it is there behind these statements."""
+        alone, copies = [f for f in fillings if f.copies is not None], self.machine.copies
+        started = [f.start(state, slot) for f in alone]
+        carried = [f.at_once(state, slot, CARRIED_REGISTERS) for f in fillings if f.copies is None]
+        if not alone or copies is None:
+            return carried
+        return [*started, copies.close(), *carried, copies.wait(0)]
+
+    def _by_one(self, statements: list[Stmt]) -> Stmt:
+        return when(tirx.EQ(self.crew[0], index(0)), sequence(statements))
+
+    # --- consumers ----------------------------------------------------------------------------------------------------
+
+    def _filled(self, depth: int, state: State) -> Stmt:
+        """What lies inside this many loops, between the wait for a ring's next copy and giving it back."""
+        ring = self.rings.get(depth)
+        if ring is None:
+            return self._computed(depth, state)
+        slot = load(ring.slot, 0)
+        for panel in ring.panels:
+            self.worker.slots[panel.staging.operand] = slot
+        full = self.producers.wait(self._at(ring, slot, FULL), load(ring.phase, 0))
+        inside = self._computed(depth, state)
+        if not self._lags(ring):
+            wait = [] if depth < self.begin else [self.unit.wait(0)]
+            return sequence([full, inside, *wait, self._given(ring, slot), *ring.advance()])
+        given = [self.unit.wait(1), self._given(ring, load(ring.last, 0)), store(ring.last, slot, 0)]
+        return sequence([full, inside, *given, *ring.advance()])
+
+    def _lags(self, ring: Ring) -> bool:
+        """True if a copy is given back one step later, while the next one is computed with."""
+        return ring.depth == self.deepest >= self.begin and ring.copies > 1
+
+    def _computed(self, depth: int, state: State) -> Stmt:
+        """What lies inside this many loops; atoms that start there belong together."""
+        if depth != max(self.deepest, self.begin):
+            return self._next(depth, state)
+        return sequence([self._settled(), self.unit.begin(), self._next(depth, self._whole(state)), self.unit.close()])
+
+    def _whole(self, state: State) -> State:
+        """The state at a step in which atoms also take in what lies beyond the end of a reduction, where every panel has zeros
+        there: a number of atoms that is known only at run time would keep those of neighbouring steps apart.
+        """
+        nest, tile = self.nest, self.program.unit_tile
+        padded = [d for d in nest.reduce if not isinstance(state.limits[d], int) and self._zeros_beyond(d)]
+        return replace(state, limits=tuple(tile[d] if d in padded else left for d, left in enumerate(state.limits)))
+
+    def _zeros_beyond(self, dim: int) -> bool:
+        """True if tiles reach only beyond the problem, not into the share of another unit, where all panels hold zeros."""
+        outside = [n for n, lp in enumerate(self.loops) if lp.dim == dim and lp.level < self.program.levels[1]]
+        shared = all(self.program.step(self.loops[n]) % self.program.unit_tile[dim] == 0 for n in outside)
+        ends = all(bulk.ends(dim, self.nest.extents[dim]) for bulk in self.bulks.values() if bulk is not None)
+        return shared and ends and all(panel.steps[dim] for ring in self.rings.values() for panel in ring.panels)
+
+    def _settled(self) -> Stmt:
+        acc = self.lane.acc
+        assert acc is not None
+        return self.unit.settled(pointer(acc, 0, True), int(acc.shape[0]))
+
+    def _finish(self, state: State) -> Stmt:
+        """All atoms done and all copies given back, then the results."""
+        done = [self.unit.wait(0)]
+        for ring in self.rings.values():
+            if self._lags(ring):
+                done += [self._given(ring, load(ring.last, 0)), store(ring.last, index(ring.nothing), 0)]
+        return sequence([*done, self._settled(), super()._finish(state)])
+
+
+def _begun(rings: Mapping[int, Ring]) -> list[Stmt]:
+    return [statement for ring in rings.values() for statement in ring.begin()]
+
+
+def filling_of(block: Block, unit: PanelUnit, panel: SwizzledPanel, reader: Reader, machine: Machine) -> Filling:
+    """How producers fill a panel that no box does: by copies that run by themselves, where values stay as they are."""
+    assert machine.producers is not None
+    crew = block.thread - index(block.threads), machine.producers.lanes
+    return Filling(block, panel, reader, replace(machine, copies=None) if unit.rounds else machine, crew, unit.taken)

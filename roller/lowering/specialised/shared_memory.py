@@ -1,0 +1,108 @@
+"""What a block takes whose atoms read panels: the memory that its lanes share (panels, signals, room for results that leave), and
+registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from roller.ir.expr import ELEMENT_BYTES
+from roller.lowering.simt.machine import Machine
+from roller.lowering.simt.matrix_atoms import SIDES, GroupBlock
+from roller.lowering.simt.stage_kernel import workspace_of
+from roller.lowering.specialised.bulk_copies import bulk_of
+from roller.lowering.specialised.staged_store import Outlet, outlet_of
+from roller.lowering.specialised.swizzle import SwizzledPanel, swizzled_panel
+from roller.lowering.tir.builder import Buffer, shared_buffer
+from roller.lowering.tir.loads import Reader
+from roller.program.rprogram import StageProgram
+
+SIGNALS_BYTES = 1024  # for as many signals as any program has
+OTHER_REGISTERS = 40  # of a lane that computes: addresses, counters, what the epilogue reads
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The memory that a block's lanes share: panels, one after another, then signals, then results that leave."""
+
+    panels: list[SwizzledPanel]
+    arena: Buffer
+    signals: int  # the first one's place, in elements of the arena
+    outlet: Outlet | None
+
+    @property
+    def bytes(self) -> int:
+        """The size of all of it."""
+        return int(self.arena.shape[0]) * ELEMENT_BYTES[str(self.arena.dtype)]
+
+
+def layout_of(block: GroupBlock, machine: Machine) -> Layout:
+    """How a block's memory is laid out."""
+    program = block.program
+    dtype = program.atom.stored_dtype
+    size, found, start = ELEMENT_BYTES[dtype], [], 0
+    for staging in program.staged:
+        panel = swizzled_panel(program, staging, None, start)
+        found.append(panel)
+        start += panel.size * panel.copies
+    taken = start * size + SIGNALS_BYTES
+    outlet = _outlet(block, machine, taken)
+    buffer = shared_buffer("panels", (taken + (0 if outlet is None else outlet.bytes)) // size, dtype)
+    return Layout([swizzled_panel(program, p.staging, buffer, p.start) for p in found], buffer, start, outlet)
+
+
+def _outlet(block: GroupBlock, machine: Machine, taken: int) -> Outlet | None:
+    """How results leave beside what takes so many bytes."""
+    program, departures, producers = block.program, machine.departures, machine.producers
+    if departures is None or producers is None:
+        return None
+    output, space = program.nest.output.tensor, workspace_of(program)
+    array = (output.name, output.dtype, 1) if space is None else (space.name, space.dtype, program.split)
+    room = departures.room(block.threads + producers.lanes, registers_of(program, block), taken)
+    return outlet_of(block, block.panel_unit, departures, array, room, taken)
+
+
+def shared_bytes(program: StageProgram, machine: Machine) -> int:
+    """The memory that a block's lanes share."""
+    return layout_of(block_of(program, machine), machine).bytes
+
+
+def refusal(program: StageProgram, machine: Machine) -> tuple[str, str] | None:
+    """Why lanes cannot divide labour for a program with an atom that reads panels; None where they can, and for all other atoms."""
+    name, atom = program.nest.stage.name, program.atom
+    if not machine.in_place(atom):
+        return None
+    producers, block = machine.producers, block_of(program, machine)
+    assert producers is not None, "panels that atoms read are filled by producers"
+    if {role for role, _ in program.mapping} != {*SIDES, "k"}:
+        return "roles", f"{atom.name} wants rows, columns and a reduction of {name!r}"
+    if any(lp.over == "lanes" and program.nest.dims[lp.dim].is_reduce for lp in program.loops):
+        return "lanes", f"groups of {atom.name} share no reduction, those of {name!r} would"
+    if program.parted:
+        return "cluster", f"some clusters of {name!r} would begin at the end of a row of tiles and end in the next one"
+    if program.cluster > 1 and not any(_spread(program, block, machine)):
+        return "cluster", f"{name!r} has nothing that boxes bring to all blocks of a cluster"
+    wanted = registers_of(program, block)
+    room = producers.registers(block.threads // atom.lanes)
+    if wanted > room:
+        return "registers", f"a lane of {name!r} takes about {wanted} registers beside those that fill panels, it may have {room}"
+    return None
+
+
+def _spread(program: StageProgram, block: GroupBlock, machine: Machine) -> Iterator[bool]:
+    """For each panel whether boxes bring it to all blocks of a cluster at once."""
+    reader = Reader(program.nest, {})
+    for panel in layout_of(block, machine).panels:
+        bulk = bulk_of(block, panel, reader)
+        yield bulk is not None and bulk.cluster > 1
+
+
+def registers_of(program: StageProgram, block: GroupBlock) -> int:
+    """Registers of a lane that computes: accumulators, and what else it needs."""
+    return block.accumulators + OTHER_REGISTERS
+
+
+def block_of(program: StageProgram, machine: Machine) -> GroupBlock:
+    """The lanes that compute."""
+    return GroupBlock(program, machine.group, functions=machine.functions, unit=machine.panel_units[program.atom.name])

@@ -1,0 +1,281 @@
+"""Does a tile fit a level, what does it occupy there, and how much does the operator move into the level with it.
+
+Managed levels must hold the staged inputs (times their depth) and, where they may, the accumulators. Caches must hold what
+survives until it is used again: one array's tile, and for each other array what one pass of the reusing loop touches.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from roller.ir.expr import ELEMENT_BYTES
+from roller.ir.nest import Access, Nest, Tile
+from roller.ir.row_groups import held_bytes
+from roller.ir.sliding_windows import every_window, stored_tile
+from roller.program.alignment import lane_rule
+from roller.program.footprint import Geometry
+from roller.program.rprogram import lane_level, panel_element_bytes, tiled_levels
+from roller.target.hardware import ComputeAtom, HardwareSpec, MemoryLevel
+
+Mapping = tuple[tuple[str, int], ...]
+
+PICKED = 4  # vectors that are picked from others at a time: their loads overlap
+
+
+@dataclass
+class Fit:
+    """Capacity, footprint and traffic of tiles of one nest on one chip. `cooperate`: lanes share reductions. `windowed`: panels
+    hold what windows pass over, and lanes take all taps of the innermost ones at a step.
+    """
+
+    spec: HardwareSpec
+    nest: Nest
+    geometry: Geometry
+    cooperate: bool = False
+    windowed: bool = False
+    limits: dict[tuple[int, int], int] = field(default_factory=dict)  # (level, dimension) → its greatest extent there
+    _lane_level: int | None = field(init=False)
+    _innermost: int = field(init=False)
+    _panels: tuple[int, ...] = field(init=False)
+    _traffic: dict[tuple[int, Tile], float] = field(default_factory=dict)
+    _footprints: dict[tuple[int, Tile, Tile, int], int] = field(default_factory=dict)
+    _inner: dict[tuple[Tile, Mapping, str], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._lane_level = lane_level(self.spec)
+        self._innermost = tiled_levels(self.spec)[-1]
+        factors = range(len(self.nest.factors))
+        self._panels = tuple([f for f in factors if self.reused(self.nest.factor_touches(f))])
+
+    def tiles(self, tile: Tile) -> int:
+        """Spatial tiles of this extent that cover the problem."""
+        return math.prod([-(-self.nest.extents[i] // tile[i]) for i in self.nest.spatial])
+
+    def rule(self, levels: tuple[int, ...], position: int) -> str:
+        """The name under which a tile that does not fit this level is counted."""
+        return f"{self.spec.levels[levels[position]].name} capacity"
+
+    def fits(self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile, mapping: Mapping, atom: ComputeAtom) -> bool:
+        """True if the tile may be resident at the level; caches admit any first tile."""
+        if not self.within(levels[position], tile, inner):
+            return False
+        level = self.spec.levels[levels[position]]
+        if position == len(levels) - 1:
+            room = self.lane_bytes(level)
+            return not level.managed or self.inner_bytes(tile, mapping, atom) <= room
+        if not level.managed:
+            return tile == inner or self.footprint(levels, position, tile, inner, atom) <= level.usable_bytes
+        if self.footprint(levels, position, tile, inner, atom) > self.usable_bytes(level):
+            return False
+        return self._lane_level is None or self.lanes(tile, inner, atom) <= self.spec.unit.lanes_max
+
+    def within(self, level: int, tile: Tile, inner: Tile) -> bool:
+        """True if no extent is greater than the device's rules allow; a tile as long as the one inside it has no choice."""
+        return not self.limits or all(e <= max(self.limits.get((level, d), e), inner[d]) for d, e in enumerate(tile))
+
+    def legal(
+        self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile, mapping: Mapping, atom: ComputeAtom
+    ) -> str | None:
+        """The rule that a tile breaks although it fits (growth may pass through it), None if it breaks none."""
+        if self._lane_level is None or position != len(levels) - 2:
+            return None
+        lanes = self.lanes(tile, inner, atom)
+        storage = self.spec.unit.lane_storage_bytes
+        reserved = self.spec.unit.lane_reserved_bytes
+        if storage and self.spec.stored_lanes(lanes) * (self.inner_bytes(inner, mapping, atom) + reserved) > storage:
+            return "lane storage"
+        grouped = lane_rule(self.spec, lanes, self.lanes(self.nest.extents, inner, atom))
+        return grouped or self.window_rule(tile) or self._row_rule(self.spec.levels[levels[position]], tile, atom)
+
+    def window_rule(self, tile: Tile) -> str | None:
+        """Why panels of a tile do not hold what windows pass over: what they pass over beyond the ends of the problem nobody may
+        read.
+        """
+        if not self.windowed:
+            return None
+        extents, every = self.nest.extents, every_window(self.nest)
+        whole = all(extents[d] % tile[d] == 0 for w in every for d in w.taps)
+        return None if whole and all(tile[w.spatial] <= extents[w.spatial] for w in every) else "whole windows"
+
+    def _row_rule(self, level: MemoryLevel, tile: Tile, atom: ComputeAtom) -> str | None:
+        """Why the panels of a tile break rule 3 where an atom reads them as they lie: a row, which goes along what is contiguous in
+        the array, is as long as all banks are wide, several such, or the whole array's. Shorter ones leave banks idle, and what
+        brings rows brings each by itself.
+        """
+        if level.banks is None or not level.managed or not self.spec.in_place(atom):
+            return None
+        width = level.banks.count * level.banks.width_bytes // ELEMENT_BYTES[atom.stored_dtype]
+        for dim, extent in enumerate(self.nest.extents):
+            along = any(a.strides[dim] == 1 for a in self.nest.accesses if a.role == "body")
+            if along and tile[dim] < extent and tile[dim] % width:
+                return f"panel rows in multiples of {width}"
+        return None
+
+    def lanes(self, tile: Tile, inner: Tile, atom: ComputeAtom) -> int:
+        """Lanes of a unit tile: one for each concurrent sub-tile, or the group that a matrix atom takes."""
+        shared = range(len(tile)) if self.cooperate else self.nest.spatial
+        sub_tiles = math.prod([-(-tile[i] // inner[i]) for i in shared])
+        return sub_tiles * (atom.lanes if atom.kind == "matrix" else 1)
+
+    def usable_bytes(self, level: MemoryLevel) -> int:
+        """Bytes for tiles: without the share of the whole problem where the outer level is carved from this one."""
+        if not any(outer.carved_from == level.name for outer in self.spec.levels):
+            return level.usable_bytes
+        whole = {a.tensor.name: a.tensor.nbytes for a in self.nest.accesses}
+        return level.usable_bytes - -(-sum(whole.values()) // level.instances)
+
+    def lane_bytes(self, level: MemoryLevel) -> int:
+        """Bytes of the innermost level that one sub-tile may use."""
+        limit, reserved = self.spec.unit.lane_storage_max_bytes, self.spec.unit.lane_reserved_bytes
+        return min(level.usable_bytes, limit - reserved) if limit is not None else level.usable_bytes
+
+    def inner_bytes(self, tile: Tile, mapping: Mapping, atom: ComputeAtom) -> int:
+        """Bytes of an innermost tile: accumulators, one atom's worth of the largest operand where it streams, the others whole.
+
+        Reduce extents of a vector that lies on a reduce dimension hold partial results of their own.
+        """
+        key = tile, mapping, atom.name
+        found = self._inner.get(key)
+        if found is None:
+            found = self._inner[key] = self._inner_bytes(tile, mapping, atom)
+        return found
+
+    def touched_bytes(self, tile: Tile) -> int:
+        """Bytes of all data tiles: of tiles that are equally fast the one that touches less is the better one."""
+        return sum([self.geometry.held(number, tile).nbytes for number in range(len(self.nest.accesses))])
+
+    def _inner_bytes(self, tile: Tile, mapping: Mapping, atom: ComputeAtom) -> int:
+        nest = self.nest
+        if nest.before:
+            return held_bytes(nest, tile)
+        spread = [d for _, d in mapping if nest.dims[d].is_reduce] if atom.kind == "vector" else []
+        outputs = math.prod([tile[i] for i in nest.spatial]) * math.prod([tile[i] for i in nest.reduce] if spread else [1])
+        if "input" not in self.spec.levels[min(self._innermost, len(self.spec.levels) - 1)].holds:
+            return outputs * nest.accumulator_bytes // self._shared_lanes(atom)
+        if nest.stage.reducer is None or self.spec.in_place(atom):
+            return outputs * nest.accumulator_bytes // self._shared_lanes(atom)  # what is read becomes the result, or stays outside
+        whole = [self._operand_bytes(a.touches, self._read_tile(a.factor, tile), mapping, atom) for a in nest.inputs]
+        once = [self._operand_bytes(a.touches, None, mapping, atom) for a in nest.inputs]
+        streamed = self.spec.unit.lane_operands == "streamed"
+        held = sum(whole) - (max((w - o for w, o in zip(whole, once, strict=True)), default=0) if streamed else 0)
+        held += sum(self._picked_bytes(a, mapping, atom) for a in nest.inputs)
+        return outputs * nest.accumulator_bytes // self._shared_lanes(atom) + held
+
+    def _read_tile(self, factor: int, tile: Tile) -> Tile:
+        """The tile as extents of what a lane reads of a factor."""
+        return stored_tile(self.nest, factor, tile) if self.windowed else tile
+
+    def _shared_lanes(self, atom: ComputeAtom) -> int:
+        """Lanes over which a matrix atom spreads its tile: each holds its part."""
+        return atom.lanes if atom.kind == "matrix" else 1
+
+    def _operand_bytes(self, touches: tuple[bool, ...], tile: Tile | None, mapping: Mapping, atom: ComputeAtom) -> int:
+        """Bytes of an operand's share of a tile (of one atom for None); a value broadcast to a vector fills a whole one."""
+        roles = atom.extents
+        atoms = {d: r if isinstance(r := roles[name], int) else 1 for name, d in mapping}
+        size = self.nest.accumulator_bytes
+        for dim, touched in enumerate(touches):
+            width = atoms.get(dim, 1)
+            if touched:
+                size *= width if tile is None else max(tile[dim], width)
+            elif atom.kind == "vector":
+                size *= width
+        return size // self._shared_lanes(atom)
+
+    def _picked_bytes(self, access: Access, mapping: Mapping, atom: ComputeAtom) -> int:
+        """Bytes of the vectors from which those of an array with a small step are picked, a few at a time, and of the pattern."""
+        if atom.kind != "vector" or not mapping or self.nest.stageable(access.factor):
+            return 0  # what is reused lies in a panel, as it is wanted
+        role, lane = mapping[0]
+        width = atom.extents[role]
+        assert isinstance(width, int)
+        step = next((abs(c) for i in access.index if (c := i.coefficient(access.innermost[lane]))), 0)
+        beside = access.guarded or access.strides[lane] == step  # a box lays it so
+        if not beside or not 1 < step <= width // 2:
+            return 0
+        return (PICKED * step + 1) * width * self.nest.accumulator_bytes
+
+    def footprint(self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile, atom: ComputeAtom) -> int:
+        """Bytes that the tile occupies at the level."""
+        key = position, tile, inner, panel_element_bytes(self.nest, atom)
+        found = self._footprints.get(key)
+        if found is None:
+            found = self._footprints[key] = self._footprint(levels, position, tile, inner, atom)
+        return found
+
+    def _footprint(self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile, atom: ComputeAtom) -> int:
+        level = self.spec.levels[levels[position]]
+        if level.managed:
+            return self._managed_bytes(levels, position, tile, atom)
+        everything = range(len(self.nest.accesses))
+        choices = []
+        for kept in everything:
+            touches = self.nest.accesses[kept].touches
+            one_pass = tuple(t if x else min(t, n) for t, n, x in zip(tile, inner, touches, strict=True))
+            choices.append(sum(self.geometry.held(a, one_pass).nbytes for a in everything))
+        return min(choices)
+
+    def _managed_bytes(self, levels: tuple[int, ...], position: int, tile: Tile, atom: ComputeAtom, depth: int = 1) -> int:
+        """Staged inputs times their depth, and accumulators."""
+        level = self.spec.levels[levels[position]]
+        innermost = position == len(levels) - 1
+        total = 0
+        if "input" in level.holds:
+            panels = not innermost and self.nest.reduce
+            total += depth * (self._panel_bytes(tile, atom) if panels else self._input_bytes(tile, innermost))
+        if "accumulator" in level.holds:
+            total += math.prod([tile[i] for i in self.nest.spatial]) * self.nest.accumulator_bytes
+        return total
+
+    def _panel_bytes(self, tile: Tile, atom: ComputeAtom) -> int:
+        """Panels of the factors that are used again: a value for every point, or for all that windows pass over."""
+        elements = [self.geometry.panel_elements(f, tile, self.windowed) for f in self._panels]
+        return sum(elements) * panel_element_bytes(self.nest, atom)
+
+    def _input_bytes(self, tile: Tile, innermost: bool) -> int:
+        """Data tiles of the inputs that are used again, or of all."""
+        inputs = [(n, a) for n, a in enumerate(self.nest.accesses) if a.role == "body"]
+        return sum([self.geometry.held(n, tile).nbytes for n, a in inputs if innermost or self.reused(a.touches)])
+
+    def depth(self, levels: tuple[int, ...], position: int, tile: Tile, atom: ComputeAtom) -> int:
+        """Copies of the staged inputs to hold at a managed level: two, so that one fills while the other is used, if they fit."""
+        level = self.spec.levels[levels[position]]
+        double = level.depth_max > 1 and self._managed_bytes(levels, position, tile, atom, 2) <= self.usable_bytes(level)
+        return 2 if double else 1
+
+    def room_left(self, levels: tuple[int, ...], position: int, tile: Tile, depth: int, atom: ComputeAtom) -> int:
+        """Bytes of a managed level that a tile with so many copies of its inputs leaves free."""
+        return self.usable_bytes(self.spec.levels[levels[position]]) - self._managed_bytes(levels, position, tile, atom, depth)
+
+    def reused(self, touches: tuple[bool, ...]) -> bool:
+        """True if some spatial dimension uses the same values again, so that holding them at a level pays."""
+        return any(not touches[i] and self.nest.extents[i] > 1 for i in self.nest.spatial) or self._windows()
+
+    def _windows(self) -> bool:
+        return any(sum(1 for i in a.index for _ in i.terms) > len(a.index) for a in self.nest.inputs)
+
+    def traffic(self, levels: tuple[int, ...], position: int, tile: Tile) -> float:
+        """The operator's whole traffic into the level if every tile loads its data anew; the output moves 2r - 1 times
+        where r reduce trips lie outside a level whose sub-tiles run one after another.
+        """
+        key = levels[position], tile
+        found = self._traffic.get(key)
+        if found is None:
+            found = self._traffic[key] = self._sum_traffic(levels, position, tile)
+        return found
+
+    def _sum_traffic(self, levels: tuple[int, ...], position: int, tile: Tile) -> float:
+        nest, level = self.nest, self.spec.levels[levels[position]]
+        trips = [-(-e // t) if t else 0 for e, t in zip(nest.extents, tile, strict=True)]
+        everywhere, spatial = math.prod(trips), math.prod([trips[i] for i in nest.spatial])
+        concurrent = self._lane_level is not None or position == len(levels) - 1
+        total = 0.0
+        for number, access in enumerate(nest.accesses):
+            moved = self.geometry.held(number, tile).moved(level.transaction_bytes)
+            if access.role == "body":
+                total += moved * everywhere
+            else:
+                passes = 1 if concurrent or access.role == "epilogue" else 2 * everywhere / max(spatial, 1) - 1
+                total += moved * spatial * passes
+        return total

@@ -1,0 +1,271 @@
+"""Tiles and what one tile needs: boxes, bytes, whole transactions, contiguous runs.
+
+A tile is one extent per dimension of a `Nest`. An *rTile* is a tile whose extents obey the alignment rules
+(`roller.program.alignment`). Its *data tile* of an array is the box that it touches, halo included:
+
+    box_d = 1 + sum_j |c_j| (T_j - 1)      for dimension d of the array, index coefficients c_j, extents T_j
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from roller.ir.nest import Access, Nest, Tile
+from roller.ir.sliding_windows import stored_tile
+from roller.target.hardware import Banks
+
+
+@dataclass(frozen=True, slots=True)
+class DataTile:
+    """The part of one array that a tile touches: the box's shape, its elements, and elements in contiguous runs."""
+
+    shape: tuple[int, ...]
+    elements: int
+    run: int
+
+
+class BoxShape:
+    """How the data tile of one array follows from a tile: looked up once for the array, evaluated for every tile."""
+
+    def __init__(self, nest: Nest, access: Access) -> None:
+        self.access, self._dims = access, nest.dims
+        self._linear = [
+            n
+            for n, (d, s) in enumerate(zip(nest.dims, access.strides, strict=True))
+            if s is not None and len(d.members) > 1 and access.touches[n]
+        ]
+        flat = {a.name for n in self._linear for a in nest.dims[n].members}
+        member = {a.name: (n, m) for n, d in enumerate(nest.dims) for m, a in enumerate(d.members)}
+        self._index = [
+            (
+                bound,
+                [(abs(c), *member[n]) for n, c in index.terms if n in member],
+                any(n in flat for n, _ in index.terms),
+            )
+            for index, bound in zip(access.index, access.tensor.shape, strict=True)
+        ]
+        self._fused = [n for n, d in enumerate(nest.dims) if len(d.members) > 1 and access.touches[n]]
+        self._whole = nest.extents
+        self._rows = _rows(access, self._linear, [{n for _, n, _ in terms} for _, terms, _ in self._index])
+
+    def __call__(self, tile: Tile) -> DataTile:
+        """The box of the array under a tile; where the array is smaller (padding), cut to the array.
+
+        A fused dimension along which addresses stay linear counts as one run of the array, however its axes wrap.
+        """
+        reach_of = {n: self._dims[n].member_extents(tile[n]) for n in self._fused}
+        whole = self._whole
+        shape, elements = [], 1
+        for bound, terms, flat in self._index:
+            reach = 1
+            for c, n, m in terms:
+                members = reach_of.get(n)
+                extent = members[m] if members is not None else tile[n] if tile[n] < whole[n] else whole[n]
+                reach += c * (extent - 1)
+            reach = max(reach if reach < bound else bound, 0)
+            shape.append(reach)
+            if not flat:
+                elements *= reach
+        for n in self._linear:
+            elements *= min(tile[n], whole[n])
+        return DataTile(tuple(shape), elements, min(self._run(tile, shape), elements))
+
+    def _run(self, tile: Tile, box: Sequence[int]) -> int:
+        """Elements that lie one after another in memory: inner dimensions of the array as far as they are full."""
+        run = 1
+        for place, fused, bound in self._rows:
+            extent = box[place] if fused is None else min(tile[fused], self._whole[fused])
+            run *= extent
+            if extent != bound:
+                break
+        return run
+
+
+def data_tile(nest: Nest, access: Access, tile: Tile) -> DataTile:
+    """The box of one array under a tile."""
+    return BoxShape(nest, access)(tile)
+
+
+def _rows(access: Access, linear: Sequence[int], dims: Sequence[set[int]]) -> list[tuple[int, int | None, int]]:
+    """The array's dimensions from the innermost outwards, with what they are full at: (place in the shape, None, bound). Those
+    that one fused dimension walks in address order count as one: (place, the dimension, its bound).
+    """
+    rows: list[tuple[int, int | None, int]] = []
+    for place in reversed(range(len(dims))):
+        bound = access.tensor.shape[place]
+        (fused,) = dims[place] if len(dims[place]) == 1 else (None,)
+        fused = fused if fused in linear else None
+        if rows and fused is not None and rows[-1][1] == fused:
+            rows[-1] = (place, fused, rows[-1][2] * bound)
+        else:
+            rows.append((place, fused, bound))
+    return rows
+
+
+class HeldTile:
+    """One data tile with what it costs to move and to keep, worked out when first asked for: tiles come up again and again."""
+
+    __slots__ = ("_access", "_crowding", "_moved", "_starts", "nbytes", "runs", "tile")
+
+    def __init__(self, access: Access, tile: DataTile) -> None:
+        self._access, self.tile = access, tile
+        self.nbytes = tile.elements * access.element_bytes
+        self.runs = tile.elements / max(tile.run, 1)
+        self._moved: dict[int, float] = {}
+        self._crowding: dict[tuple[int, int], float] = {}
+        self._starts: dict[tuple[int, int], int] = {}
+
+    def moved(self, transaction: int) -> float:
+        """Bytes moved in whole transactions.
+
+        A run of r bytes at a random multiple of the element size b touches (r - b) / transaction + 1 transactions on
+        average, and exactly r / transaction where rows and runs are multiples of one.
+        """
+        found = self._moved.get(transaction)
+        if found is None:
+            found = self._moved[transaction] = _whole_transactions(self.tile, self._access, transaction)
+        return found
+
+    def crowding(self, banks: Banks) -> float:
+        """Room that a strided tile needs in a banked (set-associative) memory over its bytes: rows that start a multiple of
+        many banks apart share a few of them, and the memory is full when those are. 1 where rows are contiguous or spread evenly.
+        """
+        if self.tile.run >= self.tile.elements:
+            return 1.0
+        key = banks.count, banks.width_bytes
+        found = self._crowding.get(key)
+        if found is None:
+            found = self._crowding[key] = _crowding(self.tile, self._access, banks)
+        return found
+
+    def side_by_side(self, banks: Banks, capacity: int) -> int:
+        """Rows that have a line each in a set-associative memory: all of its lines, or those of the few sets where rows start."""
+        key = banks.count, banks.width_bytes
+        sets = self._starts.get(key)
+        if sets is None:
+            sets = self._starts[key] = banks_of_starts(_row_step(self.tile, self._access) * self._access.element_bytes, banks)
+        return sets * (capacity // (banks.count * banks.width_bytes))
+
+
+@dataclass
+class Geometry:
+    """Data tiles of one nest, remembered: construction asks for the same ones again and again."""
+
+    nest: Nest
+    _held: dict[tuple[int, Tile], HeldTile] = field(default_factory=dict)
+    _read: dict[tuple[int, Tile], HeldTile] = field(default_factory=dict)
+    _projected: tuple[dict[Tile, HeldTile], ...] = field(init=False)
+    _touched: tuple[tuple[int, ...], ...] = field(init=False)
+    _shapes: tuple[BoxShape, ...] = field(init=False)
+    _factor_touched: tuple[tuple[int, ...], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        nest = self.nest
+        self._touched = tuple(_positions(a.touches) for a in nest.accesses)
+        self._projected = tuple({} for _ in nest.accesses)
+        self._shapes = tuple(BoxShape(nest, a) for a in nest.accesses)
+        self._factor_touched = tuple(_positions(nest.factor_touches(f)) for f in range(len(nest.factors)))
+
+    def held(self, number: int, tile: Tile) -> HeldTile:
+        """The data tile of array `number` (the position in `nest.accesses`) and its costs."""
+        found = self._held.get((number, tile))
+        if found is None:
+            found = self._held[number, tile] = self._project(number, tile)
+        return found
+
+    def read(self, number: int, tile: Tile) -> HeldTile:
+        """The part of a data tile that filling a panel reads: no more elements than the tile has points, and those between them
+        in a row, as they come in the same transactions. A box is larger where windows move in steps, or where a tile along fused
+        axes begins in the middle of a row.
+        """
+        held, access = self.held(number, tile), self.nest.accesses[number]
+        points = math.prod([tile[i] for i in self._touched[number]]) * _step_in_row(access)
+        if points >= held.tile.elements:
+            return held
+        found = self._read.get((number, tile))
+        if found is None:
+            part = DataTile(held.tile.shape, points, min(held.tile.run, points))
+            found = self._read[number, tile] = HeldTile(access, part)
+        return found
+
+    def _project(self, number: int, tile: Tile) -> HeldTile:
+        """Tiles that differ where the array is not touched share one answer."""
+        touched = self._touched[number]
+        key = tuple([tile[i] for i in touched])
+        found = self._projected[number].get(key)
+        if found is None:
+            only = [1] * len(tile)
+            for i in touched:
+                only[i] = tile[i]
+            found = HeldTile(self.nest.accesses[number], self._shapes[number](tuple(only)))
+            self._projected[number][key] = found
+        return found
+
+    def panel_elements(self, factor: int, tile: Tile, windowed: bool = False) -> int:
+        """Elements of a staged panel of one factor: a value for every point of the dimensions it depends on; `windowed`: for every
+        value that windows pass over.
+        """
+        laid = stored_tile(self.nest, factor, tile) if windowed else tile
+        return math.prod([laid[i] for i in self._factor_touched[factor]])
+
+
+def _positions(touches: tuple[bool, ...]) -> tuple[int, ...]:
+    return tuple(i for i, touched in enumerate(touches) if touched)
+
+
+def _crowding(box: DataTile, access: Access, banks: Banks) -> float:
+    size = access.element_bytes
+    step = _row_step(box, access) * size
+    lines = max(1, -(-box.run * size // banks.width_bytes))
+    rows = box.elements / box.run
+    if step % banks.width_bytes:
+        return 1.0
+    starts = banks_of_starts(step, banks)
+    return max(1.0, banks.count / (starts * lines)) if rows > starts else 1.0
+
+
+def _step_in_row(access: Access) -> int:
+    """How many elements of a row a tile moves on by from one point to the next."""
+    return max([abs(c) for _, c in access.index[-1].terms], default=1) if access.index else 1
+
+
+def _row_step(box: DataTile, access: Access) -> int:
+    """Address step between the runs of a box: the stride of the next dimension outside a run that has several of them."""
+    inside = True
+    for extent, bound, stride in zip(
+        reversed(box.shape), reversed(access.tensor.shape), reversed(access.tensor.strides), strict=True
+    ):
+        if inside:
+            inside = extent == bound
+        elif extent > 1:
+            return stride
+    return 1
+
+
+def banks_of_starts(step: int, banks: Banks) -> int:
+    """The banks that rows so many bytes apart start in."""
+    return banks.count // math.gcd(step // banks.width_bytes, banks.count) if step % banks.width_bytes == 0 else banks.count
+
+
+def _whole_transactions(box: DataTile, access: Access, transaction: int) -> float:
+    if not box.elements:
+        return 0.0
+    size = access.element_bytes
+    row = (access.tensor.shape[-1] if access.tensor.shape else 1) * size
+    run = box.run * size
+    aligned = run % transaction == 0 and (row % transaction == 0 or run >= access.tensor.nbytes)
+    per_run = run / transaction if aligned else (run - size) / transaction + 1
+    return box.elements / box.run * per_run * transaction
+
+
+def padded_points(extents: Tile, tile: Tile) -> int:
+    """Points executed when a problem is covered with whole tiles."""
+    return math.prod([-(-e // t) * t for e, t in zip(extents, tile, strict=True)])
+
+
+def padding_waste(extents: Tile, tile: Tile) -> float:
+    """The share of work added by covering a problem with whole tiles: 0 where the tile divides it."""
+    points = math.prod(extents)
+    return padded_points(extents, tile) / points - 1 if points else 0.0

@@ -1,0 +1,102 @@
+"""Programs and estimates as plain JSON values, and back: what an artifact remembers of its construction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from itertools import accumulate
+from typing import Any
+
+from pydantic import ValidationError
+
+from roller.errors import KernelError
+from roller.ir.expr import TensorExpr
+from roller.ir.nest import Nest, over_rows, variants
+from roller.ir.row_groups import group_of
+from roller.program.estimate import Estimate
+from roller.program.rprogram import RProgram, StageProgram, Staging
+from roller.target.hardware import ComputeAtom
+
+TOGETHER = "together"  # how many stages a stage's program computes, where those are several
+
+
+def program_to_json(program: RProgram) -> dict[str, Any]:
+    """All that, together with the program's expression, makes the program again."""
+    return {"stages": [_stage_to_json(s) for s in program.stages]}
+
+
+def program_from_json(data: Mapping[str, Any], expr: TensorExpr) -> RProgram:
+    """The program that `program_to_json` wrote; `KernelError` where this roller cannot make it again."""
+    try:
+        tables, ends = data["stages"], list(accumulate(table.get(TOGETHER, 1) for table in data["stages"]))
+        if ends[-1:] != [len(expr.stages)]:
+            raise ValueError(f"it has {sum(ends[-1:])} stages, not {len(expr.stages)}")
+        return RProgram(expr, tuple(_stage_from_json(table, end, expr) for table, end in zip(tables, ends, strict=True)))
+    except (KeyError, TypeError, ValueError, AttributeError, ValidationError) as error:
+        raise KernelError(f"the saved program does not fit its expression: {error}; compile the operator again") from error
+
+
+def _stage_to_json(program: StageProgram) -> dict[str, Any]:
+    special = {
+        "nest": [[axis.name for axis in dim.members] for dim in program.nest.dims],
+        "atom": program.atom.model_dump(mode="json"),
+        "staged": [asdict(s) for s in program.staged],
+    }
+    together = {TOGETHER: len(program.nest.stages)} if program.nest.before else {}
+    return {f.name: special.get(f.name, getattr(program, f.name)) for f in fields(program)} | together
+
+
+def _stage_from_json(table: Mapping[str, Any], end: int, expr: TensorExpr) -> StageProgram:
+    values = {name: _tuples(value) for name, value in table.items() if name != TOGETHER}
+    values["nest"] = _nest(table["nest"], end - table.get(TOGETHER, 1), end, expr)
+    values["atom"] = ComputeAtom.model_validate({k: dict(v) if isinstance(v, Mapping) else v for k, v in table["atom"].items()})
+    values["staged"] = tuple(Staging(**entry) for entry in table["staged"])
+    return StageProgram(**values)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _nest(dims: Any, start: int, end: int, expr: TensorExpr) -> Nest:
+    names = [list(members) for members in dims]
+    for nest in _nests(start, end, expr):
+        if [[axis.name for axis in dim.members] for dim in nest.dims] == names:
+            return nest
+    raise ValueError(f"no nest of {expr.stages[end - 1].name!r} has the dimensions {names}")
+
+
+def _nests(start: int, end: int, expr: TensorExpr) -> Iterable[Nest]:
+    """The nests of the stages between two numbers."""
+    if end - start == 1:
+        return (*variants(expr.stages[start], expr.tensors), *variants(expr.stages[start], expr.tensors, boxes=True))
+    group = group_of(expr, start, end)
+    return () if group is None else (over_rows(group, expr.tensors),)
+
+
+def estimate_to_json(estimate: Estimate) -> dict[str, Any]:
+    """Seconds, terms and utilisation; of a simulated machine also its clock."""
+    simulated = {} if estimate.clock_ghz is None else {"clock_ghz": estimate.clock_ghz}
+    return {"seconds": estimate.seconds, "terms": dict(estimate.terms), "utilisation": dict(estimate.utilisation), **simulated}
+
+
+def estimate_from_json(data: Mapping[str, Any]) -> Estimate:
+    """The estimate that `estimate_to_json` wrote; `KernelError` for anything else."""
+    try:
+        parts = [tuple((name, float(value)) for name, value in data[key].items()) for key in ("terms", "utilisation")]
+        clock = data.get("clock_ghz")
+        return Estimate(float(data["seconds"]), parts[0], parts[1], clock_ghz=None if clock is None else float(clock))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise KernelError(f"the saved estimate cannot be read: {error}; compile the operator again") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A program that was considered: what was predicted, the seconds it took where it was measured, and what of its binary was not
+    foreseen.
+    """
+
+    program: RProgram
+    estimate: Estimate
+    measured_s: float | None = None
+    note: str = ""

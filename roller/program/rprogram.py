@@ -1,0 +1,380 @@
+"""RPrograms: tiles for each memory level, the loops between them, and what they stage.
+
+A `StageProgram` holds one tile per *tiled* level (`tiled_levels`: the levels that a unit owns, outermost first) and for each an
+order of the loops that walk it inside the next outer tile. Everything else is derived: a loop over a spatial dimension at
+the first tiled level runs over units, at a level of which a unit has several instances over lanes, all others over time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from roller.ir.expr import ELEMENT_BYTES, TensorExpr
+from roller.ir.nest import Nest, Tile
+from roller.ir.scalar import Cast, Scalar
+from roller.target.hardware import ComputeAtom, HardwareSpec
+
+Over = Literal["time", "units", "lanes"]
+
+LEAST_BLOCK = 4  # results side by side from which transposing them pays
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """One loop: the position of its dimension, its trips, what it runs over, and the level whose tiles it walks; `step`: positions
+    of one trip where that is no tile's, but a unit's share of a reduction, or a band of tiles.
+    """
+
+    dim: int
+    trips: int
+    over: Over
+    level: int
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """A copy of an operand, kept at a level; level 0 means the whole operand, copied once before the nest runs.
+
+    A *panel* holds the values of one factor of the body (`operand` is its number) in the order in which the nest consumes
+    them. A *box* holds the data tile of one array (`operand` is its position in `nest.accesses`) with its fill values, so that
+    no guard is left in the nest, and along the vector (`box_order`). `row_padding` and `run_padding`: elements added to each row of
+    a panel and to each run of its innermost dimension (`roller.layout.banks`). `constant` operands are copied when the kernel is
+    built, not when it runs. `shifts`: units that share a copy each begin with another part of the reduction, and hand what they
+    have on to their neighbour after every step, so that none ever holds more than one part (T10's compute-shift). `windowed`: a
+    panel holds what windows pass over once, not once for each of their taps (`roller.ir.sliding_windows`).
+    """
+
+    kind: Literal["panel", "box"]
+    operand: int
+    level: int
+    depth: int = 1
+    row_padding: int = 0
+    run_padding: int = 0
+    constant: bool = False
+    shifts: bool = False
+    windowed: bool = False
+
+
+@dataclass(frozen=True)
+class StageProgram:
+    """How one stage runs: its nest, the atom and where its roles lie, a tile per tiled level, loop orders, staging.
+
+    `levels[i]` is the spec level of `tiles[i]`; the last tile is the innermost one. `orders[i]` lists every dimension, outer
+    loops first. `cooperate`: lanes share reductions. `split` is the number of parts into which reductions are cut over units
+    (1: none): one for each unit tile, or, with `share`, of so many positions of a dimension, which a unit walks in steps of its
+    tile. `parallel` False keeps all units but one idle (tiny work). `cluster`: neighbouring unit tiles that are worked on at the
+    same time, by units that bring what all of them need once (1: each its own). `band`: a spatial dimension and a number of unit
+    tiles of it, which follow one another before the next tile along the dimensions inside it, so that what units work on at a time
+    is as near a square as that makes it (known as rasterisation, or a swizzle of blocks). Where it does not divide them, the last
+    band goes beyond the end, and the last tile is worked on several times.
+    """
+
+    nest: Nest
+    atom: ComputeAtom
+    mapping: tuple[tuple[str, int], ...]
+    levels: tuple[int, ...]
+    tiles: tuple[Tile, ...]
+    orders: tuple[tuple[int, ...], ...]
+    staged: tuple[Staging, ...] = ()
+    split: int = 1
+    parallel: bool = True
+    lane_level: int | None = None
+    cooperate: bool = False
+    share: tuple[int, int] | None = None
+    cluster: int = 1
+    band: tuple[int, int] | None = None
+
+    @cached_property
+    def key(self) -> tuple[object, ...]:
+        """What tells programs for one nest apart."""
+        chosen = self.atom.name, self.mapping, self.tiles, self.orders, self.staged
+        return *chosen, self.split, self.parallel, self.cooperate, self.share, self.cluster, self.band
+
+    @property
+    def inner(self) -> Tile:
+        """The innermost tile."""
+        return self.tiles[-1]
+
+    @property
+    def unit_tile(self) -> Tile:
+        """The tile that one unit works on at a time."""
+        return self.tiles[0]
+
+    @cached_property
+    def loops(self) -> tuple[Loop, ...]:
+        """All loops outside the innermost tile, outermost first."""
+        found: list[Loop] = []
+        outer = self.nest.extents
+        if self.share is not None:
+            dim, step = self.share
+            found.append(Loop(dim, -(-outer[dim] // step), "units" if self.parallel else "time", self.levels[0], step))
+            outer = (*outer[:dim], step, *outer[dim + 1 :])
+        for position, (level, tile, order) in enumerate(zip(self.levels, self.tiles, self.orders, strict=True)):
+            walked = []
+            for dim in order:
+                trips = -(-outer[dim] // tile[dim]) if tile[dim] else 0
+                if trips != 1:
+                    walked.append(Loop(dim, trips, self._over(dim, position, level), level))
+            found += self._in_bands(walked) if self.band is not None and not position else walked
+            outer = tile
+        return tuple(found)
+
+    def _in_bands(self, walked: list[Loop]) -> list[Loop]:
+        """The loops over unit tiles with the tiles of a band inside those of the dimensions that come after it."""
+        assert self.band is not None
+        dim, count = self.band
+        dealt = [lp for lp in walked if lp.over == "units" and not self.nest.dims[lp.dim].is_reduce]
+        cut = next((lp for lp in dealt[:-1] if lp.dim == dim and 1 < count < lp.trips), None)
+        if cut is None:
+            return walked
+        bands, inside = replace(cut, trips=-(-cut.trips // count), step=count * self.unit_tile[dim]), replace(cut, trips=count)
+        last = walked.index(dealt[-1])
+        return [bands if lp is cut else lp for lp in walked[: last + 1]] + [inside, *walked[last + 1 :]]
+
+    def _over(self, dim: int, position: int, level: int) -> Over:
+        if level == self.lane_level and (self.cooperate or not self.nest.dims[dim].is_reduce):
+            return "lanes"
+        tiles_apart = self.split > 1 and self.share is None
+        if position == 0 and self.parallel and (not self.nest.dims[dim].is_reduce or tiles_apart):
+            return "units"
+        return "time"
+
+    def step(self, loop: Loop) -> int:
+        """Positions that one trip of a loop covers."""
+        return loop.step if loop.step is not None else self.tiles[self.levels.index(loop.level)][loop.dim]
+
+    @cached_property
+    def unit_tiles(self) -> int:
+        """Number of tiles handed to units."""
+        return math.prod(lp.trips for lp in self.loops if lp.over == "units")
+
+    @cached_property
+    def repeated(self) -> int:
+        """How many of them are worked on before: those of the last band beyond the end."""
+        return self.unit_tiles - replace(self, band=None).unit_tiles if self.band is not None else 0
+
+    def brought_once(self, touches: tuple[bool, ...]) -> bool:
+        """True if the units of a cluster all need the same tile of an array: their tiles lie along a dimension that it has not."""
+        return self.beside is not None and not touches[self.beside]
+
+    @cached_property
+    def beside(self) -> int | None:
+        """The dimension along which the unit tiles of a cluster lie; None without one."""
+        return next((lp.dim for lp in reversed(self.loops) if lp.over == "units"), None) if self.cluster > 1 else None
+
+    @property
+    def parted(self) -> bool:
+        """True if the unit tiles of some cluster do not all lie along that dimension: the next tile after its end is elsewhere."""
+        last = next((lp.trips for lp in reversed(self.loops) if lp.over == "units"), 1)
+        return last % self.cluster != 0
+
+    @cached_property
+    def in_bands(self) -> bool:
+        """True if the band counts."""
+        return self.band is not None and self.loops != replace(self, band=None).loops
+
+    @property
+    def way(self) -> tuple[object, ...]:
+        """Which search a program is of: its nest, its atom and where that lies, what lanes share, what panels hold."""
+        return self.nest.dims, self.atom, self.mapping, self.cooperate, self.windowed
+
+    @cached_property
+    def windowed(self) -> bool:
+        """True if some panel holds what windows pass over."""
+        return any(s.windowed for s in self.staged)
+
+    @property
+    def dealt(self) -> bool:
+        """True where unit tiles go one by one to whichever unit is free, so that units work on neighbours: units with lanes. Others
+        take a run of tiles each.
+        """
+        return self.lane_level is not None
+
+    @cached_property
+    def lanes(self) -> int:
+        """Sub-tiles of a unit tile that run concurrently."""
+        return math.prod(lp.trips for lp in self.loops if lp.over == "lanes")
+
+    @cached_property
+    def executed(self) -> Tile:
+        """The tile in whole multiples of which the problem is executed: concurrent lanes all run, sequential ones stop."""
+        return self.unit_tile if self.lane_level is not None else self.inner
+
+    @cached_property
+    def covered(self) -> Tile:
+        """The problem as it is executed: in whole such tiles, and to the end of the last band."""
+        steps = list(self.executed)
+        if self.repeated and self.band is not None:
+            dim, count = self.band
+            steps[dim] *= count
+        return tuple([-(-extent // step) * step if step else 0 for extent, step in zip(self.nest.extents, steps, strict=True)])
+
+    def level_tile(self, level: int) -> Tile:
+        """The tile resident at a spec level: that of the innermost tiled level at or outside it, else the problem."""
+        tile = self.nest.extents
+        for tiled, extents in zip(self.levels, self.tiles, strict=True):
+            if tiled <= level:
+                tile = extents
+        return tile
+
+    @property
+    def lane(self) -> int | None:
+        """The dimension along which a vector atom lies, None without one."""
+        return self.mapping[0][1] if self.mapping and self.atom.kind == "vector" else None
+
+    @cached_property
+    def width(self) -> int:
+        """Elements of the vector atom, 1 without one."""
+        width = self.atom.extents[self.mapping[0][0]] if self.lane is not None else 1
+        return width if isinstance(width, int) else 1
+
+    @cached_property
+    def across(self) -> int | None:
+        """The dimension of a reducing tile along which its results lie side by side where they do not along its vector: there
+        blocks of them are worth transposing, or partial results worth folding together. None for others.
+        """
+        lane, output = self.lane, self.nest.output
+        if lane is None or self.nest.stage.reducer is None:
+            return None
+        if self.width & (self.width - 1) or output.strides[lane] == 1:
+            return None
+        sides = [d for d in self.nest.spatial if output.strides[d] == 1 and self.inner[d] >= LEAST_BLOCK]
+        return sides[0] if sides else None
+
+    @cached_property
+    def accumulator_visits(self) -> int:
+        """How often an innermost tile's accumulators are picked up and put down: once, unless reduce loops lie outside
+        spatial ones that run one after another.
+        """
+        loops, dims = self.loops, self.nest.dims
+        last = max((i for i, lp in enumerate(loops) if not dims[lp.dim].is_reduce and lp.over != "lanes"), default=-1)
+        return math.prod([lp.trips for lp in loops[: max(last, 0)] if dims[lp.dim].is_reduce and lp.over == "time"])
+
+    def role(self, name: str) -> int | None:
+        """The dimension on which a role of the atom lies."""
+        return next((d for r, d in self.mapping if r == name), None)
+
+    def describe(self) -> str:
+        """One line: atom, tiles from the unit inwards, split, staging."""
+        names = [d.name for d in self.nest.dims]
+        tiles = " > ".join("x".join(str(e) for e in t) for t in self.tiles)
+        kinds = [f"{'shifted ' * s.shifts}{'windowed ' * s.windowed}{s.kind}" for s in self.staged]
+        tail = "".join(f" {k}({','.join(staged_tensors(self.nest, s))}@{s.level})" for k, s in zip(kinds, self.staged, strict=True))
+        split = f" split {self.split}" if self.split > 1 else ""
+        split += f" cluster {self.cluster}" if self.cluster > 1 else ""
+        split += f" bands of {self.band[1]} {names[self.band[0]]}" if self.in_bands and self.band else ""
+        split += "" if self.parallel else " on one unit"
+        turned = [d for _, d in self.mapping] != sorted(d for _, d in self.mapping)
+        lies = f" ({','.join(f'{role} on {names[d]}' for role, d in self.mapping)})" if turned else ""
+        return f"{','.join(names)}: {tiles} {self.atom.name}{lies}{split}{tail}"
+
+
+@dataclass(frozen=True)
+class RProgram:
+    """A program for a whole expression: one `StageProgram` for each of its stages, run one after another."""
+
+    expr: TensorExpr
+    stages: tuple[StageProgram, ...]
+
+    def describe(self) -> str:
+        """One line for each stage."""
+        return "; ".join(s.describe() for s in self.stages)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The program as plain data: names, extents, tiles, loops, staging (for reports and JSON output)."""
+        return {"stages": [_stage_dict(s) for s in self.stages]}
+
+
+def _stage_dict(program: StageProgram) -> dict[str, Any]:
+    names = [d.name for d in program.nest.dims]
+    return {
+        "stage": program.nest.stage.name,
+        "dims": [{"name": d.name, "extent": d.extent, "kind": "reduce" if d.is_reduce else "spatial"} for d in program.nest.dims],
+        "atom": program.atom.name,
+        "mapping": {role: names[dim] for role, dim in program.mapping},
+        "levels": list(program.levels),
+        "tiles": [dict(zip(names, t, strict=True)) for t in program.tiles],
+        "loops": [{"dim": names[lp.dim], "trips": lp.trips, "over": lp.over, "level": lp.level} for lp in program.loops],
+        "staged": [
+            {
+                "kind": s.kind,
+                "tensors": list(staged_tensors(program.nest, s)),
+                "level": s.level,
+                "depth": s.depth,
+                "row_padding": s.row_padding,
+                **({"run_padding": s.run_padding} if s.run_padding else {}),
+                "constant": s.constant,
+                **({"shifts": True} if s.shifts else {}),
+                **({"windowed": True} if s.windowed else {}),
+            }
+            for s in program.staged
+        ],
+        "split": program.split,
+        "cluster": program.cluster,
+        "band": {names[program.band[0]]: program.band[1]} if program.in_bands and program.band else None,
+        "share": None if program.share is None else {names[program.share[0]]: program.share[1]},
+    }
+
+
+def staged_tensors(nest: Nest, staging: Staging) -> tuple[str, ...]:
+    """Names of the tensors that a staging copies from."""
+    if staging.kind == "box":
+        return (nest.accesses[staging.operand].tensor.name,)
+    return tuple(a.tensor.name for a in nest.inputs if a.factor == staging.operand)
+
+
+def staged_touches(nest: Nest, staging: Staging) -> tuple[bool, ...]:
+    """Which dimensions the staged copy depends on."""
+    return nest.accesses[staging.operand].touches if staging.kind == "box" else nest.factor_touches(staging.operand)
+
+
+def panel_element_bytes(nest: Nest, atom: ComputeAtom) -> int:
+    """Bytes of one value of a panel: of the type that a matrix atom takes, else of the type that the nest computes in."""
+    return ELEMENT_BYTES[atom.stored_dtype] if atom.kind == "matrix" else nest.accumulator_bytes
+
+
+def operand_value(nest: Nest, operand: int, atom: ComputeAtom) -> Scalar | None:
+    """A factor in the type that a matrix atom takes: itself, or what it widens; None where the atom would round it and the stage
+    does not permit that.
+    """
+    if atom.in_dtype not in (atom.stored_dtype, nest.stage.factor_dtype):
+        return None
+    factor = nest.factors[operand]
+    narrow = factor.value if isinstance(factor, Cast) else factor
+    return next((value for value in (factor, narrow) if value.dtype == atom.stored_dtype), None)
+
+
+def copy_depth(program: StageProgram, staging: Staging) -> int:
+    """Number of loops outside the copy: up to the last loop of its level or further out that it depends on, and never between
+    loops over units, as each unit makes its own.
+    """
+    if staging.level == 0:
+        return 0
+    touches, loops = staged_touches(program.nest, staging), program.loops
+    for number in range(len(loops), 0, -1):
+        lp = loops[number - 1]
+        if lp.over == "units" or (lp.level <= staging.level and touches[lp.dim]):
+            return number
+    return 0
+
+
+def tiled_levels(spec: HardwareSpec) -> tuple[int, ...]:
+    """Indices of the levels that get a tile of their own: those that no unit shares with another, level 0 apart.
+
+    A cache inside another private cache streams: what it finds again is decided by the order of the loops, not by a tile.
+    Where units have one level only, the atom itself is the tile inside it, under the index `len(spec.levels)`.
+    """
+    private = [i for i, level in enumerate(spec.levels) if i and not spec.shared(level)]
+    caches = [i for i in private if not spec.levels[i].managed]
+    tiled = [i for i in private if len(caches) <= 1 or i != caches[-1]]
+    return tuple(tiled) if len(tiled) > 1 else (*tiled, len(spec.levels))
+
+
+def lane_level(spec: HardwareSpec) -> int | None:
+    """The level whose tiles run concurrently on the lanes of a unit; None where a unit runs them one after another."""
+    innermost = tiled_levels(spec)[-1]
+    return innermost if spec.unit.lanes_max > 1 and innermost < len(spec.levels) else None

@@ -1,0 +1,1 @@
+"""What runs: artifacts, arrays of the host and of GPUs, and the worker process."""

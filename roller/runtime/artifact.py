@@ -1,0 +1,244 @@
+"""What building gives: source text, the artifact (bytes and how to launch them), and what runs it.
+
+An artifact is one self-describing file: a magic, a JSON header guarded by its SHA-256, and the payload (the plugin's bytes,
+then the values of constant inputs) guarded by another. It holds no pickle, but it is code: load only what you trust.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy.typing as npt
+from pydantic import ValidationError
+
+from roller.errors import KernelError
+from roller.frozen import FrozenMap
+from roller.storage import write_atomic
+from roller.target.hardware import HardwareSpec
+
+ARTIFACT_VERSION = 1
+MAGIC = b"\x93ROLLER\n"  # not text, and damaged by any transfer that rewrites line ends
+_PREFIX = struct.Struct("<8sQ32s")  # magic, header bytes, SHA-256 of the header
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """What building depends on besides spec and program.
+
+    `threads`: the most units to use (None: all). `constants`: names of inputs whose values are fixed when the kernel is
+    built. `debug`: keep what helps reading the result. `language`: what the text is to be written in, where the device can write
+    several (None: what it builds); the source says what it is.
+    """
+
+    threads: int | None = None
+    constants: tuple[str, ...] = ()
+    debug: bool = False
+    language: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """A kernel as text: its language, the entry function, and a launch description of plain JSON values."""
+
+    text: str
+    language: str
+    entry: str
+    launch: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "launch", FrozenMap(self.launch))
+
+
+class Profile(Protocol):
+    """What is known of a call without making it, such as the simulated cycles of each step."""
+
+    def text(self) -> str:
+        """As tables of plain text."""
+
+    def html(self) -> str:
+        """As one self-contained page."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+
+
+class Runner(Protocol):
+    """A loaded kernel, as a plugin's `roller_load_kernel` gives it.
+
+    It may also have `shortcut`: a function of the `id()` of a tuple of inputs and of that of the output. If there are as many as
+    `run` wants, and all are NumPy arrays just as it wants them, it computes and gives 1; otherwise it touches nothing and gives
+    0. It is asked first, as it is quick.
+
+    And it may have `resident(arrays, out, stream, wanted)`, for arrays that lie in the device's own memory. It gets the caller's
+    values as they came, in the order of the inputs that are not constant, `out` (None: it makes an array), the caller's `stream`
+    (None: it chooses one) and what each has to be (`roller.runtime.arrays.Wanted`, the output last). It gives `NotImplemented`
+    where none of them lies there: then the arrays are brought to host memory's form and `run` is called. Otherwise it checks,
+    computes and gives the result, or `out`; it copies nothing that it need not, and may return before the work is done.
+
+    And it may have `profile()`, which gives a `Profile` of a call without making it, where the device can tell.
+    """
+
+    def run(self, inputs: tuple[npt.NDArray[Any], ...], out: npt.NDArray[Any]) -> None:
+        """Compute `out` from the inputs that are not constant, in the expression's order.
+
+        Every array has the shape and element type that the expression names, is C-contiguous, aligned as the launch description's
+        "alignment" says (bytes; 64 where it is left out; "element": each to its own elements), and stays alive for the call.
+        Inputs may be read-only and must not be written; `out` overlaps none of them.
+        """
+
+    def close(self) -> None:
+        """Free what the kernel holds; it is not run again."""
+
+
+class Later(FrozenMap[int]):
+    """Resources that are worked out when first asked for: reading them off machine code can take as long as building it."""
+
+    __slots__ = ("_ask", "_found")
+
+    def __init__(self, ask: Callable[[], Mapping[str, int]]) -> None:
+        self._ask = ask
+        self._found: dict[str, int] | None = None
+
+    @property
+    def _items(self) -> dict[str, int]:  # type: ignore[override]
+        if self._found is None:
+            self._found = dict(self._ask())
+        return self._found
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return FrozenMap, (dict(self),)
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A built kernel: portable bytes, the launch description, what the toolchain reports, and where it comes from.
+
+    A plugin fills the first six fields, the resources as they are or as `Later`; `compile` adds the rest: the expression and the
+    program as JSON (`roller.ir.serialization`), the estimate, the values of constant inputs (row-major bytes) and the versions
+    involved.
+    """
+
+    format: str
+    data: bytes
+    launch: Mapping[str, Any]
+    resources: Mapping[str, int]
+    device: str
+    spec: HardwareSpec
+    versions: Mapping[str, str] = field(default_factory=dict)
+    expr: Mapping[str, Any] = field(default_factory=dict)
+    program: Mapping[str, Any] = field(default_factory=dict)
+    estimate: Mapping[str, Any] = field(default_factory=dict)
+    constants: Mapping[str, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("launch", "resources", "versions", "expr", "program", "estimate", "constants"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, value if isinstance(value, FrozenMap) else FrozenMap(value))
+
+    @property
+    def known_resources(self) -> Mapping[str, int]:
+        """The resources; none where they would have to be worked out first."""
+        return FrozenMap({}) if isinstance(self.resources, Later) else self.resources
+
+    def to_bytes(self) -> bytes:
+        """The artifact as the content of one file."""
+        blobs = [self.data, *self.constants.values()]
+        payload = b"".join(blobs)
+        header = {
+            "schema_version": ARTIFACT_VERSION,
+            "payload_sha256": hashlib.sha256(payload).hexdigest(),
+            "blobs": [len(blob) for blob in blobs],
+            "constants": list(self.constants),
+            "spec": self.spec.model_dump(mode="json"),
+        }
+        for name in ("format", "launch", "resources", "device", "versions", "expr", "program", "estimate"):
+            header[name] = getattr(self, name)
+        text = json.dumps(header, default=_plain, separators=(",", ":")).encode()
+        return _PREFIX.pack(MAGIC, len(text), hashlib.sha256(text).digest()) + text + payload
+
+    @staticmethod
+    def from_bytes(raw: bytes, file: str | Path | None = None) -> Artifact:
+        """The artifact that a file holds; `KernelError`, naming the file, for anything but an intact file of this version."""
+        where = "artifact" if file is None else str(file)
+        header, payload = _header(raw, where)
+        lengths, names = header.get("blobs"), header.get("constants")
+        if not isinstance(lengths, list) or not isinstance(names, list) or len(lengths) != len(names) + 1:
+            raise _damaged(where, "its header contradicts itself")
+        if not all(isinstance(n, int) and n >= 0 for n in lengths) or sum(lengths) != len(payload):
+            raise _damaged(where, f"{len(payload)} bytes of payload where the header says {lengths}")
+        if hashlib.sha256(payload).hexdigest() != header.get("payload_sha256"):
+            raise _damaged(where, "the payload does not match its checksum")
+        blobs = [payload[sum(lengths[:i]) : sum(lengths[: i + 1])] for i in range(len(lengths))]
+        try:
+            given = {n: header[n] for n in ("format", "launch", "resources", "device", "versions", "expr", "program", "estimate")}
+            spec = HardwareSpec.model_validate(header["spec"])
+            return Artifact(**given, data=blobs[0], spec=spec, constants=dict(zip(names, blobs[1:], strict=True)))
+        except (ValidationError, KeyError, TypeError, AttributeError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise _damaged(where, f"its header does not describe a kernel ({type(error).__name__}: {reason})") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the artifact to a file, whole or not at all; `KernelError` where that fails."""
+        try:
+            target = Path(path)
+        except TypeError:
+            raise KernelError(f"the path of the file to write expected, not a {type(path).__name__}") from None
+        try:
+            write_atomic(target, self.to_bytes())
+        except (OSError, ValueError) as error:
+            raise KernelError(f"{os.fspath(path)}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Artifact:
+        """The artifact that `save` wrote; `KernelError` where the file is missing, damaged or of another version."""
+        try:
+            raw = Path(path).read_bytes()
+        except TypeError:
+            raise KernelError(f"the path of a saved kernel expected, not a {type(path).__name__}") from None
+        except (OSError, ValueError) as error:
+            raise KernelError(f"{os.fspath(path)}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        return Artifact.from_bytes(raw, Path(path))
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no word for: mappings that do not change, and NumPy's numbers; `KernelError` for anything else."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        return value.item()
+    raise KernelError(
+        f"the artifact holds a {type(value).__name__}, which a file cannot; plain numbers, text, lists and mappings can"
+    )
+
+
+def _header(raw: bytes, where: str) -> tuple[dict[str, Any], bytes]:
+    """The checked header and the unchecked payload."""
+    if not raw.startswith(MAGIC[: max(len(raw), 1)]):
+        raise KernelError(f"{where}: not a roller kernel; files that Kernel.save() wrote can be loaded")
+    if len(raw) < _PREFIX.size:
+        raise _damaged(where, f"only {len(raw)} bytes")
+    _, length, digest = _PREFIX.unpack_from(raw)
+    text = raw[_PREFIX.size : _PREFIX.size + length]
+    if len(text) != length:
+        raise _damaged(where, f"cut off inside its header ({len(text)} of {length} bytes)")
+    if hashlib.sha256(text).digest() != digest:
+        raise _damaged(where, "the header does not match its checksum")
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(where, "the header is not JSON") from error
+    version = header.get("schema_version") if isinstance(header, dict) else None
+    if version != ARTIFACT_VERSION:
+        raise KernelError(f"{where}: format {version!r}, this roller reads {ARTIFACT_VERSION}; compile the operator again")
+    return header, raw[_PREFIX.size + length :]
+
+
+def _damaged(where: str, what: str) -> KernelError:
+    return KernelError(f"{where}: damaged: {what}; compile the operator again, or copy the file anew")

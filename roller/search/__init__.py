@@ -1,0 +1,1 @@
+"""Construction: programs from aligned tiles, level by level, screened, rated and improved."""

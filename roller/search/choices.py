@@ -1,0 +1,372 @@
+"""What a chain of tiles leaves open: copies, loop orders, reduce splits, how many units; each choice tried, the best kept."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from roller.cost.occupancy import held_copies, resident_tiles
+from roller.ir.nest import Tile
+from roller.ir.sliding_windows import windows
+from roller.layout.banks import padding_bytes
+from roller.layout.lanes import runs_padded
+from roller.layout.panel_order import rows_padded
+from roller.program.rprogram import StageProgram, Staging, staged_touches
+from roller.search.tile_space import Chain, Search
+
+
+def program_of(search: Search, levels: tuple[int, ...], chain: Chain, pad: bool = True) -> StageProgram:
+    """The program of a chain with the default orders (spatial loops outside reductions) and the copies it cannot do without; `pad`:
+    panels with the padding that the best one has.
+    """
+    whole = len(chain) == len(search.levels) and search.spec.levels[search.levels[0]].managed
+    depth = search.fit.depth(search.levels, 0, chain[0], search.atom) if whole else 1
+    return bare(search, levels, chain, required_staging(search, search.levels, chain, depth, pad))
+
+
+def bare(search: Search, levels: tuple[int, ...], chain: Chain, staged: tuple[Staging, ...] = ()) -> StageProgram:
+    """The program of a chain with the default orders and these copies only."""
+    spatial_first, lanes = (*search.nest.spatial, *search.nest.reduce), search.lane_level
+    what, orders = (search.nest, search.atom, search.mapping), tuple(spatial_first for _ in levels)
+    return StageProgram(*what, levels, chain, orders, staged, lane_level=lanes, cooperate=search.fit.cooperate)
+
+
+def required_staging(
+    search: Search, levels: tuple[int, ...], chain: Chain, depth: int = 1, pad: bool = True
+) -> tuple[Staging, ...]:
+    """Copies without which the nest would gather or guard: panels for factors, boxes for arrays that can be left.
+
+    A level that software fills holds a panel of every factor that is used again there, as many deep as it allows.
+    """
+    nest, unit = search.nest, search.spec.levels[levels[0]]
+    if unit.managed:
+        reused = [f for f in range(len(nest.factors)) if search.fit.reused(nest.factor_touches(f)) and "input" in unit.holds]
+        windowed = [search.fit.windowed and bool(windows(nest, f)) for f in range(len(nest.factors))]
+        panels = [Staging("panel", f, levels[0], depth, windowed=windowed[f]) for f in reused if nest.reduce]
+        return _padded(search, levels, chain, tuple(panels)) if pad else tuple(panels)
+    needed = [f for f in range(len(nest.factors)) if nest.stageable(f) and _needs_panel(search, f)]
+    panels = [_constant_panel(search, f) or Staging("panel", f, levels[0]) for f in needed]
+    return (*_boxes(search, levels[0]), *panels)
+
+
+def _padded(search: Search, levels: tuple[int, ...], chain: Chain, staged: tuple[Staging, ...]) -> tuple[Staging, ...]:
+    """Panels with their runs and rows padded for wide accesses and against bank conflicts, as far as there is room: the model
+    charges the others.
+    """
+    banks = search.spec.levels[levels[0]].banks
+    if banks is None or not staged:
+        return staged
+    program = bare(search, levels, chain, staged)
+    copies, found = max(held_copies(program, search.spec)) if staged[0].depth > 1 else 1, []
+    room = search.fit.room_left(levels, 0, chain[0], copies, search.atom)
+    for staging in staged:
+        chosen = plain = replace(staging, row_padding=0, run_padding=0)
+        for runs in dict.fromkeys((runs_padded(program, plain, search.spec, banks), plain)):
+            padded = rows_padded(program, search.spec, banks, runs)
+            needed = copies * padding_bytes(program, search.spec, padded)
+            if needed <= room:
+                chosen, room = padded, room - needed
+                break
+        found.append(chosen)
+    return tuple(found)
+
+
+def _constant_panel(search: Search, factor: int) -> Staging | None:
+    """A panel filled when the kernel is built, if all of the factor's arrays are constant."""
+    names = {a.tensor.name for a in search.nest.inputs if a.factor == factor}
+    return Staging("panel", factor, 0, constant=True) if names and names <= search.constants else None
+
+
+def _boxes(search: Search, level: int) -> tuple[Staging, ...]:
+    return tuple(Staging("box", n, level) for n, a in enumerate(search.nest.inputs) if a.guarded)
+
+
+def _needs_panel(search: Search, factor: int) -> bool:
+    """True if the innermost tile could not read the factor in place: gathered along the vector, or decoded at every step."""
+    nest = search.nest
+    mine = [a for a in nest.inputs if a.factor == factor]
+    if any(a.strides[i] is None for a in mine for i in nest.reduce):
+        return True
+    lane = search.mapping[0][1] if search.mapping else None
+    return lane is not None and any(a.touches[lane] and a.strides[lane] != 1 for a in mine)
+
+
+def panels_at_unit(search: Search, program: StageProgram) -> Iterator[tuple[Staging, ...]]:
+    """For a program with only the copies it cannot do without: one more panel, filled anew for every tile of a unit."""
+    level = program.levels[0]
+    if search.spec.levels[level].managed:
+        return
+    done = {s.operand for s in program.staged if s.kind == "panel"}
+    for factor in range(len(search.nest.factors)):
+        if factor not in done and search.nest.stageable(factor) and not _constant_panel(search, factor):
+            yield (*program.staged, Staging("panel", factor, level))
+
+
+def every_staging(search: Search, levels: tuple[int, ...]) -> Iterator[tuple[Staging, ...]]:
+    """Every way to stage: panels not at all (where a factor can be read in place), at the unit's level, or once for all; boxes
+    at any level whose tiles run one after another, or once for all.
+    """
+    if search.spec.levels[levels[0]].managed:
+        return
+    choices: list[list[Staging | None]] = []
+    for factor in range(len(search.nest.factors)):
+        places: list[Staging | None] = [None]
+        if search.nest.stageable(factor):
+            constant = _constant_panel(search, factor)
+            places = [constant] if constant else [Staging("panel", factor, levels[0]), Staging("panel", factor, 0)]
+            places += [] if _needs_panel(search, factor) else [None]
+        choices.append(places)
+    for panels in itertools.product(*choices):
+        for boxes in dict.fromkeys([_boxes(search, level) for level in (*levels[:-1], 0)]):
+            yield (*boxes, *(p for p in panels if p is not None))
+
+
+def whole_programs(search: Search, chains: list[Chain]) -> list[StageProgram]:
+    """Programs for the chains with default orders and staging, and with the reduction cut where tiles are too few."""
+    whole = [program_of(search, search.levels, chain) for chain in chains]
+    return [*whole, *(p for program in whole for p in (*split(search, program), *in_turn(search, program)))]
+
+
+def refined(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+    """A program with each choice in turn made in every way, the best kept for the next one."""
+    best = program
+    for choices in (_staged, _deepened, _ordered, _banded, _clustered, _shifted, _serial):
+        options = [best, *choices(search, best)]
+        yield from options[1:]
+        best = min(options, key=lambda p: search.model.estimate(p).seconds)
+
+
+def _staged(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+    yield from (replace(program, staged=s) for s in every_staging(search, program.levels))
+
+
+def _deepened(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+    """The same panels, or those of shorter steps, with more copies under way, where the level they are copied into allows that and
+    has room.
+    """
+    level = search.spec.levels[program.levels[0]]
+    if not level.managed or not program.staged or len(program.tiles) != len(search.levels):
+        return
+    for tile in (program.unit_tile, *_shorter(search, program)):
+        tiles = (tile, *program.tiles[1:])
+        for depth in range(max(held_copies(program, search.spec)) + 1, level.depth_max + 1):
+            deeper = replace(program, tiles=tiles, staged=tuple([replace(s, depth=depth) for s in program.staged]))
+            held = max(held_copies(deeper, search.spec))
+            if held < depth or search.fit.room_left(program.levels, 0, tile, held, search.atom) < 0:
+                break
+            yield replace(deeper, staged=_padded(search, program.levels, tiles, deeper.staged))
+
+
+def _shorter(search: Search, program: StageProgram) -> Iterator[Tile]:
+    """A unit's tile with its longest reduction halved, again and again: the same copies in shorter steps. Not where it is a share
+    that units or lanes have of it.
+    """
+    if search.fit.cooperate or not search.nest.reduce or (program.split > 1 and program.share is None):
+        return
+    tile, inner = program.unit_tile, program.tiles[1] if len(program.tiles) > 1 else program.inner
+    dim = max(search.nest.reduce, key=lambda d: (tile[d], d))
+    while tile[dim] % (2 * inner[dim]) == 0 and tile[dim]:
+        tile = (*tile[:dim], tile[dim] // 2, *tile[dim + 1 :])
+        rules = (program.levels, 0, tile, inner, search.mapping, search.atom)
+        if search.fit.fits(*rules) and search.fit.legal(*rules) is None:
+            yield tile
+
+
+def recopied(search: Search, program: StageProgram) -> StageProgram | None:
+    """A program whose tiles have changed with its copies padded anew; None where there is no room for as many."""
+    if not search.spec.levels[program.levels[0]].managed or not program.staged:
+        return program
+    held = max(held_copies(program, search.spec))
+    if held > 1 and search.fit.room_left(program.levels, 0, program.unit_tile, held, search.atom) < 0:
+        return None
+    return replace(program, staged=_padded(search, program.levels, program.tiles, program.staged))
+
+
+def _ordered(_: Search, program: StageProgram) -> Iterator[StageProgram]:
+    yield from (replace(program, orders=o, cluster=1) for o in orders_of(program))  # another dimension's tiles may be last then
+
+
+def _banded(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+    for ordered in (program, *_ordered(search, program)):
+        yield from bands_of(search, replace(ordered, band=None, cluster=1))
+
+
+NEAR = 2  # times what is wanted, or half of it
+
+
+def bands_of(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+    """The program with the tiles of one dimension in bands. Of c tiles of it and n / c of the innermost one, n worked on at a time,
+    units load c times the extent of the one and n / c times that of the other: least where c is the root of n times their ratio.
+    Where clusters may lie along the dimension, also in even numbers, and in twos.
+    """
+    units = [lp for lp in program.loops if lp.over == "units" and not program.nest.dims[lp.dim].is_reduce]
+    if not program.dealt or search.spec.spread or not program.staged or len(units) < 2 or not program.unit_tiles:
+        return
+    together = min(program.unit_tiles, search.spec.unit.count * resident_tiles(program, search.spec, search.model.geometry))
+    inside, pairs = units[-1].dim, search.spec.levels[program.levels[0]].multicast_max > 1
+    for lp in units[:-1]:
+        wanted = math.sqrt(together * program.unit_tile[inside] / program.unit_tile[lp.dim])
+        counts = _counts(lp.trips, wanted, 1)
+        counts += [*_counts(lp.trips, wanted, 2), *([2] if lp.trips > 2 else [])] if pairs else []
+        for count in dict.fromkeys(counts):
+            yield replace(program, band=(lp.dim, count))
+
+
+def _counts(trips: int, wanted: float, multiple: int) -> list[int]:
+    """The number of tiles in a band, a multiple of this, that is nearest to what is wanted; where none near to it divides them,
+    also the one that goes least beyond the end.
+    """
+    near = range(max(2, math.ceil(wanted / NEAR)), min(trips, math.floor(wanted * NEAR) + 1))
+    whole = [(abs(math.log(n / wanted)), n) for n in range(multiple, trips, multiple) if trips % n == 0 and n > 1]
+    least = [(-trips % n, abs(math.log(n / wanted)), n) for n in near if n % multiple == 0]
+    found = [n for _, n in sorted(whole)[:1]]
+    return found if found and found[0] in near else [*found, *(n for *_, n in sorted(least)[:1])]
+
+
+def _clustered(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+    for ordered in (program, *_ordered(search, program), *_banded(search, program)):
+        yield from clusters_of(search, ordered)
+
+
+def clusters_of(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+    """The program in clusters whose units bring one another what atoms then read where it lies: lanes that carry copies bring them
+    to their own unit only.
+    """
+    most = search.spec.levels[program.levels[0]].multicast_max
+    units = [lp for lp in program.loops if lp.over == "units"]
+    if most == 1 or not units or not search.spec.in_place(program.atom):
+        return
+    shared = any(not staged_touches(search.nest, s)[units[-1].dim] for s in program.staged)
+    size = 2
+    while shared and size <= most and units[-1].trips % size == 0:
+        yield replace(program, cluster=size)
+        size *= 2
+
+
+def _shifted(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+    """The program with copies that are handed on from unit to unit: the longest reduction in as many steps as units share a copy,
+    for every copy of which so many units need the same.
+    """
+    nest, reduce = search.nest, search.nest.reduce
+    steps = [lp for lp in program.loops if lp.over == "time" and lp.level == program.levels[0]]
+    if not search.spec.spread or not reduce or not program.staged or steps:
+        return
+    dim = max(reduce, key=lambda i: nest.extents[i])
+    whole = program.share[1] if program.share is not None else min(program.unit_tile[dim], nest.extents[dim])
+    rings: dict[int, list[Staging]] = {}
+    for staging in program.staged:
+        touches = staged_touches(nest, staging)
+        units = [lp.trips for lp in program.loops if lp.over == "units" and not nest.dims[lp.dim].is_reduce and not touches[lp.dim]]
+        if touches[dim] and math.prod(units) > 1:
+            rings.setdefault(math.prod(units), []).append(staging)
+    for size, copies in rings.items():
+        step = -(-whole // (size * program.inner[dim])) * program.inner[dim]
+        if -(-whole // step) != size:
+            continue
+        tile = (*program.unit_tile[:dim], step, *program.unit_tile[dim + 1 :])
+        share, parts = None, 1
+        if program.split > 1:
+            share, parts = (dim, step * size), -(-nest.extents[dim] // (step * size))
+        for chosen in [[c] for c in copies] + ([copies] if len(copies) > 1 else []):
+            staged = tuple([replace(s, shifts=s in chosen) for s in program.staged])
+            yield replace(program, tiles=(tile, *program.tiles[1:]), staged=staged, share=share if parts > 1 else None, split=parts)
+
+
+def _serial(_: Search, program: StageProgram) -> Iterator[StageProgram]:
+    yield replace(program, parallel=False)
+
+
+def orders_of(program: StageProgram) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Loop orders: at each level the spatial loops with one or the other operand stationary, reductions inside or outside."""
+    nest = program.nest
+    forward, backward = nest.spatial, tuple(reversed(nest.spatial))
+    per_level = []
+    for position in range(len(program.levels)):
+        choices = [(*forward, *nest.reduce)]
+        if sum(1 for i in nest.spatial if nest.extents[i] > 1) > 1:
+            choices.append((*backward, *nest.reduce))
+        if nest.reduce and 0 < position < len(program.levels) - 1:
+            choices.append((*nest.reduce, *forward))
+        per_level.append(choices if position < len(program.levels) - 1 else choices[:1])
+    yield from itertools.product(*per_level)
+
+
+def split(search: Search, program: StageProgram, pad: bool = True) -> Iterator[StageProgram]:
+    """Versions whose longest reduction is cut over units where spatial tiles are too few; `pad`: see `cut`."""
+    units, tiles = search.spec.unit.count, search.fit.tiles(program.unit_tile)
+    if tiles >= units or not search.nest.reduce or not search.spec.unit.combine:
+        return
+    dim = max(search.nest.reduce, key=lambda i: search.nest.extents[i])
+    if not search.nest.extents[dim]:
+        return
+    for parts in sorted({-(-units // max(tiles, 1)), units // max(tiles, 1)}):
+        share = -(-search.nest.extents[dim] // max(parts, 1))
+        share = -(-share // program.inner[dim]) * program.inner[dim]
+        trips = -(-search.nest.extents[dim] // share)
+        if trips > 1:
+            yield from cut(search, program, dim, share, pad)
+
+
+def in_turn(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+    """Versions whose longest reduction is cut over units although there are tiles enough for all: those along one dimension then
+    follow one another on a unit, which keeps what does not depend on that dimension.
+    """
+    nest, reduce = search.nest, search.nest.reduce
+    if not search.spec.spread or not reduce or not search.spec.unit.combine or program.split > 1:
+        return
+    dim = max(reduce, key=lambda i: nest.extents[i])
+    for first in nest.spatial:
+        others = math.prod([-(-nest.extents[d] // program.unit_tile[d]) for d in nest.spatial if d != first])
+        parts = search.spec.unit.count // max(others, 1)
+        if parts < 2 or others * -(-nest.extents[first] // program.unit_tile[first]) < search.spec.unit.count:
+            continue
+        share = -(-nest.extents[dim] // parts)
+        share = -(-share // program.inner[dim]) * program.inner[dim]
+        order = (first, *[d for d in program.orders[0] if d != first])
+        if share < nest.extents[dim]:
+            yield from cut(search, replace(program, orders=(order, *program.orders[1:])), dim, share)
+
+
+def _parts(search: Search, unit: tuple[int, ...]) -> int:
+    """Parts of each result where every tile of the reductions is one: those of all dimensions, not only of the one that was cut."""
+    return math.prod([-(-search.nest.extents[d] // unit[d]) for d in search.nest.reduce])
+
+
+def _in_one_step(search: Search, program: StageProgram, dim: int, share: int) -> Iterator[StageProgram]:
+    tiles = ((*program.unit_tile[:dim], share, *program.unit_tile[dim + 1 :]), *program.tiles[1:])
+    rules = (search.levels, 0, tiles[0], tiles[1], search.mapping, search.atom)
+    if search.fit.fits(*rules):
+        yield replace(program, tiles=tiles, split=_parts(search, tiles[0]))
+
+
+def cut(search: Search, program: StageProgram, dim: int, share: int, pad: bool = True) -> Iterator[StageProgram]:
+    """The program with a unit's share of a reduction: walked in steps of the unit's tile where software fills its level; else, or
+    where it is no longer than the tile, the share is the tile. Lanes that share it each take a run, as there are only so many.
+    `pad`: where tiles change, panels get the padding that suits the new ones.
+    """
+    inner, levels, extent = program.inner, program.levels, search.nest.extents[dim]
+    managed = search.spec.levels[levels[0]].managed
+    if managed and share > program.unit_tile[dim]:
+        if search.spec.spread:  # in one step, too: nothing is brought while a step is computed
+            yield from _in_one_step(search, program, dim, share)
+        share = -(-share // program.unit_tile[dim]) * program.unit_tile[dim]
+        if -(-extent // share) > 1:
+            yield replace(program, split=-(-extent // share), share=(dim, share))
+        return
+    if search.fit.cooperate:
+        others = search.fit.lanes((*program.unit_tile[:dim], inner[dim], *program.unit_tile[dim + 1 :]), inner, search.atom)
+        room = max(1, search.spec.unit.lanes_max // others)
+        run = -(-share // (room * inner[dim])) * inner[dim]
+        if run > inner[dim]:  # more than lanes can hold at a time: all of them work, each on a run
+            inner, share = (*inner[:dim], run, *inner[dim + 1 :]), run * room
+    between = tuple((*t[:dim], min(t[dim], share), *t[dim + 1 :]) for t in program.tiles[1:-1])
+    unit = (*program.unit_tile[:dim], share, *program.unit_tile[dim + 1 :])
+    trips = -(-extent // share)
+    tiles = (unit, *between, inner)
+    legal = search.fit.legal(levels, len(levels) - 2, tiles[-2], inner, search.mapping, search.atom) if len(tiles) > 1 else None
+    inside = (*tiles[1:], inner)
+    if trips > 1 and legal is None and all(search.fit.within(*t) for t in zip(levels, tiles, inside, strict=True)):
+        staged = _padded(search, levels, tiles, program.staged) if managed and pad else program.staged
+        yield replace(program, tiles=tiles, split=_parts(search, unit), staged=staged)

@@ -1,0 +1,332 @@
+"""The engine: construct programs from the innermost memory level outward, rate them, keep the best that differ.
+
+    for each nest, atom and mapping:
+        start from the atom; at each level, innermost first:
+            grow the dimension with the best data-reuse score to its next aligned extent
+            while it fits, parallelism suffices and memory still bounds; keep a spread of the path
+        give every chain of tiles its loop orders, staging and reduce splits
+    where software places data: move extents of the best one to their neighbours while that is rated better
+    rank by estimate; drop near-duplicates
+
+Innermost first, so that outer extents are multiples of inner ones and a register tile of 6 rows is reachable.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from roller.cost.packing import panel_room
+from roller.cost.parameters import CostParameters
+from roller.errors import ConstructionError
+from roller.ir.expr import TensorExpr
+from roller.ir.nest import Nest, Tile, variants
+from roller.ir.row_groups import row_groups
+from roller.program.alignment import Rules
+from roller.program.rprogram import StageProgram, Staging, panel_element_bytes
+from roller.search.chains import best_chains, kept_of, runs
+from roller.search.choices import panels_at_unit, program_of, refined, whole_programs
+from roller.search.even_parts import evened
+from roller.search.feasible import hopeless, reason_of
+from roller.search.grow import extents_at, tiles_at
+from roller.search.innermost import innermost
+from roller.search.local_search import settle
+from roller.search.row_programs import rated_groups
+from roller.search.screen import least_seconds
+from roller.search.stages import Candidate, Rated, best_ways, diverse
+from roller.search.tile_space import Chain, Search, searches
+from roller.target.hardware import ComputeAtom, HardwareSpec
+
+PASSED_KEEP = 2  # chains kept beside the best of a level: those whose tile at it is the one inside it
+REFINED = 8  # programs whose orders and staging are tried, beside the best one of each nest, atom and mapping
+REFINE_SLACK = 1.5  # … unless predicted this much slower than the best of all: orders, copies and steps do not make up for that
+# Programs of which, at the end, other tiles are rated that differ in an extent or two; of one search at most so many, of different
+# innermost tiles; and how many tiles of each. Where even parts may turn their order round: more programs, one of each search. None
+# that are predicted so much slower than the best.
+SETTLED, SAME_SETTLED, STEPS = 3, 2, 120
+SPREAD_SETTLED, SPREAD_SLACK = 4, 2.5
+EVENED = 1200  # tiles of equal parts that are looked at for each of these, where parts must come out even
+
+
+def construct(
+    expr: TensorExpr,
+    spec: HardwareSpec,
+    rules: Rules,
+    parameters: CostParameters,
+    top_k: int = 10,
+    constants: frozenset[str] = frozenset(),
+) -> list[Candidate]:
+    """The `top_k` best programs for a fused expression, best first; `ConstructionError` where nothing fits.
+
+    `constants` names inputs whose values are known when the kernel is built: panels of them cost nothing.
+    """
+    return best_ways(expr, rated_ways(expr, spec, rules, parameters, constants), parameters, top_k)
+
+
+def rated_ways(
+    expr: TensorExpr,
+    spec: HardwareSpec,
+    rules: Rules,
+    parameters: CostParameters,
+    constants: frozenset[str] = frozenset(),
+    worth: float = math.inf,
+) -> list[list[list[Rated]]]:
+    """What `rated_stages` gives, and where the device computes stages over the same rows together the same with these as one; none
+    where every program takes `worth` seconds or longer.
+    """
+    grouped = parameters.row_groups and len(row_groups(expr)) < len(expr.stages)  # stages together take less than alone
+    alone = rated_stages(expr, spec, rules, parameters, constants, math.inf if grouped else worth)
+    if not alone:
+        return []
+    together = rated_groups(expr, alone, spec, rules, parameters)
+    return [alone] if together is None else [alone, together]
+
+
+def rated_stages(
+    expr: TensorExpr,
+    spec: HardwareSpec,
+    rules: Rules,
+    parameters: CostParameters,
+    constants: frozenset[str] = frozenset(),
+    worth: float = math.inf,
+) -> list[list[Rated]]:
+    """For each stage of a fused expression all programs that were rated, best first; `ConstructionError` where nothing fits. No
+    stages where one after another they take `worth` seconds or longer.
+    """
+    with _uncollected():
+        stages = [(nests, rules.of(nests[0].stage.name)) for nests in _nests(expr, spec)]
+        least = [least_seconds(searches(nests, spec, own, parameters)) if worth < math.inf else 0.0 for nests, own in stages]
+        rated: list[list[Rated]] = []
+        for nests, own in stages:
+            if sum(least) >= worth:
+                return []
+            rated.append(_rated_stage(nests, spec, own, parameters, constants))
+            least[len(rated) - 1] = rated[-1][0][1].seconds
+    return rated if sum(least) < worth or worth == math.inf else []
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the collector of cyclic garbage: construction makes many small objects and keeps them to its end, and looking through
+    them and all others of the process again and again took a seventh of its time.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _nests(expr: TensorExpr, spec: HardwareSpec) -> Iterator[tuple[Nest, ...]]:
+    for stage in expr.stages:
+        yield variants(stage, expr.tensors, spec.spread)
+
+
+_Pooled = tuple[tuple[float, int, tuple[Tile, ...]], Rated]  # with what it is ranked by
+
+
+def construct_stage(
+    nests: tuple[Nest, ...],
+    spec: HardwareSpec,
+    rules: Rules,
+    parameters: CostParameters,
+    top_k: int,
+    constants: frozenset[str] = frozenset(),
+) -> list[Rated]:
+    """The best programs for one stage over its nest variants."""
+    return diverse(_rated_stage(nests, spec, rules, parameters, constants), top_k)
+
+
+def _rated_stage(
+    nests: tuple[Nest, ...],
+    spec: HardwareSpec,
+    rules: Rules,
+    parameters: CostParameters,
+    constants: frozenset[str],
+) -> list[Rated]:
+    """All programs for one stage that were rated, best first."""
+    every = searches(nests, spec, rules, parameters, constants)
+    found = [s for s in every if not hopeless(s)]
+    pool = _Pool()
+    plain = _started(found, pool)
+    for begun in _worth_refining(plain):
+        for choice in refined(begun.search, begun.program):
+            pool.rate(begun.search, choice)
+    if not pool.programs:
+        if not every:
+            stage, known = nests[0].stage, ", ".join(sorted({_computes(a) for a in rules.atoms}))
+            said = f"{spec.device}:{spec.chip} does not compute in {stage.body.dtype}, as {stage.name!r} would"
+            raise ConstructionError(f"{said}; it computes in {known}: cast to one of these")
+        refused = dict(every[0].refusals)
+        reason = reason_of(every, refused)
+        said = f"no tile of {nests[0].stage.name!r} fits {spec.device}:{spec.chip}"
+        raise ConstructionError(f"{said}: {reason}" if reason else said, refused)
+    for search, program in _worth_settling(found, pool.ranked):
+        settled = settle(search, evened(search, program, EVENED), STEPS)
+        for choice in (*settled, *refined(search, settled[0])):
+            pool.rate(search, choice)
+    return [rated for _, rated in pool.ranked]
+
+
+def _computes(atom: ComputeAtom) -> str:
+    """What an atom computes, as an expression would ask for it."""
+    return atom.acc_dtype if atom.in_dtype == atom.acc_dtype else f"{atom.acc_dtype} of {atom.in_dtype} factors"
+
+
+class _Pool:
+    """The programs of a stage that were rated, over all searches."""
+
+    def __init__(self) -> None:
+        self.programs: dict[tuple[object, ...], _Pooled] = {}
+        self.best = math.inf  # seconds of the best of them
+
+    def rate(self, search: Search, program: StageProgram) -> float:
+        """The predicted seconds of a program, which is kept unless it cannot run; of those that are no better than others it is
+        asked later.
+        """
+        rating = search.model.estimate(program)
+        if math.isinf(rating.seconds):
+            if program.parallel:  # others are tried as well
+                search.refusals[rating.bound_by] += 1
+            return rating.seconds
+        if rating.seconds < self.best:
+            if not runs(search, program):
+                return math.inf
+            self.best = rating.seconds
+        order = rating.seconds, search.fit.touched_bytes(program.inner), program.tiles
+        self.programs.setdefault((search.nest.dims, *program.key), (order, (program, rating)))
+        return rating.seconds
+
+    @property
+    def ranked(self) -> list[_Pooled]:
+        """The best first."""
+        return sorted(self.programs.values(), key=lambda item: item[0])
+
+
+@dataclass(frozen=True)
+class _Start:
+    """A program whose orders and copies are still open."""
+
+    seconds: float
+    tiles: Chain
+    number: int
+    search: Search
+    program: StageProgram
+
+    def order(self) -> tuple[float, Chain, int]:
+        return self.seconds, self.tiles, self.number
+
+
+def _started(found: list[Search], pool: _Pool) -> list[list[_Start]]:
+    """The programs around the innermost tiles that promise most, rated. Where none of them fits, around those of the searches that
+    were passed over for these: what an atom promises is known before it is known whether its panels have room.
+    """
+    plain: list[list[_Start]] = []
+    left = found
+    while left and not pool.programs:
+        pursued = list(innermost(left))
+        grown = [_grown(search, chains) for search, chains in pursued]
+        for number, ((search, _), every, best) in enumerate(zip(pursued, grown, best_chains(pursued, grown), strict=True)):
+            for programs in (whole_programs(search, best), _with_panels(search, every)):
+                starts = [_Start(pool.rate(search, p), p.tiles, number, search, p) for p in programs]
+                plain.append(sorted(starts, key=_Start.order))
+        tried = {id(search) for search, _ in pursued} or {id(left[0])}
+        left = [search for search in left if id(search) not in tried]
+    return plain
+
+
+def _worth_refining(plain: list[list[_Start]]) -> list[_Start]:
+    """The best program of each search as it is and with panels, as copies change the order between them; then the best others."""
+    best = min((starts[0].seconds for starts in plain if starts), default=0.0)
+    first = [starts[0] for starts in plain if starts and starts[0].seconds <= REFINE_SLACK * best]
+    rest = sorted((start for starts in plain for start in starts[1:]), key=_Start.order)
+    return [*first, *rest[:REFINED]]
+
+
+def _worth_settling(found: list[Search], ranked: list[_Pooled]) -> Iterator[tuple[Search, StageProgram]]:
+    """The best programs of the best searches, those of one search of different innermost tiles; none where caches hold the units'
+    tiles. What moves there is an estimate, and gains predicted of small steps were none when they were measured: such steps lead to
+    where the model is weakest.
+    """
+    known = {s.way: s for s in found}
+    spread = bool(found) and found[0].spec.spread
+    wanted = dict.fromkeys((False, True), SPREAD_SETTLED if spread else SETTLED)  # of those with windows, and of others
+    begun: dict[object, set[Tile]] = {}
+    for (seconds, *_), (program, _) in ranked:
+        if seconds > (SPREAD_SLACK if spread else REFINE_SLACK) * ranked[0][0][0]:
+            break
+        inner = begun.setdefault(program.way, set())
+        if not wanted[program.windowed] or program.inner in inner or len(inner) == (1 if spread else SAME_SETTLED):
+            continue
+        wanted[program.windowed] -= 1
+        inner.add(program.inner)
+        search = known[program.way]
+        if search.spec.levels[program.levels[0]].managed:
+            yield search, program
+
+
+def _grown(search: Search, chains: list[Chain]) -> list[Chain]:
+    """Chains with a tile for every level, grown from the innermost tiles outward."""
+    keep = kept_of(chains)
+    for position in reversed(range(len(search.levels) - 1)):
+        found: dict[Chain, None] = {}
+        for chain in chains:
+            found.update({(tile, *chain): None for tile in tiles_at(search, position, chain[0])})
+        chains = list(found) if position == 0 else _prune(search, search.levels[position:], list(found), keep)
+    return chains
+
+
+def _with_panels(search: Search, chains: list[Chain]) -> list[StageProgram]:
+    """Programs whose factors lie in panels at the unit's level, where what a tile reads is laid out as the nest reads it:
+    around each inner tile the outer one with the least traffic whose panel a cache holds, as little else depends on it then;
+    as grown, and as long as the problem where the panel is used again: it is filled once for more work, and takes no more room.
+    """
+    if not chains:
+        return []
+    model, rated = search.model, []
+    for staged in panels_at_unit(search, program_of(search, search.levels, chains[0])):
+        least: dict[tuple[Chain, bool], tuple[float, Chain]] = {}
+        for chain in chains:
+            if not _held(search, chain, staged[-1]):
+                continue
+            for long in (_along(search, chain, staged[-1].operand), chain):
+                found = search.fit.traffic(search.levels, 0, long[0]), long
+                key = chain[1:], long is chain
+                least[key] = min(found, least.get(key, found))
+        programs = [replace(program_of(search, search.levels, chain), staged=staged) for _, chain in least.values()]
+        rated += [(model.estimate(program).seconds, program.tiles, program) for program in programs]
+    rated.sort(key=lambda item: item[:2])
+    return [program for *_, program in rated]
+
+
+def _along(search: Search, chain: Chain, factor: int) -> Chain:
+    """The chain with the outermost tile as long as may be in the spatial dimensions that a factor does not depend on."""
+    nest, touches, tile = search.nest, search.nest.factor_touches(factor), list(chain[0])
+    for dim in nest.spatial:
+        if not touches[dim]:
+            tile[dim] = max([tile[dim], *extents_at(search, 0, dim, chain[1])])
+    return (tuple(tile), *chain[1:])
+
+
+def _held(search: Search, chain: Chain, staging: Staging) -> bool:
+    elements = search.model.geometry.panel_elements(staging.operand, chain[0])
+    return elements * panel_element_bytes(search.nest, search.atom) <= panel_room(search.spec, staging.level)
+
+
+def _prune(search: Search, levels: tuple[int, ...], chains: list[Chain], keep: int) -> list[Chain]:
+    """The chains with the least predicted time so far, counting only the levels that have a tile."""
+    if len(chains) <= keep:
+        return chains
+    rated = []
+    for chain in chains:
+        seconds = search.model.partial_seconds(program_of(search, levels, chain), levels[0])
+        rated.append((seconds, search.fit.touched_bytes(chain[-1]), chain))
+    rated.sort()
+    # What rates highest so far is shaped by this level's traffic alone; a level passed through leaves outer ones their choice.
+    passed = [chain for *_, chain in rated[keep:] if chain[0] == chain[1]]
+    return [*(chain for *_, chain in rated[:keep]), *passed[:PASSED_KEEP]]

@@ -1,0 +1,59 @@
+"""What a device's own model says against a way to compute: whether it rules it out, and why nothing fits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from itertools import islice
+
+from roller.program.estimate import Estimate
+from roller.search.choices import program_of
+from roller.search.grow import least_tile
+from roller.search.tile_space import Search, start
+
+
+def hopeless(search: Search) -> bool:
+    """True if the device's own model has no time for what is as small as can be, unless for want of room: it cannot compute so at
+    all, and its only term says why.
+    """
+    if search.model.parameters.own_model is None:
+        return False
+    found = _least(search)
+    if math.isfinite(found.seconds) or found.bound_by == search.fit.rule(search.levels, 0):
+        return False
+    search.refusals[found.bound_by] += 1
+    return True
+
+
+def _least(search: Search) -> Estimate:
+    """The better prediction of tiles as small as can be, and of such with their reductions whole."""
+    return min(islice(_small(search), 2), key=lambda e: e.seconds)
+
+
+def _small(search: Search) -> Iterator[Estimate]:
+    """Predictions for tiles from as small as can be on, their spatial extents doubled in turn; each with whole reductions, too."""
+    inner = start(search)
+    tile = list(least_tile(search, 0, inner))
+    spatial, reduce, extents = search.nest.spatial, search.nest.reduce, search.nest.extents
+    while True:
+        for dim in (None, *spatial):
+            if dim is not None and tile[dim] < extents[dim]:
+                tile[dim] *= 2
+            whole = tuple([-(-extents[d] // e) * e if d in reduce and e else e for d, e in enumerate(tile)])
+            for unit in (tuple(tile), whole):
+                yield search.model.estimate(program_of(search, search.levels, (unit, *[inner] * (len(search.levels) - 1))))
+        if all(tile[dim] >= extents[dim] for dim in spatial):
+            return
+
+
+def reason_of(every: list[Search], refused: Mapping[str, int]) -> str:
+    """What the device's own model says against small tiles: against the one that lacks least memory, as only room is missing there;
+    else by the rule that refused most. Nothing without such a model.
+    """
+    if not every or every[0].model.parameters.own_model is None:
+        return ""
+    said = [found for search in every for found in _small(search) if found.reason]
+    short = min((found for found in said if found.short_bytes), key=lambda found: found.short_bytes, default=None)
+    most = max(said, key=lambda found: refused.get(found.bound_by, 0), default=None)
+    best = short or most
+    return best.reason if best is not None else ""

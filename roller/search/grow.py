@@ -1,0 +1,318 @@
+"""Growing tiles at one level: the dimension with the best data-reuse score first, to its next aligned extent.
+
+Score of growing dimension a:  S_a = (Q(T) - Q(T + a)) / (F(T + a) - F(T))  with Q the operator's whole traffic into the level
+and F the tile's footprint (ROLLER, section 3.2, at the next aligned size).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+from roller.ir.nest import Access, Nest, Tile
+from roller.ir.sliding_windows import every_window, sliding
+from roller.program.alignment import aligned_extents, allows_padding, even_extents
+from roller.program.footprint import padding_waste
+from roller.search.tile_space import Search
+
+EPSILONS = (0.0, 0.125, math.inf)  # rounds of tensor padding; each admits more waste
+INNER_VISITS = 40  # tiles looked at by one growth at the innermost level: its lattice is small
+# … where tiles run on lanes so many more, of sizes of which only few were looked at: growth by reuse goes past shapes of these.
+RARE_VISITS, RARE = 24, 5
+OUTER_VISITS = 24  # … at an outer level, where growth follows one path
+IDLE_GROWTH = 4  # growth goes on below full occupation to this share of it: fewer, larger tiles may still be faster
+# Largest reduce extents that are kept for a tile, and last tiles of a growth path that are kept beside one for every doubling of
+# its length: in a cache; one each where software places data, as `roller.search.local_search` goes on from there.
+REDUCE_STEPS, LARGEST = 2, 2
+EVEN_SLACK = 0.02  # a share of the units' time by which evenness must differ to decide
+SIDE_BY_SIDE = 8  # rows of a stream that are walked together: enough to keep memory busy, few enough for any cache's sets
+BOUND_SLACK = 0.02  # memory no longer bounds when what it adds is less than this share of compute
+
+
+def tiles_at(search: Search, position: int, inner: Tile) -> Iterator[Tile]:
+    """The tiles worth keeping at a level around an inner one: a spread of the growth path with its reduce extents."""
+    yield from _spread(search, position, inner, grow(search, position, inner))
+
+
+def grow(search: Search, position: int, inner: Tile) -> list[Tile]:
+    """Tiles at one level, reached by growing the best-scored dimension first; every padding round in turn."""
+    if search.levels[position] == len(search.spec.levels):
+        return [inner]  # the atom itself
+    if not search.fit.fits(search.levels, position, inner, inner, search.mapping, search.atom):
+        search.refusals[search.fit.rule(search.levels, position)] += 1
+        return []
+    level = _Level(search, position, inner)
+    seen: dict[Tile, None] = {}
+    for epsilon in EPSILONS if level.pads else EPSILONS[-1:]:
+        level.grow(epsilon, seen)
+        if not level.padded:
+            break  # a larger allowance admits nothing more
+    return list(seen)
+
+
+class _Level:
+    """Growing at one level around one inner tile; what a step is worth is remembered from round to round."""
+
+    def __init__(self, search: Search, position: int, inner: Tile) -> None:
+        nest = search.nest
+        self.search, self.position, self.inner = search, position, inner
+        self.innermost = position == len(search.levels) - 1
+        self.on_lanes = self.innermost and search.lane_level is not None and search.atom.kind == "scalar"
+        self.pads = self.innermost or search.lane_level is not None  # tiles run whole: extents decide what padding is executed
+        self.padded = False  # True once an extent was refused because it pads too much
+        self._scores: dict[tuple[Tile, Tile], float | None] = {}
+        lanes = {dim for _, dim in search.mapping}
+        dims = [d for d, dim in enumerate(nest.dims) if not dim.is_reduce or (self.innermost and d in lanes)]
+        self._extents = {d: self._aligned(d) for d in dims}
+        self._windows = [] if self.innermost or search.spec.levels[search.levels[position]].managed else sliding(nest)
+        self._least_waste = padding_waste(nest.extents, inner)
+        self._start = inner if self.innermost else _first(search, position, inner)
+
+    def _aligned(self, dim: int) -> tuple[int, ...]:
+        extents = extents_at(self.search, self.position, dim, self.inner)
+        if (self.innermost and self.search.atom.kind != "matrix") or self.search.fit.windowed:
+            return tuple([e for e in extents if e <= self.search.nest.extents[dim]])
+        return tuple(extents)
+
+    def grow(self, epsilon: float, seen: dict[Tile, None]) -> None:
+        """One round at one padding allowance: best score first, a bounded number of new tiles; adds to `seen`."""
+        visits, rare = (INNER_VISITS, RARE_VISITS if self.on_lanes else 0) if self.innermost else (OUTER_VISITS, 0)
+        self.padded = False
+        frontier, done, sizes = [(0.0, self._start)], set[Tile](), Counter[int]()
+        while frontier and visits + rare:
+            _, tile = heappop(frontier)
+            size = math.prod(tile).bit_length()
+            if tile in done or (not visits and sizes[size] >= RARE):
+                continue
+            done.add(tile)
+            sizes[size] += 1
+            visits, rare = (visits - 1, rare) if visits else (0, rare - 1)
+            seen[tile] = None
+            # The innermost level is small enough to look around; further out one path is followed, as in the paper.
+            if not self.innermost:
+                frontier = []
+            if self._memory_bounds(tile):
+                for step in self._steps(tile, epsilon):
+                    heappush(frontier, step)
+
+    def _steps(self, tile: Tile, epsilon: float) -> Iterator[tuple[float, Tile]]:
+        """The next aligned tiles of a tile; the least comes first: the best reuse score, negated."""
+        for dim in self._extents:
+            grown = self._next_tile(tile, dim, epsilon)
+            if grown is None:
+                continue
+            if (tile, grown) not in self._scores:
+                self._scores[tile, grown] = self._score(tile, grown)
+            score = self._scores[tile, grown]
+            if score is not None:
+                yield -score, grown
+
+    def _next_tile(self, tile: Tile, dim: int, epsilon: float) -> Tile | None:
+        """The tile with one dimension at its next aligned extent that keeps padding within the allowance."""
+        extents, allowed = self._extents[dim], max(epsilon, self._least_waste)
+        for extent in extents[bisect_right(extents, tile[dim]) :]:
+            grown = (*tile[:dim], extent, *tile[dim + 1 :])
+            if not self._lane_shape(dim, grown):
+                continue
+            if not self.pads or epsilon == math.inf or allows_padding(self.search.nest, grown, allowed):
+                return grown
+            self.padded = True
+        return None
+
+    def _score(self, tile: Tile, grown: Tile) -> float | None:
+        """Traffic saved for each byte of footprint added; None where the grown tile does not fit or leaves units idle."""
+        search, position, inner = self.search, self.position, self.inner
+        fit, tile, grown = search.fit, self._seen(tile), self._seen(grown)
+        if not fit.fits(search.levels, position, grown, inner, search.mapping, search.atom):
+            search.refusals[fit.rule(search.levels, position)] += 1
+            return None
+        if position == 0 and self._too_few(tile) and self._too_few(grown):
+            search.refusals["parallelism"] += 1
+            return None
+        saved = fit.traffic(search.levels, position, tile) - fit.traffic(search.levels, position, grown)
+        added = self._footprint(grown) - self._footprint(tile)
+        return math.inf if saved > 0 >= added else saved / max(added, 1e-9)
+
+    def _seen(self, tile: Tile) -> Tile:
+        """What a cache sees of a tile: windows slide over it whole before the next one comes, and overlap there."""
+        return tuple([self.search.nest.extents[d] if d in self._windows else t for d, t in enumerate(tile)])
+
+    def _too_few(self, tile: Tile) -> bool:
+        """True if the tiles leave most units idle that the inner tiles could occupy, even with the reduction cut over units where
+        units can combine.
+        """
+        search, nest = self.search, self.search.nest
+        parts = math.prod([-(-nest.extents[i] // self.inner[i]) for i in nest.reduce]) if search.spec.unit.combine else 1
+        occupied = min(search.spec.unit.count, search.fit.tiles(self.inner) * parts)
+        return search.fit.tiles(tile) * parts * IDLE_GROWTH < occupied
+
+    def _footprint(self, tile: Tile) -> int:
+        fit = self.search.fit
+        if self.innermost:
+            return fit.inner_bytes(tile, self.search.mapping, self.search.atom)
+        return fit.footprint(self.search.levels, self.position, tile, self.inner, self.search.atom)
+
+    def _lane_shape(self, dim: int, tile: Tile) -> bool:
+        """True unless the sub-tiles along the dimension run on lanes and are no power of two: whole groups come of such."""
+        search = self.search
+        if search.lane_level is None or self.position != len(search.levels) - 2 or search.spec.unit.lanes_fixed:
+            return True
+        count = -(-tile[dim] // self.inner[dim])
+        return count & (count - 1) == 0
+
+    def _memory_bounds(self, tile: Tile) -> bool:
+        """False once growing further cannot help: what loads and the set-up of steps add to compute is negligible."""
+        if self.innermost:
+            return True
+        search = self.search
+        level = search.spec.levels[search.levels[self.position]]
+        compute = math.prod(search.nest.extents) / (search.atom.gflops * 1e9 / 2)
+        load = search.fit.traffic(search.levels, self.position, tile) / ((level.bandwidth_gbps or 1.0) * 1e9)
+        steps = math.prod([-(-e // t) for e, t in zip(search.nest.extents, tile, strict=True) if t]) / search.spec.unit.count
+        added = max(0.0, load - compute) + search.spec.loss(level) * load + steps * level.step_overhead_ns * 1e-9
+        return added >= BOUND_SLACK * compute
+
+
+def extents_at(search: Search, position: int, dim: int, inner: Tile) -> Iterator[int]:
+    """The aligned extents of a dimension at a level around an inner tile, rising."""
+    multiple = search.rules.multiple(search.levels[position], search.nest.dims[dim].name)
+    return aligned_extents(search.nest.extents[dim], inner[dim], multiple)
+
+
+def least_tile(search: Search, position: int, inner: Tile) -> Tile:
+    """What growth at a level starts from: the inner tile; where a rule lists the only extents that may be, the least of these."""
+    level, dims = search.levels[position], search.nest.dims
+    if level == len(search.spec.levels):
+        return inner
+    steps = [search.rules.multiple(level, d.name) for d in dims]
+    return tuple([math.lcm(e, m.step) if m.even and e else e for e, m in zip(inner, steps, strict=True)])
+
+
+def _first(search: Search, position: int, inner: Tile) -> Tile:
+    """What growth outside lanes starts from: where panels hold windows, with whole ones if they fit, as only then it shows what
+    neighbours share.
+    """
+    least, taps = least_tile(search, position, inner), _taps(search)
+    whole = tuple([search.nest.extents[d] if d in taps else e for d, e in enumerate(least)])
+    return whole if search.fit.fits(search.levels, position, whole, inner, search.mapping, search.atom) else least
+
+
+def _taps(search: Search) -> frozenset[int]:
+    """The taps of the windows that panels hold."""
+    return frozenset(d for window in every_window(search.nest) for d in window.taps) if search.fit.windowed else frozenset()
+
+
+def even_at(search: Search, position: int, dim: int, inner: Tile) -> list[int]:
+    """The extents of a dimension at a level around an inner tile that cut it into equal parts, rising."""
+    multiple = search.rules.multiple(search.levels[position], search.nest.dims[dim].name)
+    return even_extents(search.nest.extents[dim], inner[dim], multiple)
+
+
+def _legal(search: Search, position: int, inner: Tile, tile: Tile) -> bool:
+    broken = search.fit.legal(search.levels, position, tile, inner, search.mapping, search.atom)
+    if broken is not None:
+        search.refusals[broken] += 1
+    return broken is None
+
+
+def _spread(search: Search, position: int, inner: Tile, tiles: list[Tile]) -> Iterator[Tile]:
+    """Each tile with the reduce extents worth trying at this level."""
+    units = search.spec.unit.count
+    busy = [search.fit.tiles(t) >= units for t in tiles]
+    edge = [i for i in range(len(tiles)) if busy[i] != busy[min(i + 1, len(tiles) - 1)] or (i and busy[i] != busy[i - 1])]
+    # Steps of a matrix atom are so large that small ones from the last tile do not lead to the one before it.
+    last = 1 if search.spec.levels[search.levels[position]].managed and search.atom.kind != "matrix" else LARGEST
+    kept = [i for i in range(len(tiles)) if i >= len(tiles) - last or i & (i + 1) == 0 or i in edge]
+    chosen = dict.fromkeys(t for i in kept for t in (tiles[i], *_evener(search, position, inner, tiles[i])))
+    for tile in chosen:
+        deeper = _with_reduce(search, position, inner, tile) if search.nest.reduce else (tile,)
+        yield from (t for t in deeper if _legal(search, position, inner, t))
+
+
+def _evener(search: Search, position: int, inner: Tile, tile: Tile) -> Iterator[Tile]:
+    """Where units share reductions, as there are fewer tiles than units: a smaller and a larger tile, each with one other extent,
+    whose parts employ the units more evenly; of several the one with the least traffic. Growth by reuse leads past such tiles.
+    """
+    nest, fit, units = search.nest, search.fit, search.spec.unit.count
+    if position or not nest.reduce or not search.spec.unit.combine or fit.tiles(tile) >= units:
+        return
+    others = [
+        (*tile[:dim], extent, *tile[dim + 1 :])
+        for dim in nest.spatial
+        for extent in extents_at(search, position, dim, inner)
+        if 2 * extent >= tile[dim] and extent <= 2 * tile[dim]
+    ]
+    fitting = [
+        (_evenness(search, inner, other), other)
+        for other in others
+        if fit.tiles(other) <= units and fit.fits(search.levels, position, other, inner, search.mapping, search.atom)
+    ]
+    most = max([even for even, _ in fitting], default=0.0)
+    if most > _evenness(search, inner, tile) + EVEN_SLACK:
+        even = [(fit.traffic(search.levels, position, other), other) for share, other in fitting if share >= most - EVEN_SLACK]
+        for side in ([e for e in even if e[1] < tile], [e for e in even if e[1] > tile]):
+            yield from [other for _, other in sorted(side)[:1]]
+
+
+def _evenness(search: Search, inner: Tile, tile: Tile) -> float:
+    """The share of the units' time that is useful if the longest reduction is cut so that each gets one part of a tile."""
+    nest, units = search.nest, search.spec.unit.count
+    dim = max(nest.reduce, key=lambda i: nest.extents[i])
+    tiles, extent = search.fit.tiles(tile), nest.extents[dim]
+    if not tiles or not extent:
+        return 1.0
+    part = -(-extent // (units // tiles))
+    share = -(-part // inner[dim]) * inner[dim]
+    executed = math.prod([-(-nest.extents[i] // tile[i]) * tile[i] for i in nest.spatial])
+    useful = math.prod([nest.extents[i] for i in nest.spatial]) / executed
+    return useful * tiles * extent / (units * share)
+
+
+def _with_reduce(search: Search, position: int, inner: Tile, tile: Tile) -> Iterator[Tile]:
+    """The tile with reduce extents doubled as long as it fits: the largest two; in a cache the largest three, and the whole.
+
+    Where an input streams, also a short extent: its rows are then read side by side, each along its whole length.
+    """
+    steps = [tile]
+    managed = search.spec.levels[search.levels[position]].managed
+    kept = 1 if managed else REDUCE_STEPS
+    if not managed:
+        yield from _short(search, inner, tile)
+    taps = _taps(search)
+    if any(tile[d] > inner[d] for d in taps):
+        yield tuple([inner[d] if d in taps else e for d, e in enumerate(tile)])
+    for dim in reversed(search.nest.reduce):
+        while True:
+            last = steps[-1]
+            whole = -(-search.nest.extents[dim] // inner[dim]) * inner[dim]
+            extent = whole if dim in taps else min(last[dim] * 2, whole)
+            if extent <= last[dim]:
+                break
+            grown = (*last[:dim], extent, *last[dim + 1 :])
+            if not search.fit.within(search.levels[position], grown, inner):
+                break
+            if managed and not search.fit.fits(search.levels, position, grown, inner, search.mapping, search.atom):
+                yield from steps[-kept - 1 :]
+                return
+            steps.append(grown)
+    yield from steps[-kept:]
+
+
+def _streams(nest: Nest) -> list[Access]:
+    """The inputs that are read once: every dimension moves on in them."""
+    wide = [i for i, e in enumerate(nest.extents) if e > 1]
+    return [a for a in nest.inputs if all(a.touches[i] for i in wide)]
+
+
+def _short(search: Search, inner: Tile, tile: Tile) -> Iterator[Tile]:
+    """The tile with few steps of the longest reduction that a stream's rows do not lie along."""
+    nest = search.nest
+    across = [i for i in nest.reduce if any(a.strides[i] != 1 for a in _streams(nest))]
+    if across:
+        dim = max(across, key=lambda i: (nest.extents[i], i))
+        extent = min(SIDE_BY_SIDE, nest.extents[dim] // inner[dim]) * inner[dim]
+        if extent > tile[dim]:
+            yield (*tile[:dim], extent, *tile[dim + 1 :])

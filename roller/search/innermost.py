@@ -1,0 +1,141 @@
+"""The innermost tiles that construction starts from: grown for every nest, atom and mapping, rated by what they compute and read,
+and the best kept that differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from roller.ir.nest import Tile
+from roller.layout.banks import most_together
+from roller.search.choices import program_of
+from roller.search.grow import grow
+from roller.search.tile_space import Chain, Search, packs, reads_whole, start, stores_whole
+
+INNER_KEEP = 8  # tiles kept, where none run on lanes, beside the best one of each nest, atom and mapping
+SAME_SIZE = 8  # tiles of about one size that are kept where tiles run on lanes, each of another shape
+SAME_WINDOWED = 4  # … of those that panels of windows are read for: half as many, as there are fewer ways to fuse axes around them
+MAPPING_SLACK = 1.5  # a tile predicted this much slower than the best one is not pursued
+OWN_SLACK = 4.0  # … where the device has a model of its own, of which this one knows too little
+TOGETHER = (4, 16)  # positions of a reduction, each of another row, that a lane reads at once; more are more time
+PACKED_GAIN = 0.97  # a vector where only a copy is side by side must save this much padding, as its results are scattered
+
+
+class _Inner(NamedTuple):
+    """An innermost tile: its part of the prediction, what it touches, and which search it belongs to; the least is the best."""
+
+    seconds: float
+    touched: int
+    number: int
+    chain: Chain
+
+
+def innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
+    """The innermost tiles worth pursuing, over all nests, atoms and mappings together."""
+    hidden = found[0].model.compulsory_seconds if found else 0.0  # what takes no longer than moving every array once costs nothing
+    floors = [max(hidden, s.model.floor_seconds(program_of(s, s.levels[-1:], (start(s),)))) for s in found]
+    rated: list[_Inner] = []
+    worth = _worth_packing(found, floors)
+    # Lanes that share reductions have the same tiles: what they are worth shows when the unit's tile is chosen.
+    grown: dict[tuple[object, ...], list[tuple[float, int, Tile]]] = {}
+    for number, search in enumerate(found):
+        if floors[number] > _slack(search) * min(floors) or (packs(search) and floors[number] > worth and not search.spec.spread):
+            continue
+        runs = _runs(search) if floors[number] <= hidden else ()
+        alike = search.nest.dims, search.atom.name, search.mapping, search.fit.windowed, runs
+        if alike not in grown:
+            grown[alike] = list(_grown_innermost(search, runs))
+        rated += [_Inner(seconds, touched, number, (tile,)) for seconds, touched, tile in grown[alike]]
+    rated.sort()
+    kept = _several_sizes(found, rated, hidden)
+    for number, search in enumerate(found):
+        chains = [item.chain for item in kept if item.number == number]
+        if chains:
+            yield search, chains
+
+
+def _grown_innermost(search: Search, runs: tuple[tuple[int, int], ...]) -> Iterator[tuple[float, int, Tile]]:
+    """Innermost tiles, with and without runs of a reduction, each with its part of the prediction and what it touches (bytes)."""
+    position = len(search.levels) - 1
+    for grown in grow(search, position, start(search)):
+        for tile in (grown, *[(*grown[:dim], width, *grown[dim + 1 :]) for dim, width in runs]):
+            program = program_of(search, search.levels[-1:], (tile,))
+            if tile is grown or search.fit.fits(search.levels, position, tile, tile, search.mapping, search.atom):
+                yield search.model.partial_seconds(program, search.levels[-1]), search.fit.touched_bytes(tile), tile
+
+
+def _runs(search: Search) -> tuple[tuple[int, int], ...]:
+    """Runs of a reduction that a lane may take at once where lanes share it: a dimension, and how many of its positions. Growth,
+    which looks for reuse, would not come to them: accesses become fewer, or are on their way together, not what they move.
+
+    Along a reduction on which an array lies that is read where it is, as many as the widest access takes; where each position is
+    an access of its own, `TOGETHER`.
+    """
+    nest = search.nest
+    if not search.fit.cooperate or search.atom.kind != "scalar" or search.fit.windowed:
+        return ()
+    alone = [a for a in nest.inputs if not a.guarded and not search.fit.reused(a.touches)]
+    wide = [
+        (math.gcd(most_together(access.tensor.dtype), nest.extents[dim]), dim)
+        for dim in nest.reduce
+        for access in alone
+        if access.strides[dim] == 1
+    ]
+    if wide:
+        width, dim = min(wide)
+        return ((dim, width),) if width > 1 else ()
+    walked = [dim for dim in nest.reduce if any(access.touches[dim] for access in alone)]
+    return tuple((walked[-1], width) for width in TOGETHER if width <= nest.extents[walked[-1]]) if walked else ()
+
+
+def _slack(search: Search) -> float:
+    return MAPPING_SLACK if search.model.parameters.own_model is None else OWN_SLACK
+
+
+def _worth_packing(found: list[Search], floors: list[float]) -> float:
+    """The floor below which a vector may lie where a copy has to lay it: any, where no vector of results reads its inputs
+    as they are; else it must save padding, as its results are scattered.
+    """
+    whole = [(f, reads_whole(s)) for f, s in zip(floors, found, strict=True) if stores_whole(s)]
+    if not any(reads for _, reads in whole):
+        return math.inf
+    return PACKED_GAIN * min(floor for floor, _ in whole)
+
+
+def _several_sizes(found: list[Search], rated: list[_Inner], hidden: float) -> list[_Inner]:
+    """The best innermost tiles; where they run on lanes, of every size, as few large ones leave lanes and units idle, and of every
+    atom, as what it is worth shows when the unit's tile is chosen.
+    """
+    if not any(s.lane_level is not None for s in found):
+        first = {item.number: item for item in reversed(rated)}  # the best of each nest, atom and mapping
+        # Where memory decides, this part of the prediction tells them apart less.
+        keep = 2 * INNER_KEEP if rated and rated[0].seconds < hidden else INNER_KEEP
+        worth = dict.fromkeys([*rated[:keep], *(first[n] for n in sorted(first))])
+        return [item for item in worth if item.seconds <= _slack(found[item.number]) * max(rated[0].seconds, hidden)]
+    shapes: dict[tuple[int, bool, bool], set[tuple[object, ...]]] = {}
+    atoms: set[tuple[str, bool, bool]] = set()
+    kept = []
+    for item in rated:
+        search, tile = found[item.number], item.chain[-1]
+        # They are rated alike, whether lanes share reductions or not, and take other things into account where panels hold windows:
+        # neither crowds out the other.
+        seen = shapes.setdefault((math.prod(tile).bit_length(), search.fit.cooperate, search.fit.windowed), set())
+        shape, own = (search.atom.kind, _shape(search, tile)), (search.atom.name, search.fit.cooperate, search.fit.windowed)
+        if own not in atoms or (len(seen) < (SAME_WINDOWED if search.fit.windowed else SAME_SIZE) and shape not in seen):
+            seen.add(shape)
+            atoms.add(own)
+            kept.append(item)
+    return kept
+
+
+def _shape(search: Search, tile: Tile) -> frozenset[tuple[tuple[bool, ...], int]]:
+    """What reuse depends on: a tile's points along the dimensions that the same arrays depend on. Other mappings, and nests with
+    other fused axes, have much the same tiles again.
+    """
+    points: dict[tuple[bool, ...], int] = {}
+    for dim, extent in enumerate(tile):
+        touched = tuple([access.touches[dim] for access in search.nest.accesses])
+        points[touched] = points.get(touched, 1) * extent
+    return frozenset(item for item in points.items() if item[1] > 1)

@@ -1,0 +1,224 @@
+"""What one search is about: a nest, an atom and where its roles lie, on one chip."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from roller.cost.model import Model
+from roller.cost.parameters import CostParameters
+from roller.ir.nest import Nest, Tile
+from roller.ir.sliding_windows import taps_at_once
+from roller.program.alignment import Rules, atom_tile, atoms_for
+from roller.program.capacity import Fit
+from roller.program.footprint import Geometry
+from roller.program.rprogram import lane_level, operand_value, tiled_levels
+from roller.target.hardware import ComputeAtom, HardwareSpec
+
+Chain = tuple[Tile, ...]  # tiles from some level inward
+
+
+@dataclass
+class Search:
+    """One nest, atom and mapping on one chip."""
+
+    model: Model
+    fit: Fit
+    rules: Rules
+    nest: Nest
+    atom: ComputeAtom
+    mapping: tuple[tuple[str, int], ...]
+    constants: frozenset[str] = frozenset()
+    refusals: Counter[str] = field(default_factory=Counter)
+
+    @cached_property
+    def levels(self) -> tuple[int, ...]:
+        """The tiled levels."""
+        return tiled_levels(self.spec)
+
+    @cached_property
+    def lane_level(self) -> int | None:
+        """The level whose tiles run on lanes."""
+        return lane_level(self.spec)
+
+    @property
+    def way(self) -> tuple[object, ...]:
+        """What all of its programs have in common, and those of no other search of the stage (`StageProgram.way`)."""
+        return self.nest.dims, self.atom, self.mapping, self.fit.cooperate, self.fit.windowed
+
+    @property
+    def spec(self) -> HardwareSpec:
+        """The chip."""
+        return self.model.spec
+
+
+def searches(
+    nests: Iterable[Nest], spec: HardwareSpec, rules: Rules, parameters: CostParameters, constants: frozenset[str] = frozenset()
+) -> list[Search]:
+    """Every nest with every atom, mapping and way for lanes to work together; refusals are counted in one place."""
+    refusals: Counter[str] = Counter()
+    found = []
+    for nest in nests:
+        model = Model(spec, parameters, Geometry(nest))
+        ways = [(shared, windowed) for windowed in _windowed(nest, spec) for shared in _cooperation(nest, spec)]
+        limits = rules.limits(nest, len(spec.levels) + 1)
+        fits = [Fit(spec, nest, model.geometry, shared, windowed, limits) for shared, windowed in ways]
+        for atom, mapping in mappings(nest, rules.atoms, spec.spread):
+            able = [fit for fit in fits if _able(fit, atom)]
+            found += [Search(model, fit, rules, nest, atom, mapping, constants, refusals) for fit in able]
+    return found
+
+
+def start(search: Search) -> Tile:
+    """The atom as a tile; a vector wider than its dimension shrinks to it, unless arrays are stored with whole vectors. With all
+    taps that a lane takes at a step where panels hold windows.
+    """
+    start = atom_tile(search.nest, search.atom, search.mapping)
+    if search.atom.kind == "matrix" or search.spec.spread:
+        return start
+    if search.fit.windowed:
+        taps = taps_at_once(search.nest)
+        return tuple([search.nest.extents[d] if d in taps else e for d, e in enumerate(start)])
+    return tuple(min(t, max(e, 1)) for t, e in zip(start, search.nest.extents, strict=True))
+
+
+def _cooperation(nest: Nest, spec: HardwareSpec) -> tuple[bool, ...]:
+    """Whether lanes share reductions: tried both ways where there are lanes that can combine what they hold."""
+    able = lane_level(spec) is not None and bool(nest.reduce) and "shuffle" in spec.unit.combine
+    return (False, True) if able else (False,)
+
+
+def _windowed(nest: Nest, spec: HardwareSpec) -> tuple[bool, ...]:
+    """Whether panels hold what windows pass over: tried both ways where lanes read panels that software fills."""
+    unit = spec.levels[tiled_levels(spec)[0]]
+    able = lane_level(spec) is not None and unit.managed and "input" in unit.holds and not spec.spread
+    return (False, True) if able and taps_at_once(nest) else (False,)
+
+
+def _able(fit: Fit, atom: ComputeAtom) -> bool:
+    """True if an atom computes in such a way: those that read operands in place add up alone, and others than scalars take operands
+    as they are laid out for them.
+    """
+    return not (fit.cooperate and fit.spec.in_place(atom)) and not (fit.windowed and atom.kind != "scalar")
+
+
+def mappings(
+    nest: Nest, atoms: Iterable[ComputeAtom], spread: bool = False
+) -> Iterator[tuple[ComputeAtom, tuple[tuple[str, int], ...]]]:
+    """Each atom with each way to lay its roles on dimensions.
+
+    A matrix unit needs a sum of products: k is a reduce dimension of both factors, m one of the first only, n one of the
+    second only (or the other way round). A vector lies on one dimension along which some array is contiguous, or any
+    if there is none, or if arrays are `spread` over units; on a reduce dimension its lanes hold partial results. Types must
+    match what the body computes in.
+    """
+    atoms = tuple(atoms)
+    for atom in atoms:
+        if atom.kind == "matrix":
+            yield from ((atom, m) for m in _matrix_mappings(nest, atom, spread))
+    for atom in atoms_for(nest.stage.body.dtype, atoms):
+        if atom.kind == "scalar":
+            yield atom, ()
+        else:
+            role = next(iter(atom.roles))
+            yield from ((atom, ((role, dim),)) for dim in _vector_dims(nest, spread))
+            if all(dim.extent <= 1 for dim in nest.dims):  # one point takes one slot of the vector
+                yield atom, ()
+
+
+def unsuited(nest: Nest, atom: ComputeAtom, atoms: Iterable[ComputeAtom]) -> str | None:
+    """Why no program of a nest computes with an atom; None where some might. `atoms`: all that there are."""
+    dtype = nest.stage.body.dtype
+    if atom.kind != "matrix":
+        return None if atom in atoms_for(dtype, tuple(atoms)) else f"computes in {atom.acc_dtype}"
+    if len(nest.factors) != 2:
+        return "multiplies matrices"
+    if dtype != atom.acc_dtype:
+        return f"adds up in {atom.acc_dtype}"
+    if any(operand_value(nest, operand, atom) is None for operand in range(2)):
+        return f"rounds to {atom.in_dtype}, which is not permitted" if atom.rounds else f"takes {atom.in_dtype}"
+    if _matrix_mappings(nest, atom):
+        return None
+    if _matrix_mappings(nest, atom.model_copy(update={"operand_rows": "k"})):
+        return "takes what lies along the reduction in memory"
+    return "wants a reduction that both factors run along"
+
+
+def _vector_dims(nest: Nest, spread: bool) -> list[int]:
+    """Dimensions for a vector: those along which some array lies side by side, and those that a panel or a box can lay so; any
+    where arrays are spread over units in whatever order.
+    """
+    wide = [i for i, d in enumerate(nest.dims) if d.extent > 1]
+    if spread:
+        return wide
+    contiguous = [i for i in wide if any(a.strides[i] == 1 for a in nest.accesses)]
+    packed = [i for i in nest.spatial if i in wide and any(nest.stageable(f) and t[i] for f, t in enumerate(_touches(nest)))]
+    boxed = [i for i in nest.spatial if i in wide and nest.reduce and any(a.guarded and a.strides[i] for a in nest.inputs)]
+    return sorted({*(contiguous or wide[-1:]), *packed, *boxed})
+
+
+def _touches(nest: Nest) -> list[tuple[bool, ...]]:
+    return [nest.factor_touches(f) for f in range(len(nest.factors))]
+
+
+def stores_whole(search: Search) -> bool:
+    """True if a vector's results lie side by side in the array."""
+    output = search.nest.output
+    return search.atom.kind == "vector" and [output.strides[dim] for _, dim in search.mapping if output.touches[dim]] == [1]
+
+
+def packs(search: Search) -> bool:
+    """True if the vector lies where no array is side by side, so that a panel or a box has to lay it so."""
+    lanes = [dim for _, dim in search.mapping] if search.atom.kind == "vector" else []
+    return not all(any(a.strides[dim] == 1 for a in search.nest.accesses) for dim in lanes)
+
+
+def reads_whole(search: Search) -> bool:
+    """True if every input that moves along the vector is read as whole vectors from where it is, without guards."""
+    moving = [(a, dim) for _, dim in search.mapping for a in search.nest.inputs if a.touches[dim]]
+    return all(a.strides[dim] == 1 and not a.guarded for a, dim in moving)
+
+
+def _matrix_mappings(nest: Nest, atom: ComputeAtom, spread: bool = False) -> list[tuple[tuple[str, int], ...]]:
+    """Ways to lay a matrix atom's roles. First those whose n is side by side in the results, which lanes then store so: nothing in
+    the prediction tells that from the other way round. Of a square atom only the first: the other one is the same tiles again.
+    """
+    if len(nest.factors) != 2 or nest.stage.body.dtype != atom.acc_dtype:
+        return []
+    if any(operand_value(nest, operand, atom) is None for operand in range(2)):
+        return []
+    found = [mapping for sides in ((0, 1), (1, 0)) if (mapping := _laid(nest, atom, sides, spread)) is not None]
+    found.sort(key=lambda mapping: not any(role == "n" and nest.output.strides[dim] == 1 for role, dim in mapping))
+    alike = not spread and atom.extents.get("m") == atom.extents.get("n")
+    return found[:1] if alike else found
+
+
+def _laid(nest: Nest, atom: ComputeAtom, sides: tuple[int, int], spread: bool) -> tuple[tuple[str, int], ...] | None:
+    """The atom's rows along the longest dimension of the first of these factors alone, its columns of the second; None where they
+    have no reduction together that the atom can take.
+    """
+    left, right = (nest.factor_touches(side) for side in sides)
+    rows = [i for i in nest.spatial if left[i] and not right[i]]
+    columns = [i for i in nest.spatial if right[i] and not left[i]]
+    depth = [i for i in nest.reduce if left[i] and right[i]]
+    if spread:  # boxes are brought as they are: a block of an operand is one of an array
+        columns, depth = [[i for i in dims if _walks_alone(nest, i)] for dims in (columns, depth)]
+    if not depth:
+        return None
+    big = {"m": rows, "n": columns, "k": depth}
+    found = tuple((r, max(big[r], key=lambda i: (nest.extents[i], i))) for r in atom.roles if big[r])
+    stored = atom.operand_rows != "k_stored" or all(a.strides[dict(found)["k"]] == 1 for a in nest.inputs)
+    return found if stored else None
+
+
+def _walks_alone(nest: Nest, dim: int) -> bool:
+    """True if a dimension walks one of each array that depends on it, and nothing else does."""
+    axes = {a.name for a in nest.dims[dim].members}
+    for access in nest.accesses:
+        for index in access.index:
+            names = {name for name, _ in index.terms}
+            if names & axes and (len(names) > 1 or index.offset):
+                return False
+    return True

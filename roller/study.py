@@ -1,0 +1,166 @@
+"""rate(): what the model predicts for tiles that the caller gives, and which rule they break."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from roller.compiler import Op, expression_of
+from roller.cost.parameters import CostParameters
+from roller.device.chip import SpecLike, resolve
+from roller.errors import ConstructionError, ExpressionError
+from roller.explain.growth_limits import Growth
+from roller.ir.fusion import fuse
+from roller.ir.nest import Nest, Tile, variants
+from roller.precision import permitted
+from roller.program.alignment import Rules
+from roller.program.estimate import Estimate, combine_estimates
+from roller.program.rprogram import StageProgram, tiled_levels
+from roller.search.choices import refined, whole_programs
+from roller.search.enumeration import ProgramSpace, program_space
+from roller.search.tile_space import searches, start
+from roller.target.hardware import HardwareSpec
+from roller.target.subset import limited
+
+Tiles = Sequence[Mapping[str, int]]  # of one stage, from the unit's tile to the innermost
+
+
+def rate(
+    op: Op, device: str = "cpu", *, tiles: Tiles | Sequence[Tiles], spec: SpecLike | None = None, precision: str = "ieee"
+) -> Estimate:
+    """The prediction for given tiles, with the best atom for them; nothing is built. `precision` as for `compile`.
+
+    `tiles`: for every stage of the fused operator a list of {dimension: extent}, one for each tiled level from the unit's to
+    the innermost (a single stage needs no outer list). A dimension that is left out is 1 in the innermost tile, and
+    elsewhere as in the next inner one. `ConstructionError` names the rule that the tiles break, `ExpressionError` what is wrong
+    with how they are written.
+    """
+    plugin, chip = resolve(device, spec)
+    expr = fuse(permitted(expression_of(op), precision), chip.spread)
+    rules, parameters = plugin.rules(chip, expr), plugin.cost_parameters(chip, expr)
+    given = _per_stage(tiles)
+    if len(given) != len(expr.stages):
+        names = ", ".join(s.name for s in expr.stages)
+        raise ExpressionError(f"tiles of {len(given)} stages given, the fused operator has {len(expr.stages)}: {names}")
+    parts = []
+    for stage, wanted in zip(expr.stages, given, strict=True):
+        parts.append(_rated(variants(stage, expr.tensors, chip.spread), wanted, chip, rules.of(stage.name), parameters))
+    return combine_estimates(parts)
+
+
+def _per_stage(tiles: Tiles | Sequence[Tiles]) -> Sequence[Tiles]:
+    """Tiles as a list for each stage; `ExpressionError` for anything that is no list of {dimension: extent}, or of such lists."""
+    given: Any = [tiles] if _is_list(tiles) and tiles and isinstance(tiles[0], Mapping) else tiles
+    if not _is_list(given) or not all(_is_list(stage) and all(isinstance(tile, Mapping) for tile in stage) for stage in given):
+        raise ExpressionError("tiles: a list of {dimension: extent}, one for each tiled level, or such a list for each stage")
+    return given  # type: ignore[no-any-return]
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def _rated(nests: Sequence[Nest], wanted: Tiles, chip: HardwareSpec, rules: Rules, parameters: CostParameters) -> Estimate:
+    """The best estimate over nests, atoms and mappings that these tiles suit."""
+    nest, chain = _chain(nests, wanted, chip)
+    refusals: Counter[str] = Counter()
+    found = []
+    for program in _programs(nest, chain, chip, rules, parameters):
+        broken = _broken(Growth.of(program, chip, rules, parameters), nest)
+        if broken is None:
+            found.append(Growth.of(program, chip, rules, parameters).model.estimate(program))
+        else:
+            refusals[broken] += 1
+    if not found:
+        raise ConstructionError(f"these tiles of {nest.stage.name!r} do not suit {chip.device}:{chip.chip}", refusals)
+    return min(found, key=lambda e: e.seconds)
+
+
+def _level_name(chip: HardwareSpec, index: int) -> str:
+    """A tiled level's name; atoms lie in the unit's own tile where it has one memory only."""
+    return chip.levels[index].name if index < len(chip.levels) else "atom"
+
+
+def _chain(nests: Sequence[Nest], wanted: Tiles, chip: HardwareSpec) -> tuple[Nest, tuple[Tile, ...]]:
+    levels = [_level_name(chip, i) for i in tiled_levels(chip)]
+    if len(wanted) != len(levels):
+        raise ExpressionError(f"{len(wanted)} tiles given, {chip.device}:{chip.chip} has {len(levels)} levels: {', '.join(levels)}")
+    names = dict.fromkeys(name for tile in wanted for name in tile)
+    for nest in nests:
+        dims = [d.name for d in nest.dims]
+        if all(name in dims for name in names):
+            break
+    else:
+        known = list(dict.fromkeys(d.name for nest in nests for d in nest.dims))
+        stranger = next((n for n in names if n not in known), ", ".join(names))
+        close = get_close_matches(stranger, known, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        raise ExpressionError(
+            f"no loop nest of {nests[0].stage.name!r} has dimension {stranger!r}{hint}; there is: {', '.join(known)}"
+        )
+    chain: list[Tile] = []
+    inner: Tile = (1,) * len(nest.dims)
+    for tile in reversed(wanted):
+        inner = tuple(tile.get(name, extent) for name, extent in zip(dims, inner, strict=True))
+        if any(type(extent) is not int or extent < 1 for extent in inner):
+            raise ExpressionError(f"tile {dict(tile)}: extents are positive whole numbers")
+        chain.insert(0, inner)
+    return nest, tuple(chain)
+
+
+def _programs(
+    nest: Nest, chain: tuple[Tile, ...], chip: HardwareSpec, rules: Rules, parameters: CostParameters
+) -> Iterator[StageProgram]:
+    """The programs with these tiles: every atom and mapping, lanes that share reductions and lanes that do not, with the engine's
+    choices of order and staging.
+    """
+    for search in searches([nest], chip, rules, parameters):
+        if search.fit.windowed and (search.fit.window_rule(chain[0]) or not _covers(chain[-1], start(search))):
+            continue
+        plain = whole_programs(search, [chain])
+        yield from (p for p in plain if p.tiles == chain)
+        yield from (p for start in plain for p in refined(search, start) if p.tiles == chain)
+
+
+def _covers(tile: Tile, least: Tile) -> bool:
+    return all(extent >= needed for extent, needed in zip(tile, least, strict=True))
+
+
+def _broken(growth: Growth, nest: Nest) -> str | None:
+    """The first rule that the tiles break, from the innermost outwards; None where they are legal."""
+    program, fit = growth.program, growth.fit
+    for position in reversed(range(len(program.tiles))):
+        tile, inner = program.tiles[position], growth.inner(position)
+        level = _level_name(growth.spec, program.levels[position])
+        for dim, extent, step in zip(nest.dims, tile, inner, strict=True):
+            multiple = growth.rules.multiple(program.levels[position], dim.name)
+            if extent % step:
+                return f"{level}: {dim.name} = {extent} is no multiple of the {step} inside it"
+            # A tile that ends with the one inside it is as aligned as that; reductions are cut into any number of inner ones.
+            unaligned = extent % multiple.step and extent != step and not dim.is_reduce
+            if unaligned or (multiple.limit is not None and extent > multiple.limit):
+                return f"{level}: {dim.name} = {extent} is no multiple of {multiple.step}, or more than allowed"
+        if program.levels[position] == len(growth.spec.levels):
+            continue  # an atom's tile lies in the memory of the tile around it
+        if not fit.fits(program.levels, position, tile, inner, program.mapping, program.atom):
+            return fit.rule(program.levels, position)
+        legal = fit.legal(program.levels, position, tile, inner, program.mapping, program.atom)
+        if legal is not None:
+            return legal
+    return None
+
+
+def enumerate_programs(
+    op: Op, device: str = "cpu", *, spec: SpecLike | None = None, threads: int | None = None, precision: str = "ieee"
+) -> ProgramSpace:
+    """Every aligned program for an operator that fits the chip: iterate lazily, or draw with `.sample(count, seed)`.
+
+    `compile` looks at a few hundred of them; this is for studies of the model: draw some, rate them, run them. The arguments
+    are those of `compile`.
+    """
+    plugin, chip = resolve(device, spec)
+    expr = fuse(permitted(expression_of(op), precision), chip.spread)
+    chip = limited(chip, threads)
+    return program_space(expr, chip, plugin.rules(chip, expr), plugin.cost_parameters(chip, expr))

@@ -1,0 +1,276 @@
+"""Spec files: find them, read them, refuse them, and lint the numbers in them.
+
+A spec directory holds `<device>/<chip>.toml`. Directories given by the caller come before the built-in one, so a
+user's file of the same device and chip wins. Every failure is one `SpecError` of one line, naming file and field.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+
+from roller.errors import SpecError
+from roller.storage import spec_dir, write_atomic
+from roller.target.hardware import SCHEMA_VERSION, Banks, ComputeAtom, HardwareSpec, MemoryLevel, SchedulableUnit, peak_key
+
+_log = logging.getLogger("roller.specs")
+
+__all__ = [
+    "PROVENANCE",
+    "SpecEntry",
+    "builtin_dir",
+    "dump_spec",
+    "find_spec",
+    "json_schema",
+    "keep_spec",
+    "kept_spec",
+    "lint",
+    "list_specs",
+    "load_spec",
+    "parse",
+    "spec_from_dict",
+    "user_spec_path",
+]
+
+FILE_BYTES_MAX = 1 << 20
+PROVENANCE = ("datasheet", "query", "measured", "published", "derived", "estimate", "invented")
+_TABLES: dict[str, type[BaseModel]] = {
+    "levels": MemoryLevel,
+    "banks": Banks,
+    "unit": SchedulableUnit,
+    "atoms": ComputeAtom,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SpecEntry:
+    """A spec file found by its place, not yet read."""
+
+    device: str
+    chip: str
+    path: Path
+
+
+def builtin_dir() -> Path:
+    """The directory of the shipped specs: `roller/_specs` in a wheel, `specs` beside `roller` in a source tree."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "_specs"
+    return installed if installed.is_dir() else package.parent / "specs"
+
+
+def list_specs(device: str | None = None, extra_dirs: Iterable[str | Path] = ()) -> tuple[SpecEntry, ...]:
+    """The spec files there are, of one device or of all, sorted; files are not opened."""
+    found: dict[tuple[str, str], SpecEntry] = {}
+    for root in [*map(Path, extra_dirs), builtin_dir()]:
+        for path in sorted(root.glob("*/*.toml")):
+            entry = SpecEntry(path.parent.name, path.stem, path)
+            if device in (None, entry.device):
+                found.setdefault((entry.device, entry.chip), entry)
+    return tuple(found[key] for key in sorted(found))
+
+
+def find_spec(device: str, chip: str, extra_dirs: Iterable[str | Path] = ()) -> HardwareSpec:
+    """The spec of one chip; SpecError, with what there is, where no file describes it."""
+    entries = {entry.chip: entry for entry in list_specs(device, tuple(extra_dirs))}
+    if chip not in entries:
+        there = ", ".join(entries) or "none"
+        raise SpecError(f"no spec of chip {chip!r} for device {device!r}{_hint(chip, entries)}; there is: {there}")
+    path = entries[chip].path
+    spec = load_spec(path)
+    for field, expected, found in (("device", device, spec.device), ("chip", chip, spec.chip)):
+        if expected != found:
+            raise SpecError(f"says {found!r}, but the file lies where {expected!r} is looked for", path, field)
+    return spec
+
+
+def load_spec(path: str | Path) -> HardwareSpec:
+    """The spec a TOML file holds."""
+    return spec_from_dict(parse(_read(Path(path)), Path(path)), path)
+
+
+def user_spec_path(device: str, chip: str) -> Path:
+    """The user's own file of a chip."""
+    return spec_dir() / device / f"{chip}.toml"
+
+
+def kept_spec(device: str, chip: str) -> HardwareSpec | None:
+    """What the user's own file says of a chip, such as one that was measured; None, with a warning, where it says nothing of it."""
+    path = user_spec_path(device, chip)
+    if not path.is_file():
+        return None
+    try:
+        spec = load_spec(path)
+    except SpecError as error:
+        _log.warning("%s; measure the chip anew with `roller specs calibrate %s`", error, device)
+        return None
+    if (spec.device, spec.chip) == (device, chip):
+        return spec
+    _log.warning("%s describes another chip; measure this one anew with `roller specs calibrate %s`", path, device)
+    return None
+
+
+def keep_spec(spec: HardwareSpec) -> HardwareSpec:
+    """Write a spec to the user's own file of its chip, with a warning where that cannot be; the spec."""
+    path = user_spec_path(spec.device, spec.chip)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, dump_spec(spec).encode())
+    except OSError as error:
+        _log.warning("the measured spec cannot be kept in %s: %s", path, error)
+    return spec
+
+
+def spec_from_dict(data: Mapping[str, Any], file: str | Path | None = None) -> HardwareSpec:
+    """The spec a parsed TOML document holds; `file` is only named in errors."""
+    version = data.get("schema_version")
+    if type(version) is not int or version != SCHEMA_VERSION:
+        said = "missing" if version is None else f"{version!r:.60} is foreign"
+        raise SpecError(f"{said}; this roller reads {SCHEMA_VERSION}", file, "schema_version")
+    try:
+        return HardwareSpec.model_validate(data)
+    except ValidationError as error:
+        field, message = _first_complaint(error, data)
+        raise SpecError(message, file, field) from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        hint = "" if path.suffix else "; a chip of `roller specs list` is named as the device, not as a spec file"
+        raise SpecError(f"no such file{hint}", path) from None
+    except IsADirectoryError:
+        raise SpecError("is a directory, not a spec file", path) from None
+    except (OSError, ValueError) as error:
+        raise SpecError(f"cannot be read: {getattr(error, 'strerror', None) or error}", path) from error
+    if len(raw) > FILE_BYTES_MAX:
+        raise SpecError(f"larger than {FILE_BYTES_MAX} bytes, so not a spec file", path)
+    return raw
+
+
+def parse(raw: bytes, file: str | Path) -> dict[str, Any]:
+    """The tables a spec file's bytes hold, unchecked."""
+    try:
+        return tomllib.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise SpecError(f"not UTF-8 at byte {error.start}", file) from error
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, and integers too long to parse
+        raise SpecError(f"not TOML: {_line(error)}", file) from error
+
+
+def _line(text: object) -> str:
+    return " ".join(str(text).split())[:300]
+
+
+def _hint(word: str, known: Iterable[str]) -> str:
+    close = get_close_matches(word.lower(), list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _first_complaint(error: ValidationError, data: Mapping[str, Any]) -> tuple[str, str]:
+    """The field and the one line that say what is wrong first, in the order of the models."""
+    complaints = error.errors(include_url=False)
+    first = complaints[0]
+    field = _dotted(first["loc"], data)
+    if first["type"] == "value_error":  # our own validators: "field: what is wrong with it"
+        inner, _, message = str(first["ctx"]["error"]).partition(": ")
+        if message:
+            field = f"{field}.{inner}" if field else inner
+        message = message or inner
+    elif first["type"] == "extra_forbidden":
+        message = "unknown key" + _hint(str(first["loc"][-1]), _siblings(first["loc"]))
+    elif first["type"] == "missing":
+        message = "missing"
+    else:
+        message = f"{first['msg']}, found {first['input']!r:.60}"
+    more = len(complaints) - 1
+    return field, _line(message) + (f" (and {more} more)" if more else "")
+
+
+def _dotted(loc: tuple[int | str, ...], data: Any) -> str:
+    """A location as spec files name it: a level or an atom by its name, or by its place where it has none."""
+    path = ""
+    for step in loc:
+        if not isinstance(data, Mapping | list):
+            break  # what follows are the validator's own words for the members of a union
+        if isinstance(step, int):
+            data = data[step]
+            name = data.get("name") if isinstance(data, Mapping) else None
+            path += f".{name}" if isinstance(name, str) and name else f"[{step}]"
+        else:
+            data = data.get(step) if isinstance(data, Mapping) else None
+            path += f".{step}"
+    return _line(path.removeprefix("."))
+
+
+def _siblings(loc: tuple[int | str, ...]) -> Iterable[str]:
+    """The keys that are allowed where an unknown one was found."""
+    table = [step for step in loc[:-1] if isinstance(step, str)]
+    return (_TABLES[table[-1]] if table else HardwareSpec).model_fields
+
+
+def dump_spec(spec: HardwareSpec) -> str:
+    """The spec as TOML text that `load_spec` reads back to an equal spec; defaults are left out."""
+    data = spec.model_dump(mode="json", exclude_defaults=True)
+    return tomli_w.dumps({"schema_version": SCHEMA_VERSION, **data})
+
+
+def json_schema() -> str:
+    """The JSON schema of spec files, as `specs/schema.json` holds it."""
+    schema = HardwareSpec.model_json_schema(mode="validation")
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "roller hardware spec"}
+    return json.dumps(schema, indent=2, sort_keys=True) + "\n"
+
+
+def _numbers(spec: HardwareSpec, defaults: bool) -> Iterator[str]:
+    """The dotted path of every number in a spec, or only of those that differ from their default."""
+    hidden = {"schema_version", "options", "sources"}
+    data = spec.model_dump(mode="json", exclude_defaults=not defaults, exclude=hidden)
+
+    def walk(value: Any, path: str) -> Iterator[str]:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                yield from walk(item, f"{path}.{key}" if path else key)
+        elif isinstance(value, list):
+            for item in value:
+                yield from walk(item, f"{path}.{item['name']}") if isinstance(item, dict) else ()
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield path
+
+    return walk(data, "")
+
+
+def lint(spec: HardwareSpec) -> list[str]:
+    """What a shipped spec may not have: one line each; empty when clean.
+
+    Every number that is not a default has a source; every source covers some number and says first where it comes
+    from (one of PROVENANCE); every atom's rate can be derived, and its type has a quoted peak.
+    """
+    problems = []
+    fields = list(_numbers(spec, defaults=True))
+    for path in _numbers(spec, defaults=False):
+        if spec.source(path) is None:
+            problems.append(f"{path}: no source")
+    for pattern, text in spec.sources.items():
+        if not any(fnmatchcase(path, pattern) for path in fields):
+            problems.append(f"sources.{pattern}: covers no number of this spec")
+        if not re.match(rf"({'|'.join(PROVENANCE)}): \S", text):
+            problems.append(f"sources.{pattern}: must begin with one of {', '.join(PROVENANCE)} and a colon")
+    for atom in spec.atoms:
+        if atom.flops_per_cycle_per_unit is None:
+            problems.append(f"atoms.{atom.name}: without flops_per_cycle_per_unit its gflops cannot be checked")
+        if peak_key(atom) not in spec.peaks_gflops:
+            problems.append(f"peaks_gflops.{peak_key(atom)}: missing, though atoms.{atom.name} computes it")
+    return problems

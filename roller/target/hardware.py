@@ -1,0 +1,389 @@
+"""What a chip is: memory levels, the unit that tiles are scheduled on, and the atoms it computes with.
+
+Pure data, frozen and hashable, checked against itself. Units are in the field names: bytes, nanoseconds (ns),
+microseconds (us), GB/s (1e9 bytes), GFLOP/s (1e9; a multiply-add counts two, integer types alike).
+`roller.target.catalog` reads these models from TOML. A validator's message is "field: what is wrong with it".
+
+Levels run from 0 (outermost) inwards. `instances` against `unit.count` says who owns a level: fewer is *shared*,
+equal is *private*, more is *per lane group*. All numbers about a transfer (bandwidth, transaction, access lanes,
+latency, depth, copy issue, step overhead) stand on the level the data moves INTO.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+
+from roller.frozen import FrozenMap, plain, thaw
+
+__all__ = ["STORED_AS", "Banks", "ComputeAtom", "HardwareSpec", "MemoryLevel", "SchedulableUnit", "peak_key"]
+
+SCHEMA_VERSION = 1
+TOLERANCE = 0.05  # how far a derived rate may lie from the quoted one
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.+-]*$", max_length=64)]
+Count = Annotated[int, Field(strict=True, ge=1, le=2**62)]
+Bytes = Annotated[int, Field(strict=True, ge=0, le=2**62)]
+Positive = Annotated[float, Field(strict=True, gt=0, le=1e15, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(strict=True, ge=0, le=1e15, allow_inf_nan=False)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
+Flag = Annotated[bool, Field(strict=True)]
+DType = Literal[
+    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
+    "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "tfloat32", "float32", "float64",
+]  # fmt: skip
+# Formats that units round their operands to; no array is of one. tfloat32: sign, 8 bits of exponent, 10 of fraction.
+STORED_AS: Mapping[str, str] = {"tfloat32": "float32"}
+Holds = Literal["input", "output", "accumulator"]
+_frozen = (AfterValidator(FrozenMap), PlainSerializer(thaw))
+Roles = Annotated[Mapping[Literal["m", "n", "k"], Count | Literal["stream"]], *_frozen]
+Peaks = Annotated[Mapping[str, Positive], *_frozen]
+Options = Annotated[Mapping[str, Any], BeforeValidator(plain), *_frozen]
+Sources = Annotated[Mapping[str, str], *_frozen]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Banks(_Model):
+    """The banks of a memory: `count` of them, each serving `width_bytes` a cycle."""
+
+    count: Count
+    width_bytes: Count
+
+
+class MemoryLevel(_Model):
+    """One level of memory; capacities are of ONE instance, bandwidth of all together.
+
+    `reserved_bytes` is taken from an instance for every resident tile; `tile_max_bytes` is the limit of one tile
+    where that is less. `usable_fraction` is the share of an unmanaged level (a cache) to count on.
+    `holds` names the tensors that may stay here; `carved_from` a level whose bytes this one really uses.
+    """
+
+    name: Name
+    instances: Count
+    capacity_bytes: Count
+    reserved_bytes: Bytes = 0
+    tile_max_bytes: Count | None = None
+    bandwidth_gbps: Positive | None = None  # into this level; absent only at level 0
+    unit_bandwidth_gbps: Positive | None = None  # the most that one unit draws of a shared level; absent: all of it
+    transaction_bytes: Count
+    access_lanes: Count = 1  # lanes whose accesses are counted together
+    banks: Banks | None = None
+    latency_ns: NonNegative = 0.0  # of an access to the level outside
+    managed: Flag  # True: software places the data (scratchpad, registers); False: a cache
+    usable_fraction: Fraction = 1.0
+    holds: tuple[Holds, ...] = ("input", "output", "accumulator")
+    carved_from: Name | None = None
+    depth_max: Count = 1  # staged copies in flight; 1: no asynchronous copy
+    multicast_max: Count = 1  # instances in which one copy can arrive, as long as groups of so many leave no unit idle
+    multicast_saves: Share = 1.0  # of the way to each further instance in which a copy arrives; the rest its own port takes
+    copy_issue: Literal["lanes", "engine", "hardware"] = "hardware"
+    step_overhead_ns: NonNegative = 0.0  # a barrier, an exchange set-up
+    overlap_loss: Share | None = None  # of what moves into this level; absent: the chip's
+
+    @property
+    def usable_bytes(self) -> int:
+        """The bytes one tile may take of one instance."""
+        usable = int((self.capacity_bytes - self.reserved_bytes) * self.usable_fraction)
+        return usable if self.tile_max_bytes is None else min(usable, self.tile_max_bytes)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.transaction_bytes & (self.transaction_bytes - 1):
+            raise ValueError(f"transaction_bytes: {self.transaction_bytes} is not a power of two")
+        if self.reserved_bytes >= self.capacity_bytes:
+            raise ValueError("reserved_bytes: leave nothing of capacity_bytes")
+        if (self.tile_max_bytes or 0) > self.capacity_bytes:
+            raise ValueError("tile_max_bytes: more than capacity_bytes")
+        if not self.holds or len(set(self.holds)) != len(self.holds):
+            raise ValueError("holds: must name at least one tensor, and none twice")
+        return self
+
+
+class SchedulableUnit(_Model):
+    """What runs one tile at a time (a core, a multiprocessor): `count` of them, each with up to `lanes_max` lanes.
+
+    `lanes_max` 1 runs sub-tiles one after another, more runs them concurrently. Lane storage is the register file of
+    one unit, handed out by `lane_storage_granule` bytes a lane up to `lane_storage_max_bytes` a lane, of which a lane needs
+    `lane_reserved_bytes` for addresses and counters. Of the operands of one step it holds all but the largest, of which an atom's
+    worth at a time is enough, or (`lane_operands` "whole") that too, where the compiler reads all values before it uses any.
+    `chains` is how many independent accumulating operations a unit keeps in flight at peak (latency x issue width).
+    `issue_groups`: instructions, of a lane group each and of whatever kind, that a unit starts a cycle, where reading operands
+    takes such slots from arithmetic; None where it takes none.
+    """
+
+    name: Name
+    count: Count
+    lanes_max: Count = 1
+    lane_group: Count = 1
+    lanes_fixed: Flag = False  # True: an idle lane's slot is lost to the others
+    resident_tiles_max: Count = 1
+    resident_lanes_max: Count | None = None
+    lane_storage_bytes: Bytes = 0
+    lane_storage_granule: Count = 1
+    lane_storage_max_bytes: Count | None = None
+    lane_reserved_bytes: Bytes = 0
+    lane_operands: Literal["streamed", "whole"] = "streamed"
+    chains: Count
+    issue_groups: Count | None = None
+    combine: tuple[Literal["atomic", "second_pass", "exchange", "shuffle"], ...] = ()
+    launch_overhead_us: NonNegative
+    dispatch_ns: NonNegative = 0.0  # from handing a tile to some unit to handing out the next one
+    cluster_overhead_us: NonNegative = 0.0  # units that wait for one another before the first and after the last copy
+    sync_ns: NonNegative = 0.0  # a barrier over all units
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.lanes_max % self.lane_group:
+            raise ValueError(f"lanes_max: {self.lanes_max} is not a multiple of lane_group = {self.lane_group}")
+        if self.resident_lanes_max is not None and self.resident_lanes_max < self.lanes_max:
+            raise ValueError("resident_lanes_max: less than lanes_max")
+        if len(set(self.combine)) != len(self.combine):
+            raise ValueError("combine: names a way twice")
+        return self
+
+
+class ComputeAtom(_Model):
+    """The smallest computation the chip offers: one lane's scalar, a vector, a matrix instruction.
+
+    `roles` gives extents of m, n, k ("stream": any extent, row by row); {} is a scalar. `gflops` is the whole chip's
+    rate, which `flops_per_cycle_per_unit` x units x clock must reproduce. `row_cycles` is the time of one streamed
+    row, `startup_cycles` of loading one stationary block, `stream_step` the rows that are best dealt with together. `clock_ghz` and
+    `chains` replace the chip's and the unit's.
+    `operand_rows` is "k" where operands are read along the reduction only, "k_stored" where copies do not turn them either: only
+    arrays that lie along the reduction are taken. Where they are, lanes read `operand_piece_bytes` of each of as many rows as serve
+    all banks once, at a time; of panels whose rows lie across the reduction `operand_interleave` neighbours along it, which lie
+    side by side there. `in_turn`: lanes that feed it fill panels, fetch operands and multiply one after another, as was measured,
+    so that these times add up; otherwise the longest of them hides the others.
+    """
+
+    name: Name
+    kind: Literal["scalar", "vector", "matrix"]
+    roles: Roles = Field(default={}, validate_default=True)
+    in_dtype: DType
+    acc_dtype: DType
+    lanes: Count = 1
+    gflops: Positive
+    flops_per_cycle_per_unit: Positive | None = None
+    clock_ghz: Positive | None = None
+    row_cycles: Positive | None = None
+    startup_cycles: NonNegative = 0.0
+    stream_step: Count | None = None
+    chains: Count | None = None
+    operand_level: Name | None = None
+    operand_rows: Literal["any", "k", "k_stored"] = "any"
+    operand_piece_bytes: Count = 16
+    operand_interleave: Count = 1
+    acc_level: Name | None = None
+    in_turn: bool = False
+
+    @cached_property
+    def extents(self) -> dict[str, int | Literal["stream"]]:
+        """Role → extent."""
+        return {str(role): extent for role, extent in self.roles.items()}
+
+    @property
+    def stored_dtype(self) -> str:
+        """The element type in which operands are stored."""
+        return STORED_AS.get(self.in_dtype, self.in_dtype)
+
+    @property
+    def rounds(self) -> bool:
+        """True if operands lose bits on their way from where they are stored."""
+        return self.stored_dtype != self.in_dtype
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.kind == "scalar") != (not self.roles):
+            raise ValueError("roles: a scalar has none, a vector or matrix has some")
+        if "stream" in self.roles.values() and self.row_cycles is None:
+            raise ValueError("row_cycles: missing, though a role streams")
+        depth = {str(role): extent for role, extent in self.roles.items()}.get("k")  # not `extents`: copies would keep it
+        if self.operand_interleave > 1 and (not isinstance(depth, int) or depth % self.operand_interleave):
+            raise ValueError(f"operand_interleave: {self.operand_interleave} does not divide the atom's extent of k, {depth}")
+        if self.row_cycles is not None and "stream" in self.roles.values() and self.flops_per_cycle_per_unit:
+            row = 2 * math.prod(extent for extent in self.roles.values() if isinstance(extent, int))
+            _agree("row_cycles", row / self.row_cycles, self.flops_per_cycle_per_unit, "flops per cycle per unit")
+        return self
+
+
+def _agree(field: str, derived: float, quoted: float, what: str) -> None:
+    if abs(derived - quoted) > TOLERANCE * quoted:
+        raise ValueError(f"{field}: {derived:.6g} {what} derived, {quoted:.6g} quoted: more than 5 % apart")
+
+
+def peak_key(atom: ComputeAtom) -> str:
+    """The key of `peaks_gflops` an atom counts towards: "float32", or "float16_matrix" for a matrix atom."""
+    return f"{atom.in_dtype}_matrix" if atom.kind == "matrix" else atom.in_dtype
+
+
+class HardwareSpec(_Model):
+    """One chip, as one spec file describes it.
+
+    `peaks_gflops` are the vendor's own figures (dense, at the boost clock), or what was measured where the chip
+    cannot keep that clock: "<in dtype>" without matrix units, "<in dtype>_matrix" with them; the fastest atom of that
+    key must reach it within 5 %. `overlap_loss` is 0 where copies and compute overlap perfectly, 1 where they never
+    do; a level may have its own. `options` belong to the plugin: the core never reads them. `sources` maps dotted
+    fields (patterns such as "levels.L2.*") to "<provenance>: text", as `roller.target.catalog.lint` asks.
+    """
+
+    schema_version: Literal[1] = SCHEMA_VERSION  # type: ignore[assignment]
+    device: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
+    chip: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._+-]*$", max_length=64)]
+    title: Annotated[str, Field(min_length=1, max_length=200)]
+    clock_ghz: Positive
+    overlap_loss: Share = 0.1
+    levels: Annotated[tuple[MemoryLevel, ...], Field(min_length=1)]
+    unit: SchedulableUnit
+    atoms: Annotated[tuple[ComputeAtom, ...], Field(min_length=1)]
+    peaks_gflops: Peaks = Field(default={}, validate_default=True)
+    options: Options = Field(default={}, validate_default=True)
+    sources: Sources = Field(default={}, validate_default=True)
+
+    @property
+    def outermost(self) -> MemoryLevel:
+        """Level 0, where tensors start and end."""
+        return self.levels[0]
+
+    @property
+    def spread(self) -> bool:
+        """True where arrays have no memory of their own but lie spread over the units' memories, in the order and the parts that a
+        program wants: what a unit needs is brought as boxes of them.
+        """
+        return self.outermost.carved_from is not None
+
+    def level_index(self, name: str) -> int:
+        """The position of a level, 0 outermost; KeyError where there is none."""
+        for index, level in enumerate(self.levels):
+            if level.name == name:
+                return index
+        raise KeyError(f"{self.device}:{self.chip} has no level {name!r}")
+
+    def level(self, name: str) -> MemoryLevel:
+        """The level of that name; KeyError where there is none."""
+        return self.levels[self.level_index(name)]
+
+    def loss(self, level: MemoryLevel) -> float:
+        """The share of the time of moving data into a level that other work does not hide."""
+        return self.overlap_loss if level.overlap_loss is None else level.overlap_loss
+
+    def shared(self, level: MemoryLevel) -> bool:
+        """Whether several units share one instance of the level."""
+        return level.instances < self.unit.count
+
+    def private(self, level: MemoryLevel) -> bool:
+        """Whether every unit has exactly one instance of its own."""
+        return level.instances == self.unit.count
+
+    def per_lane(self, level: MemoryLevel) -> bool:
+        """Whether a unit has several instances, each serving some of its lanes."""
+        return level.instances > self.unit.count
+
+    def in_place(self, atom: ComputeAtom) -> bool:
+        """Whether an atom reads its operands where they lie at a level further out, so that they take no innermost memory."""
+        return atom.operand_level is not None and atom.operand_level != self.levels[-1].name
+
+    def units_sharing(self, level: MemoryLevel) -> int:
+        """How many units share one instance: 1 where the level is private or per lane."""
+        return max(1, self.unit.count // level.instances)
+
+    @property
+    def partitions(self) -> int:
+        """Parts of a unit with innermost memory of their own: a lane group stays in one, so that fewer groups leave some idle."""
+        groups = self.unit.lanes_max // self.unit.lane_group  # where every lane has its own, groups are what can be idle
+        return max(1, min(self.levels[-1].instances // self.unit.count, groups))
+
+    def stored_lanes(self, lanes: int) -> int:
+        """Lanes that a tile's lanes take the storage of: whole groups, in every partition as many as in the fullest one."""
+        groups = -(-lanes // self.unit.lane_group)
+        return -(-groups // self.partitions) * self.partitions * self.unit.lane_group
+
+    def source(self, path: str) -> str | None:
+        """Where the number at a path, such as `clock_ghz` or `levels.L2.latency_ns`, comes from; None where nothing says it."""
+        return next((text for pattern, text in self.sources.items() if fnmatchcase(path, pattern)), None)
+
+    def content_hash(self) -> str:
+        """SHA-256 of all that can change a program: everything but title and sources, keys sorted."""
+        content = self.model_dump(mode="json", exclude={"title", "sources"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_names(self)
+        _check_levels(self)
+        _check_order(self)
+        _check_rates(self)
+        return self
+
+
+def _check_names(spec: HardwareSpec) -> None:
+    for kind, things in (("levels", spec.levels), ("atoms", spec.atoms)):
+        names = [thing.name for thing in things]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"{kind}: two are named {name!r}")
+    known = {level.name for level in spec.levels}
+    for level in spec.levels:
+        if level.carved_from is not None and (level.carved_from not in known or level.carved_from == level.name):
+            raise ValueError(f"levels.{level.name}.carved_from: no other level is named {level.carved_from!r}")
+    for atom in spec.atoms:
+        for field, place in (("operand_level", atom.operand_level), ("acc_level", atom.acc_level)):
+            if place is not None and place not in known:
+                raise ValueError(f"atoms.{atom.name}.{field}: no level is named {place!r}")
+
+
+def _check_levels(spec: HardwareSpec) -> None:
+    units = spec.unit.count
+    if all(spec.shared(level) for level in spec.levels[1:]):
+        raise ValueError(f"levels: none inside {spec.outermost.name} belongs to a unit alone; one has instances = {units} or more")
+    for index, level in enumerate(spec.levels):
+        if (index == 0) != (level.bandwidth_gbps is None):
+            raise ValueError(f"levels.{level.name}.bandwidth_gbps: level 0 has none and every other level has one")
+        if max(units, level.instances) % min(units, level.instances):
+            raise ValueError(f"levels.{level.name}.instances: {level.instances} do not divide among {units} units")
+        if level.carved_from is not None:
+            owner = spec.level(level.carved_from)
+            if level.instances * level.capacity_bytes > owner.instances * owner.capacity_bytes:
+                raise ValueError(f"levels.{level.name}.capacity_bytes: more than {owner.name} has to carve from")
+        storage = units * spec.unit.lane_storage_bytes
+        if spec.per_lane(level) and storage and level.instances * level.capacity_bytes != storage:
+            raise ValueError(f"unit.lane_storage_bytes: level {level.name} is the same storage and sums to another")
+
+
+def _check_order(spec: HardwareSpec) -> None:
+    """Inwards, bandwidth must not shrink, nor an instance grow where the two levels are of one kind.
+
+    Capacities compare only if each instance of the inner level is fed by one of the outer, it is not per lane (a
+    register file may exceed the scratchpad beside it), and it holds nothing that the outer one cannot.
+    """
+    for outer, inner in zip(spec.levels, spec.levels[1:], strict=False):
+        outer_rate = outer.bandwidth_gbps or 0.0
+        if inner.bandwidth_gbps is not None and inner.bandwidth_gbps < outer_rate:
+            raise ValueError(f"levels.{inner.name}.bandwidth_gbps: less than that of {outer.name} outside it")
+        alike = outer.instances <= inner.instances <= spec.unit.count and set(inner.holds) <= set(outer.holds)
+        if alike and outer.carved_from is None and inner.capacity_bytes > outer.capacity_bytes:
+            raise ValueError(f"levels.{inner.name}.capacity_bytes: more than that of {outer.name} outside it")
+
+
+def _check_rates(spec: HardwareSpec) -> None:
+    best: dict[str, float] = {}
+    for atom in spec.atoms:
+        if atom.flops_per_cycle_per_unit is not None:
+            derived = atom.flops_per_cycle_per_unit * spec.unit.count * (atom.clock_ghz or spec.clock_ghz)
+            _agree(f"atoms.{atom.name}.gflops", derived, atom.gflops, "GFLOP/s")
+        key = peak_key(atom)
+        best[key] = max(best.get(key, 0.0), atom.gflops)
+    for key, quoted in spec.peaks_gflops.items():
+        if key not in best:
+            raise ValueError(f"peaks_gflops.{key}: no atom computes it; atoms compute {', '.join(sorted(best))}")
+        _agree(f"peaks_gflops.{key}", best[key], quoted, "GFLOP/s")
