@@ -109,6 +109,14 @@ def test_a_known_family_has_the_pipes_of_its_spec_whatever_one_core_seemed_to_do
         understood(FOUR, disturbed, "znver3", "znver9")
 
 
+def test_a_familys_pipes_are_those_of_its_spec_only_for_vectors_as_wide():
+    """A machine that the compiler calls x86-64-v3 may have wider vectors than the shipped spec of that name."""
+    wide = replace(FOUR, features=(*FOUR.features, "avx512f"))
+    rates = replace(RATES, gflops=2 * RATES.gflops, alone_per_cycle=2 * RATES.alone_per_cycle)
+    speeds = understood(wide, rates, "x86-64-v3", "x86-64-v3")
+    assert (speeds.per_cycle, speeds.clock_ghz) == (64, 3.0)
+
+
 @pytest.mark.parametrize(
     ("changes", "limits"),
     [

@@ -13,8 +13,10 @@ import roller
 from roller import ops
 from roller.errors import LaunchError
 from roller.runtime.arrays import aligned_empty
+from roller_cpu.chip.threads import available_cores
 from roller_cpu.runtime import shortcut
 
+SEVERAL = min(2, available_cores())  # threads
 DTYPES = ("float32", "float64", "float16", "bfloat16", "int8", "int32")
 
 
@@ -51,7 +53,7 @@ def test_a_misaligned_element_boundary_is_plain_enough() -> None:
     assert out[0] == 99 and np.all(out[1:] == 5)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", sorted({1, SEVERAL}))
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_another_number_of_arrays_is_left_to_the_long_way(threads: int, count: int) -> None:
     built, out = kernel(threads=threads), filled((5, 7), "float32", 99)
@@ -123,13 +125,13 @@ def test_neighbours_do_not_overlap(step: int) -> None:
 def test_constants_and_panels_are_passed_between_inputs_and_output() -> None:
     a, w, bias = (np.random.default_rng(n).integers(-4, 5, s).astype("float32") for n, s in enumerate(((48, 64), (64, 80), (80,))))
     x, weight, b = ops.tensor(a.shape, name="x"), ops.tensor(w.shape, name="w"), ops.tensor(bias.shape, name="b")
-    built = roller.compile(ops.matmul(x, weight) + b, "cpu", constants={"w": w, "b": bias}, threads=2).load()
+    built = roller.compile(ops.matmul(x, weight) + b, "cpu", constants={"w": w, "b": bias}, threads=SEVERAL).load()
     out = filled((48, 80), "float32", np.nan)
     assert taken(built, a, out) and np.array_equal(out, a @ w + bias)
 
 
 def test_every_thread_may_take_it() -> None:
-    built, wrong = kernel((300, 700), threads=2), []
+    built, wrong = kernel((300, 700), threads=SEVERAL), []
 
     def call(value: int) -> None:
         out = filled((300, 700), "float32", np.nan)

@@ -48,11 +48,12 @@ def nearest(topology: Topology, processor: str) -> HardwareSpec:
 def measured(topology: Topology, base: HardwareSpec, family: str, rates: Any, limits: tuple[float, float], when: str) -> Speeds:
     """The speeds that the probe's rates show; `SpecError` if no machine has such, or none whose clock has these limits (GHz).
 
-    `family`: LLVM's name for the processor; how wide its units are is taken from the shipped spec of this very family.
+    `family`: LLVM's name for the processor; how wide its units are is taken from the shipped spec of this very family, unless
+    the machine's vectors are wider or narrower than that spec's.
     `when`: date and conditions.
     """
     lanes = topology.vector_bytes // 4
-    known = base.options.get("llvm_mcpu") == family
+    known = base.options.get("llvm_mcpu") == family and base.options.get("vector_bytes") == topology.vector_bytes
     per_cycle = _per_cycle(base) if known else 2 * lanes * _pipes(rates.alone_per_cycle / (2 * lanes))
     clock = rates.gflops / (topology.cores * per_cycle)
     if clock < SLOWEST * rates.clock_ghz <= 2 * clock:
