@@ -1,6 +1,6 @@
 # Every target does its own set-up: all that is needed is make, pip and Python 3.11 or newer.
 #   make demo        compile a matmul, a convolution and a reduction for this CPU, and compare them with NumPy
-#   make test        lint, format, types, import contracts, and the tests (half an hour on two cores)
+#   make test        lint, format, types, import contracts, and the tests (ten minutes to half an hour on two cores)
 #   make test-long   the long test programmes, every operator on the CUDA emulator among them
 #   make bench       the benchmarks against other libraries (installs torch and scipy; hours)
 

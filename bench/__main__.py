@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 
-THREADED = ("gemm", "conv", "memory", "fused", "paper119", "fidelity")
-ONCE = ("compile_time", "paper_fidelity")
+THREADED = ("cpu.gemm", "cpu.conv", "cpu.memory", "cpu.fused", "cpu.paper119", "cpu.fidelity")
+ONCE = ("cpu.compile_time", "engine.paper_fidelity")
 
 
 def main() -> int:

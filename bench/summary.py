@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench import machine, targets
-from bench.figures import geomean
+from bench.common import machine, targets
+from bench.common.figures import geomean
+from bench.common.harness import RESULTS
 from bench.gpu import report as gpu
-from bench.harness import RESULTS
 
 Result = dict[str, Any]
 VECTORS = {"avx512f": ", AVX-512", "avx2": ", AVX2"}  # widest first

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.networks import RESNET
+from bench.common.networks import RESNET
 
 DATA = Path(__file__).parent.parent / "data"
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "int32": 4}

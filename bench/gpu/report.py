@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import targets
-from bench.figures import compact, finite, geomean, spearman
+from bench.common import targets
+from bench.common.figures import compact, finite, geomean, spearman
 from bench.gpu.package import write as write_file
 from bench.gpu.platform import Platform, known
 

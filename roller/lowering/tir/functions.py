@@ -1,7 +1,7 @@
 """Elementary functions as polynomials in TIR, so that they vectorise (library calls do not).
 
-Greatest relative errors in float32, in units of 2^-24 (`tests/test_functions.py` measures them against float64): exp 1.5, sigmoid
-2.5, tanh 5, erf 6. Results below 2^-126 may be 0. NaN stays NaN, the sign of zero is kept. float64 uses intrinsics and
+Greatest relative errors in float32, in units of 2^-24 (`tests/lowering/test_functions.py` measures them against float64): exp 1.5,
+sigmoid 2.5, tanh 5, erf 6. Results below 2^-126 may be 0. NaN stays NaN, the sign of zero is kept. float64 uses intrinsics and
 the C library.
 """
 

@@ -1,8 +1,8 @@
 """Elementary functions of float64, which LLVM's AMDGPU backend has no code for, as LLVM IR without tables.
 
 Each takes its argument to a short interval and evaluates a polynomial there. Greatest errors, in units of the last place
-(`tests/test_rocm_doubles.py` measures them): exp 1, log 1, sin and cos 1, tanh 1, erf 1, pow 1.25; a result below the least normal
-number may be one more off. NaN, infinities, zeros with their signs, what overflows and what has no real value are as in C99.
+(`tests/rocm/test_rocm_doubles.py` measures them): exp 1, log 1, sin and cos 1, tanh 1, erf 1, pow 1.25; a result below the least
+normal number may be one more off. NaN, infinities, zeros with their signs, what overflows and what has no real value are as in C99.
 
 sin and cos reduce exactly enough for |x| < 2^30; up to 2^50 the error stays below 2^-52 in absolute terms; beyond, results
 are those at 0.

@@ -1,0 +1,1 @@
+"""Kernels of the host CPU beside other libraries, and how long compiling takes."""

@@ -1,0 +1,1 @@
+"""Kernels of GPUs on the emulators, beside the reference."""

@@ -1,0 +1,1 @@
+"""Construction and the model by themselves: nothing runs."""
