@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from roller.ir.nest import Tile
 from roller.layout.banks import most_together
-from roller.search.choices import program_of
+from roller.search.choices import program_of, required_staging
 from roller.search.grow import grow
 from roller.search.tile_space import Chain, Search, packs, reads_whole, start, stores_whole
 
@@ -114,6 +114,7 @@ def _several_sizes(found: list[Search], rated: list[_Inner], hidden: float) -> l
         keep = 2 * INNER_KEEP if rated and rated[0].seconds < hidden else INNER_KEEP
         worth = dict.fromkeys([*rated[:keep], *(first[n] for n in sorted(first))])
         return [item for item in worth if item.seconds <= _slack(found[item.number]) * max(rated[0].seconds, hidden)]
+    copied = [_copied(search) for search in found]
     shapes: dict[tuple[int, bool, bool], set[tuple[object, ...]]] = {}
     atoms: set[tuple[str, bool, bool]] = set()
     kept = []
@@ -122,12 +123,21 @@ def _several_sizes(found: list[Search], rated: list[_Inner], hidden: float) -> l
         # They are rated alike, whether lanes share reductions or not, and take other things into account where panels hold windows:
         # neither crowds out the other.
         seen = shapes.setdefault((math.prod(tile).bit_length(), search.fit.cooperate, search.fit.windowed), set())
-        shape, own = (search.atom.kind, _shape(search, tile)), (search.atom.name, search.fit.cooperate, search.fit.windowed)
+        shape = search.atom.kind, copied[item.number], _shape(search, tile)
+        own = search.atom.name, search.fit.cooperate, search.fit.windowed
         if own not in atoms or (len(seen) < (SAME_WINDOWED if search.fit.windowed else SAME_SIZE) and shape not in seen):
             seen.add(shape)
             atoms.add(own)
             kept.append(item)
     return kept
+
+
+def _copied(search: Search) -> frozenset[tuple[str, int]]:
+    """The operands that are read from copies, whatever the tile. A mapping may need a copy that another one does without, and this
+    part of the prediction does not charge copies.
+    """
+    levels = search.levels
+    return frozenset((s.kind, s.operand) for s in required_staging(search, levels, (start(search),) * len(levels), pad=False))
 
 
 def _shape(search: Search, tile: Tile) -> frozenset[tuple[tuple[bool, ...], int]]:

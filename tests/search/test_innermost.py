@@ -24,8 +24,9 @@ from roller.search import grow
 from roller.search.construct import construct
 from roller.search.innermost import innermost
 from roller.search.tile_space import Search, mappings, searches, start
+from roller.target.catalog import spec_from_dict
 from roller.target.hardware import HardwareSpec
-from roller.testing import gemm, toy_atom, toy_level, toy_spec
+from roller.testing import constructed, gemm, toy_atom, toy_level, toy_spec
 
 
 def pointwise() -> SymbolicTensor:
@@ -184,3 +185,33 @@ def test_atoms_that_were_passed_over_are_tried_where_those_that_promise_more_hav
     rules = resolve("cuda:h100-pcie")[0].rules(spec, expr)
     best = construct(expr, spec, rules, parameters, 1)[0]
     assert best.program.stages[0].atom.name == "mma_m16n8k16_f16"
+
+
+def test_a_mapping_that_needs_copies_does_not_crowd_out_one_that_reads_in_place() -> None:
+    """Tiles of both reuse the same, and this part of the prediction does not charge the copies."""
+    level = {"instances": 1, "transaction_bytes": 4, "step_overhead_ns": 0.0, "copy_issue": "hardware"}
+    spec = spec_from_dict(
+        {
+            "schema_version": 1,
+            "device": "toy",
+            "chip": "cached",
+            "title": "lanes around a cache",
+            "clock_ghz": 1.0,
+            "overlap_loss": 1.0,
+            "levels": [
+                {**level, "name": "DRAM", "capacity_bytes": 1 << 40, "managed": True},
+                {**level, "name": "cache", "capacity_bytes": 1 << 30, "bandwidth_gbps": 1.0, "managed": False},
+                {**level, "name": "local", "capacity_bytes": 1 << 26, "bandwidth_gbps": 2.0, "managed": True},
+                {**level, "name": "lane", "capacity_bytes": 1 << 22, "bandwidth_gbps": 4.0, "managed": True},
+            ],
+            "unit": {"name": "core", "count": 1, "lanes_max": 64, "launch_overhead_us": 0.0, "lane_operands": "streamed", "chains": 4},
+            "atoms": [
+                {"name": "scalar", "kind": "scalar", "in_dtype": "float32", "acc_dtype": "float32", "gflops": 2.0},
+                {"name": "matrix", "kind": "matrix", "roles": {"m": 2, "n": 4, "k": 8}, "in_dtype": "float32", "acc_dtype": "float32",
+                 "gflops": 128.0},
+            ],
+        }
+    )  # fmt: skip
+    expr = ops.expression(ops.matmul(ops.tensor((64, 8)), ops.tensor((8, 8))))
+    best = constructed(expr, spec)[0]
+    assert best.program.stages[0].atom.name == "matrix" and not best.program.stages[0].staged
