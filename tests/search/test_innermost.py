@@ -187,31 +187,31 @@ def test_atoms_that_were_passed_over_are_tried_where_those_that_promise_more_hav
     assert best.program.stages[0].atom.name == "mma_m16n8k16_f16"
 
 
+def cached(name: str, capacity: int, bandwidth: float | None, **more: object) -> dict[str, object]:
+    plain = {"instances": 1, "transaction_bytes": 4, "copy_issue": "hardware", "managed": True}
+    return {**plain, "name": name, "capacity_bytes": capacity, "bandwidth_gbps": bandwidth, **more}
+
+
+def of_float32(name: str, kind: str, gflops: float, **roles: int) -> dict[str, object]:
+    return {"name": name, "kind": kind, "roles": roles, "in_dtype": "float32", "acc_dtype": "float32", "gflops": gflops}
+
+
 def test_a_mapping_that_needs_copies_does_not_crowd_out_one_that_reads_in_place() -> None:
     """Tiles of both reuse the same, and this part of the prediction does not charge the copies."""
-    level = {"instances": 1, "transaction_bytes": 4, "step_overhead_ns": 0.0, "copy_issue": "hardware"}
-    spec = spec_from_dict(
-        {
-            "schema_version": 1,
-            "device": "toy",
-            "chip": "cached",
-            "title": "lanes around a cache",
-            "clock_ghz": 1.0,
-            "overlap_loss": 1.0,
-            "levels": [
-                {**level, "name": "DRAM", "capacity_bytes": 1 << 40, "managed": True},
-                {**level, "name": "cache", "capacity_bytes": 1 << 30, "bandwidth_gbps": 1.0, "managed": False},
-                {**level, "name": "local", "capacity_bytes": 1 << 26, "bandwidth_gbps": 2.0, "managed": True},
-                {**level, "name": "lane", "capacity_bytes": 1 << 22, "bandwidth_gbps": 4.0, "managed": True},
-            ],
-            "unit": {"name": "core", "count": 1, "lanes_max": 64, "launch_overhead_us": 0.0, "lane_operands": "streamed", "chains": 4},
-            "atoms": [
-                {"name": "scalar", "kind": "scalar", "in_dtype": "float32", "acc_dtype": "float32", "gflops": 2.0},
-                {"name": "matrix", "kind": "matrix", "roles": {"m": 2, "n": 4, "k": 8}, "in_dtype": "float32", "acc_dtype": "float32",
-                 "gflops": 128.0},
-            ],
-        }
-    )  # fmt: skip
+    unit = {"name": "core", "count": 1, "lanes_max": 64, "launch_overhead_us": 0.0, "lane_operands": "streamed", "chains": 4}
+    levels = [
+        cached("DRAM", 1 << 40, None),
+        cached("cache", 1 << 30, 1.0, managed=False, latency_ns=20.0, usable_fraction=0.5),
+        cached("local", 1 << 26, 2.0, depth_max=2, step_overhead_ns=50.0),
+        cached("lane", 1 << 22, 4.0, depth_max=2, latency_ns=20.0),
+    ]
+    atoms = [
+        of_float32("scalar", "scalar", 2.0),
+        of_float32("vector", "vector", 16.0, n=8),
+        of_float32("matrix", "matrix", 128.0, m=2, n=4, k=8),
+    ]
+    named = {"schema_version": 1, "device": "toy", "chip": "cached", "title": "lanes around a cache", "clock_ghz": 1.0}
+    spec = spec_from_dict({**named, "overlap_loss": 1.0, "levels": levels, "unit": unit, "atoms": atoms})
     expr = ops.expression(ops.matmul(ops.tensor((64, 8)), ops.tensor((8, 8))))
     best = constructed(expr, spec)[0]
     assert best.program.stages[0].atom.name == "matrix" and not best.program.stages[0].staged
