@@ -1,4 +1,4 @@
-"""`python -m roller`: the command `roller` where no script of that name is on the path."""
+"""`python -m roller`: the command `roller` for an environment without that script on the path."""
 
 from roller.cli import main
 

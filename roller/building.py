@@ -1,7 +1,7 @@
-"""Programs built: one after another until a binary is as good as the model promised, or all of them at once.
+"""Building of programs: one by one until a binary is as good as its prediction, or all of them in parallel.
 
-A device's hooks are called from several threads here: compilers are native code that runs beside the interpreter, and starting a
-thread costs nothing.
+The hooks of a device are called from several threads: compilers are native code that runs in parallel to the interpreter, and a
+thread starts at no cost.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from roller.program.rprogram import StageProgram
 from roller.runtime.artifact import Artifact, BuildOptions, KernelSource
 from roller.target.hardware import HardwareSpec
 
-_step = logging.getLogger("roller.step")  # what a long compilation is at
+_step = logging.getLogger("roller.step")  # progress messages of a long compilation
 
-MOST_AT_ONCE = 16  # every compiler that runs takes memory, however many cores there are
-FLAWS = {"spilled_bytes": "bytes spilled", "added_waits": "waits added by the compiler"}  # by how names of resources end
-TRIED = 4  # programs that are built at most until one is at least as good as the next is predicted to be
+MOST_AT_ONCE = 16  # each running compiler takes memory, however many cores there are
+FLAWS = {"spilled_bytes": "bytes spilled", "added_waits": "waits added by the compiler"}  # by suffixes of resource names
+TRIED = 4  # max programs built until one is at least as good as the prediction of the next one
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What programs are built for: device, chip, options, and row-major bytes of the inputs that are fixed."""
+    """The context of building programs: device, chip, options, and row-major bytes of the constant inputs."""
 
     device: Device
     chip: HardwareSpec
@@ -45,7 +45,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A program with its source and binary; its estimate is for as many tiles at a time as the binary leaves room for."""
+    """A program with its source and binary; its estimate uses the occupancy (tiles at a time) that the binary permits."""
 
     choice: Choice
     source: KernelSource
@@ -53,12 +53,12 @@ class Attempt:
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """What is less is better: what the program says, kept in registers and with no other waits, then predicted seconds."""
+        """The sort key, less is better: binaries without spills and added waits first, then predicted seconds."""
         return bool(_flaws(self.artifact)), self.choice.estimate.seconds
 
 
 def build(plan: Plan, choice: Choice) -> Attempt:
-    """One program built; the artifact knows where it comes from."""
+    """Builds one program; the artifact records its origin."""
     source = plan.device.codegen(plan.chip, choice.program, plan.options)
     artifact = plan.device.build(plan.chip, source, plan.options)
     rated = _rated(plan, choice, artifact)
@@ -74,9 +74,10 @@ def build(plan: Plan, choice: Choice) -> Attempt:
 
 
 def build_first(plan: Plan, choices: Sequence[Choice]) -> tuple[Attempt, list[Choice]]:
-    """Of ranked programs the first one whose binary is as good as the next program is predicted to be, else the best of the first
-    few (the very first where all of those have flaws); and all programs with it in front. Where one has a flaw, those that differ
-    in nothing but the order of units' tiles are not built.
+    """Builds ranked programs until a binary is as good as the prediction of the next program, at most the first few.
+
+    Returns the best of those built (the very first, if all have flaws), and all programs with it in front. After a program with a
+    flaw, programs that differ only in the order of units' tiles are skipped.
     """
     tried: dict[int, Attempt] = {}
     for number, choice in enumerate(choices[:TRIED]):
@@ -93,7 +94,7 @@ def build_first(plan: Plan, choices: Sequence[Choice]) -> tuple[Attempt, list[Ch
 
 
 def preferred(attempts: Sequence[Attempt]) -> int:
-    """Which of all attempts `build_first` would take, of programs in the order of their predictions."""
+    """Returns the index of the attempt that `build_first` would return, of programs in the order of their predictions."""
     looked: dict[int, Attempt] = {}
     for number, attempt in enumerate(attempts[:TRIED]):
         if not _flawed_too(attempt.choice, looked.values()):
@@ -102,13 +103,13 @@ def preferred(attempts: Sequence[Attempt]) -> int:
 
 
 def _best(tried: Mapping[int, Attempt]) -> int:
-    """The number of the best attempt, the first one where all have flaws."""
+    """Returns the number of the best attempt; the first one if all have flaws."""
     ranks = {number: attempt.rank for number, attempt in tried.items()}
     return min(ranks) if all(flawed for flawed, _ in ranks.values()) else min(ranks, key=lambda n: ranks[n])
 
 
 def _flawed_too(choice: Choice, tried: Iterable[Attempt]) -> bool:
-    """True where one with a flaw does the same within tiles: it differs in the order of its units' tiles only."""
+    """Returns True if an attempt with a flaw differs from this choice in the order of its units' tiles only."""
     within = _within_tiles(choice)
     return any(_flaws(attempt.artifact) and _within_tiles(attempt.choice) == within for attempt in tried)
 
@@ -118,7 +119,7 @@ def _within_tiles(choice: Choice) -> list[StageProgram]:
 
 
 def build_all(plan: Plan, choices: Sequence[Choice]) -> list[Attempt]:
-    """All programs, built at once, in their order; the error of the first one that does not build, with a note that names it."""
+    """Builds all programs in parallel, in order; raises the first program's error, with a note that names the program."""
     made = []
     with closing(attempts(plan, choices)) as outcomes:
         for number, outcome in enumerate(outcomes, 1):
@@ -131,8 +132,9 @@ def build_all(plan: Plan, choices: Sequence[Choice]) -> list[Attempt]:
 
 
 def attempts(plan: Plan, choices: Sequence[Choice]) -> Generator[Attempt | RollerError, None, None]:
-    """All programs in their order, built on all cores at once; for one that does not build, its error. Closing it waits for those
-    that are being built; no other is begun.
+    """Yields all programs in order, built in parallel on all cores; for a program that does not build, its error.
+
+    Closing the generator waits for running builds and starts no others.
     """
 
     def attempt(choice: Choice) -> Attempt | RollerError:
@@ -152,22 +154,22 @@ def attempts(plan: Plan, choices: Sequence[Choice]) -> Generator[Attempt | Rolle
 
 
 def cores() -> int:
-    """Processors that this process may run on."""
+    """Returns the number of processors that this process may run on."""
     return len(psutil.Process().cpu_affinity() or [0])
 
 
 def _flaws(artifact: Artifact) -> list[str]:
-    """What the binary does that its program does not say, by what the toolchain reports: values that it computes with in memory,
-    waits between steps that were to overlap.
-    """
+    """Returns the flaws that the toolchain reports: values spilled to memory, and waits added between overlapped steps."""
     known = artifact.known_resources.items()
     found = {words: sum(value for name, value in known if name.endswith(end)) for end, words in FLAWS.items()}
     return [f"{count} {words}" for words, count in found.items() if count]
 
 
 def _rated(plan: Plan, choice: Choice, artifact: Artifact) -> Choice:
-    """The choice as its binary turned out: rated for fewer tiles on a unit at a time where it leaves no room for as many as was
-    assumed, with a note on that and on its flaws.
+    """Returns the choice, rated for its binary's occupancy.
+
+    If the binary permits fewer tiles on a unit at a time than assumed, the estimate is recomputed; a note has that number and the
+    binary's flaws.
     """
     parameters = plan.device.cost_parameters(plan.chip, choice.program.expr)
     held = residents(choice.program, plan.chip, artifact.known_resources, parameters.room(choice.program))

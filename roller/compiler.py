@@ -1,4 +1,4 @@
-"""compile(): from an operator to a kernel, the whole pipeline on one screen; compile_top() and load() beside it."""
+"""compile(): the pipeline from an operator to a kernel, in one function; also compile_top() and load()."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from roller.target.subset import limited
 
 Op = SymbolicTensor | TensorExpr
 
-_step = logging.getLogger("roller.step")  # what a long compilation is at
+_step = logging.getLogger("roller.step")  # progress messages of a long compilation
 
-MOST_REFUSED = 64  # times as many programs as wanted are asked for at most, where a device refuses what fits
+MOST_REFUSED = 64  # max multiple of the wanted programs that are constructed if a device refuses programs that fit
 
 
 def compile(
@@ -53,15 +53,15 @@ def compile(
     math: str = "ieee",
     debug: bool = False,
 ) -> Kernel:
-    """A kernel for an operator, constructed for a chip; the chip need not be there.
+    """Compiles an operator to a kernel, constructed for a chip; the chip need not be present.
 
-    `device`: "name" or "name:chip"; `spec`: a spec or its file instead of a chip. `top_k`: how many programs to keep.
-    `measure`: build and time them all here, and take the fastest. `verify`: compare the kernel with the reference.
-    `constants`: values of inputs that never change, laid out once and left out of calls. `threads`: at most so many units, on
-    devices whose units are dealt runs of tiles (not on GPUs).
+    `device`: "name" or "name:chip"; `spec`: a spec or its file instead of a chip. `top_k`: how many programs to keep. `measure`:
+    build and time them all here, and return the fastest. `verify`: compare the kernel with the reference. `constants`: values of
+    constant inputs, packed once and omitted from calls. `threads`: max number of units, for devices whose units get runs of tiles
+    (not for GPUs).
     `precision`: "ieee", or "tf32", which permits a kernel to round the factors of float32 products. `math`: "ieee"; "strict", which
     forbids fused multiply-adds outside reductions; or "fast", which permits more than IEEE 754 does (both: `roller.precision`).
-    Every failure is a `RollerError`. The logger "roller.step" says what it is at.
+    Every failure is a `RollerError`. The logger "roller.step" reports progress.
     """
     expr = permitted(expression_of(op), precision, math)
     plan, choices = _planned(expr, device, spec, top_k, constants, threads, debug)
@@ -96,10 +96,10 @@ def compile_top(
     math: str = "ieee",
     debug: bool = False,
 ) -> tuple[Kernel, ...]:
-    """A kernel for each of the `top_k` best programs, built on all cores at once; the one that `compile` gives comes first.
+    """Compiles the `top_k` best programs, built in parallel on all cores; the kernel that `compile` would return is the first.
 
-    None of them runs: for those who measure elsewhere, on the machine that the kernels are for. All else is as for `compile`; where
-    a program does not build, a note of the error names it.
+    None of them is run: measure them elsewhere, on the machine that they are for. All else is as for `compile`; the error of a
+    program that does not build has a note that names it.
     """
     expr = permitted(expression_of(op), precision, math)
     plan, choices = _planned(expr, device, spec, top_k, constants, threads, debug)
@@ -119,7 +119,7 @@ def _planned(
     threads: int | None,
     debug: bool,
 ) -> tuple[building.Plan, list[Choice]]:
-    """The best programs, and what they are built for."""
+    """Returns the best programs, and the context in which they are built."""
     plugin, chip = resolve(device, spec)
     problem = plugin.build_problem(chip)
     if problem is not None:
@@ -127,7 +127,7 @@ def _planned(
     chip = limited(chip, threads)
     fixed = _constants(expr, {} if constants is None else constants)
     fused = fuse(expr, chip.spread)
-    serialization.expr_to_json(fused)  # an artifact holds it: what cannot be written is refused before anything is constructed
+    serialization.expr_to_json(fused)  # artifacts store it: an expression that cannot be written is refused before construction
     _step.info("constructing programs")
     choices = _choices(fused, plugin, chip, top_k, frozenset(fixed))
     return building.Plan(plugin, chip, BuildOptions(threads, tuple(fixed), debug), fixed), choices
@@ -138,9 +138,9 @@ def _kernel(plan: building.Plan, chosen: building.Attempt, choices: Sequence[Cho
 
 
 def load(path: str | os.PathLike[str]) -> Kernel:
-    """The kernel that `Kernel.save` wrote, in any process, without constructing again.
+    """Loads the kernel that `Kernel.save` wrote, in any process, without constructing it again.
 
-    A saved kernel is code: load only files that you trust. `KernelError`, naming the file, where it cannot be loaded.
+    A saved kernel is code: load only files that you trust. `KernelError`, with the file's name, if it cannot be loaded.
     """
     artifact = Artifact.load(path)
     try:
@@ -151,7 +151,7 @@ def load(path: str | os.PathLike[str]) -> Kernel:
 
 
 def expression_of(op: Op) -> TensorExpr:
-    """The tensor expression of what a user compiles; `ExpressionError` for anything else."""
+    """Returns the tensor expression of an operator to compile; `ExpressionError` for anything else."""
     if isinstance(op, TensorExpr):
         return op
     if isinstance(op, SymbolicTensor):
@@ -161,13 +161,13 @@ def expression_of(op: Op) -> TensorExpr:
 
 
 def _choices(expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int, constants: frozenset[str]) -> list[Choice]:
-    """The best programs that the device can run, best first: of the expression, and of those that lay inputs out before."""
+    """Returns the best programs that the device can run, best first: of the expression, and of its variants with input copies."""
     if type(top_k) is not int or top_k < 1:
         raise ConstructionError(f"top_k={top_k!r} must be a positive whole number")
     itself, *laid = layouts(expr, chip, plugin.cost_parameters(chip, expr).row_bytes)
     found = _choices_of(itself, plugin, chip, top_k, constants)
     for one in laid:
-        with contextlib.suppress(ConstructionError):  # nobody asked for copies: where the device cannot make them there are none
+        with contextlib.suppress(ConstructionError):  # input copies are optional: a device that cannot make them gets none
             found += _choices_of(one, plugin, chip, top_k, constants, found[0].estimate.seconds)
     return sorted(found, key=lambda choice: choice.estimate.seconds)[:top_k]
 
@@ -175,7 +175,7 @@ def _choices(expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int, c
 def _choices_of(
     expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int, constants: frozenset[str], worth: float = math.inf
 ) -> list[Choice]:
-    """The best programs of an expression as it is; none where all of them take `worth` seconds or longer."""
+    """Returns the best programs of one expression; an empty list if all of them take `worth` seconds or more."""
     rules, parameters = plugin.rules(chip, expr), plugin.cost_parameters(chip, expr)
     rated = rated_ways(expr, chip, rules, parameters, constants, worth)
     if not rated:
@@ -195,7 +195,7 @@ def _choices_of(
                 reasons.append(refused[1])
         if len(choices) >= top_k or len(found) < wanted or wanted >= MOST_REFUSED * top_k:
             break
-        wanted *= 2  # what was refused leaves room for others
+        wanted *= 2  # refused programs leave places for others
     if not choices:
         said = f"{chip.device}:{chip.chip} can run none of the {len(found)} best programs; the first: {reasons[0]}"
         raise ConstructionError(said, refusals)
@@ -203,14 +203,14 @@ def _choices_of(
 
 
 def _offered(candidate: Candidate, chip: HardwareSpec, parameters: CostParameters) -> Choice:
-    """A program with its prediction, for as many tiles at a time as the device says that there is room for."""
+    """Returns a program with its prediction, for the occupancy (tiles at a time) that the device permits."""
     if parameters.resident_tiles is None:
         return Choice(candidate.program, candidate.estimate)
     return Choice(candidate.program, estimate(candidate.program, chip, parameters, parameters.room(candidate.program)))
 
 
 def _constants(expr: TensorExpr, given: Mapping[str, Any]) -> dict[str, bytes]:
-    """Row-major bytes of the inputs that are fixed, in the expression's order."""
+    """Returns the row-major bytes of the constant inputs, in the expression's order."""
     if not isinstance(given, Mapping):
         raise ExpressionError(f'constants: {{"name of an input": array}} expected, got {type(given).__name__}')
     tensors = {t.name: t for t in expr.inputs}

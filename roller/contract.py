@@ -1,12 +1,12 @@
-"""What every device plugin must do, as tests: a plugin's own suite subclasses `DeviceContract` and names its device.
+"""The contract of device plugins as tests: a plugin's suite subclasses `DeviceContract` and sets its device.
 
     from roller.testing import DeviceContract
 
     class TestToy(DeviceContract):
         device = "toy"
 
-Pytest collects the inherited tests. Those that run kernels use the device, else the plugin's emulator, else they are skipped with
-what the machine lacks.
+Pytest collects the inherited tests. Tests that run kernels use the device, else the plugin's emulator; else they are skipped, with
+the machine's missing requirements.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class DeviceContract:
     chips: ClassVar[tuple[str, ...]] = ()
 
     def operators(self) -> Mapping[str, SymbolicTensor]:
-        """What the tests compile: override it to leave out what the device refuses, or to add what matters to it."""
+        """Returns the operators to compile: override it to omit those that the device refuses, or to add others."""
         t = ops.tensor
         x, w = t((1, 3, 9, 11), name="x"), t((4, 3, 3, 3), name="w")
         return {
@@ -57,18 +57,18 @@ class DeviceContract:
             "nothing to sum": ops.matmul(t((3, 0), name="a"), t((0, 5), name="b")),
         }
 
-    # --- what the tests use -------------------------------------------------------------------------------------------
+    # --- helpers of the tests -----------------------------------------------------------------------------------------
 
     def plugin(self) -> Device:
-        """The device as the engine sees it."""
+        """Returns the device with the engine's interface."""
         return load_device(self.device)
 
     def compiled(self, op: SymbolicTensor, **options: Any) -> Kernel:
-        """The operator's best kernel for the default chip."""
+        """Returns the operator's best kernel for the default chip."""
         return compile_operator(op, device=self.device, **options)
 
     def runner(self, kernel: Kernel) -> Runner:
-        """The kernel ready to run, here or emulated; skips the test where neither is possible."""
+        """Returns the kernel ready to run, here or emulated; skips the test if neither is possible."""
         lacking = self.plugin().requirements()
         if not lacking:
             return self.plugin().load_kernel(kernel.artifact)
@@ -78,7 +78,7 @@ class DeviceContract:
             pytest.skip(f"{self.device} cannot run here: {'; '.join(lacking)}")
 
     def run(self, kernel: Kernel, arrays: Mapping[str, npt.NDArray[Any]], fixed: frozenset[str] = frozenset()) -> npt.NDArray[Any]:
-        """The result on read-only inputs, with an output that is full of NaN before."""
+        """Returns the result on read-only inputs, with an output that is full of NaN before."""
         runner = self.runner(kernel)
         inputs = []
         for tensor in kernel.expr.inputs:
@@ -96,7 +96,7 @@ class DeviceContract:
     # --- the tests ----------------------------------------------------------------------------------------------------
 
     def test_finding_it_imports_no_compiler(self) -> None:
-        """Listing devices is quick: TVM, drivers and toolchains are imported inside the hooks."""
+        """Listing devices is fast: TVM, drivers and toolchains are imported inside the hooks."""
         done = subprocess.run([sys.executable, "-c", LIGHT.format(self.device)], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
 
@@ -137,7 +137,7 @@ class DeviceContract:
         assert kernels[0].artifact.launch == self.compiled(op, top_k=4).artifact.launch
 
     def test_refused_programs_are_left_out(self) -> None:
-        """What the engine offers, the device can run: refused programs are left out."""
+        """The device can run every program that the engine offers: refused programs are dropped."""
         for op in self.operators().values():
             kernel = self.compiled(op)
             for choice in kernel.candidates:
@@ -154,8 +154,9 @@ class DeviceContract:
                 verify.check(kernel.expr, arrays, self.run(kernel, arrays))
 
     def test_what_is_no_number_equals_nothing(self) -> None:
-        """A NaN is unequal to everything, itself too, and neither less nor greater; so compilers may not turn comparisons round. Of
-        several values the greatest is one where one of them is.
+        """A NaN is unequal to everything, itself included, and neither less nor greater; so compilers may not invert comparisons.
+
+        max and min propagate NaN.
         """
         x, y = ops.tensor((6, 35), name="x"), ops.tensor((35,), name="y")
         first = np.resize(np.array([0, 1, np.nan, -1, 1, np.nan, 2], np.float32), (6, 35))
@@ -176,14 +177,14 @@ class DeviceContract:
             assert np.array_equal(result, found, equal_nan=found.dtype != np.bool_), name
 
     def test_constants_come_with_the_kernel(self) -> None:
-        """An input given as a constant is no argument any more."""
+        """An input given as a constant is no longer an argument."""
         op = ops.matmul(ops.tensor((9, 20), name="a"), ops.tensor((20, 24), name="b"))
         arrays = verify.random_inputs(ops.expression(op), seed=2, integer=True)
         kernel = self.compiled(op, constants={"b": arrays["b"]})
         verify.check(kernel.expr, arrays, self.run(kernel, arrays, frozenset({"b"})))
 
     def test_saved_kernels_run(self, tmp_path: Path) -> None:
-        """An artifact that was saved and loaded gives the same bytes."""
+        """An artifact that was saved and loaded gives the same result bytes."""
         kernel = self.compiled(self.operators()["matmul"])
         kernel.save(tmp_path / "kernel.roller")
         again = load(tmp_path / "kernel.roller")
@@ -198,7 +199,7 @@ class DeviceContract:
         runner.close()
 
     def test_foreign_and_broken_artifacts_are_refused(self) -> None:
-        """With one of the package's errors, not with the toolchain's, and without taking the process along."""
+        """A broken artifact raises one of roller's errors, not the toolchain's, and does not crash the process."""
         artifact = self.compiled(self.operators()["matmul"]).artifact
         for broken in (replace(artifact, format="of another device"), replace(artifact, data=b"")):
             with pytest.raises(RollerError):

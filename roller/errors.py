@@ -1,4 +1,4 @@
-"""Every error roller raises on purpose, drawn once.
+"""The errors that roller raises on purpose, as one tree.
 
 RollerError
 ├── ExpressionError (ValueError)      not an operator roller can tile
@@ -6,7 +6,7 @@ RollerError
 ├── PluginError                       something is wrong with a device plugin
 │   ├── UnknownDeviceError            no plugin of that name is installed
 │   ├── PluginLoadError               the plugin's module does not import
-│   ├── PluginApiError                the plugin speaks another API version, or lacks a required hook
+│   ├── PluginApiError                the plugin has another API version, or lacks a required hook
 │   └── HookError                     a hook raised, or returned the wrong thing
 ├── ConstructionError                 nothing fits: refusals counted by rule
 ├── CodegenError                      no source, or the toolchain refused it
@@ -41,7 +41,7 @@ __all__ = [
 
 
 def _rebuild(cls: type[RollerError], args: tuple[Any, ...], state: dict[str, Any]) -> RollerError:
-    """Make an unpickled error again without calling its constructor, whose arguments differ by class."""
+    """Rebuilds a pickled error without calling its constructor, whose arguments differ by class."""
     error = cls.__new__(cls)
     error.args = args
     error.__dict__.update(state)
@@ -49,9 +49,9 @@ def _rebuild(cls: type[RollerError], args: tuple[Any, ...], state: dict[str, Any
 
 
 class RollerError(Exception):
-    """The root of the tree: raised only through its subclasses, so `except RollerError` catches all of them.
+    """The root of the tree, raised only through its subclasses: `except RollerError` catches all of them.
 
-    Every subclass survives pickling, because errors cross from worker processes.
+    Every subclass survives pickling, because errors are sent from worker processes.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -59,13 +59,13 @@ class RollerError(Exception):
 
 
 class ExpressionError(RollerError, ValueError):
-    """Raised when what the user wrote is not an operator roller can tile (shape, dtype, access that is not affine)."""
+    """Raised for an expression that is not an operator roller can tile (shape, dtype, access that is not affine)."""
 
 
 class SpecError(RollerError, ValueError):
     """Raised when a hardware spec is missing, unreadable, unknown or contradicts itself.
 
-    The message is one line, led by the file and the dotted field where they are known.
+    The message is one line, and begins with the file and the dotted field if they are known.
     """
 
     def __init__(self, message: str, file: str | Path | None = None, field: str | None = None) -> None:
@@ -96,7 +96,7 @@ class PluginLoadError(PluginError):
 
 
 class PluginApiError(PluginError):
-    """Raised when a plugin speaks another API version or lacks a required hook."""
+    """Raised when a plugin has another API version or lacks a required hook."""
 
 
 class HookError(PluginError):
@@ -118,7 +118,7 @@ class ConstructionError(RollerError):
 
 
 class CodegenError(RollerError):
-    """Raised when no source can be printed for a program, or the toolchain refused it; `output` is what it said."""
+    """Raised when no source can be generated for a program, or the toolchain refused it; `output` is the toolchain's output."""
 
     def __init__(self, message: str, output: str | None = None) -> None:
         self.output = output
@@ -126,7 +126,7 @@ class CodegenError(RollerError):
 
 
 class KernelError(RollerError, RuntimeError):
-    """Raised when a built kernel cannot be loaded, saved or run; subclasses say more where there is more to say."""
+    """Raised when a built kernel cannot be loaded, saved or run; subclasses are more specific."""
 
 
 class DeviceUnavailableError(KernelError):
@@ -138,7 +138,7 @@ class LaunchError(KernelError):
 
 
 class WrongResultError(KernelError):
-    """Raised when a verified kernel's result is off: `index` is where it is worst, `error` by how much (absolute)."""
+    """Raised when a verified kernel's result is wrong: `index` is the worst element, `error` its absolute error."""
 
     def __init__(self, message: str, index: tuple[int, ...] | None = None, error: float | None = None) -> None:
         self.index = index

@@ -1,4 +1,4 @@
-"""Mappings that cannot change and can be hashed: what specs, artifacts and kernels hold beside plain fields."""
+"""Immutable, hashable mappings, which specs, artifacts and kernels hold beside plain fields."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ V = TypeVar("V")
 
 
 class FrozenMap(Mapping[str, V]):
-    """A mapping that cannot change and can be hashed; nested mappings and lists are frozen with it."""
+    """An immutable, hashable mapping; nested mappings and lists are frozen too."""
 
     __slots__ = ("_items",)
 
@@ -36,21 +36,21 @@ class FrozenMap(Mapping[str, V]):
 
 
 def freeze(value: Any) -> Any:
-    """A mapping or a list, and what is in it, as something that cannot change."""
+    """Returns an immutable copy of a mapping or a list, including nested values."""
     if isinstance(value, Mapping):
         return FrozenMap(value)
     return tuple(freeze(item) for item in value) if isinstance(value, list | tuple) else value
 
 
 def thaw(value: Any) -> Any:
-    """What was frozen, as dictionaries and lists."""
+    """Returns a frozen value as dictionaries and lists."""
     if isinstance(value, Mapping):
         return {key: thaw(item) for key, item in value.items()}
     return [thaw(item) for item in value] if isinstance(value, tuple) else value
 
 
 def plain(value: Any) -> Any:
-    """Refuse what a spec file could not hold: anything but text, numbers, truth values, lists and tables of them."""
+    """Refuses values that a spec file cannot hold: anything but text, numbers, booleans, and lists and tables of them."""
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise ValueError("keys must be text")

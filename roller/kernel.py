@@ -1,4 +1,4 @@
-"""The compiled kernel as the user holds it: callable, and open about what it is."""
+"""The compiled kernel as a Python object: callable, with its program, estimate, source and machine code."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ from roller.target.hardware import HardwareSpec
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What compiling knows about a kernel beyond its artifact; a loaded kernel has none of it."""
+    """Data about a kernel from its compilation, beyond its artifact; a loaded kernel has none."""
 
     source: KernelSource
     candidates: tuple[Choice, ...]
 
 
 class Kernel:
-    """A compiled operator. Call it with arrays in the order of `inputs`, or by name; it gives the result.
+    """A compiled operator. Call it with arrays in the order of `inputs`, or by name; it returns the result.
 
-    Arrays of NumPy, torch and JAX (and others with DLPack) in host memory are taken as they are: nothing is converted, and
-    only what is not contiguous, or not aligned as the kernel needs it, is copied. The result is of the first argument's
-    kind. `out=` is written in place and returned. The binary is loaded by the first call, or by `load()`.
+    Arrays of NumPy, torch and JAX (and others with DLPack) in host memory are used in place. Nothing is converted. Only arrays that
+    are not contiguous, or not aligned as the kernel requires, are copied. The result is of the first argument's kind. `out=` is
+    written in place and returned. The first call, or `load()`, loads the binary.
 
-    Where the device has memory of its own and its plugin takes arrays there, those are used where they lie, and all of a call
-    have to lie there: work is enqueued on `stream=`, else on the one that their library works on, and the call does not wait.
+    If the device has its own memory and its plugin accepts arrays there, those are used in place; then all arrays of a call must be
+    there. The work is enqueued on `stream=`, else on the current stream of their library, and the call is asynchronous.
     """
 
     def __init__(self, artifact: Artifact, expr: TensorExpr, device: Device, built: Built | None = None) -> None:
@@ -71,7 +71,7 @@ class Kernel:
         return f"<Kernel ({arguments}) -> {self._result.dtype.name} {self._result.shape} for {self.spec.device}:{self.spec.chip}>"
 
     def __call__(self, *arrays: Any, out: Any = None, stream: Any = None, **named: Any) -> Any:
-        """Compute the operator. `LaunchError` where an array does not fit, `DeviceUnavailableError` without the device."""
+        """Computes the operator. `LaunchError` if an array does not fit, `DeviceUnavailableError` without the device."""
         if named:
             arrays = self._bound(arrays, named)
         if stream is not None:
@@ -90,7 +90,7 @@ class Kernel:
         return self._call(arrays if len(arrays) == len(self._wanted) else self._bound(arrays, named), out)
 
     def _call(self, arrays: tuple[Any, ...], out: Any, stream: Any = None) -> Any:
-        """Look at every array, convert what must be, compute."""
+        """Checks every array, copies those that are not ready, and runs the kernel."""
         runner = self._runner or self._loaded()
         if self._resident is not None:
             there = self._resident(arrays, out, stream, (*self._wanted, self._result))
@@ -119,7 +119,7 @@ class Kernel:
         return result if kind is None or kind == "numpy" else as_kind(result, kind)
 
     def _into(self, out: Any, inputs: tuple[Array, ...], runner: Runner) -> Any:
-        """Write to the caller's array: directly where it is ready and overlaps no input, else through a temporary one."""
+        """Writes to the caller's array: directly if it is ready and overlaps no input, else through a temporary one."""
         wanted = self._result
         plain = type(out) is np.ndarray and out.dtype == wanted.dtype and out.shape == wanted.shape and out.flags.carray
         target = out if plain else admit_output(out, wanted)[0]
@@ -135,7 +135,7 @@ class Kernel:
         return out
 
     def _bound(self, arrays: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The arguments in order; as Python binds them."""
+        """Returns the arguments in order, bound as Python binds them."""
         names = [w.name for w in self._wanted]
         listed = ", ".join(map(str, self._wanted)) or "none"
         if len(arrays) > len(names):
@@ -162,28 +162,29 @@ class Kernel:
             return self._runner
 
     def load(self) -> Kernel:
-        """Load the binary now; `DeviceUnavailableError` where this machine has no such device. Gives the kernel itself."""
+        """Loads the binary now and returns the kernel; `DeviceUnavailableError` if this machine has no such device."""
         self._loaded()
         return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the kernel to a file that `roller.load` reads, whole or not at all."""
+        """Writes the kernel to a file that `roller.load` reads, atomically."""
         self._artifact.save(path)
 
     def explain(self) -> Explanation:
-        """Why the program is as it is: print it, or take `.to_dict()`."""
+        """Returns the explanation of the program: print it, or use `.to_dict()`."""
         parameters = self._device.cost_parameters(self.spec, self._expr)
         return explain(self.program, self.spec, parameters, self.candidates, self.rules, self._artifact.known_resources)
 
     def profile(self) -> Profile:
-        """What the device tells of a call without making it: print its `text()`, take `to_dict()` or `html()`. Loads the binary;
-        `KernelError` where the device cannot tell.
+        """Returns the device's profile of a call without making it: print its `text()`, or use `to_dict()` or `html()`.
+
+        Loads the binary. `KernelError` if the device has no profile.
         """
         return self._loaded().profile()
 
     @property
     def rules(self) -> Any:
-        """The alignment rules that construction obeyed."""
+        """The alignment rules of the construction."""
         return self._device.rules(self.spec, self._expr)
 
     @property
@@ -203,17 +204,17 @@ class Kernel:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """The tensors to call it with, in order; constants are not among them."""
+        """The tensors of a call, in order, without constants."""
         return self._inputs
 
     @property
     def output(self) -> Tensor:
-        """The tensor that it gives."""
+        """The result's tensor."""
         return self._expr.output
 
     @cached_property
     def program(self) -> RProgram:
-        """The rProgram that was chosen."""
+        """The chosen rProgram."""
         if self._built is not None:
             return self._built.candidates[0].program
         return program_from_json(self._artifact.program, self._expr)
@@ -225,12 +226,12 @@ class Kernel:
 
     @cached_property
     def candidates(self) -> tuple[Choice, ...]:
-        """The programs that were considered, best first; of a loaded kernel only its own."""
+        """The programs considered, best first; of a loaded kernel only its own."""
         return self._built.candidates if self._built is not None else (Choice(self.program, self.estimate),)
 
     @cached_property
     def source(self) -> str:
-        """The kernel as source text; of a loaded kernel only where its binary is text."""
+        """The kernel's source text; of a loaded kernel only if its binary is text."""
         if self._built is not None:
             return self._built.source.text
         try:
@@ -239,9 +240,9 @@ class Kernel:
             raise KernelError("a loaded kernel has no source: its file holds the binary; compile it again") from None
 
     def source_in(self, language: str) -> str:
-        """The same program as text in another language, for other toolchains, written now; its device says which there are.
+        """Returns the same program as source text in another language, for other toolchains, generated now.
 
-        `KernelError` where the device has no words for it.
+        The device determines the languages; `KernelError` for a language that it does not have.
         """
         options = BuildOptions(constants=tuple(self._artifact.constants), language=language)
         found = self._device.codegen(self.spec, self.program, options)
@@ -251,7 +252,7 @@ class Kernel:
 
     @cached_property
     def assembly(self) -> str:
-        """The machine code as text; `KernelError` where the device cannot show it."""
+        """The machine code as text; `KernelError` if the device cannot show it."""
         text = self._device.assembly(self._artifact)
         if text is None:
             raise KernelError(f"the {self._device.name} device cannot show assembly")
@@ -263,6 +264,6 @@ def _wanted(tensor: Tensor, name: str) -> Wanted:
 
 
 def _alignment(artifact: Artifact) -> int:
-    """Bytes to which a kernel's arrays must be aligned; 0 where their elements are enough."""
+    """Returns the alignment of a kernel's arrays in bytes; 0 if that of their elements is enough."""
     wanted = artifact.launch.get("alignment", ALIGNMENT)
     return 0 if wanted == "element" else int(wanted)

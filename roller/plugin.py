@@ -1,4 +1,4 @@
-"""Everything that a device plugin may import from roller, and all that roller promises to keep for it."""
+"""The API for device plugins: all names that a plugin may import from roller, which roller keeps stable."""
 
 from roller.cost.parameters import CostParameters, Deferred, Unrolling
 from roller.device.hookspecs import API_VERSION, hookimpl

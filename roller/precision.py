@@ -1,9 +1,8 @@
-"""What a caller permits kernels to do with numbers (`docs/numerics.md`): how precise products of float32 values have to be, and how
-much freedom other arithmetic leaves.
+"""Math modes (`docs/numerics.md`): the permitted rounding of float32 products' factors, and the freedom of other arithmetic.
 
-The names of precisions are those of torch's `fp32_precision`. A permission stands in the stages of the expression
-(`Stage.factor_dtype`, operations of their trees), so that it goes where they go: through fusion, into the artifact, to whoever
-compares a kernel with the reference.
+The names of precisions are those of torch's `fp32_precision`. A permission is stored in the stages of the expression
+(`Stage.factor_dtype`, operations of their trees), so it passes with them through fusion, into the artifact, and to the comparison
+with the reference.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ MATHS = ("ieee", "strict", "fast")
 
 
 def permitted(expr: TensorExpr, precision: str = "ieee", math: str = "ieee") -> TensorExpr:
-    """The expression with the permissions in its stages; "ieee" changes nothing.
+    """Returns the expression with the permissions in its stages; "ieee" changes nothing.
 
-    `math`: "strict" forbids that products keep all of their bits where they go into sums, but for those that a reduction sums;
-    "fast" permits what `docs/numerics.md` forbids: a division by a literal is a multiplication by its reciprocal.
+    `math`: "strict" forbids fused multiply-adds, except for the products that a reduction sums. "fast" permits an operation that
+    `docs/numerics.md` forbids: a division by a literal becomes a multiplication by its reciprocal.
 
-    `precision`: "tf32" permits that in every stage that sums products of float32 values each factor is rounded to tfloat32 (sign,
-    8 bits of exponent, 10 of fraction), to the nearest; products and sums stay in float32. A product of values that were widened
-    from narrower ones needs no permission. `ExpressionError` for an unknown name.
+    `precision`: "tf32" permits each stage that sums products of float32 values to round each factor to tfloat32 (sign, 8 bits of
+    exponent, 10 of fraction), to nearest; products and sums stay in float32. A product of values widened from narrower types needs
+    no permission. `ExpressionError` for an unknown name.
     """
     if precision not in PRECISIONS:
         raise ExpressionError(f"unknown precision {precision!r}; choose one of {', '.join(PRECISIONS)}")
@@ -51,7 +50,7 @@ def permitted(expr: TensorExpr, precision: str = "ieee", math: str = "ieee") -> 
 
 
 def _rounds(stage: Stage, dtype: str) -> bool:
-    """True if a stage sums products of a type, and at least one factor is not just a wider form of a narrower value."""
+    """Returns True if a stage sums products of a type, and at least one factor is not a widened narrower value."""
     body = stage.body
     if not (stage.sums_products and isinstance(body, Binary) and body.dtype == dtype):
         return False
@@ -59,13 +58,13 @@ def _rounds(stage: Stage, dtype: str) -> bool:
 
 
 def _strict(stage: Stage) -> Stage:
-    """Each product rounded where it may meet a sum: in the stage, or, as a result, in one that it is fused into."""
+    """Rounds each product that may meet a sum: in the stage, or, as its result, in a stage that it is fused into."""
     body = _rounded(stage.body, exposed=stage.reducer is None)
     return replace(stage, body=body, epilogue=None if stage.epilogue is None else _rounded(stage.epilogue, exposed=True))
 
 
 def _rounded(node: Scalar, exposed: bool) -> Scalar:
-    """`exposed`: the value may be added to another one."""
+    """Rounds products of a tree; `exposed`: the value may be added to another one."""
     match node:
         case Binary(op, left, right):
             sums = op in ("add", "sub")
@@ -87,7 +86,7 @@ def _fast(stage: Stage) -> Stage:
 
 
 def _holds(dtype: str, *values: float) -> bool:
-    """Whether a type holds numbers, rounded, as neither 0 nor infinite."""
+    """Returns whether a type represents numbers, rounded, as neither 0 nor infinite."""
     return all(held and isfinite(held) for held in (float(narrowed(np.asarray(value, np.float64), dtype)) for value in values))
 
 

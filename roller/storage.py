@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, and where the user's own are kept."""
+"""Files: atomic writes, and the folders of the user's own files."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import platformdirs
 
 
 def write_atomic(path: str | Path, data: bytes) -> None:
-    """Write a file so that readers see the old content or the new, never a part; OSError where that is impossible.
+    """Writes a file so that readers see the old content or the new, never a part; OSError if that is impossible.
 
-    The bytes go to a temporary file in the same folder, reach the disk, and take the name in one step. Whatever interrupts
-    that, Ctrl-C included, removes the temporary file. A link stays one: what it leads to is written. What is there and is no
-    regular file (a device, a pipe, a socket) is refused.
+    The bytes go to a temporary file in the same folder, are flushed to disk, and take the name in one step. After any interruption,
+    Ctrl-C included, the temporary file is removed. A link is kept: its target is written. An existing path that is no regular file
+    (a device, a pipe, a socket) is refused.
     """
     target = Path(os.path.realpath(path))
     refuse_special(target)
     temporary = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    # os.open, not tempfile: the file must get the permissions that the user's umask gives to any new file.
+    # os.open, not tempfile: the file must get the permissions of the user's umask, like any new file.
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -35,7 +35,7 @@ def write_atomic(path: str | Path, data: bytes) -> None:
 
 
 def refuse_special(path: str | Path) -> None:
-    """OSError where a file that is to be written exists and is no regular file: it would be replaced by one."""
+    """Raises OSError if the path exists and is no regular file: a regular file would replace it."""
     try:
         mode = Path(path).stat().st_mode
     except FileNotFoundError:
@@ -47,17 +47,17 @@ def refuse_special(path: str | Path) -> None:
 
 
 def config_dir() -> Path:
-    """Where the user's own files are kept: `ROLLER_CONFIG_DIR`, else the platform's place for configuration."""
+    """Returns the folder of the user's own files: `ROLLER_CONFIG_DIR`, else the platform's folder for configuration."""
     chosen = os.environ.get("ROLLER_CONFIG_DIR")
     return Path(chosen).expanduser() if chosen else platformdirs.user_config_path("roller")
 
 
 def cache_dir() -> Path:
-    """Where files are kept that can be made again: `ROLLER_CACHE_DIR`, else the platform's place for caches."""
+    """Returns the folder of files that can be made again: `ROLLER_CACHE_DIR`, else the platform's folder for caches."""
     chosen = os.environ.get("ROLLER_CACHE_DIR")
     return Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("roller")
 
 
 def spec_dir() -> Path:
-    """Where the user's own spec files are kept, each `<device>/<chip>.toml`."""
+    """Returns the folder of the user's own spec files, each `<device>/<chip>.toml`."""
     return config_dir() / "specs"

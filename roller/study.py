@@ -1,4 +1,4 @@
-"""rate(): what the model predicts for tiles that the caller gives, and which rule they break."""
+"""rate(): the model's prediction for given tiles, or the rule that they break."""
 
 from __future__ import annotations
 
@@ -24,18 +24,17 @@ from roller.search.tile_space import searches, start
 from roller.target.hardware import HardwareSpec
 from roller.target.subset import limited
 
-Tiles = Sequence[Mapping[str, int]]  # of one stage, from the unit's tile to the innermost
+Tiles = Sequence[Mapping[str, int]]  # tiles of one stage, from the unit's to the innermost
 
 
 def rate(
     op: Op, device: str = "cpu", *, tiles: Tiles | Sequence[Tiles], spec: SpecLike | None = None, precision: str = "ieee"
 ) -> Estimate:
-    """The prediction for given tiles, with the best atom for them; nothing is built. `precision` as for `compile`.
+    """Computes the prediction for given tiles, with the best atom for them; nothing is built. `precision` as for `compile`.
 
-    `tiles`: for every stage of the fused operator a list of {dimension: extent}, one for each tiled level from the unit's to
-    the innermost (a single stage needs no outer list). A dimension that is left out is 1 in the innermost tile, and
-    elsewhere as in the next inner one. `ConstructionError` names the rule that the tiles break, `ExpressionError` what is wrong
-    with how they are written.
+    `tiles`: for every stage of the fused operator a list of {dimension: extent}, one for each tiled level from the unit's to the
+    innermost (a single stage needs no outer list). An omitted dimension is 1 in the innermost tile, and elsewhere the same as in
+    the next inner one. `ConstructionError` names the rule that the tiles break; `ExpressionError` describes malformed tiles.
     """
     plugin, chip = resolve(device, spec)
     expr = fuse(permitted(expression_of(op), precision), chip.spread)
@@ -51,7 +50,7 @@ def rate(
 
 
 def _per_stage(tiles: Tiles | Sequence[Tiles]) -> Sequence[Tiles]:
-    """Tiles as a list for each stage; `ExpressionError` for anything that is no list of {dimension: extent}, or of such lists."""
+    """Returns tiles as a list for each stage; `ExpressionError` for anything but a list of {dimension: extent}, or such lists."""
     given: Any = [tiles] if _is_list(tiles) and tiles and isinstance(tiles[0], Mapping) else tiles
     if not _is_list(given) or not all(_is_list(stage) and all(isinstance(tile, Mapping) for tile in stage) for stage in given):
         raise ExpressionError("tiles: a list of {dimension: extent}, one for each tiled level, or such a list for each stage")
@@ -63,7 +62,7 @@ def _is_list(value: object) -> bool:
 
 
 def _rated(nests: Sequence[Nest], wanted: Tiles, chip: HardwareSpec, rules: Rules, parameters: CostParameters) -> Estimate:
-    """The best estimate over nests, atoms and mappings that these tiles suit."""
+    """Returns the best estimate over the nests, atoms and mappings that suit these tiles."""
     nest, chain = _chain(nests, wanted, chip)
     refusals: Counter[str] = Counter()
     found = []
@@ -79,7 +78,7 @@ def _rated(nests: Sequence[Nest], wanted: Tiles, chip: HardwareSpec, rules: Rule
 
 
 def _level_name(chip: HardwareSpec, index: int) -> str:
-    """A tiled level's name; atoms lie in the unit's own tile where it has one memory only."""
+    """Returns a tiled level's name; "atom" for the atoms' level inside the only memory of a unit."""
     return chip.levels[index].name if index < len(chip.levels) else "atom"
 
 
@@ -113,8 +112,9 @@ def _chain(nests: Sequence[Nest], wanted: Tiles, chip: HardwareSpec) -> tuple[Ne
 def _programs(
     nest: Nest, chain: tuple[Tile, ...], chip: HardwareSpec, rules: Rules, parameters: CostParameters
 ) -> Iterator[StageProgram]:
-    """The programs with these tiles: every atom and mapping, lanes that share reductions and lanes that do not, with the engine's
-    choices of order and staging.
+    """Yields the programs with these tiles, with the engine's choices of order and staging.
+
+    They have every atom and mapping, with and without lanes that share reductions.
     """
     for search in searches([nest], chip, rules, parameters):
         if search.fit.windowed and (search.fit.window_rule(chain[0]) or not _covers(chain[-1], start(search))):
@@ -129,7 +129,7 @@ def _covers(tile: Tile, least: Tile) -> bool:
 
 
 def _broken(growth: Growth, nest: Nest) -> str | None:
-    """The first rule that the tiles break, from the innermost outwards; None where they are legal."""
+    """Returns the first rule that the tiles break, from the innermost outwards; None if they are legal."""
     program, fit = growth.program, growth.fit
     for position in reversed(range(len(program.tiles))):
         tile, inner = program.tiles[position], growth.inner(position)
@@ -138,7 +138,7 @@ def _broken(growth: Growth, nest: Nest) -> str | None:
             multiple = growth.rules.multiple(program.levels[position], dim.name)
             if extent % step:
                 return f"{level}: {dim.name} = {extent} is no multiple of the {step} inside it"
-            # A tile that ends with the one inside it is as aligned as that; reductions are cut into any number of inner ones.
+            # A tile equal to the one inside it is aligned like that one; reductions contain any number of inner tiles.
             unaligned = extent % multiple.step and extent != step and not dim.is_reduce
             if unaligned or (multiple.limit is not None and extent > multiple.limit):
                 return f"{level}: {dim.name} = {extent} is no multiple of {multiple.step}, or more than allowed"
@@ -155,10 +155,10 @@ def _broken(growth: Growth, nest: Nest) -> str | None:
 def enumerate_programs(
     op: Op, device: str = "cpu", *, spec: SpecLike | None = None, threads: int | None = None, precision: str = "ieee"
 ) -> ProgramSpace:
-    """Every aligned program for an operator that fits the chip: iterate lazily, or draw with `.sample(count, seed)`.
+    """Returns every aligned program for an operator that fits the chip: iterate lazily, or draw with `.sample(count, seed)`.
 
-    `compile` looks at a few hundred of them; this is for studies of the model: draw some, rate them, run them. The arguments
-    are those of `compile`.
+    `compile` considers a few hundred of them. This function is for studies of the model: draw some, rate them, run them. The
+    arguments are those of `compile`.
     """
     plugin, chip = resolve(device, spec)
     expr = fuse(permitted(expression_of(op), precision), chip.spread)

@@ -1,7 +1,8 @@
-"""The bridge from TVM: a `te` expression as one of ours, read from its tree.
+"""The bridge from TVM: converts a `te` expression from its tree to a tensor expression of roller.
 
-Anything that a `Stage` can say is taken: affine reads, sum, max and min, selects, casts and the functions of `roller.ir.scalar`.
-What it cannot say is refused by name: indices that are not affine or depend on data, scans, several outputs, symbolic shapes.
+It accepts anything that a `Stage` can express: affine reads, sum, max and min, selects, casts and the functions of
+`roller.ir.scalar`. It refuses the rest by name: indices that are not affine or depend on data, scans, several outputs, symbolic
+shapes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from roller.ir.expr import ELEMENT_BYTES, FLOATS, Axis, Reducer, TensorExpr
 from roller.ir.scalar import Affine, Binary, Cast, Const, Coordinate, Scalar, Select, Unary
 from roller.ops.tensor import SymbolicTensor, expression, produced, source, tensor
 
-# A body's depth and size up to which reading it cannot exhaust the stack, TVM's own analyses included.
+# Max depth and size of a body: reading it cannot exhaust the stack, TVM's own analyses included.
 DEPTH = 100
 NODES = 2000
 
@@ -31,7 +32,7 @@ SIGNS = {
     "Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "FloorDiv": "//", "FloorMod": "%", "LT": "<", "LE": "<=", "GT": ">", "GE": ">=",
     "EQ": "==", "NE": "!=",
 }  # fmt: skip
-SHOWN, SHOWN_DEPTH = 80, 5  # characters, and operations one in another, of an expression in a message
+SHOWN, SHOWN_DEPTH = 80, 5  # max characters and nested operations of an expression in a message
 COMPARISONS = frozenset({"LT", "LE", "GT", "GE", "EQ", "NE"})
 FUNCTIONS = {
     "exp": "exp", "log": "log", "sqrt": "sqrt", "rsqrt": "rsqrt", "tanh": "tanh", "sigmoid": "sigmoid", "erf": "erf",
@@ -41,10 +42,10 @@ REDUCERS: dict[str, Reducer] = {"Add": "sum", "Max": "max", "Min": "min"}
 
 
 def from_te(outputs: Any) -> TensorExpr:
-    """The tensor expression of a `te` tensor, or of a list of tensors as `te.create_prim_func` takes it.
+    """Returns the tensor expression of a `te` tensor, or of a list of tensors as for `te.create_prim_func`.
 
-    With a list, the placeholders in it are the inputs in that order and its one computed tensor is the output; with a tensor,
-    inputs are in order of first use. `ExpressionError` says what of it is not affine, depends on data, or is not supported.
+    With a list, its placeholders are the inputs in that order, and its one computed tensor is the output. With a tensor, inputs are
+    in order of first use. `ExpressionError` names the part that is not affine, depends on data, or is not supported.
     """
     listed = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
     computed = [t for t in listed if not isinstance(getattr(t, "op", None), te.PlaceholderOp)]
@@ -59,12 +60,12 @@ def from_te(outputs: Any) -> TensorExpr:
 
 
 def symbolic_te(output: Any) -> SymbolicTensor:
-    """The value of a `te` tensor, to go on with in `roller.ops`. Errors as `from_te`."""
+    """Returns the value of a `te` tensor, for use in `roller.ops`. Errors as `from_te`."""
     return _handles(output)[output]
 
 
 def _handles(output: Any) -> dict[Any, SymbolicTensor]:
-    """Every `te` tensor that the output needs → ours; sources first, with a stack, since chains may be long."""
+    """Returns every `te` tensor that the output needs → ours; sources first, with a stack, since chains may be long."""
     if not isinstance(output, te.Tensor):
         raise ExpressionError(f"from_te: expected a te tensor, got {type(output).__name__}")
     handles: dict[Any, SymbolicTensor] = {}
@@ -128,7 +129,7 @@ def _whole(value: Any, what: str) -> int:
 
 
 def _axes(loops: Sequence[Any], spatial: int, name: str) -> tuple[list[Axis], list[tuple[Any, Affine]]]:
-    """The axes, and what each loop variable is in terms of them (ranges need not start at 0)."""
+    """Returns the axes, and each loop variable as an index of them (ranges need not start at 0)."""
     axes: list[Axis] = []
     variables: list[tuple[Any, Affine]] = []
     names: dict[str, int] = {}
@@ -199,9 +200,9 @@ def _operands(node: Any) -> list[Any]:
 
 
 def _sources(value: Any) -> list[Any]:
-    """The tensors that a tensor's body reads. TVM's own `input_tensors` recurses, and overflows the stack on deep bodies.
+    """Returns the tensors that a tensor's body reads. TVM's own `input_tensors` recurses, and overflows the stack on deep bodies.
 
-    `ExpressionError` for bodies that later recursion, ours or TVM's, could not go through.
+    `ExpressionError` for bodies too deep for later recursion, ours or TVM's.
     """
     found: list[Any] = []
     stack = [(part, 1) for part in getattr(value.op, "body", ())]
@@ -222,7 +223,7 @@ def _sources(value: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads one body: loop variables as affine indices, tensors as sources in order of first use."""
+    """The reader of one body: loop variables become affine indices, tensors become sources in order of first use."""
 
     name: str
     variables: list[tuple[Any, Affine]]
@@ -231,7 +232,7 @@ class _Reader:
     sources: list[SymbolicTensor]
 
     def scalar(self, node: Any) -> Scalar:
-        """The node as ours; an integer expression of loop variables becomes a coordinate."""
+        """Returns the node as our scalar; an integer expression of loop variables becomes a coordinate."""
         kind = _kind(node)
         if kind in ("IntImm", "FloatImm"):
             return _literal(node.value, self._dtype(node))
@@ -292,7 +293,7 @@ class _Reader:
         return source(handle, place, found)
 
     def _affine(self, node: Any) -> Affine | None:
-        """The node as an affine index of the axes, None if it is none."""
+        """Returns the node as an affine index of the axes; None if it is none."""
         if _loads(node):
             return None
         variables = [v for v, _ in self.variables]
@@ -319,8 +320,9 @@ class _Reader:
 
 
 def _text(node: Any, depth: int) -> str:
-    """An expression, so many operations deep, much as its author wrote it: TVM prints the load of a tensor as an entry of a table,
-    and warns of it.
+    """Returns an expression as text, `depth` operations deep, close to its author's notation.
+
+    TVM itself prints the load of a tensor as a table entry, with a warning.
     """
     kind, parts = _kind(node), _operands(node)
     if kind in ("IntImm", "FloatImm"):
@@ -338,14 +340,14 @@ def _text(node: Any, depth: int) -> str:
 
 
 def _name(node: Any) -> str:
-    """What an operation is called: a function, the type of a conversion, else TVM's kind of node."""
+    """Returns the name of an operation: a function, the type of a conversion, else TVM's kind of node."""
     if _kind(node) == "Call":
         return str(getattr(node.op, "name", node.op)).rpartition(".")[2]
     return str(node.ty.dtype) if _kind(node) == "Cast" else _kind(node).lower()
 
 
 def _loads(node: Any) -> bool:
-    """True if an expression reads a tensor."""
+    """Returns True if an expression reads a tensor."""
     stack = [node]
     while stack:
         top = stack.pop()

@@ -1,9 +1,8 @@
-"""For tests: invented chips, expressions and programs, as small helpers and as Hypothesis strategies.
+"""Test helpers: invented chips, expressions and programs, as functions and as Hypothesis strategies.
 
-`toy_spec` builds a chip from levels and atoms; `with_level`, `with_levels`, `with_unit` and `scaled_units` change one.
-`specs`, `expressions` and `programs` are strategies: machines that nobody built, expressions of every family, and legal
-programs that no engine chose. `DeviceContract` is the suite that every device plugin must pass. Needs the packages
-`hypothesis` and `pytest`.
+`toy_spec` builds a chip from levels and atoms; `with_level`, `with_levels`, `with_unit` and `scaled_units` change one. `specs`,
+`expressions` and `programs` are strategies for invented machines, expressions of every family, and legal programs that the engine
+did not choose. `DeviceContract` is the test suite for every device plugin. Requires the packages `hypothesis` and `pytest`.
 """
 
 from __future__ import annotations
@@ -61,13 +60,13 @@ UNIT_COUNTS = (1, 2, 3, 4, 7, 64, 132, 1472, 10**6)
 
 
 def toy_level(name: str, capacity: int, rate: float, instances: int = 1, managed: bool = True, **more: Any) -> MemoryLevel:
-    """A memory level with element-sized transactions; `rate` in GB/s into all instances together."""
+    """Returns a memory level with element-sized transactions; `rate` in GB/s into all instances together."""
     fields = {"name": name, "instances": instances, "capacity_bytes": capacity, "bandwidth_gbps": float(rate)}
     return MemoryLevel.model_validate({**fields, "managed": managed, "transaction_bytes": 4, **more})
 
 
 def toy_atom(kind: str, gflops: float, dtype: str = DTYPE, **roles: int | str) -> ComputeAtom:
-    """An atom: "scalar" without roles, "vector" with n, "matrix" with m, n, k; a role "stream" takes one cycle a row."""
+    """Returns an atom: "scalar" without roles, "vector" with n, "matrix" with m, n, k; a role "stream" takes one cycle a row."""
     more: dict[str, object] = {"row_cycles": 1.0} if "stream" in roles.values() else {}
     fields = {"name": kind, "kind": kind, "roles": roles, "in_dtype": dtype, "acc_dtype": dtype, "gflops": float(gflops)}
     return ComputeAtom.model_validate({**fields, **more})
@@ -76,9 +75,9 @@ def toy_atom(kind: str, gflops: float, dtype: str = DTYPE, **roles: int | str) -
 def toy_spec(
     levels: Sequence[MemoryLevel], atoms: Sequence[ComputeAtom] = (), overlap_loss: float = 0.1, carved: bool = False, **unit: Any
 ) -> HardwareSpec:
-    """A chip: a DRAM of 1 TiB around the levels, or (`carved`) the sum of the first level's instances as level 0.
+    """Returns a chip: a DRAM of 1 TiB around the levels, or (`carved`) the sum of the first level's instances as level 0.
 
-    Without atoms a scalar of 1 GFLOP/s a unit; `unit` holds fields of `SchedulableUnit` (one unit, one lane, one chain).
+    The default atom is a scalar of 1 GFLOP/s a unit; `unit` has fields of `SchedulableUnit` (default: one unit, lane and chain).
     """
     fields = {"name": "core", "count": 1, "chains": 1, "launch_overhead_us": 0.0, "combine": ("second_pass",), **unit}
     core = SchedulableUnit.model_validate(fields)
@@ -100,24 +99,24 @@ def toy_spec(
 
 
 def with_levels(spec: HardwareSpec, levels: Sequence[MemoryLevel], **fields: Any) -> HardwareSpec:
-    """The chip with other levels (and other fields), not checked against itself: a test may ask for the impossible."""
+    """Returns the chip with other levels (and other fields), unchecked: a test may need an impossible one."""
     return spec.model_copy(update={"levels": tuple(levels), **fields})
 
 
 def with_level(spec: HardwareSpec, index: int, **fields: Any) -> HardwareSpec:
-    """The chip with fields of one level changed."""
+    """Returns the chip with fields of one level changed."""
     levels = list(spec.levels)
     levels[index] = levels[index].model_copy(update=fields)
     return with_levels(spec, levels)
 
 
 def with_unit(spec: HardwareSpec, **fields: Any) -> HardwareSpec:
-    """The chip with fields of its unit changed."""
+    """Returns the chip with fields of its unit changed."""
     return spec.model_copy(update={"unit": spec.unit.model_copy(update=fields)})
 
 
 def scaled_units(spec: HardwareSpec, factor: int) -> HardwareSpec:
-    """The chip with that many times its units, each as fast as before; what units share stays as it is."""
+    """Returns the chip with `factor` times its units, each with the same rates; shared levels do not change."""
     units = spec.unit.count
     levels = []
     for index, level in enumerate(spec.levels):
@@ -135,9 +134,9 @@ def scaled_units(spec: HardwareSpec, factor: int) -> HardwareSpec:
 def specs(
     draw: st.DrawFn, units: Sequence[int] = UNIT_COUNTS, lanes: Sequence[int] = (1, 1, 4, 64), smallest: int = 64
 ) -> HardwareSpec:
-    """An invented machine: two to four levels, caches or scratchpads, with lanes or without, from tiny to huge.
+    """Draws an invented machine: two to four levels, caches or scratchpads, with or without lanes, from tiny to huge.
 
-    `smallest` is the least capacity of a level in bytes; only chips with two scratchpads get more than one lane.
+    `smallest` is the min capacity of a level in bytes; only chips with two scratchpads get more than one lane.
     """
     count = draw(st.sampled_from(units))
     flat = ("pad", "cache pad", "cache cache pad", "shared pad") if 1 in lanes else ()
@@ -174,7 +173,7 @@ def specs(
 
 @st.composite
 def _atoms(draw: st.DrawFn, count: int) -> tuple[ComputeAtom, ...]:
-    """A scalar; perhaps a vector that is faster; perhaps a matrix unit that is faster still."""
+    """Draws a scalar atom; possibly a faster vector; possibly a matrix unit that is faster still."""
     found = [toy_atom("scalar", 2.0 * count)]
     width = draw(st.sampled_from((0, 2, 4, 8)))
     if width:
@@ -190,7 +189,7 @@ def _atoms(draw: st.DrawFn, count: int) -> tuple[ComputeAtom, ...]:
 
 
 def expression(value: SymbolicTensor) -> TensorExpr:
-    """The expression of a symbolic tensor as the engine sees it: fused."""
+    """Returns the fused expression of a symbolic tensor, as the engine gets it."""
     return fuse(ops.expression(value))
 
 
@@ -200,12 +199,12 @@ def gemm(m: int, n: int, k: int, dtype: str = DTYPE) -> TensorExpr:
 
 
 def row_sum(m: int, k: int) -> TensorExpr:
-    """The sums of m rows of k elements."""
+    """Returns the sums of m rows of k elements."""
     return expression(ops.reduce_sum(ops.tensor((m, k), DTYPE, "x"), 1))
 
 
 def relu(*shape: int) -> TensorExpr:
-    """max(x, 0), element by element: nothing is used twice."""
+    """Returns max(x, 0) by element: no value is reused."""
     return expression(ops.relu(ops.tensor(shape, DTYPE, "x")))
 
 
@@ -216,7 +215,7 @@ FAMILIES = ("matmul", "transposed", "convolution", "reduction", "elementwise", "
 def expressions(
     draw: st.DrawFn, extents: Sequence[int] = SMALL, families: Sequence[str] = FAMILIES, zero: bool = False
 ) -> TensorExpr:
-    """An expression of one stage from one of the families; extents from the list, 0 among them if `zero`."""
+    """Draws an expression of one stage from one of the families; extents from the list, and 0 if `zero`."""
     pool = st.sampled_from((0, *extents) if zero else tuple(extents))
     family = draw(st.sampled_from(families))
     if family in ("matmul", "transposed"):
@@ -240,7 +239,7 @@ def expressions(
 
 @st.composite
 def _convolutions(draw: st.DrawFn, limit: int) -> TensorExpr:
-    """A convolution with a window of 1 to 3, strides, and zero padding that reads outside the image."""
+    """Draws a convolution with a window of 1 to 3, strides, and zero padding that reads outside the image."""
     channels, filters, window = draw(st.integers(1, 4)), draw(st.integers(1, 6)), draw(st.integers(1, 3))
     side = draw(st.integers(max(window, 2), max(window, 2, min(limit, 9))))
     x, w = ops.tensor((1, channels, side, side), DTYPE, "x"), ops.tensor((filters, channels, window, window), DTYPE, "w")
@@ -248,7 +247,7 @@ def _convolutions(draw: st.DrawFn, limit: int) -> TensorExpr:
 
 
 def constructed(expr: TensorExpr, spec: HardwareSpec, top_k: int = 1) -> list[Candidate]:
-    """What the engine makes of an expression on a chip whose plugin has nothing to say; `ConstructionError` as there."""
+    """Returns the engine's programs for an expression on a chip without plugin rules; `ConstructionError` as there."""
     return construct(expr, spec, Rules(spec.atoms, {}), CostParameters(), top_k)
 
 
@@ -257,9 +256,9 @@ def constructed(expr: TensorExpr, spec: HardwareSpec, top_k: int = 1) -> list[Ca
 
 @st.composite
 def programs(draw: st.DrawFn, expr: TensorExpr, spec: HardwareSpec, staging: bool = False, dividing: bool = False) -> RProgram:
-    """A legal program for an expression of one stage, capacities not asked: aligned tiles, any order of loops over time.
+    """Draws a legal program for an expression of one stage, with aligned tiles and any order of loops over time.
 
-    `staging` also draws panels; `dividing` only extents that divide the ones outside them.
+    Capacities are not checked. `staging` also draws panels; `dividing` draws only extents that divide the outer ones.
     """
     nests = variants(expr.stages[-1], expr.tensors, spec.spread)
     choices = [(nest, atom, mapping) for nest in nests for atom, mapping in mappings(nest, spec.atoms, spec.spread)]
@@ -270,7 +269,7 @@ def programs(draw: st.DrawFn, expr: TensorExpr, spec: HardwareSpec, staging: boo
         inner = tuple(min(t, e) for t, e in zip(inner, nest.extents, strict=True))
     tiles: list[Tile] = []
     for level in reversed(levels):
-        if level < len(spec.levels):  # else the atom itself, which lanes run inside a level that has no tile for one lane
+        if level < len(spec.levels):  # else the atom itself: lanes run it inside a level without a tile per lane
             inner = tuple(_extent(draw, e, t, dividing) for e, t in zip(nest.extents, inner, strict=True))
         tiles.insert(0, inner)
     spatial, reduce = draw(st.permutations(nest.spatial)), draw(st.permutations(nest.reduce))
@@ -281,13 +280,13 @@ def programs(draw: st.DrawFn, expr: TensorExpr, spec: HardwareSpec, staging: boo
 
 
 def _extent(draw: st.DrawFn, extent: int, inner: int, dividing: bool) -> int:
-    """An aligned extent of one dimension: a multiple of the inner one."""
+    """Draws an aligned extent of one dimension: a multiple of the inner one."""
     choices = [e for e in aligned_extents(extent, max(inner, 1), Multiple()) if not dividing or extent % e == 0]
     return draw(st.sampled_from(choices)) if choices else inner
 
 
 @st.composite
 def _panels(draw: st.DrawFn, nest: Nest, levels: tuple[int, ...]) -> tuple[Staging, ...]:
-    """No panel, one at the unit's level, or one for all units, for each factor that staging serves."""
+    """Draws, for each factor that benefits from staging, no panel, one at the unit's level, or one for all units."""
     found = [(f, draw(st.sampled_from((None, levels[0], 0)))) for f in range(len(nest.factors)) if nest.stageable(f)]
     return tuple(Staging("panel", f, level) for f, level in found if level is not None)

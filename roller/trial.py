@@ -1,4 +1,4 @@
-"""Trials of built kernels in the worker process: are they right, and how long do they take."""
+"""Trials of built kernels in the worker process: correctness and run time."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ from roller.runtime.artifact import Artifact, Runner
 from roller.runtime.worker import run_isolated
 from roller.verify import check, random_inputs, sample_points
 
-MEASURE_SECONDS = 2.0  # of timing, for all candidates together
-SAMPLE_SECONDS = 1e-3  # a kernel that is faster runs several times for one sample
+MEASURE_SECONDS = 2.0  # total timing of all candidates
+SAMPLE_SECONDS = 1e-3  # a faster kernel runs several times for one sample
 DEADLINE_SECONDS = 300.0
-ROUNDS = 3  # at least, even where that takes longer
-WHOLE_WORK = 2e8  # operations up to which every element is checked
+ROUNDS = 3  # minimum, even if it takes longer
+WHOLE_WORK = 2e8  # max operations for which every element is checked
 POINTS = 512
 
 
 def measure(artifacts: Sequence[Artifact], seconds: float = MEASURE_SECONDS) -> list[float | None]:
-    """Median seconds of each kernel, timed in turns; None for one that crashes, hangs or raises. `DeviceUnavailableError` where
-    the device is not here: then none of them runs. `KernelError` where the device is
-    simulated: how long a simulator runs says nothing.
+    """Returns the median seconds of each kernel, timed in turns; None for one that crashes, hangs or raises.
+
+    `DeviceUnavailableError` if the device is not present: then none of them runs. `KernelError` if the device is simulated: the run
+    time of a simulator means nothing.
     """
     simulated = next((a for a in artifacts if a.estimate.get("clock_ghz") is not None), None)
     if simulated is not None:
         raise KernelError(f"{simulated.device} is simulated: there is nothing to time; Kernel.profile() tells the simulated cycles")
-    raw = [replace(a, resources=a.known_resources).to_bytes() for a in artifacts]  # what is not known is not needed
+    raw = [replace(a, resources=a.known_resources).to_bytes() for a in artifacts]  # resources not computed yet are not needed
     try:
         return list(run_isolated(_timed, raw, seconds, deadline_s=DEADLINE_SECONDS))
     except DeviceUnavailableError:
@@ -52,12 +53,13 @@ def _alone(raw: bytes, seconds: float) -> float | None:
 
 
 def verify(artifact: Artifact, expr: TensorExpr, emulate: bool = False) -> None:
-    """Compare the kernel with the reference on random floats, whole numbers and special values; `WrongResultError` where it is off.
+    """Compares the kernel with the reference on random floats, integers and special values; `WrongResultError` if it is wrong.
 
-    Where factors may be rounded to a narrower format, also on numbers that this holds, so that nothing narrower passes.
+    If factors may be rounded to a narrower format, it also uses numbers that this format represents, so that any narrower one
+    fails.
 
     `expr` is the operator as the user wrote it. Large operators are checked at sampled points. `emulate`: on the plugin's emulator
-    instead of the device, which takes its time; `DeviceUnavailableError` where there is none.
+    instead of the device, which is slow; `DeviceUnavailableError` if there is none.
     """
     run_isolated(_verified, artifact.to_bytes(), expr, emulate, deadline_s=DEADLINE_SECONDS)
 
@@ -84,7 +86,7 @@ def _repeats(call: Callable[[], None]) -> int:
 
 
 def _call(artifact: Artifact) -> Callable[[], None]:
-    """The kernel on random inputs of its own."""
+    """Returns a call of the kernel on random inputs."""
     expr = expr_from_json(artifact.expr)
     runner = load_device(artifact.device).load_kernel(artifact)
     inputs = _inputs(artifact, random_inputs(expr))
@@ -97,7 +99,7 @@ def _inputs(artifact: Artifact, arrays: dict[str, Array]) -> tuple[Array, ...]:
 
 
 def _poisoned(expr: TensorExpr) -> Array:
-    """Output memory in which no correct kernel leaves what is there now."""
+    """Returns output memory with a pattern that no correct kernel leaves unchanged."""
     out = aligned_empty(expr.output.shape, numpy_dtype(expr.output.dtype))
     out.reshape(-1).view(np.uint8)[...] = 0xFB
     return out
@@ -116,7 +118,7 @@ def _verified(raw: bytes, expr: TensorExpr, emulate: bool) -> None:
 
 
 def _loaded(plugin: Device, artifact: Artifact) -> Runner:
-    """The kernel on its device; where there is none, what can be done without."""
+    """Returns the kernel on its device; if there is no device, the error suggests the emulator."""
     try:
         return plugin.load_kernel(artifact)
     except DeviceUnavailableError as error:

@@ -1,4 +1,4 @@
-"""The commands: they read arguments, call roller, and print; no logic of their own."""
+"""The commands: they parse arguments, call roller, and print; they contain no other logic."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ Math = Annotated[str, typer.Option(help="ieee; strict: no fused multiply-adds bu
 Top = Annotated[int, typer.Option("--top", min=1, help="Programs to keep.")]
 Measure = Annotated[bool, typer.Option("--measure", help="Build and time the kept programs, take the fastest.")]
 Verify = Annotated[bool, typer.Option("--verify", help="Compare the kernel with the reference.")]
-KEPT = ("dtype", "device", "spec", "threads", "precision", "math", "top")  # options that a saved kernel was made with
+KEPT = ("dtype", "device", "spec", "threads", "precision", "math", "top")  # options that are fixed in a saved kernel
 Form = Annotated[Format, typer.Option("--format", help="What stdout gets.")]
 
 
 class OperatorCommand(TyperCommand):
-    """A command that takes an operator, whose operands may be negative numbers: no option is a number."""
+    """A command with an operator argument, whose operands may be negative numbers: no option is a number."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the words, negative numbers as what they are."""
+        """Parses the words; negative numbers are operands."""
         return super().parse_args(ctx, [f" {word}" if NEGATIVE.fullmatch(word) else word for word in args])
 
 
@@ -102,7 +102,7 @@ def compile_command(
     ] = None,
     form: Form = Format.table,
 ) -> None:
-    """Compile an operator, and save the kernel with --output, its text with --source."""
+    """Compile an operator; save the kernel with --output, its source text with --source."""
     if language is not None and source is None:
         raise typer.BadParameter("it is that of the text that --source FILE gets", param_hint="--language")
     told = files.checked(form, output=output, source=source)
@@ -162,7 +162,7 @@ def profile(
     html: Page = None,
     form: Form = Format.table,
 ) -> None:
-    """Tell what a simulated device counts for an operator, or a saved kernel: cycles by step, memory; nothing is run."""
+    """Show simulated cycles per step and memory for an operator, or a saved kernel; nothing is executed."""
     told = files.checked(form, html=html)
     kernel = _kernel(context, operator, dtype, device=device, spec=spec, threads=threads, precision=precision, math=math, top=1)
     found = kernel.profile()
@@ -217,7 +217,7 @@ def verify_command(
     emulate: Annotated[bool, typer.Option("--emulate", help="On the device's emulator: slow, no such device needed.")] = False,
     form: Form = Format.table,
 ) -> None:
-    """Compare the kernel of an operator, or a saved one, with the reference: every element, of large operators a sample."""
+    """Compare the kernel of an operator, or a saved one, with the reference: every element, or a sample of large operators."""
     kernel = _kernel(context, operator, dtype, device=device, spec=spec, threads=threads, precision=precision, math=math, top=1)
     with progress("comparing with the reference"):
         trial.verify(kernel.artifact, kernel.expr, emulate)
@@ -231,17 +231,17 @@ def verify_command(
 @app.command()
 @guarded
 def devices(form: Form = Format.table) -> None:
-    """List the installed devices: the chip of each and where its numbers come from, or what the device lacks here."""
+    """List the installed devices: the chip of each with the source of its numbers, or the device's missing requirements."""
     with progress("asking the devices"):
         found = [_state(name) for name in device_names()]
     table = Table("device", "state", "chip", box=None, header_style="italic")
     for entry in found:
-        table.add_row(entry["device"], Text(entry["state"]), Text(_chip(entry)))  # texts may have brackets, which are no markup
+        table.add_row(entry["device"], Text(entry["state"]), Text(_chip(entry)))  # texts may contain brackets, which are no markup
     report(form, "devices", lambda: table, lambda: {"devices": found})
 
 
 def _state(name: str) -> dict[str, Any]:
-    """What `roller devices` says of a device; `chip` and `numbers` are null where it has no chip of its own."""
+    """Returns the entry of a device in `roller devices`; `chip` and `numbers` are null if it has no chip of its own."""
     entry: dict[str, Any] = {"device": name, "usable": False, "chip": None, "title": None, "clock_ghz": None, "numbers": None}
     try:
         device = load_device(name)
@@ -273,7 +273,7 @@ def _kernel(
     math: str,
     top: int,
 ) -> Kernel:
-    """The kernel of an operator, or the one that a file holds."""
+    """Returns the kernel of an operator, or of a file."""
     if len(words) == 1 and words[0].endswith(".roller"):
         return _saved(context, words[0], device)
     op = parse(words, dtype)
@@ -282,7 +282,7 @@ def _kernel(
 
 
 def _saved(context: typer.Context, path: str, device: str) -> Kernel:
-    """The kernel that a file holds; options that say how to make one are refused where they say something else."""
+    """Returns the kernel of a file; refuses compile options that differ from those of the kernel."""
     try:
         kernel = roller.load(path)
     except (KernelError, ExpressionError) as error:

@@ -1,4 +1,4 @@
-"""Files that commands write, looked at before anything is compiled; "-" is standard output."""
+"""Output files of commands, checked before anything is compiled; "-" is standard output."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ STDOUT = Path("-")
 
 
 def checked(form: Format, **options: Path | None) -> bool:
-    """Whether the options' files leave standard output to the command's own report. `BadParameter` for a file that cannot be
-    written, and where two things would go to standard output.
+    """Returns whether the options' files leave standard output to the command's own report.
+
+    `BadParameter` for a file that cannot be written, and if two outputs would go to standard output.
     """
     for name, path in options.items():
         if path is None or path == STDOUT:
@@ -35,7 +36,7 @@ def checked(form: Format, **options: Path | None) -> bool:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a whole file, or to standard output; `KernelError` where that fails."""
+    """Writes a whole file, or to standard output; `KernelError` if that fails."""
     if path == STDOUT:
         sys.stdout.flush()
         sys.stdout.buffer.write(data)

@@ -1,4 +1,4 @@
-"""Operators written on the command line, in a small closed grammar; nothing is evaluated.
+"""Operators on the command line, in a small closed grammar; nothing is evaluated.
 
     operator := call | word word …                 "matmul 64x32 32x8" is matmul(64x32, 32x8); so is "mk,kn->mn 64x32 32x8",
                                                    with "einsum" before it, too
@@ -7,9 +7,9 @@
     value    := call | shape [":" DTYPE] | INTEGER | FLOAT | STRING | WORD | "(" value ("," value)* ")"
     shape    := INTEGER ("x" INTEGER)+
 
-A shape is an input tensor, and so is an integer by position (of one dimension) where the operator takes a tensor; three integers
-make a square-cut matmul(M, N, K). A float by position is a number. Words are true, false, none, or text such as NHWC. There
-are no lists: pairs are written (1, 2), pairs of pairs ((1, 1), (2, 2)).
+A shape is an input tensor. So is a positional integer (of one dimension) if the operator takes a tensor there; three integers mean
+matmul(M, N, K). A positional float is a number. Words are true, false, none, or text such as NHWC. There are no lists: pairs are
+written (1, 2), pairs of pairs ((1, 1), (2, 2)).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     name: getattr(ops, name) for name in ops.__all__ if name not in ("SymbolicTensor", "expression", "from_te", "tensor")
 }
 NESTING_MAX = 50
-TENSORS = ("SymbolicTensor", "Operand")  # annotations of parameters that take one
+TENSORS = ("SymbolicTensor", "Operand")  # annotations of tensor parameters
 _WORDS = {"true": True, "false": False, "none": None}
 _TOKEN = re.compile(
     r"\s*(?:(?P<shape>\d+(?:x\d+)+)|(?P<float>-?\d+\.\d*(?:e-?\d+)?|-?\d+e-?\d+)|(?P<integer>-?\d+)|(?P<name>[A-Za-z_]\w*)"
@@ -37,14 +37,14 @@ _TOKEN = re.compile(
 
 
 def parse(words: Sequence[str], dtype: str = "float32") -> SymbolicTensor:
-    """The operator that the words describe; inputs without a type of their own have `dtype`. `ExpressionError` otherwise."""
+    """Returns the operator that the words describe; inputs without a type have `dtype`. `ExpressionError` otherwise."""
     if not words:
         raise ExpressionError(f"no operator given; operators: {', '.join(OPERATORS)}, or an einsum such as 'mk,kn->mn'")
     if len(words) == 1 and "(" not in words[0]:
-        words = words[0].split() or words  # all in one pair of quotes
+        words = words[0].split() or words  # the whole operator in one pair of quotes
     head, *rest = words
     if head == "einsum" and rest and "->" in rest[0]:
-        head, *rest = rest  # its subscripts say that it is one
+        head, *rest = rest  # recognised by its subscripts
     if "->" in head and "(" not in head:
         text = f'einsum("{head.strip(chr(34))}", {", ".join(rest)})'
     else:
@@ -93,13 +93,13 @@ class _Reader:
             raise self._error(f"{mark!r} expected, found {text or 'the end'!r}", place)
 
     def end(self) -> None:
-        """Refuse what follows a complete operator."""
+        """Refuses text after a complete operator."""
         kind, text, place = self._tokens[self._next]
         if kind != "end":
             raise self._error(f"nothing more expected, found {text!r}", place)
 
     def value(self, depth: int) -> Any:
-        """One value; integers stay integers here."""
+        """Parses one value; integers stay integers here."""
         kind, text, place = self._take()
         if depth > NESTING_MAX:
             raise self._error(f"nested more than {NESTING_MAX} deep", place)
@@ -151,12 +151,12 @@ class _Reader:
 
 
 def _operands(name: str, operator: Callable[..., Any], given: list[Any], dtype: str) -> list[Any]:
-    """Positional values, with integers as the tensors that they mean where the operator takes one."""
+    """Returns positional values, with integers converted to tensors where the operator takes one."""
     if name == "matmul" and len(given) == 3 and all(type(v) is int for v in given):
         m, n, k = given
         return [ops.tensor((m, k), dtype), ops.tensor((k, n), dtype)]
     every = [p for p in inspect.signature(operator).parameters.values() if p.kind is not p.KEYWORD_ONLY]
-    wanted = [p.annotation in TENSORS for p in (*every, *[every[-1]] * len(given))]  # the last one may stand for any number
+    wanted = [p.annotation in TENSORS for p in (*every, *[every[-1]] * len(given))]  # the last parameter may be variadic
     return [ops.tensor((v,), dtype) if type(v) is int and tensor else v for v, tensor in zip(given, wanted, strict=False)]
 
 

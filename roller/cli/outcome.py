@@ -1,7 +1,7 @@
-"""How commands end and report: exit codes, JSON and tables on stdout, progress and errors on stderr.
+"""Results of commands: exit codes, JSON and tables on stdout, progress and errors on stderr.
 
-Exit codes: 0 done · 1 a check failed · 2 wrong usage · 3 invalid operator, spec or file · 4 device or toolchain missing ·
-5 nothing could be compiled · 6 a kernel crashed, hung or was refused · 130 interrupted.
+Exit codes: 0 done · 1 a check failed · 2 wrong usage · 3 invalid operator, spec or file · 4 device or toolchain missing · 5 nothing
+could be compiled · 6 a kernel crashed, hung or was refused · 130 interrupted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from roller.errors import (
 P = ParamSpec("P")
 JSON_VERSION = 1
 CHECK_FAILED, INVALID, MISSING, NOT_COMPILED, NOT_RUN, INTERRUPTED = 1, 3, 4, 5, 6, 130
-_CODES: tuple[tuple[type[RollerError], int], ...] = (  # the first that fits
+_CODES: tuple[tuple[type[RollerError], int], ...] = (  # the first that matches
     (WrongResultError, CHECK_FAILED),
     (ExpressionError, INVALID),
     (SpecError, INVALID),
@@ -50,18 +50,18 @@ _CODES: tuple[tuple[type[RollerError], int], ...] = (  # the first that fits
 
 
 class Format(StrEnum):
-    """What stdout gets."""
+    """The format of stdout."""
 
     table = "table"
     json = "json"
 
 
 class BadFileError(Exception):
-    """A kernel file that cannot be read: wrong input, not a kernel that failed."""
+    """An unreadable kernel file: wrong input, not a failed kernel."""
 
 
 def guarded(command: Callable[P, None]) -> Callable[P, None]:
-    """The command with errors of roller as one message and their exit code."""
+    """Returns the command with roller's errors as one message and their exit code."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -81,12 +81,12 @@ def guarded(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def complain(text: str) -> None:
-    """A message for people."""
+    """Prints a message for people."""
     typer.echo(f"roller: {text}", err=True)
 
 
 def report(form: Format, command: str, table: Callable[[], RenderableType], data: Callable[[], Mapping[str, Any]]) -> None:
-    """The result, as a table or as one JSON document; plain text as it is."""
+    """Prints the result, as a table or as one JSON document; plain text as it is."""
     if form is Format.json:
         document = {"schema_version": JSON_VERSION, "command": command, **data()}
         typer.echo(json.dumps(_finite(document), indent=2, allow_nan=False))
@@ -95,14 +95,14 @@ def report(form: Format, command: str, table: Callable[[], RenderableType], data
         if isinstance(shown, str):
             typer.echo(shown.rstrip())
         elif isinstance(shown, Syntax) and not console.is_terminal:
-            typer.echo(shown.code.rstrip())  # a file made of it must be what it says, not wrapped or padded
+            typer.echo(shown.code.rstrip())  # redirected text must be intact, neither wrapped nor padded
         else:
-            # Piped output has no width of its own; the tables are made for 100 columns.
+            # Piped output has no width; the tables are made for 100 columns.
             (console if console.is_terminal else Console(width=100)).print(shown)
 
 
 def _finite(value: Any) -> Any:
-    """The value with infinities and NaN, which JSON lacks, as null."""
+    """Returns the value with infinities and NaN, which JSON lacks, as null."""
     if isinstance(value, Mapping):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -112,7 +112,7 @@ def _finite(value: Any) -> Any:
 
 @contextmanager
 def progress(text: str) -> Iterator[None]:
-    """Show that work goes on and what it is at, where a person watches stderr."""
+    """Shows progress and the current step if stderr is a terminal."""
     console = Console(stderr=True)
     handler = logging.StreamHandler()
     handler.setLevel(logging.INFO if console.is_terminal else logging.WARNING)
@@ -121,7 +121,7 @@ def progress(text: str) -> Iterator[None]:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     steps = logging.getLogger("roller.step")
-    steps.propagate = False  # they come and go in one line
+    steps.propagate = False  # they are shown in one line and overwritten
     with ExitStack() as undo:
         undo.callback(logger.removeHandler, handler)
         undo.callback(setattr, steps, "propagate", True)
@@ -140,5 +140,5 @@ class _Shown(logging.Handler):
         self._status = status
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show one message."""
+        """Shows one message."""
         self._status.update(record.getMessage())

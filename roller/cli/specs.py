@@ -1,4 +1,4 @@
-"""`roller specs`: the chips there are spec files for."""
+"""`roller specs`: the chips with spec files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Chip = Annotated[str, typer.Argument(help='"zen5", "cpu:zen5", or the path of a 
 @app.callback()
 @guarded
 def _default(context: typer.Context) -> None:
-    """Without a command, list."""
+    """List the chips (the default without a command)."""
     if context.invoked_subcommand is None:
         _list(None, Format.table)
 
@@ -59,7 +59,7 @@ def show(chip: Chip, form: Form = Format.table) -> None:
 @app.command("lint")
 @guarded
 def lint_command(chips: Annotated[list[str], typer.Argument(help="Names or .toml files.")], form: Form = Format.table) -> None:
-    """Check chips for what a shipped spec may not have; exit code 1 where there is something."""
+    """Lint hardware specs; exit code 1 if problems are found."""
     problems = {chip: lint(roller.load_spec(chip)) for chip in chips}
 
     def table() -> Group:
@@ -76,7 +76,7 @@ def lint_command(chips: Annotated[list[str], typer.Argument(help="Names or .toml
 def calibrate(
     device: Annotated[str, typer.Argument(help="The device whose attached chip is measured.")] = "cpu", form: Form = Format.table
 ) -> None:
-    """Measure the attached chip anew, and keep the result as a user spec file."""
+    """Measure the attached chip again, and store the result as a user spec file."""
     with progress("measuring"):
         spec = load_device(device).measure_spec()
     if spec is None:

@@ -1,1 +1,1 @@
-"""Devices: the contract with their plugins, how they are found, and the chip that a caller means."""
+"""Devices: the contract with their plugins, their discovery, and the chip that a caller names."""

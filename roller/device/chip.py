@@ -1,4 +1,4 @@
-"""Which chip a caller means: device strings, spec files, and the catalogue with the plugins' own entries."""
+"""The chip that a caller names: device strings, spec files, and the catalogue with the plugins' own entries."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SpecLike = HardwareSpec | str | os.PathLike[str]
 
 
 def resolve(device: str, spec: SpecLike | None = None) -> tuple[Device, HardwareSpec]:
-    """The plugin and the chip of "name" (the attached chip, else the plugin's default), "name:chip", or "name" and a spec.
+    """Returns the plugin and the chip of "name" (the attached chip, else the plugin's default), "name:chip", or "name" and a spec.
 
-    `UnknownDeviceError` and the other plugin errors; `SpecError` where the chip is unknown, named twice, or another device's.
+    `UnknownDeviceError` and the other plugin errors; `SpecError` if the chip is unknown, named twice, or another device's.
     """
     if not isinstance(device, str):
         raise UnknownDeviceError(str(device), device_names())
@@ -44,7 +44,7 @@ def resolve(device: str, spec: SpecLike | None = None) -> tuple[Device, Hardware
 
 
 def specs(device: str | None = None) -> tuple[SpecEntry, ...]:
-    """The chips there are files for, of one device or of all, sorted: shipped, the user's own, and the plugins'."""
+    """Returns the chips with spec files, of one device or of all, sorted: shipped, the user's own, and the plugins'."""
     folders = [spec_dir()]
     for name in device_names() if device is None else (device,):
         try:
@@ -55,9 +55,9 @@ def specs(device: str | None = None) -> tuple[SpecEntry, ...]:
 
 
 def load_spec(chip: SpecLike) -> HardwareSpec:
-    """The spec of a chip: its name ("zen5"), device and name ("cpu:zen5"), or a path (anything with a folder or ".toml").
+    """Returns the spec of a chip: its name ("zen5"), device and name ("cpu:zen5"), or a path (with a folder or ".toml").
 
-    `SpecError` where there is none, several devices have a chip of that name, or the file cannot be read.
+    `SpecError` if there is none, several devices have a chip of that name, or the file cannot be read.
     """
     if isinstance(chip, HardwareSpec):
         return chip

@@ -1,4 +1,4 @@
-"""What an optional hook answers when a plugin is silent, from the spec and the expression alone."""
+"""Defaults of optional hooks, derived from the spec and the expression alone."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from roller.target.hardware import ComputeAtom, HardwareSpec
 
 
 def atoms(spec: HardwareSpec, expr: TensorExpr) -> tuple[ComputeAtom, ...]:
-    """All atoms of the chip; the engine leaves out those whose types or roles do not suit the expression."""
+    """Returns all atoms of the chip; the engine drops those whose types or roles do not suit the expression."""
     return spec.atoms
 
 
 def tile_multiples(spec: HardwareSpec, expr: TensorExpr, level: int) -> dict[str, Multiple]:
-    """Whole transactions along contiguous dimensions (rule 2), where software places the data: a cache fetches lines anyway.
+    """Returns whole transactions along contiguous dimensions (rule 2), for managed memories: a cache fetches lines anyway.
 
-    The innermost level follows the atom. A name that means several dimensions gets the least of their steps.
+    The innermost level follows the atom. A name of several dimensions gets the min of their steps.
     """
     if level == tiled_levels(spec)[-1] or not spec.levels[level].managed:
         return {}
@@ -34,5 +34,5 @@ def tile_multiples(spec: HardwareSpec, expr: TensorExpr, level: int) -> dict[str
 
 
 def cost_parameters(spec: HardwareSpec, expr: TensorExpr) -> CostParameters:
-    """The cost model's own defaults."""
+    """Returns the cost model's own defaults."""
     return CostParameters()

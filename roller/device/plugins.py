@@ -1,8 +1,8 @@
-"""Device plugins: find, load, check and call them. Nothing else uses pluggy or entry points.
+"""Device plugins: discovery, loading, checks and calls. No other module uses pluggy or entry points.
 
-Each plugin gets a manager of its own, so that none can disturb another. Its exceptions end here: what is no `RollerError` becomes
-a `HookError` that names plugin and hook. Only an exception can be contained: a plugin that crashes or hangs does so in the
-caller's process, and what may do that runs through `roller.runtime.worker`.
+Each plugin has its own manager, so plugins cannot affect one another. An exception that is no `RollerError` becomes a `HookError`
+with the names of plugin and hook. Only exceptions are contained: a plugin that crashes or hangs does so in the caller's process, so
+code that may crash runs through `roller.runtime.worker`.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from roller.runtime.arrays import Array
 from roller.runtime.artifact import Artifact, BuildOptions, KernelSource, Profile, Runner
 from roller.target.hardware import ComputeAtom, HardwareSpec
 
-_MEMORY = 256  # answers remembered for each plugin and hook that construction asks
+_MEMORY = 256  # cached answers of the hooks that construction calls, for each plugin and hook
 
 
 def device_names() -> tuple[str, ...]:
-    """The devices that plugins are installed for, sorted; no plugin is imported."""
+    """Returns the devices with installed plugins, sorted; no plugin is imported."""
     return tuple(sorted({entry.name for entry in entry_points(group=hookspecs.GROUP)}))
 
 
 @cache
 def load_device(name: str) -> Device:
-    """The device of that name, imported and checked once.
+    """Returns the device of that name, imported and checked once.
 
     `UnknownDeviceError`, `PluginLoadError` (does not import, or two distributions claim the name) or `PluginApiError`.
     """
@@ -72,12 +72,12 @@ def _imported(entry: EntryPoint) -> Any:
 
 
 class Device:
-    """One plugin behind typed methods: what the hooks give, checked, with the defaults where the plugin is silent."""
+    """One plugin behind typed methods: checked results of its hooks, with defaults for hooks that it lacks."""
 
     def __init__(self, name: str, plugin: Any) -> None:
         self.name = name
         self._hooks = _registered(name, plugin).hook
-        # Construction may ask these again and again, in any order; every answer is given once.
+        # Construction may call these repeatedly, in any order; every answer is computed once.
         self.rules = lru_cache(_MEMORY)(self._rules)
         self.cost_parameters = lru_cache(_MEMORY)(self._cost_parameters)
 
@@ -85,25 +85,25 @@ class Device:
         return f"Device({self.name!r})"
 
     def default_spec(self) -> HardwareSpec:
-        """The chip to compile for when none is named."""
+        """Returns the chip to compile for if none is named."""
         return self._own("roller_default_spec", self._ask("roller_default_spec", HardwareSpec))
 
     def codegen(self, spec: HardwareSpec, program: RProgram, options: BuildOptions) -> KernelSource:
-        """The program as source text."""
+        """Returns the program as source text."""
         source: KernelSource = self._ask("roller_codegen", KernelSource, spec=spec, program=program, options=options)
         return source
 
     def build(self, spec: HardwareSpec, source: KernelSource, options: BuildOptions) -> Artifact:
-        """The source as a binary."""
+        """Returns the source as a binary."""
         artifact: Artifact = self._ask("roller_build", Artifact, spec=spec, source=source, options=options)
         return artifact
 
     def load_kernel(self, artifact: Artifact) -> Contained:
-        """The artifact ready to run here."""
+        """Returns the artifact ready to run here."""
         return self._runner("roller_load_kernel", artifact)
 
     def emulate(self, artifact: Artifact) -> Contained:
-        """The artifact ready to run without its device; `DeviceUnavailableError` where the plugin has no emulator."""
+        """Returns the artifact ready to run without its device; `DeviceUnavailableError` if the plugin has no emulator."""
         return self._runner("roller_emulate", artifact, f"device {self.name!r} has no emulator: kernels run on the device alone")
 
     @property
@@ -112,12 +112,12 @@ class Device:
         return bool(self._hooks.roller_emulate.get_hookimpls())
 
     def assembly(self, artifact: Artifact) -> str | None:
-        """The artifact's machine code as text; None where the plugin cannot show it."""
+        """Returns the artifact's machine code as text; None if the plugin cannot show it."""
         found: str | None = self._ask("roller_assembly", str, None, spec=artifact.spec, artifact=artifact)
         return found
 
     def refusal(self, spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
-        """Why the device cannot run the program: rule and reason; None where it can."""
+        """Returns why the device cannot run the program: rule and reason; None if it can."""
         found = self._ask("roller_refusal", tuple, None, spec=spec, program=program)
         if found is None:
             return None
@@ -126,34 +126,34 @@ class Device:
         return found[0], found[1]
 
     def spec_dirs(self) -> tuple[Path, ...]:
-        """Folders with spec files of the plugin's own."""
+        """Returns folders with spec files of the plugin's own."""
         found = self._ask("roller_spec_dirs", Sequence, ())
         return tuple(Path(self._checked("roller_spec_dirs", str | Path, folder)) for folder in found)
 
     def requirements(self) -> tuple[str, ...]:
-        """What this machine lacks to build or run."""
+        """Returns what this machine lacks to build or run."""
         found = self._ask("roller_requirements", Sequence, ())
         return tuple(self._checked("roller_requirements", str, line) for line in found)
 
     def build_problem(self, spec: HardwareSpec) -> str | None:
-        """Why no kernel for a chip can be built on this machine; None where one can be."""
+        """Returns why no kernel for a chip can be built on this machine; None if one can be."""
         found: str | None = self._ask("roller_build_problem", str, None, spec=spec)
         return found
 
     def measure_spec(self) -> HardwareSpec | None:
-        """The attached chip measured now; None where the plugin cannot."""
+        """Measures the attached chip now; None if the plugin cannot."""
         found = self._ask("roller_measure_spec", HardwareSpec, None)
         return None if found is None else self._own("roller_measure_spec", found)
 
     def _rules(self, spec: HardwareSpec, expr: TensorExpr) -> Rules:
-        """Everything that construction may ask about tiles of this expression on this chip."""
+        """Returns the constraints on tiles of this expression on this chip, for construction."""
         atoms = self._ask("roller_atoms", Sequence, defaults.atoms(spec, expr), spec=spec, expr=expr)
         parts = expr.each_alone() if len(expr.stages) > 1 else []
         stages = {part.output.name: self._multiples(spec, part) for part in parts}
         return Rules(tuple(self._checked("roller_atoms", ComputeAtom, a) for a in atoms), self._multiples(spec, expr), stages)
 
     def _multiples(self, spec: HardwareSpec, expr: TensorExpr) -> dict[tuple[int, str], Multiple]:
-        """Which extents tiles may have, by level and dimension."""
+        """Returns the permitted extents of tiles, by level and dimension."""
         multiples: dict[tuple[int, str], Multiple] = {}
         for level in tiled_levels(spec):
             default = defaults.tile_multiples(spec, expr, level)
@@ -163,15 +163,16 @@ class Device:
         return multiples
 
     def _cost_parameters(self, spec: HardwareSpec, expr: TensorExpr) -> CostParameters:
-        """What the cost model needs beyond the spec."""
+        """Returns parameters of the cost model beyond the spec."""
         default = defaults.cost_parameters(spec, expr)
         found: CostParameters = self._ask("roller_cost_parameters", CostParameters, default, spec=spec, expr=expr)
         own = self._hooks.roller_estimate.get_hookimpls()
         return replace(found, own_model=OwnModel(self, spec)) if own else found
 
     def estimate(self, spec: HardwareSpec, program: StageProgram | RProgram, worth: float = math.inf) -> Estimate | None:
-        """The device's own prediction for a stage's program or a whole one; None where it leaves that to the core's model. `worth`:
-        seconds from which on it need not be exact.
+        """Returns the device's own prediction for a stage's program or a whole one; None if it uses the core's model.
+
+        `worth`: a cutoff in seconds, from which on the prediction need not be exact.
         """
         found: Estimate | None = self._ask("roller_estimate", Estimate, None, spec=spec, program=program, worth=worth)
         if found is not None and not found.seconds >= 0:
@@ -180,7 +181,7 @@ class Device:
         return found
 
     def _runner(self, hook: str, artifact: Artifact, none: str | None = None) -> Contained:
-        """What a hook gives to run an artifact; `none` is said where the hook may stay silent, and does."""
+        """Returns a hook's runner for an artifact; `none` is the error text if the hook is optional and absent."""
         default = ... if none is None else None
         found: Any = self._ask(hook, object, default, spec=artifact.spec, artifact=artifact)
         if found is None and none is not None:
@@ -195,7 +196,7 @@ class Device:
         return spec
 
     def _ask(self, hook: str, wanted: Any, default: Any = ..., **arguments: Any) -> Any:
-        """What a hook gives for the arguments, else the default; a hook without default must give something."""
+        """Returns a hook's result for the arguments, else the default; a hook without default must return a value."""
         found = _contained(self.name, hook, getattr(self._hooks, hook), **arguments)
         if found is None and default is not ...:
             return default
@@ -219,12 +220,12 @@ class OwnModel:
     spec: HardwareSpec
 
     def __call__(self, program: StageProgram | RProgram, worth: float) -> Estimate | None:
-        """The prediction for a program; from `worth` seconds on it need not be exact."""
+        """Returns the prediction for a program; from `worth` seconds on it need not be exact."""
         return self.device.estimate(self.spec, program, worth)
 
 
 class Contained:
-    """A plugin's runner whose exceptions end here."""
+    """A plugin's runner, with its exceptions contained."""
 
     def __init__(self, runner: Runner, device: str) -> None:
         self._runner, self._device = runner, device
@@ -236,7 +237,7 @@ class Contained:
         _contained(self._device, "run()", self._runner.run, inputs, out)
 
     def profile(self) -> Profile:
-        """See `roller.runtime.artifact.Runner`; `KernelError` where the device cannot tell."""
+        """See `roller.runtime.artifact.Runner`; `KernelError` if the device has no profile."""
         ask = getattr(self._runner, "profile", None)
         if not callable(ask):
             raise KernelError(f"the {self._device} device cannot profile a kernel; time it (`roller bench`)")
@@ -254,7 +255,7 @@ class Contained:
 
 
 def _contained(device: str, hook: str, call: Callable[..., Any], /, *given: Any, **named: Any) -> Any:
-    """What a plugin's function gives; what it raises, and is no `RollerError`, as a `HookError`."""
+    """Calls a plugin's function; an exception that is no `RollerError` becomes a `HookError`."""
     try:
         return call(*given, **named)
     except RollerError:
@@ -264,12 +265,12 @@ def _contained(device: str, hook: str, call: Callable[..., Any], /, *given: Any,
 
 
 def hook_error(device: str, hook: str, error: Exception | SystemExit) -> HookError:
-    """What an exception of a plugin becomes that is no `RollerError`."""
+    """Returns the error for a plugin's exception that is no `RollerError`."""
     return HookError(f"plugin {device!r}: {hook} raised {type(error).__name__}: {error}", device, hook)
 
 
 def _registered(name: str, plugin: Any) -> pluggy.PluginManager:
-    """The plugin in a manager of its own; `PluginApiError` where version, hooks or their arguments do not fit."""
+    """Returns the plugin in a manager of its own; `PluginApiError` if version, hooks or their arguments do not match."""
     version = getattr(plugin, "ROLLER_API", None)
     if version != hookspecs.API_VERSION:
         said = "does not say ROLLER_API" if version is None else f"speaks plugin API {version!r}"

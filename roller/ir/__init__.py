@@ -1,1 +1,1 @@
-"""Operators as the engine sees them: scalar trees, stages, loop nests, and the passes over them."""
+"""The intermediate representation of operators: scalar trees, stages, loop nests, and the passes over them."""

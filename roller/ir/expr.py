@@ -1,4 +1,4 @@
-"""Tensor expressions: what an operator computes, as pure values.
+"""Tensor expressions: the computation of an operator, as pure values.
 
 A `TensorExpr` is a list of `Stage`s in order of evaluation. A stage is a loop nest over named axes: for every point of its
 spatial axes it combines a scalar `body` over its reduce axes, applies a scalar `epilogue` to the finished accumulator,
@@ -34,7 +34,7 @@ FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One loop of a stage: a name, its number of iterations, and whether it is summed over."""
+    """One loop of a stage: a name, its number of iterations, and whether it is reduced."""
 
     name: str
     extent: int
@@ -79,10 +79,10 @@ class Tensor:
 class Stage:
     """One loop nest that produces one tensor.
 
-    `store` is the index written for a point of the spatial axes; over the whole nest it touches every element of `output`
-    exactly once. `epilogue` (only with a reducer; default: the accumulator cast to the output's type) sees the accumulator.
-    `factor_dtype` (only for a sum of products) permits a kernel to round the two factors to a narrower format, to the nearest,
-    before it multiplies them; products and sums stay in the body's type.
+    `store` is the index written for a point of the spatial axes; over the whole nest it touches every element of `output` exactly
+    once. `epilogue` (only with a reducer; default: the accumulator cast to the output's type) reads the accumulator. `factor_dtype`
+    (only for a sum of products) permits a kernel to round the two factors to a narrower format, to nearest, before it multiplies
+    them; products and sums stay in the body's type.
     """
 
     axes: tuple[Axis, ...]
@@ -123,7 +123,7 @@ class Stage:
 
     @cached_property
     def result(self) -> Scalar:
-        """What is stored: the epilogue if there is a reducer, else the body; of the output's type."""
+        """The scalar that is stored: the epilogue if there is a reducer, else the body; of the output's type."""
         value: Scalar = self.body
         if self.reducer is not None:
             value = self.epilogue if self.epilogue is not None else Accumulator(self.body.dtype)
@@ -164,7 +164,7 @@ class TensorExpr:
         return {t.name: t for t in (*self.inputs, *(s.output for s in self.stages))}
 
     def each_alone(self) -> list[TensorExpr]:
-        """An expression for each stage, of what it reads."""
+        """Returns one expression per stage, with the tensors that it reads as inputs."""
         found = []
         for stage in self.stages:
             read = {load.tensor for load in stage.reads}
@@ -179,25 +179,25 @@ class TensorExpr:
 
     @cached_property
     def compulsory_bytes(self) -> int:
-        """Bytes of the inputs that are read and of the output: no kernel moves less."""
+        """Bytes of the inputs that are read, plus those of the output: the minimum traffic of any kernel."""
         used = {load.tensor for s in self.stages for load in s.reads}
         return self.output.nbytes + sum(t.nbytes for t in self.inputs if t.name in used)
 
 
 def stage_flops(stage: Stage) -> int:
-    """Arithmetic of one stage: operations of the body (plus one per combination) and of the epilogue, at every point."""
+    """Returns the arithmetic of one stage: operations of the body (plus one per combination) and the epilogue, at every point."""
     spatial = math.prod(a.extent for a in stage.spatial)
     points = spatial * math.prod(a.extent for a in stage.reduced)
     return points * body_operations(stage) + spatial * epilogue_operations(stage)
 
 
 def body_operations(stage: Stage) -> int:
-    """Arithmetic operations for one point of the whole nest, the combination included."""
+    """Returns the arithmetic operations for one point of the whole nest, the combination included."""
     return operations(stage.body) + (1 if stage.reducer else 0)
 
 
 def epilogue_operations(stage: Stage) -> int:
-    """Arithmetic operations for one output element after the reduction."""
+    """Returns the arithmetic operations for one output element after the reduction."""
     return operations(stage.epilogue) if stage.epilogue is not None else 0
 
 
@@ -253,7 +253,7 @@ def _check_reads(stage: Stage, known: Mapping[str, Tensor]) -> None:
 
 
 def guarded(stage: Stage, load: Load) -> bool:
-    """True if the load occurs only under a `Select`, which may keep its index in range."""
+    """Returns True if the load occurs only under a `Select`, which may keep its index in range."""
 
     def unguarded(node: Scalar) -> bool:
         if node == load:

@@ -1,19 +1,21 @@
-"""Fusion: elementwise work moves into its neighbour's loop nest, so that one kernel does it while the data is at hand.
+"""Operator fusion: elementwise stages move into a neighbour's loop nest, so that one kernel computes both.
 
-`fuse` applies three equivalences until none applies any more; what it gives computes the same values in fewer stages.
+`fuse` applies three equivalences until none applies any more; the result computes the same values in fewer stages.
 
-* **Epilogue.** A stage without reducer joins the reduction that it reads, if it is that reduction's only reader and reads each
-  of its elements exactly once (its load is the output index up to the names and order of axes). The reduction takes over the
-  reader's output and writes it wherever the reader did. Of several such reductions the latest is taken.
-* **Prologue.** A stage without reducer is computed where it is read instead of being stored, if every reader's index can be
-  carried back to its axes, and if that does not repeat work worth a pass over memory (`_worth_repeating`): it moves data only, or
-  it costs at most `CHEAP` operations and no function of a table, or it has one reader that evaluates each of its elements
-  at most `REPEATS` times. So gelu before a matrix product stays a stage of its own; relu, a scale or a pad does not. Where arrays
-  are spread over the units (`HardwareSpec.spread`) there is no pass over memory to save: who keeps an element computes it once
-  before others get it, so a product takes in only what moves data, other reductions what they repeat `REPEATS` times at most.
-* **Guards.** A select between an element and a constant, whose condition holds wherever the element exists, is a guarded load.
+* **Epilogue.** A stage without reducer joins the reduction that it reads, if it is that reduction's only reader and reads each of
+  its elements exactly once (its load is the output index up to the names and order of axes). The reduction takes over the reader's
+  output and writes it to the reader's positions. If there are several such reductions, the latest is used.
+* **Prologue.** A stage without reducer is computed where it is read instead of being stored. Every reader's index must be
+  invertible to the stage's axes, and the repeated work must cost less than a pass over memory (`_worth_repeating`). That holds if
+  the stage moves data only; if it costs at most `CHEAP` operations and no elementary function; or if its only reader evaluates each
+  element at most `REPEATS` times. So gelu before a matrix product stays a separate stage; relu, a scale or a pad does not. If
+  arrays are spread over the units (`HardwareSpec.spread`), there is no pass over memory to save: the unit that stores an element
+  computes it once before other units read it. Then a product absorbs only stages that move data, and other reductions those that
+  they repeat at most `REPEATS` times.
+* **Guards.** A select between an element and a constant, whose condition holds wherever the element exists, becomes a guarded
+  load.
 
-Epilogues come first: relu between two convolutions belongs to the first of them. Bodies stay below `NODES` nodes.
+Epilogues come first: relu between two convolutions joins the first of them. Bodies stay below `NODES` nodes.
 """
 
 from __future__ import annotations
@@ -43,13 +45,13 @@ from roller.ir.scalar import (
 
 CHEAP = 4
 REPEATS = 4
-NODES = DEPTH_MAX  # so that no tree is deeper than an artifact can hold
+NODES = DEPTH_MAX  # so that no tree exceeds the depth limit of artifacts
 FUNCTIONS = frozenset({"exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf", "sin", "cos"})
 COSTLY = frozenset({"div", "pow"})
 
 
 def fuse(expr: TensorExpr, spread: bool = False) -> TensorExpr:
-    """An equivalent expression with the same inputs and output, and no more stages.
+    """Returns an equivalent expression with the same inputs and output, and no more stages.
 
     `spread`: arrays are spread over the units of the machine.
     """
@@ -63,7 +65,7 @@ def fuse(expr: TensorExpr, spread: bool = False) -> TensorExpr:
 
 
 def _simplified(stage: Stage, shapes: Shapes) -> Stage:
-    """The stage with its guards in canonical form and its narrowed products rounded; the stage itself where they are."""
+    """Returns the stage with canonical guards and rounded narrowed products; the same object if nothing changes."""
     body = _products_rounded(canonical(stage.body, shapes, stage.extents))
     # An epilogue runs over the spatial axes only: an empty reduction still has one.
     spatial = {a.name: a.extent for a in stage.spatial}
@@ -72,8 +74,9 @@ def _simplified(stage: Stage, shapes: Shapes) -> Stage:
 
 
 def _products_rounded(node: Scalar) -> Scalar:
-    """The tree with products rounded that become a narrower float inside it, as a half that a sum takes: compilers may multiply in
-    the narrower type, which gives the same value, and then add in one instruction, which does not.
+    """Returns the tree with products rounded that are cast to a narrower float inside it, such as an fp16 product in a sum.
+
+    Compilers may multiply in the narrower type, which gives the same value, and then fuse the product with the sum, which does not.
     """
     return Cast(rewrite(node.value, _narrowed), node.dtype) if isinstance(node, Cast) else rewrite(node, _narrowed)
 
@@ -96,7 +99,7 @@ def _readers(stages: Sequence[Stage], tensor: str) -> list[Stage]:
 
 
 def _with_epilogue(stages: tuple[Stage, ...]) -> tuple[Stage, ...] | None:
-    """The stages after the first possible epilogue, or None."""
+    """Returns the stages after the first possible epilogue fusion, or None."""
     for place, reader in enumerate(stages):
         if reader.reducer is not None:
             continue
@@ -109,7 +112,7 @@ def _with_epilogue(stages: tuple[Stage, ...]) -> tuple[Stage, ...] | None:
 
 
 def _joined(reduction: Stage, reader: Stage) -> Stage | None:
-    """The reduction with the reader as (the rest of) its epilogue, if the reader takes each element once."""
+    """Returns the reduction with the reader as (the rest of) its epilogue, if the reader reads each element once."""
     found = [load for load in reader.reads if load.tensor == reduction.name]
     mapping = _axes_of(reduction, reader, found[0]) if len(found) == 1 else None
     if mapping is None:
@@ -127,7 +130,7 @@ def _joined(reduction: Stage, reader: Stage) -> Stage | None:
 
 
 def _axes_of(reduction: Stage, reader: Stage, load: Load) -> dict[str, Affine] | None:
-    """Reader axis → what the reduction stores there; None unless the load runs once over the whole of the reduction's output."""
+    """Returns reader axis → index that the reduction stores there; None unless the load reads each output element exactly once."""
     if load.fill is not None:
         return None
     mapping: dict[str, Affine] = {}
@@ -150,7 +153,7 @@ def _axes_of(reduction: Stage, reader: Stage, load: Load) -> dict[str, Affine] |
 
 
 def _with_prologue(stages: tuple[Stage, ...], output: str, spread: bool) -> tuple[Stage, ...] | None:
-    """The stages after the first possible inlining, or None; stages that nobody reads go too."""
+    """Returns the stages after the first possible inlining, or None; stages without readers are removed too."""
     for producer in stages:
         if producer.name == output:
             continue
@@ -167,7 +170,7 @@ def _with_prologue(stages: tuple[Stage, ...], output: str, spread: bool) -> tupl
 
 
 def _worth_repeating(producer: Stage, readers: Sequence[Stage], spread: bool) -> bool:
-    """True if computing the producer where it is read costs less than writing it out and reading it back."""
+    """Returns True if recomputing the producer at each read costs less than storing it and loading it back."""
     times = [_evaluations(producer, reader) for reader in readers]
     if spread and any(not isinstance(node, Load) for node in walk(producer.result)):
         limits = [1 if len(factors_of(reader)) > 1 else REPEATS for reader in readers]
@@ -180,7 +183,7 @@ def _worth_repeating(producer: Stage, readers: Sequence[Stage], spread: bool) ->
 
 
 def _evaluations(producer: Stage, reader: Stage) -> int:
-    """How many elements of the producer a reader evaluates, each as often as it does so."""
+    """Returns the number of producer evaluations in a reader, repeated ones included."""
     indices = [load.index for load in reader.reads if load.tensor == producer.name]
     # In an epilogue the nest runs over its spatial axes only.
     in_body = any(isinstance(n, Load) and n.tensor == producer.name for n in walk(reader.body))
@@ -188,13 +191,13 @@ def _evaluations(producer: Stage, reader: Stage) -> int:
 
 
 def cheap(node: Scalar) -> bool:
-    """True if a scalar costs so little that repeating it beats a pass over memory."""
+    """Returns True if a scalar is so cheap that recomputing it beats a pass over memory."""
     costly = any((isinstance(n, Unary) and n.op in FUNCTIONS) or (isinstance(n, Binary) and n.op in COSTLY) for n in walk(node))
     return not costly and operations(node) <= CHEAP
 
 
 def _inlined(producer: Stage, reader: Stage) -> Stage | None:
-    """The reader with every load of the producer replaced by what the producer computes there."""
+    """Returns the reader with every load of the producer replaced by the producer's value there."""
     inner = _size(producer.result, {})
     roots = [root for root in (reader.body, reader.epilogue) if root is not None]
     if any(_size(root, {producer.name: inner}) > NODES for root in roots):
@@ -216,7 +219,7 @@ def _inlined(producer: Stage, reader: Stage) -> Stage | None:
 
 
 def _solved(producer: Stage, index: Sequence[Affine]) -> dict[str, Affine] | None:
-    """Producer axis → its value at the point that is stored at `index`; None if that is not affine."""
+    """Returns producer axis → its value at the point that is stored at `index`; None if that is not affine."""
     mapping: dict[str, Affine] = {}
     for stored, wanted in zip(producer.store, index, strict=True):
         if len(stored.terms) > 1:
@@ -234,5 +237,5 @@ def _solved(producer: Stage, index: Sequence[Affine]) -> dict[str, Affine] | Non
 
 
 def _size(node: Scalar, inside: Mapping[str, int]) -> int:
-    """Number of nodes of a tree, a load of a tensor in `inside` counting as that many; repeated subtrees count repeatedly."""
+    """Returns a tree's number of nodes, repeated subtrees included; a load of a tensor in `inside` counts as that many."""
     return sum(inside.get(n.tensor, 1) if isinstance(n, Load) else 1 for n in walk(node))

@@ -1,7 +1,7 @@
-"""Guards: reading outside a tensor, as a select on index bounds or as a load with a fill, and how to tell that they are one.
+"""Guards: out-of-bounds reads, as a select on index bounds or as a load with a fill value, and the test for their equivalence.
 
-The two forms of zero padding, `Select(0 <= i-1 < n, x[i-1], 0)` and `x[i-1] with fill=0`, mean the same; plans and code
-generators want the second, which says at a glance that the stage reads one box of one tensor.
+The two forms of zero padding, `Select(0 <= i-1 < n, x[i-1], 0)` and `x[i-1] with fill=0`, are equivalent. Plans and code generators
+use the second one: it shows directly that the stage reads one box of one tensor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def guard(load: Load, value: Scalar, shape: Sequence[int], extents: Mapping[str, int]) -> Scalar:
-    """`value` where the load's index is inside the shape, else the load's fill; just the value where it cannot be outside."""
+    """Returns `value` if the load's index is inside the shape, else the load's fill; `value` alone if it cannot be outside."""
     if load.fill is None:
         return value
     condition: Scalar | None = None
@@ -34,7 +34,7 @@ def guard(load: Load, value: Scalar, shape: Sequence[int], extents: Mapping[str,
 
 
 def canonical(node: Scalar, shapes: Shapes, extents: Mapping[str, int]) -> Scalar:
-    """The same scalar with selects turned into guarded loads where they are that, and fills dropped that are never read.
+    """Returns the same scalar with selects turned into equivalent guarded loads, and without fills that are never read.
 
     `shapes` are those of the tensors loaded, `extents` those of the axes; in an empty nest nothing changes.
     """
@@ -70,9 +70,9 @@ def _simplified(select: Select, shapes: Shapes, extents: Mapping[str, int]) -> S
     read = loads(select.yes)
     if not read or not isinstance(select.no, Const):
         return select
-    # Where all elements exist the conditions must hold. Where one does not, either a condition fails, and then none exists and
-    # the constant is meant; or the select was undefined there (no fill), or its load gave this very fill. So guarded loads
-    # say the same, if the value is the constant when all of them give their fill.
+    # If all elements exist, the conditions must hold. If one does not exist, there are three cases: a condition fails, then no
+    # element exists and the constant is the result; or the select was undefined there (no fill); or its load returned this very
+    # fill. So guarded loads are equivalent, if the value equals the constant when all of them return their fill.
     if not all(_implied(c, load, shapes[load.tensor]) for c in left for load in read):
         return select
     for fill in dict.fromkeys((select.no.value, 0)):
@@ -93,7 +93,7 @@ def _gives(node: Scalar, loaded: float | int | None, wanted: Const) -> bool:
 
 
 def _constant(node: Scalar, loaded: float) -> float | None:
-    """The node's value if every load gives `loaded`, where that takes only exact operations; else None."""
+    """Returns the node's value if every load returns `loaded` and only exact operations are needed; else None."""
     match node:
         case Load():
             return loaded
@@ -118,7 +118,7 @@ def _constant(node: Scalar, loaded: float) -> float | None:
 
 
 def _implied(condition: Affine, load: Load, shape: Sequence[int]) -> bool:
-    """True if `condition >= 0` follows from the load's index being inside the shape."""
+    """Returns True if `condition >= 0` follows from the load's index being inside the shape."""
     wanted = dict(condition.terms)
     for index, extent in zip(load.index, shape, strict=True):
         for bound in (index, index.times(-1).plus(extent - 1)):
@@ -128,7 +128,7 @@ def _implied(condition: Affine, load: Load, shape: Sequence[int]) -> bool:
 
 
 def _conditions(node: Scalar) -> list[Affine] | None:
-    """Indices that are all non-negative exactly where the condition holds; None if it is no such conjunction."""
+    """Returns indices that are all non-negative exactly if the condition holds; None if it is no such conjunction."""
     if not isinstance(node, Binary):
         return None
     if node.op == "and":

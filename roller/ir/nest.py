@@ -1,9 +1,9 @@
-"""The loop nest that the engine tiles: a stage with neighbouring axes fused, and the arrays that it touches.
+"""The loop nest that the engine tiles: a stage with neighbouring axes fused, and its array accesses.
 
-Fusing axes makes irregular extents regular (49 pixels instead of 7 × 7) and loops fewer. Two axes fuse when the output is
-contiguous across them and every load either touches both or neither. A load that is not linear in the fused dimension
-(a convolution's window) can then only be read from a staged panel or by decoding the index: `Nest.variants` gives
-both the nest where that happens and the one where it does not, and the cost model chooses.
+Fusing axes makes irregular extents regular (49 pixels instead of 7 × 7) and reduces the number of loops. Two axes fuse if the
+output is contiguous across them and every load touches both or neither. A load that is not linear in the fused dimension (a
+convolution's window) can then only be read from a staged panel, or by decoding the index. `variants` returns both the nest with
+such fusion and the one without; the cost model chooses.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from roller.ir.expr import ELEMENT_BYTES, Axis, Stage, Tensor
 from roller.ir.scalar import Affine, Binary, Cast, Load, Scalar, loads
 
 Tile = tuple[int, ...]  # one extent per dimension of the nest
-MOST_POSITIONS = (1 << 31) - (1 << 20)  # of a dimension, which loops count in 32 bits: with room for a tile beyond its end
+MOST_POSITIONS = (1 << 31) - (1 << 20)  # of a dimension: loops count in 32 bits, with room for a tile beyond its end
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Dim:
         return self.members[0].is_reduce
 
     def member_extents(self, tile: int) -> tuple[int, ...]:
-        """How many values of each member a run of `tile` consecutive fused iterations can touch, at most."""
+        """Returns, for each member, the max number of values that a run of `tile` consecutive fused iterations can touch."""
         if not self.extent:
             return tuple(min(tile, axis.extent) for axis in self.members)
         extents: list[int] = []
-        aligned = True  # a run that straddles rows of an inner axis may start anywhere along the outer ones
+        aligned = True  # a run across rows of an inner axis may start anywhere along the outer ones
         for position, axis in enumerate(reversed(self.members)):
             last = position == len(self.members) - 1
             if tile <= axis.extent or last:
@@ -65,15 +65,15 @@ class Dim:
 
 @dataclass(frozen=True)
 class Access:
-    """One array as the nest touches it: a load of the body or the epilogue, or the output."""
+    """One array access of the nest: a load of the body or the epilogue, or the output."""
 
     tensor: Tensor
     index: tuple[Affine, ...]
     role: Literal["body", "epilogue", "output"]
-    factor: int  # which factor of the body a load belongs to; -1 elsewhere
+    factor: int  # the factor of the body that a load belongs to; -1 elsewhere
     guarded: bool  # reads a fill value outside the tensor
     touches: tuple[bool, ...]  # per dimension
-    strides: tuple[int | None, ...]  # address step per dimension in elements; None where the address is not linear
+    strides: tuple[int | None, ...]  # address step per dimension in elements; None if the address is not linear
     innermost: tuple[str, ...]  # the innermost axis of each dimension
 
     @property
@@ -87,8 +87,9 @@ class Access:
         return not self.guarded and None not in self.strides
 
     def alone(self, dim: int, extent: int) -> bool:
-        """True if a dimension, one axis of this extent, walks the array's innermost dimension from its start, and nothing else
-        does: its neighbours are neighbours in the array, and inside or outside of it together.
+        """Returns True if a dimension, one axis of this extent, alone walks the array's innermost dimension from its start.
+
+        Then its neighbours are neighbours in the array, and are inside or outside of it together.
         """
         last = self.index[-1]
         return (
@@ -103,8 +104,8 @@ class Access:
 class Nest:
     """A stage, its dimensions (spatial first), and its arrays (body loads, epilogue loads, the output last).
 
-    `before`: stages over the same dimensions that are computed on the way, of which what they compute stays with who computes it
-    (`roller.ir.row_groups`); their loads are among the body's.
+    `before`: preceding stages of a row group over the same dimensions, whose results stay in registers (`roller.ir.row_groups`);
+    their loads are among the body's.
     """
 
     stage: Stage
@@ -135,7 +136,7 @@ class Nest:
 
     @cached_property
     def known(self) -> dict[Hashable, Any]:
-        """What has been worked out of the nest, by what was asked: construction asks the same of many programs."""
+        """Cache of derived values by query: construction repeats queries for many programs."""
         return {}
 
     @cached_property
@@ -160,7 +161,7 @@ class Nest:
 
     @cached_property
     def factors(self) -> tuple[Scalar, ...]:
-        """The multiplicands of the body; one (the body itself) where it is not a product."""
+        """The multiplicands of the body; the body alone if it is not a product."""
         return factors_of(self.stage)
 
     @cached_property
@@ -173,7 +174,7 @@ class Nest:
         return next(i for i, d in enumerate(self.dims) if d.name == name)
 
     def factor_touches(self, factor: int) -> tuple[bool, ...]:
-        """Which dimensions the value of a factor depends on."""
+        """Returns, for each dimension, whether the value of a factor depends on it."""
         return self._factor_touches[factor]
 
     @cached_property
@@ -183,13 +184,13 @@ class Nest:
         return tuple(tuple(any(a.touches[i] for a in mine) for i in positions) for mine in per_factor)
 
     def stageable(self, factor: int) -> bool:
-        """True if staging the factor's values pays at all: some spatial dimension reuses them."""
+        """Returns True if staging the factor's values pays at all: some spatial dimension reuses them."""
         touches = self.factor_touches(factor)
         return len(self.factors) > 1 and any(not touches[i] and self.extents[i] > 1 for i in self.spatial)
 
 
 def factors_of(stage: Stage) -> tuple[Scalar, ...]:
-    """The multiplicands of a sum's body (casts and products opened), or the body alone."""
+    """Returns the multiplicands of a sum's body (casts and products opened), or the body alone."""
     if stage.reducer != "sum":
         return (stage.body,)
     found = list(_multiplicands(stage.body, stage.body.dtype))
@@ -205,9 +206,9 @@ def _multiplicands(node: Scalar, dtype: str) -> Iterable[Scalar]:
 
 
 def variants(stage: Stage, tensors: dict[str, Tensor], boxes: bool = False) -> tuple[Nest, ...]:
-    """The nests worth tiling: axes fused where all addresses stay linear, and fused further where staging can linearise.
+    """Returns the nests worth tiling: axes fused where all addresses stay linear, and fused further where staging can linearise.
 
-    `boxes`: only the one whose tiles are boxes of all arrays: axes are fused that walk neighbouring dimensions from end to end.
+    `boxes`: only the nest whose tiles are boxes of all arrays; fused axes then walk neighbouring dimensions from end to end.
     """
     if boxes:
         return (build(stage, tensors, False, False, boxes=True),)
@@ -219,7 +220,7 @@ def variants(stage: Stage, tensors: dict[str, Tensor], boxes: bool = False) -> t
 
 
 def over_rows(group: Sequence[Stage], tensors: dict[str, Tensor]) -> Nest:
-    """The nest of stages over the same rows (`roller.ir.row_groups`): neighbouring rows fused, and neighbouring columns."""
+    """Returns the nest of stages over the same rows (`roller.ir.row_groups`): neighbouring rows fused, and neighbouring columns."""
     *before, stage = group
     _check_extents(stage)
     arrays = _arrays(stage, tensors, tuple(before))
@@ -232,7 +233,7 @@ def over_rows(group: Sequence[Stage], tensors: dict[str, Tensor]) -> Nest:
 
 
 def build(stage: Stage, tensors: dict[str, Tensor], spatial_stageable: bool, reduce_stageable: bool, boxes: bool = False) -> Nest:
-    """The nest with axes of extent 1 dropped and neighbours fused; the flags let reused loads become non-linear there."""
+    """Returns the nest without axes of extent 1, with neighbours fused; the flags permit non-linear addresses of reused loads."""
     _check_extents(stage)
     arrays = _arrays(stage, tensors)
     spatial = _order([a for a in stage.spatial if a.extent != 1], arrays[-1:])
@@ -258,7 +259,7 @@ def _check_extents(stage: Stage) -> None:
 
 
 def _arrays(stage: Stage, tensors: dict[str, Tensor], before: tuple[Stage, ...] = ()) -> list[_Array]:
-    """The arrays that a stage touches, and those that stages before it read; not what these compute."""
+    """Returns the arrays that a stage and its preceding stages access, except the results of the latter."""
     found: list[_Array] = []
     for each in before:
         found += [(tensors[ld.tensor], ld.index, "body", 0, _needs_guard(ld, each, tensors)) for ld in each.reads]
@@ -274,7 +275,7 @@ def _arrays(stage: Stage, tensors: dict[str, Tensor], before: tuple[Stage, ...] 
 
 
 def _needs_guard(load: Load, stage: Stage, tensors: dict[str, Tensor]) -> bool:
-    """True if the index can leave the tensor: into a fill value, or under a condition that keeps it from being used."""
+    """Returns True if the index can leave the tensor: into a fill value, or under a condition that discards the value."""
     if any(e == 0 for e in stage.extents.values()):
         return False
     bounds = (i.bounds(stage.extents) for i in load.index)
@@ -282,7 +283,7 @@ def _needs_guard(load: Load, stage: Stage, tensors: dict[str, Tensor]) -> bool:
 
 
 def _step(array: _Array, axis: str) -> int:
-    """Address step of one axis in elements."""
+    """Returns the address step of one axis in elements."""
     return sum(i.coefficient(axis) * s for i, s in zip(array[1], array[0].strides, strict=True))
 
 
@@ -291,13 +292,13 @@ def _touches(array: _Array, axis: str) -> bool:
 
 
 def _linear_first(arrays: list[_Array], stage: Stage) -> list[_Array]:
-    """The array whose layout should order the reduce axes: one that indexes each axis by itself (weights, not windows)."""
+    """Returns the array whose layout orders the reduce axes: one that indexes each axis by itself (weights, not windows)."""
     plain = [a for a in arrays if all(len(i.terms) <= 1 for i in a[1]) and any(_touches(a, x.name) for x in stage.reduced)]
     return (plain or arrays)[:1]
 
 
 def _order(axes: list[Axis], key: list[_Array]) -> list[Axis]:
-    """Axes by falling address step in the key array, so that neighbours in memory are neighbours in the nest."""
+    """Returns axes by falling address step in the key array, so that neighbours in memory are neighbours in the nest."""
     return sorted(axes, key=lambda a: -abs(_step(key[0], a.name))) if key else axes
 
 
@@ -329,7 +330,7 @@ def _fusible(outer: Axis, inner: Axis, arrays: list[_Array], reusable: list[bool
 
 
 def _apart(array: _Array, outer: Axis, inner: Axis) -> bool:
-    """True if an array depends on two axes that do not walk neighbouring dimensions of it alone and from end to end."""
+    """Returns True if an array depends on the axes, but they do not alone walk two neighbouring dimensions of it end to end."""
     if not _touches(array, outer.name) and not _touches(array, inner.name):
         return False
     walks = [place for place, index in enumerate(array[1]) if index == Affine.axis(outer.name)]
@@ -346,7 +347,7 @@ def _access(array: _Array, dims: tuple[Dim, ...]) -> Access:
     for dim in dims:
         steps = [_step(array, a.name) for a in dim.members]
         pairs = zip(steps, steps[1:], dim.members[1:], strict=False)
-        # A guarded array is read from a box of another shape, in which fused axes are no longer neighbours.
+        # A guarded array is read from a box of another shape, in which fused axes are not neighbours.
         linear = all(outer == inner * axis.extent for outer, inner, axis in pairs) and not (
             guarded and len(dim.members) > 1 and any(steps)
         )

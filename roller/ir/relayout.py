@@ -1,16 +1,17 @@
-"""Layouts: copies of inputs in which rows are aligned or run along a reduction, made by stages of their own.
+"""Input layouts: copies of inputs with aligned rows, or with rows along a reduction, made by separate stages.
 
-A unit's copy engine takes rows that start at multiples of some bytes, and some matrix atoms read operands along the reduction only.
-An input that lies otherwise is carried element by element, for every tile that reads it; or it is copied once into an array that
-lies as wanted, by a stage that goes before. Which of the two is faster the model says: `layouts` gives the expressions to compare.
+A unit's copy engine requires rows that start at multiples of some bytes, and some matrix atoms read operands along the reduction
+only. An input with another layout is copied through registers element by element, for every tile that reads it. Or a preceding
+stage copies it once into an array with the required layout. The model decides which is faster: `layouts` returns the expressions to
+compare.
 
     rows    (b 4095 x 4095 -> 4095 x 4096)            the innermost dimension stays, padded with zeros
     along   (x n, c, h, w  -> n, h, w, c; c padded)   a dimension of the reduction becomes the innermost one
 
-    apart   (y n, f, h, w  <- n, h, w, f)         results lie by factors, too, and are turned by a stage after the product
+    apart   (y n, f, h, w  <- n, h, w, f)         results are grouped by factors too, and transposed by a stage after the product
 
-Zeros stand behind the ends of a padded dimension. Where a reduction walks one, all factors are padded and it walks to the padded
-end: 0 * 0 adds nothing, whatever else the arrays hold.
+A padded dimension ends with zeros. If a reduction walks one, all factors are padded, and it walks to the padded end: 0 * 0 adds
+nothing, whatever else the arrays hold.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from roller.ir.scalar import Affine, Cast, Load, Scalar, loads, rewrite
 from roller.target.hardware import STORED_AS, HardwareSpec
 
 Ways = tuple[bool, ...]
-MOST_PADDED = 2  # times a dimension's extent to which it may be padded, where another one would do with less
+MOST_PADDED = 2  # max padding factor of a dimension, relative to the one with the least padding
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a copy of an array lies: its dimensions from the outermost in, and the extents of these with padding."""
+    """The layout of an array's copy: its dimensions, outermost first, and their extents with padding."""
 
     order: tuple[int, ...]
     extents: tuple[int, ...]
 
 
 def layouts(expr: TensorExpr, spec: HardwareSpec, row_bytes: int) -> tuple[TensorExpr, ...]:
-    """The expression itself, then the ones with copies of inputs that would else be carried element by element; those are few.
+    """Returns the expression itself, then the few with copies of inputs that would otherwise be copied element by element.
 
-    `row_bytes`: rows that start at multiples of it are copied whole; 0: it makes no difference.
+    `row_bytes`: rows that start at multiples of it are copied whole; 0: alignment does not matter.
     """
     if not row_bytes or spec.spread:
         return (expr,)
@@ -53,7 +54,7 @@ def layouts(expr: TensorExpr, spec: HardwareSpec, row_bytes: int) -> tuple[Tenso
 
 
 def _relaid(expr: TensorExpr, spec: HardwareSpec, row_bytes: int, along: bool) -> TensorExpr | None:
-    """All products of the expression with the operands that need it copied; None where there are none."""
+    """Returns the expression with copies of all product operands that need them; None if no operand does."""
     stages: list[Stage] = []
     made: dict[tuple[str, Layout], Stage] = {}
     taken = set(expr.tensors)
@@ -72,8 +73,10 @@ def _relaid(expr: TensorExpr, spec: HardwareSpec, row_bytes: int, along: bool) -
 
 @dataclass(frozen=True)
 class _Wanted:
-    """The operands of a sum of products that are inputs: `loads`, by the array; `turned`: those that an atom reads only along the
-    reduction and that lie across it; `multiple`: elements of which rows are to be whole multiples.
+    """The operands of a sum of products that are inputs.
+
+    `loads`: by the array. `turned`: whether an atom reads operands only along the reduction. `multiple`: the required multiple of a
+    row's elements.
     """
 
     stage: Stage
@@ -83,7 +86,7 @@ class _Wanted:
 
     @staticmethod
     def of(stage: Stage, expr: TensorExpr, spec: HardwareSpec, row_bytes: int) -> _Wanted | None:
-        """None for a stage whose operands are no plain inputs, or that no matrix atom computes."""
+        """Returns None for a stage whose operands are no plain inputs, or that no matrix atom computes."""
         factors = factors_of(stage)
         opened = [_opened(factor) for factor in factors]
         if len(factors) != 2 or stage.reducer != "sum" or any(load is None or not load.zero_outside for load in opened):
@@ -101,7 +104,7 @@ class _Wanted:
         return _Wanted(stage, {load: inputs[load.tensor] for load in found}, turned, multiple)
 
     def layouts(self, along: bool) -> dict[Load, Layout]:
-        """The loads that are to come from copies, each with the copy's layout; where a reduction is padded, all that it walks."""
+        """Returns the loads to read from copies, each with the copy's layout; if a reduction is padded, all loads that it walks."""
         inner = {load: self._innermost(load, along) for load in self.loads if self._misplaced(load)}
         inner = {load: dim for load, dim in inner.items() if dim is not None}
         if not inner:
@@ -115,7 +118,7 @@ class _Wanted:
         return {load: self._layout(load, dim, self._padded(inner)) for load, dim in inner.items() if dim is not None}
 
     def _misplaced(self, load: Load) -> bool:
-        """True if no engine copies rows of the array as they lie, or no atom reads them so; not of one without elements."""
+        """Returns True if no engine can copy the array's rows as they are, or no atom can read them; False for an empty array."""
         tensor, inner = self.loads[load], self._last(load)
         if not tensor.elements:
             return False
@@ -124,7 +127,7 @@ class _Wanted:
         return unaligned or last.alone is None or (self.turned and not self._reduces(last))
 
     def _last(self, load: Load) -> int:
-        """The dimension along which neighbours lie together: the last one that has any."""
+        """Returns the dimension along which elements are contiguous: the last one with an extent above 1."""
         shape = self.loads[load].shape
         return next((d for d in reversed(range(len(shape))) if shape[d] > 1), len(shape) - 1)
 
@@ -133,8 +136,9 @@ class _Wanted:
         return any(axis.name == name and axis.is_reduce for axis in self.stage.axes)
 
     def _innermost(self, load: Load, along: bool) -> int | None:
-        """The dimension of the array that becomes the innermost one: it stays where it may, or one of a reduction that wastes
-        little; None where there is none.
+        """Returns the array dimension that becomes the innermost one; None if there is none.
+
+        The innermost dimension stays, if that is possible; else it is a dimension of a reduction with little padding.
         """
         tensor, most = self.loads[load], self._last(load)
         single = [d for d, index in enumerate(load.index) if index.alone is not None and not self._spoils(load, d)]
@@ -150,7 +154,7 @@ class _Wanted:
         return max((d for d in fit if self._reduces(load.index[d])), key=lambda d: (tensor.shape[d], d), default=most)
 
     def _spoils(self, load: Load, dim: int) -> bool:
-        """True if padding a dimension would have a reduction walk to places where another factor is no zero."""
+        """Returns True if padding a dimension would extend a reduction to positions where another factor is not zero."""
         name, whole = load.index[dim].alone, self.loads[load].shape[dim] % self.multiple[load] == 0
         if whole or not self._reduces(load.index[dim]):
             return False
@@ -158,7 +162,7 @@ class _Wanted:
         return any(found != [name] for found in places)
 
     def _padded(self, inner: Mapping[Load, int | None]) -> dict[str, int]:
-        """Axes of the reduction that walk a padded dimension, with the extents to which they do."""
+        """Returns axes of the reduction that walk a padded dimension, with their padded extents."""
         found: dict[str, int] = {}
         for load, dim in inner.items():
             if dim is not None and self._reduces(load.index[dim]):
@@ -179,7 +183,7 @@ class _Wanted:
 
 
 def _copying(tensor: Tensor, layout: Layout, taken: set[str]) -> Stage:
-    """The stage that makes a copy; it reads zeros behind the array's ends."""
+    """Returns the stage that makes a copy; it reads zeros beyond the array's ends."""
     name = _free(f"{tensor.name}_laid", taken)
     axes = tuple(Axis(f"l{d}", extent) for d, extent in zip(layout.order, layout.extents, strict=True))
     index = tuple(Affine.axis(f"l{d}") for d in range(len(tensor.shape)))
@@ -190,7 +194,7 @@ def _copying(tensor: Tensor, layout: Layout, taken: set[str]) -> Stage:
 
 
 def _reading(stage: Stage, copies: Mapping[Load, Tensor], chosen: Mapping[Load, Layout]) -> Stage:
-    """The stage with its operands from the copies, reductions to their padded ends, and the one that lies innermost last."""
+    """Returns the stage with operands from the copies, reductions to their padded ends, and the innermost dimension last."""
     ends: dict[str, int] = {}
     last: list[str] = []
     for load, layout in chosen.items():
@@ -212,8 +216,9 @@ def _reading(stage: Stage, copies: Mapping[Load, Tensor], chosen: Mapping[Load, 
 
 
 def _results_together(expr: TensorExpr) -> TensorExpr | None:
-    """The expression with products whose results lie mixed (n, f, h, w: images by filters by pixels) written so that the dimensions
-    of each factor lie together (n, h, w, f), and turned by a stage after; None where there are none.
+    """Returns the expression with each factor's result dimensions adjacent, transposed by a later stage; None if unchanged.
+
+    It applies to products whose results are mixed (n, f, h, w: images by filters by pixels; new: n, h, w, f).
     """
     stages: list[Stage] = []
     taken = set(expr.tensors)
@@ -232,8 +237,9 @@ def _results_together(expr: TensorExpr) -> TensorExpr | None:
 
 
 def _gathered(stage: Stage) -> tuple[int, ...] | None:
-    """The dimensions of a product's results, those of both factors first, then those of the factor that has more of them, then
-    those of the other one; None where each factor's lie together, or the results of no product do.
+    """Returns the order of a product's result dimensions: those of both factors, of the factor with more of them, of the other one.
+
+    None if each factor's dimensions are already adjacent, or if the results are not of a product.
     """
     factors = factors_of(stage)
     names = [{name for load in loads(factor) for index in load.index for name, _ in index.terms} for factor in factors]
@@ -249,14 +255,14 @@ def _gathered(stage: Stage) -> tuple[int, ...] | None:
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """A name that no tensor has, taken from now on."""
+    """Returns a name that no tensor has, and reserves it."""
     found = next(n for n in (f"{name}{k or ''}" for k in range(len(taken) + 1)) if n not in taken)
     taken.add(found)
     return found
 
 
 def _opened(factor: Scalar) -> Load | None:
-    """The load that a factor is, maybe widened."""
+    """Returns the load that a factor consists of, possibly widened; None for other factors."""
     inner = factor.value if isinstance(factor, Cast) else factor
     return inner if isinstance(inner, Load) else None
 

@@ -1,12 +1,12 @@
-"""Row groups: stages over the same rows, which one kernel may compute while it holds the rows.
+"""Row groups: stages over the same rows, which one kernel can compute while it holds the rows (persistent reduction).
 
-Softmax is a maximum and a sum over each row with elementwise work between them; as kernels of their own they read every row again.
+Softmax is a maximum and a sum over each row with elementwise work between them; as separate kernels, these read every row again.
 Stages form a group if
 
-* what all but the last compute is read by others of the group only, element by element, where it was computed;
+* the results of all but the last are read by the group only, element by element, at the point that computes them;
 * each runs over the same axes, or over the rows alone; those that reduce all reduce the same axes, the columns.
 
-Who computes a group holds whole rows: their values in registers, and what is reduced of them (known as a persistent reduction).
+The kernel of a group holds whole rows: their values, and their reductions, in registers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_STAGES = 16  # of a group: each holds values in registers
 
 
 def row_groups(expr: TensorExpr) -> tuple[Group, ...]:
-    """The expression's stages in order, as many as may be together in groups; those of a group have the axes of the last one."""
+    """Returns the expression's stages in order, in groups as large as possible; a group's stages have the axes of its last one."""
     found: list[Group] = []
     start = 0
     while start < len(expr.stages):
@@ -38,12 +38,12 @@ def row_groups(expr: TensorExpr) -> tuple[Group, ...]:
 
 
 def columns_of(group: Sequence[Stage]) -> frozenset[str]:
-    """The axes that stages of a group reduce."""
+    """Returns the axes that stages of a group reduce."""
     return frozenset(axis.name for stage in group for axis in stage.reduced)
 
 
 def group_of(expr: TensorExpr, start: int, end: int) -> Group | None:
-    """These stages as a group; None where they are none."""
+    """Returns these stages as a group; None if they form none."""
     *before, last = expr.stages[start:end]
     others = [*expr.stages[:start], *expr.stages[end:]]
     inside = {stage.name for stage in before}
@@ -62,7 +62,7 @@ def group_of(expr: TensorExpr, start: int, end: int) -> Group | None:
 
 
 def _names(stage: Stage, readers: Sequence[Stage]) -> dict[str, str] | None:
-    """The last stage's axis for each spatial axis of a stage, by where it is read; None where that is not where it was computed."""
+    """Returns the last stage's axis for each spatial axis of a stage, from its readers; None if it is not read at its own point."""
     found = {load for reader in readers for load in reader.reads if load.tensor == stage.name}
     if len({load.index for load in found}) != 1 or any(load.fill is not None for load in found):
         return None
@@ -78,13 +78,13 @@ def _names(stage: Stage, readers: Sequence[Stage]) -> dict[str, str] | None:
 
 
 def _unnamed(names: Mapping[str, str] | None, last: Stage) -> frozenset[str]:
-    """The last stage's axes that a stage inside it lacks: a reduction's columns."""
+    """Returns the last stage's axes that a preceding stage lacks: a reduction's columns."""
     walked = {} if names is None else names
     return frozenset(a.name for a in last.axes if a.extent > 1 and a.name not in walked.values())
 
 
 def _over(stage: Stage, names: Mapping[str, str], columns: Sequence[Axis]) -> Stage | None:
-    """A stage over the last one's axes; reductions take the columns in order. None where they have others."""
+    """Returns a stage over the last one's axes; reductions take the columns in order. None if its axes differ."""
     reduced = [a for a in stage.reduced if a.extent > 1]
     wide = [a for a in columns if a.extent > 1]
     if reduced and [a.extent for a in reduced] != [a.extent for a in wide]:
@@ -96,7 +96,7 @@ def _over(stage: Stage, names: Mapping[str, str], columns: Sequence[Axis]) -> St
 
 
 def _moved(stage: Stage, known: Mapping[str, str]) -> Stage:
-    """A stage with its axes named anew; those without a name are as good as none, as they have one position."""
+    """Returns a stage with renamed axes; axes without a new name are dropped, as they have one position."""
     moved = {a.name: Affine.axis(known[a.name]) if a.name in known else Affine() for a in stage.axes}
     axes = tuple(replace(a, name=known[a.name]) for a in stage.axes if a.name in known)
     epilogue = None if stage.epilogue is None else reindex(stage.epilogue, moved)
@@ -105,7 +105,7 @@ def _moved(stage: Stage, known: Mapping[str, str]) -> Stage:
 
 
 def _rounded(stage: Stage) -> Stage:
-    """A stage whose result is rounded as if it were stored: what stands in one kernel's text, compilers fuse."""
+    """Returns a stage whose result is rounded as if it were stored: compilers would fuse operations in one kernel's source."""
     if stage.body.dtype not in FLOATS:
         return stage
     if stage.reducer is None:
@@ -114,7 +114,7 @@ def _rounded(stage: Stage) -> Stage:
 
 
 def _alike(group: Sequence[Stage], columns: frozenset[str], last: Stage) -> bool:
-    """True if each stage runs over all axes or over the rows, and each that reduces reduces the columns."""
+    """Returns True if each stage runs over all axes or over the rows, and each reduction is over the columns."""
     every = {a.name for a in last.axes if a.extent > 1}
     for stage in group:
         walked = {a.name for a in stage.axes if a.extent > 1}
@@ -127,9 +127,10 @@ def _alike(group: Sequence[Stage], columns: frozenset[str], last: Stage) -> bool
 
 
 def held_bytes(nest: Nest, tile: Tile) -> int:
-    """The most bytes of registers with a group's values that whoever computes a tile holds between two stages: from where each is
-    read or computed to where it is used for the last time. A result takes the place of what it is made of, and what only the last
-    stage reads is read piece by piece.
+    """Returns the max bytes of registers with a group's values that are live between two stages, for one tile.
+
+    A value lives from its load or computation to its last use. A result replaces its operands, and values that only the last stage
+    reads are loaded piece by piece.
     """
     ends: dict[Hashable, int] = {}
     begins: dict[Hashable, int] = {}
@@ -146,7 +147,7 @@ def held_bytes(nest: Nest, tile: Tile) -> int:
 
 
 def _values(nest: Nest, stage: Stage, tile: Tile) -> Iterator[tuple[Hashable, int, bool]]:
-    """What a stage reads and computes, each with the bytes of registers for a tile's values, and whether it is of an array."""
+    """Yields each value that a stage reads or computes, its register bytes for a tile, and whether it comes from an array."""
     inside = {each.name: each for each in nest.before}
     known = {(access.tensor.name, access.index): access for access in nest.accesses}
     for load in stage.reads:
@@ -159,13 +160,13 @@ def _values(nest: Nest, stage: Stage, tile: Tile) -> Iterator[tuple[Hashable, in
 
 
 def _walked(nest: Nest, stage: Stage) -> tuple[bool, ...]:
-    """For each dimension whether what a stage computes varies along it."""
+    """Returns, for each dimension, whether the stage's result varies along it."""
     names = {axis.name for axis in stage.spatial}
     return tuple(any(axis.name in names for axis in dim.members) for dim in nest.dims)
 
 
 def _bytes(tile: Tile, touches: Sequence[bool], dtype: str) -> int:
-    """Narrow values take a register each as soon as something is computed of them."""
+    """Returns register bytes; narrow values take a whole register each as soon as they are computed with."""
     return math.prod(extent for extent, touched in zip(tile, touches, strict=True) if touched) * max(
         REGISTER_BYTES, ELEMENT_BYTES[dtype]
     )

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 UNARY = frozenset(
     {"neg", "abs", "exp", "log", "sqrt", "rsqrt", "tanh", "sigmoid", "erf", "floor", "ceil", "round", "sin", "cos", "not"}
-    | {"rounded"}  # the value as its type holds it: what it goes into gets no more of its bits
+    | {"rounded"}  # the value rounded to its type: a following operation gets no extra bits
 )
 ARITHMETIC = frozenset({"add", "sub", "mul", "div", "max", "min", "pow"})
 COMPARISON = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 LOGICAL = frozenset({"and", "or"})
-DEPTH_MAX = 250  # operations, of which each takes the result of the one before: recursion must stay within the interpreter's limit
+DEPTH_MAX = 250  # depth of dependent operations: recursion must stay within the interpreter's limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Affine:
 
     @staticmethod
     def of(*terms: tuple[str, int], offset: int = 0) -> Affine:
-        """The canonical form of a sum of terms: equal axes merged, zeros dropped."""
+        """Returns the canonical form of a sum of terms: equal axes merged, zeros dropped."""
         merged: dict[str, int] = {}
         for name, coefficient in terms:
             merged[name] = merged.get(name, 0) + coefficient
@@ -36,37 +36,37 @@ class Affine:
 
     @staticmethod
     def axis(name: str) -> Affine:
-        """The index that is just one axis."""
+        """Returns the index of a single axis."""
         return Affine(((name, 1),))
 
     @property
     def alone(self) -> str | None:
-        """The axis that the index just is; None for any other."""
+        """The axis if the index is a single axis; None for any other index."""
         return self.terms[0][0] if len(self.terms) == 1 and self.terms[0][1] == 1 and not self.offset else None
 
     def coefficient(self, name: str) -> int:
-        """The factor of one axis, 0 if it does not occur."""
+        """Returns the factor of one axis, 0 if it does not occur."""
         return next((c for n, c in self.terms if n == name), 0)
 
     def plus(self, other: Affine | int) -> Affine:
-        """Sum with another index or a number."""
+        """Returns the sum with another index or a number."""
         if isinstance(other, int):
             return Affine(self.terms, self.offset + other)
         return Affine.of(*self.terms, *other.terms, offset=self.offset + other.offset)
 
     def times(self, factor: int) -> Affine:
-        """Product with a number."""
+        """Returns the product with a number."""
         return Affine.of(*((n, c * factor) for n, c in self.terms), offset=self.offset * factor)
 
     def substitute(self, mapping: Mapping[str, Affine]) -> Affine:
-        """The index with axes replaced by indices; axes that are not in the mapping stay."""
+        """Returns the index with axes replaced by indices; axes that are not in the mapping stay."""
         result = Affine((), self.offset)
         for name, coefficient in self.terms:
             result = result.plus(mapping.get(name, Affine.axis(name)).times(coefficient))
         return result
 
     def bounds(self, extents: Mapping[str, int]) -> tuple[int, int]:
-        """Least and greatest value when every axis runs over `range(extents[axis])`."""
+        """Returns the min and max value when every axis runs over `range(extents[axis])`."""
         low = high = self.offset
         for name, coefficient in self.terms:
             reach = coefficient * (extents[name] - 1)
@@ -76,7 +76,7 @@ class Affine:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Const:
-    """A literal. Two are equal where no computation tells them apart: -0.0 is not 0.0, and a NaN is a NaN."""
+    """A literal. Two literals are equal if every computation gives the same: -0.0 is not 0.0, and a NaN equals a NaN."""
 
     value: float | int
     dtype: str
@@ -110,17 +110,17 @@ class Load:
 
     @property
     def zero_outside(self) -> bool:
-        """True if nothing but 0 is read where the index leaves the tensor; -0.0 is another value."""
+        """True if only +0 is read where the index leaves the tensor; -0.0 is another value."""
         return self.fill is None or identical(self.fill, 0)
 
 
 def identical(a: float | int | None, b: float | int | None) -> bool:
-    """Whether two numbers are the same, of zeros with their sign; a NaN is a NaN."""
+    """Returns whether two numbers are identical: zeros with the same sign, or both a NaN."""
     return _bits(a) == _bits(b)
 
 
 def _bits(value: float | int | None) -> float | int | str | None:
-    """What tells numbers apart; a word for -0.0 and for NaN, which comparison takes for 0 and for unequal to itself."""
+    """Returns a key that identifies a number: a word for -0.0, which compares equal to 0, and for NaN, equal to nothing."""
     if not isinstance(value, float):
         return value
     return "nan" if math.isnan(value) else "-0" if value == 0 and math.copysign(1, value) < 0 else value
@@ -194,7 +194,7 @@ Scalar = Const | Load | Coordinate | Accumulator | Unary | Binary | Select | Cas
 
 
 def children(node: Scalar) -> tuple[Scalar, ...]:
-    """The operands of a node, in order."""
+    """Returns the operands of a node, in order."""
     match node:
         case Unary() | Cast():
             return (node.value,)
@@ -207,7 +207,7 @@ def children(node: Scalar) -> tuple[Scalar, ...]:
 
 
 def walk(node: Scalar) -> Iterator[Scalar]:
-    """Every node of a tree, parents first."""
+    """Yields every node of a tree, parents first."""
     stack = [node]
     while stack:
         top = stack.pop()
@@ -216,7 +216,7 @@ def walk(node: Scalar) -> Iterator[Scalar]:
 
 
 def rewrite(node: Scalar, change: Callable[[Scalar], Scalar | None]) -> Scalar:
-    """The tree with every node for which `change` gives a value replaced by it (its operands are then left alone)."""
+    """Returns the tree with each node replaced for which `change` returns a value (operands of replaced nodes are not visited)."""
     changed = change(node)
     if changed is not None:
         return changed
@@ -234,7 +234,7 @@ def rewrite(node: Scalar, change: Callable[[Scalar], Scalar | None]) -> Scalar:
 
 
 def reindex(node: Scalar, mapping: Mapping[str, Affine]) -> Scalar:
-    """The tree with every axis in every index replaced."""
+    """Returns the tree with every axis in every index replaced."""
 
     def change(leaf: Scalar) -> Scalar | None:
         match leaf:
@@ -249,7 +249,7 @@ def reindex(node: Scalar, mapping: Mapping[str, Affine]) -> Scalar:
 
 
 def rounded(node: Scalar) -> Scalar:
-    """The tree with the product that it gives rounded, negated or chosen as it may be: a sum that takes it gets no more bits."""
+    """Returns the tree with its resulting product rounded, also under a negation or selection: a sum gets no extra bits of it."""
     match node:
         case Binary("mul"):
             return Unary("rounded", node)
@@ -262,15 +262,15 @@ def rounded(node: Scalar) -> Scalar:
 
 
 def loads(node: Scalar) -> tuple[Load, ...]:
-    """The distinct loads of a tree, in order of first use."""
+    """Returns the distinct loads of a tree, in order of first use."""
     return tuple(dict.fromkeys(n for n in walk(node) if isinstance(n, Load)))
 
 
 def operations(node: Scalar) -> int:
-    """Number of arithmetic nodes in a tree; casts, selects and comparisons are free."""
+    """Returns the number of arithmetic nodes in a tree; casts, selects and comparisons are free."""
     return sum(1 for n in walk(node) if is_operation(n))
 
 
 def is_operation(node: Scalar) -> bool:
-    """True of a node that computes: arithmetic or a function."""
+    """Returns True for a node that computes: arithmetic or a function."""
     return (isinstance(node, Unary) and node.op != "rounded") or (isinstance(node, Binary) and node.op in ARITHMETIC)

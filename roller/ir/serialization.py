@@ -1,8 +1,8 @@
 """Tensor expressions as plain JSON values, and back.
 
-Scalars are tables of nodes that refer to earlier ones by number, so that depth costs no recursion and shared parts stay
-shared. Floats are hexadecimal text: exact, and infinities and NaN are no special case. Reading trusts nothing: whatever is
-not a well-formed expression of this format is an `ExpressionError`.
+Scalars are tables of nodes that refer to earlier ones by number, so deep trees need no recursion and shared parts stay shared.
+Floats are hexadecimal text: exact, also for infinities and NaN. The reader trusts nothing: any value that is not a well-formed
+expression of this format is an `ExpressionError`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from roller.ir.scalar import (
 from roller.target.hardware import STORED_AS
 
 SERIAL_VERSION = 1
-INTEGER_MAX = 2**63  # extents, coefficients and constants lie below
-SIZE_MAX = 1 << 20  # nodes of a scalar written out as a tree, of lists, of names
+INTEGER_MAX = 2**63  # extents, coefficients and constants are below
+SIZE_MAX = 1 << 20  # max nodes of a scalar expanded to a tree, max length of lists and names
 
 
 def expr_to_json(expr: TensorExpr) -> dict[str, Any]:
-    """The expression as dicts, lists, strings, integers, truth values and None."""
+    """Returns the expression as dicts, lists, strings, integers, booleans and None."""
     return {
         "version": SERIAL_VERSION,
         "inputs": [_tensor_to_json(t) for t in expr.inputs],
@@ -47,7 +47,7 @@ def expr_to_json(expr: TensorExpr) -> dict[str, Any]:
 
 
 def expr_from_json(data: Any) -> TensorExpr:
-    """The expression that `expr_to_json` wrote; `ExpressionError` for anything else."""
+    """Returns the expression that `expr_to_json` wrote; `ExpressionError` for anything else."""
     try:
         table = _table(data, "version", "inputs", "stages")
         if table["version"] != SERIAL_VERSION:
@@ -110,7 +110,7 @@ def _axis(data: Any) -> Axis:
 
 
 def _scalar_to_json(root: Scalar, nodes: list[list[Any]], numbers: dict[int, tuple[int, int]]) -> int:
-    """Append the nodes of a tree, operands first; the root's number. `numbers` maps identities to numbers and depths."""
+    """Appends the nodes of a tree, operands first, and returns the root's number. `numbers`: identity → number and depth."""
     stack = [(root, False)]
     while stack:
         node, ready = stack.pop()
@@ -157,15 +157,15 @@ def _number_to_json(value: float | int) -> str | int:
 
 
 class _Nodes:
-    """The nodes of one stage as they are read: each refers to earlier ones only, and none grows without bound."""
+    """The nodes of one stage during reading: each refers to earlier ones only, and their sizes are bounded."""
 
     def __init__(self, axes: frozenset[str]) -> None:
         self._axes = axes
         self._nodes: list[Scalar] = []
-        self._sizes: list[tuple[int, int, bool]] = []  # nodes as a tree, depth, reads the accumulator
+        self._sizes: list[tuple[int, int, bool]] = []  # nodes of the expanded tree, depth, whether it reads the accumulator
 
     def add(self, entry: Sequence[Any]) -> None:
-        """Read one node."""
+        """Reads one node."""
         read: dict[str, Callable[..., Scalar]] = {
             "const": lambda value, dtype: Const(_number(value), _dtype(dtype)),
             "load": self._load,
@@ -185,7 +185,7 @@ class _Nodes:
         self._sizes.append((size, depth, isinstance(node, Accumulator) or any(a for _, _, a in below)))
 
     def root(self, number: Any, *, accumulator: bool) -> Scalar:
-        """A finished tree; only epilogues may read the accumulator."""
+        """Returns a finished tree; only epilogues may read the accumulator."""
         node = self._at(number)
         if self._sizes[number][2] and not accumulator:
             raise ExpressionError("a body reads the accumulator, which only exists in epilogues")

@@ -1,8 +1,8 @@
-"""Windows: dimensions that walk one dimension of an array together, such as the pixels of a row and the taps of a filter.
+"""Sliding windows: dimensions that walk one dimension of an array together, such as the pixels of a row and the taps of a filter.
 
-Neighbouring positions of a window read mostly the same values. A panel with a value for every point of the nest holds each of them
-once for every tap; one that holds what the window passes over holds each once (`Staging.windowed`), and a lane that takes all taps
-along the array's innermost window at a step reads each once.
+Neighbouring positions of a window read mostly the same values. A panel with a value for every point of the nest holds each value
+once per tap. A windowed panel (`Staging.windowed`) holds each once. A lane that computes all taps along the array's innermost
+window in one step then reads each value once.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from roller.ir.nest import Access, Nest, Tile
 from roller.ir.scalar import Affine, Coordinate, Scalar, loads, walk
 
-MOST_TAPS = 16  # that a lane takes at a step: its code has each of them once
+MOST_TAPS = 16  # taps that a lane computes in one step: its code repeats each of them
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A spatial dimension and the reductions (`taps`) that walk an array's dimension with it; the values that one step of each
-    passes; and a dimension along which that is one value (`mover`).
+    """A spatial dimension and the reductions (`taps`) that walk an array's dimension together with it.
+
+    `steps`: by dimension, the values that one step of it passes. `mover`: a dimension whose step is one value.
     """
 
     spatial: int
@@ -28,16 +29,16 @@ class Window:
     steps: tuple[tuple[int, int], ...]
 
     def length(self, tile: Tile) -> int:
-        """Values that the window passes over inside a tile."""
+        """Returns the number of values that the window covers inside a tile."""
         return 1 + sum([step * (max(tile[dim], 1) - 1) for dim, step in self.steps])
 
     def place(self, offsets: Tile) -> int:
-        """Which of these values the window is at, from the place of the first point of a tile."""
+        """Returns the offset of the window's value from the first point of a tile."""
         return sum([step * offsets[dim] for dim, step in self.steps])
 
 
 def windows(nest: Nest, factor: int) -> tuple[Window, ...]:
-    """The windows of a factor, as its array's dimensions come: of one that depends on its place in the nest by one load alone."""
+    """Returns the windows of a factor in its array's order; none if the factor depends on its position by more than one load."""
     key = "windows", factor
     found: tuple[Window, ...] | None = nest.known.get(key)
     if found is None:
@@ -46,12 +47,12 @@ def windows(nest: Nest, factor: int) -> tuple[Window, ...]:
 
 
 def every_window(nest: Nest) -> tuple[Window, ...]:
-    """The windows of all factors."""
+    """Returns the windows of all factors."""
     return tuple([window for factor in range(len(nest.factors)) for window in windows(nest, factor)])
 
 
 def sliding(nest: Nest) -> list[int]:
-    """The reduce dimensions, fused ones too, all of whose axes share an index of an array with a spatial one: a window's."""
+    """Returns the reduce dimensions (fused ones too) whose axes all share an array index with a spatial axis: window dimensions."""
     spatial = {a.name for d in nest.dims if not d.is_reduce for a in d.members}
     indices = [{name for name, _ in index.terms} for access in nest.inputs for index in access.index]
     beside = set().union(*(names for names in indices if names & spatial)) - spatial
@@ -59,8 +60,9 @@ def sliding(nest: Nest) -> list[int]:
 
 
 def taps_at_once(nest: Nest) -> tuple[int, ...]:
-    """The reductions that lanes take whole at a step where panels hold windows: those of each array's innermost window; none where
-    there is no window, or one of too many taps.
+    """Returns the reductions that lanes compute whole in one step if panels are windowed: those of each array's innermost window.
+
+    It is empty if there is no window, or one with too many taps.
     """
     inmost = [found[-1] for f in range(len(nest.factors)) if (found := windows(nest, f))]
     taps = tuple(sorted({d for window in inmost for d in window.taps}))
@@ -68,7 +70,7 @@ def taps_at_once(nest: Nest) -> tuple[int, ...]:
 
 
 def stored_tile(nest: Nest, factor: int, tile: Tile) -> Tile:
-    """The extents of a panel that holds windows: what each passes over along its spatial dimension, nothing along its taps."""
+    """Returns the extents of a windowed panel: the values covered along each spatial dimension, 1 along its taps."""
     key = "stored", factor, tile
     found: Tile | None = nest.known.get(key)
     if found is None:
@@ -77,18 +79,18 @@ def stored_tile(nest: Nest, factor: int, tile: Tile) -> Tile:
 
 
 def filled_tile(nest: Nest, factor: int, tile: Tile) -> Tile:
-    """The same, as the points whose values fill the panel: along the dimension that moves from one value to the next."""
+    """Returns the same extents along the movers, the dimensions whose points fill the panel."""
     return _laid(tile, [(w.mover, w) for w in windows(nest, factor)])
 
 
 def filled_steps(nest: Nest, factor: int, steps: Sequence[int]) -> tuple[int, ...]:
-    """The steps of a panel along those of its dimensions whose points fill it."""
+    """Returns the steps of a panel along the dimensions whose points fill it."""
     others = {d for w in windows(nest, factor) for d, _ in w.steps if d != w.mover}
     return tuple([0 if d in others else s for d, s in enumerate(steps)])
 
 
 def in_rows(nest: Nest, factor: int) -> tuple[int, ...]:
-    """The dimensions that move inside a row of a panel that holds windows: spatial ones, and taps."""
+    """Returns the dimensions that move inside a row of a windowed panel: spatial ones, and taps."""
     return (*nest.spatial, *sorted({d for w in windows(nest, factor) for d in w.taps}))
 
 
@@ -115,12 +117,12 @@ def _windows(nest: Nest, factor: int) -> list[Window]:
 
 
 def _placed_by_load(node: Scalar) -> bool:
-    """True if nothing but one load tells points apart."""
+    """Returns True if points differ by nothing but one load."""
     return len(loads(node)) == 1 and not any(isinstance(n, Coordinate) for n in walk(node))
 
 
 def _window(nest: Nest, access: Access, index: Affine) -> Window | None:
-    """The window along one of an array's dimensions; None where there is none, or where axes are fused or go elsewhere too."""
+    """Returns the window along an array dimension; None if there is none, or if its axes are fused or used in other dimensions."""
     names = {name for name, _ in index.terms}
     dims = [d for d, dim in enumerate(nest.dims) if names & {a.name for a in dim.members}]
     steps = tuple((d, index.coefficient(nest.dims[d].members[0].name)) for d in dims)

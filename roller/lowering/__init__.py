@@ -1,6 +1,6 @@
-"""From rPrograms to TVM: what several device plugins share.
+"""Lowering of rPrograms to TVM TIR, shared by several device plugins.
 
-An rProgram already is a loop nest, so lowering writes that nest down as TIR instead of steering schedule primitives to it.
-`sequential` serves devices whose units run sub-tiles one after another (`simd`), `grid` those that run them on lanes (`simt`,
-`specialised`); `tir` serves all.
+An rProgram already is a loop nest. Lowering writes that nest as TIR directly; it uses no schedule primitives.
+`sequential` serves devices whose units run sub-tiles one after another (`simd`). `grid` serves devices whose units run sub-tiles on
+lanes (`simt`, `specialised`). Both use `tir`.
 """

@@ -1,6 +1,6 @@
-"""Lowering for devices whose units run sub-tiles concurrently: a unit's tile becomes a block of threads, a lane's is unrolled.
+"""Lowering for devices whose units run sub-tiles concurrently: a unit's tile becomes a thread block, a lane's tile is unrolled.
 
-One kernel for each stage, and one more where a reduction is cut over units.
+Each stage becomes one kernel; split-K adds one more that reduces the partial results.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from roller.program.rprogram import RProgram, StageProgram
 
 
 def refusal(program: RProgram, machine: Machine) -> tuple[str, str] | None:
-    """Why a program has no such kernels, None where it has."""
+    """Returns why a program has no such kernels; None if it has."""
     return next((broken for stage in program.stages if (broken := refusal_of(stage, machine)) is not None), None)
 
 
 def refusal_of(stage: StageProgram, machine: Machine) -> tuple[str, str] | None:
-    """Why a stage's program has no such kernel."""
+    """Returns why a stage's program has no such kernel; None if it has."""
     if len(stage.tiles) != 2:
         return "levels", f"a block and a lane have a tile each, {stage.nest.stage.name!r} has {len(stage.tiles)}"
     if any(s.kind != "panel" or s.level != stage.levels[0] for s in stage.staged):
@@ -31,18 +31,18 @@ def refusal_of(stage: StageProgram, machine: Machine) -> tuple[str, str] | None:
 
 
 def threads(program: StageProgram, machine: Machine) -> int:
-    """Lanes of a block: those that compute, and those that fill where others do."""
+    """Returns the lanes of a block: consumers, and producers if the kernel is warp-specialised."""
     filling = machine.producers.lanes if machine.in_place(program.atom) and machine.producers else 0
     return matrix_atoms.block_of(program, machine).threads + filling
 
 
 def shared_bytes(program: StageProgram, machine: Machine) -> int:
-    """The most memory that a block's lanes share."""
+    """Returns the max bytes of a block's shared memory."""
     return shared_memory.shared_bytes(program, machine) if machine.in_place(program.atom) else staged_bytes(program, machine)
 
 
 def lower(program: RProgram, buffers: Mapping[str, Buffer], machine: Machine) -> tuple[list[GridKernel], list[Workspace]]:
-    """The kernels of a program in order, and the arrays between them."""
+    """Returns the kernels of a program in order, and the workspaces between them."""
     kernels: list[GridKernel] = []
     spaces: list[Workspace] = []
     known = dict(buffers)
@@ -59,7 +59,7 @@ def lower(program: RProgram, buffers: Mapping[str, Buffer], machine: Machine) ->
 
 
 def _kind(program: StageProgram, machine: Machine) -> type[Stage]:
-    """How a stage's program is lowered."""
+    """Returns the class that lowers a stage's program."""
     if program.nest.before:
         return RowStage
     return producer_consumer.SpecialisedStage if machine.in_place(program.atom) else Stage

@@ -1,6 +1,6 @@
-"""Lowering for devices whose units run sub-tiles one after another: loops over units become parallel, the rest serial.
+"""Lowering for devices whose units run sub-tiles one after another: loops over units run in parallel, all others serially.
 
-The innermost tile is unrolled over accumulators in local storage, its vector dimension as vector operations.
+The innermost tile is unrolled over accumulators in local storage; its vector dimension becomes vector operations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Options", "lower", "prepack"]
 
 
 def lower(program: RProgram, buffers: Mapping[str, Buffer], options: Options) -> Stmt:
-    """The whole program: stages one after another, intermediates in buffers of their own."""
+    """Lowers the whole program: stages one after another, intermediates in buffers of their own."""
     statements: list[Stmt] = []
     known = dict(buffers)
     for stage in program.stages:
@@ -40,12 +40,12 @@ def lower(program: RProgram, buffers: Mapping[str, Buffer], options: Options) ->
 
 
 def prepack(program: StageProgram, panel: Panel, buffers: Mapping[str, Buffer]) -> Stmt:
-    """Fill a panel of constant operands ahead of time."""
+    """Fills a panel of constant operands ahead of time."""
     return panel_fill.fill_panel(program, panel, Reader(program.nest, buffers), tile_starts.start(program), parallel=False)
 
 
 def _stage(low: Lowering) -> Stmt:
-    """Copies of whole operands, the nest, and the combination of partial results."""
+    """Returns the copies of whole operands, the nest, and the reduction of partial results."""
     if low.reducer is not None and not all(low.nest.extents[i] for i in low.nest.reduce):
         nothing = buffer("nothing", 0, low.dtype)
         return sequence([*allocate([nothing]), combine_parts(low, nothing, 0)])
@@ -64,7 +64,7 @@ def _stage(low: Lowering) -> Stmt:
 
 
 def _unit(low: Lowering, state: State) -> Stmt:
-    """The tile of a unit. Room for copies and scratch is taken once, around all loops: taking it lasts as long as a small copy."""
+    """Returns the tile of a unit. Buffers are allocated once, around all loops: an allocation costs as much as a small copy."""
     for number in range(low.units):
         if low.reduces(number):
             low.part = plus(times(low.part, low.program.loops[number].trips), state.variable(number))
@@ -75,7 +75,7 @@ def _unit(low: Lowering, state: State) -> Stmt:
 
 
 def _inside(low: Lowering, depth: int, state: State) -> Stmt:
-    """What lies inside this many loops: copies that are due here, the next loop or the tile."""
+    """Returns the statements inside this many loops: copies that are due here, then the next loop or the tile."""
     statements = _copies(low, depth, state, root=False)
     if depth == low.scratch_depth:
         low.scratch = scratch_tile(low)
@@ -88,7 +88,7 @@ def _inside(low: Lowering, depth: int, state: State) -> Stmt:
 
 
 def _tile(low: Lowering, state: State) -> Stmt:
-    """The innermost tile, with names for where it starts."""
+    """Returns the innermost tile, with its start positions bound to names."""
     place: list[Position] = []
     bindings: list[Stmt] = []
     for dim in range(len(low.nest.dims)):
@@ -104,7 +104,7 @@ def _tile(low: Lowering, state: State) -> Stmt:
 
 
 def _elementwise(low: Lowering, place: Point) -> list[Stmt]:
-    """Every vector of points of the tile, read and stored."""
+    """Loads, computes and stores every vector of points of the tile."""
     statements: list[Stmt] = []
     for before, point, vectors in tile_points(low, place):
         low.reader.vectors = vectors
@@ -118,7 +118,7 @@ def _elementwise(low: Lowering, place: Point) -> list[Stmt]:
 
 
 def _copies(low: Lowering, depth: int, state: State, root: bool) -> list[Stmt]:
-    """Copies whose place is after this many loops; boxes first, as panels may read them."""
+    """Returns the copies placed inside this many loops; boxes first, as panels may read them."""
     statements: list[Stmt] = []
     due = [s for s in low.program.staged if (s.level == 0) == root and copy_depth(low.program, s) == depth and not _useless(low, s)]
     for staging in sorted(due, key=lambda s: s.kind != "box"):
@@ -127,7 +127,7 @@ def _copies(low: Lowering, depth: int, state: State, root: bool) -> list[Stmt]:
 
 
 def _useless(low: Lowering, staging: Staging) -> bool:
-    """True for a box whose values a ready panel already holds: the array itself may not be there."""
+    """Returns True for a box whose values a ready panel already holds: the array itself may be absent."""
     return staging.kind == "box" and low.ready(low.nest.accesses[staging.operand].factor) is not None
 
 

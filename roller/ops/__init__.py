@@ -118,11 +118,11 @@ __all__ = [
 
 
 def from_te(output: Any) -> SymbolicTensor:
-    """The value of a TVM `te` tensor, which composes with every operator here; see `roller.te.symbolic_te`.
+    """Returns the value of a TVM `te` tensor, which composes with every operator here; see `roller.te.symbolic_te`.
 
-    `ExpressionError` for what is no affine expression, and where there is no TVM, or not the one that is needed.
+    `ExpressionError` if it is no affine expression, or if TVM is absent or has the wrong version.
     """
-    # By name, not by an import statement: the bridge lies above this package and needs TVM, which most users of it do not.
+    # Imported by name at the call: the bridge is in a layer above this package and needs TVM, which most users do not.
     try:
         bridge = import_module("roller.te")
     except ImportError as error:

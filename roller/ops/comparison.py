@@ -1,7 +1,7 @@
-"""Comparisons and logic, which give truth values (bool), with NumPy's broadcasting; `where` chooses by them.
+"""Comparisons and logic on booleans, with NumPy's broadcasting; `where` selects by them.
 
 Operands are symbolic tensors of one element type, or numbers. A NaN is unequal to everything, and neither less nor greater. Shapes
-that do not broadcast, mixed element types, and logic on what is no bool raise `ExpressionError`.
+that do not broadcast, mixed element types, and logic on other types than bool raise `ExpressionError`.
 """
 
 from __future__ import annotations
@@ -27,54 +27,54 @@ from roller.ops.types import constant
 
 
 def less(a: Operand, b: Operand) -> SymbolicTensor:
-    """Whether a < b, also written so."""
+    """Returns a < b; operator `<`."""
     return compared("lt", a, b)
 
 
 def less_equal(a: Operand, b: Operand) -> SymbolicTensor:
-    """Whether a <= b, also written so."""
+    """Returns a <= b; operator `<=`."""
     return compared("le", a, b)
 
 
 def greater(a: Operand, b: Operand) -> SymbolicTensor:
-    """Whether a > b, also written so."""
+    """Returns a > b; operator `>`."""
     return compared("gt", a, b)
 
 
 def greater_equal(a: Operand, b: Operand) -> SymbolicTensor:
-    """Whether a >= b, also written so."""
+    """Returns a >= b; operator `>=`."""
     return compared("ge", a, b)
 
 
 def equal(a: Operand, b: Operand) -> SymbolicTensor:
-    """Whether a and b are equal; `a == b` is whether they are the same symbolic tensor."""
+    """Returns whether a and b are equal, by element; `a == b` tests whether they are the same symbolic tensor."""
     return compared("eq", a, b)
 
 
 def not_equal(a: Operand, b: Operand) -> SymbolicTensor:
-    """Whether a and b differ; `a != b` is whether they are different symbolic tensors."""
+    """Returns whether a and b differ, by element; `a != b` tests whether they are different symbolic tensors."""
     return compared("ne", a, b)
 
 
 def logical_and(a: SymbolicTensor, b: SymbolicTensor) -> SymbolicTensor:
-    """Whether both of two truth values hold, also written `a & b`."""
+    """Returns whether both of two booleans are true; operator `&`."""
     return logic("and", a, b)
 
 
 def logical_or(a: SymbolicTensor, b: SymbolicTensor) -> SymbolicTensor:
-    """Whether one of two truth values holds, or both, also written `a | b`."""
+    """Returns whether at least one of two booleans is true; operator `|`."""
     return logic("or", a, b)
 
 
 def logical_not(x: SymbolicTensor) -> SymbolicTensor:
-    """Whether a truth value does not hold, also written `~x`."""
+    """Returns the negation of a boolean; operator `~`."""
     return logic("not", x)
 
 
 def where(condition: SymbolicTensor, yes: Operand, no: Operand) -> SymbolicTensor:
-    """`yes` where the condition is not zero, else `no`; the three broadcast, the condition may be of any type.
+    """Returns `yes` where the condition is not zero, else `no`; the three broadcast, and the condition may have any type.
 
-    Of `yes` and `no` one may be a number, which is of the other one's type.
+    One of `yes` and `no` may be a number; it gets the other one's type.
     """
     sides = [side for side in (yes, no) if not isinstance(side, Real)]
     tensors = symbolic("where", condition, *sides)

@@ -27,11 +27,11 @@ def conv2d(
     out_dtype: str | None = None,
     acc_dtype: str | None = None,
 ) -> SymbolicTensor:
-    """Convolution of x (N, C, H, W) with w (F, C/groups, KH, KW); for NHWC x is (N, H, W, C) and w (KH, KW, C/groups, F).
+    """Convolves x (N, C, H, W) with w (F, C/groups, KH, KW); for NHWC, x is (N, H, W, C) and w (KH, KW, C/groups, F).
 
-    Padding is a number, (height, width), (top, bottom, left, right), "same" (TensorFlow's: the odd element at the end) or
-    "valid". Accumulates and gives as `matmul`. Axes n f h w c r s; with groups also g, the channel stored being g·(F/groups) + f.
-    `ExpressionError` if shapes, element types or groups do not match, or the kernel does not fit.
+    Padding is a number, (height, width), (top, bottom, left, right), "same" (as in TensorFlow: the odd element at the end) or
+    "valid". Accumulator and result types are those of `matmul`. Axes n f h w c r s; with groups also g, where the stored channel is
+    g·(F/groups) + f. `ExpressionError` if shapes, element types or groups do not match, or if the kernel does not fit.
     """
     what = "conv2d"
     x, w = symbolic(what, x, w)
@@ -75,9 +75,10 @@ def depthwise_conv2d(
     out_dtype: str | None = None,
     acc_dtype: str | None = None,
 ) -> SymbolicTensor:
-    """Each channel of x (N, C, H, W) with its own M kernels w (C, M, KH, KW) → (N, C·M, OH, OW), channel c·M + m.
+    """Convolves each channel of x (N, C, H, W) with its own M kernels w (C, M, KH, KW) → (N, C·M, OH, OW), channel c·M + m.
 
-    For NHWC x is (N, H, W, C) and w (KH, KW, C, M). Padding, types and errors as `conv2d`. Axes n c m h w r s (no m if M is 1).
+    For NHWC, x is (N, H, W, C) and w (KH, KW, C, M). Padding, types and errors are those of `conv2d`. Axes n c m h w r s (no m if M
+    is 1).
     """
     what = "depthwise_conv2d"
     x, w = symbolic(what, x, w)
@@ -123,7 +124,7 @@ def _convolution(
     padded: bool,
     dtypes: tuple[str | None, str | None],
 ) -> SymbolicTensor:
-    """The sum of products; `output` gives the stored index and the extent of each output dimension, in order."""
+    """Returns the sum of products; `output` has the stored index and the extent of each output dimension, in order."""
     dtype = common_dtype(what, operands)
     acc_dtype = accumulation_dtype(dtype, dtypes[1])
     fill = (0.0 if dtype.startswith(("float", "bfloat")) else 0) if padded else None

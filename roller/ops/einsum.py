@@ -1,4 +1,4 @@
-"""Einstein summation: any product of tensors summed over letters."""
+"""Einstein summation: products of tensors, summed over letters."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from roller.ops.types import accumulation_dtype, converted, output_dtype
 def einsum(
     subscripts: str, *operands: SymbolicTensor, out_dtype: str | None = None, acc_dtype: str | None = None
 ) -> SymbolicTensor:
-    """NumPy's `einsum` without the ellipsis: "mk,kn->mn", "bij,bjk->bik", "ii->i" (diagonal), "ij,j" (output implied).
+    """Computes NumPy's `einsum` without the ellipsis: "mk,kn->mn", "bij,bjk->bik", "ii->i" (diagonal), "ij,j" (output implied).
 
-    One stage whose axes are the letters: output letters in output order, then the summed ones in order of first use.
-    Accumulates and gives as `matmul`; where nothing is multiplied or summed the type stays.
-    `ExpressionError` if the subscripts are malformed, or do not match the operands' dimensions, extents or element types.
+    One stage whose axes are the letters: output letters in output order, then the summed ones in order of first use. Accumulator
+    and result types are those of `matmul`; if nothing is multiplied or summed, the type stays. `ExpressionError` if the subscripts
+    are malformed, or do not match the operands' dimensions, extents or element types.
     """
     operands = symbolic("einsum", *operands)
     inputs, output = _parse(subscripts, operands)

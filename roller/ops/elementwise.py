@@ -28,7 +28,7 @@ def _unary(op: str, x: SymbolicTensor) -> SymbolicTensor:
 
 
 def relu(x: SymbolicTensor) -> SymbolicTensor:
-    """The greater of x and 0."""
+    """Returns max(x, 0)."""
     return pointwise("relu", lambda value: Binary("max", value, _number(0, value)), x)
 
 
@@ -90,17 +90,17 @@ def cos(x: SymbolicTensor) -> SymbolicTensor:
 
 
 def floor(x: SymbolicTensor) -> SymbolicTensor:
-    """Greatest whole number not above x."""
+    """Returns the greatest integer not above x."""
     return _unary("floor", x)
 
 
 def ceil(x: SymbolicTensor) -> SymbolicTensor:
-    """Least whole number not below x."""
+    """Returns the least integer not below x."""
     return _unary("ceil", x)
 
 
 def round(x: SymbolicTensor) -> SymbolicTensor:
-    """Nearest whole number, halves to the even one."""
+    """Returns the nearest integer; ties go to the even one."""
     return _unary("round", x)
 
 
@@ -135,12 +135,12 @@ def div(a: Operand, b: Operand) -> SymbolicTensor:
 
 
 def maximum(a: Operand, b: Operand) -> SymbolicTensor:
-    """The greater of a and b."""
+    """Returns the max of a and b."""
     return arithmetic("max", a, b)
 
 
 def minimum(a: Operand, b: Operand) -> SymbolicTensor:
-    """The smaller of a and b."""
+    """Returns the min of a and b."""
     return arithmetic("min", a, b)
 
 

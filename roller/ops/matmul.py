@@ -19,10 +19,10 @@ def matmul(
     out_dtype: str | None = None,
     acc_dtype: str | None = None,
 ) -> SymbolicTensor:
-    """(M, K) x (K, N) → (M, N); a transposed operand is given as (K, M) or (N, K).
+    """Computes (M, K) x (K, N) → (M, N); a transposed operand has the shape (K, M) or (N, K).
 
-    Sums in float32 (float64 for float64, int32 for integers) and gives the operands' type (int32 for int8), unless told
-    otherwise. `ExpressionError` if the shapes or element types do not match.
+    The default accumulator is float32 (float64 for float64, int32 for integers); the default result has the operands' type (int32
+    for int8). `ExpressionError` if the shapes or element types do not match.
     """
     return _product("matmul", a, b, ("m", "k"), ("k", "n"), (transpose_a, transpose_b), (out_dtype, acc_dtype))
 
@@ -35,7 +35,7 @@ def batch_matmul(
     out_dtype: str | None = None,
     acc_dtype: str | None = None,
 ) -> SymbolicTensor:
-    """(B, M, K) x (B, K, N) → (B, M, N); a transposed operand has its last two dimensions swapped. Else as `matmul`."""
+    """Computes (B, M, K) x (B, K, N) → (B, M, N); a transposed operand has its last two dimensions swapped. Else as `matmul`."""
     return _product("batch_matmul", a, b, ("b", "m", "k"), ("b", "k", "n"), (transpose_a, transpose_b), (out_dtype, acc_dtype))
 
 

@@ -11,9 +11,9 @@ from roller.ops.types import constant
 
 
 def transpose(x: SymbolicTensor, axes: Sequence[int] | None = None) -> SymbolicTensor:
-    """Put x's dimensions in the given order (reversed if None): dimension d of the result is dimension axes[d] of x.
+    """Permutes x's dimensions (reverses them if `axes` is None): dimension d of the result is dimension axes[d] of x.
 
-    `ExpressionError` unless `axes` names every dimension once (negative ones count from the end).
+    `ExpressionError` unless `axes` has every dimension once (negative ones count from the end).
     """
     (x,) = symbolic("transpose", x)
     order = tuple(reversed(range(x.ndim))) if axes is None else tuple(a + x.ndim if a < 0 else a for a in axes)
@@ -25,9 +25,9 @@ def transpose(x: SymbolicTensor, axes: Sequence[int] | None = None) -> SymbolicT
 
 
 def pad(x: SymbolicTensor, widths: Sequence[tuple[int, int]], value: float = 0) -> SymbolicTensor:
-    """Surround x with (before, after) extra elements of `value` in each dimension.
+    """Pads x with (before, after) extra elements of `value` in each dimension.
 
-    `ExpressionError` unless there is one pair of whole numbers, none negative, for each dimension.
+    `ExpressionError` unless there is one pair of non-negative integers for each dimension.
     """
     (x,) = symbolic("pad", x)
     if len(widths) != x.ndim or not all(len(w) == 2 and all(isinstance(e, int) and e >= 0 for e in w) for w in widths):
@@ -39,7 +39,7 @@ def pad(x: SymbolicTensor, widths: Sequence[tuple[int, int]], value: float = 0) 
 
 
 def broadcast_to(x: SymbolicTensor, shape: Sequence[int]) -> SymbolicTensor:
-    """Repeat x to `shape` by NumPy's rules; `ExpressionError` if it does not broadcast to that."""
+    """Broadcasts x to `shape` by NumPy's rules; `ExpressionError` if it does not broadcast to that."""
     (x,) = symbolic("broadcast_to", x)
     target = tensor(shape, x.dtype)
     if broadcast_shape("broadcast_to", (x, target)) != target.shape:
@@ -49,7 +49,7 @@ def broadcast_to(x: SymbolicTensor, shape: Sequence[int]) -> SymbolicTensor:
 
 
 def expand_dims(x: SymbolicTensor, axis: int) -> SymbolicTensor:
-    """Put a dimension of extent 1 into x at `axis` of the result (negative counts from the end)."""
+    """Inserts a dimension of extent 1 into x at `axis` of the result (negative counts from the end)."""
     (x,) = symbolic("expand_dims", x)
     place = axis + x.ndim + 1 if axis < 0 else axis
     if not 0 <= place <= x.ndim:

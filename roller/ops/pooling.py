@@ -21,11 +21,11 @@ def max_pool2d(
     layout: Layout = "NCHW",
     ceil_mode: bool = False,
 ) -> SymbolicTensor:
-    """The greatest element of each window of x (N, C, H, W) or (N, H, W, C); the stride is the kernel unless given.
+    """Computes the max of each window of x (N, C, H, W) or (N, H, W, C); the default stride is the kernel.
 
-    Padded elements never win: they read as minus infinity (the least value of an integer type). The type is x's. `ceil_mode`: the
-    last elements have a window, too, where strides do not come out even; it reaches beyond the padding. Axes n c h w r s.
-    `ExpressionError` if the kernel does not fit, or some window lies in the padding altogether.
+    Padded elements are never the max: they are minus infinity (the min of an integer type). The type is x's. `ceil_mode`: if
+    strides do not divide the input evenly, one more window covers the last elements; it extends beyond the padding. Axes n c h w r
+    s. `ExpressionError` if the kernel does not fit, or if a window lies wholly in the padding.
     """
     (x,) = symbolic("max_pool2d", x)
     found = _windows("max_pool2d", x, kernel, stride, padding, dilation, layout, ceil_mode)
@@ -43,12 +43,12 @@ def avg_pool2d(
     count_include_pad: bool = True,
     ceil_mode: bool = False,
 ) -> SymbolicTensor:
-    """The mean of each window of x (N, C, H, W) or (N, H, W, C), of a floating type; the stride is the kernel unless given.
+    """Computes the mean of each window of x (N, C, H, W) or (N, H, W, C), of a floating type; the default stride is the kernel.
 
-    With `count_include_pad` padded zeros count (the divisor is the kernel's size), without only elements inside x do. `ceil_mode`:
-    the last elements have a window, too, where strides do not come out even; what it reaches beyond the padding does not count.
-    Accumulates in float32 (float64 for float64). Axes n c h w r s.
-    `ExpressionError` for integers, if the kernel does not fit, or (not counting padding) if a window lies wholly in the padding.
+    With `count_include_pad`, padded zeros count (the divisor is the kernel's size); without it, only elements inside x count.
+    `ceil_mode`: if strides do not divide the input evenly, one more window covers the last elements; its elements beyond the
+    padding do not count. Accumulates in float32 (float64 for float64). Axes n c h w r s. `ExpressionError` for integers, if the
+    kernel does not fit, or, without `count_include_pad`, if a window lies wholly in the padding.
     """
     what = "avg_pool2d"
     (x,) = symbolic(what, x)
@@ -89,7 +89,7 @@ def _check_occupied(what: str, found: Sequence[Window]) -> None:
 
 
 def _inside(window: Window, axis: str, padding: bool = False) -> Scalar:
-    """How many elements of window number `axis` lie inside the input, or inside its `padding`, as an int32."""
+    """Returns the number of elements of window `axis` inside the input, or inside its `padding`, as an int32."""
     first, end = (-window.before, window.size + window.after) if padding else (0, window.size)
     if window.dilation == 1:  # the overlap of two intervals
         last = Binary("min", Coordinate(window.index(axis, "").substitute({"": Affine((), window.kernel)})), _whole(end))

@@ -18,9 +18,10 @@ Axes = int | Sequence[int] | None
 def reduce_sum(
     x: SymbolicTensor, axes: Axes = None, keepdims: bool = False, out_dtype: str | None = None, acc_dtype: str | None = None
 ) -> SymbolicTensor:
-    """The sum over the axes (all of them if None; negative ones count from the end); an empty sum is 0.
+    """Computes the sum over the axes (all of them if None; negative ones count from the end); an empty sum is 0.
 
-    Accumulates and gives as `matmul`: int8 sums to int32. `ExpressionError` for an axis that is not there or is given twice.
+    Accumulator and result types are those of `matmul`: int8 sums to int32. `ExpressionError` for an axis that does not exist or is
+    given twice.
     """
     (x,) = symbolic("reduce_sum", x)
     return _reduce(
@@ -29,7 +30,7 @@ def reduce_sum(
 
 
 def reduce_mean(x: SymbolicTensor, axes: Axes = None, keepdims: bool = False) -> SymbolicTensor:
-    """The mean over the axes, of a floating type. Errors as `reduce_sum`, and for integers and empty axes."""
+    """Computes the mean over the axes, of a floating type. Errors as `reduce_sum`, and for integers and empty axes."""
     what = "reduce_mean"
     (x,) = symbolic(what, x)
     if x.dtype not in FLOATS:
@@ -40,13 +41,13 @@ def reduce_mean(x: SymbolicTensor, axes: Axes = None, keepdims: bool = False) ->
 
 
 def reduce_max(x: SymbolicTensor, axes: Axes = None, keepdims: bool = False) -> SymbolicTensor:
-    """The greatest element over the axes, of x's type. Errors as `reduce_sum`, and for an empty axis."""
+    """Computes the max over the axes, of x's type. Errors as `reduce_sum`, and for an empty axis."""
     (x,) = symbolic("reduce_max", x)
     return _reduce("reduce_max", x, axes, keepdims, "max", (x.dtype, compared_dtype(x.dtype)))
 
 
 def reduce_min(x: SymbolicTensor, axes: Axes = None, keepdims: bool = False) -> SymbolicTensor:
-    """The least element over the axes, of x's type. Errors as `reduce_sum`, and for an empty axis."""
+    """Computes the min over the axes, of x's type. Errors as `reduce_sum`, and for an empty axis."""
     (x,) = symbolic("reduce_min", x)
     return _reduce("reduce_min", x, axes, keepdims, "min", (x.dtype, compared_dtype(x.dtype)))
 
@@ -77,7 +78,7 @@ def _reduce(
     every, index = grid(x.shape)
     out_dtype, acc_dtype = dtypes
     value = converted(source(x, 0, index), acc_dtype)
-    if not chosen:  # nothing to combine: a stage with a reducer but no reduce axis would only confuse
+    if not chosen:  # nothing to reduce: a stage with a reducer but no reduce axis would have no use
         return produced(what, every, converted(value, out_dtype), x.shape, (x,))
     kept = [a for d, a in enumerate(every) if d not in chosen]
     shape = [1 if d in chosen else a.extent for d, a in enumerate(every) if keepdims or d not in chosen]

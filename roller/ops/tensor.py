@@ -1,7 +1,7 @@
 """The user's symbolic tensor, and the tensor expression of a finished one.
 
-A `SymbolicTensor` is an input or the output of a stage. Stages refer to their sources by position (`$0`, `$1`, …); real names
-are given only by `expression`, so that two equal programs give two equal expressions however they were built up.
+A `SymbolicTensor` is an input or the output of a stage. Stages refer to their sources by position (`$0`, `$1`, …). Only
+`expression` assigns real names, so two equal programs give two equal expressions, however they were built.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from roller.ops.types import compared_dtype, compute_dtype, constant, converted,
 
 @dataclass(frozen=True, eq=False)
 class SymbolicTensor:
-    """A tensor to be computed: shape, element type, and how it comes about. Compared by identity.
+    """A tensor to be computed: shape, element type, and its definition. Compared by identity.
 
-    `+ - * / **`, unary minus, `abs` and `< <= > >=` work on tensors and numbers with NumPy's broadcasting, `& | ~` on truth values.
-    `@` multiplies two matrices, or two stacks of as many (`matmul`, `batch_matmul`).
+    `+ - * / **`, unary minus, `abs` and `< <= > >=` work on tensors and numbers with NumPy's broadcasting, `& | ~` on booleans. `@`
+    multiplies two matrices, or two stacks of the same number of matrices (`matmul`, `batch_matmul`).
     """
 
     shape: tuple[int, ...]
@@ -33,7 +33,7 @@ class SymbolicTensor:
     stage: Stage | None = field(default=None, repr=False)
     sources: tuple[SymbolicTensor, ...] = field(default=(), repr=False)
 
-    # NumPy must leave `array + tensor` to us, so that it ends in one clear error rather than in an array of objects.
+    # NumPy must leave `array + tensor` to this class, so that it gives one clear error instead of an array of objects.
     __array_ufunc__: ClassVar[None] = None
 
     @property
@@ -42,7 +42,7 @@ class SymbolicTensor:
         return len(self.shape)
 
     def astype(self, dtype: str) -> SymbolicTensor:
-        """The same values as another element type (to an integer: towards zero)."""
+        """Returns the same values as another element type (to an integer: towards zero)."""
         (axes, index), wanted = grid(self.shape), known_dtype(dtype)
         return produced("cast", axes, converted(source(self, 0, index), wanted), self.shape, (self,), dtype=wanted)
 
@@ -117,14 +117,14 @@ class SymbolicTensor:
 
 
 def opposite(op: str, x: SymbolicTensor) -> SymbolicTensor:
-    """The negative ("neg") or the absolute value ("abs") of numbers; `ExpressionError` for truth values."""
+    """Returns the negative ("neg") or the absolute value ("abs") of numbers; `ExpressionError` for booleans."""
     if x.dtype == "bool":
         raise ExpressionError(f"{op}: not defined on bool; use .astype('float32') first")
     return pointwise(op, lambda value: Unary(op, value), x)
 
 
 def _product(left: SymbolicTensor, right: SymbolicTensor) -> SymbolicTensor:
-    """`left @ right`; the operators that do it are built from tensors, so they are found when asked for."""
+    """Returns `left @ right`; its operators import this module, so they are imported at the call."""
     products = import_module("roller.ops.matmul")
     stacks = all(getattr(side, "ndim", 0) == 3 for side in (left, right))
     result: SymbolicTensor = (products.batch_matmul if stacks else products.matmul)(left, right)
@@ -135,9 +135,9 @@ Operand = SymbolicTensor | float | int
 
 
 def tensor(shape: Sequence[int], dtype: object = "float32", name: str | None = None) -> SymbolicTensor:
-    """An input of the given shape and element type; without a name it is called t0, t1, … in order of first use.
+    """Returns an input of the given shape and element type; default names are t0, t1, … in order of first use.
 
-    `dtype`: a name such as "float16", or what NumPy, ml_dtypes or torch call the type.
+    `dtype`: a name such as "float16", or a type object of NumPy, ml_dtypes or torch.
 
     `ExpressionError` for a negative or fractional extent, an unknown type, or a name that is no identifier.
     """
@@ -153,13 +153,13 @@ def tensor(shape: Sequence[int], dtype: object = "float32", name: str | None = N
 
 
 def grid(shape: Sequence[int]) -> tuple[tuple[Axis, ...], tuple[Affine, ...]]:
-    """The axes i0, i1, … over a shape, and the index that is just these axes."""
+    """Returns the axes i0, i1, … over a shape, and the index of these axes."""
     axes = tuple(Axis(f"i{d}", extent) for d, extent in enumerate(shape))
     return axes, tuple(Affine.axis(a.name) for a in axes)
 
 
 def source(value: SymbolicTensor, position: int, index: Sequence[Affine], fill: float | int | None = None) -> Load:
-    """A load of the stage's source number `position`, which is `value`."""
+    """Returns a load of the stage's source number `position`, which is `value`."""
     return Load(f"${position}", tuple(index), value.dtype, fill)
 
 
@@ -175,7 +175,7 @@ def produced(
     reducer: Reducer | None = None,
     epilogue: Scalar | None = None,
 ) -> SymbolicTensor:
-    """The output of one stage; `hint` becomes its name, `store` defaults to the spatial axes in order, `dtype` to the body's."""
+    """Returns the output of one stage; `hint` is its name, `store` defaults to the spatial axes in order, `dtype` to the body's."""
     index = tuple(Affine.axis(a.name) for a in axes if not a.is_reduce) if store is None else tuple(store)
     output = Tensor(hint, tuple(shape), body.dtype if dtype is None else dtype)
     stage = Stage(tuple(axes), body, output, index, reducer, epilogue)
@@ -183,7 +183,7 @@ def produced(
 
 
 def symbolic(what: str, *values: object) -> tuple[SymbolicTensor, ...]:
-    """The values, all checked to be symbolic tensors; `ExpressionError` saying what wanted them otherwise."""
+    """Returns the values, checked to be symbolic tensors; otherwise `ExpressionError` with the caller's name."""
     for value in values:
         if not isinstance(value, SymbolicTensor):
             kind = type(value).__name__
@@ -192,7 +192,7 @@ def symbolic(what: str, *values: object) -> tuple[SymbolicTensor, ...]:
 
 
 def common_dtype(what: str, values: Sequence[SymbolicTensor]) -> str:
-    """The element type that all values share; `ExpressionError` if they differ."""
+    """Returns the element type that all values share; `ExpressionError` if they differ."""
     kinds = list(dict.fromkeys(v.dtype for v in values))
     if len(kinds) != 1:
         raise ExpressionError(f"{what}: operands are {' and '.join(kinds)}; cast them to one type with .astype(...)")
@@ -200,7 +200,7 @@ def common_dtype(what: str, values: Sequence[SymbolicTensor]) -> str:
 
 
 def broadcast_shape(what: str, values: Sequence[SymbolicTensor]) -> tuple[int, ...]:
-    """NumPy's broadcast of the values' shapes; `ExpressionError` if there is none."""
+    """Returns NumPy's broadcast of the values' shapes; `ExpressionError` if there is none."""
     rank = max(v.ndim for v in values)
     padded = [(1,) * (rank - v.ndim) + v.shape for v in values]
     result = []
@@ -214,7 +214,7 @@ def broadcast_shape(what: str, values: Sequence[SymbolicTensor]) -> tuple[int, .
 
 
 def broadcast_index(value: SymbolicTensor, shape: Sequence[int]) -> tuple[Affine, ...]:
-    """How a point of `shape` (axes i0, i1, …) reads a value that broadcasts to it."""
+    """Returns the index at which a point of `shape` (axes i0, i1, …) reads a value that broadcasts to it."""
     lead = len(shape) - value.ndim
     return tuple(
         Affine() if extent == 1 and shape[lead + d] != 1 else Affine.axis(f"i{lead + d}") for d, extent in enumerate(value.shape)
@@ -224,10 +224,10 @@ def broadcast_index(value: SymbolicTensor, shape: Sequence[int]) -> tuple[Affine
 def pointwise(
     hint: str, compute: Callable[..., Scalar], *operands: Operand, floats_only: bool = False, gives: str | None = None
 ) -> SymbolicTensor:
-    """An elementwise operator: `compute` of the operands' scalars at every point of their broadcast.
+    """Returns an elementwise operator: `compute` of the operands' scalars at every point of their broadcast.
 
-    Half types compute in float32 and are rounded once, at the end; `gives` is the result's type, where that is not the operands'.
-    `ExpressionError` if types differ or shapes do not broadcast.
+    16-bit floats compute in float32 and are rounded once, at the end; `gives` is the result's type, if it differs from the
+    operands'. `ExpressionError` if types differ or shapes do not broadcast.
     """
     tensors = [v for v in operands if isinstance(v, SymbolicTensor)]
     symbolic(hint, *(v for v in operands if not isinstance(v, Real)), *(() if tensors else operands[:1]))
@@ -249,12 +249,12 @@ def pointwise(
 
 
 def arithmetic(op: str, left: Operand, right: Operand) -> SymbolicTensor:
-    """One of the binary operators of `roller.ir.scalar` on tensors or numbers (at least one a tensor)."""
+    """Returns one of the binary operators of `roller.ir.scalar` on tensors or numbers (at least one a tensor)."""
     return pointwise(op, lambda a, b: Binary(op, a, b), left, right, floats_only=op in ("div", "pow"))
 
 
 def compared(op: str, left: Operand, right: Operand) -> SymbolicTensor:
-    """One of the comparisons of `roller.ir.scalar` on tensors or numbers (at least one a tensor); of truth values as 0 and 1."""
+    """Returns a comparison of `roller.ir.scalar` on tensors or numbers (at least one a tensor); booleans compare as 0 and 1."""
 
     def compute(a: Scalar, b: Scalar) -> Scalar:
         return Binary(op, *(converted(value, compared_dtype(value.dtype)) for value in (a, b)))
@@ -263,7 +263,7 @@ def compared(op: str, left: Operand, right: Operand) -> SymbolicTensor:
 
 
 def logic(op: str, *operands: SymbolicTensor) -> SymbolicTensor:
-    """One of "and", "or" and "not" on truth values; `ExpressionError` for others, of which what is not 0 would count."""
+    """Returns "and", "or" or "not" of booleans; `ExpressionError` for other types, in which any value but 0 would be true."""
     for value in symbolic(op, *operands):
         if value.dtype != "bool":
             raise ExpressionError(f"{op}: takes truth values, not {value.dtype}; compare them first, such as ops.not_equal(x, 0)")
@@ -271,9 +271,9 @@ def logic(op: str, *operands: SymbolicTensor) -> SymbolicTensor:
 
 
 def expression(value: SymbolicTensor) -> TensorExpr:
-    """The tensor expression of a finished value: inputs in order of first use (operands left to right), uniquely named stages.
+    """Returns the tensor expression of a finished value: inputs in order of first use (left to right), uniquely named stages.
 
-    `ExpressionError` if nothing is computed, or if two different inputs carry one name.
+    `ExpressionError` if nothing is computed, or if two different inputs have the same name.
     """
     symbolic("expression", value)
     order = list(_sources_first(value))
@@ -287,7 +287,7 @@ def expression(value: SymbolicTensor) -> TensorExpr:
 
 
 def _sources_first(value: SymbolicTensor) -> Iterator[SymbolicTensor]:
-    """Every tensor that the value needs, once, sources before readers; with a stack, since chains may be long."""
+    """Yields every tensor that the value needs, once, sources before readers; with a stack, since chains may be long."""
     seen: set[int] = set()
     stack = [(value, False)]
     while stack:
@@ -323,7 +323,7 @@ def _names(inputs: Sequence[SymbolicTensor], computed: Sequence[SymbolicTensor])
 
 
 def _free(hint: str, taken: dict[str, int]) -> str:
-    """`hint`, or `hint_1`, `hint_2`, …; `taken` remembers for each hint where to go on."""
+    """Returns `hint`, or `hint_1`, `hint_2`, …; `taken` has the next number of each hint."""
     name = hint
     while name in taken:
         name = f"{hint}_{taken[hint]}"

@@ -1,4 +1,4 @@
-"""Element types of operators: what they accumulate in, what they give, and how a value gets there."""
+"""Element types of operators: accumulator types, result types, and conversions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NARROW_INTEGERS = frozenset({"int8", "uint8", "int16"})
 
 
 def known_dtype(dtype: object) -> str:
-    """The name of an element type: given as that, or as a type of NumPy, ml_dtypes or torch; `ExpressionError` if there is none."""
+    """Returns the name of an element type given by name or as a type of NumPy, ml_dtypes or torch; else `ExpressionError`."""
     said = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)  # np.dtype, np.float32, torch.float32
     name = str(said).removeprefix("torch.")
     if name not in ELEMENT_BYTES:
@@ -20,17 +20,17 @@ def known_dtype(dtype: object) -> str:
 
 
 def compute_dtype(dtype: str) -> str:
-    """The type that element-by-element arithmetic runs in: float32 for the half types, else the type itself."""
+    """Returns the type of elementwise arithmetic: float32 for 16-bit floats, else the type itself."""
     return "float32" if dtype in HALVES else dtype
 
 
 def compared_dtype(dtype: str) -> str:
-    """The type that the greatest and the least element are found in: uint8 for bool, which LLVM does not order."""
+    """Returns the type in which max and min are computed: uint8 for bool, which LLVM does not order."""
     return "uint8" if dtype == "bool" else compute_dtype(dtype)
 
 
 def accumulation_dtype(dtype: str, wanted: str | None = None) -> str:
-    """The type of a sum of `dtype` values: float32 (float64 for float64), int32 (int64 for int64), or the one asked for.
+    """Returns the accumulator type of `dtype` values: float32 (float64 for float64), int32 (int64 for int64), or `wanted`.
 
     `ExpressionError` for bool, for an unknown type, and for accumulating floats in integers or integers in floats.
     """
@@ -50,19 +50,19 @@ def accumulation_dtype(dtype: str, wanted: str | None = None) -> str:
 
 
 def output_dtype(dtype: str, wanted: str | None = None) -> str:
-    """The type of a sum's or product's result: the operands' type, int32 for narrower integers, or the one asked for."""
+    """Returns the type of a sum's or product's result: the operands' type, int32 for narrower integers, or `wanted`."""
     if wanted is not None:
         return known_dtype(wanted)
     return "int32" if dtype in NARROW_INTEGERS else dtype
 
 
 def converted(value: Scalar, dtype: str) -> Scalar:
-    """The value as `dtype`, without a cast where it has that type already."""
+    """Returns the value as `dtype`, without a cast if it has that type already."""
     return value if value.dtype == dtype else Cast(value, dtype)
 
 
 def constant(value: float | int, dtype: str) -> Const:
-    """A literal of a type; `ExpressionError` if an integer type cannot hold it."""
+    """Returns a literal of a type; `ExpressionError` if an integer type cannot hold it."""
     if dtype in FLOATS:
         return Const(float(value), dtype)
     if value != int(value):
@@ -74,7 +74,7 @@ def constant(value: float | int, dtype: str) -> Const:
 
 
 def integer_range(dtype: str) -> tuple[int, int]:
-    """Least and greatest value of an integer type (0 and 1 for bool)."""
+    """Returns the min and max of an integer type (0 and 1 for bool)."""
     if dtype == "bool":
         return 0, 1
     bits = 8 * ELEMENT_BYTES[dtype]
@@ -82,5 +82,5 @@ def integer_range(dtype: str) -> tuple[int, int]:
 
 
 def lowest(dtype: str) -> float | int:
-    """What any value of the type is at least: minus infinity, or the integer type's minimum."""
+    """Returns the type's lower bound: minus infinity, or the integer type's min."""
     return float("-inf") if dtype in FLOATS else integer_range(dtype)[0]

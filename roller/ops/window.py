@@ -17,9 +17,9 @@ Padding = int | tuple[int, int] | tuple[int, int, int, int] | str
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One spatial dimension: input extent, kernel extent, stride, dilation, padding at both ends, and what comes out.
+    """One spatial dimension: input extent, kernel extent, stride, dilation, and padding at both ends.
 
-    `beyond`: by how much the last window may reach beyond the padding.
+    `beyond`: how far the last window may extend beyond the padding.
     """
 
     size: int
@@ -32,7 +32,7 @@ class Window:
 
     @property
     def reach(self) -> int:
-        """Input elements from the first to the last that one window touches."""
+        """Input elements from the first to the last one of a window."""
         return self.dilation * (self.kernel - 1) + 1
 
     @property
@@ -42,21 +42,21 @@ class Window:
 
     @property
     def padded(self) -> bool:
-        """True if some window position reaches outside the input."""
+        """True if a window position extends outside the input."""
         return self.before > 0 or (self.output - 1) * self.stride + self.reach - self.before > self.size
 
     def index(self, position: str, offset: str) -> Affine:
-        """The input index of element `offset` of window number `position`."""
+        """Returns the input index of element `offset` of window number `position`."""
         return Affine.of((position, self.stride), (offset, self.dilation), offset=-self.before)
 
     def ceiled(self) -> Window:
-        """The same with one more position where the last elements have none, if it begins before the padding at the end."""
+        """Returns this window with one more position for uncovered last elements, if that starts before the padding at the end."""
         left = (self.size + self.before + self.after - self.reach) % self.stride
         more = left > 0 and self.output * self.stride < self.size + self.before
         return replace(self, beyond=self.stride - left) if more else self
 
     def elements_inside(self, position: int) -> int:
-        """How many elements of window number `position` lie inside the input."""
+        """Returns the number of elements of window number `position` inside the input."""
         first = position * self.stride - self.before
         return sum(0 <= first + r * self.dilation < self.size for r in range(self.kernel))
 
@@ -64,7 +64,7 @@ class Window:
 def windows(
     what: str, sizes: Sequence[int], kernel: Sequence[int], stride: Pair, padding: Padding, dilation: Pair
 ) -> tuple[Window, Window]:
-    """The windows over height and width; `ExpressionError` if a number is out of range or the kernel does not fit."""
+    """Returns the windows over height and width; `ExpressionError` if a number is out of range or the kernel does not fit."""
     strides, dilations = pair(what, "stride", stride), pair(what, "dilation", dilation)
     pads = _pads(what, sizes, kernel, strides, dilations, padding)
     found = tuple(Window(sizes[d], kernel[d], strides[d], dilations[d], pads[2 * d], pads[2 * d + 1]) for d in range(2))
@@ -86,20 +86,20 @@ def windows(
 
 
 def by_letter(what: str, name: str, value: SymbolicTensor, letters: str) -> dict[str, int]:
-    """Letter → extent of the dimension it names; `ExpressionError` if the value has another number of dimensions."""
+    """Returns letter → extent of the dimension that it names; `ExpressionError` for another number of dimensions."""
     if value.ndim != len(letters):
         raise ExpressionError(f"{what}: {name} has shape {value.shape}, wanted {len(letters)} dimensions ({letters})")
     return dict(zip(letters, value.shape, strict=True))
 
 
 def check_layout(what: str, layout: str) -> None:
-    """`ExpressionError` unless the layout is NCHW or NHWC."""
+    """Raises `ExpressionError` unless the layout is NCHW or NHWC."""
     if layout not in ("NCHW", "NHWC"):
         raise ExpressionError(f"{what}: layout must be 'NCHW' or 'NHWC', got {layout!r}; use ops.transpose for others")
 
 
 def pair(what: str, name: str, value: Pair) -> tuple[int, int]:
-    """Two positive whole numbers, from one or two; `ExpressionError` otherwise."""
+    """Returns two positive integers, from one or two; `ExpressionError` otherwise."""
     numbers = tuple(value) if isinstance(value, Sequence) else (value, value)
     if len(numbers) != 2 or not all(isinstance(v, int) and v >= 1 for v in numbers):
         raise ExpressionError(f"{what}: {name} must be one or two whole numbers of at least 1, got {value!r}")
@@ -109,7 +109,7 @@ def pair(what: str, name: str, value: Pair) -> tuple[int, int]:
 def _pads(
     what: str, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], padding: Padding
 ) -> tuple[int, ...]:
-    """(top, bottom, left, right). "same" gives ceil(size / stride) positions, the odd element at the end."""
+    """Returns (top, bottom, left, right). "same" gives ceil(size / stride) positions, with the odd element at the end."""
     if isinstance(padding, str):
         if padding.lower() == "valid":
             return (0, 0, 0, 0)

@@ -1,1 +1,1 @@
-"""What runs: artifacts, arrays of the host and of GPUs, and the worker process."""
+"""Running kernels: artifacts, arrays in host and GPU memory, and the worker process."""

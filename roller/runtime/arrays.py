@@ -1,7 +1,7 @@
-"""Arrays of other libraries as NumPy views, and memory that every kernel may use: contiguous and 64-byte aligned.
+"""Arrays of other libraries as NumPy views, and memory that every kernel can use: contiguous and 64-byte aligned.
 
-Nothing but NumPy is imported: torch and JAX are recognised by the module of the value's type, and only used if they made
-the value. Every refusal is a `LaunchError`.
+Only NumPy is imported. torch and JAX are recognised by the module of the value's type, and used only if they made the value. Every
+refusal is a `LaunchError`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from roller.errors import LaunchError
 Array = npt.NDArray[Any]
 Kind = Literal["numpy", "torch", "jax"]
 
-ALIGNMENT = 64  # bytes; kernels load and store whole vectors without looking
-ALIASING = 4096  # bytes; a load whose address agrees with an earlier store's modulo this waits for it, for nothing
-STAGGER = 23 * ALIGNMENT  # from one array's start to the next one's, modulo ALIASING: of six in a row no two are near
+ALIGNMENT = 64  # bytes; kernels load and store whole vectors without checking
+ALIASING = 4096  # bytes; a load whose address equals an earlier store's modulo this stalls on that store (4K aliasing)
+STAGGER = 23 * ALIGNMENT  # between starts of consecutive arrays, modulo ALIASING: no two of six consecutive arrays are near
 _HOST = (1, 11)  # DLPack's kDLCPU and kDLROCMHost, pinned
 _made = itertools.count()
 
@@ -35,7 +35,7 @@ _HEADER = object.__basicsize__  # NumPy's array object keeps its data pointer ri
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What an argument has to be."""
+    """The required name, shape and element type of an argument."""
 
     name: str
     shape: tuple[int, ...]
@@ -46,13 +46,15 @@ class Wanted:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """NumPy's type of that name; bfloat16 is that of ml_dtypes."""
+    """Returns the NumPy type of a name; bfloat16 is that of ml_dtypes."""
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
 def narrowed(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
-    """Values as another element type, rounded once, to the nearest (to even of two); beyond its range infinite. ml_dtypes rounds
-    what is wider than float32 to that first: here that rounding leaves a mark in the last bit where it lost something.
+    """Returns values as another element type, rounded once, to nearest even; values beyond its range become infinite.
+
+    ml_dtypes first rounds types wider than float32 to float32. Here that first rounding sets the last bit if it was inexact (round
+    to odd), so the second rounding is right.
     """
     with np.errstate(all="ignore"):
         if dtype != "bfloat16" or values.dtype not in (np.float64, np.int32, np.int64):
@@ -67,7 +69,7 @@ def narrowed(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
 
 
 def same_bits(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
-    """True if two arrays of one shape and type hold the same bits, but for those of NaN: its sign and payload are free."""
+    """Returns True if two arrays of one shape and type have equal bits; a NaN's sign and payload may differ."""
     if one.tobytes() == other.tobytes():
         return True
     if one.dtype.kind in "biu":
@@ -85,26 +87,26 @@ def _address_by_interface(array: Array) -> int:
 
 
 def _known_layout() -> bool:
-    """True if this interpreter and this NumPy lay array objects out as their ABI says."""
+    """Returns True if this interpreter and this NumPy lay out array objects as their ABI specifies."""
     whole = np.zeros(64, np.uint8)
     return all(_address_by_layout(a) == _address_by_interface(a) for a in (whole, whole[7:], whole[::2], whole[:0]))
 
 
-# Where the array's first element lies. Reading the pointer takes a sixth of the time of asking for it.
+# Address of the array's first element. Reading the pointer takes a sixth of the time of NumPy's interface.
 address: Callable[[Array], int] = _address_by_layout if _known_layout() else _address_by_interface
 
 
 def is_ready(array: Array, alignment: int = ALIGNMENT) -> bool:
-    """True if kernels that need this alignment (bytes) may use the memory as it is: C-contiguous and aligned."""
+    """Returns True if kernels with this alignment (bytes) can use the array's memory: it is C-contiguous and aligned."""
     flags = array.flags
     return flags.c_contiguous and (flags.aligned if alignment <= array.itemsize else address(array) % alignment == 0)
 
 
 def aligned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-    """A new C-contiguous array whose memory is aligned; its values are not set.
+    """Returns a new C-contiguous array with aligned, uninitialised memory.
 
-    Large ones that are made one after another start at different places of a page: the system starts all large blocks at the
-    same one, and a kernel that walks several arrays at equal pace would load where it just stored, modulo `ALIASING`.
+    Consecutive large arrays start at different offsets in a page. The system starts all large blocks at the same offset, and a
+    kernel that walks several arrays in parallel would load from addresses that it has just stored to, modulo `ALIASING`.
     """
     size = math.prod(shape) * dtype.itemsize
     raw = np.empty(size + (ALIASING if size >= ALIASING else ALIGNMENT), np.uint8)
@@ -113,7 +115,7 @@ def aligned_empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
 
 
 def ready(array: Array, alignment: int = ALIGNMENT) -> Array:
-    """The array itself if it is ready, else an aligned copy."""
+    """Returns the array itself if it is ready, else an aligned copy."""
     if is_ready(array, alignment):
         return array
     copy = aligned_empty(array.shape, array.dtype)
@@ -122,7 +124,7 @@ def ready(array: Array, alignment: int = ALIGNMENT) -> Array:
 
 
 def admit(value: Any, wanted: Wanted) -> tuple[Array, Kind]:
-    """The value as a NumPy view of the wanted shape and type (never converted), and whose array it was."""
+    """Returns the value as a NumPy view of the wanted shape and type (never converted), and the library of its array."""
     array, kind = view(value, wanted.name)
     if array.dtype != wanted.dtype:
         raise LaunchError(f"{wanted.name}: element type {array.dtype} given, {wanted.dtype.name} wanted; convert it first")
@@ -132,7 +134,7 @@ def admit(value: Any, wanted: Wanted) -> tuple[Array, Kind]:
 
 
 def admit_output(value: Any, wanted: Wanted) -> tuple[Array, Kind]:
-    """As `admit`, for an array that is going to be written."""
+    """Returns the same as `admit`, for an array that is written."""
     array, kind = admit(value, wanted)
     if kind == "jax":
         raise LaunchError(f"{wanted.name}: JAX arrays cannot be written; leave out= away and use what the kernel returns")
@@ -144,7 +146,7 @@ def admit_output(value: Any, wanted: Wanted) -> tuple[Array, Kind]:
 
 
 def view(value: Any, name: str) -> tuple[Array, Kind]:
-    """A NumPy view of an array of NumPy, torch, JAX, or any library that speaks DLPack, without a copy."""
+    """Returns a NumPy view, without a copy, of an array of NumPy, torch, JAX or any library with DLPack."""
     library = type(value).__module__.partition(".")[0]
     try:
         if isinstance(value, np.ndarray | np.generic) and not isinstance(value, np.ma.MaskedArray):
@@ -153,7 +155,7 @@ def view(value: Any, name: str) -> tuple[Array, Kind]:
             return _torch_view(value, name), "torch"
         if library in ("jax", "jaxlib") and hasattr(value, "devices"):
             return _jax_view(value, name), "jax"
-        if hasattr(value, "__dlpack_device__") and library != "numpy":  # a masked array would lose its mask
+        if hasattr(value, "__dlpack_device__") and library != "numpy":  # NumPy would drop the mask of a masked array
             _on_cpu(name, int(value.__dlpack_device__()[0]) in _HOST, f"DLPack device {value.__dlpack_device__()}")
             return np.from_dlpack(value), "numpy"
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
@@ -165,7 +167,7 @@ def view(value: Any, name: str) -> tuple[Array, Kind]:
 
 
 def as_kind(array: Array, kind: Kind) -> Any:
-    """A result as the kind of array that the caller uses; torch shares its memory, JAX may copy it."""
+    """Returns a result as the caller's kind of array; torch shares its memory, JAX may copy it."""
     if kind == "numpy":
         return array
     if kind == "jax":
@@ -177,7 +179,7 @@ def as_kind(array: Array, kind: Kind) -> Any:
 
 
 def overlaps(array: Array, others: Sequence[Array]) -> bool:
-    """True if a contiguous array shares memory with one of the others, contiguous too."""
+    """Returns True if a contiguous array shares memory with one of the others, which are contiguous too."""
     first = address(array)
     last = first + array.nbytes
     for other in others:

@@ -1,7 +1,7 @@
-"""What building gives: source text, the artifact (bytes and how to launch them), and what runs it.
+"""Results of building: the source text, the artifact (bytes and how to launch them), and the interface of a loaded kernel.
 
-An artifact is one self-describing file: a magic, a JSON header guarded by its SHA-256, and the payload (the plugin's bytes,
-then the values of constant inputs) guarded by another. It holds no pickle, but it is code: load only what you trust.
+An artifact is one self-describing file: a magic, a JSON header with its SHA-256, and the payload with another (the plugin's bytes,
+then the values of constant inputs). It contains no pickle, but it contains code: load only artifacts that you trust.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _PREFIX = struct.Struct("<8sQ32s")  # magic, header bytes, SHA-256 of the header
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """What building depends on besides spec and program.
+    """The inputs of building besides spec and program.
 
-    `threads`: the most units to use (None: all). `constants`: names of inputs whose values are fixed when the kernel is
-    built. `debug`: keep what helps reading the result. `language`: what the text is to be written in, where the device can write
-    several (None: what it builds); the source says what it is.
+    `threads`: the max number of units to use (None: all). `constants`: names of inputs whose values are fixed when the kernel is
+    built. `debug`: keep information that helps to read the result. `language`: the language of the source text, for a device with
+    several (None: the one that it builds); the source records it.
     """
 
     threads: int | None = None
@@ -57,48 +57,48 @@ class KernelSource:
 
 
 class Profile(Protocol):
-    """What is known of a call without making it, such as the simulated cycles of each step."""
+    """Predictions about a call without making it, such as the simulated cycles of each step."""
 
     def text(self) -> str:
-        """As tables of plain text."""
+        """Returns tables of plain text."""
 
     def html(self) -> str:
-        """As one self-contained page."""
+        """Returns one self-contained HTML page."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
+        """Returns plain values, for JSON."""
 
 
 class Runner(Protocol):
-    """A loaded kernel, as a plugin's `roller_load_kernel` gives it.
+    """A loaded kernel, as a plugin's `roller_load_kernel` returns it.
 
-    It may also have `shortcut`: a function of the `id()` of a tuple of inputs and of that of the output. If there are as many as
-    `run` wants, and all are NumPy arrays just as it wants them, it computes and gives 1; otherwise it touches nothing and gives
-    0. It is asked first, as it is quick.
+    Optional attribute `shortcut`: a function of the `id()` of a tuple of inputs and the `id()` of the output. If the number of
+    inputs is that of `run`, and all arrays are NumPy arrays in exactly the required form, it computes and returns 1. Otherwise it
+    changes nothing and returns 0. It is called first, because it is fast.
 
-    And it may have `resident(arrays, out, stream, wanted)`, for arrays that lie in the device's own memory. It gets the caller's
-    values as they came, in the order of the inputs that are not constant, `out` (None: it makes an array), the caller's `stream`
-    (None: it chooses one) and what each has to be (`roller.runtime.arrays.Wanted`, the output last). It gives `NotImplemented`
-    where none of them lies there: then the arrays are brought to host memory's form and `run` is called. Otherwise it checks,
-    computes and gives the result, or `out`; it copies nothing that it need not, and may return before the work is done.
+    Optional method `resident(arrays, out, stream, wanted)`: for arrays in the device's own memory. Its arguments are the caller's
+    values unchanged, in the order of the non-constant inputs; `out` (None: it makes an array); the caller's `stream` (None: it
+    chooses one); and the required form of each (`roller.runtime.arrays.Wanted`, the output last). It returns `NotImplemented` if
+    none of the arrays lies there: then the arrays are converted to host arrays and `run` is called. Otherwise it checks, computes
+    and returns the result, or `out`. It copies only if necessary, and may return before the work is done.
 
-    And it may have `profile()`, which gives a `Profile` of a call without making it, where the device can tell.
+    Optional method `profile()`: returns a `Profile` of a call without making it, if the device can predict one.
     """
 
     def run(self, inputs: tuple[npt.NDArray[Any], ...], out: npt.NDArray[Any]) -> None:
-        """Compute `out` from the inputs that are not constant, in the expression's order.
+        """Computes `out` from the non-constant inputs, in the expression's order.
 
-        Every array has the shape and element type that the expression names, is C-contiguous, aligned as the launch description's
-        "alignment" says (bytes; 64 where it is left out; "element": each to its own elements), and stays alive for the call.
-        Inputs may be read-only and must not be written; `out` overlaps none of them.
+        Every array has the shape and element type of the expression, is C-contiguous, and stays alive for the call. Its alignment
+        is "alignment" of the launch description (bytes; 64 if absent; "element": that of its own elements). Inputs may be read-only
+        and must not be written; `out` overlaps none of them.
         """
 
     def close(self) -> None:
-        """Free what the kernel holds; it is not run again."""
+        """Frees the kernel's resources; it is not run again."""
 
 
 class Later(FrozenMap[int]):
-    """Resources that are worked out when first asked for: reading them off machine code can take as long as building it."""
+    """Resources that are computed on first access: reading them from machine code can take as long as building it."""
 
     __slots__ = ("_ask", "_found")
 
@@ -118,9 +118,9 @@ class Later(FrozenMap[int]):
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A built kernel: portable bytes, the launch description, what the toolchain reports, and where it comes from.
+    """A built kernel: portable bytes, the launch description, the toolchain's resource report, and its origin.
 
-    A plugin fills the first six fields, the resources as they are or as `Later`; `compile` adds the rest: the expression and the
+    A plugin fills the first six fields, with the resources directly or as `Later`. `compile` adds the rest: the expression and the
     program as JSON (`roller.ir.serialization`), the estimate, the values of constant inputs (row-major bytes) and the versions
     involved.
     """
@@ -144,11 +144,11 @@ class Artifact:
 
     @property
     def known_resources(self) -> Mapping[str, int]:
-        """The resources; none where they would have to be worked out first."""
+        """Returns the resources; an empty mapping if they have not been computed yet."""
         return FrozenMap({}) if isinstance(self.resources, Later) else self.resources
 
     def to_bytes(self) -> bytes:
-        """The artifact as the content of one file."""
+        """Returns the artifact as the content of one file."""
         blobs = [self.data, *self.constants.values()]
         payload = b"".join(blobs)
         header = {
@@ -165,7 +165,7 @@ class Artifact:
 
     @staticmethod
     def from_bytes(raw: bytes, file: str | Path | None = None) -> Artifact:
-        """The artifact that a file holds; `KernelError`, naming the file, for anything but an intact file of this version."""
+        """Returns the artifact of a file; `KernelError`, with the file's name, for anything but an intact file of this version."""
         where = "artifact" if file is None else str(file)
         header, payload = _header(raw, where)
         lengths, names = header.get("blobs"), header.get("constants")
@@ -185,7 +185,7 @@ class Artifact:
             raise _damaged(where, f"its header does not describe a kernel ({type(error).__name__}: {reason})") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the artifact to a file, whole or not at all; `KernelError` where that fails."""
+        """Writes the artifact to a file, atomically; `KernelError` if that fails."""
         try:
             target = Path(path)
         except TypeError:
@@ -197,7 +197,7 @@ class Artifact:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Artifact:
-        """The artifact that `save` wrote; `KernelError` where the file is missing, damaged or of another version."""
+        """Returns the artifact that `save` wrote; `KernelError` if the file is missing, damaged or of another version."""
         try:
             raw = Path(path).read_bytes()
         except TypeError:
@@ -208,7 +208,7 @@ class Artifact:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no word for: mappings that do not change, and NumPy's numbers; `KernelError` for anything else."""
+    """Converts values that JSON lacks: immutable mappings and NumPy scalars; `KernelError` for anything else."""
     if isinstance(value, Mapping):
         return dict(value)
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
@@ -219,7 +219,7 @@ def _plain(value: Any) -> Any:
 
 
 def _header(raw: bytes, where: str) -> tuple[dict[str, Any], bytes]:
-    """The checked header and the unchecked payload."""
+    """Returns the checked header and the unchecked payload."""
     if not raw.startswith(MAGIC[: max(len(raw), 1)]):
         raise KernelError(f"{where}: not a roller kernel; files that Kernel.save() wrote can be loaded")
     if len(raw) < _PREFIX.size:

@@ -1,8 +1,8 @@
-"""Arrays lent and borrowed through DLPack, wherever they lie: its capsules read and made with nothing but the interpreter.
+"""Arrays lent and borrowed through DLPack, in any memory: capsules are read and made with the interpreter alone.
 
-A capsule points at a structure whose layout is fixed by DLPack's ABI, in one of two forms: the one that its name "dltensor" stands
-for, and from version 1.0 on one that says besides whether the array may be written. Whoever takes the array renames the capsule
-and calls the structure's deleter when it is done.
+A capsule points at a structure whose layout is fixed by DLPack's ABI. It has two forms: the plain one, named "dltensor", and from
+version 1.0 on a versioned one, which also records whether the array may be written. The consumer renames the capsule, and calls the
+structure's deleter when it is done.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PLAIN, VERSIONED = b"dltensor", b"dltensor_versioned"
-_TAKEN = {PLAIN: b"used_dltensor", VERSIONED: b"used_dltensor_versioned"}  # alive as long as capsules point at them
+_TAKEN = {PLAIN: b"used_dltensor", VERSIONED: b"used_dltensor_versioned"}  # must live as long as capsules point at them
 VERSION = (1, 0)
 _READ_ONLY = 1  # in the flags
 _FLOAT, _BFLOAT, _BOOL = 2, 4, 6
@@ -45,7 +45,7 @@ def _python(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
     return ctypes.PYFUNCTYPE(result, *arguments)((name, ctypes.pythonapi))
 
 
-# A capsule is passed by its address, as its destructor knows it by nothing else.
+# A capsule is passed by its address, because its destructor gets nothing else.
 _is_valid = _python("PyCapsule_IsValid", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)
 _pointer = _python("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
 _rename = _python("PyCapsule_SetName", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)
@@ -55,8 +55,10 @@ _Deleter = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 
 @dataclass(frozen=True, slots=True)
 class Borrowed:
-    """An array of somebody else's, alive as long as `holder`. `strides`: in elements; None where it is contiguous. `dtype`: NumPy's
-    name of its element type, "unknown" where that has none. `device`: DLPack's kind and number.
+    """An array of another library, alive as long as `holder`.
+
+    `strides`: in elements; None if the array is contiguous. `dtype`: NumPy's name of its element type, "unknown" if NumPy has none.
+    `device`: DLPack's kind and number.
     """
 
     address: int
@@ -69,7 +71,7 @@ class Borrowed:
 
     @property
     def contiguous(self) -> bool:
-        """True if elements lie as in a C-contiguous array."""
+        """True if the elements are laid out as in a C-contiguous array."""
         dense, step = True, 1
         for extent, stride in zip(reversed(self.shape), reversed(self.strides or ()), strict=False):
             dense = dense and (extent == 1 or stride == step)
@@ -78,7 +80,7 @@ class Borrowed:
 
 
 class _Loan:
-    """Calls the deleter of what was taken out of a capsule, once nobody needs it."""
+    """Calls the deleter of a structure from a capsule once there are no more references."""
 
     def __init__(self, pointer: int, deleter: int | None) -> None:
         self._pointer, self._deleter = pointer, deleter
@@ -89,7 +91,7 @@ class _Loan:
 
 
 def borrow(capsule: Any) -> Borrowed:
-    """The array of a capsule, which is taken: nobody else can read it. `BufferError` where it is none, or of a version to come."""
+    """Takes the array of a capsule, which nobody else can then read; `BufferError` if it is none, or of an unknown version."""
     name = next((name for name in _TAKEN if _is_valid(id(capsule), name)), None)
     if name is None:
         raise BufferError("no capsule of DLPack's, or one that was read before")
@@ -119,8 +121,9 @@ def lend(
     versioned: bool = False,
     read_only: bool = False,
 ) -> Any:
-    """A capsule of a contiguous array; `owner` lives until whoever takes it is done, or the capsule is gone. `versioned`: in the
-    form that can say `read_only`.
+    """Returns a capsule of a contiguous array.
+
+    `owner` lives until the consumer is done or the capsule is deleted. `versioned`: use the form that can express `read_only`.
     """
     rank = len(shape)
     room = ctypes.c_int64 * max(rank, 1)
@@ -147,7 +150,7 @@ def _code(dtype: str) -> tuple[int, int]:
     return next(code for code, name in _CODES.items() if name == kind), int(dtype[len(kind) :])
 
 
-_lent: dict[int, Any] = {}  # what others read, by the address of its structure
+_lent: dict[int, Any] = {}  # owners of lent arrays, by the address of their structure
 
 
 def _release(place: int) -> None:
@@ -155,11 +158,11 @@ def _release(place: int) -> None:
 
 
 def _unread(capsule: int) -> None:
-    """Runs where a capsule goes that nobody has taken; the name says so."""
+    """Runs when a capsule is deleted that has not been consumed; its name shows that."""
     for name in _TAKEN:
         if _is_valid(capsule, name):
             _release(_pointer(capsule, name))
 
 
-_RELEASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_release)  # others may call it from any thread
+_RELEASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_release)  # consumers may call it from any thread
 _UNREAD = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_unread)

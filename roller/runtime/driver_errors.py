@@ -1,4 +1,4 @@
-"""What drivers of GPUs refuse, as errors that say what to do; and processes forked from one that uses a driver."""
+"""Errors of GPU drivers with advice, and the refusal of driver calls in forked processes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from roller.errors import KernelError, LaunchError
 
 
 class StatusError(Exception):
-    """What a driver answered to a call of a function, by name; never leaves a plugin, which says what the names mean.
+    """A driver's failure status of a function, by name; never leaves a plugin, which has the meaning of each name.
 
-    `advice`: by status, the error and what to do; `otherwise`: said of every other status. `full`: the one of memory that ran out.
+    `advice`: by status, the error class and what to do. `otherwise`: the text for every other status. `full`: the status for memory
+    that ran out.
     """
 
     advice: ClassVar[Mapping[str, tuple[type[KernelError], str]]]
@@ -25,17 +26,17 @@ class StatusError(Exception):
 
     @property
     def is_full(self) -> bool:
-        """True where memory ran out."""
+        """True if memory ran out."""
         return self.status == self.full
 
     def told(self, what: str = "") -> KernelError:
-        """The error that the user sees; `what` was to be done."""
+        """Returns the error for the user; `what` is the failed action."""
         kind, advice = self.advice.get(self.status, (LaunchError, self.otherwise))
         return kind(f"{what + ': ' if what else ''}{advice} ({self.function} says {self.status})")
 
 
 class ForkGuard:
-    """Refuses calls in processes forked from one that uses a driver, before the driver sees them. `name`: what a user calls it."""
+    """Refuses driver calls in processes forked from one that uses the driver. `name`: the driver's name for users."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -46,7 +47,7 @@ class ForkGuard:
         self.forked = self.used
 
     def check(self) -> None:
-        """`LaunchError` in a process forked from one that used the driver."""
+        """Raises `LaunchError` in a process forked from one that used the driver."""
         if self.forked:
             raise LaunchError(
                 f"this process was forked after {self._name} was used, which {self._name} does not survive; start processes with "

@@ -1,7 +1,7 @@
-"""Arrays of other libraries in the memory of GPUs: read where they lie, and results given back as arrays of the caller's library.
+"""Arrays of other libraries in GPU memory: read in place, and results returned as arrays of the caller's library.
 
-torch is asked for addresses itself, and allocates its results: so they take part in its memory pool, its streams and its
-graphs. How all others come and go is the plugin's to say. Nothing is copied or converted.
+torch is asked for addresses itself and allocates its results, so they use its memory pool, its streams and its graphs. The plugin
+decides how arrays of all other libraries are exchanged. No array is copied or converted.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from roller.runtime.dlpack import lend
 from roller.runtime.gpu import Gpu
 
 UNREADABLE = (BufferError, RuntimeError, TypeError, ValueError, AttributeError, KeyError)
-DEFAULT_STREAMS = (0, 1)  # handles of the stream that everything waits for
+DEFAULT_STREAMS = (0, 1)  # handles of the default stream, with which all others synchronise
 
 
 @dataclass(slots=True)
 class Taken:
-    """An array's memory as kernels need it. `stream`: the one that its library works on, which reuses the memory in that order;
-    None where it has none to tell. `holder` keeps the memory alive.
+    """An array's memory as kernels need it.
+
+    `stream`: the stream that its library works on, which reuses the memory in that order; None if the library reports none.
+    `holder` keeps the memory alive.
     """
 
     address: int
@@ -42,7 +44,7 @@ class Taken:
 
 
 class Block:
-    """Memory of ours that others use: given back in the order of every stream that was told to read it."""
+    """Memory of ours that others use: freed in the order of every stream that was registered as a reader."""
 
     def __init__(self, address: int, size: int, gpu: Gpu, stream: int) -> None:
         self.address, self.size, self.gpu = address, size, gpu
@@ -52,52 +54,52 @@ class Block:
     def __del__(self) -> None:
         if sys.is_finalizing():
             return
-        with suppress(KernelError), self.gpu.current():  # nobody is there to hear of a GPU that failed before, or of a fork
+        with suppress(KernelError), self.gpu.current():  # a GPU that failed before, or a fork, cannot be reported here
             self.gpu.reclaim(self.address, self.streams)
 
 
 def library_of(value: Any) -> str:
-    """The package that made a value."""
+    """Returns the name of the package that made a value."""
     return type(value).__module__.partition(".")[0]
 
 
 class Foreign(ABC):
-    """How arrays of other libraries in the memory of one kind of GPUs are taken and given; what they differ in is left open.
+    """The exchange of arrays with other libraries for one kind of GPUs; differences between kinds are abstract methods.
 
-    `backend`: what torch and CuPy call that kind, and their modules for it. `default_stream`: the handle by which its runtime
-    knows the stream that everything waits for. `with_streams`: the libraries whose streams can be named.
+    `backend`: the name that torch and CuPy use for that kind and for their modules. `default_stream`: the runtime's handle of the
+    default stream, with which all others synchronise. `with_streams`: libraries whose streams can be passed.
     """
 
     backend: ClassVar[str]
     default_stream: ClassVar[int]
     with_streams: ClassVar[str]
 
-    # --- what kinds of GPUs differ in --------------------------------------------------------------------------------------
+    # --- differences between kinds of GPUs ---------------------------------------------------------------------------------
 
     @abstractmethod
     def lies_on(self, value: Any) -> int | None:
-        """The number of the GPU that an array of any library but torch lies on; None where it lies elsewhere."""
+        """Returns the number of the GPU that holds an array of any library but torch; None if it is elsewhere."""
 
     @abstractmethod
     def viewed(self, value: Any, stream: int, own: int | None) -> Taken:
-        """An array of any library but torch, which is told to have its values ready for work on the stream."""
+        """Returns an array of any library but torch, which is requested to be ready for work on the stream."""
 
     @abstractmethod
     def lent(self, block: Block, wanted: Wanted) -> Any:
-        """A result for whoever speaks DLPack."""
+        """Returns a result that supports DLPack."""
 
     def is_ours(self, torch: Any) -> bool:
-        """False for a torch whose GPUs are of another kind that it calls by the same name."""
+        """Returns False for a torch whose GPUs are of another kind that it calls by the same name."""
         return True
 
     def stream_told(self, value: Any) -> int | None:
-        """The stream that an array names itself."""
+        """Returns the stream that an array itself reports; None if it reports none."""
         return None
 
-    # --- where arrays lie, and streams -------------------------------------------------------------------------------------
+    # --- location of arrays, and streams -----------------------------------------------------------------------------------
 
     def ordinal_of(self, value: Any) -> int | None:
-        """The number of the GPU whose memory an array lies in; None for everything else."""
+        """Returns the number of the GPU whose memory holds an array; None for everything else."""
         if type(value) is np.ndarray:
             return None
         try:
@@ -105,11 +107,11 @@ class Foreign(ABC):
                 there = getattr(value, f"is_{self.backend}") and self.is_ours(sys.modules["torch"])
                 return int(value.device.index) if there else None
             return self.lies_on(value)
-        except UNREADABLE:  # traced, deleted or spread over devices: reading it says why
+        except UNREADABLE:  # traced, deleted or spread over devices: the error comes when it is read
             return None
 
     def stream_of(self, value: Any, gpu: Gpu) -> int | None:
-        """The stream that an array's library works on now, as the runtime's handle; None where it has none to tell."""
+        """Returns the current stream of an array's library, as the runtime's handle; None if the library reports none."""
         library = library_of(value)
         if library == "torch":
             return self._torch_stream(gpu)
@@ -120,11 +122,11 @@ class Foreign(ABC):
         return self.stream_told(value)
 
     def handle(self, stream: int) -> int:
-        """The handle of a stream that others know by that one."""
+        """Returns the runtime's handle of a stream with this handle in other libraries."""
         return self.default_stream if stream in DEFAULT_STREAMS else stream
 
     def stream_from(self, stream: Any) -> int:
-        """A stream that the caller names: a handle, or an object that has one."""
+        """Returns the stream of a `stream` argument: a handle, or an object that has one."""
         protocol = f"__{self.backend}_stream__"
         if hasattr(stream, protocol):
             return self.handle(int(getattr(stream, protocol)()[1]))
@@ -142,10 +144,10 @@ class Foreign(ABC):
     def _torch_module(self) -> Any:
         return getattr(sys.modules["torch"], self.backend)
 
-    # --- taken -------------------------------------------------------------------------------------------------------------
+    # --- arguments ---------------------------------------------------------------------------------------------------------
 
     def take(self, value: Any, wanted: Wanted, gpu: Gpu, stream: int, written: bool = False) -> Taken:
-        """An array in a GPU's memory, ready for work on the stream; `LaunchError` where it is not as wanted."""
+        """Returns an array in a GPU's memory, ready for work on the stream; `LaunchError` if it is not as required."""
         from_torch = library_of(value) == "torch"
         try:
             own = self.stream_of(value, gpu)
@@ -156,15 +158,16 @@ class Foreign(ABC):
             raise LaunchError(f"{wanted.name}: {type(value).__name__} cannot be read as an array: {error}") from error
         _check(taken, value, wanted, written)
         taken.size = math.prod(wanted.shape) * wanted.dtype.itemsize
-        if from_torch and taken.stream is not None:  # the others were told of the stream when they gave the array
+        if from_torch and taken.stream is not None:  # the other libraries got the stream when they exported the array
             gpu.order(taken.stream, stream)
         return taken
 
-    # --- given -------------------------------------------------------------------------------------------------------------
+    # --- results -----------------------------------------------------------------------------------------------------------
 
     def fresh(self, like: Any, wanted: Wanted, gpu: Gpu, stream: int) -> tuple[int, Callable[[], Any]]:
-        """Memory for a result, free for work on the stream: its address, and what gives it, once that work is enqueued, as an
-        array of the library that made `like`.
+        """Returns memory for a result, free for work on the stream: its address, and a function that returns the array.
+
+        The function is called once the work is enqueued; it returns an array of the library that made `like`.
         """
         if library_of(like) == "torch":
             tensor = self._torch_empty(wanted, gpu, stream)
@@ -174,7 +177,7 @@ class Foreign(ABC):
         return block.address, lambda: _given(self.lent(block, wanted), like)
 
     def _torch_empty(self, wanted: Wanted, gpu: Gpu, stream: int) -> Any:
-        """A new tensor, of memory that is free for work on the stream."""
+        """Returns a new tensor whose memory is free for work on the stream."""
         torch, module = sys.modules["torch"], self._torch_module()
         device = torch.device(self.backend, gpu.ordinal)
         dtype = getattr(torch, wanted.dtype.name, None)
@@ -189,7 +192,7 @@ class Foreign(ABC):
 
 
 class DeviceArray:
-    """A result in a GPU's memory, for whoever speaks DLPack. `kind`: what DLPack calls such GPUs."""
+    """A result in a GPU's memory that supports DLPack. `kind`: DLPack's number of this kind of GPU."""
 
     def __init__(self, block: Block, wanted: Wanted, kind: int, foreign: Foreign) -> None:
         self._block, self.shape, self.dtype = block, wanted.shape, wanted.dtype
@@ -206,7 +209,7 @@ class DeviceArray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """A capsule whose values the consumer's stream (None: the default one; -1: it will wait itself) sees complete."""
+        """Returns a capsule that is complete on the consumer's stream (None: the default one; -1: the consumer waits itself)."""
         device = self.__dlpack_device__()
         if copy or dl_device not in (None, device):
             raise BufferError("the array is given where it lies, and not copied")
@@ -229,7 +232,7 @@ def _torch_taken(value: Any, name: str, own: int | None) -> Taken:
 
 
 def _check(taken: Taken, value: Any, wanted: Wanted, written: bool) -> None:
-    """`LaunchError` where an array is not as wanted."""
+    """Raises `LaunchError` if an array is not as required."""
     if taken.dtype != wanted.dtype.name:
         raise LaunchError(f"{wanted.name}: element type {taken.dtype} given, {wanted.dtype.name} wanted; convert it first")
     if taken.shape != wanted.shape:
@@ -243,6 +246,6 @@ def _check(taken: Taken, value: Any, wanted: Wanted, written: bool) -> None:
 
 
 def _given(array: Any, like: Any) -> Any:
-    """Our array as one of the library that made `like`; itself, where that library does not take DLPack."""
+    """Returns our array as one of the library that made `like`; itself, if that library does not support DLPack."""
     namespace = like.__array_namespace__() if hasattr(like, "__array_namespace__") else sys.modules.get(library_of(like))
     return namespace.from_dlpack(array) if namespace is not None and hasattr(namespace, "from_dlpack") else array

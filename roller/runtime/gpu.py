@@ -1,4 +1,4 @@
-"""One GPU with its memory, in the order of streams: all that does not depend on how its driver is called."""
+"""One GPU with its memory and stream order, independent of its driver's interface."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from roller.runtime.driver_errors import ForkGuard, StatusError
 
 
 class Gpu(ABC):
-    """The GPU of a number. `stream` is our own: for host arrays, and for arrays of libraries that have no current stream.
+    """A GPU with a number. `stream`: our own stream, for host arrays and for arrays of libraries without a current stream.
 
-    All that concerns memory and streams wants the GPU to be the thread's. `forks`: guards calls of its driver.
+    All methods on memory and streams require the GPU to be the thread's current one. `forks`: guards calls of its driver.
     """
 
     forks: ClassVar[ForkGuard]
@@ -24,109 +24,109 @@ class Gpu(ABC):
         self.ordinal = ordinal
         self.stream = 0
         self._held: deque[tuple[Any, Any]] = deque()
-        self._lock = threading.RLock()  # what is let go may ask the GPU for more
+        self._lock = threading.RLock()  # objects that are released may call the GPU again
 
     def __str__(self) -> str:
         return f"GPU {self.ordinal}"
 
-    # --- what drivers do differently ---------------------------------------------------------------------------------------
+    # --- driver interface --------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def current(self) -> AbstractContextManager[None]:
-        """It is the thread's inside; afterwards the one that was before is."""
+        """Makes it the thread's current GPU inside the context, and restores the previous one afterwards."""
 
     @abstractmethod
     def take(self, size: int, stream: int) -> int:
-        """As `allocate`; `StatusError` where the driver refuses."""
+        """Allocates as `allocate`; `StatusError` if the driver refuses."""
 
     @abstractmethod
     def trim(self) -> None:
-        """Wait for all work, and give the system what is kept for later calls."""
+        """Waits for all work, and returns memory cached for later calls to the system."""
 
     @abstractmethod
     def free(self, address: int, stream: int) -> None:
-        """Give memory back once the work that is on the stream now is done."""
+        """Frees memory once all work now on the stream is done."""
 
     @abstractmethod
     def bring(self, to: int, source: int, size: int, stream: int) -> None:
-        """Enqueue a copy from host memory (bytes), which stays as it is until the stream is waited for."""
+        """Enqueues a copy from host memory (bytes), which must not change until the stream is synchronised."""
 
     @abstractmethod
     def fetch(self, to: int, source: int, size: int, stream: int) -> None:
-        """Enqueue a copy to host memory."""
+        """Enqueues a copy to host memory."""
 
     @abstractmethod
     def move(self, to: int, source: int, size: int, stream: int) -> None:
-        """Enqueue a copy within its memory."""
+        """Enqueues a copy within its memory."""
 
     @abstractmethod
     def finish(self, stream: int) -> None:
-        """Wait for what is on the stream."""
+        """Waits for all work on the stream."""
 
     @abstractmethod
     def mark(self, stream: int) -> Any:
-        """An event behind what is on the stream now."""
+        """Returns an event behind all work now on the stream."""
 
     @abstractmethod
     def reached(self, event: Any) -> bool:
-        """True where all work before an event is done."""
+        """Returns True if all work before an event is done."""
 
     @abstractmethod
     def follow(self, stream: int, event: Any) -> None:
-        """Later work on the stream waits for an event."""
+        """Makes later work on the stream wait for an event."""
 
     @abstractmethod
     def forget(self, event: Any) -> None:
-        """Nobody asks for the event any more."""
+        """Destroys an event."""
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait for all work."""
+        """Waits for all work."""
 
     @abstractmethod
     def keep(self, size: int, what: str) -> int:
-        """The address of memory (bytes) that stays until it is dropped; `what` names it where there is no room."""
+        """Returns the address of memory (bytes) that stays allocated until `drop`; `what` names it in an out-of-memory error."""
 
     @abstractmethod
     def drop(self, address: int) -> None:
-        """Give back what was kept; no work uses it any more."""
+        """Frees memory of `keep` that no work uses any more."""
 
     @abstractmethod
     def write(self, to: int, source: int, size: int) -> None:
-        """Copy from host memory (bytes), at once."""
+        """Copies from host memory (bytes), synchronously."""
 
     @abstractmethod
     def load(self, code: bytes, what: str) -> Any:
-        """A binary as the driver holds it, which may read the bytes as long as it does; `what` was to be done."""
+        """Loads a binary into the driver, which may read the bytes until it is unloaded; `what` is the action for an error."""
 
     @abstractmethod
     def unload(self, module: Any) -> None:
-        """The driver holds the binary no longer."""
+        """Unloads a binary from the driver."""
 
     # --- memory ------------------------------------------------------------------------------------------------------------
 
     def allocate(self, size: int, stream: int) -> int:
-        """The address of new memory (bytes), which work on the stream may use from now on; aligned to 256 bytes."""
+        """Returns the address of new memory (bytes), usable by work on the stream from now on; aligned to 256 bytes."""
         try:
             return self.take(size, stream)
         except StatusError as error:
             if not error.is_full:
                 raise error.told() from error
-        try:  # once more, without what is kept for later
+        try:  # once more, without cached memory
             self.trim()
             return self.take(size, stream)
         except StatusError as error:
             raise error.told(f"{size} bytes wanted on {self}") from error
 
     def reclaim(self, address: int, streams: Collection[int]) -> None:
-        """Give memory back once the work that is on these streams now is done."""
+        """Frees memory once all work now on these streams is done."""
         for stream in sorted(streams):
             self.order(stream, self.stream)
         self.free(address, self.stream)
 
     @contextmanager
     def room(self, size: int, stream: int) -> Iterator[int]:
-        """Memory for what is enqueued inside; 0 where no bytes are wanted."""
+        """Allocates memory for the work enqueued inside the context; 0 for 0 bytes."""
         if not size:
             yield 0
             return
@@ -139,7 +139,7 @@ class Gpu(ABC):
     # --- order -------------------------------------------------------------------------------------------------------------
 
     def order(self, first: int, then: int) -> None:
-        """Later work on one stream waits for what is on the other now."""
+        """Makes later work on one stream wait for all work now on the other."""
         if first == then:
             return
         event = self.mark(first)
@@ -149,14 +149,14 @@ class Gpu(ABC):
             self.forget(event)
 
     def hold(self, stream: int, things: Any) -> None:
-        """Keep things until the work that is on the stream now is done, and let go of what was kept and is done."""
+        """Keeps objects alive until all work now on the stream is done, and releases earlier objects whose work is done."""
         with self._lock:
             self._held.append((self.mark(stream), things))
             while self._held and self.reached(self._held[0][0]):
                 self.forget(self._held.popleft()[0])
 
     def wait(self) -> None:
-        """Until all work is done."""
+        """Waits for all work."""
         self.synchronize()
         with self._lock:
             while self._held:

@@ -1,4 +1,4 @@
-"""A C++ compiler of this machine, for emulators and checks that run generated text on the host."""
+"""A C++ compiler of this machine, for emulators and checks that run generated source on the host."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from roller.errors import DeviceUnavailableError
 
 
 def host_compiler(purpose: str) -> list[str]:
-    """The command of a C++ compiler: `CXX`, else g++ or clang++ on PATH, else that of PyPI's `ziglang`.
+    """Returns the command of a C++ compiler: `CXX`, else g++ or clang++ on PATH, else that of PyPI's `ziglang`.
 
-    `DeviceUnavailableError` where there is none; `purpose` begins its text ("the emulator needs", say).
+    `DeviceUnavailableError` if there is none; `purpose` begins its text (for example "the emulator needs").
     """
     found = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if found is not None:

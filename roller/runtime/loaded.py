@@ -1,4 +1,4 @@
-"""An artifact on one GPU: its binary, its constants, its workspaces, and launches in which only addresses are left to prepare."""
+"""An artifact on one GPU: its binary, constants and workspaces, with launches prepared except for addresses."""
 
 from __future__ import annotations
 
@@ -25,44 +25,44 @@ class Launch(Protocol):
     """One kernel with everything that its launches have in common."""
 
     def launch(self, places: Mapping[str, int], stream: int) -> None:
-        """Enqueue it for arrays at these addresses, by name; one thread at a time."""
+        """Enqueues it for arrays at these addresses, by name; one thread at a time."""
 
 
-Prepare = Callable[[Any, Mapping[str, Any], Any], Launch]  # of a binary as the driver holds it, a described kernel, and the GPU
+Prepare = Callable[[Any, Mapping[str, Any], Any], Launch]  # from a loaded binary, a kernel's description, and the GPU
 
 
 class Loaded:
-    """A program's kernels on one GPU. Several threads may launch it, on several streams: each call has workspaces of its own."""
+    """A program's kernels on one GPU. Several threads may launch it, on several streams: each call has its own workspaces."""
 
     def __init__(self, artifact: Artifact, gpu: Gpu, prepare: Prepare) -> None:
         self.gpu = gpu
         self._spaces, self._workspace_bytes = _laid_out(artifact.launch["workspaces"])
         self._owned = owned = Owned(gpu)
         self._dropped = weakref.finalize(self, owned.drop)
-        self._dropped.atexit = False  # at exit the driver is gone before
+        self._dropped.atexit = False  # at exit, the driver is gone before
         with gpu.current():
             self._places = {name: owned.constant(array) for name, array in constants_of(artifact).items()}
             self._kernels = [prepare(owned.module(artifact.data), described, gpu) for described in artifact.launch["kernels"]]
         self._lock = threading.Lock()
 
     def launch(self, places: Mapping[str, int], stream: int) -> None:
-        """Enqueue the kernels for arrays at these addresses, by name; the GPU is the thread's."""
+        """Enqueues the kernels for arrays at these addresses, by name; requires the GPU to be the thread's current one."""
         with self.gpu.room(self._workspace_bytes, stream) as base:
             spaces = {name: base + offset for name, offset in self._spaces.items()}
             everything = {**self._places, **spaces, **places}
-            with self._lock:  # addresses are written where the last launch had its own
+            with self._lock:  # a launch overwrites the addresses of the one before
                 for kernel in self._kernels:
                     kernel.launch(everything, stream)
 
     def close(self) -> None:
-        """Wait for what runs, then give the GPU's memory back."""
+        """Waits for running work, then frees the GPU's memory."""
         self._kernels = []
         self._dropped.detach()
         self._owned.release()
 
 
 class Owned:
-    """What a loaded binary and its arrays hold of a GPU; given back at most once."""
+    """The GPU resources of a loaded binary and its arrays; released at most once."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -71,33 +71,33 @@ class Owned:
         self._code = b""
 
     def memory(self, size: int, what: str) -> int:
-        """So many bytes on the GPU; `what` names them where there is no room."""
+        """Returns the address of `size` bytes on the GPU; `what` names them in an out-of-memory error."""
         place = self._gpu.keep(max(size, 1), f"{what} on {self._gpu}")
         self._memory.append(place)
         return place
 
     def constant(self, array: Array) -> int:
-        """Values on the GPU, copied at once."""
+        """Copies values to the GPU, synchronously, and returns their address."""
         place = self.memory(array.nbytes, f"a constant of {array.nbytes} bytes")
         if array.nbytes:
             self._gpu.write(place, address(array), array.nbytes)
         return place
 
     def module(self, code: bytes, what: str = "loading the kernel") -> Any:
-        """The binary as the driver holds it."""
+        """Returns the binary, loaded into the driver."""
         if self._module is None:
             self._code = code
             self._module = self._gpu.load(code, f"{what} on {self._gpu}")
         return self._module
 
     def drop(self) -> None:
-        """As `release`, when the collector of garbage asks: nobody is there to hear of a GPU that failed before."""
+        """Releases as `release` from the garbage collector, where a GPU that failed before cannot be reported."""
         with suppress(KernelError):
             self.release()
 
     def release(self) -> None:
-        """Wait for what runs, then give everything back."""
-        if self._gpu.forks.forked:  # what the parent holds is the parent's
+        """Waits for running work, then releases everything."""
+        if self._gpu.forks.forked:  # the parent's resources stay the parent's
             return
         with self._gpu.current():
             self._gpu.wait()
@@ -109,7 +109,7 @@ class Owned:
 
 
 def check_limits(described: Mapping[str, Any], gpu: Gpu, limits: Iterable[tuple[str, int, int]]) -> None:
-    """`LaunchError` for a launch that a GPU cannot do. `limits`: what, how much of it is wanted, and how much there is."""
+    """Raises `LaunchError` for a launch beyond a GPU's limits. `limits`: name, required amount, available amount."""
     name, blocks, threads = described["name"], int(described["blocks"]), int(described["threads"])
     for what, wanted, most in limits:
         if wanted > most:
@@ -119,7 +119,7 @@ def check_limits(described: Mapping[str, Any], gpu: Gpu, limits: Iterable[tuple[
 
 
 def _laid_out(workspaces: Sequence[Mapping[str, Any]]) -> tuple[dict[str, int], int]:
-    """Where each workspace lies in one block of memory, and the block's bytes."""
+    """Returns each workspace's offset in one block of memory, and the block's bytes."""
     offsets, end = {}, 0
     for space in workspaces:
         offsets[space["name"]] = end
@@ -129,7 +129,7 @@ def _laid_out(workspaces: Sequence[Mapping[str, Any]]) -> tuple[dict[str, int], 
 
 
 def constants_of(artifact: Artifact) -> dict[str, Array]:
-    """The constants that the artifact carries, by name."""
+    """Returns the constants of the artifact, by name."""
     found: dict[str, Array] = {}
     for tensor in artifact.launch["tensors"]:
         raw = artifact.constants.get(tensor["name"])
@@ -140,7 +140,7 @@ def constants_of(artifact: Artifact) -> dict[str, Array]:
 
 
 def inputs_of(artifact: Artifact, moving: tuple[Array, ...]) -> dict[str, Array]:
-    """All inputs by name: those of a call, in order, and the constants."""
+    """Returns all inputs by name: those of a call, in order, and the constants."""
     fixed = constants_of(artifact)
     names = [name for name in artifact.launch["inputs"] if name not in fixed]
     return {**fixed, **dict(zip(names, moving, strict=True))}

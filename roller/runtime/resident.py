@@ -1,6 +1,6 @@
-"""Calls of kernels on GPUs: arrays in a GPU's memory are used where they lie, and nobody waits; those of the host travel there.
+"""Kernel calls on GPUs: arrays in GPU memory are used in place and asynchronously; host arrays are copied there and back.
 
-What is the same for all kinds of GPUs; a plugin brings its GPUs and how a kernel is loaded on one.
+This part is common to all kinds of GPUs; a plugin adds its GPUs and the loading of a kernel.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ Array = npt.NDArray[Any]
 
 
 class Gpus(Protocol):
-    """Those of one kind; a plugin's module may be it."""
+    """The GPUs of one kind; a plugin's module may implement it."""
 
     def count(self) -> int:
-        """How many there are; `DeviceUnavailableError` where there is none."""
+        """Returns the number of GPUs; `DeviceUnavailableError` if there is none."""
 
     def gpu(self, ordinal: int) -> Gpu:
-        """The one of that number; `LaunchError` where there is none."""
+        """Returns the GPU of that number; `LaunchError` if there is none."""
 
     def current(self) -> Gpu:
-        """The one that the calling thread uses, else the first."""
+        """Returns the calling thread's current GPU, else the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Of a kernel: names of the inputs that calls bring, name of the output, bytes at whose multiples every array starts."""
+    """The arguments of a kernel: names of the inputs of a call, name of the output, and every array's alignment in bytes."""
 
     inputs: tuple[str, ...]
     output: str
@@ -47,9 +47,7 @@ class Arguments:
 
 
 class GpuRunner(ABC):
-    """A kernel, loaded on every GPU that it is called for; see `roller.runtime.artifact.Runner`. Threads may call it at the same
-    time.
-    """
+    """A kernel, loaded on every GPU that it is called for; see `roller.runtime.artifact.Runner`. It is thread-safe."""
 
     def __init__(self, artifact: Artifact, gpus: Gpus, foreign: Foreign) -> None:
         self._artifact, self._gpus, self._foreign = artifact, gpus, foreign
@@ -62,14 +60,14 @@ class GpuRunner(ABC):
 
     @abstractmethod
     def check(self, gpu: Any) -> None:
-        """`DeviceUnavailableError` where the GPU cannot run the kernel."""
+        """Raises `DeviceUnavailableError` if the GPU cannot run the kernel."""
 
     @abstractmethod
     def prepare(self, module: Any, described: Mapping[str, Any], gpu: Any) -> Launch:
-        """One of its kernels, of a binary that the driver holds, with everything that launches on that GPU have in common."""
+        """Prepares one kernel of a loaded binary: everything that its launches on that GPU have in common."""
 
     def run(self, inputs: tuple[Array, ...], out: Array) -> None:
-        """Compute `out` from arrays in host memory, on the calling thread's GPU, and wait for it."""
+        """Computes `out` from arrays in host memory, on the calling thread's GPU, and waits for it."""
         here = self._loaded(self._gpus.current().ordinal)
         there, stream = here.gpu, here.gpu.stream
         with there.current(), ExitStack() as stack:
@@ -82,24 +80,26 @@ class GpuRunner(ABC):
             try:
                 here.launch(places, stream)
                 there.fetch(address(out), result, out.nbytes, stream)
-            finally:  # nothing may still read the caller's arrays
+            finally:  # no work may read the caller's arrays after the call
                 there.finish(stream)
 
     def resident(self, arrays: tuple[Any, ...], out: Any, stream: Any, wanted: Sequence[Wanted]) -> Any:
-        """Compute from arrays in a GPU's memory. `stream`: a handle, or a stream of a library; left out, the current one of the
-        first array's library, and one of ours where that has none.
+        """Computes from arrays in a GPU's memory.
+
+        `stream`: a handle, or a stream of a library. Default: the current one of the first array's library, or ours if that library
+        has none.
         """
         return compute(self._foreign, self._loaded, self._named, arrays, out, stream, wanted)
 
     def close(self) -> None:
-        """Wait for what runs, and free what the kernel holds; it is not run again."""
+        """Waits for running work, and frees the kernel's resources; it is not run again."""
         with self._loading:
             self._closed = True
             while self._on:
                 self._on.popitem()[1].close()
 
     def _begin(self) -> None:
-        """Load for the calling thread's GPU; where that cannot run the kernel, one of the others has to be able to."""
+        """Loads for the calling thread's GPU; if that cannot run the kernel, at least one other GPU must be able to."""
         first = self._gpus.current()
         others = (self._gpus.gpu(n) for n in range(self._gpus.count()) if n != first.ordinal)
         if self._runs_on(first) or not any(self._runs_on(other) for other in others):
@@ -126,7 +126,7 @@ class GpuRunner(ABC):
             return self._on[ordinal]
 
 
-# --- arrays that lie there already -----------------------------------------------------------------------------------------
+# --- arrays in GPU memory --------------------------------------------------------------------------------------------------
 
 
 def compute(
@@ -138,7 +138,7 @@ def compute(
     stream: Any,
     wanted: Sequence[Wanted],
 ) -> Any:
-    """The result, or `out`; `NotImplemented` where no array lies on a GPU. `load` gives the kernel on the GPU of that number."""
+    """Computes the result, or `out`; `NotImplemented` if no array is on a GPU. `load` returns the kernel on the GPU of a number."""
     given = arrays if out is None else (*arrays, out)
     ordinal = _ordinal(foreign, given, wanted)
     if ordinal is None:
@@ -164,12 +164,12 @@ def compute(
 
 
 def _ordinal(foreign: Foreign, given: Sequence[Any], wanted: Sequence[Wanted]) -> int | None:
-    """The one GPU that all arrays lie on; None where none lies on any. `LaunchError` where they are apart."""
+    """Returns the one GPU that holds all arrays; None if none is on a GPU. `LaunchError` if they are in different places."""
     ordinals = [foreign.ordinal_of(value) for value in given]
     first = ordinals[0] if ordinals else None
     if ordinals.count(first) == len(ordinals):
         return first
-    names = [w.name for w in wanted]  # the output's is the last, which may be left out
+    names = [w.name for w in wanted]  # the output's is the last, and may be left out
     where = [f"{name} {'in host memory' if n is None else f'on GPU {n}'}" for name, n in zip(names, ordinals, strict=False)]
     raise LaunchError(
         f"the arrays lie apart: {', '.join(where)}; bring them to one place first (torch: x.to(y.device), CuPy: cupy.asarray(x))"
@@ -188,8 +188,10 @@ def _taken(foreign: Foreign, value: Any, wanted: Wanted, gpu: Gpu, stream: int, 
 
 @contextmanager
 def _held(gpu: Gpu, stream: int, arrays: Sequence[Taken]) -> Iterator[None]:
-    """Arrays of libraries that know nothing of the stream live until the work enqueued inside is done: their memory would be handed
-    out again too early. Where one of several launches fails, that work is those before it.
+    """Keeps arrays of libraries without this stream alive until the work enqueued inside is done.
+
+    Their memory would be reused too early otherwise. If one of several launches fails, that work consists of the launches before
+    it.
     """
     strangers = [one.holder for one in arrays if one.stream != stream]
     try:
@@ -200,7 +202,7 @@ def _held(gpu: Gpu, stream: int, arrays: Sequence[Taken]) -> Iterator[None]:
 
 
 def _into(here: Loaded, places: dict[str, int], output: str, target: Taken, inputs: Sequence[Taken], stream: int) -> None:
-    """Write to the caller's array: directly where it overlaps no input, else by way of other memory."""
+    """Writes to the caller's array: directly if it overlaps no input, else through temporary memory."""
     if not target.size:
         return
     end = target.address + target.size

@@ -1,10 +1,9 @@
-"""A worker process for what may crash or hang: warm, reused, replaced when it dies.
+"""A worker process for calls that may crash or hang: warm, reused, replaced when it dies.
 
-The worker is a plain child that imports what the function needs, not a copy of the caller: it never runs the caller's main
-script again. Functions travel by name, so they must live at the top of an importable module.
+The worker is a plain child process that imports the function's module, not a copy of the caller: it never runs the caller's main
+script again. Functions are sent by name, so they must be at the top level of an importable module.
 
-A worker has a folder of its own for temporary files, which goes with it however it ends: its caller removes it, and where the
-caller is gone first, the worker does.
+A worker has its own folder for temporary files, which is always removed: by the caller, or by the worker if the caller dies first.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from roller.errors import KernelError, RollerError
 
 T = TypeVar("T")
 DEADLINE_SECONDS = 60.0
-_SAID = "said"  # the file with what a call wrote to standard error
+_SAID = "said"  # the file with the standard error of a call
 _START = "import sys; sys.path[:] = {path!r}; from roller.runtime.worker import _serve; _serve({descriptor}, {folder!r})"
 
 _lock = threading.Lock()
@@ -44,11 +43,11 @@ def run_isolated(
     error: Callable[[str], RollerError] = KernelError,
     quiet: bool = False,
 ) -> T:
-    """What the function gives, computed in the worker process.
+    """Returns the function's result, computed in the worker process.
 
-    Its exceptions are raised here. `error(text)` is raised where the worker crashes (the text names the signal), takes longer than
-    `deadline_s`, or cannot be sent the call; the next call gets a new worker. `quiet`: what the function writes to standard error
-    is not shown; it follows the text, from the next line on, where the worker crashes.
+    The function's exceptions are raised here. `error(text)` is raised if the worker crashes (the text names the signal), takes
+    longer than `deadline_s`, or cannot be sent the call; the next call gets a new worker. `quiet`: the function's standard error is
+    not shown; if the worker crashes, it is appended to the text on a new line.
     """
     what = getattr(function, "__qualname__", repr(function))
     if getattr(function, "__module__", "__main__") == "__main__":
@@ -84,7 +83,7 @@ class _Worker:
         self.folder = tempfile.mkdtemp(prefix="roller-worker-")
         with theirs:
             start = _START.format(path=[p for p in sys.path if p], descriptor=theirs.fileno(), folder=self.folder)
-            # Its stdout goes where errors go: ours may be a JSON document.
+            # Its stdout goes to our stderr: our stdout may be a JSON document.
             self.process = subprocess.Popen(
                 [sys.executable, "-c", start], stdin=subprocess.DEVNULL, stdout=2, pass_fds=(theirs.fileno(),), process_group=0
             )
@@ -98,7 +97,7 @@ class _Worker:
         return self.connection.recv()
 
     def said(self) -> str:
-        """What the call wrote to standard error, behind a line end; empty where it wrote nothing."""
+        """Returns the call's standard error after a line end; empty if there is none."""
         try:
             text = Path(self.folder, _SAID).read_text(encoding="utf-8", errors="replace")
         except OSError:
@@ -106,7 +105,7 @@ class _Worker:
         return f"\n{text}" if text else ""
 
     def stop(self) -> str:
-        """End the process, and the compilers that it started; remove its files, and say how it ended."""
+        """Ends the process and the compilers that it started, removes its files, and returns how it ended."""
         self.connection.close()
         try:
             status = self.process.wait(1.0)
@@ -118,7 +117,7 @@ class _Worker:
 
 
 def _current() -> _Worker:
-    """The live worker of this process, started if there is none (a forked child starts its own)."""
+    """Returns the live worker of this process, started if there is none (a forked child starts its own)."""
     global _worker  # noqa: PLW0603  (the one warm worker is process-wide on purpose)
     ours = _worker if _worker is not None and _worker.owner == os.getpid() and not _worker.connection.closed else None
     if ours is not None and ours.process.poll() is not None:
@@ -136,7 +135,7 @@ def _stop() -> None:
 
 
 def _serve(descriptor: int, folder: str) -> None:
-    """The worker's loop: answer calls until the caller closes the connection, or is gone."""
+    """Runs the worker's loop: answers calls until the caller closes the connection or dies."""
     tempfile.tempdir = os.environ["TMPDIR"] = folder
     threading.Thread(target=_watch, args=(descriptor, folder), daemon=True).start()
     connection = Connection(descriptor)
@@ -148,16 +147,16 @@ def _serve(descriptor: int, folder: str) -> None:
 
 
 def _watch(descriptor: int, folder: str) -> None:
-    """Once the caller is gone, whatever is being computed for it: the end of the worker, and of the compilers that it started."""
+    """Ends the worker and the compilers that it started once the caller is dead, also during a computation."""
     connection = select.poll()
-    connection.register(descriptor, 0)  # nothing but that the other end is closed, which is always told
+    connection.register(descriptor, 0)  # no events but a closed peer, which is always reported
     connection.poll()
     shutil.rmtree(folder, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
 
 
 def _next_answer(connection: Connection) -> tuple[bool, Any]:
-    """Whether the next call gave a value, and that, or what it raised."""
+    """Returns whether the next call returned a value, and that value or the exception."""
     try:
         function, arguments, quiet = connection.recv()
     except (EOFError, ConnectionResetError):
@@ -175,7 +174,7 @@ def _next_answer(connection: Connection) -> tuple[bool, Any]:
 
 @contextmanager
 def _aside(path: Path) -> Iterator[None]:
-    """What the process writes to standard error goes to a new file."""
+    """Redirects the process's standard error to a new file."""
     before = os.dup(2)
     try:
         with path.open("wb") as file:

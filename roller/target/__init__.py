@@ -1,1 +1,1 @@
-"""What a chip is: its description as data, where descriptions lie, and parts of a chip as a chip."""
+"""Machine descriptions: a chip as data, the spec files of chips, and a subset of a chip as a chip."""

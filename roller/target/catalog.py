@@ -1,7 +1,7 @@
-"""Spec files: find them, read them, refuse them, and lint the numbers in them.
+"""Spec files: discovery, reading, validation, and a lint of their numbers.
 
-A spec directory holds `<device>/<chip>.toml`. Directories given by the caller come before the built-in one, so a
-user's file of the same device and chip wins. Every failure is one `SpecError` of one line, naming file and field.
+A spec directory holds `<device>/<chip>.toml`. The caller's directories precede the built-in one, so a user's file of the same
+device and chip wins. Every failure is one `SpecError` of one line, with file and field.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _TABLES: dict[str, type[BaseModel]] = {
 
 @dataclass(frozen=True, slots=True)
 class SpecEntry:
-    """A spec file found by its place, not yet read."""
+    """A spec file, found by its path and not yet read."""
 
     device: str
     chip: str
@@ -63,14 +63,14 @@ class SpecEntry:
 
 
 def builtin_dir() -> Path:
-    """The directory of the shipped specs: `roller/_specs` in a wheel, `specs` beside `roller` in a source tree."""
+    """Returns the directory of the shipped specs: `roller/_specs` in a wheel, `specs` beside `roller` in a source tree."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "_specs"
     return installed if installed.is_dir() else package.parent / "specs"
 
 
 def list_specs(device: str | None = None, extra_dirs: Iterable[str | Path] = ()) -> tuple[SpecEntry, ...]:
-    """The spec files there are, of one device or of all, sorted; files are not opened."""
+    """Returns the available spec files, of one device or of all, sorted; files are not opened."""
     found: dict[tuple[str, str], SpecEntry] = {}
     for root in [*map(Path, extra_dirs), builtin_dir()]:
         for path in sorted(root.glob("*/*.toml")):
@@ -81,7 +81,7 @@ def list_specs(device: str | None = None, extra_dirs: Iterable[str | Path] = ())
 
 
 def find_spec(device: str, chip: str, extra_dirs: Iterable[str | Path] = ()) -> HardwareSpec:
-    """The spec of one chip; SpecError, with what there is, where no file describes it."""
+    """Returns the spec of one chip; `SpecError`, with the available chips, if no file describes it."""
     entries = {entry.chip: entry for entry in list_specs(device, tuple(extra_dirs))}
     if chip not in entries:
         there = ", ".join(entries) or "none"
@@ -95,17 +95,17 @@ def find_spec(device: str, chip: str, extra_dirs: Iterable[str | Path] = ()) -> 
 
 
 def load_spec(path: str | Path) -> HardwareSpec:
-    """The spec a TOML file holds."""
+    """Returns the spec of a TOML file."""
     return spec_from_dict(parse(_read(Path(path)), Path(path)), path)
 
 
 def user_spec_path(device: str, chip: str) -> Path:
-    """The user's own file of a chip."""
+    """Returns the path of the user's own file of a chip."""
     return spec_dir() / device / f"{chip}.toml"
 
 
 def kept_spec(device: str, chip: str) -> HardwareSpec | None:
-    """What the user's own file says of a chip, such as one that was measured; None, with a warning, where it says nothing of it."""
+    """Returns the spec in the user's file of a chip, such as a measured one; None without a file, or (warning) a usable one."""
     path = user_spec_path(device, chip)
     if not path.is_file():
         return None
@@ -121,7 +121,7 @@ def kept_spec(device: str, chip: str) -> HardwareSpec | None:
 
 
 def keep_spec(spec: HardwareSpec) -> HardwareSpec:
-    """Write a spec to the user's own file of its chip, with a warning where that cannot be; the spec."""
+    """Writes a spec to the user's own file of its chip, with a warning if that fails; returns the spec."""
     path = user_spec_path(spec.device, spec.chip)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def keep_spec(spec: HardwareSpec) -> HardwareSpec:
 
 
 def spec_from_dict(data: Mapping[str, Any], file: str | Path | None = None) -> HardwareSpec:
-    """The spec a parsed TOML document holds; `file` is only named in errors."""
+    """Returns the spec of a parsed TOML document; `file` is used in errors only."""
     version = data.get("schema_version")
     if type(version) is not int or version != SCHEMA_VERSION:
         said = "missing" if version is None else f"{version!r:.60} is foreign"
@@ -161,7 +161,7 @@ def _read(path: Path) -> bytes:
 
 
 def parse(raw: bytes, file: str | Path) -> dict[str, Any]:
-    """The tables a spec file's bytes hold, unchecked."""
+    """Returns the tables of a spec file's bytes, unchecked."""
     try:
         return tomllib.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -180,11 +180,11 @@ def _hint(word: str, known: Iterable[str]) -> str:
 
 
 def _first_complaint(error: ValidationError, data: Mapping[str, Any]) -> tuple[str, str]:
-    """The field and the one line that say what is wrong first, in the order of the models."""
+    """Returns the field and the one-line text of the first error, in the order of the models."""
     complaints = error.errors(include_url=False)
     first = complaints[0]
     field = _dotted(first["loc"], data)
-    if first["type"] == "value_error":  # our own validators: "field: what is wrong with it"
+    if first["type"] == "value_error":  # our own validators: "field: error"
         inner, _, message = str(first["ctx"]["error"]).partition(": ")
         if message:
             field = f"{field}.{inner}" if field else inner
@@ -200,11 +200,11 @@ def _first_complaint(error: ValidationError, data: Mapping[str, Any]) -> tuple[s
 
 
 def _dotted(loc: tuple[int | str, ...], data: Any) -> str:
-    """A location as spec files name it: a level or an atom by its name, or by its place where it has none."""
+    """Returns a location in the notation of spec files: a level or an atom by its name, or by its index if it has none."""
     path = ""
     for step in loc:
         if not isinstance(data, Mapping | list):
-            break  # what follows are the validator's own words for the members of a union
+            break  # the rest is the validator's notation for members of a union
         if isinstance(step, int):
             data = data[step]
             name = data.get("name") if isinstance(data, Mapping) else None
@@ -216,26 +216,26 @@ def _dotted(loc: tuple[int | str, ...], data: Any) -> str:
 
 
 def _siblings(loc: tuple[int | str, ...]) -> Iterable[str]:
-    """The keys that are allowed where an unknown one was found."""
+    """Returns the permitted keys at the location of an unknown one."""
     table = [step for step in loc[:-1] if isinstance(step, str)]
     return (_TABLES[table[-1]] if table else HardwareSpec).model_fields
 
 
 def dump_spec(spec: HardwareSpec) -> str:
-    """The spec as TOML text that `load_spec` reads back to an equal spec; defaults are left out."""
+    """Returns the spec as TOML text that `load_spec` reads back to an equal spec; defaults are omitted."""
     data = spec.model_dump(mode="json", exclude_defaults=True)
     return tomli_w.dumps({"schema_version": SCHEMA_VERSION, **data})
 
 
 def json_schema() -> str:
-    """The JSON schema of spec files, as `specs/schema.json` holds it."""
+    """Returns the JSON schema of spec files; `specs/schema.json` holds it."""
     schema = HardwareSpec.model_json_schema(mode="validation")
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "roller hardware spec"}
     return json.dumps(schema, indent=2, sort_keys=True) + "\n"
 
 
 def _numbers(spec: HardwareSpec, defaults: bool) -> Iterator[str]:
-    """The dotted path of every number in a spec, or only of those that differ from their default."""
+    """Yields the dotted path of every number in a spec, or only of those that differ from their default."""
     hidden = {"schema_version", "options", "sources"}
     data = spec.model_dump(mode="json", exclude_defaults=not defaults, exclude=hidden)
 
@@ -253,10 +253,10 @@ def _numbers(spec: HardwareSpec, defaults: bool) -> Iterator[str]:
 
 
 def lint(spec: HardwareSpec) -> list[str]:
-    """What a shipped spec may not have: one line each; empty when clean.
+    """Returns the problems of a shipped spec, one line each; an empty list if it is clean.
 
-    Every number that is not a default has a source; every source covers some number and says first where it comes
-    from (one of PROVENANCE); every atom's rate can be derived, and its type has a quoted peak.
+    Every number that is not a default has a source. Every source covers some number and begins with its provenance (one of
+    PROVENANCE). Every atom's rate can be derived, and its type has a quoted peak.
     """
     problems = []
     fields = list(_numbers(spec, defaults=True))

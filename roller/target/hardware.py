@@ -1,12 +1,12 @@
-"""What a chip is: memory levels, the unit that tiles are scheduled on, and the atoms it computes with.
+"""Machine descriptions (specs): memory levels, the unit that tiles are scheduled on, and its compute atoms.
 
-Pure data, frozen and hashable, checked against itself. Units are in the field names: bytes, nanoseconds (ns),
-microseconds (us), GB/s (1e9 bytes), GFLOP/s (1e9; a multiply-add counts two, integer types alike).
-`roller.target.catalog` reads these models from TOML. A validator's message is "field: what is wrong with it".
+Pure data, frozen and hashable, with consistency checks. Units are in the field names: bytes, nanoseconds (ns), microseconds (us),
+GB/s (1e9 bytes), GFLOP/s (1e9; a multiply-add counts two, integer types alike). `roller.target.catalog` reads these models from
+TOML. A validator's message is "field: error".
 
-Levels run from 0 (outermost) inwards. `instances` against `unit.count` says who owns a level: fewer is *shared*,
-equal is *private*, more is *per lane group*. All numbers about a transfer (bandwidth, transaction, access lanes,
-latency, depth, copy issue, step overhead) stand on the level the data moves INTO.
+Levels run from 0 (outermost) inwards. `instances` relative to `unit.count` determines the owner of a level: fewer is *shared*,
+equal is *private*, more is *per lane group*. All numbers about a transfer (bandwidth, transaction, access lanes, latency, depth,
+copy issue, step overhead) belong to the level that the data moves INTO.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from roller.frozen import FrozenMap, plain, thaw
 __all__ = ["STORED_AS", "Banks", "ComputeAtom", "HardwareSpec", "MemoryLevel", "SchedulableUnit", "peak_key"]
 
 SCHEMA_VERSION = 1
-TOLERANCE = 0.05  # how far a derived rate may lie from the quoted one
+TOLERANCE = 0.05  # max relative difference between a derived rate and the quoted one
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.+-]*$", max_length=64)]
 Count = Annotated[int, Field(strict=True, ge=1, le=2**62)]
@@ -40,7 +40,7 @@ DType = Literal[
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
     "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "tfloat32", "float32", "float64",
 ]  # fmt: skip
-# Formats that units round their operands to; no array is of one. tfloat32: sign, 8 bits of exponent, 10 of fraction.
+# Formats to which units round their operands; no array has one. tfloat32: sign, 8 bits of exponent, 10 of fraction.
 STORED_AS: Mapping[str, str] = {"tfloat32": "float32"}
 Holds = Literal["input", "output", "accumulator"]
 _frozen = (AfterValidator(FrozenMap), PlainSerializer(thaw))
@@ -64,9 +64,9 @@ class Banks(_Model):
 class MemoryLevel(_Model):
     """One level of memory; capacities are of ONE instance, bandwidth of all together.
 
-    `reserved_bytes` is taken from an instance for every resident tile; `tile_max_bytes` is the limit of one tile
-    where that is less. `usable_fraction` is the share of an unmanaged level (a cache) to count on.
-    `holds` names the tensors that may stay here; `carved_from` a level whose bytes this one really uses.
+    `reserved_bytes` is the overhead in an instance for every resident tile; `tile_max_bytes` is the limit of one tile if that is
+    less. `usable_fraction` is the share of an unmanaged level (a cache) that the model counts on. `holds` names the tensors that
+    may stay here; `carved_from` is the level whose bytes this one really uses.
     """
 
     name: Name
@@ -75,25 +75,25 @@ class MemoryLevel(_Model):
     reserved_bytes: Bytes = 0
     tile_max_bytes: Count | None = None
     bandwidth_gbps: Positive | None = None  # into this level; absent only at level 0
-    unit_bandwidth_gbps: Positive | None = None  # the most that one unit draws of a shared level; absent: all of it
+    unit_bandwidth_gbps: Positive | None = None  # max bandwidth of one unit from a shared level; absent: all of it
     transaction_bytes: Count
-    access_lanes: Count = 1  # lanes whose accesses are counted together
+    access_lanes: Count = 1  # lanes whose accesses form transactions together
     banks: Banks | None = None
-    latency_ns: NonNegative = 0.0  # of an access to the level outside
+    latency_ns: NonNegative = 0.0  # of an access to the next outer level
     managed: Flag  # True: software places the data (scratchpad, registers); False: a cache
     usable_fraction: Fraction = 1.0
     holds: tuple[Holds, ...] = ("input", "output", "accumulator")
     carved_from: Name | None = None
     depth_max: Count = 1  # staged copies in flight; 1: no asynchronous copy
-    multicast_max: Count = 1  # instances in which one copy can arrive, as long as groups of so many leave no unit idle
-    multicast_saves: Share = 1.0  # of the way to each further instance in which a copy arrives; the rest its own port takes
+    multicast_max: Count = 1  # max instances that one copy reaches; groups of that size must leave no unit idle
+    multicast_saves: Share = 1.0  # saved share of the way to each further instance that a copy reaches; its own port takes the rest
     copy_issue: Literal["lanes", "engine", "hardware"] = "hardware"
-    step_overhead_ns: NonNegative = 0.0  # a barrier, an exchange set-up
-    overlap_loss: Share | None = None  # of what moves into this level; absent: the chip's
+    step_overhead_ns: NonNegative = 0.0  # a barrier, or the set-up of an exchange
+    overlap_loss: Share | None = None  # of data that moves into this level; absent: the chip's
 
     @property
     def usable_bytes(self) -> int:
-        """The bytes one tile may take of one instance."""
+        """The bytes of one instance that one tile may take."""
         usable = int((self.capacity_bytes - self.reserved_bytes) * self.usable_fraction)
         return usable if self.tile_max_bytes is None else min(usable, self.tile_max_bytes)
 
@@ -111,15 +111,16 @@ class MemoryLevel(_Model):
 
 
 class SchedulableUnit(_Model):
-    """What runs one tile at a time (a core, a multiprocessor): `count` of them, each with up to `lanes_max` lanes.
+    """The unit that runs one tile at a time (core, SM, CU): `count` of them, each with up to `lanes_max` lanes.
 
-    `lanes_max` 1 runs sub-tiles one after another, more runs them concurrently. Lane storage is the register file of
-    one unit, handed out by `lane_storage_granule` bytes a lane up to `lane_storage_max_bytes` a lane, of which a lane needs
-    `lane_reserved_bytes` for addresses and counters. Of the operands of one step it holds all but the largest, of which an atom's
-    worth at a time is enough, or (`lane_operands` "whole") that too, where the compiler reads all values before it uses any.
-    `chains` is how many independent accumulating operations a unit keeps in flight at peak (latency x issue width).
-    `issue_groups`: instructions, of a lane group each and of whatever kind, that a unit starts a cycle, where reading operands
-    takes such slots from arithmetic; None where it takes none.
+    With `lanes_max` 1 a unit runs sub-tiles one after another, with more concurrently. Lane storage is the register file of one
+    unit. It is allocated in granules of `lane_storage_granule` bytes a lane, up to `lane_storage_max_bytes` a lane;
+    `lane_reserved_bytes` of a lane hold addresses and counters. A lane holds all operands of one step but the largest, which
+    streams through registers for one atom at a time. With `lane_operands` "whole" it holds the largest too: the compiler loads all
+    values before it uses any.
+    `chains` is the number of independent accumulators that a unit keeps in flight at peak (latency x issue width). `issue_groups`:
+    lane-group instructions of any kind that a unit issues a cycle, if operand reads take issue slots from arithmetic; None if they
+    take none.
     """
 
     name: Name
@@ -138,8 +139,8 @@ class SchedulableUnit(_Model):
     issue_groups: Count | None = None
     combine: tuple[Literal["atomic", "second_pass", "exchange", "shuffle"], ...] = ()
     launch_overhead_us: NonNegative
-    dispatch_ns: NonNegative = 0.0  # from handing a tile to some unit to handing out the next one
-    cluster_overhead_us: NonNegative = 0.0  # units that wait for one another before the first and after the last copy
+    dispatch_ns: NonNegative = 0.0  # interval between the dispatch of two tiles
+    cluster_overhead_us: NonNegative = 0.0  # units wait for one another before the first and after the last copy
     sync_ns: NonNegative = 0.0  # a barrier over all units
 
     @model_validator(mode="after")
@@ -154,17 +155,17 @@ class SchedulableUnit(_Model):
 
 
 class ComputeAtom(_Model):
-    """The smallest computation the chip offers: one lane's scalar, a vector, a matrix instruction.
+    """The smallest computation of the chip: one lane's scalar, a vector instruction, or a matrix instruction.
 
-    `roles` gives extents of m, n, k ("stream": any extent, row by row); {} is a scalar. `gflops` is the whole chip's
-    rate, which `flops_per_cycle_per_unit` x units x clock must reproduce. `row_cycles` is the time of one streamed
-    row, `startup_cycles` of loading one stationary block, `stream_step` the rows that are best dealt with together. `clock_ghz` and
-    `chains` replace the chip's and the unit's.
-    `operand_rows` is "k" where operands are read along the reduction only, "k_stored" where copies do not turn them either: only
-    arrays that lie along the reduction are taken. Where they are, lanes read `operand_piece_bytes` of each of as many rows as serve
-    all banks once, at a time; of panels whose rows lie across the reduction `operand_interleave` neighbours along it, which lie
-    side by side there. `in_turn`: lanes that feed it fill panels, fetch operands and multiply one after another, as was measured,
-    so that these times add up; otherwise the longest of them hides the others.
+    `roles` has the extents of m, n, k ("stream": any extent, row by row); {} is a scalar. `gflops` is the whole chip's rate;
+    `flops_per_cycle_per_unit` x units x clock must agree with it. `row_cycles` is the time of one streamed row, `startup_cycles` of
+    loading one stationary block, `stream_step` the best number of rows per step. `clock_ghz` and `chains` override the chip's and
+    the unit's.
+    `operand_rows` is "k" if operands are read along the reduction only, and "k_stored" if copies cannot transpose them either: then
+    arrays must lie along the reduction. From rows along the reduction, lanes read `operand_piece_bytes` at a time, of as many rows
+    as occupy all banks once. In panels with rows across the reduction, `operand_interleave` neighbours along it lie side by side.
+    `in_turn`: the lanes that feed the atom fill panels, fetch operands and multiply one after another (as measured), so these times
+    add up. Otherwise the longest of them hides the others.
     """
 
     name: Name
@@ -199,7 +200,7 @@ class ComputeAtom(_Model):
 
     @property
     def rounds(self) -> bool:
-        """True if operands lose bits on their way from where they are stored."""
+        """True if operands are rounded between their storage and the atom."""
         return self.stored_dtype != self.in_dtype
 
     @model_validator(mode="after")
@@ -208,7 +209,7 @@ class ComputeAtom(_Model):
             raise ValueError("roles: a scalar has none, a vector or matrix has some")
         if "stream" in self.roles.values() and self.row_cycles is None:
             raise ValueError("row_cycles: missing, though a role streams")
-        depth = {str(role): extent for role, extent in self.roles.items()}.get("k")  # not `extents`: copies would keep it
+        depth = {str(role): extent for role, extent in self.roles.items()}.get("k")  # not `extents`: copies would keep its cache
         if self.operand_interleave > 1 and (not isinstance(depth, int) or depth % self.operand_interleave):
             raise ValueError(f"operand_interleave: {self.operand_interleave} does not divide the atom's extent of k, {depth}")
         if self.row_cycles is not None and "stream" in self.roles.values() and self.flops_per_cycle_per_unit:
@@ -223,18 +224,18 @@ def _agree(field: str, derived: float, quoted: float, what: str) -> None:
 
 
 def peak_key(atom: ComputeAtom) -> str:
-    """The key of `peaks_gflops` an atom counts towards: "float32", or "float16_matrix" for a matrix atom."""
+    """Returns the key of `peaks_gflops` for an atom: "float32", or "float16_matrix" for a matrix atom."""
     return f"{atom.in_dtype}_matrix" if atom.kind == "matrix" else atom.in_dtype
 
 
 class HardwareSpec(_Model):
     """One chip, as one spec file describes it.
 
-    `peaks_gflops` are the vendor's own figures (dense, at the boost clock), or what was measured where the chip
-    cannot keep that clock: "<in dtype>" without matrix units, "<in dtype>_matrix" with them; the fastest atom of that
-    key must reach it within 5 %. `overlap_loss` is 0 where copies and compute overlap perfectly, 1 where they never
-    do; a level may have its own. `options` belong to the plugin: the core never reads them. `sources` maps dotted
-    fields (patterns such as "levels.L2.*") to "<provenance>: text", as `roller.target.catalog.lint` asks.
+    `peaks_gflops` are the vendor's figures (dense, at the boost clock), or measured ones if the chip cannot sustain that clock:
+    "<in dtype>" without matrix units, "<in dtype>_matrix" with them. The fastest atom of that key must reach it within 5 %.
+    `overlap_loss` is 0 if copies and compute overlap perfectly, 1 if they never overlap; a level may have its own. `options` belong
+    to the plugin: the core never reads them. `sources` maps dotted fields (patterns such as "levels.L2.*") to "<provenance>: text",
+    which `roller.target.catalog.lint` checks.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION  # type: ignore[assignment]
@@ -257,63 +258,64 @@ class HardwareSpec(_Model):
 
     @property
     def spread(self) -> bool:
-        """True where arrays have no memory of their own but lie spread over the units' memories, in the order and the parts that a
-        program wants: what a unit needs is brought as boxes of them.
+        """True if arrays are spread over the units' memories, without a memory of their own.
+
+        A program chooses their order and parts; units receive boxes of them.
         """
         return self.outermost.carved_from is not None
 
     def level_index(self, name: str) -> int:
-        """The position of a level, 0 outermost; KeyError where there is none."""
+        """Returns the position of a level, 0 outermost; KeyError if there is none."""
         for index, level in enumerate(self.levels):
             if level.name == name:
                 return index
         raise KeyError(f"{self.device}:{self.chip} has no level {name!r}")
 
     def level(self, name: str) -> MemoryLevel:
-        """The level of that name; KeyError where there is none."""
+        """Returns the level of that name; KeyError if there is none."""
         return self.levels[self.level_index(name)]
 
     def loss(self, level: MemoryLevel) -> float:
-        """The share of the time of moving data into a level that other work does not hide."""
+        """Returns the share of the time of moving data into a level that other work does not hide."""
         return self.overlap_loss if level.overlap_loss is None else level.overlap_loss
 
     def shared(self, level: MemoryLevel) -> bool:
-        """Whether several units share one instance of the level."""
+        """Returns whether several units share one instance of the level."""
         return level.instances < self.unit.count
 
     def private(self, level: MemoryLevel) -> bool:
-        """Whether every unit has exactly one instance of its own."""
+        """Returns whether every unit has exactly one instance of its own."""
         return level.instances == self.unit.count
 
     def per_lane(self, level: MemoryLevel) -> bool:
-        """Whether a unit has several instances, each serving some of its lanes."""
+        """Returns whether a unit has several instances, each serving some of its lanes."""
         return level.instances > self.unit.count
 
     def in_place(self, atom: ComputeAtom) -> bool:
-        """Whether an atom reads its operands where they lie at a level further out, so that they take no innermost memory."""
+        """Returns whether an atom reads its operands in place at an outer level, so that they take no innermost memory."""
         return atom.operand_level is not None and atom.operand_level != self.levels[-1].name
 
     def units_sharing(self, level: MemoryLevel) -> int:
-        """How many units share one instance: 1 where the level is private or per lane."""
+        """Returns how many units share one instance: 1 if the level is private or per lane."""
         return max(1, self.unit.count // level.instances)
 
     @property
     def partitions(self) -> int:
-        """Parts of a unit with innermost memory of their own: a lane group stays in one, so that fewer groups leave some idle."""
-        groups = self.unit.lanes_max // self.unit.lane_group  # where every lane has its own, groups are what can be idle
+        """Parts of a unit with separate innermost memories. A lane group uses one part; fewer groups leave parts idle."""
+        groups = self.unit.lanes_max // self.unit.lane_group  # if every lane has its own, whole groups are the parts
         return max(1, min(self.levels[-1].instances // self.unit.count, groups))
 
     def stored_lanes(self, lanes: int) -> int:
-        """Lanes that a tile's lanes take the storage of: whole groups, in every partition as many as in the fullest one."""
+        """Returns the lanes whose storage a tile takes: whole groups, in every partition as many as in the fullest one."""
         groups = -(-lanes // self.unit.lane_group)
         return -(-groups // self.partitions) * self.partitions * self.unit.lane_group
 
     def source(self, path: str) -> str | None:
-        """Where the number at a path, such as `clock_ghz` or `levels.L2.latency_ns`, comes from; None where nothing says it."""
+        """Returns the source of the number at a path such as `clock_ghz` or `levels.L2.latency_ns`; None if there is none."""
         return next((text for pattern, text in self.sources.items() if fnmatchcase(path, pattern)), None)
 
     def content_hash(self) -> str:
-        """SHA-256 of all that can change a program: everything but title and sources, keys sorted."""
+        """Returns the SHA-256 of all fields that can change a program: all but title and sources, with sorted keys."""
         content = self.model_dump(mode="json", exclude={"title", "sources"})
         return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -361,10 +363,10 @@ def _check_levels(spec: HardwareSpec) -> None:
 
 
 def _check_order(spec: HardwareSpec) -> None:
-    """Inwards, bandwidth must not shrink, nor an instance grow where the two levels are of one kind.
+    """Checks that, inwards, bandwidth does not shrink and instances of comparable levels do not grow.
 
-    Capacities compare only if each instance of the inner level is fed by one of the outer, it is not per lane (a
-    register file may exceed the scratchpad beside it), and it holds nothing that the outer one cannot.
+    Capacities are compared only if each instance of the inner level is fed by one of the outer, the inner level is not per lane (a
+    register file may exceed the scratchpad beside it), and it holds no data that the outer one cannot.
     """
     for outer, inner in zip(spec.levels, spec.levels[1:], strict=False):
         outer_rate = outer.bandwidth_gbps or 0.0

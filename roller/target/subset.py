@@ -1,4 +1,4 @@
-"""A chip of which only some units are used, as a spec of its own."""
+"""A subset of a chip's units, as a spec of its own."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from roller.target.hardware import HardwareSpec, MemoryLevel
 
 
 def limited(spec: HardwareSpec, threads: int | None) -> HardwareSpec:
-    """The spec for a kernel that is to use so many units at most. `SpecError` as `narrowed`, and where the hardware deals tiles to
-    whichever unit is free.
+    """Returns the spec for a kernel with at most `threads` units.
+
+    `SpecError` as `narrowed`, and for hardware that dispatches tiles to any free unit.
     """
     if threads is not None and spec.unit.lanes_max > 1 and not spec.spread:
         which = f"{spec.unit.name} of {spec.device}:{spec.chip}"
@@ -20,9 +21,9 @@ def limited(spec: HardwareSpec, threads: int | None) -> HardwareSpec:
 
 
 def narrowed(spec: HardwareSpec, units: int | None) -> HardwareSpec:
-    """The spec with that many units: rates of units and of what each owns shrink with them, shared levels keep theirs.
+    """Returns the spec with that many units: rates of units and of their own levels scale down, shared levels stay.
 
-    The spec itself for None. `SpecError` for fewer than one unit or more than there are.
+    The spec itself for None. `SpecError` for fewer than one unit, or for more than the chip has.
     """
     count = spec.unit.count
     if units is None or units == count:
@@ -48,7 +49,7 @@ def narrowed(spec: HardwareSpec, units: int | None) -> HardwareSpec:
 
 
 def _instances(spec: HardwareSpec, level: MemoryLevel, units: int) -> int:
-    """Instances that the units left over still reach, fewer where they do not divide evenly."""
+    """Returns the instances that the remaining units still use; fewer if they do not divide evenly."""
     if not spec.shared(level):
         return level.instances // spec.unit.count * units
     reached = -(-units // spec.units_sharing(level))
@@ -56,14 +57,14 @@ def _instances(spec: HardwareSpec, level: MemoryLevel, units: int) -> int:
 
 
 def _keep_order(levels: list[dict[str, Any]]) -> None:
-    """A shared level can be no faster than all that the units' own levels inside it take."""
+    """Limits a shared level's bandwidth to the sum of the units' own levels inside it."""
     for outer, inner in zip(reversed(levels[:-1]), reversed(levels), strict=False):
         if outer.get("bandwidth_gbps") is not None:
             outer["bandwidth_gbps"] = min(outer["bandwidth_gbps"], inner["bandwidth_gbps"])
 
 
 def _keep_owners(levels: list[dict[str, Any]]) -> None:
-    """A level carved from another has no more bytes than are left of that."""
+    """Limits a level carved from another to the bytes left of that one."""
     total = {table["name"]: table["instances"] * table["capacity_bytes"] for table in levels}
     for table in levels:
         if table["carved_from"] is not None:

@@ -1,10 +1,10 @@
-"""The reference: what a tensor expression means, in NumPy and float64, and how far a correct kernel may be from it.
+"""The reference: the value of a tensor expression in NumPy and float64, and the error bound of a correct kernel.
 
-The expression is interpreted as it stands, in float64 (integers exactly, wrapping at their type's width). Each operation that
-IEEE 754 rounds is rounded to its type as far as its operands are known to the last bit, and so is what is cast: of an operator
-without sums over axes, functions and products that go into sums, every wrong bit is found. The tolerance is a bound per element,
-derived alongside from element types and reduction lengths; see `roller.verify.rounding`. Small integers
-(`random_inputs(..., integer=True)`) find every fault where no function is involved.
+The expression is interpreted unfused, in float64 (integers exactly, wrapping at their type's width). Each operation that IEEE 754
+rounds is rounded to its type if its operands are exact, and so are casts. So every wrong bit is found in an operator without sums
+over axes, functions, and products that go into sums. The tolerance is a bound per element, derived from element types and reduction
+lengths; see `roller.verify.rounding`. Small integers (`random_inputs(..., integer=True)`) find every fault if no function is
+involved.
 """
 
 from __future__ import annotations
@@ -25,28 +25,29 @@ from roller.verify.rounding import Approximate, Array, numpy_dtype, to_significa
 __all__ = ["Expected", "check", "numpy_dtype", "random_inputs", "reference", "sample_points", "to_significant", "tolerance"]
 
 Arrays = Mapping[str, Array] | Sequence[Array]
-SPECIAL_PLACES = 8  # of an input, that hold special values
+SPECIAL_PLACES = 8  # elements of an input that hold special values
 
 
 def reference(expr: TensorExpr, arrays: Arrays, points: Array | None = None) -> Array:
-    """The expression's value in float64 (int64, bool): the whole output, or its elements at `points`.
+    """Computes the expression's value in float64 (int64, bool): the whole output, or its elements at `points`.
 
-    `arrays` are the inputs, in order or by name; `points` is an integer array (count, dimensions of the output), the result
-    then has shape (count,) and intermediate tensors are evaluated only where they are needed. `ExpressionError` if an array is
-    missing or has another shape, or a point lies outside the output.
+    `arrays` are the inputs, in order or by name. `points` is an integer array (count, dimensions of the output); then the result
+    has shape (count,), and intermediate tensors are evaluated only where needed. `ExpressionError` if an array is missing or has
+    another shape, or a point is outside the output.
     """
     return _shaped(expr, _interpreted(expr, arrays, points).value, points)
 
 
 def tolerance(expr: TensorExpr, arrays: Arrays, points: Array | None = None) -> Array:
-    """The greatest absolute error that a correct kernel can make, per element of what `reference` gives. Errors as there."""
+    """Computes the max absolute error of a correct kernel, per element of the result of `reference`. Errors as there."""
     return _shaped(expr, _bound(_interpreted(expr, arrays, points)), points)
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a result should be at some points of the output (flat, in order; None: everywhere), and the error allowed at each: for
-    several results of the same inputs, as working it out takes longer than comparing.
+    """The expected result at some points of the output (flat, in order; None: everywhere), and the permitted error at each.
+
+    It serves several results of the same inputs, because computing it takes longer than comparing.
     """
 
     expr: TensorExpr
@@ -56,12 +57,12 @@ class Expected:
 
     @staticmethod
     def of(expr: TensorExpr, arrays: Arrays, points: Array | None = None) -> Expected:
-        """The reference and its tolerance; errors as `reference`."""
+        """Computes the reference and its tolerance; errors as `reference`."""
         found = _interpreted(expr, arrays, points)
         return Expected(expr, found.value, _bound(found), _flat(expr, points))
 
     def check(self, result: Array) -> None:
-        """As the function `check`."""
+        """Checks a result as the function `check`."""
         output, expected, bound = self.expr.output, self.value, self.bound
         if tuple(result.shape) != output.shape:
             raise WrongResultError(f"{output.name}: the result has shape {tuple(result.shape)}, wanted {output.shape}")
@@ -84,10 +85,10 @@ class Expected:
 
 
 def check(expr: TensorExpr, arrays: Arrays, result: Array, points: Array | None = None) -> None:
-    """Return if the result is right within the tolerance, at all elements or at `points`.
+    """Returns if the result is right within the tolerance, at all elements or at `points`.
 
-    `result` is always the whole output. `WrongResultError` says how many elements are off, and for the worst one where it is,
-    what it is, what it should be and what was allowed. NaN must meet NaN and infinity infinity. Errors as `reference`.
+    `result` is always the whole output. `WrongResultError` reports the number of wrong elements and, for the worst one, its index,
+    value, expected value and permitted error. NaN must match NaN, and infinity infinity. Errors as `reference`.
     """
     Expected.of(expr, arrays, points).check(result)
 
@@ -95,13 +96,13 @@ def check(expr: TensorExpr, arrays: Arrays, result: Array, points: Array | None 
 def random_inputs(
     expr: TensorExpr, seed: int = 0, integer: bool = False, held: str | None = None, special: bool = False
 ) -> dict[str, Array]:
-    """Inputs by name, of their own element types (bfloat16 is that of ml_dtypes), the same for the same seed.
+    """Returns inputs by name, of their own element types (bfloat16 is that of ml_dtypes), the same for the same seed.
 
-    Floats lie in -1..1, integers in -8..8 within the type; with `integer` all are whole numbers in -4..4. Inputs that logarithms,
-    roots, powers or divisions depend on are positive, and no smaller than 1/2. `held`: float32 inputs are what this narrower format
-    holds, so that nothing that may be rounded to it changes. `special`: a few elements of each input are what arithmetic treats
-    apart: infinities, NaN and -0.0, of whole numbers the least and the greatest. None where a kernel may give any value for them:
-    in an operator that makes whole numbers of floats.
+    Floats are in -1..1, integers in -8..8 within the type; with `integer` all values are integers in -4..4. Inputs to logarithms,
+    roots, powers or divisions are positive, and no smaller than 1/2. `held`: float32 inputs are representable in this narrower
+    format, so rounding to it changes nothing. `special`: a few elements of each input are special values: infinities, NaN and -0.0,
+    and the min and max of integers. An operator that converts floats to integers gets none, because the results are then
+    unspecified.
     """
     positive = _positive(expr)
     found = {t.name: _random(t, [seed, n], integer, t.name in positive) for n, t in enumerate(expr.inputs)}
@@ -115,7 +116,7 @@ def random_inputs(
 
 
 def sample_points(expr: TensorExpr, count: int, seed: int = 0) -> Array:
-    """Up to `count` different points of the output, sorted, shape (points, dimensions): its corners and random ones."""
+    """Returns up to `count` different points of the output, sorted, shape (points, dimensions): its corners and random ones."""
     shape = expr.output.shape
     if expr.output.elements <= count:
         return np.indices(shape).reshape(len(shape), expr.output.elements).T
@@ -139,7 +140,7 @@ def _random(tensor: Tensor, seed: Sequence[int], integer: bool, positive: bool) 
 
 
 def _sprinkle(array: Array, seed: Sequence[int]) -> None:
-    """Special values at a few places of an array, few enough that sums of many elements are not all NaN."""
+    """Sets a few elements of an array to special values, so few that sums of many elements are not all NaN."""
     if array.dtype == np.bool_ or not array.size:
         return
     generator = np.random.default_rng(seed)
@@ -152,13 +153,13 @@ def _sprinkle(array: Array, seed: Sequence[int]) -> None:
 
 
 def _open(expr: TensorExpr) -> bool:
-    """Whether floats become whole numbers, of which the contract says nothing for NaN and beyond the type's range."""
+    """Returns whether floats are converted to integers; the contract leaves that open for NaN and beyond the type's range."""
     nodes = (node for stage in expr.stages for root in (stage.body, stage.result) for node in walk(root))
     return any(isinstance(n, Cast) and n.dtype not in FLOATS | {"bool"} and n.value.dtype in FLOATS for n in nodes)
 
 
 def _positive(expr: TensorExpr) -> frozenset[str]:
-    """Inputs that a logarithm, root, power or divisor depends on, directly or through other stages."""
+    """Returns the inputs that a logarithm, root, power or divisor depends on, directly or through other stages."""
     marked: set[str] = set()
     for stage in reversed(expr.stages):
         for root in (stage.body, stage.result):
@@ -203,6 +204,6 @@ def _shaped(expr: TensorExpr, values: Array, points: Array | None) -> Array:
 
 
 def _bound(result: Approximate) -> Array:
-    """The error bound as an array; where nothing can be said, infinity."""
+    """Returns the error bound as an array; infinity if it is undefined."""
     bound: Array = np.broadcast_to(np.asarray(result.error, dtype=np.float64), result.value.shape)
     return np.where(np.isnan(bound), np.inf, bound)

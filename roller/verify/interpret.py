@@ -1,4 +1,4 @@
-"""Tensor expressions, interpreted: every stage at all points or at those that are needed, in pieces of bounded size."""
+"""The interpreter of tensor expressions: every stage at all points or at the needed ones, in pieces of bounded size."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from roller.verify.rounding import (
     widened,
 )
 
-# Points of a loop nest evaluated together: 8 MiB an array, about ten arrays alive at once.
+# Points of a loop nest evaluated together: 8 MiB an array, about ten arrays alive at a time.
 PIECE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What is known of one tensor: its elements at sorted flat indices, or all of them (`flat` is None)."""
+    """The known elements of one tensor: those at sorted flat indices, or all of them (`flat` is None)."""
 
     content: Approximate
     flat: Array | None = None
 
     def at(self, flat: Array) -> Approximate:
-        """The elements at flat indices, which must be known."""
+        """Returns the elements at flat indices, which must be known."""
         place = flat if self.flat is None else np.minimum(np.searchsorted(self.flat, flat), max(len(self.flat) - 1, 0))
         beside = (part[place] if isinstance(part, np.ndarray) else part for part in (self.content.error, self.content.fused))
         return Approximate(self.content.value[place], *beside)
 
 
 def interpret(expr: TensorExpr, arrays: Mapping[str, Array], flat: Array | None) -> Approximate:
-    """The output's elements at flat indices (all, in order, if None), with error bounds.
+    """Computes the output's elements at flat indices (all, in order, if None), with error bounds.
 
-    `arrays` holds the inputs by name; intermediate tensors are evaluated only where they are needed.
+    `arrays` are the inputs by name; intermediate tensors are evaluated only where needed.
     """
     needed = _needed(expr, flat)
     tables: dict[str, Table] = {}
@@ -70,15 +70,15 @@ def interpret(expr: TensorExpr, arrays: Mapping[str, Array], flat: Array | None)
 
 
 def _gathered(array: Array, position: Array, dtype: str) -> Array:
-    if array.size == 0:  # reached only under a fill, or under a select that chooses the other side
+    if array.size == 0:  # only under a fill, or in the side of a select that is not chosen
         return widened(np.zeros(position.shape), dtype)
-    # A view that is not dense is indexed as it is: flattening it would copy it, once for every piece.
+    # A view that is not dense is indexed directly: flattening would copy it, once for every piece.
     found = array.reshape(-1)[position] if array.flags.c_contiguous else array[np.unravel_index(position, array.shape)]
     return widened(found.astype(numpy_dtype(dtype)), dtype)
 
 
 def _position(node: Load, tensor: Tensor, points: Points) -> tuple[Array, Array | None]:
-    """The flat index of a load, moved into the tensor where it is outside, and where it is inside (None: not asked)."""
+    """Returns the flat index of a load, clamped to the tensor, and the test that it is inside (None: no fill)."""
     if node.fill is None:
         flat = Affine()
         for index, stride in zip(node.index, tensor.strides, strict=True):
@@ -94,7 +94,7 @@ def _position(node: Load, tensor: Tensor, points: Points) -> tuple[Array, Array 
 
 
 def _needed(expr: TensorExpr, flat: Array | None) -> dict[str, Array | None]:
-    """Stage → sorted flat indices of its output that the wanted points depend on; None for all of them."""
+    """Returns stage → sorted flat indices of its output that the wanted points depend on; None for all of them."""
     if flat is None:
         return {stage.name: None for stage in expr.stages}
     wanted: dict[str, list[Array]] = {expr.output.name: [np.unique(flat)]}
@@ -154,7 +154,7 @@ def _stage(stage: Stage, flat: Array | None, load: Callable[[Load, Points], Appr
 
 
 def _reduced(stage: Stage, columns: Mapping[str, Array], load: Callable[[Load, Points], Approximate]) -> Approximate:
-    """The finished accumulator at a column of spatial points."""
+    """Returns the finished accumulator at a column of spatial points."""
     dtype = stage.body.dtype
     extent = math.prod(a.extent for a in stage.reduced)
     size = len(next(iter(columns.values()))) if columns else 1
@@ -177,7 +177,7 @@ def _reduced(stage: Stage, columns: Mapping[str, Array], load: Callable[[Load, P
                 size_of = np.abs(value).sum(axis=1, keepdims=True)
                 magnitude = size_of if magnitude is None else magnitude + size_of
                 whole &= ((value == np.rint(value)) & (spread == 0)).all(axis=1, keepdims=True)
-    if total is None:  # the empty sum; an empty max or min is no stage
+    if total is None:  # the empty sum; an empty max or min cannot be a stage
         return Approximate(widened(np.zeros((size, 1)), dtype))
     if error is None or magnitude is None:
         return Approximate(widened(total, dtype), 0.0 if error is None else error)
@@ -187,7 +187,7 @@ def _reduced(stage: Stage, columns: Mapping[str, Array], load: Callable[[Load, P
 
 
 def _term(stage: Stage, points: Points) -> Approximate:
-    """What the reducer combines."""
+    """Returns the values that the reducer combines."""
     if stage.factor_dtype is None:
         return evaluate(stage.body, points)
     assert isinstance(stage.body, Binary), "only factors of products may be rounded"
@@ -195,10 +195,10 @@ def _term(stage: Stage, points: Points) -> Approximate:
 
 
 def _gamma(terms: int, dtype: str) -> float:
-    """Relative to Σ|t|, what summing n terms in any order may lose: n·u / (1 - n·u).
+    """Returns the max error of summing n terms in any order, relative to Σ|t|: n·u / (1 - n·u).
 
-    From n·u = 1/2 on (float16 beyond 1024 terms) the worst case says nothing; there 8·√n·u stands in, which random rounding
-    errors exceed with a probability below 1e-13 (Higham and Mary 2019).
+    From n·u = 1/2 on (float16 beyond 1024 terms) this worst case is useless; it is replaced by 8·√n·u, which random rounding errors
+    exceed with a probability below 1e-13 (Higham and Mary 2019).
     """
     loss = terms * UNIT_ROUNDOFF[dtype]
     if dtype == "float64":
@@ -212,7 +212,7 @@ def _pieces(count: int, size: int) -> Iterator[slice]:
 
 
 def _unravelled(axes: Sequence[Axis], flat: Array) -> dict[str, Array]:
-    """Axis name → its value at flat indices into the nest of the axes (row-major)."""
+    """Returns axis name → its value at flat indices into the nest of the axes (row-major)."""
     result: dict[str, Array] = {}
     rest = flat
     for axis in reversed(axes):
@@ -229,7 +229,7 @@ def _rows(axes: Sequence[Axis], piece: slice) -> dict[str, Array]:
 
 
 def _stored(stage: Stage, spatial: Mapping[str, Array]) -> Array:
-    """The flat index in the output of points of the spatial axes."""
+    """Returns the flat output index of points of the spatial axes."""
     points = Points(spatial, _no_load)
     flat: Array = np.zeros((), dtype=np.int64)
     for index, stride in zip(stage.store, stage.output.strides, strict=True):
@@ -239,7 +239,7 @@ def _stored(stage: Stage, spatial: Mapping[str, Array]) -> Array:
 
 
 def _inverse(stage: Stage, flat: Array) -> dict[str, Array]:
-    """The point of the spatial axes that is stored at each flat index: each store index read as mixed-radix digits."""
+    """Returns the point of the spatial axes that is stored at each flat index: store indices are decoded as mixed-radix digits."""
     point = {a.name: np.zeros(len(flat), dtype=np.int64) for a in stage.spatial}
     rest = flat
     for index, extent in reversed(list(zip(stage.store, stage.output.shape, strict=True))):

@@ -1,19 +1,19 @@
-"""Scalar expressions on arrays of points: float64 values, each with a bound on the error that a correct kernel may make.
+"""Scalar expressions on arrays of points: float64 values, each with an error bound of a correct kernel.
 
-The bound is a running error analysis (Higham, *Accuracy and Stability of Numerical Algorithms*, §3): beside the value v of a
-node goes e ≥ |computed - v|, whatever order the kernel works in. With u the unit roundoff of the node's type,
+The bound is a running error analysis (Higham, *Accuracy and Stability of Numerical Algorithms*, §3). Beside the value v of a node
+it computes e ≥ |computed - v|, for any order of the kernel's operations. With u the unit roundoff of the node's type,
 
     a + b, a - b     e = e_a + e_b + u|v|                a · b    e = |a|e_b + |b|e_a + e_a·e_b + u|v|
     a ÷ b            e = (e_a + |v|e_b) / (|b| - e_b) + u|v|
-    f(a) monotone    e = max |f(a ± e_a) - f(a)| + c·u|v|         (c: `FUNCTION_ULPS`, what maths libraries may be off by)
+    f(a) monotone    e = max |f(a ± e_a) - f(a)| + c·u|v|         (c: `FUNCTION_ULPS`, the permitted error of maths libraries)
     sum of n terms   e = Σe_i + γ_n·Σ(|t_i| + e_i),  γ_n = n·u / (1 - n·u)
     select           e of the chosen side; if the errors could flip the condition, also the distance of the two sides
     factor that may be rounded to a narrower format of unit roundoff w:  e + w(|v| + e) instead of its e
 
-Sums, differences, products, quotients and square roots of operands without an error are rounded here as IEEE 754 says, and have
-none: any difference is a fault (float64 has more than twice the bits of float32, so that rounding its result once more gives the
-nearest float32, Figueroa 1995). A product may go into a sum with all of its bits (docs/numerics.md, rule 2): it then is up to u|v|
-from the rounded one, which is `Approximate.fused`.
+Sums, differences, products, quotients and square roots of exact operands are rounded here as in IEEE 754, and have no error: any
+difference is a fault. (float64 has more than twice the bits of float32, so rounding its result once more gives the nearest float32,
+Figueroa 1995.) A product may go into a sum with all of its bits (docs/numerics.md, rule 2): it is then up to u|v| from the rounded
+one, which is `Approximate.fused`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Array = npt.NDArray[Any]
 UNIT_ROUNDOFF: Mapping[str, float] = {
     "float64": 2.0**-53, "float32": 2.0**-24, "tfloat32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8,
 }  # fmt: skip
-# What may be lost near zero: devices flush float32 subnormals to 0; float16 keeps its own.
+# Absolute error near zero: devices flush float32 subnormals to 0; float16 keeps its own.
 UNDERFLOW: Mapping[str, float] = {
     "float64": 2.0**-1022, "float32": 2.0**-126, "tfloat32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126,
 }  # fmt: skip
@@ -46,8 +46,9 @@ FUNCTION_ULPS = 16.0
 
 @dataclass(frozen=True, slots=True)
 class Approximate:
-    """Values (float64, int64 or bool) and bounds on a kernel's error; for bool 1 where a kernel may decide otherwise. `fused`: how
-    much further from a value may be what a sum takes of it, as that of a product may not be rounded.
+    """Values (float64, int64 or bool) and bounds on a kernel's error; for bool 1 if a kernel may get the other value.
+
+    `fused`: additional distance from a value if it goes into a sum, because an unrounded product may go into it.
     """
 
     value: Array
@@ -57,7 +58,7 @@ class Approximate:
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Where a scalar is evaluated: arrays of axis values that broadcast, and how to load."""
+    """The points at which a scalar is evaluated: axis values as arrays that broadcast, and a function for loads."""
 
     axes: Mapping[str, Array]
     load: Callable[[Load, Points], Approximate]
@@ -65,7 +66,7 @@ class Points:
     memo: dict[int, Approximate] = field(default_factory=dict)
 
     def index(self, index: Affine) -> Array:
-        """The values of an index at the points; terms of one shape are added before they broadcast."""
+        """Returns the values of an index at the points; terms of one shape are added before they broadcast."""
         parts: dict[tuple[int, ...], Array] = {}
         for name, coefficient in index.terms:
             term = self.axes[name] * coefficient
@@ -77,12 +78,12 @@ class Points:
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """NumPy's type of that name; bfloat16 is that of ml_dtypes."""
+    """Returns the NumPy type of a name; bfloat16 is that of ml_dtypes."""
     return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
 def evaluate(node: Scalar, points: Points) -> Approximate:
-    """The node at every point; subtrees that occur several times are evaluated once."""
+    """Computes the node at every point; subtrees that occur several times are evaluated once."""
     known = points.memo.get(id(node))
     if known is None:
         known = points.memo[id(node)] = _evaluate(node, points)
@@ -92,7 +93,7 @@ def evaluate(node: Scalar, points: Points) -> Approximate:
 def _evaluate(node: Scalar, points: Points) -> Approximate:
     match node:
         case Const():
-            # A constant is what its type holds of it: 0.1 in float32 is not 0.1.
+            # A constant has the value of its type: 0.1 in float32 is not 0.1.
             return Approximate(widened(narrowed(np.asarray(node.value), node.dtype), node.dtype))
         case Load():
             return points.load(node, points)
@@ -113,7 +114,7 @@ def _evaluate(node: Scalar, points: Points) -> Approximate:
 
 
 def widened(value: Array, dtype: str) -> Array:
-    """Values of an element type in the type they are worked on in: float64, int64 (wrapped to the type's range) or bool."""
+    """Returns values of an element type in their working type: float64, int64 (wrapped to the type's range) or bool."""
     if dtype in FLOATS:
         return value.astype(np.float64)
     if dtype == "bool":
@@ -122,23 +123,23 @@ def widened(value: Array, dtype: str) -> Array:
 
 
 def rounded(value: Array, error: Array | float, dtype: str, ulps: float | Array = 1.0, *, ieee: bool = True) -> Approximate:
-    """A value with the rounding of its own operation added to the error; with `ieee`, rounded as all do where there is no error."""
+    """Adds the operation's own rounding to the error; with `ieee`, rounds the value instead if its operands are exact."""
     slack = ulps * UNIT_ROUNDOFF[dtype] * np.abs(value) + UNDERFLOW[dtype]
     slack = np.where(np.isfinite(value), slack, 0.0)  # an infinity is not rounded
     if not ieee:
         return Approximate(value, error + slack)
     known = np.asarray(error) == 0
-    slack = slack * (2 if dtype == "float64" else 1)  # the reference's own type: what it gives is rounded, too
+    slack = slack * (2 if dtype == "float64" else 1)  # the reference's own type: its result is rounded, too
     return Approximate(np.where(known, nearest(value, dtype), value), np.where(known, 0.0, error + slack))
 
 
 def nearest(value: Array, dtype: str) -> Array:
-    """The values of a type that are nearest to these."""
+    """Returns the nearest values of a type."""
     return value if dtype == "float64" else narrowed(value, dtype).astype(np.float64)
 
 
 def to_significant(value: Array, dtype: str) -> Array:
-    """Values rounded to as many significant bits as a format has, to the nearest (to even of two); its range is not looked at."""
+    """Rounds values to a format's number of significant bits, to nearest even; ignores its exponent range."""
     fraction, exponent = np.frexp(value)
     bits = SIGNIFICANT_BITS[dtype]
     found: Array = np.ldexp(np.rint(np.ldexp(fraction, bits)), exponent - bits)
@@ -146,7 +147,7 @@ def to_significant(value: Array, dtype: str) -> Array:
 
 
 def product(node: Binary, factor_dtype: str, points: Points) -> Approximate:
-    """A product whose factors a kernel may have rounded to a narrower format; what that format holds it cannot have changed."""
+    """Computes a product whose factors may be rounded to a narrower format; a factor that the format represents stays exact."""
     left, right = (_factor(evaluate(side, points), factor_dtype) for side in (node.left, node.right))
     return _binary(node, left, right)
 
@@ -185,7 +186,7 @@ def _unary(node: Unary, x: Approximate) -> Approximate:
         return Approximate(widened(-x.value, node.dtype), x.error, x.fused)
     if node.op == "abs":
         return Approximate(widened(np.abs(x.value), node.dtype), x.error)
-    if node.dtype not in FLOATS:  # whole numbers are their own floor, ceiling and rounding
+    if node.dtype not in FLOATS:  # integers are their own floor, ceiling and rounding
         return x
     function = FUNCTIONS[node.op]
     value = function(x.value)
@@ -225,7 +226,7 @@ def _binary(node: Binary, a: Approximate, b: Approximate) -> Approximate:
             found = rounded(value, error, node.dtype)
             kept = UNIT_ROUNDOFF[node.dtype] * np.abs(value) + UNDERFLOW[node.dtype]
             held = found.value == value if node.dtype != "float64" else (value == np.rint(value)) & (np.abs(value) < 2.0**53)
-            exact = held | ~np.isfinite(value) | (np.asarray(error) > 0)  # an error has the rounding in it
+            exact = held | ~np.isfinite(value) | (np.asarray(error) > 0)  # a nonzero error includes the rounding
             return Approximate(found.value, found.error, np.where(exact, 0.0, kept))
         case "div":
             reach = a.error + _scaled(value, b.error)
@@ -241,7 +242,7 @@ def _binary(node: Binary, a: Approximate, b: Approximate) -> Approximate:
 
 
 def _scaled(value: Array, error: Array | float) -> Array:
-    """An error times what it is multiplied by; none of what is exact, of an infinity either."""
+    """Returns an error times its multiplier; 0 for an exact value, even if the multiplier is infinite."""
     return np.where(np.asarray(error) == 0, 0.0, np.abs(value) * error)
 
 
@@ -259,7 +260,7 @@ def _arithmetic(node: Binary, a: Array, b: Array) -> Array:
 
 
 def _truncated(a: Array, b: Array) -> Array:
-    """Integer division towards zero, as C does it."""
+    """Returns the integer quotient truncated towards zero, as in C."""
     quotient: Array = np.sign(a) * np.sign(b) * (np.abs(a) // np.maximum(np.abs(b), 1))
     return quotient
 
@@ -286,7 +287,7 @@ def _cast(node: Cast, x: Approximate) -> Approximate:
         return Approximate(widened(value, node.dtype), apart)
     value = x.value.astype(np.float64)
     if node.dtype in ("float16", "bfloat16"):
-        # Rounded here as by the kernel: equal values round equally, others may end up a whole unit further apart.
+        # Rounded here as in the kernel: equal values round equally, others may differ by one more unit in the last place.
         value = narrowed(x.value, node.dtype).astype(np.float64)
         extra = 2 * UNIT_ROUNDOFF[node.dtype] * np.abs(value) + UNDERFLOW[node.dtype]
         return Approximate(value, np.where(np.asarray(x.error) == 0, 0.0, x.error + extra))

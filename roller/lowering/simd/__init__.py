@@ -1,1 +1,1 @@
-"""Units that run sub-tiles one after another, with vectors: accumulators, packed panels, copies with halos, epilogues."""
+"""Units that run sub-tiles one after another with vectors: accumulators, packed panels, copies with halos, epilogues."""

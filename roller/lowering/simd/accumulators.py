@@ -1,6 +1,6 @@
-"""The innermost tile of a reduction: accumulators in local storage, unrolled, around the reduce loops inside it.
+"""The innermost tile of a reduction (micro-kernel): unrolled accumulators in local storage, around the reduce loops inside it.
 
-Where reduce loops lie outside spatial ones, accumulators wait in a scratch tile between visits.
+If reduce loops lie outside spatial ones, accumulators are saved to a scratch tile between visits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Chunks = list[tuple[int, int]]
 
 
 def reducing_tile(low: Lowering, state: State, place: Place) -> list[Stmt]:
-    """Accumulators begun or fetched, the reduce loops, and the result stored or put aside."""
+    """Returns the tile: accumulators initialised or restored, the reduce loops, and the result stored or saved to scratch."""
     slots = _slots(low)
     size = sum(lanes for _, lanes in slots)
     acc = buffer("acc", size, low.dtype)
@@ -62,13 +62,13 @@ def reducing_tile(low: Lowering, state: State, place: Place) -> list[Stmt]:
 
 
 def scratch_tile(low: Lowering) -> Buffer:
-    """Room for the accumulators of all tiles that wait at the same time."""
+    """Returns the buffer for the accumulators of all tiles that are saved at the same time."""
     tiles = [low.program.loops[i].trips for i in range(low.scratch_depth or 0, low.tile_depth) if not low.reduces(i)]
     return buffer("scratch", math.prod(tiles) * sum(lanes for _, lanes in _slots(low)), low.dtype)
 
 
 def _slots(low: Lowering) -> Slots:
-    """Accumulator vectors: points in order, and for a vector along a reduction its partial results."""
+    """Returns accumulator vectors: points in order, and for a vector along a reduction its partial results."""
     slots: Slots = []
     at = 0
     for _, lanes in low.points():
@@ -80,7 +80,7 @@ def _slots(low: Lowering) -> Slots:
 
 
 def _visit(low: Lowering, state: State, size: int) -> tuple[Expr, Expr, Position]:
-    """Whether this is the first and the last visit to the tile's accumulators, and where they wait."""
+    """Returns the tests for the first and the last visit to the tile's accumulators, and their address in the scratch tile."""
     assert low.scratch_depth is not None
     begins, ends = [], []
     trips = dict(state.trips)
@@ -100,7 +100,7 @@ def _visit(low: Lowering, state: State, size: int) -> tuple[Expr, Expr, Position
 
 
 def _reduce_loops(low: Lowering, state: State, place: Place, acc: Buffer, depth: int) -> Stmt:
-    """The loops inside the tile; the last one along a vector's dimension ends with what is left of it."""
+    """Returns the loops inside the tile; the last one along a vector's dimension ends with the remainder."""
     loops, lane = low.program.loops, low.lane
     ragged = low.lane_reduces and lane is not None and not tile_starts.exact(low.program, lane)
     if depth == len(loops):
@@ -118,7 +118,7 @@ def _reduce_loops(low: Lowering, state: State, place: Place, acc: Buffer, depth:
 
 
 def _rest(low: Lowering, state: State, place: Place, acc: Buffer, depth: int, chunks: Chunks) -> Stmt:
-    """The loops inside the ragged one, around a step."""
+    """Returns the loops inside the loop with the remainder, around a step."""
     if depth == len(low.program.loops):
         return _step(low, state, place, acc, chunks)
     dim = low.program.loops[depth].dim
@@ -130,8 +130,11 @@ def _rest(low: Lowering, state: State, place: Place, acc: Buffer, depth: int, ch
 
 
 def _ragged(low: Lowering, state: State, place: Place, body: Callable[[State, Place, Chunks], Stmt], depth: int | None) -> Stmt:
-    """Whole vectors along a reduce dimension, then what is left: once more whole vectors, moved back, of which only the last
-    elements count; one by one where a copy holds them, which may begin later, or where the dimension is shorter than the step.
+    """Returns a loop over whole vectors along a reduce dimension, then the remainder.
+
+    The remainder is one more whole vector, shifted back to overlap the one before; only its last elements count. It is walked
+    element by element if a panel or box moves along the dimension (it may start later), or if the dimension is shorter than the
+    step.
     """
     assert low.lane is not None
     lane, step = low.lane, low.program.inner[low.lane]
@@ -168,14 +171,14 @@ def _copied(low: Lowering, dim: int) -> bool:
 
 
 def _step(low: Lowering, state: State, place: Place, acc: Buffer, chunks: Chunks) -> Stmt:
-    """One step of the innermost tile: each accumulator vector takes in the body."""
+    """Returns one step of the innermost tile: each accumulator vector accumulates the body."""
     first = low.options.before_step(len(_slots(low))) if low.options.before_step is not None else None
     statements = [] if first is None else [first]
     for at, offsets, lanes in _streamed(low):
         for chunk, partial in chunks:
             wide = partial if low.lane_reduces else lanes
             if isinstance(state.skipped, int) and state.skipped >= chunk + wide:
-                continue  # all of it was taken before
+                continue  # all of it is already accumulated
             moved = offsets if low.lane is None or not low.lane_reduces else (*offsets[: low.lane], chunk, *offsets[low.lane + 1 :])
             point = Point(low.nest, place, low.lane, wide).moved(moved)
             where = ramp(at + (chunk if low.lane_reduces else 0), 1, wide)
@@ -187,7 +190,7 @@ def _step(low: Lowering, state: State, place: Place, acc: Buffer, chunks: Chunks
 
 
 def _counted(low: Lowering, state: State, value: Expr, chunk: int, lanes: int) -> Expr:
-    """The value where the lanes' elements count, what changes nothing elsewhere: the first ones may have been taken before."""
+    """Returns the value for lanes whose elements count, and the neutral value for leading lanes that are already accumulated."""
     skipped = state.skipped
     if isinstance(skipped, int) and skipped <= chunk:
         return value
@@ -197,9 +200,9 @@ def _counted(low: Lowering, state: State, value: Expr, chunk: int, lanes: int) -
 
 
 def _streamed(low: Lowering) -> list[tuple[int, tuple[int, ...], int]]:
-    """First accumulator, offsets and lanes of each vector of points, those that share a value of the largest factor together.
+    """Returns first accumulator, offsets and lanes of each vector of points, ordered by their value of the largest factor.
 
-    So that factor passes through one register, and only the others stay in theirs during a step.
+    With this order, the largest factor's values pass through one register, and only the other factors stay in registers in a step.
     """
     found: list[tuple[int, tuple[int, ...], int]] = []
     at = 0

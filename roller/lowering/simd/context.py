@@ -1,4 +1,4 @@
-"""What the modules that lower one stage share: its program, its arrays, and the shape of its innermost tile."""
+"""The state shared by the modules that lower one stage: its program, its arrays, and the shape of its innermost tile."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Slots = list[tuple[int, int]]  # first element and lanes of each accumulator vec
 
 @dataclass(frozen=True)
 class Options:
-    """What the caller decides: panels that are ready, by (stage, factor), and what replaces whole-vector stores.
+    """Options of the caller: ready panels by (stage, factor), and replacements for whole-vector stores.
 
-    `store(buffer, value, base, lanes)` gives the statement to use, or None for a plain store; `after_unit` ends a unit's tile.
-    `before_step(vectors)` gives a statement for the beginning of every step of a reduction into this many accumulator vectors.
+    `store(buffer, value, base, lanes)` returns the statement to use, or None for a plain store; `after_unit` ends a unit's tile.
+    `before_step(vectors)` returns a statement for the start of each step of a reduction into this many accumulator vectors.
     """
 
     panels: Mapping[tuple[str, int], Panel] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Options:
 
 
 class Lowering:
-    """One stage while it is lowered. Panels, boxes and the scratch tile appear as the statements that fill them are made."""
+    """One stage during lowering. Panels, boxes and the scratch tile are added when the statements that fill them are made."""
 
     def __init__(self, program: StageProgram, buffers: Mapping[str, Buffer], options: Options) -> None:
         self.program, self.nest, self.options, self.buffers = program, program.nest, options, buffers
@@ -49,12 +49,12 @@ class Lowering:
         self.tile_depth = max(max(spatial, default=-1) + 1, self.units, *(copy_depth(program, s) for s in program.staged), 0)
         self.scratch_depth = next((i for i in range(self.units, self.tile_depth) if self.reduces(i)), None)
         self.scratch: Buffer | None = None
-        self.rooms: list[Buffer] = []  # what is filled in the loops being lowered, to be allocated around them
+        self.rooms: list[Buffer] = []  # buffers filled in the current loops, to be allocated around them
         self.part: Position = 0
         self.partial = self._partial()
 
     def ready(self, factor: int) -> Panel | None:
-        """The panel of a factor that the caller has filled."""
+        """Returns the panel of a factor that the caller has filled; None if there is none."""
         return self.options.panels.get((self.nest.stage.name, factor))
 
     def reduces(self, number: int) -> bool:
@@ -62,7 +62,7 @@ class Lowering:
         return self.nest.dims[self.program.loops[number].dim].is_reduce
 
     def _partial(self) -> Buffer | None:
-        """Room for the results of every part of a reduction that is cut over units; None where it is not."""
+        """Returns the buffer for the partial results of a split-K reduction; None if the reduction is not split."""
         if self.reducer is None or not any(self.reduces(i) for i in range(self.units)):
             return None
         output = self.nest.stage.output
@@ -70,7 +70,7 @@ class Lowering:
 
     @property
     def parts(self) -> int:
-        """Into how many parts a reduction is cut over units."""
+        """Number of parts of a split-K reduction."""
         return math.prod(self.program.loops[i].trips for i in range(self.units) if self.reduces(i))
 
     @property
@@ -79,11 +79,11 @@ class Lowering:
         return tuple(not d.is_reduce for d in self.nest.dims)
 
     def points(self) -> Iterator[tuple[tuple[int, ...], int]]:
-        """Offsets of the vectors of spatial points of a tile, with their lanes."""
+        """Yields the offsets of a tile's vectors of spatial points, with their lanes."""
         yield from panel_layout.tile_offsets(self.program, self.spatial)
 
     def chunks(self) -> list[tuple[int, int]]:
-        """Offsets and lanes along a reduce dimension that carries the vector; one scalar step without."""
+        """Returns offsets and lanes along a vectorised reduce dimension; one scalar step if none is vectorised."""
         if not self.lane_reduces:
             return [(0, 1)]
         assert self.lane is not None
@@ -92,5 +92,5 @@ class Lowering:
 
     @property
     def apart(self) -> int:
-        """Partial results of one point, which a vector along a reduce dimension keeps apart."""
+        """Number of partial results of one point that a vector along a reduce dimension keeps separate."""
         return sum(lanes for _, lanes in self.chunks())

@@ -1,4 +1,4 @@
-"""What becomes of accumulators: combined along lanes and over units, passed through the epilogue, stored."""
+"""Epilogues: accumulators are reduced along lanes and over units, passed through the epilogue, and stored."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ from roller.lowering.tir.tile_starts import Position
 from roller.program.footprint import data_tile
 from roller.program.rprogram import StageProgram
 
-ROLLED_OPERATIONS = 3  # scalar operations of an epilogue above which repeating it for every vector costs too much code
-PARALLEL_COMBINE = 1 << 16  # outputs from which combining partial results pays for another parallel loop
+ROLLED_OPERATIONS = 3  # scalar operations of an epilogue above which unrolling it for every vector makes the code too large
+PARALLEL_COMBINE = 1 << 16  # outputs from which reducing partial results is worth another parallel loop
 
 
 def stored_run(program: StageProgram) -> tuple[int, int, int]:
-    """Elements that one innermost tile stores, how many of them lie side by side, and what the steps between the first addresses
-    of such runs, anywhere in the array, are multiples of.
+    """Returns the elements that one innermost tile stores, the length of its contiguous runs, and the alignment of runs.
+
+    The alignment is the greatest common divisor of the steps between first addresses of runs, anywhere in the array.
     """
     output = program.nest.output
     tile = data_tile(program.nest, output, program.inner)
@@ -50,7 +51,7 @@ def stored_run(program: StageProgram) -> tuple[int, int, int]:
 
 
 def finish(low: Lowering, place: tuple[Position, ...], acc: Buffer) -> list[Stmt]:
-    """Combine partial results along the lanes, apply the epilogue, store; or store the results of one part of many."""
+    """Reduces partial results along the lanes, applies the epilogue and stores; with split-K, stores one part's results."""
     rows = _rolled(low)
     if rows is not None:
         return _finish_rolled(low, place, acc, rows)
@@ -67,12 +68,12 @@ def finish(low: Lowering, place: tuple[Position, ...], acc: Buffer) -> list[Stmt
 
 
 def _finished(low: Lowering, point: Point, value: Expr) -> Stmt:
-    """Reduced values on their way to the output, or to the partial results of one part of many."""
+    """Stores reduced values to the output, or with split-K to the partial results."""
     return put(low, point, low.nest.stage.result, value) if low.partial is None else _put_partial(low, point, value)
 
 
 def put(low: Lowering, point: Point, node: Scalar, accumulator: Expr | None) -> Stmt:
-    """Store the value of a scalar tree at a point of the output."""
+    """Stores the value of a scalar tree at a point of the output."""
     output = low.nest.output
     target = low.buffers[output.tensor.name]
     held = Held()
@@ -86,14 +87,14 @@ def put(low: Lowering, point: Point, node: Scalar, accumulator: Expr | None) -> 
 
 
 def _rolled(low: Lowering) -> int | None:
-    """The dimension along which a long epilogue is a loop instead of being repeated; None where it stays unrolled."""
+    """Returns the dimension along which a long epilogue becomes a loop; None if it stays unrolled."""
     if low.partial is not None or low.lane_reduces or operations(low.nest.stage.result) <= ROLLED_OPERATIONS:
         return None
     return max((d for d in low.nest.spatial if d != low.lane), key=lambda d: (low.program.inner[d], d), default=None)
 
 
 def _finish_rolled(low: Lowering, place: tuple[Position, ...], acc: Buffer, rows: int) -> list[Stmt]:
-    """A copy of the accumulators in memory and a loop over it: their registers keep constant indices, the code is small."""
+    """Copies accumulators to memory and loops over the copy: their registers keep constant indices, and the code stays small."""
     held = buffer("held", int(acc.shape[0]), low.dtype)
     var, statements, body, at = variable("row"), [], [], 0
     for offsets, lanes in low.points():
@@ -109,17 +110,19 @@ def _finish_rolled(low: Lowering, place: tuple[Position, ...], acc: Buffer, rows
     return [allocate_on_stack(held), *statements, loop(var, low.program.inner[rows], sequence(body))]
 
 
-# --- results that lie across the vector ------------------------------------------------------------------------------
+# --- results contiguous across the vector ----------------------------------------------------------------------------
 
 
 def _along(low: Lowering) -> int | None:
-    """The dimension along which results are transposed; those of one part of a reduction are not."""
+    """Returns the dimension along which results are transposed; None for partial results of split-K."""
     return low.program.across if low.partial is None else None
 
 
 def _finish_transposed(low: Lowering, place: tuple[Position, ...], acc: Buffer, dim: int) -> list[Stmt]:
-    """Blocks of accumulators transposed in registers, then stored along the other dimension: element by element each would need
-    a store of its own. A block is as large as the tile or the vector, whichever is smaller, up to a power of two.
+    """Transposes blocks of accumulators in registers and stores them along the other dimension, with vector stores.
+
+    Without it, each element would need a store of its own. A block has the size of the tile or the vector, whichever is smaller,
+    rounded up to a power of two.
     """
     slots, at = {}, 0
     for offsets, lanes in low.points():
@@ -137,7 +140,7 @@ def _finish_transposed(low: Lowering, place: tuple[Position, ...], acc: Buffer, 
 def _transposed_rows(
     low: Lowering, place: tuple[Position, ...], acc: Buffer, rows: Slots, offsets: tuple[int, ...], dim: int
 ) -> list[Stmt]:
-    """The results of a few accumulator vectors that are neighbours along a dimension, stored along it."""
+    """Stores the results of a few accumulator vectors, neighbours along a dimension, along that dimension."""
     assert low.lane is not None
     count, lanes = len(rows), rows[0][1]
     block = 1 << (count - 1).bit_length()
@@ -147,7 +150,7 @@ def _transposed_rows(
         picked = [index(min(begin + i, lanes - 1)) for i in range(block)]
         vectors = [
             [load(acc, ramp(at, 1, lanes))] * -(-block // lanes) for at, _ in rows
-        ]  # a shuffle never gives more than it takes
+        ]  # a shuffle returns at most as many elements as it takes
         parts = [held(tirx.Shuffle(vector, picked), low.dtype, block) for vector in vectors]
         columns = transposed(parts + [parts[-1]] * (block - count), low.dtype, held)
         statements += held.statements
@@ -162,7 +165,7 @@ def _transposed_rows(
 
 
 def _finish_folded(low: Lowering, place: tuple[Position, ...], acc: Buffer) -> list[Stmt]:
-    """The lanes of accumulators combined: of results side by side all together, halves of two vectors becoming one at a time."""
+    """Reduces the lanes of accumulators; neighbouring results together, merging halves of two vectors into one at a time."""
     places = [offsets for offsets, _ in low.points()]
     first = {offsets: number * low.apart for number, offsets in enumerate(places)}
     whole = all(lanes == low.width for _, lanes in low.chunks()) and not low.width & (low.width - 1)
@@ -185,7 +188,7 @@ def _finish_folded(low: Lowering, place: tuple[Position, ...], acc: Buffer) -> l
 
 
 def _chunks_combined(low: Lowering, acc: Buffer, at: int, held: Held) -> Expr:
-    """One vector of a point's partial results."""
+    """Returns one vector of a point's partial results."""
     values = [load(acc, ramp(at + chunk, 1, lanes)) for chunk, lanes in low.chunks()]
     total = values[0]
     for value in values[1:]:
@@ -194,8 +197,9 @@ def _chunks_combined(low: Lowering, acc: Buffer, at: int, held: Held) -> Expr:
 
 
 def _folded(low: Lowering, rows: list[Expr], held: Held) -> Expr:
-    """The lanes of each of several vectors combined into one element of a vector, in order: while there are several, halves of
-    two become one vector; then the last one becomes half as long.
+    """Reduces the lanes of each of several vectors to one element of a vector, in order.
+
+    While there are several vectors, halves of two become one vector; then the last one is halved repeatedly.
     """
     count, lanes, group = len(rows), low.width, low.width
     rows = rows + [rows[-1]] * ((1 << (count - 1).bit_length()) - count)
@@ -211,7 +215,7 @@ def _folded(low: Lowering, rows: list[Expr], held: Held) -> Expr:
 
 
 def _across(low: Lowering, acc: Buffer, at: int) -> Expr:
-    """Partial results combined pairwise, one by one."""
+    """Reduces partial results pairwise, one element at a time."""
     values = [load(acc, index(at + i)) for i in range(low.apart)]
     while len(values) > 1:
         half = len(values) // 2
@@ -220,7 +224,7 @@ def _across(low: Lowering, acc: Buffer, at: int) -> Expr:
     return values[0]
 
 
-# --- a reduction cut over units --------------------------------------------------------------------------------------
+# --- split-K: a reduction split over units ---------------------------------------------------------------------------
 
 
 def _put_partial(low: Lowering, point: Point, value: Expr) -> Stmt:
@@ -235,8 +239,8 @@ def _put_partial(low: Lowering, point: Point, value: Expr) -> Stmt:
 
 
 def combine_parts(low: Lowering, partial: Buffer, parts: int) -> Stmt:
-    """Combine the parts' results (none of an empty sum) and apply the epilogue, element by element."""
-    low.reader = Reader(low.nest, low.buffers)  # boxes end with the nest
+    """Reduces the partial results (none for an empty sum) and applies the epilogue, element by element."""
+    low.reader = Reader(low.nest, low.buffers)  # boxes are valid inside the nest only
     names = {i: variable(f"c{i}") for i in low.nest.spatial}
     point = Point(low.nest, tuple(names.get(i, 0) for i in range(len(low.nest.dims))))
     tensor = low.nest.stage.output
@@ -260,7 +264,7 @@ def combine_parts(low: Lowering, partial: Buffer, parts: int) -> Stmt:
 
 
 def _scatter(target: Buffer, value: Expr, where: Expr | list[Expr]) -> Stmt:
-    """Store a vector, lane by lane where its addresses are not a constant step apart."""
+    """Stores a vector; lane by lane if its addresses are not a constant step apart."""
     if not isinstance(where, list):
         return store(target, value, where)
     held = buffer("lanes", len(where), str(target.dtype))

@@ -1,4 +1,4 @@
-"""Boxes: data tiles of arrays with their fill values, laid out so that the vector finds its elements side by side."""
+"""Boxes: padded copies of data tiles with their fill values, laid out so that vector elements are contiguous."""
 
 from __future__ import annotations
 
@@ -37,15 +37,16 @@ from roller.lowering.tir.tile_starts import Position, State
 from roller.program.halo import box_order
 from roller.program.rprogram import StageProgram, Staging, copy_depth
 
-LEAST_LANES = 8  # elements copied at a time, or the program's vector; the toolchain splits or joins them to its own vectors
+LEAST_LANES = 8  # min elements copied at a time (or the program's vector); the toolchain splits or joins them to its own vectors
 
 Range = tuple[Position, Position]
 
 
 def box_window(program: StageProgram, staging: Staging, state: State, name: str) -> tuple[Window, list[Stmt]]:
-    """A box with a fresh buffer: its shape from the tile at the copy, its first coordinate from where that tile starts.
+    """Returns a box with a fresh buffer, and the statements that bind its first coordinates to names.
 
-    Also the statements that name the coordinates: they enter the address of every element read from the box.
+    Its shape comes from the tile at the copy, its first coordinate from that tile's start. The coordinates are named because they
+    occur in the address of every element read from the box.
     """
     nest, access = program.nest, program.nest.accesses[staging.operand]
     tile = box_tile(program, staging)
@@ -68,7 +69,7 @@ def box_window(program: StageProgram, staging: Staging, state: State, name: str)
 
 
 def box_tile(program: StageProgram, staging: Staging) -> Tile:
-    """The tile whose data the box holds, never more than the problem."""
+    """Returns the tile whose data the box holds, at most the whole problem."""
     tile = list(program.nest.extents)
     for lp in program.loops[: copy_depth(program, staging)]:
         tile[lp.dim] = min(program.step(lp), tile[lp.dim])
@@ -76,7 +77,7 @@ def box_tile(program: StageProgram, staging: Staging) -> Tile:
 
 
 def _member_starts(program: StageProgram, state: State, number: int, reach: tuple[int, ...]) -> list[Position]:
-    """The least value of each axis of a dimension in the current tile; ragged tiles start further back."""
+    """Returns the min value of each axis of a dimension in the current tile; boundary tiles are shifted inwards."""
     dim, base = program.nest.dims[number], state.bases[number]
     spatial = not dim.is_reduce
     if spatial and not tile_starts.exact(program, number):
@@ -96,7 +97,7 @@ def _first(target: Affine, starts: dict[str, Position], extents: dict[str, int])
 
 @dataclass(frozen=True)
 class _Copy:
-    """One row of a box, or a slab of rows that turn: where it lies in the array and in the box, and what is filled in."""
+    """One row of a box, or a slab of transposed rows: its addresses in the array and in the box, and its fill value."""
 
     window: Window
     source: Buffer
@@ -104,12 +105,12 @@ class _Copy:
     strides: tuple[int, ...]
     fill: Expr
     origin: Position  # address of the row's or slab's coordinates 0 in the array
-    target: Position  # … and in the box
-    last: int  # the dimension along which the array lies
-    along: int  # … and the box
+    target: Position  # the same in the box
+    last: int  # the array's contiguous dimension
+    along: int  # the box's contiguous dimension
 
     def inside(self, dim: int) -> tuple[Position, Position]:
-        """The first and the end of the box's positions along a dimension that lie in the array."""
+        """Returns the first and the end of the box's positions along a dimension that lie inside the array."""
         start, size, bound = self.window.starts[dim], self.window.shape[dim], self.bounds[dim]
         if isinstance(start, int):
             return min(max(-start, 0), size), min(max(bound - start, 0), size)
@@ -117,13 +118,14 @@ class _Copy:
         return low, tirx.max(index(0), tirx.min(index(bound) - start, index(size)))
 
     def splat(self, at: Position, lanes: int) -> Expr:
-        """The fill value."""
+        """Returns the fill value for `lanes` lanes."""
         return self.fill if lanes == 1 else tirx.Broadcast(self.fill, lanes)
 
 
 def fill_box(program: StageProgram, staging: Staging, window: Window, reader: Reader, parallel: bool) -> Stmt:
-    """Copy a data tile row by row: fill values outside the array, whole vectors inside. Where the box lies along another
-    dimension than the array, blocks of rows are transposed.
+    """Copies a data tile row by row: fill values outside the array, whole vectors inside.
+
+    If the box is contiguous along another dimension than the array, blocks of rows are transposed.
     """
     access = program.nest.accesses[staging.operand]
     source = reader.buffers[access.tensor.name]
@@ -142,7 +144,7 @@ def fill_box(program: StageProgram, staging: Staging, window: Window, reader: Re
         origin, target = plus(origin, times(places[d], access.tensor.strides[d])), plus(target, times(names[d], window.steps[d]))
     copy = _Copy(window, source, access.tensor.shape, access.tensor.strides, fill, origin, target, last, along)
     lanes = max(LEAST_LANES, program.width)
-    shared = next((d for d in outer if window.shape[d] > 1), None)  # the loop that units share; of a slab alone its own
+    shared = next((d for d in outer if window.shape[d] > 1), None)  # the loop over units; a slab without outer loops has its own
     copied = _row(copy, lanes) if last == along else _slab(copy, lanes, parallel and shared is None)
     size = window.shape[last] * (window.shape[along] if last != along else 1)
     body = copied if row_inside is None else when(row_inside, copied, _span(window.buffer, target, 0, size, copy.splat, lanes))
@@ -152,7 +154,7 @@ def fill_box(program: StageProgram, staging: Staging, window: Window, reader: Re
 
 
 def _row(copy: _Copy, lanes: int) -> Stmt:
-    """What lies before the array, in it, and behind it."""
+    """Fills the parts of a row before, inside and behind the array."""
     size = copy.window.shape[-1]
     first = plus(copy.origin, copy.window.starts[-1])
 
@@ -167,8 +169,9 @@ def _row(copy: _Copy, lanes: int) -> Stmt:
 
 
 def _best(copy: _Copy, dims: list[int], body: Callable[[list[Range]], Stmt]) -> Stmt:
-    """The statement for the ranges of positions inside the array; where they are not known, one more for a box wholly inside,
-    whose loops have known trips.
+    """Returns the statement for the ranges of positions inside the array.
+
+    If the ranges are not constants, it adds a version for a box wholly inside, whose loops have constant trip counts.
     """
     ranges = [copy.inside(d) for d in dims]
     sizes = [copy.window.shape[d] for d in dims]
@@ -187,7 +190,7 @@ def _best(copy: _Copy, dims: list[int], body: Callable[[list[Range]], Stmt]) -> 
 def _span(
     target: Buffer, base: Position, low: Position, high: Position, value: Callable[[Position, int], Expr], lanes: int
 ) -> Stmt | None:
-    """Write positions low..high of a row: whole vectors, the last one moved back to end with the row where its length is known."""
+    """Writes positions low..high of a row: whole vectors; for a constant length, the last one is shifted back to the row's end."""
     variables = variable("v"), variable("e")
 
     def put(at: Position, n: int) -> Stmt:
@@ -219,17 +222,18 @@ def _minus(positions: Range) -> Position:
     return high if isinstance(low, int) and low == 0 else high - low
 
 
-# --- rows that turn --------------------------------------------------------------------------------------------------
+# --- transposed rows -------------------------------------------------------------------------------------------------
 
 
 def _slab(copy: _Copy, lanes: int, parallel: bool) -> Stmt:
-    """The rows of the array (its last dimension) next to one another in the box's innermost one."""
+    """Copies rows of the array (its last dimension) to columns of the box: they become neighbours in its innermost dimension."""
     return _best(copy, [copy.along, copy.last], lambda ranges: _turned(copy, ranges[0], ranges[1], lanes, parallel))
 
 
 def _turned(copy: _Copy, rows: Range, columns: Range, lanes: int, parallel: bool) -> Stmt:
-    """Fill values around what lies in the array, and of that square blocks transposed in registers, the last ones moved back to
-    stay inside; where less than a block is inside, elements one by one.
+    """Writes fill values around the elements inside the array, and transposes those in square blocks in registers.
+
+    The last blocks are shifted inwards to stay inside. If less than a block is inside, elements are copied one by one.
     """
     width, height = copy.window.shape[copy.last], copy.window.shape[copy.along]
     box, at = copy.window.buffer, copy.target

@@ -1,7 +1,7 @@
-"""Filling panels.
+"""Fills of packed panels.
 
-A panel is laid out in the order in which the nest reads it: for each loop inside the copy that the factor depends on a slot,
-innermost the points of the register tile with the vector's lanes last.
+A panel is laid out in the order in which the nest reads it. It has a slot for each loop inside the copy that the factor depends on;
+innermost are the points of the register tile, with the vector's lanes last.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from roller.program.rprogram import StageProgram
 
 
 def fill_panel(program: StageProgram, panel: Panel, reader: Reader, state: State, parallel: bool) -> Stmt:
-    """Compute every slot of a panel, loops in the order of its layout.
+    """Computes every slot of a panel, with loops in the order of its layout.
 
-    Where the lanes decode a fused dimension, neighbours lie side by side except at the end of a row: one comparison of the
-    addresses, outside the reduce loops, chooses between whole vectors and single elements.
+    If the lanes decode a fused dimension, neighbouring lanes are contiguous except at the end of a row. One comparison of
+    addresses, outside the reduce loops, selects between whole vectors and single elements.
     """
     numbers = [n for n, _ in panel.strides]
     nest, lane = program.nest, program.lane
@@ -54,12 +54,12 @@ def fill_panel(program: StageProgram, panel: Panel, reader: Reader, state: State
     return tile_starts.nested(program, state, around, columns, parallel)
 
 
-BAND = 8  # rows of the source read side by side: as many streams as prefetchers follow
+BAND = 8  # rows of the source read side by side: the number of streams that hardware prefetchers follow
 
 
 def _rows(program: StageProgram, state: State, numbers: list[int]) -> int | None:
-    """Trips of the last loop inside all others; None where they differ from tile to tile."""
-    for number in numbers[:-1]:  # at any trip: the first one is whole where a later one is not
+    """Returns the trips of the last loop inside all others; None if they differ between tiles."""
+    for number in numbers[:-1]:  # at any trip: the first trip may be whole although a later one is not
         state = tile_starts.enter(program, state, number, variable("any"), tile_starts.trips_of(program, state, number))
     trips = tile_starts.trips_of(program, state, numbers[-1])
     return trips if isinstance(trips, int) else None
@@ -68,7 +68,7 @@ def _rows(program: StageProgram, state: State, numbers: list[int]) -> int | None
 def _fill_in_bands(
     program: StageProgram, panel: Panel, reader: Reader, state: State, numbers: list[int], trips: int, parallel: bool
 ) -> Stmt:
-    """Fill in bands of rows (steps of the last reduce loop): each row is read along its whole length, not a vector at a time."""
+    """Fills in bands of rows (steps of the last reduce loop): each row is read along its whole length, not a vector at a time."""
     last = numbers[-1]
 
     def band(first: Position, rows: int) -> Stmt:
@@ -99,7 +99,7 @@ def _decodes(reader: Reader, nest: Nest, reads: tuple[Load, ...], lane: int) -> 
 def _column(
     program: StageProgram, panel: Panel, reader: Reader, at: State, inner: list[int], offsets: tuple[int, ...], lanes: int
 ) -> Stmt:
-    """One vector of a ragged panel for all its reduce loops: contiguous or gathered, decided once."""
+    """Fills one vector of a panel with a remainder, for all its reduce loops: contiguous or gathered, selected once."""
 
     def run(side_by_side: bool) -> Stmt:
         return tile_starts.nested(
@@ -127,9 +127,9 @@ def _point(program: StageProgram, state: State, offsets: tuple[int, ...], lanes:
 def _fill_slot(
     program: StageProgram, panel: Panel, reader: Reader, state: State, side_by_side: bool, only: tuple[tuple[int, ...], int] | None
 ) -> Stmt:
-    """Compute the points of one slot (or one vector of it); `side_by_side` reads neighbours from the first one's address.
+    """Computes the points of one slot, or one vector of it; `side_by_side` loads neighbours from the first one's address.
 
-    Of the last slot along a ragged reduction, which does not move back, only what lies inside.
+    The last slot along a reduction is not shifted inwards: only its elements inside the array are computed.
     """
 
     def put(offsets: tuple[int, ...], lanes: int, shift: Position = 0) -> Stmt:
@@ -153,7 +153,7 @@ def _fill_slot(
 
 
 def _side_by_side(program: StageProgram, reader: Reader, node: Scalar, point: Point, held: Held) -> Expr:
-    """The value at a point whose loads are known to be contiguous along the lanes."""
+    """Returns the value at a point whose loads are known to be contiguous along the lanes."""
 
     def read(leaf: Load) -> Expr:
         number = next(n for n, a in enumerate(program.nest.accesses) if (a.tensor.name, a.index) == (leaf.tensor, leaf.index))

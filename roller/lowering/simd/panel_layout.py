@@ -1,6 +1,6 @@
-"""The layout of panels: staged factors in the order in which the nest reads them.
+"""The layout of packed panels: staged factors in the order in which the nest reads them.
 
-For each loop inside the copy that the factor depends on there is a slot; innermost lie the points of the register tile, the
+There is a slot for each loop inside the copy that the factor depends on. Innermost are the points of the register tile, with the
 vector's lanes last.
 """
 
@@ -28,7 +28,7 @@ class Panel:
 
 
 def panel_shape(program: StageProgram, staging: Staging) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Elements of a panel, and the slot stride of each loop inside its copy."""
+    """Returns the elements of a panel, and the slot stride of each loop inside its copy."""
     touches = staged_touches(program.nest, staging)
     size = math.prod([t for t, x in zip(program.inner, touches, strict=True) if x])
     strides: list[tuple[int, int]] = []
@@ -41,7 +41,7 @@ def panel_shape(program: StageProgram, staging: Staging) -> tuple[int, tuple[tup
 
 
 def make_panel(program: StageProgram, staging: Staging, name: str) -> Panel:
-    """The panel with a fresh buffer."""
+    """Returns the panel with a fresh buffer."""
     elements, strides = panel_shape(program, staging)
     dtype = program.nest.stage.body.dtype
     touches = staged_touches(program.nest, staging)
@@ -49,7 +49,7 @@ def make_panel(program: StageProgram, staging: Staging, name: str) -> Panel:
 
 
 def tile_offsets(program: StageProgram, touches: tuple[bool, ...]) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Offsets of the points of an innermost tile in a panel's order, one for each vector, with the vector's lanes."""
+    """Yields offsets of the points of an innermost tile in a panel's order, one for each vector, with the vector's lanes."""
     lane, width = program.lane, program.width
     ranges = []
     for dim, (extent, touched) in enumerate(zip(program.inner, touches, strict=True)):
@@ -62,7 +62,7 @@ def tile_offsets(program: StageProgram, touches: tuple[bool, ...]) -> Iterator[t
 
 
 def panel_offset(program: StageProgram, touches: tuple[bool, ...], offsets: tuple[int, ...]) -> int:
-    """The place of a tile's point in its slot: dimensions in order, the lane's last."""
+    """Returns the address of a tile's point in its slot: dimensions in order, the vector's last."""
     lane = program.lane
     order = [d for d in range(len(offsets)) if touches[d] and d != lane]
     if lane is not None and touches[lane]:
@@ -74,7 +74,7 @@ def panel_offset(program: StageProgram, touches: tuple[bool, ...], offsets: tupl
 
 
 def slot_address(panel: Panel, state: State) -> Position:
-    """The first element of the slot of the current tile."""
+    """Returns the address of the first element of the current tile's slot."""
     total: Position = 0
     for number, stride in panel.strides:
         total = plus(total, times(state.variable(number), stride))

@@ -1,8 +1,7 @@
-"""Square blocks of elements transposed in registers: as many vectors as a vector has lanes, loaded along one dimension, are
-wanted along another.
+"""Square blocks of elements, transposed in registers: vectors are loaded along one dimension and used along another.
 
-Exchanging halves, quarters, ... of pairs of them takes log2(width) instructions a vector; one element at a time takes several
-times as many.
+A block has as many vectors as a vector has lanes. Exchanging halves, quarters, ... of pairs of vectors takes log2(width)
+instructions per vector; moving one element at a time takes several times as many.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Vectors = dict[int, Expr]  # by the position of the array in nest.accesses
 
 
 def transposed(rows: list[Expr], dtype: str, held: Held) -> list[Expr]:
-    """The columns of a square block whose rows are given, a power of two of them, each held once."""
+    """Returns the columns of a square block of rows, whose number is a power of two; each vector is held once."""
     width = len(rows)
     rows = list(rows)
     distance = width // 2
@@ -34,7 +33,7 @@ def transposed(rows: list[Expr], dtype: str, held: Held) -> list[Expr]:
 
 
 def halves(a: Expr, b: Expr, distance: int, width: int) -> tuple[Expr, Expr]:
-    """Of every pair of neighbouring groups of `distance` elements the first ones of both vectors, and the second ones."""
+    """Returns, for every pair of neighbouring groups of `distance` elements, the first ones of both vectors and the second ones."""
     low, high = [], []
     for at in range(0, width, 2 * distance):
         low += [*range(at, at + distance), *range(width + at, width + at + distance)]
@@ -43,14 +42,15 @@ def halves(a: Expr, b: Expr, distance: int, width: int) -> tuple[Expr, Expr]:
 
 
 def own_halves(a: Expr, distance: int, width: int) -> tuple[Expr, Expr]:
-    """Of every pair of neighbouring groups of `distance` elements of one vector the first ones, and the second ones."""
+    """Returns, for every pair of neighbouring groups of `distance` elements of one vector, the first ones and the second ones."""
     first = [i for i in range(width) if not i & distance]
     return tuple(tirx.Shuffle([a], [index(i + shift) for i in first]) for shift in (0, distance))
 
 
 def tile_points(low: Lowering, place: Point) -> Iterator[tuple[Stmt | None, Point, Vectors]]:
-    """The vectors of points of an elementwise tile, and of arrays that lie across the vector the values there: first all of
-    whole blocks with the statement that loads them, then the points that are left.
+    """Yields the vectors of points of an elementwise tile, with the values of arrays that are contiguous across the vector.
+
+    Points of whole blocks come first, with the statement that loads them, then the remaining points.
     """
     across, dim = _across(low)
     points = list(low.points())
@@ -68,7 +68,7 @@ def _in_block(low: Lowering, offsets: tuple[int, ...], lanes: int, dim: int) -> 
 
 
 def _across(low: Lowering) -> tuple[dict[int, tuple[Load, Window]], int]:
-    """Arrays that are contiguous along another dimension of the tile, of a block's width there, instead of along the vector."""
+    """Returns arrays that are contiguous along another dimension of the tile than the vector's, at least a block wide there."""
     width, lane, nest = low.width, low.lane, low.nest
     found: dict[int, tuple[Load, Window]] = {}
     if lane is None or width < 2 or width & (width - 1):

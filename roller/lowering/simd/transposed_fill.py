@@ -1,6 +1,6 @@
-"""Filling a panel whose source is contiguous along a reduction instead of along the vector: blocks of vectors, transposed.
+"""Fills of panels whose source is contiguous along a reduction instead of along the vector, by transposing blocks.
 
-A block is as many runs along the reduction as a vector has lanes, one vector each.
+A block has as many runs along the reduction as a vector has lanes, one vector each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from roller.program.rprogram import StageProgram
 
 @dataclass(frozen=True)
 class Runs:
-    """Where a panel's source is contiguous: along the innermost loops of the copy, taken together."""
+    """The contiguous runs of a panel's source, along the innermost loops of the copy, taken together."""
 
     window: Window
     load: Load
@@ -31,7 +31,7 @@ class Runs:
 
 
 def transposed_runs(program: StageProgram, panel: Panel, reader: Reader, reduce_loops: list[int]) -> Runs | None:
-    """The runs, or None where the factor is no plain array, is guarded, or is not contiguous along a reduction."""
+    """Returns the runs; None if the factor is no plain array, is guarded, or is not contiguous along a reduction."""
     nest, lane, node = program.nest, program.lane, program.nest.factors[panel.staging.operand]
     width = program.width
     if lane is None or not panel.touches[lane] or nest.dims[lane].is_reduce or not reduce_loops or width < 2 or width & (width - 1):
@@ -53,7 +53,7 @@ def transposed_runs(program: StageProgram, panel: Panel, reader: Reader, reduce_
 
 
 def _step(program: StageProgram, window: Window, node: Load, number: int) -> int | None:
-    """Address step of one trip of a loop; None where trips are not whole steps of a linear dimension."""
+    """Returns the address step of one trip of a loop; None if trips are not whole steps of a linear dimension."""
     dim = program.loops[number].dim
     steps = member_steps(program.nest.dims[dim], window, node.index)
     stride = lane_stride(program.nest, window, node.index, dim)
@@ -65,7 +65,7 @@ def _whole(program: StageProgram, number: int) -> bool:
 
 
 def fill_transposed(program: StageProgram, panel: Panel, reader: Reader, state: State, runs: Runs) -> Stmt:
-    """All steps of the runs of one tile: whole blocks, then single steps."""
+    """Fills all steps of the runs of one tile: whole blocks, then single steps."""
     width = program.width
     numbers = [number for number, _ in panel.strides][-runs.loops :]
     length = _length(program, state, numbers)
@@ -76,7 +76,7 @@ def fill_transposed(program: StageProgram, panel: Panel, reader: Reader, state: 
         inside = tile_starts.enter(program, inside, number, 0, program.loops[number].trips)
     statements: list[Stmt] = []
     spatial = tuple(t and not d.is_reduce for t, d in zip(panel.touches, program.nest.dims, strict=True))
-    # One vector's runs at a time: more rows at once, often a power of two apart, would push one another out of a cache's sets.
+    # One vector's runs at a time: more rows, often a power of two apart, would evict one another from a cache's sets.
     for offsets, lanes in tile_offsets(program, spatial):
         addresses = _addresses(program, inside, runs, offsets, lanes)
         target = plus(slot_address(panel, state), panel_offset(program, panel.touches, offsets))
@@ -100,14 +100,14 @@ def _length(program: StageProgram, state: State, numbers: list[int]) -> Position
 
 
 def _addresses(program: StageProgram, state: State, runs: Runs, offsets: tuple[int, ...], lanes: int) -> list[Position]:
-    """The first address of the run of each lane."""
+    """Returns the first address of each lane's run."""
     starts = tuple(tile_starts.tile_start(program, state, d) for d in range(len(offsets)))
     point = Point(program.nest, starts, program.lane, lanes).moved(offsets)
     return [base_address(program.nest, runs.window, runs.load.index, p) for p in point.each()]
 
 
 def _single(panel: Panel, runs: Runs, addresses: list[Position], at: Position, target: Position) -> Stmt:
-    """One step: an element of every run, side by side."""
+    """Stores one step: an element of every run, side by side."""
     values = [load(runs.window.buffer, index(plus(a, at))) for a in addresses]
     together = values[0] if len(values) == 1 else tirx.Shuffle(values, [index(i) for i in range(len(values))])
     return store(panel.buffer, together, ramp(plus(target, times(at, runs.slot)), 1, len(values)))

@@ -1,1 +1,1 @@
-"""Units that run sub-tiles on lanes: threads of a block, panels that they fill together, matrix atoms, software pipelines."""
+"""Units that run sub-tiles on lanes: threads of a block, cooperatively filled panels, matrix atoms, software pipelines."""

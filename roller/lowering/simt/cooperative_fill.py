@@ -1,6 +1,6 @@
-"""How the lanes of a block fill a panel in the memory that they share, together.
+"""Panels in shared memory, filled cooperatively by the lanes of a block.
 
-Lanes fill a panel along the direction in which its source is contiguous, so that what they read together lies together.
+Lanes fill a panel along the contiguous direction of its source, so that their loads are coalesced.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ from roller.lowering.tir.expressions import constant, identity
 from roller.lowering.tir.loads import Reader
 from roller.lowering.tir.tile_starts import Position, State
 
-MOST_REPEATED = 8  # copies of a lane that stand one after another: their addresses share parts, but take registers
+MOST_REPEATED = 8  # max unrolled copies of a lane: unrolled addresses share parts, but take registers
 
 
 class Filling:
-    """How the lanes of a block, or a crew of them, fill one panel: each computes its share of the values, at once or in two steps,
-    so that something else can be done while what was read is on its way; or it starts copies that run by themselves, where nothing
-    is to compute.
+    """The cooperative filling of one panel by the lanes of a block, or by its producers (`crew`).
+
+    Each lane computes its share of the values, at once or in two steps that overlap the loads with other work. If nothing is to be
+    computed, it starts asynchronous copies.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Filling:
         crew: tuple[Expr, int] | None = None,
         taken: Callable[[Expr], Expr] = lambda value: value,
     ) -> None:
-        self.taken = taken  # what is made of a value before it is stored
+        self.taken = taken  # conversion of a value before it is stored
         self.block, self.panel, self.reader, self.nest = block, panel, reader, block.program.nest
         self.thread, self.threads = (block.thread, block.threads) if crew is None else crew
         program, steps = block.program, panel.steps
@@ -81,7 +82,7 @@ class Filling:
         self.dtype = panel.value.dtype
         self.copies = machine.copies if machine.copies is not None and self._copied(machine.copies) else None
         self.follows = self.trips == 1 or order.follows(self.threads)
-        # A crew has no results in its registers.
+        # Producers have no accumulators.
         self.accumulators = block.accumulators if crew is None else 0
         self.most_beside = machine.most_beside
         self.place_registers = machine.place_registers
@@ -90,29 +91,27 @@ class Filling:
 
     @property
     def guarded(self) -> bool:
-        """True if values may lie outside their arrays."""
+        """Returns True if values may lie outside their arrays."""
         return any(self.nest.accesses[self.reader.number(read)].guarded for read in loads(self.panel.value))
 
     @property
     def registers(self) -> float:
-        """What a lane takes for its share if it has all of it on the way at a time: places, and values where copies do not run by
-        themselves.
-        """
+        """Registers of a lane with its whole share in flight: addresses, and values unless copies are asynchronous."""
         words = -(-self.width * ELEMENT_BYTES[self.dtype] // REGISTER_BYTES)
         return self.trips * (self.place_registers + (0 if self.copies is not None else words * self.panel.beside))
 
     @property
     def words(self) -> int:
-        """Registers that the values take which a lane reads together."""
+        """Registers of the values that a lane loads together."""
         return -(-self.taken_together * ELEMENT_BYTES[self.dtype] // REGISTER_BYTES)
 
     @cached_property
     def held(self) -> Buffer:
-        """What a lane reads ahead."""
+        """The buffer of prefetched values in a lane's registers."""
         return register_buffer(f"{self.panel.buffer.name}_next", self.trips * self.taken_together, self.dtype)
 
     def at_once(self, state: State, slot: Position, registers: int = 0) -> Stmt:
-        """Read, compute and store: as much at a time as so many registers hold, so that a lane does not wait for each value."""
+        """Loads, computes and stores; as many loads as fit in `registers` are in flight, so a lane does not wait for each value."""
         rounds = self.rounds(registers)
         count, many = -(-self.trips // rounds), self.taken_together
         values, turn = register_buffer("values", count * many, self.dtype), variable("turn")
@@ -130,25 +129,23 @@ class Filling:
         return loop(turn, rounds, sequence([*allocate([values]), *body]))
 
     def rounds(self, registers: int) -> int:
-        """How often a lane waits for what it reads at a time."""
+        """Returns how many times a lane waits for its loads."""
         return -(-self.trips // max(1, registers // self.words))
 
     @property
     def _crowded(self) -> bool:
-        """True where compilers are not to have all of a lane's share on the way at a time: it and accumulators would take most of
-        the lane's registers.
-        """
+        """True if a lane's share must not be in flight all at once: it and accumulators would take most of its registers."""
         if self.most_beside is None or self.trips <= MOST_REPEATED:
             return False
         return self.accumulators + self.registers > self.most_beside
 
     def _repeated(self, trips: int) -> int:
-        """How many of a lane's copies stand one after another: as many as leave none over, if any."""
+        """Returns how many of a lane's copies are unrolled: a number without remainder, if there is one."""
         most = MOST_REPEATED if self.follows else MOST_REPEATED // 2
         return next((n for n in range(most, most // 2, -1) if trips % n == 0), most)
 
     def _copied(self, copies: Copies) -> bool:
-        """True if the panel holds an array's values as they lie there, in pieces that one copy can take."""
+        """Returns True if the panel holds the array's values unchanged, in pieces that one copy can move."""
         panel, value = self.panel, self.panel.value
         if not isinstance(value, Load) or not value.zero_outside:
             return False
@@ -160,7 +157,7 @@ class Filling:
         )
 
     def start(self, state: State, slot: Position) -> Stmt:
-        """Start copies of a lane's share."""
+        """Starts the copies of a lane's share."""
         assert self.copies is not None
         assert isinstance(self.panel.value, Load)
         copies, value, source = self.copies, self.panel.value, self.reader.number(self.panel.value)
@@ -176,19 +173,17 @@ class Filling:
         return self._each(one, ForKind.UNROLLED if self.trips <= MOST_REPEATED else ForKind.SERIAL)
 
     def fetch(self, state: State) -> Stmt:
-        """Read and compute into registers, `held`."""
+        """Loads and computes values into registers, `held` (prefetch)."""
         many = self.taken_together
         return self._each(lambda var, names: sequence(self._taken(state, names, self.held, var * many)), ForKind.UNROLLED)
 
     def put(self, slot: Position) -> Stmt:
-        """Store what `fetch` left in registers."""
+        """Stores the values that `fetch` left in registers."""
         many = self.taken_together
         return self._each(lambda var, names: sequence(self._stores(names, self.held, var * many, slot)), ForKind.UNROLLED)
 
     def _each(self, body: Callable[[Expr, dict[int, Expr]], Stmt], kind: ForKind, run: tuple[Position, int] | None = None) -> Stmt:
-        """A loop over a lane's share, or a run of it (its first trip and how many), with the place of its values in the unit's
-        tile.
-        """
+        """Returns a loop over a lane's share, or a run of it (first trip, trips); binds the values' positions in the tile."""
         first, trips = run if run is not None else (0, self.trips)
         name = f"unroll{self._repeated(trips)}_share" if kind == ForKind.SERIAL and self._crowded else "share"
         var, item = variable(name), variable("item")
@@ -207,8 +202,9 @@ class Filling:
         return tirx.For(var, index(0), index(trips), kind, inside) if trips > 1 else bind(var, index(0), inside)
 
     def _taken(self, state: State, names: dict[int, Expr], into: Buffer, at: Position) -> list[Stmt]:
-        """What a lane takes together: the values at the named place, and those as many places further along the reduction as lie
-        side by side in the panel, row after row as they are read.
+        """Returns the loads of one lane: the values at a position, and those of the next positions that lie beside it in the panel.
+
+        The further positions follow along the reduction; the values are kept row after row, as they are loaded.
         """
         found: list[Stmt] = []
         for n in range(self.panel.beside):
@@ -217,7 +213,7 @@ class Filling:
         return found
 
     def _values(self, state: State, names: dict[int, Expr], into: Buffer, at: Position) -> list[Stmt]:
-        """The values at the named place of the unit's tile; beyond the end of a reduction what adds nothing."""
+        """Returns the values at a position of the unit's tile; beyond the end of a reduction, the neutral value."""
         nest, width = self.nest, self.width
         inside = self._inside(state, names)
         point = self._point(state, names)
@@ -237,14 +233,14 @@ class Filling:
         return Point(self.nest, tuple(_position(self.block, state, d, names) for d in dims))
 
     def _inside(self, state: State, names: dict[int, Expr]) -> Expr | None:
-        """Whether a place lies inside the ragged ends of reductions; None where there are none."""
+        """Returns the test that a position lies inside the remainder of every reduction; None if there is no remainder."""
         tile, dims = self.block.program.unit_tile, self.nest.dims
         left = {dim: state.limits[dim] for dim in names if dims[dim].is_reduce}
         ragged = [dim for dim, rest in left.items() if not (isinstance(rest, int) and rest >= tile[dim])]
         return every(names[dim] < index(left[dim]) for dim in ragged)
 
     def _wide(self, point: Point, into: Buffer, at: Position) -> list[Stmt]:
-        """One wide read into registers, as a whole inside the array or outside, then the values one by one."""
+        """Returns one wide load into registers, wholly inside the array or wholly outside, then the values one by one."""
         nest, node = self.nest, self.panel.value
         (read,) = loads(node)
         count = self.reader.number(read)
@@ -267,21 +263,21 @@ class Filling:
         return statements
 
     def _stores(self, names: dict[int, Expr], source: Buffer, at: Position, slot: Position) -> list[Stmt]:
-        """The values side by side in the panel, or one in each row."""
+        """Stores the values side by side in the panel, or one in each row."""
         panel, beside, together = self.panel, self.panel.beside, self.stored
         found = []
         if beside > 1:
             source, at, turned = self._turned(source, at)
             found += turned
         for n in range(0, self.taken_together, together):
-            # Asked of the panel for each piece: where places are swizzled, the next piece does not lie behind this one.
+            # The address is computed for each piece: in a swizzled panel, the next piece does not follow this one.
             moved = {**names, self.wide: plus(names[self.wide], n // beside)} if n and self.wide is not None else names
             values = load(source, ramp(plus(at, n), 1, together))
             found.append(store(panel.buffer, values, ramp(self.panel.place(moved, slot), 1, together)))
         return found
 
     def _turned(self, source: Buffer, at: Position) -> tuple[Buffer, Position, list[Stmt]]:
-        """What lies row after row, with the values of all rows side by side: not where it is read, where it would be waited for."""
+        """Interleaves the rows of loaded values; done at the store, as it would wait for the values at the load."""
         beside, width = self.panel.beside, self.width
         turned = register_buffer("turned", beside * width, self.dtype)
         pairs = [(n * beside + row, row * width + n) for n in range(width) for row in range(beside)]
@@ -289,7 +285,7 @@ class Filling:
 
 
 def _position(block: Block, state: State, dim: int, names: dict[int, Expr]) -> Position:
-    """Where a place of the unit's tile lies in the problem; beyond its end, the last position stands in."""
+    """Maps a position in the unit's tile to the problem; positions beyond the problem's end map to the last one."""
     base = block.base(state, dim)
     if dim not in names:
         return base

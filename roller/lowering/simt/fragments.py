@@ -1,4 +1,4 @@
-"""What a lane reads into registers before it computes: each element once, neighbours with one access."""
+"""Fragments: operands that a lane loads into registers before it computes, each element once, neighbours with one access."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ Views = dict[Offsets, Buffer]
 
 @dataclass(frozen=True)
 class Source:
-    """Where a lane's points read one operand: the element of each (`seen`: as offsets that are the same for points that read the
-    same one), its buffer and place, and the dimension along which they read neighbours: the first of each access and how many it
-    reads.
+    """The addresses from which a lane's points read one operand.
+
+    `seen`: maps a point to the element that it reads, as offsets. `place`: the element's buffer and address. `along`: the dimension
+    along which points read neighbours. `accesses`: the first element of each access, and the number of its elements.
     """
 
     name: str
@@ -39,19 +40,19 @@ class Source:
 
 @dataclass(frozen=True)
 class Fragment:
-    """Elements of one operand in registers, by the offsets of the points that read them."""
+    """Elements of one operand in registers, indexed by the offsets of the points that read them."""
 
     held: Buffer
     places: dict[Offsets, int]
     seen: Callable[[Offsets], Offsets]
 
     def value(self, offsets: Offsets) -> Expr:
-        """The element that a point reads."""
+        """Returns the element that a point reads."""
         return load(self.held, index(self.places[self.seen(offsets)]))
 
 
 def fragment(source: Source, points: list[Offsets]) -> tuple[Fragment, list[Stmt]]:
-    """The elements at some points, and the statements that read them."""
+    """Returns the elements at some points, and the statements that load them."""
     wanted = list(dict.fromkeys(source.seen(o) for o in points))
     places: dict[Offsets, int] = {}
     reads = []
@@ -64,8 +65,10 @@ def fragment(source: Source, points: list[Offsets]) -> tuple[Fragment, list[Stmt
 
 
 def runs(wanted: list[Offsets], along: int, accesses: dict[int, int]) -> list[tuple[Offsets, int]]:
-    """Points as accesses: the first point and the width of each, the widest ones first, so that in registers, too, they start at
-    multiples of it. Accesses that not all points of are wanted are made one by one.
+    """Returns points as accesses: the first point and the width of each, the widest ones first.
+
+    In this order, wide accesses start at multiples of their width in registers too. An access with points that are not wanted is
+    split into single points.
     """
     left, found = dict.fromkeys(sorted(wanted)), []
     for offsets in list(left):
@@ -79,12 +82,12 @@ def runs(wanted: list[Offsets], along: int, accesses: dict[int, int]) -> list[tu
 
 
 def neighbours(offsets: Offsets, along: int, width: int) -> list[Offsets]:
-    """A point and those that follow it along a dimension."""
+    """Returns a point and its successors along a dimension."""
     return [offsets, *((*offsets[:along], offsets[along] + n, *offsets[along + 1 :]) for n in range(1, width))]
 
 
 def array_source(block: Block, reader: Reader, number: int, point_of: Callable[[Offsets], Point]) -> Source:
-    """An array that is read where it is, without guards."""
+    """Returns the source of an unguarded array that is read in place."""
     nest = block.program.nest
     access, window = nest.accesses[number], reader.window(number)
 
@@ -96,8 +99,9 @@ def array_source(block: Block, reader: Reader, number: int, point_of: Callable[[
 
 
 def array_accesses(block: Block, number: int) -> tuple[int, dict[int, int]]:
-    """The dimension along which a lane's points are neighbours in an array, and its accesses there: the first point of each, and
-    how many it may touch.
+    """Returns the dimension along which a lane's points are neighbours in an array, and the accesses along it.
+
+    An access has its first point and the number of elements that it may touch.
     """
     nest = block.program.nest
     access = nest.accesses[number]
@@ -113,8 +117,9 @@ def array_accesses(block: Block, number: int) -> tuple[int, dict[int, int]]:
 
 
 def panel_source(block: Block, panel: SharedPanel, reduced: dict[int, Position], slot: Position, near: Views | None) -> Source:
-    """One copy of a panel in shared memory; `reduced`: where the lane's tile starts along each reduction. `near`: views of that
-    copy, by the widths of the pieces that points are in.
+    """Returns the source of one copy of a panel in shared memory.
+
+    `reduced`: start of the lane's tile along each reduction. `near`: views of that copy, by the widths of the points' pieces.
     """
     run, each = accesses(block.program, panel.staging)
     most = most_together(str(panel.buffer.dtype))
@@ -131,13 +136,13 @@ def panel_source(block: Block, panel: SharedPanel, reduced: dict[int, Position],
 
 
 def read_tile(program: StageProgram, factor: int) -> Tile:
-    """A lane's tile as extents of the values that it reads of a factor."""
+    """Returns a lane's tile as extents of the values that it reads of a factor."""
     panel = next((s for s in program.staged if s.kind == "panel" and s.operand == factor), None)
     return program.inner if panel is None else laid_tile(program.nest, panel, program.inner)
 
 
 def read_registers(program: StageProgram) -> int:
-    """Registers for what a lane reads of its panels for a step: one for each value, or its part of a group's."""
+    """Returns the registers for the panel values that a lane reads in a step: one per value, or its share of a group's."""
     tiles = [(read_tile(program, s.operand), staged_touches(program.nest, s)) for s in program.staged if s.kind == "panel"]
     values = sum(math.prod([extent for extent, touched in zip(*pair, strict=True) if touched]) for pair in tiles)
     if program.atom.kind != "matrix":
@@ -146,7 +151,7 @@ def read_registers(program: StageProgram) -> int:
 
 
 def narrower_widths(program: StageProgram) -> int:
-    """Widths of accesses, beside the widest one, with which a lane reads each of its panels; all of them together."""
+    """Returns the number of access widths besides the widest one, summed over the panels that a lane reads."""
     panels = [s for s in program.staged if s.kind == "panel"]
     return sum(len({width for width, _ in accesses(program, s)[1]}) - 1 for s in panels)
 

@@ -1,4 +1,4 @@
-"""What one lane does: takes in the body at its points, step after step, and stores what comes of it."""
+"""The work of one lane: it accumulates the body at its points, step after step, and stores the results."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from roller.program.rprogram import StageProgram
 
 @dataclass
 class Lane:
-    """A lane of a block, its accumulators in `acc`.
+    """A lane (thread) of a block, with its accumulators in `acc`.
 
-    Where a reduction is cut over units, `partial` takes the results of its `part` instead of `target`.
+    With split-K, `partial` receives the results of its `part` instead of `target`.
     """
 
     block: Block
@@ -52,12 +52,12 @@ class Lane:
     acc: Buffer | None = None
     partial: Buffer | None = None
     part: Position = 0
-    copy: Position = 0  # of the panels, the one that is read
-    views: dict[int, Views] = field(default_factory=dict)  # of panels, from the lane's first points on
+    copy: Position = 0  # the copy of the panels that is read
+    views: dict[int, Views] = field(default_factory=dict)  # views of panels, starting at the lane's first points
 
     @property
     def program(self) -> StageProgram:
-        """What the lane has a share of."""
+        """The program whose tile the lane computes a share of."""
         return self.block.program
 
     @property
@@ -76,7 +76,7 @@ class Lane:
         return {point: number for number, point in enumerate(self.spatial)}
 
     def place(self, state: State, offsets: Offsets) -> Point:
-        """The point of a lane at some offsets of its tile."""
+        """Returns the point of a lane at some offsets in its tile."""
         block = self.block
         bases = [block.base(state, d) for d in range(len(offsets))]
         return Point(self.nest, tuple(plus(b, block.offset(d, o)) for d, (b, o) in enumerate(zip(bases, offsets, strict=True))))
@@ -84,7 +84,7 @@ class Lane:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def step(self, state: State, slot: Position) -> Stmt:
-        """Every point of the lane's tile takes in the body, a group of neighbours along the reductions at a time."""
+        """Accumulates the body at every point of the lane's tile, one group of neighbours along the reductions at a time."""
         statements = []
         for group, valid in self._groups(state):
             taken = self._taken(state, group, slot)
@@ -92,7 +92,7 @@ class Lane:
         return sequence(statements)
 
     def _groups(self, state: State) -> list[tuple[list[Offsets], Expr | None]]:
-        """Offsets along the reductions that are read together, with the condition under which they lie inside."""
+        """Returns the offsets along the reductions that are loaded together, with the guard that they lie inside."""
         ragged = [d for d in self.nest.reduce if not self._covered(state, d)]
         offsets = list(self.block.points(self.nest.reduce))
         if not ragged:
@@ -109,14 +109,15 @@ class Lane:
         return found
 
     def _covered(self, state: State, dim: int) -> bool:
-        """True if the lane's tile never reaches beyond what is left of a reduction."""
+        """Returns True if the lane's tile never extends beyond the remaining positions of a reduction."""
         left = state.limits[dim]
         whole = self.program.inner[dim] * self.block.lanes[dim]
         return whole == 1 or (isinstance(left, int) and left >= whole)
 
     def _wide_reduction(self, ragged: list[int]) -> tuple[int, dict[int, int]]:
-        """The reduction along which arrays are read with the widest accesses, and for each of the lane's points the first one of
-        its access; -1 where no access may be wide, as the reduction could end inside it.
+        """Returns the reduction along which arrays are loaded with the widest accesses, and each point's first point of its access.
+
+        The reduction is -1 if no access may be wide, because the reduction could end inside it.
         """
         reads = [array_accesses(self.block, n) for n, a in enumerate(self.nest.accesses) if a.role == "body"]
         found = [(max(each.values(), default=1), d, each) for d, each in reads if d in self.nest.reduce]
@@ -126,7 +127,7 @@ class Lane:
         return wide, {first + n: first for first, count in each.items() for n in range(count)}
 
     def _taken(self, state: State, group: list[Offsets], slot: Position) -> Stmt:
-        """One group taken in: its operands in registers, then every point."""
+        """Accumulates one group: its operands are loaded to registers, then every point is computed."""
         points = [tuple(a + b for a, b in zip(s, r, strict=True)) for r in group for s in self.spatial]
         statements, panels, arrays = [], {}, {}
         reduced = {d: self._reduced(state, d) for d in self.nest.reduce}
@@ -153,7 +154,7 @@ class Lane:
         return 0 if panel.ahead is None else self.copy
 
     def placed(self) -> list[Stmt]:
-        """Views of the panels, once all of them are filled: the loops further in move along them by known steps."""
+        """Returns views of the panels, defined once all panels are filled: inner loops address them by constant offsets."""
         statements = []
         points = list(self.block.points(tuple(range(len(self.nest.dims)))))
         for operand, panel in self.panels.items():
@@ -166,7 +167,7 @@ class Lane:
         return statements
 
     def _reduced(self, state: State, dim: int) -> Position:
-        """Where the lane's loops over time have come along a reduction, from the start of the unit's tile."""
+        """Returns the position of the lane's loops over time along a reduction, from the start of the unit's tile."""
         total: Position = 0
         for number, lp in enumerate(self.program.loops):
             if lp.dim == dim and lp.over == "time" and lp.level == self.program.levels[1]:
@@ -189,19 +190,19 @@ class Lane:
     # --- results ------------------------------------------------------------------------------------------------------
 
     def elementwise(self, state: State) -> Stmt:
-        """Every point of the lane's tile, read, computed and stored."""
+        """Loads, computes and stores every point of the lane's tile."""
         reads, arrays = self._operands(state, "body")
         return sequence([*reads, *self._results(state, arrays, None)])
 
     def results(self, state: State, slot: Position) -> Stmt:
-        """The results of the lane's accumulators; of lanes that share them, the first one stores."""
+        """Stores the results of the lane's accumulators; of several lanes that share them, only the first one stores."""
         reads, arrays = ([], {}) if self.partial is not None else self._operands(state, "epilogue")
         body = sequence([*reads, *self._results(state, arrays, slot)])
         first = every(tirx.EQ(self.block.names[d], index(0)) for d in self.nest.reduce if d in self.block.names)
         return body if first is None else when(first, body)
 
     def _operands(self, state: State, role: str, points: Sequence[Offsets] | None = None) -> tuple[list[Stmt], dict[int, Fragment]]:
-        """Arrays that are read where they are, in registers: what all points of the lane need of them, or only some."""
+        """Loads operands from arrays that are read in place: for all points of the lane, or for some."""
         statements: list[Stmt] = []
         arrays: dict[int, Fragment] = {}
         inside = {stage.name for stage in self.nest.before}
@@ -214,7 +215,7 @@ class Lane:
         return statements, arrays
 
     def _results(self, state: State, arrays: dict[int, Fragment], slot: Position | None) -> list[Stmt]:
-        """The value of every point, stored with accesses as wide as the output allows."""
+        """Returns the value of every point, stored with accesses as wide as the output allows."""
         output = self.nest.output
         window, shift = Window.whole(self.target, output.tensor), index(0)
         if self.partial is not None:
@@ -241,7 +242,7 @@ class Lane:
         values: Buffer,
         first: int,
     ) -> list[Stmt]:
-        """The results of some points, in registers from the `first` one on; where a reduction is cut, of the lane's part of it."""
+        """Computes the results of some points into registers from the `first` one on; with split-K, the partial results."""
         statements: list[Stmt] = []
         for at, offsets in enumerate(points, first):
             value = None if slot is None else load(self.acc, plus(slot, self.numbers[offsets]))
@@ -256,9 +257,9 @@ class Lane:
         return statements
 
     def _computed(self, _: Offsets) -> Mapping[str, Expr]:
-        """What stages before have computed at a point, by the name of the tensor."""
+        """Returns the results of preceding stages at a point, by the name of the tensor."""
         return {}
 
     def _kept(self, put: Stmt, _: Offsets) -> Stmt:
-        """The store of a point's result; points are moved to stay inside the problem."""
+        """Returns the store of a point's result, unguarded: points are shifted inwards."""
         return put

@@ -1,9 +1,9 @@
-"""Lanes that share a reduction combine what they have, so that each of them has all of it.
+"""Reductions across lanes: lanes that share a reduction combine their partial results, and each lane gets the total.
 
-Lanes of one reduction are neighbours, or in neighbouring groups where a group computes together. Inside a lane group as many as
-the largest power of two that divides them exchange values in halves. What they have then meets in shared memory: where that is a
-power of two of values, no more than a group has lanes, each lane takes one, and they exchange those; else every lane takes in all
-of its reduction in order.
+Lanes of one reduction are neighbours, or are in neighbouring groups where a group computes together. Inside a lane group (warp), as
+many lanes as the largest power of two that divides them reduce by butterfly shuffles. These results are then exchanged through
+shared memory. If their number is a power of two and no more than a group's lanes, each lane reads one, and the lanes reduce by
+shuffles again. Else every lane reads all values of its reduction in order.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from roller.lowering.tir.builder import (
 )
 from roller.lowering.tir.expressions import combine
 
-MEETING_BYTES = 8192  # of shared memory for values that meet: one of each lane at the least
-EXCHANGED_BYTES = 4  # of a register: wider and narrower types meet in shared memory
+MEETING_BYTES = 8192  # shared memory for exchanged values; at least one value per lane
+EXCHANGED_BYTES = 4  # of a register: wider and narrower types are exchanged through shared memory
 
 
 def combined_lanes(block: Block, acc: Buffer, lanes: int, reducer: str, settled: Mapping[str, str]) -> Stmt:
-    """Every accumulator becomes the combination of those of all lanes of its reduction; `settled`: as `Machine` says."""
+    """Replaces every accumulator by its reduction over the lanes that share it; `settled`: see `Machine`."""
     dtype = str(acc.dtype)
     near = _exchanging(block, lanes, ELEMENT_BYTES[dtype])
     statements = [_exchanged(acc, at, near, block.group, reducer) for at in range(int(acc.shape[0]))] if near > 1 else []
@@ -46,8 +46,9 @@ def combined_lanes(block: Block, acc: Buffer, lanes: int, reducer: str, settled:
 
 
 def meeting_bytes(block: Block, count: int | None) -> int:
-    """The most shared memory that `combined_lanes` takes for the reductions of all stages, each of so many accumulators; None: of
-    any number.
+    """Returns the max bytes of shared memory that `combined_lanes` takes for the reductions of all stages.
+
+    `count`: accumulators of each reduction; None: any number.
     """
     nest = block.program.nest
     lanes = math.prod(block.lanes[d] for d in nest.columns)
@@ -62,18 +63,18 @@ def meeting_bytes(block: Block, count: int | None) -> int:
 
 
 def _exchanging(block: Block, lanes: int, size: int) -> int:
-    """Lanes of a reduction that exchange values of so many bytes inside their group."""
+    """Returns the lanes of a reduction that exchange values of `size` bytes by shuffles inside their group."""
     exchange = block.threads % block.group == 0 and size == EXCHANGED_BYTES and block.each == 1
     return min(lanes & -lanes, block.group) if exchange else 1
 
 
 def _together(block: Block, near: int, size: int) -> int:
-    """Accumulators that meet at a time."""
+    """Returns the accumulators that are exchanged through shared memory at a time."""
     return max(1, MEETING_BYTES // (block.threads // near * size))
 
 
 def _met(block: Block, acc: Buffer, near: int, lanes: int, reducer: str, settled: str | None) -> list[Stmt]:
-    """Values of which every `near` neighbours have the same one meet in shared memory, as many at a time as there is room for."""
+    """Reduces values through shared memory, as many at a time as fit; every `near` neighbouring lanes hold the same value."""
     groups, each = block.threads // near, lanes // near
     mine = block.thread // index(near) if near > 1 else block.thread
     whole = lanes * block.each  # threads of one reduction
@@ -100,7 +101,7 @@ def _met(block: Block, acc: Buffer, near: int, lanes: int, reducer: str, settled
 
 
 def _taken(room: Buffer, acc: Buffer, at: int, first: Expr, others: tuple[int, int], reducer: str) -> Stmt:
-    """An accumulator becomes the combination of so many values, so far apart."""
+    """Replaces an accumulator by the reduction of `count` values, a constant distance apart."""
     count, apart = others
     var = variable("other")
     step = store(acc, combine(reducer, load(acc, at), load(room, first + (var + index(1)) * index(apart))), at)
@@ -108,12 +109,12 @@ def _taken(room: Buffer, acc: Buffer, at: int, first: Expr, others: tuple[int, i
 
 
 def _settled(acc: Buffer, at: int, function: str) -> Stmt:
-    """The accumulator as it is, computed by now."""
+    """Returns the accumulator, with its computation forced to happen here."""
     return store(acc, tirx.call_extern(str(acc.dtype), function, load(acc, at)), at)
 
 
 def _exchanged(acc: Buffer, at: int, lanes: int, group: int, reducer: str) -> Stmt:
-    """Halves exchanged: after log2(lanes) steps every lane has all."""
+    """Reduces by butterfly shuffles: after log2(lanes) steps, every lane has the total."""
     statements, distance = [], lanes // 2
     mask = tirx.const(0xFFFFFFFF, "uint32")
     while distance:

@@ -1,6 +1,6 @@
-"""What a device with lanes can do beyond computing and waiting: groups that multiply matrices, copies that run by themselves.
+"""Optional hardware features of a device with lanes: matrix atoms, asynchronous copies, producers, staged stores.
 
-Device plugins describe both; the text of a kernel calls the functions that they name.
+Device plugins describe them; the kernel source calls the functions that they name.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from roller.target.hardware import ComputeAtom
 
 @dataclass(frozen=True)
 class Operand:
-    """Where a matrix atom's operand lies in a panel: the element of each atom's corner, from a common address, and the steps along
-    the operand's rows (columns for the second) and along the reduction. So many neighbours along it lie `beside` one another: the
-    step is that from one multiple of it to the next, for each of them.
+    """The position of a matrix atom's operand in a panel: corners from a common address, and steps.
+
+    `corners`: the element of each atom's corner. `side_step`: along the operand's rows (columns for the second operand).
+    `depth_step`: along the reduction. `beside`: number of neighbours along the reduction that are interleaved; `depth_step` goes
+    from one multiple of it to the next.
     """
 
     panel: Buffer
@@ -31,56 +33,57 @@ class Operand:
 
 
 class MatrixUnit(Protocol):
-    """How a group of lanes computes one matrix atom. The first operand has the rows m of the results, the second the columns n."""
+    """A matrix atom that a group of lanes computes. The first operand has the results' rows m, the second their columns n."""
 
     @property
     def results(self) -> Mapping[str, tuple[int, ...]]:
-        """For m and n the rows and columns of a lane's results, from its first one."""
+        """For m and n: the rows and columns of a lane's results, relative to its first one."""
 
     @property
     def registers(self) -> Mapping[str, int]:
-        """For m and n the elements of a lane's part of an operand, of type `dtype`."""
+        """For m and n: the elements of a lane's share of an operand, of type `dtype`."""
 
     @property
     def dtype(self) -> str:
-        """The type of registers that hold operands."""
+        """The type of the registers that hold operands."""
 
     def first(self, role: str, lane: Expr) -> Expr:
-        """The row (m) or column (n) of the first result of a lane of the group."""
+        """Returns the row (m) or column (n) of the first result of a lane of the group."""
 
     def fetch(self, role: str, lane: Expr, operand: Operand, held: Buffer) -> list[Stmt]:
-        """Read an operand's fragments, those of one atom after another, into a lane's registers."""
+        """Loads an operand's fragments, one atom after another, into a lane's registers."""
 
     def multiply(self, results: Sequence[Expr], first: Expr, second: Expr, turned: tuple[bool, bool]) -> Stmt:
-        """One atom: results, row by row, take in the product of the fragments that begin at two places; all are addresses.
-        `turned`: whether each was read from rows that lie across the reduction.
+        """Multiplies one atom: adds the product of two fragments to the results, row by row; all arguments are addresses.
+
+        `turned`: for each operand, whether it was loaded from rows that lie across the reduction.
         """
 
 
 class Copies(Protocol):
-    """Copies into the memory of a block that run while lanes do something else."""
+    """Asynchronous copies into a block's shared memory (cp.async)."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Bytes that one copy can take."""
+        """Sizes of one copy in bytes."""
 
     def copy(self, target: Expr, source: Expr, size: int, inside: Expr | None) -> Stmt:
-        """Start one copy between two addresses; zeros arrive where `inside` does not hold."""
+        """Starts one copy between two addresses; it writes zeros if `inside` is false."""
 
     def close(self) -> Stmt:
-        """What a lane has started since the last time belongs together."""
+        """Commits the copies that a lane has started since the last call as one group."""
 
     def wait(self, open_groups: int) -> Stmt:
-        """Wait until of a lane's groups only so many last ones are under way."""
+        """Waits until at most `open_groups` of a lane's most recent groups are in flight."""
 
 
 @dataclass(frozen=True)
 class InPlace:
-    """Where the operand of an atom that reads panels lies: bytes from an address of all panels to its first element, and how its
-    panel is laid out.
+    """The operand of an atom that reads panels in place: byte offset of its first element, and the panel's layout.
 
-    Rows of `row_bytes` follow one another; in each, pieces of 16 bytes change places with the row's number. Along the rows there is
-    room for `row_bytes`, what follows lies `across_bytes` further. `turned`: rows lie across the reduction.
+    `offset`: bytes from `base`, an address common to all panels. Rows of `row_bytes` follow one another; in each row, pieces of 16
+    bytes are XOR-swizzled by the row's number. Elements beyond `row_bytes` along a row continue `across_bytes` further. `turned`:
+    rows lie across the reduction.
     """
 
     base: Expr
@@ -91,46 +94,48 @@ class InPlace:
 
 
 class PanelUnit(Protocol):
-    """How a group of lanes computes a matrix atom that takes both operands from panels, while the lanes go on."""
+    """A matrix atom that reads both operands from panels, asynchronously to the lanes of its group (wgmma)."""
 
     @property
     def rows(self) -> int:
-        """Neighbouring rows of results that lanes in step have between them, whole ones."""
+        """Neighbouring whole rows of results that one lane group (warp) holds."""
 
     @property
     def results(self) -> Mapping[str, tuple[int, ...]]:
-        """For m and n the rows and columns of a lane's results, from its first one."""
+        """For m and n: the rows and columns of a lane's results, relative to its first one."""
 
     def first(self, role: str, lane: Expr) -> Expr:
-        """The row (m) or column (n) of the first result of a lane of the group."""
+        """Returns the row (m) or column (n) of the first result of a lane of the group."""
 
     @property
     def rounds(self) -> bool:
-        """True if values for panels are rounded, as the atom would cut them off."""
+        """True if values are rounded before they are stored in panels, because the atom would truncate them."""
 
     def taken(self, value: Expr) -> Expr:
-        """A value as a lane stores it into a panel."""
+        """Converts a value for its store into a panel."""
 
     def begin(self) -> Stmt:
-        """Accumulators are as lanes have left them."""
+        """Orders the lanes' accesses to accumulators before the atoms that follow."""
 
     def settled(self, results: Expr, count: int) -> Stmt:
-        """So many accumulators are not touched by anybody between what stands before and what comes after."""
+        """Prevents the compiler from moving accesses to `count` accumulators across this point."""
 
     def multiply(self, results: Expr, steps: tuple[int, int], first: InPlace, second: InPlace) -> Stmt:
-        """Start one atom. `steps`: from one of the lane's rows to the next, and columns, from the address of its first result."""
+        """Starts one atom. `steps`: from the lane's first result to its next row and to its next column."""
 
     def close(self) -> Stmt:
-        """What was started since the last time belongs together."""
+        """Commits the atoms started since the last call as one group."""
 
     def wait(self, open_groups: int) -> Stmt:
-        """Wait until only so many of the last groups are under way."""
+        """Waits until at most `open_groups` of the last groups are in flight."""
 
 
 @dataclass(frozen=True)
 class TensorMap:
-    """An array as boxes are copied from it: extents from the innermost dimension outwards, bytes from one position to the next of
-    all but the innermost, the extents of a box and the steps in it (in elements), the bytes within which pieces change places.
+    """An array's description for bulk copies of boxes.
+
+    `extents`: from the innermost dimension outwards. `strides_bytes`: of all dimensions but the innermost. `box` and `steps`:
+    extents of a box and its element steps. `swizzle_bytes`: the span within which pieces are swizzled.
     """
 
     tensor: str
@@ -143,99 +148,101 @@ class TensorMap:
 
 
 class Producers(Protocol):
-    """Lanes of a block that do nothing but fill panels, and how they and those that compute signal one another.
+    """Producer lanes of a block, which only fill panels, and the barriers between them and the consumer lanes.
 
-    Each copy of a panel has two signals, full and empty, of 8 bytes each; a phase of one ends when all arrivals and all bytes that
-    it waits for are there.
+    Each copy of a panel has two barriers (mbarriers), full and empty, of 8 bytes each. A barrier's phase ends when all expected
+    arrivals and bytes are complete.
     """
 
     @property
     def lanes(self) -> int:
-        """How many there are."""
+        """Number of producer lanes."""
 
     def blocks(self, threads: int, registers: int, shared_bytes: int) -> int:
-        """Blocks that can be on all units at a time, if each takes so much."""
+        """Returns the blocks that can be resident on all units at a time, with these resources per block."""
 
     def registers(self, groups: int) -> int:
-        """Registers that a lane may have which computes, in a block of so many groups of them."""
+        """Returns the max registers of a consumer lane in a block of `groups` consumer groups."""
 
     def divide(self, groups: int, producing: bool, registers: int) -> list[Stmt]:
-        """Registers handed from lanes that fill to those that compute, where these take about so many."""
+        """Reallocates registers from producer lanes to consumer lanes, which need about `registers`."""
 
     def signals(self, pair: Expr, full: int, empty: int) -> Stmt:
-        """By one lane: a pair of signals, full and empty, with the arrivals that end a phase of each. 0: nobody waits for it, and
-        its phases are not to end, as some machines want the end of one to be seen before there are arrivals in the next.
+        """Initialises, by one lane, a pair of barriers (full and empty) with the arrivals that end a phase of each.
+
+        0 arrivals: the barrier has no waiters and its phases must not end. Some machines require the end of a phase to be observed
+        before arrivals in the next.
         """
 
     def ready(self) -> Stmt:
-        """By one lane, after `signals`: everybody may use them behind the next barrier."""
+        """Makes the barriers usable, by one lane, after `signals`: all lanes may use them behind the next block barrier."""
 
     def wait(self, signal: Expr, phase: Expr) -> Stmt:
-        """Wait until a phase with this parity has ended."""
+        """Waits until a phase with this parity has ended."""
 
     def expect(self, signal: Expr, size: int, arrive: bool) -> Stmt:
-        """So many bytes are to come; the lane itself arrives, or will later."""
+        """Announces `size` bytes to a barrier; the lane arrives itself, or will later."""
 
     def arrive(self, signal: Expr) -> Stmt:
-        """One arrival."""
+        """Arrives once at a barrier."""
 
     def arrive_at(self, signal: Expr, rank: Expr) -> Stmt:
-        """One arrival at the same signal of a block of the cluster."""
+        """Arrives once at the same barrier of another block of the cluster."""
 
     def join(self) -> Stmt:
-        """All lanes of all blocks of a cluster wait for one another."""
+        """Waits for all lanes of all blocks of a cluster."""
 
     def copy(self, target: Expr, source: Expr, signal: Expr, corner: Sequence[Expr]) -> Stmt:
-        """Start to copy the box at a corner of an array into a panel; its bytes arrive at the signal, zeros for what lies
-        outside.
-        """
+        """Starts to copy the box at a corner of an array into a panel; bytes arrive at the barrier, zeros for elements outside."""
 
     def spread(self, target: Expr, source: Expr, signal: Expr, corner: Sequence[Expr], cluster: int) -> Stmt:
-        """The same for all blocks of a cluster: the box arrives at this place in each one's memory, its bytes at its signal."""
+        """Starts the same copy for all blocks of a cluster: box and bytes arrive at the same address and barrier in each block."""
 
     def visible(self) -> Stmt:
-        """What the lane has stored is seen by atoms that read panels."""
+        """Makes the lane's stores visible to atoms that read panels."""
 
 
 class Departures(Protocol):
-    """Boxes of results that are copied out of the memory of a block by themselves."""
+    """Asynchronous bulk copies of result boxes from a block's shared memory (TMA store)."""
 
     def room(self, threads: int, registers: int, shared_bytes: int) -> int:
-        """Bytes that a block which takes so much may take beside it without fewer blocks being on a unit at a time."""
+        """Returns the bytes that a block with these resources may add without lower occupancy."""
 
     def lay(self, place: Expr, values: Sequence[Expr]) -> Stmt:
-        """Neighbouring results stored at an address."""
+        """Stores neighbouring results at an address."""
 
     def together(self) -> Stmt:
-        """Lanes in step wait for one another, and see what each has stored."""
+        """Synchronises the lanes of a group (warp), and makes their stores visible to one another."""
 
     def visible(self) -> Stmt:
-        """What the lane has stored is seen by copies out of the memory."""
+        """Makes the lane's stores visible to copies out of shared memory."""
 
     def leave(self, place: Expr, target: Expr, corner: Sequence[Expr]) -> Stmt:
-        """By one lane: start to copy a box to a corner of an array; what lies outside is left out."""
+        """Starts, by one lane, to copy a box to a corner of an array; elements outside the array are omitted."""
 
     def close(self) -> Stmt:
-        """What the lane has started since the last time belongs together."""
+        """Commits the copies that the lane has started since the last call as one group."""
 
     def wait(self, open_groups: int) -> Stmt:
-        """Wait until of the lane's groups only so many last ones have yet to be read from the memory."""
+        """Waits until all but the last `open_groups` groups of the lane have been read from shared memory."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """`group`: lanes that run in step (a warp); `units`: matrix atoms by name; `copies`: None where lanes carry what they copy;
-    `panel_units`: matrix atoms that read panels, for which `producers` fill them; `departures`: None where lanes store all results;
-    `shared_scope`: where the size of the memory that a block shares is said; `views`: places in panels are kept in pointers, as
-    compilers of the printed text do not find by themselves what addresses have in common; `unrolling`: how often steps of a
-    reduction are repeated; `place_registers`: of a place in an array that follows from another one; `apart_registers`: what it
-    takes more where it does not; `guard_registers`: and where it may lie outside;
-    `most_beside`: registers of results and of what a lane reads into panels, from which on its accesses stand a few at a time, as
-    the compiler would have them all under way; None where it repeats no loop by itself;
-    `across`: what lanes carry from arrays to panels is on its way while they wait for one another, too; `settled`: by type, a
-    function that gives back its argument and is called in order, for compilers that would put off computing a value until it is
-    stored and keep all that it is computed of; `functions`: by operation, the target's own function of a float32, in the place of a
-    polynomial.
+    """The lowering parameters of a device with lanes.
+
+    `group`: lanes that run in step (a warp). `units`: matrix atoms by name. `copies`: None if lanes copy through registers.
+    `panel_units`: matrix atoms that read panels, which `producers` fill. `departures`: None if lanes store all results.
+    `shared_scope`: TVM's scope of shared memory, which determines when its size is set.
+    `views`: addresses in panels are kept in pointers, for compilers that do not find the common parts of addresses themselves.
+    `unrolling`: how many times steps of a reduction are repeated.
+    `place_registers`: registers of an array address that follows from another one. `apart_registers`: additional registers of an
+    address that does not; `guard_registers`: and if it may lie outside the array.
+    `most_beside`: limit on the registers of results and of loads for panels; above it, loads are issued a few at a time, because
+    the compiler would issue them all. None for a compiler that does not unroll loops itself.
+    `across`: loads from arrays for panels stay in flight across block barriers. `settled`: by type, an identity function that is
+    called in order, for compilers that would delay the computation of a value to its store and keep all its operands live.
+    `functions`: by operation, the target's own function of a float32, instead of a polynomial.
     """
 
     group: int
@@ -256,5 +263,5 @@ class Machine:
     functions: Mapping[str, str] = field(default_factory=dict)
 
     def in_place(self, atom: ComputeAtom) -> bool:
-        """True for atoms that read panels."""
+        """Returns True for atoms that read panels."""
         return atom.name in self.panel_units

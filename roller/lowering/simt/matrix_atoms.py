@@ -1,9 +1,9 @@
-"""Matrix atoms that a group of lanes computes together: which results each lane holds, and how the group takes a step.
+"""Matrix atoms that a group of lanes computes together: the results that each lane holds, and the group's step.
 
-A sub-tile belongs to one group. Its operands come from panels, a fragment for each atom, and every fragment is read once a step;
-the results stay in the lanes' registers, where the atom leaves them. Device plugins say how by a `MatrixUnit` for each atom.
+A sub-tile belongs to one group. Its operands come from panels, one fragment per atom, and every fragment is loaded once a step. The
+results stay in the lanes' registers, in the atom's layout. Device plugins describe that layout by a `MatrixUnit` for each atom.
 
-Panels hold zeros beyond the end of a reduction and copies of the last row beyond the end of the problem: steps have no guards.
+Panels hold zeros beyond the end of a reduction and copies of the last row beyond the end of the problem, so steps have no guards.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GroupBlock(Block):
 
     @property
     def each(self) -> int:
-        """Lanes that one sub-tile takes."""
+        """Lanes that compute one sub-tile together."""
         return self.program.atom.lanes
 
     @property
@@ -58,11 +58,11 @@ class GroupBlock(Block):
 
     @property
     def panel_unit(self) -> PanelUnit:
-        """How groups compute whose atoms read panels."""
+        """The unit, if its atoms read panels."""
         return cast("PanelUnit", self.unit)
 
     def extent(self, role: str) -> int:
-        """The atom's extent in a role."""
+        """Returns the atom's extent in a role."""
         found = self.program.atom.extents[role]
         assert isinstance(found, int)
         return found
@@ -82,7 +82,7 @@ class GroupBlock(Block):
         return extent if role is None else extent // self.extent(role) * len(self.unit.results[role])
 
     def _pieces(self, dim: int) -> tuple[int, ...]:
-        """Neighbouring results that a lane has; none where tiles reach beyond the problem, as results do not move."""
+        """Returns a lane's runs of neighbouring results; single ones if tiles extend beyond the problem: results do not shift."""
         role, whole = self.roles.get(dim), self.share[dim]
         if role is None or self.program.nest.extents[dim] < self.program.unit_tile[dim]:
             return (1,) * whole
@@ -91,16 +91,16 @@ class GroupBlock(Block):
         return (piece,) * (whole // piece)
 
     def corner(self, dim: int) -> Position:
-        """Where the group's tile starts in the unit's."""
+        """Returns the start of the group's tile in the unit's tile."""
         return times(self.names[dim], self.program.inner[dim]) if dim in self.names else 0
 
     def offset(self, dim: int, point: int) -> Position:
-        """Where a lane's point lies in the unit's tile; beyond the problem's end, at its last position, whose value it has."""
+        """Returns the position of a lane's point in the unit's tile; beyond the problem's end, the last position (same value)."""
         start = self.position(dim, point)
         return least(start, self.program.nest.extents[dim] - 1) if self.beyond(dim) else start
 
     def position(self, dim: int, point: int) -> Position:
-        """Where a lane's point lies in the unit's tile, be it beyond the problem's end."""
+        """Returns the position of a lane's point in the unit's tile, also beyond the problem's end."""
         role, start = self.roles.get(dim), self.corner(dim)
         if role is None:
             return plus(start, point)
@@ -109,13 +109,13 @@ class GroupBlock(Block):
         return plus(plus(start, self.unit.first(role, self.member)), atom * self.extent(role) + places[place])
 
     def beyond(self, dim: int) -> bool:
-        """True if a tile reaches beyond the problem's end along a spatial dimension."""
+        """Returns True if a tile extends beyond the problem's end along a spatial dimension."""
         return not self.program.nest.dims[dim].is_reduce and self.program.nest.extents[dim] < self.program.unit_tile[dim]
 
 
 @dataclass
 class GroupLane(Lane):
-    """What one lane of a group does: its part of every atom's operands and results."""
+    """One lane of a group: its share of every atom's operands and results."""
 
     block: GroupBlock
 
@@ -124,7 +124,7 @@ class GroupLane(Lane):
         return cast("MatrixUnit", self.block.unit)
 
     def step(self, state: State, slot: Position) -> Stmt:
-        """Every atom of the group's tile takes in its step of the reduction."""
+        """Issues every atom of the group's tile for one step of the reduction."""
         spare = register_buffer("spare", 1, self.nest.stage.body.dtype)
         statements = [*allocate([spare]), store(spare, tirx.const(0, str(spare.dtype)), 0)]
         for reduced in self.depths():
@@ -132,17 +132,17 @@ class GroupLane(Lane):
         return sequence(statements)
 
     def placed(self) -> list[Stmt]:
-        """Nothing: fragments have places of their own."""
+        """Returns no views: fragments have addresses of their own."""
         return []
 
     def depths(self) -> list[dict[int, int]]:
-        """Where the atoms of a step start along the reductions."""
+        """Returns the start of each atom of a step along the reductions."""
         deep, depth = self.block.extent("k"), self.program.role("k")
         steps = [range(0, self.program.inner[d], deep if d == depth else 1) for d in self.nest.reduce]
         return [dict(zip(self.nest.reduce, offsets, strict=True)) for offsets in itertools.product(*steps)]
 
     def _products(self, state: State, reduced: Mapping[int, int], slot: Position, spare: Buffer) -> list[Stmt]:
-        """All atoms at one step of the reduction: their operands in registers, then one after another."""
+        """Returns all atoms at one step of the reduction: loads of their operands, then the multiplications."""
         fragments = [self._fragments(role, operand, state, reduced) for role, operand in self.sides]
         statements = [*allocate([held for _, held, _ in fragments]), *(read for *_, reads in fragments for read in reads)]
         for corner in self.corners(tuple(True for _ in self.nest.dims)):
@@ -154,7 +154,7 @@ class GroupLane(Lane):
 
     @cached_property
     def _turned(self) -> tuple[bool, bool]:
-        """Whether the panels' rows lie across the reduction."""
+        """For each operand, whether the panel's rows lie across the reduction."""
         depth = self.program.role("k")
         assert depth is not None
         first, second = (self.panels[operand].steps[depth] != 1 for _, operand in self.sides)
@@ -162,7 +162,7 @@ class GroupLane(Lane):
 
     @cached_property
     def sides(self) -> list[tuple[str, int]]:
-        """The factor that has the atom's rows, and the one that has its columns."""
+        """The factor that has the atom's rows, and the factor that has its columns."""
         spots = dict(self.program.mapping)
         for order in ((0, 1), (1, 0)):
             touched = [(role, self.nest.factor_touches(factor)) for role, factor in zip(SIDES, order, strict=True)]
@@ -171,7 +171,7 @@ class GroupLane(Lane):
         raise AssertionError("an atom's rows are of one factor, its columns of the other")
 
     def corners(self, touches: tuple[bool, ...]) -> list[Offsets]:
-        """Where the atoms of the group's tile start, along the dimensions that are touched."""
+        """Returns the start of each atom of the group's tile, along the dimensions that are touched."""
         roles, inner = self.block.roles, self.program.inner
         steps = []
         for d in range(len(inner)):
@@ -185,7 +185,7 @@ class GroupLane(Lane):
     def _fragments(
         self, role: str, operand: int, state: State, reduced: Mapping[int, int]
     ) -> tuple[dict[Offsets, int], Buffer, list[Stmt]]:
-        """An operand's fragments: which atom's is where, the registers, and how they come there."""
+        """Returns an operand's fragments: each atom's index in the registers, the registers, and the loads."""
         panel, unit, block = self.panels[operand], self._unit, self.block
         corners = self.corners(self.nest.factor_touches(operand))
         base: Position = times(0 if panel.ahead is None else self.copy, panel.size)
@@ -202,7 +202,7 @@ class GroupLane(Lane):
         return {corner: at for at, corner in enumerate(corners)}, held, reads
 
     def _results_of(self, corner: Offsets, slot: Position, spare: Buffer) -> list[Expr]:
-        """The accumulators of an atom, row by row; those of roles that lie nowhere beyond the first are nobody's."""
+        """Returns the accumulators of an atom, row by row; unmapped roles beyond their first position go to a spare register."""
         found = []
         unit, roles = self.block.unit, self.block.roles
         for places in itertools.product(*(range(len(unit.results[role])) for role in SIDES)):
@@ -217,7 +217,7 @@ class GroupLane(Lane):
 
 
 def block_of(program: StageProgram, machine: Machine) -> Block:
-    """The block of a program: of groups where its atom is a matrix."""
+    """Returns the block of a program: of lane groups if its atom is a matrix."""
     if program.atom.kind == "matrix":
         known: Mapping[str, MatrixUnit | PanelUnit] = {**machine.units, **machine.panel_units}
         unit, scope = known[program.atom.name], machine.shared_scope
@@ -226,12 +226,12 @@ def block_of(program: StageProgram, machine: Machine) -> Block:
 
 
 def lane_of(block: Block, reader: Reader, target: Buffer) -> Lane:
-    """What one lane of a block does."""
+    """Returns a lane of a block."""
     return GroupLane(block, reader, target) if isinstance(block, GroupBlock) else Lane(block, reader, target)
 
 
 def refusal(program: StageProgram, machine: Machine) -> tuple[str, str] | None:
-    """Why groups of lanes cannot run a program with a matrix atom; None where they can, and for all other atoms."""
+    """Returns why lane groups cannot run a program with a matrix atom; None if they can, and for all other atoms."""
     name, atom = program.nest.stage.name, program.atom
     if atom.kind != "matrix":
         return None

@@ -1,4 +1,4 @@
-"""Loops whose trips fill the panels of later ones, by copies that run by themselves or by what lanes carry in registers."""
+"""Software-pipelined loops: each trip prefetches the panels of later ones, by asynchronous copies or through registers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roller.lowering.tir.tile_starts import Position, State
 
 @dataclass
 class Pipeline:
-    """One such loop: its panels' fillings, its number in the program, the state inside one trip, and what a trip computes."""
+    """A software-pipelined loop: its panels' fillings, its number in the program, the state inside one trip, and its body."""
 
     machine: Machine
     lane: Lane
@@ -26,13 +26,15 @@ class Pipeline:
     inside: Callable[[State], Stmt]
 
     def loop(self, trips: int | Expr, left: list[Stmt]) -> Stmt:
-        """The loop and what comes before it; `left`: all lanes have left what they read before."""
+        """Returns the prologue and the loop; `left`: the barrier after which all lanes have read the previous panels."""
         carried = all(f.copies is None for f in self.fillings)
         return self._carried(trips, left) if self.machine.across and carried else self._started(trips, left)
 
     def _started(self, trips: int | Expr, left: list[Stmt]) -> Stmt:
-        """Each trip starts copies for a later one, reads ahead what lanes have to carry for the next one, computes, and then stores
-        what it read. At its start what it needs is there, and nobody needs what it replaces.
+        """Returns a multi-buffered loop: each trip starts asynchronous copies for a later trip and then computes.
+
+        Operands copied through registers are prefetched for the next trip before the computation and stored to shared memory after
+        it. At the start of a trip, its panels are complete, and the buffers that it overwrites are no longer read.
         """
         started, carried = ([f for f in self.fillings if (f.copies is None) == alone] for alone in (False, True))
         stages, var = min(f.panel.copies for f in self.fillings), variable(f"i{self.number}")
@@ -58,8 +60,10 @@ class Pipeline:
         return sequence([*begun, loop(var, trips, sequence(body))])
 
     def _carried(self, trips: int | Expr, left: list[Stmt]) -> Stmt:
-        """Each trip stores what lanes carry for the next one, reads what they carry for the one after it, and computes: what was
-        read is on its way while lanes compute and wait for one another.
+        """Returns a double-buffered loop through registers, with loads two trips ahead.
+
+        Each trip stores the values for the next trip, loads those for the one after it, and computes. The loads stay in flight
+        across the computation and the barrier.
         """
 
         def when_there(at: Position, statements: list[Stmt]) -> Stmt:
@@ -81,7 +85,7 @@ class Pipeline:
         return sequence([*begun, loop(var, trips, sequence(body))])
 
     def _start(self, fillings: list[Filling], state: State, slot: Position, wanted: Expr | None) -> list[Stmt]:
-        """Copies started where they are wanted, and a group closed, so that groups can be counted."""
+        """Starts the copies under a condition, and commits a group unconditionally, so that groups can be counted."""
         if not fillings or self.machine.copies is None:
             return []
         copies = sequence(f.start(state, slot) for f in fillings)

@@ -1,6 +1,6 @@
-"""Panels in the memory that the lanes of a block share: how they lie there.
+"""Layout of panels in a block's shared memory.
 
-Rows hold the values of one reduce point; they and the runs in them are padded as the program says (`roller.layout.banks`).
+Rows hold the values of one reduce point. Rows, and the runs in them, have the program's padding (`roller.layout.banks`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from roller.program.rprogram import Staging, operand_value, staged_touches
 
 @dataclass(frozen=True)
 class SharedPanel:
-    """A factor's values for one unit tile: its buffer, and the step of each dimension in it (0: it does not depend on it)."""
+    """A factor's values for one unit tile: its buffer, and the step of each dimension in it (0: the factor does not use it)."""
 
     staging: Staging
     value: Scalar
@@ -29,14 +29,15 @@ class SharedPanel:
     steps: tuple[int, ...]
     row: tuple[int, ...]  # the dimensions of a row
     size: int  # elements of one copy
-    ahead: int | None  # the loop whose trips fill other copies ahead; None where there is one copy
-    depth: int | None = None  # the dimension of whose neighbours `beside` lie side by side: steps are those of multiples of it
+    ahead: int | None  # the loop whose trips fill further copies ahead; None for a single copy
+    depth: int | None = None  # the dimension along which `beside` neighbours are interleaved; `steps`: between multiples of it
     beside: int = 1
-    windows: tuple[Window, ...] = ()  # of which it holds what they pass over
+    windows: tuple[Window, ...] = ()  # windows of which the panel holds each element once
 
     def seen(self, offsets: Offsets) -> Offsets:
-        """The value that a lane's point reads: its offsets along the dimensions that the panel depends on, those of a window as
-        so many values further.
+        """Returns the value that a lane's point reads, as offsets along the panel's dimensions.
+
+        Offsets along a window are combined to one offset along its mover.
         """
         found = [o if step else 0 for o, step in zip(offsets, self.steps, strict=True)]
         for window in self.windows:
@@ -46,27 +47,27 @@ class SharedPanel:
 
     @property
     def copies(self) -> int:
-        """Copies of it in memory."""
+        """Number of copies in memory."""
         return 1 if self.ahead is None else self.staging.depth
 
     def place(self, names: Mapping[int, Position], slot: Position) -> Position:
-        """Where the value at a place of the unit's tile lies in a copy."""
+        """Returns the address of a value of the unit's tile in a copy."""
         target: Position = times(slot, self.size)
         for dim, name in names.items():
             target = plus(target, times(name, self.steps[dim]))
         return target
 
     def regular(self, block: Block) -> bool:
-        """True if the places of a lane's points are a common one and known steps: no tile reaches beyond the problem."""
+        """Returns True if the addresses of a lane's points are a common base plus constants: no tile extends beyond the problem."""
         nest, tile = block.program.nest, block.program.unit_tile
         return all(nest.dims[d].is_reduce or nest.extents[d] >= tile[d] for d, step in enumerate(self.steps) if step)
 
     def widths(self, block: Block, offsets: Offsets) -> Offsets:
-        """`Block.widths` along the dimensions that the panel depends on."""
+        """Returns `Block.widths` along the dimensions that the panel depends on."""
         return tuple(w if step else 0 for w, step in zip(block.widths(offsets), self.steps, strict=True))
 
     def near(self, block: Block, slot: Position, widths: Offsets) -> Position:
-        """Where a lane's pieces of such widths would begin in a copy if they were the first ones."""
+        """Returns the base address of a lane's pieces of these widths in a copy, as if they were the first ones."""
         total: Position = times(slot, self.size)
         for dim, (width, step) in enumerate(zip(widths, self.steps, strict=True)):
             if width and step:
@@ -74,7 +75,7 @@ class SharedPanel:
         return total
 
     def moved(self, block: Block, reduced: dict[int, Position], offsets: Offsets) -> Position:
-        """How far the value of a lane's point lies from there, where places are regular."""
+        """Returns the offset of the value of a lane's point from `near`, if addresses are regular."""
         total: Position = 0
         for dim, step in enumerate(self.steps):
             if step:
@@ -82,7 +83,7 @@ class SharedPanel:
         return total
 
     def address(self, block: Block, reduced: dict[int, Position], slot: Position, offsets: Offsets) -> Position:
-        """Where the value of a lane's point lies in a copy; `reduced`: where the lane's tile starts along each reduction."""
+        """Returns the address of a lane point's value in a copy; `reduced`: start of the lane's tile along each reduction."""
         total: Position = times(slot, self.size)
         for dim, step in enumerate(self.steps):
             if step:
@@ -91,8 +92,9 @@ class SharedPanel:
 
 
 def shared_panel(block: Block, staging: Staging, ahead: int | None) -> SharedPanel:
-    """The panel with a fresh buffer: rows of spatial dimensions, reductions outside; for a matrix atom as `roller.layout.banks`
-    says.
+    """Returns the panel with a fresh buffer: rows of spatial dimensions, reductions outside them.
+
+    For a matrix atom, `roller.layout.banks` determines the layout.
     """
     program, touches = block.program, staged_touches(block.program.nest, staging)
     factor, matrix = program.nest.factors[staging.operand], program.atom.kind == "matrix"
@@ -109,12 +111,12 @@ def shared_panel(block: Block, staging: Staging, ahead: int | None) -> SharedPan
     value = operand_value(program.nest, staging.operand, program.atom) if matrix else factor
     assert value is not None, "a matrix atom has both operands in its own type"
     whole = WIDEST_ACCESS // ELEMENT_BYTES[value.dtype]
-    size = -(-size // whole) * whole  # every copy starts where the widest access may
+    size = -(-size // whole) * whole  # every copy is aligned for the widest access
     elements = size * (1 if ahead is None else staging.depth)
     held = shared_buffer(f"panel{staging.operand}", elements, value.dtype, block.shared_scope)
     return SharedPanel(staging, value, held, steps, row, size, ahead, depth, beside, windows_of(program.nest, staging))
 
 
 def in_cells(tile: Tile, depth: int | None, beside: int) -> Tile:
-    """A tile in which so many neighbours along a dimension count as one."""
+    """Returns a tile in which `beside` neighbours along a dimension count as one."""
     return tuple(extent // beside if d == depth else extent for d, extent in enumerate(tile))

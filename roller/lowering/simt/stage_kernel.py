@@ -1,6 +1,6 @@
-"""One stage as kernels: loops over units, lanes and time, accumulators, panels, and what becomes of the results.
+"""One stage as kernels: loops over units, lanes and time, accumulators, panels, and the results.
 
-Accumulators stay in registers; panels lie in the memory that a block shares; lanes that share a reduction combine what they have.
+Accumulators stay in registers; panels lie in the block's shared memory; lanes that share a reduction combine their partial results.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from roller.program.rprogram import StageProgram, copy_depth
 from roller.target.hardware import HardwareSpec
 
 SHARED_ALIGNMENT = 128
-MOST_REGISTERS = 192  # for accumulators and values read ahead; the others hold operands and addresses
-COMBINE_THREADS = 256  # of a block that adds up partial results, one output each
+MOST_REGISTERS = 192  # for accumulators and prefetched values; the others hold operands and addresses
+COMBINE_THREADS = 256  # of a block that reduces partial results, one output each
 
 
 @dataclass(frozen=True)
 class GridKernel:
-    """One launch: its statements, with `blockIdx.x` and `threadIdx.x` bound, and the arrays that it takes. `maps`: arguments that
-    are no arrays, but say how one lies in memory. `cluster`: neighbouring blocks that are started together.
+    """One launch: its statements, with `blockIdx.x` and `threadIdx.x` bound, and its array arguments.
+    `maps`: arguments that describe an array's layout (tensor maps). `cluster`: neighbouring blocks that are launched together.
     """
 
     name: str
@@ -69,14 +69,14 @@ class GridKernel:
     blocks: int
     threads: int
     shared_bytes: int = 0
-    stage: int | None = None  # the number of the stage whose tiles it computes; None for those that combine parts
+    stage: int | None = None  # the number of the stage whose tiles it computes; None for kernels that reduce partial results
     maps: Mapping[str, TensorMap] = field(default_factory=dict)
     cluster: int = 1
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """An array that kernels hand one another."""
+    """An intermediate array between kernels."""
 
     name: str
     elements: int
@@ -84,25 +84,25 @@ class Workspace:
 
 
 def workspace_of(program: StageProgram) -> Workspace | None:
-    """The array of partial results, where a reduction is cut over units."""
+    """Returns the array of partial results, if a reduction is split over units (split-K)."""
     output, body, parts = program.nest.stage.output, program.nest.stage.body, program.split
     reduces = program.nest.stage.reducer is not None
     return Workspace(f"{output.name}_partial", parts * output.elements, body.dtype) if reduces and parts > 1 else None
 
 
 def staged_bytes(program: StageProgram, machine: Machine) -> int:
-    """The memory that a block's lanes share: panels, and room for lanes that combine what they have."""
+    """Returns the bytes of a block's shared memory: panels, and space for reductions across lanes."""
     block = matrix_atoms.block_of(program, machine)
     panels = [p.buffer for p in panels_of(block, machine)]
     size = sum(-(-int(p.shape[0]) * ELEMENT_BYTES[str(p.dtype)] // SHARED_ALIGNMENT) * SHARED_ALIGNMENT for p in panels)
     accumulated = math.prod([program.inner[d] for d in program.nest.rows])
-    several = any(lp.over == "time" for lp in program.loops)  # loops over results inside those of a reduction have more
+    several = any(lp.over == "time" for lp in program.loops)  # spatial loops inside those of a reduction need more accumulators
     return size + meeting_bytes(block, None if several else accumulated)
 
 
 def panels_of(block: Block, machine: Machine) -> list[SharedPanel]:
-    """The panels of a block, those of the innermost loop that fills any as often as the program holds them: while one copy is used,
-    others are filled by themselves, or lanes read ahead for the next one, as long as they have registers for that.
+    """Returns the panels of a block; those of the innermost filling loop are multi-buffered with the program's number of copies.
+    While one copy is used, others are filled asynchronously, or lanes prefetch the next one, if they have the registers.
     """
     program, number = block.program, step_loop(block.program)
     last = [s for s in program.staged if number is not None and copy_depth(program, s) == number + 1]
@@ -111,7 +111,7 @@ def panels_of(block: Block, machine: Machine) -> list[SharedPanel]:
     carried = [f for f in fillings if f.copies is None]
     held = sum(f.registers for f in carried)
     ahead = all(s.depth > 1 for s in last) and (not carried or block.accumulators + held <= MOST_REGISTERS)
-    most = 2 if carried else max((s.depth for s in last), default=1)  # what lanes carry is one step ahead, not more
+    most = 2 if carried else max((s.depth for s in last), default=1)  # through registers, lanes prefetch one step ahead, not more
     return [
         shared_panel(block, replace(s, depth=min(s.depth, most)), number) if ahead and s in last else shared_panel(block, s, None)
         for s in program.staged
@@ -119,36 +119,36 @@ def panels_of(block: Block, machine: Machine) -> list[SharedPanel]:
 
 
 def copies_of(program: StageProgram, machine: Machine) -> int:
-    """Copies that a block's kernel has of what it fills the most often."""
+    """Returns the max number of copies (pipeline stages) among a kernel's panels."""
     if machine.in_place(program.atom):
         return max(s.depth for s in program.staged)
     return max(panel.copies for panel in panels_of(matrix_atoms.block_of(program, machine), machine))
 
 
 def tile_bytes(program: StageProgram, spec: HardwareSpec) -> int:
-    """Bytes that a lane's tile takes in its registers, as the engine counts them."""
+    """Returns the bytes of a lane's tile in its registers, as the engine counts them."""
     fit = Fit(spec, program.nest, Geometry(program.nest), windowed=program.windowed)
     return fit.inner_bytes(program.inner, program.mapping, program.atom)
 
 
 def registers_ahead(program: StageProgram, machine: Machine) -> int:
-    """Registers of a lane for what it carries from step to step."""
+    """Returns the registers of a lane for values prefetched from step to step."""
     carried = [f for f in _fillings(program, machine) if f.copies is None and f.panel.ahead is not None]
     return math.ceil(sum(f.registers for f in carried))
 
 
 def reads_ahead(program: StageProgram, machine: Machine) -> bool:
-    """True if lanes may read from panels for further steps before they come to them: no panel is filled between these."""
+    """Returns True if lanes may read panels ahead for further steps: no panel is filled between these."""
     return steps_together(program, machine.unrolling) > 1
 
 
 def started_copies(program: StageProgram, machine: Machine) -> list[int]:
-    """For each panel that copies fill by themselves how many a lane starts for one copy of it."""
+    """Returns, for each asynchronously filled panel, how many copies a lane starts to fill it once."""
     return [f.trips for f in _fillings(program, machine) if f.copies is not None]
 
 
 def registers_at_once(program: StageProgram, machine: Machine) -> int:
-    """Registers of a lane for what it fills between steps, were all of it on its way at a time: values, or the places of copies."""
+    """Returns a lane's registers for fills between steps, all in flight at a time: values, or addresses of copies."""
     between = [f for f in _fillings(program, machine) if f.panel.ahead is None]
     return math.ceil(sum(f.trips / 2 if f.copies is not None else f.trips * f.words for f in between))
 
@@ -160,7 +160,7 @@ def _fillings(program: StageProgram, machine: Machine) -> list[Filling]:
 
 @dataclass
 class Stage:
-    """One stage while it is lowered."""
+    """One stage during lowering."""
 
     program: StageProgram
     buffers: dict[str, Buffer]
@@ -173,7 +173,7 @@ class Stage:
         self.dtype, self.reducer = self.stage.body.dtype, self.stage.reducer
         serial = [n for n, lp in enumerate(self.loops) if lp.over == "time"]
         reducing = [n for n in serial if self.reduces(n)]
-        # From here inwards accumulators are alive; spatial loops further in have accumulators of their own.
+        # Accumulators live from here inwards; spatial loops further in have accumulators of their own.
         self.begin = min(reducing, default=len(self.loops)) if self.reducer is not None else len(self.loops)
         self.apart = [n for n in serial if n > self.begin and not self.reduces(n)]
         if self.apart:
@@ -186,7 +186,7 @@ class Stage:
         return self.nest.dims[self.loops[number].dim].is_reduce
 
     def kernels(self) -> tuple[list[GridKernel], list[Workspace]]:
-        """The stage's kernel, and where its reduction is cut over units the one that adds up the parts."""
+        """Returns the stage's kernel and, with split-K, the one that reduces the partial results."""
         output = self.stage.output
         name = f"stage{self.number}"
         if self.reducer is not None and not all(self.nest.extents[i] for i in self.nest.reduce):
@@ -214,7 +214,7 @@ class Stage:
     # --- loops --------------------------------------------------------------------------------------------------------
 
     def _block(self, block_var: Expr) -> Stmt:
-        """Loops over units from the block's number, lanes from the thread's, then the loops over time."""
+        """Derives loops over units from the block's number and lanes from the thread's, then nests the loops over time."""
         statements: list[Stmt] = list(self.block.bindings())
         units, state = self.units(block_var)
         self.lane.panels = {p.staging.operand: p for p in panels_of(self.block, self.machine)}
@@ -222,7 +222,7 @@ class Stage:
         return sequence([*statements, self._inside(0, state)])
 
     def units(self, tile: Position) -> tuple[list[Stmt], State]:
-        """Where the unit tile of a number lies: the statements that work it out, and the state inside its loops."""
+        """Returns the position of a unit tile by its number: the statements that compute it, and the state inside its loops."""
         state = tile_starts.start(self.program)
         statements: list[Stmt] = []
         rest: Position = tile
@@ -242,21 +242,21 @@ class Stage:
         return statements, state
 
     def _inside(self, depth: int, state: State) -> Stmt:
-        """What lies inside this many loops."""
+        """Returns the statements inside this many loops."""
         if depth == self.begin and self.reducer is not None:
             return self._accumulating(depth, state)
         return self._filled(depth, state)
 
     def _filled(self, depth: int, state: State) -> Stmt:
-        """What lies inside this many loops, behind the panels that are filled there."""
+        """Returns the statements inside this many loops, behind the fills of the panels placed there."""
         filled = self._fills(depth, state)
-        repeated = any(lp.over == "time" for lp in self.loops[:depth])  # TVM knows views inside loops only
+        repeated = any(lp.over == "time" for lp in self.loops[:depth])  # TVM supports views inside loops only
         placed = self.lane.placed() if depth == self._deepest and repeated and self.machine.views else []
         return sequence([*filled, *placed, self._next(depth, state)])
 
     @property
     def _deepest(self) -> int:
-        """Loops outside the last panel that is filled."""
+        """Number of loops outside the last panel that is filled."""
         return max((copy_depth(self.program, s) for s in self.program.staged), default=-1)
 
     def _next(self, depth: int, state: State) -> Stmt:
@@ -269,14 +269,14 @@ class Stage:
         return tile_starts.serial(self.program, state, depth, lambda s: self._inside(depth + 1, s), name=self._step_name(depth))
 
     def _step_name(self, number: int) -> str | None:
-        """The name of the innermost loop over a reduction, which says how often its body is worth repeating."""
+        """Returns the name of the innermost loop over a reduction, which encodes its unroll factor."""
         if self.machine.in_place(self.program.atom):
-            return None  # products that run by themselves, of which nothing is read ahead
+            return None  # asynchronous products, for which nothing is prefetched
         often = steps_repeated(self.program, number, self.machine.unrolling)
         return None if often is None else f"unroll{often}_{number}"
 
     def _fills(self, depth: int, state: State) -> list[Stmt]:
-        """Panels whose place is inside this many loops, filled."""
+        """Fills the panels that are placed inside this many loops."""
         panels = self.lane.panels.values()
         due = [p for p in panels if p.ahead is None and copy_depth(self.program, p.staging) == depth]
         if not due:
@@ -291,11 +291,11 @@ class Stage:
         return Filling(self.block, panel, self.reader, self.machine)
 
     def _left(self, depth: int) -> list[Stmt]:
-        """All lanes have left what they read before, where a place inside so many loops is come to again."""
+        """Returns the barrier after all reads of the previous panels, if the position inside this many loops is reached again."""
         return [barrier()] if any(lp.over == "time" for lp in self.loops[:depth]) else []
 
     def _pipeline(self, number: int, state: State) -> Stmt:
-        """A loop whose trips fill the panels of later ones."""
+        """Returns a software-pipelined loop, whose trips fill the panels of later ones."""
         fillings = [self._filling(p) for p in self.lane.panels.values() if p.ahead == number]
         entered = partial(tile_starts.enter, self.program, state, number, trips=tile_starts.trips_of(self.program, state, number))
         made = Pipeline(self.machine, self.lane, fillings, number, entered, lambda at: self._inside(number + 1, at))
@@ -304,7 +304,7 @@ class Stage:
     # --- accumulators -------------------------------------------------------------------------------------------------
 
     def _accumulating(self, depth: int, state: State) -> Stmt:
-        """Accumulators begun, the loops around their steps, and what becomes of them."""
+        """Initialises accumulators, runs the loops around their steps, and stores the results."""
         points, slots = len(self.lane.spatial), math.prod(self.loops[n].trips for n in self.apart)
         self.lane.acc = register_buffer("acc", points * slots, self.dtype)
         first = identity(self.reducer or "sum", self.dtype)
@@ -313,14 +313,14 @@ class Stage:
         return sequence([*begun, self._filled(depth, state), self._finish(state)])
 
     def _slot(self, state: State) -> Position:
-        """Where the accumulators of the current point of the loops apart begin."""
+        """Returns the first accumulator of the current point of the loops apart."""
         slot: Position = 0
         for number in self.apart:
             slot = plus(times(slot, self.loops[number].trips), state.variable(number))
         return times(slot, len(self.lane.spatial))
 
     def _finish(self, state: State) -> Stmt:
-        """Combine over lanes, apply the epilogue, store."""
+        """Reduces over lanes, applies the epilogue, stores."""
 
         def put(inner: State) -> Stmt:
             return self.lane.results(inner, self._slot(inner))
@@ -330,10 +330,10 @@ class Stage:
         combined = [] if lanes == 1 else [combined_lanes(self.block, self.lane.acc, lanes, self.reducer or "sum", settled)]
         return sequence([*combined, tile_starts.nested(self.program, state, self.apart, put)])
 
-    # --- a reduction cut over units -----------------------------------------------------------------------------------
+    # --- split-K: a reduction split over units ------------------------------------------------------------------------
 
     def _combine(self, name: str, partial: Buffer | None, parts: int) -> GridKernel:
-        """Combine the parts' results (none of an empty sum) and apply the epilogue, an output a thread."""
+        """Reduces the partial results (none for an empty sum) and applies the epilogue, one output per thread."""
         nest, output, reader = self.nest, self.stage.output, Reader(self.nest, self.buffers)
         block_var, thread, item = variable("block"), variable("thread"), variable("item")
         rest: Position = item
@@ -363,7 +363,7 @@ class Stage:
 
 
 def launched_over(body: Stmt, block: Expr, blocks: int, thread: Expr, threads: int) -> Stmt:
-    """The body with its block's and its thread's number bound."""
+    """Returns the body with its block's and its thread's number bound."""
     inner = _bound(thread, "threadIdx.x", threads, body)
     return _bound(block, "blockIdx.x", blocks, inner)
 
@@ -374,6 +374,6 @@ def _bound(var: Expr, tag: str, extent: int, body: Stmt) -> Stmt:
 
 
 def unrolled(name: str, trips: int, body: object) -> Stmt:
-    """A short loop whose body the toolchain repeats, so that registers have constant indices."""
+    """Returns a short unrolled loop, so that register indices are constants."""
     var = variable(name)
     return tirx.For(var, index(0), index(trips), ForKind.UNROLLED, body(var))  # type: ignore[operator]

@@ -1,12 +1,12 @@
-"""Threads of a block: which points of a unit's tile each lane computes.
+"""Threads of a block: the points of a unit's tile that each lane computes.
 
-The points of a lane along a dimension lie in pieces of neighbours, an access of at most 16 bytes each, and lane after lane takes
-one piece before the first one takes its next: neighbouring lanes touch neighbouring addresses. Where a lane's points are no whole
-number of the widest pieces, narrower ones follow: 7 are 4, 2 and 1. A program says how many points a lane has and how many lanes
-there are, not which is whose; a group of lanes takes a block of neighbours where panels hold what it reads (`roller.layout.lanes`).
+The points of a lane along a dimension lie in pieces of neighbours, one access of at most 16 bytes each. All lanes take one piece
+before the first one takes its next, so neighbouring lanes access neighbouring addresses. If the widest pieces do not divide a
+lane's points, narrower ones follow: 7 are 4, 2 and 1. A program gives the number of points per lane and the number of lanes, not
+their assignment. If panels hold a group's operands, the group takes a block of neighbours (`roller.layout.lanes`).
 
-Where a tile sticks out of the problem along a spatial dimension it moves back to stay inside, and a piece as well: points computed
-twice get the same value twice, so that neither loads nor stores need a guard.
+A boundary tile along a spatial dimension is shifted inwards to overlap its neighbour, and so is a piece. Points computed twice get
+the same value twice, so neither loads nor stores need a guard.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from roller.program.rprogram import StageProgram
 
 REGISTER_BYTES = 4
 
-Offsets = tuple[int, ...]  # of a point inside a lane's tile, one for each dimension
+Offsets = tuple[int, ...]  # offsets of a point in a lane's tile, one for each dimension
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Block:
     program: StageProgram
     group: int  # neighbouring lanes that run in step
     thread: Expr = field(default_factory=lambda: variable("thread"))
-    shared_scope: str = AT_LAUNCH  # of the memory that lanes share
+    shared_scope: str = AT_LAUNCH  # of a block's shared memory
     functions: Mapping[str, str] = field(default_factory=dict)  # by operation, the target's own function of a float32
 
     @cached_property
@@ -48,7 +48,7 @@ class Block:
 
     @property
     def each(self) -> int:
-        """Lanes that one sub-tile takes."""
+        """Lanes that compute one sub-tile."""
         return 1
 
     @property
@@ -63,7 +63,7 @@ class Block:
 
     @property
     def accumulators(self) -> int:
-        """Registers in which a lane sums its results up."""
+        """Registers for a lane's accumulators."""
         return self.outputs * -(-self.program.nest.accumulator_bytes // REGISTER_BYTES)
 
     @cached_property
@@ -82,7 +82,7 @@ class Block:
         return {d: variable(f"lane{d}") for d in self.order}
 
     def bindings(self) -> list[Expr]:
-        """The statements that give those variables their values: digits of the thread's number, those inside a group last."""
+        """Returns the bindings of those variables: digits of the thread's number, those inside a lane group last."""
         digits = lane_digits(self.program, self.group)
         rest = self.thread if self.each == 1 else tirx.floordiv(self.thread, index(self.each))
         values: dict[int, Position] = {}
@@ -101,8 +101,9 @@ class Block:
         return lane_pieces(self.program, dim)
 
     def piece(self, dim: int, point: int) -> tuple[int, int]:
-        """The first point of the piece that a point of the lane's tile is in, and the piece's points; of what a window passes over
-        beyond the tile, those of the last piece.
+        """Returns the first point of the piece that contains a point of the lane's tile, and the piece's width.
+
+        For points of a window beyond the tile, it returns the last piece.
         """
         first, found = 0, (0, 1)
         for width in self.pieces[dim]:
@@ -113,27 +114,27 @@ class Block:
         return found
 
     def exact(self, dim: int) -> bool:
-        """True if whole unit tiles cover the dimension exactly, and none goes beyond."""
+        """Returns True if whole unit tiles cover the dimension exactly, and none goes beyond."""
         return self.program.covered[dim] == self.program.nest.extents[dim]
 
     def stays(self, dim: int) -> bool:
-        """True for a reduction, of whose points no one may be taken in twice; lanes that hold whole rows know which are theirs."""
+        """Returns True for a reduction, whose points count once; lanes with whole rows test ownership instead (`owned`)."""
         return self.program.nest.dims[dim].is_reduce and not self.program.nest.before
 
     def base(self, state: State, dim: int) -> Position:
-        """Where the unit's tile starts."""
+        """Returns the start of the unit's tile."""
         base, tile, extent = state.bases[dim], self.program.unit_tile[dim], self.program.nest.extents[dim]
         if self.stays(dim) or self.exact(dim):
             return base
         return least(base, max(extent - tile, 0))
 
     def apart(self, dim: int, point: int) -> int:
-        """How far a point of a lane's tile lies from where the pieces of its width begin for that lane."""
+        """Returns the offset of a point of a lane's tile from the start of the lane's pieces of that width."""
         start, _ = self.piece(dim, point)
         return start * self.lanes[dim] + point - start
 
     def offset(self, dim: int, point: int) -> Position:
-        """Where a point of the lane's tile lies in the unit's tile."""
+        """Returns the position of a point of the lane's tile in the unit's tile."""
         (first, piece), start = self.piece(dim, point), self._begins(dim, point)
         extent, tile = self.program.nest.extents[dim], self.program.unit_tile[dim]
         if not self.stays(dim) and extent < tile:
@@ -141,32 +142,34 @@ class Block:
         return plus(start, point - first)
 
     def owned(self, dim: int, point: int) -> Expr | None:
-        """Whether a point of the lane's tile is its own: one that lies where it moved to stay inside is another lane's, too. None
-        where none moves.
+        """Returns the test that a point of the lane's tile belongs to this lane; None if no points are shifted.
+
+        A point that was shifted inwards also belongs to another lane.
         """
         if self.stays(dim) or self.program.nest.extents[dim] >= self.program.unit_tile[dim]:
             return None
         return index(self._begins(dim, point)) <= index(self.offset(dim, point))
 
     def _begins(self, dim: int, point: int) -> Position:
-        """Where the piece of a point begins in the unit's tile, before it moves to stay inside."""
+        """Returns the start of a point's piece in the unit's tile, before it is shifted inwards."""
         first, piece = self.piece(dim, point)
         lane: Position = times(self.names[dim], piece) if dim in self.names else 0
         return plus(lane, first * self.lanes[dim])
 
     def widths(self, offsets: Offsets) -> Offsets:
-        """The points of the pieces that a point is in along dimensions with several lanes, 0 along the others: points alike in this
-        lie known distances apart.
+        """Returns the widths of a point's pieces along dimensions with several lanes, 0 along the others.
+
+        Points with equal widths lie constant distances apart.
         """
         return tuple(self.piece(d, o)[1] if d in self.names else 0 for d, o in enumerate(offsets))
 
     def aligned(self, dim: int, width: int) -> bool:
-        """True if pieces of `width` and wider ones start at multiples of it, wherever the tile lies."""
+        """Returns True if pieces of `width` and wider ones start at multiples of it, wherever the tile lies."""
         extent, tile = self.program.nest.extents[dim], self.program.unit_tile[dim]
         return tile % width == 0 and (self.exact(dim) or self.stays(dim) or extent % width == 0)
 
     def accesses(self, dim: int, width: int) -> dict[int, int]:
-        """Accesses along a dimension, of at most `width` points each: the first point of each, and how many they are."""
+        """Returns the accesses along a dimension, of at most `width` points each: the first point and the width of each."""
         found, start = {}, 0
         for piece in self.pieces[dim]:
             for wide in pieces(piece, dividing(piece, width) if self.lanes[dim] > 1 else width):
@@ -175,6 +178,6 @@ class Block:
         return found
 
     def points(self, dims: tuple[int, ...]) -> Iterator[Offsets]:
-        """Offsets of a lane's points along some dimensions, 0 along the others."""
+        """Yields offsets of a lane's points along some dimensions, 0 along the others."""
         whole = [range(e) if d in dims else range(1) for d, e in enumerate(self.share)]
         return itertools.product(*whole)

@@ -1,1 +1,1 @@
-"""Blocks whose lanes are specialised: producers start asynchronous copies, consumers start matrix atoms."""
+"""Warp-specialised blocks: producer lanes start asynchronous copies, consumer lanes start matrix atoms."""

@@ -1,8 +1,8 @@
-"""Panels filled by boxes: an array is described once, and one lane starts copies of boxes of it that arrive by themselves.
+"""Panels filled by bulk tensor copies (TMA): one lane starts asynchronous copies of boxes of a described array.
 
-A box goes along the panel's rows as far as one is wide, and along the rows of a block; panels with more dimensions take several.
-What lies outside the array arrives as zeros, so that ragged ends and padded windows need no guards. An array is described by its
-address step along each dimension of the nest, or, where windows overlap, by its own dimensions.
+A box spans one panel row's width and the rows of a block; panels with more dimensions take several boxes. Elements outside the
+array arrive as zeros, so remainders and padded windows need no guards. A description (tensor map) has the array's address step
+along each dimension of the nest or, if windows overlap, the array's own dimensions.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from roller.lowering.tir.tile_starts import Position, State
 from roller.program.rprogram import StageProgram
 from roller.target.hardware import STORED_AS
 
-MOST_DIMENSIONS, MOST_ELEMENTS, MOST_STEPS = 5, 256, 8  # of a box: dimensions, elements along one, steps between two
+MOST_DIMENSIONS, MOST_ELEMENTS, MOST_STEPS = 5, 256, 8  # of a box: dimensions, elements along one, step between two
 ALIGNMENT = 16  # bytes: of an array's rows
-PERIOD = 8  # rows after which pieces lie as in the first one: the share of a block starts there
-MAP_WORDS = 16  # of 8 bytes: a description of an array
+PERIOD = 8  # rows after which the swizzle repeats: a block's share of a panel starts at a multiple of it
+MAP_WORDS = 16  # 8-byte words of a description (tensor map)
 
 
 @dataclass(frozen=True)
 class Side:
-    """One dimension of a described array: extent, address step and start in elements, and the dimensions of the nest that move
-    along it, with how far each does.
+    """One dimension of a described array: extent, address step and start in elements, and its `terms`.
+
+    `terms`: the dimensions of the nest that move along it, with their coefficients.
     """
 
     extent: int
@@ -44,14 +45,15 @@ class Side:
     start: int = 0
 
     def ends(self, dim: int, extent: int) -> bool:
-        """True if what lies beyond a dimension of the nest lies outside the array."""
+        """Returns True if positions beyond a dimension of the nest lie outside the array."""
         return self.terms == ((dim, 1),) and not self.start and self.extent == extent
 
 
 @dataclass(frozen=True)
 class Bulk:
-    """How boxes fill a panel: the description, the argument that carries it, the array's sides and the rows of one box. `cluster`:
-    blocks that need the same panel, and of which each brings a share of the rows to all.
+    """The bulk copies of a panel: description, the argument that carries it, the array's sides and the rows of one box.
+
+    `cluster`: number of blocks that share the panel; each copies a share of the rows to all of them (multicast).
     """
 
     panel: SwizzledPanel
@@ -68,14 +70,14 @@ class Bulk:
         return math.prod(trips for trips, _ in self._walked()) * math.prod(self._counts()) * self.panel.element_bytes
 
     def ends(self, dim: int, extent: int) -> bool:
-        """True if boxes hold zeros beyond a dimension of the nest."""
+        """Returns True if boxes hold zeros beyond a dimension of the nest."""
         return all(side.ends(dim, extent) for side in self.sides if any(d == dim for d, _ in side.terms))
 
     def _counts(self) -> list[int]:
         return [-(-box // step) for box, step in zip(self.map.box, self.map.steps, strict=True)]
 
     def _walked(self) -> list[tuple[int, tuple[int, int]]]:
-        """The boxes of a panel: trips, and the dimension with the positions that one trip covers."""
+        """Returns the boxes of a panel: trips, and the dimension with the positions that one trip covers."""
         panel, tile = self.panel, self.tile
         found = [
             (tile[panel.along] // panel.width, (panel.along, panel.width)),
@@ -85,8 +87,9 @@ class Bulk:
         return [*found, *((tile[d], (d, 1)) for d in others)]
 
     def start(self, block: Block, state: State, slot: Position, signal: Expr, producers: Producers, rank: Expr) -> Stmt:
-        """Start all boxes of one copy of the panel, of a share of it the boxes of the block with this rank in its cluster; their
-        bytes arrive at the signal.
+        """Starts all boxes of one copy of the panel, or this block's share of them in a cluster; their bytes arrive at the barrier.
+
+        `rank`: the block's number in its cluster. `signal`: the address of the mbarrier.
         """
         walked, offsets = [], {}
         for trips, (dim, step) in self._walked():
@@ -105,8 +108,10 @@ class Bulk:
 
 
 def bulk_of(block: Block, panel: SwizzledPanel, reader: Reader) -> Bulk | None:
-    """How boxes fill a panel; None where lanes have to: values that are computed, rows that are not aligned, too many
-    dimensions; and where the blocks of a cluster cannot share the work.
+    """Returns the bulk copies of a panel; None if lanes must fill it.
+
+    Lanes must fill a panel if its values are computed, rows are not aligned, the array has too many dimensions, or the blocks of a
+    cluster cannot share the work.
     """
     if not isinstance(panel.value, Load) or not panel.value.zero_outside:
         return None
@@ -120,12 +125,12 @@ def bulk_of(block: Block, panel: SwizzledPanel, reader: Reader) -> Bulk | None:
 
 
 def program_access(reader: Reader, load: Load) -> Access:
-    """The array of a load as the nest touches it."""
+    """Returns the array access of a load in the nest."""
     return reader.nest.accesses[reader.number(load)]
 
 
 def by_steps(nest: Nest, access: Access) -> list[Side] | None:
-    """A side for each dimension of the nest, where the address is linear in all of them and none reaches into the next."""
+    """Returns a side per dimension of the nest; None if the address is not linear in all of them or dimensions overlap."""
     offset = sum(i.offset * s for i, s in zip(access.index, access.tensor.strides, strict=True))
     if not access.linear or offset:
         return None
@@ -137,8 +142,10 @@ def by_steps(nest: Nest, access: Access) -> list[Side] | None:
 
 
 def _by_array(program: StageProgram, access: Access) -> list[Side] | None:
-    """A side for each dimension of the array, where each is moved along by dimensions of the nest that are single axes, of which
-    one at most is tiled, and a tile that reaches beyond a reduction's end leaves the array with it.
+    """Returns a side for each dimension of the array, or None.
+
+    Each side may be moved along only by dimensions of the nest that are single axes; at most one of them is tiled. A tile that
+    extends beyond the end of a reduction must leave the array there.
     """
     nest, tile = program.nest, program.unit_tile
     names = {d.members[0].name: n for n, d in enumerate(nest.dims)}
@@ -146,7 +153,7 @@ def _by_array(program: StageProgram, access: Access) -> list[Side] | None:
         return None
     found = []
     for position, extent, stride in zip(access.index, access.tensor.shape, access.tensor.strides, strict=True):
-        terms = tuple((names[name], coefficient) for name, coefficient in position.terms if name in names)  # others stand still
+        terms = tuple((names[name], coefficient) for name, coefficient in position.terms if name in names)  # others are fixed
         tiled = [(d, c) for d, c in terms if tile[d] > 1]
         if len(tiled) > 1 or any(not 1 <= c <= MOST_STEPS for _, c in tiled):
             return None
@@ -159,7 +166,7 @@ def _by_array(program: StageProgram, access: Access) -> list[Side] | None:
 
 
 def _described(program: StageProgram, panel: SwizzledPanel, access: Access, sides: list[Side]) -> Bulk | None:
-    """The description of an array with these sides, where boxes can be what a panel takes."""
+    """Returns the bulk copies of an array with these sides; None if boxes cannot have the panel's layout."""
     tile, size = program.unit_tile, panel.element_bytes
     sides = sorted((s for s in sides if s.extent > 1 or s.terms), key=lambda s: s.stride)
     if not sides or _moving(sides[0], tile) != [(panel.along, 1)]:
@@ -183,8 +190,9 @@ def _described(program: StageProgram, panel: SwizzledPanel, access: Access, side
 
 
 def whole_pieces(program: StageProgram, side: Side, size: int) -> bool:
-    """True if boxes start at whole pieces of rows, wherever a unit's tile lies: the hardware takes no other start. A tile beyond a
-    dimension's end moves back to it.
+    """Returns True if boxes start at whole pieces of rows wherever a unit's tile lies, as the hardware requires.
+
+    A boundary tile of a spatial dimension is shifted inwards, so its start counts too.
     """
     starts = [side.start]
     for dim, coefficient in side.terms:
@@ -198,8 +206,9 @@ def whole_pieces(program: StageProgram, side: Side, size: int) -> bool:
 
 
 def description(tensor: str, dtype: str, sides: Sequence[Side], wanted: Mapping[int, int], swizzle_bytes: int) -> TensorMap | None:
-    """An array with these sides, the innermost first, cut into boxes of so many positions along dimensions of the nest; None where
-    no map of the hardware is like that.
+    """Returns the description of an array with these sides, innermost first; None if the hardware's tensor maps cannot express it.
+
+    `wanted`: positions of a box along dimensions of the nest.
     """
     size = ELEMENT_BYTES[STORED_AS.get(dtype, dtype)]
     strides = tuple(s.stride * size for s in sides[1:])
@@ -214,12 +223,12 @@ def description(tensor: str, dtype: str, sides: Sequence[Side], wanted: Mapping[
 
 
 def map_argument(name: str) -> Buffer:
-    """The argument that carries a description."""
+    """Returns the kernel argument that carries a description."""
     return argument(name, MAP_WORDS, "int64")
 
 
 def coordinate(side: Side, bases: Sequence[Position], offsets: Mapping[int, Position]) -> Expr:
-    """Where a box lies along a side, from where the unit's tile starts and how far the box lies from there."""
+    """Returns the coordinate of a box along a side, from the start of the unit's tile and the box's offset in it."""
     total: Position = side.start
     for dim, coefficient in side.terms:
         total = plus(total, times(plus(bases[dim], offsets.get(dim, 0)), coefficient))

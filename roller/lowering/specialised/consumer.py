@@ -1,4 +1,4 @@
-"""Lanes of groups whose matrix atoms read panels where they lie: they start products, and send off what comes of them."""
+"""Consumer lanes: they start matrix atoms that read panels in shared memory, and store the results."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from roller.lowering.tir.tile_starts import Position, State
 
 @dataclass
 class PanelLane(GroupLane):
-    """One lane of a group whose atoms read panels. `slots`: the copy of each operand's panel that is read; `outlet`: how results
-    leave through the block's memory, `arena`, where lanes do not store them.
+    """One consumer lane of a group (warpgroup) whose atoms read panels in shared memory.
+
+    `slots`: the copy (pipeline stage) of each operand's panel that is read. `outlet`: the epilogue store staged through shared
+    memory (`arena`); None if lanes store the results themselves.
     """
 
     slots: dict[int, Position] = field(default_factory=dict)
@@ -24,7 +26,7 @@ class PanelLane(GroupLane):
     arena: Buffer | None = None
 
     def step(self, state: State, slot: Position) -> Stmt:
-        """Every atom of the group's tile takes in its step of the reduction."""
+        """Issues every atom of the group's tile for one step of the reduction."""
         corners = self.corners((True,) * len(self.nest.dims))
         return sequence(self._product(state, corner, reduced, slot) for reduced in self.depths() for corner in corners)
 
@@ -40,13 +42,13 @@ class PanelLane(GroupLane):
         return self.block.panel_unit.multiply(pointer(self.acc, plus(slot, place), True), steps, first, second)
 
     def _start(self, state: State, dim: int, corner: Offsets, reduced: Mapping[int, int]) -> Position:
-        """Where an atom starts in the unit's tile."""
+        """Returns the start of an atom in the unit's tile."""
         if dim in reduced:
             return plus(self._reduced(state, dim), reduced[dim])
         return plus(self.block.corner(dim), corner[dim])
 
     def _results_at(self, corner: Offsets) -> tuple[int, tuple[int, int]]:
-        """The number of an atom's first result among a lane's, and the steps to those of its next row and column."""
+        """Returns the number of an atom's first result among the lane's, and the steps to its next row and column."""
         roles, results = self.block.roles, self.block.unit.results
         first = tuple(o // self.block.extent(roles[d]) * len(results[roles[d]]) if d in roles else o for d, o in enumerate(corner))
         found = []
@@ -57,11 +59,11 @@ class PanelLane(GroupLane):
         return self.numbers[first], (found[0], found[1])
 
     def results(self, state: State, slot: Position) -> Stmt:
-        """The results of the lane's accumulators, through the block's memory where they leave from there."""
+        """Stores the results of the lane's accumulators, staged through shared memory if there is an outlet."""
         return super().results(state, slot) if self.outlet is None else sequence(self._leaving(self.outlet, state, slot))
 
     def _leaving(self, outlet: Outlet, state: State, slot: Position) -> list[Stmt]:
-        """Box after box: what the epilogue reads, the values of the lane's points, their rows laid, the copy started."""
+        """Returns for each box: the epilogue's loads, the lane's values, their stores to shared memory, the bulk copy."""
         values = register_buffer("result", len(self.spatial), outlet.map.dtype)
         statements, at = allocate([values]), 0
         for number, box in enumerate(outlet.boxes(self.spatial)):
@@ -76,7 +78,7 @@ class PanelLane(GroupLane):
         return statements
 
     def _kept(self, put: Stmt, offsets: Offsets) -> Stmt:
-        """Rows and columns beyond the problem hold what no array holds: nobody stores them."""
+        """Guards a store: rows and columns beyond the problem are not stored."""
         block = self.block
         beyond = [(d, o) for d, o in enumerate(offsets) if block.beyond(d)]
         inside = every(index(block.position(d, o)) < index(self.nest.extents[d]) for d, o in beyond)

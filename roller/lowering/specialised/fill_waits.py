@@ -1,7 +1,7 @@
-"""How often those who fill panels wait for memory: what the cost model asks a device whose blocks divide labour.
+"""Memory latencies that producer lanes wait for: a quantity that the cost model requests from warp-specialised devices.
 
-Boxes and copies that run by themselves are all under way at once; what lanes carry comes in rounds, as many values at a time as a
-lane has registers for, and each round waits for memory by itself.
+All boxes and asynchronous copies are in flight at once. Values that pass through registers come in rounds, limited by a lane's
+registers, and each round waits for memory separately.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from roller.program.rprogram import StageProgram, Staging
 
 @dataclass(frozen=True)
 class Crew:
-    """What lanes that do nothing but fill panels do for one copy of all of them: latencies one after another, at least one, and
-    what each lane carries: `accesses`, how many of these at places that do not follow from the first, and that may lie outside.
+    """The work of the producer lanes for one copy of all panels.
+
+    `waits`: latencies one after another, at least one. `accesses`: values that each lane copies; `apart`: accesses whose addresses
+    do not follow from the first one; `guarded`: accesses that may lie outside the array.
     """
 
     waits: int
@@ -33,17 +35,17 @@ class Crew:
 
 @dataclass
 class FillWaits:
-    """What filling one copy of all panels takes. Programs that fill the same panels are answered once."""
+    """The cost of filling one copy of all panels; programs that fill the same panels share one cached answer."""
 
     machine: Machine
     _known: dict[tuple[object, ...], Crew] = field(default_factory=dict)
 
     def __call__(self, program: StageProgram) -> int:
-        """Latencies one after another: 1 where everything is under way at once."""
+        """Returns the number of latencies one after another: 1 if all copies are in flight at once."""
         return self.crew(program).waits
 
     def crew(self, program: StageProgram) -> Crew:
-        """What the lanes do that do nothing else; nothing where there are none."""
+        """Returns the work of the producer lanes; empty for a program without producers."""
         roles = {role for role, _ in program.mapping}
         if not self.machine.in_place(program.atom) or not program.staged or roles != {*SIDES, "k"}:
             return Crew(1)
@@ -68,7 +70,7 @@ class FillWaits:
         return Crew(max(1, waits), accesses, apart, guarded)
 
     def _by_lanes(self, block: GroupBlock, staging: Staging) -> Filling | None:
-        """How lanes fill what no box brings into a panel."""
+        """Returns the filling by lanes of a panel that bulk copies cannot fill."""
         panel, reader = swizzled_panel(block.program, staging, None, 0), Reader(block.program.nest, {})
         if bulk_of(block, panel, reader) is not None:
             return None

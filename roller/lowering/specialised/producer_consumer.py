@@ -1,10 +1,10 @@
-"""Blocks whose lanes divide labour: some fill panels, the others start matrix atoms that read them, and neither waits for more
-than it must.
+"""Warp-specialised blocks: producer lanes fill panels, consumer lanes start the matrix atoms that read them.
 
-Panels lie in rings of copies. Producers walk the same loops as consumers, as far ahead as there are copies; a signal says of
-each copy that it is full, another one that it is empty again. Blocks take one unit tile after another, so that the first panels of
-the next one arrive while results of the last one are stored. In a cluster each block brings its share of what all of them need
-to all; a copy is then empty when all of them have given it back, and none ends before the others.
+Panels lie in circular buffers (rings) of copies, the pipeline stages. Producers walk the same loops as consumers and run ahead by
+up to the number of copies. Each copy has two barriers (mbarriers): full and empty. Blocks are persistent: they process one unit
+tile after another, so the first panels of the next tile arrive while results of the last one are stored. In a cluster, each block
+copies its share of the common panels to all blocks (multicast). A copy is then empty when all blocks have released it, and no block
+exits before the others.
 """
 
 from __future__ import annotations
@@ -46,16 +46,17 @@ from roller.lowering.tir.tile_starts import Position, State, serial
 from roller.program.rprogram import copy_depth
 
 SIGNAL_BYTES = 8
-CARRIED_REGISTERS = 16  # of a lane that fills panels, for values on their way: it is to take no more than those that compute
-FULL, EMPTY = 0, 1  # of the pair of signals that a copy has
+CARRIED_REGISTERS = 16  # registers of a producer lane for values in flight: it must not need more than consumer lanes
+FULL, EMPTY = 0, 1  # of the pair of barriers that a copy has
 
 
 @dataclass
 class Ring:
-    """Panels that are filled inside the same loops, each in as many copies, whose signals are the pairs from `first` on. Each role
-    has registers of its own for the copy that it has come to and the parity of its round; consumers also for the copy that they
-    have yet to give back. Before there is one they give back `nothing`, the copy behind the last, whose signals nobody waits for:
-    a branch around it would keep products of neighbouring steps apart.
+    """A circular buffer: panels that are filled inside the same loops, with the same number of copies (pipeline stages).
+
+    The barrier pairs of its copies start at `first`. Each role keeps the current copy and the parity of its round in registers of
+    its own; consumers also keep the copy to release next. Before the first one they release `nothing`, the copy behind the last,
+    whose barriers have no waiters: a branch around the release would prevent products of neighbouring steps from overlapping.
     """
 
     depth: int
@@ -72,28 +73,28 @@ class Ring:
 
     @property
     def nothing(self) -> int:
-        """What consumers give back before they have used a copy."""
+        """Returns the copy that consumers release before they have used one."""
         return self.copies
 
     @property
     def pairs(self) -> int:
-        """Pairs of signals: one for each copy, and that of `nothing`."""
+        """Returns the pairs of barriers: one for each copy, and one for `nothing`."""
         return self.copies + 1
 
     def begin(self) -> list[Stmt]:
-        """The registers of one role."""
+        """Returns the initialised registers of one role."""
         first = {self.slot: 0, self.phase: 0, self.last: self.nothing}
         return [*allocate(list(first)), *(store(register, index(value), 0) for register, value in first.items())]
 
     def advance(self) -> list[Stmt]:
-        """On to the next copy."""
+        """Advances to the next copy."""
         turned = tirx.bitwise_xor(load(self.phase, 0), index(1))
         around = sequence([store(self.slot, index(0), 0), store(self.phase, turned, 0)])
         return [store(self.slot, load(self.slot, 0) + index(1), 0), when(tirx.EQ(load(self.slot, 0), index(self.copies)), around)]
 
 
 class SpecialisedStage(Stage):
-    """One stage while it is lowered: consumers as in other stages, but for where panels come from, and producers."""
+    """One warp-specialised stage during lowering: consumers, as in other stages except for the source of panels, and producers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,10 +116,10 @@ class SpecialisedStage(Stage):
             ring.first = pairs
             pairs += ring.pairs
         self.deepest = max(self.rings)
-        self.filling = {depth: Ring(depth, ring.panels, ring.first) for depth, ring in self.rings.items()}  # as producers see them
+        self.filling = {depth: Ring(depth, ring.panels, ring.first) for depth, ring in self.rings.items()}  # the producers' view
         self.bulks: dict[int, Bulk | None] = {p.staging.operand: bulk_of(self.block, p, self.reader) for p in panels}
         self.crew = self.block.thread - index(self.consumers), self.producers.lanes
-        self.rank: Expr = index(0)  # of the block in its cluster
+        self.rank: Expr = index(0)  # the block's number in its cluster
 
     # --- the kernel ---------------------------------------------------------------------------------------------------
 
@@ -143,7 +144,7 @@ class SpecialisedStage(Stage):
 
     @property
     def blocks(self) -> int:
-        """Blocks launched, whole clusters: not more than can be on the chip's units at a time."""
+        """Returns the number of blocks launched, in whole clusters: at most as many as can be resident on the chip."""
         threads = self.consumers + self.producers.lanes
         most = self.producers.blocks(threads, self._registers, self.layout.bytes)
         return min(self.program.unit_tiles, max(most // self.cluster, 1) * self.cluster)
@@ -155,11 +156,11 @@ class SpecialisedStage(Stage):
 
     @property
     def _registers(self) -> int:
-        """About so many does a lane that computes take."""
+        """Returns the approximate registers of a consumer lane."""
         return registers_of(self.program, block_of(self.program, self.machine))
 
     def _block(self, block_var: Expr) -> Stmt:
-        """Signals set up, then every lane in its role."""
+        """Initialises the barriers, then branches to each lane's role."""
         self.rank = tirx.floormod(block_var, index(self.cluster))
         made = [self._made(ring, n) for ring in self.rings.values() for n in range(ring.pairs)]
         set_up = when(tirx.EQ(self.block.thread, index(0)), sequence([*made, self.producers.ready()]))
@@ -175,7 +176,7 @@ class SpecialisedStage(Stage):
         return sequence([*allocate([self.arena]), set_up, together, roles, *last])
 
     def _alone(self, statements: list[Stmt]) -> Stmt:
-        """One producer is enough where boxes fill all panels."""
+        """Runs one producer lane only, if boxes fill all panels."""
         return self._by_one(statements) if self._boxes_alone else sequence(statements)
 
     @property
@@ -183,7 +184,7 @@ class SpecialisedStage(Stage):
         return all(bulk is not None for bulk in self.bulks.values())
 
     def _tiles(self, block_var: Expr, consuming: bool) -> Stmt:
-        """The unit tiles of a block, one after another."""
+        """Walks the unit tiles of a block, one after another (persistent blocks)."""
         tiles, turn = self.program.unit_tiles, variable("turn")
         names, state = self.units(plus(block_var, times(turn, self.blocks)) if tiles > self.blocks else block_var)
         inside = sequence([*names, self._inside(0, state) if consuming else self._produced(0, state)])
@@ -192,16 +193,18 @@ class SpecialisedStage(Stage):
         return loop(turn, tirx.floordiv(index(tiles - 1) - block_var, index(self.blocks)) + index(1), inside)
 
     def units(self, tile: Position) -> tuple[list[Stmt], State]:
-        """Where a unit tile lies. The last unit of a reduction that is cut walks through zeros to the end of its share, in the time
-        that others take: in a loop that might not be entered, products of neighbouring steps would not overlap.
+        """Returns the position of a unit tile.
+
+        With split-K, the last unit runs over zeros to the end of its share, in the time that the others take: in a loop that might
+        have no trips, products of neighbouring steps would not overlap.
         """
         statements, state = super().units(tile)
         return statements, replace(state, whole=frozenset(d for d in self.nest.reduce if self._zeros_beyond(d)))
 
-    # --- signals ------------------------------------------------------------------------------------------------------
+    # --- barriers -----------------------------------------------------------------------------------------------------
 
     def _signal(self, pair: Position, which: int) -> Expr:
-        """The address of a signal: pairs lie behind the panels."""
+        """Returns the address of a barrier: pairs lie behind the panels."""
         each = SIGNAL_BYTES // ELEMENT_BYTES[self.program.atom.stored_dtype]
         return pointer(self.arena, plus(plus(times(pair, 2 * each), which * each), self.layout.signals), True)
 
@@ -209,24 +212,24 @@ class SpecialisedStage(Stage):
         return self._signal(plus(slot, ring.first), which)
 
     def _made(self, ring: Ring, number: int) -> Stmt:
-        """A pair of signals with the arrivals that each waits for."""
+        """Initialises a pair of barriers with their arrival counts."""
         empty = 0 if number == ring.nothing else self._emptiness(ring)
         return self.producers.signals(self._signal(ring.first + number, FULL), self._fullness(ring), empty)
 
     def _fullness(self, ring: Ring) -> int:
-        """Arrivals that fill a copy: of one lane where boxes do it all, else of all producers."""
+        """Returns the arrivals that fill a copy: one lane if boxes fill all panels, else all producers."""
         return 1 if all(self.bulks[p.staging.operand] is not None for p in ring.panels) else self.producers.lanes
 
     def _emptiness(self, ring: Ring) -> int:
-        """Arrivals that empty a copy: of all lanes in step that read it, in every block that its boxes come from."""
+        """Returns the arrivals that empty a copy: each lane group (warp) that reads it, in every block that fills it."""
         return self.consumers // self.machine.group * (self.cluster if self._spread(ring) else 1)
 
     def _spread(self, ring: Ring) -> bool:
-        """True if a ring's copies are filled by all blocks of a cluster."""
+        """Returns True if a ring's copies are filled by all blocks of a cluster."""
         return any(bulk is not None and bulk.cluster > 1 for bulk in (self.bulks[p.staging.operand] for p in ring.panels))
 
     def _given(self, ring: Ring, slot: Expr) -> Stmt:
-        """A lane of each group that runs in step gives a copy back, in a cluster one to each block that fills it."""
+        """Releases a copy: one lane of each lane group arrives, or in a cluster one lane for each block that fills it."""
         member, signal = tirx.floormod(self.block.thread, index(self.machine.group)), self._at(ring, slot, EMPTY)
         if self._spread(ring):
             return when(member < index(self.cluster), self.producers.arrive_at(signal, member))
@@ -235,7 +238,7 @@ class SpecialisedStage(Stage):
     # --- producers ----------------------------------------------------------------------------------------------------
 
     def _produced(self, depth: int, state: State) -> Stmt:
-        """What producers do inside this many loops."""
+        """Returns the producers' statements inside this many loops."""
         ring = self.filling.get(depth)
         filled = self._fill(ring, state) if ring is not None else []
         if depth == self.deepest:
@@ -245,7 +248,7 @@ class SpecialisedStage(Stage):
         return sequence([*filled, serial(self.program, state, depth, lambda s: self._produced(depth + 1, s))])
 
     def _fill(self, ring: Ring, state: State) -> list[Stmt]:
-        """One copy of a ring's panels, once it is empty."""
+        """Fills one copy of a ring's panels, once it is empty."""
         slot, producers = load(ring.slot, 0), self.producers
         full = self._at(ring, slot, FULL)
         bulks = [b for p in ring.panels if (b := self.bulks[p.staging.operand]) is not None]
@@ -261,11 +264,11 @@ class SpecialisedStage(Stage):
             statements += [self._by_one(started)] if fillings else started
         if fillings:
             statements += [*self._by_lanes(fillings, state, slot), producers.visible(), producers.arrive(full)]
-        one = not fillings and not self._boxes_alone  # beside a ring that all of them fill
+        one = not fillings and not self._boxes_alone  # True beside a ring that all producers fill
         return [*([self._by_one(statements)] if one else statements), *ring.advance()]
 
     def _by_lanes(self, fillings: list[Filling], state: State, slot: Expr) -> list[Stmt]:
-        """What lanes copy into panels; all of it is there behind these statements."""
+        """Fills panels by lanes; all values have arrived behind these statements."""
         alone, copies = [f for f in fillings if f.copies is not None], self.machine.copies
         started = [f.start(state, slot) for f in alone]
         carried = [f.at_once(state, slot, CARRIED_REGISTERS) for f in fillings if f.copies is None]
@@ -279,7 +282,7 @@ class SpecialisedStage(Stage):
     # --- consumers ----------------------------------------------------------------------------------------------------
 
     def _filled(self, depth: int, state: State) -> Stmt:
-        """What lies inside this many loops, between the wait for a ring's next copy and giving it back."""
+        """Returns the statements inside this many loops, between the wait for a ring's next copy and its release."""
         ring = self.rings.get(depth)
         if ring is None:
             return self._computed(depth, state)
@@ -295,25 +298,26 @@ class SpecialisedStage(Stage):
         return sequence([full, inside, *given, *ring.advance()])
 
     def _lags(self, ring: Ring) -> bool:
-        """True if a copy is given back one step later, while the next one is computed with."""
+        """Returns True if a copy is released one step later, while the products of the next one are computed."""
         return ring.depth == self.deepest >= self.begin and ring.copies > 1
 
     def _computed(self, depth: int, state: State) -> Stmt:
-        """What lies inside this many loops; atoms that start there belong together."""
+        """Returns the statements inside this many loops; the atoms that start there form one group."""
         if depth != max(self.deepest, self.begin):
             return self._next(depth, state)
         return sequence([self._settled(), self.unit.begin(), self._next(depth, self._whole(state)), self.unit.close()])
 
     def _whole(self, state: State) -> State:
-        """The state at a step in which atoms also take in what lies beyond the end of a reduction, where every panel has zeros
-        there: a number of atoms that is known only at run time would keep those of neighbouring steps apart.
+        """Returns the state of a step whose atoms also cover positions beyond a reduction's end, where all panels hold zeros.
+
+        With a number of atoms known only at run time, atoms of neighbouring steps would not overlap.
         """
         nest, tile = self.nest, self.program.unit_tile
         padded = [d for d in nest.reduce if not isinstance(state.limits[d], int) and self._zeros_beyond(d)]
         return replace(state, limits=tuple(tile[d] if d in padded else left for d, left in enumerate(state.limits)))
 
     def _zeros_beyond(self, dim: int) -> bool:
-        """True if tiles reach only beyond the problem, not into the share of another unit, where all panels hold zeros."""
+        """Returns True if tiles extend only beyond the problem, where all panels hold zeros, not into the share of another unit."""
         outside = [n for n, lp in enumerate(self.loops) if lp.dim == dim and lp.level < self.program.levels[1]]
         shared = all(self.program.step(self.loops[n]) % self.program.unit_tile[dim] == 0 for n in outside)
         ends = all(bulk.ends(dim, self.nest.extents[dim]) for bulk in self.bulks.values() if bulk is not None)
@@ -325,7 +329,7 @@ class SpecialisedStage(Stage):
         return self.unit.settled(pointer(acc, 0, True), int(acc.shape[0]))
 
     def _finish(self, state: State) -> Stmt:
-        """All atoms done and all copies given back, then the results."""
+        """Waits for all atoms, releases all copies, then stores the results."""
         done = [self.unit.wait(0)]
         for ring in self.rings.values():
             if self._lags(ring):
@@ -338,7 +342,7 @@ def _begun(rings: Mapping[int, Ring]) -> list[Stmt]:
 
 
 def filling_of(block: Block, unit: PanelUnit, panel: SwizzledPanel, reader: Reader, machine: Machine) -> Filling:
-    """How producers fill a panel that no box does: by copies that run by themselves, where values stay as they are."""
+    """Returns how producers fill a panel without boxes: by asynchronous copies (cp.async) if values stay as they are."""
     assert machine.producers is not None
     crew = block.thread - index(block.threads), machine.producers.lanes
     return Filling(block, panel, reader, replace(machine, copies=None) if unit.rounds else machine, crew, unit.taken)

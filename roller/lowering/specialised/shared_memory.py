@@ -1,6 +1,4 @@
-"""What a block takes whose atoms read panels: the memory that its lanes share (panels, signals, room for results that leave), and
-registers.
-"""
+"""Resources of a warp-specialised block: shared memory (panels, barriers, staged results) and registers."""
 
 from __future__ import annotations
 
@@ -18,27 +16,27 @@ from roller.lowering.tir.builder import Buffer, shared_buffer
 from roller.lowering.tir.loads import Reader
 from roller.program.rprogram import StageProgram
 
-SIGNALS_BYTES = 1024  # for as many signals as any program has
-OTHER_REGISTERS = 40  # of a lane that computes: addresses, counters, what the epilogue reads
+SIGNALS_BYTES = 1024  # enough for the barriers of any program
+OTHER_REGISTERS = 40  # of a consumer lane: addresses, counters, operands of the epilogue
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The memory that a block's lanes share: panels, one after another, then signals, then results that leave."""
+    """The layout of a block's shared memory: panels, one after another, then barriers, then staged results."""
 
     panels: list[SwizzledPanel]
     arena: Buffer
-    signals: int  # the first one's place, in elements of the arena
+    signals: int  # address of the first one, in elements of the arena
     outlet: Outlet | None
 
     @property
     def bytes(self) -> int:
-        """The size of all of it."""
+        """Returns the total size."""
         return int(self.arena.shape[0]) * ELEMENT_BYTES[str(self.arena.dtype)]
 
 
 def layout_of(block: GroupBlock, machine: Machine) -> Layout:
-    """How a block's memory is laid out."""
+    """Returns the layout of a block's shared memory."""
     program = block.program
     dtype = program.atom.stored_dtype
     size, found, start = ELEMENT_BYTES[dtype], [], 0
@@ -53,7 +51,7 @@ def layout_of(block: GroupBlock, machine: Machine) -> Layout:
 
 
 def _outlet(block: GroupBlock, machine: Machine, taken: int) -> Outlet | None:
-    """How results leave beside what takes so many bytes."""
+    """Returns the staged epilogue store that fits beside `taken` bytes; None if there is none."""
     program, departures, producers = block.program, machine.departures, machine.producers
     if departures is None or producers is None:
         return None
@@ -64,12 +62,12 @@ def _outlet(block: GroupBlock, machine: Machine, taken: int) -> Outlet | None:
 
 
 def shared_bytes(program: StageProgram, machine: Machine) -> int:
-    """The memory that a block's lanes share."""
+    """Returns the bytes of a block's shared memory."""
     return layout_of(block_of(program, machine), machine).bytes
 
 
 def refusal(program: StageProgram, machine: Machine) -> tuple[str, str] | None:
-    """Why lanes cannot divide labour for a program with an atom that reads panels; None where they can, and for all other atoms."""
+    """Returns why a program with an atom that reads panels has no warp-specialised kernel; None if it has, and for other atoms."""
     name, atom = program.nest.stage.name, program.atom
     if not machine.in_place(atom):
         return None
@@ -91,7 +89,7 @@ def refusal(program: StageProgram, machine: Machine) -> tuple[str, str] | None:
 
 
 def _spread(program: StageProgram, block: GroupBlock, machine: Machine) -> Iterator[bool]:
-    """For each panel whether boxes bring it to all blocks of a cluster at once."""
+    """Yields for each panel whether boxes bring it to all blocks of a cluster (multicast)."""
     reader = Reader(program.nest, {})
     for panel in layout_of(block, machine).panels:
         bulk = bulk_of(block, panel, reader)
@@ -99,10 +97,10 @@ def _spread(program: StageProgram, block: GroupBlock, machine: Machine) -> Itera
 
 
 def registers_of(program: StageProgram, block: GroupBlock) -> int:
-    """Registers of a lane that computes: accumulators, and what else it needs."""
+    """Returns the registers of a consumer lane: accumulators, and an allowance for the rest."""
     return block.accumulators + OTHER_REGISTERS
 
 
 def block_of(program: StageProgram, machine: Machine) -> GroupBlock:
-    """The lanes that compute."""
+    """Returns the block of consumer lanes."""
     return GroupBlock(program, machine.group, functions=machine.functions, unit=machine.panel_units[program.atom.name])

@@ -1,9 +1,8 @@
-"""Results that leave through shared memory: lanes that run in step lay rows side by side into a place of their own, from which
-boxes are copied to the array by themselves while the lanes go on.
+"""Epilogue stores staged through shared memory (TMA store): each lane group writes rows to its own buffer; bulk copies store them.
 
-A lane's own stores would touch as many rows as there are in a matrix atom, a few bytes of each. What lies beyond the array is left
-out by the copy, so that ragged ends need no guards. Pieces of 16 bytes change places from row to row, as in the panels that atoms
-read (`roller.lowering.specialised.swizzle`): those who stand in different rows meet in no bank.
+The copies to the array are asynchronous. Direct stores by a lane would touch as many rows as a matrix atom has, a few bytes of
+each. The copy omits elements beyond the array, so remainders need no guards. Pieces of 16 bytes are XOR-swizzled from row to row,
+as in the panels that atoms read (`roller.lowering.specialised.swizzle`): lanes in different rows have no bank conflict.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from roller.lowering.tir.tile_starts import Position, State
 from roller.program.rprogram import StageProgram
 
 MAP_NAME = "map_out"
-MOST_PLACES = 2  # so that rows are laid into one while the other one's leave
+MOST_PLACES = 2  # double buffering: rows are written to one buffer while the other is copied out
 
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring points of a lane in a box: bytes along the row and rows from where the lane's first point lies."""
+    """Neighbouring points of a lane in a box: offset in bytes along the row and in rows, relative to the lane's first point."""
 
     along: int
     down: int
@@ -40,7 +39,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Leaving:
-    """One box: the points of a lane that it holds, and where it lies in the group's tile, by dimensions of the nest."""
+    """One box: the points of a lane that it holds, and its corner in the group's tile, by dimensions of the nest."""
 
     runs: tuple[Run, ...]
     corner: Mapping[int, int]
@@ -48,8 +47,10 @@ class Leaving:
 
 @dataclass(frozen=True)
 class Outlet:
-    """How a block's results leave: the description of the array, the argument that carries it, its sides; `width`: elements of a
-    row; `places`: copies of the room that lanes in step have; `start`: of the first one, in bytes of the block's memory.
+    """The staged epilogue store of a block: the array's description, the argument that carries it, and the array's sides.
+
+    `width`: elements of a row. `places`: buffers of each lane group. `start`: offset of the first one, in bytes of the block's
+    shared memory.
     """
 
     block: GroupBlock
@@ -71,29 +72,29 @@ class Outlet:
 
     @property
     def place_bytes(self) -> int:
-        """Bytes of one place."""
+        """Bytes of one buffer."""
         return self.unit.rows * self.row_bytes
 
     @property
     def bytes(self) -> int:
-        """Bytes of all places of a block."""
+        """Bytes of all buffers of a block."""
         return self.block.threads // self.block.group * self.places * self.place_bytes
 
-    # --- what lanes do --------------------------------------------------------------------------------------------------
+    # --- statements of lanes --------------------------------------------------------------------------------------------
 
     def begin(self) -> list[Stmt]:
-        """Once: where the lane's first row of results lies in the first place."""
+        """Binds, once, the address of the lane's first row of results in the first buffer."""
         first = self._place(0) + self.row * index(self.row_bytes)
         return [tirx.Bind(self.first, first), tirx.Bind(self.along, self._lane_offset())]
 
     def lay(self, arena: Buffer, number: int, run: Run, values: Sequence[Expr]) -> Stmt:
-        """A run of neighbours into the place of a box with this number."""
+        """Writes a run of neighbouring values to the buffer of the box with this number."""
         changed = tirx.bitwise_xor(index(run.along), self.along)
         fixed = number % self.places * self.place_bytes + run.down * self.row_bytes
         return self.departures.lay(self._address(arena, self.first + changed + index(fixed)), values)
 
     def leave(self, arena: Buffer, number: int, laid: Sequence[Stmt], corner: Sequence[Expr]) -> list[Stmt]:
-        """The box with this number of a tile: its place once what lay there has left, the rows laid, and the copy started."""
+        """Stores the box with this number: waits until its buffer has been copied out, writes the rows, starts the copy."""
         parts = self.departures
         start = self._address(arena, self._place(number % self.places))
         started = [parts.leave(start, pointer(self.argument, 0), corner), parts.close()]
@@ -101,32 +102,32 @@ class Outlet:
         return [free, parts.together(), *laid, parts.visible(), parts.together(), self._by_one(started)]
 
     def end(self) -> list[Stmt]:
-        """Nobody goes before what lies in the block's memory has been read."""
+        """Waits until the last copies have read the block's shared memory."""
         return [self._by_one([self.departures.wait(0)])]
 
     def _by_one(self, statements: list[Stmt]) -> Stmt:
         one = tirx.EQ(tirx.floormod(self.block.thread, index(self.block.group)), index(0))
         return when(one, sequence(statements))
 
-    # --- where things lie -----------------------------------------------------------------------------------------------
+    # --- addresses ------------------------------------------------------------------------------------------------------
 
     @cached_property
     def row(self) -> Expr:
-        """The lane's first row among those of the lanes in step."""
+        """Returns the lane's first row among those of its lane group."""
         return tirx.floormod(self.unit.first("m", self.block.member), index(self.unit.rows))
 
     def _lane_offset(self) -> Expr:
-        """Bytes along a row to the lane's first column, its piece changed by the number of the row's line."""
+        """Returns the bytes along a row to the lane's first column, with the swizzle of its row applied."""
         along = self.unit.first("n", self.block.member) * index(ELEMENT_BYTES[self.map.dtype])
         return tirx.bitwise_xor(along, changed_places(self.row * index(self.row_bytes), self.row_bytes, 1))
 
     def _place(self, number: int) -> Expr:
-        """Bytes from the block's memory to a place of the lanes in step."""
+        """Returns the byte offset of a lane group's buffer in the block's shared memory."""
         team = tirx.floordiv(self.block.thread, index(self.block.group))
         return team * index(self.places * self.place_bytes) + index(self.start + number * self.place_bytes)
 
     def corner(self, state: State, box: Leaving, part: Position) -> list[Expr]:
-        """Where a box lies in the array."""
+        """Returns the coordinates of a box in the array."""
         block, extra = self.block, {}
         for dim in range(len(block.program.nest.dims)):
             extra[dim] = plus(block.corner(dim), box.corner.get(dim, 0))
@@ -136,7 +137,7 @@ class Outlet:
         return [coordinate(side, bases, extra) for side in self.sides]
 
     def boxes(self, points: Sequence[Offsets]) -> Iterator[Leaving]:
-        """A group's boxes, each with the points that a lane has in it."""
+        """Yields a group's boxes, each with the points that a lane has in it."""
         found: dict[tuple[tuple[int, int], ...], list[tuple[int, int, Offsets]]] = {}
         for point in points:
             corner, along, down = self._spot(point)
@@ -145,13 +146,13 @@ class Outlet:
         size = ELEMENT_BYTES[self.map.dtype]
         for key, members in found.items():
             members.sort()
-            period = WIDEST_ROW // WIDEST_ACCESS  # rows after which lines have changed places as before
+            period = WIDEST_ROW // WIDEST_ACCESS  # rows after which the swizzle repeats
             assert all(down % period == 0 for down, *_ in members), "a lane's rows change places alike"
             runs = [members[n : n + run] for n in range(0, len(members), run)]
             yield Leaving(tuple(Run(r[0][1] * size, r[0][0], tuple(p for *_, p in r)) for r in runs), dict(key))
 
     def _spot(self, point: Offsets) -> tuple[dict[int, int], int, int]:
-        """For a lane's point its box, and columns and rows from the lane's first ones in it."""
+        """Returns the box of a lane's point, and its column and row relative to the lane's first ones in that box."""
         block, corner, along, down = self.block, {}, 0, 0
         for dim, offset in enumerate(point):
             role = block.roles.get(dim)
@@ -167,12 +168,12 @@ class Outlet:
         return corner, along, down
 
     def _address(self, arena: Buffer, offset: Expr) -> Expr:
-        """The address so many bytes into the block's memory."""
+        """Returns the address of a byte offset in the block's shared memory."""
         return pointer(arena, tirx.floordiv(offset, index(ELEMENT_BYTES[str(arena.dtype)])), True)
 
 
 def run_of(unit: PanelUnit) -> int:
-    """Neighbouring columns that a lane has."""
+    """Returns the number of neighbouring columns that a lane has."""
     places = unit.results["n"]
     return next(n for n in (4, 2, 1) if len(places) % n == 0 and places[:n] == tuple(range(n)))
 
@@ -180,8 +181,10 @@ def run_of(unit: PanelUnit) -> int:
 def outlet_of(
     block: GroupBlock, unit: PanelUnit, departures: Departures, array: tuple[str, str, int], room: int, start: int
 ) -> Outlet | None:
-    """How results leave as boxes, from a byte of the block's memory on with so much room; None where lanes have to store them: rows
-    that are not aligned or lie along another dimension, no room. `array`: name, type, parts (of a reduction that is cut; 1: none).
+    """Returns the staged epilogue store, with `room` bytes of shared memory from byte `start` on; None if lanes must store results.
+
+    Lanes must store if rows are not aligned or lie along another dimension, or if room is too small. `array`: name, type, number of
+    partial results (split-K; 1: none).
     """
     program = block.program
     spots = dict(program.mapping)
@@ -190,7 +193,7 @@ def outlet_of(
     inner = program.inner[spots["n"]]
     width = next((w // size for w in (WIDEST_ROW, 64, 32, WIDEST_ACCESS) if inner % (w // size) == 0), 0)
     sides = _sides(program, parts)
-    words = run_of(unit) * size % ELEMENT_BYTES[program.atom.stored_dtype] == 0  # places are counted in the panels' elements
+    words = run_of(unit) * size % ELEMENT_BYTES[program.atom.stored_dtype] == 0  # buffers are addressed in the panels' elements
     if not width or not words or sides is None or sides[0].terms != ((spots["n"], 1),):
         return None
     if not whole_pieces(program, sides[0], size):
@@ -208,8 +211,9 @@ def outlet_of(
 
 
 def _sides(program: StageProgram, parts: int) -> list[Side] | None:
-    """The sides of the array, the innermost first; that of parts, if there are several, is moved along by what follows the
-    dimensions of the nest.
+    """Returns the sides of the output array, innermost first.
+
+    With several partial results (split-K), one more side is moved along by the index that follows the dimensions of the nest.
     """
     nest = program.nest
     found = by_steps(nest, nest.output)

@@ -1,8 +1,8 @@
-"""What storing the results of matrix atoms takes: what else a unit does hides little of it, so the cost model asks a device for it.
+"""The cost of storing results of matrix atoms, which the cost model requests from a device: other work hides little of it.
 
-Where results leave as boxes, lanes lay them into the memory that they share, row beside row. Elsewhere they store them as the atom
-left them: with one access a group of lanes touches as many rows of the array as it has, a few bytes of each. Where that is less
-than what memory is written in, each row costs as much as several whole ones.
+A staged epilogue store writes results to shared memory, row beside row. Direct stores keep the atom's layout: one access of a lane
+group touches as many rows of the array as the group covers, a few bytes of each (poor coalescing). If that is less than the
+granularity of memory writes, each row costs as much as several whole ones.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ First = Callable[[str, Expr], Expr]
 
 @dataclass
 class StoreAccesses:
-    """Accesses that storing the results of one unit tile takes, each of one row of up to 128 bytes. `whole_bytes`: what memory is
-    written in; `partly`: how many times as long a row takes of which less is written. Programs whose results lie alike are answered
-    once.
+    """The number of accesses that store the results of one unit tile, each of one row of up to 128 bytes.
+
+    `whole_bytes`: the granularity of memory writes. `partly`: the cost of a partially written row relative to a whole one. Programs
+    with the same result layout share one cached answer.
     """
 
     machine: Machine
@@ -37,7 +38,7 @@ class StoreAccesses:
     _rows: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def __call__(self, program: StageProgram) -> float:
-        """0 for programs whose results no matrix atom leaves."""
+        """Returns the accesses; 0 for programs without matrix atoms."""
         roles = {role for role, _ in program.mapping}
         if program.atom.kind != "matrix" or not program.staged or roles != {*SIDES, "k"}:
             return 0.0
@@ -63,7 +64,7 @@ class StoreAccesses:
         return self._by_lanes(program, results, unit.first, run)
 
     def _by_lanes(self, program: StageProgram, results: int, first: First, run: int) -> float:
-        """Where lanes store: `first` gives a lane's first row or column in an atom, `run` its neighbours along columns."""
+        """Counts the accesses of direct stores: `first` gives a lane's first row or column in an atom, `run` its neighbours."""
         group, output, spots = self.machine.group, program.nest.output, dict(program.mapping)
         along = next((role for role in SIDES if output.strides[spots[role]] == 1), None)
         beside, rows = (run if along == "n" else 1), group
@@ -73,7 +74,7 @@ class StoreAccesses:
         return results / (group * beside) * rows * (self.partly if written < self.whole_bytes else 1.0)
 
     def _apart(self, atom: str, role: str, first: First) -> int:
-        """Rows or columns of an atom in which a group's lanes have their first results."""
+        """Returns the number of distinct rows or columns of an atom in which a group's lanes have their first results."""
         found = self._rows.get((atom, role))
         if found is None:
             found = self._rows[atom, role] = len({int(first(role, index(lane))) for lane in range(self.machine.group)})

@@ -1,8 +1,8 @@
-"""Panels that matrix atoms read where they lie: rows of up to 128 bytes, in which pieces of 16 bytes change places from row to
-row, so that neither those who stand in several rows nor those who go along one meet in a bank.
+"""XOR-swizzled panels that matrix atoms read in place: rows of up to 128 bytes, whose 16-byte pieces are permuted from row to row.
 
-A panel is cut along the direction in which its source is contiguous into blocks as wide as a row; in a block, rows follow one
-another along the atom's other role. This is the layout that boxes are copied into (`roller.lowering.specialised.bulk_copies`).
+The swizzle avoids bank conflicts, both for lanes in several rows and for lanes along one row.
+A panel is cut along the contiguous direction of its source into blocks one row wide. In a block, rows follow one another along the
+atom's other role. Boxes are copied into this layout (`roller.lowering.specialised.bulk_copies`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ from roller.lowering.tir.tile_starts import Position
 from roller.program.rprogram import StageProgram, Staging, operand_value, staged_touches
 
 WIDEST_ROW = 128  # bytes of a row
-ALIGNMENT = 1024  # bytes after which the places of pieces repeat
+ALIGNMENT = 1024  # bytes after which the swizzle repeats
 
 
 @dataclass(frozen=True)
 class SwizzledPanel(SharedPanel):
-    """`along`: the dimension of rows, `side`: of the rows in a block, `width`: elements of a row; `step`: from block to block;
-    `start`: of the first copy, as all panels share a buffer; `number`: of copies; `turned`: rows lie across the reduction.
+    """A swizzled panel.
+
+    `along`: the dimension along rows. `side`: the dimension across the rows of a block. `width`: elements of a row. `step`:
+    elements from block to block. `start`: of the first copy, as all panels share a buffer. `number`: number of copies. `turned`:
+    rows lie across the reduction.
     """
 
     along: int = field(kw_only=True)
@@ -40,7 +43,7 @@ class SwizzledPanel(SharedPanel):
 
     @property
     def copies(self) -> int:
-        """Copies of it in memory."""
+        """Number of copies (pipeline stages) in memory."""
         return self.number
 
     @property
@@ -49,7 +52,7 @@ class SwizzledPanel(SharedPanel):
         return ELEMENT_BYTES[self.value.dtype]
 
     def linear(self, names: Mapping[int, Position], slot: Position) -> Position:
-        """Where a value would lie if pieces stayed in their places."""
+        """Returns the address of a value without the swizzle."""
         total = plus(times(slot, self.size), self.start)
         for dim, name in names.items():
             total = plus(total, self._folded(name) if dim == self.along else times(name, self.steps[dim]))
@@ -61,25 +64,25 @@ class SwizzledPanel(SharedPanel):
         return tirx.floordiv(position, index(self.width)) * index(self.step) + tirx.floormod(position, index(self.width))
 
     def place(self, names: Mapping[int, Position], slot: Position) -> Position:
-        """Where the value at a place of the unit's tile lies: the number of a piece in its line, changed by the line's number."""
+        """Returns the address of a value of the unit's tile: its piece's number in the row, XORed with the row's number."""
         at = index(self.linear(names, slot))
         return tirx.bitwise_xor(at, changed_places(at, self.width * self.element_bytes, self.element_bytes))
 
     def operand(self, names: Mapping[int, Position], slot: Position) -> InPlace:
-        """An atom's operand whose first element is at a place of the unit's tile."""
+        """Returns an atom's operand whose first element is at a position of the unit's tile."""
         size = self.element_bytes
         offset = times(self.linear(names, slot), size)
         return InPlace(pointer(self.buffer, 0), offset, self.width * size, self.step * size, self.turned)
 
 
 def changed_places(at: Expr, row_bytes: int, element_bytes: int) -> Expr:
-    """Which bits of a place change, from a common start in elements: those of its piece in the row, by the number of its line."""
+    """Returns the XOR mask of an address, in elements from an aligned start: the piece's bits, from the number of its line."""
     piece, line = WIDEST_ACCESS // element_bytes, WIDEST_ROW // element_bytes
     return tirx.floormod(tirx.floordiv(at, index(line)), index(row_bytes // WIDEST_ACCESS)) * index(piece)
 
 
 def swizzled_panel(program: StageProgram, staging: Staging, buffer: Buffer, start: int) -> SwizzledPanel:
-    """A panel from an element of a buffer on, with as many copies as the program says."""
+    """Returns a panel that starts at an element of a buffer, with the program's number of copies."""
     nest, tile = program.nest, program.unit_tile
     touches, value = staged_touches(nest, staging), operand_value(nest, staging.operand, program.atom)
     assert value is not None, "a matrix atom has both operands in its own type"
@@ -115,5 +118,5 @@ def swizzled_panel(program: StageProgram, staging: Staging, buffer: Buffer, star
 
 
 def element_address(panel: SwizzledPanel, names: Mapping[int, Position], slot: Position) -> Expr:
-    """The address from which a box is copied into a panel."""
+    """Returns the unswizzled address to which a box is copied in a panel."""
     return pointer(panel.buffer, panel.linear(names, slot), written=True)

@@ -1,1 +1,1 @@
-"""Short forms for building TIR: where tiles start, addresses, loads, scalar trees, arithmetic that TVM does not fold."""
+"""Helpers that build TIR: tile starts, addresses, loads, scalar trees, and arithmetic that TVM does not fold."""

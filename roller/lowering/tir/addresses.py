@@ -1,7 +1,7 @@
-"""Where things are: array windows, and the address of an element for a point of the nest.
+"""Addresses of array elements: array windows, and the address of an element for a point of the nest.
 
-An address is a sum of one part per dimension. Parts are linear in the dimension's position, or decode a fused position
-into its axes by division; either way a part depends on its own dimension only, so it leaves the loops of the others.
+An address is a sum of one part per dimension. A part is linear in the dimension's position, or decodes a fused position into its
+axes by division. Each part depends on its own dimension only, so it can be hoisted out of the loops of the others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Point:
-    """A position in every dimension; along `lane` it stands for `lanes` neighbours."""
+    """A position in every dimension; along `lane` it stands for `lanes` neighbouring positions."""
 
     nest: Nest
     positions: tuple[Position, ...]
@@ -44,11 +44,11 @@ class Point:
     lanes: int = 1
 
     def scalar(self) -> Point:
-        """The first of the neighbours alone."""
+        """Returns the first of the neighbouring positions as a scalar point."""
         return Point(self.nest, self.positions)
 
     def each(self) -> list[Point]:
-        """The neighbours one by one."""
+        """Returns the neighbouring positions as scalar points."""
         assert self.lane is not None
         step = [0] * len(self.positions)
         found = []
@@ -58,7 +58,7 @@ class Point:
         return found
 
     def moved(self, offsets: Sequence[int]) -> Point:
-        """The point some steps further along each dimension."""
+        """Returns the point shifted by an offset along each dimension."""
         return Point(self.nest, tuple(plus(p, o) for p, o in zip(self.positions, offsets, strict=True)), self.lane, self.lanes)
 
 
@@ -82,7 +82,7 @@ def _affine_scalar(nest: Nest, point: Point, target: Affine, steps: dict[int, li
 
 
 def gather(values: list[Position]) -> Expr:
-    """A vector made of scalars."""
+    """Returns a vector of scalars."""
     return tirx.Shuffle([index(v) for v in values], [index(i) for i in range(len(values))])
 
 
@@ -140,8 +140,10 @@ def base_address(nest: Nest, window: Window, indices: tuple[Affine, ...], point:
 
 
 def address(nest: Nest, window: Window, indices: tuple[Affine, ...], point: Point) -> Expr | list[Expr]:
-    """The address of a point: one expression (a scalar for an array that does not move along the lanes), or one for each
-    lane where the lanes are not a constant step apart.
+    """Returns the address of a point: one expression, or a list of one expression per lane.
+
+    A single expression is a scalar if the array does not depend on the lane dimension, and a ramp if the lanes are a constant step
+    apart. A list is returned if the step between lanes is not constant.
     """
     first = base_address(nest, window, indices, point)
     if point.lane is None or point.lanes == 1:
@@ -160,5 +162,5 @@ def is_vector(where: Expr | list[Expr]) -> bool:
 
 
 def replaced(values: tuple[Position, ...], at: int, value: Position) -> tuple[Position, ...]:
-    """The positions with one of them exchanged."""
+    """Returns the positions with the one at index `at` replaced."""
     return (*values[:at], value, *values[at + 1 :])

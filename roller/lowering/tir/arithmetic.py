@@ -1,9 +1,9 @@
-"""Arithmetic of the user's values, written so that TVM folds nothing that holds of real numbers alone.
+"""Arithmetic of the user's operations in forms that TVM's simplifier does not fold.
 
-TVM's simplifier takes floating point for real numbers (x - x is 0, x + 0 is x, 0 x is 0, x / 3 is x times a third, a == a is true,
-and what is not less is greater or equal) and integers for unbounded ones (x + 1 > x). `docs/numerics.md` says what holds instead.
-Here each of these operations has a form that no rule of the simplifier matches, and of which compilers make the one instruction
-that is wanted. Only user's operations are written so: addresses and polynomials of functions need none of this.
+The simplifier treats floats as real numbers (x - x is 0, x + 0 is x, 0 x is 0, x / 3 is x times a third, a == a is true, and "not
+less" is "greater or equal") and integers as unbounded (x + 1 > x). `docs/numerics.md` has the rules that hold instead.
+Each operation here has a form that matches no rule of the simplifier and that compilers turn into the one intended instruction.
+Only the user's operations need this form. Addresses and the polynomials of elementary functions are written plainly.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from roller.ir.expr import Stage
 from roller.ir.scalar import Unary, walk
 from roller.lowering.tir.builder import Expr, index, spread, vector_type
 
-WRAPPED = "roller_wrapped_"  # names of functions of whole numbers that are wider than 16 bits
-ROUNDED = "roller_product_"  # of functions that multiply and round
+WRAPPED = "roller_wrapped_"  # name prefix of functions on integers wider than 16 bits
+ROUNDED = "roller_product_"  # name prefix of functions that multiply and round
 WIDE = {"int32": 32, "int64": 64}
-LANES = (1, 2, 4, 8, 16, 32, 64)  # of vectors for which there is such a function
+LANES = (1, 2, 4, 8, 16, 32, 64)  # vector lengths for which these functions exist
 _OPERATORS = ("add", "sub", "mul")
 
 
@@ -29,27 +29,27 @@ _OPERATORS = ("add", "sub", "mul")
 
 
 def add(left: Expr, right: Expr) -> Expr:
-    """The sum; of a literal 0, too, which changes -0."""
+    """Returns the sum. A literal 0 is added too, because it changes -0."""
     return _held(left) + _held(right)
 
 
 def subtract(left: Expr, right: Expr) -> Expr:
-    """The difference as a sum, which TVM does not cancel."""
+    """Returns the difference, written as a sum that TVM does not cancel."""
     return _held(left) + negative(_held(right))
 
 
 def multiply(left: Expr, right: Expr) -> Expr:
-    """The product; of a literal 0, too: times an infinity it is no number."""
+    """Returns the product. A literal 0 is multiplied too, because 0 times an infinity is NaN."""
     return _held(left) * _held(right)
 
 
 def divide(left: Expr, right: Expr) -> Expr:
-    """The quotient, correctly rounded by literals, too, of which TVM would take the reciprocal."""
+    """Returns the correctly rounded quotient, for literal divisors too: TVM would multiply by their reciprocal."""
     return _held(left) / _held(right, every=True)
 
 
 def rounded(left: Expr, right: Expr) -> Expr:
-    """A product that no sum takes in before it is rounded: of a function that stands beside the kernel."""
+    """Returns a product that is rounded before any sum (no fused multiply-add), by a function defined beside the kernel."""
     scalar, lanes = _type(left)
     if lanes in LANES:
         name = f"{ROUNDED}{scalar}" + (f"x{lanes}" if lanes > 1 else "")
@@ -58,18 +58,19 @@ def rounded(left: Expr, right: Expr) -> Expr:
 
 
 def negative(value: Expr) -> Expr:
-    """The value with its sign changed: 0 - x would lose the sign of zero."""
+    """Returns the value with its sign changed; 0 - x would lose the sign of zero."""
     return like(-1.0, value) * value
 
 
 def equal(left: Expr, right: Expr) -> Expr:
-    """Whether two values are neither less nor greater; false of a NaN, which TVM takes for equal to itself."""
+    """Returns the test that neither value is less than the other; false for a NaN, which TVM treats as equal to itself."""
     return tirx.bitwise_and(left <= right, left >= right)
 
 
 def condition(test: Expr) -> Expr:
-    """A truth value to choose by. What TVM knows of a condition it holds for known in both branches: that x < y is false it takes
-    for y <= x, which it is not of a NaN.
+    """Returns a boolean for a selection, in a form that TVM does not propagate into the branches.
+
+    TVM assumes the condition in one branch and its negation in the other. It negates x < y to y <= x, which is wrong for a NaN.
     """
     return tirx.bitwise_and(test, like(True, test))
 
@@ -81,7 +82,7 @@ def like(value: float | bool, other: Expr) -> Expr:
 
 
 def _held(value: Expr, every: bool = False) -> Expr:
-    """A literal 0, or every literal, as a function of a literal: TVM leaves it alone, compilers know its value."""
+    """Returns a literal 0 (or every literal) as a function call, which TVM does not fold and compilers evaluate."""
     literal = value.value if isinstance(value, tirx.Broadcast) else value
     if not isinstance(literal, tirx.FloatImm) or not (every or literal.value == 0):
         return value
@@ -90,12 +91,14 @@ def _held(value: Expr, every: bool = False) -> Expr:
     return spread(size if math.copysign(1, literal.value) > 0 else tirx.const(-1.0, scalar) * size, lanes)
 
 
-# --- whole numbers -------------------------------------------------------------------------------------------------------
+# --- integers ------------------------------------------------------------------------------------------------------------
 
 
 def wrapped(op: str, left: Expr, right: Expr) -> Expr:
-    """A sum, a difference or a product ("add", "sub", "mul") of whole numbers, modulo their width. What is wider than 16 bits is a
-    call of a function that stands beside the kernel (`definitions`, or in C): TVM and LLVM take its overflow for impossible.
+    """Returns a sum, difference or product ("add", "sub", "mul") of integers, modulo their width.
+
+    For types wider than 16 bits it calls a function defined beside the kernel (`definitions`, or in C): TVM and LLVM assume that
+    their arithmetic does not overflow.
     """
     scalar, lanes = _type(left)
     if scalar not in WIDE or (_literal(left) and _literal(right)):
@@ -107,7 +110,7 @@ def wrapped(op: str, left: Expr, right: Expr) -> Expr:
 
 
 def quotient(left: Expr, right: Expr) -> Expr:
-    """Towards zero, modulo the width; 0 by 0, where a processor would trap, as for the least number by -1."""
+    """Returns the quotient truncated towards zero, modulo the width. Division by 0 gives 0; neither it nor min by -1 traps."""
     if _literal(right):
         literal = right.value if isinstance(right, tirx.Broadcast) else right
         if int(literal.value) not in (0, -1):
@@ -121,17 +124,17 @@ def quotient(left: Expr, right: Expr) -> Expr:
 
 
 def opposite(value: Expr) -> Expr:
-    """The negative of a whole number, modulo its width."""
+    """Returns the negative of an integer, modulo its width."""
     return wrapped("sub", like(0, value), value)
 
 
 def magnitude(value: Expr) -> Expr:
-    """The absolute value of a whole number, modulo its width: the least one stays negative."""
+    """Returns the absolute value of an integer, modulo its width: the min integer stays negative."""
     return tirx.Select(value < like(0, value), opposite(value), value)
 
 
 def cut(value: Expr, dtype: str) -> Expr:
-    """A value as another type; whole numbers modulo its width, literals, too: TVM refuses those that an unsigned type lacks."""
+    """Returns a value as another type; integers wrap at its width. TVM refuses out-of-range literals of unsigned types."""
     literal, lanes = value.value if isinstance(value, tirx.Broadcast) else value, _type(value)[1]
     if dtype == "uint8" and isinstance(literal, (tirx.IntImm, tirx.FloatImm)) and math.isfinite(literal.value):
         return spread(tirx.const(int(literal.value) % 256, dtype), lanes)
@@ -139,7 +142,7 @@ def cut(value: Expr, dtype: str) -> Expr:
 
 
 def _narrow(op: str, left: Expr, right: Expr) -> Expr:
-    """TVM folds literals modulo their width, but refuses to take something from an unsigned 0."""
+    """Computes on literals and narrow integers, which TVM folds modulo their width; TVM refuses to subtract from an unsigned 0."""
     if op == "sub":
         return left + like(-1 if _type(right)[0] != "uint8" else 255, right) * right
     return left + right if op == "add" else left * right
@@ -159,12 +162,13 @@ def _type(value: Expr) -> tuple[str, int]:
     return scalar, int(lanes or 1)
 
 
-# --- the functions, in LLVM IR -------------------------------------------------------------------------------------------
+# --- function definitions in LLVM IR -------------------------------------------------------------------------------------
 
 
 def definitions(linkage: str, register: str | None = None) -> list[str]:
-    """LLVM IR of all functions that `wrapped` and `rounded` call. `register`: where the target has no `llvm.arithmetic.fence`, the
-    letter by which inline assembly asks for a register of a float.
+    """Returns the LLVM IR of all functions that `wrapped` and `rounded` call.
+
+    `register`: for targets without `llvm.arithmetic.fence`, the inline-assembly constraint letter of a float register.
     """
     kinds = ("float32", "float", "f32"), ("float64", "double", "f64")
     found = [_product(linkage, register, *each) for each in itertools.product(kinds, LANES)]
@@ -178,13 +182,13 @@ def definitions(linkage: str, register: str | None = None) -> list[str]:
 
 
 def called_by(stages: Iterable[Stage]) -> bool:
-    """Whether some stage computes with whole numbers of more than 16 bits, or rounds products."""
+    """Returns whether a stage computes with integers wider than 16 bits, or rounds products."""
     nodes = (node for stage in stages for root in (stage.body, stage.result) for node in walk(root))
     return any(node.dtype in WIDE or (isinstance(node, Unary) and node.op == "rounded") for node in nodes)
 
 
 def _product(linkage: str, register: str | None, of: tuple[str, str, str], lanes: int) -> str:
-    """What LLVM cannot look through keeps it from making a multiply-add of the product and what follows; it is no instruction."""
+    """Returns a multiplication behind an opaque fence: LLVM cannot fuse it into a multiply-add. The fence costs no instruction."""
     dtype, scalar, short = of
     kind, vector, suffix = (scalar, short, "") if lanes == 1 else (f"<{lanes} x {scalar}>", f"v{lanes}{short}", f"x{lanes}")
     fence = f"@llvm.arithmetic.fence.{vector}"

@@ -1,4 +1,4 @@
-"""Short forms for building TIR: constants, loops, sequences, buffers, vector indices."""
+"""Helpers that build TIR: constants, loops, sequences, buffers, vector indices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Stmt = Any
 Buffer = Any
 Var = Any
 INDEX = "int32"
-AT_LAUNCH, IN_KERNEL = "shared.dyn", "shared"  # TVM's scopes of the memory that a block shares, by where its size is said
+AT_LAUNCH, IN_KERNEL = "shared.dyn", "shared"  # TVM's scopes of a block's shared memory, by when its size is set
 STACK_BYTES = 1 << 14  # the largest allocation that may be forced onto a thread's stack; register files are smaller
 
 
@@ -36,27 +36,27 @@ def variable(name: str) -> Var:
 
 
 def buffer(name: str, elements: int, dtype: str) -> Buffer:
-    """A flat buffer. On the stack LLVM moves what it can to registers; TVM's scope "local" forbids it."""
+    """Returns a flat buffer. LLVM promotes it from the stack to registers where it can; TVM's scope "local" prevents that."""
     return tirx.decl_buffer((max(elements, 1),), dtype, name)
 
 
 def register_buffer(name: str, elements: int, dtype: str) -> Buffer:
-    """A flat buffer that each lane of a block has for itself: registers, as long as indices are known."""
+    """Returns a flat buffer private to each lane (thread) of a block: registers, as long as indices are constants."""
     return tirx.decl_buffer((max(elements, 1),), dtype, name, scope="local")
 
 
 def shared_buffer(name: str, elements: int, dtype: str, scope: str = AT_LAUNCH) -> Buffer:
-    """A flat buffer in the memory that the lanes of a block share; TVM takes one of a single element for a lane's own scalar."""
+    """Returns a flat buffer in a block's shared memory; TVM treats a buffer of one element as a scalar private to each lane."""
     return tirx.decl_buffer((max(elements, 2),), dtype, name, scope=scope)
 
 
 def barrier() -> Stmt:
-    """All lanes of a block wait for one another."""
+    """Returns a barrier over all lanes of a block."""
     return tirx.Evaluate(tirx.op.tvm_storage_sync(AT_LAUNCH))
 
 
 def argument(name: str, elements: int, dtype: str) -> Buffer:
-    """A flat buffer from outside, of which only elements are known to be aligned."""
+    """Returns a flat argument buffer that is aligned to its elements only."""
     return tirx.decl_buffer((max(elements, 1),), dtype, name, data_alignment=ELEMENT_BYTES[dtype])
 
 
@@ -71,21 +71,22 @@ def store(target: Buffer, value: Expr, address: Expr) -> Stmt:
 
 
 def pointer(held: Buffer, address: Expr, written: bool = False) -> Expr:
-    """The address of an element, for a function that reads or writes there; TVM does not see what `address_of` leads to."""
+    """Returns the address of an element, for a function that reads or writes it; TVM does not follow `address_of`."""
     return held.access_ptr("rw" if written else "r", offset=index(address))
 
 
 def view(name: str, place: Expr, held: Buffer) -> tuple[Buffer, list[Stmt]]:
-    """A buffer that starts at an element of another one, and the statements that say so: what is printed keeps its address in a
-    pointer, to which known offsets are added as a part of each access.
+    """Returns a buffer that starts at an element of another buffer, and the statements that define it.
+
+    The printed code keeps the start address in a pointer; each access adds its constant offset to it.
     """
-    start = variable(f"{name}_start")  # TVM would look for common parts of a longer expression behind its use
+    start = variable(f"{name}_start")  # for a longer expression, TVM would look for common subexpressions in code after its use
     found = tirx.decl_buffer(held.shape, held.dtype, name, scope=held.scope())
     return found, [tirx.Bind(start, index(place)), tirx.DeclBuffer(found, data=pointer(held, start))]
 
 
 def called(name: str, *arguments: Expr) -> Stmt:
-    """A call of a function that stands beside the kernel in what is printed."""
+    """Returns a call of a function that the printed source defines beside the kernel."""
     return tirx.Evaluate(tirx.call_extern(INDEX, name, *arguments))
 
 
@@ -100,7 +101,7 @@ def spread(value: Expr, lanes: int) -> Expr:
 
 
 def loop(var: Var, trips: int | Expr, body: Stmt, parallel: bool = False) -> Stmt:
-    """A loop from 0; none at all for one trip."""
+    """Returns a loop from 0; the body alone for one trip."""
     if isinstance(trips, int) and trips == 1:
         return bind(var, index(0), body)
     kind = ForKind.PARALLEL if parallel else ForKind.SERIAL
@@ -108,12 +109,12 @@ def loop(var: Var, trips: int | Expr, body: Stmt, parallel: bool = False) -> Stm
 
 
 def bind(var: Var, value: Expr, body: Stmt) -> Stmt:
-    """The statement with a name for a value."""
+    """Returns the statement with a name bound to a value."""
     return sequence([tirx.Bind(var, value), body])
 
 
 def sequence(statements: Iterable[Stmt]) -> Stmt:
-    """Statements one after another."""
+    """Returns the statements in sequence."""
     flat = [s for s in statements if s is not None]
     if not flat:
         return tirx.Evaluate(index(0))
@@ -121,12 +122,12 @@ def sequence(statements: Iterable[Stmt]) -> Stmt:
 
 
 def allocate(buffers: Iterable[Buffer]) -> list[Stmt]:
-    """Allocations, living to the end of the enclosing sequence."""
+    """Returns allocations that live to the end of the enclosing sequence."""
     return [tirx.AllocBuffer(b) for b in buffers]
 
 
 def allocate_on_stack(held: Buffer) -> Stmt:
-    """An allocation that stays on the stack where TVM would take 1 KiB and more from its pool, which no register can stand for."""
+    """Returns an allocation on the stack; TVM takes 1 KiB and more from its pool, which LLVM cannot promote to registers."""
     size = int(held.shape[0]) * ELEMENT_BYTES[str(held.dtype)]
     return tirx.AllocBuffer(held, {"disable_lower_builtin": tirx.const(True, "bool")} if size <= STACK_BYTES else None)
 
@@ -137,7 +138,7 @@ def when(condition: Expr, then: Stmt, otherwise: Stmt | None = None) -> Stmt:
 
 
 def every(conditions: Iterable[Expr]) -> Expr | None:
-    """All conditions together; None where there are none."""
+    """Returns the conjunction of all conditions; None for an empty list."""
     together = None
     for condition in conditions:
         together = condition if together is None else tirx.And(together, condition)
@@ -150,7 +151,7 @@ def least(a: int | Expr, b: int | Expr) -> int | Expr:
 
 
 def ceil_div(a: int | Expr, b: int) -> int | Expr:
-    """Quotient rounded up; 0 for empty steps, which only empty dimensions have."""
+    """Returns the quotient rounded up; 0 for a step of 0, which only empty dimensions have."""
     if b == 0:
         return 0
     return -(-a // b) if isinstance(a, int) else tirx.floordiv(a + (b - 1), index(b)) if b != 1 else a
@@ -181,10 +182,10 @@ EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
 class Held:
-    """Values in local storage, which an expression can use several times: TVM's passes walk a repeated part once for each use.
+    """Values in local storage that an expression uses several times; TVM's passes would visit a repeated part once for each use.
 
-    `statements` compute them, in order, before the expression; `room` gives the storage. `promotes`: what is printed computes in
-    int, as C does, where types are narrower. `functions`: by operation, the target's own function of a float32.
+    `statements` compute them, in order, before the expression; `room` allocates the storage. `promotes`: the printed language
+    computes narrow types in int, as C does. `functions`: by operation, the target's own function of a float32.
     """
 
     def __init__(
@@ -198,11 +199,11 @@ class Held:
 
     @staticmethod
     def in_registers(functions: Mapping[str, str] = EMPTY) -> Held:
-        """For kernels that are printed as C, each lane with registers of its own."""
+        """Returns storage in each lane's own registers, for kernels that are printed as C."""
         return Held(register_buffer, promotes=True, functions=functions)
 
     def __call__(self, value: Expr, dtype: str, lanes: int) -> Expr:
-        """The value, to be read from where it is held."""
+        """Stores the value and returns the load that reads it."""
         place = self.room("value", lanes, dtype)
         self.statements += [*allocate([place]), store(place, value, ramp(0, 1, lanes))]
         return load(place, ramp(0, 1, lanes))

@@ -1,4 +1,4 @@
-"""Scalar trees to TIR expressions, for one point or a vector of neighbouring points."""
+"""Scalar trees as TIR expressions, for one point or a vector of neighbouring points."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from roller.lowering.tir import arithmetic, functions
 from roller.lowering.tir.builder import Expr, Held, number, spread, vector_type
 from roller.runtime.arrays import narrowed
 
-NARROW = frozenset({"int8", "uint8", "int16", "uint16"})  # integers that C computes with as int
+NARROW = frozenset({"int8", "uint8", "int16", "uint16"})  # integers that C promotes to int
 
 _BINARY: dict[str, Callable[[Expr, Expr], Expr]] = {
-    "max": tirx.max, "min": tirx.min, "pow": tirx.pow,  # max and min of integers: `extreme` is those of numbers
+    "max": tirx.max, "min": tirx.min, "pow": tirx.pow,  # max and min of integers; `extreme` handles floats
     "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
     "eq": tirx.EQ, "ne": tirx.NE,
-    # TVM takes "a < b or b <= a" for true, which it is not of a NaN; what it says of "and" is so.
+    # TVM folds "a < b or b <= a" to true, which is wrong for a NaN; its rules for "and" are right.
     "and": tirx.And, "or": tirx.bitwise_or,
 }  # fmt: skip
 _FLOAT = {
@@ -49,7 +49,7 @@ _FLOAT = {
 
 _Widened = Callable[[str, Callable[[Callable[[Expr], Expr]], Expr]], Expr]  # computes an operation of a type, operands cast
 
-_TRUTH = {"max": "or", "min": "and", "add": "or", "mul": "and"}  # of truth values, which LLVM neither orders nor adds
+_TRUTH = {"max": "or", "min": "and", "add": "or", "mul": "and"}  # operations on booleans, which LLVM neither orders nor adds
 
 
 def emit(
@@ -60,9 +60,10 @@ def emit(
     held: Held,
     accumulator: Expr | None = None,
 ) -> Expr:
-    """The TIR value of a tree: `read` gives loads and `position` the value of an index, both with `lanes` lanes.
+    """Returns the TIR value of a scalar tree.
 
-    `held` takes parts that are used several times; its statements come before the value's.
+    `read` returns loads and `position` the value of an index, both with `lanes` lanes. `held` stores parts that are used several
+    times; its statements come before the value's.
     """
     known: dict[Scalar, Expr] = {}
 
@@ -104,7 +105,7 @@ def emit(
 
 
 def _binary(part: Binary, visit: Callable[[Scalar], Expr], widened: _Widened, held: Held, lanes: int) -> Expr:
-    """A binary operation. Of numbers a NaN is unequal to all, itself too."""
+    """Returns a binary operation. A NaN is unequal to every float, itself included."""
     left, right = visit(part.left), visit(part.right)
     if part.left.dtype not in FLOATS:
         return widened(part.dtype, lambda cast: binary(part.op, cast(left), cast(right), part.left.dtype))
@@ -116,19 +117,21 @@ def _binary(part: Binary, visit: Callable[[Scalar], Expr], widened: _Widened, he
 
 
 def _guarded(part: Scalar) -> bool:
-    """True for a side of a selection with loads that have a guard. Both sides are computed, but TVM takes the condition for known
-    inside and drops it from the guard: such a side is computed before.
+    """Returns True for a side of a selection that contains guarded loads.
+
+    Both sides are computed. TVM assumes the condition inside a side and drops it from the load's guard, so a guarded side is
+    computed before the selection.
     """
     return any(load.fill is not None for load in loads(part))
 
 
 def _widened(dtype: str, lanes: int, operation: Callable[[Callable[[Expr], Expr]], Expr]) -> Expr:
-    """An operation on narrow integers, computed in int32 and cut where the printed language would not cut it."""
+    """Returns an operation on narrow integers, computed in int32 and truncated explicitly."""
     return arithmetic.cut(operation(lambda value: value.astype(vector_type("int32", lanes))), dtype)
 
 
 def _repeated(node: Scalar) -> list[Scalar]:
-    """Parts with arithmetic that occur more than once, inner ones first."""
+    """Returns arithmetic parts that occur more than once, inner ones first."""
     seen: set[Scalar] = set()
     found: dict[Scalar, None] = {}
 
@@ -146,7 +149,7 @@ def _repeated(node: Scalar) -> list[Scalar]:
 
 
 def constant(value: float | int, dtype: str) -> Expr:
-    """A literal as its type holds it; infinities and NaN of 16-bit types go through float32, which has a spelling for them."""
+    """Returns a literal rounded to its type; infinities and NaN of 16-bit types go through float32, which can spell them."""
     if dtype in FLOATS:
         value = float(narrowed(np.asarray(value, np.float64), dtype))
         if not math.isfinite(value) and dtype in ("float16", "bfloat16"):
@@ -155,7 +158,7 @@ def constant(value: float | int, dtype: str) -> Expr:
 
 
 def binary(op: str, left: Expr, right: Expr, dtype: str) -> Expr:
-    """A binary operation of user's values (`roller.lowering.tir.arithmetic`); integer division truncates, as C does."""
+    """Returns a binary operation of the user's values (`roller.lowering.tir.arithmetic`); integer division truncates, as in C."""
     if dtype in FLOATS:
         return _FLOAT[op](left, right)
     if dtype == "bool":
@@ -166,7 +169,7 @@ def binary(op: str, left: Expr, right: Expr, dtype: str) -> Expr:
 
 
 def combine(reducer: str, left: Expr, right: Expr, held: Held | None = None) -> Expr:
-    """One step of a reduction; `held` takes what is used several times."""
+    """Returns one step of a reduction; `held` stores values that are used several times."""
     if reducer != "sum":
         return extreme(reducer, left, right, held)
     return left + right if is_float(left) else arithmetic.wrapped("add", left, right)
@@ -178,13 +181,15 @@ def product(left: Expr, right: Expr) -> Expr:
 
 
 def is_float(value: Expr) -> bool:
-    """True of floating point."""
+    """Returns whether a value is floating point."""
     return str(value.ty.dtype).startswith(("float", "bfloat"))
 
 
 def extreme(op: str, left: Expr, right: Expr, held: Held | None = None) -> Expr:
-    """The greater ("max") or the lesser ("min") of two values; of numbers a NaN where one of them is one, as NumPy has it. TVM's is
-    the second one where a comparison fails: so a NaN beside a constant stays, or one on the left beside a number.
+    """Returns the max ("max") or min ("min") of two values; NaN if a float is NaN, as in NumPy.
+
+    TVM's max and min return the second operand if the comparison fails. So a NaN beside a constant stays, and so does a NaN on the
+    left beside a number.
     """
     choose, dtype = {"max": tirx.max, "min": tirx.min}[op], str(right.ty.dtype)
     if _is_constant(left) or not is_float(left):
@@ -196,17 +201,17 @@ def extreme(op: str, left: Expr, right: Expr, held: Held | None = None) -> Expr:
     if held is not None:
         scalar, _, lanes = dtype.partition("x")
         return extreme(op, left, held(right, scalar, int(lanes or 1)))
-    number = tirx.Var("number", dtype)  # evaluated once: it may be what lanes exchange
+    number = tirx.Var("number", dtype)  # evaluated once: it may be a lane exchange (shuffle)
     return tirx.Let(number, right, tirx.Select(_is_number(number), choose(number, left), number))
 
 
 def _is_read(value: Expr) -> bool:
-    """True of a value from memory, as it is or widened: TVM does not widen a bfloat16 that has a name."""
+    """Returns True for a value loaded from memory, possibly widened: TVM does not widen a bfloat16 that is bound to a name."""
     return isinstance(value.value if isinstance(value, tirx.Cast) else value, TensorLoad)
 
 
 def _is_number(value: Expr) -> Expr:
-    """False of a NaN, which TVM takes for equal to itself."""
+    """Returns False for a NaN, in a form that TVM does not fold: it treats a NaN as equal to itself."""
     return value <= value  # noqa: PLR0124
 
 

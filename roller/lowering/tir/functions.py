@@ -1,8 +1,8 @@
 """Elementary functions as polynomials in TIR, so that they vectorise (library calls do not).
 
-Greatest relative errors in float32, in units of 2^-24 (`tests/lowering/test_functions.py` measures them against float64): exp 1.5,
-sigmoid 2.5, tanh 5, erf 6. Results below 2^-126 may be 0. NaN stays NaN, the sign of zero is kept. float64 uses intrinsics and
-the C library.
+Max relative errors in float32, in units of 2^-24 (`tests/lowering/test_functions.py` measures them against float64): exp 1.5,
+sigmoid 2.5, tanh 5, erf 6. Results below 2^-126 may be 0. NaN stays NaN; the sign of zero is kept. float64 uses intrinsics and the
+C library.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ERF_BELOW = (-1.45660718464996e-05, -2.13374055278905e-04, -1.68282697438203e-03
 
 
 def call(op: str, x: Expr, dtype: str, lanes: int, held: Held) -> Expr:
-    """A unary operation on a scalar or vector of the given element type; half types go through float32."""
+    """Returns a unary operation on a scalar or vector of the given element type; 16-bit floats go through float32."""
     if dtype in ("float16", "bfloat16"):
         wide = call(op, x.astype(vector_type("float32", lanes)), "float32", lanes, held)
         return cast(wide, "float32", dtype, lanes, held, stored=False)
@@ -67,22 +67,22 @@ def call(op: str, x: Expr, dtype: str, lanes: int, held: Held) -> Expr:
 
 
 def opposite(x: Expr, lanes: int) -> Expr:
-    """Of a truth value the other one. TVM takes "not a < b" for "b <= a", which it is not of a NaN."""
+    """Returns the negation of a boolean. TVM rewrites "not a < b" to "b <= a", which is wrong for a NaN."""
     return tirx.bitwise_xor(x, spread(tirx.const(True, "bool"), lanes))
 
 
 def _each(function: Callable[[Expr], Expr], x: Expr, lanes: int) -> Expr:
-    """A function of scalars for each lane."""
+    """Applies a scalar function to each lane."""
     if lanes == 1:
         return function(x)
     return tirx.Shuffle([function(tirx.Shuffle([x], [index(i)])) for i in range(lanes)], [index(i) for i in range(lanes)])
 
 
 def cast(x: Expr, source: str, target: str, lanes: int, held: Held, stored: bool) -> Expr:
-    """A value of one element type as another: rounded to nearest, or towards zero for an integer.
+    """Returns a value of one element type as another: rounded to nearest, or towards zero for an integer.
 
-    bfloat16 is rounded here unless the value is `stored` as it is: TVM leaves out the rounding of a value that it widens again,
-    and where it does round it takes a NaN with many bits set for a number.
+    bfloat16 is rounded here unless the value is `stored` as it is. TVM omits the rounding of a value that it widens again. Where
+    TVM does round, it treats a NaN with many bits set as a number.
     """
     if source == target:
         return x
@@ -94,10 +94,12 @@ def cast(x: Expr, source: str, target: str, lanes: int, held: Held, stored: bool
 
 
 def _single(x: Expr, source: str, lanes: int, held: Held) -> Expr:
-    """A value as a float32 of which rounding makes the right value of 16 bits: of two neighbours the one that is odd, where float32
-    does not hold it (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", 2008).
+    """Returns a value as a float32 that rounds correctly to a 16-bit float: round-to-odd avoids double rounding.
+
+    If float32 does not hold the value, the odd one of its two neighbours is chosen (Boldo and Melquiond, "Emulation of a FMA and
+    correctly rounded sums", 2008).
     """
-    if source == "int64":  # what float64 does not hold leaves a mark in its last bit
+    if source == "int64":  # bits that float64 does not hold are recorded in its last bit (sticky bit)
         x = held(x, source, lanes)
         low = held(x & _c((1 << 11) - 1, source, lanes), source, lanes)
         far = ((x >> _c(11, source, lanes)) | (low != _c(0, source, lanes)).astype(vector_type(source, lanes))) << _c(
@@ -118,7 +120,7 @@ def _single(x: Expr, source: str, lanes: int, held: Held) -> Expr:
 
 
 def _upper_half(x: Expr, lanes: int, held: Held) -> Expr:
-    """A float32 rounded to its upper 16 bits, to the even one of two neighbours."""
+    """Returns a float32 rounded to its upper 16 bits, ties to even."""
     bits = held(tirx.reinterpret(vector_type("uint32", lanes), x), "uint32", lanes)
     odd = (bits >> _c(16, "uint32", lanes)) & _c(1, "uint32", lanes)
     kept = (bits + odd + _c(0x7FFF, "uint32", lanes)) & _c(0xFFFF0000, "uint32", lanes)
@@ -146,7 +148,7 @@ def _exp(x: Expr, lanes: int, held: Held) -> Expr:
     n = held(tirx.floor(inside * _f(1 / math.log(2), lanes) + _f(0.5, lanes)), "float32", lanes)
     r = held(inside - n * _f(LN2_HIGH, lanes) - n * _f(LN2_LOW, lanes), "float32", lanes)
     value = _horner(EXP_TERMS, r, lanes) * r * r + r + _f(1.0, lanes)
-    # 2^n by its exponent added to the value's own: 2^128 alone would overflow, and times the value does not.
+    # 2^n is applied by adding to the value's exponent: 2^128 alone would overflow, 2^128 times the value does not.
     shift = n.astype(vector_type("int32", lanes)) << _c(23, "int32", lanes)
     bits = tirx.reinterpret(vector_type("int32", lanes), value) + shift
     result = tirx.reinterpret(vector_type("float32", lanes), bits)
@@ -168,14 +170,14 @@ def _erf(x: Expr, lanes: int, held: Held) -> Expr:
 
 
 def _rational(x: Expr, one: float, above: tuple[float, ...], below: tuple[float, ...], lanes: int, held: Held) -> Expr:
-    """The quotient x P(x^2) / Q(x^2), an odd function that is 1 from some point on."""
+    """Computes x P(x^2) / Q(x^2), an odd function that is 1 from `one` on."""
     x = held(_limited(x, one, lanes), "float32", lanes)
     square = held(x * x, "float32", lanes)
     return _limited(x * (_horner(above, square, lanes) / _horner(below, square, lanes)), 1, lanes)
 
 
 def _limited(x: Expr, bound: float, lanes: int) -> Expr:
-    """The value within -bound..bound; a NaN stays one, as the second operand of a comparison that fails."""
+    """Clamps a value to -bound..bound; a NaN stays a NaN, as the second operand of a failed comparison."""
     return tirx.min(_f(bound, lanes), tirx.max(_f(-bound, lanes), x))
 
 

@@ -1,4 +1,4 @@
-"""Reading array elements at a point of the nest: from the array or its box, guarded where the index can leave it."""
+"""Loads of array elements at a point of the nest: from the array or its box, guarded if the index can leave the array."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from roller.lowering.tir.builder import Buffer, Expr, Held, every, index, load, 
 
 @dataclass
 class Reader:
-    """Knows for every array of a nest where its elements are; boxes replace arrays once they are filled. `vectors` are what
-    arrays hold at the point that is read next, where that is known already; `computed`: what stages before have there, by the name
-    of the tensor.
+    """The reader of a nest's arrays; once a box (padded copy) is filled, it replaces its array.
+
+    `vectors`: values of arrays at the next point, if they are already in registers. `computed`: results of preceding stages at that
+    point, by tensor name.
     """
 
     nest: Nest
@@ -33,25 +34,25 @@ class Reader:
         self._accesses = {(a.tensor.name, a.index): (n, a) for n, a in reversed(reads)}
 
     def value(self, node: Scalar, point: Point, held: Held, accumulator: Expr | None = None) -> Expr:
-        """A scalar tree at a point, with the point's lanes."""
+        """Returns the value of a scalar tree at a point, with the point's lanes."""
         return expressions.emit(node, point.lanes, self._at(point), lambda i: affine(self.nest, point, i), held, accumulator)
 
     def _at(self, point: Point) -> Callable[[Load], Expr]:
         return lambda node: self.load(node, point)
 
     def window(self, number: int) -> Window:
-        """Where array `number` is read from."""
+        """Returns the window from which array `number` is read."""
         access = self.nest.accesses[number]
         return self.boxes.get(number) or Window.whole(self.buffers[access.tensor.name], access.tensor)
 
     def fill(self, number: int) -> float | int:
-        """What a box of array `number` holds outside the array; loads that want another value read the array."""
+        """Returns the fill value of the box of array `number` outside the array; loads with another fill value read the array."""
         access = self.nest.accesses[number]
         wanted = (n.fill for n in loads(self.nest.stage.body) if (n.tensor, n.index) == (access.tensor.name, access.index))
         return next((value for value in wanted if value is not None), 0)
 
     def plain(self, node: Load) -> Window | None:
-        """Where a load reads without a guard; None where its index can leave the array and no box holds what it wants there."""
+        """Returns the window of an unguarded load; None if the index can leave the array and no box holds the load's fill value."""
         number, access = self._accesses[node.tensor, node.index]
         boxed = number in self.boxes and (node.fill is None or identical(node.fill, self.fill(number)))
         return self.window(number) if boxed or not access.guarded else None
@@ -61,7 +62,7 @@ class Reader:
         return self._accesses[node.tensor, node.index][0]
 
     def load(self, node: Load, point: Point) -> Expr:
-        """One load at a point, with the point's lanes."""
+        """Returns one load at a point, with the point's lanes."""
         if node.tensor in self.computed:
             return self.computed[node.tensor]
         number, access = self._accesses[node.tensor, node.index]
@@ -79,7 +80,7 @@ class Reader:
         return value if is_vector(where) else spread(value, point.lanes)
 
     def _guarded(self, node: Load, access: Access, window: Window, point: Point) -> Expr:
-        """The element or its fill value, lane by lane; nothing outside the array is touched."""
+        """Returns the element or its fill value, lane by lane; no address outside the array is accessed."""
         if point.lanes > 1:
             return together([self._guarded(node, access, window, p) for p in point.each()])
         inside = self.inside(node, point)
@@ -88,7 +89,7 @@ class Reader:
         return tirx.if_then_else(inside, load(window.buffer, where), fill)
 
     def inside(self, node: Load, point: Point) -> Expr | None:
-        """Whether a load's index lies inside the array; None where it always does."""
+        """Returns the test that a load's index lies inside the array; None if it always does."""
         access = self._accesses[node.tensor, node.index][1]
         if not access.guarded:
             return None
@@ -97,7 +98,7 @@ class Reader:
 
 
 def _apart(source: Buffer, base: Expr, stride: int, lanes: int) -> Expr:
-    """Elements a small step apart: picked from whole vectors, the last of which ends with the last element."""
+    """Returns elements a small step apart, picked from whole vectors; the last vector ends with the last element."""
     vectors: list[Expr] = []
     picked: list[int] = []
     while len(picked) < lanes:
@@ -109,5 +110,5 @@ def _apart(source: Buffer, base: Expr, stride: int, lanes: int) -> Expr:
 
 
 def together(values: list[Expr]) -> Expr:
-    """A vector of scalars."""
+    """Returns a vector of scalars."""
     return tirx.Shuffle(values, [index(i) for i in range(len(values))])

@@ -1,4 +1,4 @@
-"""Walking the loops of a program: where each dimension's tile starts and how much of it is left."""
+"""Loops of a program: the start of each dimension's tile and the number of positions left in it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Position = int | Expr
 
 @dataclass(frozen=True)
 class State:
-    """The current tile: first position and remaining positions of each dimension, the loop variables, and trip counts.
+    """The current tile: first position and remaining positions of each dimension, loop variables and trip counts.
 
-    `shift`: how far inside the innermost tile a ragged vector dimension has come, where it is walked one by one. `skipped`: how
-    many elements at its front were taken before, where the last step is moved back. `whole`: dimensions that are walked in as many
-    steps everywhere, also where nothing is left.
+    `shift`: offset inside the innermost tile, while the remainder of a vector dimension is walked element by element. `skipped`:
+    number of leading elements already reduced, if the last step overlaps the one before. `whole`: dimensions with the same trip
+    count in every tile, even if no positions are left.
     """
 
     bases: tuple[Position, ...]
@@ -31,12 +31,12 @@ class State:
     whole: frozenset[int] = frozenset()
 
     def variable(self, number: int) -> Position:
-        """The variable of a loop; 0 where the loop is not entered."""
+        """Returns the variable of a loop; 0 outside the loop."""
         return dict(self.variables).get(number, 0)
 
 
 def start(program: StageProgram) -> State:
-    """The whole problem."""
+    """Returns the state of the whole problem."""
     extents = program.nest.extents
     return State((0,) * len(extents), extents)
 
@@ -53,14 +53,14 @@ def step_of(program: StageProgram, number: int) -> int:
 
 
 def trips_of(program: StageProgram, state: State, number: int) -> Position:
-    """Trips of a loop from the current tile: fewer at the ragged end."""
+    """Returns the trips of a loop from the current tile: fewer in the remainder."""
     if program.loops[number].dim in state.whole:
         return program.loops[number].trips
     return ceil_div(state.limits[program.loops[number].dim], step_of(program, number))
 
 
 def enter(program: StageProgram, state: State, number: int, var: Position, trips: Position) -> State:
-    """The state inside one trip of a loop."""
+    """Returns the state inside one trip of a loop."""
     dim, step = program.loops[number].dim, step_of(program, number)
     base = plus(state.bases[dim], times(var, step))
     divides = not step or (isinstance(state.limits[dim], int) and state.limits[dim] % step == 0)
@@ -77,7 +77,7 @@ def enter(program: StageProgram, state: State, number: int, var: Position, trips
 def serial(
     program: StageProgram, state: State, number: int, body: Callable[[State], Stmt], parallel: bool = False, name: str | None = None
 ) -> Stmt:
-    """One loop around a body."""
+    """Returns one loop around a body."""
     var = variable(name or f"i{number}")
     trips = trips_of(program, state, number)
     return loop(var, trips, body(enter(program, state, number, var, trips)), parallel)
@@ -86,14 +86,14 @@ def serial(
 def nested(
     program: StageProgram, state: State, numbers: Sequence[int], body: Callable[[State], Stmt], parallel: bool = False
 ) -> Stmt:
-    """Loops inside one another around a body; the outermost may run over units."""
+    """Returns nested loops around a body; the outermost may run in parallel over units."""
     if not numbers:
         return body(state)
     return serial(program, state, numbers[0], lambda s: nested(program, s, numbers[1:], body), parallel)
 
 
 def fused_units(program: StageProgram, state: State, count: int, body: Callable[[State], Stmt]) -> Stmt:
-    """The first `count` loops as one loop over units; their trips are known, as nothing lies outside them."""
+    """Returns the first `count` loops fused into one loop over units; their trip counts are constants, as no loop encloses them."""
     fused = variable("unit")
     total = 1
     for lp in program.loops[:count]:
@@ -103,7 +103,7 @@ def fused_units(program: StageProgram, state: State, count: int, body: Callable[
     for lp in reversed(program.loops[:count]):
         values.append(rest if len(values) == count - 1 else tirx.floormod(rest, index(lp.trips)))
         rest = tirx.floordiv(rest, index(lp.trips))
-    # Named, because positions enter every address: an expression repeated there is work for every pass of the compiler.
+    # Bound to names, because positions occur in every address: each pass of the compiler would process a repeated expression.
     names = [variable(f"u{number}") for number in range(count)]
     for number, name in enumerate(names):
         state = enter(program, state, number, name, program.loops[number].trips)
@@ -112,9 +112,9 @@ def fused_units(program: StageProgram, state: State, count: int, body: Callable[
 
 
 def tile_start(program: StageProgram, state: State, dim: int) -> Position:
-    """Where the innermost tile starts: at the ragged end of a spatial dimension it moves back to stay inside.
+    """Returns the start of the innermost tile; a boundary tile of a spatial dimension is shifted inwards to stay inside.
 
-    Points computed twice get the same value twice, so no guard is left in the tile.
+    Points computed twice get the same value twice, so the tile needs no guard.
     """
     base = state.bases[dim]
     if exact(program, dim) or program.nest.dims[dim].is_reduce:
