@@ -22,7 +22,7 @@ from roller.ops.tensor import SymbolicTensor, expression, produced, source, tens
 
 # Max depth and size of a body: reading it cannot exhaust the stack, TVM's own analyses included.
 DEPTH = 100
-NODES = 2000
+MOST_PARTS = 2000
 
 BINARY = {
     "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Max": "max", "Min": "min", "And": "and", "Or": "or",
@@ -34,7 +34,7 @@ SIGNS = {
 }  # fmt: skip
 SHOWN, SHOWN_DEPTH = 80, 5  # max characters and nested operations of an expression in a message
 COMPARISONS = frozenset({"LT", "LE", "GT", "GE", "EQ", "NE"})
-FUNCTIONS = {
+TVM_FUNCTIONS = {
     "exp": "exp", "log": "log", "sqrt": "sqrt", "rsqrt": "rsqrt", "tanh": "tanh", "sigmoid": "sigmoid", "erf": "erf",
     "floor": "floor", "ceil": "ceil", "nearbyint": "round", "sin": "sin", "cos": "cos", "fabs": "abs",
 }  # fmt: skip
@@ -210,10 +210,10 @@ def _sources(value: Any) -> list[Any]:
     while stack:
         node, depth = stack.pop()
         count += 1
-        if depth > DEPTH or count > NODES:
+        if depth > DEPTH or count > MOST_PARTS:
             raise ExpressionError(
-                f"te tensor {value.op.name!r}: its expression is nested more than {DEPTH} deep or has more than {NODES} parts; "
-                "split it into several te.compute stages"
+                f"te tensor {value.op.name!r}: its expression is nested more than {DEPTH} deep or has more than "
+                f"{MOST_PARTS} parts; split it into several te.compute stages"
             )
         if isinstance(node, te.Tensor):
             found.append(node)
@@ -273,10 +273,10 @@ class _Reader:
             return Select(*(self.scalar(part) for part in node.args))
         if name == "pow":
             return Binary("pow", self.scalar(node.args[0]), self.scalar(node.args[1]))
-        if name not in FUNCTIONS:
+        if name not in TVM_FUNCTIONS:
             hint = "; tirx.nearbyint (halves to even) is" if name == "round" else ""
             raise self._unsupported(f"the function {name!r}", node, hint)
-        return Unary(FUNCTIONS[name], self.scalar(node.args[0]))
+        return Unary(TVM_FUNCTIONS[name], self.scalar(node.args[0]))
 
     def _load(self, value: Any, indices: list[Any]) -> Scalar:
         handle = self.handles[value]

@@ -21,7 +21,7 @@ from roller.verify import check, random_inputs, sample_points
 
 MEASURE_SECONDS = 2.0  # total timing of all candidates
 SAMPLE_SECONDS = 1e-3  # a faster kernel runs several times for one sample
-DEADLINE_SECONDS = 300.0
+TRIAL_SECONDS = 300.0
 ROUNDS = 3  # minimum, even if it takes longer
 WHOLE_WORK = 2e8  # max operations for which every element is checked
 POINTS = 512
@@ -38,7 +38,7 @@ def measure(artifacts: Sequence[Artifact], seconds: float = MEASURE_SECONDS) -> 
         raise KernelError(f"{simulated.device} is simulated: there is nothing to time; Kernel.profile() tells the simulated cycles")
     raw = [replace(a, resources=a.known_resources).to_bytes() for a in artifacts]  # resources not computed yet are not needed
     try:
-        return list(run_isolated(_timed, raw, seconds, deadline_s=DEADLINE_SECONDS))
+        return list(run_isolated(_timed, raw, seconds, deadline_s=TRIAL_SECONDS))
     except DeviceUnavailableError:
         raise
     except RollerError:
@@ -47,7 +47,7 @@ def measure(artifacts: Sequence[Artifact], seconds: float = MEASURE_SECONDS) -> 
 
 def _alone(raw: bytes, seconds: float) -> float | None:
     try:
-        return run_isolated(_timed, [raw], seconds, deadline_s=DEADLINE_SECONDS)[0]
+        return run_isolated(_timed, [raw], seconds, deadline_s=TRIAL_SECONDS)[0]
     except RollerError:
         return None
 
@@ -61,7 +61,7 @@ def verify(artifact: Artifact, expr: TensorExpr, emulate: bool = False) -> None:
     `expr` is the operator as the user wrote it. Large operators are checked at sampled points. `emulate`: on the plugin's emulator
     instead of the device, which is slow; `DeviceUnavailableError` if there is none.
     """
-    run_isolated(_verified, artifact.to_bytes(), expr, emulate, deadline_s=DEADLINE_SECONDS)
+    run_isolated(_verified, artifact.to_bytes(), expr, emulate, deadline_s=TRIAL_SECONDS)
 
 
 def _timed(raw: Sequence[bytes], seconds: float) -> list[float]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from roller.lowering.simt import matrix_atoms
 from roller.lowering.simt.machine import Machine
 from roller.lowering.simt.row_kernel import RowStage
-from roller.lowering.simt.stage_kernel import GridKernel, Stage, Workspace, staged_bytes
+from roller.lowering.simt.stage_kernel import GridKernel, StageLowering, Workspace, staged_bytes
 from roller.lowering.specialised import producer_consumer, shared_memory
 from roller.lowering.tir.builder import Buffer, argument
 from roller.program.rprogram import RProgram, StageProgram
@@ -58,8 +58,8 @@ def lower(program: RProgram, buffers: Mapping[str, Buffer], machine: Machine) ->
     return kernels, spaces
 
 
-def _kind(program: StageProgram, machine: Machine) -> type[Stage]:
+def _kind(program: StageProgram, machine: Machine) -> type[StageLowering]:
     """Returns the class that lowers a stage's program."""
     if program.nest.before:
         return RowStage
-    return producer_consumer.SpecialisedStage if machine.in_place(program.atom) else Stage
+    return producer_consumer.SpecialisedStage if machine.in_place(program.atom) else StageLowering

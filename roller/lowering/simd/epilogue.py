@@ -11,7 +11,7 @@ from roller.ir.scalar import Scalar, operations
 from roller.lowering.simd import panel_layout
 from roller.lowering.simd.context import Lowering, Slots
 from roller.lowering.simd.transpose import halves, own_halves, transposed
-from roller.lowering.tir.addresses import Point, Window, address, is_vector, replaced
+from roller.lowering.tir.addresses import ArrayView, Point, address, is_vector, replaced
 from roller.lowering.tir.builder import (
     Buffer,
     Expr,
@@ -78,7 +78,7 @@ def put(low: Lowering, point: Point, node: Scalar, accumulator: Expr | None) -> 
     target = low.buffers[output.tensor.name]
     held = Held()
     value = low.reader.value(node, point, held, accumulator)
-    where = address(low.nest, Window.whole(target, output.tensor), output.index, point)
+    where = address(low.nest, ArrayView.whole(target, output.tensor), output.index, point)
     if low.options.store is not None and not isinstance(where, list) and is_vector(where) and int(where.stride) == 1:
         replacement = low.options.store(target, value, where.base, point.lanes)
         if replacement is not None:
@@ -230,7 +230,7 @@ def _across(low: Lowering, acc: Buffer, at: int) -> Expr:
 def _put_partial(low: Lowering, point: Point, value: Expr) -> Stmt:
     output, tensor = low.nest.output, low.nest.stage.output
     assert low.partial is not None
-    where = address(low.nest, Window.whole(low.partial, tensor), output.index, point)
+    where = address(low.nest, ArrayView.whole(low.partial, tensor), output.index, point)
     shift = index(times(low.part, tensor.elements))
     if isinstance(where, list):
         return _scatter(low.partial, value, [w + shift for w in where])
@@ -244,7 +244,7 @@ def combine_parts(low: Lowering, partial: Buffer, parts: int) -> Stmt:
     names = {i: variable(f"c{i}") for i in low.nest.spatial}
     point = Point(low.nest, tuple(names.get(i, 0) for i in range(len(low.nest.dims))))
     tensor = low.nest.stage.output
-    where = address(low.nest, Window.whole(partial, tensor), low.nest.output.index, point)
+    where = address(low.nest, ArrayView.whole(partial, tensor), low.nest.output.index, point)
     reducer = low.reducer or "sum"
     total = buffer("total", 1, low.dtype)
     var = variable("p")

@@ -11,7 +11,7 @@ from roller.ir.nest import Tile
 from roller.ir.scalar import Affine
 from roller.lowering.simd.transpose import transposed
 from roller.lowering.tir import expressions, tile_starts
-from roller.lowering.tir.addresses import Window, decode_scalar
+from roller.lowering.tir.addresses import ArrayView, decode_scalar
 from roller.lowering.tir.builder import (
     Buffer,
     Expr,
@@ -42,7 +42,7 @@ LEAST_LANES = 8  # min elements copied at a time (or the program's vector); the 
 Range = tuple[Position, Position]
 
 
-def box_window(program: StageProgram, staging: Staging, state: State, name: str) -> tuple[Window, list[Stmt]]:
+def box_window(program: StageProgram, staging: Staging, state: State, name: str) -> tuple[ArrayView, list[Stmt]]:
     """Returns a box with a fresh buffer, and the statements that bind its first coordinates to names.
 
     Its shape comes from the tile at the copy, its first coordinate from that tile's start. The coordinates are named because they
@@ -65,7 +65,7 @@ def box_window(program: StageProgram, staging: Staging, state: State, name: str)
         size *= shape[position]
     named = [f if isinstance(f, int) else variable(f"from{i}") for i, f in enumerate(firsts)]
     bindings = [tirx.Bind(v, f) for v, f in zip(named, firsts, strict=True) if not isinstance(f, int)]
-    return Window(buffer(name, size, access.tensor.dtype), tuple(shape), tuple(steps), tuple(named)), bindings
+    return ArrayView(buffer(name, size, access.tensor.dtype), tuple(shape), tuple(steps), tuple(named)), bindings
 
 
 def box_tile(program: StageProgram, staging: Staging) -> Tile:
@@ -99,7 +99,7 @@ def _first(target: Affine, starts: dict[str, Position], extents: dict[str, int])
 class _Copy:
     """One row of a box, or a slab of transposed rows: its addresses in the array and in the box, and its fill value."""
 
-    window: Window
+    window: ArrayView
     source: Buffer
     bounds: tuple[int, ...]  # extents of the array
     strides: tuple[int, ...]
@@ -122,7 +122,7 @@ class _Copy:
         return self.fill if lanes == 1 else tirx.Broadcast(self.fill, lanes)
 
 
-def fill_box(program: StageProgram, staging: Staging, window: Window, reader: Reader, parallel: bool) -> Stmt:
+def fill_box(program: StageProgram, staging: Staging, window: ArrayView, reader: Reader, parallel: bool) -> Stmt:
     """Copies a data tile row by row: fill values outside the array, whole vectors inside.
 
     If the box is contiguous along another dimension than the array, blocks of rows are transposed.

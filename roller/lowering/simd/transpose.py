@@ -12,7 +12,7 @@ from tvm import tirx
 
 from roller.ir.scalar import Load, loads
 from roller.lowering.simd.context import Lowering
-from roller.lowering.tir.addresses import Point, Window, base_address, lane_stride
+from roller.lowering.tir.addresses import ArrayView, Point, base_address, lane_stride
 from roller.lowering.tir.builder import Expr, Held, Stmt, index, load, ramp, sequence
 
 Vectors = dict[int, Expr]  # by the position of the array in nest.accesses
@@ -67,10 +67,10 @@ def _in_block(low: Lowering, offsets: tuple[int, ...], lanes: int, dim: int) -> 
     return lanes == low.width and offsets[dim] < whole
 
 
-def _across(low: Lowering) -> tuple[dict[int, tuple[Load, Window]], int]:
+def _across(low: Lowering) -> tuple[dict[int, tuple[Load, ArrayView]], int]:
     """Returns arrays that are contiguous along another dimension of the tile than the vector's, at least a block wide there."""
     width, lane, nest = low.width, low.lane, low.nest
-    found: dict[int, tuple[Load, Window]] = {}
+    found: dict[int, tuple[Load, ArrayView]] = {}
     if lane is None or width < 2 or width & (width - 1):
         return found, 0
     for dim in nest.spatial:
@@ -88,7 +88,7 @@ def _across(low: Lowering) -> tuple[dict[int, tuple[Load, Window]], int]:
 
 
 def _block(
-    low: Lowering, place: Point, offsets: tuple[int, ...], dim: int, across: dict[int, tuple[Load, Window]]
+    low: Lowering, place: Point, offsets: tuple[int, ...], dim: int, across: dict[int, tuple[Load, ArrayView]]
 ) -> Iterator[tuple[Stmt | None, Point, Vectors]]:
     """The points of one block."""
     held, width = Held(), low.width

@@ -13,7 +13,7 @@ from roller.ir.scalar import Load
 from roller.lowering.simd.panel_layout import Panel, panel_offset, slot_address, tile_offsets
 from roller.lowering.simd.transpose import transposed
 from roller.lowering.tir import tile_starts
-from roller.lowering.tir.addresses import Point, Window, base_address, lane_stride, member_steps
+from roller.lowering.tir.addresses import ArrayView, Point, base_address, lane_stride, member_steps
 from roller.lowering.tir.builder import Held, Stmt, index, load, loop, plus, ramp, sequence, store, times, variable
 from roller.lowering.tir.loads import Reader
 from roller.lowering.tir.tile_starts import Position, State
@@ -24,7 +24,7 @@ from roller.program.rprogram import StageProgram
 class Runs:
     """The contiguous runs of a panel's source, along the innermost loops of the copy, taken together."""
 
-    window: Window
+    window: ArrayView
     load: Load
     loops: int  # the innermost loops that together walk the run
     slot: int  # elements of the panel between two steps of the run
@@ -52,7 +52,7 @@ def transposed_runs(program: StageProgram, panel: Panel, reader: Reader, reduce_
     return Runs(window, node, loops, slot) if loops and length >= width else None
 
 
-def _step(program: StageProgram, window: Window, node: Load, number: int) -> int | None:
+def _step(program: StageProgram, window: ArrayView, node: Load, number: int) -> int | None:
     """Returns the address step of one trip of a loop; None if trips are not whole steps of a linear dimension."""
     dim = program.loops[number].dim
     steps = member_steps(program.nest.dims[dim], window, node.index)

@@ -13,7 +13,7 @@ from roller.ir.scalar import loads
 from roller.lowering.simt.fragments import Fragment, Views, array_accesses, array_source, fragment, neighbours, panel_source, runs
 from roller.lowering.simt.shared_panels import SharedPanel
 from roller.lowering.simt.threads import Block, Offsets
-from roller.lowering.tir.addresses import Point, Window, address
+from roller.lowering.tir.addresses import ArrayView, Point, address
 from roller.lowering.tir.builder import (
     Buffer,
     Expr,
@@ -217,9 +217,9 @@ class Lane:
     def _results(self, state: State, arrays: dict[int, Fragment], slot: Position | None) -> list[Stmt]:
         """Returns the value of every point, stored with accesses as wide as the output allows."""
         output = self.nest.output
-        window, shift = Window.whole(self.target, output.tensor), index(0)
+        window, shift = ArrayView.whole(self.target, output.tensor), index(0)
         if self.partial is not None:
-            window, shift = Window.whole(self.partial, output.tensor), index(times(self.part, output.tensor.elements))
+            window, shift = ArrayView.whole(self.partial, output.tensor), index(times(self.part, output.tensor.elements))
         along, each = array_accesses(self.block, len(self.nest.accesses) - 1) if self.partial is None else (0, {})
         values = register_buffer("result", len(self.spatial), str(window.buffer.dtype))
         statements: list[Stmt] = allocate([values])

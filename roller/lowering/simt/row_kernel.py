@@ -17,7 +17,7 @@ from roller.ir.expr import Stage as Computed
 from roller.lowering.simt.fragments import Fragment, array_source, fragment
 from roller.lowering.simt.lane import Lane
 from roller.lowering.simt.lane_reduction import combined_lanes
-from roller.lowering.simt.stage_kernel import Stage, unrolled
+from roller.lowering.simt.stage_kernel import StageLowering, unrolled
 from roller.lowering.simt.threads import Offsets
 from roller.lowering.tir.builder import Buffer, Expr, Held, Stmt, allocate, every, load, register_buffer, sequence, store
 from roller.lowering.tir.expressions import combine, identity
@@ -79,7 +79,7 @@ class RowLane(Lane):
         return {name: load(kept, at.get(offsets, at.get(row))) for name, (kept, at) in self.held.items()}
 
 
-class RowStage(Stage):
+class RowStage(StageLowering):
     """Stages over the same rows (a row group) during lowering."""
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ from roller.lowering.simt.pipeline import Pipeline
 from roller.lowering.simt.shared_panels import SharedPanel, shared_panel
 from roller.lowering.simt.threads import Block
 from roller.lowering.tir import tile_starts
-from roller.lowering.tir.addresses import Point, Window, address
+from roller.lowering.tir.addresses import ArrayView, Point, address
 from roller.lowering.tir.builder import (
     Buffer,
     Expr,
@@ -159,7 +159,7 @@ def _fillings(program: StageProgram, machine: Machine) -> list[Filling]:
 
 
 @dataclass
-class Stage:
+class StageLowering:
     """One stage during lowering."""
 
     program: StageProgram
@@ -343,7 +343,7 @@ class Stage:
             rest = tirx.floordiv(rest, index(nest.extents[dim]))
         point = Point(nest, tuple(positions))
         total, reducer = register_buffer("total", 1, self.dtype), self.reducer or "sum"
-        where = address(nest, Window.whole(partial if partial is not None else total, output), nest.output.index, point)
+        where = address(nest, ArrayView.whole(partial if partial is not None else total, output), nest.output.index, point)
         statements: list[Stmt] = [*allocate([total]), store(total, identity(reducer, self.dtype), 0)]
         if partial is not None:
             var = variable("p")
@@ -352,7 +352,7 @@ class Stage:
         held = Held.in_registers(self.block.functions)
         value = reader.value(self.stage.result, point, held, load(total, 0))
         target = self.buffers[output.name]
-        place = address(nest, Window.whole(target, output), nest.output.index, point)
+        place = address(nest, ArrayView.whole(target, output), nest.output.index, point)
         statements += [*held.statements, store(target, value, place)]
         blocks = -(-output.elements // COMBINE_THREADS)
         guarded = when(item < index(output.elements), sequence(statements))

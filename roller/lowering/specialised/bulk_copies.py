@@ -27,7 +27,7 @@ from roller.program.rprogram import StageProgram
 from roller.target.hardware import STORED_AS
 
 MOST_DIMENSIONS, MOST_ELEMENTS, MOST_STEPS = 5, 256, 8  # of a box: dimensions, elements along one, step between two
-ALIGNMENT = 16  # bytes: of an array's rows
+ROW_ALIGNMENT = 16  # bytes: of an array's rows
 PERIOD = 8  # rows after which the swizzle repeats: a block's share of a panel starts at a multiple of it
 MAP_WORDS = 16  # 8-byte words of a description (tensor map)
 
@@ -202,7 +202,7 @@ def whole_pieces(program: StageProgram, side: Side, size: int) -> bool:
             starts += [] if program.nest.dims[dim].is_reduce or extent % tile == 0 else [(extent - tile) * coefficient]
         if program.share is not None and program.share[0] == dim:
             starts.append(program.share[1] * coefficient)
-    return all(start * size % ALIGNMENT == 0 for start in starts)
+    return all(start * size % ROW_ALIGNMENT == 0 for start in starts)
 
 
 def description(tensor: str, dtype: str, sides: Sequence[Side], wanted: Mapping[int, int], swizzle_bytes: int) -> TensorMap | None:
@@ -212,7 +212,7 @@ def description(tensor: str, dtype: str, sides: Sequence[Side], wanted: Mapping[
     """
     size = ELEMENT_BYTES[STORED_AS.get(dtype, dtype)]
     strides = tuple(s.stride * size for s in sides[1:])
-    if not 1 <= len(sides) <= MOST_DIMENSIONS or sides[0].stride != 1 or any(stride % ALIGNMENT for stride in strides):
+    if not 1 <= len(sides) <= MOST_DIMENSIONS or sides[0].stride != 1 or any(stride % ROW_ALIGNMENT for stride in strides):
         return None
     box, steps = [], []
     for side in sides:

@@ -17,7 +17,7 @@ from tvm import tirx
 from roller.ir.expr import ELEMENT_BYTES
 from roller.lowering.simt.cooperative_fill import Filling
 from roller.lowering.simt.machine import Machine, PanelUnit, TensorMap
-from roller.lowering.simt.stage_kernel import GridKernel, Stage, launched_over
+from roller.lowering.simt.stage_kernel import GridKernel, StageLowering, launched_over
 from roller.lowering.simt.threads import Block
 from roller.lowering.specialised.bulk_copies import Bulk, bulk_of
 from roller.lowering.specialised.consumer import PanelLane
@@ -93,7 +93,7 @@ class Ring:
         return [store(self.slot, load(self.slot, 0) + index(1), 0), when(tirx.EQ(load(self.slot, 0), index(self.copies)), around)]
 
 
-class SpecialisedStage(Stage):
+class SpecialisedStage(StageLowering):
     """One warp-specialised stage during lowering: consumers, as in other stages except for the source of panels, and producers."""
 
     def __post_init__(self) -> None:

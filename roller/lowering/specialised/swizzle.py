@@ -21,7 +21,8 @@ from roller.lowering.tir.tile_starts import Position
 from roller.program.rprogram import StageProgram, Staging, operand_value, staged_touches
 
 WIDEST_ROW = 128  # bytes of a row
-ALIGNMENT = 1024  # bytes after which the swizzle repeats
+SWIZZLE_BYTES = 1024  # bytes after which the swizzle repeats
+ALIGNMENT = SWIZZLE_BYTES  # its name for plugins of API 1
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def swizzled_panel(program: StageProgram, staging: Staging, buffer: Buffer, star
         if touches[dim] and dim not in (along, side):
             steps[dim] = size
             size *= tile[dim]
-    whole = ALIGNMENT // size_of
+    whole = SWIZZLE_BYTES // size_of
     return SwizzledPanel(
         staging,
         value,

@@ -20,7 +20,7 @@ Position = int | Expr
 
 
 @dataclass(frozen=True)
-class Window:
+class ArrayView:
     """A stored array or a copied box of it: buffer, extent, address step and first coordinate for each tensor dimension."""
 
     buffer: Buffer
@@ -29,9 +29,9 @@ class Window:
     starts: tuple[Position, ...]
 
     @staticmethod
-    def whole(buffer: Buffer, tensor: Tensor) -> Window:
+    def whole(buffer: Buffer, tensor: Tensor) -> ArrayView:
         """The array itself, row-major from its first element."""
-        return Window(buffer, tensor.shape, tensor.strides, (0,) * len(tensor.shape))
+        return ArrayView(buffer, tensor.shape, tensor.strides, (0,) * len(tensor.shape))
 
 
 @dataclass(frozen=True)
@@ -116,18 +116,18 @@ def is_linear(dim: Dim, steps: list[int]) -> bool:
     return all(outer == inner * axis.extent for outer, inner, axis in zip(steps, steps[1:], dim.members[1:], strict=False))
 
 
-def member_steps(dim: Dim, window: Window, indices: tuple[Affine, ...]) -> list[int]:
+def member_steps(dim: Dim, window: ArrayView, indices: tuple[Affine, ...]) -> list[int]:
     """Address steps of the member axes of a dimension."""
     return [sum(i.coefficient(a.name) * s for i, s in zip(indices, window.steps, strict=True)) for a in dim.members]
 
 
-def lane_stride(nest: Nest, window: Window, indices: tuple[Affine, ...], lane: int) -> int | None:
+def lane_stride(nest: Nest, window: ArrayView, indices: tuple[Affine, ...], lane: int) -> int | None:
     """Address step along a dimension, None where it is not constant."""
     steps = member_steps(nest.dims[lane], window, indices)
     return steps[-1] if is_linear(nest.dims[lane], steps) else None
 
 
-def base_address(nest: Nest, window: Window, indices: tuple[Affine, ...], point: Point) -> Position:
+def base_address(nest: Nest, window: ArrayView, indices: tuple[Affine, ...], point: Point) -> Position:
     """The scalar address of a point's first neighbour."""
     total: Position = sum(i.offset * s for i, s in zip(indices, window.steps, strict=True))
     for start, step in zip(window.starts, window.steps, strict=True):
@@ -139,7 +139,7 @@ def base_address(nest: Nest, window: Window, indices: tuple[Affine, ...], point:
     return total
 
 
-def address(nest: Nest, window: Window, indices: tuple[Affine, ...], point: Point) -> Expr | list[Expr]:
+def address(nest: Nest, window: ArrayView, indices: tuple[Affine, ...], point: Point) -> Expr | list[Expr]:
     """Returns the address of a point: one expression, or a list of one expression per lane.
 
     A single expression is a scalar if the array does not depend on the lane dimension, and a ramp if the lanes are a constant step

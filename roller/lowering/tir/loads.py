@@ -10,7 +10,7 @@ from tvm import tirx
 from roller.ir.nest import Access, Nest
 from roller.ir.scalar import Affine, Load, Scalar, identical, loads
 from roller.lowering.tir import expressions
-from roller.lowering.tir.addresses import Point, Window, address, affine, is_vector
+from roller.lowering.tir.addresses import ArrayView, Point, address, affine, is_vector
 from roller.lowering.tir.builder import Buffer, Expr, Held, every, index, load, spread
 
 
@@ -24,7 +24,7 @@ class Reader:
 
     nest: Nest
     buffers: Mapping[str, Buffer]
-    boxes: dict[int, Window] = field(default_factory=dict)
+    boxes: dict[int, ArrayView] = field(default_factory=dict)
     vectors: Mapping[int, Expr] = field(default_factory=dict)
     computed: Mapping[str, Expr] = field(default_factory=dict)
     _accesses: dict[tuple[str, tuple[Affine, ...]], tuple[int, Access]] = field(init=False)
@@ -40,10 +40,10 @@ class Reader:
     def _at(self, point: Point) -> Callable[[Load], Expr]:
         return lambda node: self.load(node, point)
 
-    def window(self, number: int) -> Window:
+    def window(self, number: int) -> ArrayView:
         """Returns the window from which array `number` is read."""
         access = self.nest.accesses[number]
-        return self.boxes.get(number) or Window.whole(self.buffers[access.tensor.name], access.tensor)
+        return self.boxes.get(number) or ArrayView.whole(self.buffers[access.tensor.name], access.tensor)
 
     def fill(self, number: int) -> float | int:
         """Returns the fill value of the box of array `number` outside the array; loads with another fill value read the array."""
@@ -51,7 +51,7 @@ class Reader:
         wanted = (n.fill for n in loads(self.nest.stage.body) if (n.tensor, n.index) == (access.tensor.name, access.index))
         return next((value for value in wanted if value is not None), 0)
 
-    def plain(self, node: Load) -> Window | None:
+    def plain(self, node: Load) -> ArrayView | None:
         """Returns the window of an unguarded load; None if the index can leave the array and no box holds the load's fill value."""
         number, access = self._accesses[node.tensor, node.index]
         boxed = number in self.boxes and (node.fill is None or identical(node.fill, self.fill(number)))
@@ -70,7 +70,7 @@ class Reader:
             return self.vectors[number]
         window = self.plain(node)
         if window is None:
-            return self._guarded(node, access, Window.whole(self.buffers[node.tensor], access.tensor), point)
+            return self._guarded(node, access, ArrayView.whole(self.buffers[node.tensor], access.tensor), point)
         where = address(self.nest, window, node.index, point)
         if isinstance(where, list):
             return together([load(window.buffer, w) for w in where])
@@ -79,7 +79,7 @@ class Reader:
         value = load(window.buffer, where)
         return value if is_vector(where) else spread(value, point.lanes)
 
-    def _guarded(self, node: Load, access: Access, window: Window, point: Point) -> Expr:
+    def _guarded(self, node: Load, access: Access, window: ArrayView, point: Point) -> Expr:
         """Returns the element or its fill value, lane by lane; no address outside the array is accessed."""
         if point.lanes > 1:
             return together([self._guarded(node, access, window, p) for p in point.each()])

@@ -1,7 +1,7 @@
-"""RProgram → CUDA C++: the nest as TIR, printed by TVM's CUDA backend, below a short prelude of our own.
+"""Code generator for CUDA C++: an rProgram's nest as TIR, printed by TVM's CUDA back end, below a short prelude of our own.
 
-TVM's own prelude brings half of the headers of the toolkit, which takes longer to compile than the kernel: it is left out, and what
-kernels use of it is in `prelude.cuh`.
+TVM's own prelude includes half of the toolkit's headers, which takes longer to compile than the kernel. It is left out; the parts
+that kernels use are in `prelude.cuh`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tvm import tirx
 
 from roller.lowering import grid
 from roller.lowering.simt.stage_kernel import GridKernel, copies_of
-from roller.lowering.specialised.swizzle import ALIGNMENT
+from roller.lowering.specialised.swizzle import SWIZZLE_BYTES
 from roller.lowering.tir.builder import argument
 from roller.plugin import CodegenError, HardwareSpec, KernelSource, RProgram
 from roller_cuda.codegen import hopper
@@ -25,8 +25,8 @@ from roller_cuda.codegen.machine import machine
 from roller_cuda.cost import register_prediction
 from roller_cuda.toolchain import compiling
 
-# Passes that add barriers where they cannot see that there are enough; and that make arrays as small as what is read of them, which
-# takes longer than all others together: ours are as large as they must be.
+# Skipped passes. The first adds barriers, as it cannot see that there are enough. The second shrinks arrays to the parts that are
+# read, which takes longer than all other passes together; our arrays already have the right size.
 SKIPPED = ["s_tir.ThreadSync", "s_tir.CompactBufferAllocation"]
 HERE = Path(__file__).parent
 WANTED = {
@@ -38,19 +38,17 @@ WANTED = {
     "roller_quads": "quads.cuh",
     "roller_copies": "copies.cuh",
     "roller_signals": "hopper.cuh",
-}  # for what a kernel calls
+}  # files for the functions that a kernel calls
 HEADERS = {"half": "cuda_fp16.h", "nv_bfloat16": "cuda_bf16.h"}
-PRINTED_ARCH = (
-    "sm_80"  # what TVM prints for: from there on it has a word for bfloat16, which the toolkit's headers know on every chip
-)
+PRINTED_ARCH = "sm_80"  # TVM's target: from sm_80 on TVM prints a bfloat16 type, which the toolkit's headers define for every chip
 _MEETING = re.compile(r"^( *)(for \(int other)", re.MULTILINE)
-# A step of a reduction, how often it is worth repeating, and how often it is done.
+# A step loop of a reduction, its unroll factor, and its trip count.
 _REPEATED = re.compile(r"^( *)(for \(int unroll(\d+)_\w+ = 0; \w+ < (.*); \+\+)", re.MULTILINE)
 _KERNEL = re.compile(r'extern "C" __global__ void (?:__launch_bounds__\((\d+)(?:, \d+)?\) )?(\w+)\((.*?)\)( \{|;)', re.DOTALL)
 
 
 def generate(spec: HardwareSpec, program: RProgram) -> KernelSource:
-    """The program's kernels as one text; the launch description says in which order, with which arrays, how large."""
+    """Returns the program's kernels as one text; the launch description holds their order, arrays and sizes."""
     broken = refusal(spec, program)
     if broken is not None:
         raise CodegenError(broken[1])
@@ -80,7 +78,7 @@ def generate(spec: HardwareSpec, program: RProgram) -> KernelSource:
 
 
 def target(spec: HardwareSpec) -> Any:
-    """TVM's target for the chip."""
+    """Returns TVM's target for the chip."""
     wanted = {
         "kind": "cuda",
         "arch": PRINTED_ARCH,
@@ -101,17 +99,19 @@ def _printed(kernels: list[GridKernel], spec: HardwareSpec) -> str:
     names = {name for kernel in kernels for name in kernel.maps}
     for name in names:
         text = _by_value(text, name)
-    if names:  # the places of pieces in a panel's rows follow from addresses
-        text = text.replace("extern __shared__ __align__(64)", f"extern __shared__ __align__({ALIGNMENT})")
-    # Loops over other lanes' values stand once for each accumulator: unrolled, they would be most of the code.
+    if names:  # the XOR swizzle of a panel's rows follows from addresses
+        text = text.replace("extern __shared__ __align__(64)", f"extern __shared__ __align__({SWIZZLE_BYTES})")
+    # Loops over other lanes' values occur once for each accumulator: unrolled, they would be most of the code.
     text = _MEETING.sub(r"\1#pragma unroll 1\n\1\2", text[text.index('extern "C" __global__') :])
-    text = text.replace(" && ", " & ")  # nothing is computed in conditions that may not be; compilers branch at each &&
+    text = text.replace(" && ", " & ")  # conditions are safe to evaluate eagerly; compilers branch at each &&
     return _REPEATED.sub(_unrolled, text)
 
 
 def _unrolled(found: re.Match[str]) -> str:
-    """A loop that says how often it is to be repeated. Where the number of its trips is not a constant, that is a power of two:
-    NVIDIA's compilers (NVRTC 12.9, nvcc 13.0) leave out what remains of a loop over min(16, 30522 - 16 i) that stands 3 or 5 times.
+    """Returns a loop with its unroll pragma; the factor is a power of two if the trip count is not a constant.
+
+    NVIDIA's compilers (NVRTC 12.9, nvcc 13.0) drop the remainder of a loop over min(16, 30522 - 16 i) that is unrolled 3 or 5
+    times.
     """
     blanks, loop, often, trips = found.groups()
     count = int(often) if trips.isdigit() else 1 << (int(often).bit_length() - 1)
@@ -119,13 +119,13 @@ def _unrolled(found: re.Match[str]) -> str:
 
 
 def _by_value(text: str, name: str) -> str:
-    """An array's description as the kernel takes it: as a constant argument, not as an array of words."""
+    """Returns the text with an array's description as a constant argument by value, in place of an array of words."""
     taken = re.sub(rf"\w+\* __restrict__ {name}_ptr\b", f"const __grid_constant__ RollerTensorMap {name}_ptr", text)
     return re.sub(rf"\(&\({name}_ptr\[0\]\)\)", f"(&{name}_ptr)", taken)
 
 
 def _whole(kernels: str) -> str:
-    """The kernels below what they need: the headers of half types only where there are any."""
+    """Returns the kernels below their preludes; headers of half types only if the kernels use these."""
     halves = {word: header for word, header in HEADERS.items() if re.search(rf"\b{word}\b", kernels)}
     headers = [f"#include <{header}>" for header in halves.values()]
     guarded = ["#ifndef ROLLER_EMULATED", *headers, "#endif"] if headers else []
@@ -136,7 +136,7 @@ def _whole(kernels: str) -> str:
 
 
 def _orders(text: str) -> dict[str, list[str]]:
-    """For each kernel the names of its arguments, in the order in which the text takes them."""
+    """Returns for each kernel the names of its arguments, in the order of the text."""
     found = {}
     for _, name, parameters, _ in _KERNEL.findall(text):
         found[name] = [p.split()[-1].lstrip("*").removesuffix("_ptr") for p in parameters.split(",") if p.strip()]
@@ -144,7 +144,7 @@ def _orders(text: str) -> dict[str, list[str]]:
 
 
 def _with_launch(text: str, kernel: dict[str, Any]) -> str:
-    """The text with a line above a kernel that says how to launch it."""
+    """Returns the text with a comment above a kernel that describes its launch."""
     what = (
         f"launched with {kernel['blocks']} x {kernel['threads']} threads, {kernel['shared_bytes']} bytes of dynamic shared memory"
     )
@@ -155,8 +155,9 @@ def _with_launch(text: str, kernel: dict[str, Any]) -> str:
 
 
 def _stage(spec: HardwareSpec, program: RProgram, kernel: GridKernel) -> tuple[dict[str, Any], int]:
-    """The stage that a kernel computes, and what one of its threads is predicted to take; nothing where it only combines parts.
-    Beside it how many blocks it says share a multiprocessor; 0: it says nothing.
+    """Returns the stage of a kernel with its predicted registers, and the kernel's minBlocksPerSM.
+
+    The first is empty for a kernel that only reduces split-K parts. The second is 0 if the kernel declares none.
     """
     if kernel.stage is None:
         return {}, 0
