@@ -1,1 +1,1 @@
-"""The micro-performance model: what a program is predicted to take, one module for each term."""
+"""The micro-performance model: the predicted time of a program, one module for each term."""

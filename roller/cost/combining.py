@@ -1,4 +1,4 @@
-"""What it takes to combine partial results: those of a vector's lanes, of lanes that share a reduction, of units."""
+"""The cost of combining partial results: of a vector's lanes, of lanes that share a reduction, and of units (split-K)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from roller.cost.parameters import Rates
 from roller.ir.expr import ELEMENT_BYTES, Stage
 from roller.program.rprogram import StageProgram
 
-FOLD_SLOTS = 3  # vector operations to make one vector of two: two exchanges and the reducer's
+FOLD_SLOTS = 3  # vector operations that fold two vectors into one: two shuffles and the reducer's operation
 
 
 def fold_seconds(rates: Rates, program: StageProgram) -> float:
-    """Combining the partial results in a vector's lanes: two exchanges and an operation for every pair of vectors that become
-    one, or for each halving of the last one, and a store.
+    """Computes the seconds of the horizontal reduction: combining the partial results in a vector's lanes.
+
+    Folding two vectors into one takes two shuffles and one operation. So does each halving of the last vector. A store follows.
     """
     lane = program.lane
     if lane is None or not program.nest.dims[lane].is_reduce or program.lane_level is not None:
@@ -28,7 +29,10 @@ def fold_seconds(rates: Rates, program: StageProgram) -> float:
 
 
 def combine_seconds(rates: Rates, program: StageProgram, resident: int) -> float:
-    """Adding partial results: over units a write, a read and one more launch; over lanes a tree of exchanges of all results."""
+    """Computes the seconds of reducing partial results.
+
+    Over units (split-K) that is a write, a read and one more launch. Over lanes it is a tree of exchanges of all results.
+    """
     outputs = math.prod([program.nest.extents[i] for i in program.nest.spatial])
     seconds = 0.0
     if program.split > 1:
@@ -39,7 +43,7 @@ def combine_seconds(rates: Rates, program: StageProgram, resident: int) -> float
 
 
 def _exchange_seconds(rates: Rates, program: StageProgram, stage: Stage, resident: int) -> float:
-    """Lanes that share a reduction combine what they have: a tree of exchanges of all results."""
+    """Computes the seconds of a tree reduction over the lanes that share a reduction: each round exchanges all results."""
     nest, level = program.nest, rates.spec.levels[-1]
     shared = math.prod([lp.trips for lp in program.loops if lp.over == "lanes" and lp.dim in nest.columns])
     if shared == 1:
@@ -52,14 +56,14 @@ def _exchange_seconds(rates: Rates, program: StageProgram, stage: Stage, residen
 
 
 def accumulators(program: StageProgram) -> int:
-    """Accumulator elements of one innermost tile: its outputs, times reduce points that a vector atom keeps apart."""
+    """Returns the accumulator elements of one innermost tile: its outputs, times reduce points that a vector atom keeps apart."""
     spatial = math.prod([program.inner[i] for i in program.nest.spatial])
     apart = program.lane is not None and program.nest.dims[program.lane].is_reduce
     return spatial * (math.prod(program.inner[i] for i in program.nest.reduce) if apart else 1)
 
 
 def atom_outputs(program: StageProgram) -> int:
-    """Outputs of one atom: an accumulating operation is one atom."""
+    """Returns the outputs of one atom. One accumulating operation is one atom."""
     size = 1
     for role, extent in program.atom.roles.items():
         if role != "k" and isinstance(extent, int):

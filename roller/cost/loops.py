@@ -19,7 +19,7 @@ Kept = tuple[HeldTile | float | None, ...]  # at each depth: a data tile, the by
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """One array as a part of the nest sees it: between loop depths `start` and `stop`, as a data tile or a panel."""
+    """One array, or its copy, between the loop depths `start` and `stop`: a data tile or a panel."""
 
     access: int | None  # position in nest.accesses, or None for a panel
     factor: int
@@ -37,7 +37,7 @@ class NestWalk:
     spec: HardwareSpec
     geometry: Geometry
     parameters: CostParameters
-    known: dict[int, Any] = field(init=False, default_factory=dict)  # what moves into each level, for who asks more than once
+    known: dict[int, Any] = field(init=False, default_factory=dict)  # cached traffic into each level
     _runs: dict[int, int] = field(default_factory=dict)
     _trips_apart: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _needs: dict[tuple[int, int], list[float]] = field(default_factory=dict)
@@ -64,12 +64,12 @@ class NestWalk:
 
     @cached_property
     def streams(self) -> tuple[Stream, ...]:
-        """The arrays as the nest sees them: what is staged is its source outside the copy, the panel or box inside."""
+        """The arrays that the nest accesses: a staged one is its source outside the copy, and the panel or box inside."""
         program, depth = self.program, len(self.loops)
         panels = {s.operand: s for s in program.staged if s.kind == "panel"}
         boxes = {s.operand: s for s in program.staged if s.kind == "box"}
         streams: list[Stream] = []
-        # Accumulators wait in the innermost memory: inside the last spatial loop nobody asks for results or for epilogues.
+        # Accumulators stay in the innermost memory: inside the last spatial loop the nest accesses no results or epilogue inputs.
         finished = max([i + 1 for i, lp in enumerate(self.loops) if not program.nest.dims[lp.dim].is_reduce], default=0)
         for number, access in enumerate(program.nest.accesses):
             panel = panels.get(access.factor) if access.role == "body" else None
@@ -86,17 +86,18 @@ class NestWalk:
 
     @cached_property
     def held(self) -> tuple[Kept, ...]:
-        """For each stream what it keeps at each depth: a data tile, the bytes of a panel, or None inside the panel's copy."""
+        """For each stream its footprint at each depth: a data tile, the bytes of a panel, or None inside the panel's copy."""
         return tuple([_stream_held(self, stream) for stream in self.streams])
 
     @cached_property
     def inside(self) -> list[int]:
-        """For each stream the depth from which on it lives in levels that software fills."""
+        """For each stream the first depth at which it lives in levels that software fills."""
         return [_inside(self, stream) for stream in self.streams]
 
     def needed(self, depth: int, transaction: int, units: int) -> float:
-        """Room that everything live at a depth needs in a level of such transactions that so many units share; depths are asked
-        for one by one.
+        """Returns the bytes that everything live at a depth needs in a level.
+
+        `transaction`: the level's transaction in bytes; `units`: the units that share it. Callers pass the depths in order.
         """
         known = self._needs.setdefault((transaction, units), [])
         if depth == len(known):
@@ -104,7 +105,7 @@ class NestWalk:
         return known[depth]
 
     def copies(self, number: int, depth: int, units: int) -> int:
-        """How many different tiles of a stream so many units work on at a time, inside the first loops up to a depth."""
+        """Returns how many different tiles of a stream `units` units use at a time, inside the first `depth` loops."""
         stream, dims, found = self.streams[number], self.program.nest.dims, 1
         own = stream.copy and stream.start > 0  # each unit has a copy of its own
         partial = stream.access is not None and self.program.nest.accesses[stream.access].role == "output"
@@ -114,8 +115,9 @@ class NestWalk:
         return found
 
     def apart(self, units: int) -> tuple[int, ...]:
-        """For each loop how many of its trips so many units make at a time: inner loops tell units apart first where tiles are
-        dealt, outer ones where each unit takes a run of them.
+        """Returns for each loop how many of its trips `units` units run at a time.
+
+        Where tiles are dealt, inner loops distribute units first. Where each unit takes a consecutive run of tiles, outer loops do.
         """
         known = self._trips_apart.get(units)
         if known is None:
@@ -130,13 +132,14 @@ class NestWalk:
 
     @cached_property
     def ahead(self) -> tuple[bool, ...]:
-        """For each stream whether a core that runs ahead of its arithmetic finds its next rows early: the nest reads them in place,
-        and as many of them as are fetched side by side have a line each in the nearest cache.
+        """For each stream, whether an out-of-order core, which runs ahead of its arithmetic, requests the next rows early.
+
+        The nest has to read them in place, and each of the rows that are fetched side by side needs a line in the nearest cache.
         """
         return tuple([_read_ahead(self, number) for number in range(len(self.streams))])
 
     def run(self, number: int) -> int:
-        """Elements of a stream that the nest walks one after another."""
+        """Returns the elements of a stream that the nest walks one after another; cached `run_in_order`."""
         found = self._runs.get(number)
         if found is None:
             found = self._runs[number] = run_in_order(self, number)
@@ -144,16 +147,17 @@ class NestWalk:
 
 
 def run_in_order(walk: NestWalk, number: int) -> int:
-    """Elements of a stream that the nest walks one after another before it goes elsewhere, so that whoever fetches ahead has to
-    find the next place. Few rows side by side are followed together, as many as the nearest cache has room for where they start.
-    What a copy reads, it reads along the whole rows of its tile, many of them side by side where it turns them.
+    """Returns the elements of a stream that the nest walks one after another before it jumps to another address.
+
+    After a jump the prefetcher has to find the next address. It follows a few rows side by side, as many as the nearest cache has
+    room for where they start. A copy reads along the whole rows of its tile, many of them side by side where it transposes them.
     """
     stream, sizes, nest = walk.streams[number], walk.held[number], walk.program.nest
     depth = stream.start if stream.copy else stream.stop
     held = sizes[depth]
     assert isinstance(held, HeldTile)
     role = nest.accesses[stream.access or 0].role
-    # What is copied further in is read along the rows of its tile.
+    # A stream that is copied further in is read along the rows of its tile.
     run, rows = held.tile.run, held.runs if depth == len(walk.loops) or role != "body" else 1.0
     written = role == "output"
     followed = walk.parameters.write_streams if written else walk.parameters.read_streams
@@ -173,13 +177,13 @@ def _read_ahead(walk: NestWalk, number: int) -> bool:
     if stream.access is None or stream.copy or stream.stop < len(walk.loops):
         return False
     tiles = [held for held in walk.held[number][stream.start :] if isinstance(held, HeldTile)]
-    rows = next((held for held in reversed(tiles) if held.runs > tiles[-1].runs), tiles[-1])  # those that come next
+    rows = next((held for held in reversed(tiles) if held.runs > tiles[-1].runs), tiles[-1])  # the rows that follow
     followed = walk.parameters.read_streams
     return walk.program.nest.accesses[stream.access].role == "body" and _together(walk, rows, followed) == followed
 
 
 def _turned_row(walk: NestWalk, stream: Stream) -> int:
-    """Elements of a row of an array that is copied into a box across its rows; the whole array where it is not."""
+    """Returns the elements of one row of an array that is copied into a box across its rows; else those of the whole array."""
     access = walk.program.nest.accesses[stream.access or 0]
     boxed = any(s.kind == "box" and s.operand == stream.access for s in walk.program.staged)
     if stream.access is None or stream.copy or not boxed or not turned(walk.program, stream.access):
@@ -188,7 +192,7 @@ def _turned_row(walk: NestWalk, stream: Stream) -> int:
 
 
 def _together(walk: NestWalk, held: HeldTile, followed: int) -> int:
-    """Rows of a tile that are followed together."""
+    """Returns the rows of a tile that are prefetched (or written) side by side."""
     near = walk.nearest
     if near is None or near.banks is None:
         return followed
@@ -196,7 +200,7 @@ def _together(walk: NestWalk, held: HeldTile, followed: int) -> int:
 
 
 def _stream_held(walk: NestWalk, stream: Stream) -> Kept:
-    """What a stream keeps at each depth; outside a panel's copy, the panel itself (its buffer is reused)."""
+    """Returns a stream's footprint at each depth; outside a panel's copy, that of the panel itself (its buffer is reused)."""
     found: list[HeldTile | float | None] = []
     geometry, width = walk.geometry, panel_element_bytes(walk.program.nest, walk.program.atom)
     body = stream.access is not None and walk.program.nest.accesses[stream.access].role == "body"
@@ -218,8 +222,9 @@ def _stream_held(walk: NestWalk, stream: Stream) -> Kept:
 
 
 def _inside(walk: NestWalk, stream: Stream) -> int:
-    """The depth from which on a stream lives in levels that software fills, not in caches: 0 for a panel there; accumulators
-    that lanes hold, once their tile is chosen.
+    """Returns the first depth at which a stream lives in levels that software fills, not in caches.
+
+    It is 0 for a panel there. For accumulators that lanes hold, it is the depth at which their tile is chosen.
     """
     program, loops = walk.program, walk.loops
     if stream.access is None:

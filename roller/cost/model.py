@@ -3,11 +3,11 @@
     body    = sum over s steps of the per-step terms, overlapped: sum t + (s - 1) (sum L t + max (1 - L) t) for per-step t
     seconds = launch + copies into panels + body + combine + step overheads
 
-Terms are compute and the time to move bytes into each level. L is the overlap number of a term (0: other terms hide it, 1:
-nothing does); with one for all of them the second part is max t + L (sum t - max t). What starting short runs waits for is added,
-or, where a core that runs ahead finds the next rows early, is a part of the term of what comes from outside. Padding is charged
-as work. The part of compute in which units wait for the one with the largest share is shown apart, as the tail. The numbers rank
-programs; they are predictions, not measurements.
+Terms are compute and the time to move bytes into each level. L is the overlap number of a term (0: other terms hide it, 1: nothing
+does). With one L for all terms, the second part is max t + L (sum t - max t). The start latency of short runs is added. Where an
+out-of-order core requests the next rows early, that latency is a part of the term of the outermost traffic instead. Padding is
+charged as work. The part of compute in which units wait for the unit with the largest share is reported separately, as the tail.
+The numbers rank programs; they are predictions, not measurements.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from roller.program.footprint import Geometry
 from roller.program.rprogram import RProgram, StageProgram
 from roller.target.hardware import HardwareSpec
 
-MOST_SPARE = 4  # copies beside the one in use that make up for a late one: estimate; more of them do not
-LEAST_LAUNCH = 0.02  # a share of the time for which nobody keeps units idle
+MOST_SPARE = 4  # spare copies, beside the one in use, that absorb a late fill; more do not help (estimate)
+LEAST_LAUNCH = 0.02  # share of the time; a shorter launch is no reason to leave units idle
 
 
 @dataclass(frozen=True, slots=True)
 class _Moving:
-    """Seconds that one level takes: to move bytes into it, and to wait for starts of short runs; `ahead`: of those read ahead."""
+    """Seconds of one level: moving bytes into it, and waiting for starts of short runs; `ahead`: the starts of prefetched runs."""
 
     seconds: float
     waiting: float
@@ -47,9 +47,9 @@ class _Moving:
 
 @dataclass
 class Model:
-    """The model for one nest on one chip: remembers the sizes of data tiles across programs.
+    """The model for one nest on one chip; it caches the sizes of data tiles across programs.
 
-    `most_resident`: tiles that a unit has room for at a time, where that is known better than from a program.
+    `most_resident`: the occupancy limit, in tiles for each unit, where it is known better than from a program.
     """
 
     spec: HardwareSpec
@@ -62,7 +62,7 @@ class Model:
     _registers: RegisterTraffic = field(init=False)
     _issued: Issued = field(init=False)
     _known: dict[tuple[object, ...], Estimate] = field(default_factory=dict)
-    _least: dict[tuple[object, ...], float] = field(default_factory=dict)  # seconds that programs take at least
+    _least: dict[tuple[object, ...], float] = field(default_factory=dict)  # lower bounds, in seconds
     _last: tuple[StageProgram, int] | None = None
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ class Model:
         self._issued = Issued(self.spec, self.parameters)
 
     def estimate(self, program: StageProgram) -> Estimate:
-        """Predict one stage."""
+        """Predicts one stage."""
         found = self._known.get(program.key)
         if found is None:
             own = self.parameters.own_model
@@ -83,8 +83,9 @@ class Model:
         return found
 
     def seconds_below(self, program: StageProgram, worth: float) -> float:
-        """The predicted seconds of one stage where they are fewer than `worth`, else any number from there on: a device's own model
-        need not look at all of a program to rule it out.
+        """Returns the predicted seconds of one stage if they are below `worth`, else any number from `worth` up.
+
+        A device's own model may therefore stop early: it need not evaluate all of a program to reject it.
         """
         own, known = self.parameters.own_model, self._known.get(program.key)
         if own is None or known is not None:
@@ -118,11 +119,11 @@ class Model:
         return Estimate(body + copies + combine + overhead, shown, used)
 
     def walk(self, program: StageProgram) -> NestWalk:
-        """The program's loops, to ask what moves where."""
+        """Returns the walk over the program's loops, from which traffic is computed."""
         return NestWalk(program, self.spec, self.geometry, self.parameters)
 
     def compute_seconds(self, program: StageProgram) -> float:
-        """Padded work over the rate of the atom, of its chains and of the units that work."""
+        """Computes the seconds of padded work at the rate of the atom, its independent accumulators and the busy units."""
         atom = program.atom
         points = _atom_points(program)
         slots = self._slots if atom.kind != "matrix" else 1.0
@@ -136,14 +137,17 @@ class Model:
         return max(issued / rate, alone) + waiting * self._epilogue_slots / (self.rates.function_slots * busy)
 
     def resident(self, program: StageProgram) -> int:
-        """Tiles on a unit at a time; remembered for the program asked about last."""
+        """Returns the tiles on a unit at a time (occupancy); cached for the last program."""
         if self._last is None or self._last[0] is not program:
             found = resident_tiles(program, self.spec, self.geometry)
             self._last = program, found if self.most_resident is None else max(1, min(found, self.most_resident))
         return self._last[1]
 
     def _start_up(self, program: StageProgram) -> float:
-        """How much longer a streamed atom takes for loading its stationary block: (rows x row cycles + start-up) / rows."""
+        """Returns the factor by which loading its stationary block lengthens a streamed atom.
+
+        It is (rows x row cycles + start-up) / rows.
+        """
         atom = program.atom
         stream = next((d for r, d in program.mapping if atom.extents[r] == "stream"), None)
         if atom.row_cycles is None or stream is None:
@@ -155,7 +159,7 @@ class Model:
         return (work + atom.startup_cycles) / work
 
     def chain_efficiency(self, program: StageProgram) -> float:
-        """Live accumulating operations of a unit against those in flight at peak; 1 without a reduction."""
+        """Returns a unit's live independent accumulators (chains) over those in flight at peak; 1 without a reduction."""
         if program.nest.stage.reducer is None or not program.nest.reduce:
             return 1.0
         chains = program.atom.chains or self.spec.unit.chains
@@ -163,8 +167,10 @@ class Model:
         return min(1.0, live * max(self._workers(program), 1) * self.resident(program) / chains)
 
     def _workers(self, program: StageProgram) -> int:
-        """Sub-tiles that run at a time: those on lanes. Where atoms lie in the unit's tile at once, with no level between, as many
-        as the unit has lanes; a unit without lanes takes its results in turn, whichever it needs to wait for none.
+        """Returns the sub-tiles that run at a time: those on lanes.
+
+        Where atoms lie directly in the unit's tile, with no level between, these are as many as the unit has lanes. A unit without
+        lanes interleaves its results, as many as it needs to avoid stalls.
         """
         if program.levels[-1] < len(self.spec.levels) or len(program.tiles) < 2:
             return program.lanes
@@ -174,8 +180,9 @@ class Model:
         return min(lanes, parts) if lanes > 1 else parts
 
     def _body_seconds(self, program: StageProgram, compute: float, levels: Sequence[_Moving], steps: int) -> float:
-        """Compute and moving into all levels, overlapped, and what nothing hides; rows that are read ahead come from outside. No
-        less than handing out the tiles takes.
+        """Computes the seconds of compute and of transfers into all levels, overlapped, plus the waits that nothing hides.
+
+        The starts of prefetched rows count as outermost traffic. The result is at least the time of dispatching the tiles.
         """
         outside, *inside = [moved.seconds for moved in levels]
         if program.atom.in_turn and program.lane_level is not None:
@@ -186,9 +193,10 @@ class Model:
         return max(handed_out, body + sum([moved.waiting for moved in levels]))
 
     def steps(self, program: StageProgram) -> int:
-        """Steps of one unit's pipeline: the trips that follow one another inside a unit tile; where lanes read what nobody staged
-        for them, also the points that each of them walks along the reduction; and those of all tiles of a unit where the next
-        one begins before the last one ends: as several are there at a time, or as it runs ahead from one to the next.
+        """Returns the steps of one unit's pipeline: the trips over time inside a unit tile.
+
+        With unstaged reads, each lane's points along the reduction count as steps, too. Where a tile begins before the previous one
+        ends, the steps of all tiles of a unit count: several tiles are resident, or producers prefetch from one tile to the next.
         """
         steps, unit = math.prod(lp.trips for lp in program.loops if lp.over == "time"), self.spec.unit
         if program.lane_level is None:
@@ -200,7 +208,7 @@ class Model:
         return steps * -(-program.unit_tiles // (unit.count * resident)) if several else steps
 
     def _levels(self, walk: NestWalk, compute: float, outermost: int) -> list[_Moving]:
-        """What each level but the outermost takes, counting those from this position inward."""
+        """Returns the times of all levels but the outermost one; levels outside the position `outermost` count as 0."""
         still = _Moving(0.0, 0.0, 0.0)
         levels = [self._level_seconds(walk, i) if i >= outermost else still for i in range(1, len(self.spec.levels))]
         for index in range(outermost, len(self.spec.levels)):
@@ -217,27 +225,29 @@ class Model:
         if index == program.levels[-1] and program.lane_level is None and level.managed and program.atom.kind != "matrix":
             return _Moving(self._registers.bytes(program, level.transaction_bytes) / into, 0.0, 0.0)
         traffic = level_traffic(walk, index)
-        if level.managed or program.lane_level is not None:  # lanes wait for one another
+        if level.managed or program.lane_level is not None:  # lanes hide one another's latency
             short = self._short_runs(walk) if index == 1 and not level.managed else 1.0
             return _Moving((traffic.bytes * short + self._filling_bytes(walk, index)) / into, 0.0, 0.0)
         start = level.latency_ns * 1e-9 / (self.spec.unit.count * self.rates.busy(program) * self.parameters.misses_in_flight)
         return _Moving(traffic.bytes / into, (traffic.runs - traffic.ahead) * start, traffic.ahead * start)
 
     def _short_runs(self, walk: NestWalk) -> float:
-        """How much longer the outermost memory takes for runs of neighbours that are short as a unit asks for them."""
+        """Returns the factor by which short contiguous runs, as a unit requests them, slow down the outermost memory."""
         inside = level_traffic(walk, walk.program.levels[0])
         return 1.0 + self.parameters.run_bytes * inside.runs / inside.bytes if inside.bytes else 1.0
 
     def _filling_bytes(self, walk: NestWalk, index: int) -> float:
-        """Bytes of what fills panels that lanes, or atoms, read through the same ports: those of the memory that they share."""
+        """Returns the bytes of panel fills that pass the same memory ports as the panel reads of lanes or atoms."""
         program, last = walk.program, len(self.spec.levels) - 1
         if index != last or program.lane_level != last or not program.staged or self.parameters.serial_cycles <= 1:
             return 0.0
         return level_traffic(walk, program.levels[0]).lines * self.spec.levels[last].transaction_bytes
 
     def partial_seconds(self, program: StageProgram, outermost: int) -> float:
-        """Seconds counting only compute and the levels from this position inward, in two steps; on all units, or on one where
-        starting the others takes longer than they save (lanes are started in any case): which it will be, outer tiles decide.
+        """Returns the seconds of only compute and the levels from this position inward, in two steps.
+
+        They are those on all units, or on one where starting the others takes longer than they save. Outer tiles decide which it
+        will be. Lanes are started in any case.
         """
         together, launch = self._partial_seconds(program, outermost), self.launch_seconds(program)
         if program.lane_level is not None or launch <= LEAST_LAUNCH * together:
@@ -250,10 +260,12 @@ class Model:
         return self._body_seconds(program, compute, levels, 2) + self.overhead_seconds(program)
 
     def losses(self, program: StageProgram) -> tuple[float, ...]:
-        """The overlap numbers of compute and of the levels. All are 1 where a managed level holds one copy of one tile only, so
-        that filling and using it take turns. Two copies, or tiles, overlap as the spec says; of N the one in use has N - 1 others
-        to make up for a late one, and what is lost of compute and of the way to that level is the spec's share over N - 1, or over
-        `MOST_SPARE`; of what atoms read in place, too, as that is a part of computing.
+        """Returns the overlap numbers of compute and of the levels.
+
+        All are 1 where a managed level holds one copy of one tile only, as filling and using it then take turns. Two copies, or
+        tiles, overlap as the spec gives. With N, the one in use has N - 1 spare ones that absorb a late fill. The loss of compute
+        and of the levels on the way to the staged one is then the spec's value over N - 1, or over `MOST_SPARE`. The same holds for
+        operands that atoms read in place, as that is a part of computing.
         """
         levels = self.spec.levels[1:]
         managed = {s.level for s in program.staged if s.level and self.spec.levels[s.level].managed}
@@ -266,31 +278,33 @@ class Model:
         return (self.spec.overlap_loss / spare, *filled)
 
     def _runs_ahead(self, program: StageProgram) -> bool:
-        """True where others fill the panels that atoms read in place: those of a unit's next tile come while it is at the last
-        one.
+        """True if producer lane groups fill the panels that atoms read in place (warp specialisation).
+
+        The panels of a unit's next tile then arrive while it computes the previous one.
         """
         several = min([s.depth for s in program.staged], default=0) > 1
         return several and program.lane_level is not None and self.spec.in_place(program.atom)
 
     def floor_seconds(self, program: StageProgram) -> float:
-        """Compute with all chains busy: no tile around this innermost one is faster."""
+        """Returns the seconds of compute with all chains busy: no tile around this innermost one is faster."""
         return _atom_points(program) * (self._slots if program.atom.kind != "matrix" else 1.0) / (program.atom.gflops * 1e9 / 2)
 
     @cached_property
     def compulsory_seconds(self) -> float:
-        """Moving every array once into the level that takes the longest for it, were nothing there from before."""
+        """Seconds of the compulsory traffic: every array moves once, from a cold start, into the level where that takes longest."""
         whole = {a.tensor.name: a.tensor.nbytes for a in self.geometry.nest.accesses}
         return max([sum(whole.values()) / self.rates.into(level, 1.0) for level in self.spec.levels[1:]], default=0.0)
 
     def launch_seconds(self, program: StageProgram) -> float:
-        """Starting the units, if there is more than one unit's tile: known once the outermost tile is. Units with lanes are started
-        even for one, as who asks for the result has none.
+        """Returns the seconds of starting the units, if there is more than one unit tile (known once the outermost tile is).
+
+        Units with lanes are started even for one tile, as the calling processor has no lanes.
         """
         unit, started = self.spec.unit, program.unit_tiles > 1 or program.lane_level is not None
         return (unit.launch_overhead_us + (program.cluster > 1) * unit.cluster_overhead_us) * 1e-6 if started else 0.0
 
     def overhead_seconds(self, program: StageProgram) -> float:
-        """Handing out tiles, starting and finishing accumulators, and the set-up of every step."""
+        """Computes the seconds of dispatching tiles, starting and finishing accumulators, and setting up every step."""
         unit = self.spec.unit
         tiles = math.prod([-(-program.nest.extents[i] // program.inner[i]) for i in program.nest.spatial])
         busy = unit.count * max(self.rates.busy(program), 1e-9)
@@ -307,7 +321,7 @@ class Model:
         return around * 1e-9 / busy + steps + fold_seconds(self.rates, program) + self._store_seconds(program)
 
     def _store_seconds(self, program: StageProgram) -> float:
-        """Storing the results of unit tiles where nobody computes meanwhile."""
+        """Returns the seconds of storing the results of unit tiles that no compute overlaps."""
         if self.parameters.store_accesses is None:
             return 0.0
         level = self.spec.levels[-1]
@@ -318,8 +332,9 @@ class Model:
 def estimate(
     program: RProgram, spec: HardwareSpec, parameters: CostParameters, most_resident: Sequence[int | None] = ()
 ) -> Estimate:
-    """Predict a whole program: its stages run one after another, so their terms add up. `most_resident`: for each stage the tiles
-    that a unit has room for at a time, where that is known.
+    """Predicts a whole program: its stages run one after another, so their terms add up.
+
+    `most_resident`: for each stage the occupancy limit, in tiles for each unit, where that is known.
     """
     own = parameters.own_model(program, math.inf) if parameters.own_model is not None and len(program.stages) > 1 else None
     if own is not None:
@@ -330,8 +345,9 @@ def estimate(
 
 
 def overlapped(terms: Sequence[float], steps: int, losses: Sequence[float]) -> float:
-    """Time of `steps` equal steps whose terms (given as totals) overlap: the first and last step are not hidden. Rises with
-    every term.
+    """Returns the time of `steps` equal steps whose terms (given as totals) overlap.
+
+    The first and the last step are not hidden. The result rises with every term.
     """
     lost = sum([loss * term for term, loss in zip(terms, losses, strict=True)])
     longest = max([(1 - loss) * term for term, loss in zip(terms, losses, strict=True)], default=0.0)
@@ -339,7 +355,7 @@ def overlapped(terms: Sequence[float], steps: int, losses: Sequence[float]) -> f
 
 
 def _atom_points(program: StageProgram) -> int:
-    """Points executed, in whole atoms: a vector that is wider than its dimension still takes a full slot."""
+    """Returns the points executed, in whole atoms: a vector wider than its dimension still takes a full slot."""
     roles = program.atom.extents
     atom = [1] * len(program.inner)
     for role, dim in program.mapping:
@@ -353,7 +369,7 @@ def _atom_points(program: StageProgram) -> int:
 
 
 def _visit_operations(program: StageProgram) -> float:
-    """Atom operations of one visit to an innermost tile: its steps (reduce trips inside all spatial ones) times its atoms."""
+    """Returns the atom operations of one visit to an innermost tile: its steps (reduce trips inside all spatial ones) × atoms."""
     loops, dims = program.loops, program.nest.dims
     last = max((i for i, lp in enumerate(loops) if not dims[lp.dim].is_reduce), default=-1)
     return math.prod([lp.trips for lp in loops[last + 1 :]]) * accumulators(program) / atom_outputs(program)

@@ -1,15 +1,15 @@
-"""Copies of panels that go around between those who fill them and those who use them: how long units wait for one.
+"""Multi-buffering: the time that units wait for a copy of a panel in its circular buffer.
 
 A copy is filled, which takes the latency and the transfer (W and X for all fills of a unit), then used (C for all of them).
 
-    several copies                             (W + X) / (R (D - 1))    all but one of D copies of R tiles are under way
-    others fill them, or there is one copy     (W + X + C) / (R D)      each copy goes around by itself
-    lanes that do nothing else carry them      W / R                    they fill one copy after another
+    several copies                             (W + X) / (R (D - 1))    all but one of D copies of R resident tiles are in flight
+    producers fill, or there is one copy       (W + X + C) / (R D)      each copy cycles through filling and using
+    producer lanes carry the data              W / R                    they fill one copy after another
 
-The second is what the cycle of a closed queue allows, the first what it allows if nothing is started before a step ends. Where
-others fill copies for atoms that read them in place, both hold: a copy is given back once the next one is in use. The third holds
-beside them, and W then has the instructions of those lanes, too. What of it neither using nor moving covers is waited for. With
-no transfer and no use the first two are Little's law.
+The second is the bound of a closed queue. The first is that bound if no fill starts before a step ends. Where producers fill copies
+for atoms that read them in place (warp specialisation), both hold: a copy is released once the next one is in use. The third holds
+in addition, and W then includes the producer lanes' instructions. The part of the bound that neither using nor moving covers is
+waiting. With no transfer and no use, the first two are Little's law.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from roller.program.rprogram import StageProgram, Staging, copy_depth
 
 
 def waiting_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, using: float, moving: float) -> float:
-    """Seconds in which units or lanes wait for what comes into a level; arguments as of `ring_seconds`."""
+    """Returns the seconds in which units or lanes wait for transfers into a level; arguments as in `ring_seconds`."""
     waited = ring_seconds(rates, walk, index, resident, using, moving)
     if index == walk.program.levels[0]:
         waited = max(waited, reading_seconds(rates, walk, index, resident, using, moving))
@@ -38,8 +38,10 @@ def waiting_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, usi
 
 
 def ring_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, using: float, moving: float) -> float:
-    """Seconds of waiting for panels at a level. `using`, `moving`: what using all of them takes, and moving all that is moved into
-    the level; `resident`: tiles on a unit at a time.
+    """Returns the seconds of waiting for panels at a level.
+
+    `using`: the seconds of using all of them; `moving`: those of all transfers into the level; `resident`: tiles on a unit at a
+    time (occupancy).
     """
     program, level = walk.program, walk.spec.levels[index]
     panels = [s for s in program.staged if s.level == index]
@@ -48,18 +50,19 @@ def ring_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, using:
     depth, carried = copies_around(program, walk.spec, index), _carried(walk, panels)
     waits = _latencies(rates, walk, index, panels) + carried
     filling = waits + _transfers(rates, walk, index)
-    ahead = filling / (resident * max(1, depth - 1))  # of an atom's copies too: each is given back when the next one is in use
+    ahead = filling / (resident * max(1, depth - 1))  # for an atom's copies, too: each is released when the next is in use
     if depth == 1 or walk.spec.in_place(program.atom):
         ahead = max((filling + using) / (resident * depth), ahead, waits / resident if carried else 0.0)
     return max(0.0, ahead - (using + moving if resident * depth == 1 else max(using, moving)))
 
 
 def reading_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, using: float, moving: float) -> float:
-    """Seconds in which lanes wait for what they read from outside a level where nobody staged it. A lane starts what it reads for
-    one step of a unit's tile (for as many as stand one after another) at a time, no more than its compiler keeps on its way, and
-    waits for that; other tiles go on meanwhile, and other parts of its tile. Each goes around through waiting, moving and using, as
-    copies of a panel do: n of them take at least an n-th of what one takes. Of what others hide the level's overlap number is lost.
-    Arguments as of `ring_seconds`.
+    """Returns the seconds in which lanes wait for unstaged reads from outside a level; arguments as in `ring_seconds`.
+
+    A lane issues the reads of one step of a unit's tile (of all steps of an unrolled body) and waits for them. No more bytes are in
+    flight than its compiler keeps. Meanwhile other tiles run, and other parts of its tile. Each part cycles through waiting, moving
+    and using, as the copies of a panel do: n of them take at least an n-th of the time of one. The level's overlap number gives the
+    share of the hidden time that is lost.
     """
     program, level = walk.program, walk.spec.levels[index]
     if program.lane_level is None or walk.spec.spread:
@@ -76,16 +79,17 @@ def reading_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, usi
     waits = steps * _turns(walk, read, together) * _latency(walk, index)
     panels = [s for s in program.staged if s.level == index]
     if panels and copies_around(program, walk.spec, index) == 1:
-        waits += _latencies(rates, walk, index, panels)  # one after the other: lanes read behind the barrier after a fill
+        waits += _latencies(rates, walk, index, panels)  # in sequence: lanes read after the barrier that follows a fill
     others, share = max(using, moving), max(1.0, min(float(resident), program.unit_tiles / units))
     cycle = waits / share + (using + moving) / (share * _parts(walk, together, bool(copied)))
     return max(0.0, cycle - others) + walk.spec.loss(level) * min(cycle, others)
 
 
 def _parts(walk: NestWalk, together: float, copied: bool) -> int:
-    """Parts of a tile that go on while others of it wait: its groups of lanes, where it has several steps that do not all stand
-    `together`; those of a partition meet where panels are filled from step to step. All of a tile with one step begin and end
-    together.
+    """Returns the parts of a tile that run while others of it wait: its lane groups, if it has more steps than `together`.
+
+    The lane groups of a partition count as one part where they meet at panels that are filled from step to step. In a tile with one
+    step (one unrolled body), all lane groups begin and end together.
     """
     groups = max(1, walk.program.lanes // walk.spec.unit.lane_group)
     if math.prod([lp.trips for lp in walk.program.loops if lp.over == "time"]) <= together:
@@ -94,7 +98,7 @@ def _parts(walk: NestWalk, together: float, copied: bool) -> int:
 
 
 def _turns(walk: NestWalk, read: Sequence[Access], together: int) -> float:
-    """How often a lane waits for what it reads for so many steps, as its compiler keeps only some bytes on their way."""
+    """Returns how often a lane waits for the reads of `together` steps, as its compiler keeps only some bytes in flight."""
     if not walk.parameters.reading_bytes:
         return 1.0
     inner = walk.program.inner
@@ -103,10 +107,11 @@ def _turns(walk: NestWalk, read: Sequence[Access], together: int) -> float:
 
 
 def operand_seconds(rates: Rates, walk: NestWalk, resident: int, using: float, moving: float) -> float:
-    """Seconds in which lanes wait for what they read of panels. A group of lanes reads for the steps of a body (those that stand
-    one after another), waits for the first of them, and computes; meanwhile the other groups of its partition go on. Where panels
-    are filled all groups of a tile come to their first product at the same time, and only other tiles go on. Arguments as of
-    `ring_seconds`, at the innermost level.
+    """Returns the seconds in which lanes wait for reads from panels; arguments as in `ring_seconds`, at the innermost level.
+
+    A lane group reads for the steps of an unrolled body, waits for the first of them, and computes. Meanwhile the other groups of
+    its partition run. After a panel fill, all groups of a tile reach their first product at the same time, and only other tiles
+    run.
     """
     program, level, parameters = walk.program, walk.spec.levels[-1], walk.parameters
     panels = [s for s in program.staged if s.kind == "panel"] if program.lane_level is not None else []
@@ -123,7 +128,7 @@ def operand_seconds(rates: Rates, walk: NestWalk, resident: int, using: float, m
 
 
 def _latency(walk: NestWalk, index: int) -> float:
-    """Seconds until what comes into a level is there: the level's, and the next outer one's for the share that comes from there."""
+    """Returns a transfer's latency in seconds: the level's, plus the next outer one's for the share that comes from there."""
     level, moved = walk.spec.levels[index], level_traffic(walk, index).bytes
     further = walk.spec.levels[index - 1].latency_ns if index > 1 and moved else 0.0
     share = min(1.0, level_traffic(walk, index - 1).bytes / moved) if further else 0.0
@@ -131,8 +136,10 @@ def _latency(walk: NestWalk, index: int) -> float:
 
 
 def _latencies(rates: Rates, walk: NestWalk, index: int, panels: Sequence[Staging]) -> float:
-    """The latencies of all fills of a unit, one after another: the level's, and that of the next outer one for the share of them
-    that comes from there. A panel that comes in several rounds waits for each.
+    """Returns the latencies of all fills of a unit, one after another.
+
+    Each is the level's, plus that of the next outer one for the share that comes from there. A panel that arrives in several rounds
+    waits for each.
     """
     program, parameters = walk.program, walk.parameters
     units = walk.spec.unit.count * max(rates.busy(program), 1e-9)
@@ -144,12 +151,12 @@ def _latencies(rates: Rates, walk: NestWalk, index: int, panels: Sequence[Stagin
 
 
 def _fills(program: StageProgram, panels: Sequence[Staging]) -> int:
-    """How often copies of these panels are filled, over all tiles."""
+    """Returns the fills of these panels over all tiles."""
     return math.prod([lp.trips for lp in program.loops[: max(copy_depth(program, s) for s in panels)]])
 
 
 def _carried(walk: NestWalk, panels: Sequence[Staging]) -> float:
-    """Seconds that the instructions of lanes take that do nothing but fill panels, for all fills of a unit, one after another."""
+    """Returns the seconds of the producer lanes' instructions, one after another, for all fills of a unit."""
     program, parameters = walk.program, walk.parameters
     if parameters.crew_slots is None or not walk.spec.in_place(program.atom):
         return 0.0
@@ -158,8 +165,9 @@ def _carried(walk: NestWalk, panels: Sequence[Staging]) -> float:
 
 
 def _transfers(rates: Rates, walk: NestWalk, index: int) -> float:
-    """The time in which what fills panels at a level arrives: from the next outer one, or from the one around that for as much of
-    it as has to come from there.
+    """Returns the seconds of the transfers that fill panels at a level.
+
+    They come from the next outer level, or from the one around that for the bytes that have to come from there.
     """
     traffic, busy = level_traffic(walk, index), rates.busy(walk.program)
     seconds = traffic.filled / rates.into(walk.spec.levels[index], busy)

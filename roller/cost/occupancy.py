@@ -1,7 +1,7 @@
-"""How many tiles are resident on a unit with lanes at a time, and how many of its partitions have work.
+"""Occupancy: how many tiles (thread blocks) a unit with lanes holds at a time, and how many of its partitions have work.
 
-Residents share the unit's throughput: they hide one another's waiting, and their lane groups fill partitions that one tile alone
-would leave idle. They take no time off the work itself.
+Resident tiles share the unit's throughput. They hide one another's latency, and their lane groups fill partitions that one tile
+alone would leave idle. They do not shorten the work itself.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ from roller.program.footprint import Geometry
 from roller.program.rprogram import RProgram, StageProgram, copy_depth, panel_element_bytes
 from roller.target.hardware import HardwareSpec
 
-RESIDENT = "resident_tiles"  # "<stage>.resident_tiles" among a binary's resources: tiles of the stage that a unit has room for
-COPIES = "copies"  # "<stage>.copies" among them: copies that the kernel has of what it fills from step to step
+RESIDENT = "resident_tiles"  # "<stage>.resident_tiles" among a binary's resources: occupancy of the stage, in tiles for each unit
+COPIES = "copies"  # "<stage>.copies" among them: the kernel's copies (buffers) of a panel that it fills from step to step
 
 
 @dataclass(frozen=True, slots=True)
 class Residents:
-    """Tiles of a stage on one unit at a time: as the model assumes, and as many as its binary leaves room for (None: not known)."""
+    """Occupancy of a stage, in tiles for each unit: as the model predicts it, and as its binary allows it (None: not known)."""
 
     predicted: int
     real: int | None
 
     @property
     def missed(self) -> bool:
-        """True if the binary leaves room for fewer than the model assumes."""
+        """True if the binary allows a lower occupancy than the model predicts."""
         return self.real is not None and self.real < self.predicted
 
 
 def residents(
     program: RProgram, spec: HardwareSpec, resources: Mapping[str, int], room: Sequence[int | None] = ()
 ) -> tuple[Residents, ...]:
-    """For each stage the tiles on a unit at a time: assumed, no more than there is `room` for where that is predicted, and by the
-    resources of its binary.
+    """Returns the occupancy of each stage: as predicted, and by the resources of its binary.
+
+    `room`: for each stage an upper limit of the prediction, where a device predicts one.
     """
     real = [resources.get(f"{stage.nest.stage.name}.{RESIDENT}") for stage in program.stages]
     assumed = [resident_tiles(stage, spec, Geometry(stage.nest)) for stage in program.stages]
@@ -46,7 +47,7 @@ def residents(
 
 
 def resident_tiles(program: StageProgram, spec: HardwareSpec, geometry: Geometry) -> int:
-    """Tiles of the program on one unit at a time: as many as it has, as lanes, staged copies and lane storage leave room for."""
+    """Returns the program's tiles on one unit at a time, limited by their number, lanes, staged copies and lane storage."""
     unit = spec.unit
     if program.lane_level is None or not program.lanes or not program.unit_tiles:
         return 1
@@ -63,12 +64,12 @@ def resident_tiles(program: StageProgram, spec: HardwareSpec, geometry: Geometry
 
 
 def reserved_bytes(program: StageProgram, spec: HardwareSpec) -> int:
-    """Bytes of a lane's storage beside its tile; half of them are places in panels."""
+    """Returns the bytes of a lane's storage (registers) beside its tile; half of them are addresses in panels."""
     return spec.unit.lane_reserved_bytes // (1 if program.staged else 2)
 
 
 def _accumulated_bytes(program: StageProgram) -> int:
-    """Bytes that a sub-tile holds from step to step: its results, or where it holds whole rows what there is of these."""
+    """Returns the bytes that a sub-tile holds from step to step: its results, or in a row group the live values of its rows."""
     nest = program.nest
     if nest.before:
         return held_bytes(nest, program.inner)
@@ -76,13 +77,15 @@ def _accumulated_bytes(program: StageProgram) -> int:
 
 
 def lane_groups(program: StageProgram, spec: HardwareSpec) -> int:
-    """Whole groups of lanes that one tile takes."""
+    """Returns the whole lane groups (warps, wavefronts) of one tile."""
     return -(-lanes_of(program) // spec.unit.lane_group)
 
 
 def idle_lanes(program: StageProgram, spec: HardwareSpec, resident: int) -> float:
-    """How much longer computing takes for lanes without work: those that fill up a tile's last group, and those of partitions
-    that have fewer groups of the resident tiles than others.
+    """Returns the factor by which lanes without work lengthen computing.
+
+    Two kinds of lane have no work: those that pad a tile's last lane group, and those of partitions that have fewer lane groups of
+    the resident tiles than others.
     """
     if program.lane_level is None or not program.lanes:
         return 1.0
@@ -93,17 +96,20 @@ def idle_lanes(program: StageProgram, spec: HardwareSpec, resident: int) -> floa
 
 
 def step_loop(program: StageProgram) -> int | None:
-    """The number of the loop over time from step to step of which copies may be filled ahead: the innermost one that fills any;
-    None where a tile is one step.
+    """Returns the number of the loop over time whose panels can be prefetched from step to step (multi-buffering).
+
+    It is the innermost loop that fills any. Returns None where a tile is one step.
     """
     number = max([copy_depth(program, s) for s in program.staged], default=0) - 1
     return number if number >= 0 and program.loops[number].over == "time" and program.loops[number].trips > 1 else None
 
 
 def held_copies(program: StageProgram, spec: HardwareSpec) -> tuple[int, ...]:
-    """Copies that a tile holds of everything it stages: as many as wanted where the next is filled while one is used, else one.
-    Units that get their tiles one by one fill ahead from step to step of a tile; those for which others fill, and those that go
-    from tile to tile by themselves, everywhere.
+    """Returns the copies (buffers) that a tile holds of everything it stages.
+
+    These are as many as requested where the next copy is filled while one is used, else one. Units that get their tiles one by one
+    prefetch from step to step of a tile. Units with producer lane groups, and those that run a persistent loop over tiles, prefetch
+    everywhere.
     """
     if not program.dealt or spec.in_place(program.atom):
         return tuple([s.depth for s in program.staged])
@@ -112,8 +118,9 @@ def held_copies(program: StageProgram, spec: HardwareSpec) -> tuple[int, ...]:
 
 
 def copies_around(program: StageProgram, spec: HardwareSpec, level: int) -> int:
-    """Copies at a level that go around between those who fill and those who use them, of what is filled the most often; 1: these
-    take turns, 0: nothing is staged there.
+    """Returns the copies at a level that form the circular buffer (pipeline stages) of the most often filled operands.
+
+    1: filling and using take turns; 0: nothing is staged there.
     """
     held = zip(program.staged, held_copies(program, spec), strict=True)
     copies = [(copy_depth(program, s), n) for s, n in held if s.level == level]
@@ -122,22 +129,22 @@ def copies_around(program: StageProgram, spec: HardwareSpec, level: int) -> int:
 
 
 def lanes_of(program: StageProgram) -> int:
-    """Lanes of one tile: a matrix atom takes several for each of its sub-tiles."""
+    """Returns the lanes of one tile: a matrix atom takes several for each of its sub-tiles."""
     return program.lanes * (program.atom.lanes if program.atom.kind == "matrix" else 1)
 
 
 def _staged_bytes(program: StageProgram, spec: HardwareSpec, geometry: Geometry) -> int:
-    """Bytes of the copies that a tile keeps at the unit's level."""
+    """Returns the bytes of the copies that a tile keeps at the unit's level."""
     return sum(copies * (held + padding) for copies, held, padding in _staged(program, spec, geometry, program.levels[0]))
 
 
 def added_bytes(program: StageProgram, spec: HardwareSpec, geometry: Geometry, level: int) -> int:
-    """Bytes that a tile keeps at a level beside one copy of what it stages there: the other copies, and padding."""
+    """Returns the bytes that a tile keeps at a level in addition to one copy of each operand: the other copies, and padding."""
     return sum((copies - 1) * held + copies * padding for copies, held, padding in _staged(program, spec, geometry, level))
 
 
 def _staged(program: StageProgram, spec: HardwareSpec, geometry: Geometry, level: int) -> Iterator[tuple[int, int, int]]:
-    """Of everything that is staged at a level the copies, the bytes of one, and the padding of one."""
+    """Yields for everything staged at a level the number of copies, the bytes of one, and the padding of one."""
     for staging, copies in zip(program.staged, held_copies(program, spec), strict=True):
         if staging.level != level:
             continue

@@ -1,4 +1,4 @@
-"""Issue slots: how many multiply-adds' time the scalar work of a stage takes at one point."""
+"""Issue slots: the time of a stage's scalar work at one point, in multiply-adds."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ OPERATION_SLOTS: Mapping[str, float] = {
 
 
 def body_slots(stage: Stage, own: Mapping[str, float] = OPERATION_SLOTS) -> float:
-    """Issue slots of the body at one point: a product that feeds a sum is one multiply-add. `own`: a device's, by operation."""
+    """Returns the body's issue slots at one point; a product that feeds a sum is one multiply-add. `own`: a device's slots."""
     slots = scalar_slots(stage.body, own) + (own.get(stage.reducer, 1.0) if stage.reducer else 0)
     fused = stage.reducer == "sum" and isinstance(stage.body, Binary) and stage.body.op == "mul"
     return max(1.0, slots - 1 if fused else slots)
 
 
 def epilogue_slots(stage: Stage, own: Mapping[str, float] = OPERATION_SLOTS) -> float:
-    """Issue slots of the epilogue for one output element."""
+    """Returns the epilogue's issue slots for one output element."""
     return scalar_slots(stage.epilogue, own) if stage.epilogue is not None else 0.0
 
 
 def scalar_slots(node: Scalar, own: Mapping[str, float] = OPERATION_SLOTS) -> float:
-    """Issue slots of a scalar tree; loads and selections ride along, and casts where the device does not say what they take."""
+    """Returns the issue slots of a scalar tree; loads and selections are free, and so are casts unless `own` gives their slots."""
     total = 0.0
     for part in walk(node):
         if isinstance(part, Unary | Binary) and is_operation(part):

@@ -1,4 +1,4 @@
-"""Seconds to fill a panel or a box: issuing the elements or moving them, whichever takes longer."""
+"""The cost of packing: seconds to fill a panel or a box, by issue slots or by bandwidth, whichever takes longer."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from roller.program.halo import lane_step, turned
 from roller.program.rprogram import StageProgram, Staging, copy_depth, panel_element_bytes
 from roller.target.hardware import HardwareSpec
 
-DECODE_TRIPS = 2  # trips of a loop that dividing an index by a known extent takes as long as, remainder included
-ROW_TRIPS = 6  # loops around one row of a box: the row itself, three spans of it, their vectors and what is left of them
+DECODE_TRIPS = 2  # loop trips that take as long as dividing an index by a known extent, remainder included
+ROW_TRIPS = 6  # loops around one row of a box: the row itself, three spans of it, their vectors and remainders
 
 
 def copy_seconds(rates: Rates, walk: NestWalk, staging: Staging) -> float:
-    """Filling one panel or box, for every trip of the loops outside it; nothing where the spec's levels already charge it."""
+    """Computes the seconds of filling one panel or box over all trips outside it; 0 where the spec's levels already charge it."""
     spec = rates.spec
     if staging.constant or (spec.levels[staging.level].managed and staging.level):
-        return 0.0  # a managed level is filled by the copies that its own term counts
+        return 0.0  # the managed level's own term counts the copies that fill it
     program, geometry, nest = walk.program, walk.geometry, walk.program.nest
     depth = copy_depth(program, staging)
     tile = walk.tiles[depth]
@@ -40,22 +40,23 @@ def copy_seconds(rates: Rates, walk: NestWalk, staging: Staging) -> float:
     read = sum([geometry.held(n, tile).moved(level.transaction_bytes) for n in sources]) * times
     written = elements * width
     fits = written <= (panel_room(spec, staging.level) * times if staging.level else rates.near_bytes)
-    # What a copy inside the nest reads from further out is part of the traffic of those levels.
+    # Reads of a copy inside the nest from further out are part of the traffic of those levels.
     rate = rates.into(level, units) if staging.level and fits else rates.from_outside(units)
     launch = spec.unit.launch_overhead_us * 1e-6 if staging.level == 0 else 0.0
     return max(issue, (read + (0 if fits else 2 * written)) / rate) + launch
 
 
 def panel_room(spec: HardwareSpec, level: int) -> int:
-    """Bytes that one unit may fill at this level, or in a cache outside it, before they travel to the outermost memory: half of
-    the cache, as what is read passes through it too.
+    """Returns the bytes that one unit may fill at this level, or in a cache outside it, before they spill to the outermost memory.
+
+    That is half of the cache, as the data that the copy reads pass through it too.
     """
     caches = [lv for lv in spec.levels[1 : level + 1] if not lv.managed]
     return max((lv.usable_bytes // spec.units_sharing(lv) // 2 for lv in caches), default=0)
 
 
 def _slot_trips(program: StageProgram, staging: Staging, elements: float) -> float:
-    """Trips of the loops that fill a panel: one a slot, and two more for each division that decodes a fused reduction."""
+    """Returns the trips of the loops that fill a panel: one a slot, two more for each division that decodes a fused reduction."""
     nest = program.nest
     touches = nest.factor_touches(staging.operand)
     mine = [a for a in nest.inputs if a.factor == staging.operand]
@@ -66,7 +67,7 @@ def _slot_trips(program: StageProgram, staging: Staging, elements: float) -> flo
 
 
 def _slots(rates: Rates, program: StageProgram, staging: Staging) -> float:
-    """Issue slots to copy one element: a load and a store, of vectors where source and copy are contiguous alike."""
+    """Returns the issue slots of copying one element: a load and a store, of vectors where source and copy are both contiguous."""
     nest, lane = program.nest, program.lane
     width = max((e for e in program.atom.roles.values() if isinstance(e, int)), default=1)
     vector = 2.0 * rates.parameters.copy_slots
@@ -84,13 +85,13 @@ def _slots(rates: Rates, program: StageProgram, staging: Staging) -> float:
 
 
 def _lane_step(access: Access, dim: int) -> int:
-    """Address step between neighbours along the innermost member of a dimension."""
+    """Returns the address step between neighbours along the innermost member of a dimension."""
     steps = access.tensor.strides
     return sum(i.coefficient(access.innermost[dim]) * s for i, s in zip(access.index, steps, strict=True))
 
 
 def _transposes(program: StageProgram, sources: list[Access]) -> bool:
-    """True if blocks of vectors along a reduction can be transposed: one plain array, contiguous there."""
+    """True if blocks of vectors along a reduction can be transposed: the source is one plain array, contiguous there."""
     nest: Nest = program.nest
     along = [i for i in nest.reduce if program.inner[i] == 1]
     plain = len(sources) == 1 and not sources[0].guarded and program.lane not in nest.reduce

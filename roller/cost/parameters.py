@@ -1,4 +1,4 @@
-"""What a chip does a second, for the units that work; and the cost parameters that no spec holds."""
+"""The rates of a chip for its busy units, and the cost parameters that no spec holds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from roller.program.estimate import Estimate
 from roller.program.rprogram import RProgram, StageProgram, tiled_levels
 from roller.target.hardware import HardwareSpec, MemoryLevel
 
-TRANSPOSE_SLOTS = 1.5  # issue slots an element for exchanging parts of two vectors: three shuffles for two results
+TRANSPOSE_SLOTS = 1.5  # issue slots per element of one transpose step on two vectors: three shuffles for two results
 
 
 @dataclass(frozen=True)
 class Unrolling:
-    """How often what a device prints repeats the body of a loop. `most`: multiply-adds of a lane that may stand one after another;
-    `least`: so many do where steps are short, be it more of them than `MOST_UNROLLED`. `atoms`: matrix atoms of a group of lanes
-    that may stand one after another; 0: the compiler decides.
+    """How far a device's generated code unrolls the body of a loop.
+
+    `most`: multiply-adds of a lane in an unrolled body. `least`: the same where steps are short, even if that takes more than
+    `MOST_UNROLLED` of them. `atoms`: matrix atoms of a lane group in an unrolled body; 0: the compiler decides.
     """
 
     most: int = 1024
@@ -33,48 +34,48 @@ OwnRating = Callable[[StageProgram | RProgram, float], Estimate | None]
 
 @dataclass(frozen=True)
 class CostParameters:
-    """What the model needs beyond the spec; a device may supply its own.
+    """The numbers that the model needs beyond the spec; a device may supply its own.
 
-    `tile_overhead_ns`: starting and finishing one accumulator tile; picking it up again later costs twice that.
-    Visits of at most `short_visit` atom operations cost none of it: their ends are foreseen, and the next visit overlaps.
+    `tile_overhead_ns`: starting and finishing one accumulator tile; resuming it later costs twice that.
+    `short_visit`: visits of at most this many atom operations cost none of it: their ends are predicted, and the next one overlaps.
     `trip_overhead_ns`: one trip of the loops around the innermost tile. `unit_overhead_ns`: handing a tile to a unit.
-    `scratch_overhead_ns`: taking and returning the room in which a unit tile's accumulators wait between visits.
+    `scratch_overhead_ns`: allocating and freeing the buffer of a unit tile's accumulators between visits.
     `misses_in_flight`: memory latencies that overlap in one unit (line-fill buffers).
-    `read_streams`, `write_streams`: rows side by side that are fetched ahead, and that wait for the rest of their transactions.
-    `warm`: the share of a problem that a cache with room for all of it holds from before: what made it, or the last call.
-    `gather_slots`: issue slots to place one element that is not contiguous into a vector.
+    `read_streams`: rows side by side that are prefetched. `write_streams`: written rows that collect whole transactions.
+    `warm`: the share of a problem that a cache with room for all of it holds beforehand, from its producer or from the last call.
+    `gather_slots`: issue slots of inserting one non-contiguous element into a vector.
     `copy_slots`: issue slots of one load or store of a copy.
-    `operation_slots`: issue slots of operations of which the device's own functions take other ones than `roller.cost.operations`
-    says.
-    `fill_slots`: issue slots of a lane for one access with which it fills a panel, where units have few (`issue_groups`);
-    `place_slots`: what it takes more where its place does not follow from the one before, `guard_slots`: and where it may lie
-    outside the array; `step_slots`: for each step besides. `serial_cycles`: from one instruction of a group of lanes to the next
-    that depends on it, as those that fill panels do; `dependent_cycles`: the same of lanes that hold
-    whole rows; `arithmetic_cycles`: from one
-    multiply-add of a group to its next, in cycles in which its partition starts one. `copy_sizes`: bytes of accesses that run by
-    themselves on their way into a panel; other values are carried by lanes, `carried` of them at a time, each of which waits for
-    memory.
-    `unrolling`: how often steps are repeated. `lanes_wait`: lanes wait for what they read of panels at the start of every body of
-    repeated steps, as what prints or builds kernels does not read it before the last one ends; `begin_ns`: and for one another,
-    and for instructions that depend on one another, until the first of them computes after panels were filled.
-    `own_model`: rates programs of stages with all their tiles, and whole ones, instead of the core's model; what it gives no
-    estimate for, the core rates. Its second argument: seconds from which on it need not be exact (`Model.seconds_below`).
-    `resident_tiles`: tiles of a stage's program that a unit has room for at a time, as a device predicts it that knows more of what
-    lanes hold than the core does; asked for the programs that are offered, not for every one that is ranked.
-    `fill_waits`: latencies, one after another, that filling one copy of all panels of a stage's program takes, where some lanes of
-    a unit do nothing else; asked for every program that is ranked. 1 where it is not given: all of it is under way at once.
-    `reading_bytes`: of what a lane reads where nobody staged it, those that are on their way at a time; 0: all that it reads for
-    the steps that stand one after another, and others' arithmetic hides the waiting.
-    `scattered_stores`: how many times as long a line takes of which a group of lanes writes less than a transaction of the memory.
-    `crew_slots`: issue slots, one after another, of a lane that does nothing but fill panels, for one copy of all of them; 0 where
-    none carries anything.
-    `row_bytes`: rows of arrays that start at multiples of so many bytes are copied whole by what copies into panels, others element
-    by element; 0: it makes no difference.
-    `store_accesses`: accesses of the innermost memory, each a transaction of it, that storing the results of one unit tile takes
-    while nothing that the unit does hides it; asked for every program that is ranked. None where it is not given: others hide it.
-    `run_bytes`: bytes that the outermost memory brings in the time that a run of neighbours takes beside its own bytes, as a unit
-    with lanes asks for it.
-    `row_groups`: what prints kernels prints one for several stages over the same rows (`roller.ir.row_groups`), too.
+    `operation_slots`: issue slots of operations where the device's own functions differ from `roller.cost.operations`.
+    `fill_slots`: a lane's issue slots for one access that fills a panel, where units have a limited issue rate (`issue_groups`).
+    `place_slots`: its additional slots where its address does not follow from the one before.
+    `guard_slots`: its additional slots where it may lie outside the array. `step_slots`: additional slots for each step.
+    `serial_cycles`: cycles from one instruction of a lane group to the next dependent one, as in panel fills.
+    `dependent_cycles`: the same for lanes that hold whole rows.
+    `arithmetic_cycles`: from one multiply-add of a lane group to its next, in cycles in which its partition issues one.
+    `copy_sizes`: access sizes in bytes of asynchronous copies into a panel; lanes carry values of other sizes in registers.
+    `carried`: values that a lane carries at a time; each such round waits for memory.
+    `unrolling`: how far steps are unrolled.
+    `lanes_wait`: lanes wait for their panel reads at the start of every unrolled body, as the code generator or the compiler does
+    not move these reads ahead of the last body's end.
+    `begin_ns`: the time after a panel fill until the first of these bodies computes: lanes wait for one another, and for dependent
+    instructions.
+    `own_model`: the device's own model, for programs of stages with all their tiles and for whole programs. Where it gives no
+    estimate, the core's model does. Its second argument: the seconds from which on it need not be exact (`Model.seconds_below`).
+    `resident_tiles`: the occupancy limit of a stage's program in tiles for each unit, from a device that models lane storage in
+    more detail than the core. It is called for the programs that are offered, not for every ranked one.
+    `fill_waits`: latencies, one after another, of filling one copy of all panels of a stage's program by producer lanes. It is
+    called for every ranked program. Without it the number is 1: all fills are in flight at once.
+    `reading_bytes`: bytes of a lane's unstaged reads that are in flight at a time; 0: all reads of an unrolled body, and other
+    lanes' arithmetic hides the waiting.
+    `scattered_stores`: the factor on a line's time if a lane group writes less of it than one transaction of the memory.
+    `crew_slots`: issue slots, one after another, of a producer lane for one copy of all panels; 0 where no lane carries data.
+    `row_bytes`: rows of arrays that start at multiples of this many bytes are copied whole into panels, others element by element;
+    0: it makes no difference.
+    `store_accesses`: accesses of the innermost memory, one transaction each, for storing the results of one unit tile, where no
+    other work of the unit hides them. It is called for every ranked program. None: other work hides the stores.
+    `run_bytes`: the overhead of a contiguous run, as a unit with lanes requests it, in bytes that the outermost memory could
+    transfer in that time.
+    `row_groups`: the code generator also supports one kernel for several stages over the same rows (`roller.ir.row_groups`).
     """
 
     tile_overhead_ns: float = 0.0
@@ -113,14 +114,15 @@ class CostParameters:
     row_groups: bool = False
 
     def room(self, program: RProgram) -> list[int | None]:
-        """For each stage what `resident_tiles` says of it; None where nothing is known."""
+        """Returns `resident_tiles` of each stage, None where the device does not supply it."""
         return [None if self.resident_tiles is None else self.resident_tiles(stage) for stage in program.stages]
 
 
 @dataclass(frozen=True)
 class Deferred:
-    """What a function of a device's module says of a stage's program on a chip: of one that whoever only looks at chips does
-    without, such as a module that loads a compiler. It is imported when it is asked first; the same chip has the same answers.
+    """A function of a device's module for a stage's program on one chip, imported at the first call.
+
+    Listing chips does not need such a module, which may load a compiler. Equal chips have equal results.
     """
 
     module: str
@@ -128,7 +130,7 @@ class Deferred:
     spec: HardwareSpec
 
     def __call__(self, program: StageProgram) -> Any:
-        """The answer."""
+        """Returns the function's result for this chip and program."""
         return getattr(import_module(self.module), self.function)(self.spec, program)
 
 
@@ -141,13 +143,13 @@ class Rates:
     _last: tuple[StageProgram, float] | None = None
 
     def busy(self, program: StageProgram) -> float:
-        """The share of the units that works, as `unit_efficiency`; remembered for the program asked about last."""
+        """Returns the busy share of the units, as `unit_efficiency`; cached for the last program."""
         if self._last is None or self._last[0] is not program:
             self._last = program, unit_efficiency(program, self.spec)
         return self._last[1]
 
     def into(self, level: MemoryLevel, busy: float) -> float:
-        """Bytes a second into a level when this share of the units works."""
+        """Returns the bytes a second into a level when this share of the units is busy."""
         assert level.bandwidth_gbps is not None
         if not self.spec.shared(level):
             return level.bandwidth_gbps * 1e9 * busy
@@ -155,14 +157,16 @@ class Rates:
         return min(level.bandwidth_gbps, drawn) * 1e9
 
     def from_outside(self, busy: float) -> float:
-        """Bytes a second from the outermost level through to the outermost tiled one: the slowest on the way."""
+        """Returns the bytes a second from the outermost level to the outermost tiled one: those of the slowest level between."""
         levels = self.spec.levels[1 : tiled_levels(self.spec)[0] + 1]
         return min(self.into(level, busy) for level in levels if level.bandwidth_gbps is not None)
 
     @cached_property
     def near_bytes(self) -> int:
-        """The largest copy for the whole problem that does not travel to the outermost memory and back: what a cache inside
-        the last one holds. The last cache gives up what is written, line by line, for what is fetched to be written over.
+        """The bytes of the largest whole-problem copy that stays out of the outermost memory.
+
+        A cache inside the last one has to hold it. The last cache evicts written lines one by one for the lines that are fetched to
+        be overwritten (write-allocate).
         """
         return max((level.usable_bytes for level in self.spec.levels[2:] if not level.managed), default=0)
 
@@ -173,13 +177,16 @@ class Rates:
 
     @cached_property
     def function_slots(self) -> float:
-        """Those in float32, in which operators compute halves, too."""
+        """Element operations a second in float32, in which operators compute fp16, too."""
         found = [a.gflops for a in self.spec.atoms if a.kind != "matrix" and a.acc_dtype == "float32"]
         return max(found) * 1e9 / 2 if found else self.vector_slots
 
 
 def unit_efficiency(program: StageProgram, spec: HardwareSpec) -> float:
-    """Useful work over the work of all units if each had the largest share: idle units, uneven last rounds, cut-off tiles."""
+    """Returns the load balance: useful work over the work of all units if each had the largest share.
+
+    It accounts for idle units, uneven last waves and cut-off boundary tiles.
+    """
     units, tiles = spec.unit.count, program.unit_tiles
     if not tiles:
         return 1.0
@@ -190,8 +197,9 @@ def unit_efficiency(program: StageProgram, spec: HardwareSpec) -> float:
 
 
 def _first(program: StageProgram, tiles: int) -> int:
-    """Points of the units' dimensions in their first so many tiles. Cut-off tiles are the last of their loop, and units take
-    consecutive ones, so that the first share is the largest.
+    """Returns the points of the units' dimensions in their first `tiles` tiles.
+
+    Cut-off boundary tiles are the last of their loop, and units take consecutive tiles, so that the first share is the largest.
     """
     over = [lp for lp in program.loops if lp.over == "units"]
     extents = [program.nest.extents[lp.dim] for lp in over]

@@ -1,6 +1,6 @@
 """Bytes loaded into and stored from registers by units without lanes.
 
-Whole vectors move where an array is contiguous along the atom; one transaction an element where it is broadcast or gathered.
+Whole vectors move where an array is contiguous along the atom. A broadcast or gathered array takes one transaction an element.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Bytes = tuple[float, float]  # of inputs, and of the output for one pass
 
 @dataclass
 class RegisterTraffic:
-    """Register traffic of one nest's programs: those with one innermost tile and the same copies share an answer."""
+    """Register traffic of one nest's programs; those with the same innermost tile and copies share a cached result."""
 
     nest: Nest
     gather_slots: float
     _known: dict[tuple[object, ...], Bytes] = field(default_factory=dict)
 
     def bytes(self, program: StageProgram, transaction: int) -> float:
-        """Bytes over the whole stage; accumulators that are picked up again move twice for every further visit."""
+        """Returns the bytes over the whole stage; resumed accumulators move twice for every further visit."""
         copies = frozenset([(s.kind, s.operand) for s in program.staged])
         key = program.atom.name, program.mapping, program.inner, copies, transaction, program.split > 1
         found = self._known.get(key)
@@ -54,12 +54,12 @@ class RegisterTraffic:
         return inputs, output
 
     def _vector_loads(self, program: StageProgram, number: int, panel: bool, guarded: bool) -> float:
-        """Load (or store) slots of one array for one innermost tile."""
+        """Returns the load (or store) slots of one array for one innermost tile."""
         access = self.nest.accesses[number]
         touched = math.prod([t for t, x in zip(program.inner, access.touches, strict=True) if x])
         lane = program.lane
         if lane is None or not access.touches[lane]:
-            # Points along a fused dimension that is decoded are no constant step apart: each needs an address, loaded too.
+            # Points along a decoded fused dimension have no constant stride: each needs an address, which is loaded too.
             apart = any(s is None and t > 1 for s, t in zip(access.strides, program.inner, strict=True))
             return touched * (2 if apart and not panel else 1)
         width = program.width
@@ -69,7 +69,7 @@ class RegisterTraffic:
         if panel or (step == 1 and not guarded):
             return vectors
         if step is not None and 1 < step <= width // 2 and not guarded and not rest:
-            return 2 * step * vectors  # picked from so many whole vectors
+            return 2 * step * vectors  # shuffled out of this many whole vectors
         gathered = 1 + self.gather_slots + (1 if step is None or guarded else 0)
         if access.role == "output" and program.across is not None and program.split == 1:
             return touched / program.inner[program.across] / width * _transposed(program.inner[program.across], width)
@@ -78,7 +78,7 @@ class RegisterTraffic:
 
 
 def in_blocks(program: StageProgram, access: Access) -> float:
-    """The share of an innermost tile that is read in square blocks, along another dimension than the vector's."""
+    """Returns the share of an innermost tile that is read in square blocks, along another dimension than the vector's."""
     nest, width = program.nest, program.width
     if nest.stage.reducer is not None or access.role == "output" or width & (width - 1):
         return 0.0
@@ -87,7 +87,7 @@ def in_blocks(program: StageProgram, access: Access) -> float:
 
 
 def _transposed(rows: int, width: int) -> float:
-    """Slots to store so many vectors of results along another dimension: blocks of them transposed, as large as what is left."""
+    """Returns the slots of storing `rows` vectors of results along another dimension, in transposed blocks (the last smaller)."""
     slots = 0.0
     for first in range(0, rows, width):
         block = 1 << (min(width, rows - first) - 1).bit_length()

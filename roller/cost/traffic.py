@@ -1,8 +1,8 @@
 """Bytes that a program moves into each memory level.
 
-Caches (unmanaged levels) are least-recently-used: an array is found again by a loop that does not touch it if everything
-one iteration of that loop touches fits. Managed levels hold exactly their tile: an array is loaded again for every
-tile but for the innermost loops that do not touch it.
+Caches (unmanaged levels) are least-recently-used (LRU): a loop that does not touch an array reuses it if everything that one
+iteration of that loop touches fits. Managed levels hold exactly their tile: an array is loaded again for every tile, except across
+the innermost loops that do not touch it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from roller.target.hardware import Banks, HardwareSpec, MemoryLevel
 
 @dataclass(frozen=True, slots=True)
 class LevelTraffic:
-    """What moves into one level over the whole stage: bytes in whole transactions, and runs of consecutive addresses; of these
-    `ahead` are of arrays that the nest reads in place and that have room in the nearest cache when they come early. `filled`: the
-    bytes that fill panels there; `lines`: transactions of the innermost level that they take on their way, one at least a run.
+    """Traffic into one level over the whole stage: bytes in whole transactions, and runs of consecutive addresses.
+
+    `ahead`: the runs of arrays that the nest reads in place and that fit in the nearest cache when prefetched. `filled`: the bytes
+    that fill panels there; `lines`: transactions of the innermost level that these bytes take on their way, at least one a run.
     """
 
     bytes: float
@@ -37,7 +38,7 @@ class LevelTraffic:
 
 
 def level_traffic(walk: NestWalk, index: int) -> LevelTraffic:
-    """Traffic into the level at this position of the spec; worked out once for a walk."""
+    """Returns the traffic into the level at this position of the spec; cached in the walk."""
     found: LevelTraffic | None = walk.known.get(index)
     if found is None:
         level = walk.spec.levels[index]
@@ -51,21 +52,21 @@ def _cached(walk: NestWalk, level: MemoryLevel) -> LevelTraffic:
     together = _retained(walk, level, sharing)
     total = runs = ahead = 0.0
     units = spec.unit.count if not spec.shared(level) else 1
-    # Units that work on neighbours at a time come for the same data, and one of them brings it for all.
+    # Units that run neighbouring tiles at the same time share data: one of them fetches it for all.
     beside = walk.apart(sharing) if walk.program.dealt and units == 1 else (1,) * len(loops)
     cold = 1 - together[0] * walk.parameters.warm
     if not cold:
         return LevelTraffic(0.0, 0.0)
     for number, (stream, sizes, within) in enumerate(zip(walk.streams, walk.held, walk.inside, strict=True)):
         if stream.access is None and not within:
-            continue  # the panel never comes near a cache
+            continue  # the panel bypasses the caches
         kept = together if stream.copy else _kept_alone(walk, number, level, together)
         fit = min(max(len(kept) - 1, stream.start), stream.stop)
         stays = fit >= len(kept) or kept[fit] >= 1
         if stream.copy and fit == stream.start and stream.start > 0 and stays:
-            continue  # the copy was written at this level just now
+            continue  # the copy was just written at this level
         if stays:
-            fit = max(fit - 1, stream.start)  # neighbouring iterations of the loop around what fits share lines and halos
+            fit = max(fit - 1, stream.start)  # neighbouring iterations of the loop around the fitting tile share lines and halos
         times = cold
         touches = stream.touches
         for d in range(fit):
@@ -85,7 +86,7 @@ def _cached(walk: NestWalk, level: MemoryLevel) -> LevelTraffic:
             if fit == len(loops) and not stays:
                 again = (1 - kept[fit]) * _apart(walk.program, stream) * moved.tile.elements * times
                 brought, started = max(brought, again * transaction), max(started, again)
-            started = min(started, brought / transaction)  # a run that starts in a transaction that is here waits for nothing
+            started = min(started, brought / transaction)  # a run that starts in a transaction already present does not wait
             runs += started
             ahead += started if walk.ahead[number] else 0.0
             scattered = _scattered(walk, stream, sizes, level) if level is spec.levels[1] else 1.0
@@ -96,8 +97,9 @@ def _cached(walk: NestWalk, level: MemoryLevel) -> LevelTraffic:
 
 
 def _apart(program: StageProgram, stream: Stream) -> float:
-    """The share of an array's elements in an innermost tile that the nest fetches one by one, each from another row: where a
-    cache has no room for all of these rows it fetches every element's transaction for itself.
+    """Returns the share of an array's elements in an innermost tile that the nest gathers one by one, each from another row.
+
+    A cache without room for all of these rows fetches a transaction for every element.
     """
     if stream.access is None or stream.copy or program.lane is None or not stream.touches[program.lane]:
         return 0.0
@@ -107,8 +109,9 @@ def _apart(program: StageProgram, stream: Stream) -> float:
 
 
 def _scattered(walk: NestWalk, stream: Stream, sizes: Kept, level: MemoryLevel) -> float:
-    """How much more is written where an output that no cache keeps is stored in several rows at a time: parts of transactions,
-    as nobody waits for the rest.
+    """Returns the write amplification of an output that no cache keeps and that is stored in several rows at a time.
+
+    Partial transactions are written, as none is held back until the rest of it arrives.
     """
     access = walk.program.nest.accesses[stream.access or 0]
     held = sizes[stream.stop]
@@ -121,14 +124,14 @@ def _scattered(walk: NestWalk, stream: Stream, sizes: Kept, level: MemoryLevel) 
 
 
 def _copies(loop: Loop, units: int) -> int:
-    """Private levels that each fetch the same data because a loop hands it to several units."""
+    """Returns the number of private levels that each fetch the same data because a loop distributes it to several units."""
     return min(loop.trips, units) if loop.over == "units" else 1
 
 
 def _retained(walk: NestWalk, level: MemoryLevel, sharing: int) -> list[float]:
-    """The share of data that survives until it is used again, at each depth: 1 if all fits, fading to 0 at twice the room.
+    """Returns the share of data that survives until its reuse, at each depth: 1 if all fits, falling to 0 at twice the room.
 
-    It ends with the first depth at which all fits: further in less is live.
+    The list ends with the first depth at which all fits, as less is live further in.
     """
     kept, room = [], level.capacity_bytes * level.usable_fraction
     for depth in range(len(walk.tiles)):
@@ -143,7 +146,7 @@ def _share(needed: float, room: float) -> float:
 
 
 def _kept_alone(walk: NestWalk, number: int, level: MemoryLevel, kept: list[float]) -> list[float]:
-    """What survives of one array, whose rows may crowd into few sets of the cache although there is room in others."""
+    """Returns the surviving share of one array, whose rows may conflict in few sets of the cache although others have room."""
     sizes = walk.held[number]
     if level.banks is None or _crowding(sizes[len(kept) - 1], level.banks) <= 1:
         return kept
@@ -165,7 +168,7 @@ def _crowding(size: HeldTile | float | None, banks: Banks) -> float:
 
 
 def _passes(walk: NestWalk, stream: Stream, fit: int) -> float:
-    """How often the output moves: 2r - 1 times where r sequential reduce trips lie outside what is retained."""
+    """Returns how often the output moves: 2r - 1 times where r sequential reduce trips lie outside the retained depth."""
     nest = walk.program.nest
     if stream.access is None or nest.accesses[stream.access].role != "output":
         return 1.0
@@ -175,7 +178,7 @@ def _passes(walk: NestWalk, stream: Stream, fit: int) -> float:
 
 def _managed(walk: NestWalk, level: MemoryLevel, index: int) -> LevelTraffic:
     program, spec, geometry, nest = walk.program, walk.spec, walk.geometry, walk.program.nest
-    # A matrix atom's lanes are a group already: what they fetch together is its sub-tile's.
+    # The lanes of a matrix atom are already a group: they fetch its sub-tile together.
     grouped = level.access_lanes // program.atom.lanes if program.atom.kind == "matrix" else level.access_lanes
     tile, spread = _shared_tile(program, index, grouped)
     outside = [lp for lp in walk.loops if lp.level <= index]
@@ -202,7 +205,7 @@ def _managed(walk: NestWalk, level: MemoryLevel, index: int) -> LevelTraffic:
             banks = spec.levels[staging.level].banks if index == program.lane_level and len(program.tiles) > 1 else None
             if banks is not None and program.atom.kind != "matrix":
                 total += transactions(program, staging, spread, banks) * banks.count * banks.width_bytes * times
-            else:  # where the unit's tile is not chosen yet, what is read once by all is all that is known
+            else:  # before the unit's tile is chosen, only the bytes that all lanes read once are known
                 total += geometry.panel_elements(stream.factor, tile, staging.windowed) * width * times * reading
             if filling > 1 and staging.level == index - 1:
                 total += _filled(walk, stream, staging) * width * (filling - 1)
@@ -219,7 +222,7 @@ def _managed(walk: NestWalk, level: MemoryLevel, index: int) -> LevelTraffic:
 
 
 def _by_lines(walk: NestWalk, access: Access, group: dict[int, int], level: MemoryLevel) -> float:
-    """Bytes of the lines that a group of lanes touches access by access, those of which it writes a part as often as they cost."""
+    """Returns the bytes of the lines that a lane group touches, access by access; partly written lines count by their cost."""
     least, partly = 1, 1.0
     if access.role == "output":
         unit = walk.spec.levels[walk.program.levels[0]]
@@ -228,14 +231,14 @@ def _by_lines(walk: NestWalk, access: Access, group: dict[int, int], level: Memo
 
 
 def _rereads(program: StageProgram, stream: Stream) -> int:
-    """How often an innermost tile reads an operand that its atoms do not keep: once for each that lies along another role."""
+    """Returns how often an innermost tile reads an operand that its atoms do not keep: once for each atom along other roles."""
     extents = program.atom.extents
     across = [(d, e) for role, d in program.mapping if isinstance(e := extents[role], int) and not stream.touches[d]]
     return math.prod([-(-program.inner[d] // e) for d, e in across])
 
 
 def _filled(walk: NestWalk, stream: Stream, staging: Staging) -> float:
-    """Elements written into a panel over the whole stage."""
+    """Returns the elements written into a panel over the whole stage."""
     program, loops = walk.program, [lp for lp in walk.loops if lp.level <= staging.level]
     times = _loads(program, loops, stream.touches, {}, walk.spec.unit.count, results=False)
     return walk.geometry.panel_elements(stream.factor, program.level_tile(staging.level), staging.windowed) * times
@@ -251,9 +254,9 @@ def _held(spec: HardwareSpec, index: int, role: str) -> bool:
 
 
 def _shared_tile(program: StageProgram, index: int, access_lanes: int) -> tuple[Tile, dict[int, int]]:
-    """The tile whose data move together, and for each dimension the lanes that it spans.
+    """Returns the tile whose data move together, and for each dimension the lanes that it spans.
 
-    Lanes that issue together merge equal addresses: for them the tile of the whole lane group counts, as square as it gets.
+    Accesses of lanes that issue together are coalesced: the tile of the whole lane group counts, as square as possible.
     """
     tile = program.level_tile(index)
     if index != program.lane_level:
@@ -265,18 +268,18 @@ def _shared_tile(program: StageProgram, index: int, access_lanes: int) -> tuple[
 def _loads(
     program: StageProgram, loops: list[Loop], touches: tuple[bool, ...], spread: dict[int, int], units: int, results: bool
 ) -> float:
-    """How often an array's tile is loaded over the whole stage: once for every trip of the loops up to the innermost that
-    touches it (inner ones find it in place), lanes that move together counting once.
+    """Returns how often an array's tile is loaded over the whole stage.
 
-    Each unit runs a contiguous share of the unit tiles, so an array that few unit loops touch is still loaded by every unit
-    that has a tile. Results, and what an epilogue reads beside them, are not asked for again at every step of a reduction.
+    It is once for every trip of the loops up to the innermost one that touches it; inner loops reuse it. Lanes that move together
+    count once. Each unit runs a contiguous share of the unit tiles, so every unit that has a tile loads an array that few unit
+    loops touch. Results, and the epilogue's other inputs, are not loaded again at every step of a reduction.
     """
     dims = program.nest.dims
     last = max((i for i, lp in enumerate(loops) if touches[lp.dim]), default=-1)
     over_units = [lp for lp in loops if lp.over == "units" and not (results and dims[lp.dim].is_reduce)]
     touched = max((i for i, lp in enumerate(over_units) if touches[lp.dim]), default=-1)
     if any(touches[lp.dim] for lp in loops if lp.over == "time"):
-        touched = len(over_units) - 1  # what a unit holds at the end of one unit tile is not what the next one starts with
+        touched = len(over_units) - 1  # a unit's data at the end of one unit tile are not those of the next one's start
     times = float(
         max(math.prod([lp.trips for lp in over_units[: touched + 1]]), min(math.prod([lp.trips for lp in over_units]), units))
     )
@@ -289,7 +292,7 @@ def _loads(
 
 
 def _visits(program: StageProgram, loops: list[Loop]) -> int:
-    """How often a tile's accumulators come back to a level: reduce trips among these loops outside spatial ones."""
+    """Returns how often a tile's accumulators return to a level: reduce trips among these loops outside spatial ones."""
     dims = program.nest.dims
     last = max((i for i, lp in enumerate(loops) if not dims[lp.dim].is_reduce and lp.over != "lanes"), default=0)
     return math.prod([lp.trips for lp in loops[:last] if dims[lp.dim].is_reduce and lp.over == "time"])

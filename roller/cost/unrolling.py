@@ -1,4 +1,4 @@
-"""How many steps of a reduction stand one after another in what lanes run: they read for all of these at a time."""
+"""Loop unrolling: the steps of a reduction in one unrolled body. Lanes read for all of these steps at a time."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from roller.cost.parameters import Unrolling
 from roller.program.footprint import Geometry
 from roller.program.rprogram import StageProgram, copy_depth
 
-MOST_UNROLLED = 8  # steps of a reduction that stand one after another, where these are enough
-MOST_SHORT = 32  # and where each is short
-# … and values that these read of windows that are only added up: compilers read them all before they add the first.
+MOST_UNROLLED = 8  # steps of a reduction in an unrolled body, where these are enough
+MOST_SHORT = 32  # the same where each step is short
+# Values that an unrolled body reads of windows that are only summed: compilers load all of them before the first addition.
 MOST_READ = 64
 
 
 def steps_repeated(program: StageProgram, number: int, unrolling: Unrolling) -> int | None:
-    """How often the body of a loop is worth repeating, where it is the innermost one over a reduction; None for others, and where
-    the compiler is left to decide.
+    """Returns the unroll factor of a loop that is the innermost one over a reduction.
+
+    Returns None for other loops, and where the compiler decides.
     """
     loops, dims = program.loops, program.nest.dims
     inside = any(lp.over == "time" for lp in loops[number + 1 :])
@@ -29,13 +30,13 @@ def steps_repeated(program: StageProgram, number: int, unrolling: Unrolling) -> 
     often = min(MOST_UNROLLED, unrolling.most // body)
     if program.staged:
         often = max(often, min(MOST_SHORT, unrolling.least // body))
-    if program.windowed and len(program.nest.factors) == 1:  # nothing keeps one from being read before another is used
+    if program.windowed and len(program.nest.factors) == 1:  # no dependence orders the loads behind the uses
         often = min(often, MOST_READ // Geometry(program.nest).panel_elements(0, program.inner, windowed=True))
     return max(1, often)
 
 
 def steps_together(program: StageProgram, unrolling: Unrolling) -> int:
-    """Steps that stand one after another with no panel filled between them: lanes read for all of these at a time."""
+    """Returns the steps of an unrolled body without a panel fill between them: lanes read for all of these at a time."""
     last = max((n for n, lp in enumerate(program.loops) if lp.over == "time"), default=None)
     if last is None or any(copy_depth(program, s) > last for s in program.staged):
         return 1

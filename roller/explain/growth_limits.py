@@ -1,4 +1,4 @@
-"""Why a tile did not grow: the next aligned extent of each dimension, and what refuses it or makes it slower."""
+"""The limits of a tile's growth: the next aligned extent of each dimension, and the rule or the predicted time against it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Growth:
-    """One stage of a program on a chip, ready to be asked."""
+    """One stage of a program on a chip, with the rules and models that limit its tiles."""
 
     program: StageProgram
     spec: HardwareSpec
@@ -36,14 +36,14 @@ class Growth:
 
     @staticmethod
     def of(program: StageProgram, spec: HardwareSpec, rules: Rules, parameters: CostParameters) -> Growth:
-        """The stage with what answers about it."""
+        """Returns the stage with its rules and models."""
         geometry = Geometry(program.nest)
         limits = rules.limits(program.nest, len(spec.levels) + 1)
         fit = Fit(spec, program.nest, geometry, program.cooperate, program.windowed, limits)
         return Growth(program, spec, rules, Model(spec, parameters, geometry), fit)
 
     def inner(self, position: int) -> Tile:
-        """The tile inside the one at this position; the atom's smallest step, 1, inside the innermost."""
+        """Returns the tile inside the one at this position; inside the innermost, the atom's smallest step, 1."""
         tiles = self.program.tiles
         return tiles[position + 1] if position + 1 < len(tiles) else tuple(self._step(d) for d in range(len(tiles[-1])))
 
@@ -55,7 +55,7 @@ class Growth:
         return min(extent, self.program.inner[dim]) if isinstance(extent, int) else 1
 
     def stops(self, position: int) -> tuple[Stop, ...]:
-        """For every dimension of the tile at this position why it ends there."""
+        """Returns for every dimension of the tile at this position the reason why it ends there."""
         return tuple(self._stop(position, dim) for dim in range(len(self.program.nest.dims)))
 
     def _stop(self, position: int, dim: int) -> Stop:
@@ -83,7 +83,7 @@ class Growth:
         return None
 
     def _slower(self, position: int, dim: int, extent: int) -> str:
-        """How the predicted time changes; the tiles outside grow along where they must."""
+        """Returns the change of the predicted time; outer tiles grow as well where they must."""
         tiles = list(self.program.tiles)
         for outer in range(position, -1, -1):
             wanted = extent if outer == position else extent * -(-tiles[outer][dim] // extent)

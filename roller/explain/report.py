@@ -1,4 +1,4 @@
-"""Explanations: the chosen program level by level, why its tiles end where they end, and what the prediction is made of."""
+"""Explanations: the chosen program level by level, the limits of its tiles' growth, and the terms of the prediction."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from roller.target.hardware import HardwareSpec
 WIDTH = 100
 SHOWN = 10  # candidates in a table
 
-NOT_KEPT = "in none of the programs kept: predicted slower, or refused by the device"  # of an atom that might compute the stage
+NOT_KEPT = "in none of the programs kept: predicted slower, or refused by the device"  # for an atom that might compute the stage
 
 
 @dataclass(frozen=True, slots=True)
 class LevelReport:
-    """One memory level: the tile there (None: no tile of its own), bytes it occupies and may, bytes moved in."""
+    """One memory level: the tile there (None: no tile of its own), its footprint, the usable bytes, the bytes moved in."""
 
     level: str
     tile: tuple[int, ...] | None
@@ -64,17 +64,17 @@ class StageReport:
     band: tuple[str, int] | None
     staged: tuple[str, ...]
     estimate: Estimate
-    residents: Residents | None  # tiles on a unit at a time, where units hold several
-    others: tuple[tuple[str, str], ...] = ()  # atoms that the device has beside, and why it is not one of them
-    factor_dtype: str | None = None  # to which the factors of products may be rounded
-    rounds: bool = False  # whether they are
-    copies: tuple[int, int] | None = None  # of what is filled from step to step: as predicted, and as its kernel has them
-    together: tuple[str, ...] = ()  # the stages that one kernel computes, where those are several
+    residents: Residents | None  # occupancy: tiles on a unit at a time, where units hold several
+    others: tuple[tuple[str, str], ...] = ()  # the device's other atoms, and why it is not one of them
+    factor_dtype: str | None = None  # type to which the factors of products may be rounded
+    rounds: bool = False  # whether they are rounded
+    copies: tuple[int, int] | None = None  # multi-buffering of panels: copies as predicted, and of its kernel
+    together: tuple[str, ...] = ()  # the stages of a row group that one kernel computes
 
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """How one kernel is launched, as its binary says; None where it does not."""
+    """The launch and the resources of one kernel, as its binary reports them; None where it does not."""
 
     name: str
     blocks: int
@@ -140,7 +140,7 @@ def explain(
     rules: Rules,
     resources: Mapping[str, int] | None = None,
 ) -> Explanation:
-    """Explain a program on the chip that it was constructed for; `resources`: what is known of its binary."""
+    """Explains a program on the chip that it was constructed for; `resources`: the known resources of its binary."""
     stages, resources = [], resources or {}
     assumed = residents(program, spec, resources, parameters.room(program))
     for stage, held in zip(program.stages, assumed, strict=True):
@@ -152,22 +152,22 @@ def explain(
 
 
 def _copies(program: StageProgram, spec: HardwareSpec, resources: Mapping[str, int]) -> tuple[int, int] | None:
-    """Copies of what is filled from step to step as predicted, and as the binary says."""
+    """Returns the copies of multi-buffered panels as predicted, and as the binary reports them."""
     real = resources.get(f"{program.nest.stage.name}.{COPIES}")
     return None if real is None else (max(held_copies(program, spec), default=0), real)
 
 
 def _kernels(resources: Mapping[str, int]) -> Iterator[KernelReport]:
-    """The kernels that the resources say are launched."""
+    """Yields the launched kernels that the resources list."""
     for name in [key.removesuffix(".threads") for key in resources if key.endswith(".threads")]:
         if f"{name}.blocks" not in resources:
-            continue  # a name of the plugin's that means something else
+            continue  # a plugin's name with another meaning
         shared, registers = (resources.get(f"{name}.{what}") for what in ("shared_bytes", "registers"))
         yield KernelReport(name, resources[f"{name}.blocks"], resources[f"{name}.threads"], shared, registers)
 
 
 def _others(program: StageProgram, rules: Rules, candidates: Sequence[Choice]) -> Iterator[tuple[str, str]]:
-    """The device's other atoms, each with the reason why another one was chosen."""
+    """Yields the device's other atoms, each with the reason why another one was chosen."""
     alike = [(c.estimate, s.atom.name) for c in candidates for s in c.program.stages if s.nest.stages == program.nest.stages]
     for atom in rules.atoms:
         if atom.name == program.atom.name:
@@ -276,7 +276,7 @@ def _residents(found: Residents) -> str:
 
 
 def _reasons(pairs: Sequence[tuple[str, str]]) -> str:
-    """Names with the same reason together."""
+    """Returns the names and reasons as text, grouped by reason."""
     found: dict[str, list[str]] = {}
     for name, reason in pairs:
         found.setdefault(reason, []).append(name)
@@ -294,14 +294,14 @@ def _levels_table(stage: StageReport) -> Table:
     for level in stage.levels:
         tile = " x ".join(map(str, level.tile)) if level.tile is not None else "-"
         used = "-" if level.footprint_bytes is None else f"{_bytes(level.footprint_bytes)} of {_bytes(level.usable_bytes)}"
-        # Nothing moves in only where the model takes a cache to hold the whole problem from before.
+        # No bytes move in only where the model assumes that a cache already holds the whole problem.
         moved = "-" if level.moved_bytes is None else _bytes(level.moved_bytes) if level.moved_bytes else "all there"
         table.add_row(level.level, tile, used, moved, _stops(level.stops))
     return table
 
 
 def _stops(stops: Sequence[Stop]) -> str:
-    """Dimensions with the same reason together."""
+    """Returns the dimensions and reasons as text, grouped by reason."""
     return _reasons([(stop.dim if stop.extent is None else f"{stop.dim} {stop.extent}", stop.reason) for stop in stops])
 
 
@@ -312,7 +312,7 @@ def _terms(estimate: Estimate) -> RenderableType:
 
 
 def candidates_table(candidates: Sequence[Choice]) -> Table:
-    """The programs that were considered, best first."""
+    """Returns a table of the considered programs, best first."""
     table = Table(box=None, padding=(0, 1), header_style="italic")
     table.add_column("#", justify="right")
     table.add_column("predicted", justify="right", no_wrap=True)
@@ -329,20 +329,20 @@ def candidates_table(candidates: Sequence[Choice]) -> Table:
 
 
 def predicted(estimate: Estimate) -> str:
-    """The predicted time; of a simulated machine the cycles that a simulator counts, and what they are at its clock."""
+    """Returns the predicted time; for a simulated machine the cycles that a simulator counts, and their time at its clock."""
     if estimate.clock_ghz is None:
         return duration(estimate.seconds)
     return f"{estimate.cycles():,} simulated cycles ({duration(estimate.seconds)} at {estimate.clock_ghz:g} GHz)"
 
 
 def _short(estimate: Estimate, seconds: float) -> str:
-    """The time of a term in the estimate's unit."""
+    """Returns the time of a term in the estimate's unit."""
     cycles = estimate.cycles(seconds)
     return duration(seconds) if cycles is None else f"{cycles:,}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the unit that suits them, three digits."""
+    """Returns the seconds as text in a fitting unit, with three digits."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

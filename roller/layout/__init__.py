@@ -1,1 +1,1 @@
-"""Where data lie in memories of banks and lines, and which lanes access them together."""
+"""The layout of data in memories of banks and lines, and the lanes that access them together."""

@@ -1,9 +1,9 @@
-"""Alignment rule 3: how a panel lies in a banked memory that software fills, and the padding that keeps its rows apart.
+"""Alignment rule 3: the layout of a panel in a banked memory that software fills, and the padding against bank conflicts.
 
-A panel is stored row after row, a row as runs along its innermost dimension. Whoever goes along a row finds every bank once;
-whoever stands in several rows at a time finds their banks a row apart, and waits where they are the same ones. Two things stand in
-several rows: lanes that fill a panel from an array that is contiguous across its rows, and lanes that read their parts of a matrix
-atom's operand. Lanes that stand in several runs of a row do, too; and what a lane reads with one access starts at a multiple of it.
+A panel is stored row after row, a row as runs along its innermost dimension. An access along a row uses every bank once. An access
+to several rows at a time uses banks one row apart, and waits where they are the same ones. Two kinds of access touch several rows:
+lanes that fill a panel from an array that is contiguous across its rows, and lanes that read their parts of a matrix atom's
+operand. Lanes in several runs of a row conflict, too. Each access of a lane starts at a multiple of its length.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ WIDEST_ACCESS = 16  # bytes that one lane moves with one access, on every chip w
 class PanelRows:
     """A panel as rows, in elements: the length of one, how many there are, how many are accessed at a time, and how much of each.
 
-    `filling`: it is filling that goes across rows, once for each copy; otherwise reading, every time. `whole`: rows stay
-    multiples of so many elements, those that a lane reads along a row with one access.
+    `filling`: the accesses across rows are those of filling, once for each copy; otherwise those of reading, every time. `whole`:
+    rows stay multiples of this many elements, those that a lane reads along a row with one access.
     """
 
     row: int
@@ -39,26 +39,27 @@ class PanelRows:
     whole: int = 1
 
     def conflicts(self, padding: int, banks: Banks) -> float:
-        """How often one access takes as long as it would without two words in a bank; 1 without conflicts."""
-        period = banks.count * banks.width_bytes  # rows a whole period further start in the same bank: few pitches are unlike
+        """Returns the factor by which bank conflicts lengthen one access; 1 without conflicts."""
+        period = banks.count * banks.width_bytes  # pitches a whole period apart use the same banks: few pitches differ
         pitch = (self.row + padding) % period + period
         return bank_conflicts(pitch, self.together, self.piece, banks, self.element_bytes)
 
     def padding(self, banks: Banks) -> int:
-        """Elements to add to every row to make it whole accesses: those of rule 3, or the fewest that leave no more conflicts than
-        they do.
+        """Returns the elements to add to every row to make it whole accesses.
+
+        These are the elements of rule 3, or the fewest that leave no more conflicts than these do.
         """
         least = -self.row % self.whole if self.rows > 1 else 0
         return least if self.together <= 1 else _fewest_conflicts(self, least, banks.count, banks.width_bytes)
 
     def padding_bytes(self, padding: int) -> int:
-        """Bytes that the padding of all rows takes in one copy."""
+        """Returns the bytes that the padding of all rows takes in one copy."""
         return self.rows * padding * self.element_bytes
 
 
 @lru_cache(maxsize=4096)
 def _fewest_conflicts(rows: PanelRows, least: int, count: int, width_bytes: int) -> int:
-    """The padding, no less than `least`, with the fewest conflicts; of such, the least."""
+    """Returns the padding, no less than `least`, with the fewest conflicts; of several, the smallest."""
     banks = Banks(count=count, width_bytes=width_bytes)
     most = bank_padding(rows.row, rows.piece, banks, rows.element_bytes)
     choices = range(least, max(most, least) + rows.whole, rows.whole)
@@ -66,7 +67,7 @@ def _fewest_conflicts(rows: PanelRows, least: int, count: int, width_bytes: int)
 
 
 def bank_padding(row: int, inner_row: int, banks: Banks, element_bytes: int) -> int:
-    """Elements to add to a row of `row` elements read by inner tiles of `inner_row` (rule 3; the paper's section 3.1).
+    """Returns the elements to add to a row of `row` elements read by inner tiles of `inner_row` (rule 3; the paper's section 3.1).
 
     With B banks of L elements: padding = (B L - N mod (B L) + L ceil(n / L)) mod (B L).
     """
@@ -77,8 +78,9 @@ def bank_padding(row: int, inner_row: int, banks: Banks, element_bytes: int) -> 
 
 @lru_cache(maxsize=4096)
 def bank_conflicts(pitch: int, rows: int, piece: int, banks: Banks, element_bytes: int) -> float:
-    """Words that the busiest bank serves over those it would serve if all had the same share, where `piece` elements are accessed
-    in each of `rows` rows that lie `pitch` elements apart. At least 1; parts of one word are served together.
+    """Returns the words that the busiest bank serves, over those that it would serve if all had the same share; at least 1.
+
+    `piece` elements are accessed in each of `rows` rows that lie `pitch` elements apart. Parts of one word are served together.
     """
     starts = (row * pitch * element_bytes for row in range(rows))
     words = {w for s in starts for w in range(s // banks.width_bytes, -(-(s + piece * element_bytes) // banks.width_bytes))}
@@ -87,7 +89,7 @@ def bank_conflicts(pitch: int, rows: int, piece: int, banks: Banks, element_byte
 
 
 def most_together(dtype: str) -> int:
-    """Elements that one access may touch at most; one bool, as TVM prints vectors of bool in words of two bytes for each."""
+    """Returns the most elements of one access; 1 for bool, as TVM prints vectors of bool in words of two bytes for each."""
     return 1 if dtype == "bool" else WIDEST_ACCESS // ELEMENT_BYTES[dtype]
 
 
@@ -102,20 +104,21 @@ def panel_rows(
     run_padding: int = 0,
     windowed: bool = False,
 ) -> PanelRows:
-    """How the panel of a factor lies at a level; `tiles`: the unit's and the innermost one; `run_padding`: elements added to runs;
-    `windowed`: as `Staging` says.
+    """Returns the layout of a factor's panel at a level, as rows.
 
-    For a matrix atom rows go along the dimension in which the array is contiguous, and lanes read pieces of as many as serve all
-    banks once. For other atoms a row holds the values of one reduce point, of which each lane reads
-    some with one access; as many of a row does a lane group fill at a time.
+    `tiles`: the unit's and the innermost one; `run_padding`: elements added to runs; `windowed`: as in `Staging`.
+
+    For a matrix atom rows go along the dimension in which the array is contiguous, and lanes read pieces of as many rows as serve
+    all banks once. For other atoms a row holds the values of one reduce point. Each lane reads some of these with one access, and a
+    lane group fills as many of a row at a time.
     """
     touches = nest.factor_touches(factor)
     if windowed:
         tiles = stored_tile(nest, factor, tiles[0]), stored_tile(nest, factor, tiles[1])
-    parts = tuple([tuple([e for e, t in zip(tile, touches, strict=True) if t]) for tile in tiles])  # of tiles nothing else tells
+    parts = tuple([tuple([e for e, t in zip(tile, touches, strict=True) if t]) for tile in tiles])  # nothing else of tiles matters
     key = "panel_rows", id(atom), id(spec), level, mapping, factor, parts, run_padding
     found = nest.known.get(key)
-    if found is None:  # atom and spec are kept with it: nothing else has their identity then
+    if found is None:  # the entry keeps atom and spec alive, so that their ids stay unique
         rows = _panel_rows(nest, atom, mapping, factor, tiles, spec, level, run_padding)
         found = nest.known[key] = rows, atom, spec
     known: PanelRows = found[0]
@@ -147,7 +150,7 @@ def _panel_rows(
         piece = max(1, min(_piece(banks, size, deep), _role_extents(nest, atom, mapping, factor).get(dim, 1)))
         every_bank = banks.count * banks.width_bytes // (piece * size) if banks is not None else 1
         beside, rows = interleaved(nest, atom, mapping, factor, tile), max(1, whole // max(row, 1))
-        if beside > 1:  # one access of a group reads what lies side by side for all of the atom's places along a row
+        if beside > 1:  # one access of a group reads the interleaved elements of all the atom's positions along a row
             read = beside * _role_extents(nest, atom, mapping, factor).get(dim, 1)
             every_bank = banks.count * banks.width_bytes // (read * size) if banks is not None else 1
             together = max(1, min(every_bank, rows // beside))
@@ -163,8 +166,9 @@ def _panel_rows(
 
 
 def run_dim(nest: Nest, touches: tuple[bool, ...], tile: Tile) -> int | None:
-    """The dimension along which neighbours of a tile are neighbours in its panel, as rows hold the values of one reduce point; None
-    for a panel of one value.
+    """Returns the dimension along which neighbours of a tile are neighbours in its panel; None for a panel of one value.
+
+    Rows hold the values of one reduce point.
     """
     inwards = (*nest.reduce, *nest.spatial)
     return next((d for d in reversed(inwards) if touches[d] and tile[d] > 1), None)
@@ -173,8 +177,9 @@ def run_dim(nest: Nest, touches: tuple[bool, ...], tile: Tile) -> int | None:
 def panel_steps(
     nest: Nest, staging: Staging, tile: Tile, rows: tuple[int, ...], outside: tuple[int, ...]
 ) -> tuple[tuple[int, ...], int]:
-    """How far neighbours along each dimension lie apart in a panel of a unit's tile (0: it does not depend on it), and elements of
-    it with all padding; `rows`: the dimensions of a row, `outside` all others, innermost last.
+    """Returns the step along each dimension in the panel of a unit's tile (0: no dependence), and its elements with all padding.
+
+    `rows`: the dimensions of a row; `outside`: all others, innermost last.
     """
     touches = staged_touches(nest, staging)
     tile = laid_tile(nest, staging, tile)
@@ -196,25 +201,25 @@ def panel_steps(
 
 
 def windows_of(nest: Nest, staging: Staging) -> tuple[Window, ...]:
-    """The windows that a panel holds what they pass over of."""
+    """Returns the sliding windows of a windowed panel; none for other panels."""
     return windows(nest, staging.operand) if staging.windowed else ()
 
 
 def laid_tile(nest: Nest, staging: Staging, tile: Tile) -> Tile:
-    """The extents along which the values of a tile lie in a panel."""
+    """Returns the extents of a tile as a panel stores it."""
     return stored_tile(nest, staging.operand, tile) if staging.windowed else tile
 
 
 @lru_cache(maxsize=4096)
 def dividing(piece: int, most: int) -> int:
-    """The widest access, of at most `most` elements, a power of two, that is aligned where lanes' pieces follow one another."""
+    """Returns the widest access of at most `most` (a power of two) elements that is aligned where lanes' pieces are contiguous."""
     while piece % most:
         most //= 2
     return most
 
 
 def pieces(extent: int, widest: int) -> tuple[int, ...]:
-    """The accesses that read so many neighbours: powers of two that add up, the widest ones first."""
+    """Returns the accesses that read `extent` neighbours: powers of two with that sum, the widest ones first."""
     found = [widest] * (extent // widest)
     while widest > 1:
         widest //= 2
@@ -223,8 +228,10 @@ def pieces(extent: int, widest: int) -> tuple[int, ...]:
 
 
 def _piece(banks: Banks | None, size: int, deep: int | None) -> int:
-    """Elements of a row that lanes read together for one small matrix: `deep` bytes, and of as many rows as serve all banks once;
-    where a panel's rows lie across the reduction (None), it is these that lie along one.
+    """Returns the elements of a row that lanes read together for one small matrix.
+
+    These are `deep` bytes, from as many rows as serve all banks once. Where a panel's rows lie across the reduction (None), the
+    elements that serve all banks lie along one row.
     """
     if deep is not None or banks is None:
         return (WIDEST_ACCESS if deep is None else deep) // size
@@ -232,8 +239,10 @@ def _piece(banks: Banks | None, size: int, deep: int | None) -> int:
 
 
 def row_dim(nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], ...], factor: int, tile: Tile) -> int:
-    """The dimension along which the rows of a matrix atom's panel go: one of the atom's, as it takes pieces of rows; the one along
-    which the array is contiguous, if the atom can read such rows.
+    """Returns the dimension along which the rows of a matrix atom's panel go.
+
+    It is one of the atom's dimensions, as the atom takes pieces of rows: the one along which the array is contiguous, if the atom
+    can read such rows.
     """
     extents, along = _role_extents(nest, atom, mapping, factor), _contiguous(nest, factor, tile)
     depth = next((d for role, d in mapping if role == "k"), None)
@@ -243,7 +252,7 @@ def row_dim(nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], ...],
 
 
 def interleaved(nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], ...], factor: int, tile: Tile) -> int:
-    """Neighbours along the reduction that lie side by side in a matrix atom's panel; 1 where its rows lie along the reduction."""
+    """Returns the neighbours along the reduction that a matrix atom's panel interleaves; 1 where rows lie along the reduction."""
     depth = next((d for role, d in mapping if role == "k"), None)
     if depth is None or row_dim(nest, atom, mapping, factor, tile) == depth or tile[depth] % atom.operand_interleave:
         return 1
@@ -251,26 +260,26 @@ def interleaved(nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], .
 
 
 def _role_extents(nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], ...], factor: int) -> dict[int, int]:
-    """The atom's extents along the dimensions that a factor depends on."""
+    """Returns the atom's extents along the dimensions that a factor depends on."""
     touches = nest.factor_touches(factor)
     return {d: extent for role, d in mapping if isinstance(extent := atom.extents[role], int) and touches[d]}
 
 
 def _contiguous(nest: Nest, factor: int, tile: Tile) -> int | None:
-    """The dimension of a tile along which an array of a factor is contiguous."""
+    """Returns the dimension of a tile along which an array of a factor is contiguous."""
     mine, touches = [a for a in nest.inputs if a.factor == factor], nest.factor_touches(factor)
     return next((d for a in mine for d, t in enumerate(touches) if t and a.strides[d] == 1 and tile[d] > 1), None)
 
 
 def _wide_access(nest: Nest, inner: Tile, run: int | None, size: int) -> int:
-    """Elements of a row that a lane reads with its widest access."""
+    """Returns the elements of a row that a lane reads with its widest access."""
     if run is None or nest.dims[run].is_reduce:
         return 1
     return max(pieces(inner[run], max(1, WIDEST_ACCESS // size)), default=1)
 
 
 def staged_rows(program: StageProgram, spec: HardwareSpec, staging: Staging) -> PanelRows | None:
-    """How a program's panel lies, where it lies in a banked memory that software fills; None for all other copies."""
+    """Returns the layout of a program's panel in a banked memory that software fills; None for all other copies."""
     level = spec.levels[staging.level]
     if staging.kind != "panel" or not staging.level or not level.managed or level.banks is None:
         return None
@@ -280,7 +289,7 @@ def staged_rows(program: StageProgram, spec: HardwareSpec, staging: Staging) -> 
 
 
 def padding_bytes(program: StageProgram, spec: HardwareSpec, staging: Staging) -> int:
-    """Bytes that the padding of a panel's runs and rows takes in one copy of it."""
+    """Returns the bytes that the padding of a panel's runs and rows takes in one copy of it."""
     rows = staged_rows(program, spec, staging) if staging.row_padding or staging.run_padding else None
     if rows is None:
         return 0
@@ -290,7 +299,7 @@ def padding_bytes(program: StageProgram, spec: HardwareSpec, staging: Staging) -
 
 
 def conflicts(program: StageProgram, spec: HardwareSpec, staging: Staging) -> tuple[float, float]:
-    """How much longer filling and reading a panel takes for bank conflicts: 1 for none."""
+    """Returns the factors by which bank conflicts lengthen filling and reading a panel: 1 for none."""
     rows = staged_rows(program, spec, staging)
     banks = spec.levels[staging.level].banks
     if rows is None or banks is None:

@@ -1,7 +1,8 @@
-"""How many lines of memory the lanes of a group touch with one access to an array: what they reach for comes line by line.
+"""Coalescing: the lines (sectors) of memory that the lanes of a group touch with one access to an array.
 
-Lanes that run in step read or store where their own points lie. Neighbours that touch neighbours share lines; lanes whose points
-lie rows apart need a line each, of which the rest is moved for nothing, or has to be found in the cache again by later accesses.
+Lanes that run in lockstep read or store at the addresses of their own points. Neighbouring lanes that touch neighbouring addresses
+share lines. Lanes whose points lie rows apart need a line each. The rest of that line is moved for nothing, or later accesses have
+to find it in the cache.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from roller.layout.banks import WIDEST_ACCESS, dividing, pieces
 from roller.layout.lanes import lane_pieces
 from roller.program.rprogram import StageProgram
 
-FAR = 1 << 40  # elements: between lanes whose distance in an array is not known
+FAR = 1 << 40  # elements between lanes whose distance in an array is not known
 
 
 def lines(
     program: StageProgram, access: Access, group: Mapping[int, int], line_bytes: int, least: int = 1, partly: float = 1.0
 ) -> float:
-    """Lines that a group of lanes touches with all its accesses for one innermost tile; `group`: lanes of it along each dimension.
-    One of which an access touches less than `least` bytes counts `partly` times.
+    """Returns the lines that a lane group touches with all its accesses for one innermost tile.
+
+    `group`: its lanes along each dimension. A line counts `partly` times if an access touches less than `least` bytes of it.
     """
     inner, size = program.inner, access.element_bytes
     along = next((d for d, s in enumerate(access.strides) if s == 1 and access.touches[d]), None)
@@ -50,7 +52,7 @@ def _spread(group: Mapping[int, int], access: Access) -> list[int]:
 
 
 def _widest(access: Access, along: int, piece: int, most: int) -> int:
-    """Elements of the widest access to a piece of neighbours: all rows must start at multiples of it."""
+    """Returns the elements of the widest access to a piece of neighbours: all rows must start at multiples of it."""
     steps = [s for d, s in enumerate(access.strides) if s and d != along and access.touches[d]]
     while most > 1 and (most > piece or None in access.strides or any(s % most for s in steps)):
         most //= 2
@@ -59,7 +61,10 @@ def _widest(access: Access, along: int, piece: int, most: int) -> int:
 
 @lru_cache(maxsize=1 << 14)
 def _touched(lanes: tuple[tuple[int, int], ...], width: int, size: int, line: int) -> int:
-    """Lines that lanes touch, so many along each dimension, so many elements apart, each with an access of `width` bytes."""
+    """Returns the lines that lanes touch, each with an access of `width` bytes.
+
+    `lanes`: for each dimension the number of lanes along it, and how many elements they lie apart.
+    """
     starts = {0}
     for count, step in lanes:
         starts = {start + number * step for start in starts for number in range(count)}

@@ -1,8 +1,8 @@
-"""Which lanes of a unit run in step, and how often their group goes to a memory of banks for what it reads of a panel.
+"""Lane groups: which lanes of a unit run in lockstep, and how often a group accesses the banks for its panel reads.
 
-A lane reads its points along a panel's rows in pieces of neighbours, each with one access. What the lanes of a group read with one
-access is served by all banks at a time: it takes a whole transaction, however few words it moves, and as many as the busiest bank
-has words to give.
+A lane reads its points along a panel's rows in pieces of neighbours, each with one access. All banks together serve one access of a
+lane group (warp, wavefront). It takes a whole transaction, however few words it moves, and as many transactions as the busiest bank
+has words to serve.
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ from roller.target.hardware import Banks, HardwareSpec
 
 
 def lanes_along(program: StageProgram) -> dict[int, int]:
-    """Lanes along each dimension over which they are spread."""
+    """Returns the lanes along each dimension over which they are spread."""
     return {lp.dim: lp.trips for lp in program.loops if lp.over == "lanes"}
 
 
 def lane_order(program: StageProgram) -> tuple[int, ...]:
-    """Dimensions over which lanes are spread, the one along which neighbouring lanes lie last: reductions, then the output's
-    contiguous dimension.
+    """Returns the dimensions over which lanes are spread; neighbouring lanes lie along the last one.
+
+    The order ends with the output's contiguous dimension and then the reductions.
     """
     nest = program.nest
     return tuple(sorted(lanes_along(program), key=lambda d: (d in nest.columns, nest.output.strides[d] == 1, d)))
 
 
 def group_tile(program: StageProgram, group: int) -> dict[int, int]:
-    """Lanes of one group along each dimension over which lanes are spread, in powers of two.
+    """Returns the lanes of one group along each dimension over which lanes are spread, in powers of two.
 
-    Where panels hold what lanes read, the group takes the block of sub-tiles that reads least together (`blocked`), which divides
-    the unit's tile, of equal ones that along the panels' runs, or near them; where lanes share reductions, their neighbours, who
-    exchange values; else, and while no unit's tile is chosen, one as square as it gets in points.
+    Where panels hold the operands, the group takes the block of sub-tiles that reads least together (`blocked`) and divides the
+    unit's tile. Of equal blocks it takes the one along the panels' runs, or near them. Where lanes share reductions, the group
+    takes neighbours, which exchange values. Otherwise, and before the unit's tile is chosen, it takes a block as square as possible
+    in points.
     """
     trips, inner, spatial = lanes_along(program), program.inner, program.nest.spatial
     if len(program.tiles) > 1 and any(d in program.nest.columns for d in trips):
@@ -48,12 +50,13 @@ def group_tile(program: StageProgram, group: int) -> dict[int, int]:
     runs = {run_dim(program.nest, touches, program.unit_tile) for touches in touched} if together else set()
 
     def apart(dim: int, dims: list[int]) -> bool:
-        """True if neighbours along a dimension are none of what the group has of a panel's row, which may lie in their banks."""
+        """True if neighbours along a dimension lie outside the group's part of a panel's row, possibly in the same banks."""
         return dim in dims and any(d > dim and found.get(d, 1) * inner[d] < program.unit_tile[d] for d in dims if d in spatial)
 
     def read(dim: int) -> tuple[int, bool, int]:
-        """Elements that the group would read with twice as many lanes along a dimension, twice those that lie apart; and for ties
-        how far it is from runs.
+        """Returns the elements that the group would read with twice as many lanes along a dimension; those apart count twice.
+
+        For ties it also returns the dimension's distance from runs.
         """
         if not together:
             return found[dim] * inner[dim], False, dim
@@ -70,7 +73,7 @@ def group_tile(program: StageProgram, group: int) -> dict[int, int]:
 
 
 def _neighbours(program: StageProgram, group: int) -> dict[int, int]:
-    """Lanes of a group along each dimension, in the order in which lanes are numbered."""
+    """Returns the lanes of a group along each dimension, in the order in which lanes are numbered."""
     trips = lanes_along(program)
     found, left = dict.fromkeys(trips, 1), group
     for dim in reversed(lane_order(program)):
@@ -80,16 +83,18 @@ def _neighbours(program: StageProgram, group: int) -> dict[int, int]:
 
 
 def blocked(program: StageProgram) -> bool:
-    """True if a lane group takes a block of neighbouring sub-tiles: where panels hold what they read. Lanes that share a reduction
-    are neighbours, and those that read arrays follow the array.
+    """True if a lane group takes a block of neighbouring sub-tiles, which it does where panels hold the operands.
+
+    Lanes that share a reduction are neighbours, and those that read arrays follow the array.
     """
     dims = program.nest.dims
     return bool(program.staged) and program.atom.kind != "matrix" and not any(dims[d].is_reduce for d in lanes_along(program))
 
 
 def lane_digits(program: StageProgram, group: int) -> list[tuple[int, int, int]]:
-    """How the numbers of lanes are made up, outermost digit first, those inside a group last: a dimension, lanes along it, and how
-    many lanes further along it the next one is.
+    """Returns the digits of lane numbers, outermost first, those inside a group last.
+
+    A digit is a dimension, the lanes along it, and how many lanes further along it the next one is.
     """
     lanes, order = lanes_along(program), lane_order(program)
     near = group_tile(program, group) if blocked(program) else {}
@@ -98,9 +103,11 @@ def lane_digits(program: StageProgram, group: int) -> list[tuple[int, int, int]]
 
 
 def lane_pieces(program: StageProgram, dim: int) -> tuple[int, ...]:
-    """The pieces of neighbours that a lane has along a dimension, one after another: as wide as an access may be to a panel whose
-    runs go along it, else to an array that lanes touch where it is; single points where neither is. One piece where a panel holds
-    what windows pass over along it: those of a lane's neighbours overlap.
+    """Returns the pieces of neighbours that a lane has along a dimension, one after another.
+
+    They are as wide as an access may be to a panel whose runs go along the dimension, else to an array that lanes access in place.
+    Without either, they are single points. It is one piece where windows of a windowed panel slide along the dimension, as the
+    values of neighbouring lanes overlap.
     """
     nest, tile = program.nest, program.unit_tile
     if program.windowed and any(dim == w.spatial for s in program.staged for w in windows_of(nest, s)):
@@ -117,9 +124,10 @@ def lane_pieces(program: StageProgram, dim: int) -> tuple[int, ...]:
 
 
 def accesses(program: StageProgram, staging: Staging) -> tuple[int | None, tuple[tuple[int, int], ...]]:
-    """The dimension along which a lane reads neighbours in a panel, None if there is none, and its accesses: of each the elements,
-    and how many elements further the next lane has its own: those of the piece that it is a part of. Pieces are cut where the
-    places of others are no multiples of them.
+    """Returns the dimension along which a lane reads neighbours in a panel (None if there is none), and its accesses.
+
+    An access is its elements, and the elements to the next lane's access, which are those of the piece that it is a part of. Pieces
+    are cut where the addresses of others are no multiples of them.
     """
     nest, touches, tile = program.nest, staged_touches(program.nest, staging), program.unit_tile
     run, widest = run_dim(nest, touches, laid_tile(nest, staging, tile)), WIDEST_ACCESS // panel_element_bytes(nest, program.atom)
@@ -131,14 +139,14 @@ def accesses(program: StageProgram, staging: Staging) -> tuple[int | None, tuple
         return run, _passed(program, window, widest, steps)
     others = [s for d, s in enumerate(steps) if d != run and touches[d] and tile[d] > 1]
     if nest.extents[run] < tile[run]:
-        others.append(nest.extents[run])  # lanes move back to its end
+        others.append(nest.extents[run])  # boundary tiles are shifted inwards to its end
     while any(s % widest for s in others):
         widest //= 2
     return run, tuple((width, piece) for piece in lane_pieces(program, run) for width in pieces(piece, widest))
 
 
 def reads(program: StageProgram) -> int:
-    """Accesses with which a lane reads its parts of all panels, for one innermost tile."""
+    """Returns the accesses with which a lane reads its parts of all panels, for one innermost tile."""
     found = 0
     for staging in program.staged:
         touches, (run, each) = staged_touches(program.nest, staging), accesses(program, staging)
@@ -148,7 +156,7 @@ def reads(program: StageProgram) -> int:
 
 
 def transactions(program: StageProgram, staging: Staging, group: Mapping[int, int], banks: Banks) -> int:
-    """How often the lanes of a group (`group_tile`) go to the banks for their parts of an innermost tile's operand, together."""
+    """Returns the transactions in which the lanes of a group (`group_tile`) read their parts of an innermost tile's operand."""
     nest, touches = program.nest, staged_touches(program.nest, staging)
     size = panel_element_bytes(nest, program.atom)
     run, each = accesses(program, staging)
@@ -163,8 +171,10 @@ def transactions(program: StageProgram, staging: Staging, group: Mapping[int, in
 
 
 def runs_padded(program: StageProgram, staging: Staging, spec: HardwareSpec, banks: Banks) -> Staging:
-    """A panel with as many elements added to each run, where rows have several, as lanes want to read them with wide accesses and
-    a group of them in different banks: the fewest with which it goes to the banks least often.
+    """Returns a panel with padded runs, where rows have several runs.
+
+    Lanes can then read with wide accesses, and the lanes of a group in different banks. The padding is the smallest one with the
+    fewest transactions of the group.
     """
     nest, touches = program.nest, staged_touches(program.nest, staging)
     tile, inner = laid_tile(nest, staging, program.unit_tile), laid_tile(nest, staging, program.inner)
@@ -179,7 +189,7 @@ def runs_padded(program: StageProgram, staging: Staging, spec: HardwareSpec, ban
 
 
 def _passed(program: StageProgram, window: Window, widest: int, steps: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """The accesses of a lane to what its window passes over in a panel with these steps."""
+    """Returns the accesses of a lane to the values under its sliding window, in a panel with these steps."""
     along, inner, unit = dict(window.steps), program.inner, program.unit_tile
     apart = [n * inner[d] for d, n in window.steps if unit[d] > inner[d]]
     across = [s for d, s in enumerate(steps) if s and d not in along and unit[d] > 1]
@@ -190,7 +200,10 @@ def _passed(program: StageProgram, window: Window, widest: int, steps: Sequence[
 
 @lru_cache(maxsize=1 << 16)
 def _busiest(lanes: tuple[tuple[int, int], ...], width: int, size: int, banks: Banks) -> int:
-    """Words that the busiest bank gives, where lanes so many along each dimension, so many elements apart, read `width` each."""
+    """Returns the words that the busiest bank serves where lanes read `width` elements each.
+
+    `lanes`: for each dimension the number of lanes along it, and how many elements they lie apart.
+    """
     starts = {0}
     for count, step in lanes:
         starts = {start + number * step for start in starts for number in range(count)}

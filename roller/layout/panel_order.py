@@ -1,9 +1,9 @@
-"""In which order the lanes of a unit fill a panel together, and how far apart its rows then lie.
+"""The order in which the lanes of a unit fill a panel together, and the row padding that follows from it.
 
-Lanes take a panel's values by number, neighbours neighbouring ones: first some neighbours of a row, then the rows one after
-another, then what is left of rows. So what lanes read together of an array lies together, whichever way it is contiguous, and what
-they write together lies in as many rows as there are. Rows are padded so far that lanes meet in the fewest banks, those that fill
-the panel and those that read it: both are counted, lane by lane.
+Lanes take a panel's values by number, neighbouring lanes neighbouring values: first some neighbours of a row, then the rows one
+after another, then the rest of the rows. Lanes therefore read contiguous parts of an array together (coalesced), whichever way it
+is contiguous. They write into as many rows at a time as there are. Rows are padded for the fewest bank conflicts, of the lanes that
+fill the panel and of those that read it: both are counted, lane by lane.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ from roller.program.rprogram import StageProgram, Staging, operand_value
 from roller.target.hardware import Banks, HardwareSpec
 
 LEAST_RUN_BYTES = 32  # of an array that neighbouring lanes read, where they could read single values across a panel's rows
-FEWEST_NEAR = 4  # … of which so many must lie in such a run where they are not contiguous
-SAMPLE = 128  # values of a panel, the first ones, whose banks are counted: four accesses of 32 lanes
+FEWEST_NEAR = 4  # values that must lie in such a run where they are not contiguous
+SAMPLE = 128  # first values of a panel, for which bank conflicts are counted: four accesses of 32 lanes
 
 Digit = tuple[int, int, int]  # a dimension, how many values, and how far apart they are
 
 
 @dataclass(frozen=True, slots=True)
 class FillOrder:
-    """How the numbers of a panel's values are made up, outermost digit first; the dimension along which the source is contiguous,
-    the elements that one access reads along it, and those that one access stores.
+    """The digits of the numbers of a panel's values, outermost first, and the accesses of the fill.
+
+    `along`: the dimension along which the source is contiguous; `width`: the elements that one access reads along it; `stored`:
+    those that one access stores.
     """
 
     digits: tuple[Digit, ...]
@@ -43,8 +45,10 @@ class FillOrder:
     stored: int
 
     def follows(self, lanes: int) -> bool:
-        """True if the places of a lane's values follow from that of the first, however many there are: so many lanes together go
-        from one to the next a whole number of steps of one digit, those further in stay.
+        """True if the addresses of a lane's values follow from that of the first, however many there are.
+
+        From one value to the next, `lanes` lanes together advance by a whole number of steps of one digit; the digits further in
+        stay.
         """
         for _, count, _ in reversed(self.digits[1:]):
             if lanes % count:
@@ -54,8 +58,9 @@ class FillOrder:
 
 
 class Points(NamedTuple):
-    """The points whose values fill a panel: extents, steps (0: along a dimension on which the panel does not depend, or only as
-    another one does), and the dimensions of rows.
+    """The points whose values fill a panel: extents, steps, and the dimensions of rows.
+
+    A step is 0 along a dimension on which the panel does not depend, or depends only through another dimension.
     """
 
     tile: Tile
@@ -65,9 +70,11 @@ class Points(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """What is known of filling a panel before its rows' distance is: its dimensions from the outermost in, those of its rows, the
-    one along which the source is contiguous and the elements that one access reads along it (more than 1 only along rows),
-    dimensions in the source's order, elements of the widest access, lanes of a group, bytes of an element.
+    """The fill of a panel, before the distance of its rows is known.
+
+    `inwards`: its dimensions from the outermost in; `row`: those of its rows; `along`: the one along which the source is
+    contiguous; `width`: the elements that one access reads along it (more than 1 only along rows); `far`: dimensions in the
+    source's order; `most`: elements of the widest access; `group`: lanes of a group; `size`: bytes of an element.
     """
 
     tile: Tile
@@ -81,10 +88,11 @@ class Fill:
     size: int
 
     def order(self, steps: Sequence[int]) -> FillOrder:
-        """How the panel with these steps is filled.
+        """Returns the order in which the panel with these steps is filled.
 
-        Where neighbours of a row are neighbours in the source, a lane takes as many as one access may, or lanes one each of whole
-        runs; where rows are, a group takes blocks of some neighbours of a row in as many rows as there are lanes for.
+        Where neighbours of a row are neighbours in the source, a lane takes as many as one access may, or lanes take one each of
+        whole runs. Where rows are neighbours in the source, a group takes blocks: some neighbours of a row, in as many rows as
+        there are lanes for.
         """
         tile, along = self.tile, self.along
         if along is not None and self.width > 1:
@@ -101,7 +109,7 @@ class Fill:
         return FillOrder((*beside, *rows, *([] if turned is None else [(turned, far, 1)]), *block), along, 1, 1)
 
     def run(self) -> int:
-        """Neighbours of a row that lanes take before the next row, where that does not follow from the rows' distance; else 0."""
+        """Returns the neighbours of a row that lanes take before the next row; 0 where that follows from the rows' distance."""
         if self.along is not None and self.width > 1:
             return self.tile[self.along]
         if self.along is not None and self.along not in self.row:
@@ -114,9 +122,10 @@ class Fill:
         return [d for d in reversed(self.inwards) if d in self.row]
 
     def _block(self, own: Sequence[int], steps: Sequence[int]) -> dict[int, int]:
-        """Neighbours of a row that are taken before the next row is, where rows are neighbours in the source: a whole short row
-        where the next one follows at once, else as many as the largest power of two that divides the rows' distance. An odd
-        multiple of it apart, rows start at different multiples of it in the banks, until there is none left.
+        """Returns the neighbours of a row that lanes take before the next row, where rows are neighbours in the source.
+
+        It is a whole short row where the next one follows at once, else the largest power of two that divides the rows' distance.
+        Rows that lie an odd multiple of this power apart start at different multiples of it in the banks, until there is none left.
         """
         pitch = min(steps[d] for d in self.inwards if d not in self.row)
         if math.prod([self.tile[d] for d in own]) == pitch <= 2 * self.most:
@@ -140,9 +149,10 @@ def fill(
     group: int,
     cell: tuple[int, int] | None = None,
 ) -> Fill:
-    """How lanes in groups of `group` fill a panel of `value`, whose rows go along the dimensions `row`; `steps`: as they are, or as
-    they would be with another distance of the rows. `cell`: a dimension, and how many neighbours along it are one value here, as
-    `tile` and `steps` count them: a lane takes them together.
+    """Returns how lanes in groups of `group` fill a panel of `value`, whose rows go along the dimensions `row`.
+
+    `steps`: the panel's steps, or those with another distance of the rows. `cell`: a dimension, and how many neighbours along it
+    count as one value in `tile` and `steps`: a lane takes them together.
     """
     mine, (deep, many) = _sources(nest, value), cell or (None, 1)
     along = _along(nest, tuple(1 if d == deep else extent for d, extent in enumerate(tile)), steps, mine)
@@ -158,7 +168,7 @@ def fill(
 
 
 def filled(nest: Nest, staging: Staging, tile: Tile, steps: Sequence[int], row: tuple[int, ...]) -> Points:
-    """The points of a unit's tile whose values fill a panel: their extents, their steps in it, and the dimensions of its rows."""
+    """Returns the points of a unit's tile whose values fill a panel: extents, steps in the panel, dimensions of its rows."""
     if not staging.windowed:
         return Points(tile, tuple(steps), row)
     factor = staging.operand
@@ -166,8 +176,9 @@ def filled(nest: Nest, staging: Staging, tile: Tile, steps: Sequence[int], row: 
 
 
 class Share(NamedTuple):
-    """What a lane does for its part of a panel: accesses, the elements that one reads, whether the place of each follows from that
-    of the first, and whether they may lie outside the array.
+    """One lane's part of a panel fill: accesses, and the elements that one reads.
+
+    `follows`: the address of each follows from that of the first. `guarded`: they may lie outside the array.
     """
 
     accesses: int
@@ -177,7 +188,7 @@ class Share(NamedTuple):
 
 
 def share(program: StageProgram, staging: Staging, group: int, lanes: int) -> Share:
-    """What each of so many lanes does to fill a panel of values as they are."""
+    """Returns the part of each of `lanes` lanes in filling a panel with unconverted values."""
     nest, tile, atom, factor = program.nest, program.unit_tile, program.atom, staging.operand
     row, outside, value = nest.spatial, nest.reduce, nest.factors[factor]
     if atom.kind == "matrix":
@@ -193,8 +204,9 @@ def share(program: StageProgram, staging: Staging, group: int, lanes: int) -> Sh
 
 
 def _run(tile: Tile, inwards: Sequence[int], most: int) -> dict[int, int]:
-    """Neighbours of a row that are taken before the next row is, where they are neighbours in the source: all along the innermost
-    dimension, and along others until they are a whole number of the widest accesses.
+    """Returns the neighbours of a row that lanes take before the next row, where they are neighbours in the source.
+
+    These are all along the innermost dimension, and along others until they are a whole number of the widest accesses.
     """
     found: dict[int, int] = {}
     for dim in inwards:
@@ -205,7 +217,7 @@ def _run(tile: Tile, inwards: Sequence[int], most: int) -> dict[int, int]:
 
 
 def _power(extent: int, most: int) -> int:
-    """The largest power of two that divides an extent, up to a limit."""
+    """Returns the largest power of two that divides an extent, up to a limit."""
     found = 1
     while 2 * found <= most and extent % (2 * found) == 0:
         found *= 2
@@ -213,20 +225,21 @@ def _power(extent: int, most: int) -> int:
 
 
 def _sources(nest: Nest, value: Scalar) -> list[Access]:
-    """The array of each load of a panel's value."""
+    """Returns the array of each load of a panel's value."""
     known = {(a.tensor.name, a.index): a for a in reversed([a for a in nest.accesses if a.role != "output"])}
     return [known[node.tensor, node.index] for node in loads(value)]
 
 
 def _along(nest: Nest, tile: Tile, steps: Sequence[int], mine: Sequence[Access]) -> int | None:
-    """The dimension along which the source is contiguous: that of the panel's runs rather than one across rows."""
+    """Returns the dimension along which the source is contiguous: that of the panel's runs rather than one across rows."""
     dims = [d for d, s in enumerate(steps) if s and tile[d] > 1 and any(_neighbours(a, d, s == 1) for a in mine)]
     return min(dims, key=lambda d: (steps[d] != 1, d in nest.spatial, d), default=None)
 
 
 def _nearest(tile: Tile, steps: Sequence[int], mine: Sequence[Access], size: int) -> int | None:
-    """Where the source is contiguous along none, the dimension along which neighbours lie nearest in it, if several of them lie in
-    what memory gives at a time, such as every other value of a row.
+    """Returns the dimension along which neighbours lie nearest in a source that is contiguous along none.
+
+    Several of them have to lie in the bytes that memory delivers at a time, such as every other value of a row. Else it is None.
     """
     found = [(max(abs(_step(a, d)) for a in mine), d) for d, s in enumerate(steps) if s and tile[d] > 1] if mine else []
     near = [(step, d) for step, d in found if step and FEWEST_NEAR * step * size <= LEAST_RUN_BYTES]
@@ -234,7 +247,7 @@ def _nearest(tile: Tile, steps: Sequence[int], mine: Sequence[Access], size: int
 
 
 def _step(access: Access, dim: int) -> int:
-    """How far apart neighbours along a dimension lie in an array, but for those where an inner axis ends."""
+    """Returns how far apart neighbours along a dimension lie in an array, except where an inner axis ends."""
     step = access.strides[dim]
     if step is None:
         step = sum(i.coefficient(access.innermost[dim]) * s for i, s in zip(access.index, access.tensor.strides, strict=True))
@@ -242,7 +255,7 @@ def _step(access: Access, dim: int) -> int:
 
 
 def _neighbours(access: Access, dim: int, mostly: bool) -> bool:
-    """True if neighbours along a dimension are neighbours in an array; `mostly`: but for those where an inner axis ends."""
+    """True if neighbours along a dimension are neighbours in an array; `mostly`: except where an inner axis ends."""
     return access.strides[dim] == 1 or (mostly and access.strides[dim] is None and _step(access, dim) == 1)
 
 
@@ -266,7 +279,7 @@ def _source_step(mine: Sequence[Access], dim: int) -> int:
 
 
 def _stored(steps: Sequence[int], along: int, together: int) -> int:
-    """Values that lie side by side in a panel, as many as one access may store."""
+    """Returns the number of contiguous values in a panel that one access may store."""
     if steps[along] != 1:
         return 1
     others = [s for d, s in enumerate(steps) if s and d != along]
@@ -279,14 +292,16 @@ def _stored(steps: Sequence[int], along: int, together: int) -> int:
 
 
 def rows_padded(program: StageProgram, spec: HardwareSpec, banks: Banks, staging: Staging) -> Staging:
-    """A panel with as many elements added to each row as leave the fewest conflicts for the room that they take: for a matrix atom,
-    and while no unit's tile is chosen, as `roller.layout.banks` says, else for the lanes that fill it and those that read it.
+    """Returns a panel with the row padding that leaves the fewest bank conflicts for the room that it takes.
+
+    For a matrix atom, and before a unit's tile is chosen, it is the padding of `roller.layout.banks`. Otherwise it counts the
+    conflicts of the lanes that fill the panel and of those that read it.
     """
     nest, group = program.nest, spec.levels[-1].access_lanes
     where = program.mapping, staging.operand, (program.tiles[0], program.tiles[-1]), spec, staging.level
     rows, value = panel_rows(nest, program.atom, *where, staging.run_padding, staging.windowed), nest.factors[staging.operand]
     if program.atom.kind == "matrix" or len(program.tiles) == 1 or rows.row == 1 or rows.rows == 1:
-        return replace(staging, row_padding=rows.padding(banks))  # rows of one value are what lanes read neighbours of
+        return replace(staging, row_padding=rows.padding(banks))  # in rows of one value, lanes read neighbouring rows
     size, pitched = rows.element_bytes, Pitched(program, staging, rows.row)
     points = filled(nest, staging, program.unit_tile, pitched.steps(0), nest.spatial)
     filling = fill(nest, points.tile, value, points.steps, points.row, group)
@@ -294,7 +309,7 @@ def rows_padded(program: StageProgram, spec: HardwareSpec, banks: Banks, staging
     least = filled(nest, staging, program.unit_tile, pitched.steps(wide.row_padding), nest.spatial).steps
     whole = max(filling.order(least).stored, *(width for width, _ in accesses(program, wide)[1]))
     reading = _read(program, wide, group)
-    room = rows.padding_bytes(1) * staging.depth / spec.levels[staging.level].capacity_bytes  # what each element takes of the level
+    room = rows.padding_bytes(1) * staging.depth / spec.levels[staging.level].capacity_bytes  # share of the level for each element
     best = math.inf, 0
     for padding in _choices(rows.row, whole, filling, banks.count * banks.width_bytes // size):
         if best[0] <= (1 + len(reading)) * (1 + room * padding):
@@ -308,8 +323,10 @@ def rows_padded(program: StageProgram, spec: HardwareSpec, banks: Banks, staging
 
 
 def _choices(row: int, whole: int, filling: Fill, period: int) -> list[int]:
-    """Paddings of rows to multiples of `whole` elements that may keep lanes apart: the least one; those with which rows lie an odd
-    multiple of each power of two apart; those with which the next row goes on in the banks where lanes leave the one before.
+    """Returns paddings of rows to multiples of `whole` elements that may avoid bank conflicts.
+
+    These are the least one, those with which rows lie an odd multiple of each power of two apart, and those with which the next row
+    continues in the banks where lanes leave the one before.
     """
     powers = [whole << n for n in range(period) if whole << n < period]
     ending = [near for near in (filling.run(), *powers) if near and near % whole == 0]
@@ -326,14 +343,15 @@ class Pitched:
         self.bare, _ = panel_steps(program.nest, bare, program.unit_tile, program.nest.spatial, program.nest.reduce)
 
     def steps(self, padding: int) -> tuple[int, ...]:
-        """The step of each dimension with so many elements added to each row."""
+        """Returns the step of each dimension with `padding` elements added to each row."""
         pitch = self.length + padding
         return tuple(s if d in self.row else s // self.length * pitch for d, s in enumerate(self.bare))
 
 
 def _read(program: StageProgram, staging: Staging, group: int) -> list[tuple[tuple[Digit, ...], int]]:
-    """The places of the first lanes of a unit, and how wide they read, for each width of access to a panel; nothing where all lanes
-    read the same row, whatever the distance of rows.
+    """Returns the addresses of the first lanes of a unit (as digits), and how wide they read, for each width of panel access.
+
+    Returns nothing where all lanes read the same row, whatever the distance of rows.
     """
     if not any(program.nest.dims[d].is_reduce for d in lanes_along(program)):
         return []
@@ -347,12 +365,14 @@ def _read(program: StageProgram, staging: Staging, group: int) -> list[tuple[tup
 
 
 def conflicts(digits: Sequence[Digit], steps: Sequence[int], width: int, count: int, banks: Banks, size: int) -> float:
-    """How often the banks serve lanes over how often they would without two words in one: the first `count` lanes, whose places
-    are made up of digits as `FillOrder` says, move `width` elements of `size` bytes each, to or from a panel with these steps.
+    """Returns how often the banks serve lanes, over how often they would without two words in one bank.
+
+    The first `count` lanes, whose addresses are made up of digits as in `FillOrder`, move `width` elements of `size` bytes each, to
+    or from a panel with these steps.
     """
     period = banks.count * banks.width_bytes // size
     lanes: list[tuple[int, int, bool]] = []
-    together, parts = 1, width * size < banks.width_bytes  # parts of a word are served together: where they lie is needed, too
+    together, parts = 1, width * size < banks.width_bytes  # parts of a word are served together: their addresses count, too
     for dim, many, step in reversed(digits):
         needed, apart = min(many, -(-count // together)), step * steps[dim]
         if needed > 1:
@@ -363,12 +383,12 @@ def conflicts(digits: Sequence[Digit], steps: Sequence[int], width: int, count: 
 
 @lru_cache(maxsize=1 << 14)
 def _conflicts(lanes: tuple[tuple[int, int, bool], ...], wide: int, count: int, banks: Banks, size: int) -> float:
-    """`lanes`: the digits of places, innermost first: how many, how many elements apart, and whether whole banks more than that."""
-    unit = max(wide, banks.width_bytes)  # places are multiples of it: two share a bank where they share all
+    """Returns the conflicts. `lanes`: digits of addresses, innermost first: number, distance, whether whole periods come on top."""
+    unit = max(wide, banks.width_bytes)  # addresses are multiples of it: two that share one bank share all
     period = banks.count * banks.width_bytes
     slots, places = max(1, period // unit), [0]
     for number, (many, step, apart) in enumerate(lanes):
-        far = step * size + period * SAMPLE ** (number + 1) * apart  # what differs, differs beyond the banks, too
+        far = step * size + period * SAMPLE ** (number + 1) * apart  # different addresses also differ beyond the banks
         places = [p + n * far for n in range(many) for p in places]
     least = found = 0
     for first in range(0, count, slots):

@@ -1,1 +1,1 @@
-"""What an rProgram is, what its tiles need, which tiles are aligned, and which fit."""
+"""The rProgram, the memory needs of its tiles, and the rules of alignment and capacity."""

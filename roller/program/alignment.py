@@ -22,10 +22,10 @@ FINE_STEPS = 8  # multiples of the base step tried one by one before extents dou
 
 @dataclass(frozen=True, slots=True)
 class Multiple:
-    """Which extents a dimension may have at a level: multiples of `step`, at most `limit`.
+    """The extents that a dimension may have at a level: multiples of `step`, at most `limit`.
 
-    `even`: construction may settle on any of them that cuts the dimension into equal parts, not only on those that growth goes
-    through: for machines of so many units that all of them work only if the parts come out even.
+    `even`: construction may choose any of them that cuts the dimension into equal parts, not only those that growth visits. This
+    serves machines with so many units that all of them work only if the parts are equal.
     """
 
     step: int = 1
@@ -34,10 +34,10 @@ class Multiple:
 
 
 def atom_tile(nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], ...]) -> Tile:
-    """The innermost tile of an atom: its extents where its roles lie, 1 elsewhere (rule 1).
+    """Returns the innermost tile of an atom: its extents along the dimensions of its roles, 1 elsewhere (rule 1).
 
-    A role that streams starts with the atom's own step; without one, with the rows that take as long as loading the stationary
-    block, a power of two.
+    A role that streams starts with the atom's own step. Without one, it starts with the number of rows, a power of two, that takes
+    as long as loading the stationary block.
     """
     roles = atom.extents
     rows = atom.startup_cycles / atom.row_cycles if atom.row_cycles else 1.0
@@ -57,14 +57,14 @@ STAND_IN: Mapping[str, str] = {
 
 
 def atoms_for(dtype: str, atoms: tuple[ComputeAtom, ...]) -> tuple[ComputeAtom, ...]:
-    """The scalar and vector atoms that can compute in a type: those of the type, else those of its stand-in."""
+    """Returns the scalar and vector atoms that can compute in a type: those of the type, else those of its `STAND_IN`."""
     plain = [a for a in atoms if a.kind != "matrix"]
     own = tuple(a for a in plain if a.acc_dtype == dtype)
     return own or tuple(a for a in plain if a.acc_dtype == STAND_IN.get(dtype))
 
 
 def transaction_step(nest: Nest, level: MemoryLevel, dim: int) -> int:
-    """Elements along a dimension that fill one transaction of the level, where some array is contiguous along it (rule 2)."""
+    """Returns the elements along a dimension that fill one transaction of the level, if some array is contiguous there (rule 2)."""
     sizes = [a.element_bytes for a in nest.accesses if a.strides[dim] == 1 and a.role != "epilogue"]
     return max((max(1, level.transaction_bytes // size) for size in sizes), default=1)
 
@@ -75,10 +75,10 @@ def allows_padding(nest: Nest, tile: Tile, epsilon: float) -> bool:
 
 
 def aligned_extents(extent: int, inner: int, multiple: Multiple) -> Iterator[int]:
-    """The extents worth trying for a dimension, rising: multiples of the inner tile's and the rule's step.
+    """Yields the extents worth trying for a dimension, in rising order: multiples of the inner tile's and the rule's step.
 
-    The list depends on the base step only, never on the tile that asks: `FINE_STEPS` single steps, then steps that double,
-    and last the whole extent rounded up.
+    The list depends on the base step only, never on the current tile: `FINE_STEPS` single steps, then steps that double, and last
+    the whole extent rounded up.
     """
     base = math.lcm(inner, multiple.step)
     whole = -(-extent // base) * base
@@ -92,7 +92,7 @@ def aligned_extents(extent: int, inner: int, multiple: Multiple) -> Iterator[int
 
 
 def even_extents(extent: int, inner: int, multiple: Multiple) -> list[int]:
-    """The extents that cut a dimension into equal parts, up to rounding to the inner tile's and the rule's step; rising."""
+    """Returns in rising order the extents that cut a dimension into equal parts, rounded to the inner tile's and rule's step."""
     base = math.lcm(inner, multiple.step)
     whole = -(-extent // base)
     limit = whole if multiple.limit is None else min(whole, multiple.limit // base)
@@ -106,14 +106,14 @@ def even_extents(extent: int, inner: int, multiple: Multiple) -> list[int]:
 
 
 def next_aligned(extent: int, inner: int, current: int, multiple: Multiple) -> int | None:
-    """The next extent after the current one, None at the end."""
+    """Returns the next extent after the current one, None at the end."""
     return next((e for e in aligned_extents(extent, inner, multiple) if e > current), None)
 
 
 def lane_rule(spec: HardwareSpec, lanes: int, every: int) -> str | None:
-    """Why this number of concurrent sub-tiles of a unit breaks rule 1, None if it does not; `every`: those of the whole problem.
+    """Returns why this number of concurrent sub-tiles of a unit breaks rule 1, or None; `every`: those of the whole problem.
 
-    Fewer than one group are admitted only where the problem has no more; the cost model charges the idle lanes.
+    Fewer than one lane group are allowed only where the problem has no more; the cost model charges the idle lanes.
     """
     group = spec.unit.lane_group
     if lanes > spec.unit.lanes_max:
@@ -124,7 +124,7 @@ def lane_rule(spec: HardwareSpec, lanes: int, every: int) -> str | None:
 
 @dataclass(frozen=True)
 class Rules:
-    """Everything the engine may ask about one device: frozen, so that construction cannot depend on call order."""
+    """The atoms and extent rules of one device; frozen, so that construction cannot depend on call order."""
 
     atoms: tuple[ComputeAtom, ...]
     multiples: Mapping[tuple[int, str], Multiple]  # (level, dimension name) → rule
@@ -132,13 +132,15 @@ class Rules:
     stages: Mapping[str, Mapping[tuple[int, str], Multiple]] = field(default_factory=dict)
 
     def of(self, stage: str) -> Rules:
-        """The rules for one stage's dimensions."""
+        """Returns the rules for one stage's dimensions."""
         return Rules(self.atoms, self.stages[stage]) if stage in self.stages else self
 
     def limits(self, nest: Nest, levels: int) -> dict[tuple[int, int], int]:
-        """The greatest extents that the rules allow at so many levels: (level, position of the dimension in the nest) → extent.
+        """Returns the largest extents that the rules allow, for `levels` levels.
 
-        What holds at a level holds at those inside it, whose tiles are parts of its own.
+        The keys are (level, position of the dimension in the nest).
+
+        A limit at a level also holds at the levels inside it, whose tiles are parts of its own.
         """
         found: dict[tuple[int, int], int] = {}
         for (level, name), multiple in self.multiples.items():
@@ -149,5 +151,5 @@ class Rules:
         return found
 
     def multiple(self, level: int, dim: str) -> Multiple:
-        """The rule for a dimension at a level."""
+        """Returns the rule for a dimension at a level."""
         return self.multiples.get((level, dim), Multiple())

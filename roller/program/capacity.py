@@ -1,7 +1,7 @@
-"""Does a tile fit a level, what does it occupy there, and how much does the operator move into the level with it.
+"""Capacity: whether a tile fits a level, its footprint there, and the operator's traffic into the level with this tile.
 
-Managed levels must hold the staged inputs (times their depth) and, where they may, the accumulators. Caches must hold what
-survives until it is used again: one array's tile, and for each other array what one pass of the reusing loop touches.
+Managed levels must hold the staged inputs (times their depth) and, where they may, the accumulators. Caches must hold the data that
+survive until their reuse: one array's tile, and the part of each other array that one pass of the reusing loop touches.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from roller.target.hardware import ComputeAtom, HardwareSpec, MemoryLevel
 
 Mapping = tuple[tuple[str, int], ...]
 
-PICKED = 4  # vectors that are picked from others at a time: their loads overlap
+PICKED = 4  # vectors that are shuffled out of others at a time: their loads overlap
 
 
 @dataclass
 class Fit:
-    """Capacity, footprint and traffic of tiles of one nest on one chip. `cooperate`: lanes share reductions. `windowed`: panels
-    hold what windows pass over, and lanes take all taps of the innermost ones at a step.
+    """Capacity, footprint and traffic of tiles of one nest on one chip.
+
+    `cooperate`: lanes share reductions. `windowed`: panels hold each value under sliding windows once, and lanes take all taps of
+    the innermost windows at a step.
     """
 
     spec: HardwareSpec
@@ -34,7 +36,7 @@ class Fit:
     geometry: Geometry
     cooperate: bool = False
     windowed: bool = False
-    limits: dict[tuple[int, int], int] = field(default_factory=dict)  # (level, dimension) → its greatest extent there
+    limits: dict[tuple[int, int], int] = field(default_factory=dict)  # (level, dimension) → its largest extent there
     _lane_level: int | None = field(init=False)
     _innermost: int = field(init=False)
     _panels: tuple[int, ...] = field(init=False)
@@ -49,11 +51,11 @@ class Fit:
         self._panels = tuple([f for f in factors if self.reused(self.nest.factor_touches(f))])
 
     def tiles(self, tile: Tile) -> int:
-        """Spatial tiles of this extent that cover the problem."""
+        """Returns the number of spatial tiles of this extent that cover the problem."""
         return math.prod([-(-self.nest.extents[i] // tile[i]) for i in self.nest.spatial])
 
     def rule(self, levels: tuple[int, ...], position: int) -> str:
-        """The name under which a tile that does not fit this level is counted."""
+        """Returns the name under which refusals of tiles that do not fit this level are counted."""
         return f"{self.spec.levels[levels[position]].name} capacity"
 
     def fits(self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile, mapping: Mapping, atom: ComputeAtom) -> bool:
@@ -71,13 +73,13 @@ class Fit:
         return self._lane_level is None or self.lanes(tile, inner, atom) <= self.spec.unit.lanes_max
 
     def within(self, level: int, tile: Tile, inner: Tile) -> bool:
-        """True if no extent is greater than the device's rules allow; a tile as long as the one inside it has no choice."""
+        """True if no extent exceeds the device's rules; an extent equal to that of the tile inside is always allowed."""
         return not self.limits or all(e <= max(self.limits.get((level, d), e), inner[d]) for d, e in enumerate(tile))
 
     def legal(
         self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile, mapping: Mapping, atom: ComputeAtom
     ) -> str | None:
-        """The rule that a tile breaks although it fits (growth may pass through it), None if it breaks none."""
+        """Returns the rule that a fitting tile breaks (growth may pass through it), None if it breaks none."""
         if self._lane_level is None or position != len(levels) - 2:
             return None
         lanes = self.lanes(tile, inner, atom)
@@ -89,8 +91,9 @@ class Fit:
         return grouped or self.window_rule(tile) or self._row_rule(self.spec.levels[levels[position]], tile, atom)
 
     def window_rule(self, tile: Tile) -> str | None:
-        """Why panels of a tile do not hold what windows pass over: what they pass over beyond the ends of the problem nobody may
-        read.
+        """Returns why panels of a tile cannot be windowed, None if they can.
+
+        Windows must be whole, as values beyond the ends of the problem must not be read.
         """
         if not self.windowed:
             return None
@@ -99,9 +102,10 @@ class Fit:
         return None if whole and all(tile[w.spatial] <= extents[w.spatial] for w in every) else "whole windows"
 
     def _row_rule(self, level: MemoryLevel, tile: Tile, atom: ComputeAtom) -> str | None:
-        """Why the panels of a tile break rule 3 where an atom reads them as they lie: a row, which goes along what is contiguous in
-        the array, is as long as all banks are wide, several such, or the whole array's. Shorter ones leave banks idle, and what
-        brings rows brings each by itself.
+        """Returns why the panels of a tile break rule 3 where an atom reads them in place, None if they do not.
+
+        A row runs along the array's contiguous dimension. It must be as long as all banks are wide, a multiple of that, or the
+        whole array's. Shorter rows leave banks idle, and copies fetch each row by itself.
         """
         if level.banks is None or not level.managed or not self.spec.in_place(atom):
             return None
@@ -113,27 +117,28 @@ class Fit:
         return None
 
     def lanes(self, tile: Tile, inner: Tile, atom: ComputeAtom) -> int:
-        """Lanes of a unit tile: one for each concurrent sub-tile, or the group that a matrix atom takes."""
+        """Returns the lanes of a unit tile: one for each concurrent sub-tile, or the group that a matrix atom takes."""
         shared = range(len(tile)) if self.cooperate else self.nest.spatial
         sub_tiles = math.prod([-(-tile[i] // inner[i]) for i in shared])
         return sub_tiles * (atom.lanes if atom.kind == "matrix" else 1)
 
     def usable_bytes(self, level: MemoryLevel) -> int:
-        """Bytes for tiles: without the share of the whole problem where the outer level is carved from this one."""
+        """Returns the bytes for tiles, less the share of the whole problem where the outer level is carved from this one."""
         if not any(outer.carved_from == level.name for outer in self.spec.levels):
             return level.usable_bytes
         whole = {a.tensor.name: a.tensor.nbytes for a in self.nest.accesses}
         return level.usable_bytes - -(-sum(whole.values()) // level.instances)
 
     def lane_bytes(self, level: MemoryLevel) -> int:
-        """Bytes of the innermost level that one sub-tile may use."""
+        """Returns the bytes of the innermost level that one sub-tile may use."""
         limit, reserved = self.spec.unit.lane_storage_max_bytes, self.spec.unit.lane_reserved_bytes
         return min(level.usable_bytes, limit - reserved) if limit is not None else level.usable_bytes
 
     def inner_bytes(self, tile: Tile, mapping: Mapping, atom: ComputeAtom) -> int:
-        """Bytes of an innermost tile: accumulators, one atom's worth of the largest operand where it streams, the others whole.
+        """Returns the bytes of an innermost tile: accumulators, and operands.
 
-        Reduce extents of a vector that lies on a reduce dimension hold partial results of their own.
+        Where operands stream, the largest one takes one atom's worth; the others are whole. Where a vector lies on a reduce
+        dimension, its reduce extents have partial results of their own.
         """
         key = tile, mapping, atom.name
         found = self._inner.get(key)
@@ -142,7 +147,7 @@ class Fit:
         return found
 
     def touched_bytes(self, tile: Tile) -> int:
-        """Bytes of all data tiles: of tiles that are equally fast the one that touches less is the better one."""
+        """Returns the bytes of all data tiles; of equally fast tiles the one that touches less is better."""
         return sum([self.geometry.held(number, tile).nbytes for number in range(len(self.nest.accesses))])
 
     def _inner_bytes(self, tile: Tile, mapping: Mapping, atom: ComputeAtom) -> int:
@@ -154,7 +159,7 @@ class Fit:
         if "input" not in self.spec.levels[min(self._innermost, len(self.spec.levels) - 1)].holds:
             return outputs * nest.accumulator_bytes // self._shared_lanes(atom)
         if nest.stage.reducer is None or self.spec.in_place(atom):
-            return outputs * nest.accumulator_bytes // self._shared_lanes(atom)  # what is read becomes the result, or stays outside
+            return outputs * nest.accumulator_bytes // self._shared_lanes(atom)  # operands become the result, or stay outside
         whole = [self._operand_bytes(a.touches, self._read_tile(a.factor, tile), mapping, atom) for a in nest.inputs]
         once = [self._operand_bytes(a.touches, None, mapping, atom) for a in nest.inputs]
         streamed = self.spec.unit.lane_operands == "streamed"
@@ -163,15 +168,15 @@ class Fit:
         return outputs * nest.accumulator_bytes // self._shared_lanes(atom) + held
 
     def _read_tile(self, factor: int, tile: Tile) -> Tile:
-        """The tile as extents of what a lane reads of a factor."""
+        """Returns the tile as the extents of a factor's values that a lane reads."""
         return stored_tile(self.nest, factor, tile) if self.windowed else tile
 
     def _shared_lanes(self, atom: ComputeAtom) -> int:
-        """Lanes over which a matrix atom spreads its tile: each holds its part."""
+        """Returns the lanes over which a matrix atom spreads its tile: each holds its part."""
         return atom.lanes if atom.kind == "matrix" else 1
 
     def _operand_bytes(self, touches: tuple[bool, ...], tile: Tile | None, mapping: Mapping, atom: ComputeAtom) -> int:
-        """Bytes of an operand's share of a tile (of one atom for None); a value broadcast to a vector fills a whole one."""
+        """Returns the bytes of an operand's share of a tile (None: of one atom); a value broadcast to a vector fills all of it."""
         roles = atom.extents
         atoms = {d: r if isinstance(r := roles[name], int) else 1 for name, d in mapping}
         size = self.nest.accumulator_bytes
@@ -184,20 +189,20 @@ class Fit:
         return size // self._shared_lanes(atom)
 
     def _picked_bytes(self, access: Access, mapping: Mapping, atom: ComputeAtom) -> int:
-        """Bytes of the vectors from which those of an array with a small step are picked, a few at a time, and of the pattern."""
+        """Returns the bytes of the vectors from which strided ones are shuffled, a few at a time, and of the shuffle pattern."""
         if atom.kind != "vector" or not mapping or self.nest.stageable(access.factor):
-            return 0  # what is reused lies in a panel, as it is wanted
+            return 0  # a reused operand lies in a panel, in the right order
         role, lane = mapping[0]
         width = atom.extents[role]
         assert isinstance(width, int)
         step = next((abs(c) for i in access.index if (c := i.coefficient(access.innermost[lane]))), 0)
-        beside = access.guarded or access.strides[lane] == step  # a box lays it so
+        beside = access.guarded or access.strides[lane] == step  # in a box, neighbours lie this step apart
         if not beside or not 1 < step <= width // 2:
             return 0
         return (PICKED * step + 1) * width * self.nest.accumulator_bytes
 
     def footprint(self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile, atom: ComputeAtom) -> int:
-        """Bytes that the tile occupies at the level."""
+        """Returns the bytes that the tile occupies at the level."""
         key = position, tile, inner, panel_element_bytes(self.nest, atom)
         found = self._footprints.get(key)
         if found is None:
@@ -217,7 +222,7 @@ class Fit:
         return min(choices)
 
     def _managed_bytes(self, levels: tuple[int, ...], position: int, tile: Tile, atom: ComputeAtom, depth: int = 1) -> int:
-        """Staged inputs times their depth, and accumulators."""
+        """Returns the bytes of the staged inputs times their depth, and of the accumulators."""
         level = self.spec.levels[levels[position]]
         innermost = position == len(levels) - 1
         total = 0
@@ -229,35 +234,36 @@ class Fit:
         return total
 
     def _panel_bytes(self, tile: Tile, atom: ComputeAtom) -> int:
-        """Panels of the factors that are used again: a value for every point, or for all that windows pass over."""
+        """Returns the bytes of the panels of reused factors: a value for every point, or for every value under windows."""
         elements = [self.geometry.panel_elements(f, tile, self.windowed) for f in self._panels]
         return sum(elements) * panel_element_bytes(self.nest, atom)
 
     def _input_bytes(self, tile: Tile, innermost: bool) -> int:
-        """Data tiles of the inputs that are used again, or of all."""
+        """Returns the bytes of the data tiles of the reused inputs, or of all inputs."""
         inputs = [(n, a) for n, a in enumerate(self.nest.accesses) if a.role == "body"]
         return sum([self.geometry.held(n, tile).nbytes for n, a in inputs if innermost or self.reused(a.touches)])
 
     def depth(self, levels: tuple[int, ...], position: int, tile: Tile, atom: ComputeAtom) -> int:
-        """Copies of the staged inputs to hold at a managed level: two, so that one fills while the other is used, if they fit."""
+        """Returns the copies of the staged inputs at a managed level: two (double-buffering) if they fit, else one."""
         level = self.spec.levels[levels[position]]
         double = level.depth_max > 1 and self._managed_bytes(levels, position, tile, atom, 2) <= self.usable_bytes(level)
         return 2 if double else 1
 
     def room_left(self, levels: tuple[int, ...], position: int, tile: Tile, depth: int, atom: ComputeAtom) -> int:
-        """Bytes of a managed level that a tile with so many copies of its inputs leaves free."""
+        """Returns the bytes of a managed level that a tile with `depth` copies of its inputs leaves free."""
         return self.usable_bytes(self.spec.levels[levels[position]]) - self._managed_bytes(levels, position, tile, atom, depth)
 
     def reused(self, touches: tuple[bool, ...]) -> bool:
-        """True if some spatial dimension uses the same values again, so that holding them at a level pays."""
+        """True if some spatial dimension reuses the same values, so that holding them at a level pays."""
         return any(not touches[i] and self.nest.extents[i] > 1 for i in self.nest.spatial) or self._windows()
 
     def _windows(self) -> bool:
         return any(sum(1 for i in a.index for _ in i.terms) > len(a.index) for a in self.nest.inputs)
 
     def traffic(self, levels: tuple[int, ...], position: int, tile: Tile) -> float:
-        """The operator's whole traffic into the level if every tile loads its data anew; the output moves 2r - 1 times
-        where r reduce trips lie outside a level whose sub-tiles run one after another.
+        """Returns the operator's whole traffic into the level if every tile loads its data anew.
+
+        The output moves 2r - 1 times where r reduce trips lie outside a level whose sub-tiles run one after another.
         """
         key = levels[position], tile
         found = self._traffic.get(key)

@@ -1,4 +1,4 @@
-"""What a model says of a program: seconds, and the terms that they are made of."""
+"""The prediction for a program: seconds, and their terms."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["Estimate", "combine_estimates"]
 class Estimate:
     """A prediction: total seconds, the seconds of each term, and the term that bounds.
 
-    `reason`: of infinite seconds, why the program cannot run; `short_bytes`: by how much it lacks memory. `clock_ghz`: the clock
-    of a simulated machine, where the seconds are cycles that a simulator counts; None where they are those of a machine.
+    `reason`: for infinite seconds, why the program cannot run; `short_bytes`: how many bytes of memory it lacks. `clock_ghz`: the
+    clock of a simulated machine, where the seconds are cycles that a simulator counts; None where they are those of a machine.
     """
 
     seconds: float
@@ -29,7 +29,7 @@ class Estimate:
         return max(self.terms, key=lambda t: t[1])[0] if self.terms else "nothing"
 
     def cycles(self, seconds: float | None = None) -> int | None:
-        """Simulated cycles in all, or those of a term; None where no simulator counts them."""
+        """Returns all simulated cycles, or those of a term; None without a simulator."""
         if self.clock_ghz is None:
             return None
         return round((self.seconds if seconds is None else seconds) * self.clock_ghz * 1e9)
@@ -47,7 +47,7 @@ class Estimate:
 
 
 def combine_estimates(parts: list[Estimate]) -> Estimate:
-    """The estimate of stages that run one after another."""
+    """Returns the estimate of stages that run one after another."""
     if len(parts) == 1:
         return parts[0]
     terms: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Tiles and what one tile needs: boxes, bytes, whole transactions, contiguous runs.
+"""Tiles and their data: boxes, bytes, whole transactions, contiguous runs.
 
 A tile is one extent per dimension of a `Nest`. An *rTile* is a tile whose extents obey the alignment rules
 (`roller.program.alignment`). Its *data tile* of an array is the box that it touches, halo included:
@@ -27,7 +27,7 @@ class DataTile:
 
 
 class BoxShape:
-    """How the data tile of one array follows from a tile: looked up once for the array, evaluated for every tile."""
+    """The mapping from a tile to the data tile of one array: set up once for the array, evaluated for every tile."""
 
     def __init__(self, nest: Nest, access: Access) -> None:
         self.access, self._dims = access, nest.dims
@@ -51,9 +51,9 @@ class BoxShape:
         self._rows = _rows(access, self._linear, [{n for _, n, _ in terms} for _, terms, _ in self._index])
 
     def __call__(self, tile: Tile) -> DataTile:
-        """The box of the array under a tile; where the array is smaller (padding), cut to the array.
+        """Returns the box of the array under a tile, cut to the array where that is smaller (padding).
 
-        A fused dimension along which addresses stay linear counts as one run of the array, however its axes wrap.
+        A fused dimension along which addresses stay linear counts as one run of the array, wherever its axes wrap.
         """
         reach_of = {n: self._dims[n].member_extents(tile[n]) for n in self._fused}
         whole = self._whole
@@ -73,7 +73,7 @@ class BoxShape:
         return DataTile(tuple(shape), elements, min(self._run(tile, shape), elements))
 
     def _run(self, tile: Tile, box: Sequence[int]) -> int:
-        """Elements that lie one after another in memory: inner dimensions of the array as far as they are full."""
+        """Returns the elements that are contiguous in memory: the array's inner dimensions as far as they are full."""
         run = 1
         for place, fused, bound in self._rows:
             extent = box[place] if fused is None else min(tile[fused], self._whole[fused])
@@ -84,13 +84,14 @@ class BoxShape:
 
 
 def data_tile(nest: Nest, access: Access, tile: Tile) -> DataTile:
-    """The box of one array under a tile."""
+    """Returns the box of one array under a tile."""
     return BoxShape(nest, access)(tile)
 
 
 def _rows(access: Access, linear: Sequence[int], dims: Sequence[set[int]]) -> list[tuple[int, int | None, int]]:
-    """The array's dimensions from the innermost outwards, with what they are full at: (place in the shape, None, bound). Those
-    that one fused dimension walks in address order count as one: (place, the dimension, its bound).
+    """Returns the array's dimensions, innermost first, with the bounds at which they are full: (place in the shape, None, bound).
+
+    Those that one fused dimension walks in address order count as one: (place, the dimension, its bound).
     """
     rows: list[tuple[int, int | None, int]] = []
     for place in reversed(range(len(dims))):
@@ -105,7 +106,7 @@ def _rows(access: Access, linear: Sequence[int], dims: Sequence[set[int]]) -> li
 
 
 class HeldTile:
-    """One data tile with what it costs to move and to keep, worked out when first asked for: tiles come up again and again."""
+    """One data tile with its costs of moving and keeping, computed at first use and cached, as tiles recur."""
 
     __slots__ = ("_access", "_crowding", "_moved", "_starts", "nbytes", "runs", "tile")
 
@@ -118,7 +119,7 @@ class HeldTile:
         self._starts: dict[tuple[int, int], int] = {}
 
     def moved(self, transaction: int) -> float:
-        """Bytes moved in whole transactions.
+        """Returns the bytes moved in whole transactions.
 
         A run of r bytes at a random multiple of the element size b touches (r - b) / transaction + 1 transactions on
         average, and exactly r / transaction where rows and runs are multiples of one.
@@ -129,8 +130,10 @@ class HeldTile:
         return found
 
     def crowding(self, banks: Banks) -> float:
-        """Room that a strided tile needs in a banked (set-associative) memory over its bytes: rows that start a multiple of
-        many banks apart share a few of them, and the memory is full when those are. 1 where rows are contiguous or spread evenly.
+        """Returns the room that a strided tile needs in a banked (set-associative) memory, over its bytes.
+
+        Rows that start a multiple of many banks apart share a few of them, and the memory is full when those are. The result is 1
+        where rows are contiguous or spread evenly.
         """
         if self.tile.run >= self.tile.elements:
             return 1.0
@@ -141,7 +144,10 @@ class HeldTile:
         return found
 
     def side_by_side(self, banks: Banks, capacity: int) -> int:
-        """Rows that have a line each in a set-associative memory: all of its lines, or those of the few sets where rows start."""
+        """Returns the number of rows that can have a line each in a set-associative memory.
+
+        These are all of its lines, or those of the few sets where rows start.
+        """
         key = banks.count, banks.width_bytes
         sets = self._starts.get(key)
         if sets is None:
@@ -151,7 +157,7 @@ class HeldTile:
 
 @dataclass
 class Geometry:
-    """Data tiles of one nest, remembered: construction asks for the same ones again and again."""
+    """The data tiles of one nest, cached, as construction needs the same ones again and again."""
 
     nest: Nest
     _held: dict[tuple[int, Tile], HeldTile] = field(default_factory=dict)
@@ -169,16 +175,17 @@ class Geometry:
         self._factor_touched = tuple(_positions(nest.factor_touches(f)) for f in range(len(nest.factors)))
 
     def held(self, number: int, tile: Tile) -> HeldTile:
-        """The data tile of array `number` (the position in `nest.accesses`) and its costs."""
+        """Returns the data tile of array `number` (the position in `nest.accesses`) and its costs."""
         found = self._held.get((number, tile))
         if found is None:
             found = self._held[number, tile] = self._project(number, tile)
         return found
 
     def read(self, number: int, tile: Tile) -> HeldTile:
-        """The part of a data tile that filling a panel reads: no more elements than the tile has points, and those between them
-        in a row, as they come in the same transactions. A box is larger where windows move in steps, or where a tile along fused
-        axes begins in the middle of a row.
+        """Returns the part of a data tile that filling a panel reads.
+
+        It has no more elements than the tile has points, and those between them in a row, which arrive in the same transactions.
+        The box is larger where windows move in steps, or where a tile along fused axes begins in the middle of a row.
         """
         held, access = self.held(number, tile), self.nest.accesses[number]
         points = math.prod([tile[i] for i in self._touched[number]]) * _step_in_row(access)
@@ -191,7 +198,7 @@ class Geometry:
         return found
 
     def _project(self, number: int, tile: Tile) -> HeldTile:
-        """Tiles that differ where the array is not touched share one answer."""
+        """Returns the data tile; tiles that differ only in dimensions that the array lacks share one cached result."""
         touched = self._touched[number]
         key = tuple([tile[i] for i in touched])
         found = self._projected[number].get(key)
@@ -204,8 +211,9 @@ class Geometry:
         return found
 
     def panel_elements(self, factor: int, tile: Tile, windowed: bool = False) -> int:
-        """Elements of a staged panel of one factor: a value for every point of the dimensions it depends on; `windowed`: for every
-        value that windows pass over.
+        """Returns the elements of a staged panel of one factor: a value for every point of the dimensions it depends on.
+
+        `windowed`: one for every value under sliding windows.
         """
         laid = stored_tile(self.nest, factor, tile) if windowed else tile
         return math.prod([laid[i] for i in self._factor_touched[factor]])
@@ -227,12 +235,12 @@ def _crowding(box: DataTile, access: Access, banks: Banks) -> float:
 
 
 def _step_in_row(access: Access) -> int:
-    """How many elements of a row a tile moves on by from one point to the next."""
+    """Returns the elements of a row between one point of a tile and the next."""
     return max([abs(c) for _, c in access.index[-1].terms], default=1) if access.index else 1
 
 
 def _row_step(box: DataTile, access: Access) -> int:
-    """Address step between the runs of a box: the stride of the next dimension outside a run that has several of them."""
+    """Returns the address step between the runs of a box: the stride of the next dimension outside a run that has several."""
     inside = True
     for extent, bound, stride in zip(
         reversed(box.shape), reversed(access.tensor.shape), reversed(access.tensor.strides), strict=True
@@ -245,7 +253,7 @@ def _row_step(box: DataTile, access: Access) -> int:
 
 
 def banks_of_starts(step: int, banks: Banks) -> int:
-    """The banks that rows so many bytes apart start in."""
+    """Returns the number of banks in which rows start that lie `step` bytes apart."""
     return banks.count // math.gcd(step // banks.width_bytes, banks.count) if step % banks.width_bytes == 0 else banks.count
 
 
@@ -261,11 +269,11 @@ def _whole_transactions(box: DataTile, access: Access, transaction: int) -> floa
 
 
 def padded_points(extents: Tile, tile: Tile) -> int:
-    """Points executed when a problem is covered with whole tiles."""
+    """Returns the points executed when whole tiles cover a problem."""
     return math.prod([-(-e // t) * t for e, t in zip(extents, tile, strict=True)])
 
 
 def padding_waste(extents: Tile, tile: Tile) -> float:
-    """The share of work added by covering a problem with whole tiles: 0 where the tile divides it."""
+    """Returns the share of work that covering a problem with whole tiles adds: 0 where the tile divides it."""
     points = math.prod(extents)
     return padded_points(extents, tile) / points - 1 if points else 0.0

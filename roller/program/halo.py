@@ -1,4 +1,4 @@
-"""How boxes lie: along the vector that is to read them, whatever the array lies along."""
+"""The layout of boxes (padded copies with halo): along the vector that reads them, whatever the array's own layout."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from roller.program.rprogram import StageProgram
 
 
 def box_order(program: StageProgram, number: int) -> tuple[int, ...]:
-    """The dimensions of array `number` in the order in which a box of it is laid out, innermost last: as in the array, but that
-    the one along which the program's vector moves comes last, so that the box holds whole vectors.
+    """Returns the dimensions of array `number` in the layout order of its box, innermost last.
+
+    It is the array's order, except that the dimension along which the program's vector moves comes last: the box then holds whole
+    vectors.
     """
     access = program.nest.accesses[number]
     order = range(len(access.index))
@@ -28,8 +30,9 @@ def turned(program: StageProgram, number: int) -> bool:
 
 
 def lane_step(program: StageProgram, number: int) -> int | None:
-    """Elements between neighbours of the vector in array `number`, or in the box of it where there is one; None where they are
-    no constant step apart.
+    """Returns the elements between neighbours of the vector in array `number`, or in its box where there is one.
+
+    Returns None where they have no constant step.
     """
     access, lane = program.nest.accesses[number], program.lane
     if lane is None or access.strides[lane] is None or not access.touches[lane]:

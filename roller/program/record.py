@@ -1,4 +1,4 @@
-"""Programs and estimates as plain JSON values, and back: what an artifact remembers of its construction."""
+"""Programs and estimates as plain JSON values, and back: an artifact's record of its construction."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from roller.program.estimate import Estimate
 from roller.program.rprogram import RProgram, StageProgram, Staging
 from roller.target.hardware import ComputeAtom
 
-TOGETHER = "together"  # how many stages a stage's program computes, where those are several
+TOGETHER = "together"  # the number of stages that a stage's program computes, where there are several
 
 
 def program_to_json(program: RProgram) -> dict[str, Any]:
-    """All that, together with the program's expression, makes the program again."""
+    """Returns the values that, together with the program's expression, define the program."""
     return {"stages": [_stage_to_json(s) for s in program.stages]}
 
 
 def program_from_json(data: Mapping[str, Any], expr: TensorExpr) -> RProgram:
-    """The program that `program_to_json` wrote; `KernelError` where this roller cannot make it again."""
+    """Returns the program that `program_to_json` wrote; `KernelError` where this version of roller cannot rebuild it."""
     try:
         tables, ends = data["stages"], list(accumulate(table.get(TOGETHER, 1) for table in data["stages"]))
         if ends[-1:] != [len(expr.stages)]:
@@ -67,7 +67,7 @@ def _nest(dims: Any, start: int, end: int, expr: TensorExpr) -> Nest:
 
 
 def _nests(start: int, end: int, expr: TensorExpr) -> Iterable[Nest]:
-    """The nests of the stages between two numbers."""
+    """Returns the nests of the stages between two numbers."""
     if end - start == 1:
         return (*variants(expr.stages[start], expr.tensors), *variants(expr.stages[start], expr.tensors, boxes=True))
     group = group_of(expr, start, end)
@@ -75,13 +75,13 @@ def _nests(start: int, end: int, expr: TensorExpr) -> Iterable[Nest]:
 
 
 def estimate_to_json(estimate: Estimate) -> dict[str, Any]:
-    """Seconds, terms and utilisation; of a simulated machine also its clock."""
+    """Returns seconds, terms and utilisation; for a simulated machine also its clock."""
     simulated = {} if estimate.clock_ghz is None else {"clock_ghz": estimate.clock_ghz}
     return {"seconds": estimate.seconds, "terms": dict(estimate.terms), "utilisation": dict(estimate.utilisation), **simulated}
 
 
 def estimate_from_json(data: Mapping[str, Any]) -> Estimate:
-    """The estimate that `estimate_to_json` wrote; `KernelError` for anything else."""
+    """Returns the estimate that `estimate_to_json` wrote; `KernelError` for anything else."""
     try:
         parts = [tuple((name, float(value)) for name, value in data[key].items()) for key in ("terms", "utilisation")]
         clock = data.get("clock_ghz")
@@ -92,8 +92,9 @@ def estimate_from_json(data: Mapping[str, Any]) -> Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A program that was considered: what was predicted, the seconds it took where it was measured, and what of its binary was not
-    foreseen.
+    """A program that was considered: its prediction, its seconds where it was measured, and a note on its binary.
+
+    The note gives properties of the binary that were not predicted.
     """
 
     program: RProgram

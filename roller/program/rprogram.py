@@ -1,8 +1,9 @@
-"""RPrograms: tiles for each memory level, the loops between them, and what they stage.
+"""RPrograms: tiles for each memory level, the loops between them, and the staged operands.
 
 A `StageProgram` holds one tile per *tiled* level (`tiled_levels`: the levels that a unit owns, outermost first) and for each an
-order of the loops that walk it inside the next outer tile. Everything else is derived: a loop over a spatial dimension at
-the first tiled level runs over units, at a level of which a unit has several instances over lanes, all others over time.
+order of the loops that walk it inside the next outer tile. Everything else is derived. A loop over a spatial dimension runs over
+units (cores, SMs, CUs) at the first tiled level, and over lanes (threads) at a level that has several instances in a unit. All
+other loops run over time.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from roller.target.hardware import ComputeAtom, HardwareSpec
 
 Over = Literal["time", "units", "lanes"]
 
-LEAST_BLOCK = 4  # results side by side from which transposing them pays
+LEAST_BLOCK = 4  # contiguous results from which on transposing them pays
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """One loop: the position of its dimension, its trips, what it runs over, and the level whose tiles it walks; `step`: positions
-    of one trip where that is no tile's, but a unit's share of a reduction, or a band of tiles.
+    """One loop: the position of its dimension, its trips, what it runs over, and the level whose tiles it walks.
+
+    `step`: the positions of one trip where these are not a tile's, but a unit's share of a reduction or a band of tiles.
     """
 
     dim: int
@@ -39,13 +41,14 @@ class Loop:
 class Staging:
     """A copy of an operand, kept at a level; level 0 means the whole operand, copied once before the nest runs.
 
-    A *panel* holds the values of one factor of the body (`operand` is its number) in the order in which the nest consumes
-    them. A *box* holds the data tile of one array (`operand` is its position in `nest.accesses`) with its fill values, so that
-    no guard is left in the nest, and along the vector (`box_order`). `row_padding` and `run_padding`: elements added to each row of
-    a panel and to each run of its innermost dimension (`roller.layout.banks`). `constant` operands are copied when the kernel is
-    built, not when it runs. `shifts`: units that share a copy each begin with another part of the reduction, and hand what they
-    have on to their neighbour after every step, so that none ever holds more than one part (T10's compute-shift). `windowed`: a
-    panel holds what windows pass over once, not once for each of their taps (`roller.ir.sliding_windows`).
+    A *panel* (packed panel; shared-memory buffer) holds the values of one factor of the body (`operand` is its number) in the order
+    in which the nest consumes them. A *box* (padded copy with halo) holds the data tile of one array (`operand` is its position in
+    `nest.accesses`) with its fill values. It lies along the vector (`box_order`), and the nest needs no guard. `row_padding` and
+    `run_padding`: elements added to each row of a panel and to each run of its innermost dimension (`roller.layout.banks`).
+    `constant` operands are copied when the kernel is built, not when it runs. `shifts`: units that share a copy each begin with
+    another part of the reduction. They pass their part on to the neighbour after every step, so that none ever holds more than one
+    part (T10's compute-shift). `windowed`: a panel holds each value under sliding windows once, not once for each of their taps
+    (`roller.ir.sliding_windows`).
     """
 
     kind: Literal["panel", "box"]
@@ -61,16 +64,16 @@ class Staging:
 
 @dataclass(frozen=True)
 class StageProgram:
-    """How one stage runs: its nest, the atom and where its roles lie, a tile per tiled level, loop orders, staging.
+    """The program of one stage: its nest, the atom and the mapping of its roles, a tile per tiled level, loop orders, staging.
 
-    `levels[i]` is the spec level of `tiles[i]`; the last tile is the innermost one. `orders[i]` lists every dimension, outer
-    loops first. `cooperate`: lanes share reductions. `split` is the number of parts into which reductions are cut over units
-    (1: none): one for each unit tile, or, with `share`, of so many positions of a dimension, which a unit walks in steps of its
-    tile. `parallel` False keeps all units but one idle (tiny work). `cluster`: neighbouring unit tiles that are worked on at the
-    same time, by units that bring what all of them need once (1: each its own). `band`: a spatial dimension and a number of unit
-    tiles of it, which follow one another before the next tile along the dimensions inside it, so that what units work on at a time
-    is as near a square as that makes it (known as rasterisation, or a swizzle of blocks). Where it does not divide them, the last
-    band goes beyond the end, and the last tile is worked on several times.
+    `levels[i]` is the spec level of `tiles[i]`; the last tile is the innermost one. `orders[i]` lists every dimension, outer loops
+    first. `cooperate`: lanes share reductions. `split` (split-K) is the number of parts into which reductions are cut over units
+    (1: none). Each unit tile is a part. With `share`, a part is a number of positions of a dimension, which a unit walks in steps
+    of its tile. `parallel` False keeps all units but one idle (tiny work). `cluster`: the number of neighbouring unit tiles that
+    run at the same time, on units that fetch common data once (1: each its own). `band` (rasterisation, threadblock swizzle,
+    GROUP_SIZE_M): a spatial dimension and a number of unit tiles of it. These follow one another before the next tile along the
+    dimensions inside it, so that the tiles in progress are as near a square as that makes them. Where the number does not divide
+    the tiles, the last band goes beyond the end, and the last tile is computed several times.
     """
 
     nest: Nest
@@ -90,7 +93,7 @@ class StageProgram:
 
     @cached_property
     def key(self) -> tuple[object, ...]:
-        """What tells programs for one nest apart."""
+        """The values that distinguish programs for one nest."""
         chosen = self.atom.name, self.mapping, self.tiles, self.orders, self.staged
         return *chosen, self.split, self.parallel, self.cooperate, self.share, self.cluster, self.band
 
@@ -124,7 +127,7 @@ class StageProgram:
         return tuple(found)
 
     def _in_bands(self, walked: list[Loop]) -> list[Loop]:
-        """The loops over unit tiles with the tiles of a band inside those of the dimensions that come after it."""
+        """Returns the loops over unit tiles with the tiles of a band inside those of the dimensions that come after it."""
         assert self.band is not None
         dim, count = self.band
         dealt = [lp for lp in walked if lp.over == "units" and not self.nest.dims[lp.dim].is_reduce]
@@ -144,21 +147,21 @@ class StageProgram:
         return "time"
 
     def step(self, loop: Loop) -> int:
-        """Positions that one trip of a loop covers."""
+        """Returns the positions that one trip of a loop covers."""
         return loop.step if loop.step is not None else self.tiles[self.levels.index(loop.level)][loop.dim]
 
     @cached_property
     def unit_tiles(self) -> int:
-        """Number of tiles handed to units."""
+        """The number of tiles dispatched to units."""
         return math.prod(lp.trips for lp in self.loops if lp.over == "units")
 
     @cached_property
     def repeated(self) -> int:
-        """How many of them are worked on before: those of the last band beyond the end."""
+        """The number of unit tiles that repeat others: those of the last band beyond the end."""
         return self.unit_tiles - replace(self, band=None).unit_tiles if self.band is not None else 0
 
     def brought_once(self, touches: tuple[bool, ...]) -> bool:
-        """True if the units of a cluster all need the same tile of an array: their tiles lie along a dimension that it has not."""
+        """True if the units of a cluster all need the same tile of an array, as it does not depend on the cluster's dimension."""
         return self.beside is not None and not touches[self.beside]
 
     @cached_property
@@ -168,45 +171,46 @@ class StageProgram:
 
     @property
     def parted(self) -> bool:
-        """True if the unit tiles of some cluster do not all lie along that dimension: the next tile after its end is elsewhere."""
+        """True if the unit tiles of some cluster do not all lie along `beside`: after its end, the next tile is elsewhere."""
         last = next((lp.trips for lp in reversed(self.loops) if lp.over == "units"), 1)
         return last % self.cluster != 0
 
     @cached_property
     def in_bands(self) -> bool:
-        """True if the band counts."""
+        """True if the band changes the loops."""
         return self.band is not None and self.loops != replace(self, band=None).loops
 
     @property
     def way(self) -> tuple[object, ...]:
-        """Which search a program is of: its nest, its atom and where that lies, what lanes share, what panels hold."""
+        """The search of a program: nest, atom, mapping, whether lanes share reductions, and whether panels are windowed."""
         return self.nest.dims, self.atom, self.mapping, self.cooperate, self.windowed
 
     @cached_property
     def windowed(self) -> bool:
-        """True if some panel holds what windows pass over."""
+        """True if some panel is windowed: it holds each value under sliding windows once."""
         return any(s.windowed for s in self.staged)
 
     @property
     def dealt(self) -> bool:
-        """True where unit tiles go one by one to whichever unit is free, so that units work on neighbours: units with lanes. Others
-        take a run of tiles each.
+        """True if unit tiles go one by one to the next free unit, so that units work on neighbouring tiles.
+
+        That holds for units with lanes. Others take a consecutive run of tiles each.
         """
         return self.lane_level is not None
 
     @cached_property
     def lanes(self) -> int:
-        """Sub-tiles of a unit tile that run concurrently."""
+        """The number of sub-tiles of a unit tile that run concurrently."""
         return math.prod(lp.trips for lp in self.loops if lp.over == "lanes")
 
     @cached_property
     def executed(self) -> Tile:
-        """The tile in whole multiples of which the problem is executed: concurrent lanes all run, sequential ones stop."""
+        """The tile whose whole multiples are executed: concurrent lanes all run, sequential ones stop."""
         return self.unit_tile if self.lane_level is not None else self.inner
 
     @cached_property
     def covered(self) -> Tile:
-        """The problem as it is executed: in whole such tiles, and to the end of the last band."""
+        """The extents executed: whole multiples of the `executed` tile, and to the end of the last band."""
         steps = list(self.executed)
         if self.repeated and self.band is not None:
             dim, count = self.band
@@ -214,7 +218,7 @@ class StageProgram:
         return tuple([-(-extent // step) * step if step else 0 for extent, step in zip(self.nest.extents, steps, strict=True)])
 
     def level_tile(self, level: int) -> Tile:
-        """The tile resident at a spec level: that of the innermost tiled level at or outside it, else the problem."""
+        """Returns the tile resident at a spec level: that of the innermost tiled level at or outside it, else the problem."""
         tile = self.nest.extents
         for tiled, extents in zip(self.levels, self.tiles, strict=True):
             if tiled <= level:
@@ -234,8 +238,9 @@ class StageProgram:
 
     @cached_property
     def across(self) -> int | None:
-        """The dimension of a reducing tile along which its results lie side by side where they do not along its vector: there
-        blocks of them are worth transposing, or partial results worth folding together. None for others.
+        """The dimension along which a reducing tile's results are contiguous, where they are not along its vector; else None.
+
+        Along it, blocks of results are worth transposing, or partial results worth folding together.
         """
         lane, output = self.lane, self.nest.output
         if lane is None or self.nest.stage.reducer is None:
@@ -247,15 +252,16 @@ class StageProgram:
 
     @cached_property
     def accumulator_visits(self) -> int:
-        """How often an innermost tile's accumulators are picked up and put down: once, unless reduce loops lie outside
-        spatial ones that run one after another.
+        """The number of times that an innermost tile's accumulators are loaded and stored.
+
+        It is 1, unless reduce loops lie outside spatial ones that run one after another.
         """
         loops, dims = self.loops, self.nest.dims
         last = max((i for i, lp in enumerate(loops) if not dims[lp.dim].is_reduce and lp.over != "lanes"), default=-1)
         return math.prod([lp.trips for lp in loops[: max(last, 0)] if dims[lp.dim].is_reduce and lp.over == "time"])
 
     def role(self, name: str) -> int | None:
-        """The dimension on which a role of the atom lies."""
+        """Returns the dimension on which a role of the atom lies."""
         return next((d for r, d in self.mapping if r == name), None)
 
     def describe(self) -> str:
@@ -321,25 +327,26 @@ def _stage_dict(program: StageProgram) -> dict[str, Any]:
 
 
 def staged_tensors(nest: Nest, staging: Staging) -> tuple[str, ...]:
-    """Names of the tensors that a staging copies from."""
+    """Returns the names of the tensors that a staging copies from."""
     if staging.kind == "box":
         return (nest.accesses[staging.operand].tensor.name,)
     return tuple(a.tensor.name for a in nest.inputs if a.factor == staging.operand)
 
 
 def staged_touches(nest: Nest, staging: Staging) -> tuple[bool, ...]:
-    """Which dimensions the staged copy depends on."""
+    """Returns for every dimension whether the staged copy depends on it."""
     return nest.accesses[staging.operand].touches if staging.kind == "box" else nest.factor_touches(staging.operand)
 
 
 def panel_element_bytes(nest: Nest, atom: ComputeAtom) -> int:
-    """Bytes of one value of a panel: of the type that a matrix atom takes, else of the type that the nest computes in."""
+    """Returns the bytes of one value of a panel: of a matrix atom's operand type, else of the type that the nest computes in."""
     return ELEMENT_BYTES[atom.stored_dtype] if atom.kind == "matrix" else nest.accumulator_bytes
 
 
 def operand_value(nest: Nest, operand: int, atom: ComputeAtom) -> Scalar | None:
-    """A factor in the type that a matrix atom takes: itself, or what it widens; None where the atom would round it and the stage
-    does not permit that.
+    """Returns a factor in the type that a matrix atom takes: itself, or the value that it widens.
+
+    Returns None where the atom would round it and the stage (its math mode) does not permit that.
     """
     if atom.in_dtype not in (atom.stored_dtype, nest.stage.factor_dtype):
         return None
@@ -349,8 +356,9 @@ def operand_value(nest: Nest, operand: int, atom: ComputeAtom) -> Scalar | None:
 
 
 def copy_depth(program: StageProgram, staging: Staging) -> int:
-    """Number of loops outside the copy: up to the last loop of its level or further out that it depends on, and never between
-    loops over units, as each unit makes its own.
+    """Returns the number of loops outside the copy: up to the last loop of its level or further out that it depends on.
+
+    It is never between loops over units, as each unit makes its own copy.
     """
     if staging.level == 0:
         return 0
@@ -363,10 +371,10 @@ def copy_depth(program: StageProgram, staging: Staging) -> int:
 
 
 def tiled_levels(spec: HardwareSpec) -> tuple[int, ...]:
-    """Indices of the levels that get a tile of their own: those that no unit shares with another, level 0 apart.
+    """Returns the indices of the levels that get a tile of their own: those that no unit shares with another, level 0 apart.
 
-    A cache inside another private cache streams: what it finds again is decided by the order of the loops, not by a tile.
-    Where units have one level only, the atom itself is the tile inside it, under the index `len(spec.levels)`.
+    A cache inside another private cache streams: the order of the loops decides its reuse, not a tile. Where units have one level
+    only, the atom itself is the tile inside it, under the index `len(spec.levels)`.
     """
     private = [i for i, level in enumerate(spec.levels) if i and not spec.shared(level)]
     caches = [i for i in private if not spec.levels[i].managed]
@@ -375,6 +383,6 @@ def tiled_levels(spec: HardwareSpec) -> tuple[int, ...]:
 
 
 def lane_level(spec: HardwareSpec) -> int | None:
-    """The level whose tiles run concurrently on the lanes of a unit; None where a unit runs them one after another."""
+    """Returns the level whose tiles run concurrently on the lanes of a unit; None where a unit runs them one after another."""
     innermost = tiled_levels(spec)[-1]
     return innermost if spec.unit.lanes_max > 1 and innermost < len(spec.levels) else None

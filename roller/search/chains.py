@@ -1,4 +1,4 @@
-"""The chains of tiles of which programs are made: those on the short lists of the screen, as the model rates them."""
+"""Selection of tile chains (one tile for each level): the best of those on the screen's short lists, as the model rates them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from roller.search.screen import short_lists, trusted
 from roller.search.tile_space import Chain, Search
 
 OUTER_KEEP = 8  # chains of a search that are kept
-EACH_KEEP = 3  # … and of one innermost tile at most so many: a nest or mapping that brought only few is not likely to be the best
-# Where the screen does not tell chains apart: of those around each of many innermost tiles so many are rated first, from the begin
-# of their path of growth, and each of so many along it; then all around so many innermost tiles.
+EACH_KEEP = 3  # at most, for each innermost tile: a nest or mapping with only few of these is not likely to be the best
+# Without a trusted screen and with many innermost tiles, the model first rates some chains around each of them: the `SMALLEST`
+# first of the growth path, and every one in `SAMPLED` along it. Then it rates all chains around the `PROMISING` best innermost
+# tiles.
 SMALLEST, SAMPLED, PROMISING = 3, 8, 12
 
 
@@ -23,12 +24,12 @@ _RatedChain = tuple[float, int, Chain]
 
 
 def kept_of(innermost_tiles: list[Chain]) -> int:
-    """How many chains of a search are kept: fewer around few innermost tiles."""
+    """Returns how many chains of a search are kept: fewer around few innermost tiles."""
     return min(OUTER_KEEP, EACH_KEEP * len(innermost_tiles))
 
 
 def best_chains(pursued: list[tuple[Search, list[Chain]]], grown: list[list[Chain]]) -> list[list[Chain]]:
-    """Of each search the best chains, of those that the model rates."""
+    """Returns the best chains of each search, among those that the model rates."""
     keep = [kept_of(chains) for _, chains in pursued]
     every = [search for search, _ in pursued]
     if not all(trusted(search) for search in every):
@@ -41,8 +42,9 @@ def best_chains(pursued: list[tuple[Search, list[Chain]]], grown: list[list[Chai
 
 
 def _sampled(search: Search, chains: list[Chain]) -> list[_RatedChain]:
-    """Rated chains, the best first, where the screen does not tell them apart. Around many innermost tiles first some along each
-    path of growth; then all around the innermost tiles that turned out best.
+    """Returns rated chains, the best first, where the screen does not distinguish them.
+
+    With many innermost tiles it first rates some chains along each growth path, then all chains around the best innermost tiles.
     """
     around: dict[Tile, list[Chain]] = {}
     for chain in chains:
@@ -57,7 +59,7 @@ def _sampled(search: Search, chains: list[Chain]) -> list[_RatedChain]:
 
 
 def _rated(search: Search, chains: Iterable[Chain]) -> list[_RatedChain]:
-    """The chains with the seconds of what is best made of each; without those that would be the best and have no room on a unit."""
+    """Returns the chains with the seconds of the best program of each, except those that would be best but do not fit a unit."""
     found, best = [], math.inf
     for chain in chains:
         program = program_of(search, search.levels, chain)
@@ -71,8 +73,9 @@ def _rated(search: Search, chains: Iterable[Chain]) -> list[_RatedChain]:
 
 
 def _several_inner(rated: list[_RatedChain]) -> list[Chain]:
-    """Chains, the best first, with only the best few of one innermost tile: copies, which are tried later, may do more for another
-    one.
+    """Returns the chains, the best first, with only the best few of each innermost tile.
+
+    Copies are tried later, and may gain more for another innermost tile.
     """
     seen: Counter[Tile] = Counter()
     found = []
@@ -84,7 +87,7 @@ def _several_inner(rated: list[_RatedChain]) -> list[Chain]:
 
 
 def runs(search: Search, program: StageProgram) -> bool:
-    """False where the device predicts that a unit has no room for a tile of the program; that is counted."""
+    """Returns False, and counts it, where the device predicts that a unit has no room for a tile of the program."""
     room = search.model.parameters.resident_tiles
     if room is None or room(program) > 0:
         return True

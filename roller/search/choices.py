@@ -1,4 +1,4 @@
-"""What a chain of tiles leaves open: copies, loop orders, reduce splits, how many units; each choice tried, the best kept."""
+"""The choices that a chain of tiles leaves open: copies, loop orders, split-K, number of units. Each is tried, the best kept."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from roller.search.tile_space import Chain, Search
 
 
 def program_of(search: Search, levels: tuple[int, ...], chain: Chain, pad: bool = True) -> StageProgram:
-    """The program of a chain with the default orders (spatial loops outside reductions) and the copies it cannot do without; `pad`:
-    panels with the padding that the best one has.
+    """Returns the program of a chain with the default orders (spatial loops outside reductions) and the copies that it needs.
+
+    `pad`: the panels get the padding of the best one.
     """
     whole = len(chain) == len(search.levels) and search.spec.levels[search.levels[0]].managed
     depth = search.fit.depth(search.levels, 0, chain[0], search.atom) if whole else 1
@@ -27,7 +28,7 @@ def program_of(search: Search, levels: tuple[int, ...], chain: Chain, pad: bool 
 
 
 def bare(search: Search, levels: tuple[int, ...], chain: Chain, staged: tuple[Staging, ...] = ()) -> StageProgram:
-    """The program of a chain with the default orders and these copies only."""
+    """Returns the program of a chain with the default orders and these copies only."""
     spatial_first, lanes = (*search.nest.spatial, *search.nest.reduce), search.lane_level
     what, orders = (search.nest, search.atom, search.mapping), tuple(spatial_first for _ in levels)
     return StageProgram(*what, levels, chain, orders, staged, lane_level=lanes, cooperate=search.fit.cooperate)
@@ -36,9 +37,9 @@ def bare(search: Search, levels: tuple[int, ...], chain: Chain, staged: tuple[St
 def required_staging(
     search: Search, levels: tuple[int, ...], chain: Chain, depth: int = 1, pad: bool = True
 ) -> tuple[Staging, ...]:
-    """Copies without which the nest would gather or guard: panels for factors, boxes for arrays that can be left.
+    """Returns the copies without which the nest would gather or guard: panels for factors, boxes for guarded arrays.
 
-    A level that software fills holds a panel of every factor that is used again there, as many deep as it allows.
+    A level that software fills holds a panel of every factor that is reused there, with as many copies (buffers) as it allows.
     """
     nest, unit = search.nest, search.spec.levels[levels[0]]
     if unit.managed:
@@ -52,8 +53,9 @@ def required_staging(
 
 
 def _padded(search: Search, levels: tuple[int, ...], chain: Chain, staged: tuple[Staging, ...]) -> tuple[Staging, ...]:
-    """Panels with their runs and rows padded for wide accesses and against bank conflicts, as far as there is room: the model
-    charges the others.
+    """Returns the panels with runs and rows padded for wide accesses and against bank conflicts, as far as there is room.
+
+    The model charges the conflicts of the other panels.
     """
     banks = search.spec.levels[levels[0]].banks
     if banks is None or not staged:
@@ -74,7 +76,7 @@ def _padded(search: Search, levels: tuple[int, ...], chain: Chain, staged: tuple
 
 
 def _constant_panel(search: Search, factor: int) -> Staging | None:
-    """A panel filled when the kernel is built, if all of the factor's arrays are constant."""
+    """Returns a panel that is filled (prepacked) when the kernel is built, if all of the factor's arrays are constant."""
     names = {a.tensor.name for a in search.nest.inputs if a.factor == factor}
     return Staging("panel", factor, 0, constant=True) if names and names <= search.constants else None
 
@@ -84,7 +86,7 @@ def _boxes(search: Search, level: int) -> tuple[Staging, ...]:
 
 
 def _needs_panel(search: Search, factor: int) -> bool:
-    """True if the innermost tile could not read the factor in place: gathered along the vector, or decoded at every step."""
+    """True if the innermost tile cannot read the factor in place: it would gather along the vector, or decode at every step."""
     nest = search.nest
     mine = [a for a in nest.inputs if a.factor == factor]
     if any(a.strides[i] is None for a in mine for i in nest.reduce):
@@ -94,7 +96,7 @@ def _needs_panel(search: Search, factor: int) -> bool:
 
 
 def panels_at_unit(search: Search, program: StageProgram) -> Iterator[tuple[Staging, ...]]:
-    """For a program with only the copies it cannot do without: one more panel, filled anew for every tile of a unit."""
+    """Yields the copies of a program with one more panel than it needs, refilled for every tile of a unit."""
     level = program.levels[0]
     if search.spec.levels[level].managed:
         return
@@ -105,8 +107,10 @@ def panels_at_unit(search: Search, program: StageProgram) -> Iterator[tuple[Stag
 
 
 def every_staging(search: Search, levels: tuple[int, ...]) -> Iterator[tuple[Staging, ...]]:
-    """Every way to stage: panels not at all (where a factor can be read in place), at the unit's level, or once for all; boxes
-    at any level whose tiles run one after another, or once for all.
+    """Yields every staging.
+
+    A factor has no panel (if it can be read in place), one at the unit's level, or one that is filled once for all. Boxes are at
+    any level whose tiles run one after another, or are filled once for all.
     """
     if search.spec.levels[levels[0]].managed:
         return
@@ -124,13 +128,13 @@ def every_staging(search: Search, levels: tuple[int, ...]) -> Iterator[tuple[Sta
 
 
 def whole_programs(search: Search, chains: list[Chain]) -> list[StageProgram]:
-    """Programs for the chains with default orders and staging, and with the reduction cut where tiles are too few."""
+    """Returns programs for the chains with default orders and staging, and with split-K where tiles are too few."""
     whole = [program_of(search, search.levels, chain) for chain in chains]
     return [*whole, *(p for program in whole for p in (*split(search, program), *in_turn(search, program)))]
 
 
 def refined(search: Search, program: StageProgram) -> Iterator[StageProgram]:
-    """A program with each choice in turn made in every way, the best kept for the next one."""
+    """Yields variants of a program, one choice after another; each choice starts from the best variant so far."""
     best = program
     for choices in (_staged, _deepened, _ordered, _banded, _clustered, _shifted, _serial):
         options = [best, *choices(search, best)]
@@ -143,8 +147,9 @@ def _staged(search: Search, program: StageProgram) -> Iterator[StageProgram]:
 
 
 def _deepened(search: Search, program: StageProgram) -> Iterator[StageProgram]:
-    """The same panels, or those of shorter steps, with more copies under way, where the level they are copied into allows that and
-    has room.
+    """Yields the program with deeper multi-buffering, with the same panels or those of shorter steps.
+
+    The level of the panels has to allow that, and to have room for the copies.
     """
     level = search.spec.levels[program.levels[0]]
     if not level.managed or not program.staged or len(program.tiles) != len(search.levels):
@@ -160,8 +165,9 @@ def _deepened(search: Search, program: StageProgram) -> Iterator[StageProgram]:
 
 
 def _shorter(search: Search, program: StageProgram) -> Iterator[Tile]:
-    """A unit's tile with its longest reduction halved, again and again: the same copies in shorter steps. Not where it is a share
-    that units or lanes have of it.
+    """Yields a unit's tile with its longest reduction halved again and again: the same copies in shorter steps.
+
+    Yields nothing where the tile is a unit's or a lane's share of the reduction.
     """
     if search.fit.cooperate or not search.nest.reduce or (program.split > 1 and program.share is None):
         return
@@ -175,7 +181,7 @@ def _shorter(search: Search, program: StageProgram) -> Iterator[Tile]:
 
 
 def recopied(search: Search, program: StageProgram) -> StageProgram | None:
-    """A program whose tiles have changed with its copies padded anew; None where there is no room for as many."""
+    """Returns a program with changed tiles and newly padded copies; None where there is no room for as many copies."""
     if not search.spec.levels[program.levels[0]].managed or not program.staged:
         return program
     held = max(held_copies(program, search.spec))
@@ -185,7 +191,7 @@ def recopied(search: Search, program: StageProgram) -> StageProgram | None:
 
 
 def _ordered(_: Search, program: StageProgram) -> Iterator[StageProgram]:
-    yield from (replace(program, orders=o, cluster=1) for o in orders_of(program))  # another dimension's tiles may be last then
+    yield from (replace(program, orders=o, cluster=1) for o in orders_of(program))  # the last dimension may change
 
 
 def _banded(search: Search, program: StageProgram) -> Iterator[StageProgram]:
@@ -193,13 +199,15 @@ def _banded(search: Search, program: StageProgram) -> Iterator[StageProgram]:
         yield from bands_of(search, replace(ordered, band=None, cluster=1))
 
 
-NEAR = 2  # times what is wanted, or half of it
+NEAR = 2  # a band size is near the wanted one if it is at most this factor larger or smaller
 
 
 def bands_of(search: Search, program: StageProgram) -> Iterator[StageProgram]:
-    """The program with the tiles of one dimension in bands. Of c tiles of it and n / c of the innermost one, n worked on at a time,
-    units load c times the extent of the one and n / c times that of the other: least where c is the root of n times their ratio.
-    Where clusters may lie along the dimension, also in even numbers, and in twos.
+    """Yields the program with the tiles of one dimension in bands (rasterisation, threadblock swizzle, GROUP_SIZE_M).
+
+    Units work on n tiles at a time: c along this dimension and n / c along the innermost one. They load c times the extent of the
+    one and n / c times that of the other. That is least where c is the root of n times their ratio. Where clusters may lie along
+    the dimension, bands of even size and bands of two are tried as well.
     """
     units = [lp for lp in program.loops if lp.over == "units" and not program.nest.dims[lp.dim].is_reduce]
     if not program.dealt or search.spec.spread or not program.staged or len(units) < 2 or not program.unit_tiles:
@@ -215,8 +223,9 @@ def bands_of(search: Search, program: StageProgram) -> Iterator[StageProgram]:
 
 
 def _counts(trips: int, wanted: float, multiple: int) -> list[int]:
-    """The number of tiles in a band, a multiple of this, that is nearest to what is wanted; where none near to it divides them,
-    also the one that goes least beyond the end.
+    """Returns band sizes, multiples of `multiple`: the divisor of the tile count nearest to the wanted size.
+
+    If no divisor is near, also the near size that overshoots the end least.
     """
     near = range(max(2, math.ceil(wanted / NEAR)), min(trips, math.floor(wanted * NEAR) + 1))
     whole = [(abs(math.log(n / wanted)), n) for n in range(multiple, trips, multiple) if trips % n == 0 and n > 1]
@@ -231,8 +240,9 @@ def _clustered(search: Search, program: StageProgram) -> Iterator[StageProgram]:
 
 
 def clusters_of(search: Search, program: StageProgram) -> Iterator[StageProgram]:
-    """The program in clusters whose units bring one another what atoms then read where it lies: lanes that carry copies bring them
-    to their own unit only.
+    """Yields the program in clusters whose units multicast panels that atoms read in place.
+
+    Lanes that carry copies write to their own unit only.
     """
     most = search.spec.levels[program.levels[0]].multicast_max
     units = [lp for lp in program.loops if lp.over == "units"]
@@ -246,8 +256,9 @@ def clusters_of(search: Search, program: StageProgram) -> Iterator[StageProgram]
 
 
 def _shifted(search: Search, program: StageProgram) -> Iterator[StageProgram]:
-    """The program with copies that are handed on from unit to unit: the longest reduction in as many steps as units share a copy,
-    for every copy of which so many units need the same.
+    """Yields the program with copies that are passed on from unit to unit.
+
+    The longest reduction has as many steps as units share a copy, for every copy that this number of units needs.
     """
     nest, reduce = search.nest, search.nest.reduce
     steps = [lp for lp in program.loops if lp.over == "time" and lp.level == program.levels[0]]
@@ -279,7 +290,7 @@ def _serial(_: Search, program: StageProgram) -> Iterator[StageProgram]:
 
 
 def orders_of(program: StageProgram) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Loop orders: at each level the spatial loops with one or the other operand stationary, reductions inside or outside."""
+    """Yields loop orders: at each level spatial loops with one or the other operand stationary, reductions inside or outside."""
     nest = program.nest
     forward, backward = nest.spatial, tuple(reversed(nest.spatial))
     per_level = []
@@ -294,7 +305,7 @@ def orders_of(program: StageProgram) -> Iterator[tuple[tuple[int, ...], ...]]:
 
 
 def split(search: Search, program: StageProgram, pad: bool = True) -> Iterator[StageProgram]:
-    """Versions whose longest reduction is cut over units where spatial tiles are too few; `pad`: see `cut`."""
+    """Yields split-K versions: the longest reduction cut over units where spatial tiles are too few; `pad`: see `cut`."""
     units, tiles = search.spec.unit.count, search.fit.tiles(program.unit_tile)
     if tiles >= units or not search.nest.reduce or not search.spec.unit.combine:
         return
@@ -310,8 +321,9 @@ def split(search: Search, program: StageProgram, pad: bool = True) -> Iterator[S
 
 
 def in_turn(search: Search, program: StageProgram) -> Iterator[StageProgram]:
-    """Versions whose longest reduction is cut over units although there are tiles enough for all: those along one dimension then
-    follow one another on a unit, which keeps what does not depend on that dimension.
+    """Yields split-K versions although there are enough tiles for all units.
+
+    The tiles along one dimension then run one after another on a unit, which keeps the data that do not depend on that dimension.
     """
     nest, reduce = search.nest, search.nest.reduce
     if not search.spec.spread or not reduce or not search.spec.unit.combine or program.split > 1:
@@ -330,7 +342,7 @@ def in_turn(search: Search, program: StageProgram) -> Iterator[StageProgram]:
 
 
 def _parts(search: Search, unit: tuple[int, ...]) -> int:
-    """Parts of each result where every tile of the reductions is one: those of all dimensions, not only of the one that was cut."""
+    """Returns the parts of each result if every tile of the reductions is one: of all dimensions, not only of the one cut."""
     return math.prod([-(-search.nest.extents[d] // unit[d]) for d in search.nest.reduce])
 
 
@@ -342,14 +354,16 @@ def _in_one_step(search: Search, program: StageProgram, dim: int, share: int) ->
 
 
 def cut(search: Search, program: StageProgram, dim: int, share: int, pad: bool = True) -> Iterator[StageProgram]:
-    """The program with a unit's share of a reduction: walked in steps of the unit's tile where software fills its level; else, or
-    where it is no longer than the tile, the share is the tile. Lanes that share it each take a run, as there are only so many.
-    `pad`: where tiles change, panels get the padding that suits the new ones.
+    """Yields the program with a unit's share of a reduction (split-K).
+
+    Where software fills its level, a unit walks the share in steps of its tile. Elsewhere, or where the share is no longer than the
+    tile, the share is the tile. Lanes that share it each take a run, as their number is limited. `pad`: where tiles change, panels
+    get the padding that suits the new ones.
     """
     inner, levels, extent = program.inner, program.levels, search.nest.extents[dim]
     managed = search.spec.levels[levels[0]].managed
     if managed and share > program.unit_tile[dim]:
-        if search.spec.spread:  # in one step, too: nothing is brought while a step is computed
+        if search.spec.spread:  # in one step, too: no transfer overlaps the computing of a step
             yield from _in_one_step(search, program, dim, share)
         share = -(-share // program.unit_tile[dim]) * program.unit_tile[dim]
         if -(-extent // share) > 1:
@@ -359,7 +373,7 @@ def cut(search: Search, program: StageProgram, dim: int, share: int, pad: bool =
         others = search.fit.lanes((*program.unit_tile[:dim], inner[dim], *program.unit_tile[dim + 1 :]), inner, search.atom)
         room = max(1, search.spec.unit.lanes_max // others)
         run = -(-share // (room * inner[dim])) * inner[dim]
-        if run > inner[dim]:  # more than lanes can hold at a time: all of them work, each on a run
+        if run > inner[dim]:  # more than the lanes take at a time: all of them work, each on a run
             inner, share = (*inner[:dim], run, *inner[dim + 1 :]), run * room
     between = tuple((*t[:dim], min(t[dim], share), *t[dim + 1 :]) for t in program.tiles[1:-1])
     unit = (*program.unit_tile[:dim], share, *program.unit_tile[dim + 1 :])

@@ -8,7 +8,7 @@
     where software places data: move extents of the best one to their neighbours while that is rated better
     rank by estimate; drop near-duplicates
 
-Innermost first, so that outer extents are multiples of inner ones and a register tile of 6 rows is reachable.
+Construction starts innermost, so that outer extents are multiples of inner ones and a register tile of 6 rows is reachable.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from roller.search.stages import Candidate, Rated, best_ways, diverse
 from roller.search.tile_space import Chain, Search, searches
 from roller.target.hardware import ComputeAtom, HardwareSpec
 
-PASSED_KEEP = 2  # chains kept beside the best of a level: those whose tile at it is the one inside it
+PASSED_KEEP = 2  # chains kept beside the best of a level: those whose tile there equals the one inside it
 REFINED = 8  # programs whose orders and staging are tried, beside the best one of each nest, atom and mapping
-REFINE_SLACK = 1.5  # … unless predicted this much slower than the best of all: orders, copies and steps do not make up for that
-# Programs of which, at the end, other tiles are rated that differ in an extent or two; of one search at most so many, of different
-# innermost tiles; and how many tiles of each. Where even parts may turn their order round: more programs, one of each search. None
-# that are predicted so much slower than the best.
+REFINE_SLACK = 1.5  # except those slower than the best by this factor: orders, copies and steps do not make up for that
+# The local search at the end starts from `SETTLED` programs, at most `SAME_SETTLED` of one search, of different innermost tiles.
+# For each it rates `STEPS` other tiles that differ in an extent or two. Where even parts may reverse the ranking, it starts from
+# `SPREAD_SETTLED` programs, one of each search, and none that is predicted slower than the best by the factor `SPREAD_SLACK`.
 SETTLED, SAME_SETTLED, STEPS = 3, 2, 120
 SPREAD_SETTLED, SPREAD_SLACK = 4, 2.5
-EVENED = 1200  # tiles of equal parts that are looked at for each of these, where parts must come out even
+EVENED = 1200  # tiles of equal parts that are evaluated for each of these, where parts must be even
 
 
 def construct(
@@ -59,7 +59,7 @@ def construct(
     top_k: int = 10,
     constants: frozenset[str] = frozenset(),
 ) -> list[Candidate]:
-    """The `top_k` best programs for a fused expression, best first; `ConstructionError` where nothing fits.
+    """Returns the `top_k` best programs for a fused expression, best first; `ConstructionError` where nothing fits.
 
     `constants` names inputs whose values are known when the kernel is built: panels of them cost nothing.
     """
@@ -74,10 +74,11 @@ def rated_ways(
     constants: frozenset[str] = frozenset(),
     worth: float = math.inf,
 ) -> list[list[list[Rated]]]:
-    """What `rated_stages` gives, and where the device computes stages over the same rows together the same with these as one; none
-    where every program takes `worth` seconds or longer.
+    """Returns the result of `rated_stages`, and where the device supports row groups also that with each group as one stage.
+
+    Returns nothing where every program takes `worth` seconds or longer.
     """
-    grouped = parameters.row_groups and len(row_groups(expr)) < len(expr.stages)  # stages together take less than alone
+    grouped = parameters.row_groups and len(row_groups(expr)) < len(expr.stages)  # grouped stages take less than single ones
     alone = rated_stages(expr, spec, rules, parameters, constants, math.inf if grouped else worth)
     if not alone:
         return []
@@ -93,8 +94,9 @@ def rated_stages(
     constants: frozenset[str] = frozenset(),
     worth: float = math.inf,
 ) -> list[list[Rated]]:
-    """For each stage of a fused expression all programs that were rated, best first; `ConstructionError` where nothing fits. No
-    stages where one after another they take `worth` seconds or longer.
+    """Returns for each stage of a fused expression all rated programs, best first; `ConstructionError` where nothing fits.
+
+    Returns no stages where these, run one after another, take `worth` seconds or longer.
     """
     with _uncollected():
         stages = [(nests, rules.of(nests[0].stage.name)) for nests in _nests(expr, spec)]
@@ -110,8 +112,10 @@ def rated_stages(
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without the collector of cyclic garbage: construction makes many small objects and keeps them to its end, and looking through
-    them and all others of the process again and again took a seventh of its time.
+    """Switches off the collector of cyclic garbage.
+
+    Construction makes many small objects and keeps them to its end. Repeated scans of them and of all other objects of the process
+    took a seventh of its time.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -127,7 +131,7 @@ def _nests(expr: TensorExpr, spec: HardwareSpec) -> Iterator[tuple[Nest, ...]]:
         yield variants(stage, expr.tensors, spec.spread)
 
 
-_Pooled = tuple[tuple[float, int, tuple[Tile, ...]], Rated]  # with what it is ranked by
+_Pooled = tuple[tuple[float, int, tuple[Tile, ...]], Rated]  # with its ranking key
 
 
 def construct_stage(
@@ -138,7 +142,7 @@ def construct_stage(
     top_k: int,
     constants: frozenset[str] = frozenset(),
 ) -> list[Rated]:
-    """The best programs for one stage over its nest variants."""
+    """Returns the best programs for one stage over its nest variants."""
     return diverse(_rated_stage(nests, spec, rules, parameters, constants), top_k)
 
 
@@ -149,7 +153,7 @@ def _rated_stage(
     parameters: CostParameters,
     constants: frozenset[str],
 ) -> list[Rated]:
-    """All programs for one stage that were rated, best first."""
+    """Returns all rated programs for one stage, best first."""
     every = searches(nests, spec, rules, parameters, constants)
     found = [s for s in every if not hopeless(s)]
     pool = _Pool()
@@ -174,20 +178,21 @@ def _rated_stage(
 
 
 def _computes(atom: ComputeAtom) -> str:
-    """What an atom computes, as an expression would ask for it."""
+    """Returns the types in which an atom computes, as an expression would request them."""
     return atom.acc_dtype if atom.in_dtype == atom.acc_dtype else f"{atom.acc_dtype} of {atom.in_dtype} factors"
 
 
 class _Pool:
-    """The programs of a stage that were rated, over all searches."""
+    """The rated programs of a stage, over all searches."""
 
     def __init__(self) -> None:
         self.programs: dict[tuple[object, ...], _Pooled] = {}
         self.best = math.inf  # seconds of the best of them
 
     def rate(self, search: Search, program: StageProgram) -> float:
-        """The predicted seconds of a program, which is kept unless it cannot run; of those that are no better than others it is
-        asked later.
+        """Returns the predicted seconds of a program and keeps it, unless it cannot run.
+
+        Programs that are no better than the best one so far are checked later.
         """
         rating = search.model.estimate(program)
         if math.isinf(rating.seconds):
@@ -204,7 +209,7 @@ class _Pool:
 
     @property
     def ranked(self) -> list[_Pooled]:
-        """The best first."""
+        """The programs, best first."""
         return sorted(self.programs.values(), key=lambda item: item[0])
 
 
@@ -223,8 +228,10 @@ class _Start:
 
 
 def _started(found: list[Search], pool: _Pool) -> list[list[_Start]]:
-    """The programs around the innermost tiles that promise most, rated. Where none of them fits, around those of the searches that
-    were passed over for these: what an atom promises is known before it is known whether its panels have room.
+    """Returns rated programs around the most promising innermost tiles.
+
+    Where none of them fits, it continues with the searches that were passed over for these. The promise of an atom is known before
+    it is known whether its panels fit.
     """
     plain: list[list[_Start]] = []
     left = found
@@ -241,7 +248,7 @@ def _started(found: list[Search], pool: _Pool) -> list[list[_Start]]:
 
 
 def _worth_refining(plain: list[list[_Start]]) -> list[_Start]:
-    """The best program of each search as it is and with panels, as copies change the order between them; then the best others."""
+    """Returns the best program of each search as it is and with panels, as copies change their ranking; then the best others."""
     best = min((starts[0].seconds for starts in plain if starts), default=0.0)
     first = [starts[0] for starts in plain if starts and starts[0].seconds <= REFINE_SLACK * best]
     rest = sorted((start for starts in plain for start in starts[1:]), key=_Start.order)
@@ -249,13 +256,14 @@ def _worth_refining(plain: list[list[_Start]]) -> list[_Start]:
 
 
 def _worth_settling(found: list[Search], ranked: list[_Pooled]) -> Iterator[tuple[Search, StageProgram]]:
-    """The best programs of the best searches, those of one search of different innermost tiles; none where caches hold the units'
-    tiles. What moves there is an estimate, and gains predicted of small steps were none when they were measured: such steps lead to
-    where the model is weakest.
+    """Yields the best programs of the best searches; those of one search have different innermost tiles.
+
+    Yields none where caches hold the units' tiles. Cache traffic is an estimate, and the predicted gains of small steps were none
+    when they were measured: such steps lead to where the model is weakest.
     """
     known = {s.way: s for s in found}
     spread = bool(found) and found[0].spec.spread
-    wanted = dict.fromkeys((False, True), SPREAD_SETTLED if spread else SETTLED)  # of those with windows, and of others
+    wanted = dict.fromkeys((False, True), SPREAD_SETTLED if spread else SETTLED)  # with and without windows
     begun: dict[object, set[Tile]] = {}
     for (seconds, *_), (program, _) in ranked:
         if seconds > (SPREAD_SLACK if spread else REFINE_SLACK) * ranked[0][0][0]:
@@ -271,7 +279,7 @@ def _worth_settling(found: list[Search], ranked: list[_Pooled]) -> Iterator[tupl
 
 
 def _grown(search: Search, chains: list[Chain]) -> list[Chain]:
-    """Chains with a tile for every level, grown from the innermost tiles outward."""
+    """Returns chains with a tile for every level, grown from the innermost tiles outward."""
     keep = kept_of(chains)
     for position in reversed(range(len(search.levels) - 1)):
         found: dict[Chain, None] = {}
@@ -282,9 +290,11 @@ def _grown(search: Search, chains: list[Chain]) -> list[Chain]:
 
 
 def _with_panels(search: Search, chains: list[Chain]) -> list[StageProgram]:
-    """Programs whose factors lie in panels at the unit's level, where what a tile reads is laid out as the nest reads it:
-    around each inner tile the outer one with the least traffic whose panel a cache holds, as little else depends on it then;
-    as grown, and as long as the problem where the panel is used again: it is filled once for more work, and takes no more room.
+    """Returns programs whose factors lie in panels at the unit's level, packed in the order in which the nest reads them.
+
+    Around each inner tile these have the outer tile with the least traffic whose panel a cache holds, as little else depends on it
+    then. That tile is taken as grown, and also as long as the problem where the panel is reused: the panel is filled once for more
+    work, and takes no more room.
     """
     if not chains:
         return []
@@ -305,7 +315,7 @@ def _with_panels(search: Search, chains: list[Chain]) -> list[StageProgram]:
 
 
 def _along(search: Search, chain: Chain, factor: int) -> Chain:
-    """The chain with the outermost tile as long as may be in the spatial dimensions that a factor does not depend on."""
+    """Returns the chain with the longest allowed outermost tile in the spatial dimensions that a factor does not depend on."""
     nest, touches, tile = search.nest, search.nest.factor_touches(factor), list(chain[0])
     for dim in nest.spatial:
         if not touches[dim]:
@@ -319,7 +329,7 @@ def _held(search: Search, chain: Chain, staging: Staging) -> bool:
 
 
 def _prune(search: Search, levels: tuple[int, ...], chains: list[Chain], keep: int) -> list[Chain]:
-    """The chains with the least predicted time so far, counting only the levels that have a tile."""
+    """Returns the chains with the least predicted time so far, counting only the levels that have a tile."""
     if len(chains) <= keep:
         return chains
     rated = []
@@ -327,6 +337,6 @@ def _prune(search: Search, levels: tuple[int, ...], chains: list[Chain], keep: i
         seconds = search.model.partial_seconds(program_of(search, levels, chain), levels[0])
         rated.append((seconds, search.fit.touched_bytes(chain[-1]), chain))
     rated.sort()
-    # What rates highest so far is shaped by this level's traffic alone; a level passed through leaves outer ones their choice.
+    # This level's traffic alone determines the best ratings so far; a level passed through leaves the choice to outer levels.
     passed = [chain for *_, chain in rated[keep:] if chain[0] == chain[1]]
     return [*(chain for *_, chain in rated[:keep]), *passed[:PASSED_KEEP]]

@@ -1,7 +1,7 @@
-"""All aligned programs that fit: what construction chooses from, for studies of the model and of its choices.
+"""The space of all aligned programs that fit, from which construction chooses: for studies of the model and of its choices.
 
-The space is too large to list for all but small operators, so it is lazy: iterate over it, or draw from it uniformly. Its
-programs use all units and cut no reduction over them; construction also tries that where there are too few tiles.
+The space is too large to list for all but small operators, so it is lazy: iterate over it, or draw from it uniformly. Its programs
+use all units and do not cut reductions over them (split-K). Construction also tries that where there are too few tiles.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from roller.target.hardware import HardwareSpec
 Orders = tuple[tuple[int, ...], ...]
 
 DRAWS = 10_000  # misses in a row after which a space counts as empty
-PATIENCE = 10  # draws that bring nothing new for each program drawn: of equally likely ones the last is missed once in e^10
+PATIENCE = 10  # draws without a new program, for each program drawn: the last of equally likely ones is missed once in e^10
 
 
 @dataclass(frozen=True)
 class _Part:
-    """The programs of one search around one innermost tile, `ways` of each chain of tiles."""
+    """The programs of one search around one innermost tile; each chain of tiles has `ways` of them."""
 
     search: Search
     inner: Tile
@@ -39,16 +39,16 @@ class _Part:
 
     @cached_property
     def ranges(self) -> list[list[list[int]]]:
-        """For every outer level, innermost first, and dimension the multiples of the innermost extent."""
+        """The multiples of the innermost extent, for every outer level, innermost first, and every dimension."""
         return [_extents(self.search, position, self.inner) for position in reversed(range(len(self.search.levels) - 1))]
 
     @cached_property
     def size(self) -> int:
-        """Programs of all combinations of outer extents, fitting or not."""
+        """The number of programs of all combinations of outer extents, fitting or not."""
         return math.prod([len(r) for level in self.ranges for r in level]) * self.ways
 
     def chain(self, tiles: tuple[Tile, ...]) -> Chain | None:
-        """The chain of these outer tiles (innermost first) around the inner one, None where it breaks a rule."""
+        """Returns the chain of these outer tiles (innermost first) around the inner one, None where it breaks a rule."""
         search = self.search
         chain: Chain = (self.inner,)
         for position, tile in zip(reversed(range(len(tiles))), tiles, strict=True):
@@ -60,19 +60,19 @@ class _Part:
         return chain
 
     def programs(self, chain: Chain) -> list[StageProgram]:
-        """The chain with every loop order and every staging."""
+        """Returns the chain's programs, with every loop order and every staging."""
         base, choices = _choices(self.search, chain)
         return [replace(base, orders=o, staged=s) for o, s in choices]
 
     def one(self, chain: Chain, generator: random.Random) -> StageProgram:
-        """One of these programs."""
+        """Returns one of these programs, drawn at random."""
         base, choices = _choices(self.search, chain)
         orders, staged = generator.choice(choices)
         return replace(base, orders=orders, staged=staged)
 
 
 def _choices(search: Search, chain: Chain, pad: bool = True) -> tuple[StageProgram, list[tuple[Orders, tuple[Staging, ...]]]]:
-    """A chain's program, and its loop orders with its stagings: as many for every chain of a search."""
+    """Returns a chain's program, and its loop orders with its stagings; every chain of a search has the same number of these."""
     base = program_of(search, search.levels, chain, pad)
     stagings = dict.fromkeys((base.staged, *every_staging(search, search.levels)))
     return base, list(itertools.product(orders_of(base), stagings))
@@ -100,8 +100,9 @@ class StageSpace:
                     yield from _dealt(part.search, program)
 
     def draw(self, generator: random.Random) -> StageProgram:
-        """One program, each equally likely but for bands and clusters, which share what falls to one without; `ConstructionError`
-        where none fits.
+        """Returns one program, each equally likely; `ConstructionError` where none fits.
+
+        Only a program's variants with bands and clusters share the probability of the one without.
         """
         for _ in range(DRAWS):
             if not self._weights or not self._weights[-1]:
@@ -127,17 +128,18 @@ class ProgramSpace:
             yield RProgram(self.expr, chosen)
 
     def sample(self, count: int, seed: int = 0) -> list[RProgram]:
-        """Different programs drawn uniformly, fewer where the space has fewer; the same ones for the same seed.
+        """Returns different programs drawn uniformly, fewer where the space has fewer; the same ones for the same seed.
 
-        `ConstructionError` where no program fits, or the count is no number of programs.
+        Raises `ConstructionError` where no program fits, or where `count` is not a valid number of programs.
         """
         if type(count) is not int or count < 0:
             raise ConstructionError(f"count={count!r} must be a whole number, not negative")
         return list(itertools.islice(self.drawn(seed), count))
 
     def drawn(self, seed: int = 0) -> Iterator[RProgram]:
-        """Different programs drawn uniformly, one after another, until many draws bring none that is new: the space has hardly
-        another. The same ones for the same seed. `ConstructionError` where no program fits.
+        """Yields different programs drawn uniformly, until many draws give no new one: the space has hardly another.
+
+        The same seed gives the same programs. Raises `ConstructionError` where no program fits.
         """
         generator, found, misses = random.Random(seed), set[tuple[object, ...]](), 0
         while misses <= PATIENCE * (len(found) + 1):
@@ -151,7 +153,7 @@ class ProgramSpace:
 
 
 def program_space(expr: TensorExpr, spec: HardwareSpec, rules: Rules, parameters: CostParameters) -> ProgramSpace:
-    """The space that `construct` searches greedily, of a fused expression on a chip."""
+    """Returns the space that `construct` searches greedily, for a fused expression on a chip."""
     nests = [variants(stage, expr.tensors, spec.spread) for stage in expr.stages]
     return ProgramSpace(
         expr, tuple(StageSpace(searches(found, spec, rules.of(found[0].stage.name), parameters)) for found in nests)
@@ -159,14 +161,14 @@ def program_space(expr: TensorExpr, spec: HardwareSpec, rules: Rules, parameters
 
 
 def _dealt(search: Search, program: StageProgram) -> Iterator[StageProgram]:
-    """A program in every order in which its tiles are handed to units, alone and in clusters."""
+    """Yields a program in every order in which units get its tiles (bands), alone and in clusters."""
     for ordered in (program, *bands_of(search, program)):
         yield ordered
         yield from clusters_of(search, ordered)
 
 
 def _inner_tiles(search: Search) -> Iterator[Tile]:
-    """Aligned innermost tiles that fit."""
+    """Yields the aligned innermost tiles that fit."""
     position, base = len(search.levels) - 1, start(search)
     if search.levels[position] == len(search.spec.levels):
         yield base
@@ -177,7 +179,7 @@ def _inner_tiles(search: Search) -> Iterator[Tile]:
 
 
 def _extents(search: Search, position: int, base: Tile) -> list[list[int]]:
-    """The aligned extents of each dimension at a level: multiples of the base; reductions stay whole atoms innermost."""
+    """Returns the aligned extents of each dimension at a level: multiples of the base; innermost reductions stay whole atoms."""
     innermost = position == len(search.levels) - 1
     found = []
     for dim, (extent, step) in enumerate(zip(search.nest.extents, base, strict=True)):

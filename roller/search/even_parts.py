@@ -1,8 +1,10 @@
-"""Even parts: for chips of so many units that a program is only good if its parts come out even, every number of equal parts of a
-dimension is rated, others fixed, and every pair of numbers that keeps as many units busy; the best of them, again and again.
+"""Load balancing by even parts, for chips with so many units that a program is good only if its parts are equal.
 
-Steps to neighbouring extents (`roller.search.local_search`) do not get there: a part more along one dimension leaves room for some
-parts less along another, and what lies between keeps few units busy.
+With the other dimensions fixed, it rates every number of equal parts of a dimension. It also rates every pair of such numbers that
+keeps as many units busy. It takes the best, and repeats.
+
+Steps to neighbouring extents (`roller.search.local_search`) do not get there: one more part along one dimension leaves room for
+fewer parts along another, and the tiles between keep few units busy.
 """
 
 from __future__ import annotations
@@ -20,21 +22,21 @@ from roller.search.grow import even_at
 from roller.search.local_search import with_tiles
 from roller.search.tile_space import Chain, Search
 
-LEAST_GAIN = 0.001  # a share of the time that another program must save
-LINE = 80  # extents of a dimension that are looked at around the present one
-LEAST_BUSY, FILLING = 0.85, 240  # a share of the units, and how many tiles that employ no fewer are looked at first
-LONGER = 24  # steps by which a part of a reduction is made longer
+LEAST_GAIN = 0.001  # share of the time that another program must save
+LINE = 80  # extents of a dimension that are evaluated around the present one
+LEAST_BUSY, FILLING = 0.85, 240  # share of the units, and number of tiles evaluated first that keep at least this share busy
+LONGER = 24  # steps by which a part of a reduction is lengthened
 NEAR = 1  # extents of the other dimension that are tried on either side of the one that keeps as many units busy
 
 
 def evened(search: Search, program: StageProgram, limit: int) -> StageProgram:
-    """The best program that equal parts lead to; the program itself where none is better. At most `limit` tiles are looked at."""
+    """Returns the best program that equal parts lead to, or the program itself. At most `limit` tiles are evaluated."""
     dims = [d for d in search.nest.spatial if _even(search, d)]
     if not dims or len(program.tiles) < 2:
         return program
     best, seconds = program, search.model.estimate(program).seconds
     seen, left, found = {program.tiles}, limit, True
-    # Of a matrix atom the rate is known; what vectors take for a point is the device's own model's to say.
+    # A matrix atom's rate is known; only the device's own model has the time of a point for vectors.
     known = search.atom.kind == "matrix"
     every_point = search.model.floor_seconds(program) / max(1, math.prod(search.nest.extents)) if known else 0.0
     first = _filling(search, program, dims) if len(dims) > 2 and program.split == 1 else []
@@ -58,8 +60,9 @@ def evened(search: Search, program: StageProgram, limit: int) -> StageProgram:
 
 
 def _cut_otherwise(search: Search, program: StageProgram) -> Iterator[StageProgram]:
-    """The program with its longest reduction cut into any number of equal parts for which there are units, or into as many that are
-    a little longer: one that divides well may take a unit less time.
+    """Yields the program with its longest reduction cut into equal parts: any number for which there are units.
+
+    Also into parts that are a little longer: one that divides well may take a unit less time.
     """
     nest, units = search.nest, search.spec.unit.count
     if not nest.reduce or not search.spec.unit.combine or search.fit.cooperate:
@@ -76,7 +79,7 @@ def _cut_otherwise(search: Search, program: StageProgram) -> Iterator[StageProgr
 
 
 def _points(search: Search, tile: tuple[int, ...]) -> float:
-    """Points of the fullest unit, times the units: at least so many points' time passes, however the rest is shared out."""
+    """Returns the points of the fullest unit, times the units: a lower bound of the time, however the rest is distributed."""
     nest, units = search.nest, search.spec.unit.count
     tiles = search.fit.tiles(tile)
     parts = max(1, units // max(tiles, 1)) if nest.reduce and search.spec.unit.combine else 1
@@ -90,7 +93,7 @@ def _even(search: Search, dim: int) -> bool:
 
 
 def _others(search: Search, program: StageProgram, dims: list[int]) -> Iterator[Chain]:
-    """Tiles with another extent of one dimension, and of two whose numbers of parts have about the same product."""
+    """Yields tiles with another extent of one dimension, and of two whose numbers of parts have about the same product."""
     nest, unit, inner = search.nest, program.unit_tile, program.tiles[1]
     every = {d: even_at(search, 0, d, inner) for d in dims}
     for dim in dims:
@@ -109,8 +112,9 @@ def _others(search: Search, program: StageProgram, dims: list[int]) -> Iterator[
 
 
 def _filling(search: Search, program: StageProgram, dims: list[int]) -> list[Chain]:
-    """Tiles that give nearly every unit one, those of fewest points first: where three dimensions have to change at a time, steps
-    of pairs do not get there.
+    """Returns tiles that give nearly every unit one, those of fewest points first.
+
+    Where three dimensions have to change at a time, steps in pairs do not get there.
     """
     nest, units = search.nest, search.spec.unit.count
     others = math.prod([-(-nest.extents[d] // program.unit_tile[d]) for d in nest.spatial if d not in dims])
@@ -123,7 +127,7 @@ def _filling(search: Search, program: StageProgram, dims: list[int]) -> list[Cha
 
 
 def _line(search: Search, unit: tuple[int, ...], dim: int, every: list[int]) -> list[int]:
-    """Extents of a dimension worth looking at: those that make one, two or three whole rounds of all units, then the nearest."""
+    """Returns the extents of a dimension to evaluate: those that make one, two or three whole waves, then the nearest."""
     extent, units = search.nest.extents[dim], search.spec.unit.count
     others = search.fit.tiles((*unit[:dim], extent, *unit[dim + 1 :]))
     rounds = [-(-extent // max(1, units * number // max(others, 1))) for number in (1, 2, 3)]

@@ -1,4 +1,4 @@
-"""What a device's own model says against a way to compute: whether it rules it out, and why nothing fits."""
+"""Feasibility by a device's own model: whether it rules out a way to compute, and why nothing fits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from roller.search.tile_space import Search, start
 
 
 def hopeless(search: Search) -> bool:
-    """True if the device's own model has no time for what is as small as can be, unless for want of room: it cannot compute so at
-    all, and its only term says why.
+    """True if the device's own model rejects even the smallest tiles for another reason than room.
+
+    The device then cannot compute this way at all. The only term of the estimate is the reason.
     """
     if search.model.parameters.own_model is None:
         return False
@@ -26,12 +27,12 @@ def hopeless(search: Search) -> bool:
 
 
 def _least(search: Search) -> Estimate:
-    """The better prediction of tiles as small as can be, and of such with their reductions whole."""
+    """Returns the better of two predictions: for the smallest tiles, and for these with whole reductions."""
     return min(islice(_small(search), 2), key=lambda e: e.seconds)
 
 
 def _small(search: Search) -> Iterator[Estimate]:
-    """Predictions for tiles from as small as can be on, their spatial extents doubled in turn; each with whole reductions, too."""
+    """Yields predictions for tiles from the smallest up, with spatial extents doubled in turn; each with whole reductions, too."""
     inner = start(search)
     tile = list(least_tile(search, 0, inner))
     spatial, reduce, extents = search.nest.spatial, search.nest.reduce, search.nest.extents
@@ -47,8 +48,10 @@ def _small(search: Search) -> Iterator[Estimate]:
 
 
 def reason_of(every: list[Search], refused: Mapping[str, int]) -> str:
-    """What the device's own model says against small tiles: against the one that lacks least memory, as only room is missing there;
-    else by the rule that refused most. Nothing without such a model.
+    """Returns the reason why the device's own model rejects small tiles; empty without such a model.
+
+    It is the reason against the tile that lacks least memory, as only room is missing there. Else it is that of the rule that
+    refused most.
     """
     if not every or every[0].model.parameters.own_model is None:
         return ""

@@ -19,26 +19,26 @@ from roller.program.footprint import padding_waste
 from roller.search.tile_space import Search
 
 EPSILONS = (0.0, 0.125, math.inf)  # rounds of tensor padding; each admits more waste
-INNER_VISITS = 40  # tiles looked at by one growth at the innermost level: its lattice is small
-# … where tiles run on lanes so many more, of sizes of which only few were looked at: growth by reuse goes past shapes of these.
+INNER_VISITS = 40  # tiles visited by one growth at the innermost level: its lattice is small
+# Where tiles run on lanes: more visits, to tiles of sizes with fewer visits than `RARE`, as growth by reuse skips shapes of these.
 RARE_VISITS, RARE = 24, 5
-OUTER_VISITS = 24  # … at an outer level, where growth follows one path
-IDLE_GROWTH = 4  # growth goes on below full occupation to this share of it: fewer, larger tiles may still be faster
-# Largest reduce extents that are kept for a tile, and last tiles of a growth path that are kept beside one for every doubling of
-# its length: in a cache; one each where software places data, as `roller.search.local_search` goes on from there.
+OUTER_VISITS = 24  # tiles visited at an outer level, where growth follows one path
+IDLE_GROWTH = 4  # growth goes on below full use of the units, to one in this many: fewer, larger tiles may still be faster
+# In a cache: the number of largest reduce extents kept for a tile, and of last tiles of a growth path, kept beside one for every
+# doubling of its length. Where software places data it is one each, as `roller.search.local_search` continues from there.
 REDUCE_STEPS, LARGEST = 2, 2
-EVEN_SLACK = 0.02  # a share of the units' time by which evenness must differ to decide
+EVEN_SLACK = 0.02  # share of the units' time by which the load balance must differ to decide
 SIDE_BY_SIDE = 8  # rows of a stream that are walked together: enough to keep memory busy, few enough for any cache's sets
-BOUND_SLACK = 0.02  # memory no longer bounds when what it adds is less than this share of compute
+BOUND_SLACK = 0.02  # memory no longer bounds when it adds less than this share of compute
 
 
 def tiles_at(search: Search, position: int, inner: Tile) -> Iterator[Tile]:
-    """The tiles worth keeping at a level around an inner one: a spread of the growth path with its reduce extents."""
+    """Yields the tiles worth keeping at a level around an inner one: a spread of the growth path with its reduce extents."""
     yield from _spread(search, position, inner, grow(search, position, inner))
 
 
 def grow(search: Search, position: int, inner: Tile) -> list[Tile]:
-    """Tiles at one level, reached by growing the best-scored dimension first; every padding round in turn."""
+    """Returns the tiles at one level that growth reaches, the best-scored dimension first, in every padding round in turn."""
     if search.levels[position] == len(search.spec.levels):
         return [inner]  # the atom itself
     if not search.fit.fits(search.levels, position, inner, inner, search.mapping, search.atom):
@@ -54,14 +54,14 @@ def grow(search: Search, position: int, inner: Tile) -> list[Tile]:
 
 
 class _Level:
-    """Growing at one level around one inner tile; what a step is worth is remembered from round to round."""
+    """Growth at one level around one inner tile; scores of steps are cached from round to round."""
 
     def __init__(self, search: Search, position: int, inner: Tile) -> None:
         nest = search.nest
         self.search, self.position, self.inner = search, position, inner
         self.innermost = position == len(search.levels) - 1
         self.on_lanes = self.innermost and search.lane_level is not None and search.atom.kind == "scalar"
-        self.pads = self.innermost or search.lane_level is not None  # tiles run whole: extents decide what padding is executed
+        self.pads = self.innermost or search.lane_level is not None  # tiles run whole: extents decide how much padding is executed
         self.padded = False  # True once an extent was refused because it pads too much
         self._scores: dict[tuple[Tile, Tile], float | None] = {}
         lanes = {dim for _, dim in search.mapping}
@@ -78,7 +78,7 @@ class _Level:
         return tuple(extents)
 
     def grow(self, epsilon: float, seen: dict[Tile, None]) -> None:
-        """One round at one padding allowance: best score first, a bounded number of new tiles; adds to `seen`."""
+        """Runs one round at one padding allowance: best score first, a bounded number of new tiles; adds to `seen`."""
         visits, rare = (INNER_VISITS, RARE_VISITS if self.on_lanes else 0) if self.innermost else (OUTER_VISITS, 0)
         self.padded = False
         frontier, done, sizes = [(0.0, self._start)], set[Tile](), Counter[int]()
@@ -91,7 +91,7 @@ class _Level:
             sizes[size] += 1
             visits, rare = (visits - 1, rare) if visits else (0, rare - 1)
             seen[tile] = None
-            # The innermost level is small enough to look around; further out one path is followed, as in the paper.
+            # The innermost level is small enough for a best-first search; outer levels follow one path, as in the paper.
             if not self.innermost:
                 frontier = []
             if self._memory_bounds(tile):
@@ -99,7 +99,7 @@ class _Level:
                     heappush(frontier, step)
 
     def _steps(self, tile: Tile, epsilon: float) -> Iterator[tuple[float, Tile]]:
-        """The next aligned tiles of a tile; the least comes first: the best reuse score, negated."""
+        """Yields the next aligned tiles of a tile with their negated reuse scores: the least is the best."""
         for dim in self._extents:
             grown = self._next_tile(tile, dim, epsilon)
             if grown is None:
@@ -111,7 +111,7 @@ class _Level:
                 yield -score, grown
 
     def _next_tile(self, tile: Tile, dim: int, epsilon: float) -> Tile | None:
-        """The tile with one dimension at its next aligned extent that keeps padding within the allowance."""
+        """Returns the tile with one dimension at its next aligned extent that keeps padding within the allowance."""
         extents, allowed = self._extents[dim], max(epsilon, self._least_waste)
         for extent in extents[bisect_right(extents, tile[dim]) :]:
             grown = (*tile[:dim], extent, *tile[dim + 1 :])
@@ -123,7 +123,7 @@ class _Level:
         return None
 
     def _score(self, tile: Tile, grown: Tile) -> float | None:
-        """Traffic saved for each byte of footprint added; None where the grown tile does not fit or leaves units idle."""
+        """Returns the traffic saved for each byte of footprint added; None where the grown tile does not fit or idles units."""
         search, position, inner = self.search, self.position, self.inner
         fit, tile, grown = search.fit, self._seen(tile), self._seen(grown)
         if not fit.fits(search.levels, position, grown, inner, search.mapping, search.atom):
@@ -137,12 +137,13 @@ class _Level:
         return math.inf if saved > 0 >= added else saved / max(added, 1e-9)
 
     def _seen(self, tile: Tile) -> Tile:
-        """What a cache sees of a tile: windows slide over it whole before the next one comes, and overlap there."""
+        """Returns a tile as it counts in a cache: windows slide over it whole before the next tile starts, and overlap there."""
         return tuple([self.search.nest.extents[d] if d in self._windows else t for d, t in enumerate(tile)])
 
     def _too_few(self, tile: Tile) -> bool:
-        """True if the tiles leave most units idle that the inner tiles could occupy, even with the reduction cut over units where
-        units can combine.
+        """True if the tiles leave most units idle that the inner tiles could occupy.
+
+        Where units can combine partial results, that counts with the reduction cut over units (split-K).
         """
         search, nest = self.search, self.search.nest
         parts = math.prod([-(-nest.extents[i] // self.inner[i]) for i in nest.reduce]) if search.spec.unit.combine else 1
@@ -156,7 +157,7 @@ class _Level:
         return fit.footprint(self.search.levels, self.position, tile, self.inner, self.search.atom)
 
     def _lane_shape(self, dim: int, tile: Tile) -> bool:
-        """True unless the sub-tiles along the dimension run on lanes and are no power of two: whole groups come of such."""
+        """False if sub-tiles along the dimension run on lanes and are no power of two: only powers make whole lane groups."""
         search = self.search
         if search.lane_level is None or self.position != len(search.levels) - 2 or search.spec.unit.lanes_fixed:
             return True
@@ -164,7 +165,7 @@ class _Level:
         return count & (count - 1) == 0
 
     def _memory_bounds(self, tile: Tile) -> bool:
-        """False once growing further cannot help: what loads and the set-up of steps add to compute is negligible."""
+        """False once growing further cannot help: loads and the set-up of steps add a negligible time to compute."""
         if self.innermost:
             return True
         search = self.search
@@ -177,13 +178,13 @@ class _Level:
 
 
 def extents_at(search: Search, position: int, dim: int, inner: Tile) -> Iterator[int]:
-    """The aligned extents of a dimension at a level around an inner tile, rising."""
+    """Yields the aligned extents of a dimension at a level around an inner tile, in rising order."""
     multiple = search.rules.multiple(search.levels[position], search.nest.dims[dim].name)
     return aligned_extents(search.nest.extents[dim], inner[dim], multiple)
 
 
 def least_tile(search: Search, position: int, inner: Tile) -> Tile:
-    """What growth at a level starts from: the inner tile; where a rule lists the only extents that may be, the least of these."""
+    """Returns the starting tile of growth at a level: the inner tile, or the least extents where a rule lists the allowed ones."""
     level, dims = search.levels[position], search.nest.dims
     if level == len(search.spec.levels):
         return inner
@@ -192,8 +193,9 @@ def least_tile(search: Search, position: int, inner: Tile) -> Tile:
 
 
 def _first(search: Search, position: int, inner: Tile) -> Tile:
-    """What growth outside lanes starts from: where panels hold windows, with whole ones if they fit, as only then it shows what
-    neighbours share.
+    """Returns the starting tile of growth outside lanes.
+
+    Where panels hold windows, it has whole ones if they fit: only then does growth account for the data that neighbours share.
     """
     least, taps = least_tile(search, position, inner), _taps(search)
     whole = tuple([search.nest.extents[d] if d in taps else e for d, e in enumerate(least)])
@@ -201,12 +203,12 @@ def _first(search: Search, position: int, inner: Tile) -> Tile:
 
 
 def _taps(search: Search) -> frozenset[int]:
-    """The taps of the windows that panels hold."""
+    """Returns the taps (filter offsets) of the windows that panels hold."""
     return frozenset(d for window in every_window(search.nest) for d in window.taps) if search.fit.windowed else frozenset()
 
 
 def even_at(search: Search, position: int, dim: int, inner: Tile) -> list[int]:
-    """The extents of a dimension at a level around an inner tile that cut it into equal parts, rising."""
+    """Returns the extents of a dimension at a level around an inner tile that cut it into equal parts, in rising order."""
     multiple = search.rules.multiple(search.levels[position], search.nest.dims[dim].name)
     return even_extents(search.nest.extents[dim], inner[dim], multiple)
 
@@ -219,11 +221,11 @@ def _legal(search: Search, position: int, inner: Tile, tile: Tile) -> bool:
 
 
 def _spread(search: Search, position: int, inner: Tile, tiles: list[Tile]) -> Iterator[Tile]:
-    """Each tile with the reduce extents worth trying at this level."""
+    """Yields each tile with the reduce extents worth trying at this level."""
     units = search.spec.unit.count
     busy = [search.fit.tiles(t) >= units for t in tiles]
     edge = [i for i in range(len(tiles)) if busy[i] != busy[min(i + 1, len(tiles) - 1)] or (i and busy[i] != busy[i - 1])]
-    # Steps of a matrix atom are so large that small ones from the last tile do not lead to the one before it.
+    # A matrix atom's steps are large: the local search's steps from the last tile do not lead to the one before it.
     last = 1 if search.spec.levels[search.levels[position]].managed and search.atom.kind != "matrix" else LARGEST
     kept = [i for i in range(len(tiles)) if i >= len(tiles) - last or i & (i + 1) == 0 or i in edge]
     chosen = dict.fromkeys(t for i in kept for t in (tiles[i], *_evener(search, position, inner, tiles[i])))
@@ -233,8 +235,10 @@ def _spread(search: Search, position: int, inner: Tile, tiles: list[Tile]) -> It
 
 
 def _evener(search: Search, position: int, inner: Tile, tile: Tile) -> Iterator[Tile]:
-    """Where units share reductions, as there are fewer tiles than units: a smaller and a larger tile, each with one other extent,
-    whose parts employ the units more evenly; of several the one with the least traffic. Growth by reuse leads past such tiles.
+    """Yields a smaller and a larger tile, each with one other extent, whose parts balance the load of the units better.
+
+    This serves units that share reductions, as there are fewer tiles than units. Among several tiles it takes the one with the
+    least traffic. Growth by reuse skips such tiles.
     """
     nest, fit, units = search.nest, search.fit, search.spec.unit.count
     if position or not nest.reduce or not search.spec.unit.combine or fit.tiles(tile) >= units:
@@ -258,7 +262,7 @@ def _evener(search: Search, position: int, inner: Tile, tile: Tile) -> Iterator[
 
 
 def _evenness(search: Search, inner: Tile, tile: Tile) -> float:
-    """The share of the units' time that is useful if the longest reduction is cut so that each gets one part of a tile."""
+    """Returns the useful share of the units' time if the longest reduction is cut so that each unit gets one part of a tile."""
     nest, units = search.nest, search.spec.unit.count
     dim = max(nest.reduce, key=lambda i: nest.extents[i])
     tiles, extent = search.fit.tiles(tile), nest.extents[dim]
@@ -272,9 +276,9 @@ def _evenness(search: Search, inner: Tile, tile: Tile) -> float:
 
 
 def _with_reduce(search: Search, position: int, inner: Tile, tile: Tile) -> Iterator[Tile]:
-    """The tile with reduce extents doubled as long as it fits: the largest two; in a cache the largest three, and the whole.
+    """Yields the tile with reduce extents doubled as long as it fits: the largest two; in a cache the largest three, and the whole.
 
-    Where an input streams, also a short extent: its rows are then read side by side, each along its whole length.
+    Where an input streams, it also yields a short extent: rows are then read side by side, each along its whole length.
     """
     steps = [tile]
     managed = search.spec.levels[search.levels[position]].managed
@@ -302,13 +306,13 @@ def _with_reduce(search: Search, position: int, inner: Tile, tile: Tile) -> Iter
 
 
 def _streams(nest: Nest) -> list[Access]:
-    """The inputs that are read once: every dimension moves on in them."""
+    """Returns the inputs that are read once: they depend on every dimension."""
     wide = [i for i, e in enumerate(nest.extents) if e > 1]
     return [a for a in nest.inputs if all(a.touches[i] for i in wide)]
 
 
 def _short(search: Search, inner: Tile, tile: Tile) -> Iterator[Tile]:
-    """The tile with few steps of the longest reduction that a stream's rows do not lie along."""
+    """Yields the tile with few steps of the longest reduction that does not run along a stream's rows."""
     nest = search.nest
     across = [i for i in nest.reduce if any(a.strides[i] != 1 for a in _streams(nest))]
     if across:

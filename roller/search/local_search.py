@@ -1,9 +1,10 @@
-"""The last step of construction: extents of a constructed program moved to their neighbours while the model rates that better.
+"""Local search, the last step of construction: moves extents of a program to their neighbours while the model rates that better.
 
-Growth gives a dimension its next extent and never takes one back, level by level; what one level chose fits what the outer ones
-made of it only nearly. Here a step is an aligned extent more or less of one dimension, or more of one dimension and less of another
-where room or lanes are full. A dimension is also taken whole, which growth passes by where that makes no power of two of lanes.
-Each step that helps is taken at once and repeated; nothing is looked at twice, and so many programs are rated at most.
+Growth works level by level, gives a dimension its next extent and never takes one back. The choice at one level therefore fits the
+outer levels only approximately. Here a step is one aligned extent more or less of one dimension, or more of one dimension and less
+of another where room or lanes are full. A step may also take a dimension whole, which growth skips where that makes no power of two
+of lanes. Each step that helps is taken at once and repeated. Nothing is evaluated twice, and the number of rated programs is
+limited.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from roller.search.tile_space import Chain, Search, start
 
 Rate = Callable[[StageProgram], float]
 
-LEAST_GAIN = 0.002  # a share of the time that a step must save
-TO_THE_END = 4  # times an extent: the whole dimension is a step from there
+LEAST_GAIN = 0.002  # share of the time that a step must save
+TO_THE_END = 4  # a step leads to the whole dimension if that is at most this many times the extent
 
 
 class Reach(Enum):
-    """How far a step goes: what becomes longer to the end of its dimension, to about twice the extent, or to the next one; what
-    becomes shorter to about half or to the next one.
+    """The length of a step.
+
+    An extent grows to the end of its dimension, to about twice its length, or to the next extent. It shrinks to about half or to
+    the next extent.
     """
 
     END = "end"
@@ -37,8 +40,9 @@ class Reach(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A step: the tile's position, the dimension that becomes longer and the one that becomes shorter. `along`: tiles outside keep
-    their number of these tiles, not their size.
+    """A step: the tile's position, the dimension that becomes longer and the one that becomes shorter.
+
+    `along`: outer tiles keep their number of these tiles, not their size.
     """
 
     position: int
@@ -49,9 +53,10 @@ class Move:
 
 
 def settle(search: Search, program: StageProgram, limit: int, rate: Rate | None = None) -> list[StageProgram]:
-    """Where steps lead from a program: of those on the way the last one for each innermost tile and number of lanes, best first, as
-    a device may lack room for these; the program itself where no step helps. At most `limit` other tiles are rated, each whole
-    and with its reduction cut. `rate`: instead of the search's model.
+    """Returns the programs that steps lead to, best first, or the program itself where no step helps.
+
+    It keeps the last program on the way for each innermost tile and number of lanes, as a device may lack room for some of these.
+    At most `limit` other tiles are rated, each whole and with its reduction cut (split-K). `rate` replaces the search's model.
     """
     below = search.model.seconds_below if rate is None else lambda p, _: rate(p)
     best, seconds, left = program, below(program, math.inf), limit
@@ -78,8 +83,10 @@ def settle(search: Search, program: StageProgram, limit: int, rate: Rate | None 
 
 
 def _moves(search: Search, program: StageProgram) -> list[Move]:
-    """Outermost tile first: one dimension longer or shorter, then one longer and another shorter; far steps before near ones. None
-    where units take runs of a reduction without lanes that share it, as how long those are follows from the other extents.
+    """Returns the steps, outermost tile first: one dimension longer or shorter, then one longer and another shorter.
+
+    Far steps come before near ones. There are none where units take runs of a reduction without lanes that share it, as the length
+    of these runs follows from the other extents.
     """
     found: list[Move] = []
     runs = any(program.inner[d] != start(search)[d] for d in search.nest.reduce if all(d != lane for _, lane in search.mapping))
@@ -106,7 +113,7 @@ def _open(search: Search, position: int, dim: int) -> bool:
 
 
 def _stepped(search: Search, tiles: Chain, move: Move) -> Chain | None:
-    """The tiles after a step, those outside it of about the size they had; None where there is no such extent."""
+    """Returns the tiles after a step, with outer tiles of about the same size; None where there is no such extent."""
     found, position = [list(tile) for tile in tiles], move.position
     for dim, longer in ((move.longer, True), (move.shorter, False)):
         if dim is None:
@@ -128,7 +135,7 @@ def _stepped(search: Search, tiles: Chain, move: Move) -> Chain | None:
 
 
 def _next(search: Search, tiles: Chain, position: int, dim: int, longer: bool, reach: Reach) -> int | None:
-    """The aligned extent of a dimension that a step goes to; None beyond the last one, and where its end is near or far away."""
+    """Returns the aligned extent of a dimension after a step; None beyond the last one, and for an end that is near or far away."""
     inner, now = tiles[position + 1] if position + 1 < len(tiles) else start(search), tiles[position][dim]
     every = list(extents_at(search, position, dim, inner))
     if reach is Reach.NEXT and search.rules.multiple(search.levels[position], search.nest.dims[dim].name).even:
@@ -144,7 +151,7 @@ def _next(search: Search, tiles: Chain, position: int, dim: int, longer: bool, r
 
 
 def with_tiles(search: Search, program: StageProgram, tiles: Chain) -> Iterator[StageProgram]:
-    """The program with other tiles, its copies as they fit these, its reduction cut anew; nothing where a rule forbids them."""
+    """Yields the program with other tiles, fitting copies and newly cut reductions; nothing where a rule forbids the tiles."""
     for position, (level, tile) in enumerate(zip(search.levels, tiles, strict=True)):
         inner = tiles[position + 1] if position + 1 < len(tiles) else start(search)
         rules = (search.levels, position, tile, inner, search.mapping, search.atom)

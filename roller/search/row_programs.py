@@ -1,7 +1,7 @@
-"""Programs for stages over the same rows: whole rows to a unit, every way to deal them to lanes that fits.
+"""Programs for row groups (stages over the same rows): a unit takes whole rows, in every distribution over lanes that fits.
 
-There is little to grow: a unit's tile is as long as a row. What is left is how many rows it has, how many lanes share a row, and
-how many rows a lane holds parts of; these few programs are all rated.
+There is little to grow: a unit's tile is as long as a row. The choices left are how many rows it has, how many lanes share a row,
+and how many rows a lane holds parts of. These few programs are all rated.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Dealt = tuple[int, int]  # along a dimension: points of a lane, and lanes
 def rated_groups(
     expr: TensorExpr, alone: list[list[Rated]], spec: HardwareSpec, rules: Rules, parameters: CostParameters
 ) -> list[list[Rated]] | None:
-    """The programs for an expression's stages, those of a group as one; None where the device computes none together, or none fits.
+    """Returns the programs for an expression's stages, those of a row group as one; None without device support, or if none fits.
 
-    `alone`: the programs for each stage. It takes lanes that can combine what they hold.
+    `alone`: the programs for each stage. Row groups need lanes that can combine their values.
     """
     if not parameters.row_groups or lane_level(spec) is None or "shuffle" not in spec.unit.combine:
         return None
@@ -45,7 +45,7 @@ def rated_groups(
 
 
 def rated_rows(nest: Nest, spec: HardwareSpec, rules: Rules, parameters: CostParameters) -> list[Rated]:
-    """All programs for a group's nest, best first; none where no unit has room for a row."""
+    """Returns all programs for a row group's nest, best first; none where no unit has room for a row."""
     atom = _atom(nest, rules)
     if atom is None or len(tiled_levels(spec)) != 2:
         return []
@@ -62,7 +62,7 @@ def rated_rows(nest: Nest, spec: HardwareSpec, rules: Rules, parameters: CostPar
 
 
 def _atom(nest: Nest, rules: Rules) -> ComputeAtom | None:
-    """The slowest of the scalar atoms that compute the stages; where these have vectors only, whichever scalar one there is."""
+    """Returns the slowest scalar atom that computes the stages, or some scalar atom where these have only vector atoms."""
     scalars = [atom for atom in rules.atoms if atom.kind == "scalar"]
     able = [[atom for atom in atoms_for(stage.body.dtype, rules.atoms) if atom.kind == "scalar"] for stage in nest.stages]
     each = [max(atoms, key=lambda atom: atom.gflops) for atoms in able if atoms]
@@ -70,8 +70,9 @@ def _atom(nest: Nest, rules: Rules) -> ComputeAtom | None:
 
 
 def _dealt(nest: Nest, spec: HardwareSpec) -> Iterator[tuple[Tile, Tile]]:
-    """Points of a lane and lanes along every dimension: of columns as many as there are, in powers of two of lanes; of rows powers
-    of two of both.
+    """Yields the points of a lane and the lanes, along every dimension.
+
+    Along columns these cover all points, with powers of two of lanes. Along rows both are powers of two.
     """
     most = spec.unit.lanes_max
     choices = [_columns(nest, d, most) if d in nest.columns else _rows(nest, d, most) for d in range(len(nest.dims))]
@@ -83,7 +84,7 @@ def _dealt(nest: Nest, spec: HardwareSpec) -> Iterator[tuple[Tile, Tile]]:
 
 
 def _columns(nest: Nest, dim: int, most: int) -> list[Dealt]:
-    """For lanes in powers of two as few points of each as the columns take, in whole accesses; and as many lanes as have any."""
+    """Returns for powers of two of lanes the fewest points of each, in whole accesses; also with only the lanes that have any."""
     extent, wide = nest.extents[dim], _access(nest, dim)
     found: dict[int, set[int]] = {}
     lanes = 1
@@ -103,7 +104,7 @@ def _rows(nest: Nest, dim: int, most: int) -> list[Dealt]:
 
 
 def _access(nest: Nest, dim: int) -> int:
-    """Elements of the widest access along a dimension that lies side by side in some array."""
+    """Returns the elements of the widest access along a dimension that is contiguous in some array."""
     sizes = [a.element_bytes for a in nest.accesses if a.strides[dim] == 1]
     return max(1, WIDEST_ACCESS // min(sizes)) if sizes else 1
 
@@ -117,7 +118,7 @@ def _program(nest: Nest, spec: HardwareSpec, atom: ComputeAtom, inner: Tile, lan
 
 
 def _fits(program: StageProgram, spec: HardwareSpec) -> bool:
-    """True if lanes have registers for what they hold."""
+    """True if lanes have registers for the values that they hold."""
     unit = spec.unit
     held = held_bytes(program.nest, program.inner) + reserved_bytes(program, spec)
     each, all_lanes = unit.lane_storage_max_bytes, unit.lane_storage_bytes

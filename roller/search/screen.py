@@ -1,13 +1,13 @@
-"""The screen: about what the programs of a chain of tiles take, from a few terms, so that the model rates only the best of many.
+"""The screen: a rough estimate of a tile chain's programs from a few terms, so that the model rates only the best of many.
 
     computing      the model's own term, with the copies as they are without padding
-    moving         every tile loads its data anew from the level outside; every array once into the outermost one
-    around it      combining partial results, starting kernels, handing out tiles: the model's own terms
+    moving         every tile reloads its data from the next outer level; every array moves once into the outermost one
+    around it      combining partial results, starting kernels, dispatching tiles: the model's own terms
 
-These overlap as in the model (`roller.cost.model.overlapped`). What is left out, such as which lanes read together, padding
-against bank conflicts and what a wait costs, takes most of the time of a rating and tells tiles apart less. What tiles load anew
-comes at the rate of the unit's own level if all of it is still near, and at that of the slowest level on the way if nothing is:
-the truth is between, and chains are on the short list that are good by either.
+These overlap as in the model (`roller.cost.model.overlapped`). The screen leaves out terms such as which lanes read together,
+padding against bank conflicts, and the cost of waits. These take most of the time of a rating and distinguish tiles less. Reloaded
+data arrive at the rate of the unit's own level if all of them are still near, and at that of the slowest level on the way if none
+are. The truth is between, so the short list has the chains that are good by either rate.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from roller.program.rprogram import StageProgram
 from roller.search.choices import program_of, split
 from roller.search.tile_space import Chain, Search, start
 
-SHORT_LIST = 32  # chains of tiles by either rate that the model rates at a time, over all searches of a stage: more is more time
-OF_EACH = 3  # … and at least so many of each search
+SHORT_LIST = 32  # chains by either rate that the model rates at a time, over all searches of a stage: more take more time
+OF_EACH = 3  # and at least this many of each search
 
 
 def trusted(search: Search) -> bool:
-    """True where the screen tells a search's chains apart: where software fills a unit's memory, no cache holds anything from
-    one tile to the next; a device's own model counts something else.
+    """True if the screen distinguishes a search's chains.
+
+    It does where software fills a unit's memory, as no cache keeps data from one tile to the next. A device's own model counts
+    something else.
     """
     return search.spec.levels[search.levels[0]].managed and search.model.parameters.own_model is None
 
 
 def screened(search: Search, chain: Chain) -> tuple[float, float]:
-    """Seconds, about, of the better of a chain's programs, as it is or with its reduction cut: if what tiles load anew is near, and
-    if it is not.
+    """Returns the approximate seconds of the better of a chain's programs, whole or with its reduction cut (split-K).
+
+    The first number holds if the reloaded data are near, the second if they are not.
     """
     whole = program_of(search, search.levels, chain, pad=False)
     found = [_seconds(search, program) for program in (whole, *split(search, whole, pad=False))]
@@ -59,8 +62,10 @@ def _seconds(search: Search, program: StageProgram) -> tuple[float, float]:
 
 
 def least_seconds(found: Sequence[Search]) -> float:
-    """No program of a stage takes less: to compute without waiting for anything, or to move once what is read and written, where it
-    cannot be there from before; and to start a kernel, where lanes need one.
+    """Returns a lower bound of the seconds of every program of a stage.
+
+    It is the time to compute without any wait, or to move once the data read and written that cannot be cached beforehand. Where
+    lanes need a kernel launch, that is added.
     """
     if not found:
         return 0.0
@@ -72,14 +77,15 @@ def least_seconds(found: Sequence[Search]) -> float:
 
 
 def _touched(search: Search) -> float:
-    """The share of its arrays that a nest touches."""
+    """Returns the share of its arrays that a nest touches."""
     whole = sum({a.tensor.name: a.tensor.nbytes for a in search.nest.accesses}.values())
     return min(1.0, search.fit.touched_bytes(search.nest.extents) / whole) if whole else 0.0
 
 
 def short_lists(searches: Sequence[Search], chains: Sequence[Sequence[Chain]]) -> Iterator[list[list[Chain]]]:
-    """For each search those of its chains that promise most; then the next ones, until there are no more: whoever finds a program
-    that can run among the first need not look at others.
+    """Yields for each search its most promising chains, then the next ones, until none is left.
+
+    A caller that finds a program that can run among the first need not look at the others.
     """
     left = [
         _Screened(screened(search, chain), search.fit.touched_bytes(chain[-1]), chain, number)
@@ -93,7 +99,7 @@ def short_lists(searches: Sequence[Search], chains: Sequence[Sequence[Chain]]) -
 
 
 class _Screened(NamedTuple):
-    """A chain with its seconds, what its innermost tile touches (bytes), and the number of its search."""
+    """A chain with its seconds, the bytes that its innermost tile touches, and the number of its search."""
 
     seconds: tuple[float, float]
     touched: int
@@ -102,7 +108,7 @@ class _Screened(NamedTuple):
 
 
 def _best_by(side: int, items: list[_Screened]) -> Iterator[_Screened]:
-    """The best of all, and some of each search."""
+    """Yields the best of all, and some of each search."""
     seen: Counter[int] = Counter()
     for rank, item in enumerate(sorted(items, key=lambda item: (item.seconds[side], item.touched, item.chain, item.number))):
         seen[item.number] += 1

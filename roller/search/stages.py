@@ -1,9 +1,9 @@
 """Programs of whole expressions, put together from those that were rated for single stages.
 
-Where the core's model rates them, stages take what they take alone, and the best of each go together. A device that rates
-whole programs itself (`CostParameters.own_model`) also sees what lies between stages: what one computes may lie where the next
-wants it, or in an order that cannot be brought there. Stages are then added one by one, each in several ways, to the best few
-beginnings.
+In the core's model a stage takes the same time as alone, and the best programs of each are combined. A device that rates whole
+programs itself (`CostParameters.own_model`) also models the transition between stages: a result may lie where the next stage needs
+it, or in an order that cannot be moved there. Stages are then added one by one, each in several ways, to the best few partial
+programs.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from roller.program.rprogram import RProgram, StageProgram
 
 Rated = tuple[StageProgram, Estimate]
 
-BEGINNINGS = 4  # kept after a stage
-FAR = 10  # times the best program's time, beyond which others are left out
-FEW = 3  # … but so many are kept: a device may refuse some
-WAYS = 8  # in which a stage is added to each: the best program for each mapping, then others
+BEGINNINGS = 4  # partial programs kept after a stage
+FAR = 10  # programs beyond this multiple of the best one's time are left out
+FEW = 3  # but this many are kept: a device may refuse some
+WAYS = 8  # ways to add a stage to each: the best program for each mapping, then others
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Candidate:
 
 
 def best_ways(expr: TensorExpr, ways: list[list[list[Rated]]], parameters: CostParameters, top_k: int) -> list[Candidate]:
-    """The `top_k` best programs for an expression, best first, from what was rated for its stages in several ways."""
+    """Returns the `top_k` best programs for an expression, best first, from its stages' rated programs in several ways."""
     found = [candidate for rated in ways for candidate in best_of(expr, rated, parameters, top_k)]
     return sorted(found, key=lambda c: c.estimate.seconds)[:top_k]
 
 
 def best_of(expr: TensorExpr, rated: list[list[Rated]], parameters: CostParameters, top_k: int) -> list[Candidate]:
-    """The `top_k` best programs for an expression, best first, from what was rated for its stages."""
+    """Returns the `top_k` best programs for an expression, best first, from its stages' rated programs."""
     if parameters.own_model is not None and len(rated) > 1:
         found = _stage_by_stage(expr, rated, parameters.own_model, top_k)
         if found is not None:
@@ -55,7 +55,7 @@ def best_of(expr: TensorExpr, rated: list[list[Rated]], parameters: CostParamete
 
 
 def _stage_by_stage(expr: TensorExpr, rated: list[list[Rated]], own: OwnRating, count: int) -> list[Candidate] | None:
-    """The best programs as the device rates them; None where it leaves that to the core's model."""
+    """Returns the best programs as the device rates them; None where it leaves that to the core's model."""
     first = TensorExpr(expr.inputs, expr.stages[:1])
     found = [Candidate(RProgram(first, (program,)), alone) for program, alone in _ways(rated[0])]
     for number, programs in enumerate(rated[1:], 2):
@@ -68,8 +68,9 @@ def _stage_by_stage(expr: TensorExpr, rated: list[list[Rated]], own: OwnRating, 
 
 
 def _continued(part: TensorExpr, begun: list[Candidate], ways: list[Rated], own: OwnRating) -> list[Candidate] | None:
-    """Every beginning with one more stage in every way, but those that cannot be among the best: together stages take no less than
-    alone.
+    """Returns every partial program with one more stage in every way, except those that cannot be among the best.
+
+    The bound is that stages take no less time together than alone.
     """
     found: list[Candidate] = []
     kept: dict[object, list[float]] = {}  # seconds of those that can run, by the mapping of the last stage
@@ -93,7 +94,7 @@ def _mapping(program: StageProgram) -> object:
 
 
 def _ways(programs: list[Rated]) -> list[Rated]:
-    """Programs for a stage, best first, among them the best one of each mapping."""
+    """Returns programs for a stage, best first, among them the best one of each mapping."""
     first: dict[object, Rated] = {}
     for program, alone in programs:
         first.setdefault(_mapping(program), (program, alone))
@@ -103,7 +104,7 @@ def _ways(programs: list[Rated]) -> list[Rated]:
 
 
 def _beginnings(found: list[Candidate]) -> list[Candidate]:
-    """The best few, at most half of them with the same mapping of the last stage: the next one may want another order."""
+    """Returns the best few, at most half with the same mapping of the last stage: the next stage may need another order."""
     kept: list[Candidate] = []
     taken: Counter[object] = Counter()
     for candidate in found:
@@ -116,8 +117,10 @@ def _beginnings(found: list[Candidate]) -> list[Candidate]:
 
 
 def diverse(ranked: list[Rated], count: int) -> list[Rated]:
-    """The best programs of which no two share atom, innermost tile, unit tile, split and cluster; near-duplicates only fill up. Few
-    that are predicted many times slower than the best: nobody would measure them.
+    """Returns the best programs, no two with the same atom, innermost tile, unit tile, split and cluster.
+
+    Near-duplicates only fill up the list. It has few programs that are predicted many times slower than the best, as these are not
+    worth measuring.
     """
     kept: list[Rated] = []
     rest: list[Rated] = []

@@ -1,4 +1,4 @@
-"""What one search is about: a nest, an atom and where its roles lie, on one chip."""
+"""The subject of one search: a nest, an atom and the mapping of its roles onto dimensions, on one chip."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Search:
 
     @property
     def way(self) -> tuple[object, ...]:
-        """What all of its programs have in common, and those of no other search of the stage (`StageProgram.way`)."""
+        """The key that all of its programs share, and no program of another search of the stage (`StageProgram.way`)."""
         return self.nest.dims, self.atom, self.mapping, self.fit.cooperate, self.fit.windowed
 
     @property
@@ -57,7 +57,7 @@ class Search:
 def searches(
     nests: Iterable[Nest], spec: HardwareSpec, rules: Rules, parameters: CostParameters, constants: frozenset[str] = frozenset()
 ) -> list[Search]:
-    """Every nest with every atom, mapping and way for lanes to work together; refusals are counted in one place."""
+    """Returns a search for every nest, atom, mapping and way of lane cooperation; all of them share one count of refusals."""
     refusals: Counter[str] = Counter()
     found = []
     for nest in nests:
@@ -72,8 +72,10 @@ def searches(
 
 
 def start(search: Search) -> Tile:
-    """The atom as a tile; a vector wider than its dimension shrinks to it, unless arrays are stored with whole vectors. With all
-    taps that a lane takes at a step where panels hold windows.
+    """Returns the atom as a tile.
+
+    A vector wider than its dimension shrinks to it, unless arrays are stored with whole vectors. Where panels hold windows, the
+    tile has all taps that a lane takes at a step.
     """
     start = atom_tile(search.nest, search.atom, search.mapping)
     if search.atom.kind == "matrix" or search.spec.spread:
@@ -85,21 +87,22 @@ def start(search: Search) -> Tile:
 
 
 def _cooperation(nest: Nest, spec: HardwareSpec) -> tuple[bool, ...]:
-    """Whether lanes share reductions: tried both ways where there are lanes that can combine what they hold."""
+    """Returns whether lanes share reductions: both ways are tried where lanes can combine their values."""
     able = lane_level(spec) is not None and bool(nest.reduce) and "shuffle" in spec.unit.combine
     return (False, True) if able else (False,)
 
 
 def _windowed(nest: Nest, spec: HardwareSpec) -> tuple[bool, ...]:
-    """Whether panels hold what windows pass over: tried both ways where lanes read panels that software fills."""
+    """Returns whether panels are windowed: both ways are tried where lanes read panels that software fills."""
     unit = spec.levels[tiled_levels(spec)[0]]
     able = lane_level(spec) is not None and unit.managed and "input" in unit.holds and not spec.spread
     return (False, True) if able and taps_at_once(nest) else (False,)
 
 
 def _able(fit: Fit, atom: ComputeAtom) -> bool:
-    """True if an atom computes in such a way: those that read operands in place add up alone, and others than scalars take operands
-    as they are laid out for them.
+    """True if an atom can compute with this cooperation and these panels.
+
+    Atoms that read operands in place do not share reductions. Atoms other than scalars take only operands in their own layout.
     """
     return not (fit.cooperate and fit.spec.in_place(atom)) and not (fit.windowed and atom.kind != "scalar")
 
@@ -107,12 +110,12 @@ def _able(fit: Fit, atom: ComputeAtom) -> bool:
 def mappings(
     nest: Nest, atoms: Iterable[ComputeAtom], spread: bool = False
 ) -> Iterator[tuple[ComputeAtom, tuple[tuple[str, int], ...]]]:
-    """Each atom with each way to lay its roles on dimensions.
+    """Yields each atom with each mapping of its roles onto dimensions.
 
-    A matrix unit needs a sum of products: k is a reduce dimension of both factors, m one of the first only, n one of the
-    second only (or the other way round). A vector lies on one dimension along which some array is contiguous, or any
-    if there is none, or if arrays are `spread` over units; on a reduce dimension its lanes hold partial results. Types must
-    match what the body computes in.
+    A matrix unit needs a sum of products: k is a reduce dimension of both factors, m one of the first only, n one of the second
+    only (or the other way round). A vector lies on one dimension along which some array is contiguous. It may lie on any dimension
+    if there is none, or if arrays are `spread` over units. On a reduce dimension its lanes hold partial results. The atom's type
+    must match the type in which the body computes.
     """
     atoms = tuple(atoms)
     for atom in atoms:
@@ -129,7 +132,7 @@ def mappings(
 
 
 def unsuited(nest: Nest, atom: ComputeAtom, atoms: Iterable[ComputeAtom]) -> str | None:
-    """Why no program of a nest computes with an atom; None where some might. `atoms`: all that there are."""
+    """Returns why no program of a nest computes with an atom; None where some might. `atoms`: all available atoms."""
     dtype = nest.stage.body.dtype
     if atom.kind != "matrix":
         return None if atom in atoms_for(dtype, tuple(atoms)) else f"computes in {atom.acc_dtype}"
@@ -147,8 +150,9 @@ def unsuited(nest: Nest, atom: ComputeAtom, atoms: Iterable[ComputeAtom]) -> str
 
 
 def _vector_dims(nest: Nest, spread: bool) -> list[int]:
-    """Dimensions for a vector: those along which some array lies side by side, and those that a panel or a box can lay so; any
-    where arrays are spread over units in whatever order.
+    """Returns the dimensions for a vector: those along which some array is contiguous, or which a panel or a box can make so.
+
+    Any dimension qualifies where arrays are spread over units in any order.
     """
     wide = [i for i, d in enumerate(nest.dims) if d.extent > 1]
     if spread:
@@ -164,26 +168,28 @@ def _touches(nest: Nest) -> list[tuple[bool, ...]]:
 
 
 def stores_whole(search: Search) -> bool:
-    """True if a vector's results lie side by side in the array."""
+    """True if a vector's results are contiguous in the array."""
     output = search.nest.output
     return search.atom.kind == "vector" and [output.strides[dim] for _, dim in search.mapping if output.touches[dim]] == [1]
 
 
 def packs(search: Search) -> bool:
-    """True if the vector lies where no array is side by side, so that a panel or a box has to lay it so."""
+    """True if no array is contiguous along the vector, so that a panel or a box has to make it so."""
     lanes = [dim for _, dim in search.mapping] if search.atom.kind == "vector" else []
     return not all(any(a.strides[dim] == 1 for a in search.nest.accesses) for dim in lanes)
 
 
 def reads_whole(search: Search) -> bool:
-    """True if every input that moves along the vector is read as whole vectors from where it is, without guards."""
+    """True if every input that moves along the vector is read in place as whole vectors, without guards."""
     moving = [(a, dim) for _, dim in search.mapping for a in search.nest.inputs if a.touches[dim]]
     return all(a.strides[dim] == 1 and not a.guarded for a, dim in moving)
 
 
 def _matrix_mappings(nest: Nest, atom: ComputeAtom, spread: bool = False) -> list[tuple[tuple[str, int], ...]]:
-    """Ways to lay a matrix atom's roles. First those whose n is side by side in the results, which lanes then store so: nothing in
-    the prediction tells that from the other way round. Of a square atom only the first: the other one is the same tiles again.
+    """Returns the mappings of a matrix atom's roles.
+
+    Those whose n is contiguous in the results come first, as lanes then store contiguously: the prediction does not distinguish
+    them from the others. A square atom has only the first one: the other one gives the same tiles again.
     """
     if len(nest.factors) != 2 or nest.stage.body.dtype != atom.acc_dtype:
         return []
@@ -196,14 +202,15 @@ def _matrix_mappings(nest: Nest, atom: ComputeAtom, spread: bool = False) -> lis
 
 
 def _laid(nest: Nest, atom: ComputeAtom, sides: tuple[int, int], spread: bool) -> tuple[tuple[str, int], ...] | None:
-    """The atom's rows along the longest dimension of the first of these factors alone, its columns of the second; None where they
-    have no reduction together that the atom can take.
+    """Returns the atom's rows on the longest dimension of only the first of these factors, its columns on that of the second.
+
+    Returns None where the factors share no reduction that the atom can take.
     """
     left, right = (nest.factor_touches(side) for side in sides)
     rows = [i for i in nest.spatial if left[i] and not right[i]]
     columns = [i for i in nest.spatial if right[i] and not left[i]]
     depth = [i for i in nest.reduce if left[i] and right[i]]
-    if spread:  # boxes are brought as they are: a block of an operand is one of an array
+    if spread:  # boxes are copied as they are: a block of an operand is a block of an array
         columns, depth = [[i for i in dims if _walks_alone(nest, i)] for dims in (columns, depth)]
     if not depth:
         return None
@@ -214,7 +221,7 @@ def _laid(nest: Nest, atom: ComputeAtom, sides: tuple[int, int], spread: bool) -
 
 
 def _walks_alone(nest: Nest, dim: int) -> bool:
-    """True if a dimension walks one of each array that depends on it, and nothing else does."""
+    """True if a dimension alone walks one dimension of each array that depends on it."""
     axes = {a.name for a in nest.dims[dim].members}
     for access in nest.accesses:
         for index in access.index:
