@@ -146,7 +146,7 @@ class Model:
     def _start_up(self, program: StageProgram) -> float:
         """Returns the factor by which loading its stationary block lengthens a streamed atom.
 
-        It is (rows x row cycles + start-up) / rows.
+        It is (rows x row cycles + start-up) / (rows x row cycles).
         """
         atom = program.atom
         stream = next((d for r, d in program.mapping if atom.extents[r] == "stream"), None)

@@ -168,7 +168,7 @@ def _crowding(size: HeldTile | float | None, banks: Banks) -> float:
 
 
 def _passes(walk: NestWalk, stream: Stream, fit: int) -> float:
-    """Returns how often the output moves: 2r - 1 times where r sequential reduce trips lie outside the retained depth."""
+    """Returns how often the output moves for each of r sequential reduce trips outside the retained depth: (2r - 1) / r times."""
     nest = walk.program.nest
     if stream.access is None or nest.accesses[stream.access].role != "output":
         return 1.0

@@ -16,7 +16,7 @@ from roller.layout.banks import WIDEST_ACCESS, dividing, pieces
 from roller.layout.lanes import lane_pieces
 from roller.program.rprogram import StageProgram
 
-FAR = 1 << 40  # elements between lanes whose distance in an array is not known
+UNKNOWN_DISTANCE = 1 << 40  # elements between lanes whose distance in an array is not known
 
 
 def lines(
@@ -33,7 +33,7 @@ def lines(
     for dim, lanes in group.items():
         if lanes > 1 and access.touches[dim]:
             step = access.strides[dim]
-            apart.append((lanes, FAR if step is None else abs(step) * lane_pieces(program, dim)[0]))
+            apart.append((lanes, UNKNOWN_DISTANCE if step is None else abs(step) * lane_pieces(program, dim)[0]))
     found = 0.0
     for piece in lane_pieces(program, along) if along is not None else (1,):
         near = tuple((n, piece if dim == along else far) for (n, far), dim in zip(apart, _spread(group, access), strict=True))

@@ -17,7 +17,7 @@ from roller.program.estimate import Estimate
 from roller.program.rprogram import RProgram, StageProgram, Staging
 from roller.target.hardware import ComputeAtom
 
-TOGETHER = "together"  # the number of stages that a stage's program computes, where there are several
+STAGE_COUNT = "together"  # the number of stages that a stage's program computes, where there are several
 
 
 def program_to_json(program: RProgram) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def program_to_json(program: RProgram) -> dict[str, Any]:
 def program_from_json(data: Mapping[str, Any], expr: TensorExpr) -> RProgram:
     """Returns the program that `program_to_json` wrote; `KernelError` where this version of roller cannot rebuild it."""
     try:
-        tables, ends = data["stages"], list(accumulate(table.get(TOGETHER, 1) for table in data["stages"]))
+        tables, ends = data["stages"], list(accumulate(table.get(STAGE_COUNT, 1) for table in data["stages"]))
         if ends[-1:] != [len(expr.stages)]:
             raise ValueError(f"it has {sum(ends[-1:])} stages, not {len(expr.stages)}")
         return RProgram(expr, tuple(_stage_from_json(table, end, expr) for table, end in zip(tables, ends, strict=True)))
@@ -42,13 +42,13 @@ def _stage_to_json(program: StageProgram) -> dict[str, Any]:
         "atom": program.atom.model_dump(mode="json"),
         "staged": [asdict(s) for s in program.staged],
     }
-    together = {TOGETHER: len(program.nest.stages)} if program.nest.before else {}
+    together = {STAGE_COUNT: len(program.nest.stages)} if program.nest.before else {}
     return {f.name: special.get(f.name, getattr(program, f.name)) for f in fields(program)} | together
 
 
 def _stage_from_json(table: Mapping[str, Any], end: int, expr: TensorExpr) -> StageProgram:
-    values = {name: _tuples(value) for name, value in table.items() if name != TOGETHER}
-    values["nest"] = _nest(table["nest"], end - table.get(TOGETHER, 1), end, expr)
+    values = {name: _tuples(value) for name, value in table.items() if name != STAGE_COUNT}
+    values["nest"] = _nest(table["nest"], end - table.get(STAGE_COUNT, 1), end, expr)
     values["atom"] = ComputeAtom.model_validate({k: dict(v) if isinstance(v, Mapping) else v for k, v in table["atom"].items()})
     values["staged"] = tuple(Staging(**entry) for entry in table["staged"])
     return StageProgram(**values)

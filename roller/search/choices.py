@@ -199,7 +199,7 @@ def _banded(search: Search, program: StageProgram) -> Iterator[StageProgram]:
         yield from bands_of(search, replace(ordered, band=None, cluster=1))
 
 
-NEAR = 2  # a band size is near the wanted one if it is at most this factor larger or smaller
+BAND_RATIO = 2  # a band size is near the wanted one if it is at most this factor larger or smaller
 
 
 def bands_of(search: Search, program: StageProgram) -> Iterator[StageProgram]:
@@ -227,7 +227,7 @@ def _counts(trips: int, wanted: float, multiple: int) -> list[int]:
 
     If no divisor is near, also the near size that overshoots the end least.
     """
-    near = range(max(2, math.ceil(wanted / NEAR)), min(trips, math.floor(wanted * NEAR) + 1))
+    near = range(max(2, math.ceil(wanted / BAND_RATIO)), min(trips, math.floor(wanted * BAND_RATIO) + 1))
     whole = [(abs(math.log(n / wanted)), n) for n in range(multiple, trips, multiple) if trips % n == 0 and n > 1]
     least = [(-trips % n, abs(math.log(n / wanted)), n) for n in near if n % multiple == 0]
     found = [n for _, n in sorted(whole)[:1]]

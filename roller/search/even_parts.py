@@ -22,11 +22,11 @@ from roller.search.grow import even_at
 from roller.search.local_search import with_tiles
 from roller.search.tile_space import Chain, Search
 
-LEAST_GAIN = 0.001  # share of the time that another program must save
+LEAST_SAVING = 0.001  # share of the time that another program must save
 LINE = 80  # extents of a dimension that are evaluated around the present one
 LEAST_BUSY, FILLING = 0.85, 240  # share of the units, and number of tiles evaluated first that keep at least this share busy
 LONGER = 24  # steps by which a part of a reduction is lengthened
-NEAR = 1  # extents of the other dimension that are tried on either side of the one that keeps as many units busy
+NEIGHBOURS = 1  # extents of the other dimension that are tried on either side of the one that keeps as many units busy
 
 
 def evened(search: Search, program: StageProgram, limit: int) -> StageProgram:
@@ -48,13 +48,13 @@ def evened(search: Search, program: StageProgram, limit: int) -> StageProgram:
             seen.add(tiles)
             left -= 1
             for choice in with_tiles(search, from_here, tiles):
-                predicted = search.model.seconds_below(choice, seconds * (1 - LEAST_GAIN))
-                if predicted < seconds * (1 - LEAST_GAIN):
+                predicted = search.model.seconds_below(choice, seconds * (1 - LEAST_SAVING))
+                if predicted < seconds * (1 - LEAST_SAVING):
                     best, seconds, found = choice, predicted, True
         first = []
         for choice in _cut_otherwise(search, best):
-            predicted = search.model.seconds_below(choice, seconds * (1 - LEAST_GAIN))
-            if predicted < seconds * (1 - LEAST_GAIN):
+            predicted = search.model.seconds_below(choice, seconds * (1 - LEAST_SAVING))
+            if predicted < seconds * (1 - LEAST_SAVING):
                 best, seconds, found = choice, predicted, True
     return best
 
@@ -107,7 +107,7 @@ def _others(search: Search, program: StageProgram, dims: list[int]) -> Iterator[
             for extent in _line(search, unit, one, every[one]):
                 wanted = max(1, parts // -(-nest.extents[one] // extent))
                 place = bisect_left(every[other], -(-nest.extents[other] // wanted))
-                for near in every[other][max(0, place - NEAR) : place + NEAR]:
+                for near in every[other][max(0, place - NEIGHBOURS) : place + NEIGHBOURS]:
                     yield (_with(unit, {one: extent, other: near}), *program.tiles[1:])
 
 

@@ -276,7 +276,9 @@ def _evenness(search: Search, inner: Tile, tile: Tile) -> float:
 
 
 def _with_reduce(search: Search, position: int, inner: Tile, tile: Tile) -> Iterator[Tile]:
-    """Yields the tile with reduce extents doubled as long as it fits: the largest two; in a cache the largest three, and the whole.
+    """Yields the tile with reduce extents doubled as long as it fits: the largest one; in a cache the largest `REDUCE_STEPS`.
+
+    If a managed level is full before the reduction ends, it also yields the one before.
 
     Where an input streams, it also yields a short extent: rows are then read side by side, each along its whole length.
     """

@@ -19,7 +19,7 @@ SAME_SIZE = 8  # tiles of about one size that are kept where tiles run on lanes,
 SAME_WINDOWED = 4  # … of those that panels of windows are read for: half as many, as there are fewer ways to fuse axes around them
 MAPPING_SLACK = 1.5  # a tile predicted this much slower than the best one is not pursued
 OWN_SLACK = 4.0  # … where the device has a model of its own, of which this one knows too little
-TOGETHER = (4, 16)  # positions of a reduction, each of another row, that a lane reads at once; more are more time
+RUN_WIDTHS = (4, 16)  # positions of a reduction, each of another row, that a lane reads at once; more are more time
 PACKED_GAIN = 0.97  # a vector where only a copy is side by side must save this much padding, as its results are scattered
 
 
@@ -33,12 +33,12 @@ class _Inner(NamedTuple):
 
 
 def innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
-    """The innermost tiles worth pursuing, over all nests, atoms and mappings together."""
-    hidden = found[0].model.compulsory_seconds if found else 0.0  # what takes no longer than moving every array once costs nothing
+    """Yields the searches with their innermost tiles worth pursuing, over all nests, atoms and mappings together."""
+    hidden = found[0].model.compulsory_seconds if found else 0.0  # moving every array once hides work that takes no longer
     floors = [max(hidden, s.model.floor_seconds(program_of(s, s.levels[-1:], (start(s),)))) for s in found]
     rated: list[_Inner] = []
     worth = _worth_packing(found, floors)
-    # Lanes that share reductions have the same tiles: what they are worth shows when the unit's tile is chosen.
+    # Lanes that share reductions have the same tiles: their value appears when the unit's tile is chosen.
     grown: dict[tuple[object, ...], list[tuple[float, int, Tile]]] = {}
     for number, search in enumerate(found):
         if floors[number] > _slack(search) * min(floors) or (packs(search) and floors[number] > worth and not search.spec.spread):
@@ -57,7 +57,7 @@ def innermost(found: list[Search]) -> Iterator[tuple[Search, list[Chain]]]:
 
 
 def _grown_innermost(search: Search, runs: tuple[tuple[int, int], ...]) -> Iterator[tuple[float, int, Tile]]:
-    """Innermost tiles, with and without runs of a reduction, each with its part of the prediction and what it touches (bytes)."""
+    """Yields innermost tiles, with and without runs of a reduction: partial seconds, bytes touched, tile."""
     position = len(search.levels) - 1
     for grown in grow(search, position, start(search)):
         for tile in (grown, *[(*grown[:dim], width, *grown[dim + 1 :]) for dim, width in runs]):
@@ -67,11 +67,11 @@ def _grown_innermost(search: Search, runs: tuple[tuple[int, int], ...]) -> Itera
 
 
 def _runs(search: Search) -> tuple[tuple[int, int], ...]:
-    """Runs of a reduction that a lane may take at once where lanes share it: a dimension, and how many of its positions. Growth,
-    which looks for reuse, would not come to them: accesses become fewer, or are on their way together, not what they move.
+    """Returns runs of a shared reduction that a lane may read at once: a dimension, and a number of its positions.
 
-    Along a reduction on which an array lies that is read where it is, as many as the widest access takes; where each position is
-    an access of its own, `TOGETHER`.
+    Growth, which looks for reuse, does not reach them: they make accesses fewer or concurrent, and leave the traffic as it is.
+    Along a reduction in which an array is contiguous and read in place, a run is as long as the widest access. If each position is
+    an access of its own, runs are as long as `RUN_WIDTHS`.
     """
     nest = search.nest
     if not search.fit.cooperate or search.atom.kind != "scalar" or search.fit.windowed:
@@ -87,7 +87,7 @@ def _runs(search: Search) -> tuple[tuple[int, int], ...]:
         width, dim = min(wide)
         return ((dim, width),) if width > 1 else ()
     walked = [dim for dim in nest.reduce if any(access.touches[dim] for access in alone)]
-    return tuple((walked[-1], width) for width in TOGETHER if width <= nest.extents[walked[-1]]) if walked else ()
+    return tuple((walked[-1], width) for width in RUN_WIDTHS if width <= nest.extents[walked[-1]]) if walked else ()
 
 
 def _slack(search: Search) -> float:
@@ -95,8 +95,10 @@ def _slack(search: Search) -> float:
 
 
 def _worth_packing(found: list[Search], floors: list[float]) -> float:
-    """The floor below which a vector may lie where a copy has to lay it: any, where no vector of results reads its inputs
-    as they are; else it must save padding, as its results are scattered.
+    """Returns the floor (seconds) below which a mapping may need a copy to make its vector contiguous.
+
+    It is infinite if no mapping that stores whole vectors reads its inputs in place. Otherwise the mapping must save padding, as
+    its stores are scattered.
     """
     whole = [(f, reads_whole(s)) for f, s in zip(floors, found, strict=True) if stores_whole(s)]
     if not any(reads for _, reads in whole):
@@ -105,8 +107,8 @@ def _worth_packing(found: list[Search], floors: list[float]) -> float:
 
 
 def _several_sizes(found: list[Search], rated: list[_Inner], hidden: float) -> list[_Inner]:
-    """The best innermost tiles; where they run on lanes, of every size, as few large ones leave lanes and units idle, and of every
-    atom, as what it is worth shows when the unit's tile is chosen.
+    """Returns the best innermost tiles. On lanes it keeps some of every size, as only large ones leave lanes and units idle, and
+    some of every atom, as an atom's value appears when the unit's tile is chosen.
     """
     if not any(s.lane_level is not None for s in found):
         first = {item.number: item for item in reversed(rated)}  # the best of each nest, atom and mapping
@@ -120,8 +122,8 @@ def _several_sizes(found: list[Search], rated: list[_Inner], hidden: float) -> l
     kept = []
     for item in rated:
         search, tile = found[item.number], item.chain[-1]
-        # They are rated alike, whether lanes share reductions or not, and take other things into account where panels hold windows:
-        # neither crowds out the other.
+        # This part of the prediction does not tell shared reductions from others, and differs for windowed panels: neither kind
+        # displaces the other.
         seen = shapes.setdefault((math.prod(tile).bit_length(), search.fit.cooperate, search.fit.windowed), set())
         shape = search.atom.kind, copied[item.number], _shape(search, tile)
         own = search.atom.name, search.fit.cooperate, search.fit.windowed
@@ -133,16 +135,18 @@ def _several_sizes(found: list[Search], rated: list[_Inner], hidden: float) -> l
 
 
 def _copied(search: Search) -> frozenset[tuple[str, int]]:
-    """The operands that are read from copies, whatever the tile. A mapping may need a copy that another one does without, and this
-    part of the prediction does not charge copies.
+    """Returns the operands that the nest reads from copies, for any tile.
+
+    A mapping may need a copy that another one does not, and the partial prediction does not charge copies.
     """
     levels = search.levels
     return frozenset((s.kind, s.operand) for s in required_staging(search, levels, (start(search),) * len(levels), pad=False))
 
 
 def _shape(search: Search, tile: Tile) -> frozenset[tuple[tuple[bool, ...], int]]:
-    """What reuse depends on: a tile's points along the dimensions that the same arrays depend on. Other mappings, and nests with
-    other fused axes, have much the same tiles again.
+    """Returns the determinants of reuse: a tile's points along each set of dimensions that the same arrays depend on.
+
+    Other mappings, and nests with other fused axes, repeat much the same tiles.
     """
     points: dict[tuple[bool, ...], int] = {}
     for dim, extent in enumerate(tile):

@@ -21,7 +21,7 @@ from roller.program.rprogram import RProgram, StageProgram
 Rated = tuple[StageProgram, Estimate]
 
 BEGINNINGS = 4  # partial programs kept after a stage
-FAR = 10  # programs beyond this multiple of the best one's time are left out
+MOST_TIMES_SLOWER = 10  # programs beyond this multiple of the best one's time are left out
 FEW = 3  # but this many are kept: a device may refuse some
 WAYS = 8  # ways to add a stage to each: the best program for each mapping, then others
 
@@ -126,7 +126,7 @@ def diverse(ranked: list[Rated], count: int) -> list[Rated]:
     rest: list[Rated] = []
     seen: set[tuple[object, ...]] = set()
     for program, rating in ranked:
-        if len(kept) >= FEW and rating.seconds > FAR * ranked[0][1].seconds:
+        if len(kept) >= FEW and rating.seconds > MOST_TIMES_SLOWER * ranked[0][1].seconds:
             break
         tiles = program.inner, program.unit_tile, program.split, program.cluster
         key = (program.nest.dims, program.atom.name, program.mapping, *tiles)
