@@ -14,8 +14,8 @@ from rich.table import Table
 import roller
 from roller import ops, verify
 
-POINTS = 4096  # output elements that are checked; all of them where there are no more
-SECONDS = 1.0  # of timing for each operator and side
+POINTS = 4096  # max number of output elements that are checked
+SECONDS = 1.0  # seconds of timing for each operator and side
 
 
 def numpy_conv2d(x: np.ndarray, w: np.ndarray) -> np.ndarray:
@@ -25,7 +25,7 @@ def numpy_conv2d(x: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def cases() -> list[tuple[str, roller.SymbolicTensor, Callable[..., np.ndarray]]]:
-    """What is compiled: a name, the operator, and NumPy's way to compute it."""
+    """Returns the cases: a name, the operator, and NumPy's way to compute it."""
     a, b = roller.tensor((1024, 1024), name="a"), roller.tensor((1024, 1024), name="b")
     x, w = roller.tensor((1, 64, 56, 56), name="x"), roller.tensor((128, 64, 3, 3), name="w")
     rows = roller.tensor((8192, 8192), name="rows")
@@ -37,7 +37,7 @@ def cases() -> list[tuple[str, roller.SymbolicTensor, Callable[..., np.ndarray]]
 
 
 def seconds_of(call: Callable[[], object]) -> float:
-    """The median time of a call."""
+    """Returns the median time of a call."""
     call()
     taken: list[float] = []
     end = time.perf_counter() + SECONDS
@@ -50,19 +50,19 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 
 def limit_seconds(kernel: roller.Kernel) -> float:
-    """The least time this machine could take: all operations at its peak, or every tensor once through its memory."""
+    """Returns the roofline time of this machine: all operations at its peak, or every tensor once through its memory."""
     spec = kernel.spec
     memory = spec.levels[1].bandwidth_gbps or float("inf")
     return max(kernel.expr.flops / (spec.peaks_gflops["float32"] * 1e9), kernel.expr.compulsory_bytes / (memory * 1e9))
 
 
 def milliseconds(seconds: float) -> str:
-    """A time for people: three digits, no exponent."""
+    """Returns a readable time: three digits, no exponent."""
     return f"{seconds * 1e3:.3g} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
 
 
 def main() -> int:
-    """Print the table; 1 where a result is wrong."""
+    """Prints the table; returns 1 if a result is wrong."""
     console = Console(width=max(Console().width, 120))
     table = Table("operator and rProgram", header_style="italic", show_lines=True)
     for title in ("compiled in", "predicted", "measured", "of the limit", "NumPy", "NumPy : ours"):

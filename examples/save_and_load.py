@@ -1,4 +1,4 @@
-"""Compile once, run elsewhere: a kernel with its weights laid out ahead of time, saved, and loaded in another process."""
+"""Compile once, run elsewhere: a kernel with prepacked weights is saved, and loaded in another process."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ print("loaded", kernel)
 
 
 def main() -> None:
-    """Compile, save, load in a new process, compare."""
+    """Compiles, saves, loads in a new process, and compares."""
     generator = np.random.default_rng(0)
     weight = generator.standard_normal((256, 512), dtype=np.float32)
     x = generator.standard_normal((64, 256), dtype=np.float32)

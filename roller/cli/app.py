@@ -33,7 +33,7 @@ Words = Annotated[
     typer.Argument(
         metavar="OPERATOR...",
         help='such as: matmul 1024x512 512x2048 | "relu(matmul(64x32, 32x8))" | "mk,kn->mn" 64x32 32x8 | '
-        "conv2d 1x64x56x56 128x64x3x3 padding=1 | maximum 64x32 0.5 (a whole number would be an input: 64 is a vector)",
+        "conv2d 1x64x56x56 128x64x3x3 padding=1 | maximum 64x32 0.5 (an integer would be an input: 64 is a vector)",
     ),
 ]
 DType = Annotated[str, typer.Option(help="Element type of inputs that do not say theirs (64x32:int8).")]

@@ -235,9 +235,9 @@ def _staging(program: StageProgram, spec: HardwareSpec) -> list[str]:
         rows = staged_rows(program, spec, staging) if staging.row_padding else None
         padded = f", rows of {rows.row} padded by {staging.row_padding} against bank conflicts" if rows is not None else ""
         padded += f", runs padded by {staging.run_padding} for wide reads" if staging.run_padding else ""
-        copies = f", {held} copies" if held > 1 else ""
-        copies += ", brought once for a cluster" if program.brought_once(staged_touches(program.nest, staging)) else ""
-        kind = f"{staging.kind}{' of what its windows pass over' if staging.windowed else ''}"
+        copies = f", {held} pipeline stages" if held > 1 else ""
+        copies += ", multicast to a cluster" if program.brought_once(staged_touches(program.nest, staging)) else ""
+        kind = f"{staging.kind}{' of sliding windows' if staging.windowed else ''}"
         lines.append(f"{what} as a {kind} at {spec.levels[staging.level].name}, {when}{copies}{padded}")
     return lines
 
@@ -246,9 +246,9 @@ def _stage(stage: StageReport) -> list[RenderableType]:
     shape = ", ".join(f"{name} {extent}{' (reduce)' if kind == 'reduce' else ''}" for name, extent, kind in stage.dims)
     lanes = ", ".join(f"{role} on {dim}" for role, dim in stage.mapping)
     work = f"{stage.unit_tiles} tiles on {stage.units} units in {stage.waves} waves ({stage.unit_efficiency:.0%} busy)"
-    split = f", reduction in {stage.split} parts" if stage.split > 1 else ""
+    split = f", reduction split into {stage.split} parts" if stage.split > 1 else ""
     split += f", in clusters of {stage.cluster}" if stage.cluster > 1 else ""
-    split += f", in bands of {stage.band[1]} along {stage.band[0]}" if stage.band is not None else ""
+    split += f", rasterised in bands of {stage.band[1]} along {stage.band[0]}" if stage.band is not None else ""
     facts = [f"atom {stage.atom}{f' ({lanes})' if lanes else ''}; {work}{split}; padding {stage.padding_waste:.1%}"]
     if stage.together:
         *before, last = stage.together
@@ -259,11 +259,9 @@ def _stage(stage: StageReport) -> list[RenderableType]:
         facts.append(_residents(stage.residents))
     if stage.copies is not None and stage.copies[1] < stage.copies[0]:
         wanted, real = stage.copies
-        facts.append(
-            f"copies of what is staged: {wanted} predicted, the kernel has {real}: lanes lack registers to bring more ahead"
-        )
+        facts.append(f"pipeline stages: {wanted} predicted, the kernel has {real}: lanes lack registers to prefetch more")
     if stage.others:
-        facts.append(f"not with {_reasons(stage.others)}")
+        facts.append(f"rejected instructions: {_reasons(stage.others)}")
     facts += [f"staged: {line}" for line in stage.staged]
     head = Text(f"{stage.name}: {shape or 'one point'}", style="bold")
     return [head, *(Padding(Text(fact), (0, 0, 0, 2)) for fact in facts), _levels_table(stage), _terms(stage.estimate)]
@@ -271,8 +269,8 @@ def _stage(stage: StageReport) -> list[RenderableType]:
 
 def _residents(found: Residents) -> str:
     if found.real is None:
-        return f"tiles on a unit at a time: {found.predicted} predicted"
-    return f"tiles on a unit at a time: {found.predicted} predicted, the binary leaves room for {found.real}"
+        return f"occupancy: {found.predicted} tiles per unit predicted"
+    return f"occupancy: {found.predicted} tiles per unit predicted, {found.real} by the binary"
 
 
 def _reasons(pairs: Sequence[tuple[str, str]]) -> str:
@@ -288,9 +286,9 @@ def _levels_table(stage: StageReport) -> Table:
     names = [name for name, _, _ in stage.dims]
     table.add_column("level", no_wrap=True)
     table.add_column("tile " + " x ".join(names), overflow="fold")
-    table.add_column("occupies", justify="right")
-    table.add_column("moved in", justify="right")
-    table.add_column("the next extent, and what stopped it", overflow="fold")
+    table.add_column("footprint", justify="right")
+    table.add_column("traffic in", justify="right")
+    table.add_column("next extent and its limit", overflow="fold")
     for level in stage.levels:
         tile = " x ".join(map(str, level.tile)) if level.tile is not None else "-"
         used = "-" if level.footprint_bytes is None else f"{_bytes(level.footprint_bytes)} of {_bytes(level.usable_bytes)}"

@@ -47,7 +47,7 @@ class FillOrder:
     def follows(self, lanes: int) -> bool:
         """True if the addresses of a lane's values follow from that of the first, however many there are.
 
-        From one value to the next, `lanes` lanes together advance by a whole number of steps of one digit; the digits further in
+        From one value to the next, `lanes` lanes together advance by a multiple of the step of one digit; the digits further in
         stay.
         """
         for _, count, _ in reversed(self.digits[1:]):
@@ -206,7 +206,7 @@ def share(program: StageProgram, staging: Staging, group: int, lanes: int) -> Sh
 def _run(tile: Tile, inwards: Sequence[int], most: int) -> dict[int, int]:
     """Returns the neighbours of a row that lanes take before the next row, where they are neighbours in the source.
 
-    These are all along the innermost dimension, and along others until they are a whole number of the widest accesses.
+    These are all along the innermost dimension, and along others until they are a multiple of the widest access.
     """
     found: dict[int, int] = {}
     for dim in inwards:

@@ -91,7 +91,7 @@ class _Loan:
 
 
 def borrow(capsule: Any) -> Borrowed:
-    """Takes the array of a capsule, which nobody else can then read; `BufferError` if it is none, or of an unknown version."""
+    """Takes the array of a capsule, which no one else can then read; `BufferError` if it is none, or of an unknown version."""
     name = next((name for name in _TAKEN if _is_valid(id(capsule), name)), None)
     if name is None:
         raise BufferError("no capsule of DLPack's, or one that was read before")

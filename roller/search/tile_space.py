@@ -139,9 +139,9 @@ def unsuited(nest: Nest, atom: ComputeAtom, atoms: Iterable[ComputeAtom]) -> str
     if len(nest.factors) != 2:
         return "multiplies matrices"
     if dtype != atom.acc_dtype:
-        return f"adds up in {atom.acc_dtype}"
+        return f"accumulates in {atom.acc_dtype}"
     if any(operand_value(nest, operand, atom) is None for operand in range(2)):
-        return f"rounds to {atom.in_dtype}, which is not permitted" if atom.rounds else f"takes {atom.in_dtype}"
+        return f"rounds to {atom.in_dtype}, which is not permitted" if atom.rounds else f"its operands are {atom.in_dtype}"
     if _matrix_mappings(nest, atom):
         return None
     if _matrix_mappings(nest, atom.model_copy(update={"operand_rows": "k"})):

@@ -18,7 +18,7 @@ from roller.ir.nest import variants
 from roller.program.footprint import Geometry
 from roller.program.rprogram import RProgram, StageProgram, Staging, lane_level, tiled_levels
 from roller.search.construct import construct
-from roller.search.innermost import TOGETHER
+from roller.search.innermost import RUN_WIDTHS
 from roller.target.hardware import HardwareSpec
 
 H100 = load_spec("cuda:h100")
@@ -110,7 +110,7 @@ def test_lanes_read_several_rows_at_once_where_each_is_an_access_of_its_own() ->
     expr = expression(ops.reduce_sum(ops.tensor((65536, 1024), "float16"), 0))
     best = construct(expr, spec, plugin.rules(spec, expr), plugin.cost_parameters(spec, expr), 1)[0]
     (stage,) = best.program.stages
-    assert stage.cooperate and max(stage.inner[dim] for dim in stage.nest.reduce) in TOGETHER, stage.describe()
+    assert stage.cooperate and max(stage.inner[dim] for dim in stage.nest.reduce) in RUN_WIDTHS, stage.describe()
 
 
 @needs_cxx

@@ -254,7 +254,7 @@ def test_explanations_tell_of_copies_for_which_lanes_lack_registers() -> None:
     stage = kernel.explain().to_dict()["stages"][-1]
     predicted, real = stage["copies"]
     assert predicted > real == 2
-    assert f"copies of what is staged: {predicted} predicted, the kernel has 2" in str(kernel.explain())
+    assert f"pipeline stages: {predicted} predicted, the kernel has 2" in str(kernel.explain())
 
 
 def test_operands_are_read_with_wide_accesses() -> None:

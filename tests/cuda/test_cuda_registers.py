@@ -63,7 +63,7 @@ def test_a_binary_with_room_for_fewer_blocks_than_assumed_is_rated_anew(monkeypa
     assert first.estimate.seconds >= estimate(first.program, kernel.spec, parameters).seconds
     assert kernel.estimate.seconds == min(c.estimate.seconds for c in kernel.candidates)
     (real,) = residents(kernel.program, kernel.spec, kernel.artifact.resources)
-    told = f"tiles on a unit at a time: {real.predicted} predicted, the binary leaves room for {real.real}"
+    told = f"occupancy: {real.predicted} tiles per unit predicted, {real.real} by the binary"
     assert real.real and told in str(kernel.explain())
 
 

@@ -191,7 +191,7 @@ def test_room_for_as_many_changes_nothing(toy: Any) -> None:
         toy(plugin)
         kernel = roller.compile(rows(), "toy", top_k=6)
         assert (plugin.built, list(kernel.candidates)) == (1, ranked)
-        said = f"tiles on a unit at a time: {assumed(ranked[0])} predicted, the binary leaves room for {room}"
+        said = f"occupancy: {assumed(ranked[0])} tiles per unit predicted, {room} by the binary"
         assert said in str(kernel.explain())
 
 
@@ -237,7 +237,7 @@ def test_what_a_unit_holds_survives_saving(toy: Any, tmp_path: Any) -> None:
     toy(Crowded(1))
     kernel = roller.compile(rows(), "toy", top_k=2)
     kernel.save(tmp_path / "k.roller")
-    assert "the binary leaves room for 1" in str(roller.load(tmp_path / "k.roller").explain())
+    assert "predicted, 1 by the binary" in str(roller.load(tmp_path / "k.roller").explain())
 
 
 def test_the_same_room_gives_the_same_prediction(toy: Any) -> None:

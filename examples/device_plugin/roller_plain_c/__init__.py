@@ -1,4 +1,4 @@
-"""A device that prints plain C: the manifest, whose hooks forward to the modules beside it."""
+"""Plugin manifest of a device that prints plain C; each hook forwards to a module beside it."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ def _module(name: str) -> Any:
 
 @hookimpl
 def roller_default_spec() -> HardwareSpec:
-    """One core of no particular make."""
+    """Returns the spec of one core of no particular make."""
     return load_spec(SPECS / "plain_c" / "one-core.toml")
 
 
 @hookimpl
 def roller_spec_dirs() -> tuple[Path, ...]:
-    """The chips that come with the plugin."""
+    """Returns the folders of the chips that come with the plugin."""
     return (SPECS,)
 
 
 @hookimpl
 def roller_refusal(program: RProgram) -> tuple[str, str] | None:
-    """Types that C has no name for."""
+    """Returns a refusal of types that C lacks."""
     return _module("codegen").refusal(program)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_codegen(program: RProgram) -> KernelSource:
-    """C text."""
+    """Returns the program as C text."""
     return _module("codegen").generate(program)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_build(spec: HardwareSpec, source: KernelSource) -> Artifact:
-    """A shared object."""
+    """Returns a shared object."""
     return _module("toolchain").build(spec, source)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_load_kernel(artifact: Artifact) -> Runner:
-    """The shared object's entry function."""
+    """Returns a runner of the shared object's entry function."""
     return _module("runtime").SharedObject(artifact)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_requirements() -> tuple[str, ...]:
-    """A C compiler."""
+    """Returns one sentence if there is no C compiler."""
     return _module("toolchain").problems()  # type: ignore[no-any-return]

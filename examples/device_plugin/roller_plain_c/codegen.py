@@ -1,8 +1,8 @@
-"""Program → C: one function for each stage, one that calls them all.
+"""Code generator for C: one function for each stage, and one that calls them all.
 
-A stage's loops are printed as they are, outermost first. For each dimension two C variables hold where the current tile starts and
-where it ends; a tile that sticks out of the one around it is cut. Accumulators are an array on the stack, as large as the innermost
-tile; where reduce loops lie outside spatial ones, they are put down in the scratch memory between visits.
+A stage's loops are printed in their order, outermost first. For each dimension two C variables hold the start and the end of the
+current tile; a tile that exceeds the enclosing one is clipped. Accumulators are an array on the stack, as large as the innermost
+tile. Where reduce loops lie outside spatial ones, the accumulators are saved in the scratch memory between visits.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from roller_plain_c import scalar
 
 ENTRY = "kernel"
 ALIGNMENT = 64
-Bounds = tuple[tuple[str, str], ...]  # where the current tile starts and ends along each dimension, as C
+Bounds = tuple[tuple[str, str], ...]  # start and end of the current tile along each dimension, as C
 
 
 def refusal(program: RProgram) -> tuple[str, str] | None:
-    """Types that C has no name for."""
+    """Returns a refusal of types that C lacks; None if there are none."""
     unknown = sorted({t.dtype for t in program.expr.tensors.values()} - set(scalar.TYPES))
     return ("types", f"C has no type for {', '.join(unknown)}") if unknown else None
 
 
 def generate(program: RProgram) -> KernelSource:
-    """The program as text, with the memory it needs beside its arguments: `scratch_bytes` of the launch description."""
+    """Returns the program as text; `scratch_bytes` of its launch description is the memory it needs beside its arguments."""
     expr, scratch = program.expr, Scratch()
     arrays = {t.name: f"t{number}" for number, t in enumerate(expr.tensors.values())}
     stages = [_Stage(stage, arrays, expr.tensors, scratch) for stage in program.stages]
@@ -61,12 +61,12 @@ def generate(program: RProgram) -> KernelSource:
 
 @dataclass
 class Scratch:
-    """Memory that the runner hands to the kernel: its size, and expressions for parts of it."""
+    """Memory that the runner passes to the kernel: its size, and expressions for parts of it."""
 
     size: int = 0
 
     def take(self, elements: int, dtype: str) -> str:
-        """A pointer to so many elements."""
+        """Returns a pointer to `elements` elements."""
         start = self.size
         self.size += -(-max(elements, 1) * ELEMENT_BYTES[dtype] // ALIGNMENT) * ALIGNMENT
         return f"({scalar.type_name(dtype)} *)(scratch + {start})"
@@ -74,7 +74,7 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Panel:
-    """Values of one factor, laid out along the dimensions that they depend on: as many of each as the tile at its level has."""
+    """A packed panel: values of one factor along the dimensions that they depend on, with the extents of the tile at its level."""
 
     factor: int
     depth: int  # loops outside the copy
@@ -82,13 +82,13 @@ class Panel:
     extents: tuple[int, ...]
 
     def element(self, starts: list[str]) -> str:
-        """The value at the current point; `starts`: where the copied tile starts along each dimension."""
+        """Returns the value at the current point; `starts`: start of the copied tile along each dimension."""
         return f"panel{self.factor}[{_address([f'(x{d} - {starts[d]})' for d in self.dims], list(self.extents))}]"
 
 
 @dataclass
 class _Stage:
-    """One stage being printed."""
+    """The printer of one stage."""
 
     program: StageProgram
     arrays: dict[str, str]
@@ -96,7 +96,7 @@ class _Stage:
     scratch: Scratch
     lines: list[str] = field(default_factory=list)
     indent: int = 1
-    starts: dict[int, list[str]] = field(default_factory=dict)  # factor → where its panel starts along each dimension
+    starts: dict[int, list[str]] = field(default_factory=dict)  # factor → start of its panel along each dimension
 
     def __post_init__(self) -> None:
         nest, loops = self.program.nest, self.program.loops
@@ -104,14 +104,14 @@ class _Stage:
         self.variables = {axis.name: f"i{number}" for number, axis in enumerate(self.stage.axes)}
         self.steps = dict(zip(self.program.levels, self.program.tiles, strict=True))
         spatial = [number for number, lp in enumerate(loops) if not nest.dims[lp.dim].is_reduce]
-        self.held = spatial[-1] + 1 if spatial else 0  # from this loop inwards the accumulators stay where they are
-        # Reduce loops of any kind outside spatial ones: the printed loops run one after another, those over units too.
+        self.held = spatial[-1] + 1 if spatial else 0  # from this loop inwards the accumulators stay on the stack
+        # True if reduce loops of any kind lie outside spatial ones: the printed loops run in sequence, those over units too.
         self.returns = any(nest.dims[lp.dim].is_reduce for lp in loops[: self.held])
         self.panels = [self._panel(s) for s in self.program.staged if s.kind == "panel"]
 
     @property
     def output(self) -> Tensor:
-        """What the stage computes."""
+        """The tensor that the stage writes."""
         return self.stage.output
 
     def _panel(self, staging: Staging) -> Panel:
@@ -121,7 +121,7 @@ class _Stage:
         return Panel(staging.operand, copy_depth(self.program, staging), dims, tuple(tile[d] for d in dims))
 
     def function(self, number: int) -> list[str]:
-        """The stage as a function of all arrays and the scratch memory."""
+        """Returns the stage as a function of all arrays and the scratch memory."""
         types = {name: scalar.type_name(t.dtype) for name, t in self.tensors.items()}
         const = {name: "" if name == self.output.name else "const " for name in types}
         arrays = [f"{const[name]}{types[name]} *restrict {self.arrays[name]}" for name in types]
@@ -139,7 +139,7 @@ class _Stage:
     # --- loops --------------------------------------------------------------------------------------------------------
 
     def walk(self, number: int, bounds: Bounds) -> None:
-        """Everything from one loop inwards."""
+        """Prints everything from one loop inwards."""
         for panel in self.panels:
             if panel.depth == number:
                 self.fill(panel, bounds)
@@ -156,7 +156,7 @@ class _Stage:
 
     @contextmanager
     def loop(self, number: int, bounds: Bounds) -> Iterator[Bounds]:
-        """One loop of the program: from tile to tile. None over a reduction of nothing: its results are started."""
+        """Prints one loop of the program, from tile to tile. An empty reduction has none: its results only get a start value."""
         entered = self.program.loops[number]
         if not entered.trips and self.nest.dims[entered.dim].is_reduce:
             yield bounds
@@ -168,7 +168,7 @@ class _Stage:
 
     @contextmanager
     def points(self, dims: Iterable[int], bounds: Bounds) -> Iterator[None]:
-        """Loops over the points of the current tile along some dimensions; axes get the values that the point stands for."""
+        """Prints loops over the points of the current tile along some dimensions, and sets the axes for each point."""
         dims = tuple(dims)
         if not dims:
             yield
@@ -182,16 +182,16 @@ class _Stage:
             with self.points(rest, bounds):
                 yield
 
-    # --- what is computed ---------------------------------------------------------------------------------------------
+    # --- arithmetic and copies --------------------------------------------------------------------------------------------
 
     def fill(self, panel: Panel, bounds: Bounds) -> None:
-        """Copy a factor's values."""
+        """Prints the copy of a factor's values into its panel."""
         starts = self.starts[panel.factor] = [start for start, _ in bounds]
         with self.points(panel.dims, bounds):
             self.print(f"{panel.element(starts)} = {self.value(self.nest.factors[panel.factor])};")
 
     def pick_up(self, bounds: Bounds) -> None:
-        """Start the tile's accumulators, or take up what an earlier visit left of them."""
+        """Prints the start of the tile's accumulators: their initial values, or those saved by an earlier visit."""
         dtype, reducer = self.stage.body.dtype, self.stage.reducer
         assert reducer is not None
         room = math.prod([self.program.inner[d] for d in self.nest.spatial])
@@ -204,7 +204,7 @@ class _Stage:
             self.print(f"{self.accumulator(bounds)} = {begun};")
 
     def compute(self, bounds: Bounds) -> None:
-        """The innermost tile."""
+        """Prints the innermost tile."""
         if self.stage.reducer is None:
             with self.points(self.nest.spatial, bounds):
                 self.print(f"{self.result()} = {self.value(self.stage.result)};")
@@ -214,7 +214,7 @@ class _Stage:
             self.print(f"{held} = {scalar.combine(self.stage.reducer, held, self.body(), self.stage.body.dtype)};")
 
     def put_down(self, bounds: Bounds) -> None:
-        """Store the results, or what there is of them so far."""
+        """Prints the store of the results, or of the partial results so far."""
         with self.points(self.nest.spatial, bounds):
             held = self.accumulator(bounds)
             stored = f"{self.result()} = {self.value(self.stage.result, held)};"
@@ -226,7 +226,7 @@ class _Stage:
                 self.print(stored)
 
     def body(self) -> str:
-        """The body at the current point: a product where factors may come from panels."""
+        """Returns the body at the current point: a product whose factors may come from panels."""
         copied = {panel.factor: panel for panel in self.panels}
         if not copied:
             return self.value(self.stage.body)
@@ -239,40 +239,40 @@ class _Stage:
         return product
 
     def value(self, node: Scalar, accumulator: str = "") -> str:
-        """A scalar tree at the current point."""
+        """Returns a scalar tree at the current point."""
         return scalar.expression(node, self.read, self.place, accumulator)
 
     def read(self, load: Load) -> str:
-        """A load."""
+        """Returns a load."""
         return scalar.element(self.tensors[load.tensor], self.arrays[load.tensor], [self.place(i) for i in load.index], load.fill)
 
     def result(self) -> str:
-        """The element of the output."""
+        """Returns the element of the output."""
         return scalar.element(self.output, self.arrays[self.output.name], [self.place(i) for i in self.stage.store])
 
     def partial(self) -> str:
-        """Where the accumulator of the current point waits between visits."""
+        """Returns the element that saves the accumulator of the current point between visits."""
         return f"partial[{_address([f'x{d}' for d in self.nest.spatial], [self.nest.extents[d] for d in self.nest.spatial])}]"
 
     def accumulator(self, bounds: Bounds) -> str:
-        """The accumulator of the current point."""
+        """Returns the accumulator of the current point."""
         places = [f"(x{d} - {bounds[d][0]})" for d in self.nest.spatial]
         return f"held[{_address(places, [self.program.inner[d] for d in self.nest.spatial])}]"
 
     def place(self, index: Affine) -> str:
-        """An index at the current point; axes of extent 1 have no loop."""
+        """Returns an index at the current point; axes of extent 1 have no loop."""
         terms = [f"{c} * {self.variables[name]}" for name, c in index.terms if self.stage.extents[name] != 1]
         return f"({' + '.join([*terms, str(index.offset)])})"
 
     # --- text ---------------------------------------------------------------------------------------------------------
 
     def print(self, line: str) -> None:
-        """Add a line."""
+        """Adds a line."""
         self.lines.append("    " * self.indent + line)
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
-        """Lines in braces."""
+        """Puts lines in braces."""
         self.print(head + " {")
         self.indent += 1
         yield
@@ -281,7 +281,7 @@ class _Stage:
 
 
 def _address(places: list[str], extents: list[int]) -> str:
-    """The position of a point in a row-major array."""
+    """Returns the position of a point in a row-major array."""
     address = "0"
     for place, extent in zip(places, extents, strict=True):
         address = f"({address}) * {extent} + {place}"

@@ -1,4 +1,4 @@
-"""A shared object → a kernel that runs in this process."""
+"""Runner of a shared object in this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 
 
 class SharedObject:
-    """A loaded kernel; it may be called from several threads, as each call has scratch memory of its own."""
+    """A loaded kernel. It may be called from several threads, as each call has its own scratch memory."""
 
     def __init__(self, artifact: Artifact) -> None:
         if artifact.format != FORMAT:
@@ -29,7 +29,7 @@ class SharedObject:
         self._scratch_bytes: int = artifact.launch["scratch_bytes"]
 
     def run(self, inputs: tuple[Array, ...], out: Array) -> None:
-        """Compute `out`; arrays as `roller.plugin.Runner` says."""
+        """Computes `out`; `roller.plugin.Runner` describes the arrays."""
         if self._function is None:
             raise LaunchError("the kernel is closed")
         given = iter(inputs)
@@ -38,13 +38,13 @@ class SharedObject:
         self._function(*(ctypes.c_void_p(address(array)) for array in (*arrays, out, scratch)))
 
     def close(self) -> None:
-        """Free the constants; the code stays mapped, as other kernels may share it."""
+        """Frees the constants; the code stays mapped, as other kernels may share it."""
         self._function, self._constants = None, {}
 
 
 def _entry(artifact: Artifact) -> Callable[..., None]:
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "kernel.so"  # a path of its own: the loader takes what it has under a name that it knows
+        file = Path(folder) / "kernel.so"  # a unique path: the loader reuses a library that it has loaded from the same path
         file.write_bytes(artifact.data)
         try:
             function = getattr(ctypes.CDLL(str(file)), artifact.launch["entry"])
@@ -55,7 +55,7 @@ def _entry(artifact: Artifact) -> Callable[..., None]:
 
 
 def _aligned(raw: bytes) -> Array:
-    """A constant's bytes, aligned as the kernel reads them."""
+    """Returns a constant's bytes with the kernel's alignment."""
     values = aligned_empty((len(raw),), np.dtype(np.uint8))
     values[:] = np.frombuffer(raw, np.uint8)
     return values

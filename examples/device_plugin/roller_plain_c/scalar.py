@@ -15,8 +15,8 @@ OPERATORS = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&&", "or": "||",
     "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
 }  # fmt: skip
-FUNCTIONS = {"round": "rint"}  # halves to even
-# What C has no function for, for each type T, F what its functions end in. The larger or smaller of a NaN and a number is the NaN.
+FUNCTIONS = {"round": "rint"}  # rounds ties to even
+# Functions that C lacks, for each type T; F is the suffix of its math functions. The max or min of a NaN and a number is the NaN.
 HELPERS = """\
 static inline T max_T(T a, T b) { return a > b || a != a ? a : b; }
 static inline T min_T(T a, T b) { return a < b || a != a ? a : b; }
@@ -28,7 +28,7 @@ static inline T sigmoid_T(T a) { return 1 / (1 + expF(-a)); }
 
 
 def prelude() -> str:
-    """Headers and helpers of every kernel."""
+    """Returns headers and helpers of every kernel."""
     lines = ["#include <math.h>", "#include <stdbool.h>", "#include <stdint.h>", ""]
     for dtype, name in TYPES.items():
         text = HELPERS + (FLOATING if dtype.startswith("float") else "")
@@ -37,20 +37,20 @@ def prelude() -> str:
 
 
 def type_name(dtype: str) -> str:
-    """The C type; `CodegenError` where there is none."""
+    """Returns the C type; `CodegenError` where there is none."""
     if dtype not in TYPES:
         raise CodegenError(f"C has no type for {dtype}")
     return TYPES[dtype]
 
 
 def combine(reducer: str, left: str, right: str, dtype: str) -> str:
-    """One step of a reduction."""
+    """Returns one step of a reduction."""
     name = type_name(dtype)
     return f"({name})({left} + {right})" if reducer == "sum" else f"{reducer}_{name}({left}, {right})"
 
 
 def identity(reducer: str, dtype: str) -> str:
-    """The neutral element of a reduction."""
+    """Returns the neutral element of a reduction."""
     if reducer == "sum":
         return constant(0, dtype)
     if dtype.startswith("float"):
@@ -62,18 +62,18 @@ def identity(reducer: str, dtype: str) -> str:
 
 
 def constant(value: float | int, dtype: str) -> str:
-    """A literal."""
+    """Returns a literal."""
     if isinstance(value, float) and not math.isfinite(value):
         text = "NAN" if math.isnan(value) else "-INFINITY" if value < 0 else "INFINITY"
     elif value == -(1 << 63):
-        text = "INT64_MIN"  # its digits alone are too large for a literal, which the sign is no part of
+        text = "INT64_MIN"  # the digits alone are too large for a literal: the sign is not part of it
     else:
         text = repr(int(value) if isinstance(value, bool) else value)
     return f"({type_name(dtype)})({text})"
 
 
 def element(tensor: Tensor, array: str, index: Sequence[str], fill: float | int | None = None) -> str:
-    """An element of a row-major array; outside the array the fill value, where there is one."""
+    """Returns an element of a row-major array; outside the array the fill value, if there is one."""
     address = " + ".join([*(f"{stride} * ({i})" for stride, i in zip(tensor.strides, index, strict=True)), "0"])
     if fill is None:
         return f"{array}[{address}]"
@@ -82,7 +82,7 @@ def element(tensor: Tensor, array: str, index: Sequence[str], fill: float | int 
 
 
 def expression(node: Scalar, read: Callable[[Load], str], place: Callable[[Affine], str], accumulator: str = "") -> str:
-    """A scalar tree as C; `read` prints its loads and `place` its indices."""
+    """Returns a scalar tree as C; `read` prints its loads and `place` its indices."""
 
     def visit(part: Scalar) -> str:
         match part:
@@ -108,7 +108,7 @@ def expression(node: Scalar, read: Callable[[Load], str], place: Callable[[Affin
 
 def _unary(op: str, value: str, dtype: str) -> str:
     name = type_name(dtype)
-    if op == "rounded":  # as every value is: the compiler makes no multiply-adds
+    if op == "rounded":  # every value is rounded already: the compiler fuses no multiply-adds
         return value
     if op == "not":
         return f"!{value}"
@@ -132,5 +132,5 @@ def _binary(op: str, left: str, right: str, dtype: str) -> str:
 
 
 def _suffix(dtype: str) -> str:
-    """What C's functions of a type end in."""
+    """Returns the suffix of C's math functions of a type."""
     return "f" if dtype == "float32" else ""

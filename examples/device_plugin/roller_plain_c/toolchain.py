@@ -1,4 +1,4 @@
-"""C → a shared object. `CC` names the compiler; needs no hardware but this machine's own."""
+"""C compiler calls that build a shared object. `CC` names the compiler; no hardware is needed but this machine's own."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from pathlib import Path
 from roller.plugin import Artifact, CodegenError, HardwareSpec, KernelSource
 
 FORMAT = "shared-object"
-# Integers wrap around as the reference's do, and no product is fused with a sum, which rounds once less.
+# Integers wrap around as in the reference. Multiply-adds are not fused, as a fused one rounds once less.
 FLAGS = ("-std=c11", "-O3", "-fwrapv", "-ffp-contract=off", "-fPIC", "-shared", "-x", "c")
 
 
 def compiler() -> str:
-    """The C compiler to call."""
+    """Returns the C compiler to call."""
     return os.environ.get("CC") or "cc"
 
 
 def problems() -> tuple[str, ...]:
-    """What this machine lacks."""
+    """Returns one sentence if there is no C compiler."""
     if shutil.which(compiler()):
         return ()
     return (f"no C compiler {compiler()!r}: install gcc or clang, or set CC to the one to use",)
 
 
 def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
-    """The artifact of a source; `CodegenError` with the compiler's words where it refuses it, or where there is none."""
+    """Returns the artifact of a source; `CodegenError` with the compiler's message where it fails, or without a compiler."""
     if problems():
         raise CodegenError("; ".join(problems()))
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The suite of every device, and what this one adds to it."""
+"""The contract suite of every device, and this device's own tests."""
 
 from dataclasses import replace
 
@@ -56,7 +56,7 @@ def test_every_candidate_computes_the_same(constants):
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_programs_that_no_engine_chose_are_printed_right(data):
-    """Any order of loops, any tiles, any panels: accumulators are put down and taken up again, panels filled where they must be."""
+    """Any order of loops, any tiles, any panels: accumulators are saved and restored, panels are filled where needed."""
     spec = roller_plain_c.roller_default_spec()
     expr = data.draw(expressions(zero=True))
     program = data.draw(programs(expr, spec, staging=True))
@@ -68,7 +68,7 @@ def test_programs_that_no_engine_chose_are_printed_right(data):
 
 
 def test_a_reduction_that_units_share_is_added_up():
-    """On a chip of two cores that combine parts: the printed loops run one after another, and add to what is there."""
+    """A chip of two cores with split-K: the printed loops run in sequence, and accumulate into the stored values."""
     one = roller_plain_c.roller_default_spec()
     unit = one.unit.model_copy(update={"count": 2, "combine": ("second_pass",)})
     shared = one.model_copy(update={"unit": unit, "levels": tuple(lv.model_copy(update={"instances": 2}) for lv in one.levels)})

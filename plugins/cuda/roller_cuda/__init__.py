@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as a device. Each hook loads the module that answers it, and with it TVM, compilers and drivers, only when asked."""
+"""Plugin manifest of NVIDIA GPUs. Each hook imports its module, and with it TVM, compilers and drivers, only when called."""
 
 from __future__ import annotations
 
@@ -28,71 +28,71 @@ def _module(name: str) -> Any:
 
 @hookimpl
 def roller_default_spec() -> HardwareSpec:
-    """The attached chip, else the A100."""
+    """Returns the attached chip, else the A100."""
     return _module("chip.default").default_spec()  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_atoms(spec: HardwareSpec, expr: TensorExpr) -> Sequence[ComputeAtom]:
-    """The CUDA cores."""
+    """Returns the atoms of the CUDA cores and the supported tensor cores."""
     return _module("codegen.machine").atoms(spec, expr)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_cost_parameters(spec: HardwareSpec) -> CostParameters:
-    """How often warps that fill panels wait for memory, and what storing takes where nobody computes meanwhile."""
+    """Returns the model's parameters, such as the memory waits of producer warps and the cost of stores that nothing overlaps."""
     return _module("cost.parameters").cost_parameters(spec)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
-    """More shared memory than a block may have."""
+    """Refuses programs that need more shared memory than a block may have."""
     return _module("codegen.limits").refusal(spec, program)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_codegen(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> KernelSource:
-    """CUDA C++."""
+    """Returns the program as CUDA C++."""
     return _module("codegen.generator").generate(spec, program)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_build(spec: HardwareSpec, source: KernelSource) -> Artifact:
-    """A cubin."""
+    """Returns a cubin."""
     return _module("toolchain.compiling").build(spec, source)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_load_kernel(artifact: Artifact) -> Runner:
-    """The cubin on the attached GPUs."""
+    """Returns a runner of the cubin on the attached GPUs."""
     return _module("runtime.runner").CudaRunner(artifact)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_emulate(artifact: Artifact) -> Runner:
-    """The kernel's text on the CPU."""
+    """Returns a runner of the kernel's text on the CPU."""
     return _module("emulator.emulator").Emulator(artifact)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_measure_spec() -> HardwareSpec:
-    """The first GPU, by small kernels."""
+    """Returns the spec of the first GPU, measured by small kernels."""
     return _module("chip.calibration").measure_spec()  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_assembly(artifact: Artifact) -> str:
-    """The machine code, as `nvdisasm` shows it."""
+    """Returns the machine code as `nvdisasm` output."""
     return _module("toolchain.disassembly").text(artifact.data) if artifact.data else ""
 
 
 @hookimpl
 def roller_build_problem(spec: HardwareSpec) -> str | None:
-    """No compiler, or none that compiles for the chip."""
+    """Returns why no compiler for the chip is there; None if there is one."""
     return _module("toolchain.compiling").build_problem(spec)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_requirements() -> tuple[str, ...]:
-    """A compiler, a driver and a GPU."""
+    """Returns one sentence for each of compiler, driver and GPU that is missing."""
     return (*_module("toolchain.compiling").problems(), *_module("runtime.runner").problems())

@@ -1,6 +1,6 @@
-"""Simulated Graphcore IPUs: a program becomes supersteps, a simulator computes them and counts their cycles. No IPU is used.
+"""Plugin manifest of simulated Graphcore IPUs: a program becomes supersteps, and a simulator runs them and counts cycles.
 
-Forwards each hook to the module that answers it.
+No IPU is used. Each hook imports its module only when called.
 """
 
 from __future__ import annotations
@@ -34,47 +34,47 @@ def _module(name: str) -> Any:
 
 @hookimpl
 def roller_default_spec() -> HardwareSpec:
-    """The Bow."""
+    """Returns the Bow."""
     return find_spec("ipu_sim", "bow")
 
 
 @hookimpl
 def roller_atoms(spec: HardwareSpec, expr: TensorExpr) -> Sequence[ComputeAtom]:
-    """The matrix unit, vectors and scalars."""
+    """Returns the atoms of the matrix unit, vectors and scalars."""
     return spec.atoms
 
 
 @hookimpl
 def roller_tile_multiples(spec: HardwareSpec, expr: TensorExpr, level: int) -> Mapping[str, Multiple]:
-    """Rows that are exchanged are whole grains of 8 bytes; any number of equal parts."""
+    """Returns the alignment rules: exchanged rows are whole grains of 8 bytes; any number of equal parts is allowed."""
     return _module("plan.alignment").tile_multiples(spec, expr, level)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_estimate(spec: HardwareSpec, program: StageProgram | RProgram, worth: float) -> Estimate:
-    """Simulated cycles, in closed form."""
+    """Computes simulated cycles in closed form."""
     return _module("cost.model").estimate(spec, program, worth)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
-    """What tiles cannot run, or hold."""
+    """Refuses programs that tiles cannot run, or that do not fit their memory."""
     return _module("codegen.generator").refusal(spec, program)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_codegen(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> KernelSource:
-    """The manifest."""
+    """Returns the manifest."""
     return _module("codegen.generator").generate(spec, program, options)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_build(spec: HardwareSpec, source: KernelSource) -> Artifact:
-    """The manifest, checked."""
+    """Returns the checked manifest."""
     return _module("toolchain.compiling").build(spec, source)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_load_kernel(artifact: Artifact) -> Runner:
-    """The simulator."""
+    """Returns the simulator."""
     return _module("runtime.runner").Simulator(artifact)  # type: ignore[no-any-return]

@@ -1,6 +1,6 @@
-"""AMD GPUs as a device: LLVM IR from the program, a code object from TVM's LLVM and a linker, an emulator of its assembly.
+"""Plugin manifest of AMD GPUs: LLVM IR, code objects from TVM's LLVM and a linker, and an emulator of the assembly.
 
-Each hook loads the module that answers it only when asked. No AMD hardware was used to make it.
+Each hook imports its module only when called. No AMD hardware was used to make it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from roller.plugin import (
 )
 
 ROLLER_API = 1
-WRITERS = {None: "generator", "llvm-ir": "generator", "hip-c++": "hip_source"}  # modules, by the language that is asked for
+WRITERS = {None: "generator", "llvm-ir": "generator", "hip-c++": "hip_source"}  # modules by requested language
 
 
 def _module(name: str) -> Any:
@@ -33,31 +33,31 @@ def _module(name: str) -> Any:
 
 @hookimpl
 def roller_default_spec() -> HardwareSpec:
-    """The attached chip, else the MI300X."""
+    """Returns the attached chip, else the MI300X."""
     return _module("chip.default").default_spec()  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_atoms(spec: HardwareSpec, expr: TensorExpr) -> Sequence[ComputeAtom]:
-    """The vector units, and the matrix units that kernels are made for."""
+    """Returns the atoms of the vector units, and those of the supported matrix units."""
     return _module("codegen.machine").atoms(spec, expr)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_cost_parameters(spec: HardwareSpec) -> CostParameters:
-    """The spec says it all, but for what a compute unit has room for at a time."""
+    """Returns the occupancy of a compute unit; the spec holds all other parameters."""
     return _module("cost.parameters").cost_parameters(spec)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
-    """More local memory or lanes than a workgroup may have."""
+    """Refuses programs that need more local memory or lanes than a workgroup may have."""
     return _module("codegen.limits").refusal(spec, program)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_codegen(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> KernelSource:
-    """LLVM IR; HIP C++ where that is asked for."""
+    """Returns the program as LLVM IR, or as HIP C++ on request."""
     if options.language not in WRITERS:
         languages = " and ".join(name for name in WRITERS if name is not None)
         raise KernelError(f"the rocm device writes {languages}, not {options.language!r}")
@@ -66,35 +66,35 @@ def roller_codegen(spec: HardwareSpec, program: RProgram, options: BuildOptions)
 
 @hookimpl
 def roller_build(spec: HardwareSpec, source: KernelSource) -> Artifact:
-    """A code object."""
+    """Returns a code object."""
     return _module("toolchain.compiling").build(spec, source)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_load_kernel(artifact: Artifact) -> Runner:
-    """The code object on the attached GPUs."""
+    """Returns a runner of the code object on the attached GPUs."""
     return _module("runtime.runner").RocmRunner(artifact)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_emulate(artifact: Artifact) -> Runner:
-    """The kernel's assembly on the CPU."""
+    """Returns a runner of the kernel's assembly on the CPU."""
     return _module("emulator.emulator").Emulator(artifact)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_assembly(artifact: Artifact) -> str:
-    """The machine code, as LLVM writes it."""
+    """Returns the machine code as LLVM's assembly."""
     return str(artifact.launch.get("assembly", ""))
 
 
 @hookimpl
 def roller_build_problem() -> str | None:
-    """No linker."""
+    """Returns why there is no linker; None if there is one."""
     return next(iter(_module("toolchain.compiling").problems()), None)
 
 
 @hookimpl
 def roller_requirements() -> tuple[str, ...]:
-    """A linker, a driver and a GPU."""
+    """Returns one sentence for each of linker, driver and GPU that is missing."""
     return (*_module("toolchain.compiling").problems(), *_module("runtime.runner").problems())

@@ -59,7 +59,7 @@ class PanelLane(GroupLane):
         return self.numbers[first], (found[0], found[1])
 
     def results(self, state: State, slot: Position) -> Stmt:
-        """Stores the results of the lane's accumulators, staged through shared memory if there is an outlet."""
+        """Stores the results of the lane's accumulators, staged through shared memory if there is space for it."""
         return super().results(state, slot) if self.outlet is None else sequence(self._leaving(self.outlet, state, slot))
 
     def _leaving(self, outlet: Outlet, state: State, slot: Position) -> list[Stmt]:

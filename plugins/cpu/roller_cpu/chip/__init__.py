@@ -1,1 +1,1 @@
-"""Which chip kernels are for: what the system says of the one that is attached, and the known chip that it is most like."""
+"""Chip detection: properties that the system reports for the attached chip, and the known chip that resembles it most."""

@@ -1,4 +1,4 @@
-"""Whether a machine was quiet enough to be measured, and whether what was measured can be: kept beside the numbers."""
+"""Conditions of a measurement: whether the machine was quiet and the numbers are plausible. They are stored with the numbers."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import psutil
 
 from roller_cpu.chip.topology import affinity
 
-QUIET = 0.05  # share of the processors' time that others may take: as much as the numbers are then wrong by
-AGREE = 0.10  # by which the fastest repeats may differ
-# Of the clock that a system calls the processor's: wide vectors on all cores halve it, boosts of small parts triple it.
+QUIET = 0.05  # max share of processor time that others may take; the numbers are then off by as much
+AGREE = 0.10  # max relative difference between the fastest repeats
+# Bounds relative to the clock that the system reports: wide vectors on all cores halve it, boosts of small parts triple it.
 BELOW, ABOVE = 0.5, 3.0
-PLAUSIBLE_GHZ = (0.3, 7.0)  # where the system names no clock
+PLAUSIBLE_GHZ = (0.3, 7.0)  # bounds where the system reports no clock
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What went on while the machine was measured.
+    """The load on the machine during a measurement.
 
-    `others`: share of our processors' time that other processes, or other guests of the host, took. `spread`: by how much the
-    fastest few repeats of a measurement differ, the worst of all measurements.
+    `others`: share of our processors' time that other processes, or other guests of the host, took. `spread`: relative difference
+    between the fastest few repeats of a measurement; the largest of all measurements.
     """
 
     date: str  # ISO 8601
@@ -34,7 +34,7 @@ class Conditions:
         return f"{self.date}, {_taken(self.others)}, {_within(self.spread)}"
 
     def problems(self) -> tuple[str, ...]:
-        """Why what was measured says little of the machine; empty if it was quiet."""
+        """Returns the reasons why the numbers are unreliable; empty if the machine was quiet."""
         busy = (_taken(self.others),) if self.others > QUIET else ()
         return (*busy, _within(self.spread)) if self.spread > AGREE else busy
 
@@ -49,14 +49,14 @@ def _within(spread: float) -> str:
 
 @dataclass(slots=True)
 class Watch:
-    """The share of the processors' time that others took while something was measured: there when the watching ends."""
+    """The share of processor time that others took during a measurement; set when the watching ends."""
 
     others: float = 0.0
 
 
 @contextmanager
 def watching() -> Iterator[Watch]:
-    """See how much of the processors that this process may use others take meanwhile."""
+    """Measures the share of this process's processors that others use while the context is open."""
     watch, processors = Watch(), affinity()
     busy, own, begin = _busy(processors), time.process_time(), time.perf_counter()
     yield watch
@@ -66,14 +66,14 @@ def watching() -> Iterator[Watch]:
 
 
 def _busy(processors: tuple[int, ...]) -> float:
-    """Seconds that the processors worked, for whomever: the time that a host gave to other guests is among them."""
+    """Returns the busy seconds of the processors over all processes; time that a host gave to other guests counts too."""
     times = psutil.cpu_times(percpu=True)
     some = [times[n] for n in processors if n < len(times)]
     return float(sum(sum(t) - t.idle - sum(getattr(t, name, 0.0) for name in ("iowait", "guest", "guest_nice")) for t in some))
 
 
 def clock_limits() -> tuple[float, float]:
-    """The slowest and the fastest clock (GHz) that this processor can have, from what the system says of it."""
+    """Returns the slowest and the fastest clock (GHz) possible for this processor, derived from the system's report."""
     try:
         said = psutil.cpu_freq()
     except (OSError, NotImplementedError, RuntimeError):  # psutil raises any of these where files are missing

@@ -1,4 +1,4 @@
-"""A machine as a spec: what the system says of it, with measured rates or with those of the nearest shipped chip."""
+"""Spec of a machine: topology from the operating system, with measured rates or those of the nearest shipped chip."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from roller.plugin import HardwareSpec, SpecError, builtin_dir, list_specs, load
 from roller_cpu.chip.topology import Topology
 
 CACHE_NAMES = {3: "L3", 2: "L2", 1: "L1"}
-GUEST_SHARE = 0.25  # of the outermost cache that a virtual machine may count on: its neighbours fill the rest
-PIPES = (0.5, 1.0, 2.0, 4.0)  # multiply-adds of the vectors' width that cores start in a cycle
-AGREE = 0.2  # how far from one of these a measurement may be: others lie at twice or half of it
-SLOWEST = 0.55  # of the clock of one core alone that all at work have: wide vectors on the largest chips
+GUEST_SHARE = 0.25  # share of the outermost cache that a virtual machine may count on; other guests fill the rest
+PIPES = (0.5, 1.0, 2.0, 4.0)  # vector multiply-adds that cores issue per cycle
+AGREE = 0.2  # max relative distance of a measurement from one of these; the next ones lie at twice or half of it
+SLOWEST = 0.55  # min ratio of the all-core clock to the single-core clock: wide vectors on the largest chips
 
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """How fast a machine is: float32 operations in a cycle of a core's vector units, the clock of all cores at work, bytes read
-    by all cores at once and by one alone, by where they lie.
+    """The speeds of a machine.
 
-    `origin`: where these numbers come from, and when.
+    `per_cycle`: float32 operations per cycle of a core's vector units. `clock_ghz`: clock with all cores busy. `read_gbps`,
+    `alone_gbps`: bytes read by all cores at once and by one core alone, keyed by the level that holds the data. `origin`: source
+    and date of these numbers.
     """
 
     per_cycle: float
@@ -33,12 +34,12 @@ class Speeds:
     measured: bool
 
     def source(self, how: str) -> str:
-        """The source of such a number in the spec, and how it was measured."""
+        """Returns the spec's source entry for one of these numbers; `how` describes the measurement."""
         return f"measured: {self.origin}; {how}" if self.measured else f"estimate: {self.origin}"
 
 
 def nearest(topology: Topology, processor: str) -> HardwareSpec:
-    """The shipped spec of this processor, else of one as wide, else of any."""
+    """Returns the shipped spec of this processor, else one with the same vector width, else any."""
     shipped = [load_spec(entry.path) for entry in list_specs("cpu") if builtin_dir() in entry.path.parents]
     alike = [s for s in shipped if s.options.get("llvm_mcpu") == processor]
     wide = [s for s in shipped if s.options.get("vector_bytes") == topology.vector_bytes]
@@ -46,18 +47,18 @@ def nearest(topology: Topology, processor: str) -> HardwareSpec:
 
 
 def measured(topology: Topology, base: HardwareSpec, family: str, rates: Any, limits: tuple[float, float], when: str) -> Speeds:
-    """The speeds that the probe's rates show; `SpecError` if no machine has such, or none whose clock has these limits (GHz).
+    """Computes the speeds from the probe's rates.
 
-    `family`: LLVM's name for the processor; how wide its units are is taken from the shipped spec of this very family, unless
-    the machine's vectors are wider or narrower than that spec's.
-    `when`: date and conditions.
+    `SpecError` if no machine has such rates, or the clock is outside `limits` (GHz). `family`: LLVM's name for the processor. The
+    width of its units comes from the shipped spec of this very family, unless the machine's vectors are wider or narrower than that
+    spec's. `when`: date and conditions.
     """
     lanes = topology.vector_bytes // 4
     known = base.options.get("llvm_mcpu") == family and base.options.get("vector_bytes") == topology.vector_bytes
     per_cycle = _per_cycle(base) if known else 2 * lanes * _pipes(rates.alone_per_cycle / (2 * lanes))
     clock = rates.gflops / (topology.cores * per_cycle)
     if clock < SLOWEST * rates.clock_ghz <= 2 * clock:
-        per_cycle, clock = per_cycle / 2, 2 * clock  # what the system calls two cores are two threads of one
+        per_cycle, clock = per_cycle / 2, 2 * clock  # the system reports two threads of one core as two cores
     if not max(limits[0], SLOWEST * rates.clock_ghz) <= clock <= limits[1]:
         said = (
             f"{rates.clock_ghz:.2g} GHz alone, {clock:.2g} with all cores at work; {limits[0]:.2g} to {limits[1]:.2g} are possible"
@@ -67,7 +68,7 @@ def measured(topology: Topology, base: HardwareSpec, family: str, rates: Any, li
 
 
 def _per_cycle(base: HardwareSpec) -> float:
-    """Float32 operations in a cycle of a core's vector units."""
+    """Returns the float32 operations per cycle of a core's vector units."""
     known = [a.flops_per_cycle_per_unit or 1.0 for a in base.atoms if a.kind == "vector" and a.in_dtype == "float32"]
     return max(known, default=2.0)
 
@@ -82,7 +83,7 @@ def _pipes(ratio: float) -> float:
 
 
 def assumed(topology: Topology, base: HardwareSpec, why: str) -> Speeds:
-    """The speeds of each core of the shipped chip, for a machine that could not be measured."""
+    """Returns the per-core speeds of the shipped chip, for a machine that could not be measured."""
     cores = topology.cores
     outside = dict(zip([level.name for level in base.levels], base.levels[1:], strict=False))
     each = {name: (level.bandwidth_gbps or 1.0) / base.unit.count for name, level in outside.items()}
@@ -94,7 +95,7 @@ def assumed(topology: Topology, base: HardwareSpec, why: str) -> Speeds:
 
 
 def describe(topology: Topology, base: HardwareSpec, processor: str, chip: str, speeds: Speeds) -> HardwareSpec:
-    """The spec of a machine from its topology and speeds; everything else is the base's."""
+    """Returns the spec of a machine from its topology and speeds; everything else comes from the base."""
     data = base.model_dump(mode="json", exclude={"sources", "peaks_gflops"})
     cores = topology.cores
     data |= {"chip": chip, "title": f"{topology.name}, {cores} cores"[:200], "clock_ghz": speeds.clock_ghz}
@@ -111,7 +112,7 @@ def describe(topology: Topology, base: HardwareSpec, processor: str, chip: str, 
 
 
 def _levels(topology: Topology, base: HardwareSpec, tables: list[dict[str, Any]], speeds: Speeds) -> list[dict[str, Any]]:
-    """Sizes and sharing from the system; the bandwidth INTO a level is that of reading what lies outside it."""
+    """Returns the levels with the system's sizes and sharing; bandwidth INTO a level is that of reads from the next outer one."""
     caches = {CACHE_NAMES[c.level]: c for c in topology.caches if c.level in CACHE_NAMES}
     kept = [t for t in tables if t["name"] not in CACHE_NAMES.values() or not caches or t["name"] in caches]
     outside, fastest = "DRAM", 0.0
@@ -139,12 +140,12 @@ def _levels(topology: Topology, base: HardwareSpec, tables: list[dict[str, Any]]
 
 
 def _instances(cores: int, sharing: int) -> int:
-    """Instances of a level, fewer where they do not divide among the cores."""
+    """Returns the number of instances of a level, reduced until it divides the number of cores."""
     return next(n for n in range(max(1, -(-cores // sharing)), 0, -1) if cores % n == 0)
 
 
 def _atoms(base: HardwareSpec, tables: list[dict[str, Any]], speeds: Speeds, cores: int) -> list[dict[str, Any]]:
-    """The base's atoms at the machine's clock; vectors by how much wider its units are."""
+    """Returns the base's atoms at the machine's clock; vector rates are scaled by the machine's relative width."""
     wider = speeds.per_cycle / _per_cycle(base)
     for table in tables:
         rate = (table["flops_per_cycle_per_unit"] or 1.0) * (wider if table["kind"] == "vector" else 1.0)

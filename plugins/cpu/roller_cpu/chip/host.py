@@ -1,4 +1,4 @@
-"""The spec of the machine this runs on: kept in the user's file, measured when it is first asked for."""
+"""Spec of the host machine, measured on first use and stored in the user's file."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from roller_cpu.chip.topology import Topology, machine
 
 _log = logging.getLogger("roller.cpu")
 
-VERSION = 8  # of how machines are measured: another number measures them anew
+VERSION = 8  # version of the measurement method; a new number triggers a new measurement
 VARIABLE, MODES = "ROLLER_CALIBRATE", ("once", "now", "off")
-FILL = 0.5  # share of a cache that its probe reads, so that what else is there does not push it out
-MEMORY_FACTOR, MEMORY_MAX = 4, 1 << 30  # the probe of memory reads so many times the outermost cache, at most so much,
-MEMORY_SHARE = 8  # and at most one such part of it
-ATTEMPTS, PAUSE_SECONDS = 3, 1.0  # to find a quiet moment
-RETRY_SECONDS = 600  # after which a process tries again to measure a machine that was busy
+FILL = 0.5  # share of a cache that its probe reads, so that other data does not evict the probe's buffer
+MEMORY_FACTOR, MEMORY_MAX = 4, 1 << 30  # the memory probe reads FACTOR x the outermost cache, at most MAX bytes,
+MEMORY_SHARE = 8  # and at most this fraction (1/8) of memory
+ATTEMPTS, PAUSE_SECONDS = 3, 1.0  # attempts to find a quiet moment, and the pause between them
+RETRY_SECONDS = 600  # delay before a process measures a busy machine again
 
 _AGAIN = "When the machine is idle, measure it with `roller specs calibrate cpu`."
 
 
 def default_spec() -> HardwareSpec:
-    """The machine's spec from the user's file, with as many cores as `ROLLER_NUM_THREADS` allows.
+    """Returns the machine's spec from the user's file, with at most as many cores as `ROLLER_NUM_THREADS` allows.
 
-    `ROLLER_CALIBRATE`: "once" (the default) measures where there is no file, a second or two; "now" in every process;
-    "off" never, and does with the nearest shipped chip's speeds. `SpecError` for another value.
+    `ROLLER_CALIBRATE`: "once" (the default) measures where no file exists, in a second or two; "now" measures in every process;
+    "off" never measures, and uses the nearest shipped chip's speeds. `SpecError` for another value.
     """
     mode = (os.environ.get(VARIABLE) or "once").strip().lower()
     if mode not in MODES:
@@ -49,9 +49,9 @@ def default_spec() -> HardwareSpec:
 
 
 def measure_spec() -> HardwareSpec:
-    """The machine's spec measured now, and kept in the user's file.
+    """Measures this machine now, stores its spec in the user's file and returns it.
 
-    On a machine that is busy: what was measured before, else the nearest shipped chip's speeds, and a warning.
+    On a busy machine it returns the previous measurement, else the nearest shipped chip's speeds, and warns.
     """
     path = _path(machine())
     with _locked(path):
@@ -61,7 +61,7 @@ def measure_spec() -> HardwareSpec:
 
 
 def is_measured(spec: HardwareSpec) -> bool:
-    """Whether the speeds in a machine's spec were measured on it."""
+    """Returns whether the speeds in a machine's spec were measured on it."""
     return spec.sources.get("clock_ghz", "").startswith("measured")
 
 
@@ -81,19 +81,19 @@ def _default(path: Path, mode: str) -> HardwareSpec:
 
 
 def _again(spec: HardwareSpec, path: Path) -> bool:
-    """Whether it is time to try again to measure a machine that was busy."""
+    """Returns whether it is time to measure a machine again that was busy before."""
     return not is_measured(spec) and time.time() - path.stat().st_mtime > RETRY_SECONDS
 
 
 def _path(topology: Topology) -> Path:
-    """The file of this machine: another processor, set of cores or way of measuring has another."""
+    """Returns the file of this machine; its name depends on the processor, the set of cores and the measurement method."""
     told = [VERSION, topology.name, topology.cores, topology.features, [str(c) for c in topology.caches]]
     digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]
     return user_spec_path("cpu", f"host-{digest}")
 
 
 def _locked(path: Path) -> AbstractContextManager[object]:
-    """One process measures at a time: two would find each other's machine busy. Where no file can be written none waits."""
+    """Returns a lock, as two processes that measure at once would disturb each other. Without a writable file there is no lock."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return FileLock(path.with_suffix(".lock")).acquire()
@@ -122,7 +122,7 @@ def _measured_or_assumed(path: Path) -> HardwareSpec:
 
 
 def _attempt(chip: str) -> tuple[HardwareSpec, tuple[str, ...]]:
-    """The machine measured once, and what speaks against believing it."""
+    """Measures the machine once; returns its spec and the reasons against trusting it."""
     probe, processors = import_module("roller_cpu.chip.probe"), import_module("roller_cpu.toolchain.processors")
     topology, processor = _told(machine()), _processor()
     base, family = nearest(topology, processor), processors.host_processor()
@@ -138,20 +138,20 @@ def _attempt(chip: str) -> tuple[HardwareSpec, tuple[str, ...]]:
 
 
 def _spec(topology: Topology, chip: str, why: str) -> HardwareSpec:
-    """The machine with a shipped chip's speeds."""
+    """Returns the machine's spec with a shipped chip's speeds."""
     topology, processor = _told(topology), _processor()
     base = nearest(topology, processor)
     return describe(topology, base, processor, chip, assumed(topology, base, why))
 
 
 def _told(topology: Topology) -> Topology:
-    """The machine with the instruction sets that the processor itself names, which a system's list may lack."""
+    """Returns the machine with the instruction sets that the processor itself reports; the system's list may lack some."""
     own = import_module("roller_cpu.toolchain.processors").host_features()
     return replace(topology, features=tuple(sorted(own | ({"hypervisor"} & set(topology.features))))) if own else topology
 
 
 def _processor() -> str:
-    """LLVM's name for the processor; a plain one where the system masks instruction sets that the name implies."""
+    """Returns LLVM's name for the processor, or a generic one where the system masks instruction sets that the name implies."""
     processors = import_module("roller_cpu.toolchain.processors")
     name = str(processors.host_processor())
     if not processors.missing_features(name):
@@ -160,7 +160,7 @@ def _processor() -> str:
 
 
 def _buffers(topology: Topology) -> dict[str, int]:
-    """Bytes that each core reads to show the speed of each place."""
+    """Returns the bytes that each core reads to measure the bandwidth of each level."""
     sizes = {CACHE_NAMES[c.level]: int(c.size_bytes * FILL) // c.sharing for c in topology.caches if c.level in CACHE_NAMES}
     outermost = max((c.size_bytes for c in topology.caches), default=32 << 20)
     sizes["DRAM"] = min(MEMORY_FACTOR * outermost, MEMORY_MAX, topology.memory_bytes // MEMORY_SHARE) // topology.cores

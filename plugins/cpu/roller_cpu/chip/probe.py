@@ -1,4 +1,4 @@
-"""Rates of the running machine, measured with three small kernels of LLVM IR: a clock, multiply-adds, and reading a buffer."""
+"""Microbenchmarks of the running machine: three small LLVM IR kernels measure the clock, multiply-adds and buffer reads."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import tvm_ffi
 from roller.plugin import address, aligned_empty
 from roller_cpu.toolchain import compiling
 
-# Of each measurement; the fastest counts, as everything that disturbs only slows down. More where the fastest few do not agree.
+# Trials of each measurement. The fastest counts, as disturbances only slow trials down. More run where the fastest few disagree.
 TRIALS, TRIALS_MAX = 6, 30
-FEW = 16  # one in so many trials, at least two, must agree with the fastest
+FEW = 16  # one in this many trials, and at least two, must agree with the fastest
 AGREE = 0.05
 TRIAL_SECONDS = 0.01
-# Of one core's clock and of its multiply-adds beside: so short that most trials lie within a turn of the scheduler (milliseconds).
+# Trials of one core's clock and of its multiply-adds: so short that most lie within one time slice of the scheduler (milliseconds).
 SHORT_TRIALS, SHORT_SECONDS = 64, 0.0005
 MULTIPLY_CYCLES = {"x86_64": 3, "aarch64": 2}  # latency of a 64-bit multiplication, the same for many generations
 ACCUMULATORS, LOADS = 12, 8
@@ -52,11 +52,12 @@ done:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What was measured: the clock of one core, its float operations in a cycle of it while the others rest, and of all cores
-    together multiply-adds and bytes read by buffer.
+    """The measured rates.
 
-    `alone_gbps`: bytes that one core reads while the others rest. `spread`: by how much the fastest few repeats differ, of
-    multiply-adds on all cores and of what each core has for itself the most.
+    `clock_ghz`: clock of one core. `alone_per_cycle`: float operations per cycle of one core while the others are idle. `gflops`:
+    multiply-adds of all cores together. `read_gbps`: bytes read by all cores together, by buffer. `alone_gbps`: bytes read by one
+    core while the others are idle. `spread`: relative difference of the fastest few repeats, the largest over multiply-adds on all
+    cores and reads of each core's private caches.
     """
 
     clock_ghz: float
@@ -76,10 +77,9 @@ def measure(
     own: Collection[str] = (),
     fused: bool = True,
 ) -> Rates:
-    """The rates with so many cores at work; `buffers` names the bytes that each core reads over and over.
+    """Measures the rates with `cores` cores busy; `buffers` names the bytes that each core reads repeatedly.
 
-    `own`: the buffers that lie where no neighbour comes, so that repeats agree. `fused`: the processor multiplies and adds in one
-    instruction.
+    `own`: buffers in caches that no other core shares, so that repeats agree. `fused`: the processor has fused multiply-adds.
     """
     module = compiling.load_module(_text(vector_bytes, processor, fused))
     clock, fma, read = (module[name] for name in ("clock", "fma", "read"))
@@ -92,8 +92,8 @@ def measure(
         together = {name: _Loop(pool, read, areas, size) for name, size in whole.items()}
         alone = {name: _Loop(pool, read, areas[:1], size) for name, size in whole.items()}
         alike = [every, *(together[name] for name in own)]
-        # In turns, each trial far from the last one: what disturbs a machine may go on for longer than a few trials in a row.
-        # Multiply-adds, which all cores must do at once and most predictions rest on, have a turn between any two others.
+        # Trials are interleaved, as a disturbance may last for longer than a few trials in a row. Multiply-adds run between any two
+        # other trials: all cores must do them at once, and most predictions depend on them.
         for done in range(TRIALS_MAX):
             if done >= TRIALS and all(loop.spread <= AGREE for loop in alike):
                 break
@@ -116,12 +116,12 @@ def measure(
 
 def _area(size: int) -> Any:
     area = aligned_empty((max(size, 4096),), np.dtype(np.uint8))
-    area[...] = 0  # every page of its own: untouched ones would all be one page of zeros
+    area[...] = 0  # touch every page: untouched pages all map to one page of zeros
     return area
 
 
 class _Loop:
-    """A function that runs on some cores at once, so many rounds that a trial is long enough to be timed."""
+    """A function on several cores at once, with enough rounds that a trial is long enough to be timed."""
 
     def __init__(
         self,
@@ -134,23 +134,23 @@ class _Loop:
         self._pool, self._function, self._size = pool, function, size
         self._pointers = [ctypes.c_void_p(address(area)) for area in areas]
         self._rounds = 1
-        # The faster of two: a thread that starts late must not pass for work that takes long.
+        # The faster of two runs: a thread that starts late must not look like slow work.
         while (taken := min(self._run(), self._run())) < seconds:
             self._rounds = max(self._rounds * 2, int(self._rounds * seconds / max(taken, 1e-6)))
         self._trials = [taken]
 
     def trial(self) -> None:
-        """Run once more."""
+        """Runs one more trial."""
         self._trials.append(self._run())
 
     @property
     def seconds(self) -> float:
-        """One round of the fastest trial."""
+        """Seconds of one round in the fastest trial."""
         return min(self._trials) / self._rounds
 
     @property
     def spread(self) -> float:
-        """By how much the slowest of the fastest few trials is slower than the fastest."""
+        """Relative difference between the slowest of the fastest few trials and the fastest."""
         return sorted(self._trials)[max(1, len(self._trials) // FEW)] / min(self._trials) - 1
 
     def _run(self) -> float:
@@ -183,14 +183,14 @@ def _text(vector_bytes: int, processor: str, fused: bool) -> str:
 
 
 def _clock() -> str:
-    """Eight multiplications, each waiting for the one before."""
+    """Returns a chain of eight dependent multiplications."""
     lines = ["  %x0 = phi i64 [ 3, %entry ], [ %x8, %loop ]"]
     lines += [f"  %x{i + 1} = mul i64 %x{i}, %x{i}" for i in range(8)]
     return _FUNCTION.format(name="clock", last="loop", body="\n".join(lines), after="  store volatile i64 %x8, ptr %data")
 
 
 def _fma(vector: str, suffix: str, fused: bool) -> str:
-    """Multiply-adds in registers, enough at once to fill every pipe."""
+    """Returns multiply-adds in registers, with enough independent accumulators to fill every pipe."""
     splat = f"{vector} splat (float 0.5)"
     heads = [f"  %a{i} = phi {vector} [ splat (float 1.0), %entry ], [ %b{i}, %loop ]" for i in range(ACCUMULATORS)]
     half = "splat (float 0.5)"
@@ -203,7 +203,7 @@ def _fma(vector: str, suffix: str, fused: bool) -> str:
 
 
 def _read(vector: str, vector_bytes: int) -> str:
-    """Load a whole buffer from several places side by side: prefetchers stop at page ends, and one stream alone waits there."""
+    """Returns loads of a whole buffer in several parallel streams: prefetchers stop at page ends, where a single stream stalls."""
     lines = [
         f"  %share = udiv i64 %bytes, {LOADS}",
         "  br label %inner",

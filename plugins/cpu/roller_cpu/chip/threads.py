@@ -1,4 +1,4 @@
-"""How many threads kernels use, and telling TVM's pool."""
+"""Number of threads for kernels, and the configuration of TVM's thread pool."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _local = threading.local()
 
 
 def default_threads() -> int:
-    """`ROLLER_NUM_THREADS`, else one for each available core; `LaunchError` where the variable is no positive number."""
+    """Returns `ROLLER_NUM_THREADS`, else one for each available core; `LaunchError` if the variable is not a positive number."""
     said = os.environ.get("ROLLER_NUM_THREADS")
     if said is None or not said.strip():
         return available_cores()
@@ -30,10 +30,10 @@ def default_threads() -> int:
 
 
 def call(count: int, function: Callable[..., T], *arguments: Any) -> T:
-    """What the function gives, whose parallel loops may use so many threads.
+    """Calls the function with parallel loops of at most `count` threads and returns its result.
 
-    TVM's pool belongs to the calling thread. A forked child has that thread but not the pool's others, which it would wait for:
-    there the function is called in a thread of the child's own.
+    TVM's pool belongs to the calling thread. A forked child has that thread but not the pool's others, and would wait for them. The
+    child therefore calls the function in a thread of its own.
     """
     if getattr(_local, "count", None) != count:
         if getattr(_local, "count", None) == _LOST:
@@ -43,10 +43,10 @@ def call(count: int, function: Callable[..., T], *arguments: Any) -> T:
 
 
 def _configure(count: int) -> None:
-    """Let parallel loops of the calling thread use this many threads.
+    """Sets the number of threads for parallel loops of the calling thread.
 
-    Its pool takes its size from the environment when it starts; later it only shrinks and grows within that. It halves the
-    processors by default and pins its workers, both wrong beside other work.
+    The pool takes its size from the environment when it starts; later it only shrinks and grows within that size. By default it
+    uses half of the processors and pins its workers. Both are wrong beside other work.
     """
     if not hasattr(_local, "count"):
         os.environ["TVM_NUM_THREADS"] = str(max(count, available_cores()))
@@ -57,32 +57,34 @@ def _configure(count: int) -> None:
 
 # --- after a fork --------------------------------------------------------------------------------------------------------
 
-_LOST = -1  # threads of a pool that a forked child does not have
+_LOST = -1  # marks a pool whose threads a forked child does not have
 _TASKS = Path("/proc/self/task")
 
 
 @lru_cache(1)
 def _substitute() -> ThreadPoolExecutor:
-    """A thread with a pool of its own, in place of the one that lost it."""
+    """Returns a thread with its own pool, in place of the thread that lost its pool."""
     return ThreadPoolExecutor(1, thread_name_prefix="roller")
 
 
 def _counted() -> None:
-    """Before a fork: how many threads the child will lack, besides those that already stand in for lost ones."""
+    """Records before a fork how many threads the child will lack, including those that stand-ins already replace."""
     _local.lost = sum(1 for _ in _TASKS.iterdir()) - 1 + getattr(_local, "standing_in", 0) if _TASKS.is_dir() else 0
 
 
 def _forked() -> None:
-    """In the child: its thread is told that the pool is lost."""
-    _substitute.cache_clear()  # its thread is not here either
+    """Marks the pool of the child's thread as lost."""
+    _substitute.cache_clear()  # its thread does not exist in the child either
     if hasattr(_local, "count"):
         _local.count = _LOST
         _stand_in(_local.lost)
 
 
 def _stand_in(count: int) -> None:
-    """When a process exits, the pool of its first thread waits for the pool's others, and ends the process where there are none.
-    glibc gives new threads the places of those that a child lacks: as many that end at once are found there instead.
+    """Starts threads that end at once, in place of those that a forked child lacks.
+
+    When a process exits, the pool of its first thread waits for the pool's others, and ends the process where there are none. glibc
+    places new threads where the missing ones were, so that the pool finds these threads there instead.
     """
     libc, thread = ctypes.CDLL(None), ctypes.c_ulong()
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""What the operating system says about the machine: cores this process may use, caches, instruction sets, memory."""
+"""Machine topology from the operating system: cores that this process may use, caches, instruction sets, memory."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """One level of data cache as one core sees it: bytes of an instance, line, how many of our cores share it, and its sets
-    (0 where unknown).
+    """One level of data cache, from the viewpoint of one core.
+
+    Bytes of an instance, line, number of our cores that share it, and its sets (0 where unknown).
     """
 
     level: int
@@ -27,7 +28,7 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The machine without its speed."""
+    """The structure of the machine, without its speeds."""
 
     name: str
     cores: int
@@ -37,7 +38,7 @@ class Topology:
 
     @property
     def virtual(self) -> bool:
-        """True in a virtual machine that says so."""
+        """True in a virtual machine that reports itself as one."""
         return "hypervisor" in self.features
 
     @property
@@ -56,7 +57,7 @@ def available_cores() -> int:
 
 @cache
 def machine(root: Path = Path("/")) -> Topology:
-    """Read the machine; `root` is where `proc` and `sys` are found."""
+    """Returns the topology of the machine; `root` is the folder that holds `proc` and `sys`."""
     processors = affinity()
     info = _text(root / "proc/cpuinfo")
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", info, re.MULTILINE)
@@ -80,7 +81,7 @@ def affinity() -> tuple[int, ...]:
 
 
 def _cores(system: Path, processors: Iterable[int]) -> list[tuple[int, ...]]:
-    """Our logical processors, those of one physical core together."""
+    """Returns our logical processors, grouped by physical core."""
     found: dict[str, list[int]] = {}
     for number in processors:
         siblings = _text(system / f"cpu{number}/topology/thread_siblings_list").strip()
@@ -89,13 +90,13 @@ def _cores(system: Path, processors: Iterable[int]) -> list[tuple[int, ...]]:
 
 
 def _quota(root: Path) -> int | None:
-    """Whole processors that the container's limit amounts to, rounded up; None without a limit."""
+    """Returns the container's limit in whole processors, rounded up; None without a limit."""
     limit, _, period = _text(root / "sys/fs/cgroup/cpu.max").partition(" ")
     return -(-int(limit) // int(period)) if limit.isdecimal() and period.strip().isdecimal() and int(period) else None
 
 
 def _caches(system: Path, cores: list[int]) -> tuple[Cache, ...]:
-    """The data caches of the first core; empty where the system does not say."""
+    """Returns the data caches of the first core; empty where the system reports none."""
     found = []
     for folder in sorted((system / f"cpu{cores[0]}/cache").glob("index*")):
         level, size = _text(folder / "level").strip(), _size(_text(folder / "size"))

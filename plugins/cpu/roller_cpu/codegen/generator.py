@@ -1,7 +1,7 @@
-"""RProgram → LLVM IR for the host CPU: the nest as TIR, lowered by TVM's LLVM backend.
+"""Code generator for the host CPU: an rProgram's nest as TIR, lowered to LLVM IR by TVM's LLVM back end.
 
-Results larger than the last cache are stored past it (non-temporal): a cached store would first read the line. The stores
-come from a few lines of LLVM IR linked into the module, as TIR has no word for them.
+Results larger than the last-level cache use non-temporal stores: a cached store would first read the line. The stores come from a
+few lines of LLVM IR linked into the module, as TIR has no construct for them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from roller.plugin import BuildOptions, HardwareSpec, KernelSource, RProgram, Te
 from roller_cpu.toolchain import compiling
 
 HOST_TRIPLE = "x86_64-unknown-linux-gnu"  # where a spec names no other
-# Passes that would only undo what the lowering knows: the sizes of buffers, found anew in up to 0.3 s where reads are guarded;
-# and where buffers live, which loses that accumulators belong on the stack.
+# Passes that would only discard what the lowering has decided. The first recomputes the sizes of buffers, in up to 0.3 s where
+# reads are guarded. The second moves buffers, and loses that accumulators belong on the stack.
 UNDOING = ["s_tir.CompactBufferAllocation", "tirx.StorageRewrite"]
-# Passes for blocks, lanes and pipelines that no kernel for a CPU has, and for what the lowering has written as it should be: loops
-# without a trip, guards outside the loops that they do not depend on, indices no wider than they need. They find nothing that LLVM
-# does not, and that took a sixth of the way from program to IR.
+# Passes for blocks, lanes and pipelines, which no CPU kernel has, and for properties that the lowering already ensures: no loops
+# without a trip, guards outside the loops that they do not depend on, indices no wider than needed. They find nothing that LLVM
+# does not find, and took a sixth of the time from program to IR.
 IDLE = [
     "s_tir.CanonicalizeLoop",
     "s_tir.LowerCrossThreadReduction",
@@ -58,7 +58,7 @@ STREAM_FACTOR = 1.0  # outputs larger than this many last-level caches bypass th
 
 
 def generate(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> KernelSource:
-    """The kernel `main(inputs, panels, output)` and, with constants, `prepack(constants, panels)` as LLVM IR text."""
+    """Returns the kernel `main(inputs, panels, output)` and, with constants, `prepack(constants, panels)` as LLVM IR text."""
     expr = program.expr
     constants = [t for t in expr.inputs if t.name in options.constants]
     inputs = [t for t in expr.inputs if t.name not in options.constants]
@@ -81,7 +81,7 @@ def generate(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> Ke
 
 
 def target(spec: HardwareSpec) -> Any:
-    """TVM's target for the chip."""
+    """Returns TVM's target for the chip."""
     triple = str(spec.options.get("llvm_triple", HOST_TRIPLE))
     wanted: dict[str, Any] = {"kind": "llvm", "mtriple": triple, "num-cores": spec.unit.count}
     if "llvm_mcpu" in spec.options:
@@ -98,7 +98,7 @@ def _stage(program: RProgram, name: str) -> Any:
 
 
 def _constant_panels(program: RProgram, constants: set[str]) -> dict[tuple[str, int], Panel]:
-    """Panels that hold constant operands only: filled once, when the kernel is loaded."""
+    """Returns the panels that hold constant operands only; they are filled once, when the kernel is loaded."""
     found: dict[tuple[str, int], Panel] = {}
     for stage in program.stages:
         for staging in stage.staged:
@@ -142,14 +142,14 @@ def _describe(tensor: Tensor) -> dict[str, Any]:
     return {"name": tensor.name, "shape": list(tensor.shape), "dtype": tensor.dtype}
 
 
-# --- steps that share nothing -----------------------------------------------------------------------------------------
+# --- barriers between steps -------------------------------------------------------------------------------------------
 
 
 def _separated(spec: HardwareSpec) -> StepHook:
-    """A compiler barrier before every step of a tile that takes more than half of the registers.
+    """Returns a hook that puts a compiler barrier before every step of a tile that takes more than half of the registers.
 
-    LLVM unrolls short reduce loops and keeps what their steps have in common (a convolution's window) in registers. Beside a
-    large tile there are none left for that: accumulators would go to the stack.
+    LLVM unrolls short reduce loops and keeps values that their steps share (a convolution's window) in registers. A large tile
+    leaves no registers for these: accumulators would spill to the stack.
     """
     level = spec.levels[-1]
     registers = level.capacity_bytes // max(level.transaction_bytes, 1)
@@ -163,12 +163,13 @@ def _separated(spec: HardwareSpec) -> StepHook:
 _BARRIER = "roller_barrier"
 
 
-# --- stores past the caches ------------------------------------------------------------------------------------------
+# --- non-temporal stores ---------------------------------------------------------------------------------------------
 
 
 def _streaming(spec: HardwareSpec, program: RProgram) -> dict[str, Any]:
-    """Store hooks for an output that no cache could keep, if it is stored in whole lines, and every row starts with one: parts
-    of lines would each travel alone, and be fetched again where another vector of the row ends in the line.
+    """Returns store hooks for an output larger than the caches, if it is stored in whole lines and every row starts with one.
+
+    Each part of a line would travel alone, and would be fetched again where another vector of the row ends in the line.
     """
     output = program.expr.output
     elements, run, step = stored_run(program.stages[-1])

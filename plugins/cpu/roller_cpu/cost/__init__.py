@@ -1,1 +1,1 @@
-"""What the cost model needs beyond the spec."""
+"""Cost model parameters that are not part of the spec."""

@@ -1,9 +1,9 @@
-"""Artifacts as running kernels: LLVM compiles the IR in memory, TVM's thread pool runs its parallel loops.
+"""Runner of CPU artifacts: LLVM compiles the IR in memory, TVM's thread pool runs its parallel loops.
 
-The launch description has `inputs`, `output`, `constants` (each with name, shape, dtype), `direct_constants` (names of those
-that the kernel reads as they are), `panels` (elements, dtype) and `threads`. Function `main` takes the inputs, the direct
-constants, the panels and the output; `prepack`, where there are panels, takes the constants and the panels. Every buffer is
-flat and compact, aligned to 64 bytes or, with `alignment` "element", to its elements, and has at least one of them.
+The launch description has `inputs`, `output`, `constants` (each with name, shape, dtype), `direct_constants` (names of constants
+that the kernel reads unpacked), `panels` (elements, dtype) and `threads`. Function `main` takes the inputs, the direct constants,
+the panels and the output; `prepack`, where there are panels, takes the constants and the panels. Every buffer is flat and compact,
+and has at least one element. It is aligned to 64 bytes or, with `alignment` "element", to its elements.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _DLTensor(ctypes.Structure):
 
 
 class CpuRunner:
-    """A loaded kernel. It may be called from several threads; each uses descriptors of its own."""
+    """A loaded kernel. It may be called from several threads; each thread uses its own descriptors."""
 
     def __init__(self, artifact: Artifact) -> None:
         text = _checked(artifact)
@@ -79,7 +79,7 @@ class CpuRunner:
         self.shortcut = self._shortcut(short is not None, "TVMBackendParallelLaunch" in text)
 
     def _shortcut(self, exists: bool, parallel: bool) -> Callable[[int, int], int] | None:
-        """See `roller.runtime.artifact.Runner`; the number of threads is set only where it matters."""
+        """Returns the shortcut of `roller.runtime.artifact.Runner`; it sets the number of threads only where that matters."""
         if not exists:
             return None
         short: Callable[[int, int], int] = self._module[shortcut.NAME]
@@ -91,7 +91,7 @@ class CpuRunner:
         return beside_others if parallel else short
 
     def run(self, inputs: tuple[Array, ...], out: Array) -> None:
-        """Compute `out`; arrays as `roller.runtime.artifact.Runner` says."""
+        """Computes `out`; `roller.runtime.artifact.Runner` describes the arrays."""
         try:
             moving, output, pointers = self._local.arguments
         except AttributeError:
@@ -105,19 +105,19 @@ class CpuRunner:
             raise LaunchError(f"the kernel refused its arguments: {error}") from error
 
     def close(self) -> None:
-        """Free panels and code."""
+        """Frees panels and code."""
         self._fixed, self._descriptors = [], []
         self.shortcut = None
         self._main = self._module = None
 
     def _bound(self) -> tuple[list[_DLTensor], _DLTensor, list[ctypes.c_void_p]]:
-        """Descriptors of inputs and of the output, whose addresses change, and pointers to those of all arguments in order."""
+        """Returns descriptors of inputs and output, whose addresses change, and pointers to all descriptors in argument order."""
         moving = [_descriptor(elements, dtype) for elements, dtype in self._arguments]
         return moving[:-1], moving[-1], _pointers([*moving[:-1], *self._descriptors, moving[-1]])
 
 
 def _constants(artifact: Artifact) -> dict[str, Array]:
-    """The constants that the artifact carries, as flat aligned arrays."""
+    """Returns the artifact's constants as flat aligned arrays."""
     found: dict[str, Array] = {}
     for tensor in artifact.launch.get("constants", ()):
         elements, dtype = _flat(tensor)
@@ -130,7 +130,7 @@ def _constants(artifact: Artifact) -> dict[str, Array]:
 
 
 def _checked(artifact: Artifact) -> str:
-    """The IR of an artifact that this machine can run."""
+    """Returns the IR of an artifact; raises if this machine cannot run it."""
     if artifact.format != compiling.FORMAT:
         raise LaunchError(f"the cpu device runs {compiling.FORMAT}, not {artifact.format}")
     if pins.problems():

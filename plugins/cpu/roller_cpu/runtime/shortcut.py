@@ -1,8 +1,8 @@
-"""The short way into a kernel: machine code that looks at NumPy arrays itself and calls the kernel with them.
+"""Fast call path into a kernel: machine code that inspects NumPy arrays itself and calls the kernel with them.
 
-Asking Python for types, shapes, flags and addresses takes longer than a small kernel runs. The code reads the items of a
-tuple and the fields of `PyArrayObject`, which NumPy's ABI fixes, takes only plain arrays that are just as the kernel wants
-them, and leaves all others, with everything that there is to say about them, to the long way.
+Reading types, shapes, flags and addresses through Python takes longer than a small kernel runs. The code reads the items of a tuple
+and the fields of `PyArrayObject`, which NumPy's ABI fixes. It accepts only plain arrays that match the kernel's arguments exactly.
+All others take the regular path, which also reports errors.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _TENSOR_BYTES = 48  # a DLTensor
 _INTEGER, _POINTER = 1, 7  # TVM's type indices: a 64-bit integer, a pointer to a DLTensor
 _CONTIGUOUS, _ALIGNED, _WRITEABLE = 0x1, 0x100, 0x400  # NumPy's flags
 
-# Where the fields of PyArrayObject lie, and those of PyTupleObject.
+# Byte offsets of the fields of PyArrayObject, and of those of PyTupleObject.
 _TYPE, _DATA, _RANK, _SHAPE, _DTYPE, _FLAGS = 8, 16, 24, 32, 56, 64
 _COUNT, _ITEMS = 16, 24
 
 
 @cache
 def possible() -> bool:
-    """True if this interpreter and this NumPy lay tuples and array objects out as expected."""
+    """Returns whether this interpreter and this NumPy use the expected layout of tuples and array objects."""
     if sys.implementation.name != "cpython" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return False
     whole = np.zeros((4, 6), np.int16)
@@ -62,11 +62,11 @@ def _as_expected(array: Any) -> bool:
 
 
 def text(entry: str, processor: str, tensors: Sequence[Mapping[str, Any]], fixed: Sequence[int]) -> str | None:
-    """LLVM IR to append to a kernel's: a function of the `id()` of the tuple of inputs and of that of the output. It gives 1,
-    or 0 where their number is another, or an array is not as the kernel wants it.
+    """Returns LLVM IR to append to a kernel's: a function of the `id()` of the tuple of inputs and of that of the output.
 
-    `tensors`: name, shape and dtype of the inputs and the output; `fixed`: addresses of the descriptors that the kernel takes
-    between them, which are there as long as the code. None where an array is empty, or this Python is unlike others.
+    The function returns 1, or 0 where the number of inputs differs or an array does not match the kernel's argument. `tensors`:
+    name, shape and dtype of the inputs and the output; `fixed`: addresses of the descriptors that the kernel takes between them,
+    which exist as long as the code. None where an array is empty, or this Python uses another layout.
     """
     if not possible() or any(0 in t["shape"] for t in tensors):
         return None
@@ -98,13 +98,13 @@ def text(entry: str, processor: str, tensors: Sequence[Mapping[str, Any]], fixed
 
 
 def _argument(name: str, number: int) -> list[str]:
-    """Argument `number`, an address as an integer, as a pointer."""
+    """Returns code that loads argument `number`, an address as an integer, as a pointer."""
     at = f"  %{name}_at = getelementptr i8, ptr %args, i64 {16 * number + 8}"
     return [at, f"  %{name}_word = load i64, ptr %{name}_at", f"  %{name} = inttoptr i64 %{name}_word to ptr"]
 
 
 def _item(number: int) -> list[str]:
-    """One of the inputs."""
+    """Returns code that loads one of the inputs."""
     at = f"  %item{number} = getelementptr i8, ptr %inputs, i64 {_ITEMS + 8 * number}"
     return [at, f"  %object{number} = load ptr, ptr %item{number}"]
 
@@ -117,7 +117,7 @@ def _field(number: int, name: str, kind: str, offset: int) -> list[str]:
 
 
 def _check(number: int, tensor: Mapping[str, Any], written: bool) -> list[str]:
-    """On to the next array if this one is plain, of the type and shape that are wanted, contiguous and aligned."""
+    """Returns code that goes on to the next array if this one is plain, contiguous, aligned and of the kernel's type and shape."""
     n, shape = number, tuple(tensor["shape"])
     wanted = _CONTIGUOUS | _ALIGNED | (_WRITEABLE if written else 0)
     lines = [f"check{n}:"] if written else [f"check{n}:", *_item(n)]
@@ -139,7 +139,7 @@ def _check(number: int, tensor: Mapping[str, Any], written: bool) -> list[str]:
 
 
 def _all(name: str, tests: Sequence[str], then: str) -> list[str]:
-    """Go on where every test holds."""
+    """Returns code that goes on to `then` if every test holds."""
     if not tests:
         return [f"  br label %{then}"]
     lines = [f"  %{name}{i} = {test}" for i, test in enumerate(tests)]
@@ -151,7 +151,7 @@ def _all(name: str, tests: Sequence[str], then: str) -> list[str]:
 
 
 def _apart(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
-    """On where the output shares no memory with an input."""
+    """Returns code that goes on if the output shares no memory with an input."""
     out = len(tensors) - 1
     ends = [math.prod(t["shape"]) * ELEMENT_BYTES[t["dtype"]] for t in tensors]
     lines = ["apart:", *(f"  %end{n} = add i64 %data{n}, {size}" for n, size in enumerate(ends))]
@@ -161,7 +161,7 @@ def _apart(tensors: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _describe(number: int, tensor: Mapping[str, Any]) -> list[str]:
-    """The DLTensor of an array: data, device, rank 1, type, shape, no strides, no offset."""
+    """Returns code that fills the DLTensor of an array: data, device, rank 1, type, shape, no strides, no offset."""
     n, dtype = number, tensor["dtype"]
     code = TYPE_CODES[dtype.rstrip("0123456789")] | 8 * ELEMENT_BYTES[dtype] << 8 | 1 << 16
     lines = [f"  %size{n} = getelementptr i64, ptr %sizes, i64 {n}", f"  store i64 {math.prod(tensor['shape'])}, ptr %size{n}"]
@@ -176,7 +176,7 @@ def _describe(number: int, tensor: Mapping[str, Any]) -> list[str]:
 
 
 def _pass(place: int, descriptor: str) -> list[str]:
-    """One argument of the kernel: the address of a descriptor."""
+    """Returns code that sets one argument of the kernel: the address of a descriptor."""
     lines = [f"  %kind{place} = getelementptr i8, ptr %call, i64 {16 * place}", f"  store i64 {_POINTER}, ptr %kind{place}"]
     at = f"  %value{place} = getelementptr i8, ptr %call, i64 {16 * place + 8}"
     return [*lines, at, f"  store ptr {descriptor}, ptr %value{place}"]

@@ -1,1 +1,1 @@
-"""Binaries from source text, and what binaries say of themselves."""
+"""Toolchain: builds binaries from source text, and extracts facts from binaries."""

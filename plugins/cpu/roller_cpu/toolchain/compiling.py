@@ -1,4 +1,4 @@
-"""LLVM IR to artifact: the bytes are the IR itself, which loads without a C compiler; resources come from its assembly."""
+"""LLVM IR to artifacts: the bytes are the IR itself, which loads without a C compiler; resources come from its assembly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMAT = "llvm-ir"
 _VECTOR = re.compile(r"%[yz]mm\d|%xmm\d|\bv\d+\.|\bz\d+\.")
 _WIDTHS = [re.compile(rf"%{letter}mm\d") for letter in "zyx"]  # of x86, widest first
 _FMA = re.compile(r"^\s+(vfn?m(?:add|sub)\d*p[sdh]|fml[as])\b")  # packed only: scalar leftovers do not count
-_STACK = re.compile(r"\(%rsp|\[sp\b")  # never through the frame pointer: aligned vectors lie at known places from the stack's only
+_STACK = re.compile(r"\(%rsp|\[sp\b")  # stack pointer only: aligned vectors have no known offset from the frame pointer
 _STORE = re.compile(r"^\s+(?:vmov\S+\s+%[xyz]mm\d+, .*\(|st[rp]\s+[qz]\d|st1)")
 _LABEL = re.compile(r"^(\.L\w+):")
 _JUMP = re.compile(r"^\s+(?:j\w+|b(?:\.\w+)?|cbn?z\s+\w+,|tbn?z\s+\w+,\s*#\d+,)\s+(\.L\w+)")
@@ -27,11 +27,11 @@ _INSTRUCTION = re.compile(r"^\s+[a-z]")
 
 
 def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
-    """The artifact of a source; `CodegenError` where LLVM refuses it or this TVM is not the pinned one."""
+    """Returns the artifact of a source; `CodegenError` where LLVM refuses it or this TVM is not the pinned one."""
     if source.language != FORMAT:
         raise CodegenError(f"the cpu toolchain takes {FORMAT}, not {source.language}")
     text = stable(source.text)
-    load_module(text)  # refuses what does not parse
+    load_module(text)  # raises if the IR does not parse
     return Artifact(
         FORMAT,
         text.encode(),
@@ -44,11 +44,11 @@ def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
 
 
 def load_module(text: str) -> Any:
-    """The TVM module of LLVM IR; `CodegenError` with LLVM's words where it does not parse."""
+    """Returns the TVM module of LLVM IR; `CodegenError` with LLVM's message where it does not parse."""
     pins.check()
     check_processor(text)
     load = tvm_ffi.get_global_func("ffi.Module.load_from_file.ll")
-    # A file without a name: nothing to clean up, and nobody can exchange it.
+    # An anonymous file: it needs no cleanup, and no other process can replace it.
     descriptor = os.memfd_create("kernel.ll")
     try:
         with os.fdopen(os.dup(descriptor), "wb") as file:
@@ -61,19 +61,19 @@ def load_module(text: str) -> Any:
 
 
 def stable(text: str) -> str:
-    """The IR with TVM's memory addresses, by which it names aliases, replaced by numbers: the same kernel, the same text."""
+    """Returns the IR with numbers for the memory addresses by which TVM names aliases: the same kernel, the same text."""
     numbers: dict[str, int] = {}
     return re.sub(r'(?<=!")0x[0-9a-f]+', lambda found: f"buffer{numbers.setdefault(found.group(), len(numbers))}", text)
 
 
 def processor(text: str) -> str | None:
-    """The processor that the IR is for, as LLVM names it."""
+    """Returns the processor that the IR is for, by LLVM's name."""
     found = re.search(r'"target-cpu"="([^"]+)"', text)
     return found.group(1) if found else None
 
 
 def check_processor(text: str) -> None:
-    """Refuse a processor that LLVM does not know: compiling for it would abort the process."""
+    """Raises `CodegenError` for a processor that is unknown to LLVM: compiling for it would abort the process."""
     name = processor(text)
     triple = re.search(r'^target triple = "([^"]+)"', text, re.MULTILINE)
     if name is None or triple is None:
@@ -83,7 +83,7 @@ def check_processor(text: str) -> None:
 
 
 def assembly(text: str) -> str:
-    """The assembly of LLVM IR, without debugging directives."""
+    """Returns the assembly of LLVM IR, without debugging directives."""
     lines = load_module(text).inspect_source("s").splitlines()
     noise = re.compile(r"^\s+\.(?:cfi_|loc|file|section\s+\.debug)|^\.L(?:tmp|func_)\w*:")
     return "\n".join(line for line in _before_debug(lines) if not noise.match(line)) + "\n"
@@ -97,10 +97,10 @@ def _before_debug(lines: list[str]) -> Iterator[str]:
 
 
 def resources(text: str) -> dict[str, int]:
-    """What assembly shows: instructions, packed multiply-adds, and of the hottest loop vector stores and spills: accesses to the
-    stack of vectors as wide as those it computes with (narrower ones are addresses).
+    """Returns counts from assembly: instructions, packed multiply-adds, and vector stores and spills of the hottest loop.
 
-    The hottest loop is the innermost one with the most multiply-adds, else with the most vector instructions.
+    Spills are stack accesses of vectors as wide as those of the loop's arithmetic (narrower ones are addresses). The hottest loop
+    is the innermost one with the most multiply-adds, else with the most vector instructions.
     """
     lines = text.splitlines()
     hot = max(_innermost_loops(lines), key=_heat, default=[])
@@ -114,7 +114,7 @@ def resources(text: str) -> dict[str, int]:
 
 
 def _widest(loop: list[str]) -> re.Pattern[str]:
-    """The widest vector registers that a loop names."""
+    """Returns the pattern of the widest vector registers in a loop."""
     return next((kind for kind in _WIDTHS if any(kind.search(line) for line in loop)), _VECTOR)
 
 
@@ -123,7 +123,7 @@ def _heat(loop: list[str]) -> tuple[int, int]:
 
 
 def _innermost_loops(lines: list[str]) -> list[list[str]]:
-    """Bodies of backward jumps that contain no other backward jump."""
+    """Returns the bodies of backward jumps that contain no other backward jump."""
     places: dict[str, int] = {}
     spans: list[tuple[int, int]] = []
     for number, line in enumerate(lines):
@@ -139,7 +139,7 @@ def _innermost_loops(lines: list[str]) -> list[list[str]]:
 
 @cache
 def data_layout(triple: str) -> str:
-    """The data layout that LLVM uses for a triple, which every module must name."""
+    """Returns LLVM's data layout for a triple, which every module must name."""
     layout = re.search(r'^target datalayout = "([^"]+)"', _empty_module(triple), re.MULTILINE)
     if layout is None:
         raise CodegenError(f"LLVM gives no data layout for {triple}")

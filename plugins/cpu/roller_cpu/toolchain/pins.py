@@ -12,7 +12,7 @@ PINNED = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
 
 
 def installed(package: str) -> str | None:
-    """The installed version of a package; None where there is none."""
+    """Returns the installed version of a package; None where there is none."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -21,7 +21,7 @@ def installed(package: str) -> str | None:
 
 @cache
 def problems() -> tuple[str, ...]:
-    """One sentence for each package whose version is not the pinned one."""
+    """Returns one sentence for each package whose version is not the pinned one."""
     found = ((package, wanted, installed(package)) for package, wanted in PINNED.items())
     return tuple(
         f"{package} {there or 'is not installed, but'} {'is installed, but ' if there else ''}{wanted} is needed: "
@@ -32,6 +32,6 @@ def problems() -> tuple[str, ...]:
 
 
 def check() -> None:
-    """`CodegenError` where nothing can be built, as a version is not the pinned one."""
+    """Raises `CodegenError` if an installed version is not the pinned one."""
     if problems():
         raise CodegenError("; ".join(problems()))

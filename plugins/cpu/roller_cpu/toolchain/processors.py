@@ -1,4 +1,4 @@
-"""Processors as LLVM names them: this machine's, and whose instruction sets it has."""
+"""Processors by LLVM's names: this machine's, and those whose instruction sets it has."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _ISA = re.compile(r"^(sse|ssse|avx|fma|f16c|bmi|popcnt|lzcnt|movbe|amx|neon|sve|
 
 
 def host_processor() -> str:
-    """LLVM's name for the processor this runs on."""
+    """Returns LLVM's name for the processor of this machine."""
     return str(tvm_ffi.get_global_func("tvm.codegen.llvm.GetHostCPUName")())
 
 
 @cache
 def host_features() -> frozenset[str]:
-    """Instruction sets that the processor says it has (CPUID) and the system lets programs use, by LLVM's names."""
+    """Returns the instruction sets that the processor reports (CPUID) and the system lets programs use, by LLVM's names."""
     return frozenset(str(f) for f, on in tvm_ffi.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")().items() if bool(on))
 
 
 @cache
 def known_processors(triple: str) -> frozenset[str]:
-    """The processors that LLVM can compile for."""
+    """Returns the processors that LLVM can compile for."""
     target = tvm.target.Target({"kind": "llvm", "mtriple": triple})
     return frozenset(map(str, tvm_ffi.get_global_func("target.llvm_get_cpu_archlist")(target)))
 
 
 @cache
 def missing_features(processor: str) -> tuple[str, ...]:
-    """Instruction sets of a processor that this machine does not have."""
+    """Returns the instruction sets of a processor that this machine does not have."""
     triple = str(tvm_ffi.get_global_func("tvm.codegen.llvm.GetProcessTriple")())
     if processor not in known_processors(triple):
         return (f"the whole {processor} instruction set (it is a {platform.machine()})",)

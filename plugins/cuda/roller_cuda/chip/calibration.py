@@ -1,6 +1,6 @@
-"""The attached GPU measured: what the driver says, what probes show, the rest from the nearest shipped chip.
+"""Calibration of the attached GPU: attributes from the driver, rates from probes, the rest from the nearest shipped chip.
 
-Where the numbers come from and what is made of them are apart: `measure_spec` alone needs a GPU.
+Measurement and evaluation are separate: `measure_spec` alone needs a GPU.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from roller_cuda.toolchain import compiling
 
 _log = logging.getLogger("roller.cuda")
 
-VERSION = 1  # of how chips are measured: another number makes other files
-OVER = 1.2  # times what is possible in theory; what is faster was not measured but mistaken
-UNDER = 0.05  # of it; what is slower, too
-L2_CYCLE_BYTES = 64  # that an SM takes from the L2 cache in a cycle, on all architectures from 7.0 to 9.0
+VERSION = 1  # version of the measurement method; another number makes other files
+OVER = 1.2  # max ratio of a measured to a theoretical rate; a higher one is a measurement error
+UNDER = 0.05  # min ratio; a lower one is an error too
+L2_CYCLE_BYTES = 64  # max bytes per cycle from the L2 cache into an SM, on all architectures from 7.0 to 9.0
 
 
 class Instrument(Protocol):
@@ -44,24 +44,25 @@ class Instrument(Protocol):
     facts: Facts
 
     def load(self, cubin: bytes, data_bytes: int) -> None:
-        """Make the kernels ready, and a buffer for them."""
+        """Loads the kernels, and allocates a buffer for them."""
 
     def samples(self, probe: Probe) -> list[Sample]:
-        """The timings of a probe."""
+        """Returns the timings of a probe."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What the probes said: values by probe, in the units of the probes; clocks in GHz of those that tell it."""
+    """The results of the probes: values by probe, in the units of the probes; clocks in GHz of the clocked probes."""
 
     values: Mapping[str, float]
     clocks: Mapping[str, float]
 
 
 def measure_spec() -> HardwareSpec:
-    """The attached GPU's spec measured now (some seconds), and kept in the user's file.
+    """Measures the attached GPU (some seconds), stores its spec in the user's file and returns it.
 
-    `DeviceUnavailableError` where there is no GPU, or one of which nothing is known; `SpecError` where what was measured cannot be.
+    `DeviceUnavailableError` without a GPU, or for one that resembles no known chip; `SpecError` where the measurements are
+    impossible.
     """
     with instrument.measuring(gpu.current()) as attached:
         spec = measured(attached, shipped(), datetime.date.today().isoformat())
@@ -70,17 +71,17 @@ def measure_spec() -> HardwareSpec:
 
 
 def remembered(facts: Facts) -> HardwareSpec | None:
-    """The spec that was measured of such a GPU; None where there is none that can be read."""
+    """Returns the stored spec of an equal GPU; None if there is none, or it cannot be read."""
     return _kept(user_spec_path("cuda", chip_name(facts)))
 
 
-@lru_cache(4)  # of a file: another folder has another
+@lru_cache(4)  # keyed by file: another folder holds another spec
 def _kept(path: Path) -> HardwareSpec | None:
     return kept_spec("cuda", path.stem)
 
 
 def chip_name(facts: Facts) -> str:
-    """One name for all GPUs alike: compute capability, SMs, and a digest of what else the driver says but for exact memory."""
+    """Returns one name for all equal GPUs: compute capability, SMs, and a digest of other driver attributes except exact memory."""
     told = [VERSION, facts.capability, facts.sms, facts.clock_khz, facts.memory_khz, facts.bus_bits, facts.l2_bytes]
     told += [facts.shared_sm_bytes, facts.registers_sm, facts.threads_sm, round(facts.memory_bytes / 2**30)]
     digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]
@@ -88,8 +89,10 @@ def chip_name(facts: Facts) -> str:
 
 
 def prebuilt(spec: HardwareSpec) -> dict[str, bytes]:
-    """What measures a chip where there is no roller, as files: the probes' kernels, `probes.py`, which says what to launch and what
-    times mean, and as JSON what the spec says of the same.
+    """Returns files that measure a chip on a machine without roller.
+
+    These are the probes' kernels, `probes.py`, which holds the launches and the meaning of times, and the spec's values of the same
+    as JSON.
     """
     capability = capability_of(spec)
     cubin, _ = compiling.compiled(probe_kernels.text(capability), architecture(capability))
@@ -101,7 +104,7 @@ def prebuilt(spec: HardwareSpec) -> dict[str, bytes]:
 
 
 def specified(spec: HardwareSpec) -> dict[str, float | None]:
-    """What a spec says of each probe that shows one of its numbers, in the units of the probes."""
+    """Returns a spec's value for each probe that measures one of its numbers, in the units of the probes."""
     l2, shared, register = (spec.level(name) for name in ("L2", "shared", "register"))
     return {
         "dram_read": l2.bandwidth_gbps,
@@ -120,7 +123,7 @@ def specified(spec: HardwareSpec) -> dict[str, float | None]:
 
 
 def measured(attached: Instrument, known: Iterable[HardwareSpec], date: str) -> HardwareSpec:
-    """The spec of an instrument's GPU."""
+    """Measures an instrument's GPU and returns its spec."""
     facts = attached.facts
     base = nearest(facts, known)
     table = probes.table(facts, expected(facts, base))
@@ -132,7 +135,7 @@ def measured(attached: Instrument, known: Iterable[HardwareSpec], date: str) -> 
 
 
 def expected(facts: Facts, base: HardwareSpec) -> dict[str, float]:
-    """GFLOP/s of the base's atoms with the GPU's SMs and clock: the most there can be."""
+    """Returns the GFLOP/s of the base's atoms at the GPU's SMs and clock, as an upper bound."""
     clock = facts.clock_ghz or base.clock_ghz
     return {
         atom.name: atom.gflops * facts.sms / base.unit.count * clock / (atom.clock_ghz or base.clock_ghz) for atom in base.atoms
@@ -140,7 +143,7 @@ def expected(facts: Facts, base: HardwareSpec) -> dict[str, float]:
 
 
 def evaluated(samples: Mapping[Probe, list[Sample]]) -> Measured:
-    """What timings mean; `SpecError` where a probe gave none that can be used."""
+    """Converts timings to values; `SpecError` for a probe without usable timings."""
     values, clocks = {}, {}
     for probe, found in samples.items():
         try:
@@ -153,7 +156,7 @@ def evaluated(samples: Mapping[Probe, list[Sample]]) -> Measured:
 
 
 def check(found: Measured, facts: Facts, base: HardwareSpec) -> None:
-    """`SpecError` where a value is faster than the chip can be, far slower, or in the wrong order with another."""
+    """Raises `SpecError` if a value is faster than the chip can be, far slower, or in the wrong order with another."""
     clock = facts.clock_ghz or base.clock_ghz
     memory = facts.memory_gbps or base.level("L2").bandwidth_gbps or math.inf
     banks = 128 * facts.sms * clock  # 32 banks of 4 bytes
@@ -192,7 +195,7 @@ _AGAIN = "nothing is kept: measure again with nothing else on the GPU"
 
 
 def describe(found: Measured, facts: Facts, base: HardwareSpec, date: str) -> HardwareSpec:
-    """The spec of a GPU from what it says and what was measured; everything else is the base's."""
+    """Returns the spec of a GPU from its attributes and measurements; everything else comes from the base."""
     data = base.model_dump(mode="json", exclude={"sources", "peaks_gflops"})
     clock = _digits(found.clocks["rate_f32"])
     data |= {"chip": chip_name(facts), "title": f"{facts.name}, measured"[:200], "clock_ghz": clock}
@@ -219,7 +222,7 @@ def describe(found: Measured, facts: Facts, base: HardwareSpec, date: str) -> Ha
 
 
 def _levels(tables: dict[str, dict[str, Any]], found: Measured, facts: Facts, base: HardwareSpec, banks: int | None) -> None:
-    """Sizes from the driver; the bandwidth and latency INTO a level are those of reading what lies outside it."""
+    """Sets the levels: sizes from the driver; bandwidth and latency INTO a level are those of reads from the next outer level."""
     value = found.values
     tables["DRAM"]["capacity_bytes"] = facts.memory_bytes
     tables["L2"] |= {
@@ -249,7 +252,7 @@ def _levels(tables: dict[str, dict[str, Any]], found: Measured, facts: Facts, ba
 
 
 def _rate(table: dict[str, Any], found: Measured, facts: Facts, scaled: float, chip: float) -> None:
-    """An atom's rate and the clock it was measured at; the base's a cycle at the scaled clock where it was not measured."""
+    """Sets an atom's rate and its measured clock; an unmeasured atom keeps the base's rate per cycle, at the scaled clock."""
     name = f"rate_{table['name']}"
     if name in found.values:
         clock, rate = _digits(found.clocks[name]), _digits(found.values[name])
@@ -261,7 +264,7 @@ def _rate(table: dict[str, Any], found: Measured, facts: Facts, scaled: float, c
 
 
 def _banks(found: Measured, base: HardwareSpec) -> int | None:
-    """The measured count of banks of four bytes; None, and a warning, where accesses with strides do not show it."""
+    """Returns the measured number of 4-byte banks; None, and a warning, if strided accesses do not show it."""
     banks = probes.banks_of({stride: found.values[f"stride_{stride}"] for stride in probes.STRIDES})
     if banks is None:
         _log.warning("accesses with strides do not show how many banks there are; %s's are kept", base.chip)
@@ -269,7 +272,7 @@ def _banks(found: Measured, base: HardwareSpec) -> int | None:
 
 
 def _sources(found: Measured, base: HardwareSpec, date: str) -> dict[str, str]:
-    """Measured and asked first, and what is neither."""
+    """Returns the sources: first those of measured and queried values, then that of the rest."""
     rates = {f"atoms.{n.removeprefix('rate_')}.*": f"measured: {date}, the instruction on all SMs" for n in found.clocks}
     copied = _digits(found.values["dram_copy"])
     return {
@@ -293,5 +296,5 @@ def _sources(found: Measured, base: HardwareSpec, date: str) -> dict[str, str]:
 
 
 def _digits(value: float) -> float:
-    """Three digits: more of them would change from one measurement to the next."""
+    """Rounds to three digits: further digits would vary between measurements."""
     return float(f"{value:.3g}")

@@ -1,4 +1,4 @@
-"""Which chip kernels are for, where the caller names none."""
+"""Target chip for callers that name none."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from roller_cuda.chip.facts import facts_of
 from roller_cuda.chip.probes import Facts
 from roller_cuda.runtime import gpu
 
-DEFAULT = "a100"  # where no GPU is attached
+DEFAULT = "a100"  # the chip where no GPU is attached
 CALIBRATE = "`roller specs calibrate cuda` measures it"
 
 
 def default_spec() -> HardwareSpec:
-    """The GPU that the calling thread uses, as it was measured, else the shipped chip most like it, with a warning that says in
-    what they differ; the A100 where no GPU is attached.
+    """Returns the measured spec of the GPU that the calling thread uses, else that of the shipped chip most like it.
+
+    A shipped chip comes with a warning that lists the differences. Without a GPU it is the A100.
     """
     try:
         facts = facts_of(gpu.current())
@@ -27,7 +28,7 @@ def default_spec() -> HardwareSpec:
 
 
 def chosen(facts: Facts, known: Iterable[HardwareSpec]) -> HardwareSpec:
-    """The chip most like a GPU that was not measured; warns where it is not that chip."""
+    """Returns the chip most like an unmeasured GPU; warns if the GPU differs from it."""
     try:
         best = likeness.nearest(facts, known)
     except DeviceUnavailableError as error:

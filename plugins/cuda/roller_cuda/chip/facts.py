@@ -1,4 +1,4 @@
-"""What the driver says of a GPU."""
+"""Facts of a GPU from driver queries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from roller_cuda.chip.probes import Facts
 from roller_cuda.runtime import driver
 from roller_cuda.runtime.gpu import Gpu
 
-ATTRIBUTES: Mapping[str, str] = {  # of the driver, by the field of `Facts`
+ATTRIBUTES: Mapping[str, str] = {  # driver attributes by the field of `Facts`
     "sms": "MULTIPROCESSOR_COUNT",
     "clock_khz": "CLOCK_RATE",
     "memory_khz": "MEMORY_CLOCK_RATE",
@@ -27,7 +27,7 @@ _NAME_BYTES = 256
 
 
 def facts_of(gpu: Gpu) -> Facts:
-    """A GPU's name, compute capability, memory and numbers of parts."""
+    """Returns a GPU's name, compute capability, memory and sizes."""
     name = bytes(driver.call("cuDeviceGetName", _NAME_BYTES, gpu.device)).split(b"\0")[0].decode(errors="replace").strip()
     asked = {field: gpu.attribute(attribute) for field, attribute in ATTRIBUTES.items()}
     memory = int(driver.call("cuDeviceTotalMem", gpu.device))

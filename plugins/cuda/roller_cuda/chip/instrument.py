@@ -1,4 +1,4 @@
-"""Probes timed on a GPU: one cubin, one buffer, two events that keep the time."""
+"""Timing of probes on a GPU: one cubin, one buffer, two timing events."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from roller_cuda.chip.probes import REPEATS, TICKS, Launch, Probe, Sample
 from roller_cuda.runtime import driver
 from roller_cuda.runtime.gpu import Gpu
 
-KINDS = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32)  # of a probe's arguments
+KINDS = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32)  # types of a probe's arguments
 
 
 @contextmanager
 def measuring(gpu: Gpu) -> Iterator[Instrument]:
-    """An instrument on a GPU, whose context is the thread's meanwhile; all that was taken is given back."""
+    """Yields an instrument on a GPU with its context current for the thread; frees everything at the end."""
     with gpu.current():
         made = Instrument(gpu)
         try:
@@ -28,20 +28,18 @@ def measuring(gpu: Gpu) -> Iterator[Instrument]:
 
 
 class Instrument:
-    """A GPU that probes run on, as `roller_cuda.chip.calibration.Instrument` wants it. What the driver refuses is a
-    `KernelError`.
-    """
+    """A GPU that probes run on, as `roller_cuda.chip.calibration.Instrument` requires. Driver failures raise `KernelError`."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.facts = facts_of(gpu)
         self._gpu, self._owned = gpu, Owned(gpu)
         self._events: list[Any] = []
         self._library: Any = None
-        self._functions: dict[str, Any] = {}  # by name: asking for one takes as long as launching it
+        self._functions: dict[str, Any] = {}  # by name: a lookup takes as long as a launch
         self._data = self._ticks = 0
 
     def load(self, cubin: bytes, data_bytes: int) -> None:
-        """Make the kernels of a cubin ready, and a buffer for them; once."""
+        """Loads the kernels of a cubin and allocates a buffer for them; called once."""
         self._library = self._owned.module(cubin, "loading the probes")
         self._ticks = self._owned.memory(8 * TICKS, "measuring")
         self._data = self._owned.memory(data_bytes, f"{data_bytes / 1e9:.1f} GB of GPU memory to measure with")
@@ -49,14 +47,14 @@ class Instrument:
             self._events.append(driver.call("cuEventCreate", 0))
 
     def samples(self, probe: Probe) -> list[Sample]:
-        """The timings of a probe, in order; the error of a call that fails, or of a kernel, names it."""
+        """Returns the timings of a probe, in order; the error of a failed call, or of a kernel, names the probe."""
         self._ask(probe, "cuMemsetD8Async", self._ticks, 0, 8 * TICKS, self._gpu.stream)
         if probe.prepare is not None:
             self._start(probe.prepare, probe)
         return [self._timed(probe) for _ in range(REPEATS)]
 
     def close(self) -> None:
-        """Give back all that was taken; what fails here has failed before, and was said then."""
+        """Frees everything; errors here are suppressed, as the same failure was reported before."""
         with suppress(KernelError):
             while self._events:
                 driver.call("cuEventDestroy", self._events.pop())
@@ -83,7 +81,7 @@ class Instrument:
         function = self._functions.get(launch.kernel)
         if function is None:
             kernel = self._ask(probe, "cuLibraryGetKernel", self._library, launch.kernel.encode())
-            function = self._functions[launch.kernel] = driver.made("CUfunction", int(kernel))  # launches take either
+            function = self._functions[launch.kernel] = driver.made("CUfunction", int(kernel))  # launches accept both types
         sizes = (launch.blocks, 1, 1, launch.threads, 1, 1, launch.shared_bytes)
         values = (self._data + launch.offset, self._ticks, launch.count, launch.rounds)
         self._ask(probe, "cuLaunchKernel", function, *sizes, self._gpu.stream, (values, KINDS), 0)

@@ -1,4 +1,4 @@
-"""Which known chip a GPU is most like: by its compute capability and by what the driver counts, never by its name."""
+"""Match of a GPU to the nearest known chip: by compute capability and driver attributes, never by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from roller.plugin import DeviceUnavailableError, HardwareSpec, builtin_dir, list_specs, load_spec
 from roller_cuda.chip.probes import Facts
 
-# How far a chip may be from what the driver says before a user hears of it. Of its memory a GPU reports what it leaves to users.
+# Max relative difference from the driver's values without a warning. A GPU reports only the memory that it leaves to users.
 TOLERANCE: Mapping[str, float] = {
     "multiprocessors": 0.0,
     "L2 bytes": 0.0,
@@ -19,26 +19,26 @@ TOLERANCE: Mapping[str, float] = {
 
 
 def shipped() -> tuple[HardwareSpec, ...]:
-    """The chips that come with roller."""
+    """Returns the chips that ship with roller."""
     return tuple(load_spec(entry.path) for entry in list_specs("cuda") if builtin_dir() in entry.path.parents)
 
 
 def capability_of(spec: HardwareSpec) -> tuple[int, int]:
-    """The compute capability that a spec names."""
+    """Returns the compute capability that a spec names."""
     major, minor = spec.options["compute_capability"]
     return int(major), int(minor)
 
 
 def architecture(capability: tuple[int, int]) -> str:
-    """What to compile for: 9.0 has instructions of its own, which only the architecture with an "a" knows."""
+    """Returns the compiler's target: 9.0 has instructions of its own, which only the architecture with an "a" includes."""
     return f"sm_{capability[0]}{capability[1]}" + ("a" if capability == (9, 0) else "")
 
 
 def nearest(facts: Facts, known: Iterable[HardwareSpec]) -> HardwareSpec:
-    """The chip most like a GPU: of its compute capability or the nearest below with the same major number, whose kernels it runs;
-    then the one that differs in the fewest figures, and by the least.
+    """Returns the chip most like a GPU.
 
-    `DeviceUnavailableError` where no chip is of its architecture.
+    It has the GPU's compute capability, or the nearest lower one with the same major number, whose kernels the GPU runs. Among
+    these it differs in the fewest figures, and by the least. `DeviceUnavailableError` where no chip has the GPU's architecture.
     """
     alike = [s for s in known if capability_of(s)[0] == facts.capability[0] and capability_of(s) <= facts.capability]
     if not alike:
@@ -54,7 +54,7 @@ def nearest(facts: Facts, known: Iterable[HardwareSpec]) -> HardwareSpec:
 
 
 def differences(facts: Facts, spec: HardwareSpec) -> list[str]:
-    """In what a GPU is not a chip, beyond the tolerances; nothing where it may well be one."""
+    """Returns the differences between a GPU and a chip beyond the tolerances; empty if the GPU may be this chip."""
     told = []
     if facts.capability != capability_of(spec):
         told.append(f"compute capability {_dotted(facts.capability)} (spec: {_dotted(capability_of(spec))})")
@@ -67,7 +67,7 @@ def differences(facts: Facts, spec: HardwareSpec) -> list[str]:
 
 
 def _figures(facts: Facts, spec: HardwareSpec) -> dict[str, tuple[float, float]]:
-    """What the driver says and what a spec says, by name, where both say something."""
+    """Returns pairs of the driver's and the spec's values, by name, where both exist."""
     pairs = {
         "multiprocessors": (facts.sms, spec.unit.count),
         "L2 bytes": (facts.l2_bytes, spec.level("L2").capacity_bytes),

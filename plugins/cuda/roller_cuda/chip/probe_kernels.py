@@ -1,4 +1,4 @@
-"""The text of the probes' kernels: those of `probes.cu`, and one for each matrix instruction that an architecture has."""
+"""Source text of the probes' kernels: those of `probes.cu`, and one for each matrix instruction of an architecture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HERE = Path(__file__).parent
 
 
 def text(capability: tuple[int, int]) -> str:
-    """CUDA C++ of all kernels that a compute capability has."""
+    """Returns the CUDA C++ of all kernels for a compute capability."""
     plain = (HERE / "probes.cu").read_text(encoding="utf-8")
     return "\n".join([plain, *(_kernel(name, i) for name, i in INSTRUCTIONS.items() if i.there(capability))])
 
@@ -41,7 +41,7 @@ def _operands(first: int, count: int) -> str:
 
 
 def _warp_loop(one: Instruction) -> list[str]:
-    """Products of fragments that stay in registers, in chains that do not wait for one another."""
+    """Returns products of fragments that stay in registers, in independent accumulators."""
     a, b, d = one.registers
     keep, fixed = one.bits
     sums, first, second = _operands(0, d), _operands(d, a), _operands(d + a, b)
@@ -63,10 +63,11 @@ def _warp_loop(one: Instruction) -> list[str]:
 
 
 def _group_loop(one: Instruction) -> list[str]:
-    """Products of tiles in shared memory, rows of 128 bytes with the swizzle of as many: as many as a row is deep, then a wait.
+    """Returns products of tiles in shared memory, with rows of 128 bytes and the 128-byte swizzle: one row's depth, then a wait.
 
-    The matrix descriptor (PTX manual, "Asynchronous warpgroup level matrix shared memory layout"): the address and the 1024 bytes
-    between groups of eight rows in units of 16 bytes, from bits 0 and 32; 1 in bits 62 and 63 is the swizzle of 128 bytes.
+    The matrix descriptor (PTX manual, "Asynchronous warpgroup level matrix shared memory layout") holds the address and the 1024
+    bytes between groups of eight rows, in units of 16 bytes, from bits 0 and 32. The 1 in bits 62 and 63 selects the swizzle of 128
+    bytes.
     """
     d, (keep, fixed) = one.registers[2], one.bits
     steps, tile = CHAINS, one.m * TILE_ROW

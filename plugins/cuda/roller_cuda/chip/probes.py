@@ -1,7 +1,7 @@
-"""Small kernels that show how fast a GPU is, as plain data: what to launch, and how a time becomes a rate.
+"""Probes of a GPU's speed as plain data: kernel launches, and the conversion of times to rates.
 
-This file needs nothing but the standard library, so that whatever can launch a cubin can measure with it: the probes for a chip
-(`table`, as JSON with `dataclasses.asdict`), and the value of a probe from its times. Every kernel
+This file needs only the standard library, so that any program that can launch a cubin can measure with it. It provides the probes
+for a chip (`table`, as JSON with `dataclasses.asdict`), and the value of a probe from its times. Every kernel
 (`roller_cuda.chip.probe_kernels`) takes (data, ticks, count, rounds): a buffer, four 64-bit words that are zero before a probe's
 first launch, an int64, an int32.
 """
@@ -28,7 +28,7 @@ TILE_ROW = 128  # bytes of a row of a tile in shared memory
 
 @dataclass(frozen=True)
 class Facts:
-    """What the driver says of a GPU; clocks in kHz, bus in bits. `memory_khz` is 0 where the driver does not say."""
+    """The driver's facts of a GPU; clocks in kHz, bus in bits. `memory_khz` is 0 where the driver does not report it."""
 
     name: str
     capability: tuple[int, int]
@@ -49,7 +49,7 @@ class Facts:
 
     @property
     def memory_gbps(self) -> float:
-        """What the memory's clock and bus allow, at two transfers a cycle; 0 where the driver does not say."""
+        """The peak bandwidth of the memory's clock and bus, at two transfers a cycle; 0 where the driver reports none."""
         return 2e-6 * self.memory_khz * self.bus_bits / 8
 
     @property
@@ -73,11 +73,12 @@ class Launch:
 
 @dataclass(frozen=True)
 class Probe:
-    """A measurement. A timing goes around `launches` of `launch` in a row; each moves or computes `amount` (bytes, flop, or steps).
+    """A measurement; one timing covers `launches` consecutive launches of `launch`.
 
-    `prepare` runs once before the first timing, `flush` before every timing and outside it; `ahead` right before it begins, and not
-    waited for, so that launches are queued while it runs and none of them waits for the processor. `unit`: GB/s and GFLOP/s are
-    amounts a nanosecond; ns and us are times of one step. `clocked`: `ticks` tell the clock.
+    Each launch moves or computes `amount` (bytes, flop, or steps). `prepare` runs once before the first timing, `flush` before
+    every timing and outside it. `ahead` starts right before the timing, without a wait: launches are queued while it runs, so that
+    none of them waits for the processor. `unit`: GB/s and GFLOP/s are amounts per nanosecond; ns and us are times of one step.
+    `clocked`: `ticks` give the clock.
     """
 
     name: str
@@ -94,7 +95,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Sample:
-    """One timing: seconds from before the first launch to after the last, and what the kernel's clocks say of the last."""
+    """One timing: seconds from before the first launch to after the last, and the readings of the last kernel's own clocks."""
 
     seconds: float
     cycles: int = 0
@@ -103,10 +104,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Instruction:
-    """A matrix instruction: its PTX name, extents, registers of the operands and of the result, and how operands look as bits.
+    """A matrix instruction: its PTX name, extents, registers of the operands and of the result, and bit patterns of the operands.
 
-    `lanes` 128: operands lie in shared memory. `since`: the compute capability that has it; wgmma has it alone. `scales`: what
-    stands behind wgmma's operands: whether results count, factors of the operands, whether they are turned.
+    `lanes` 128: operands lie in shared memory. `since`: the first compute capability with the instruction; for wgmma the only one.
+    `scales`: text behind wgmma's operands: whether results count, factors of the operands, whether they are transposed.
     """
 
     ptx: str
@@ -122,21 +123,21 @@ class Instruction:
 
     @property
     def flops(self) -> int:
-        """Of one instruction."""
+        """Operations of one instruction."""
         return 2 * self.m * self.n * self.k
 
     @property
     def threads(self) -> int:
-        """Of a block that runs it: one warpgroup, or some warps."""
+        """Threads of a block that runs it: one warpgroup, or several warps."""
         return self.lanes if self.lanes > 32 else THREADS
 
     @property
     def tile_bytes(self) -> int:
-        """Shared memory that its operands take."""
+        """Shared memory of its operands."""
         return (self.m + self.n) * TILE_ROW if self.lanes > 32 else 0
 
     def there(self, capability: tuple[int, int]) -> bool:
-        """Whether GPUs of a compute capability have it; what takes a warpgroup came with one architecture and went with it."""
+        """Returns whether GPUs of a compute capability have it; warpgroup instructions exist on one architecture only."""
         return capability == self.since if self.lanes > 32 else capability >= self.since
 
 
@@ -172,10 +173,11 @@ INSTRUCTIONS: Mapping[str, Instruction] = {  # by the name of the atom
 
 
 def table(facts: Facts, expected: Mapping[str, float]) -> tuple[Probe, ...]:
-    """The probes for a chip, in the order to run them. `expected`: GFLOP/s by the name of an atom, which says how long to compute.
+    """Returns the probes for a chip, in the order to run them.
 
-    Names are `dram_read`, `dram_copy`, `l2_read`, `shared_read` (GB/s); `dram_latency`, `l2_latency`, `shared_latency`, `barrier`
-    (ns); `launch` (us); `stride_1` and so on (ns a warp's access); `rate_` and the atom's name (GFLOP/s).
+    `expected`: GFLOP/s by the name of an atom; it sets the length of the computation. Names are `dram_read`, `dram_copy`,
+    `l2_read`, `shared_read` (GB/s); `dram_latency`, `l2_latency`, `shared_latency`, `barrier` (ns); `launch` (us); `stride_1` and
+    so on (ns for a warp's access); `rate_` and the atom's name (GFLOP/s).
     """
     rates = [_rate(facts, name, gflops) for name, gflops in expected.items() if _known(facts, name)]
     warm = [Probe("warm_up", "us", rates[0].launch, 1, launches=20)] if rates else []  # clocks rise with load
@@ -183,7 +185,7 @@ def table(facts: Facts, expected: Mapping[str, float]) -> tuple[Probe, ...]:
 
 
 def buffer_bytes(probes: Sequence[Probe]) -> int:
-    """Of the buffer that serves them all."""
+    """Returns the size of a buffer for all probes."""
     return max((probe.data_bytes for probe in probes), default=0)
 
 
@@ -211,12 +213,12 @@ def _rate(facts: Facts, name: str, gflops: float) -> Probe:
 
 
 def _power(value: int) -> int:
-    """The least power of two that is not below."""
+    """Returns the smallest power of two that is not below the value."""
     return 1 << max(0, (value - 1).bit_length())
 
 
 def _memory(facts: Facts) -> list[Probe]:
-    """The L2 cache is full of something else before a timing that is to find nothing there."""
+    """Returns the memory probes. A flush fills the L2 cache with other data before a timing that must miss it."""
     blocks = facts.sms * max(1, facts.threads_sm // THREADS)
     near = _power(facts.l2_bytes // 4 + 1) // 2  # the L2 cache holds it, in each of its halves where it has two
     far = max(_power(8 * facts.l2_bytes), 256 << 20)
@@ -237,7 +239,7 @@ def _memory(facts: Facts) -> list[Probe]:
 
 
 def _reading(blocks: int, size: int, offset: int = 0, total: int = 0) -> Launch:
-    """Reading `size` bytes, a power of two, once or until it is `total`, but for what is left after whole rounds of all threads."""
+    """Returns a launch that reads `size` bytes, a power of two, once or up to `total`, in whole rounds of all threads."""
     rounds = max(1, max(size, total) // (LOADS * VECTOR * blocks * THREADS))
     return Launch("probe_read", blocks, THREADS, size // VECTOR, rounds, offset=offset)
 
@@ -278,7 +280,7 @@ def _costs(rates: Sequence[Probe]) -> list[Probe]:
 
 
 def settled(values: Sequence[float]) -> float:
-    """The median of all but the first; `ValueError` where too few are left or one is not a positive number."""
+    """Returns the median of all but the first; `ValueError` where too few are left or one is not a positive number."""
     counted = values[1:]
     if len(counted) < 3:
         raise ValueError(f"{len(values)} timings: at least 4 are wanted, of which the first does not count")
@@ -288,7 +290,7 @@ def settled(values: Sequence[float]) -> float:
 
 
 def value_of(probe: Probe, samples: Sequence[Sample]) -> float:
-    """What the probe's timings say, in its unit."""
+    """Returns the probe's value in its unit, computed from its timings."""
     seconds = settled([sample.seconds for sample in samples]) / probe.launches
     if probe.unit in {"GB/s", "GFLOP/s"}:
         return 1e-9 * probe.amount / seconds
@@ -296,12 +298,12 @@ def value_of(probe: Probe, samples: Sequence[Sample]) -> float:
 
 
 def clock_of(samples: Sequence[Sample]) -> float:
-    """The clock in GHz at which a clocked probe ran."""
+    """Returns the clock in GHz at which a clocked probe ran."""
     return settled([sample.cycles / sample.nanoseconds if sample.nanoseconds else math.nan for sample in samples])
 
 
 def banks_of(strides: Mapping[int, float]) -> int | None:
-    """How many banks of one word serve a warp at a time: from that stride on all lanes meet in one, and it gets no slower.
+    """Returns the number of banks of one word: the stride from which on all lanes of a warp hit one bank, and time stops growing.
 
     `strides`: the time of an access by words between neighbours. None where no stride shows it.
     """

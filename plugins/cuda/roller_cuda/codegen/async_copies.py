@@ -1,4 +1,4 @@
-"""`cp.async`: copies from global into shared memory that need no register, from compute capability 8.0 on."""
+"""`cp.async`: asynchronous copies from global into shared memory that bypass registers, from compute capability 8.0 on."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ FIRST_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True)
 class AsyncCopies:
-    """Copies of 4, 8 or 16 bytes, committed in groups."""
+    """Asynchronous copies of 4, 8 or 16 bytes, committed in groups."""
 
     sizes: tuple[int, ...] = (4, 8, 16)
 
     def copy(self, target: Expr, source: Expr, size: int, inside: Expr | None) -> Stmt:
-        """One copy; where `inside` does not hold nothing is read and zeros are written."""
+        """Starts one copy; where `inside` is false it reads nothing and writes zeros."""
         whole = index(1) if inside is None else inside.astype("int32")
         return called(f"roller_copy_async_{size}", target, source, whole)
 

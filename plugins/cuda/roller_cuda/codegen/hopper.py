@@ -1,8 +1,9 @@
-"""Hopper's own path: products of warp groups that read both operands from shared memory (`wgmma`), boxes copied by the tensor
-memory accelerator (TMA), and signals between the warps that start one and those that start the other (`mbarrier`).
+"""Hopper's own code path: warp-specialised kernels with `wgmma`, TMA copies and `mbarrier`.
 
-The layouts are those of the PTX manual ("Asynchronous warpgroup level matrix multiply-accumulate instructions"): of 64 x n results
-a warp has 16 rows, and in them a lane rows l / 4 and l / 4 + 8, columns 2 (l mod 4) and the next one of every eight.
+Consumer warp groups multiply both operands directly from shared memory (`wgmma`). The tensor memory accelerator (TMA) copies boxes.
+Barriers (`mbarrier`) synchronise producer warps, which start the copies, and consumer warps, which start the products. The layouts
+are those of the PTX manual ("Asynchronous warpgroup level matrix multiply-accumulate instructions"): of 64 x n results a warp has
+16 rows. In them a lane has rows l / 4 and l / 4 + 8, and columns 2 (l mod 4) and the next one of every eight.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ from roller.plugin import ComputeAtom, HardwareSpec
 
 GROUP = 128  # lanes of a warp group
 WARP = 32
-FILLING_REGISTERS = 40  # of a lane that fills panels, at least
-GRANULE = 8  # registers are handed out by so many
+FILLING_REGISTERS = 40  # min registers of a producer lane
+GRANULE = 8  # allocation granularity of registers
 MOST_REGISTERS = 255
-MOST_ARRIVALS = (1 << 20) - 1  # that a signal can wait for
+MOST_ARRIVALS = (1 << 20) - 1  # max arrivals of a barrier
 ATOM = re.compile(r"wgmma_m64n(\d+)k\d+_(f16|bf16|s8|tf32)")
 CALL = re.compile(r"\broller_wgmma_n(\d+)_(f16|bf16|s8|tf32)\b")
 
 
 class Kind(NamedTuple):
-    """What an operand's type means: its name in C++, that of results, the depth of one product, the names of both in PTX, and what
-    stands behind the operands: factors, and for 16 bits whether rows lie across the reduction.
+    """The properties of an operand's type.
+
+    Its name in C++, that of results, the depth of one product, the names of both in PTX, and the text behind the operands: factors,
+    and for 16 bits whether rows lie across the reduction.
     """
 
     element: str
@@ -52,7 +55,7 @@ KINDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True)
 class WarpGroupMma:
-    """One `wgmma` of a warp group: 64 x `columns` results of a depth of 32 bytes."""
+    """One `wgmma` of a warp group: 64 x `columns` results with a depth of 32 bytes."""
 
     columns: int
     dtype: str
@@ -64,7 +67,7 @@ class WarpGroupMma:
         return {"m": (0, 8), "n": tuple(8 * block + one for block in range(self.columns // 8) for one in (0, 1))}
 
     def first(self, role: str, lane: Expr) -> Expr:
-        """The row or column of a lane's first result."""
+        """Returns the row or column of a lane's first result."""
         if role == "n":
             return tirx.floormod(lane, index(4)) * index(2)
         warp, within = tirx.floordiv(lane, index(WARP)), tirx.floormod(lane, index(WARP))
@@ -72,11 +75,11 @@ class WarpGroupMma:
 
     @property
     def rounds(self) -> bool:
-        """`wgmma` drops the bits that tf32 does not have."""
+        """True for tf32: `wgmma` drops the bits that tf32 does not have."""
         return self.dtype == "tf32"
 
     def taken(self, value: Expr) -> Expr:
-        """A value for a panel."""
+        """Converts a value for its store into a panel."""
         return tirx.call_extern("float32", "roller_tf32_value", value) if self.rounds else value
 
     def begin(self) -> Stmt:
@@ -84,7 +87,7 @@ class WarpGroupMma:
         return called("roller_products_begin")
 
     def settled(self, results: Expr, count: int) -> Stmt:
-        """A fence for the compiler, which does not know that products are still under way when it has started them."""
+        """Returns a fence for the compiler, which does not model that started products are still in flight."""
         return called(f"roller_products_settled<{count}>", results)
 
     def multiply(self, results: Expr, steps: tuple[int, int], first: InPlace, second: InPlace) -> Stmt:
@@ -104,24 +107,24 @@ class WarpGroupMma:
 
 @dataclass(frozen=True)
 class Producers:
-    """A warp group that fills panels, by TMA where it can."""
+    """A producer warp group, which fills panels by TMA where possible."""
 
     spec: HardwareSpec
     lanes: int = GROUP
 
     def blocks(self, threads: int, registers: int, shared_bytes: int) -> int:
-        """Blocks on all multiprocessors at a time."""
+        """Returns the resident blocks of all multiprocessors."""
         return self.spec.unit.count * self.resident(threads, registers, shared_bytes)
 
     def resident(self, threads: int, registers: int, shared_bytes: int) -> int:
-        """Blocks on one multiprocessor at a time."""
+        """Returns the resident blocks of one multiprocessor (occupancy)."""
         unit, shared = self.spec.unit, self.spec.levels[-2]
         most = (unit.resident_lanes_max or unit.lanes_max) // threads
         stored = unit.lane_storage_bytes // (threads * registers * 4)
         return max(1, min(most, stored, shared.capacity_bytes // (shared_bytes + shared.reserved_bytes)))
 
     def _shares(self, groups: int) -> bool:
-        """True if a block has more lanes than all of them can have as many registers as they might want."""
+        """True if a block has so many lanes that an even share of the registers is below the max of a lane."""
         return self._even(groups) < MOST_REGISTERS - GRANULE
 
     def _even(self, groups: int) -> int:
@@ -129,7 +132,7 @@ class Producers:
         return self.spec.unit.lane_storage_bytes // 4 // all_lanes // GRANULE * GRANULE
 
     def registers(self, groups: int) -> int:
-        """Registers of a lane that computes; none where a block would have more lanes than it may."""
+        """Returns the registers of a consumer lane; 0 where a block would have more lanes than it may."""
         if (groups + 1) * GROUP > self.spec.unit.lanes_max:
             return 0
         if not self._shares(groups):
@@ -137,11 +140,11 @@ class Producers:
         return min((self._pool(groups) - FILLING_REGISTERS) // groups // GRANULE * GRANULE, MOST_REGISTERS // GRANULE * GRANULE)
 
     def _pool(self, groups: int) -> int:
-        """Registers of one lane of each group, as the block is launched: there are no more to hand around."""
+        """Returns the registers of one lane of each group at the block's launch: the total that can be reallocated."""
         return self._even(groups) * (groups + 1)
 
     def divide(self, groups: int, producing: bool, registers: int) -> list[Stmt]:
-        """`setmaxnreg`, where an even share is not enough."""
+        """Returns `setmaxnreg`, if an even share is not enough."""
         if not self._shares(groups) or registers <= self._even(groups):
             return []
         computing = self.registers(groups)
@@ -149,7 +152,7 @@ class Producers:
         return [called(f"roller_registers_{'fewer' if producing else 'more'}<{count}>")]
 
     def signals(self, pair: Expr, full: int, empty: int) -> Stmt:
-        """`mbarrier.init`; where nobody waits with the most arrivals that it can count, more than there ever are."""
+        """`mbarrier.init`; a barrier without arrivals to wait for gets the max that it can count, more than there ever are."""
         return called("roller_signals", pair, index(full), index(empty or MOST_ARRIVALS))
 
     def ready(self) -> Stmt:
@@ -191,12 +194,12 @@ class Producers:
 
 @dataclass(frozen=True)
 class Departures:
-    """Boxes that TMA stores."""
+    """Epilogue stores of boxes, staged through shared memory (TMA store)."""
 
     spec: HardwareSpec
 
     def room(self, threads: int, registers: int, shared_bytes: int) -> int:
-        """What is left of a block's share of a multiprocessor's shared memory."""
+        """Returns the bytes left in a block's share of a multiprocessor's shared memory."""
         shared = self.spec.levels[-2]
         resident = Producers(self.spec).resident(threads, registers, shared_bytes)
         return min(shared.usable_bytes, shared.capacity_bytes // resident - shared.reserved_bytes) - shared_bytes
@@ -227,13 +230,13 @@ class Departures:
 
 
 def unit_of(atom: ComputeAtom) -> WarpGroupMma | None:
-    """How an atom's products are started; None for atoms that are no warp group's."""
+    """Returns the warp-group unit of an atom's products; None for other atoms."""
     found = ATOM.fullmatch(atom.name)
     return WarpGroupMma(int(found.group(1)), found.group(2)) if found else None
 
 
 def products(kernels: str) -> str:
-    """The functions for the products that kernels start; `up`, `over`: from a lane's result to that in its next row and column."""
+    """Returns the functions of the kernels' products; `up`, `over`: steps from a lane's result to its next row and column."""
     wanted = sorted({(int(columns), dtype) for columns, dtype in CALL.findall(kernels)})
     return "\n".join(_product(columns, dtype) for columns, dtype in wanted)
 

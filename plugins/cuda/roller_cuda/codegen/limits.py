@@ -1,4 +1,4 @@
-"""Which programs a chip can run, and how many of their tiles at a time."""
+"""Limits of a chip: programs that it cannot run, and the occupancy of the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roller_cuda.toolchain import occupancy
 
 
 def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
-    """Why the chip cannot run a program: `roller.lowering.grid` has no words for it, or a block lacks the shared memory."""
+    """Returns why the chip cannot run a program: `roller.lowering.grid` refuses it, or a block lacks shared memory or registers."""
     broken = grid.refusal(program, machine(spec))
     if broken is not None:
         return broken
@@ -27,8 +27,9 @@ def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
 
 
 def resident_tiles(spec: HardwareSpec, stage: StageProgram) -> int:
-    """Blocks on a multiprocessor at a time, by the registers and the shared memory that are predicted; 0 where a thread's registers
-    are not enough, and where there is no such kernel.
+    """Returns the blocks per multiprocessor, by predicted registers and shared memory.
+
+    0 where a thread's registers are not enough, and where there is no such kernel.
     """
     known = machine(spec)
     if grid.refusal_of(stage, known) is not None or _spills(spec, stage) is not None:
@@ -39,14 +40,14 @@ def resident_tiles(spec: HardwareSpec, stage: StageProgram) -> int:
 
 
 def _spills(spec: HardwareSpec, stage: StageProgram) -> tuple[str, str] | None:
-    """Why a thread's registers are not enough: what is foreseen not to fit goes to memory in every step."""
+    """Returns why a thread's registers are not enough: values that are predicted not to fit spill in every step."""
     chosen = machine(spec)
     if chosen.in_place(stage.atom):
-        return None  # as `grid.refusal` says
+        return None  # `grid.refusal` covers this
     wanted = register_prediction.wanted_registers(spec, stage, chosen)
     threads = matrix_atoms.block_of(stage, chosen).threads
     most = occupancy.limit(spec, threads)
-    if wanted < most:  # with all of them in use a few bytes go to memory more often than not
+    if wanted < most:  # with all registers in use, a few bytes spill more often than not
         return None
     name = stage.nest.stage.name
     return "registers", f"a thread of {name!r} takes about {wanted} registers, one of {threads} in a block may have {most}"

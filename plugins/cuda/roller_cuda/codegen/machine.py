@@ -1,4 +1,4 @@
-"""What kernels for a chip may use: its atoms, asynchronous copies, functions, and how far loops are unrolled."""
+"""Features of a chip for the lowering: its atoms, asynchronous copies, functions, and limits of loop unrolling."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ FUNCTIONS = {op: f"roller_fn_{op}" for op in ("exp", "tanh", "sigmoid", "erf", "
 
 
 def atoms(spec: HardwareSpec, _: TensorExpr) -> Sequence[ComputeAtom]:
-    """What kernels are printed for."""
+    """Returns the atoms that the code generator supports."""
     return tuple(atom for atom in spec.atoms if tensor_cores.supported(atom))
 
 
 def machine(spec: HardwareSpec) -> Machine:
-    """What kernels for the chip may use."""
+    """Returns the features that kernels for the chip may use."""
     capability = tuple(spec.options["compute_capability"])
     copies = AsyncCopies() if capability >= FIRST_CAPABILITY else None
     reading = {atom.name: unit for atom in spec.atoms if (unit := hopper.unit_of(atom)) is not None}

@@ -1,9 +1,9 @@
 """Tensor cores as matrix units: `mma.sync` with operands that a warp reads from shared memory.
 
-The layouts are those of the PTX manual, sections "Matrix fragments for mma.m16n8k16", "… for mma.m16n8k8", "… for mma.m16n8k32"
-and "… for mma.m8n8k4". From compute capability 8.0 on an operand is made of matrices of 8 rows of 16 bytes, of which `ldmatrix`
-reads up to four at once; each lane gives the address of one row of one of them. It transposes values of 16 bits only: those of 32
-bits lanes read one by one where rows lie across the reduction. On 7.0 every lane reads its own part.
+The layouts are those of the PTX manual, sections "Matrix fragments for mma.m16n8k16", "… for mma.m16n8k8", "… for mma.m16n8k32" and
+"… for mma.m8n8k4". From compute capability 8.0 on an operand consists of matrices of 8 rows of 16 bytes. `ldmatrix` reads up to
+four of them at once; each lane gives the address of one row of one of them. It transposes 16-bit values only. Where rows lie across
+the reduction, lanes read 32-bit values one by one. On 7.0 every lane reads its own part.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from roller.plugin import ComputeAtom
 from roller_cuda.codegen import hopper
 
 SMALL = 8  # rows of a matrix that `ldmatrix` reads
-ROW_BYTES = 16  # of such a row
-TRANSPOSED_BYTES = 2  # of the values that it can transpose
-QUARTER = 4  # rows, columns and depth that a lane of a quad pair has to do with
+ROW_BYTES = 16  # bytes of one of these rows
+TRANSPOSED_BYTES = 2  # bytes of the values that it can transpose
+QUARTER = 4  # rows, columns and depth that a lane of a quad pair handles
 
 
 @dataclass(frozen=True)
 class WarpMma:
-    """One `mma.sync` of a warp: 16 x 8 results of a depth of 32 bytes."""
+    """One `mma.sync` of a warp: 16 x 8 results with a depth of 32 bytes."""
 
     function: str
     element_bytes: int = 2
-    rounding: str | None = None  # the function that rounds what was read, where panels hold more than the operands' type
+    rounding: str | None = None  # the function that rounds loaded values, where panels hold a wider type than the operands'
     dtype: str = "uint32"
     results: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: {"m": (0, SMALL), "n": (0, 1)})
     registers: Mapping[str, int] = field(default_factory=lambda: {"m": 4, "n": 2})
@@ -43,11 +43,11 @@ class WarpMma:
         return {"m": ((0, 0), (SMALL, 0), (0, deep), (SMALL, deep)), "n": ((0, 0), (0, deep))}
 
     def first(self, role: str, lane: Expr) -> Expr:
-        """The row or column of a lane's first result."""
+        """Returns the row or column of a lane's first result."""
         return tirx.floordiv(lane, index(4)) if role == "m" else tirx.floormod(lane, index(4)) * index(2)
 
     def fetch(self, role: str, lane: Expr, operand: Operand, held: Buffer) -> list[Stmt]:
-        """`ldmatrix` for four small matrices at a time; transposing where the panel's rows lie across the reduction."""
+        """Returns `ldmatrix` for four small matrices at a time, transposing where the panel's rows lie across the reduction."""
         if operand.depth_step != 1 and self.element_bytes > TRANSPOSED_BYTES:
             values = self._words(role, lane, operand)
             return [store(held, self._rounded(value), at) for at, value in enumerate(values)]
@@ -55,11 +55,11 @@ class WarpMma:
         return read if self.rounding is None else [*read, *(store(held, self._rounded(load(held, n)), n) for n in range(count))]
 
     def _rounded(self, value: Expr) -> Expr:
-        """What a register holds of a value, or of the bits of one."""
+        """Returns the register's content for a value, or for the bits of one."""
         return tirx.call_extern(self.dtype, self.rounding, value) if self.rounding is not None else value
 
     def _words(self, role: str, lane: Expr, operand: Operand) -> list[Expr]:
-        """The value for each register, from as many rows of a panel as a small matrix is deep."""
+        """Returns the value for each register, from as many rows of a panel as a small matrix is deep."""
         within = index(ROW_BYTES // self.element_bytes)
         side, depth = tirx.floordiv(lane, within), tirx.floormod(lane, within)
         mine = operand.base + plus(times(side, operand.side_step), times(depth, operand.depth_step))
@@ -88,22 +88,20 @@ class WarpMma:
 
 @dataclass(frozen=True)
 class QuadPairs:
-    """Four `mma.sync.m8n8k4` of a warp, in which each of its four pairs of quads computes 8 x 8 results: 16 x 16 of a depth of
-    16.
-    """
+    """Four `mma.sync.m8n8k4` of a warp: each of its four quad pairs computes 8 x 8 results, together 16 x 16 with a depth of 16."""
 
     dtype: str = "uint32"
     results: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: {"m": (0, 2), "n": (0, 1, 4, 5)})
     registers: Mapping[str, int] = field(default_factory=lambda: {"m": 8, "n": 8})
 
     def first(self, role: str, lane: Expr) -> Expr:
-        """The row or column of a lane's first result."""
+        """Returns the row or column of a lane's first result."""
         if role == "m":
             return self._corner(role, lane) + tirx.floormod(lane, index(2)) + self._upper(lane)
         return self._corner(role, lane) + tirx.floormod(tirx.floordiv(lane, index(2)), index(2)) * index(2)
 
     def fetch(self, role: str, lane: Expr, operand: Operand, held: Buffer) -> list[Stmt]:
-        """A lane's row of 16 values in two pieces; where rows lie across the reduction, four neighbours at every fourth depth."""
+        """Returns the reads of a 16-value row in two pieces; with rows across the reduction 4 neighbours at each 4th depth."""
         within = tirx.floormod(lane, index(QUARTER))
         statements = []
         for number, corner in enumerate(operand.corners):
@@ -126,12 +124,12 @@ class QuadPairs:
         return called(f"roller_mma_quads_{kinds}", *results, first, second)
 
     def _corner(self, role: str, lane: Expr) -> Expr:
-        """Where the 8 x 8 results of a lane's quad pair start."""
+        """Returns the first row or column of the 8 x 8 results of a lane's quad pair."""
         pair = tirx.floormod(tirx.floordiv(lane, index(QUARTER)), index(QUARTER))
         return (tirx.floordiv(pair, index(2)) if role == "m" else tirx.floormod(pair, index(2))) * index(SMALL)
 
     def _upper(self, lane: Expr) -> Expr:
-        """The rows (columns) that lie before those of a quad pair's second quad."""
+        """Returns the number of rows (columns) before those of a quad pair's second quad; 0 in its first quad."""
         return tirx.floordiv(lane, index(16)) * index(QUARTER)
 
 
@@ -145,12 +143,12 @@ UNITS: Mapping[str, MatrixUnit] = {
 
 
 def supported(atom: ComputeAtom) -> bool:
-    """True for atoms that kernels are printed for: those of the CUDA cores, and the tensor cores' listed above."""
+    """True for atoms that the code generator supports: those of the CUDA cores, and the tensor cores' listed above."""
     return atom.kind != "matrix" or atom.name in UNITS or hopper.unit_of(atom) is not None
 
 
 def _groups(starts: list[int]) -> Iterator[tuple[int, list[int]]]:
-    """Matrices that are read together, with the number of the first: the largest powers of two whose places are sums of steps."""
+    """Yields matrices for one read, with the number of the first: the largest powers of two whose addresses are sums of steps."""
     at = 0
     while at < len(starts):
         count = 4
@@ -165,7 +163,7 @@ def _regular(places: list[int]) -> bool:
 
 
 def _chosen(places: list[int], number: Expr) -> Expr:
-    """The place of the matrix with this number; numbers beyond the last wrap around."""
+    """Returns the address of the matrix with this number; numbers beyond the last wrap around."""
     found: Any = index(places[0])
     if len(places) > 1:
         found = found + tirx.floormod(number, index(2)) * index(places[1] - places[0])

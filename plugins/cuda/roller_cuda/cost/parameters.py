@@ -1,4 +1,4 @@
-"""Cost parameters of NVIDIA GPUs: what the model needs beyond the spec."""
+"""Cost parameters of NVIDIA GPUs that are not part of the spec."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from roller.plugin import (
     Unrolling,
 )
 
-UNROLLING = Unrolling(least=256, atoms=192)  # a step of few of them leaves nothing to do while its operands come
-ROW_BYTES = 16  # that rows must be a multiple of: for boxes of the copy engine, and for the widest copy of a lane
-BEGIN = 200  # cycles from a barrier to the first product of a step: 18 loops of steps, walked (`roller_cuda.toolchain.cycles`)
-FILL, APART, GUARD, STEP = 6.0, 14.0, 14.0, 50.0  # instructions of an access with which a panel is filled, and of a step
+UNROLLING = Unrolling(least=256, atoms=192)  # a step with few of them has no work that hides the latency of its operands
+ROW_BYTES = 16  # rows must be a multiple of this: for TMA boxes, and for the widest copy of a lane
+BEGIN = 200  # cycles from a barrier to the first product of a step: 18 step loops, simulated (`roller_cuda.toolchain.cycles`)
+FILL, APART, GUARD, STEP = 6.0, 14.0, 14.0, 50.0  # instructions of an access that fills a panel, and of a step
 # Instructions of functions, read from their machine code; divisions and square roots are correctly rounded.
 SLOTS = {
     "exp": 7.0,
@@ -34,21 +34,21 @@ SLOTS = {
     "min": 3.0,
     "cast": 1.0,
 }
-SERIAL = 3.0  # cycles from one of them to the next of a warp that is alone
-DEPENDENT = 5.5  # … that holds whole rows: softmax of 4096 columns with 12, 16 and 20 warps on an SM of an H200
-ARITHMETIC = 2.0  # of its multiply-adds, which do not depend on one another
-COPIES = frozenset({4, 8, 16})  # bytes that cp.async takes
-ASYNCHRONOUS = 8  # compute capability from which on copies run by themselves
-CARRIED = 4  # values that lanes of a block carry at a time
-SECTOR = 32  # bytes in which memory is written
-PARTLY = 4.0  # times as long as its bytes takes a store of less than that: fitted to scattered stores that were timed on an H200
-RUN = 24  # bytes' time that a run of neighbours takes in memory beside its own: products of one row by runs of 64 bytes (H200)
-READING = 88  # bytes that a thread has on their way from arrays: median of 14 kernels' machine code
+SERIAL = 3.0  # cycles between two instructions of a single warp
+DEPENDENT = 5.5  # the same in a warp that holds whole rows: softmax of 4096 columns with 12, 16 and 20 warps on an SM of an H200
+ARITHMETIC = 2.0  # the same between independent multiply-adds
+COPIES = frozenset({4, 8, 16})  # sizes of cp.async in bytes
+ASYNCHRONOUS = 8  # first major compute capability with asynchronous copies (cp.async)
+CARRIED = 4  # values that each lane of a block carries in registers at a time
+SECTOR = 32  # granularity of memory writes in bytes
+PARTLY = 4.0  # cost of a smaller store relative to its bytes: fitted to scattered stores that were timed on an H200
+RUN = 24  # overhead of a contiguous run in memory, in bytes: products of one row by runs of 64 bytes (H200)
+READING = 88  # bytes of a thread's reads in flight: median of 14 kernels' machine code
 
 
 @dataclass
 class Waits:
-    """How often warps that fill panels wait for memory, before one copy of all panels is there."""
+    """The memory latencies that producer warps wait for, one after another, to fill one copy of all panels."""
 
     spec: HardwareSpec
 
@@ -58,25 +58,25 @@ class Waits:
         return import_module("roller.lowering.specialised.fill_waits").FillWaits(_machine(self.spec))
 
     def __call__(self, program: StageProgram) -> int:
-        """At least 1."""
+        """Returns their number, at least 1."""
         return self.counted(program) if program.atom.kind == "matrix" else 1
 
 
 @dataclass
 class CrewSlots:
-    """Instructions with which a warp that does nothing else fills its part of one copy of all panels."""
+    """The instructions of a producer warp for its part of one copy of all panels."""
 
     waits: Waits
 
     def __call__(self, program: StageProgram) -> float:
-        """0 where boxes fill all of them."""
+        """Returns their number; 0 where boxes fill all panels."""
         crew = self.waits.counted.crew(program)
         return crew.accesses * FILL + crew.apart * APART + crew.guarded * GUARD  # type: ignore[no-any-return]
 
 
 @dataclass
 class Stores:
-    """Accesses that storing the results of a block takes while nobody multiplies."""
+    """The store accesses of a block's results, which no multiplication overlaps."""
 
     spec: HardwareSpec
 
@@ -85,18 +85,20 @@ class Stores:
         return import_module("roller.lowering.specialised.store_cost").StoreAccesses(_machine(self.spec), SECTOR, PARTLY)  # type: ignore[no-any-return]
 
     def __call__(self, program: StageProgram) -> float:
-        """0 where no tensor core left the results."""
+        """Returns their number; 0 where no tensor core computed the results."""
         return self._counted(program) if program.atom.kind == "matrix" else 0.0
 
 
 def _machine(spec: HardwareSpec) -> Any:
-    """What the lowering knows of a chip; it loads TVM, which whoever has no matrix atoms does without."""
+    """Returns the lowering's features of a chip; this loads TVM, which programs without matrix atoms do not need."""
     return import_module("roller_cuda.codegen.machine").machine(spec)
 
 
 def _arithmetic_cycles(spec: HardwareSpec) -> float:
-    """Multiply-adds of a warp alone: where a partition has lanes for half a warp (V100, A100), each takes as long as it is until
-    the next one starts anyway; where it has lanes for a whole one, half of its cycles are lost.
+    """Returns the cycles between multiply-adds of a single warp.
+
+    Where a partition has lanes for half a warp (V100, A100), each multiply-add takes as long as the wait for the next one anyway.
+    Where it has lanes for a whole warp, half of its cycles are lost.
     """
     peak = next((atom.flops_per_cycle_per_unit or 0.0 for atom in spec.atoms if atom.name == "f32"), 0.0)
     lanes = peak / 2 / spec.partitions
@@ -104,8 +106,10 @@ def _arithmetic_cycles(spec: HardwareSpec) -> float:
 
 
 def cost_parameters(spec: HardwareSpec) -> CostParameters:
-    """What the model needs beyond the spec. Slots: of the instructions in loops over steps of 36 kernels for two chips, what is
-    neither a multiply-add nor read from a panel, by least squares.
+    """Returns the model's parameters beyond the spec.
+
+    Slots: the instructions in the step loops of 36 kernels for two chips that are neither multiply-adds nor reads from a panel, by
+    least squares.
     """
     waits = Waits(spec)
     return CostParameters(

@@ -1,11 +1,10 @@
-"""Registers of a thread, predicted before the assembler says.
+"""Registers of a thread, predicted before the assembler reports them.
 
-Beside what the engine counts (accumulators, operands in use, `lane_reserved_bytes`), a thread needs registers for what it copies: a
-value and its place for each access that it reads ahead (`Machine.place_registers`), and half of one for each copy that runs by
-itself, wherever it goes: the compiler does not keep those from step to step. Operands that are read in pieces of several widths
-take three more for each further one: a place, and what alignment costs. Without a reduction reads are batched. The constants are
-medians over 597 kernels (docs/cuda.md), those of places over 164, those of what is read ahead over 144, that of pieces is from a
-dozen.
+Beside the engine's count (accumulators, operands in use, `lane_reserved_bytes`), a thread needs registers for copies. Each access
+that it prefetches takes a value and its address (`Machine.place_registers`). Each asynchronous copy takes half a register, whatever
+its target: the compiler does not keep these from step to step. Operands read in pieces of several widths take three more for each
+further width: an address, and the cost of alignment. Without a reduction, reads are batched. The constants are medians over 597
+kernels (docs/cuda.md), those of addresses over 164, those of prefetched values over 144, that of pieces is from a dozen.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from roller.plugin import HardwareSpec, StageProgram
 from roller_cuda.toolchain.occupancy import MOST, REGISTER_BYTES, free_registers, limit, resident_blocks
 
 PIECE = 3  # registers for each further width of the pieces in which an operand is read
-PLACES = 6  # registers beside what a thread reads for a further step, of windows half of it
-SPARE, MANY = 1.15, 96  # times the registers predicted that a thread may take, where they are few; and where they are many …
-FREE = 40  # … registers beyond them: with fewer a thread of many results reads late, with more small tiles take all that there are
-BATCH = 16  # results of which a thread without a reduction reads the inputs at a time
+PLACES = 6  # registers beside the operands that a thread reads for a further step (half of the operands for windows)
+SPARE, MANY = 1.15, 96  # max ratio of taken to predicted registers, where they are few; from MANY on FREE applies
+FREE = 40  # max registers beyond them: with fewer a thread of many results reads late, with more small tiles take all registers
+BATCH = 16  # results whose inputs a thread without a reduction reads at a time
 
 
 def wanted_registers(spec: HardwareSpec, program: StageProgram, machine: Machine) -> int:
-    """Registers that a thread would take if it might have any number."""
+    """Returns the registers that a thread would take without a limit."""
     reserved = spec.unit.lane_reserved_bytes // REGISTER_BYTES
     if program.nest.before:
         return reserved // 2 + -(-tile_bytes(program, spec) // REGISTER_BYTES) + min(math.prod(program.inner), BATCH)
@@ -45,7 +44,7 @@ def wanted_registers(spec: HardwareSpec, program: StageProgram, machine: Machine
     if machine.in_place(program.atom):
         return reserved + -(-held // REGISTER_BYTES)
     if not program.staged or (program.atom.kind == "matrix" and not reads_ahead(program, machine)):
-        reserved //= 2  # no places in panels, or those of one step
+        reserved //= 2  # no addresses in panels, or those of one step
     tile = reserved + -(-held // REGISTER_BYTES)
     started = sum(min(n, MOST_REPEATED) for n in started_copies(program, machine)) // 2
     apart = PIECE * narrower_widths(program) if program.atom.kind != "matrix" else 0
@@ -53,9 +52,10 @@ def wanted_registers(spec: HardwareSpec, program: StageProgram, machine: Machine
 
 
 def told_registers(spec: HardwareSpec, program: StageProgram, machine: Machine, kernel: GridKernel) -> tuple[int, int]:
-    """Registers of a thread where the assembler is told how many blocks share a multiprocessor, and that number; 0: it is told
-    nothing. Untold it supposes that others hide what a warp waits for, and reads operands just before it uses them; told, it
-    reads those of further steps ahead, into registers that cost no block.
+    """Returns the registers of a thread under `__launch_bounds__` with minBlocksPerSM, and that number; 0: none is declared.
+
+    Without it the assembler assumes that other warps hide latency, and reads operands just before their use. With it, it prefetches
+    operands of further steps into registers that do not lower the occupancy.
     """
     wanted = predicted_registers(spec, program, machine, kernel.threads)
     if not program.staged or machine.in_place(program.atom):
@@ -65,7 +65,7 @@ def told_registers(spec: HardwareSpec, program: StageProgram, machine: Machine, 
     if not blocks:
         return wanted, 0
     ahead = math.ceil(read_registers(program) / (2 if program.windowed else 1)) + PLACES if reads_ahead(program, machine) else 0
-    several = max(wanted, wanted_registers(spec, program, machine) + ahead)  # what is filled between steps has left before these
+    several = max(wanted, wanted_registers(spec, program, machine) + ahead)  # registers of fills between steps are free by then
     taken = min(several, limit(spec, blocks * kernel.threads))
     if program.atom.kind == "matrix":
         return taken, blocks
@@ -74,8 +74,9 @@ def told_registers(spec: HardwareSpec, program: StageProgram, machine: Machine, 
 
 
 def predicted_registers(spec: HardwareSpec, program: StageProgram, machine: Machine, threads: int) -> int:
-    """Registers of a thread in a block of so many: what it wants, or what there is; and while that costs no block, what it fills
-    between steps at a time.
+    """Returns the registers of a thread in a block of `threads`: those that it needs, up to the limit.
+
+    While that does not lower the occupancy, they include the values that it fills between steps at a time.
     """
     wanted = wanted_registers(spec, program, machine)
     if program.staged and not machine.in_place(program.atom):

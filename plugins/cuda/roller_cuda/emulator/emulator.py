@@ -1,6 +1,6 @@
-"""Kernels on the CPU: the very text that the CUDA compiler gets, compiled as C++ beside a header that stands in for the GPU.
+"""Emulator of kernels on the CPU: the exact text for the CUDA compiler, compiled as C++ with a header that models the GPU.
 
-It says whether numbers are right where there is no GPU; it is no measure of time.
+It checks results on machines without a GPU; its run times mean nothing.
 """
 
 from __future__ import annotations
@@ -36,22 +36,24 @@ from roller_cuda.toolchain import launching
 Array = npt.NDArray[Any]
 HERE = Path(__file__).parent
 FLAGS = ("-std=c++17", "-Og", "-w", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fsanitize=alignment")
-CONTRACTED = ("-march=native", "-O2", "-ffp-contract=fast")  # products that go into sums keep all of their bits, as on the GPU
-MOST_DIMENSIONS = 5  # of an array from which boxes are copied
+CONTRACTED = ("-march=native", "-O2", "-ffp-contract=fast")  # fused multiply-adds keep all bits of their products, as on the GPU
+MOST_DIMENSIONS = 5  # max dimensions of an array from which boxes are copied
 BROKEN = {
     -1: "an access at an address that is no multiple of its size, or a box that starts inside a piece of a row",
     -2: "a thread ends before its results have left shared memory",
     -3: "an operand has bits that the instruction does not define",
     -4: "lanes arrive at a signal though none has seen its last phase end",
     -5: "a block writes behind the shared memory that it is launched with",
-}  # what the emulator answers; positive numbers: threads that wait
-POISON = 0xFF  # of workspaces before the first kernel: a NaN in every floating type
+}  # the emulator's status codes; positive numbers: threads that wait
+POISON = 0xFF  # content of workspaces before the first kernel: a NaN in every floating type
 _SHARED = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+?) (\w+)\[\];")
 
 
 class Order(NamedTuple):
-    """An order of events. `backwards`: threads take their turns from the last to the first; `eager`: copies that run by themselves
-    arrive when they are started, else when somebody waits for them.
+    """An order of events.
+
+    `backwards`: threads take turns from the last to the first. `eager`: asynchronous copies arrive when they start, else when a
+    thread waits for them.
     """
 
     backwards: bool
@@ -62,10 +64,10 @@ ORDERS = tuple(Order(backwards, eager) for backwards in (False, True) for eager 
 
 
 class Emulator:
-    """A program's kernels, one after another, every block in turn; in each of several orders of events, which must not matter.
+    """A program's kernels, run in sequence and block by block, in each of several orders of events, which must not matter.
 
-    `error`: 1 or -1, the side to which the GPU's own functions are off. `contracted`: products and sums are fused where the host's
-    compiler finds them, which takes longer to compile; without it nowhere.
+    `error`: 1 or -1, the sign of the error of the GPU's own functions. `contracted`: the host's compiler fuses products and sums
+    where it can, which takes longer to compile; otherwise it fuses none.
     """
 
     def __init__(self, artifact: Artifact, orders: Sequence[Order] = ORDERS, error: int = 1, contracted: bool = False) -> None:
@@ -75,8 +77,9 @@ class Emulator:
         self._library, self._error = _library(emulated(self._launch, room), contracted), error
 
     def run(self, inputs: tuple[Array, ...], out: Array) -> None:
-        """Compute `out`; arrays as `roller.runtime.artifact.Runner` says. `LaunchError` where orders of events give different
-        results.
+        """Computes `out`; `roller.runtime.artifact.Runner` describes the arrays.
+
+        `LaunchError` where orders of events give different results.
         """
         first, *others = self._orders
         self._run(inputs, out, first)
@@ -106,11 +109,11 @@ class Emulator:
                 raise LaunchError(f"kernel {kernel['name']!r}: {stuck} threads wait for one that never comes")
 
     def close(self) -> None:
-        """Nothing is held: a loaded library stays loaded."""
+        """Frees nothing: a loaded library stays loaded."""
 
 
 def emulated(launch: Mapping[str, Any], shared_bytes: int) -> str:
-    """The C++ text: the kernels as they are, and a function for each that launches it."""
+    """Returns the C++ text: the unchanged kernels, and a function for each that launches it."""
     tail = []
     for kernel in launch["kernels"]:
         name, lanes, room = kernel["name"], "{threads, 1, 1}", f"{shared_bytes}, told"
@@ -123,18 +126,18 @@ def emulated(launch: Mapping[str, Any], shared_bytes: int) -> str:
             f"    return emulator::launch(call_{name}, given, blocks, {together}, {lanes}, {room}, backwards, eager);",
             "}",
         ]
-    # A block's shared memory is a place, not a declaration.
+    # A block's shared memory is an address, not a declaration.
     placed = _SHARED.sub(r"\1 *\2 = reinterpret_cast<\1 *>(emulator::shared);", str(launch["text"]))
     return "\n".join(['#include "emulator.h"', placed, *tail, ""])
 
 
 def _passed(number: int, described: bool) -> str:
-    """An argument of a kernel: an array, or the description of one, which is passed by value."""
+    """Returns an argument of a kernel: an array, or the description of one, which is passed by value."""
     return f"*static_cast<const RollerTensorMap *>(given[{number}])" if described else f"emulator::Pointer{{given[{number}]}}"
 
 
 def _map(described: Mapping[str, Any], array: Array) -> Array:
-    """The description of an array as `emulated_hopper.h` reads it."""
+    """Returns the description of an array in the format of `emulated_hopper.h`."""
     rank = len(described["extents"])
     rows = [described["extents"], (0, *described["strides_bytes"]), described["box"], described["steps"]]
     fields = [address(array), rank, array.itemsize, described["swizzle_bytes"], described["dtype"] == "tfloat32"]
@@ -143,7 +146,7 @@ def _map(described: Mapping[str, Any], array: Array) -> Array:
 
 @cache
 def _library(text: str, contracted: bool) -> ctypes.CDLL:
-    """The text compiled and loaded, with what is the same for all kernels; the file is gone again, what is loaded stays."""
+    """Compiles and loads the text, with the code shared by all kernels; the file is deleted, the loaded code stays."""
     compiler = host_compiler("the emulator needs")
     shared, options = _shared(tuple(compiler))
     with tempfile.TemporaryDirectory(prefix="roller-cuda-") as folder:
@@ -159,8 +162,10 @@ def _library(text: str, contracted: bool) -> ctypes.CDLL:
 
 @cache
 def _shared(compiler: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
-    """What all kernels share, compiled once and kept for other processes: the object that each is linked with, and options with
-    which GCC finds the header as it has parsed it before. It notices itself where that no longer fits.
+    """Returns the files shared by all kernels, compiled once and cached for other processes.
+
+    These are the object that each kernel is linked with, and options for GCC's precompiled header. GCC itself detects a header that
+    no longer fits.
     """
     program = shutil.which(compiler[0]) or compiler[0]
     texts = [path.read_text(encoding="utf-8") for path in sorted([*HERE.glob("em*.h"), HERE / "emulator.cpp"])]
@@ -175,7 +180,7 @@ def _shared(compiler: tuple[str, ...]) -> tuple[Path, tuple[str, ...]]:
 
 
 def _compiled(compiler: tuple[str, ...], kept: Path, *what: str) -> Path:
-    """A file that the compiler makes, from the cache or made anew; for this process alone where there is nowhere to keep it."""
+    """Returns a file from the cache, or compiles it; only for this process where the cache cannot be written."""
     if kept.is_file():
         return kept
     made = Path(_own().name) / kept.name

@@ -1,1 +1,1 @@
-"""Kernels that run: binaries loaded, arrays bound, work started."""
+"""Kernel runtime: loads binaries, binds arrays and launches kernels."""

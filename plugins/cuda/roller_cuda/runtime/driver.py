@@ -1,6 +1,6 @@
-"""The CUDA driver through `cuda.bindings`: what it refuses becomes a typed error that says what to do.
+"""Calls of the CUDA driver through `cuda.bindings`; a failure becomes a typed error with advice.
 
-A process forked from one that uses the driver must not: there every call is refused before the driver sees it.
+A process forked from one that uses the driver must not use it: every call there is refused before it reaches the driver.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from roller.plugin import DeviceUnavailableError, ForkGuard, KernelError, Launch
 from roller.plugin import StatusError as Refusal
 from roller_cuda.toolchain import compiling
 
-OLDEST = 12000  # as `cuDriverGetVersion` counts: libraries of kernels without a context, clusters and tensor maps came with 12.0
+OLDEST = 12000  # in the format of `cuDriverGetVersion`: libraries without a context, clusters and tensor maps came with 12.0
 OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
-LEGACY_STREAM = 1  # the stream that everything waits for; 0 names it too, unless the process asks for one a thread
+LEGACY_STREAM = 1  # the legacy stream, which everything waits for; 0 names it too, unless the process asks for one per thread
 _TOO_OLD = "the driver cannot run this cubin: update the driver, or compile for the attached GPU (device='cuda')"
 _BROKEN = "a kernel before failed, and the GPU's context is lost with it: start the process again"
 _OF_CUBINS = (
@@ -54,7 +54,7 @@ FORKS = ForkGuard("CUDA")
 
 
 class StatusError(Refusal):
-    """What the driver answered."""
+    """The driver's status of a failed call."""
 
     advice = _ADVICE
     otherwise = "the CUDA driver refused"
@@ -62,7 +62,7 @@ class StatusError(Refusal):
 
 
 def tried(function: str, *arguments: Any) -> Any:
-    """What a function of the driver gives beside its status: nothing, a value, or a tuple; `StatusError` where it fails."""
+    """Calls a driver function; returns its results beside the status: none, a value, or a tuple. `StatusError` where it fails."""
     FORKS.check()
     bindings = _bindings()
     try:
@@ -77,8 +77,9 @@ def tried(function: str, *arguments: Any) -> Any:
 
 
 def call(function: str, *arguments: Any, what: str = "") -> Any:
-    """As `tried`; what fails is a `LaunchError`, or a `DeviceUnavailableError` where another call would not help, that names `what`
-    was to be done.
+    """Calls as `tried` does, with errors that name `what` was to be done.
+
+    A failure is a `LaunchError`, or a `DeviceUnavailableError` where another call would not help.
     """
     try:
         return tried(function, *arguments)
@@ -87,18 +88,18 @@ def call(function: str, *arguments: Any, what: str = "") -> Any:
 
 
 def constant(name: str) -> Any:
-    """A value of one of the driver's enumerations: "CUdevice_attribute.CU_..."."""
+    """Returns a value of one of the driver's enumerations: "CUdevice_attribute.CU_..."."""
     kind, _, value = name.partition(".")
     return getattr(getattr(_bindings(), kind), value)
 
 
 def made(kind: str, *arguments: Any) -> Any:
-    """One of the driver's structures."""
+    """Returns one of the driver's structures."""
     return getattr(_bindings(), kind)(*arguments)
 
 
 def start() -> int:
-    """How many GPUs there are, at least one; `DeviceUnavailableError` without cuda-bindings, a driver, or a GPU."""
+    """Returns the number of GPUs, at least one; `DeviceUnavailableError` without cuda-bindings, a driver, or a GPU."""
     try:
         tried("cuInit", 0)
         FORKS.used = True

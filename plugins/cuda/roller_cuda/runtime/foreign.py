@@ -1,6 +1,6 @@
-"""Arrays of other libraries in a GPU's memory, as CUDA has them; what all kinds of GPUs share is the core's.
+"""Exchange of arrays in CUDA memory with other libraries; the part shared by all kinds of GPUs is in the core.
 
-What is not torch's comes and goes through DLPack or, without that, the CUDA array interface, by way of cuda.core.
+Arrays of libraries other than torch pass through DLPack or, without it, the CUDA array interface, by way of cuda.core.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ INTERFACE = "__cuda_array_interface__"
 
 
 def _ordinal_at(address: int) -> int:
-    """The GPU that memory belongs to; an array without elements has none, and goes to the first."""
+    """Returns the GPU that memory belongs to; an array without elements has none, and goes to the first."""
     if not address:
         return 0
     which = driver.constant("CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL")
@@ -45,7 +45,7 @@ class _Arrays(Foreign):
     with_streams = "torch, CuPy or cuda.core"
 
     def lies_on(self, value: Any) -> int | None:
-        """As DLPack says, or the array interface."""
+        """Returns the GPU that DLPack or the array interface reports."""
         if hasattr(value, "__dlpack_device__"):
             kind, ordinal = value.__dlpack_device__()
             return int(ordinal) if int(kind) in ON_GPU else None
@@ -54,18 +54,18 @@ class _Arrays(Foreign):
         return None
 
     def stream_told(self, value: Any) -> int | None:
-        """The one of the array interface; DLPack has none."""
+        """Returns the stream of the array interface; DLPack has none."""
         if not hasattr(value, "__dlpack__") and hasattr(value, INTERFACE):
             told = getattr(value, INTERFACE).get("stream")
             return None if told is None else int(told) or None
         return None
 
     def viewed(self, value: Any, stream: int, own: int | None) -> Taken:
-        """By way of cuda.core."""
+        """Returns the view of cuda.core."""
         return _viewed(value, stream, own)
 
     def lent(self, block: Block, wanted: Wanted) -> CudaArray:
-        """With DLPack and the array interface."""
+        """Returns an array with DLPack and the array interface."""
         return CudaArray(block, wanted, ON_GPU[0], self)
 
 
@@ -74,11 +74,11 @@ take = ARRAYS.take
 
 
 class CudaArray(DeviceArray):
-    """A result in a GPU's memory, for whoever speaks DLPack or the CUDA array interface."""
+    """A result in a GPU's memory, for consumers of DLPack or the CUDA array interface."""
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3; whoever reads waits for the stream that it names."""
+        """Version 3; a consumer waits for the stream that it names."""
         if self.dtype.kind == "V":
             raise AttributeError(f"the CUDA array interface has no element type {self.dtype.name}; use DLPack")
         return {

@@ -1,4 +1,4 @@
-"""One GPU: its context, what it can, its memory in the order of streams, and what must live until work is done."""
+"""One GPU: its context, attributes, stream-ordered memory, and objects that must live until work is done."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roller_cuda.runtime import driver
 from roller_cuda.runtime.driver import StatusError
 
 _NAME_BYTES = 100
-_KEEP = 2**64 - 1  # bytes that the pool holds back for the next call instead of giving them to the system at every wait
+_KEEP = 2**64 - 1  # bytes that the pool keeps for the next call instead of releasing them to the system at every synchronisation
 _BUSY = "CUDA_ERROR_NOT_READY"
 
 
@@ -30,14 +30,14 @@ class Gpu(AnyGpu):
         self._pool: Any = None
 
     def attribute(self, name: str) -> int:
-        """One of the driver's `CU_DEVICE_ATTRIBUTE_...`."""
+        """Returns one of the driver's `CU_DEVICE_ATTRIBUTE_...`."""
         return int(
             driver.call("cuDeviceGetAttribute", driver.constant(f"CUdevice_attribute.CU_DEVICE_ATTRIBUTE_{name}"), self.device)
         )
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """The GPU's context is the thread's; afterwards it is what it was before."""
+        """Makes the GPU's context the thread's; restores the previous one afterwards."""
         if self._context is None:
             self._begin()
         if int(driver.call("cuCtxGetCurrent")) == int(self._context):
@@ -50,7 +50,7 @@ class Gpu(AnyGpu):
             driver.call("cuCtxPopCurrent")
 
     def _begin(self) -> None:
-        """Context, stream and pool; they last as long as the process."""
+        """Creates context, stream and pool, which last as long as the process."""
         with self._lock:
             if self._context is not None:
                 return
@@ -79,52 +79,52 @@ class Gpu(AnyGpu):
     # --- memory ------------------------------------------------------------------------------------------------------------
 
     def take(self, size: int, stream: int) -> int:
-        """From the pool."""
+        """Allocates from the pool."""
         return int(driver.tried("cuMemAllocFromPoolAsync", max(size, 1), self._pool, stream))
 
     def trim(self) -> None:
-        """The pool is empty."""
+        """Empties the pool."""
         driver.tried("cuCtxSynchronize")
         driver.tried("cuMemPoolTrimTo", self._pool, 0)
 
     def free(self, address: int, stream: int) -> None:
-        """To the pool."""
+        """Gives memory back to the pool."""
         driver.call("cuMemFreeAsync", address, stream)
 
     def bring(self, to: int, source: int, size: int, stream: int) -> None:
-        """From host memory."""
+        """Copies from host memory."""
         driver.call("cuMemcpyHtoDAsync", to, source, size, stream)
 
     def fetch(self, to: int, source: int, size: int, stream: int) -> None:
-        """To host memory."""
+        """Copies to host memory."""
         driver.call("cuMemcpyDtoHAsync", to, source, size, stream)
 
     def move(self, to: int, source: int, size: int, stream: int) -> None:
-        """Within its memory."""
+        """Copies within the GPU's memory."""
         driver.call("cuMemcpyDtoDAsync", to, source, size, stream)
 
     # --- order -------------------------------------------------------------------------------------------------------------
 
     def order(self, first: int, then: int) -> None:
-        """As for all GPUs; 0 is the legacy stream."""
+        """Orders two streams as for all GPUs; 0 is the legacy stream."""
         super().order(first or driver.LEGACY_STREAM, then or driver.LEGACY_STREAM)
 
     def finish(self, stream: int) -> None:
-        """Wait for a stream."""
+        """Waits for a stream."""
         driver.call("cuStreamSynchronize", stream)
 
     def synchronize(self) -> None:
-        """Wait for the context."""
+        """Waits for the context."""
         driver.call("cuCtxSynchronize")
 
     def mark(self, stream: int) -> Any:
-        """An event without times."""
+        """Returns a recorded event without times."""
         event = driver.call("cuEventCreate", driver.constant("CUevent_flags.CU_EVENT_DISABLE_TIMING").value)
         driver.call("cuEventRecord", event, stream)
         return event
 
     def reached(self, event: Any) -> bool:
-        """Without waiting."""
+        """Returns whether an event has happened, without waiting."""
         try:
             driver.tried("cuEventQuery", event)
         except StatusError as error:
@@ -134,33 +134,33 @@ class Gpu(AnyGpu):
         return True
 
     def follow(self, stream: int, event: Any) -> None:
-        """The stream waits, not the caller."""
+        """Makes the stream wait for an event; the caller does not wait."""
         driver.call("cuStreamWaitEvent", stream, event, 0)
 
     def forget(self, event: Any) -> None:
-        """Whoever waits for it still does."""
+        """Destroys an event; streams that wait for it still do."""
         driver.call("cuEventDestroy", event)
 
-    # --- what loaded kernels hold ------------------------------------------------------------------------------------------
+    # --- memory and code of loaded kernels ---------------------------------------------------------------------------------
 
     def keep(self, size: int, what: str) -> int:
-        """Apart from the pool."""
+        """Allocates memory apart from the pool."""
         return int(driver.call("cuMemAlloc", size, what=what))
 
     def drop(self, address: int) -> None:
-        """Apart from the pool."""
+        """Frees memory that is apart from the pool."""
         driver.call("cuMemFree", address)
 
     def write(self, to: int, source: int, size: int) -> None:
-        """From host memory, at once."""
+        """Copies from host memory, at once."""
         driver.call("cuMemcpyHtoD", to, source, size)
 
     def load(self, code: bytes, what: str) -> Any:
-        """A cubin, as a library without a context."""
+        """Loads a cubin as a library without a context."""
         return driver.call("cuLibraryLoadData", code, None, None, 0, None, None, 0, what=what)
 
     def unload(self, module: Any) -> None:
-        """Its kernels cannot be launched any more."""
+        """Unloads a library: its kernels cannot be launched any more."""
         driver.call("cuLibraryUnload", module)
 
 
@@ -170,19 +170,19 @@ def _made(ordinal: int) -> Gpu:
 
 
 def count() -> int:
-    """How many GPUs there are; `DeviceUnavailableError` where there is none."""
+    """Returns the number of GPUs; `DeviceUnavailableError` where there is none."""
     return driver.start()
 
 
 def gpu(ordinal: int) -> Gpu:
-    """The GPU of that number; `LaunchError` where there is none."""
+    """Returns the GPU of that number; `LaunchError` where there is none."""
     if not 0 <= ordinal < count():
         raise LaunchError(f"GPU {ordinal}: this process sees {count()}")
     return _made(ordinal)
 
 
 def current() -> Gpu:
-    """The GPU that the calling thread uses, else the first."""
+    """Returns the GPU that the calling thread uses, else the first."""
     driver.start()
     context = driver.call("cuCtxGetCurrent")
     return gpu(int(driver.call("cuCtxGetDevice")) if int(context) else 0)

@@ -12,12 +12,12 @@ from roller_cuda.runtime.driver import StatusError
 from roller_cuda.runtime.gpu import Gpu
 from roller_cuda.runtime.tensor_maps import TensorMap
 
-STATIC_SHARED_BYTES = 48 << 10  # of shared memory that a kernel gets without asking
-PORTABLE_CLUSTER = 8  # blocks of a cluster that every chip with clusters can hold
+STATIC_SHARED_BYTES = 48 << 10  # bytes of shared memory that a kernel gets without a request
+PORTABLE_CLUSTER = 8  # max blocks of a cluster on every chip with clusters
 
 
 class Kernel:
-    """One kernel with everything that its launches have in common."""
+    """One kernel, with the state that all its launches share."""
 
     def __init__(self, library: Any, described: Mapping[str, Any], gpu: Gpu) -> None:
         self._name = str(described["name"])
@@ -26,7 +26,7 @@ class Kernel:
         kernel = driver.call("cuLibraryGetKernel", library, self._name.encode())
         _check_limits(self._name, kernel, described, gpu)
         _prepare(kernel, described, gpu)
-        self._function = driver.made("CUfunction", int(kernel))  # launches take either
+        self._function = driver.made("CUfunction", int(kernel))  # launches accept both types
         self._config = _cluster_config(self._blocks, self._threads, self._shared, self._cluster) if self._cluster > 1 else None
         names, maps = list(described["arguments"]), described.get("maps", {})
         self._maps = [TensorMap(name, maps[name]) for name in names if name in maps]
@@ -38,7 +38,7 @@ class Kernel:
         self._parameters = ctypes.addressof(self._pointers)
 
     def launch(self, places: Mapping[str, int], stream: int) -> None:
-        """Enqueue it; one thread at a time, as the addresses are written where the last launch had its own."""
+        """Enqueues the kernel; one thread at a time, as the addresses overwrite those of the last launch."""
         for index, name in enumerate(self._plain):
             self._slots[index] = places[name]
         for encoded in self._maps:
@@ -55,8 +55,10 @@ class Kernel:
 
 
 def fits(arch: str, gpu: Gpu) -> None:
-    """`DeviceUnavailableError` where the GPU cannot run a cubin of this architecture: it runs on its compute capability and on
-    later ones of the same major version; one with features of one chip alone ("sm_90a") only on that.
+    """Raises `DeviceUnavailableError` where the GPU cannot run a cubin of this architecture.
+
+    A cubin runs on its compute capability and on later ones of the same major version. One with features of one chip alone
+    ("sm_90a") runs only on that.
     """
     number = arch.removeprefix("sm_").rstrip("abcdefghijklmnopqrstuvwxyz")
     major, minor = int(number[:-1]), int(number[-1])
@@ -70,12 +72,12 @@ def fits(arch: str, gpu: Gpu) -> None:
 
 
 def _check_limits(name: str, kernel: Any, described: Mapping[str, Any], gpu: Gpu) -> None:
-    """`LaunchError` for a launch that this GPU cannot do."""
+    """Raises `LaunchError` for a launch that this GPU cannot do."""
     blocks, threads, cluster = int(described["blocks"]), int(described["threads"]), int(described.get("cluster", 1))
     static = driver.constant("CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES")
     most = driver.constant("CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK")
-    # Binaries for compute capability 9.0 declare what the system reserves of a block's memory as a kernel's own; the most that a
-    # block may have does not count it.
+    # Binaries for compute capability 9.0 count the memory that the system reserves in a block as the kernel's own. The limit of a
+    # block does not include it.
     reserved = gpu.attribute("RESERVED_SHARED_MEMORY_PER_BLOCK")
     own = max(0, int(driver.call("cuKernelGetAttribute", static, kernel, gpu.device)) - reserved)
     shared = int(described["shared_bytes"]) + own
@@ -95,14 +97,14 @@ def _check_limits(name: str, kernel: Any, described: Mapping[str, Any], gpu: Gpu
 
 
 def _prepare(kernel: Any, described: Mapping[str, Any], gpu: Gpu) -> None:
-    """Ask for what a kernel does not get by itself, and say what it prefers."""
+    """Sets a kernel's attributes: limits that need a request, and preferences."""
     shared, cluster = int(described["shared_bytes"]), int(described.get("cluster", 1))
     wanted = []
     if shared > STATIC_SHARED_BYTES:
         wanted.append(("MAX_DYNAMIC_SHARED_SIZE_BYTES", shared))
     if cluster > PORTABLE_CLUSTER:
         wanted.append(("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1))
-    if "carveout_percent" in described:  # kernels saved before do not say
+    if "carveout_percent" in described:  # kernels saved earlier do not have it
         wanted.append(("PREFERRED_SHARED_MEMORY_CARVEOUT", int(described["carveout_percent"])))
     for name, value in wanted:
         which = driver.constant(f"CUfunction_attribute.CU_FUNC_ATTRIBUTE_{name}")

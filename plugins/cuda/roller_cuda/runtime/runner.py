@@ -1,6 +1,6 @@
-"""Artifacts on NVIDIA GPUs: arrays in a GPU's memory are used where they lie; NumPy's travel there, and the result back.
+"""Runner of artifacts on NVIDIA GPUs: arrays in GPU memory are used in place; NumPy's are copied there, and the result back.
 
-Nothing here knows which chip it is but for the architecture that the cubin was built for.
+Nothing here depends on the chip except the architecture that the cubin was built for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from roller_cuda.toolchain import launching
 
 
 def problems() -> tuple[str, ...]:
-    """What this machine lacks to run kernels."""
+    """Returns one sentence for each thing that this machine lacks to run kernels."""
     try:
         gpu.count()
     except DeviceUnavailableError as error:
@@ -25,7 +25,7 @@ def problems() -> tuple[str, ...]:
 
 
 class CudaRunner(GpuRunner):
-    """A loaded kernel, on every GPU that it is called for. Threads may call it at the same time.
+    """A kernel, loaded on every GPU that it is called for. Threads may call it at the same time.
 
     `stream=` of a call: a driver's handle, or a stream of torch, CuPy or cuda.core.
     """
@@ -34,9 +34,9 @@ class CudaRunner(GpuRunner):
         super().__init__(launching.checked(artifact), gpu, foreign.ARRAYS)
 
     def check(self, gpu: Gpu) -> None:
-        """The cubin must be one for the GPU."""
+        """Raises an error if the cubin does not fit the GPU."""
         loaded.fits(str(self._artifact.launch["arch"]), gpu)
 
     def prepare(self, module: Any, described: Mapping[str, Any], gpu: Gpu) -> Kernel:
-        """A kernel of the cubin."""
+        """Returns a kernel of the cubin."""
         return Kernel(module, described, gpu)

@@ -1,7 +1,7 @@
-"""Tensor maps: what the copy engine of compute capability 9.0 and newer has to know of an array; 128 bytes, taken by value.
+"""Tensor maps: 128-byte array descriptions for the copy engine (TMA) of compute capability 9.0 and newer, passed by value.
 
-The driver's function is called directly: the structure that cuda-bindings 12.9 gives for it does not lie at a multiple of 64 bytes,
-as the driver wants it.
+The driver's function is called directly: the structure that cuda-bindings 12.9 passes to it is not aligned to 64 bytes, as the
+driver requires.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from roller.plugin import ELEMENT_BYTES, STORED_AS, LaunchError
 from roller_cuda.runtime import driver
 from roller_cuda.runtime.driver import StatusError
 
-BYTES, ALIGNMENT = 128, 64  # of a map
-SINCE = 12000  # CUDA's version with these maps
+BYTES, ALIGNMENT = 128, 64  # bytes of a map, and their alignment
+SINCE = 12000  # the CUDA version that introduced these maps
 DIMENSIONS_MAX, BOX_MAX, STEP_MAX = 5, 256, 8
 STRIDE_MULTIPLE, STRIDE_END, ADDRESS_MULTIPLE = 16, 1 << 40, 16
 TYPES: Mapping[str, str] = {
     "uint8": "UINT8",
-    "int8": "UINT8",  # nothing is computed with the values: their size is all that matters
+    "int8": "UINT8",  # copies only depend on the size of the values
     "bool": "UINT8",
     "uint16": "UINT16",
     "int16": "UINT16",
@@ -32,7 +32,7 @@ TYPES: Mapping[str, str] = {
     "float32": "FLOAT32",
     "float64": "FLOAT64",
     "bfloat16": "BFLOAT16",
-    "tfloat32": "TFLOAT32",  # float32 in memory; what is copied is rounded to the nearest
+    "tfloat32": "TFLOAT32",  # float32 in memory; copied values are rounded to the nearest
 }
 SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 _ENCODE = ctypes.CFUNCTYPE(
@@ -45,7 +45,7 @@ _ENCODE = ctypes.CFUNCTYPE(
 
 
 class TensorMap:
-    """One map of a launch description: `point` fills it for an array's address; `place` is where its bytes lie.
+    """One map of a launch description: `point` fills it for an array's address; `place` is the address of its bytes.
 
     `described`: "tensor" (the array's name), "dtype", "extents" (innermost first), "strides_bytes" (of all but the innermost),
     "box", "steps" (element strides), "swizzle_bytes". Reads beyond an extent give zeros.
@@ -75,7 +75,7 @@ class TensorMap:
         self._address = 0
 
     def point(self, address: int) -> None:
-        """The map describes the array at this address; nothing is done where it did already."""
+        """Points the map at the array at this address; does nothing if it points there already."""
         if address == self._address:
             return
         if address % ADDRESS_MULTIPLE:
@@ -108,7 +108,7 @@ def _size(dtype: str) -> int:
 
 
 def _check(name: str, described: Mapping[str, Any]) -> None:
-    """`LaunchError` where no map of the hardware is like this; the rules are those of cuTensorMapEncodeTiled's documentation."""
+    """Raises `LaunchError` for a map that the hardware lacks; the rules are those of cuTensorMapEncodeTiled's documentation."""
     extents, strides, box, steps = (list(described[field]) for field in ("extents", "strides_bytes", "box", "steps"))
     dtype, swizzle = described["dtype"], described["swizzle_bytes"]
     wrong = (

@@ -1,7 +1,7 @@
-"""CUDA C++ → cubin, with no GPU and no driver: NVRTC from PyPI, or the compiler that `ROLLER_CUDA_COMPILER` names.
+"""CUDA C++ to cubin without a GPU or a driver: by NVRTC from PyPI, or by the compiler that `ROLLER_CUDA_COMPILER` names.
 
-What every kernel really takes (registers, stack, static shared memory) is read off the cubin; how much of the stack is spills is
-what the assembler's log says.
+The actual resources of every kernel (registers, stack, static shared memory) come from the cubin. The share of spills in the stack
+comes from the assembler's log.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from roller_cuda.toolchain import cubin, occupancy
 FORMAT = "cubin"
 COMPILER = "ROLLER_CUDA_COMPILER"
 NO_WORDS = f"it left no cubin and said nothing; {COMPILER} must name an nvcc"
-ANSWER_SECONDS = 20  # that a compiler may take to say what it compiles for
+ANSWER_SECONDS = 20  # time limit for a compiler to list its architectures
 INSTALL = "pip install 'roller-compiler[cuda]' (in a copy of the repository: '.[cuda]')"
 HEADERS = ("cuda_runtime", "cuda_cccl")  # folders of the toolkit's header wheels
-# What arithmetic is, written out though it is the default (`docs/numerics.md`). No line tables: they hold the folders in which a
-# cubin was compiled.
+# Options of the arithmetic, explicit though they are the default (`docs/numerics.md`). No line tables: they contain the folders of
+# the compilation.
 ARITHMETIC = ("-fmad=true", "-ftz=false", "-prec-div=true", "-prec-sqrt=true")
 FLAGS = ("-std=c++17", "--ptxas-options=-v", *ARITHMETIC)
-AS_LAUNCHED = "#define ROLLER_REGISTERS_AS_LAUNCHED"  # for `hopper.cuh`: registers are not handed around
-HANDED = re.compile(r"roller_registers_(more|fewer)<(\d+)>\(\);")  # by lanes that fill panels to those that compute
+AS_LAUNCHED = "#define ROLLER_REGISTERS_AS_LAUNCHED"  # for `hopper.cuh`: registers are not reallocated
+HANDED = re.compile(r"roller_registers_(more|fewer)<(\d+)>\(\);")  # from producer lanes to consumer lanes
 BLOCKS = re.compile(r"__launch_bounds__\((\d+), \d+\)")
-FILLING = 128  # lanes of a block that fill panels, where registers are handed around
+FILLING = 128  # producer lanes of a block, where registers are reallocated
 _FUNCTION = re.compile(r"(?:Compiling entry function|Function properties for) '?(\w+)'?")
 _FIELDS = {
     "registers": re.compile(r"Used (\d+) registers"),
@@ -41,13 +41,13 @@ _FIELDS = {
     "stack_bytes": re.compile(r"(\d+) bytes stack frame"),
     "barriers": re.compile(r"used (\d+) barriers"),
 }
-# Products of warp groups that the assembler makes wait for one another, and registers that it does not hand around: it says so in
-# passing, and the kernel is several times as slow.
+# Warnings about warp-group products that the assembler serialises, and about registers that it does not reallocate: the kernel is
+# then several times as slow.
 _ADDED = re.compile(r"\(C75\d\d\) (?:Potential Performance Loss|.*setmaxnreg).*\bfunction '(\w+)'")
 
 
 def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
-    """The cubin of a source for the chip's architecture; `CodegenError` with the offending lines where the compiler refuses it."""
+    """Returns the cubin of a source for the chip's architecture; `CodegenError` with the offending lines where it fails."""
     if source.language != "cuda-c++":
         raise CodegenError(f"the cuda toolchain takes cuda-c++, not {source.language}")
     arch = architecture(spec)
@@ -60,8 +60,9 @@ def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
 
 
 def architecture(spec: HardwareSpec) -> str:
-    """What the compiler compiles for; `CodegenError` where the spec says none, or one of another compute capability, of which
-    kernels use what it has.
+    """Returns the compiler's target for a spec.
+
+    `CodegenError` if the spec names none, or one of another compute capability, whose features kernels use.
     """
     arch, capability = str(spec.options.get("arch", "")), [str(n) for n in spec.options.get("compute_capability", ())]
     if not re.fullmatch(r"sm_\d+[a-z]?", arch):
@@ -78,9 +79,7 @@ def _compiled(text: str, arch: str) -> tuple[bytes, dict[str, int]]:
 
 
 def _best(spec: HardwareSpec, text: str, kernels: Sequence[Mapping[str, Any]], arch: str) -> tuple[str, bytes, dict[str, int]]:
-    """The text, its cubin and what it takes: with the blocks on a multiprocessor that it says, or where that falls short what the
-    assembler makes of it by itself.
-    """
+    """Returns the text, its cubin and its resources: with its minBlocksPerSM, or without them where that result falls short."""
     first = text, *_compiled(text, arch)
     alone = BLOCKS.sub(r"__launch_bounds__(\1)", text)
     if alone != text and (not any(_short(spec, kernels, first[2])) or _exhausted(spec, kernels, first[2])):
@@ -99,7 +98,7 @@ def _best(spec: HardwareSpec, text: str, kernels: Sequence[Mapping[str, Any]], a
 
 
 def _exhausted(spec: HardwareSpec, kernels: Sequence[Mapping[str, Any]], found: Mapping[str, int]) -> bool:
-    """True if a kernel spills whose threads have all registers that they may: it says less of blocks to no avail."""
+    """True if a kernel spills with all registers that its threads may have: to drop minBlocksPerSM is then of no use."""
     return any(found.get(f"{k['name']}.spilled_bytes") and not _registers_left(spec, k, found) for k in kernels)
 
 
@@ -108,23 +107,23 @@ def _registers_left(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mappin
 
 
 def _bounded(spec: HardwareSpec, text: str, kernels: Sequence[Mapping[str, Any]], found: Mapping[str, int]) -> str:
-    """The text with a least number of blocks on a multiprocessor for each kernel whose registers the assembler chose badly, as it
-    is told nothing of blocks.
-    """
+    """Returns the text with a minBlocksPerSM for each kernel whose registers the assembler chose badly without one."""
     for kernel in kernels:
         text = saying(text, kernel["name"], kernel["threads"], _least_blocks(spec, kernel, found))
     return text
 
 
 def saying(text: str, name: str, threads: int, blocks: int) -> str:
-    """The text where a kernel of so many threads says how many blocks of it a multiprocessor has at least; 0: it does not."""
+    """Returns the text with minBlocksPerSM in the `__launch_bounds__` of a kernel of `threads` threads; 0: without it."""
     bounds = f"__launch_bounds__({threads}, {blocks})" if blocks else f"__launch_bounds__({threads})"
     return text.replace(f"__launch_bounds__({threads}) {name}(", f"{bounds} {name}(")
 
 
 def _least_blocks(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[str, int]) -> int:
-    """One where the assembler spills a few bytes for one more of them, though registers are left; as many as were predicted where
-    it takes a few registers more than leave room for them; else 0.
+    """Returns a kernel's minBlocksPerSM; 0 if it needs none.
+
+    One where the assembler spills a few bytes for one more block, though registers are left. The predicted number where it takes a
+    few registers more than leave room for these.
     """
     name = kernel["name"]
     if found.get(f"{name}.spilled_bytes"):
@@ -133,19 +132,19 @@ def _least_blocks(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[
 
 
 def _short(spec: HardwareSpec, kernels: Sequence[Mapping[str, Any]], found: Mapping[str, int]) -> tuple[int, int, int]:
-    """By how much binaries fall short, the worst first: bytes spilled, products made to wait, blocks without room."""
+    """Returns the defects of binaries, the worst first: bytes spilled, products serialised, blocks without room."""
     spilled, waits = (sum(n for name, n in found.items() if name.endswith(end)) for end in (".spilled_bytes", ".added_waits"))
     return spilled, waits, sum(_missing(spec, kernel, found) for kernel in kernels)
 
 
 def _missing(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[str, int]) -> int:
-    """Blocks on a multiprocessor that were predicted, and that the kernel's registers leave no room for."""
+    """Returns the predicted blocks per multiprocessor for which the kernel's registers leave no room."""
     registers = found.get(f"{kernel['name']}.registers")
     return 0 if registers is None else max(0, _promised(spec, kernel) - _blocks(spec, kernel, registers))
 
 
 def _promised(spec: HardwareSpec, kernel: Mapping[str, Any]) -> int:
-    """Blocks on a multiprocessor by the registers that were predicted, no more than it gets; 0 where none were."""
+    """Returns the blocks per multiprocessor by the predicted registers, at most those of the launch; 0 without a prediction."""
     if "predicted_registers" not in kernel:
         return 0
     each = -(-int(kernel["blocks"]) // spec.unit.count)
@@ -157,8 +156,9 @@ def _blocks(spec: HardwareSpec, kernel: Mapping[str, Any], registers: int) -> in
 
 
 def _enough(text: str, kernels: Sequence[Mapping[str, Any]], found: Mapping[str, int]) -> bool:
-    """True unless threads would wait for more registers than their block was launched with: a kernel that turns out to need few has
-    none to hand around, and no need to.
+    """True unless threads would wait for more registers than their block was launched with.
+
+    A kernel that turns out to need few registers has none to reallocate, and no need to.
     """
     for kernel in kernels:
         handed = {word: int(count) for word, count in HANDED.findall(_body(text, kernel["name"]))}
@@ -170,16 +170,14 @@ def _enough(text: str, kernels: Sequence[Mapping[str, Any]], found: Mapping[str,
 
 
 def _body(text: str, name: str) -> str:
-    """The text of one kernel."""
+    """Returns the text of one kernel."""
     start = text.rindex(f" {name}(")
     following = text.find('extern "C"', start)
     return text[start:] if following < 0 else text[start:following]
 
 
 def _taken(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[str, int]) -> dict[str, int]:
-    """How a kernel is launched, and what follows from its registers: the blocks of it that a multiprocessor holds, beside what was
-    predicted.
-    """
+    """Returns a kernel's launch sizes, the occupancy that follows from its registers, and the predicted registers."""
     name, registers = kernel["name"], found.get(f"{kernel['name']}.registers")
     taken = {f"{name}.{what}": kernel[what] for what in ("blocks", "threads", "shared_bytes") if what in kernel}
     if "copies" in kernel:
@@ -196,8 +194,9 @@ def _taken(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[str, in
 
 
 def _carved(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[str, int]) -> Mapping[str, Any]:
-    """A kernel's launch with the share of shared memory that it prefers: room for all blocks of it that a multiprocessor gets; the
-    rest is left to the L1 cache. Otherwise the driver guesses, and blocks wait that would fit.
+    """Returns a kernel's launch with its preferred share of shared memory; the rest is left to the L1 cache.
+
+    The share has room for all blocks that a multiprocessor gets. Without it the driver guesses, and blocks wait that would fit.
     """
     blocks = found.get(f"{kernel['name']}.resident_blocks")
     if blocks is None:
@@ -207,7 +206,7 @@ def _carved(spec: HardwareSpec, kernel: Mapping[str, Any], found: Mapping[str, i
 
 
 def resources(log: str) -> dict[str, int]:
-    """What the assembler says of each kernel: "<kernel>.registers" and so on."""
+    """Returns the assembler's numbers for each kernel: "<kernel>.registers" and so on."""
     found: dict[str, int] = {}
     name = ""
     for line in log.splitlines():
@@ -224,7 +223,7 @@ def resources(log: str) -> dict[str, int]:
 
 @cache
 def compiled(text: str, arch: str) -> tuple[bytes, str]:
-    """The cubin of a text, and the compiler's log."""
+    """Returns the cubin of a text, and the compiler's log."""
     chosen, lacking = os.environ.get(COMPILER), _lacking(arch)
     if lacking is not None:
         raise CodegenError(lacking)
@@ -239,7 +238,7 @@ def compiled(text: str, arch: str) -> tuple[bytes, str]:
 
 
 def build_problem(spec: HardwareSpec) -> str | None:
-    """Why this machine compiles no kernel for a chip; None where it does."""
+    """Returns why this machine cannot compile kernels for a chip; None if it can."""
     lacking = problems()
     return lacking[0] if lacking else _lacking(architecture(spec))
 
@@ -253,7 +252,7 @@ def _lacking(arch: str) -> str | None:
 
 @cache
 def _architectures(named: str | None) -> tuple[str, tuple[str, ...]]:
-    """The compiler in use, and what it compiles for; nothing where it does not say."""
+    """Returns the compiler in use and its architectures; none where it does not list them."""
     if not named and has_bindings():
         nvrtc = _nvrtc()
         return "this NVRTC", tuple(f"sm_{n}" for n in _ask(nvrtc, nvrtc.nvrtcGetSupportedArchs()))
@@ -266,7 +265,7 @@ def _architectures(named: str | None) -> tuple[str, tuple[str, ...]]:
 
 
 def problems() -> tuple[str, ...]:
-    """What keeps this machine from compiling."""
+    """Returns what keeps this machine from compiling."""
     named = os.environ.get(COMPILER)
     if named and shutil.which(named) is None:
         return (f"{COMPILER} names {named!r}, which is no program",)
@@ -284,12 +283,12 @@ def problems() -> tuple[str, ...]:
 
 
 def has_bindings() -> bool:
-    """Whether cuda-bindings are installed; NVRTC's library is another package."""
+    """Returns whether cuda-bindings are installed; NVRTC's library is another package."""
     return util.find_spec("cuda") is not None and util.find_spec("cuda.bindings") is not None
 
 
 def _nvrtc() -> Any:
-    """NVRTC's functions; `DeviceUnavailableError` where its library is not there: the bindings do not bring it."""
+    """Returns NVRTC's functions; `DeviceUnavailableError` without its library, which the bindings do not include."""
     from cuda.bindings import nvrtc  # noqa: PLC0415  (an extra: the CPU device needs none of it)
 
     try:
@@ -319,7 +318,7 @@ def _with_nvrtc(text: str, arch: str) -> tuple[bytes, str]:
 
 
 def _ask(nvrtc: Any, answer: Sequence[Any]) -> Any:
-    """The value of a call that went well."""
+    """Returns the value of a call; `CodegenError` if it failed."""
     status, *values = answer
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise CodegenError(f"NVRTC: {status.name}")
@@ -327,7 +326,7 @@ def _ask(nvrtc: Any, answer: Sequence[Any]) -> Any:
 
 
 def include_folders() -> tuple[str, ...]:
-    """The toolkit's headers, as PyPI's wheels lay them out."""
+    """Returns the folders of the toolkit's headers in PyPI's wheels."""
     found = util.find_spec("nvidia")
     places = found.submodule_search_locations if found is not None else None
     folders = [Path(place) / name / "include" for place in places or () for name in HEADERS]
@@ -353,7 +352,7 @@ def _with_command(command: str, text: str, arch: str) -> tuple[bytes, str]:
 
 
 def refused(compiler: str, log: str, text: str) -> CodegenError:
-    """The compiler's complaints, each with the line that it is about."""
+    """Returns an error with the compiler's complaints, each with its source line."""
     lines, shown = text.splitlines(), []
     for complaint in _complaints(log.splitlines()):
         place = re.search(r"kernel\.cu[(:](\d+)", complaint)

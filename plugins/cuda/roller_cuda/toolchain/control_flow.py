@@ -1,7 +1,7 @@
-"""The flow of control in machine code: which jumps close a loop.
+"""Control flow of machine code: the jumps that close loops.
 
-A jump backwards alone does not: compilers put waits that rarely spin behind the end of a kernel and jump back from there. A loop's
-head lies on every way to the jump that closes it (it dominates it; Cooper, Harvey and Kennedy, "A simple, fast dominance
+A backward jump alone closes none: compilers put waits that rarely spin behind the end of a kernel and jump back from there. A
+loop's head lies on every path to the jump that closes it (it dominates it; Cooper, Harvey and Kennedy, "A simple, fast dominance
 algorithm").
 """
 
@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 
 from roller_cuda.toolchain.disassembly import BYTES, Instruction
 
-ENDS = ("EXIT", "RET", "BRX", "JMX")  # after which the next instruction is another way's
+ENDS = ("EXIT", "RET", "BRX", "JMX")  # the instruction after these belongs to another path
 
 
 def back_edges(instructions: Sequence[Instruction], target: Callable[[Instruction], int | None]) -> list[tuple[int, int]]:
-    """Pairs of the numbers of a loop's first instruction and of the jump that closes it."""
+    """Returns pairs of instruction numbers: the first instruction of a loop, and the jump that closes it."""
     if not instructions:
         return []
     following = _successors(instructions, target)
@@ -41,7 +41,7 @@ def _successors(instructions: Sequence[Instruction], target: Callable[[Instructi
 
 
 def _leaders(count: int, following: list[list[int]]) -> list[int]:
-    """The first instructions of stretches that are always run from their start to their end."""
+    """Returns the first instructions of basic blocks, which always run from start to end."""
     found = {0}
     for number, goals in enumerate(following):
         if goals != [number + 1]:
@@ -60,7 +60,7 @@ def _blocks(count: int, starts: list[int]) -> list[int]:
 
 
 def _dominators(graph: list[list[int]]) -> list[int | None]:
-    """For each block the nearest other one on every way to it; None where no way leads, and for the first."""
+    """Returns for each block its nearest dominator; None for unreachable blocks, and for the first."""
     order = _postorder(graph)
     rank = {block: number for number, block in enumerate(order)}
     before: dict[int, list[int]] = {block: [] for block in order}

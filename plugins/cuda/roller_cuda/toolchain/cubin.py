@@ -1,7 +1,8 @@
-"""What a cubin says of its kernels: registers, stack, static shared memory, where their functions lie.
+"""Contents of cubins: registers, stack and static shared memory of kernels, and the addresses of their functions.
 
 A cubin is an ELF file. Beside the code, sections `.nv.info` hold attributes: a byte for the form, one for the attribute, two for a
-value or for the length of what follows. What they mean is what the toolkit's own `nvdisasm` prints of them.
+value or for the length of the data that follows. The meaning of attributes is taken from the output of the toolkit's own
+`nvdisasm`.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 
 @dataclass(frozen=True, slots=True)
 class BinaryKernel:
-    """One kernel of a cubin. `registers`: of each thread; `stack_bytes`: local memory of each thread, which spills are part of;
-    `shared_bytes`: static, what a launch adds not counted; `inside`: functions in the kernel's section beside itself, such as the
-    toolkit's division, by name with first address and the one after the last.
+    """One kernel of a cubin.
+
+    `registers`: of each thread; `stack_bytes`: local memory of each thread, spills included; `shared_bytes`: static, without what a
+    launch adds; `inside`: functions in the kernel's section beside itself, such as the toolkit's division, by name with first
+    address and the one after the last.
     """
 
     name: str
@@ -59,7 +62,7 @@ class _Symbol:
 
 
 def kernels(data: bytes) -> dict[str, BinaryKernel]:
-    """The kernels of a cubin by name; `CodegenError` where the bytes are no cubin."""
+    """Returns the kernels of a cubin by name; `CodegenError` where the bytes are no cubin."""
     try:
         sections = _sections(data)
         symbols = _symbols(data, sections)
@@ -69,13 +72,13 @@ def kernels(data: bytes) -> dict[str, BinaryKernel]:
 
 
 def code_of(data: bytes, kernel: str) -> bytes:
-    """The machine code of one kernel; `KeyError` where there is no such one."""
+    """Returns the machine code of one kernel; `KeyError` where there is none of that name."""
     found = {s.name: s for s in _sections(data) if _is_code(s)}[GLOBAL_TEXT + kernel]
     return data[found.offset : found.offset + found.size]
 
 
 def resources(data: bytes) -> dict[str, int]:
-    """Of each kernel "<kernel>.registers", "<kernel>.stack_bytes" and "<kernel>.static_shared_bytes", from the cubin itself."""
+    """Returns "<kernel>.registers", "<kernel>.stack_bytes" and "<kernel>.static_shared_bytes" of each kernel, from the cubin."""
     found = {}
     for name, kernel in kernels(data).items():
         found[f"{name}.registers"] = kernel.registers
@@ -85,12 +88,12 @@ def resources(data: bytes) -> dict[str, int]:
 
 
 def architecture(data: bytes) -> int:
-    """The compute capability that a cubin is for, as 80 for 8.0."""
+    """Returns the compute capability that a cubin is for, as 80 for 8.0."""
     return int(struct.unpack_from("<I", data, FLAGS_AT)[0]) & 0xFF
 
 
 def said_to_be(data: bytes, capability: int) -> bytes:
-    """The same cubin under another compute capability: for tools that have forgotten one whose instructions they still know."""
+    """Returns the cubin under another compute capability, for tools that dropped its own but still decode its instructions."""
     (flags,) = struct.unpack_from("<I", data, FLAGS_AT)
     changed = (flags & ~ARCHITECTURE) | capability << 16 | capability
     return data[:FLAGS_AT] + struct.pack("<I", changed) + data[FLAGS_AT + 4 :]

@@ -1,13 +1,13 @@
-"""Cycles that a loop of machine code takes on one partition of a multiprocessor: a simulation, by what instructions say themselves.
+"""Simulation of a machine-code loop on one partition of a multiprocessor, in cycles, by the control fields of its instructions.
 
-Every instruction (from compute capability 7.0 on) carries how many cycles its warp waits before the next one, which of six counters
-it holds until it has read its operands or written its result, and which counters must be free before it starts (Jia, Maggioni,
-Staiger and Scarpazza, "Dissecting the NVIDIA Volta GPU architecture via microbenchmarking", 2018). A scheduler starts one
-instruction a cycle: of the warp that it started the last one of where that is ready, else of the next ready one, but of none that
-is two trips ahead of others, as blocks wait for all their warps. Arithmetic and shared memory take the next instruction when they
-are done with the one before.
+Every instruction (from compute capability 7.0 on) has three control fields: the cycles until its warp's next instruction, the
+counters (of six) that it holds until it has read its operands or written its result, and the counters that must be free before it
+starts (Jia, Maggioni, Staiger and Scarpazza, "Dissecting the NVIDIA Volta GPU architecture via microbenchmarking", 2018). A
+scheduler starts one instruction a cycle. It takes the warp of the last instruction if that one is ready, else the next ready warp.
+It takes no warp that is two trips ahead of others, as blocks wait for all their warps. Arithmetic and shared memory take the next
+instruction when they have finished the previous one.
 
-Not counted: what lies outside the loop, conflicts of register banks, fetching instructions, and that memory outside is busy.
+Not modelled: code outside the loop, conflicts of register banks, instruction fetch, and contention in outer memory.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from roller_cuda.toolchain.machine_code import ARITHMETIC, Stretch
 COUNTERS, NO_COUNTER = 6, 7
 FROM_SHARED = frozenset({"LDS", "LDSM", "STS", "ATOMS"})
 FROM_OUTSIDE = frozenset({"LDG", "LD", "LDL", "ATOMG", "ATOM"})
-OUTSIDE, OTHERS, TAKEN = 400.0, 20.0, 10.0  # cycles: of memory outside, of other instructions that hold a counter, to read operands
-QUEUE = 8.0  # cycles' worth of accesses to shared memory that wait without holding up their warp
-WARM, COUNTED = 2, 6  # trips that are run, and after them trips that are counted
+OUTSIDE, OTHERS, TAKEN = 400.0, 20.0, 10.0  # cycles: outer memory, other instructions that hold a counter, reads of operands
+QUEUE = 8.0  # cycles of queued accesses to shared memory that do not stall their warp
+WARM, COUNTED = 2, 6  # warm-up trips, and after them the counted trips
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """What an instruction says: cycles before the warp's next one, the counters that it holds until its result is written and its
-    operands are read, and those that it waits for.
+    """The control fields of an instruction.
+
+    Cycles before the warp's next instruction, the counters that it holds until its result is written and its operands are read, and
+    the counters that it waits for.
     """
 
     stall: int
@@ -42,9 +44,11 @@ class Control:
 
 @dataclass(frozen=True)
 class Partition:
-    """`groups`: warps on it at a time; `arithmetic`: cycles from one arithmetic instruction to the next; `access`: cycles that an
-    access takes of its share of shared memory; `latency`: cycles until what is read there can be used. `ValueError` where there is
-    no warp.
+    """One partition of a multiprocessor.
+
+    `groups`: resident warps; `arithmetic`: cycles from one arithmetic instruction to the next; `access`: cycles that an access
+    takes of the partition's share of shared memory; `latency`: cycles until the data read there can be used. `ValueError` without a
+    warp.
     """
 
     groups: int
@@ -58,14 +62,15 @@ class Partition:
 
 
 def controls(data: bytes, kernel: str) -> tuple[Control, ...]:
-    """What the instructions of a kernel say, in order of address; `KeyError` where the cubin has no such kernel."""
+    """Returns the control fields of a kernel's instructions, in order of address; `KeyError` where the cubin has no such kernel."""
     code = cubin.code_of(data, kernel)
     return tuple(_control(struct.unpack_from("<Q", code, at + BYTES // 2)[0] >> 41) for at in range(0, len(code), BYTES))
 
 
 def share(data: bytes, kernel: str, loop: Stretch, partition: Partition) -> float:
-    """The share of a loop's cycles in which the partition starts arithmetic, at most 1; 0 where all products of the loop are those
-    of tensor cores, which are not followed.
+    """Returns the share of a loop's cycles in which the partition starts arithmetic, at most 1.
+
+    0 where all products of the loop are those of tensor cores, which are not simulated.
     """
     found = cycles(loop.instructions, controls(data, kernel), partition)
     work = sum(i.base in ARITHMETIC for i in loop.instructions)
@@ -73,7 +78,7 @@ def share(data: bytes, kernel: str, loop: Stretch, partition: Partition) -> floa
 
 
 def cycles(loop: Sequence[Instruction], said: Sequence[Control], partition: Partition) -> float:
-    """Cycles of one trip of all warps. `said`: of every instruction of the kernel."""
+    """Returns the cycles of one trip of all warps. `said`: the control fields of every instruction of the kernel."""
     first = loop[0].at // BYTES
     run = _Run([i.base for i in loop], said[first : first + len(loop)], partition)
     begun = run.until(WARM)
@@ -95,13 +100,13 @@ class _Warp:
 
 @dataclass
 class _Run:
-    """Warps in a loop; time goes on with every instruction that is started."""
+    """The warps of a loop; time advances with every instruction that starts."""
 
     names: list[str]
     said: Sequence[Control]
     partition: Partition
     now: float = 0.0
-    arithmetic: float = 0.0  # from when on the next one may start
+    arithmetic: float = 0.0  # earliest start of the next one
     shared: float = 0.0
     last: int = 0
 
@@ -109,7 +114,7 @@ class _Run:
         self.warps = [_Warp() for _ in range(self.partition.groups)]
 
     def until(self, trips: int) -> float:
-        """The time at which the last warp has made so many trips."""
+        """Returns the time at which the last warp has made that many trips."""
         while min(warp.trips for warp in self.warps) < trips:
             starts = [max(self.now, self._start(warp)) for warp in self.warps]
             behind = min(warp.trips for warp in self.warps)
@@ -122,7 +127,7 @@ class _Run:
         return self.now
 
     def _start(self, warp: _Warp) -> float:
-        """When a warp's next instruction may start."""
+        """Returns the earliest start of a warp's next instruction."""
         name, said = self.names[warp.at], self.said[warp.at]
         start = max([warp.ready, *(warp.free[n] for n in said.waits)])
         if name in ARITHMETIC:

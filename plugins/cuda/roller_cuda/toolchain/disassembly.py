@@ -1,4 +1,4 @@
-"""Cubin → machine code as text or as instructions, by the toolkit's `nvdisasm`: from PyPI, or where PATH has one."""
+"""Disassembly of cubins to text or instructions, by the toolkit's `nvdisasm` from PyPI or PATH."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from roller_cuda.toolchain import cubin
 
 TOOL = "nvdisasm"
 INSTALL = "pip install nvidia-cuda-nvdisasm"
-FORGOTTEN = {70: 75, 72: 75}  # capabilities that newer tools refuse, and whose instructions they read as those of the next one
-BYTES = 16  # of an instruction, from compute capability 7.0 on
+FORGOTTEN = {70: 75, 72: 75}  # capabilities that newer tools refuse; they decode the instructions as those of the next one
+BYTES = 16  # bytes of an instruction, from compute capability 7.0 on
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +35,19 @@ class Instruction:
 
     @property
     def modifiers(self) -> tuple[str, ...]:
-        """What stands after the name, dot by dot."""
+        """The parts after the name, separated by dots."""
         return tuple(self.name.split(".")[1:])
 
 
 def text(data: bytes) -> str:
-    """All kernels of a cubin as text. `DeviceUnavailableError` where there is no disassembler, `CodegenError` where it fails."""
+    """Returns all kernels of a cubin as text. `DeviceUnavailableError` without a disassembler, `CodegenError` where it fails."""
     return _disassembled(data, "-c")
 
 
 def instructions(data: bytes) -> dict[str, tuple[Instruction, ...]]:
-    """The instructions of each function of a cubin, in order of address; functions inside a kernel's section stand under their own
-    names, with addresses in that section. Errors as `text`.
+    """Returns the instructions of each function of a cubin, in order of address. Errors as `text`.
+
+    Functions inside a kernel's section have their own names, with addresses in that section.
     """
     _, functions = json.loads(_disassembled(data, "-c", "-json"))
     found = {}
@@ -60,7 +61,7 @@ def instructions(data: bytes) -> dict[str, tuple[Instruction, ...]]:
 
 
 def tool() -> str | None:
-    """The disassembler: that of PyPI's wheel, else that on PATH."""
+    """Returns the disassembler: that of PyPI's wheel, else that on PATH."""
     found = util.find_spec("nvidia")
     places = found.submodule_search_locations if found is not None else None
     beside = [path for place in places or () for path in sorted(Path(place).glob(f"*/bin/{TOOL}"))]

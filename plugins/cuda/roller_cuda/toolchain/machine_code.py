@@ -1,8 +1,8 @@
-"""What a kernel's machine code does where it spends its time: loops, what the hottest one is made of, what it moves.
+"""Analysis of a kernel's machine code: its loops, and the instruction mix and memory traffic of the hottest one.
 
-Loops are read off branches to earlier addresses. How often they turn is not known: the hot loop is the one with the most
-arithmetic, where an instruction counts `TURNS` times as much for every loop around it. A loop that the compiler has unrolled
-completely is none: then the hot stretch is what is left, up to the whole kernel.
+Loops are found by branches to earlier addresses. Their trip counts are unknown: the hot loop is the one with the most arithmetic,
+where an instruction counts `TURNS` times as much for every loop around it. A loop that the compiler has unrolled completely is
+none: the hot stretch is then the rest, up to the whole kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LANES = 32
 JUMPS = ("BRA", "CALL", "BRX", "JMP")
 ARITHMETIC = frozenset({"FFMA", "FMUL", "FADD", "DFMA", "DADD", "DMUL", "HFMA2", "HADD2", "HMUL2", "FMNMX", "MUFU", "IDP", "FFMA2"})
 MATRIX = frozenset({"HMMA", "IMMA", "DMMA", "HGMMA", "IGMMA"})
-MATRIX_WORK = 16  # of other arithmetic, that a matrix instruction counts as
+MATRIX_WORK = 16  # arithmetic instructions that a matrix instruction counts as
 NOTHING = frozenset({"NOP"})
 WIDTHS = {"8": 1, "16": 2, "U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16}
 MMA_SHAPES = {
@@ -37,7 +37,7 @@ DIVISION_CALL = re.compile(r"\$__internal_\d+_\$__cuda_sm\d+x?_(div|rem)_[su]\d+
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Instructions `first` to `last`, both counted, and loops around it."""
+    """A loop: instructions `first` to `last`, both included, and the loops around it."""
 
     first: int
     last: int
@@ -46,7 +46,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class Stretch:
-    """A loop's instructions, or a kernel's, and what they are. Counts are of instructions, each once, whatever turns it makes."""
+    """The instructions of a loop or a kernel. Counts are static: each instruction counts once, whatever the trip count."""
 
     instructions: tuple[Instruction, ...]
     is_loop: bool
@@ -72,23 +72,23 @@ class Stretch:
 
     @property
     def divisions(self) -> int:
-        """Integer divisions and remainders: calls, and reciprocals rounded up, as the idiom for those in 32 bits has them."""
+        """Integer divisions and remainders: calls, and reciprocals rounded up, which the 32-bit idiom contains."""
         called = sum(i.base == "CALL" and bool(DIVISION_CALL.fullmatch(i.operands[-1])) for i in self.running)
         return called + sum(i.base == "I2F" and "RP" in i.modifiers for i in self.running)
 
     @property
     def constant_divisions(self) -> int:
-        """Products whose high half is wanted: divisions by constants, and by what a loop does not change, are made of these."""
+        """Products whose high half is used: the idiom of divisions by constants and by loop invariants."""
         return sum(_is_high_product(i, self.running[n + 1 :]) for n, i in enumerate(self.running))
 
     @property
     def repeated_fragments(self) -> int:
-        """`ldmatrix` of what the stretch has read already."""
+        """`ldmatrix` of data that the stretch has read already."""
         return repeated(self.running, "LDSM")
 
     @property
     def repeated_shared_reads(self) -> int:
-        """Other reads from shared memory of what the stretch has read already."""
+        """Other reads from shared memory of data that the stretch has read already."""
         return repeated(self.running, "LDS")
 
     @property
@@ -107,7 +107,7 @@ class Stretch:
         return sum(_ldmatrix_bytes(i) for i in self.running if i.base == "LDSM")
 
     def bytes_of(self, base: str) -> int:
-        """Bytes that a warp moves with accesses of one name, such as LDS, LDG or LDGSTS."""
+        """Returns the bytes that a warp moves with accesses of one name, such as LDS, LDG or LDGSTS."""
         return sum(access_bytes(i) * LANES for i in self.running if i.base == base)
 
     @property
@@ -125,12 +125,12 @@ class Code:
 
     @property
     def whole(self) -> Stretch:
-        """All of it."""
+        """The whole kernel as a stretch."""
         return Stretch(self.instructions, False)
 
     @property
     def loops(self) -> tuple[Loop, ...]:
-        """Its loops, in order of address, outer ones first."""
+        """The kernel's loops, in order of address, outer ones first."""
         ends: dict[int, int] = {}
         for first, last in control_flow.back_edges(self.instructions, _target):
             ends[first] = max(ends.get(first, 0), last)
@@ -139,7 +139,7 @@ class Code:
 
     @property
     def hot(self) -> Stretch:
-        """The loop where the most arithmetic is done, or the whole kernel where that is in none."""
+        """The loop with the most arithmetic, or the whole kernel where that is in none."""
         depths, owners = [0] * len(self.instructions), [-1] * len(self.instructions)
         loops = self.loops
         for number, loop in enumerate(loops):  # an inner loop comes after those around it
@@ -155,25 +155,25 @@ class Code:
 
 
 def read(data: bytes) -> dict[str, Code]:
-    """The kernels of a cubin. `DeviceUnavailableError` without a disassembler, `CodegenError` where the bytes are no cubin."""
+    """Returns the kernels of a cubin; `DeviceUnavailableError` without a disassembler, `CodegenError` for other bytes."""
     known = cubin.kernels(data)
     return {name: Code(known[name], found) for name, found in disassembly.instructions(data).items() if name in known}
 
 
 def access_bytes(instruction: Instruction) -> int:
-    """Bytes of a lane's access."""
+    """Returns the bytes of a lane's access."""
     return next((WIDTHS[m] for m in instruction.modifiers if m in WIDTHS), 4)
 
 
 def _target(instruction: Instruction) -> int | None:
-    """Where an instruction jumps; calls that come back, to functions with names, are no jumps."""
+    """Returns the target of a jump; calls of named functions, which return, are no jumps."""
     if instruction.base not in JUMPS or not instruction.operands[-1].startswith("0x"):
         return None
     return int(instruction.operands[-1], 16)
 
 
 def _is_high_product(product: Instruction, later: Sequence[Instruction]) -> bool:
-    """True for a product of 32 bits each whose high half is taken: as such, or of a wide one whose low half nobody reads."""
+    """True for a 32-bit product whose high half is used: a product of that half, or a wide one whose low half is never read."""
     if product.base in ("IMAD", "UIMAD") and "HI" in product.modifiers:
         return True
     if not product.name.startswith("IMAD.WIDE"):
@@ -197,5 +197,5 @@ def _volume(instruction: Instruction) -> int:
 
 
 def _ldmatrix_bytes(instruction: Instruction) -> int:
-    """Matrices of 8 rows of 16 bytes: one, or as many as the last modifier says."""
+    """Returns the bytes of its matrices of 8 rows of 16 bytes: one matrix, or the number in the last modifier."""
     return 8 * 16 * next((int(m) for m in instruction.modifiers if m in ("2", "4")), 1)

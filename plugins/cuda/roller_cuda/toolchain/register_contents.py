@@ -1,7 +1,7 @@
-"""What registers hold, told by where it came from: which memory accesses of a stretch of machine code have the same address.
+"""Value numbering of registers: which memory accesses of a stretch of machine code have the same address.
 
 A value has a number; instructions without side effects give the same number for the same name, modifiers and operands. Sums with a
-constant are kept apart as number and constant. Where more than one way leads to a place, the stretch is read in order of address.
+constant are kept apart as number and constant. Where several paths join, the stretch is read in order of address.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from roller_cuda.toolchain.disassembly import Instruction
 
-Value = tuple[Hashable, int]  # where it came from, and a constant to add
+Value = tuple[Hashable, int]  # its origin, and a constant to add
 _REGISTER = re.compile(r"\b(U?R(?:\d+|Z)|U?P(?:\d+|T))\b")
 _PREDICATE = re.compile(r"U?P(\d+|T)")
 _NUMBER = re.compile(r"(-?0x[0-9a-f]+)$")
@@ -27,19 +27,19 @@ MATRIX = frozenset({"HMMA", "IMMA", "DMMA", "BMMA"})
 
 @dataclass
 class Registers:
-    """The values in registers at a place of a stretch of code, as far as they are known."""
+    """The known values of registers at a point of a stretch of code."""
 
     _values: dict[str, Value] = field(default_factory=dict)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
     _fresh: int = 0
 
     def value(self, register: str) -> Value:
-        """What a register holds; what it held on entry has its own name."""
+        """Returns the value of a register; a value from before the stretch has its own name."""
         name = register.strip("-~|!")
         return (0, 0) if name in ("RZ", "URZ") else self._values.get(name, (name, 0))
 
     def address(self, place: str) -> Hashable:
-        """The address that an operand such as `[R12.X4+UR4+0x80]` names."""
+        """Returns the address that an operand such as `[R12.X4+UR4+0x80]` names."""
         inside = _PLACE.search(place)
         words = inside.group(1) if inside else place
         offset, parts = 0, []
@@ -56,7 +56,7 @@ class Registers:
         return frozenset(parts), offset
 
     def run(self, instruction: Instruction) -> None:
-        """Take note of what an instruction writes."""
+        """Records the values that an instruction writes."""
         written = targets(instruction)
         if not written:
             return
@@ -87,7 +87,7 @@ class Registers:
 
 
 def targets(instruction: Instruction) -> list[str]:
-    """The registers that an instruction writes, general ones of wide results all."""
+    """Returns the registers that an instruction writes; of a wide result all general ones."""
     found = []
     for operand in leading(instruction):
         name = operand.replace(".64", "").replace(".reuse", "")
@@ -101,7 +101,7 @@ def targets(instruction: Instruction) -> list[str]:
 
 
 def leading(instruction: Instruction) -> tuple[str, ...]:
-    """The operands that are written: the first, and predicates right behind it; none of those that only store or jump."""
+    """Returns the operands that are written: the first, and predicates right behind it; none of those that only store or jump."""
     if instruction.base in WRITE_NONE or not instruction.operands:
         return ()
     count = 1
@@ -119,7 +119,7 @@ def _width(instruction: Instruction) -> int:
 
 
 def _plain_sum(instruction: Instruction, sources: tuple[str, ...]) -> tuple[str, int] | None:
-    """The register and the constant where an instruction only moves, or adds a constant to, one register."""
+    """Returns the register and the constant where an instruction only moves one register, or adds a constant to it."""
     words = [s.replace(".reuse", "") for s in sources]
     if instruction.base in ("MOV", "UMOV") or instruction.name.startswith("IMAD.MOV"):
         words = words[-1:]
@@ -134,7 +134,7 @@ def _plain_sum(instruction: Instruction, sources: tuple[str, ...]) -> tuple[str,
 
 
 def repeated(stretch: Iterable[Instruction], base: str) -> int:
-    """Reads of a kind (`LDSM`, `LDS`) from an address that the stretch has read before, with nothing stored or awaited between."""
+    """Counts reads of a kind (`LDSM`, `LDS`) from an address read before in the stretch, with no store or wait in between."""
     registers, seen, count = Registers(), set(), 0
     for instruction in stretch:
         if instruction.base == base and instruction.predicate != "@!PT":

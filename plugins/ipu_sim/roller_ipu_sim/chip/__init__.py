@@ -1,1 +1,1 @@
-"""The machine that programs are made for, and the cycles that its parts take."""
+"""Machine model: the constants of a chip, and the cycles of its parts."""

@@ -1,8 +1,9 @@
-"""Simulated cycles of one vertex on one tile, and of one exchange phase; what `cost` and `exec` share beside the machine.
+"""Simulated cycles of one vertex on one tile, and of one exchange phase; `cost` and `simulator` share this module and the machine.
 
 Formulas are published ones: PopLibs' cycle estimators (graphcore/poplibs, MIT) and measurements of osmarks/ipu-stack on a C600, in
-our own words; where we go beyond them, the docstring says *generalised*, and the figure is an estimate. Every constant is the
-spec's. A tile's cycles are the workers' longest times their number, since each issues in every sixth cycle, plus the supervisor's.
+our own words. Where we go beyond them, the docstring says *generalised*, and the figure is an estimate. Every constant is the
+spec's. A tile's cycles are the longest worker's times the number of workers, as each issues in every sixth cycle, plus the
+supervisor's.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ class AmpShape(NamedTuple):
     acc_dtype: str
     runs: int  # runs of consecutive rows; rows of a run are a constant step apart
     run_rows: int
-    k_blocks: int  # of the grain in input channels
-    n_blocks: int  # of as many output channels as a block has columns
+    k_blocks: int  # blocks of a grain of input channels
+    n_blocks: int  # blocks of a block's columns of output channels
     taps: tuple[int, ...]  # extents of the other reduce loops (kernel positions); () or all 1: none
-    groups: int  # independent products one after another
-    zero: bool  # starts from zero; else adds to what is there
+    groups: int  # independent products in sequence
+    zero: bool  # starts from zero; else accumulates into the stored values
     interleaved: bool  # the weights lie in the interleaved region
     conflict: bool = False  # operands share a memory element
 
@@ -36,26 +37,26 @@ class AmpShape(NamedTuple):
 class MapShape(NamedTuple):
     """Elementwise work, with or without a reduction, on one tile."""
 
-    dtype: str  # that is computed in; for a conversion the wider of the two
+    dtype: str  # the type of the arithmetic; for a conversion the wider of the two
     outputs: int
-    points: int  # of a result; 1 without reduction
+    points: int  # for each result; 1 without reduction
     vector: int  # elements of a vector; 1: scalar
     loads: int  # arrays read at a point
     ops: tuple[str, ...]  # at a point
     epilogue_loads: int  # for a result
     epilogue_ops: tuple[str, ...]
-    reduces: bool  # by the last operation of a point
+    reduces: bool  # the last operation of a point reduces
 
 
-_FIRST_OF_KIND = MapShape._fields.index("vector")  # from here on fields say what is computed, not how much of it
+_FIRST_OF_KIND = MapShape._fields.index("vector")  # from here on fields describe the kind of work, not its amount
 
 
 def amp(machine: Machine, shape: AmpShape) -> int:
-    """Cycles of a vertex of the matrix units, all workers.
+    """Computes the cycles of a vertex of the matrix units, all workers.
 
-    One run of rows without taps is PopLibs' ConvPartial1x1, anything else ConvPartialnx1 with a filter height of 1. Rows are dealt
-    to the workers evenly. Generalised: `zero` False (PopLibs' vertex always zeroes), and a conflict, which takes the stream of
-    loads twice.
+    One run of rows without taps is PopLibs' ConvPartial1x1, anything else ConvPartialnx1 with a filter height of 1. Rows are
+    divided evenly among the workers. Generalised: `zero` False (PopLibs' vertex always zeroes), and a conflict, which doubles the
+    stream of loads.
     """
     unit = machine.amp_type(shape.in_dtype, shape.acc_dtype)
     taps = math.prod(shape.taps)
@@ -63,12 +64,12 @@ def amp(machine: Machine, shape: AmpShape) -> int:
 
 
 def _up(amount: int, size: int) -> int:
-    """How many of a size hold an amount."""
+    """Returns the quotient of the two, rounded up."""
     return -(-amount // size)
 
 
 def _one_run(machine: Machine, unit: AmpType, shape: AmpShape) -> int:
-    """PopLibs' getConvPartial1x1SupervisorOuterLoopCycleEstimateHalfFloat and the inner loop beside it."""
+    """Computes PopLibs' getConvPartial1x1SupervisorOuterLoopCycleEstimateHalfFloat and its inner loop."""
     about, load = unit.supervisor, _load(machine, unit, shape)
     first = about.first_block + load + _rows(machine, unit, shape, shape.zero)
     other = about.block + load + _rows(machine, unit, shape, False)
@@ -79,7 +80,7 @@ def _one_run(machine: Machine, unit: AmpType, shape: AmpShape) -> int:
 
 
 def _load(machine: Machine, unit: AmpType, shape: AmpShape) -> int:
-    """Cycles to load the weights of one pass."""
+    """Computes the cycles to load the weights of one pass."""
     rate = machine.amp.interleaved_load_bytes if shape.interleaved else machine.amp.load_bytes
     return _up(unit.units * unit.block_bytes, rate) * _factor(machine, shape)
 
@@ -89,7 +90,7 @@ def _factor(machine: Machine, shape: AmpShape) -> int:
 
 
 def _rows(machine: Machine, unit: AmpType, shape: AmpShape, zero: bool) -> int:
-    """Cycles of the workers for the rows of one pass."""
+    """Computes the cycles of the workers for the rows of one pass."""
     least, more = divmod(shape.run_rows, machine.workers)
     starts, row = (unit.zeroing, unit.zero_row_cycles) if zero else (unit.adding, 0)
     taken = [
@@ -100,7 +101,7 @@ def _rows(machine: Machine, unit: AmpType, shape: AmpShape, zero: bool) -> int:
 
 
 def _started(starts: tuple[int, int, int, int], rows: int, row_cycles: int) -> int:
-    """Cycles of a worker for consecutive rows: three are in flight at a time."""
+    """Computes the cycles of a worker for consecutive rows: three are in flight at a time."""
     return starts[min(rows, 3)] + row_cycles * max(0, rows - 3)
 
 
@@ -109,7 +110,7 @@ def _turns(machine: Machine, taken: list[int], wait: int) -> int:
 
 
 def _several_runs(machine: Machine, unit: AmpType, shape: AmpShape) -> int:
-    """PopLibs' getConvPartialnx1Supervisor...CycleEstimateHalfFloat: the innermost taps in one loop, the others around it."""
+    """Computes PopLibs' getConvPartialnx1Supervisor...CycleEstimateHalfFloat: innermost taps in one loop, the others around it."""
     about, workers = unit.taps, machine.workers
     inner = shape.taps[-1] if shape.taps else 1
     outer = math.prod(shape.taps[:-1])
@@ -127,7 +128,7 @@ def _run(machine: Machine, unit: AmpType, shape: AmpShape, rows: int) -> int:
 
 
 def _dealt(machine: Machine, shape: AmpShape) -> Iterator[list[tuple[int, int]]]:
-    """For each worker the lengths of its pieces of runs, and how many there are of each: all rows in order, cut evenly."""
+    """Yields for each worker the lengths of its pieces of runs, with their counts: all rows in order, divided evenly."""
     rows, length = shape.runs * shape.run_rows, shape.run_rows
     for worker in range(machine.workers):
         begin, end = (rows * w // machine.workers for w in (worker, worker + 1))
@@ -140,7 +141,7 @@ def _dealt(machine: Machine, shape: AmpShape) -> Iterator[list[tuple[int, int]]]
 
 
 def _zeroed(machine: Machine, unit: AmpType, shape: AmpShape) -> int:
-    """PopLibs' getZeroSupervisorVertexCycleEstimate for every group of columns, and the supervisor's loops around it."""
+    """Computes PopLibs' getZeroSupervisorVertexCycleEstimate for every group of columns, and the supervisor's loops around it."""
     about = unit.taps
     width = machine.vector_type(shape.acc_dtype).width
     share = _up(shape.runs * shape.run_rows * unit.columns, machine.workers)
@@ -151,21 +152,23 @@ def _zeroed(machine: Machine, unit: AmpType, shape: AmpShape) -> int:
 
 
 def mapped(machine: Machine, shape: MapShape) -> int:
-    """Cycles of elementwise work, all workers, among whom results are dealt.
+    """Computes the cycles of elementwise work, all workers, among which results are divided.
 
-    Without reduction a vector takes a cycle for each array read or written, and what the table says of an operation beyond the
-    cycle that goes with an access: PopLibs' UnaryOp1D, BinaryOp1DInPlace or Cast1D. Generalised: several operations are a compiled
-    loop, in which nothing goes with an access and which decides when to end, as PopLibs counts those. With a reduction a worker
-    keeps a set of results and goes over their points, each a cycle for each array or for each operation, whichever are more: for
-    a plain sum PopLibs' contiguous reduction, otherwise generalised.
+    Without reduction a vector takes a cycle for each array read or written, and the table's cycles of an operation beyond the one
+    that overlaps an access: PopLibs' UnaryOp1D, BinaryOp1DInPlace or Cast1D. Generalised: several operations are a compiled loop
+    with a loop condition, in which nothing overlaps an access, as PopLibs counts those. With a reduction a worker keeps a set of
+    results and walks their points. Each point takes a cycle for each array or for each operation, whichever are more: for a plain
+    sum PopLibs' contiguous reduction, otherwise generalised.
     """
     fixed, together, first, point = _pace(machine, shape)
     return fixed + _up(shape.outputs, together) * (first + shape.points * point)
 
 
 def _pace(machine: Machine, shape: MapShape) -> tuple[int, int, int, int]:
-    """Of elementwise work whatever its extents are: cycles around it, results that all workers take at a time, and their cycles for
-    these, at first and for every point.
+    """Returns the costs of elementwise work that do not depend on its extents.
+
+    These are the cycles around it, the results that all workers take at a time, and their cycles for these, at first and for each
+    point.
     """
     key = shape.dtype, shape[_FIRST_OF_KIND:]
     found: tuple[int, int, int, int] | None = machine.choices.get(key)
@@ -188,7 +191,7 @@ def _pointwise(machine: Machine, unit: VectorType, shape: MapShape) -> tuple[int
 
 
 def _beyond(machine: Machine, shape: MapShape, ops: tuple[str, ...]) -> int:
-    """Cycles of a worker for one vector beyond a cycle for each operation."""
+    """Returns the cycles of a worker for one vector beyond a cycle for each operation."""
     known = machine.vector_type(shape.dtype).operations
     for name in ops:
         if name not in known:
@@ -199,7 +202,7 @@ def _beyond(machine: Machine, shape: MapShape, ops: tuple[str, ...]) -> int:
 
 
 def _narrow(machine: Machine, shape: MapShape) -> int:
-    """Cycles more to store a single result that is less than a word: it is read, merged and written."""
+    """Returns the additional cycles to store a single result that is less than a word: it is read, merged and written."""
     narrow = shape.vector == 1 and ELEMENT_BYTES[shape.dtype] < machine.vector.narrow_bytes
     return machine.vector.narrow_store if narrow else 0
 
@@ -211,7 +214,7 @@ def _around(machine: Machine, loops: Loops, ops: tuple[str, ...]) -> int:
 
 def _reducing(machine: Machine, unit: VectorType, shape: MapShape) -> tuple[int, int, int, int]:
     loops = machine.vector.reducing
-    kept = max(unit.accumulate // unit.width, 1) if shape.vector > 1 else 1  # vectors that a worker has in accumulators
+    kept = max(unit.accumulate // unit.width, 1) if shape.vector > 1 else 1  # vectors that a worker holds in accumulators
     point = max(shape.loads, len(shape.ops)) + _beyond(machine, shape, shape.ops[:-1])
     result = shape.epilogue_loads + len(shape.epilogue_ops) + _beyond(machine, shape, shape.epilogue_ops)
     first = machine.workers * ((loops.vector or 0) + kept * (result + _narrow(machine, shape)))
@@ -220,28 +223,29 @@ def _reducing(machine: Machine, unit: VectorType, shape: MapShape) -> tuple[int,
 
 
 def reduced(machine: Machine, dtype: str, outputs: int, partials: int) -> int:
-    """Cycles to add partial results: the pipelined loop of osmarks/ipu-stack, measured for float16; other types generalised."""
+    """Computes the cycles to add partial results: osmarks/ipu-stack's pipelined loop, measured for fp16, others generalised."""
     sets = _up(outputs, machine.workers * machine.vector_type(dtype).accumulate)
     about = machine.reduce
     return about.start + machine.workers * sets * (about.first + about.partial * (partials - 1))
 
 
 def filled(machine: Machine, dtype: str, elements: int) -> int:
-    """Cycles to fill memory: PopLibs' getFill1DCycleEstimate, dealt to workers as its modelContiguousFill does."""
+    """Computes the cycles to fill memory: PopLibs' getFill1DCycleEstimate, divided among workers as in its modelContiguousFill."""
     unit = machine.vector_type(dtype)
     share = max(_up(elements, unit.fill_width * machine.workers), machine.copying.fill_vectors) * unit.fill_width
     return machine.workers * (unit.fill_start + min(share, elements) // unit.fill_width)
 
 
 def copied(machine: Machine, nbytes: int) -> int:
-    """Cycles to copy bytes inside a tile, as they lie: measured by osmarks/ipu-stack."""
+    """Computes the cycles to copy contiguous bytes inside a tile: measured by osmarks/ipu-stack."""
     return machine.copying.start + _up(nbytes, machine.copying.bytes_per_cycle)
 
 
 def relaid(machine: Machine, nbytes: int, atom_bytes: int) -> int:
-    """Cycles to change a layout inside a tile of which `atom_bytes` stay together: PopLibs' regression.
+    """Computes the cycles to change a layout inside a tile where `atom_bytes` stay together: PopLibs' regression.
 
-    Generalised: atoms between the published ones cost as the next smaller, those below the smallest in proportion.
+    Generalised: atoms between the published ones cost as much as the next smaller one; atoms below the smallest cost proportionally
+    more.
     """
     sizes = sorted(int(name) for name in machine.layout.millicycles)
     size = max((s for s in sizes if s <= atom_bytes), default=sizes[0])
@@ -250,9 +254,10 @@ def relaid(machine: Machine, nbytes: int, atom_bytes: int) -> int:
 
 
 def exchanged(machine: Machine, words_in: int, words_out: int, fragments: int) -> int:
-    """Cycles of an exchange phase with its sync, from the busiest tile's words in, words out (multicast once) and fragments.
+    """Computes the cycles of an exchange phase with its sync.
 
-    The sum that predicted osmarks/ipu-stack's scheduled phases; their order inside the phase is not modelled.
+    The inputs are the busiest tile's words in, words out (multicast once) and fragments. This sum predicted osmarks/ipu-stack's
+    scheduled phases; their order inside the phase is not modelled.
     """
     about = machine.exchange
     rate = 2 if about.bus_pairing else 1

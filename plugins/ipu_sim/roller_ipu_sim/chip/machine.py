@@ -1,4 +1,4 @@
-"""The machine that programs are made for and run on: every constant of `cycles`, from the spec's own fields and its `[options]`."""
+"""Constants of the target chip for `cycles`, from the spec's own fields and its `[options]`."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ __all__ = [
     "machine",
 ]
 
-TILE_MEMORY = "SRAM"  # the level that is a tile's own memory
+TILE_MEMORY = "SRAM"  # the level of a tile's own memory
 Count = Annotated[int, Field(strict=True, ge=1, le=2**40)]
 Cycles = Annotated[int, Field(strict=True, ge=0, le=2**40)]
 Flag = Annotated[bool, Field(strict=True)]
 
 
 def _table(value: Any) -> Any:
-    """A frozen table of a spec as pydantic takes it."""
+    """Converts a frozen table of a spec for pydantic."""
     return tuple(value) if isinstance(value, list | tuple) else dict(value) if isinstance(value, Mapping) else value
 
 
@@ -46,7 +46,7 @@ def _some(value: Any) -> Any:
     return value
 
 
-Starts = Annotated[tuple[Cycles, Cycles, Cycles, Cycles], BeforeValidator(_table)]  # of a worker with 0, 1, 2, 3 rows
+Starts = Annotated[tuple[Cycles, Cycles, Cycles, Cycles], BeforeValidator(_table)]  # cycles of a worker with 0, 1, 2, 3 rows
 
 
 class _Model(BaseModel):
@@ -59,7 +59,10 @@ class _Model(BaseModel):
 
 
 class Memory(_Model):
-    """A tile's memory. Two accesses of a cycle must fall in unlike elements; interleaved elements act in pairs, twice as wide."""
+    """A tile's memory.
+
+    Two accesses of a cycle must use different elements. Interleaved elements act in pairs, twice as wide.
+    """
 
     region0_bytes: Count  # not interleaved; code lies here
     region1_bytes: Count  # interleaved
@@ -70,21 +73,21 @@ class Memory(_Model):
 
 
 class Placing(_Model):
-    """What programs make use of: choices, not properties of the chip."""
+    """The options that programs use: choices, not properties of the chip."""
 
-    in_place: Flag  # parts of arrays lie from the beginning where tiles read them
+    in_place: Flag  # parts of arrays are initially stored where tiles read them
     interleaved: Flag  # weights lie in the interleaved region
-    inside: Flag = False  # reductions are cut inside a tile, too
-    cheapest: Flag = False  # parts of results are added up by the vertex that takes least
+    inside: Flag = False  # reductions are also split inside a tile
+    cheapest: Flag = False  # partial results are added by the cheapest vertex
 
 
 class Exchange(_Model):
-    """The exchange: words, rates in bytes a cycle, cycles of a phase."""
+    """The exchange: words, rates in bytes per cycle, cycles of a phase."""
 
     word_bytes: Count
     in_bytes: Count
     out_bytes: Count
-    fragment_cycles: Cycles  # of control, for each run of words
+    fragment_cycles: Cycles  # control cycles for each run of words
     route_cycles: Cycles
     row_cycles: Cycles  # for each row of tiles between sender and receiver
     rows: Cycles  # typical distance
@@ -94,7 +97,7 @@ class Exchange(_Model):
 
 
 class Supervisor(_Model):
-    """Cycles that the supervisor spends around the workers of a product without kernel positions."""
+    """Cycles of the supervisor around the workers of a product without kernel positions."""
 
     entry: Cycles
     group: Cycles
@@ -107,13 +110,13 @@ class Supervisor(_Model):
 
 
 class Taps(_Model):
-    """A product with kernel positions, or of several runs of rows: cycles of the supervisor and of a worker."""
+    """Cycles of the supervisor and of a worker for a product with kernel positions, or of several runs of rows."""
 
     entry: Cycles
     group: Cycles
     k_block: Cycles
     n_block: Cycles
-    row: Cycles  # of kernel positions
+    row: Cycles  # a row of kernel positions
     tap: Cycles
     block: Cycles
     wait: Cycles  # after the fastest worker
@@ -123,14 +126,14 @@ class Taps(_Model):
     worker: Cycles  # start
     run: Cycles
     runs: Starts
-    kept: Cycles  # saved in every run, since workers keep their state; paid once
+    kept: Cycles  # saved in every run, as workers keep their state; paid once
     zero_kept: Cycles
 
 
 class AmpType(_Model):
     """The matrix unit for one pair of element types. A block is `grain` input by `columns` output channels."""
 
-    units: Count  # columns that are computed at once
+    units: Count  # columns computed at once
     grain: Count
     columns: Count
     block_bytes: Count  # of weights for one unit
@@ -138,29 +141,29 @@ class AmpType(_Model):
     zeroing: Starts
     adding: Starts
     zero_row_cycles: Cycles
-    kept: Cycles  # saved in every inner loop, since workers keep their state; paid once
+    kept: Cycles  # saved in every inner loop, as workers keep their state; paid once
     kept_group: Cycles
     supervisor: Supervisor
     taps: Taps
 
     @property
     def passes(self) -> int:
-        """How often the units go over the rows for one block."""
+        """Passes of the units over the rows for one block."""
         return -(-self.columns // self.units)
 
 
 class Amp(_Model):
-    """The matrix unit: loading weights, and what depends on element types, by operand and accumulator type."""
+    """The matrix unit: weight loads, and the properties that depend on element types, by operand and accumulator type."""
 
     load_bytes: Count  # a cycle
     interleaved_load_bytes: Count
-    conflict_factor: Count  # on loads and rows, where operands share a memory element
+    conflict_factor: Count  # factor on loads and rows, where operands share a memory element
     wait: Cycles  # after the fastest worker
     types: Mapping[str, Mapping[str, AmpType]]
 
 
 class Loops(_Model):
-    """What surrounds the loop of a vertex: cycles of the supervisor, then of each worker, and those of a vector if given."""
+    """Cycles around the loop of a vertex: those of the supervisor, then of each worker, and those of a vector if given."""
 
     supervisor: Cycles
     start: Cycles
@@ -170,14 +173,14 @@ class Loops(_Model):
 class VectorType(_Model):
     """Elementwise work in some element types.
 
-    `operations`: cycles for a vector beyond the one that goes with an access; `alone`: vertices of that operation only.
+    `operations`: cycles for a vector beyond the one that overlaps an access; `alone`: vertices of that operation only.
     """
 
     dtypes: Annotated[tuple[str, ...], BeforeValidator(_table), AfterValidator(_some)]
     width: Count  # elements of a vector
-    accumulate: Count  # results that a reduction keeps at once
+    accumulate: Count  # results that a reduction holds at once
     fill_start: Cycles  # of a worker
-    fill_width: Count  # elements that are filled in a cycle of a worker
+    fill_width: Count  # elements that a worker fills in a cycle
     operations: Annotated[Mapping[str, Cycles], AfterValidator(_some)]
     alone: Mapping[str, Loops]
 
@@ -185,18 +188,18 @@ class VectorType(_Model):
 class Vector(_Model):
     """Elementwise work. `starts`: cycles that an operation adds to a worker's start."""
 
-    one: Loops  # array or none is read
+    one: Loops  # one array or none is read
     several: Loops
     reducing: Loops  # over points; `vector` is for each set of results
     starts: Mapping[str, Cycles]
-    loop: Cycles  # more for a vector, where several operations are a compiled loop
-    narrow_bytes: Count  # results that are stored one by one and have fewer
-    narrow_store: Cycles  # … take so much more
+    loop: Cycles  # extra cycles for a vector, where several operations are a compiled loop
+    narrow_bytes: Count  # individually stored results with fewer bytes
+    narrow_store: Cycles  # take this many extra cycles
     types: Annotated[Mapping[str, VectorType], AfterValidator(_some)]
 
 
 class Reduce(_Model):
-    """Partial results added: cycles of a vertex, of a set of results with its first partial, of each further one."""
+    """Addition of partial results: cycles of a vertex, of a set of results with its first partial, of each further one."""
 
     start: Cycles
     first: Cycles
@@ -208,25 +211,25 @@ class Copy(_Model):
 
     start: Cycles
     bytes_per_cycle: Count
-    fill_vectors: Count  # the least that a worker fills
+    fill_vectors: Count  # the min that a worker fills
 
 
 class Layout(_Model):
-    """Changes of layout inside a tile: thousandths of a cycle a byte, by the bytes that stay together ("2", "4", "8")."""
+    """Changes of layout inside a tile: thousandths of a cycle per byte, by the bytes that stay together ("2", "4", "8")."""
 
     start: Cycles
     millicycles: Annotated[Mapping[str, Cycles], AfterValidator(_some)]
 
 
 class Machine(_Model):
-    """One chip. Workers issue in turn, so that a cycle of one worker is as many cycles of its tile as that has workers."""
+    """One chip. Workers issue in turn, so that a cycle of one worker takes as many cycles of its tile as that has workers."""
 
     chip: str
     tiles: Count
     clock_ghz: float
     workers: Count
     tile_bytes: Count
-    reserved_bytes: Cycles  # of a tile: code, exchange tables, stacks; at the start of region 0
+    reserved_bytes: Cycles  # reserved in a tile: code, exchange tables, stacks; at the start of region 0
     memory: Memory
     placing: Placing
     exchange: Exchange
@@ -239,12 +242,12 @@ class Machine(_Model):
 
     @cached_property
     def choices(self) -> dict[tuple[Any, ...], Any]:
-        """What was chosen for this machine, by all that the choice depends on: a construction asks for the same again and again."""
+        """Cached choices for this machine, by all inputs of a choice: construction requests the same ones repeatedly."""
         return {}
 
     @property
     def data_bytes(self) -> int:
-        """What a tile has for data: addresses from `reserved_bytes` to `tile_bytes`, counted from the tile's first byte."""
+        """A tile's bytes for data: addresses from `reserved_bytes` to `tile_bytes`, counted from the tile's first byte."""
         return self.tile_bytes - self.reserved_bytes
 
     @property
@@ -253,7 +256,7 @@ class Machine(_Model):
         return self.memory.region0_bytes
 
     def elements(self, address: int, nbytes: int) -> range:
-        """The memory elements under some bytes, numbered from the tile's first; an interleaved pair counts as one."""
+        """Returns the memory elements under some bytes, numbered from the tile's first; an interleaved pair counts as one."""
         return range(self._element(address), self._element(address + max(nbytes, 1) - 1) + 1)
 
     def _element(self, address: int) -> int:
@@ -261,7 +264,7 @@ class Machine(_Model):
         return address // size if address < plain else plain // size + (address - plain) // (size * self.memory.interleave)
 
     def amp_type(self, in_dtype: str, acc_dtype: str) -> AmpType:
-        """The matrix unit for the element types; `CodegenError` where there is none."""
+        """Returns the matrix unit for the element types; `CodegenError` where there is none."""
         found = self.amp.types.get(in_dtype, {}).get(acc_dtype)
         if found is None:
             known = ", ".join(f"{a} to {c}" for a, accumulators in self.amp.types.items() for c in accumulators)
@@ -269,7 +272,7 @@ class Machine(_Model):
         return found
 
     def vector_type(self, dtype: str) -> VectorType:
-        """Elementwise work in an element type; `CodegenError` where there is none."""
+        """Returns the elementwise work in an element type; `CodegenError` where there is none."""
         for found in self.vector.types.values():
             if dtype in found.dtypes:
                 return found
@@ -292,11 +295,11 @@ class Machine(_Model):
         return self
 
 
-_known: deque[tuple[HardwareSpec, Machine]] = deque(maxlen=8)  # a construction asks for the same one thousands of times
+_known: deque[tuple[HardwareSpec, Machine]] = deque(maxlen=8)  # construction requests the same one thousands of times
 
 
 def machine(spec: HardwareSpec) -> Machine:
-    """The machine that a spec describes; `SpecError`, with the field, where its options are not those of an IPU."""
+    """Returns the machine of a spec; `SpecError`, with the field, where its options are not those of an IPU."""
     for known, found in tuple(_known):
         if known is spec:
             return found
@@ -329,7 +332,7 @@ def _read(spec: HardwareSpec) -> Machine:
 
 
 def _complaint(error: ValidationError) -> tuple[str, str]:
-    """Field and message of the first fault."""
+    """Returns field and message of the first error."""
     first = error.errors(include_url=False)[0]
     path = ["options", *(str(step) for step in first["loc"])]
     if first["type"] == "value_error":

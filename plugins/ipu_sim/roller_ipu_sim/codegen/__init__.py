@@ -1,1 +1,1 @@
-"""Manifests from programs."""
+"""Code generation: manifests from programs."""

@@ -1,4 +1,4 @@
-"""What one stage computed, brought to where the next one keeps it: nothing where that is the same place, else an exchange."""
+"""Moves of results between stages: none if the next stage uses the same placement, else an exchange."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Numbers = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Move:
-    """An array of a stage that an earlier stage computes."""
+    """The move of a stage's input array from the earlier stage that computes it."""
 
     made: Plan
     plan: Plan
@@ -31,17 +31,17 @@ class Move:
 
     @cached_property
     def from_(self) -> Side:
-        """Where it was computed."""
+        """The placement that the earlier stage leaves."""
         return side(self.made.output.digits, self.made.output.order, results(self.made))
 
     @cached_property
     def to(self) -> Side:
-        """Where it is wanted."""
+        """The placement that this stage requires."""
         return side(self.array.digits, self.array.order, kept(self.plan, self.array))
 
     @cached_property
     def stays(self) -> bool:
-        """True if it is wanted just where it was computed."""
+        """True if the array is left exactly where this stage requires it."""
         out = self.made.output
         same = (out.digits, out.box, stored(out), out.order)
         if same != (self.array.digits, self.array.box, stored(self.array), self.array.order):
@@ -59,23 +59,23 @@ class Move:
 
     @cached_property
     def pads(self) -> bool:
-        """True if something is kept of it that nothing computes: it is set to zero first."""
+        """True if the placement includes elements that nothing computes: these are zeroed first."""
         return sum([len(rows(family)) * family.elements for family in self.to.families]) > self.array.access.tensor.elements
 
     @cached_property
     def misaligned(self) -> bool:
-        """True if a run does not begin at words."""
+        """True if a run does not begin at a word."""
         size, word = self.array.element_bytes, self.array.word_bytes
         if size >= word:
             return False
         return self._common.misaligned(size, word)
 
     def traffic(self, tiles: int) -> tuple[Numbers, Numbers, Numbers]:
-        """Words in, words out and fragments of each tile."""
+        """Returns words in, words out and fragments of each tile."""
         return self._common.traffic(tiles, self.array.element_bytes, self.array.word_bytes)
 
     def sends(self) -> Iterator[Send]:
-        """The exchange: boxes of runs that are alike, evenly apart, are one family."""
+        """Yields the exchange; equal boxes of runs at constant distances form one family."""
         runs = self.runs
         alone = self.array.in_place or self.array.kept or self.array.shifts
         name = self.array.box_buffer if alone else self.array.home_buffer
@@ -93,5 +93,5 @@ class Move:
 
 
 def _places(one: Side) -> Numbers:
-    """Where the parts of a side lie, in order."""
+    """Returns the positions of a side's parts, in order."""
     return np.concatenate([np.column_stack([rows(f), np.full(len(rows(f)), f.elements)]) for f in one.families])

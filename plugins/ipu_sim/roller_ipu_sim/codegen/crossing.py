@@ -1,9 +1,9 @@
-"""An array that lies over tiles in one way and is wanted in another: what parts of both have in common, box by box.
+"""Redistribution of an array between two placements over tiles: the intersections of their parts, box by box.
 
-Parts are boxes of the stored array, or runs of elements of such boxes, which are a few boxes again. Both ways are brought to the
-same digits of the array's elements; what a part here and a part there have in common is then a box, and its elements are so far
-apart on either side that runs follow from a few numbers: no element is looked at. Where a run ends at the far corner of such a box
-and goes on at the near corner of another, the two are one.
+Parts are boxes of the stored array, or runs of elements of boxes, which are again a few boxes. Both placements are converted to the
+same digits of the array's elements. The intersection of a part here and a part there is then a box. The distances of its elements
+on both sides are constant, so that runs follow from a few numbers without a look at single elements. Where a run ends at the far
+corner of such a box and continues at the near corner of another, the two are one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from roller_ipu_sim.manifest.models import PlaceLoop, Placement
 
 Numbers = npt.NDArray[Any]
 
-REMEMBERED = 2**17  # rows of what sides have in common: whole programs that are compared move mostly alike
+REMEMBERED = 2**17  # rows of cached intersections: whole programs that are compared move mostly alike
 
 
 class Family(NamedTuple):
@@ -39,8 +39,9 @@ class Family(NamedTuple):
 
 
 class Side(NamedTuple):
-    """One way to lay an array over tiles. `digits`: extents of its stored dimensions in the order of the array; `order`: for each
-    stored dimension its place in them.
+    """One placement of an array over tiles.
+
+    `digits`: extents of its stored dimensions in the order of the array; `order`: the index of each stored dimension in that order.
     """
 
     digits: tuple[int, ...]
@@ -49,13 +50,13 @@ class Side(NamedTuple):
 
 
 def side(digits: tuple[int, ...], order: tuple[int, ...], placements: Iterator[Placement]) -> Side:
-    """The side of some placements, of which none lies in strides."""
+    """Returns the side of some placements, none of which has strides."""
     found = [Family(p.tile, p.offset, p.first, p.start, p.shape, p.elements, p.loops) for p in placements]
     return Side(digits, order, tuple(found))
 
 
 def rows(family: Family) -> Numbers:
-    """Tile, place in the buffer, first element of the box and start of each part of a family."""
+    """Returns tile, offset in the buffer, first element of the box and start of each part of a family."""
     found = np.array([(family.tile, family.offset, family.first, *family.start)], np.int64)
     for trips, tile, offset, start, first in family.loops:
         step = np.array([tile, offset, first, *start], np.int64)
@@ -65,8 +66,10 @@ def rows(family: Family) -> Numbers:
 
 @dataclass(frozen=True)
 class Boxes:
-    """Boxes of an array by its digits, [box, digit]: the part that each is cut from, its tile, where the array's first element
-    would lie, low ends, extents, and elements between neighbours in the buffer.
+    """Boxes of an array by its digits, [box, digit].
+
+    For each box: its part, its tile, the position of the array's first element, low ends, extents, and distances between neighbours
+    in the buffer.
     """
 
     part: Numbers
@@ -78,7 +81,7 @@ class Boxes:
 
 
 class _Remembered:
-    """What pairs of sides have in common: the last ones, as many as a bound on their rows allows."""
+    """A cache of the intersections of pairs of sides: the last ones, up to a bound on their rows."""
 
     def __init__(self) -> None:
         self.found: OrderedDict[tuple[Side, Side], Common] = OrderedDict()
@@ -100,7 +103,7 @@ _REMEMBERED = _Remembered()
 
 
 def crossed(source: Side, target: Side) -> Common:
-    """What brings an array from one side to the other; what only pads is left out."""
+    """Returns the runs that move an array from one side to the other, without padding."""
     return _REMEMBERED.of(source, target)
 
 
@@ -114,7 +117,7 @@ def _crossed(source: Side, target: Side) -> Common:
 
 
 def common_digits(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:
-    """The coarsest digits that both are made of, without those of extent 1; None where there are none."""
+    """Returns the coarsest digits that both are made of, without those of extent 1; None where there are none."""
     divisors = sorted({math.prod(side[n:]) for side in (a, b) for n in range(len(side) + 1)}, reverse=True)
     if any(outer % inner for outer, inner in itertools.pairwise(divisors)):
         return None
@@ -122,7 +125,7 @@ def common_digits(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...] | None:
 
 
 def digits_of(side: Side, digits: Sequence[int]) -> list[list[int]]:
-    """For each dimension of a side the common digits of which it is made."""
+    """Returns for each dimension of a side the common digits that form it."""
     found, n = [], 0
     for extent in side.digits:
         mine: list[int] = []
@@ -134,7 +137,7 @@ def digits_of(side: Side, digits: Sequence[int]) -> list[list[int]]:
 
 
 def _boxes(side: Side, digits: Sequence[int]) -> Boxes:
-    """All parts of a side as boxes."""
+    """Returns all parts of a side as boxes."""
     parts = digits_of(side, digits)
     every, before = [], 0
     for family in side.families:
@@ -173,7 +176,7 @@ def _family_boxes(
 
 
 def _elements(side: Side) -> Boxes:
-    """All elements of a side by their numbers in the array."""
+    """Returns all elements of a side by their numbers in the array."""
     digits = common_digits(side.digits, side.digits) or ()
     boxes = _boxes(side, digits)
     index, number = np.arange(len(boxes.tile)), np.zeros(len(boxes.tile), np.int64)
@@ -188,8 +191,9 @@ def _elements(side: Side) -> Boxes:
 
 
 def _met(given: Boxes, wanted: Boxes, order: Sequence[int]) -> tuple[Runs, Numbers, Numbers]:
-    """What boxes have in common, element by element, with loops in the order of the receivers; low ends by these loops; a number
-    for each pair of parts.
+    """Returns the intersections of boxes, element by element.
+
+    These are runs with loops in the order of the receivers, low ends by these loops, and a number for each pair of parts.
     """
     found, lows, groups = [], [], []
     parts = int(wanted.part.max(initial=0)) + 1
@@ -209,7 +213,7 @@ def _met(given: Boxes, wanted: Boxes, order: Sequence[int]) -> tuple[Runs, Numbe
 
 
 def _near(given: Boxes, wanted: Boxes) -> Iterator[tuple[Numbers, Numbers]]:
-    """Pairs of boxes, among them all that have something in common: those that are near along the digit that tells most apart."""
+    """Yields pairs of boxes that are near along the most selective digit; they include all pairs that intersect."""
     if not given.low.shape[1]:
         yield np.zeros(1, np.int64), np.zeros(1, np.int64)
         return

@@ -1,4 +1,4 @@
-"""From a stage's program to a manifest: buffers with addresses, where tensors live, and supersteps."""
+"""Generator of manifests from programs: buffers with addresses, placements of tensors, and supersteps."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from roller_ipu_sim.plan.places import Trips, tile_set
 from roller_ipu_sim.plan.stage_plan import ArrayPlan, Plan
 from roller_ipu_sim.toolchain.compiling import LANGUAGE
 
-LABEL = 100  # characters of a step's name, at most
-AGAIN = "@"  # in the name of a tensor that has several homes, as several loads read it: before the number of a further one
+LABEL = 100  # max characters of a step's name
+AGAIN = "@"  # separator in the name of a tensor with several homes (several loads read it), before the number of a further home
 
 
 def generate(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> KernelSource:
-    """The manifest as JSON; `CodegenError` where tiles cannot run the program, or hold it."""
+    """Returns the manifest as JSON; `CodegenError` where tiles cannot run the program, or it does not fit."""
     manifest = manifest_of(spec, program, frozenset(options.constants))
     launch = {"inputs": [t.name for t in program.expr.inputs], "output": program.expr.output.name, "alignment": "element"}
     return KernelSource(to_json(manifest), LANGUAGE, "main", launch)
 
 
 def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
-    """Why tiles cannot run a program, or hold it; None where they can."""
+    """Returns why tiles cannot run a program, or it does not fit; None if there is no reason."""
     found = whole_of(spec, program)
     return None if isinstance(found, Whole) else found
 
 
 def manifest_of(spec: HardwareSpec, program: RProgram, constants: frozenset[str] = frozenset()) -> Manifest:
-    """The manifest of a program; `CodegenError` where tiles cannot run it, or hold it."""
+    """Returns the manifest of a program; `CodegenError` where tiles cannot run it, or it does not fit."""
     whole = whole_of(spec, program)
     if not isinstance(whole, Whole):
         raise CodegenError(
@@ -56,7 +56,7 @@ def manifest_of(spec: HardwareSpec, program: RProgram, constants: frozenset[str]
 
 
 def _tensors(whole: Whole, constants: frozenset[str]) -> Iterator[TensorHome]:
-    """Every input, once for each stage and place that reads it, and the result."""
+    """Yields every input, once for each stage and position that reads it, and the result."""
     made = {plan.output.access.tensor.name for plan in whole.plans}
     seen: Counter[str] = Counter()
     for plan in whole.plans:
@@ -72,7 +72,7 @@ def _tensors(whole: Whole, constants: frozenset[str]) -> Iterator[TensorHome]:
 
 
 def _moving(moves: tuple[Move, ...]) -> Iterator[Step]:
-    """What earlier stages computed, brought to where this one keeps it."""
+    """Yields the steps that move earlier stages' results to where this stage requires them."""
     for move in moves:
         if move.pads:
             array = move.array
@@ -85,7 +85,7 @@ def _moving(moves: tuple[Move, ...]) -> Iterator[Step]:
 
 
 def _buffers(plan: Plan, memory: Memory, live: tuple[int, int], steps: int) -> Iterator[Buffer]:
-    """Every buffer on all tiles that work: those that last for the whole program, others while their stage runs."""
+    """Yields every buffer on all active tiles: some live for the whole program, others while their stage runs."""
     acc = plan.nest.stage.body.dtype
     types = {name: a.access.tensor.dtype for a in plan.arrays for name in (a.box_buffer, a.home_buffer)}
     types |= {plan.buffer(name): acc for name in ("acc", "parts", "sum", "inside")} | {
@@ -136,7 +136,7 @@ def _bringing(plan: Plan, moving: list[ArrayPlan], trips: Trips) -> Iterator[Ste
 
 
 def _called(what: str, plan: Plan | None = None, trips: Trips = ()) -> str:
-    """The name of a step; where a stage has several in time, with the number of this one."""
+    """Returns the name of a step; a stage with several serial steps adds the number of this one."""
     if plan is None or plan.grid.steps == 1:
         return what if len(what) <= LABEL else f"{what[: LABEL - 1]}…"
     number = 0
@@ -147,7 +147,7 @@ def _called(what: str, plan: Plan | None = None, trips: Trips = ()) -> str:
 
 
 def _completing(plan: Plan, trips: Trips) -> Iterator[Step]:
-    """Parts of results added up, and results finished."""
+    """Yields the steps that add up partial results and finish results."""
     name = plan.output.access.tensor.name
     if plan.parts > 1:
         yield Step(name=_called(f"deal {name}", plan, trips), exchange=tuple(dealt(plan)))

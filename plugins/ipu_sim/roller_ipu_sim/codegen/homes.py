@@ -1,4 +1,4 @@
-"""Where tensors live: which tile keeps which part of the stored array, from the beginning or at the end."""
+"""Placements of tensors: the part of the stored array on each tile, initially or at the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Role = Literal["input", "constant", "output"]
 
 
 def home(array: ArrayPlan, role: Role, placements: tuple[Placement, ...]) -> TensorHome:
-    """A tensor with its layout: dimensions in stored order, extents padded to what boxes cover."""
+    """Returns a tensor with its layout: dimensions in stored order, extents padded to what boxes cover."""
     layout = tuple([(d.source, d.divisor, None if _highest(array, d) else d.extent) for d in array.dims])
     return TensorHome(
         name=array.access.tensor.name,
@@ -35,7 +35,7 @@ def _highest(array: ArrayPlan, dim: ArrayDim) -> bool:
 
 
 def stored(array: ArrayPlan) -> tuple[int, ...]:
-    """Extents of the stored array."""
+    """Returns the extents of the stored array."""
     found = []
     for dim, box in zip(array.dims, array.box, strict=True):
         whole = dim.plain(array.nest.extents) and (array.plain or dim is array.dims[-1])
@@ -44,7 +44,7 @@ def stored(array: ArrayPlan) -> tuple[int, ...]:
 
 
 def share_ranges(elements: int, share: int) -> Iterator[tuple[int, int, int]]:
-    """Shares of one size, from the first to before the last, with their elements: all whole ones, and the last if it is smaller."""
+    """Yields ranges of shares of one size as first, end and elements: all whole shares, and the last if it is smaller."""
     whole, rest = divmod(elements, share)
     if whole:
         yield 0, whole, share
@@ -53,15 +53,16 @@ def share_ranges(elements: int, share: int) -> Iterator[tuple[int, int, int]]:
 
 
 def kept(plan: Plan, array: ArrayPlan) -> Iterator[Placement]:
-    """What tiles keep of an input from the beginning."""
+    """Returns the initial placements of an input on tiles."""
     if not array.plain:
         return _window_parts(array)
     return _first_parts(plan, array) if array.shifts else _shares(array)
 
 
 def placed(nest: Nest, buffer: str, shape: tuple[int, ...], count: int | None, strides: tuple[int, ...] | None = None) -> Placement:
-    """A family of parts of boxes, dense or, if whole, with `strides`. The nest's columns: tile, place in the buffer, first element
-    of the box, where the box begins.
+    """Returns a family of parts of boxes, dense or, if whole, with `strides`.
+
+    The nest's columns: tile, offset in the buffer, first element of the box, start of the box.
     """
     tile, offset, first, *start = nest.first
     loops = [(trips, step[0], step[1], step[3:], step[2]) for trips, step in nest.loops]
@@ -79,7 +80,7 @@ def placed(nest: Nest, buffer: str, shape: tuple[int, ...], count: int | None, s
 
 
 def _shares(array: ArrayPlan) -> Iterator[Placement]:
-    """Every tile's share of each of its boxes."""
+    """Yields every tile's share of each of its boxes."""
     grid, others = array.grid, untouched(array)
     alone = (array.in_place or array.kept) and not array.piece
     place = dict(zip(others, [size * array.share for size in share_steps(grid, others)], strict=True))
@@ -97,18 +98,18 @@ def _shares(array: ArrayPlan) -> Iterator[Placement]:
 
 
 def _origin(array: ArrayPlan) -> tuple[int, ...]:
-    """Where the first box of the first tile begins."""
+    """Returns the start of the first tile's first box."""
     return starts(array, (0,) * len(array.grid.loops), (0,) * len(array.grid.serial))
 
 
 def _over_boxes(array: ArrayPlan, starting: list[tuple[int, ...]], apart: int) -> list[Walk]:
-    """Loops over a tile's boxes, which lie so many elements apart."""
+    """Returns loops over a tile's boxes, which lie `apart` elements apart."""
     rows = zip(array.grid.serial, box_steps(array), starting, strict=True)
     return [(0, lp.trips, (0, by * apart, 0, *start)) for lp, by, start in rows if array.touches(lp.dim)]
 
 
 def _first_parts(plan: Plan, array: ArrayPlan) -> Iterator[Placement]:
-    """Of an array whose parts are handed on, the part with which each tile begins."""
+    """Yields the first part of each tile, for an array whose parts rotate around a ring."""
     grid = array.grid
     axes, (serial,) = start_steps(array)
     for piece in ring_pieces(plan, 0):
@@ -121,7 +122,7 @@ def _first_parts(plan: Plan, array: ArrayPlan) -> Iterator[Placement]:
 
 
 def keeper(windows: Windows, place: int, interval: Interval) -> int:
-    """What keeping an interval adds to the number of the tile that does."""
+    """Returns the contribution of an interval to the number of the tile that owns it."""
     grid, axis = windows.array.grid, windows.owners[place]
     tile = interval.owner * grid.strides[axis] if axis is not None else 0
     if place == windows.shared[0]:
@@ -133,8 +134,9 @@ def keeper(windows: Windows, place: int, interval: Interval) -> int:
 
 
 def _window_parts(array: ArrayPlan) -> Iterator[Placement]:
-    """One interval of each dimension for every tile that keeps anything, densely or where it is in the tile's box. What boxes
-    contain before the array is stored behind it.
+    """Yields one interval of each dimension for every tile that owns any, densely or at its position in the tile's box.
+
+    Positions of boxes before the array are stored behind it.
     """
     windows, rank = Windows(array), len(array.dims)
     per_dim = []
@@ -158,7 +160,7 @@ def _window_parts(array: ArrayPlan) -> Iterator[Placement]:
 
 
 def results(plan: Plan) -> Iterator[Placement]:
-    """Where results are at the end."""
+    """Yields the final placements of results."""
     array, grid = plan.output, plan.grid
     parts = [axis for axis, lp in enumerate(grid.loops) if plan.nest.dims[lp.dim].is_reduce]
     elements, size = array.elements, array.elements

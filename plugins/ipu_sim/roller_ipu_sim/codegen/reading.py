@@ -1,4 +1,4 @@
-"""Scalar trees of a stage as trees of the manifest, with the views that they load from."""
+"""Conversion of a stage's scalar trees to the manifest's trees, with the views of their loads."""
 
 from __future__ import annotations
 
@@ -17,21 +17,25 @@ Tree = tuple[Any, ...]
 
 
 def base(array: ArrayPlan, trips: Trips, step: int) -> int:
-    """Where in its buffer a tile's box begins: `trips` as its loops stand, `step` of a reduction whose parts are handed on."""
+    """Returns the start of a tile's box in its buffer.
+
+    `trips`: the state of the serial loops; `step`: the step of a reduction whose parts rotate around a ring.
+    """
     if array.shifts:
         return step % 2 * array.elements
     return box_number(array, trips) * array.held if array.in_place else 0
 
 
 def result_order(plan: Plan) -> list[int]:
-    """Spatial dimensions as loops of a map: that along which results lie side by side comes last."""
+    """Returns the spatial dimensions as loops of a map: the one along which results are contiguous comes last."""
     last = last_dim(plan)
     return [d for d in plan.nest.spatial if d != last] + [d for d in plan.nest.spatial if d == last]
 
 
 class Trees:
-    """Scalar trees of a stage as trees of the manifest, with the views that they load from: in loops that follow dimensions of the
-    nest, and begin at the start of the tile or at a place in it.
+    """A stage's scalar trees as trees of the manifest, with the views of their loads.
+
+    Loops follow dimensions of the nest, and begin at the start of the tile or at a position in it.
     """
 
     def __init__(self, plan: Plan, trips: Trips, dims: list[int], begin: Mapping[int, int] | None = None) -> None:
@@ -43,7 +47,7 @@ class Trees:
         self.views = [self._view(load, self.dims) for load in self._known]
 
     def tree(self, node: Scalar) -> Tree:
-        """The body of a stage."""
+        """Returns the body of a stage."""
         match node:
             case Load():
                 return ("load", self._known[node])
@@ -51,7 +55,7 @@ class Trees:
                 return ("result",)
             case Const(value, dtype):
                 return ("const", value if isinstance(value, bool | int) or math.isfinite(value) else str(value), dtype)
-            case Unary("rounded", value):  # as every value is
+            case Unary("rounded", value):  # every value is rounded already
                 return self.tree(value)
             case Unary(op, value):
                 return (op, self.tree(value))
@@ -66,7 +70,7 @@ class Trees:
         raise AssertionError(node)
 
     def finished(self, node: Scalar) -> Tree:
-        """The epilogue, whose loads are counted apart."""
+        """Returns the epilogue, with its own numbering of loads."""
         spatial = [d for d in self.dims if not self.plan.nest.dims[d].is_reduce]
         self._known = {load: n for n, load in enumerate(loads_in(node))}
         self.late = [self._view(load, spatial) for load in self._known]
@@ -82,7 +86,7 @@ class Trees:
         )
 
     def _index(self, node: Coordinate) -> Tree:
-        """A coordinate: where the tile stands, and a share of each loop."""
+        """Returns a coordinate: the tile's position, and a share of each loop."""
         name = self._names.setdefault(node, f"origin{len(self._names)}")
         walked = [(place, c) for place, d in enumerate(self.dims) for c in [_coefficient(self.plan, node, d)] if c]
         found: Tree = ("index", walked[0][0] if walked else 0, walked[0][1] if walked else 0, name)
@@ -91,7 +95,7 @@ class Trees:
         return found
 
     def origins(self, tiles: TileSet) -> dict[str, tuple[int, ...]]:
-        """Where each tile of a set stands, for every coordinate that trees ask for."""
+        """Returns the positions of each tile of a set, for every coordinate that trees use."""
         grid, found = self.plan.grid, {}
         if not self._names:
             return {}
@@ -111,7 +115,7 @@ def _coefficient(plan: Plan, node: Coordinate, dim: int) -> int:
 
 
 def as_body(tree: Tree) -> Tree:
-    """A tree of an epilogue as a body: the result is the first load."""
+    """Returns a tree of an epilogue as a body: the result is the first load."""
     match tree:
         case ("result",):
             return ("load", 0)

@@ -1,9 +1,8 @@
-"""Runs of elements that stay side by side, in boxes that are evenly apart: which go on in which, and what they come to on every
-tile. Few of them are ever listed one by one.
+"""Runs of contiguous elements in boxes at constant distances: continuations of runs, and their traffic on every tile.
 
-Two elements lie side by side in a part if one of its dimensions is a step further and those within are back at their beginning.
-Runs that end so and go on in another box are therefore a box as well, for each digit that makes the step; between parts it is a
-corner.
+Few runs are ever listed individually. Two elements of a part are contiguous if one of its dimensions advances by a step and those
+within it return to their beginning. Runs that continue in another box therefore also form a box, for each digit that advances;
+between parts they meet at a corner.
 """
 
 from __future__ import annotations
@@ -19,13 +18,14 @@ import numpy.typing as npt
 Numbers = npt.NDArray[Any]
 
 
-AT_ONCE = 2**18  # pairs of boxes that are looked at together
+AT_ONCE = 2**18  # pairs of boxes that are processed together
 
 
 @dataclass(frozen=True)
 class Runs:
-    """Elements side by side on both sides: tiles and places of the first run of a row, `count` elements each; as many runs as
-    `trips` say, [row, loop], which are `step` and `to_step` further.
+    """Runs that are contiguous on both sides: tiles and positions of the first run of a row, `count` elements each.
+
+    Each row has as many runs as `trips` give, [row, loop], at distances `step` and `to_step`.
     """
 
     source: Numbers
@@ -52,13 +52,13 @@ class Runs:
         return self.source, self.start, self.target, self.to, self.count, self.trips, self.step, self.to_step
 
     def span(self, loop: int) -> tuple[Numbers, Numbers]:
-        """How far the last element of the loops from one on lies behind their first, on both sides."""
+        """Returns the distance from the first to the last element of the loops from one on, on both sides."""
         last = self.trips[:, loop:] - 1
         there, here = (last * self.step[:, loop:]).sum(axis=1), (last * self.to_step[:, loop:]).sum(axis=1)
         return there + self.count - 1, here + self.count - 1
 
     def part(self, mask: Numbers, first: Numbers, trips: Numbers) -> Runs:
-        """Of some rows the box of runs that begins at the indices `first` and has so many trips."""
+        """Returns a box of runs from each of some rows; it begins at the indices `first` and has `trips` trips."""
         some = self[mask]
         start, to = some.start + (first * some.step).sum(axis=1), some.to + (first * some.to_step).sum(axis=1)
         return Runs(some.source, start, some.target, to, some.count, trips, some.step, some.to_step)
@@ -66,8 +66,9 @@ class Runs:
 
 @dataclass(frozen=True)
 class Joins:
-    """Boxes of runs that go on in others: rows of both, the first run of each box by its indices in these rows, and extents, which
-    are those of both boxes.
+    """Boxes of runs that continue in others.
+
+    Rows of both, the first run of each box by its indices in these rows, and extents, which both boxes share.
     """
 
     row: Numbers
@@ -85,8 +86,9 @@ class Joins:
 
 @dataclass(frozen=True)
 class Common:
-    """What two sides have in common: rows of runs of which none goes on in another of its row's innermost loops, and those that go
-    on otherwise. Equal to the maximal runs, but not listed.
+    """The intersection of two sides: rows of runs, and the joins of runs that continue in others.
+
+    No run continues in another along its row's innermost loops. Equivalent to the maximal runs, without a list of them.
     """
 
     runs: Runs
@@ -94,11 +96,11 @@ class Common:
 
     @property
     def rows(self) -> int:
-        """What it takes to remember."""
+        """Size of the cache entry."""
         return len(self.runs.count) + len(self.joins.row)
 
     def listed(self) -> Runs:
-        """The maximal runs: rows that go on in others elsewhere than at corners are listed run by run."""
+        """Returns the maximal runs: rows that continue in others elsewhere than at corners are listed run by run."""
         joins, runs = self.joins, self.runs
         last = runs.trips - 1
         inside = (joins.at != last[joins.row]).any(axis=1) | (joins.next_at != 0).any(axis=1)
@@ -108,7 +110,7 @@ class Common:
         return _joined(_cornered(_unrolled(runs, every)))
 
     def traffic(self, tiles: int, size: int, word: int) -> tuple[Numbers, Numbers, Numbers]:
-        """Words in, words out and fragments of each tile, with so many bytes to an element and to a word."""
+        """Returns words in, words out and fragments of each tile; `size` and `word`: bytes of an element and of a word."""
         runs, joins = self.runs, self.joins
         into, out, fragments = np.zeros((3, tiles), np.int64)
         self._add(runs, runs.repeated, size, word, (into, out, fragments))
@@ -145,7 +147,7 @@ class Common:
         return int(_off_words(runs[off], apart).sum()) > int(_off_words(goes_on, apart).sum())
 
     def _chains(self, size: int, word: int) -> Runs:
-        """Runs that go on in others, one by one, wherever that changes how many words there are."""
+        """Returns runs that continue in others, one by one, wherever this changes the number of words."""
         runs, joins = self.runs, self.joins
         broken = runs.count * size % word != 0
         of = _connected(len(broken), joins.row, joins.next_row)
@@ -165,8 +167,9 @@ class Common:
 
 
 def common(runs: Runs, low: Numbers, group: Numbers) -> Common:
-    """What two sides have in common, from boxes of single elements with their low ends by digits; boxes of one group are cut from
-    the same part of either side.
+    """Returns the intersection of two sides, from boxes of single elements with their low ends by digits.
+
+    Boxes of one group come from the same part on either side.
     """
     long = _folded(runs)
     found = [*_steps(runs, long, low, group), _corners(long, group)]
@@ -174,7 +177,7 @@ def common(runs: Runs, low: Numbers, group: Numbers) -> Common:
 
 
 def single(runs: Runs) -> Common:
-    """What two sides have in common, from single elements in any order."""
+    """Returns the intersection of two sides, from single elements in any order."""
     none, nothing = np.zeros(0, np.int64), np.zeros((0, runs.trips.shape[1]), np.int64)
     return Common(_joined(runs), Joins(none, nothing, none, nothing, nothing))
 
@@ -183,8 +186,9 @@ Joined = tuple[Numbers, Numbers, Numbers, Numbers, Numbers]
 
 
 def _steps(runs: Runs, folded: Runs, low: Numbers, group: Numbers) -> Iterator[Joined]:
-    """Joins between boxes of one group, by the digit that makes the step: those outside it stay, those within it go from the far
-    corner of the one box to the near corner of the other.
+    """Yields joins between boxes of one group, by the digit that advances.
+
+    Outer digits stay; inner ones go from the far corner of the one box to the near corner of the other.
     """
     high, many = low + runs.trips - 1, folded.trips > 1
     for a, b in _pairs(group):
@@ -212,7 +216,7 @@ def _steps(runs: Runs, folded: Runs, low: Numbers, group: Numbers) -> Iterator[J
 
 
 def _pairs(group: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
-    """All pairs of boxes of one group, either way round, and each with itself."""
+    """Yields all pairs of boxes of one group in both orders, and each box with itself."""
     order = np.argsort(group, kind="stable")
     first, count = np.unique(group[order], return_index=True, return_counts=True)[1:]
     first, count = np.repeat(first, count), np.repeat(count, count)
@@ -224,7 +228,7 @@ def _pairs(group: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
 
 
 def _corners(runs: Runs, group: Numbers) -> Joined:
-    """Joins of the far corner of a box with the near one of a box of another group."""
+    """Returns joins of the far corner of a box with the near corner of a box of another group."""
     next_row, goes_on = _next(runs)
     row = np.flatnonzero(goes_on & (group[next_row] != group))
     at = runs.trips[row] - 1
@@ -232,7 +236,7 @@ def _corners(runs: Runs, group: Numbers) -> Joined:
 
 
 def _connected(rows: int, one: Numbers, other: Numbers) -> Numbers:
-    """For each row the first of those that it is connected with."""
+    """Returns for each row the first of the rows that it is connected with."""
     found = np.arange(rows)
     while (found[one] != found[other]).any():
         low = np.minimum(found[one], found[other])
@@ -244,7 +248,7 @@ def _connected(rows: int, one: Numbers, other: Numbers) -> Numbers:
 
 
 def _numbers(trips: Numbers, first: Numbers, size: Numbers) -> tuple[Numbers, Numbers]:
-    """Boxes of the runs of rows with so many trips, listed: the box, and the place of each run among its row's."""
+    """Returns the listed runs of boxes of rows with `trips` trips: the box, and the number of each run in its row."""
     times = size.prod(axis=1)
     index, place = np.repeat(np.arange(len(times)), times), within(times)
     found, apart = np.zeros_like(index), np.ones_like(times)
@@ -256,7 +260,7 @@ def _numbers(trips: Numbers, first: Numbers, size: Numbers) -> tuple[Numbers, Nu
 
 
 def _off_words(runs: Runs, apart: int) -> Numbers:
-    """How many runs of each row do not begin at a word on both sides, with so many elements to a word."""
+    """Returns how many runs of each row do not begin at a word on both sides; `apart`: elements of a word."""
     there, here = np.divmod(np.arange(apart * apart), apart)
     found = ((runs.start[:, None] % apart == there) & (runs.to[:, None] % apart == here)).astype(np.int64)
     for loop in np.flatnonzero((runs.trips > 1).any(axis=0)).tolist():
@@ -270,15 +274,16 @@ def _off_words(runs: Runs, apart: int) -> Numbers:
 
 
 def within(counts: Numbers) -> Numbers:
-    """The place of each among its own: 0, 1, ... as often as each count says."""
+    """Returns the index of each element in its own group: 0, 1, ... as often as each count says."""
     ends = np.cumsum(counts)
     found: Numbers = np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
     return found
 
 
 def cut(index: Numbers, low: Numbers, size: Numbers, place: int, inner: Numbers | int) -> tuple[Numbers, Numbers, Numbers]:
-    """Intervals of one digit by two, of which the second has so many values: what begins in the middle of them, whole ones, and
-    what ends in the middle.
+    """Splits intervals of one digit into two digits, the inner one with `inner` values.
+
+    The results are intervals that begin in the middle of these values, whole ones, and those that end in the middle.
     """
     begin, end = low[:, place], low[:, place] + size[:, place]
     head, tail = -(-begin // inner), end // inner
@@ -300,7 +305,7 @@ def cut(index: Numbers, low: Numbers, size: Numbers, place: int, inner: Numbers 
 
 
 def _folded(runs: Runs) -> Runs:
-    """Loops over elements side by side become runs."""
+    """Converts loops over contiguous elements to runs."""
     count, trips = runs.count.copy(), runs.trips.copy()
     over = np.zeros(len(count), bool)
     for loop in reversed(range(trips.shape[1])):
@@ -313,8 +318,10 @@ def _folded(runs: Runs) -> Runs:
 
 
 def _unrolled(runs: Runs, every: Numbers) -> Runs:
-    """Some rows with a row for each run, and so much of the others that only corners of rows go on in others: rows of loops of
-    which a trip begins just where the one before it ended have a row for each trip.
+    """Returns rows such that only their corners continue in others.
+
+    Rows in `every` get a row for each run. Rows of loops where a trip begins exactly at the end of the previous one get a row for
+    each trip.
     """
     for loop in range(runs.trips.shape[1]):
         there, here = runs.span(loop + 1)
@@ -327,7 +334,7 @@ def _unrolled(runs: Runs, every: Numbers) -> Runs:
 
 
 def _spread(runs: Runs, loop: int, mask: Numbers) -> Runs:
-    """Some rows with a row for each trip of a loop."""
+    """Returns the rows, some of them with a row for each trip of a loop."""
     times = np.where(mask, runs.trips[:, loop], 1)
     index = np.repeat(np.arange(len(times)), times)
     first = np.zeros((len(index), runs.trips.shape[1]), np.int64)
@@ -338,7 +345,7 @@ def _spread(runs: Runs, loop: int, mask: Numbers) -> Runs:
 
 
 def _next(runs: Runs) -> tuple[Numbers, Numbers]:
-    """For each row the one, if any, that goes on at its far corner; and whether there is one."""
+    """Returns for each row the row, if any, that continues at its far corner; and whether there is one."""
     there, here = runs.span(0)
     apart = int((runs.to + here).max(initial=0)) + 2
     begin = runs.target * apart + runs.to
@@ -350,7 +357,7 @@ def _next(runs: Runs) -> tuple[Numbers, Numbers]:
 
 
 def _cornered(runs: Runs) -> Runs:
-    """Rows that go on in others, or others in them: the first or last run is a row of its own."""
+    """Separates the first or last run of rows that continue in others, or that others continue in."""
     next_one, goes_on = _next(runs)
     begun = np.zeros(len(goes_on), bool)
     begun[next_one[goes_on]] = True
@@ -366,7 +373,7 @@ def _cornered(runs: Runs) -> Runs:
 
 
 def _joined(runs: Runs) -> Runs:
-    """Single runs in the order of the receivers, those as one that go on in one another; then the others."""
+    """Returns single runs in the order of the receivers, with continuations merged; then the others."""
     single = runs.repeated == 1
     alone = runs[single]
     alone = alone[np.lexsort((alone.to, alone.target))]

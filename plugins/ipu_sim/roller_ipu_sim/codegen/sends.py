@@ -1,7 +1,7 @@
-"""Exchanges: shares of blocks to all who need them, parts of windows row by row, parts of results to those who add them up.
+"""Exchanges: shares of blocks to all tiles that need them, parts of windows row by row, partial results to the tiles that add them.
 
-Each is a handful of families: what differs from tile to tile differs evenly, but where a share is the last one, a ring closes or a
-window meets the end of an array.
+Each exchange is a few families: differences between tiles are constant steps, except where a share is the last one, a ring closes
+or a window meets the end of an array.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from roller_ipu_sim.plan.windows import Windows
 
 
 def brought(plan: Plan, array: ArrayPlan, trips: Trips) -> Iterator[Send]:
-    """What brings the boxes of an array to the tiles when the serial loops are so far."""
+    """Returns the sends that bring the boxes of an array to the tiles, at the state `trips` of the serial loops."""
     if array.shifts:
         return _handed(array, trips[0])
     if not array.plain:
@@ -47,8 +47,10 @@ def brought(plan: Plan, array: ArrayPlan, trips: Trips) -> Iterator[Send]:
 def sent(
     nest: Nest, buffer: str, to: str, tiles: TileSet, count: int, others: bool = False, around: Sequence[tuple[int, int, int]] = ()
 ) -> Send:
-    """A family of dense runs. The nest's columns: the sender, its place, by how much receivers are moved on, their place. `around`:
-    loops around a run, outermost first: trips, and elements from one to the next where it comes from and where it goes.
+    """Returns a family of dense runs.
+
+    The nest's columns: the sender, its offset, the shift of the receivers, their offset. `around`: loops around a run, outermost
+    first: trips, and distances in elements at the source and at the target.
     """
     tile, offset, to_tile, to_offset = nest.first
     return Send(
@@ -73,11 +75,11 @@ def _loops(nest: Nest) -> tuple[tuple[int, int, int, int, int], ...]:
 
 
 def _handed(array: ArrayPlan, step: int) -> Iterator[Send]:
-    """Every tile's part to its neighbour: from the half of the buffer that was used into the other one."""
+    """Yields every tile's send of its part to its neighbour, from the used half of the buffer to the other one."""
     grid, axes = array.grid, untouched(array)
     offsets = (step - 1) % 2 * array.elements, step % 2 * array.elements
     steps = [(stride, 0, stride, 0) for stride in grid.strides]
-    for last in range(len(axes), -1, -1):  # digits of a place on the ring, of which those behind `last` are 0: one less borrows
+    for last in range(len(axes), -1, -1):  # digits of a position on the ring; those behind `last` are 0, so one less borrows
         borrowing = axes[last:]
         box = dict.fromkeys(borrowing, (0, 1))
         if last:
@@ -91,7 +93,7 @@ def _handed(array: ArrayPlan, step: int) -> Iterator[Send]:
 
 
 def _kept_shares(array: ArrayPlan) -> Iterator[Send]:
-    """Of a block that lies in shares where it is used, every share to all others who need it."""
+    """Yields, for a block whose shares are stored where it is used, the sends of every share to all other tiles that need it."""
     grid, axes, others = array.grid, touched(array), untouched(array)
     place = dict(zip(others, [size * array.share for size in share_steps(grid, others)], strict=True))
     steps = [(s, place.get(a, 0), s if a in axes else 0, place.get(a, 0)) for a, s in enumerate(grid.strides)]
@@ -103,7 +105,7 @@ def _kept_shares(array: ArrayPlan) -> Iterator[Send]:
 
 
 def _shares(plan: Plan, array: ArrayPlan, trips: Trips) -> Iterator[Send]:
-    """Of a block whose shares lie elsewhere, every share to all who need it."""
+    """Yields, for a block whose shares are stored elsewhere, the sends of every share to all tiles that need it."""
     grid, axes, others = array.grid, touched(array), untouched(array)
     place = dict(zip(others, [size * array.share for size in share_steps(grid, others)], strict=True))
     tiles = tile_set(grid, dict.fromkeys(axes, 0))
@@ -116,7 +118,7 @@ def _shares(plan: Plan, array: ArrayPlan, trips: Trips) -> Iterator[Send]:
 
 
 def _begun(plan: Plan, array: ArrayPlan, trips: Trips) -> Iterator[tuple[Mapping[int, tuple[int, int]], int, Mapping[int, int]]]:
-    """Which box tiles want: pieces of the grid, the box's number at the grid's origin, and what steps along its axes add."""
+    """Yields the boxes that tiles require: pieces of the grid, the box number at the grid's origin, and steps along its axes."""
     if not plan.shifting or array.depth == 0:
         yield {}, box_number(array, trips), {}
         return
@@ -125,15 +127,14 @@ def _begun(plan: Plan, array: ArrayPlan, trips: Trips) -> Iterator[tuple[Mapping
         yield piece.box, piece.part * step, {axis: by * step for axis, by in piece.steps.items()}
 
 
-_Pair = tuple[
-    int, int, int, int
-]  # sender's tile, offset in rows of what it keeps, by how much receivers are moved on, their offset
-_Key = tuple[int, int, bool]  # elements that arrive, that the sender keeps along the dimension, and if it is its own box
+_Pair = tuple[int, int, int, int]  # sender's tile, offset in rows of its own part, shift of the receivers, their offset
+_Key = tuple[int, int, bool]  # elements that arrive, elements that the sender owns along the dimension, and if it is its own box
 
 
 def _rows(array: ArrayPlan, trips: Trips) -> Iterator[Send]:
-    """Every part that some tile keeps of every box, to all tiles that need that box: whatever meets along each dimension. Where
-    parts lie in boxes nobody sends to itself.
+    """Yields every owned part of every box to all tiles that need that box: the intersections along each dimension.
+
+    Where parts lie in boxes no tile sends to itself.
     """
     windows = Windows(array)
     tiles = tile_set(array.grid, dict.fromkeys(touched(array), 0))
@@ -168,7 +169,7 @@ def _scaled(nest: Nest, step: int) -> Nest:
 
 
 def _meeting(windows: Windows, place: int, trips: Trips) -> list[tuple[_Key, Nest]]:
-    """Along one dimension what intervals and boxes have in common, as few nests for each pair of sizes."""
+    """Returns the intersections of intervals and boxes along one dimension, as few nests for each pair of sizes."""
     array, grid = windows.array, windows.array.grid
     axes = [a for a, lp in enumerate(grid.loops) if any(n == lp.dim for n, _ in array.dims[place].terms)]
     reach, pitch, kept = windows.reach(place), array.strides[place], windows.intervals(place)
@@ -183,7 +184,7 @@ def _meeting(windows: Windows, place: int, trips: Trips) -> list[tuple[_Key, Nes
     begin, end = np.maximum(first, low[:, None]), np.minimum(last, low[:, None] + reach)
     box, own = np.nonzero(begin < end)
     begin, end, low, size = begin[box, own], end[box, own], low[box], (last - first)[own]
-    if array.kept:  # in boxes, which are of one size
+    if array.kept:  # in boxes, which have one size
         size[:] = reach
     mine = (owner[own] == box) & array.kept
     columns = (end - begin, size, mine, tile[own], begin - held[own], to[box], (begin - low) * pitch)
@@ -194,7 +195,7 @@ def _meeting(windows: Windows, place: int, trips: Trips) -> list[tuple[_Key, Nes
 
 
 def _few(pairs: Sequence[_Pair]) -> list[Nest]:
-    """Nests of all pairs: as they come, or what arrives at one place of boxes together, whichever gives fewer."""
+    """Returns nests of all pairs: in the given order, or grouped by target position, whichever gives fewer."""
     apart: dict[tuple[int, int], list[_Pair]] = {}
     for pair in pairs:
         apart.setdefault((pair[1], pair[3]), []).append(pair)
@@ -202,7 +203,7 @@ def _few(pairs: Sequence[_Pair]) -> list[Nest]:
 
 
 def dealt(plan: Plan) -> Iterator[Send]:
-    """Parts of results: of every tile's, each piece to the tile that adds it up."""
+    """Yields the sends of partial results: each piece of every tile's to the tile that adds it up."""
     grid, found = plan.grid, plan.pieces
     axes = [axis for axis, lp in enumerate(grid.loops) if plan.nest.dims[lp.dim].is_reduce]
     sizes = [size * found.size for size in share_steps(grid, axes)]

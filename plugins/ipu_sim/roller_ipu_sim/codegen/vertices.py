@@ -1,4 +1,4 @@
-"""What tiles compute: products on the matrix unit, elementwise work and reductions, as vertices of the manifest."""
+"""Vertices of the manifest: products on the matrix unit, elementwise work and reductions."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from roller_ipu_sim.plan.work import finishes, operands, whole_share
 
 
 def computing(plan: Plan, trips: Trips) -> Iterator[tuple[str, list[VertexGroup]]]:
-    """The vertices of one step, with a name for each compute set: the same on all tiles, but for those at the end of a reduction
-    that tiles cut, and those that are at different parts of one.
+    """Yields the vertices of one step, with a name for each compute set.
+
+    They are the same on all tiles, except for those at the end of a reduction that is split over tiles, and those at different
+    parts of one.
     """
     serial = plan.grid.serial
     first = all(not t or lp.unit for t, lp in zip(trips, serial, strict=True))
-    if plan.empty:  # its other reductions may still have steps
+    if plan.empty:  # other reductions may still have steps
         yield from [("compute", [_identity(plan, trips)])] if first else []
     elif plan.program.atom.kind == "matrix":
         step = trips[0] if trips else 0
@@ -35,7 +37,7 @@ def computing(plan: Plan, trips: Trips) -> Iterator[tuple[str, list[VertexGroup]
 
 
 def _cut_inside(plan: Plan, trips: Trips) -> Iterator[tuple[str, list[VertexGroup]]]:
-    """Partial results of each tile, those of what is left over, and their sums; on tiles that cut nothing results themselves."""
+    """Yields each tile's partial results, those of the left-over points, and their sums; unsplit tiles compute results directly."""
     steps: dict[str, list[VertexGroup]] = {"compute": [], "compute rest of": [], "add inside": []}
     chosen = inside.cuts(plan)
     for tiles, reduce in _classes(plan, trips):
@@ -51,7 +53,7 @@ def _cut_inside(plan: Plan, trips: Trips) -> Iterator[tuple[str, list[VertexGrou
 
 
 def _partial(plan: Plan, trips: Trips, tiles: TileSet, reduce: dict[int, int], cut: Cut, rest: bool) -> VertexGroup:
-    """Partial results of a tile, or what is left over of them: vectors lie along them, or along the results."""
+    """Returns the vertex of a tile's partial results, or of left-over points: vectors lie along them, or along the results."""
     stage, spatial, dim = plan.nest.stage, result_order(plan), plan.nest.reduce[cut.place]
     over = [d for d in plan.nest.reduce if d != dim]
     trees = Trees(plan, trips, [*spatial, dim, *over])
@@ -85,7 +87,7 @@ def _partial(plan: Plan, trips: Trips, tiles: TileSet, reduce: dict[int, int], c
 
 
 def _added(plan: Plan, trips: Trips, tiles: TileSet, cut: Cut) -> VertexGroup:
-    """Results from the partial results of a tile."""
+    """Returns the vertex that adds up a tile's partial results."""
     stage, out, spatial = plan.nest.stage, plan.output, result_order(plan)
     trees = Trees(plan, trips, spatial)
     finished = trees.finished(stage.epilogue) if stage.epilogue is not None and plan.parts == 1 else None
@@ -113,7 +115,7 @@ def _added(plan: Plan, trips: Trips, tiles: TileSet, cut: Cut) -> VertexGroup:
 
 
 def _parts(plan: Plan, trips: Trips) -> Iterator[tuple[TileSet, Trips]]:
-    """Sets of tiles with how far their loops are: the same for all where no array that lies in place depends on it."""
+    """Yields sets of tiles with the state of their loops: one set, unless an array in place depends on that state."""
     placed = [a for a in plan.arrays if a.in_place and a.boxes > 1]
     if not plan.shifting or not placed:
         yield tile_set(plan.grid, {}), begun(plan, (0,) * len(plan.grid.loops), trips)
@@ -122,11 +124,11 @@ def _parts(plan: Plan, trips: Trips) -> Iterator[tuple[TileSet, Trips]]:
         yield tiles, ((trips[0] + part) % plan.grid.serial[0].trips,)
 
 
-IDENTITY = {"sum": 0, "prod": 1, "max": "-inf", "min": "inf"}  # of floats; integers have their least and largest values
+IDENTITY = {"sum": 0, "prod": 1, "max": "-inf", "min": "inf"}  # for floats; integers use their min and max values
 
 
 def _identity(plan: Plan, trips: Trips) -> VertexGroup:
-    """What a reduction over nothing gives."""
+    """Returns the fill with the result of an empty reduction."""
     finished = plan.parts > 1 or finishes(plan)
     offset = 0 if finished else box_number(plan.output, trips) * plan.output.elements
     value = IDENTITY[plan.nest.stage.reducer or "sum"]
@@ -135,8 +137,9 @@ def _identity(plan: Plan, trips: Trips) -> VertexGroup:
 
 
 def _whole_blocks(plan: Plan, trips: Trips) -> dict[int, int]:
-    """The extents of a product's reductions in a step: the same on all tiles, as zeros are added where an array ends. Parts that
-    are handed on are all of one size.
+    """Returns the extents of a product's reductions in a step: the same on all tiles, as zeros pad the end of an array.
+
+    Parts that rotate around a ring all have one size.
     """
     time = {lp.dim: t * lp.step for t, lp in zip(trips, plan.grid.serial, strict=True) if not lp.unit and not plan.shifting}
     tile = plan.program.unit_tile
@@ -144,7 +147,7 @@ def _whole_blocks(plan: Plan, trips: Trips) -> dict[int, int]:
 
 
 def _classes(plan: Plan, trips: Trips) -> Iterator[tuple[TileSet, dict[int, int]]]:
-    """Sets of tiles with the extents of their reductions in a step."""
+    """Yields sets of tiles with the extents of their reductions in a step."""
     nest, grid, tile = plan.nest, plan.grid, plan.program.unit_tile
     ends = [axis for axis, lp in enumerate(grid.loops) if nest.dims[lp.dim].is_reduce]
     time = {lp.dim: t * lp.step for t, lp in zip(trips, grid.serial, strict=True) if not lp.unit}
@@ -160,7 +163,7 @@ def _classes(plan: Plan, trips: Trips) -> Iterator[tuple[TileSet, dict[int, int]
 
 
 def _but_last(plan: Plan, last: dict[int, bool]) -> TileSet:
-    """The tiles that are the last ones along some axes, and not along others."""
+    """Returns the tiles that are the last ones along some axes, and not along others."""
     grid = plan.grid
     if not last:
         return tile_set(grid, {})
@@ -174,7 +177,7 @@ def _but_last(plan: Plan, last: dict[int, bool]) -> TileSet:
 
 
 def _amp(plan: Plan, trips: Trips, step: int, first: bool) -> Amp:
-    """The product of one step: groups, columns, kernel positions and blocks of the reduction around the rows."""
+    """Returns the product of one step: groups, columns, kernel positions and blocks of the reduction around the rows."""
     program, nest, atom = plan.program, plan.nest, plan.program.atom
     m, n, k = (program.role(role) for role in "mnk")
     a, w = operands(plan)
@@ -242,7 +245,7 @@ def _mapped(plan: Plan, trips: Trips, tiles: TileSet, reduce: dict[int, int], fi
 
 
 def finishing(plan: Plan, trips: Trips) -> Iterator[VertexGroup]:
-    """Results from what has been added up: the epilogue, or the type of the output."""
+    """Yields the vertices that finish added results: the epilogue, or the conversion to the output's type."""
     if not finishes(plan) or (plan.parts > 1 and work.adding(plan).finishes):
         return
     stage, out, tile, spatial = plan.nest.stage, plan.output, plan.program.unit_tile, result_order(plan)
@@ -267,18 +270,18 @@ def finishing(plan: Plan, trips: Trips) -> Iterator[VertexGroup]:
 
 
 def _dense(shape: Sequence[int]) -> tuple[int, ...]:
-    """Elements between neighbours along each loop, where they lie without gaps."""
+    """Returns the distance in elements between neighbours along each loop, for a dense layout."""
     return tuple([math.prod(shape[place + 1 :]) for place in range(len(shape))])
 
 
 def _epilogue(plan: Plan) -> Scalar:
-    """What finishes a result."""
+    """Returns the tree that finishes a result."""
     stage = plan.nest.stage
     return stage.epilogue if stage.epilogue is not None else Cast(Accumulator(stage.body.dtype), plan.output.access.tensor.dtype)
 
 
 def holders(plan: Plan, trips: Trips) -> Iterator[tuple[TileSet, tuple[int, ...], Trees]]:
-    """The tiles that add up each piece of results, the extents of loops over it, and trees in these loops."""
+    """Yields the tiles that add up each piece of results, the extents of loops over it, and trees in these loops."""
     dealt, grid = plan.pieces, plan.grid
     axes = [axis for axis, lp in enumerate(grid.loops) if plan.nest.dims[lp.dim].is_reduce]
     dims = [dim for dim, _ in dealt.axes]
@@ -290,7 +293,7 @@ def holders(plan: Plan, trips: Trips) -> Iterator[tuple[TileSet, tuple[int, ...]
 
 
 def adding(plan: Plan, trips: Trips) -> Iterator[VertexGroup]:
-    """Parts of results put together, by each tile its piece."""
+    """Yields the vertices that add up partial results, one piece for each tile."""
     size, stage, chosen = plan.pieces.size, plan.nest.stage, work.adding(plan)
     apart = finishes(plan) and not chosen.finishes
     target, at = ("sum", 0) if apart else ("out", box_number(plan.output, trips) * size)

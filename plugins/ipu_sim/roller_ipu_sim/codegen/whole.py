@@ -1,4 +1,4 @@
-"""A whole program over tiles: the plans of its stages, what is brought from one to the next, and where all buffers lie."""
+"""A whole program over tiles: the plans of its stages, the moves between them, and the addresses of all buffers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Whole:
 
 
 def whole_of(spec: HardwareSpec, program: RProgram) -> Whole | Refusal:
-    """The program over tiles, or the rule that it breaks and why."""
+    """Returns the program over tiles, or the rule that it breaks and why."""
     chip = machine(spec)
     plans: list[Plan] = []
     moves: list[tuple[Move, ...]] = []
@@ -50,9 +50,9 @@ def whole_of(spec: HardwareSpec, program: RProgram) -> Whole | Refusal:
 
 
 def _connected(plan: Plan, made: dict[str, Plan]) -> tuple[Plan, tuple[Move, ...]]:
-    """The plan with arrays in place that an earlier stage leaves just where they are wanted; moves for the others."""
+    """Returns the plan with in-place arrays where an earlier stage leaves them as required, and moves for the others."""
     moves = []
-    matrix = plan.program.atom.kind == "matrix"  # its operands want memory elements of their own
+    matrix = plan.program.atom.kind == "matrix"  # its operands require memory elements of their own
 
     def connected(array: ArrayPlan) -> ArrayPlan:
         maker = made.get(array.access.tensor.name)
@@ -61,7 +61,7 @@ def _connected(plan: Plan, made: dict[str, Plan]) -> tuple[Plan, tuple[Move, ...
         move = Move(maker, plan, array)
         if move.stays and not matrix:
             return replace(array, alias=maker.buffer("out"))
-        if array.kept and not array.plain:  # what a stage leaves is brought to dense parts, not into larger boxes
+        if array.kept and not array.plain:  # a stage's result moves into dense parts, not into larger boxes
             array = replace(array, placing=False)
             move = Move(maker, plan, array)
         moves.append(move)

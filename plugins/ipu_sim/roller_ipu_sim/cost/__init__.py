@@ -1,1 +1,1 @@
-"""What a program is predicted to take, in simulated cycles."""
+"""Cost model: the prediction of a program in simulated cycles."""

@@ -1,8 +1,8 @@
-"""Simulated cycles of a stage's program in closed form, from the program alone; the simulator, which sees the manifest alone, must
-count the same.
+"""Closed-form model of a stage's program in simulated cycles, from the program alone.
 
-A program is a sequence of supersteps: boxes of arrays are brought to tiles, vertices compute, parts of results are exchanged and
-added up, results are finished. All tiles do the same; ragged ends are padded. So a step takes as long as its fullest tile.
+The simulator, which uses the manifest alone, must count the same. A program is a sequence of supersteps: boxes of arrays are
+brought to tiles, vertices compute, partial results are exchanged and added up, results are finished. All tiles do the same work,
+and remainders are padded. So a step takes as long as its fullest tile.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from roller_ipu_sim.plan.overlaps import Overlap
 from roller_ipu_sim.plan.stage_plan import ArrayPlan, Plan, plan_of, uneven
 from roller_ipu_sim.plan.windows import Traffic, Windows, fullest, fullest_kept, places_on, traffic
 
-_Phase = tuple[int, Sequence[ArrayPlan], tuple[int, ...]]  # how often, what is brought, and how far the serial loops are
+_Phase = tuple[int, Sequence[ArrayPlan], tuple[int, ...]]  # repetitions, moved arrays, and the state of the serial loops
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Costing:
     plan: Plan
     machine: Machine
     interleaved: bool  # the weights lie in the interleaved region
-    worth: float = math.inf  # cycles from which on they need not be exact
+    worth: float = math.inf  # number of cycles from which on they need not be exact
 
     @cached_property
     def terms(self) -> dict[str, int]:
-        """Cycles by kind, all steps together; where they are `worth` or more, at least so many of them."""
+        """Cycles by kind, all steps together; a lower bound of at least `worth` where they reach it."""
         if self.plan.idle:
             return {}
         found = {"compute": self.compute}
@@ -58,7 +58,7 @@ class Costing:
 
     @cached_property
     def compute(self) -> int:
-        """Cycles of the vertices that compute results, or set them to what an empty reduction gives."""
+        """Cycles of the vertices that compute results, or set them to the result of an empty reduction."""
         if self.plan.empty:
             return self._outer * self._nothing()
         every = work.vertices(self.plan, self.interleaved)
@@ -69,7 +69,7 @@ class Costing:
         return math.prod([lp.trips for lp in self.plan.grid.serial if lp.unit])
 
     def _brought(self, worth: float) -> int:
-        """Cycles of every exchange that brings boxes to tiles; where they are `worth` or more, at least so many of them."""
+        """Computes the cycles of all exchanges that bring boxes to tiles; a lower bound of at least `worth` where they reach it."""
         phases = list(self._phases())
         least = cycles.exchanged(self.machine, 0, 0, 0)  # even one that moves nothing
         total, known = least * sum([times for times, _, _ in phases]), []
@@ -85,8 +85,9 @@ class Costing:
         return total
 
     def _least(self, arrays: Sequence[ArrayPlan], trips: tuple[int, ...]) -> int:
-        """Cycles that an exchange of these arrays takes at least: what arrives at one of the tiles, of every plain array and of the
-        one of which most does.
+        """Computes a lower bound of the cycles of an exchange of these arrays.
+
+        It counts the arrivals at one tile: all of the plain arrays, and the largest of the others.
         """
         words = fragments = plain_words = plain_fragments = 0
         for array in arrays:
@@ -100,17 +101,17 @@ class Costing:
         return cycles.exchanged(self.machine, words + plain_words, 0, fragments + plain_fragments) + filled
 
     def _filled(self, arrays: Sequence[ArrayPlan]) -> int:
-        """Cycles of filling boxes that reach out of their arrays."""
+        """Computes the cycles to fill boxes that exceed their arrays."""
         return sum([cycles.filled(self.machine, a.access.tensor.dtype, a.elements) for a in arrays if a.leaves])
 
     def _nothing(self) -> int:
-        """Cycles of setting the results of a step to what an empty reduction gives."""
+        """Computes the cycles to set the results of a step to the result of an empty reduction."""
         finished = work.finishes(self.plan) or self.plan.parts > 1
         dtype = self.plan.nest.stage.body.dtype if finished else self.plan.output.access.tensor.dtype
         return cycles.filled(self.machine, dtype, self.plan.output.elements)
 
     def _phases(self) -> Iterator[_Phase]:
-        """Every exchange that brings boxes to tiles: before the first step, and whenever a serial loop moves on."""
+        """Yields every exchange that brings boxes to tiles: before the first step, and whenever a serial loop advances."""
         brought = [a for a in self.plan.arrays if not a.in_place]
         first = [a for a in brought if not a.shifts]
         if first:
@@ -132,12 +133,13 @@ class Costing:
 
     @cached_property
     def _known(self) -> dict[tuple[object, ...], int]:
-        """Cycles of exchanges in which arrays and overlaps were the same."""
+        """Cached cycles of exchanges, by arrays and overlaps."""
         return {}
 
     def _ticks(self, moving: list[ArrayPlan], depth: int, before: int) -> Iterator[_Phase]:
-        """The exchanges when a serial loop moves on, whatever the outer ones are at: all alike, but for boxes that are cut where
-        the array ends.
+        """Yields the exchanges when a serial loop advances, for all states of the outer ones.
+
+        They are equal, except for boxes that are cut at the end of the array.
         """
         serial = self.plan.grid.serial
         trips = [lp.trips for lp in serial]
@@ -159,7 +161,7 @@ class Costing:
         return found
 
     def _fullest(self, arrays: Sequence[ArrayPlan], overlaps: Mapping[int, Sequence[Overlap]]) -> tuple[int, int, int]:
-        """The most words in, words out and fragments of a tile in an exchange of these arrays."""
+        """Returns the max words in, words out and fragments of a tile in an exchange of these arrays."""
         blocks = [_handed(a) if a.shifts else self._blocks[a.number] for a in arrays if a.plain]
         if len(overlaps) == 1 and all(block.alike for block in blocks):
             ((number, parts),) = overlaps.items()
@@ -175,7 +177,7 @@ class Costing:
         return words_in, words_out, fragments
 
     def _partial_phase(self) -> int:
-        """Cycles of handing out parts of results: each tile of those that share results gets a piece of all of them."""
+        """Computes the cycles of the exchange of partial results: each tile that shares results receives a piece of all of them."""
         pieces = self.plan.pieces
         words = -(-pieces.most * pieces.element_bytes // self.machine.exchange.word_bytes)
         every = -(-pieces.elements * pieces.element_bytes // self.machine.exchange.word_bytes)
@@ -187,17 +189,18 @@ def _vertex(chip: Machine, shape: cycles.AmpShape | cycles.MapShape) -> int:
 
 
 def _handed(array: ArrayPlan) -> Traffic:
-    """Parts handed on: every tile gives its part to one neighbour and gets another's."""
+    """Returns the traffic of rotating parts: every tile sends its part to one neighbour and receives another's."""
     words = array.elements * array.element_bytes // array.word_bytes
     return Traffic(words, words, 2)
 
 
 def _shared(array: ArrayPlan) -> Traffic:
-    """A plain array: each tile's share of a block goes to all that need the block. A tile's own share lies in its box from the
-    beginning where that is the only box; else it comes like the others.
+    """Returns the traffic of a plain array: each tile's share of a block goes to all tiles that need the block.
+
+    If the tile has only one box, its own share is initially stored there; else it arrives like the others.
     """
     kept, total = int(array.kept), -(-array.elements * array.element_bytes // array.word_bytes)
-    if array.elements == array.share * array.sharers:  # all keep as much
+    if array.elements == array.share * array.sharers:  # all have equal shares
         own_words = -(-array.share * array.element_bytes // array.word_bytes)
         return Traffic(total - kept * own_words, own_words, array.holders - kept + 1)
     index = places_on(array.grid, [axis for axis, lp in enumerate(array.grid.loops) if not array.touches(lp.dim)])
@@ -208,7 +211,7 @@ def _shared(array: ArrayPlan) -> Traffic:
 
 
 def _fewest(array: ArrayPlan) -> tuple[int, int]:
-    """Words of a plain array that arrive at each tile, at least, and their fragments."""
+    """Returns the min words of a plain array that arrive at each tile, and their fragments."""
     if array.shifts:
         return array.elements * array.element_bytes // array.word_bytes, 2
     total, own = (-(-n * array.element_bytes // array.word_bytes) for n in (array.elements, array.share))
@@ -216,9 +219,10 @@ def _fewest(array: ArrayPlan) -> tuple[int, int]:
 
 
 def estimate(spec: HardwareSpec, program: StageProgram | RProgram, worth: float = math.inf) -> Estimate:
-    """The prediction for a stage's program, as if alone, or for a whole one: simulated cycles over the clock. Infinite where the
-    machine cannot run it so. A stage's program that takes `worth` seconds or more gets some number of seconds from there up to its
-    own.
+    """Returns the prediction for a stage's program, as if alone, or for a whole program: simulated cycles over the clock.
+
+    Infinite where the machine cannot run it. A stage's program that takes `worth` seconds or more gets any value between `worth`
+    and its own.
     """
     if isinstance(program, RProgram):
         return _whole(spec, program)
@@ -226,8 +230,8 @@ def estimate(spec: HardwareSpec, program: StageProgram | RProgram, worth: float 
     plan = plan_of(program, chip)
     if plan is None:
         return _never(limits.UNREADABLE)
-    enough = worth * chip.clock_ghz * 1e9 + 1  # a cycle more, as seconds are rounded
-    found = Costing(plan, chip, plan.program.atom.kind == "matrix" and not plan.empty, enough)  # as fast as memory may let it be
+    enough = worth * chip.clock_ghz * 1e9 + 1  # one more cycle, as seconds are rounded
+    found = Costing(plan, chip, plan.program.atom.kind == "matrix" and not plan.empty, enough)  # with the fastest possible memory
     if enough < math.inf and _ran_before(program) and sum(found.terms.values()) >= enough:
         return _estimate(found.terms, chip, plan.grid.tiles)
     refused = limits.refusal(plan, spec)
@@ -249,7 +253,7 @@ def _interleaved(plan: Plan, memory: Memory, chip: Machine) -> bool:
 
 
 _Way = tuple[Nest, ComputeAtom, tuple[tuple[str, int], ...]]
-_ran: deque[_Way] = deque(maxlen=64)  # nests, and how they are computed, of programs that no rule was against
+_ran: deque[_Way] = deque(maxlen=64)  # nests, atoms and mappings of programs that no rule refused
 
 
 def _remember(program: StageProgram) -> None:
@@ -258,18 +262,18 @@ def _remember(program: StageProgram) -> None:
 
 
 def _ran_before(program: StageProgram) -> bool:
-    """True if another program computes the same in the same way and may run, so that what it computes has a known time."""
+    """True if a valid program with the same nest, atom and mapping is known, so that its compute time is known."""
     nest, atom, mapping = program.nest, program.atom, program.mapping
     return any(n is nest and a is atom and m == mapping for n, a, m in tuple(_ran))
 
 
 def _never(refused: tuple[str, str], short: int = 0) -> Estimate:
-    """The prediction for what cannot run; its only term names the rule. `short`: bytes that are missing."""
+    """Returns the prediction for a program that cannot run; its only term names the rule. `short`: missing bytes."""
     return Estimate(math.inf, ((refused[0], math.inf),), reason=refused[1], short_bytes=short)
 
 
 def _whole(spec: HardwareSpec, program: RProgram) -> Estimate:
-    """The stages one after another, and what is brought from one to the next."""
+    """Returns the prediction for all stages in sequence, with the moves between them."""
     whole = whole_of(spec, program)
     if not isinstance(whole, Whole):
         return _never(whole)
@@ -282,7 +286,7 @@ def _whole(spec: HardwareSpec, program: RProgram) -> Estimate:
 
 
 def _moved(moves: Sequence[Move], chip: Machine) -> int:
-    """Cycles of the exchange before a stage."""
+    """Computes the cycles of the exchange before a stage."""
     every = np.stack([np.stack(m.traffic(chip.tiles)) for m in moves]).sum(axis=0)
     words_in, words_out, fragments = (int(n) for n in every.max(axis=1))
     cleared = [m.array for m in moves if m.pads]

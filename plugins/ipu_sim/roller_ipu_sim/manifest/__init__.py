@@ -1,1 +1,1 @@
-"""What a program for the simulated IPU is, as data, and the rules that it must keep."""
+"""Manifest of the simulated IPU: a program as data, and its rules."""

@@ -1,4 +1,4 @@
-"""Rows of numbers as loops: what is regular in long tables, so that a printed program loops instead of listing."""
+"""Compression of rows of numbers into loops: regular long tables become loops in a printed program."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Nest:
     loops: tuple[tuple[int, Row], ...] = ()
 
     def rows(self) -> list[Row]:
-        """All rows, in order."""
+        """Returns all rows, in order."""
         found = [self.first]
         for count, step in self.loops:
             found = [_plus(row, step, index) for row in found for index in range(count)]
@@ -27,8 +27,9 @@ class Nest:
 
 
 def nest_over(first: Row, walks: Iterable[tuple[int, int, Row]]) -> Nest:
-    """The nest of some loops (where it begins, trips, change of a trip), outermost first, without those of one trip; neighbours
-    that walk on in equal steps become one.
+    """Returns the nest of some loops (start, trips, change per trip), outermost first, without loops of one trip.
+
+    Neighbouring loops with the same step become one.
     """
     found: list[tuple[int, Row]] = []
     for low, count, step in walks:
@@ -43,7 +44,7 @@ def nest_over(first: Row, walks: Iterable[tuple[int, int, Row]]) -> Nest:
 
 
 def spans(radices: Sequence[int], low: int, high: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """The numbers from `low` to before `high` by their digits of these radices, in order: boxes, (first, count) for each digit."""
+    """Yields the numbers from `low` to before `high` by digits of these radices, in order: boxes, (first, count) for each digit."""
     if low >= high:
         return
     if low == 0 and high == math.prod(radices):
@@ -61,7 +62,7 @@ def spans(radices: Sequence[int], low: int, high: int) -> Iterator[tuple[tuple[i
 
 
 def nests(rows: Iterable[Row]) -> list[Nest]:
-    """The rows, each as often as given but in another order, as few nests."""
+    """Returns the rows, each as often as given but in another order, as few nests."""
     given = list(rows)
     if len(given) < 2:
         return [Nest(row) for row in given]
@@ -70,14 +71,14 @@ def nests(rows: Iterable[Row]) -> list[Nest]:
 
 
 def fewer(given: Sequence[Nest]) -> list[Nest]:
-    """The same rows in another order, as few nests.
+    """Returns the same rows in another order, as few nests.
 
-    Runs of rows in equal steps become a loop, then runs of equal loops a loop around it; between rounds equal loops are put
-    together, since tables alternate between shapes.
+    Runs of rows in equal steps become a loop, then runs of equal loops a loop around it. Between rounds equal loops are grouped, as
+    tables alternate between shapes.
     """
     found = list(given)
     while True:
-        # Runs of two may tear a longer run apart, and are all there is where two columns alternate: the shorter result stays.
+        # Runs of two may split a longer run, but are the only ones where two columns alternate: the shorter result is kept.
         folded = min((_folded(found, least) for least in (3, 2)), key=len)
         if len(folded) == len(found):
             return found
@@ -85,7 +86,7 @@ def fewer(given: Sequence[Nest]) -> list[Nest]:
 
 
 def _alike(given: Iterable[Nest]) -> list[Nest]:
-    """Nests of equal loops together."""
+    """Returns the nests, grouped by equal loops."""
     alike: dict[object, list[Nest]] = {}
     for nest in given:
         alike.setdefault(nest.loops, []).append(nest)
@@ -93,7 +94,7 @@ def _alike(given: Iterable[Nest]) -> list[Nest]:
 
 
 def _even(rows: Sequence[Row], least: int) -> list[Nest]:
-    """What `_folded` gives of single rows: tables are long, and mostly regular."""
+    """Returns the result of `_folded` for single rows: tables are long, and mostly regular."""
     table = np.array(rows, dtype=np.int64).reshape(len(rows), -1)
     steps = np.diff(table, axis=0)
     breaks = np.flatnonzero((steps[1:] != steps[:-1]).any(axis=1)) + 1  # between steps that differ
@@ -103,7 +104,7 @@ def _even(rows: Sequence[Row], least: int) -> list[Nest]:
     while start < len(rows):
         while place < len(ends) and ends[place] <= start:
             place += 1
-        last = ends[place] if place < len(ends) else start  # of the rows that follow one another in equal steps
+        last = ends[place] if place < len(ends) else start  # last of the rows at equal steps
         if last - start + 1 >= least:
             found.append(Nest(rows[start], ((last - start + 1, tuple(steps[start].tolist())),)))
             start = last + 1
@@ -129,7 +130,7 @@ def _folded(given: Sequence[Nest], least: int) -> list[Nest]:
 
 
 def _run_end(given: Sequence[Nest], start: int) -> int:
-    """Behind the last of the nests that follow one another in equal steps and have equal loops."""
+    """Returns the index behind the last of the nests at equal steps and with equal loops."""
     end, step = start + 1, None
     while end < len(given) and given[end].loops == given[start].loops:
         now = _minus(given[end].first, given[end - 1].first)
@@ -148,7 +149,7 @@ def _minus(row: Row, other: Row) -> Row:
 
 
 def total(constant: int, terms: Iterable[tuple[int, str]]) -> str:
-    """A sum as C++: `8 + 4 * i0 - i1`; terms of factor 0 are left away."""
+    """Returns a sum as C++: `8 + 4 * i0 - i1`; terms of factor 0 are omitted."""
     text = str(constant) if constant else ""
     for factor, name in terms:
         if factor:

@@ -1,4 +1,4 @@
-"""Where a manifest's accesses lie: sets of tiles as arrays, and strided boxes of a buffer's elements."""
+"""Positions of a manifest's accesses: sets of tiles as arrays, and strided boxes of a buffer's elements."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Box(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A box in a tile's buffer, and the same in further tiles and further on: loops of (count, tile, offset)."""
+    """A box in a tile's buffer, repeated on other tiles and at other offsets: loops of (count, tile, offset)."""
 
     tile: int
     box: Box
@@ -63,7 +63,7 @@ class Region(NamedTuple):
 
 
 def region(place: Box, tiles: tuple[int, int, int], loops: Iterable[tuple[int, ...]]) -> Region:
-    """A box in a range of tiles, repeated by loops of (count, tile, offset)."""
+    """Returns a box in a range of tiles, repeated by loops of (count, tile, offset)."""
     first, count, step = tiles
     every = [(loop[0], loop[1], loop[2]) for loop in loops]
     return Region(first, place, tuple([loop for loop in (*every, (count, step, 0)) if loop[0] > 1]))
@@ -71,7 +71,7 @@ def region(place: Box, tiles: tuple[int, int, int], loops: Iterable[tuple[int, .
 
 @lru_cache(maxsize=4096)
 def numbers(tiles: Ranges) -> npt.NDArray[np.int64]:
-    """The tile numbers of a set, in its order; not to be written to."""
+    """Returns the tile numbers of a set, in its order; read-only."""
     parts = [np.arange(first, first + count * step, step, dtype=np.int64) for first, count, step in tiles]
     found = parts[0] if len(parts) == 1 else np.concatenate(parts)
     found.setflags(write=False)
@@ -80,7 +80,7 @@ def numbers(tiles: Ranges) -> npt.NDArray[np.int64]:
 
 @lru_cache(maxsize=256)
 def _table(tiles: Ranges) -> npt.NDArray[np.int64]:
-    """Tile number → place in the set, -1 for those that are not in it."""
+    """Returns a table from tile number to index in the set, -1 for tiles outside it."""
     found = numbers(tiles)
     table = np.full(int(found.max()) + 1, -1, dtype=np.int64)
     table[found] = np.arange(len(found))
@@ -88,7 +88,7 @@ def _table(tiles: Ranges) -> npt.NDArray[np.int64]:
 
 
 def places(home: Ranges, tiles: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The places of tiles in the set of tiles of a buffer; -1 for those that are not in it."""
+    """Returns the indices of tiles in the set of tiles of a buffer; -1 for those outside it."""
     table = _table(home)
     found: npt.NDArray[np.int64] = np.where(tiles < len(table), table[np.minimum(tiles, len(table) - 1)], -1)
     return found
@@ -96,9 +96,9 @@ def places(home: Ranges, tiles: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 @lru_cache(maxsize=65536)
 def rows_of(home: Ranges, tiles: Ranges) -> Rows | int:
-    """The places of tiles in the set of tiles of a buffer: a slice where they are evenly apart.
+    """Returns the indices of tiles in the set of tiles of a buffer: a slice where their steps are equal.
 
-    A number instead: the first of the tiles that is not in the set, as -1 - tile.
+    If a tile is not in the set, a number instead: -1 - tile for the first such tile.
     """
     wanted = numbers(tiles)
     found = places(home, wanted)
@@ -115,7 +115,7 @@ def rows_of(home: Ranges, tiles: Ranges) -> Rows | int:
 
 @lru_cache(maxsize=65536)
 def _merged(dims: tuple[tuple[int, int], ...]) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """Shift of the offset, shape and strides of the same elements in the form of a `Box`."""
+    """Returns the shift of the offset, shape and strides of the same elements in the form of a `Box`."""
     shift = sum((extent - 1) * step for extent, step in dims if step < 0)
     kept = sorted(((abs(step), extent) for extent, step in dims if extent > 1 and step), reverse=True)
     merged: list[tuple[int, int]] = []
@@ -129,14 +129,14 @@ def _merged(dims: tuple[tuple[int, int], ...]) -> tuple[int, tuple[int, ...], tu
 
 
 def box(buffer: str, offset: int, dims: Iterable[tuple[int, int]]) -> Box:
-    """The box of dimensions (extent, step), which may stand still (step 0) or go backwards."""
+    """Returns the box of dimensions (extent, step); steps may be 0 or negative."""
     shift, shape, strides = _merged(tuple(dims))
     return Box(buffer, offset + shift, shape, strides)
 
 
 @lru_cache(maxsize=65536)
 def injective(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """True if no two indices of the shape mean the same element; strides as they come."""
+    """Returns True if no two indices of the shape refer to the same element; strides may have any order."""
     dims = sorted((abs(step), extent) for extent, step in zip(shape, strides, strict=True) if extent > 1)
     reach = 0
     for step, extent in dims:
@@ -156,7 +156,7 @@ def injective(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 def view(
     raw: Array, dtype: np.dtype[Any], rows: tuple[int, int], offset: int, shape: Sequence[int], strides: Sequence[int]
 ) -> Array:
-    """All rows of a buffer as [rows, *shape], from an element on. `raw`: its bytes; `rows`: how many, and elements of each."""
+    """Returns all rows of a buffer as [rows, *shape], from an element on. `raw`: its bytes; `rows`: their count and elements."""
     size = dtype.itemsize
     count, row = rows
     return np.ndarray((count, *shape), dtype, raw, offset * size, (row * size, *(step * size for step in strides)))
@@ -176,7 +176,7 @@ def _operand(vertex: Amp, which: str) -> Box:
 
 
 def reads(vertex: Amp | Map | Reduce | Fill | Copy) -> list[Box]:
-    """The boxes that a vertex reads, in the order in which the manifest names them."""
+    """Returns the boxes that a vertex reads, in the manifest's order."""
     match vertex:
         case Amp():
             operands = ("a", "w") if vertex.zero else ("a", "w", "out")
@@ -195,7 +195,7 @@ def reads(vertex: Amp | Map | Reduce | Fill | Copy) -> list[Box]:
 
 
 def writes(vertex: Amp | Map | Reduce | Fill | Copy) -> Box:
-    """The box that a vertex writes."""
+    """Returns the box that a vertex writes."""
     match vertex:
         case Amp():
             return _operand(vertex, "out")
@@ -208,10 +208,10 @@ def writes(vertex: Amp | Map | Reduce | Fill | Copy) -> Box:
 
 
 def sent(send: Send) -> Box:
-    """The box that a send reads."""
+    """Returns the box that a send reads."""
     return box(send.buffer, send.offset, zip(send.shape, send.strides, strict=True))
 
 
 def arrived(send: Send) -> Box:
-    """The box that a send writes in each receiver."""
+    """Returns the box that a send writes in each receiver."""
     return box(send.to.buffer, send.to.offset, zip(send.shape, send.to_strides, strict=True))

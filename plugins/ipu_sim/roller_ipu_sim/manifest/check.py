@@ -1,4 +1,7 @@
-"""A manifest held against its machine and against itself: whatever breaks a rule is refused with the reason and never run."""
+"""Validation of a manifest against its machine and itself.
+
+A manifest that breaks a rule is refused with the reason, and never runs.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ T = TypeVar("T", Buffer, TensorHome)
 
 
 def check(manifest: Manifest, machine: Machine) -> None:
-    """Refuse a manifest that this machine would not run as it says; `ManifestError` names step, tile, buffer and what to do."""
+    """Refuses a manifest that this machine could not run as written; `ManifestError` names step, tile, buffer and a remedy."""
     with collection_paused():
         _check(manifest, machine)
 
@@ -58,7 +61,7 @@ def _named(things: tuple[T, ...], kind: str) -> dict[str, T]:
 
 
 def _check_tiles(where: str, tiles: Ranges, count: int, known: set[Ranges]) -> None:
-    """Refuse tiles that are not there or named twice; sets that are known to be right are not looked at again."""
+    """Refuses tiles that do not exist or are named twice; known valid sets are skipped."""
     if tiles in known:
         return
     last = max(first + (n - 1) * step for first, n, step in tiles)
@@ -111,7 +114,7 @@ def _sent(rules: Rules, where: str, number: int, send: Send, tiles: int, known: 
 
 
 def _check_ends(where: str, send: Send, tiles: int, known: set[Ranges]) -> None:
-    """Refuse a sender or receivers that are not there."""
+    """Refuses a sender or receivers that do not exist."""
     if not 0 <= send.tile < tiles:
         raise ManifestError(f"{where}: tile {send.tile} of {tiles}; name tiles that are there")
     if not send.to.tiles:
@@ -120,7 +123,7 @@ def _check_ends(where: str, send: Send, tiles: int, known: set[Ranges]) -> None:
 
 
 def _check_family(where: str, send: Send, tiles: int, known: set[Ranges]) -> None:
-    """Refuse a family of which some send has a sender or receivers that are not there."""
+    """Refuses a family in which some send has a sender or receivers that do not exist."""
     low, high = reach(send.tile, [(loop[0], loop[1]) for loop in send.loops])
     by_low, by_high = reach(0, [(loop[0], loop[3]) for loop in send.loops])
     first, last = min([n for n, _, _ in send.to.tiles]), max([n + (count - 1) * step for n, count, step in send.to.tiles])

@@ -1,4 +1,4 @@
-"""Tensors of a manifest held against themselves: elements with places of their own, placements that hold each of them just once."""
+"""Validation of a manifest's tensors: elements have positions of their own, and placements hold each of them exactly once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOST = {"input": "read", "constant": "read", "output": "written"}
 
 
 def check_tensor(tensor: TensorHome, buffers: Mapping[str, Buffer], tiles: int, room: int) -> None:
-    """Refuse a tensor whose elements share a place, lie nowhere or lie twice. `room`: bytes of so many tiles."""
+    """Refuses a tensor with elements that share a position, are not placed or are placed twice. `room`: bytes of all tiles."""
     where = f"tensor {tensor.name!r}"
     size = max(math.prod(tensor.shape), math.prod(tensor.stored)) * BYTES[tensor.dtype]
     if size > room:
@@ -42,10 +42,10 @@ def check_tensor(tensor: TensorHome, buffers: Mapping[str, Buffer], tiles: int, 
 
 
 def _distinct(tensor: TensorHome, dim: int) -> bool:
-    """True if no two elements along a dimension have the same digits."""
+    """Returns True if no two elements along a dimension have the same digits."""
     extent = tensor.shape[dim]
     digits = sorted([digit[1:] for digit in tensor.layout if digit[0] == dim], key=lambda digit: digit[0])
-    known = 1  # digits say the index modulo this
+    known = 1  # the digits determine the index modulo this
     for divisor, modulus in digits:
         if divisor == known:
             known = max(extent, known) if modulus is None else known * modulus
@@ -60,7 +60,7 @@ def _distinct(tensor: TensorHome, dim: int) -> bool:
 
 
 def _check_placement(where: str, tensor: TensorHome, placement: Placement, buffers: Mapping[str, Buffer], tiles: int) -> None:
-    """Refuse a placement, or a family of them, that leaves its buffer, its box or the stored array."""
+    """Refuses a placement, or a family of them, that leaves its buffer, its box or the stored array."""
     buffer, rank = buffers.get(placement.buffer), len(tensor.stored)
     at = f"{where}, tile {placement.tile}"
     if buffer is None:
@@ -102,14 +102,14 @@ def _check_strides(at: str, placement: Placement) -> None:
 
 
 def _columns(placement: Placement) -> list[tuple[int, list[tuple[int, int]]]]:
-    """Tile, offset, first element and start, each with what the loops change."""
+    """Returns tile, offset, first element and start, each with its changes by the loops."""
     rows = [(loop[0], (loop[1], loop[2], loop[4], *loop[3])) for loop in placement.loops]
     values = (placement.tile, placement.offset, placement.first, *placement.start)
     return [(value, [(count, step[column]) for count, step in rows]) for column, value in enumerate(values)]
 
 
 def _wrong(where: str, tensor: TensorHome, placement: Placement, buffer: Buffer, tiles: int, row: tuple[int, ...]) -> str:
-    """What is wrong with a part of that tile, offset, first element and start; nothing if it is right."""
+    """Returns the error of a part with that tile, offset, first element and start; empty if it is valid."""
     tile, offset, first, *start = row
     at = f"{where}, tile {tile}"
     if not 0 <= tile < tiles:
@@ -133,7 +133,7 @@ def _wrong(where: str, tensor: TensorHome, placement: Placement, buffer: Buffer,
 
 
 def _in_boxes(tensor: TensorHome) -> bool:
-    """True if all placements are parts of equal boxes side by side, and hold the whole stored array just once."""
+    """Returns True if all placements are parts of equal adjacent boxes, and hold the whole stored array exactly once."""
     shape = tensor.placements[0].shape if tensor.placements else tensor.stored
     if not tensor.placements or any(p.shape != shape for p in tensor.placements):
         return False
@@ -157,7 +157,7 @@ def _in_boxes(tensor: TensorHome) -> bool:
 
 
 def _in_granules(tensor: TensorHome) -> bool:
-    """True if all placements are whole boxes, and hold the whole stored array just once."""
+    """Returns True if all placements are whole boxes, and hold the whole stored array exactly once."""
     if any(p.elements != math.prod(p.shape) for p in tensor.placements):
         return False
     granules = list(tensor.stored)
@@ -177,7 +177,7 @@ def _in_granules(tensor: TensorHome) -> bool:
 
 
 def _linear(placement: Placement, apart: Sequence[int], unit: Sequence[int], first: int) -> tuple[int, list[tuple[int, int]]]:
-    """Where a family begins in an array of units of boxes, and its loops there; `first`: elements of a box that are one of them."""
+    """Returns the start of a family in an array of units of boxes, and its loops there; `first`: elements of a box in one unit."""
 
     def place(start: Sequence[int], element: int) -> int:
         return sum([s // u * a for s, u, a in zip(start, unit, apart, strict=True)]) + (element // first if first else 0)
@@ -190,7 +190,7 @@ def _view(taken: Array, begin: int, loops: Sequence[tuple[int, int]]) -> Array:
 
 
 def _check_cover(where: str, tensor: TensorHome) -> None:
-    """Refuse placements that share elements, or leave some of a tensor out that the host reads or writes."""
+    """Refuses placements that share elements, or omit elements of a tensor that the host reads or writes."""
     numbered = np.arange(math.prod(tensor.stored), dtype=np.int64).reshape(tensor.stored)
     times = np.zeros(numbered.size, dtype=np.int8)
     for placement in each_placement(tensor.placements):

@@ -1,4 +1,4 @@
-"""Families of a manifest: one send or placement that stands for many, each further by equal steps; what they are one by one."""
+"""Families of a manifest: one send or placement that represents many at equal steps, and their expansion."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Numbers = npt.NDArray[np.int64]
 
 
 def repetitions(loops: Sequence[SendLoop] | Sequence[PlaceLoop]) -> int:
-    """How many sends or placements these loops stand for."""
+    """Returns the number of sends or placements that these loops represent."""
     return math.prod([loop[0] for loop in loops])
 
 
 def reach(first: int, loops: Iterable[tuple[int, int]]) -> tuple[int, int]:
-    """The least and the greatest value of one that starts at `first` and is changed by loops of (count, step)."""
+    """Returns the min and max of a value that starts at `first` and is changed by loops of (count, step)."""
     ends = [(count - 1) * step for count, step in loops]
     return first + sum([e for e in ends if e < 0]), first + sum([e for e in ends if e > 0])
 
 
 def sums(first: int, loops: Iterable[tuple[int, int]]) -> Numbers:
-    """All values of one that starts at `first` and is changed by loops of (count, step), outermost first."""
+    """Returns all values of a number that starts at `first` and is changed by loops of (count, step), outermost first."""
     found = np.array([first], dtype=np.int64)
     for count, step in loops:
         found = (found[:, None] + np.arange(count, dtype=np.int64) * step).reshape(-1)
@@ -37,7 +37,7 @@ def sums(first: int, loops: Iterable[tuple[int, int]]) -> Numbers:
 
 
 def without(tiles: TileSet, tile: int) -> TileSet:
-    """A set of tiles without one of them."""
+    """Returns a set of tiles without one of them."""
     found = []
     for first, count, step in tiles:
         place, rest = divmod(tile - first, step)
@@ -52,7 +52,7 @@ def without(tiles: TileSet, tile: int) -> TileSet:
 
 
 def each_send(send: Send) -> Iterator[Send]:
-    """The sends of a family one by one, each with its receivers; one that nobody receives has none."""
+    """Yields the sends of a family one by one, each with its receivers, which may be none."""
     if not send.loops and not send.others:
         yield send
         return
@@ -82,7 +82,7 @@ class Part(NamedTuple):
 
 
 def each_placement(placements: Iterable[Placement]) -> Iterator[Part]:
-    """Placements one by one."""
+    """Yields placements one by one."""
     for placement in placements:
         buffer, shape, strides = placement.buffer, placement.shape, placement.strides
         count = placement.elements
@@ -95,5 +95,5 @@ def each_placement(placements: Iterable[Placement]) -> Iterator[Part]:
 
 
 def indices(loops: Sequence[SendLoop] | Sequence[PlaceLoop]) -> Iterator[tuple[int, ...]]:
-    """The indices of all repetitions, outermost loop first."""
+    """Yields the indices of all repetitions, outermost loop first."""
     return itertools.product(*[range(loop[0]) for loop in loops])

@@ -1,9 +1,9 @@
-"""What has been written when: every element that a program reads must have been, and no exchange may depend on its order.
+"""Data-flow check of a manifest: every element must be written before it is read, and no exchange may depend on its order.
 
-Elements are followed by granules, as large as all accesses to a buffer allow. A family of sends is looked at as a whole, where a
-buffer's tiles are one range: what it reads, or writes, is then a strided view of all its tiles' granules, and elements that are
-written twice show as granules that are missing. Where anything is wrong, or tiles are no range, all is taken one by one, which
-finds the place.
+Elements are tracked by granules, as large as all accesses to a buffer allow. A family of sends is checked as a whole where a
+buffer's tiles are one range. Its reads, or writes, are then a strided view of all its tiles' granules, and elements written twice
+appear as missing granules. After any error, or if tiles are no range, the accesses are checked one by one, which finds the
+position.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ BOOL = np.dtype(np.bool_)
 
 
 class Access(NamedTuple):
-    """One vertex on its tiles, or a family of sends: what is read where, and what is written where. `where` names it.
+    """One vertex on its tiles, or a family of sends: its reads and its writes with their tiles. `where` names it.
 
-    `loops`: as those of a send, for what is read and what is written; `others`: the reader is none of the writers.
+    `loops`: as those of a send, for reads and writes; `others`: the reader is none of the writers.
     """
 
     where: str
@@ -39,7 +39,7 @@ class Access(NamedTuple):
     others: bool = False
 
     def each(self) -> Iterator[Access]:
-        """The accesses of a family one by one."""
+        """Yields the accesses of a family one by one."""
         if not self.loops and not self.others:
             yield self
             return
@@ -57,22 +57,22 @@ class Access(NamedTuple):
             )
 
     def read_regions(self) -> Iterator[Region]:
-        """What is read, range by range of the tiles."""
+        """Returns the regions that are read, by ranges of the tiles."""
         loops = [loop[:3] for loop in self.loops]
         return (region(box, tiles, loops) for box in self.reads for tiles in self.readers)
 
     def write_regions(self) -> Iterator[Region]:
-        """What is written, range by range of the tiles; with `others` by the senders, too."""
+        """Returns the regions that are written, by ranges of the tiles; with `others` those of the senders are included."""
         loops = [(loop[0], *loop[3:]) for loop in self.loops]
         return (region(box, tiles, loops) for box in self.writes for tiles in self.writers)
 
     def hole(self) -> Region | None:
-        """What is not written among what `write_regions` names: the senders' own places."""
+        """Returns the part of `write_regions` that is not written: the senders' own positions."""
         return next(self.read_regions()) if self.others else None
 
     @property
     def symmetric(self) -> bool:
-        """False with `others` where a sender's own place is not just what it reads, or it is none of the receivers anyway."""
+        """False with `others` where a sender's own position differs from its read region, or the sender is no receiver anyway."""
         if not self.others:
             return True
         if self.reads != self.writes or any(loop[2] != loop[4] for loop in self.loops):
@@ -86,7 +86,7 @@ def _further(tiles: Ranges, by: int) -> Ranges:
 
 
 class Moment(NamedTuple):
-    """The accesses of one step. Those of an exchange are at once; vertices of a step are on different tiles."""
+    """The accesses of one step. Those of an exchange are simultaneous; vertices of a step are on different tiles."""
 
     step: int  # the host writes at the first and reads at the last
     at_once: bool
@@ -94,18 +94,18 @@ class Moment(NamedTuple):
 
 
 class _Marks:
-    """For every granule of a buffer in each of its tiles whether it is marked."""
+    """A mark for every granule of a buffer in each of its tiles."""
 
     def __init__(self, buffer: Buffer, granule: int) -> None:
         self.buffer, self.granule = buffer, granule
         self.row = -(-buffer.elements // granule)
         self.rows = len(numbers(buffer.tiles))
         self.full = False
-        self.known: set[Region] = set()  # regions that were seen to be marked
+        self.known: set[Region] = set()  # regions known to be marked
         self.marks: Array = np.zeros(self.rows * self.row, dtype=np.bool_)
 
     def at(self, box: Box) -> Array:
-        """The marks of a box in all tiles of the buffer."""
+        """Returns the marks of a box in all tiles of the buffer."""
         shape, strides, g = box.shape, box.strides, self.granule
         if g > 1:
             shape = (*shape[:-1], shape[-1] // g)
@@ -113,7 +113,7 @@ class _Marks:
         return view(self.marks, BOOL, (self.rows, self.row), box.offset // g, shape, strides)
 
     def of(self, place: Region) -> Array:
-        """The marks of a region, which lies in the buffer."""
+        """Returns the marks of a region, which lies in the buffer."""
         g, first = self.granule, self.buffer.tiles[0][0]
         shape, strides = place.box.shape, place.box.strides
         if g > 1:
@@ -123,12 +123,12 @@ class _Marks:
         return np.ndarray((*[count for count, _, _ in place.loops], *shape), BOOL, self.marks, begin, (*steps, *strides))
 
     def fill(self) -> None:
-        """Note whether all is marked."""
+        """Records whether all granules are marked."""
         self.full = bool(self.marks.all())
 
 
 def check_flow(buffers: Mapping[str, Buffer], moments: Sequence[Moment]) -> None:
-    """Refuse reads of what nothing has written, accesses to buffers that are not live or not there, and exchanges in conflict."""
+    """Refuses reads of unwritten elements, accesses to buffers that are not live or do not exist, and exchanges in conflict."""
     state = _State(buffers, _granules(buffers, moments), {}, set())
     for moment in moments:
         for name in [n for n in state.written if buffers[n].live[1] < moment.step]:
@@ -137,7 +137,7 @@ def check_flow(buffers: Mapping[str, Buffer], moments: Sequence[Moment]) -> None
 
 
 def _granules(buffers: Mapping[str, Buffer], moments: Iterable[Moment]) -> dict[str, int]:
-    """Elements that are always accessed together, for each buffer."""
+    """Returns for each buffer the number of elements that are always accessed together."""
     found = dict.fromkeys(buffers, 0)
     seen: set[tuple[Box, tuple[int, ...]]] = set()
     for access in (access for moment in moments for access in moment.accesses):
@@ -152,14 +152,14 @@ def _granules(buffers: Mapping[str, Buffer], moments: Iterable[Moment]) -> dict[
 
 
 class _Writing(NamedTuple):
-    """What one access writes: regions, but for a hole in them."""
+    """The writes of one access: regions, except for a hole in them."""
 
     places: tuple[Region, ...]
     hole: Region | None
 
 
 class _State(NamedTuple):
-    """What is known before a step: what has been written, and exchanges that were seen to be free of conflicts."""
+    """The state before a step: the written elements, and the exchanges known to be free of conflicts."""
 
     buffers: Mapping[str, Buffer]
     granules: Mapping[str, int]
@@ -190,7 +190,7 @@ class _Step:
             self._marks(name, self._written).fill()
 
     def _in_turn(self, target: dict[str, _Marks]) -> None:
-        """One access after another; what is wrong is raised with its place."""
+        """Applies one access after another; an error is raised with its position."""
         for one in (one for access in self._moment.accesses for one in access.each()):
             for box in one.reads:
                 self._read(one, box)
@@ -200,7 +200,7 @@ class _Step:
     # --- as a whole ---------------------------------------------------------------------------------------------------
 
     def _together(self) -> bool:
-        """True if all accesses were seen to be right, family by family; nothing has changed if not."""
+        """Returns True if all accesses are valid, checked family by family; otherwise nothing has changed."""
         accesses = self._moment.accesses
         reads = [place for access in accesses for place in access.read_regions()]
         writes = [_Writing(tuple(access.write_regions()), access.hole()) for access in accesses if access.writes]
@@ -210,7 +210,7 @@ class _Step:
         if not all(self._has(place) for place in reads) or (self._moment.at_once and not self._peace(reads, writes)):
             return False
         changed = {}
-        for place in every:  # where a sender is none of the receivers, it has read that place, so that it was written
+        for place in every:  # a sender that is no receiver has read that position, so it was written
             marks = self._marks(place.box.buffer, self._written)
             if not marks.full:
                 marks.of(place)[...] = True
@@ -220,7 +220,7 @@ class _Step:
         return True
 
     def _inside(self, place: Region) -> bool:
-        """True if a region lies in its buffer, which is live and on one range of tiles."""
+        """Returns True if a region lies in its buffer, which is live and on one range of tiles."""
         buffer = self._buffers[place.box.buffer]
         if len(buffer.tiles) > 1 or buffer.tiles[0][2] > 1 or not buffer.live[0] <= self._moment.step <= buffer.live[1]:
             return False
@@ -236,7 +236,7 @@ class _Step:
         return True
 
     def _peace(self, reads: Sequence[Region], writes: Sequence[_Writing]) -> bool:
-        """True if an exchange writes nothing twice, and nothing that it sends."""
+        """Returns True if an exchange writes no element twice, and no element that it sends."""
         names = {place.box.buffer for writing in writes for place in writing.places}
         sent = [place for place in reads if place.box.buffer in names]
         key = (*writes, *sent)
@@ -308,7 +308,7 @@ class _Step:
             )
 
     def _place(self, tiles: Ranges, box: Box, wrong: Array) -> tuple[int, int]:
-        """The first tile and element of a box that is marked as wrong."""
+        """Returns the first tile and element of a box that is marked as wrong."""
         row, *index = (int(i) for i in np.argwhere(wrong)[0])
         granule = self._granules[box.buffer]
         steps = (*box.strides[:-1], box.strides[-1] * granule) if box.strides else ()

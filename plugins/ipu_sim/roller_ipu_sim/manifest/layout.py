@@ -1,4 +1,4 @@
-"""Tensors of a manifest as the host knows them and as they are stored: reordered, padded with zeros, in parts on tiles."""
+"""Conversion of tensors between the host's layout and the stored one: reordered, padded with zeros, in parts on tiles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["coordinates", "part", "put_part", "stored", "unstored"]
 
 
 def coordinates(tensor: TensorHome) -> tuple[npt.NDArray[np.int64], ...]:
-    """The stored coordinates of all elements: for each stored dimension an array that broadcasts to the tensor's shape."""
+    """Returns the stored coordinates of all elements: for each stored dimension an array that broadcasts to the tensor's shape."""
     found = []
     for dim, divisor, modulus in tensor.layout:
         index = np.arange(tensor.shape[dim], dtype=np.int64) // divisor
@@ -27,14 +27,14 @@ def coordinates(tensor: TensorHome) -> tuple[npt.NDArray[np.int64], ...]:
 
 
 def stored(tensor: TensorHome, array: Array) -> Array:
-    """The stored array of a tensor: zeros where it has no element."""
+    """Returns the stored array of a tensor: zeros in positions without an element."""
     result = np.zeros(tensor.stored, dtype=array.dtype)
     result[coordinates(tensor)] = array.reshape(tensor.shape)
     return result
 
 
 def unstored(tensor: TensorHome, array: Array) -> Array:
-    """The tensor of a stored array."""
+    """Returns the tensor of a stored array."""
     return np.array(np.broadcast_to(array[coordinates(tensor)], tensor.shape))
 
 
@@ -42,7 +42,7 @@ Slices = tuple[slice, ...]
 
 
 def _boxes(start: Sequence[int], shape: Sequence[int], first: int, last: int) -> Iterator[Slices]:
-    """The elements from `first` to before `last` of a box, row-major, as boxes in order: at most two and one a dimension."""
+    """Yields the elements from `first` to before `last` of a box, row-major, as boxes in order: at most two and one a dimension."""
     whole = tuple(slice(s, s + e) for s, e in zip(start, shape, strict=True))
     if first == 0 and last == math.prod(shape):
         yield whole
@@ -69,19 +69,19 @@ def _boxes(start: Sequence[int], shape: Sequence[int], first: int, last: int) ->
 
 
 def _held(place: Part) -> Iterator[Slices]:
-    """The boxes of the stored array that a part holds."""
+    """Returns the boxes of the stored array that a part holds."""
     return _boxes(place.start, place.shape, place.first, place.first + place.elements)
 
 
 def _at(array: Array, box: Slices) -> Array:
-    """A box of an array as a view, of an array without dimensions too."""
+    """Returns a box of an array as a view, also of an array without dimensions."""
     index: tuple[Any, ...] = (*box, ...)
     found: Array = array[index]
     return found
 
 
 def part(place: Part, array: Array) -> Array:
-    """What of a stored array a part holds: in the order in which it lies there, or as its box where that lies in strides."""
+    """Returns a part's elements of a stored array: in the part's storage order, or as its box where it has strides."""
     pieces = [_at(array, box) for box in _held(place)]
     if place.strides is not None:
         return pieces[0]
@@ -89,7 +89,7 @@ def part(place: Part, array: Array) -> Array:
 
 
 def put_part(place: Part, array: Array, values: Array) -> None:
-    """Write what a part holds to its place in a stored array; values as `part` gives them."""
+    """Writes a part's values to their positions in a stored array; values in the format of `part`."""
     done, flat = 0, values.reshape(-1)
     for box in _held(place):
         target = _at(array, box)

@@ -1,4 +1,4 @@
-"""What lies in tiles' memories: bytes of each tile at each step, and buffers that do not fit or overlap."""
+"""Memory of tiles: bytes of each tile at each step, and buffers that do not fit or overlap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["check_memory", "fullest"]
 
 
 def fullest(manifest: Manifest) -> npt.NDArray[np.int64]:
-    """The most bytes that live in each tile at once: at some step at which a buffer begins to live."""
+    """Returns the max bytes that are live at once in each tile: at some step at which a buffer becomes live."""
     found = np.zeros(manifest.tiles, dtype=np.int64)
     for step in {buffer.live[0] for buffer in manifest.buffers}:
         held = np.zeros(manifest.tiles, dtype=np.int64)
@@ -27,7 +27,7 @@ def fullest(manifest: Manifest) -> npt.NDArray[np.int64]:
 
 
 def check_memory(manifest: Manifest, machine: Machine) -> None:
-    """Refuse buffers beyond the memory of a tile, and such as overlap while both are live; `ManifestError` names tile and bytes."""
+    """Refuses buffers beyond a tile's memory, and those that overlap while both are live; `ManifestError` names tile and bytes."""
     for buffer in manifest.buffers:
         _check_place(buffer, machine, max(len(manifest.steps), 1))
     for one, other in _neighbours(manifest.buffers):
@@ -62,7 +62,7 @@ def _check_place(buffer: Buffer, machine: Machine, steps: int) -> None:
 
 
 def _neighbours(buffers: tuple[Buffer, ...]) -> Iterator[tuple[Buffer, Buffer]]:
-    """Pairs whose addresses and lives meet."""
+    """Yields pairs with overlapping addresses and lifetimes."""
     order = sorted(buffers, key=lambda b: b.address)
     starts = np.array([b.address for b in order], dtype=np.int64)
     lives = np.array([b.live for b in order], dtype=np.int64).reshape(-1, 2)
@@ -74,6 +74,6 @@ def _neighbours(buffers: tuple[Buffer, ...]) -> Iterator[tuple[Buffer, Buffer]]:
 
 
 def _common(one: Ranges, other: Ranges) -> int | None:
-    """The first tile that two sets share."""
+    """Returns the first tile that two sets share."""
     found = np.intersect1d(numbers(one), numbers(other), assume_unique=True)
     return int(found[0]) if len(found) else None

@@ -1,7 +1,7 @@
-"""The manifest: one program for a simulated IPU, as JSON, in frozen models: where tensors lie, and supersteps.
+"""Models of the manifest: one program for a simulated IPU as JSON, in frozen models of placements and supersteps.
 
-All numbers count elements unless they are called addresses or bytes. The models refuse what is malformed by itself; what
-contradicts another part or the machine is refused by `check.py`. Everything hashable: ranges, shapes and strides are tuples.
+All numbers count elements unless they are called addresses or bytes. The models refuse malformed parts; `check.py` refuses
+contradictions between parts or with the machine. Everything is hashable: ranges, shapes and strides are tuples.
 """
 
 from __future__ import annotations
@@ -54,29 +54,29 @@ __all__ = [
 ]
 
 VERSION: Literal[2] = 2
-LOOPS_MAX = 24  # of a family: with the extents of a box as many dimensions as an array has at most
+LOOPS_MAX = 24  # max loops of a family: with the extents of a box, the max dimensions of an array
 
 Dtype = Literal["float32", "float16", "bfloat16", "int32", "int16", "int8", "uint8", "bool"]
 
-NAME_LENGTH = 10_000  # of a buffer, tensor or step, at most
+NAME_LENGTH = 10_000  # max length of the name of a buffer, tensor or step
 
 Count = Annotated[int, Field(ge=0, lt=2**40)]
 Extent = Annotated[int, Field(ge=1, lt=2**40)]
 Stride = Annotated[int, Field(gt=-(2**40), lt=2**40)]
 Name = Annotated[str, Field(min_length=1, max_length=NAME_LENGTH)]
 
-# Tile numbers first + i * step for i < count, several such ranges one after another.
+# Tile numbers first + i * step for i < count, in several such ranges.
 TileSet = Annotated[tuple[tuple[Count, Extent, Extent], ...], Field(min_length=1)]
 # A stored coordinate: (i[dim] // divisor) % modulus, without modulus where that is None.
 Digit = tuple[Count, Extent, Extent | None]
-# A placement again `count` times, each further by so much: count, tile, offset, start, first.
+# A placement repeated `count` times with these steps: count, tile, offset, start, first.
 PlaceLoop = tuple[Extent, Stride, Stride, tuple[Stride, ...], Stride]
-# A send again `count` times, each further by so much: count, tile, offset, the receivers' tiles, their offset.
+# A send repeated `count` times with these steps: count, tile, offset, the receivers' tiles, their offset.
 SendLoop = tuple[Extent, Stride, Stride, Stride, Stride]
 
 
 class ManifestError(KernelError):
-    """Raised when a manifest is malformed, contradicts itself or breaks a rule of its machine: it is refused, never run."""
+    """Raised when a manifest is malformed, contradicts itself or breaks a rule of its machine; it never runs."""
 
 
 def _this_version(value: object) -> object:
@@ -108,8 +108,8 @@ class Buffer(_Model):
 class Placement(_Model):
     """Elements first … first + count of a box of the stored array, row-major and dense, in one tile's buffer from `offset` on.
 
-    `count` None: all from `first` on. `strides`: instead of densely the whole box lies with these steps between neighbours along
-    each of its dimensions, that of the last one 1. `loops`, outermost first: the same for further tiles and boxes.
+    `count` None: all from `first` on. `strides`: the whole box is not dense, but has these distances between neighbours along each
+    of its dimensions; that of the last one is 1. `loops`, outermost first: the same for further tiles and boxes.
     """
 
     tile: Count
@@ -129,7 +129,7 @@ class Placement(_Model):
 
 
 class TensorHome(_Model):
-    """A tensor of the program: its stored (padded, reordered) array and where the parts of that lie."""
+    """A tensor of the program: its stored (padded, reordered) array and the placements of its parts."""
 
     name: Name
     dtype: Dtype
@@ -141,14 +141,14 @@ class TensorHome(_Model):
 
 
 class Ref(_Model):
-    """A place in a buffer of the tile that a vertex runs on."""
+    """A position in a buffer of the tile that a vertex runs on."""
 
     buffer: Name
     offset: Count
 
 
 class View(_Model):
-    """Elements of a buffer: offset + sum of stride * loop index over a map's loops (of its result: those that do not reduce)."""
+    """Elements of a buffer: offset + sum of stride * loop index over a map's loops (its result: those that do not reduce)."""
 
     buffer: Name
     offset: Count
@@ -156,7 +156,7 @@ class View(_Model):
 
 
 class AmpLoop(_Model):
-    """One loop of a product, and its step in elements of each operand; 0 in one that it does not touch."""
+    """One loop of a product, and its step in elements of each operand; 0 if the operand does not depend on it."""
 
     role: Literal["m", "n", "k", "g"]
     extent: Extent
@@ -188,7 +188,7 @@ class Amp(_Model):
 class Map(_Model):
     """Elementwise work: for every point of the loops the body, folded over the last `reduce` loops, then the epilogue.
 
-    `accumulate`: the fold starts from what lies in `out`. `vector`: elements of a vector along the last loop that does not reduce.
+    `accumulate`: the fold starts from the values in `out`. `vector`: elements of a vector along the last loop that does not reduce.
     """
 
     kind: Literal["map"] = "map"
@@ -247,7 +247,7 @@ class VertexGroup(_Model):
 
 
 class Receivers(_Model):
-    """The same place in each tile of a set."""
+    """The same position in each tile of a set."""
 
     tiles: TileSet
     buffer: Name
@@ -255,9 +255,9 @@ class Receivers(_Model):
 
 
 class Send(_Model):
-    """A strided copy from one tile's buffer to the same place in each receiver; the last dimension is a run.
+    """A strided copy from one tile's buffer to the same position in each receiver; the last dimension is a run.
 
-    `others`: the sender is none of the receivers. `loops`, outermost first: the same for further tiles and places.
+    `others`: the sender is none of the receivers. `loops`, outermost first: the same for further tiles and positions.
     """
 
     tile: Count
@@ -298,14 +298,14 @@ class Manifest(_Model):
 
 
 def tiles_in(tiles: tuple[tuple[int, int, int], ...]) -> Iterator[int]:
-    """The numbers of a set of tiles, in its order."""
+    """Yields the numbers of a set of tiles, in its order."""
     for first, count, step in tiles:
         yield from range(first, first + count * step, step)
 
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """While many small values are made: few are garbage, and looking for it again and again takes most of the time."""
+    """Pauses garbage collection while many small values are made: few are garbage, and collection takes most of the time."""
     running = gc.isenabled()
     gc.disable()
     try:
@@ -316,7 +316,7 @@ def collection_paused() -> Iterator[None]:
 
 
 def from_json(text: str | bytes) -> Manifest:
-    """The manifest that a JSON text holds; `ManifestError` names the first field that is wrong."""
+    """Returns the manifest in a JSON text; `ManifestError` names the first field that is wrong."""
     try:
         with collection_paused():
             return Manifest.model_validate_json(text, strict=True)
@@ -329,5 +329,5 @@ def from_json(text: str | bytes) -> Manifest:
 
 
 def to_json(manifest: Manifest) -> str:
-    """The manifest as one line of JSON; equal manifests give equal text. Absent parts of a step or a vertex are left out."""
+    """Returns the manifest as one line of JSON; equal manifests give equal text. Absent parts of a step or a vertex are omitted."""
     return manifest.model_dump_json(by_alias=True, exclude_none=True)

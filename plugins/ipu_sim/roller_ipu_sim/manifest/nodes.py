@@ -1,4 +1,4 @@
-"""Scalar trees as they stand in a manifest: nodes, their operands, and what is no tree."""
+"""Scalar trees of a manifest: nodes, their operands, and the validation of trees."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 __all__ = ["BYTES", "Number", "Tree", "nodes", "number", "operands"]
 
-DEPTH_MAX = 150  # of a scalar tree: JSON is read to 200 levels, and trees are walked recursively
+DEPTH_MAX = 150  # max depth of a scalar tree: JSON is read to 200 levels, and trees are walked recursively
 
 BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
 
@@ -19,7 +19,7 @@ UNARY = frozenset(
 )
 BINARY = frozenset({"add", "sub", "mul", "div", "max", "min", "pow", "lt", "le", "gt", "ge", "eq", "ne", "and", "or"})
 
-# JSON has no infinities; text stands for them.
+# JSON has no infinities; text represents them.
 Number = Annotated[
     int | Annotated[float, Field(allow_inf_nan=False)] | Literal["inf", "-inf", "nan"],
     BeforeValidator(lambda value: str(value) if isinstance(value, float) and not math.isfinite(value) else value),
@@ -27,7 +27,7 @@ Number = Annotated[
 
 
 def number(value: Number) -> float | int:
-    """The number that a constant of a manifest stands for."""
+    """Returns the number of a manifest's constant."""
     return float(value) if isinstance(value, str) else value
 
 
@@ -36,7 +36,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _arity(node: tuple[Any, ...]) -> tuple[int, int]:
-    """How many entries follow a node's name, and the first of them that is an operand."""
+    """Returns how many entries follow a node's name, and the index of the first operand among them."""
     match node[0]:
         case "load":
             return 1, 1
@@ -72,13 +72,13 @@ def _leaf_is_right(node: tuple[Any, ...]) -> bool:
 
 
 def operands(node: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The operands of a tree's node, in order."""
+    """Returns the operands of a tree's node, in order."""
     count, first = _arity(node)
     return node[1 + first : 1 + count]
 
 
 def nodes(tree: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
-    """Every node of a tree, operands before what uses them."""
+    """Yields every node of a tree, operands before their users."""
     for operand in operands(tree):
         yield from nodes(operand)
     yield tree

@@ -1,4 +1,4 @@
-"""What each vertex and each send must be by itself: element types, operands inside their buffers, alignment, no aliasing."""
+"""Rules of single vertices and sends: element types, operands inside their buffers, alignment, no aliasing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from roller_ipu_sim.manifest.models import (
 __all__ = ["Rules"]
 
 
-POINTS_MAX = 2**32  # of a vertex: far more than operands in a tile's memory give, so only loops that stand still have them
+POINTS_MAX = 2**32  # max points of a vertex: far more than operands in a tile's memory allow; only loops with step 0 exceed it
 
 
 class Rules:
@@ -37,17 +37,17 @@ class Rules:
 
     def __init__(self, machine: Machine, buffers: Mapping[str, Buffer]) -> None:
         self._machine, self._buffers = machine, buffers
-        self._sends: dict[tuple[object, ...], tuple[Box, Box]] = {}  # by all but their tiles: most are alike
+        self._sends: dict[tuple[object, ...], tuple[Box, Box]] = {}  # keyed without their tiles, as most are equal
 
     def buffer(self, where: str, name: str) -> Buffer:
-        """The buffer of that name."""
+        """Returns the buffer of that name."""
         found = self._buffers.get(name)
         if found is None:
             raise ManifestError(f"{where}: there is no buffer {name!r}; name one of the manifest's")
         return found
 
     def vertex(self, where: str, group: VertexGroup) -> tuple[list[Box], Box]:
-        """What a vertex reads and writes, if it keeps the rules; `ManifestError` if not."""
+        """Returns the reads and the write of a vertex that obeys the rules; `ManifestError` otherwise."""
         vertex = group.vertex
         where = f"{where}, tile {numbers(group.tiles)[0]}, {vertex.kind}"
         loops = (
@@ -76,7 +76,7 @@ class Rules:
                     self._fill(where, vertex)
                 case Copy():
                     self._copy(where, vertex, read[0], written)
-        except CodegenError as error:  # the machine has no such type or operation
+        except CodegenError as error:  # the machine lacks the type or operation
             raise ManifestError(f"{where}: {error}") from error
         return read, written
 
@@ -192,7 +192,7 @@ class Rules:
                 raise ManifestError(f"{where}: results overlap what is read of buffer {view.buffer!r}; place them elsewhere")
 
     def _leaves(self, where: str, tree: trees.Tree | None, loops: int, group: VertexGroup) -> None:
-        """Refuse indices of loops or origins that are not there, and constants that their type does not hold."""
+        """Refuses indices of loops or origins that do not exist, and constants that their type cannot hold."""
         for node in () if tree is None else nodes(tree):
             match node:
                 case ("index", loop, _, origin):
@@ -222,8 +222,9 @@ class Rules:
             raise ManifestError(f"{where}: the copy overlaps its source in buffer {written.buffer!r}; place it elsewhere")
 
     def send(self, where: str, send: Send) -> tuple[Box, Box]:
-        """What a send reads, and what it writes in each receiver, if it keeps the rules; `ManifestError` if not. Of a family: what
-        its first send does.
+        """Returns the read of a send, and its write in each receiver, if it obeys the rules; `ManifestError` otherwise.
+
+        For a family: those of its first send.
         """
         to = send.to
         steps = tuple([(loop[0], loop[2], loop[4]) for loop in send.loops])
@@ -235,7 +236,7 @@ class Rules:
         return found
 
     def _family(self, where: str, send: Send, read: Box, written: Box) -> None:
-        """Refuse families of which a send leaves a buffer or begins inside a word."""
+        """Refuses families in which a send leaves a buffer or begins inside a word."""
         places = self._buffers[send.to.buffer].elements * len(numbers(self._buffers[send.to.buffer].tiles))
         if repetitions(send.loops) > places:
             count = repetitions(send.loops)
@@ -280,13 +281,13 @@ class Rules:
 
 
 def _steps(vertex: Amp, which: str) -> list[int]:
-    """How an operand is stepped, but for the dense steps inside one access of the matrix unit."""
+    """Returns the steps of an operand, except the dense ones inside one access of the matrix unit."""
     inner = vertex.loops[-2 if which == "out" else -1]
     return [getattr(loop, which) for loop in vertex.loops if loop is not inner and loop.extent > 1]
 
 
 def _span(read: tuple[str, int, tuple[int, ...]], loops: tuple[int, ...]) -> Box:
-    """From the first to the last element of a view."""
+    """Returns the box from the first to the last element of a view."""
     buffer, offset, strides = read
     reach = [(extent - 1) * step for extent, step in zip(loops, strides, strict=True)]
     low = offset + sum(r for r in reach if r < 0)

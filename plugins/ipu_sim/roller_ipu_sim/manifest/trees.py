@@ -1,4 +1,4 @@
-"""The scalar trees of a map: element types of their nodes, and the operations that they count as."""
+"""Scalar trees of a map: element types of their nodes, and their operations for the cycle count."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tree = tuple[Any, ...]
 
 
 def dtype_of(tree: Tree, loads: Sequence[str], result: str | None) -> str:
-    """The element type of a tree's value; `ValueError` says what is wrong with it.
+    """Returns the element type of a tree's value; `ValueError` names the error.
 
     `loads`: element types of the arrays that it may read; `result`: that of the folded value, None where there is none.
     """
@@ -60,7 +60,7 @@ def _operated(op: str, types: list[str]) -> str:
 
 
 def body_dtype(vertex: Map, loads: Sequence[str]) -> str:
-    """The element type of a map's body, in which it also folds."""
+    """Returns the element type of a map's body, in which it also folds."""
     return dtype_of(vertex.body, loads, None)
 
 
@@ -69,17 +69,17 @@ def _named(tree: Tree | None) -> tuple[str, ...]:
 
 
 def operations(vertex: Map) -> tuple[str, ...]:
-    """The operations of a point: the body's, operands first, then the one that folds."""
+    """Returns the operations of a point: the body's, operands first, then the fold."""
     return _named(vertex.body) + (() if vertex.reducer is None else (FOLDS[vertex.reducer],))
 
 
 def epilogue_operations(vertex: Map) -> tuple[str, ...]:
-    """The operations of a result."""
+    """Returns the operations of a result."""
     return _named(vertex.epilogue)
 
 
 def held(value: float | int, dtype: str) -> bool:
-    """True if a constant is one that the element type can hold at all: for integers a whole number in its range."""
+    """Returns True if the element type can hold a constant: for integers an integer in its range."""
     if dtype in FLOATS:
         return True
     if dtype == "bool":

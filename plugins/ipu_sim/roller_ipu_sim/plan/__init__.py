@@ -1,1 +1,1 @@
-"""How a stage's program lies over tiles."""
+"""Plans: the mapping of a stage's program to tiles."""

@@ -1,4 +1,4 @@
-"""Which extents tiles may have: rows that tiles exchange are whole grains of 8 bytes, and any number of equal parts will do."""
+"""Alignment of tile extents: rows that tiles exchange are whole grains of 8 bytes, and any number of equal parts is allowed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TILE_LEVEL = 1  # a tile's own memory
 
 
 def tile_multiples(spec: HardwareSpec, expr: TensorExpr, level: int) -> dict[str, Multiple]:
-    """The rule for every dimension of the expression's nests at a level; a name that means several gets the least step."""
+    """Returns the rule for every dimension of the expression's nests at a level; an ambiguous name gets the smallest step."""
     if level != TILE_LEVEL:
         return {}
     steps: dict[str, int] = {}
@@ -20,8 +20,10 @@ def tile_multiples(spec: HardwareSpec, expr: TensorExpr, level: int) -> dict[str
 
 
 def _steps(spec: HardwareSpec, expr: TensorExpr, stage: Stage) -> dict[str, int]:
-    """Elements of a grain along dimensions that come last in some array, 1 along others; whole arrays are padded to grains. In sums
-    of products that the matrix unit computes it says which dimension comes last, and how many elements of it go together.
+    """Returns the elements of a grain along dimensions that come last in some array, 1 along others.
+
+    Whole arrays are padded to grains. In sums of products for the matrix unit, the unit determines which dimension comes last, and
+    how many of its elements form a block.
     """
     found = {}
     for nest in nests(stage, expr.tensors, spec.spread):
@@ -52,7 +54,7 @@ def _multiplied(spec: HardwareSpec, nest: Nest) -> bool:
 
 
 def _alone(nest: Nest, dim: int) -> bool:
-    """True if a dimension walks one of each array that depends on it, and nothing else does: no window, no groups."""
+    """True if a dimension walks a single one of each array that depends on it, and nothing else does: no window, no groups."""
     axes = {axis.name for axis in nest.dims[dim].members}
     every = [index for access in nest.accesses for index in access.index]
     touching = [index for index in every if {name for name, _ in index.terms} & axes]
@@ -60,5 +62,5 @@ def _alone(nest: Nest, dim: int) -> bool:
 
 
 def _bare(factor: Scalar) -> bool:
-    """True if a factor is an element of an array, as it is or widened."""
+    """Returns True if a factor is an element of an array, unchanged or widened."""
     return isinstance(factor.value if isinstance(factor, Cast) else factor, Load)

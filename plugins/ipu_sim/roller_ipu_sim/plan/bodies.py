@@ -1,7 +1,7 @@
-"""Scalar trees of a stage, as far as cycles depend on them: operations, arrays that are read, coordinates.
+"""Properties of a stage's scalar trees that cycles depend on: operations, loads, coordinates.
 
-A construction asks the same of the same few trees for every program that it rates, so the answers are remembered: by the very
-objects, as a tree takes longer to hash than to look through.
+Construction requests them for the same few trees in every program that it rates, so the answers are cached. Keys are the objects
+themselves, as the hash of a tree takes longer than a walk over it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import ParamSpec, TypeVar
 from roller.plugin import Binary, Cast, Coordinate, Load, Nest, Scalar, Select, Unary, walk
 
 FOLDS = {"sum": "add", "max": "max", "min": "min", "prod": "mul"}
-REMEMBERED = 256  # answers to each question
+REMEMBERED = 256  # cached answers of each function
 
 _Asked = ParamSpec("_Asked")
 _Answer = TypeVar("_Answer")
 
 
 def _remembered(ask: Callable[_Asked, _Answer]) -> Callable[_Asked, _Answer]:
-    known: dict[tuple[int, ...], tuple[tuple[object, ...], _Answer]] = {}  # with what was asked about, so that ids stay theirs
+    known: dict[tuple[int, ...], tuple[tuple[object, ...], _Answer]] = {}  # with the arguments, so that their ids stay valid
 
     @wraps(ask)
     def answered(*about: _Asked.args, **none: _Asked.kwargs) -> _Answer:
@@ -37,13 +37,13 @@ def _remembered(ask: Callable[_Asked, _Answer]) -> Callable[_Asked, _Answer]:
 
 @_remembered
 def operations(tree: Scalar, nest: Nest) -> tuple[str, ...]:
-    """Names of what a tree computes, operands before what takes them; a coordinate adds up the loops that it follows."""
+    """Returns the names of a tree's operations, operands before users; a coordinate adds up the loops that it depends on."""
     return _operations(tree, nest)
 
 
 def _operations(tree: Scalar, nest: Nest) -> tuple[str, ...]:
     match tree:
-        case Unary("rounded", value):  # as every value is
+        case Unary("rounded", value):  # every value is rounded already
             return _operations(value, nest)
         case Unary(op, value):
             return (*_operations(value, nest), op)
@@ -60,7 +60,7 @@ def _operations(tree: Scalar, nest: Nest) -> tuple[str, ...]:
 
 @_remembered
 def loads_in(tree: Scalar) -> tuple[Load, ...]:
-    """The loads of a tree, each once, in the order of their first use."""
+    """Returns the loads of a tree, each once, in the order of their first use."""
     return tuple(dict.fromkeys(_loads(tree)))
 
 
@@ -79,5 +79,5 @@ def _loads(tree: Scalar) -> list[Load]:
 
 @_remembered
 def coordinates_in(tree: Scalar) -> tuple[Coordinate, ...]:
-    """The coordinates that a tree computes with."""
+    """Returns the coordinates that a tree computes with."""
     return tuple(node for node in walk(tree) if isinstance(node, Coordinate))

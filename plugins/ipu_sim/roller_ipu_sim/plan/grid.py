@@ -1,7 +1,7 @@
-"""The loops of a stage's program as a grid of tiles and steps in time.
+"""Grid of tiles and serial steps from the loops of a stage's program.
 
-Unit loops become a grid: along each loop `parts` tiles lie side by side, and each works on `serial` neighbouring unit tiles one
-after another; the loops over time follow inside. All tiles do the same at the same time.
+Unit loops become a grid: along each loop there are `parts` parallel tiles, and each runs `serial` neighbouring unit tiles in
+sequence. The loops over time follow inside. All tiles do the same work at the same time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from roller.plugin import Loop, StageProgram
 
 @dataclass(frozen=True, slots=True)
 class UnitLoop:
-    """A loop over tiles: `parts` tiles side by side, each doing `serial` trips in turn; `step` positions a trip."""
+    """A loop over tiles: `parts` parallel tiles, each with `serial` trips in sequence; `step` positions per trip."""
 
     dim: int
     trips: int
@@ -26,7 +26,7 @@ class UnitLoop:
 
 @dataclass(frozen=True, slots=True)
 class SerialLoop:
-    """A loop whose trips follow one another: a unit loop's, or one over time."""
+    """A loop with sequential trips: a unit loop's, or one over time."""
 
     dim: int
     trips: int
@@ -36,35 +36,35 @@ class SerialLoop:
 
 @dataclass(frozen=True)
 class Grid:
-    """The loops of a program as a grid of tiles and steps in time."""
+    """The loops of a program as a grid of tiles and serial steps."""
 
     loops: tuple[UnitLoop, ...]
     time: tuple[SerialLoop, ...]
 
     @cached_property
     def tiles(self) -> int:
-        """Tiles that work."""
+        """The number of active tiles."""
         return math.prod([lp.parts for lp in self.loops])
 
     @cached_property
     def serial(self) -> tuple[SerialLoop, ...]:
-        """All loops that follow one another, outermost first."""
+        """All serial loops, outermost first."""
         own = [SerialLoop(lp.dim, lp.serial, lp.step, True) for lp in self.loops if lp.serial > 1]
         return (*own, *self.time)
 
     @cached_property
     def steps(self) -> int:
-        """Steps in time."""
+        """The number of serial steps."""
         return math.prod([lp.trips for lp in self.serial])
 
     def last(self, dim: int) -> int:
-        """Where the last tile stands in its last step along a dimension of the nest."""
+        """Returns the position of the last tile in its last step along a dimension of the nest."""
         unit = [(lp.parts * lp.serial - 1) * lp.step for lp in self.loops if lp.dim == dim]
         return sum(unit) + sum([(lp.trips - 1) * lp.step for lp in self.time if lp.dim == dim])
 
     @cached_property
     def strides(self) -> tuple[int, ...]:
-        """How far apart the numbers of neighbouring tiles are along each unit loop."""
+        """The distance of the numbers of neighbouring tiles along each unit loop."""
         found: list[int] = []
         size = 1
         for lp in reversed(self.loops):
@@ -74,8 +74,9 @@ class Grid:
 
 
 def grid_of(program: StageProgram, most: int) -> Grid:
-    """The grid of a program on at most so many tiles: reductions get their tiles first, as parts of one are for tiles side by side,
-    then inner loops before outer ones.
+    """Returns the grid of a program on at most `most` tiles.
+
+    Reductions get their tiles first, as split-K parts require parallel tiles, then inner loops before outer ones.
     """
     dims = program.nest.dims
     unit = [lp for lp in program.loops if lp.over == "units"]

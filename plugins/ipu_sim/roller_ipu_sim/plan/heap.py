@@ -1,4 +1,4 @@
-"""A tile's memory: where buffers lie, and whether they fit. All tiles that have a buffer have it at the same address."""
+"""Memory allocation in a tile: addresses of buffers, and whether they fit. A buffer has the same address on all its tiles."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from roller_ipu_sim.plan.stage_plan import GRAIN_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A buffer to be placed: `apart` begins at a memory element of its own, `interleaved` wants the interleaved region,
-    `lasting` is there from the beginning to the end, not only while its stage runs.
+    """A requested buffer.
+
+    `apart`: it begins at a memory element of its own. `interleaved`: it requires the interleaved region. `lasting`: it lives for
+    the whole program, not only while its stage runs.
     """
 
     name: str
@@ -24,7 +26,7 @@ class Wish:
 
 @dataclass(frozen=True)
 class Memory:
-    """Addresses by name, and the bytes that a tile needs, the program's code and that of its exchanges included."""
+    """Addresses by name, and the bytes that a tile needs, the code of the program and of its exchanges included."""
 
     addresses: dict[str, int]
     needed: int
@@ -37,13 +39,13 @@ class Memory:
 
 
 def placed(stages: Sequence[Sequence[Wish]], machine: Machine) -> Memory:
-    """Addresses for the buffers of a program's stages, which run one after another: what lasts first, then on top of it what each
-    stage needs for itself.
+    """Returns addresses for the buffers of a program's stages, which run in sequence.
 
-    Those that want the interleaved region lie there from its beginning on, the others in the plain region behind the program's
-    code, or behind the former where that has no room for them. Where that takes more than there is, and nothing wants a region
-    of its own, all follow one another from the code on, so that nothing stays free between the regions. Not weights of the matrix
-    unit: of what then fits much is slower than programs of smaller parts, and construction, going by small steps, stays there.
+    Lasting buffers come first, then each stage's own on top of them. Buffers that require the interleaved region start at its
+    beginning, the others in the plain region behind the program's code, or behind the former where that region is full. If the
+    result exceeds the memory, and no buffer requires a region, all follow one another from the code on, without a gap between the
+    regions. Weights of the matrix unit are excluded from this: many programs that would then fit are slower than programs of
+    smaller parts, and construction, which advances by small steps, would stay there.
     """
     start = machine.memory.region0_bytes
     apart = _placed(stages, machine, _Heap(machine, machine.reserved_bytes, start))
@@ -64,7 +66,7 @@ def _placed(stages: Sequence[Sequence[Wish]], machine: Machine, lasting: _Heap |
 
 @dataclass
 class _Heap:
-    """The first free address of the plain region, and of the interleaved one."""
+    """A bump allocator with the first free address of the plain region, and of the interleaved one."""
 
     machine: Machine
     low: int
@@ -72,11 +74,11 @@ class _Heap:
 
     @property
     def needed(self) -> int:
-        """Bytes from the first one of the tile on."""
+        """Bytes from the tile's first byte on."""
         return max(self.low, self.high)
 
     def take(self, wishes: Sequence[Wish]) -> dict[str, int]:
-        """Room for buffers."""
+        """Allocates buffers."""
         memory, start = self.machine.memory, self.machine.memory.region0_bytes
         pair = memory.interleave * memory.element_bytes  # an element of the interleaved region
         found = {}
@@ -94,13 +96,13 @@ class _Heap:
 
 @dataclass
 class _Row:
-    """The first free address of both regions."""
+    """A bump allocator with the first free address of both regions."""
 
     machine: Machine
     needed: int
 
     def take(self, wishes: Sequence[Wish]) -> dict[str, int]:
-        """Room for buffers, those that want the interleaved region last."""
+        """Allocates buffers, those that require the interleaved region last."""
         found = {}
         for wish in sorted(wishes, key=lambda w: (w.interleaved, not w.apart)):
             at = self._element(self.needed) if wish.apart else _up(self.needed, GRAIN_BYTES)
@@ -109,7 +111,7 @@ class _Row:
         return found
 
     def _element(self, address: int) -> int:
-        """The first address from there on at which a memory element begins."""
+        """Returns the first address, from the given one on, at which a memory element begins."""
         memory, start = self.machine.memory, self.machine.memory.region0_bytes
         if address <= start:
             return min(start, _up(address, memory.element_bytes))

@@ -1,9 +1,9 @@
-"""Reductions cut inside a tile: where a tile has few results for its workers and their vectors, each is first computed as several
-partial results, which lie side by side, and a second vertex adds those up. Both follow one another without a sync.
+"""Split reductions inside a tile, for tiles with few results for their workers and vector lanes.
 
-Of a dimension of the reduction partial result number j takes the points j, j + parts, j + 2 parts and so on. Points that are left
-over go to the first partial results, one more for each, by a vertex between the two. The tile's storage order is the program's to
-choose, so a vector may lie along the reduction: its lanes are then partial results.
+Each result is first computed as several contiguous partial results, which a second vertex adds up. The two run in sequence without
+a sync. Partial result number j takes the points j, j + parts, j + 2 parts and so on of a reduction dimension. Left-over points go
+to the first partial results, one more for each, by a vertex between the two. The program chooses the tile's storage order, so a
+vector may lie along the reduction: its lanes are then partial results.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from roller_ipu_sim.chip.machine import Machine
 from roller_ipu_sim.plan.bodies import FOLDS, coordinates_in, loads_in, operations
 from roller_ipu_sim.plan.stage_plan import Plan
 
-MOST_SETS = 4  # sets of results that workers keep in accumulators at a time: more partial results fill workers no better
+MOST_SETS = 4  # max sets of results that workers hold in accumulators: more partial results do not use workers better
 
 
 class Cut(NamedTuple):
-    """How a tile's reduction is cut."""
+    """The split of a tile's reduction."""
 
-    place: int  # of the dimension among the nest's reductions
+    place: int  # index of the dimension among the nest's reductions
     parts: int  # partial results for each result
-    points: int  # of the dimension, for each of them
+    points: int  # points of the dimension for each of them
     rest: int  # points left over
-    vector: int  # elements of a vector of the vertex that adds the partial results up
+    vector: int  # vector elements of the vertex that adds the partial results
 
 
 class Task(NamedTuple):
-    """What the choice of a cut depends on."""
+    """The inputs of the choice of a split."""
 
-    whole: MapShape  # the vertex without a cut; a class's points are left open
+    whole: MapShape  # the vertex without a split; the points of a class are left open
     vector: int  # elements of a vector of partial results
-    rows: int  # rows of results, of so many results each
+    rows: int  # rows of results, with `last` results each
     last: int
-    dense: bool  # results lie side by side without gaps, and nothing is looked up for them
-    along: int | None  # the reduction that a vector lies along, by its place
+    dense: bool  # results are dense, and need no lookups
+    along: int | None  # index of the reduction that a vector lies along
 
 
 def applies(plan: Plan) -> bool:
-    """True if a plan's reductions may be cut inside a tile: by vectors or workers, in one step, where no index is computed with."""
+    """True if a plan's reductions may be split inside a tile: by vectors or workers, in one step, without computed indices."""
     stage, grid = plan.nest.stage, plan.grid
     if not plan.chip.placing.inside or stage.reducer is None or plan.program.atom.kind == "matrix" or plan.empty:
         return False
@@ -52,13 +52,13 @@ def applies(plan: Plan) -> bool:
 
 
 def vector_along(plan: Plan) -> bool:
-    """True if a program's vectors lie along a reduction."""
+    """Returns True if a program's vectors lie along a reduction."""
     lane = plan.program.lane
     return lane is not None and plan.nest.dims[lane].is_reduce
 
 
 def kinds(plan: Plan) -> list[tuple[int, ...]]:
-    """Extents of the reductions of each class of tiles, the fullest first: tiles at the end of a dimension may have less of it."""
+    """Returns the reductions' extents for each class of tiles, the fullest first: tiles at the end of a dimension may have less."""
     nest, tile = plan.nest, plan.program.unit_tile
     found = []
     for dim in nest.reduce:
@@ -69,7 +69,7 @@ def kinds(plan: Plan) -> list[tuple[int, ...]]:
 
 
 def task_of(plan: Plan) -> Task:
-    """What the choice depends on for a plan."""
+    """Returns the inputs of the choice for a plan."""
     program, nest, stage = plan.program, plan.nest, plan.nest.stage
     assert stage.reducer is not None
     last = plan.output.dims[-1].terms[0][0] if plan.output.dims else None
@@ -96,9 +96,10 @@ def task_of(plan: Plan) -> Task:
 
 
 def cuts(plan: Plan) -> dict[tuple[int, ...], Cut | None]:
-    """The cut of each class of tiles, by the extents of its reductions; None: it computes each result at once.
+    """Returns the split of each class of tiles, by the extents of its reductions; None: it computes each result at once.
 
-    Each class takes what takes it least, but the fullest no less than the others: the machine waits for it.
+    Each class takes its fastest split, but the fullest class the fastest that is no faster than the others': the machine waits for
+    it.
     """
     machine, every, task = plan.chip, kinds(plan), task_of(plan)
     key = task, tuple(every)
@@ -112,23 +113,23 @@ def cuts(plan: Plan) -> dict[tuple[int, ...], Cut | None]:
 
 
 def fullest(plan: Plan) -> list[MapShape]:
-    """The vertices of the tiles that have most to add up, in turn."""
+    """Returns the vertices of the tiles with the most work, in sequence."""
     extents, cut = next(iter(cuts(plan).items()))
     return shapes(task_of(plan), extents, cut)
 
 
 def partial_results(plan: Plan) -> int:
-    """Elements of the buffer for partial results; 0 where no tile has any."""
+    """Returns the elements of the buffer for partial results; 0 where no tile has any."""
     return max([cut.parts for cut in cuts(plan).values() if cut is not None], default=0) * plan.output.elements
 
 
 def steps(plan: Plan, cut: Cut) -> tuple[int, int]:
-    """How far apart neighbouring results lie in the buffer for partial results, and neighbouring partial results of one."""
+    """Returns the distances of neighbouring results, and of one result's neighbouring partial results, in their buffer."""
     return (cut.parts, 1) if vector_along(plan) else (1, plan.output.elements)
 
 
 def shapes(task: Task, extents: tuple[int, ...], cut: Cut | None) -> list[MapShape]:
-    """The vertices of a class of tiles, in turn."""
+    """Returns the vertices of a class of tiles, in sequence."""
     if cut is None:
         return [task.whole._replace(points=math.prod(extents))]
     others = math.prod(extents) // extents[cut.place]
@@ -143,7 +144,7 @@ def shapes(task: Task, extents: tuple[int, ...], cut: Cut | None) -> list[MapSha
 
 
 def _results(task: Task, parts: int) -> int:
-    """Partial results, rows in whole vectors."""
+    """Returns the number of partial results, rows in whole vectors."""
     if task.along is not None:
         return task.rows * task.last * _padded(parts, task.vector)
     return parts * task.rows * _padded(task.last, task.vector)
@@ -154,7 +155,7 @@ def _padded(count: int, size: int) -> int:
 
 
 def _ways(machine: Machine, task: Task, extents: tuple[int, ...]) -> Iterator[tuple[int, int, Cut | None]]:
-    """Cycles of each way worth trying, a number that tells ways of as many cycles apart, and the way."""
+    """Yields the cycles of each candidate split, a number that breaks ties, and the split."""
     yield _taken(machine, task, extents, None), 0, None
     widths = {1} if task.along is not None else {1, machine.vector_type(task.whole.dtype).width}
     number = 0
@@ -172,8 +173,9 @@ def _taken(machine: Machine, task: Task, extents: tuple[int, ...], cut: Cut | No
 
 
 def _counts(machine: Machine, task: Task, extent: int) -> list[int]:
-    """Numbers of partial results worth trying: as many as workers keep in accumulators, a divisor, or about as many as each of
-    them has points.
+    """Returns candidate numbers of partial results.
+
+    They are as many as workers hold in accumulators, a divisor, or about as many as each of them has points.
     """
     unit, step = machine.vector_type(task.whole.dtype), task.vector if task.along is not None else 1
     kept = max(unit.accumulate, task.vector) if task.vector > 1 else 1

@@ -1,4 +1,4 @@
-"""What tiles cannot do, each with a rule's name and the reason."""
+"""Programs that tiles cannot run, each with a rule's name and the reason."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from roller_ipu_sim.plan.stage_plan import GRAIN_BYTES, ArrayPlan, Plan
 from roller_ipu_sim.plan.windows import dims_apart
 from roller_ipu_sim.plan.work import operands
 
-TYPES = frozenset({"float32", "float16", "int32", "int16", "int8", "uint8", "bool"})  # of arrays and of what is computed
-CAPACITY = f"{TILE_MEMORY} capacity"  # as the engine calls it
+TYPES = frozenset({"float32", "float16", "int32", "int16", "int8", "uint8", "bool"})  # element types of arrays and of arithmetic
+CAPACITY = f"{TILE_MEMORY} capacity"  # the engine's name of it
 UNREADABLE = "indices", "an array's index is no sum of loops"
 
 
 def full(memory: Memory) -> tuple[str, str]:
-    """What is said of a program that needs more memory than a tile has: all tiles have their buffers at the same addresses."""
+    """Returns the refusal of a program that exceeds a tile's memory: all tiles have their buffers at the same addresses."""
     return CAPACITY, f"tile 0 would need {memory.needed} bytes, {memory.excess} more than the {memory.room} that it has"
 
 
 def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
-    """Why programs cannot run so: a short rule and a reason; None where they can."""
+    """Returns why tiles cannot run a program: a short rule and a reason; None if there is none."""
     nest = plan.nest
     program, stage = plan.program, nest.stage
     if not program.parallel:
@@ -62,7 +62,7 @@ def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
 
 
 def _uneven(array: ArrayPlan, written: bool) -> tuple[str, str] | None:
-    """Why parts of an array cannot be kept and moved as a program wants them; None where they can."""
+    """Returns why parts of an array cannot be stored and moved as a program requires; None if they can."""
     name, last = repr(array.access.tensor.name), array.dims[-1] if array.dims else None
     ends = last is not None and last.plain(array.nest.extents)
     if ends and last is not None and array.box[-1] != last.reach(array.tile) and (written or array.grid.last(last.terms[0][0])):
@@ -77,18 +77,18 @@ def _uneven(array: ArrayPlan, written: bool) -> tuple[str, str] | None:
 
 
 def _bare(factor: Scalar, dtype: str) -> bool:
-    """True if a factor is an element of an array of a type, as it is or widened."""
+    """Returns True if a factor is an element of an array of a type, unchanged or widened."""
     value = factor.value if isinstance(factor, Cast) else factor
     return isinstance(value, Load) and value.dtype == dtype
 
 
 def _beside(array: ArrayPlan, dim: int) -> bool:
-    """True if an array does not depend on a dimension, or lies along it."""
+    """Returns True if an array does not depend on a dimension, or is contiguous along it."""
     return not array.touches(dim) or array.step(dim) == 1
 
 
 def _ring_refusal(plan: Plan) -> tuple[str, str] | None:
-    """Why parts cannot be handed on round rings of tiles; None where they can, or where none are."""
+    """Returns why parts cannot rotate around rings of tiles; None if they can, or if there are no rings."""
     if not plan.shifting:
         return None
     serial, grid = plan.grid.serial, plan.grid
@@ -108,13 +108,13 @@ def _ring_refusal(plan: Plan) -> tuple[str, str] | None:
 
 
 def _walked(array: ArrayPlan, dim: int | None) -> bool:
-    """True if a dimension of the nest walks one of the array's from end to end, and no other."""
+    """Returns True if a dimension of the nest walks one of the array's from end to end, and no other."""
     mine = [d for d in array.dims if any(n == dim for n, _ in d.terms)]
     return len(mine) == 1 and mine[0].plain(array.nest.extents)
 
 
 def _merged(nest: Nest) -> bool:
-    """True if a coordinate follows a loop that has been merged with others."""
+    """Returns True if a coordinate depends on a loop that is merged with others."""
     stage = nest.stage
     trees = [stage.body] if stage.epilogue is None else [stage.body, stage.epilogue]
     followed = {name for tree in trees for node in coordinates_in(tree) for name, _ in node.index.terms}

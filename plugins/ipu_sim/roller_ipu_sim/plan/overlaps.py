@@ -1,5 +1,6 @@
-"""Along one dimension of an array: what boxes and the parts that tiles keep have in common. The same for many programs, which
-differ in other dimensions: so it is worked out from a few numbers, and remembered.
+"""Overlaps of boxes and owned parts along one dimension of an array.
+
+They are the same for many programs, which differ in other dimensions. They are therefore computed from a few numbers, and cached.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import numpy.typing as npt
 Counts = npt.NDArray[np.int64]
 Pair = tuple[int, int]
 
-REMEMBERED = 1024  # dimensions: most candidates of a construction share all but one or two with others
+REMEMBERED = 1024  # cached dimensions: most candidates of a construction share all but one or two with others
 
 
 class Cuts(NamedTuple):
-    """Where one dimension is cut into the parts of those who keep different ones: every `step` elements from `offset` on, the first
-    part from `first` on and the last to the `extent`.
+    """The cuts of one dimension into the parts of its owners.
+
+    There is a cut every `step` elements from `offset` on; the first part starts at `first`, and the last ends at `extent`.
     """
 
     offset: int
@@ -33,38 +35,39 @@ class Cuts(NamedTuple):
 
 @lru_cache(REMEMBERED)
 def starts(cuts: Cuts) -> tuple[int, ...]:
-    """Where the parts begin, and their end."""
+    """Returns the starts of the parts, and their end."""
     offset, step, parts, extent, first = cuts
     return (first, *[min(max(offset + part * step, first), extent) for part in range(1, parts)], extent)
 
 
 @lru_cache(REMEMBERED)
 def longest(cuts: Cuts) -> int:
-    """Elements of the longest part."""
+    """Returns the elements of the longest part."""
     return max([b - a for a, b in pairwise(starts(cuts))])
 
 
 class Line(NamedTuple):
     """Boxes and parts along one dimension. Boxes lie on a grid with an axis for each loop over tiles that walks the dimension."""
 
-    low: int  # where the first tile's box begins; boxes may reach out of the array
-    axes: tuple[Pair, ...]  # of each axis how many tiles there are, and elements between neighbours
+    low: int  # start of the first tile's box; boxes may exceed the array
+    axes: tuple[Pair, ...]  # for each axis the number of tiles, and elements between neighbours
     reach: int  # elements of a box
-    cuts: Cuts  # into the parts of those who keep different ones
-    owner: int | None  # the axis along which these lie; None: there is one part
-    size: int  # elements of one share of such a part, 0: it is not shared out
-    shares: int  # how many share it
+    cuts: Cuts  # into the parts of different owners
+    owner: int | None  # the axis of these owners; None: there is one part
+    size: int  # elements of one share of such a part, 0: it is not shared
+    shares: int  # number of sharers
     element_bytes: int
-    word_bytes: int  # of the last dimension, whose rows are what is moved; 0 for others
-    kept: bool = False  # each part lies in the box of the tile that keeps it; shares are as even as can be
+    word_bytes: int  # word size of the last dimension, whose rows are moved; 0 for others
+    kept: bool = False  # each part is stored in its owner's box; shares are as even as possible
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Overlap:
-    """Words and rows that arrive at each tile, by its place on the axes; that leave it, by part and share. Of a dimension that is
-    not the last one both are positions. `most_in`, `most_out`: the most words. `rows`: the rows that arrive at and leave tiles that
-    no other exceeds in both, whatever their shares are. `words_own`, `rows_own`: what lies in the box of the tile that keeps it, by
-    part and share; `kinds` are the tiles that differ in some of these six. Two of the same `key` are alike.
+    """Words and rows that arrive at each tile, by its position on the axes, and that leave it, by part and share.
+
+    In dimensions other than the last one both are positions. `most_in`, `most_out`: the max words. `rows`: the rows that arrive at
+    and leave the tiles that no other exceeds in both, whatever their shares are. `words_own`, `rows_own`: the contents of the
+    owner's box, by part and share. `kinds`: the tiles that differ in some of these six. Two overlaps with the same `key` are equal.
     """
 
     words_in: Counts
@@ -82,7 +85,7 @@ class Overlap:
 
 @lru_cache(REMEMBERED)
 def overlap(line: Line) -> Overlap:
-    """What boxes and parts have in common."""
+    """Returns the overlaps of boxes and parts."""
     lows = np.full((1,) * len(line.axes), line.low, np.int64)
     for axis, (count, distance) in enumerate(line.axes):
         shape = [1] * len(line.axes)
@@ -107,7 +110,7 @@ def overlap(line: Line) -> Overlap:
 
 
 def _own(line: Line, begin: Counts, end: Counts) -> tuple[Counts, Counts]:
-    """Words and rows that lie where they are needed from the beginning, as [part, share]."""
+    """Returns words and rows that are initially stored where they are needed, as [part, share]."""
     if not line.kept:
         return np.zeros_like(begin), np.zeros_like(begin)
     size = end - begin
@@ -115,14 +118,14 @@ def _own(line: Line, begin: Counts, end: Counts) -> tuple[Counts, Counts]:
 
 
 def _kinds(arriving: Sequence[Counts], kept: Sequence[Counts]) -> tuple[tuple[int, ...], ...]:
-    """Every different tile: what arrives depends on its place, which is its part, the rest on its part and share."""
+    """Returns every different tile: arrivals depend on its position, which is its part, the rest on its part and share."""
     columns = [*[np.broadcast_to(counts.reshape(-1, 1), kept[0].shape) for counts in arriving], *kept]
     arrive, rows_in, *others = [column.reshape(-1).tolist() for column in columns]
     return tuple(sorted(set(zip(arrive, rows_in, *others, strict=True))))
 
 
 def _parts(line: Line) -> tuple[Counts, Counts]:
-    """Where shares of parts begin and end, as [part, share]; those that get nothing end where they begin, or before."""
+    """Returns starts and ends of the shares of parts, as [part, share]; an empty share ends at or before its start."""
     every = np.array(starts(line.cuts), np.int64)[:, None]
     if line.kept:
         bounds = every[:-1] + np.diff(every, axis=0) * np.arange(line.shares + 1) // line.shares
@@ -134,7 +137,7 @@ def _parts(line: Line) -> tuple[Counts, Counts]:
 
 
 def _pairs(line: Line, rows_in: Counts, rows_out: Counts) -> Iterable[Pair]:
-    """Rows that arrive at and leave the tiles of each part, for the share of which most leave."""
+    """Returns the rows that arrive at and leave the tiles of each part, for the share with the most leaving rows."""
     most = rows_out.max(axis=1).tolist()
     if line.owner is None:
         return [(int(rows_in.max()), most[0])]
@@ -143,7 +146,7 @@ def _pairs(line: Line, rows_in: Counts, rows_out: Counts) -> Iterable[Pair]:
 
 
 def unexceeded(pairs: Iterable[Pair]) -> tuple[Pair, ...]:
-    """Those pairs than which no other is at least as large in both."""
+    """Returns the pairs that no other pair equals or exceeds in both values."""
     found: list[Pair] = []
     for pair in sorted(set(pairs), reverse=True):
         if not found or pair[1] > found[-1][1]:

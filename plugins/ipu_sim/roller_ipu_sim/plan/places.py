@@ -1,4 +1,4 @@
-"""Tiles by their coordinates in the grid, and where boxes stand: what code generation needs of a plan."""
+"""Tiles by their coordinates in the grid, and positions of boxes, for code generation."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from roller_ipu_sim.plan.grid import Grid
 from roller_ipu_sim.plan.stage_plan import ArrayPlan, Plan
 
 Coords = tuple[int, ...]
-Trips = tuple[int, ...]  # how far each serial loop is
+Trips = tuple[int, ...]  # the state of each serial loop
 TileSet = tuple[tuple[int, int, int], ...]
-Box = Mapping[int, tuple[int, int]]  # axis of the grid → first coordinate and how many; axes that are not named: all of theirs
-Walk = tuple[int, int, Row]  # a loop: where it begins, how many trips, and what a trip changes
+Box = Mapping[int, tuple[int, int]]  # axis of the grid → first coordinate and count; other axes: all of theirs
+Walk = tuple[int, int, Row]  # a loop: its start, its trips, and the change per trip
 
 
 def coordinates(grid: Grid) -> Iterator[Coords]:
-    """The coordinates of all tiles, in the order of their numbers."""
+    """Yields the coordinates of all tiles, in the order of their numbers."""
     return itertools.product(*[range(lp.parts) for lp in grid.loops])
 
 
 def number(grid: Grid, coords: Coords) -> int:
-    """The number of a tile."""
+    """Returns the number of a tile."""
     return sum([c * s for c, s in zip(coords, grid.strides, strict=True)])
 
 
 @cache
 def _fixed(grid: Grid, fixed: frozenset[tuple[int, int]]) -> TileSet:
-    """The tiles with these coordinates on some axes, as few ranges as neighbours allow."""
+    """Returns the tiles with these coordinates on some axes, in as few ranges as possible."""
     at = dict(fixed)
     base = sum([c * grid.strides[axis] for axis, c in at.items()])
     ranges = [(base, 1, 1)]
@@ -46,18 +46,18 @@ def _fixed(grid: Grid, fixed: frozenset[tuple[int, int]]) -> TileSet:
 
 
 def tile_set(grid: Grid, fixed: Mapping[int, int]) -> TileSet:
-    """The tiles with these coordinates, by axis of the grid; all of them without any."""
+    """Returns the tiles with these coordinates, by axis of the grid; all tiles if there are none."""
     return _fixed(grid, frozenset(fixed.items()))
 
 
 def position(grid: Grid, dim: int, coords: Coords, trips: Trips) -> int:
-    """Where a dimension of the nest stands on a tile when the serial loops are so far."""
+    """Returns the position of a dimension of the nest on a tile, at the state `trips` of the serial loops."""
     unit = [c * lp.serial * lp.step for c, lp in zip(coords, grid.loops, strict=True) if lp.dim == dim]
     return sum(unit) + sum([t * lp.step for t, lp in zip(trips, grid.serial, strict=True) if lp.dim == dim])
 
 
 def begun(plan: Plan, coords: Coords, trips: Trips) -> Trips:
-    """How far the serial loops are on a tile: where parts are handed round a ring, each tile on it begins with another one."""
+    """Returns the state of the serial loops on a tile: with rotating parts each tile on a ring begins with another part."""
     if not plan.shifting:
         return trips
     (step,) = plan.grid.serial
@@ -65,12 +65,12 @@ def begun(plan: Plan, coords: Coords, trips: Trips) -> Trips:
 
 
 def ring_place(plan: Plan, coords: Coords) -> int:
-    """The part of the reduction with which a tile begins: the sum of its places on all rings."""
+    """Returns the part of the reduction with which a tile begins: the sum of its positions on all rings."""
     return sum([share_of(plan.grid, coords, untouched(array)) for array in plan.shifting])
 
 
 class RingPiece(NamedTuple):
-    """Tiles of rings whose parts rise evenly: where they are, the part at the grid's origin, and what a step along an axis adds."""
+    """Tiles of rings whose parts rise evenly: their box, the part at the grid's origin, and the change per step along an axis."""
 
     box: Box
     part: int
@@ -78,7 +78,7 @@ class RingPiece(NamedTuple):
 
 
 def ring_pieces(plan: Plan, step: int) -> Iterator[RingPiece]:
-    """The grid in such pieces, when the serial loop is so far: parts start again at 0 somewhere on a ring."""
+    """Yields the grid in such pieces, at a step of the serial loop: parts start again at 0 somewhere on a ring."""
     (serial,) = plan.grid.serial
     grid, last = plan.grid, untouched(plan.shifting[-1])
     before = sorted({axis for array in plan.shifting[:-1] for axis in untouched(array)})
@@ -96,7 +96,7 @@ def ring_pieces(plan: Plan, step: int) -> Iterator[RingPiece]:
 
 
 def ring_sets(plan: Plan) -> dict[int, TileSet]:
-    """The tiles by the part with which they begin."""
+    """Returns the tiles by the part with which they begin."""
     found: dict[int, list[int]] = {}
     trips = plan.grid.serial[0].trips
     for coords in coordinates(plan.grid):
@@ -105,7 +105,7 @@ def ring_sets(plan: Plan) -> dict[int, TileSet]:
 
 
 def box_number(array: ArrayPlan, trips: Trips) -> int:
-    """Which of the boxes that a tile needs one after another is wanted when the serial loops are so far."""
+    """Returns which of a tile's successive boxes is required at the state `trips` of the serial loops."""
     found = 0
     for trip, lp in zip(trips, array.grid.serial, strict=True):
         if array.touches(lp.dim):
@@ -114,26 +114,26 @@ def box_number(array: ArrayPlan, trips: Trips) -> int:
 
 
 def starts(array: ArrayPlan, coords: Coords, trips: Trips) -> tuple[int, ...]:
-    """Where a tile's box begins along each stored dimension."""
+    """Returns the start of a tile's box along each stored dimension."""
     grid = array.grid
     return tuple([d.least(array.tile) + sum([c * position(grid, n, coords, trips) for n, c in d.terms]) for d in array.dims])
 
 
 def start_steps(array: ArrayPlan) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """How much further a box begins along each stored dimension: a step along each axis of the grid, a trip of each serial loop."""
+    """Returns the changes of a box's start along each stored dimension: per step along each grid axis, and per serial trip."""
     grid = array.grid
     axes = [tuple([sum([c for n, c in d.terms if n == lp.dim]) * lp.serial * lp.step for d in array.dims]) for lp in grid.loops]
     return axes, [tuple([sum([c for n, c in d.terms if n == lp.dim]) * lp.step for d in array.dims]) for lp in grid.serial]
 
 
 def box_steps(array: ArrayPlan) -> list[int]:
-    """How much further the number of a tile's box is after a trip of each serial loop."""
+    """Returns the change of the number of a tile's box per trip of each serial loop."""
     trips = [lp.trips if array.touches(lp.dim) else 1 for lp in array.grid.serial]
     return [math.prod(trips[n + 1 :]) if array.touches(lp.dim) else 0 for n, lp in enumerate(array.grid.serial)]
 
 
 def ranges(tiles: list[int]) -> TileSet:
-    """Tile numbers, rising, as few ranges of one step as neighbours allow."""
+    """Returns ascending tile numbers in as few ranges of one step as possible."""
     found: list[tuple[int, int, int]] = []
     for tile in tiles:
         if found:
@@ -146,33 +146,33 @@ def ranges(tiles: list[int]) -> TileSet:
 
 
 def touched(array: ArrayPlan) -> list[int]:
-    """The axes of the grid along which boxes differ."""
+    """Returns the axes of the grid along which boxes differ."""
     return [axis for axis, lp in enumerate(array.grid.loops) if array.touches(lp.dim)]
 
 
 def untouched(array: ArrayPlan) -> list[int]:
-    """The axes of the grid along which boxes do not differ."""
+    """Returns the axes of the grid along which boxes do not differ."""
     return [axis for axis, lp in enumerate(array.grid.loops) if not array.touches(lp.dim)]
 
 
 def share_steps(grid: Grid, axes: Sequence[int]) -> list[int]:
-    """How much further a tile's number among those that differ only on these axes is after a step along each."""
+    """Returns the change, per step along each axis, of a tile's number among those that differ only on these axes."""
     return [math.prod([grid.loops[a].parts for a in axes[place + 1 :]]) for place in range(len(axes))]
 
 
 def share_boxes(grid: Grid, axes: Sequence[int], low: int, high: int) -> Iterator[Box]:
-    """The tiles whose number among those that differ only on these axes is from `low` to before `high`."""
+    """Yields the tiles whose number among those that differ only on these axes is from `low` to before `high`."""
     for found in spans([grid.loops[a].parts for a in axes], low, high):
         yield dict(zip(axes, found, strict=True))
 
 
 def walks(grid: Grid, box: Box, steps: Sequence[Row]) -> list[Walk]:
-    """Loops over a box of the grid, with what a step along each axis changes."""
+    """Returns loops over a box of the grid, with the change per step along each axis."""
     return [(*box.get(axis, (0, lp.parts)), steps[axis]) for axis, lp in enumerate(grid.loops)]
 
 
 def share_of(grid: Grid, coords: Coords, axes: Iterable[int]) -> int:
-    """A tile's number among those that differ from it only on these axes."""
+    """Returns a tile's number among those that differ from it only on these axes."""
     found = 0
     for axis in axes:
         found = found * grid.loops[axis].parts + coords[axis]

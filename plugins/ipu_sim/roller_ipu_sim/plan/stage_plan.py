@@ -1,11 +1,11 @@
-"""How a stage's program lies over tiles: which tile works on what in which step, and where each array's elements live.
+"""Mapping of a stage's program to tiles: the work of each tile in each step, and the placement of each array's elements.
 
-Its loops become a grid of tiles (`grid`). All tiles do the same at the same time, on boxes of one size: ragged ends are padded,
+The loops become a grid of tiles (`grid`). All tiles do the same work at the same time, on boxes of one size. Remainders are padded,
 which takes no time, as the machine waits for the tile with the most work.
 
-Arrays are stored in the order that the program wants: the dimension that an instruction reads along comes last. An element lives
-on one tile. Along a dimension that a unit loop walks, each tile keeps the part where its boxes start (a block); tiles that need
-the same block share it out among themselves.
+Arrays are stored in the order that the program requires: the dimension along which an instruction reads comes last. An element is
+stored on one tile. Along a dimension that a unit loop walks, each tile owns the part where its boxes start (a block). Tiles that
+need the same block divide it among themselves.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from roller_ipu_sim.plan.grid import Grid, grid_of
 from roller_ipu_sim.plan.pieces import Axis, Pieces, axes_of, pieces_of
 from roller_ipu_sim.plan.stored import GRAIN_BYTES, ArrayDim, Stored, stored_of
 
-MOST_STEPS = 256  # of a tile, in which exchanges may differ
+MOST_STEPS = 256  # max steps of a tile in which exchanges may differ
 
 
 class BoxLine(NamedTuple):
-    """Boxes of tiles along one stored dimension, of which no serial loop moves any."""
+    """Boxes of tiles along one stored dimension that no serial loop moves."""
 
-    low: int  # where the first one begins
+    low: int  # start of the first one
     reach: int  # elements of each
     parts: int
     step: int  # elements between neighbours
@@ -37,27 +37,27 @@ class BoxLine(NamedTuple):
 
     @property
     def high(self) -> int:
-        """Where the last one ends."""
+        """The end of the last one."""
         return self.low + (self.parts - 1) * self.step + self.reach
 
 
 @dataclass(frozen=True)
 class ArrayPlan:
-    """One array as a program touches it: stored dimensions, box, which tiles share its blocks."""
+    """One array in a program's access: stored dimensions, box, and the tiles that share its blocks."""
 
     access: Access
     number: int
     stored: Stored
-    box: tuple[int, ...]  # extents of what a tile needs at a time, the last padded to whole grains
+    box: tuple[int, ...]  # extents of a tile's data for one step, the last padded to whole grains
     grid: Grid
     nest: Nest
     tile: tuple[int, ...]  # the unit tile
-    placing: bool  # parts may lie in place from the beginning
-    word_bytes: int  # of the exchange
-    shifts: bool = False  # parts are handed on from tile to tile round a ring
+    placing: bool  # parts may initially be stored in place
+    word_bytes: int  # word size of the exchange
+    shifts: bool = False  # parts rotate around a ring of tiles
     prefix: str = ""  # of its buffers
-    alias: str | None = None  # the buffer in which an earlier stage leaves it just as it is wanted
-    piece: int = 0  # elements that a tile has of each box: the same piece as of results, which are dealt out; 0: it has all
+    alias: str | None = None  # the buffer in which an earlier stage leaves it exactly as required
+    piece: int = 0  # elements that a tile has of each box: its piece of the results, which are divided; 0: it has all
 
     @property
     def dims(self) -> tuple[ArrayDim, ...]:
@@ -76,7 +76,7 @@ class ArrayPlan:
 
     @property
     def home_buffer(self) -> str:
-        """The name of the buffer of what a tile keeps of it, where that does not lie in its box."""
+        """The name of the buffer of a tile's own part, if that is not stored in its box."""
         return f"{self.prefix}home{self.number}"
 
     @property
@@ -99,7 +99,7 @@ class ArrayPlan:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """For each stored dimension its place in the order of the array."""
+        """The index of each stored dimension in the order of the array."""
         inside = sorted(self.dims, key=lambda d: (d.source, -d.divisor))
         return tuple([inside.index(d) for d in self.dims])
 
@@ -109,25 +109,27 @@ class ArrayPlan:
         return tuple([d.extent for d in sorted(self.dims, key=lambda d: (d.source, -d.divisor))])
 
     def touches(self, dim: int | None) -> bool:
-        """True if the array depends on a dimension of the nest."""
+        """Returns True if the array depends on a dimension of the nest."""
         return dim in self.stored.walked
 
     @cached_property
     def sharers(self) -> int:
-        """Tiles that need the same block."""
+        """The number of tiles that need the same block."""
         return math.prod([lp.parts for lp in self.grid.loops if not self.touches(lp.dim)])
 
     @cached_property
     def in_place(self) -> bool:
-        """True if every tile has what it needs from the beginning."""
+        """True if every tile initially has the data that it needs."""
         if self.plain:
             return self.placing and (self.sharers == 1 or self.piece > 0) and not self.shifts
         return self.kept and self.sharers == 1 and all(line.parts == 1 or line.step == line.reach for line in self.lines)
 
     @cached_property
     def kept(self) -> bool:
-        """True if a tile's share of the block lies in its box from the beginning, so that only the rest is brought. Of arrays whose
-        boxes overlap that of each tile has to lie in its own box, and what boxes contain beyond the array is stored with it: zeros.
+        """True if a tile's share of the block is initially stored in its box, so that only the rest is brought.
+
+        For arrays with overlapping boxes, each tile's share must lie in its own box; zeros beyond the array are stored with the
+        box.
         """
         if not self.placing or self.boxes > 1 or self.shifts:
             return False
@@ -135,7 +137,7 @@ class ArrayPlan:
 
     @cached_property
     def lines(self) -> tuple[BoxLine, ...]:
-        """How boxes of tiles stand along each stored dimension, if at most one loop over tiles walks it; step by step forwards."""
+        """Boxes of tiles along each stored dimension, if at most one loop over tiles walks it, in ascending steps."""
         return tuple([self._line(place) for place in range(len(self.dims))])
 
     def _line(self, place: int) -> BoxLine:
@@ -147,7 +149,7 @@ class ArrayPlan:
 
     @cached_property
     def _covered(self) -> bool:
-        """True if boxes cover the array, and what lies between where a box and the next one begin lies in the first of them."""
+        """True if boxes cover the array, and the data between the starts of two neighbouring boxes lies in the first of them."""
         if len(self.dims) == 1 and self.sharers > 1:  # parts of a row need not begin at words
             return False
         return all(
@@ -157,12 +159,12 @@ class ArrayPlan:
 
     @cached_property
     def boxes(self) -> int:
-        """Different boxes that a tile needs one after another."""
+        """The number of different boxes that a tile needs in sequence."""
         return math.prod([lp.trips for lp in self.grid.serial if self.touches(lp.dim)])
 
     @cached_property
     def depth(self) -> int:
-        """How many serial loops lie around the last one that changes the box, that one included; 0: none does."""
+        """The number of serial loops around the last one that changes the box, that one included; 0: none does."""
         return max((n + 1 for n, lp in enumerate(self.grid.serial) if self.touches(lp.dim)), default=0)
 
     @cached_property
@@ -171,18 +173,18 @@ class ArrayPlan:
         return tuple([math.prod(self.box[place + 1 :]) for place in range(len(self.box))])
 
     def step(self, dim: int) -> int:
-        """Elements of the box between neighbours along a dimension of the nest."""
+        """Returns the elements of the box between neighbours along a dimension of the nest."""
         return sum([c * stride for d, stride in zip(self.dims, self.strides, strict=True) for n, c in d.terms if n == dim])
 
     @cached_property
     def begin(self) -> int:
-        """Where in the box the first point of a tile lies: not at its start where an index falls as a dimension rises."""
+        """The offset of a tile's first point in the box: not 0 where an index falls as a dimension rises."""
         back = [sum([-c * (self.tile[n] - 1) for n, c in d.terms if c < 0]) for d in self.dims]
         return sum([b * stride for b, stride in zip(back, self.strides, strict=True)])
 
     @cached_property
     def leaves(self) -> bool:
-        """True if a box reaches out of the array somewhere: it is filled first then."""
+        """True if a box exceeds the array somewhere: it is filled first then."""
         return not (self.plain or self.kept) and self._beyond
 
     @cached_property
@@ -196,7 +198,7 @@ class ArrayPlan:
 
     @cached_property
     def share(self) -> int:
-        """Elements of a plain array's block that one of those who share it keeps; the last ones may keep fewer, or none."""
+        """Elements of a plain array's block that one of its sharers owns; the last ones may own fewer, or none."""
         if self.piece:
             return self.piece
         grain = max(1, GRAIN_BYTES // self.element_bytes)
@@ -204,17 +206,17 @@ class ArrayPlan:
 
     @property
     def held(self) -> int:
-        """Elements of each box that a tile has, once it has what it needs."""
+        """Elements of each box that a tile has, once all its data has arrived."""
         return self.piece or self.elements
 
     @cached_property
     def holders(self) -> int:
-        """Those who keep a part of a plain array's block."""
+        """The number of tiles that own a part of a plain array's block."""
         return -(-self.elements // self.share)
 
 
 def _array_plan(program: StageProgram, number: int, grid: Grid, stored: Stored, chip: Machine, prefix: str) -> ArrayPlan:
-    """Array `number` of the nest."""
+    """Returns array `number` of the nest."""
     nest, access = program.nest, program.nest.accesses[number]
     tile = program.unit_tile
     box = [d.reach(tile) for d in stored.dims]
@@ -237,7 +239,7 @@ def _array_plan(program: StageProgram, number: int, grid: Grid, stored: Stored, 
 
 
 def _shifts(program: StageProgram, access: Access) -> bool:
-    """True if copies of an array are handed on from tile to tile."""
+    """Returns True if copies of an array rotate from tile to tile."""
     return any(s.shifts and s.kind == "panel" and s.operand == access.factor for s in program.staged) and access.role == "body"
 
 
@@ -250,12 +252,12 @@ class Plan:
     inputs: tuple[ArrayPlan, ...]
     extra: tuple[ArrayPlan, ...]
     output: ArrayPlan
-    parts: int  # tiles that add up parts of the same results
+    parts: int  # tiles that compute partial sums of the same results (split-K)
     chip: Machine
     prefix: str = ""  # of its buffers
 
     def buffer(self, name: str) -> str:
-        """The name of one of the buffers of its results."""
+        """Returns the name of one of the buffers of its results."""
         return self.prefix + name
 
     @property
@@ -265,14 +267,16 @@ class Plan:
 
     @cached_property
     def countless(self) -> bool:
-        """True if exchanges differ in more steps than are told apart. Such programs are refused; they are rated by their first
-        exchanges, so that those with fewer steps can be found from them.
+        """True if exchanges differ in more steps than `MOST_STEPS`.
+
+        Such programs are refused. They are rated by their first exchanges, so that the search finds those with fewer steps from
+        them.
         """
         return self.grid.steps > MOST_STEPS and bool(uneven(self.arrays))
 
     @property
     def arrays(self) -> Iterator[ArrayPlan]:
-        """Everything that is brought to tiles."""
+        """All arrays that are brought to tiles."""
         yield from [a for a in (*self.inputs, *self.extra) if a.access.tensor.elements]
 
     @property
@@ -282,25 +286,25 @@ class Plan:
 
     @cached_property
     def shifting(self) -> tuple[ArrayPlan, ...]:
-        """The arrays whose parts are handed on."""
+        """The arrays whose parts rotate."""
         return tuple([a for a in self.arrays if a.shifts])
 
     @cached_property
     def ring(self) -> tuple[int, ...]:
-        """The axes of the grid along which parts are handed on: where a tile stands on them says with which part it begins."""
+        """The axes of the grid along which parts rotate: a tile's position on them determines its first part."""
         axes = range(len(self.grid.loops))
         return tuple([n for n in axes for a in self.shifting if not a.touches(self.grid.loops[n].dim)])
 
     @cached_property
     def pieces(self) -> Pieces:
-        """How the parts of a unit tile's results are dealt out to those who add them up."""
+        """The pieces of a unit tile's partial results, for the tiles that add them up."""
         size = ELEMENT_BYTES[self.nest.stage.body.dtype]
         beside = [a.element_bytes for a in self.extra if _lies_like(a, self.output)]
         return pieces_of(self._axes, self.parts, max(1, GRAIN_BYTES // min([size, *beside])), size)
 
     @cached_property
     def _axes(self) -> tuple[Axis, ...]:
-        """Loops over results in the order in which they lie. A coordinate follows loops one by one."""
+        """Loops over results in storage order. A coordinate depends on loops one by one."""
         epilogue, output = self.nest.stage.epilogue, self.output
         results = [(d.terms[0][0], extent) for d, extent in zip(output.dims, output.box, strict=True)]
         loads = [self.array_of(load) for load in loads_in(epilogue)] if epilogue is not None else []
@@ -310,27 +314,27 @@ class Plan:
         return axes_of(results, [[array.step(dim) for dim, _ in results] for array in (output, *loads)])
 
     def array_of(self, load: Load) -> ArrayPlan:
-        """The array that a load reads."""
+        """Returns the array that a load reads."""
         return next(a for a in (*self.inputs, *self.extra) if a.access.tensor.name == load.tensor and a.access.index == load.index)
 
     @cached_property
     def empty(self) -> bool:
-        """True if the reduction has nothing to add up."""
+        """True if the reduction is empty."""
         return any(self.nest.extents[d] == 0 for d in self.nest.reduce)
 
 
 def _lies_like(array: ArrayPlan, output: ArrayPlan) -> bool:
-    """True if an array's boxes lie like those of results, element by element."""
+    """Returns True if an array's boxes have the layout of the results, element by element."""
     return array.placing and array.plain and output.plain and (array.dims, array.box) == (output.dims, output.box)
 
 
 def uneven(arrays: Iterable[ArrayPlan]) -> list[ArrayPlan]:
-    """Those whose exchanges differ from step to step: boxes that overlap are cut where the array ends."""
+    """Returns the arrays whose exchanges differ from step to step: overlapping boxes are cut at the end of the array."""
     return [a for a in arrays if not a.in_place and not a.plain and a.boxes > 1]
 
 
 def plan_of(program: StageProgram, chip: Machine, prefix: str = "") -> Plan | None:
-    """The plan of a program on a chip; None where an array's index is more than tiles can be cut from."""
+    """Returns the plan of a program on a chip; None where an array's index is too complex to be divided over tiles."""
     nest, grid = program.nest, grid_of(program, chip.tiles)
     first = len(nest.inputs)
     arrays = []

@@ -1,4 +1,4 @@
-"""How arrays are stored, whatever tiles a program has: in the order that its instructions want, in dimensions that loops walk."""
+"""Storage of arrays, independent of a program's tiles: the order that its instructions require, in dimensions that loops walk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from roller.plugin import ELEMENT_BYTES, Access, ComputeAtom, Load, Nest, StageProgram
 from roller_ipu_sim.plan.bodies import loads_in
 
-GRAIN_BYTES = 8  # parts of a block, and rows of boxes, are multiples of it: the least that moves well
+GRAIN_BYTES = 8  # parts of a block, and rows of boxes, are multiples of it: the smallest size that moves well
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class ArrayDim:
     It is one of the array's, neighbours merged, or a digit of one: index // divisor, modulo the extent.
     """
 
-    source: int  # its place among the array's dimensions
+    source: int  # its index among the array's dimensions
     extent: int
     terms: tuple[tuple[int, int], ...]
     offset: int
@@ -27,28 +27,29 @@ class ArrayDim:
     whole: bool = True  # the array's whole dimension, not a digit of it
 
     def reach(self, tile: tuple[int, ...]) -> int:
-        """Elements between the first and the last one that a tile touches, both included."""
+        """Returns the number of elements from the first to the last one that a tile touches, both included."""
         return 1 + sum([abs(c) * (tile[d] - 1) for d, c in self.terms])
 
     def plain(self, extents: tuple[int, ...]) -> bool:
-        """True if a dimension of the nest walks it from end to end."""
+        """Returns True if a dimension of the nest walks it from end to end."""
         return len(self.terms) == 1 and self.terms[0][1] == 1 and not self.offset and extents[self.terms[0][0]] == self.extent
 
     def least(self, tile: tuple[int, ...]) -> int:
-        """Where a box begins, from the sum of what its positions contribute."""
+        """Returns the offset of a box's start from the sum of its positions' contributions."""
         return self.offset + sum([c * (tile[d] - 1) for d, c in self.terms if c < 0])
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """How an array is stored, whatever tiles a program has: its dimensions, those of the nest that walk them, whether each of these
-    walks one from end to end.
+    """Storage of an array, independent of a program's tiles.
+
+    Its dimensions, those of the nest that walk them, and whether each of these walks one from end to end.
     """
 
     dims: tuple[ArrayDim, ...]
     walked: frozenset[int]
     plain: bool
-    outside: float | int = 0  # what a load reads outside of it
+    outside: float | int = 0  # the value of loads outside of it
 
 
 _Orders = tuple[Stored | None, ...]
@@ -56,8 +57,9 @@ _known: deque[tuple[Nest, ComputeAtom, tuple[tuple[str, int], ...], _Orders]] = 
 
 
 def stored_of(program: StageProgram) -> _Orders:
-    """How each array of a program's nest is stored; None for those of which an index is no sum of the nest's dimensions. The same
-    for all programs of a construction that compute in the same way: those asked about last are remembered.
+    """Returns the storage of each array of a program's nest; None where an index is no sum of the nest's dimensions.
+
+    It is the same for all programs of a construction with the same nest, atom and mapping: the most recent ones are cached.
     """
     nest, atom, mapping = program.nest, program.atom, program.mapping
     for known, unit, roles, found in tuple(_known):
@@ -69,7 +71,7 @@ def stored_of(program: StageProgram) -> _Orders:
 
 
 def _stored(nest: Nest, access: Access, last: int | None) -> Stored | None:
-    """With the dimension that walks `last` of the nest as its innermost one."""
+    """Returns the storage with the dimension that walks `last` of the nest as the innermost one."""
     dims = _dims(nest, access)
     if dims is None:
         return None
@@ -88,7 +90,7 @@ def _outside(nest: Nest, access: Access) -> float | int:
 
 
 def _dims(nest: Nest, access: Access) -> list[ArrayDim] | None:
-    """The array's dimensions over those of the nest; neighbours that one fused dimension walks become one."""
+    """Returns the array's dimensions over those of the nest; neighbours that one fused dimension walks become one."""
     where = {axis.name: (n, m) for n, d in enumerate(nest.dims) for m, axis in enumerate(d.members)}
     found: list[ArrayDim] = []
     place = 0
@@ -102,7 +104,7 @@ def _dims(nest: Nest, access: Access) -> list[ArrayDim] | None:
             continue
         index = access.index[place]
         if access.tensor.shape[place] == 1 and not index.offset and not any(name in where for name, _ in index.terms):
-            place += 1  # a single row, which neither stores nor moves anything of its own
+            place += 1  # a single row, without storage or movement of its own
             continue
         terms = [(where[name], c) for name, c in index.terms if name in where]
         if any(len(nest.dims[n].members) > 1 for (n, _), _ in terms):
@@ -116,8 +118,9 @@ def _dims(nest: Nest, access: Access) -> list[ArrayDim] | None:
 
 
 def _in_digits(nest: Nest, source: int, extent: int, terms: tuple[tuple[int, int], ...], offset: int) -> list[ArrayDim]:
-    """A dimension that several loops walk like the digits of a number (groups of channels), as one stored dimension for each loop;
-    nothing for others.
+    """Returns one stored dimension for each loop, if several loops walk a dimension like digits of a number (channel groups).
+
+    Empty for other dimensions.
     """
     found: list[ArrayDim] = []
     size = 1
@@ -130,7 +133,7 @@ def _in_digits(nest: Nest, source: int, extent: int, terms: tuple[tuple[int, int
 
 
 def _fused(nest: Nest, access: Access, place: int) -> tuple[int, int] | None:
-    """The fused dimension whose axes walk the array's dimensions from a place on one by one, and how many; else None."""
+    """Returns the fused dimension whose axes walk the array's dimensions from `place` on one by one, and how many; else None."""
     for number, dim in enumerate(nest.dims):
         if len(dim.members) == 1:
             continue
@@ -145,8 +148,9 @@ def _fused(nest: Nest, access: Access, place: int) -> tuple[int, int] | None:
 
 
 def _last(program: StageProgram, number: int) -> int | None:
-    """The dimension along which the program's instructions read or write an array. One that is only moved stays in its own order:
-    to move it is what the program is for.
+    """Returns the dimension along which the program's instructions read or write an array.
+
+    An array that is only moved keeps its own order: the move is the purpose of such a program.
     """
     access, stage = program.nest.accesses[number], program.nest.stage
     if isinstance(stage.body, Load) and stage.epilogue is None and stage.reducer is None:
@@ -157,8 +161,9 @@ def _last(program: StageProgram, number: int) -> int | None:
 
 
 def in_words(nest: Nest, access: Access) -> int | None:
-    """The dimension that comes last in an array of small elements whose own last dimension is walked in windows: rows of windows
-    would not begin at words. The longest of those that are walked from end to end; None for other arrays.
+    """Returns the dimension that comes last in an array of small elements whose own last dimension is walked in windows.
+
+    Rows of windows would not begin at words. It is the longest of those that are walked from end to end; None for other arrays.
     """
     size, dims = ELEMENT_BYTES[access.tensor.dtype], _dims(nest, access) or []
     if size >= GRAIN_BYTES // 2 or not dims or dims[-1].plain(nest.extents):

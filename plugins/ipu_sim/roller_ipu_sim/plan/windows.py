@@ -1,7 +1,7 @@
-"""Arrays whose boxes overlap or leave gaps (a convolution's windows, slices, broadcasts): who keeps what, and who needs which part.
+"""Arrays with overlapping boxes or gaps (a convolution's windows, slices, broadcasts): owners of parts, and tiles that need them.
 
-Each stored dimension is cut into intervals: where a unit loop walks it, each tile along that loop keeps what lies from where its
-boxes start to where the next tile's do; those who keep the same block share it out along one dimension. A tile gets its box row by
+Each stored dimension is cut into intervals. Where a unit loop walks it, each tile along that loop owns the data from the start of
+its boxes to the start of the next tile's. Tiles with the same block divide it along one dimension. A tile receives its box row by
 row: every row of the last dimension, from every interval that it lies in, is a fragment of its own.
 """
 
@@ -25,7 +25,7 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Positions of one dimension that one tile keeps: the owner's place along its loop, and which share of the block."""
+    """Positions of one dimension that one tile owns: the owner's index along its loop, and its share of the block."""
 
     low: int
     high: int
@@ -35,7 +35,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Windows:
-    """One array that is no plain one."""
+    """One array that is not plain."""
 
     array: ArrayPlan
 
@@ -51,7 +51,7 @@ class Windows:
         )
 
     def axes(self, place: int) -> tuple[tuple[int, int], ...]:
-        """The axes of the grid that walk a stored dimension, with the elements between neighbouring tiles."""
+        """Returns the axes of the grid that walk a stored dimension, with the elements between neighbouring tiles."""
         return self._axes[place]
 
     @cached_property
@@ -83,7 +83,7 @@ class Windows:
         return [{} for _ in self.array.dims]
 
     def overlaps(self, trips: tuple[int, ...]) -> list[Overlap]:
-        """What boxes and parts have in common along each dimension when the serial loops are so far."""
+        """Returns the overlaps of boxes and parts along each dimension, at the state `trips` of the serial loops."""
         found = []
         for line, moving, known in zip(self._lines, self._moving, self._overlaps, strict=True):
             low = line.low
@@ -97,8 +97,9 @@ class Windows:
 
     @cached_property
     def _spans(self) -> list[tuple[int, int, int, int]]:
-        """Along each dimension, before the serial loops begin: where the first box begins and one in the middle, elements of a box,
-        and of the array.
+        """Ranges along each dimension before the serial loops begin.
+
+        These are the starts of the first box and of one in the middle, the elements of a box, and those of the array.
         """
         found = []
         for place, dim in enumerate(self.array.dims):
@@ -108,9 +109,10 @@ class Windows:
         return found
 
     def arriving(self, trips: tuple[int, ...]) -> tuple[int, int]:
-        """Words and rows that arrive at least at one of the tiles when the serial loops are so far: along each dimension of the
-        first box or the middle one, whichever has more of the array. No loop walks two dimensions, so that some tile has all of
-        these; what it keeps of them in its box does not arrive.
+        """Returns a lower bound of the words and rows that arrive at one of the tiles, at the state `trips` of the serial loops.
+
+        Along each dimension it counts the first box or the middle one, whichever has more of the array. No loop walks two
+        dimensions, so that some tile has all of these. The tile's own data in its box does not arrive.
         """
         elements = rows = 1
         for (first, middle, reach, extent), moving in zip(self._spans, self._moving, strict=True):
@@ -124,13 +126,13 @@ class Windows:
 
     @cached_property
     def shares_apart(self) -> bool:
-        """True if no loop along which blocks are shared out walks the array: which share a tile keeps says nothing of its box."""
+        """True if no loop along which blocks are divided walks the array: a tile's share is then independent of its box."""
         loops = self.array.grid.loops
         return not any(lp.parts > 1 and axis not in self.owners and self.array.touches(lp.dim) for axis, lp in enumerate(loops))
 
     @cached_property
     def owners(self) -> tuple[int | None, ...]:
-        """For each stored dimension the unit loop along which tiles keep different parts of it, by its place in the grid."""
+        """For each stored dimension the unit loop along which tiles own different parts of it, by its index in the grid."""
         found: list[int | None] = []
         for dim in self.array.dims:
             loops = [
@@ -143,13 +145,13 @@ class Windows:
 
     @cached_property
     def sharers(self) -> int:
-        """Tiles that keep parts of the same block."""
+        """The number of tiles that own parts of the same block."""
         owned = [self.array.grid.loops[axis].parts for axis in self.owners if axis is not None]
         return self.array.grid.tiles // math.prod(owned)
 
     @cached_property
     def _cuts(self) -> tuple[Cuts, ...]:
-        """Where each dimension is cut into the parts of its owners."""
+        """The cuts of each dimension into the parts of its owners."""
         return tuple([self._cut_by(place) for place in range(len(self.array.dims))])
 
     def _cut_by(self, place: int) -> Cuts:
@@ -169,7 +171,7 @@ class Windows:
 
     @cached_property
     def shared(self) -> tuple[int, int]:
-        """The dimension along which blocks are shared out, and how much of it each share takes at most."""
+        """The dimension along which blocks are divided, and the max extent of each share."""
         if self.array.kept:
             return self._most_even
         best = (-1.0, 0, 1)
@@ -182,7 +184,7 @@ class Windows:
 
     @cached_property
     def _most_even(self) -> tuple[int, int]:
-        """The dimension along which the smallest share is nearest to what it would be if all were alike."""
+        """The dimension along which the smallest share is nearest to an even share."""
         last, n = len(self.array.dims) - 1, self.sharers
         least = [min([(b - a) // n * n / (b - a) for a, b in pairwise(starts(cuts))]) for cuts in self._cuts]
         place = max(range(max(1, last if n > 1 else last + 1)), key=lambda at: least[at])
@@ -190,12 +192,12 @@ class Windows:
 
     @cached_property
     def most_kept(self) -> int:
-        """Elements that a tile keeps, at most."""
+        """The max elements that a tile owns."""
         at, step = self.shared if self.array.dims else (0, 1)
         return math.prod([min(most, step) if place == at else most for place, most in enumerate(self._longest)])
 
     def intervals(self, place: int) -> list[Interval]:
-        """The intervals of a dimension, in order; none is empty."""
+        """Returns the intervals of a dimension, in order; none is empty."""
         return self._intervals[place]
 
     @cached_property
@@ -216,16 +218,16 @@ class Windows:
         return found
 
     def begin(self, place: int, owner: int) -> int:
-        """Where the box of an owner begins, if what it keeps lies in there."""
+        """Returns the start of an owner's box, if its part is stored there."""
         line = self.array.lines[place]
         return line.low + owner * line.step
 
     def reach(self, place: int) -> int:
-        """Elements of a box along a dimension; with padding along the last one, if that is walked from end to end."""
+        """Returns the elements of a box along a dimension; with padding along the last one, if that is walked from end to end."""
         return self.array.box[place] if self._padded(place) else self.array.dims[place].reach(self.array.tile)
 
     def extent(self, place: int) -> int:
-        """Elements of the stored array along a dimension."""
+        """Returns the elements of the stored array along a dimension."""
         dim = self.array.dims[place]
         return self.array.grid.last(dim.terms[0][0]) + self.array.box[place] if self._padded(place) else dim.extent
 
@@ -235,7 +237,7 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Words in, words out and fragments of each tile, over the coordinates of the grid; a number where all tiles are alike."""
+    """Words in, words out and fragments of each tile, over the coordinates of the grid; a number where all tiles are equal."""
 
     words_in: Counts | int
     words_out: Counts | int
@@ -243,13 +245,14 @@ class Traffic:
 
     @property
     def alike(self) -> bool:
-        """True if all tiles move as much."""
+        """True if all tiles have the same traffic."""
         return isinstance(self.words_in, int)
 
 
 def fullest(parts: Sequence[Overlap]) -> tuple[int, int, int]:
-    """The most words in, words out and fragments of a tile, if shares are apart: then no two dimensions depend on the same axis of
-    the grid, so that the largest product is one of those of the largest.
+    """Returns the max words in, words out and fragments of a tile, if shares are independent of boxes.
+
+    No two dimensions then depend on the same axis of the grid, so that the largest product is one of those of the largest.
     """
     rows: tuple[Pair, ...] = ((1, 1),)
     for part in parts:
@@ -259,7 +262,7 @@ def fullest(parts: Sequence[Overlap]) -> tuple[int, int, int]:
 
 
 def fullest_kept(parts: Sequence[Overlap], alone: bool) -> tuple[int, int, int]:
-    """The same where parts lie in boxes. `alone`: no two tiles need the same box, and own parts stay."""
+    """Returns the same where parts lie in boxes. `alone`: no two tiles need the same box, and own parts stay."""
     kinds: set[tuple[int, ...]] = {(1,) * 6}
     for part in parts:
         kinds = {tuple([a * b for a, b in zip(kind, more, strict=True)]) for kind in kinds for more in part.kinds}
@@ -271,7 +274,7 @@ def fullest_kept(parts: Sequence[Overlap], alone: bool) -> tuple[int, int, int]:
 
 
 def traffic(windows: Windows, parts: Sequence[Overlap]) -> Traffic:
-    """What an exchange moves of such an array, tile by tile. `parts`: what it has in common with boxes along each dimension."""
+    """Returns the traffic of an exchange of this array, tile by tile. `parts`: its overlaps with boxes along each dimension."""
     loops = windows.array.grid.loops
     one = np.ones((1,) * len(loops), np.int64)
     share, found = share_index(windows), [one] * 6
@@ -285,18 +288,18 @@ def traffic(windows: Windows, parts: Sequence[Overlap]) -> Traffic:
         kinds = part.words_in.reshape(shape), part.rows_in.reshape(shape), *kept
         found = [a * b for a, b in zip(found, kinds, strict=True)]
     words_in, rows_in, words_out, rows_out, words_own, rows_own = found
-    alone = int(windows.sharers == 1)  # no two tiles need the same box: what lies in its own need not leave it
+    alone = int(windows.sharers == 1)  # no two tiles need the same box: data in a tile's own box need not leave it
     return Traffic(words_in - words_own, words_out - alone * words_own, rows_in + rows_out - (1 + alone) * rows_own)
 
 
 def share_index(windows: Windows) -> Counts:
-    """Which share of its block each tile keeps, over the coordinates of the grid."""
+    """Returns the share of its block that each tile owns, over the coordinates of the grid."""
     grid = windows.array.grid
     return places_on(grid, [axis for axis in range(len(grid.loops)) if axis not in windows.owners])
 
 
 def places_on(grid: Grid, axes: Sequence[int]) -> Counts:
-    """The number of each tile among those that differ from it only on these axes, over the coordinates of the grid."""
+    """Returns the number of each tile among those that differ from it only on these axes, over the coordinates of the grid."""
     index = np.zeros((1,) * len(grid.loops), np.int64)
     for axis in axes:
         shape = [1] * len(grid.loops)
@@ -306,7 +309,7 @@ def places_on(grid: Grid, axes: Sequence[int]) -> Counts:
 
 
 def dims_apart(array: ArrayPlan) -> bool:
-    """True if no loop walks two dimensions of the array: only then do parts of boxes multiply."""
+    """Returns True if no loop walks two dimensions of the array: only then do parts of boxes multiply."""
     walked = [n for d in array.dims for n in {n for n, _ in d.terms}]
     return len(walked) == len(set(walked))
 

@@ -1,4 +1,4 @@
-"""What a tile does in a step, as far as cycles and memory depend on it: shapes of vertices, pieces of partial results, buffers."""
+"""Work of a tile in a step, for cycles and memory: shapes of vertices, pieces of partial results, buffers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from roller_ipu_sim.plan.windows import Windows
 
 @dataclass(frozen=True, slots=True)
 class Adding:
-    """How parts of results are put together on the fullest tile: cycles, and elements of a vector of a reduction over them (0: the
-    vertex that adds partial results up). `finishes`: what comes of it is finished by the same vertex.
+    """The addition of partial results on the fullest tile.
+
+    `cycles`; `vector`: vector elements of a reduction over them (0: the vertex that adds partial results up). `finishes`: the same
+    vertex also finishes the results.
     """
 
     cycles: int
@@ -30,7 +32,7 @@ class Adding:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """How often a step over time happens, and the extents of the reductions in it; `first`: results start from nothing."""
+    """How often a step over time happens, and the extents of the reductions in it; `first`: results start from zero."""
 
     times: int
     reduce: dict[int, int]
@@ -38,13 +40,13 @@ class Steps:
 
 
 def whole_share(plan: Plan, dim: int) -> int:
-    """Positions of a reduction that one tile walks in all its steps: its share where tiles cut it, else all of it."""
+    """Returns the positions of a reduction that one tile walks in all its steps: its share if tiles split it, else all of it."""
     shares = [lp.step for lp in plan.grid.loops if lp.dim == dim]
     return min([plan.nest.extents[dim], *shares])
 
 
 def steps_of(plan: Plan) -> list[Steps]:
-    """The steps over time of one unit tile: those in the middle, and those at the end of a reduction, which may be shorter."""
+    """Returns the steps over time of one unit tile: those in the middle, and those at a reduction's end, which may be shorter."""
     nest, tile = plan.nest, plan.program.unit_tile
     trips = {lp.dim: lp.trips for lp in plan.grid.time}
     kinds = []
@@ -66,12 +68,12 @@ def steps_of(plan: Plan) -> list[Steps]:
 
 
 def several_steps(plan: Plan) -> bool:
-    """True if a unit tile's results are added up over several steps."""
+    """Returns True if a unit tile's results are added up over several steps."""
     return math.prod([lp.trips for lp in plan.grid.time]) > 1
 
 
 def amp_shape(plan: Plan, step: Steps, interleaved: bool) -> AmpShape:
-    """The product that a tile computes in a step."""
+    """Returns the product that a tile computes in a step."""
     program, nest, atom = plan.program, plan.nest, plan.program.atom
     m, n, k = (program.role(role) for role in "mnk")
     streamed, stationary = operands(plan)
@@ -102,7 +104,7 @@ def amp_shape(plan: Plan, step: Steps, interleaved: bool) -> AmpShape:
 
 
 def operands(plan: Plan) -> tuple[ArrayPlan, ArrayPlan]:
-    """The arrays that a matrix atom streams and keeps: rows lie along the first one only."""
+    """Returns the streamed and the stationary array of a matrix atom: rows lie along the first one only."""
     m, n = plan.program.role("m"), plan.program.role("n")
     first, second = plan.inputs[:2]
     swapped = first.touches(n) if n is not None else second.touches(m) if m is not None else False
@@ -110,19 +112,19 @@ def operands(plan: Plan) -> tuple[ArrayPlan, ArrayPlan]:
 
 
 def last_dim(plan: Plan) -> int | None:
-    """The dimension along which results lie side by side; None for a single one."""
+    """Returns the dimension along which results are contiguous; None for a single one."""
     return plan.output.dims[-1].terms[0][0] if plan.output.dims else None
 
 
 def results_in_vectors(plan: Plan, vector: int) -> int:
-    """Results of a unit tile, rows in whole vectors."""
+    """Returns the results of a unit tile, rows in whole vectors."""
     last, tile = last_dim(plan), plan.program.unit_tile
     rows = math.prod([tile[d] for d in plan.nest.spatial if d != last])
     return rows * (-(-tile[last] // vector) * vector if last is not None else 1)
 
 
 def map_shape(plan: Plan, step: Steps) -> MapShape:
-    """The elementwise work, or reduction, of a tile in a step."""
+    """Returns the elementwise work, or reduction, of a tile in a step."""
     program, stage = plan.program, plan.nest.stage
     whole = not finishes(plan) and stage.epilogue is not None
     return MapShape(
@@ -139,7 +141,7 @@ def map_shape(plan: Plan, step: Steps) -> MapShape:
 
 
 def vertices(plan: Plan, interleaved: bool) -> Iterator[tuple[int, AmpShape | MapShape]]:
-    """The vertices that compute one unit tile, with how often each runs; none where there is nothing to add up."""
+    """Yields the vertices that compute one unit tile, with how often each runs; none for an empty reduction."""
     if plan.empty:
         return
     matrix = plan.program.atom.kind == "matrix"
@@ -151,14 +153,14 @@ def vertices(plan: Plan, interleaved: bool) -> Iterator[tuple[int, AmpShape | Ma
 
 
 def finishes(plan: Plan) -> bool:
-    """True if results are finished by a vertex of their own: after parts or steps have been added up, or after a matrix atom."""
+    """Returns True if a separate vertex finishes results: after the addition of parts or steps, or after a matrix atom."""
     stage, output = plan.nest.stage, plan.output.access.tensor
     apart = plan.program.atom.kind == "matrix" or plan.parts > 1 or (several_steps(plan) and stage.reducer is not None)
     return apart and (stage.epilogue is not None or output.dtype != stage.body.dtype)
 
 
 def finishing(plan: Plan) -> MapShape | None:
-    """The work of that vertex; None without one, or where results are finished as they are added up."""
+    """Returns the work of that vertex; None without one, or where the addition also finishes the results."""
     if not finishes(plan) or (plan.parts > 1 and adding(plan).finishes):
         return None
     return _finish(plan)
@@ -172,25 +174,27 @@ def _finish(plan: Plan) -> MapShape:
 
 
 def finishing_loads(plan: Plan) -> int:
-    """Arrays that finishing a result reads."""
+    """Returns the arrays that finishing a result reads."""
     epilogue = plan.nest.stage.epilogue
     return len(loads_in(epilogue)) if epilogue is not None else 0
 
 
 def finishing_operations(plan: Plan) -> tuple[str, ...]:
-    """What finishes a result: the epilogue, or the type of the output."""
+    """Returns the operations that finish a result: the epilogue, or the conversion to the output's type."""
     stage = plan.nest.stage
     return operations(stage.epilogue, plan.nest) if stage.epilogue is not None else ("cast",)
 
 
 def widest(plan: Plan) -> int:
-    """Elements of the widest vector in what a plan computes in."""
+    """Returns the elements of the widest vector in a plan's arithmetic type."""
     return plan.chip.vector_type(plan.nest.stage.body.dtype).width
 
 
 def adding(plan: Plan) -> Adding:
-    """How parts of results are put together. Sums have a vertex of their own; a reduction over the parts, which finishes results in
-    passing, does the same. Where programs may choose, the one that takes least.
+    """Returns how partial results are added.
+
+    Sums have a vertex of their own; a reduction over the parts does the same, and can also finish results. Where programs may
+    choose, it is the one that takes fewer cycles.
     """
     stage, dealt = plan.nest.stage, plan.pieces
     after = (finishing_operations(plan), finishing_loads(plan)) if finishes(plan) else None
@@ -214,7 +218,7 @@ def _least_adding(plan: Plan, elements: int) -> Adding:
 
 
 def _folding(plan: Plan, vector: int, finished: bool) -> Adding:
-    """Parts put together as a reduction over them."""
+    """Returns the addition of partial results as a reduction over them."""
     stage, dealt = plan.nest.stage, plan.pieces
     outputs = dealt.in_vectors(vector) if finished else -(-dealt.most // vector) * vector
     loads, epilogue = (finishing_loads(plan), finishing_operations(plan)) if finished else (0, ())
@@ -224,7 +228,7 @@ def _folding(plan: Plan, vector: int, finished: bool) -> Adding:
 
 
 def wishes(plan: Plan) -> list[Wish]:
-    """The buffers of a tile."""
+    """Returns the buffers of a tile."""
     if plan.idle:
         return []
     matrix = plan.program.atom.kind == "matrix"
@@ -233,7 +237,7 @@ def wishes(plan: Plan) -> list[Wish]:
     for array in plan.arrays:
         apart, inter = matrix and array in plan.inputs, array.number == stationary
         size = array.element_bytes
-        if array.shifts:  # the part that is used, and the one that arrives
+        if array.shifts:  # the part in use, and the arriving one (double buffering)
             found.append(Wish(array.box_buffer, 2 * array.elements * size, apart, inter, lasting=True))
             continue
         if array.alias is not None:
@@ -248,14 +252,14 @@ def wishes(plan: Plan) -> list[Wish]:
 
 
 def kept_elements(array: ArrayPlan) -> int:
-    """Elements that a tile keeps of an array apart from its boxes, at most."""
+    """Returns the max elements of an array that a tile owns outside its boxes."""
     if array.plain:
         return array.share * array.boxes
     return Windows(array).most_kept
 
 
 def cleared_elements(array: ArrayPlan) -> int:
-    """Elements of the buffer in which a tile keeps its parts of an array."""
+    """Returns the elements of the buffer in which a tile holds its parts of an array."""
     if array.in_place or array.shifts:
         return array.held * (2 if array.shifts else array.boxes)
     return array.elements if array.kept else kept_elements(array)
@@ -278,12 +282,12 @@ def _result_wishes(plan: Plan, matrix: bool) -> list[Wish]:
 
 
 def interleaved(plan: Plan, memory: Memory, start: int) -> bool:
-    """True if the weights lie in the interleaved region, which begins at an address."""
+    """Returns True if the weights lie in the interleaved region, which begins at `start`."""
     if plan.program.atom.kind != "matrix" or plan.empty:
         return False
     return memory.addresses[operands(plan)[1].box_buffer] >= start
 
 
 def element_bytes(dtype: str) -> int:
-    """Bytes of an element."""
+    """Returns the bytes of an element."""
     return ELEMENT_BYTES[dtype]

@@ -1,1 +1,1 @@
-"""Manifests printed as Poplar C++."""
+"""Poplar back end: manifests printed as Poplar C++."""

@@ -1,4 +1,4 @@
-"""Vertices of a manifest as codelets: one C++ class for every different vertex, printed once however many tiles run it."""
+"""Vertices of a manifest as codelets: one C++ class for every different vertex, printed once for all tiles that run it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Codelet:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A codelet as a group of vertices uses it: field → buffer, first element, one behind the last."""
+    """A group's use of a codelet: field → buffer, first element, one behind the last."""
 
     codelet: Codelet
     connections: tuple[tuple[str, str, int, int], ...]
@@ -66,7 +66,7 @@ class Codelets:
     used: set[str] = field(default_factory=set)
 
     def use(self, group: VertexGroup) -> Use:
-        """The codelet of a group, printed if there is no equal one yet."""
+        """Returns the codelet of a group, printed if there is no equal one yet."""
         vertex = group.vertex
         body = _Body(self, vertex, tuple(group.origins))
         key = (vertex.kind, body.text())
@@ -79,23 +79,23 @@ class Codelets:
         return Use(codelet, tuple((f.name, f.buffer, f.low, f.high) for f in body.fields))
 
     def text(self) -> str:
-        """The file."""
+        """Returns the file."""
         parts = [HEAD, helpers(self.used)]
         for (_, body), codelet in self.known.items():
             parts.append(body.replace("@", codelet.name))
         return "\n".join(part for part in parts if part)
 
     def dtype(self, buffer: str) -> str:
-        """A buffer's element type."""
+        """Returns a buffer's element type."""
         return self.buffers[buffer].dtype
 
     def interleaved(self, ref: Ref) -> bool:
-        """True if a place lies in interleaved memory."""
+        """Returns True if a position lies in interleaved memory."""
         return self.interleaved_from is not None and self.buffers[ref.buffer].address >= self.interleaved_from
 
 
 class _Body:
-    """A codelet's class being printed; "@" stands for its name."""
+    """The printer of a codelet's class; "@" is a placeholder for its name."""
 
     def __init__(self, codelets: Codelets, vertex: Vertex, origins: Sequence[str]) -> None:
         self.codelets, self.vertex, self.origins = codelets, vertex, origins
@@ -123,7 +123,7 @@ class _Body:
         return tuple(dict.fromkeys(self.by_access[a.name] for a in self.accesses))
 
     def text(self) -> str:
-        """The class."""
+        """Returns the class."""
         attribute = f"[[poplar::constraint({', '.join(self.constraints)})]] " if self.constraints else ""
         members = [f"  {f.declaration}" for f in self.fields] + [f"  int {origin_member(name)};" for name in self.origins]
         head = [
@@ -139,16 +139,16 @@ class _Body:
     # --- pieces -------------------------------------------------------------------------------------------------------
 
     def touch(self, *accesses: Access) -> None:
-        """Declare what the vertex touches."""
+        """Declares the vertex's accesses."""
         self.accesses = accesses
         self.by_access = fields_of(accesses)
 
     def access(self, name: str, ref: Ref | View, extents: Sequence[int], strides: Sequence[int], **more: bool) -> Access:
-        """An operand."""
+        """Returns an operand."""
         return Access(name, ref.buffer, self.codelets.dtype(ref.buffer), ref.offset, tuple(extents), tuple(strides), **more)
 
     def read(self, access: Access, variables: Sequence[str]) -> tuple[str, str]:
-        """An element's value and type."""
+        """Returns an element's value and type."""
         text = self.by_access[access.name].element(access, variables)
         if access.dtype == "bfloat16":
             text = f"bfloat::stored({text})"
@@ -156,19 +156,19 @@ class _Body:
         return text, access.dtype
 
     def store(self, access: Access, variables: Sequence[str], value: str, dtype: str) -> None:
-        """Print that an element gets a value, converted to its type."""
+        """Prints the store of a value to an element, converted to its type."""
         text, used = converted(value, dtype, access.dtype)
         self.codelets.used |= used
         bits = ".bits" if access.dtype == "bfloat16" else ""
         self.print(f"{self.by_access[access.name].element(access, variables)} = {text}{bits};")
 
     def print(self, line: str) -> None:
-        """Add a line."""
+        """Adds a line."""
         self.lines.append("  " * self.indent + line)
 
     @contextmanager
     def loop(self, variable: str, extent: int, deal: Deal | None = None) -> Iterator[None]:
-        """A loop around what follows; none for an extent of 1. With `deal` workers take the indices in turn."""
+        """Prints a loop around the following lines; none for an extent of 1. With `deal` workers take the indices in turn."""
         if extent == 1:
             yield
             return
@@ -195,7 +195,7 @@ class _Body:
 
     @contextmanager
     def loops(self, variables: Sequence[str], extents: Sequence[int], deal: Deal | None = None) -> Iterator[None]:
-        """Loops around what follows, outermost first."""
+        """Prints loops around the following lines, outermost first."""
         if deal is not None and deal.loop is None:
             self.print("if (worker != 0) // one worker for all: others would store to the same words of memory")
             self.print("  return true;")
@@ -211,7 +211,7 @@ class _Body:
     # --- kinds of vertices --------------------------------------------------------------------------------------------
 
     def amp(self, vertex: Amp) -> None:
-        """A product, result by result: grains summed exactly, then added in the accumulator's type."""
+        """Prints a product, result by result: grains summed exactly, then added in the accumulator's type."""
         loops, acc = vertex.loops, ELEMENT_TYPES[vertex.acc_dtype]
         extents = [lp.extent for lp in loops]
         names = [f"{lp.role}{number}" for number, lp in enumerate(loops)]
@@ -241,12 +241,12 @@ class _Body:
             self.store(out, names, "sum", vertex.acc_dtype)
 
     def _different(self, *names: str) -> list[tuple[str, str]]:
-        """Pairs of operands whose loads and stores meet in one cycle: they should lie in different memory elements."""
+        """Returns pairs of operands with loads and stores in one cycle: they should lie in different memory elements."""
         fields = list(dict.fromkeys(self.by_access[name].name for name in names))
         return [(x, y) for n, x in enumerate(fields) for y in fields[n + 1 :]]
 
     def map(self, vertex: Map) -> None:
-        """Elementwise work, with or without a fold."""
+        """Prints elementwise work, with or without a fold."""
         kept = len(vertex.loops) - vertex.reduce
         names = [f"i{number}" for number in range(len(vertex.loops))]
         views = [(f"x{n}", view, vertex.loops) for n, view in enumerate(vertex.loads)]
@@ -267,7 +267,7 @@ class _Body:
             self.store(out, names[:kept], value, dtype)
 
     def _folded(self, vertex: Map, body: Printer, value: str, dtype: str, names: Sequence[str]) -> str:
-        """Print the body at one result's points, and give the fold over them; without a reducer the body itself."""
+        """Prints the body at one result's points, and returns the fold over them; without a reducer the body itself."""
         if vertex.reducer is None:
             self._statements(body, [])
             return value
@@ -294,7 +294,7 @@ class _Body:
         return f"({total(0, terms)})"
 
     def reduce(self, vertex: Reduce) -> None:
-        """Partial results added, in their order."""
+        """Prints the addition of partial results, in their order."""
         acc, parts_type = vertex.acc_dtype, self.codelets.dtype(vertex.parts.buffer)
         parts = self.access("parts", vertex.parts, (vertex.outputs, vertex.partials), (1, vertex.step))
         out = self.access("out", vertex.out, (vertex.outputs,), (1,), reads=False, writes=True)
@@ -309,7 +309,7 @@ class _Body:
             self.store(out, ["i"], "sum", acc)
 
     def fill(self, vertex: Fill) -> None:
-        """One value everywhere."""
+        """Prints a fill with one value."""
         out = self.access("out", vertex.to, (vertex.elements,), (1,), reads=False, writes=True)
         self.touch(out)
         with self.loops(["i"], [vertex.elements], dealt(out, [0])):
@@ -317,7 +317,7 @@ class _Body:
             self.store(out, ["i"], constant(vertex.value, out.dtype), out.dtype)
 
     def copy(self, vertex: Copy) -> None:
-        """Elements moved inside a tile, bits and all."""
+        """Prints a copy inside a tile, which keeps all bits."""
         x = self.access("x", vertex.source, (vertex.elements,), (1,))
         out = self.access("out", vertex.to, (vertex.elements,), (1,), reads=False, writes=True)
         self.touch(x, out)
@@ -326,5 +326,5 @@ class _Body:
 
 
 def origin_member(name: str) -> str:
-    """The class member that holds a number for each tile."""
+    """Returns the class member that holds a number for each tile."""
     return "origin_" + "".join(c if c.isascii() and c.isalnum() else f"_{ord(c):x}_" if c != "_" else c for c in name)

@@ -1,4 +1,4 @@
-"""What a vertex touches as fields of a codelet: one for each piece of a buffer, and which loop its workers share out."""
+"""Accesses of a vertex as fields of a codelet, one for each piece of a buffer, and the loop that its workers divide."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from roller_ipu_sim.poplar.scalars import STORED_TYPES
 
 __all__ = ["Access", "Deal", "Field", "dealt", "fields_of"]
 
-WORD = 4  # bytes: what workers store; narrower stores read the word, change it and write it back
-VECTOR = 8  # bytes: what loads and stores want fields to be aligned to
-WIDE = 16  # bytes: a load from interleaved memory
+WORD = 4  # bytes of a worker's store; narrower stores read the word, change it and write it back
+VECTOR = 8  # bytes: the alignment of fields for loads and stores
+WIDE = 16  # bytes of a load from interleaved memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A piece of a buffer that a codelet sees: elements low … high."""
+    """A piece of a buffer as a member of a codelet: elements low … high."""
 
     name: str
     buffer: str
@@ -74,13 +74,13 @@ class Field:
         return f"{self.direction}<Vector<{STORED_TYPES[self.dtype]}{layout}>> {self.name};"
 
     def element(self, access: Access, variables: Sequence[str]) -> str:
-        """An element of an operand at the loops' variables."""
+        """Returns an element of an operand at the loops' variables."""
         terms = [(s if e > 1 else 0, v) for e, s, v in zip(access.extents, access.strides, variables, strict=True)]
         return f"{self.name}[{total(access.offset - self.low, terms)}]"
 
 
 def fields_of(accesses: Sequence[Access]) -> dict[str, Field]:
-    """Operand → the field it is part of: operands whose pieces of a buffer overlap share one."""
+    """Returns the field of each operand: operands whose pieces of a buffer overlap share one."""
     groups: list[list[Access]] = []
     for access in accesses:
         joined = [access]
@@ -112,13 +112,13 @@ class Deal:
 
 
 def dealt(out: Access, loops: Sequence[int]) -> Deal:
-    """How workers share out the given loops of a result so that no two of them store to one word of memory."""
+    """Returns the division of the given loops of a result among workers, so that no two of them store to one word of memory."""
     choices = [(-(-out.extents[loop] // chunk), Deal(loop, chunk)) for loop in loops if (chunk := _chunk(out, loop))]
     return max((c for c in choices if c[0] > 1), key=lambda choice: choice[0], default=(0, Deal(None)))[1]
 
 
 def _chunk(out: Access, loop: int) -> int:
-    """The fewest consecutive indices of a loop whose results start at a word and share none with others; 0: none do."""
+    """Returns the fewest consecutive indices of a loop whose results start at a word and share none with others; 0 if none do."""
     per_word = max(1, WORD // BYTES[out.dtype])
     if per_word == 1:
         return 1

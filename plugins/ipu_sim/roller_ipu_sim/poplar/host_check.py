@@ -1,6 +1,6 @@
-"""The printed Poplar program, compiled with a host's compiler against our stand-ins for Poplar's headers, and run.
+"""Host test of the printed Poplar program: a host's compiler builds it against mocks of Poplar's headers, and it runs.
 
-This checks the numbers of both texts and what the stand-ins refuse (`stubs/poplar/Engine.hpp`). It is no IPU and no SDK.
+This checks the numbers of both texts and the errors that the mocks detect (`stubs/poplar/Engine.hpp`). It is no IPU and no SDK.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ FLAGS = ("-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror")
 
 
 def run_on_host(manifest: Manifest, inputs: Mapping[str, Array], program: PoplarProgram | None = None) -> dict[str, Array]:
-    """The program's outputs by name, from arrays of its inputs and constants.
+    """Returns the program's outputs by name, from arrays of its inputs and constants.
 
-    `CodegenError` with the compiler's words where it refuses a text, `LaunchError` where the run fails,
-    `DeviceUnavailableError` where there is no compiler.
+    `CodegenError` with the compiler's message where it refuses a text, `LaunchError` where the run fails, `DeviceUnavailableError`
+    without a compiler.
     """
     made = generate(manifest) if program is None else program
     files = host_files(manifest)
@@ -73,7 +73,7 @@ def _compile(program: PoplarProgram, folder: Path) -> None:
 
 
 def _registry(program: PoplarProgram) -> str:
-    """What the SDK's compiler finds out by reading the codelets: their names and fields."""
+    """Returns the names and fields of codelets, which the SDK's compiler reads from the codelets themselves."""
     lines = ['#include "codelets.cpp"', "#include <roller_registry.hpp>", "", "namespace stub = poplar::stub;", ""]
     for codelet in program.classes:
         name = codelet.name

@@ -1,4 +1,4 @@
-"""A manifest as Poplar C++, for owners of the SDK: a host program and its codelets. Made from the manifest alone.
+"""Generator of Poplar C++ from a manifest alone, for owners of the SDK: a host program and its codelets.
 
 The interface is that of Poplar SDK 3.x as public code shows it (graphcore/poplibs, graphcore/examples, UoB-HPC/ipu-hpc-cookbook,
 graphcore-research/tessellate-ipu): `Graph::addVariable`, `setTileMapping`, `addComputeSet`, `addVertex` with connections,
@@ -6,8 +6,8 @@ graphcore-research/tessellate-ipu): `Graph::addVariable`, `setTileMapping`, `add
 `MultiVertex::compute(unsigned)` with `numWorkers()`, fields `Input | Output | InOut<Vector<T, VectorLayout::SPAN, alignment,
 interleaved>>`, `[[poplar::constraint("elem(*a) != elem(*b)")]]`. It was never compiled with the SDK.
 
-A buffer is one variable with a row for each of its tiles; an exchange is one copy of slices, from which Poplar derives the
-exchange; a group of vertices is a loop over its tiles. Addresses are Poplar's own to choose: the manifest's are not passed on.
+A buffer is one variable with a row for each of its tiles. An exchange is one copy of slices, from which Poplar derives the
+exchange. A group of vertices is a loop over its tiles. Poplar chooses addresses itself: the manifest's are not passed on.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HEAD = """\
 
 @dataclass(frozen=True, slots=True)
 class PoplarProgram:
-    """The two texts, and what the second one has: codelets with their fields."""
+    """The two texts, and the codelets of the second one with their fields."""
 
     host: str
     codelets: str
@@ -48,10 +48,10 @@ class PoplarProgram:
 
 
 def generate(manifest: Manifest, machine: Machine | None = None) -> PoplarProgram:
-    """The program of a manifest that has been checked.
+    """Returns the program of a checked manifest.
 
-    With a machine vertices carry its simulated cycles as estimates, which Poplar's own model adds up, and operands that lie in its
-    interleaved memory are asked for in such memory.
+    With a machine, vertices carry its simulated cycles as estimates, which Poplar's own model adds up. Operands in its interleaved
+    memory then request such memory.
     """
     buffers = {b.name: b for b in manifest.buffers}
     codelets = Codelets(buffers, None if machine is None else machine.memory.region0_bytes)
@@ -61,14 +61,14 @@ def generate(manifest: Manifest, machine: Machine | None = None) -> PoplarProgra
 
 
 def host_files(manifest: Manifest) -> dict[str, str]:
-    """Tensor → the file that the host program reads or writes, for those that are not intermediate."""
+    """Returns for each tensor that is not intermediate the file that the host program reads or writes."""
     homes = [t for t in manifest.tensors if t.role != "intermediate"]
     names = _identifiers(t.name for t in homes)
     return {home.name: f"{names[home.name]}.bin" for home in homes}
 
 
 def _identifiers(names: Iterable[str]) -> dict[str, str]:
-    """Unlike C++ names for unlike names."""
+    """Returns distinct C++ names for distinct names."""
     found: dict[str, str] = {}
     taken: set[str] = set()
     for name in names:
@@ -92,13 +92,13 @@ def _list(values: Iterable[object]) -> str:
 
 
 def _literal(text: str) -> str:
-    """A C++ string literal."""
+    """Returns a C++ string literal."""
     return json.dumps(re.sub(r"[^ -~]", "?", text))
 
 
 @dataclass
 class _Host:
-    """The host program being printed."""
+    """The printer of the host program."""
 
     manifest: Manifest
     codelets: Codelets
@@ -112,7 +112,7 @@ class _Host:
         self.names = {name: f"b_{plain}" for name, plain in names.items()}
 
     def text(self) -> str:
-        """The file."""
+        """Returns the file."""
         files = host_files(self.manifest)
         listed = ", ".join(f"{files[t.name]} ({t.role}, {t.dtype})" for t in self.manifest.tensors if t.name in files)
         head = HEAD.format(chip=_literal(self.manifest.chip)[1:-1], tiles=self.manifest.tiles, files=listed)
@@ -132,7 +132,7 @@ class _Host:
     # --- parts of the program -----------------------------------------------------------------------------------------
 
     def tensor(self, home: TensorHome, file: str) -> None:
-        """An array of the host and where its parts lie."""
+        """Prints an array of the host and the placements of its parts."""
         layout = _list(_list((dim, divisor, modulus or 0)) for dim, divisor, modulus in home.layout)
         read = "false" if home.role == "output" else "true"
         given = (_literal(file), read, BYTES[home.dtype], _list(home.shape), layout, _list(home.stored))
@@ -150,7 +150,7 @@ class _Host:
                 self.print(f"arrays.back().place({where}, {how});")
 
     def step(self, number: int, step: Step) -> None:
-        """A compute set, or an exchange."""
+        """Prints a compute set, or an exchange."""
         self.print(f"{{ // {number}: {_literal(step.name)[1:-1]}")
         self.indent += 1
         if step.exchange:
@@ -205,14 +205,14 @@ class _Host:
     # --- text ---------------------------------------------------------------------------------------------------------
 
     def print(self, line: str) -> None:
-        """Add a line."""
+        """Adds a line."""
         self.lines.append("  " * self.indent + line)
 
     def _tiles(self, tiles: TileSet) -> str:
         return _list(_list(part) for part in tiles)
 
     def _each(self, given: Sequence[Nest]) -> Iterator[tuple[str, ...]]:
-        """C++ text of each column, inside loops over all rows; what is printed between two answers is inside the loops."""
+        """Yields C++ text of each column inside loops over all rows; lines printed between two results are inside the loops."""
         loose: list[Row] = []
         for nest in [*fewer(given), None]:
             if nest is not None and not nest.loops:
@@ -240,7 +240,7 @@ class _Host:
             self.print("}")
 
     def _listed(self, rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
-        """Rows without order, as a table."""
+        """Prints rows without order as a table, and yields the text of their columns."""
         if len(rows) == 1:
             self.print("{")
             columns = tuple(str(value) for value in rows[0])
@@ -258,13 +258,13 @@ class _Host:
 
 
 def _family(send: Send) -> Nest:
-    """The sender, its place, that of the receivers, and where their ranges begin."""
+    """Returns the sender, its offset, that of the receivers, and the starts of their ranges."""
     ranges = len(send.to.tiles)
     loops = [(count, (tile, offset, to_offset, *[to_tile] * ranges)) for count, tile, offset, to_tile, to_offset in send.loops]
     return Nest((send.tile, send.offset, send.to.offset, *[first for first, _, _ in send.to.tiles]), tuple(loops))
 
 
 def _pattern(send: Send) -> tuple[object, ...]:
-    """What sends of one loop have in common."""
+    """Returns the properties that all sends of one loop share."""
     receivers = tuple(part[1:] for part in send.to.tiles)
     return (send.buffer, send.to.buffer, send.shape, send.strides, send.to_strides, receivers, send.others)

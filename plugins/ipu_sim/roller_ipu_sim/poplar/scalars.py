@@ -1,7 +1,7 @@
-"""Scalar trees of a manifest as C++: one expression, with parts that occur several times put down first.
+"""Scalar trees of a manifest as C++: one expression, with common subexpressions in statements before it.
 
-Float arithmetic happens in the operands' type; elementary functions in `Exact`, rounded once. `float16` is Poplar's `half`;
-`bfloat16`, which Poplar does not have, is stored as `unsigned short` and computed with in a class of its own.
+Float arithmetic happens in the operands' type; elementary functions in `Exact`, rounded once. `float16` is Poplar's `half`. Poplar
+has no `bfloat16`: it is stored as `unsigned short`, and a class of its own computes with it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _FUNCTIONS = {
     "exp": "std::exp(x)", "log": "std::log(x)", "sqrt": "std::sqrt(x)", "rsqrt": "1 / std::sqrt(x)", "tanh": "std::tanh(x)",
     "sigmoid": "1 / (1 + std::exp(-x))", "erf": "std::erf(x)", "sin": "std::sin(x)", "cos": "std::cos(x)",
 }  # fmt: skip
-_WHOLE = {"floor": "std::floor", "ceil": "std::ceil", "round": "std::nearbyint"}  # round: halves to even
+_WHOLE = {"floor": "std::floor", "ceil": "std::ceil", "round": "std::nearbyint"}  # round: ties to even
 
 _HELPERS = {
     "neg": "neg(T a) { return whole<T>() ? T(Work<T>(0) - Work<T>(a)) : T(-Work<T>(a)); }",
@@ -92,7 +92,7 @@ _HELPERS = {
     "add": "add(T a, T b) { return T(Work<T>(a) + Work<T>(b)); }",
     "sub": "sub(T a, T b) { return T(Work<T>(a) - Work<T>(b)); }",
     "mul": "mul(T a, T b) { return T(Work<T>(a) * Work<T>(b)); }",
-    # Of whole numbers towards zero; by 0 it gives 0, so that a side that is not chosen may be evaluated.
+    # Integer division truncates towards zero. Division by 0 gives 0, so that an unselected side may be evaluated.
     "div": """\
 div(T a, T b) {
   if constexpr (whole<T>())
@@ -100,7 +100,7 @@ div(T a, T b) {
   else
     return T(Work<T>(a) / Work<T>(b));
 }""",
-    # What is not a number stays; of equal ones the first.
+    # NaN propagates; equal values give the first one.
     "max": "max(T a, T b) { return a >= b || a != a ? a : b; }",
     "min": "min(T a, T b) { return a <= b || a != a ? a : b; }",
     "pow": """\
@@ -116,9 +116,9 @@ pow(T a, T b) {
 }""",
     **{op: f"{op}(T a) {{\n  const Exact x = float(a);\n  return T({text});\n}}" for op, text in _FUNCTIONS.items()},
     **{op: f"{op}(T a) {{ return whole<T>() ? a : T({function}(float(a))); }}" for op, function in _WHOLE.items()},
-    # As functions, since compilers warn of comparisons that they know the answer of.
+    # As functions, since compilers warn of comparisons with a known result.
     **{op: f"{op}(T a, T b) {{ return a {sign} b; }}" for op, sign in COMPARED.items()},
-    # To whole numbers towards zero, of which narrow ones keep the lowest bits; 0 where 64 bits do not hold the value.
+    # To integers towards zero; narrow ones keep the lowest bits. 0 where 64 bits do not hold the value.
     "cast": """\
 cast(S a) {
   if constexpr (std::is_same<T, bool>::value)
@@ -140,7 +140,7 @@ def _template(op: str) -> str:
 
 
 def helpers(used: Iterable[str]) -> str:
-    """The C++ functions for the operations of a program, inside namespace `scalar`; "bfloat16" stands for that class."""
+    """Returns the C++ functions of a program's operations, inside namespace `scalar`; "bfloat16" requests that class."""
     wanted = set(used)
     found = [_BFLOAT] if "bfloat16" in wanted else []
     named = [op for op in _HELPERS if op in wanted]
@@ -152,7 +152,7 @@ def helpers(used: Iterable[str]) -> str:
 
 
 def constant(value: Number | bool, dtype: str) -> str:
-    """A literal of an element type."""
+    """Returns a literal of an element type."""
     given, name = number(value), ELEMENT_TYPES[dtype]
     if dtype == "bool":
         return "true" if given else "false"
@@ -172,7 +172,7 @@ def constant(value: Number | bool, dtype: str) -> str:
 
 
 def identity(reducer: str, dtype: str) -> str:
-    """What a fold starts from."""
+    """Returns the start value of a fold."""
     if reducer in ("sum", "prod"):
         return constant(int(reducer == "prod"), dtype)
     lowest = reducer == "max"
@@ -185,22 +185,22 @@ def identity(reducer: str, dtype: str) -> str:
 
 
 def converted(text: str, dtype: str, to: str) -> tuple[str, set[str]]:
-    """A value as another element type, and the helpers that takes."""
+    """Returns a value as another element type, and the helpers that this requires."""
     if dtype == to:
         return text, set()
     return f"scalar::cast<{ELEMENT_TYPES[to]}>({text})", {"cast", dtype, to}
 
 
 def combined(reducer: str, dtype: str, left: str, right: str) -> tuple[str, set[str]]:
-    """One step of a fold, and the helper that takes. The result of a fold over truth values is one again."""
+    """Returns one step of a fold, and the helper that it requires. The result of a fold over booleans is a boolean."""
     return f"scalar::{REDUCERS[reducer]}<{ELEMENT_TYPES[dtype]}>({left}, {right})", {REDUCERS[reducer], dtype}
 
 
 @dataclass
 class Printer:
-    """Prints the trees of one vertex. `load` gives the text and type of a load, `index` the value of an index node.
+    """The printer of one vertex's trees. `load` gives the text and type of a load, `index` the value of an index node.
 
-    `used` collects helpers, `statements` the parts that several places use; both are for the caller to read.
+    `used` collects helpers, `statements` the common subexpressions; both are for the caller to read.
     """
 
     load: Callable[[int], tuple[str, str]]
@@ -211,7 +211,7 @@ class Printer:
     prefix: str = "t"
 
     def value(self, tree: Node) -> tuple[str, str]:
-        """A tree's text and element type. Equal parts are computed once, in statements before."""
+        """Returns a tree's text and element type. Equal parts are computed once, in statements before."""
         known: dict[Node, tuple[str, str]] = {}
         for part, uses in self._uses(tree).items():
             text, dtype = self._node(part, known)
@@ -223,7 +223,7 @@ class Printer:
         return known[tree]
 
     def _uses(self, tree: Node) -> dict[Node, int]:
-        """Every different part, operands first, and how many different parts use it."""
+        """Returns every different part, operands first, and how many different parts use it."""
         order: dict[Node, int] = {}
 
         def visit(part: Node) -> None:

@@ -1,1 +1,1 @@
-"""Kernels that run on the simulator."""
+"""Kernel runtime: kernels on the simulator."""

@@ -1,4 +1,4 @@
-"""The simulator as the device: numbers computed on the host, cycles counted. There is no IPU."""
+"""Runner on the simulator: the host computes the numbers, and cycles are counted. There is no IPU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Simulator:
         }
 
     def run(self, inputs: tuple[Array, ...], out: Array) -> None:
-        """See `roller.runtime.artifact.Runner`."""
+        """Computes `out`; `roller.runtime.artifact.Runner` describes the arrays."""
         if not out.size:
             return
         arrays = {**self._constants, **dict(zip(self._names, inputs, strict=True))}
@@ -42,8 +42,8 @@ class Simulator:
         out[...] = found.outputs[self._artifact.launch["output"]].reshape(out.shape)
 
     def profile(self) -> Report:
-        """What every call takes, in simulated cycles."""
+        """Returns the simulated cycles of every call."""
         return Report(self._simulation.profile)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Frees nothing."""

@@ -1,1 +1,1 @@
-"""Manifests executed, and their cycles counted."""
+"""Simulator: runs manifests, and counts their cycles."""

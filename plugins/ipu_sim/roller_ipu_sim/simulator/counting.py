@@ -1,4 +1,4 @@
-"""Cycles and words that a manifest means on a machine, from the manifest alone: the profile of its execution."""
+"""Count of a manifest's cycles and words on a machine, from the manifest alone: the profile of its execution."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["phases", "profiled", "vertex_cycles"]
 
 
 def profiled(manifest: Manifest, machine: Machine) -> Profile:
-    """The profile of a manifest that has been checked; `ManifestError` for work whose cycles are not known on this machine."""
+    """Returns the profile of a checked manifest; `ManifestError` for work whose cycles are unknown on this machine."""
     buffers = {buffer.name: buffer for buffer in manifest.buffers}
     exchanges = _Exchanges(manifest, machine)
     found = [
@@ -41,7 +41,7 @@ def profiled(manifest: Manifest, machine: Machine) -> Profile:
 
 
 def phases(steps: tuple[Step, ...]) -> Iterator[tuple[int, ...]]:
-    """Numbers of the steps that make one phase: an exchange, or compute steps that follow one another."""
+    """Yields the numbers of the steps of each phase: an exchange, or consecutive compute steps."""
     run: list[int] = []
     for number, step in enumerate(steps):
         if step.exchange is None:
@@ -56,7 +56,7 @@ def phases(steps: tuple[Step, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def _compute(manifest: Manifest, machine: Machine, buffers: Mapping[str, Buffer], steps: tuple[int, ...]) -> Superstep:
-    """Steps without sync between them: a tile goes from one to the next by itself, so its sum counts."""
+    """Counts steps without a sync between them: a tile runs through them alone, so its sum counts."""
     taken = np.zeros((len(VERTEX_KINDS), manifest.tiles), dtype=np.int64)
     for number in steps:
         for group in manifest.steps[number].compute or ():
@@ -79,7 +79,7 @@ def _compute(manifest: Manifest, machine: Machine, buffers: Mapping[str, Buffer]
 
 
 def vertex_cycles(machine: Machine, buffers: Mapping[str, Buffer], vertex: Vertex) -> int:
-    """Simulated cycles of one vertex on one tile; `CodegenError` where the machine has no figure for it."""
+    """Returns the simulated cycles of one vertex on one tile; `CodegenError` where the machine has no figure for it."""
     match vertex:
         case Amp():
             return cycles.amp(machine, _amp_shape(machine, buffers, vertex))
@@ -114,7 +114,7 @@ def _amp_shape(machine: Machine, buffers: Mapping[str, Buffer], vertex: Amp) -> 
 
 
 def _elements(machine: Machine, buffers: Mapping[str, Buffer], box: Box) -> range:
-    """The memory elements from a box's first to its last byte."""
+    """Returns the memory elements from a box's first to its last byte."""
     size = BYTES[buffers[box.buffer].dtype]
     return machine.elements(buffers[box.buffer].address + box.offset * size, (box.end - box.offset) * size)
 
@@ -136,7 +136,7 @@ def _map_shape(vertex: Map) -> cycles.MapShape:
 
 
 class _Exchanges:
-    """What exchanges move. Those that differ in places only are counted once."""
+    """The traffic of exchanges. Those that differ only in positions are counted once."""
 
     def __init__(self, manifest: Manifest, machine: Machine) -> None:
         self._manifest, self._machine = manifest, machine
@@ -144,7 +144,7 @@ class _Exchanges:
         self._known: dict[tuple[object, ...], tuple[Array, Array, Array, Array]] = {}
 
     def superstep(self, number: int) -> Superstep:
-        """The phase that a step is."""
+        """Returns the phase of a step."""
         step = self._manifest.steps[number]
         sends = step.exchange or ()
         words_in, words_out, fragments, taken = self._counted(sends)
@@ -164,7 +164,7 @@ class _Exchanges:
         )
 
     def _counted(self, sends: tuple[Send, ...]) -> tuple[Array, Array, Array, Array]:
-        """Words in and out, fragments and cycles of each tile."""
+        """Returns words in and out, fragments and cycles of each tile."""
         key = tuple([self._kind(send) for send in sends])
         if key not in self._known:
             words_in, words_out, fragments = self._traffic(sends)
@@ -174,12 +174,12 @@ class _Exchanges:
         return self._known[key]
 
     def _kind(self, send: Send) -> tuple[object, ...]:
-        """All of a send that its traffic depends on."""
+        """Returns the properties of a send that its traffic depends on."""
         loops = tuple([(count, tile, to_tile) for count, tile, _, to_tile, _ in send.loops])
         return send.tile, send.to.tiles, send.shape, self._sizes[send.buffer], send.others, loops
 
     def _traffic(self, sends: tuple[Send, ...]) -> tuple[Array, Array, Array]:
-        """Words in and out and fragments of each tile. A multicast leaves once; fragments count at both ends."""
+        """Returns words in and out and fragments of each tile. A multicast leaves once; fragments count at both ends."""
         words_in, words_out, fragments = np.zeros((3, self._manifest.tiles), dtype=np.int64)
         for send in sends:
             runs = math.prod(send.shape[:-1])
@@ -191,13 +191,13 @@ class _Exchanges:
         return words_in, words_out, fragments
 
     def _ends(self, send: Send) -> tuple[Array, Array]:
-        """How often each tile sends in a family, and how often it receives."""
+        """Returns how often each tile sends in a family, and how often it receives."""
         idle, still = (math.prod([loop[0] for loop in send.loops if not loop[column]]) for column in (1, 3))
         senders = self._times(sums(send.tile, [(loop[0], loop[1]) for loop in send.loops if loop[1]])) * idle
         moved = sums(0, [(loop[0], loop[3]) for loop in send.loops if loop[3]])
         receivers = self._times((numbers(send.to.tiles)[:, None] + moved).reshape(-1)) * still
         if send.others:
-            apart = sums(send.tile, [(loop[0], loop[1] - loop[3]) for loop in send.loops])  # from where receivers begin
+            apart = sums(send.tile, [(loop[0], loop[1] - loop[3]) for loop in send.loops])  # relative to the start of the receivers
             own = sums(send.tile, [(loop[0], loop[1]) for loop in send.loops])[np.isin(apart, numbers(send.to.tiles))]
             receivers = receivers - self._times(own)
         return senders, receivers

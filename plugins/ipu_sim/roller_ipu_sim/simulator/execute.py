@@ -1,8 +1,8 @@
-"""A manifest executed: numbers moved and computed, vectorised over the tiles of a group, and cycles counted.
+"""Execution of a manifest: moves and computes numbers, vectorised over the tiles of a group, and counts cycles.
 
 Products: the sum over one grain is formed in float64 and added to the accumulator, which is then rounded to its type; grains come
 in the order of the loops over k. Where a float64 does not hold a grain's sum exactly (float32 operands, or float16 ones of very
-unlike size) it is off by less than 2^-48 of the largest term, far below the rounding that follows.
+different size), it is off by less than 2^-48 of the largest term, far below the rounding that follows.
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ from roller_ipu_sim.simulator.profile import Profile
 __all__ = ["Execution", "Order", "Simulation", "execute"]
 
 POISON = 0xFF  # in every byte: NaN in each floating type
-PIECE = 1 << 17  # results that are worked on at once: 1 MiB of float64, so that they stay in a cache
+PIECE = 1 << 17  # results processed at once: 1 MiB of float64, so that they stay in a cache
 POINTS = 1 << 21  # points of a reduction evaluated at once
 
-# The order in which the vertices of a compute set and the sends of an exchange are taken; results must not depend on it.
+# The order of the vertices of a compute set and of the sends of an exchange; results must not depend on it.
 Order = Literal["forwards", "backwards"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Execution:
-    """What came of it: the outputs by name, and the profile."""
+    """The result of an execution: the outputs by name, and the profile."""
 
     outputs: dict[str, Array]
     profile: Profile
 
 
 def execute(manifest: Manifest, spec: HardwareSpec, inputs: Mapping[str, Array], order: Order = "forwards") -> Execution:
-    """Check, count and run a manifest once; see `Simulation`."""
+    """Checks, counts and runs a manifest once; see `Simulation`."""
     return Simulation(manifest, spec).run(inputs, order)
 
 
 class Simulation:
-    """A manifest on the machine of a spec: checked and counted once, run as often as wanted. `ManifestError` if it is refused."""
+    """A manifest on the machine of a spec, checked and counted once, for any number of runs. `ManifestError` if it is refused."""
 
     def __init__(self, manifest: Manifest, spec: HardwareSpec) -> None:
         chip = machine(spec)
@@ -72,13 +72,13 @@ class Simulation:
         self._manifest, self.profile = manifest, profiled(manifest, chip)
 
     def run(self, inputs: Mapping[str, Array], order: Order = "forwards") -> Execution:
-        """The outputs. `inputs`: arrays of all inputs and constants by name, of their sizes and types; `LaunchError` for others."""
+        """Returns the outputs. `inputs`: arrays of all inputs and constants by name, of their sizes and types, or `LaunchError`."""
         with np.errstate(all="ignore"):
             return Execution(_Run(self._manifest).outputs(inputs, order), self.profile)
 
 
 class _Memory:
-    """The buffers that are live: for each its bytes in all of its tiles."""
+    """The live buffers: for each its bytes in all of its tiles."""
 
     def __init__(self, buffers: tuple[Buffer, ...]) -> None:
         self.buffers = {buffer.name: buffer for buffer in buffers}
@@ -87,7 +87,7 @@ class _Memory:
         self._raw: dict[str, Array] = {}
 
     def live_at(self, step: int) -> None:
-        """Poison what becomes live, drop what no longer is."""
+        """Poisons buffers that become live, drops those that no longer are."""
         for name, buffer in self.buffers.items():
             first, last = buffer.live
             if first <= step <= last and name not in self._raw:
@@ -96,12 +96,12 @@ class _Memory:
                 self._raw.pop(name, None)
 
     def view(self, name: str, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-        """Elements of a buffer in all of its tiles as [tiles, *shape]."""
+        """Returns elements of a buffer in all of its tiles as [tiles, *shape]."""
         rows = (self._counts[name], self.buffers[name].elements)
         return view(self._raw[name], self._dtypes[name], rows, offset, shape, strides)
 
     def ranged(self, name: str) -> bool:
-        """True if a buffer's tiles follow one another."""
+        """Returns True if a buffer's tiles are consecutive."""
         tiles = self.buffers[name].tiles
         return len(tiles) == 1 and tiles[0][2] == 1
 
@@ -113,8 +113,9 @@ class _Memory:
         shape: tuple[int, ...],
         strides: tuple[int, ...],
     ) -> Array:
-        """Elements of a buffer whose tiles follow one another, from a tile and an element on: [*loops, *shape]. A loop is (count,
-        tiles, elements).
+        """Returns elements of a buffer with consecutive tiles, from a tile and an element on: [*loops, *shape].
+
+        A loop is (count, tiles, elements).
         """
         buffer, dtype = self.buffers[name], self._dtypes[name]
         row, size = buffer.elements, dtype.itemsize
@@ -124,18 +125,18 @@ class _Memory:
         return np.ndarray(extents, dtype, self._raw[name], begin * size, tuple([step * size for step in steps]))
 
     def rows(self, name: str, tiles: Ranges) -> Rows:
-        """Which of a buffer's tiles these are."""
+        """Returns the rows of these tiles in a buffer."""
         found = rows_of(self.buffers[name].tiles, tiles)
         assert not isinstance(found, int), "checked before"
         return found
 
     def dtype(self, name: str) -> str:
-        """The element type of a buffer."""
+        """Returns the element type of a buffer."""
         return self.buffers[name].dtype
 
 
 def _cut(rows: Rows, first: int, last: int) -> Rows:
-    """From the first to before the last of some rows."""
+    """Returns the rows from the first to before the last."""
     if not isinstance(rows, slice):
         return rows[first:last]
     step = rows.step or 1
@@ -143,7 +144,7 @@ def _cut(rows: Rows, first: int, last: int) -> Rows:
 
 
 def _pieces(count: int, size: int) -> Iterator[tuple[int, int]]:
-    """Tiles in pieces, so that a piece's results (`size` a tile) are few."""
+    """Yields tiles in pieces, so that a piece has few results (`size` per tile)."""
     step = max(1, PIECE // max(size, 1))
     return ((first, min(first + step, count)) for first in range(0, count, step))
 
@@ -186,14 +187,14 @@ class _Run:
         return unstored(tensor, whole)
 
     def _held(self, place: Part) -> Array:
-        """What lies where a part is placed: its elements in order, or its box where they lie in strides."""
+        """Returns the contents of a part's position: its elements in order, or its box where it has strides."""
         shape, strides = ((place.elements,), (1,)) if place.strides is None else (place.shape, place.strides)
         rows = self._memory.rows(place.buffer, ((place.tile, 1, 1),))
         found: Array = self._memory.view(place.buffer, place.offset, shape, strides)[rows][0]
         return found
 
     def _sent(self, send: Send) -> None:
-        """A family as one copy where its tiles are ranges, else send by send."""
+        """Runs a family as one copy where its tiles are ranges, else send by send."""
         memory, to = self._memory, send.to
         if not send.loops or send.others or not (memory.ranged(send.buffer) and memory.ranged(to.buffer)):
             for one in each_send(send):
@@ -278,7 +279,7 @@ class _Product:
         return held.astype(out.dtype)
 
     def _view(self, which: str, index: tuple[int, ...], loops: list[AmpLoop]) -> Array:
-        """An operand over some loops, at one index of the loops over k that are not the grain."""
+        """Returns an operand over some loops, at one index of the loops over k other than the grain."""
         place = getattr(self._vertex, which)
         offset = place.offset + sum(i * getattr(loop, which) for i, loop in zip(index, self._outer, strict=False))
         steps = tuple(getattr(loop, which) for loop in loops)
@@ -306,7 +307,7 @@ class _Mapped:
             out[cut] = values.converted(found, memory.dtype(vertex.out.buffer))
 
     def _folded(self, first: int, last: int, held: Array | None) -> Array:
-        """The fold over all points, in order, from what is held or the reducer's own start."""
+        """Returns the fold over all points, in order, from the held values or the reducer's start value."""
         reducer = self._vertex.reducer
         assert reducer is not None, "asked for only with one"
         outputs = (last - first) * math.prod(self._shape)
@@ -330,9 +331,9 @@ class _Mapped:
         return self._evaluated(self._vertex.body, first, last, index, None)
 
     def _evaluated(self, tree: Tree, first: int, last: int, index: tuple[int, ...], result: Array | None) -> Array:
-        """A tree on some tiles as [tiles, loops that are kept, those that reduce]; the first of those stand at an index.
+        """Returns a tree on some tiles as [tiles, kept loops, reduce loops]; the first of the reduce loops are fixed at an index.
 
-        With a result it is the epilogue, and there are only the loops that are kept.
+        With a result it is the epilogue, which has kept loops only.
         """
         vertex, epilogue = self._vertex, result is not None
         loops = self._shape if epilogue else vertex.loops
@@ -357,7 +358,7 @@ class _Mapped:
     def _index(
         self, loop: int, scale: int, origin: str | None, tiles: tuple[int, int], loops: tuple[int, ...], index: tuple[int, ...]
     ) -> Array:
-        """The scaled index: scale * the index of a loop + the tile's origin, as int32."""
+        """Returns the scaled index: scale * the index of a loop + the tile's origin, as int32."""
         count = tiles[1] - tiles[0]
         base = np.zeros(count, dtype=np.int64) if origin is None else np.array(self._group.origins[origin][tiles[0] : tiles[1]])
         rank = len(loops) - len(index)

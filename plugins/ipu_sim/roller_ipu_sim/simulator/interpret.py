@@ -1,8 +1,8 @@
-"""The slow interpreter of a manifest: one tile, one vertex, one element at a time, in bytes at addresses. The oracle of `execute`.
+"""Slow interpreter of a manifest, the oracle of `execute`: one tile, one vertex, one element at a time, in bytes at addresses.
 
-It shares with `execute` the manifest, the machine's constants and the formulas of `cycles`, and nothing else: addresses, layouts,
-arithmetic and the counting of words are its own. It checks nothing: what `check` refuses, it may get wrong. A grain's products are
-summed exactly (`math.fsum`), then added to the accumulator in float64 and rounded to its type.
+It shares with `execute` only the manifest, the machine's constants and the formulas of `cycles`: addresses, layouts, arithmetic and
+the count of words are its own. It checks nothing, and may give wrong results for a manifest that `check` refuses. A grain's
+products are summed exactly (`math.fsum`), then added to the accumulator in float64 and rounded to its type.
 """
 
 from __future__ import annotations
@@ -50,26 +50,27 @@ FOLDS = {"sum": "add", "prod": "mul", "max": "max", "min": "min"}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Interpretation:
-    """The outputs by name, and the simulated cycles of each phase: an exchange, or compute steps that follow one another."""
+    """The outputs by name, and the simulated cycles of each phase: an exchange, or consecutive compute steps."""
 
     outputs: dict[str, Array]
     cycles: tuple[int, ...]
 
 
 def interpret(manifest: Manifest, spec: HardwareSpec, inputs: Mapping[str, Array]) -> Interpretation:
-    """Run a manifest that `check` accepts, slowly. Arrays as for `execute`."""
+    """Runs a manifest that `check` accepts, slowly. Arrays as for `execute`."""
     chip = machine(spec)
     return Interpretation(_Tiles(manifest).run(inputs), tuple(_Counter(manifest, chip).phases()))
 
 
 def indices(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """All indices of a shape, row-major."""
+    """Returns all indices of a shape, row-major."""
     return itertools.product(*(range(extent) for extent in shape))
 
 
 class _Tiles:
-    """The memories of all tiles, each a row of bytes. They start from zeros, not from NaN like those of `execute`: what nothing has
-    written differs between the two.
+    """The memories of all tiles, each a row of bytes.
+
+    They start from zeros, not from NaN like those of `execute`: unwritten elements differ between the two.
     """
 
     def __init__(self, manifest: Manifest) -> None:
@@ -79,7 +80,7 @@ class _Tiles:
         self._memory = [bytearray(size) for _ in range(manifest.tiles)]
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """The outputs for some inputs."""
+        """Returns the outputs for some inputs."""
         for tensor in self._manifest.tensors:
             if tensor.role in ("input", "constant"):
                 self._write(tensor, inputs[tensor.name])
@@ -129,7 +130,7 @@ class _Tiles:
         return np.frombuffer(raw, dtype=np.uint8).view(numpy_dtype(tensor.dtype)).reshape(tensor.shape).copy()
 
     def _exchange(self, sends: Sequence[Send]) -> None:
-        """All sends at once: everything is read before anything is written."""
+        """Runs all sends at once: everything is read before anything is written."""
         moved = []
         for send in sends:
             source, target = self._buffers[send.buffer], self._buffers[send.to.buffer]
@@ -202,7 +203,7 @@ class _Tiles:
             self._put(tile, vertex.out.buffer, place, held[0])
 
     def _tree(self, tree: tuple[Any, ...], point: _Point) -> tuple[Value, str]:
-        """The value of a tree and its element type."""
+        """Returns the value of a tree and its element type."""
         match tree:
             case ("load", which):
                 view = point.loads[which]
@@ -238,7 +239,7 @@ def _stored_at(tensor: TensorHome, index: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _held(placement: Placement) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Tile, element of the buffer and stored coordinates of what lies at a placement's elements, one repetition after another."""
+    """Yields tile, element of the buffer and stored coordinates of a placement's elements, one repetition after another."""
     for times in indices([loop[0] for loop in placement.loops]):
         tile, offset, first, start = placement.tile, placement.offset, placement.first, placement.start
         for i, (_, by_tile, by_offset, by_start, by_first) in zip(times, placement.loops, strict=True):
@@ -253,7 +254,7 @@ def _held(placement: Placement) -> Iterator[tuple[int, int, tuple[int, ...]]]:
 
 
 def _repeated(send: Send) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
-    """The sender, its offset, that of the receivers and who they are, repetition by repetition."""
+    """Yields the sender, its offset, that of the receivers and their tiles, repetition by repetition."""
     for times in indices([loop[0] for loop in send.loops]):
         tile, offset, by, to_offset = send.tile, send.offset, 0, send.to.offset
         for i, (_, by_tile, by_offset, to_tile, by_to_offset) in zip(times, send.loops, strict=True):
@@ -262,14 +263,14 @@ def _repeated(send: Send) -> Iterator[tuple[int, int, int, tuple[int, ...]]]:
 
 
 class _Counter:
-    """Simulated cycles, tile by tile."""
+    """The count of simulated cycles, tile by tile."""
 
     def __init__(self, manifest: Manifest, chip: Machine) -> None:
         self._manifest, self._machine = manifest, chip
         self._buffers = {buffer.name: buffer for buffer in manifest.buffers}
 
     def phases(self) -> Iterator[int]:
-        """The cycles of each phase."""
+        """Yields the cycles of each phase."""
         busy: dict[int, int] | None = None  # cycles of each tile since the last exchange
         for step in self._manifest.steps:
             if step.exchange is not None:
@@ -329,7 +330,7 @@ class _Counter:
         return buffer.address + place.offset * BYTES[buffer.dtype]
 
     def _elements(self, vertex: Amp, which: str) -> range:
-        """Memory elements from an operand's first to its last byte."""
+        """Returns the memory elements from an operand's first to its last byte."""
         place: Ref = getattr(vertex, which)
         last = sum((loop.extent - 1) * getattr(loop, which) for loop in vertex.loops)
         return self._machine.elements(self._first_byte(place), (last + 1) * BYTES[self._buffers[place.buffer].dtype])

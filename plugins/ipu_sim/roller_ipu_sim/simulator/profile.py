@@ -1,4 +1,4 @@
-"""What an execution took, in simulated cycles: supersteps, kinds of work, words, memory of tiles. No silicon was measured."""
+"""Profile of an execution in simulated cycles: supersteps, kinds of work, words, memory of tiles. No silicon was measured."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ Numbers = npt.NDArray[np.int64]
 class Superstep:
     """One phase: compute steps without sync between them, or an exchange with its sync. Arrays have an entry for each tile.
 
-    `parts`: the cycles of the slowest tile by kind of work; they sum to `cycles`. A multicast's words leave
-    once.
+    `parts`: the cycles of the slowest tile by kind of work; they sum to `cycles`. A multicast's words leave once.
     """
 
     name: str
@@ -37,7 +36,7 @@ class Superstep:
     fragments: Numbers | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values; what differs by tile as ranges of equal tiles."""
+        """Returns plain values; values that differ by tile become ranges of equal tiles."""
         table: dict[str, Any] = {
             "name": self.name,
             "kind": self.kind,
@@ -56,7 +55,7 @@ class Superstep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Profile:
-    """The phases of one execution, and the memory of each tile: the most bytes live at once, without what is reserved."""
+    """The phases of one execution, and the memory of each tile: the most bytes live at once, without reserved memory."""
 
     chip: str
     clock_ghz: float
@@ -82,13 +81,13 @@ class Profile:
 
     @property
     def balance(self) -> float:
-        """Mean over tiles of the cycles in compute phases, as a part of what the slowest tiles take; 1.0 without compute."""
+        """Mean over tiles of the cycles in compute phases, relative to the slowest tiles' cycles; 1.0 without compute."""
         computing = [step for step in self.supersteps if step.kind == "compute"]
         longest = sum(step.cycles for step in computing)
         return sum(float(step.tile_cycles.mean()) for step in computing) / longest if longest else 1.0
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
+        """Returns plain values, for JSON."""
         return {
             "chip": self.chip,
             "clock_ghz": self.clock_ghz,
@@ -103,7 +102,7 @@ class Profile:
 
 
 def ranges(values: Numbers) -> list[list[int]]:
-    """Neighbouring tiles of one value as [first tile, count, value]."""
+    """Returns neighbouring tiles of one value as [first tile, count, value]."""
     if not len(values):
         return []
     starts = np.flatnonzero(np.r_[True, values[1:] != values[:-1]])

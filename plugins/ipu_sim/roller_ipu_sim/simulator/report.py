@@ -1,4 +1,4 @@
-"""A profile told to a person: as text, and as one HTML page with a timeline and the memory of tiles. All cycles are simulated."""
+"""Readable profile: as text, and as one HTML page with a timeline and the memory of tiles. All cycles are simulated."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from roller_ipu_sim.simulator.profile import Profile, Superstep
 
 __all__ = ["Report", "html", "text"]
 
-ROWS_MAX, CLASSES_MAX = 40, 24  # of tables and bars; what is more is summed up
-WIDTH, BAND = 960, 34  # of drawings, in pixels: a timeline, a band of it
+ROWS_MAX, CLASSES_MAX = 40, 24  # max rows of tables, and max bars; the rest is summed up
+WIDTH, BAND = 960, 34  # sizes of drawings in pixels: a timeline, a band of it
 COLOURS = {
     "amp": "#2f6db3", "map": "#3f9b6d", "reduce": "#7a5ba8", "fill": "#9a9a9a", "copy": "#b98a3e",
     "exchange": "#c8553d", "sync": "#e3b5a8",
@@ -67,25 +67,25 @@ $table
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A profile, as `roller.plugin.Profile` has it."""
+    """A profile with the interface of `roller.plugin.Profile`."""
 
     profile: Profile
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
+        """Returns plain values, for JSON."""
         return self.profile.to_dict()
 
     def text(self) -> str:
-        """As tables of plain text."""
+        """Returns tables of plain text."""
         return text(self.profile)
 
     def html(self) -> str:
-        """As one self-contained page: a timeline of supersteps, a bar of memory for each class of tiles."""
+        """Returns one self-contained page: a timeline of supersteps, a bar of memory for each class of tiles."""
         return html(self.profile)
 
 
 def text(profile: Profile) -> str:
-    """Supersteps, kinds of work, balance and memory as tables of plain text."""
+    """Returns supersteps, kinds of work, balance and memory as tables of plain text."""
     steps = Table(title=_title(profile))
     for place, name in enumerate(COLUMNS):
         steps.add_column(name, justify="left" if place in (1, 2) else "right", overflow="fold")
@@ -106,7 +106,7 @@ def text(profile: Profile) -> str:
 
 
 def html(profile: Profile) -> str:
-    """One self-contained page, which is also well-formed XML."""
+    """Returns one self-contained page, which is also well-formed XML."""
     rows = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in _rows(profile)]
     head = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
     keys = (f'<span class="key" style="background:{colour}"></span>{kind}' for kind, colour in COLOURS.items())
@@ -139,7 +139,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def _rows(profile: Profile) -> list[tuple[str, ...]]:
-    """A row for each superstep, the shorter ones summed up where there are many."""
+    """Returns a row for each superstep; if there are many, the shorter ones are summed up."""
     steps = list(enumerate(profile.supersteps))
     longest = sorted(steps, key=lambda item: (-item[1].cycles, item[0]))[:ROWS_MAX]
     shown = {number for number, _ in longest}
@@ -172,7 +172,7 @@ def _drawing(height: float, parts: Iterable[str]) -> str:
 
 
 def _timeline(profile: Profile) -> str:
-    """Compute above, exchange below; the grey line under compute is as long as the mean tile is busy."""
+    """Returns a drawing with compute above and exchange below; the grey line under compute shows the mean tile's busy time."""
     scale = WIDTH / max(profile.cycles, 1)
     parts, at = [], 0
     for number, step in enumerate(profile.supersteps):
@@ -192,7 +192,7 @@ def _timeline(profile: Profile) -> str:
 
 
 def _memory(profile: Profile) -> str:
-    """A bar for each class of tiles that hold equally much, the fullest first."""
+    """Returns a bar for each class of tiles with equal memory, the fullest first."""
     values, counts = np.unique(profile.memory, return_counts=True)
     classes: Sequence[tuple[int, int]] = [(int(v), int(c)) for v, c in zip(values[::-1], counts[::-1], strict=True)]
     shown, left = classes[:CLASSES_MAX], classes[CLASSES_MAX:]

@@ -1,4 +1,4 @@
-"""Numbers of the slow interpreter: one value at a time, as Python's floats and integers, in the bytes of each element type."""
+"""Arithmetic of the slow interpreter: one value at a time, as Python's floats and integers, in the bytes of each element type."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BITS: Mapping[str, int] = {"int32": 32, "int16": 16, "int8": 8, "uint8": 8}
 
 
 def from_bytes(memory: bytes | bytearray, address: int, dtype: str) -> Value:
-    """The element at an address."""
+    """Returns the element at an address."""
     if dtype == "bfloat16":  # the upper half of a float32
         return float(struct.unpack("<f", b"\0\0" + memory[address : address + 2])[0])
     found: Value = struct.unpack_from(FORMATS[dtype], memory, address)[0]
@@ -32,12 +32,12 @@ def from_bytes(memory: bytes | bytearray, address: int, dtype: str) -> Value:
 
 
 def to_bytes(value: Value, dtype: str) -> bytes:
-    """An element, from a value of its type."""
+    """Returns an element, from a value of its type."""
     return struct.pack("<f", value)[2:] if dtype == "bfloat16" else struct.pack(FORMATS[dtype], value)
 
 
 def _nearest(value: float, dtype: str) -> float:
-    """A float rounded to a type, to even of two that are equally near; bfloat16 through float32."""
+    """Returns a float rounded to a type, ties to even; bfloat16 through float32."""
     if not math.isfinite(value):
         return value
     if dtype == "bfloat16":
@@ -60,7 +60,7 @@ def _wrapped(value: int, dtype: str) -> int:
 
 
 def convert(value: Value, dtype: str) -> Value:
-    """A value as one of a type: to the nearest, to an integer towards zero (0 where no 64-bit integer holds it), to bool: not 0."""
+    """Converts a value to a type: to the nearest, to an integer towards zero (0 if no 64-bit integer holds it), to bool: not 0."""
     if dtype == "bool":
         return value != 0
     if dtype in FLOATS:
@@ -71,12 +71,12 @@ def convert(value: Value, dtype: str) -> Value:
 
 
 def exact_sum(terms: Sequence[float]) -> float:
-    """The float64 nearest to the sum of some terms."""
+    """Returns the float64 nearest to the sum of some terms."""
     return math.fsum(terms) if all(math.isfinite(term) for term in terms) else sum(terms)
 
 
 def operate(op: str, values: Sequence[Value], dtype: str) -> Value:
-    """An operation of a tree on values of one type, but for a select's condition: the result is one of `dtype`."""
+    """Applies an operation of a tree to values of one type, except for a select's condition: the result is one of `dtype`."""
     if op == "select":
         return values[1] if values[0] else values[2]
     if op in TRUTHS:
@@ -179,5 +179,5 @@ def _elementary(op: str, a: float, b: float) -> float:
         return {"tanh": math.tanh, "erf": math.erf, "sin": math.sin, "cos": math.cos}[op](a)
     except OverflowError:
         return math.inf
-    except ValueError:  # outside of what the function is defined for
+    except ValueError:  # outside the function's domain
         return math.nan

@@ -1,7 +1,7 @@
-"""Scalar trees of maps on NumPy arrays: each operation in its operands' type, as the device rounds.
+"""Evaluation of a map's scalar trees on NumPy arrays: each operation in its operands' type, with the device's rounding.
 
-float16 and bfloat16 are computed in float32 and rounded back, which for one operation gives the nearest value. Elementary
-functions are computed in float64 and rounded once (bfloat16: through float32). What no 64-bit integer holds of a float is 0.
+float16 and bfloat16 are computed in float32 and rounded back, which for one operation gives the nearest value. Elementary functions
+are computed in float64 and rounded once (bfloat16: through float32). A float that no 64-bit integer holds converts to 0.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ELEMENTARY: Mapping[str, Callable[..., Array]] = {
 
 
 def _greater(a: Array, b: Array) -> Array:
-    """The greater of two, the first of equal ones, NaN if one is NaN: the same for every way in which NumPy may loop."""
+    """Returns the max of two, the first of equal ones, NaN if one is NaN: independent of NumPy's choice of loop."""
     return np.where((a >= b) | np.isnan(a), a, b)
 
 
@@ -69,7 +69,7 @@ LOGICAL: Mapping[str, Callable[..., Array]] = {"and": np.logical_and, "or": np.l
 
 
 def evaluate(tree: Tree, leaf: Callable[[Tree], Array]) -> Array:
-    """The value of a tree at all points; `leaf` gives those of its loads, indices and of the result."""
+    """Returns the value of a tree at all points; `leaf` gives those of its loads, indices and of the result."""
     match tree:
         case ("const", value, dtype):
             return converted(np.asarray(number(value)), dtype)
@@ -82,12 +82,12 @@ def evaluate(tree: Tree, leaf: Callable[[Tree], Array]) -> Array:
 
 
 def folded(reducer: str, held: Array, value: Array) -> Array:
-    """One more value folded into what is held, in their type."""
+    """Folds one more value into the held one, in their type."""
     return _operated(FOLDS[reducer], [held, value])
 
 
 def start(reducer: str, dtype: str) -> Array | None:
-    """What a fold starts from; None: from its first value."""
+    """Returns the start value of a fold; None: it starts from its first value."""
     return {"sum": converted(np.asarray(0), dtype), "prod": converted(np.asarray(1), dtype)}.get(reducer)
 
 
@@ -108,7 +108,7 @@ def _operated(op: str, values: list[Array]) -> Array:
 
 
 def _whole(op: str, values: list[Array]) -> Array:
-    """Integers: they wrap around, and divide towards zero (by zero to 0)."""
+    """Applies an operation to integers: they wrap around, and divide towards zero (by zero to 0)."""
     if op in COMPARISON:
         return COMPARISON[op](*values)
     if op in ("floor", "ceil", "round"):
@@ -123,7 +123,7 @@ def _whole(op: str, values: list[Array]) -> Array:
 
 
 def converted(value: Array, dtype: str) -> Array:
-    """Values in another element type: to the nearest, to an integer towards zero, to bool by comparing with 0."""
+    """Converts values to another element type: to the nearest, to an integer towards zero, to bool by a comparison with 0."""
     target: np.dtype[Any] = numpy_dtype(dtype)
     if value.dtype == target:
         return value

@@ -1,1 +1,1 @@
-"""Artifacts from manifests."""
+"""Toolchain: artifacts from manifests."""

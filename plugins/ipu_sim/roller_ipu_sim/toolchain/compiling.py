@@ -1,4 +1,4 @@
-"""The manifest as an artifact: checked against the machine, compressed, with what tiles need and how long it takes."""
+"""Artifacts of manifests: checked against the machine, compressed, with memory of tiles and simulated cycles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LANGUAGE = "ipu-manifest"
 
 
 def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
-    """The artifact of a manifest; `CodegenError` with the reason where the machine could not run it."""
+    """Returns the artifact of a manifest; `CodegenError` with the reason where the machine could not run it."""
     if source.language != LANGUAGE:
         raise CodegenError(f"the ipu_sim toolchain takes {LANGUAGE}, not {source.language}")
     chip = machine(spec)
@@ -30,7 +30,7 @@ def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
 
 
 def text_of(artifact: Artifact) -> str:
-    """The manifest's JSON."""
+    """Returns the manifest's JSON."""
     if artifact.format != FORMAT:
         raise CodegenError(f"the ipu_sim device runs {FORMAT}, not {artifact.format}")
     try:

@@ -1,4 +1,4 @@
-"""Which chip kernels are for, where the caller names none."""
+"""Target chip for callers that name none."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from roller_rocm.chip import likeness
 from roller_rocm.chip.facts import Facts, facts_of
 from roller_rocm.runtime import gpu
 
-DEFAULT = "mi300x"  # where no GPU is attached
+DEFAULT = "mi300x"  # the chip where no GPU is attached
 
 
 def default_spec() -> HardwareSpec:
-    """The shipped chip most like the GPU that the calling thread uses, with a warning that says in what they differ; the MI300X
-    where no GPU is attached.
+    """Returns the shipped chip most like the GPU that the calling thread uses; without a GPU the MI300X.
+
+    A warning lists the differences.
     """
     try:
         facts = facts_of(gpu.current())
@@ -25,7 +26,7 @@ def default_spec() -> HardwareSpec:
 
 
 def chosen(facts: Facts, known: Iterable[HardwareSpec]) -> HardwareSpec:
-    """The chip most like a GPU; warns where it is not that chip."""
+    """Returns the chip most like a GPU; warns if the GPU differs from it."""
     try:
         best = likeness.nearest(facts, known)
     except DeviceUnavailableError as error:

@@ -1,4 +1,4 @@
-"""What the driver says of a GPU."""
+"""Facts of a GPU from driver queries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from roller_rocm.runtime import hip
 from roller_rocm.runtime.gpu import LOCAL_BYTES, Gpu
 
-ATTRIBUTES: Mapping[str, int] = {  # of `hipDeviceAttribute_t`, by the field of `Facts`
+ATTRIBUTES: Mapping[str, int] = {  # `hipDeviceAttribute_t` by the field of `Facts`
     "units": 63,
     "compute_units": 10015,
     "clock_khz": 5,
@@ -20,10 +20,10 @@ _NAME_BYTES = 256
 
 @dataclass(frozen=True)
 class Facts:
-    """What the driver says of a GPU; 0 where it says nothing.
+    """The driver's facts of a GPU; 0 where it reports none.
 
-    `arch`: the processor, without its features. `units`: what runs a workgroup, on gfx10 and newer two compute units.
-    `local_bytes`: local memory of a workgroup.
+    `arch`: the processor, without its features. `units`: processors that run a workgroup, on gfx10 and newer two compute units
+    each. `local_bytes`: local memory of a workgroup.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Facts:
 
 
 def facts_of(gpu: Gpu) -> Facts:
-    """A GPU's name, architecture, memory and numbers of parts."""
+    """Returns a GPU's name, architecture, memory and sizes."""
     name, memory = ctypes.create_string_buffer(_NAME_BYTES), ctypes.c_size_t(0)
     hip.call("hipDeviceGetName", name, _NAME_BYTES, gpu.ordinal)
     hip.call("hipDeviceTotalMem", ctypes.byref(memory), gpu.ordinal)

@@ -1,4 +1,4 @@
-"""Which known chip a GPU is most like: by its architecture and by what the driver counts, never by its name."""
+"""Match of a GPU to the nearest known chip: by architecture and driver attributes, never by name."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from collections.abc import Iterable, Mapping
 from roller.plugin import DeviceUnavailableError, HardwareSpec, builtin_dir, list_specs, load_spec
 from roller_rocm.chip.facts import Facts
 
-# How far a chip may be from what the driver says before a user hears of it. Of its memory a GPU reports what it leaves to users.
+# Max relative difference from the driver's values without a warning. A GPU reports only the memory that it leaves to users.
 TOLERANCE: Mapping[str, float] = {"compute units": 0.0, "local memory bytes": 0.0, "memory bytes": 0.1}
 
 
 def shipped() -> tuple[HardwareSpec, ...]:
-    """The chips that come with roller."""
+    """Returns the chips that ship with roller."""
     return tuple(load_spec(entry.path) for entry in list_specs("rocm") if builtin_dir() in entry.path.parents)
 
 
 def nearest(facts: Facts, known: Iterable[HardwareSpec]) -> HardwareSpec:
-    """The chip most like a GPU: of its architecture, as kernels for another do not run on it; then the one that differs in the
-    fewest figures, and by the least.
+    """Returns the chip most like a GPU: of its architecture, with the fewest differing figures, and these by the least.
 
-    `DeviceUnavailableError` where no chip is of its architecture.
+    Kernels for another architecture do not run on the GPU. `DeviceUnavailableError` where no chip has its architecture.
     """
     alike = [spec for spec in known if spec.options["arch"] == facts.arch]
     if not alike:
@@ -35,7 +34,7 @@ def nearest(facts: Facts, known: Iterable[HardwareSpec]) -> HardwareSpec:
 
 
 def differences(facts: Facts, spec: HardwareSpec) -> list[str]:
-    """In what a GPU is not a chip of its architecture, beyond the tolerances; nothing where it may well be one."""
+    """Returns the differences between a GPU and a chip of its architecture beyond the tolerances; empty if it may be this chip."""
     told = []
     figures = _figures(facts, spec)
     for name, tolerance in TOLERANCE.items():
@@ -46,7 +45,7 @@ def differences(facts: Facts, spec: HardwareSpec) -> list[str]:
 
 
 def _figures(facts: Facts, spec: HardwareSpec) -> dict[str, tuple[float, float]]:
-    """What the driver says and what a spec says, by name, where both say something."""
+    """Returns pairs of the driver's and the spec's values, by name, where both exist."""
     local, count = spec.level("shared"), spec.unit.count
     counted = min((facts.units, facts.compute_units), key=lambda units: abs(units - count))  # a spec may mean either
     pairs = {

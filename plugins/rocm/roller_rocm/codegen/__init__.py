@@ -1,1 +1,1 @@
-"""Source text from programs."""
+"""Code generation: source text from programs."""

@@ -1,14 +1,13 @@
-"""Elementary functions of float64, which LLVM's AMDGPU backend has no code for, as LLVM IR without tables.
+"""Elementary functions of float64 as LLVM IR without tables, as LLVM's AMDGPU back end has no code for them.
 
-Each takes its argument to a short interval and evaluates a polynomial there. Greatest errors, in units of the last place
-(`tests/rocm/test_rocm_doubles.py` measures them): exp 1, log 1, sin and cos 1, tanh 1, erf 1, pow 1.25; a result below the least
-normal number may be one more off. NaN, infinities, zeros with their signs, what overflows and what has no real value are as in C99.
+Each reduces its argument to a short interval and evaluates a polynomial there. Max errors, in units of the last place
+(`tests/rocm/test_rocm_doubles.py` measures them): exp 1, log 1, sin and cos 1, tanh 1, erf 1, pow 1.25; a result below the smallest
+normal number may be one more off. NaN, infinities, signed zeros, overflow and arguments without a real result follow C99.
 
-sin and cos reduce exactly enough for |x| < 2^30; up to 2^50 the error stays below 2^-52 in absolute terms; beyond, results
-are those at 0.
+sin and cos reduce exactly enough for |x| < 2^30. Up to 2^50 the absolute error stays below 2^-52; beyond, results are those at 0.
 
 The polynomials interpolate their functions at Chebyshev's nodes (computed with 400 bits, coefficients then rounded to float64). The
-greatest errors that this leaves are noted with them, relative to the function they are part of.
+max error of each is noted beside it, relative to the function that it is part of.
 """
 
 from __future__ import annotations
@@ -58,14 +57,17 @@ LN2 = (0.6931471805599453, 2.3190468138462996e-17)
 LN2_SHORT = (0.6931471805598903, 5.497923018708371e-14)  # the first part in 42 bits: times an exponent it is exact
 TWO_THIRDS = (0.6666666666666666, 3.700743415417188e-17)
 HALF_PI = (1.5707963267948966, 6.123233995736766e-17, -1.4973849048591698e-33)
-REDUCED = 2.0**50  # up to here a multiple of pi / 2 is found that is nearly the nearest
+REDUCED = 2.0**50  # up to here the reduction finds nearly the nearest multiple of pi / 2
 
 
 # --- exponentials -----------------------------------------------------------------------------------------------------
 
 
 def exponential(w: Writer, x: Value, more: Value | float = 0.0) -> tuple[Value, Value, Value]:
-    """e^(x + more) as 2^n (1 + r + q): n a whole number, r within half of ln 2, q small beside it. |more| is far below |x|."""
+    """Returns e^(x + more) as 2^n (1 + r + q).
+
+    n is an integer, r lies within half of ln 2, and q is small beside it. |more| must be far below |x|.
+    """
     n = w.rint(x * (1 / math.log(2)))
     near = w.fma(-n, LN2[0], x)  # exact: at most 53 bits are left
     rest = w.fma(-n, LN2[1], more)
@@ -75,13 +77,13 @@ def exponential(w: Writer, x: Value, more: Value | float = 0.0) -> tuple[Value, 
 
 
 def exp(w: Writer, x: Value) -> Value:
-    """e^x."""
+    """Returns e^x."""
     n, r, q = exponential(w, within(w, x, 1100.0))
     return _unless_nan(w, x, w.scaled((r + q) + 1.0, w.whole(n)))
 
 
 def tanh(w: Writer, x: Value) -> Value:
-    """The hyperbolic tangent, as e / (e + 2) with e = e^2|x| - 1, e and the quotient as sums of two."""
+    """Returns the hyperbolic tangent as e / (e + 2) with e = e^2|x| - 1, where e and the quotient are sums of two."""
     size = w.abs(x)
     size = w.select(size < TANH_ONE, size, TANH_ONE)
     n, r, q = exponential(w, size + size)
@@ -98,7 +100,7 @@ def tanh(w: Writer, x: Value) -> Value:
 
 
 def erf(w: Writer, x: Value) -> Value:
-    """The error function."""
+    """Returns the error function."""
     size = w.abs(x)
     near = w.fma(x, w.horner(ERF_TERMS, x * x), x)
 
@@ -112,13 +114,13 @@ def erf(w: Writer, x: Value) -> Value:
 
 
 def _lost(w: Writer, total: Value, a: float, b: Value) -> Value:
-    """What the rounding of a + b lost, for any two."""
+    """Returns the rounding error of a + b, for any two."""
     back = total - a
     return (b - back) + ((back - total) + a)
 
 
 def within(w: Writer, x: Value, bound: float) -> Value:
-    """The value cut to -bound..bound; a NaN becomes one of them."""
+    """Returns the value clamped to -bound..bound; a NaN becomes one of them."""
     return w.select(x > -bound, w.select(x < bound, x, bound), -bound)
 
 
@@ -130,7 +132,7 @@ def _unless_nan(w: Writer, x: Value, value: Value) -> Value:
 
 
 def _taken_apart(w: Writer, x: Value) -> tuple[Value, Value]:
-    """Two numbers k and f with x = 2^k (1 + f), 1 + f from sqrt(1/2) to sqrt(2)."""
+    """Returns k and f with x = 2^k (1 + f), 1 + f from sqrt(1/2) to sqrt(2)."""
     fraction, power = w.apart(x)
     low = fraction < math.sqrt(0.5)
     f = w.select(low, fraction + fraction, fraction) - 1.0
@@ -138,7 +140,7 @@ def _taken_apart(w: Writer, x: Value) -> tuple[Value, Value]:
 
 
 def logarithm(w: Writer, x: Value) -> Value:
-    """The natural logarithm of a finite x above 0: with s = f / (2 + f), ln(1 + f) = f - (f^2/2 - s (f^2/2 + R(s^2)))."""
+    """Returns the natural logarithm of a finite x above 0: with s = f / (2 + f), ln(1 + f) = f - (f^2/2 - s (f^2/2 + R(s^2)))."""
     k, f = _taken_apart(w, x)
     s = f / (f + 2.0)
     z = s * s
@@ -148,14 +150,14 @@ def logarithm(w: Writer, x: Value) -> Value:
 
 
 def log(w: Writer, x: Value) -> Value:
-    """The natural logarithm."""
+    """Returns the natural logarithm."""
     value = w.select(x.compared("oeq", math.inf), x, logarithm(w, x))
     value = w.select(x.compared("ult", 0.0), math.nan, value)
     return w.select(x.compared("oeq", 0.0), -math.inf, value)
 
 
 def _long_logarithm(w: Writer, x: Value) -> tuple[Value, Value]:
-    """The same as a sum of two, 2 s + s^3 (2/3 + s^2 (...)), with an error near 2^-65 of it."""
+    """Returns the same as a sum of two, 2 s + s^3 (2/3 + s^2 (...)), with a relative error near 2^-65."""
     k, f = _taken_apart(w, x)
     below = f + 2.0
     inverse = w.constant(x.kind, 1.0) / below
@@ -179,13 +181,13 @@ def _long_logarithm(w: Writer, x: Value) -> tuple[Value, Value]:
 
 
 def _product(w: Writer, a: Value, b: Value) -> tuple[Value, Value]:
-    """a·b and what its rounding lost."""
+    """Returns a·b and its rounding error."""
     near = w.kept(a * b)
     return near, w.fma(a, b, -near)
 
 
 def pow(w: Writer, x: Value, y: Value) -> Value:
-    """The power x to the y: e^(y ln |x|) with a sign."""
+    """Returns the power x to the y: e^(y ln |x|) with a sign."""
 
     def usual() -> Value:
         long, rest = _long_logarithm(w, w.abs(x))
@@ -198,7 +200,7 @@ def pow(w: Writer, x: Value, y: Value) -> Value:
 
 
 def power(w: Writer, x: Value, y: Value, usual: Callable[[], Value]) -> Value:
-    """The power x to the y by C99, `usual` for finite |x| above 0 and finite y."""
+    """Returns the power x to the y by C99; `usual` computes it for finite |x| above 0 and finite y."""
     size = w.abs(x)
     grows = (size > 1.0).compared("eq", y > 0.0)
     edge = w.select(grows, w.constant(x.kind, math.inf), 0.0)
@@ -217,14 +219,14 @@ def power(w: Writer, x: Value, y: Value, usual: Callable[[], Value]) -> Value:
 
 
 def quarters(w: Writer, x: Value) -> tuple[Value, Value]:
-    """The whole number nearest to x / (pi / 2), and its remainder by 4 as an i32."""
+    """Returns the integer nearest to x / (pi / 2), and its remainder by 4 as an i32."""
     n = w.rint(x * (2 / math.pi))
     part = n * 0.25
     return n, w.whole((part - w.rint(part)) * 4.0)
 
 
 def _reduced(w: Writer, x: Value, n: Value) -> tuple[Value, Value]:
-    """What n times pi / 2 leaves of x, as a sum of two."""
+    """Returns x - n pi / 2 as a sum of two."""
     first = w.fma(-n, HALF_PI[0], x)  # exact for |n| < 2^52: no bits are left below those of pi / 2
     step, lost = _product(w, n, w.constant(x.kind, HALF_PI[1]))
     near = first - step
@@ -236,18 +238,18 @@ def _reduced(w: Writer, x: Value, n: Value) -> tuple[Value, Value]:
 
 
 def circular(w: Writer, turn: Value, sine: Value, cosine: Value) -> Value:
-    """The sine of r + turn pi / 2, from r's sine and cosine."""
+    """Returns the sine of r + turn pi / 2, from r's sine and cosine."""
     value = w.select((turn & 1).compared("eq", 0), sine, cosine)
     return w.select((turn & 2).compared("eq", 0), value, -value)
 
 
 def beyond(w: Writer, x: Value, quarter: int) -> Value:
-    """What stands for sin(x + quarter pi / 2) where x is not reduced: the value at 0; NaN for what is not finite."""
+    """Returns the substitute for sin(x + quarter pi / 2) where x is not reduced: the value at 0, or NaN for a non-finite x."""
     return w.select(w.abs(x) < math.inf, w.constant(x.kind, float(quarter % 2)), math.nan)
 
 
 def _sines(w: Writer, x: Value, quarter: int) -> Value:
-    """The sine of x + quarter pi / 2."""
+    """Returns the sine of x + quarter pi / 2."""
 
     def reduced() -> Value:
         n, turn = quarters(w, x)
@@ -264,17 +266,17 @@ def _sines(w: Writer, x: Value, quarter: int) -> Value:
 
 
 def sin(w: Writer, x: Value) -> Value:
-    """The sine."""
+    """Returns the sine."""
     return w.select(x.compared("oeq", 0.0), x, _sines(w, x, 0))  # 0 with its sign
 
 
 def cos(w: Writer, x: Value) -> Value:
-    """The cosine."""
+    """Returns the cosine."""
     return _sines(w, x, 1)
 
 
 ONE, TWO = ("double",), ("double", "double")
-# By the names under which kernels call them: those of TVM's operations after `roller_`, or C's.
+# By the names that kernels call: those of TVM's operations after `roller_`, or C's.
 FUNCTIONS: Mapping[str, Body] = {
     "roller_exp_float64": (ONE, exp),
     "roller_log_float64": (ONE, log),

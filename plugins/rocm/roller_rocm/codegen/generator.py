@@ -1,6 +1,6 @@
-"""RProgram → LLVM IR: the nest as TIR, lowered by TVM's ROCm backend, with what TVM leaves out or gets wrong supplied from here.
+"""Code generator for LLVM IR: an rProgram's nest as TIR, lowered by TVM's ROCm back end, with fixes for gaps and errors of TVM.
 
-TVM compiles in the worker process: on a processor or an intrinsic that LLVM does not know it ends the process.
+TVM compiles in the worker process, as a processor or an intrinsic that is unknown to LLVM ends the process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from roller_rocm.toolchain import compiling, llvm_worker
 
 
 def generate(spec: HardwareSpec, program: RProgram) -> KernelSource:
-    """The program's kernels as one module; the launch description says in which order, with which arrays, how large."""
+    """Returns the program's kernels as one module; the launch description holds their order, arrays and sizes."""
     broken = refusal(spec, program)
     if broken is not None:
         raise CodegenError(broken[1])
@@ -24,7 +24,7 @@ def generate(spec: HardwareSpec, program: RProgram) -> KernelSource:
 
 
 def launch(program: RProgram, kernels: list[dict[str, Any]], spaces: list[dict[str, Any]]) -> dict[str, Any]:
-    """How a program's kernels are launched: their descriptions in order, the arrays between them, the program's own arrays."""
+    """Returns the launch description: the kernels in order, the arrays between them, and the program's own arrays."""
     expr = program.expr
     return {
         "kernels": kernels,

@@ -1,8 +1,8 @@
-"""RProgram → HIP C++: the same kernels as text, for those who have AMD's own toolchain. Nothing here is compiled from it.
+"""Code generator for HIP C++: the same kernels as text for AMD's own toolchain. roller compiles nothing from this text.
 
-TVM prints the program as CUDA C; what HIP has other words for is replaced, and what is left of its prologue are a few functions and
-types of our own, so that `hip/hip_runtime.h` is all that the text needs. Types of several values may alias others: kernels copy
-arrays of all kinds with them.
+TVM prints the program as CUDA C. Words that differ in HIP are replaced. A few functions and types of our own replace TVM's
+prologue, so that the text needs only `hip/hip_runtime.h`. Types of several values may alias others: kernels copy arrays of all
+kinds with them.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ WANTED = {
     r"\broller_product\b": "hip_products.h",
     r"\broller_(row|column)\b": "hip_panels.h",
     r"\broller_settled\b": "hip_settled.h",
-}  # for what a kernel names
-PRINTED_ARCH = "sm_80"  # what TVM prints for: from there on it has a word for bfloat16
+}  # files for the names in a kernel
+PRINTED_ARCH = "sm_80"  # TVM's target: from sm_80 on TVM prints a bfloat16 type
 WORDS = (
     (r"__shared__ alignas\((\d+)\)", r"alignas(\1) __shared__"),
     (r"__syncthreads\(\)", "roller_barrier()"),
     (r"__shfl_xor_sync\(\(uint\)\d+, ", "__shfl_xor("),
     (r"\(\*\((\w+) \*\)\(&\((\w+)\)\)\)", r"__builtin_bit_cast(\1, \2)"),
-    (r"\(uchar\)(\(uint\))?", "(uchar)(int)"),  # of a negative float: C leaves open what an unsigned type makes of it
+    (r"\(uchar\)(\(uint\))?", "(uchar)(int)"),  # for negative floats: their conversion to an unsigned type is undefined in C
     (r"\b(max|min)\(", r"roller_\1("),
     (r"\broller_row_(\d+)\(", r"roller_row<\1>("),
     (r"\broller_column_(\d+)x\d+\(", r"roller_column<\1>("),
@@ -60,7 +60,7 @@ WORDS = (
     (r"\bint64_t\b", "long long"),
     (r"\buint64_t\b", "unsigned long long"),
     (r"\bu(char|short|int)\b", r"unsigned \1"),
-)  # of TVM's CUDA C, and of HIP, one after another
+)  # patterns of TVM's CUDA C and their replacements in HIP, applied in order
 SCALARS = {"half": "_Float16", "char": "signed char", "uchar": "unsigned char", "ushort": "unsigned short", "uint": "unsigned int"}
 SCALARS |= {"longlong": "long long", "ulonglong": "unsigned long long"}
 LLVM_TYPES = {"half": "_Float16", "float": "float", "double": "double", "i16": "short", "i32": "int", "i64": "long"}
@@ -70,7 +70,7 @@ _SEVERAL = re.compile(r"\broller_(bfloat16|[a-z]+)([234])\b")
 
 
 def generate(spec: HardwareSpec, program: RProgram) -> KernelSource:
-    """The program's kernels as one text; the launch description is that of its code object, but for the arguments' order."""
+    """Returns the program's kernels as one text, with the launch description of its code object except for the arguments' order."""
     broken = limits.refusal(spec, program)
     if broken is not None:
         raise CodegenError(broken[1])
@@ -81,7 +81,7 @@ def generate(spec: HardwareSpec, program: RProgram) -> KernelSource:
 
 
 def text(spec: HardwareSpec, program: RProgram) -> str:
-    """The program as HIP C++."""
+    """Returns the program as HIP C++."""
     return generate(spec, program).text
 
 
@@ -89,7 +89,7 @@ def text(spec: HardwareSpec, program: RProgram) -> str:
 
 
 def _lowered(spec: HardwareSpec, program: RProgram) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
-    """The kernels' text, their description, and the arrays between them."""
+    """Returns the kernels' text, their description, and the arrays between them."""
     buffers = {t.name: argument(t.name, t.elements, t.dtype) for t in (*program.expr.inputs, program.expr.output)}
     units = {name: replace(unit, bits=False) for name, unit in matrix_cores.UNITS.items() if isinstance(unit, WaveUnit)}
     kernels, spaces = grid.lower(program, buffers, machine.machine(spec, units))
@@ -100,7 +100,7 @@ def _lowered(spec: HardwareSpec, program: RProgram) -> tuple[str, list[dict[str,
 
 
 def _printed(kernels: Sequence[GridKernel], spec: HardwareSpec) -> str:
-    """The kernels as TVM prints them for CUDA."""
+    """Returns the kernels as TVM prints them for CUDA."""
     functions = {
         k.name: tirx.PrimFunc(list(k.arguments), k.body).with_attr({"global_symbol": k.name, "tirx.noalias": True}) for k in kernels
     }
@@ -117,7 +117,7 @@ def _printed(kernels: Sequence[GridKernel], spec: HardwareSpec) -> str:
 
 
 def _bounds(kernels: Sequence[GridKernel], promised: Mapping[str, tuple[int, int]]) -> dict[str, str]:
-    """What the compiler is told of each kernel: its lanes, and how many waves of a SIMD its registers should leave room for."""
+    """Returns the attributes of each kernel: its lanes, and the waves of a SIMD that its registers should leave room for."""
     found = {}
     for kernel in kernels:
         _, waves = promised.get(kernel.name, (0, 0))
@@ -127,7 +127,7 @@ def _bounds(kernels: Sequence[GridKernel], promised: Mapping[str, tuple[int, int
 
 
 def _worded(printed: str, bounds: Mapping[str, str]) -> str:
-    """The kernels without what stands before them, in HIP's words."""
+    """Returns the kernels without their prologue, in HIP's words."""
 
     def opened(found: re.Match[str]) -> str:
         name, taken, end = found.groups()
@@ -140,8 +140,9 @@ def _worded(printed: str, bounds: Mapping[str, str]) -> str:
 
 
 def _unrolled(printed: str) -> str:
-    """What is said of loops in `unrolling`, as pragmas: how often a named one stands, and that others stay loops unless they are
-    short and the innermost.
+    """Returns the text with the loop rules of `unrolling` as pragmas.
+
+    Named loops get their unroll factor. Other loops stay loops unless they are short and innermost.
     """
     lines = printed.splitlines()
     found = []
@@ -157,11 +158,11 @@ def _unrolled(printed: str) -> str:
     return "\n".join(found) + "\n"
 
 
-# --- what stands before the kernels -----------------------------------------------------------------------------------
+# --- text before the kernels ------------------------------------------------------------------------------------------
 
 
 def _heading(spec: HardwareSpec, launch: Mapping[str, Any]) -> str:
-    """How to compile the text and launch its kernels."""
+    """Returns comments on how to compile the text and launch its kernels."""
     tensors = {t["name"]: f"{t['dtype']} {_shape(t['shape'])}" for t in launch["tensors"]}
     spaces = {s["name"]: f"workspace of {s['elements']} {s['dtype']}" for s in launch["workspaces"]}
     what = {**tensors, **spaces, launch["output"]: "the result"}
@@ -183,7 +184,7 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def _supplied(printed: str, spec: HardwareSpec, program: RProgram) -> str:
-    """What the kernels use, and no more."""
+    """Returns the definitions that the kernels use, and no more."""
     parts = ["#include <hip/hip_runtime.h>", ""]
     parts += [(HERE / name).read_text(encoding="utf-8") for word, name in WANTED.items() if re.search(word, printed)]
     parts += [f"{line}\n" for line in _several(printed)]
@@ -193,9 +194,9 @@ def _supplied(printed: str, spec: HardwareSpec, program: RProgram) -> str:
 
 
 def _several(printed: str) -> Iterator[str]:
-    """The types of several values."""
+    """Yields the types of several values."""
     for name, count in sorted(set(_SEVERAL.findall(printed))):
-        if name == "bfloat16":  # no type that the compiler knows: its values as fields
+        if name == "bfloat16":  # the compiler has no such type: its values as fields
             kind, fields = f"__attribute__((may_alias)) alignas({2 * int(count)})", ", ".join("xyzw"[: int(count)])
             yield f"struct {kind} roller_bfloat16{count} {{ roller_bfloat16 {fields}; }};"
         else:
@@ -203,7 +204,7 @@ def _several(printed: str) -> Iterator[str]:
 
 
 def product(unit: WaveUnit) -> str:
-    """One instruction on accumulators that are anywhere in a lane's registers."""
+    """Returns the function of one instruction, on accumulators anywhere in a lane's registers."""
     told = unit.instruction
     operand, scalar, numbers = _typed(told.operand), LLVM_TYPES[told.scalar], range(told.results)
     given = ", ".join(part.split()[-1].lstrip("%") for part in told.filled(told.pattern).split(", "))
@@ -222,7 +223,7 @@ def product(unit: WaveUnit) -> str:
 
 
 def _typed(llvm: str) -> str:
-    """A typedef of a type of LLVM's, with a place for its name."""
+    """Returns a typedef of one of LLVM's types, with a placeholder for its name."""
     several = re.fullmatch(r"<(\d+) x (\w+)>", llvm)
     if several is None:
         return f"typedef {LLVM_TYPES[llvm]} {{}};"
@@ -231,6 +232,6 @@ def _typed(llvm: str) -> str:
 
 
 def _builtin(intrinsic: str) -> str:
-    """What clang calls an intrinsic: instead of the types of an overloaded one its name says the size of a wave."""
+    """Returns clang's name of an intrinsic: the size of a wave replaces the types of an overloaded one."""
     plain, overloads = re.subn(r"(\.v\d+[a-z]+\d+)+$", "", intrinsic)
     return f"__builtin_{plain.removeprefix('llvm.').replace('.', '_')}{'_w32' if overloads else ''}"

@@ -1,4 +1,4 @@
-"""Which programs a chip can run, and how many of their tiles at a time."""
+"""Limits of a chip: programs that it cannot run, and the occupancy of the others."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from roller_rocm.codegen.machine import machine
 from roller_rocm.cost import register_prediction
 from roller_rocm.toolchain import occupancy
 
-SPARE = 16  # registers that LLVM needs free, or it stores some in memory
+SPARE = 16  # registers that LLVM needs free, or it spills
 
 
 def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
-    """Why the chip cannot run a program: `roller.lowering.grid` has no words for it, or a workgroup lacks lanes or local memory."""
+    """Returns why the chip cannot run a program; None if it can.
+
+    `roller.lowering.grid` refuses it, or a workgroup lacks lanes, local memory or registers.
+    """
     broken = grid.refusal(program, machine(spec))
     if broken is not None:
         return broken
@@ -34,8 +37,9 @@ def refusal(spec: HardwareSpec, program: RProgram) -> tuple[str, str] | None:
 
 
 def resident_tiles(spec: HardwareSpec, program: StageProgram) -> int:
-    """Workgroups on a compute unit at a time, by the registers and the local memory that are predicted; 0 where one lane wants more
-    registers than there are, and where there is no such kernel.
+    """Returns the workgroups per compute unit, by predicted registers and local memory.
+
+    0 where a lane needs more registers than there are, and where there is no such kernel.
     """
     known = machine(spec)
     if grid.refusal_of(program, known) is not None:
@@ -48,7 +52,7 @@ def resident_tiles(spec: HardwareSpec, program: StageProgram) -> int:
 
 
 def most_lanes(spec: HardwareSpec) -> int:
-    """Lanes of a workgroup, what the toolchain was told of them too."""
+    """Returns the max lanes of a workgroup, also by the toolchain's limit."""
     return min(spec.unit.lanes_max, int(spec.options.get("flat_workgroup_max", spec.unit.lanes_max)))
 
 

@@ -1,7 +1,7 @@
-"""TIR to LLVM IR in the worker process, by TVM's ROCm backend.
+"""TIR to LLVM IR in the worker process, by TVM's ROCm back end.
 
-TVM asks for three things that a ROCm install would bring: bitcode to link, a linker, the attached chip. The bitcode is what kernels
-call beside themselves (`helpers.ll`); the link is left to `toolchain`, which compiles the IR that comes from here.
+TVM requests three things that a ROCm install would provide: bitcode to link, a linker, the attached chip. The bitcode holds the
+functions that kernels call (`helpers.ll`). The link is left to `toolchain`, which compiles the IR from this module.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from roller_rocm.cost import register_prediction
 from roller_rocm.toolchain import module_text, occupancy
 
 HELPERS = Path(__file__).parent / "helpers.ll"
-# Passes that add barriers where they cannot see that there are enough; and that share storage, by names whose memory TVM's LLVM
-# backend takes for global memory.
+# Skipped passes. The first adds barriers, as it cannot see that there are enough. The second shrinks arrays. The third shares
+# storage, by names whose memory TVM's LLVM back end takes for global memory.
 SKIPPED = ["s_tir.ThreadSync", "s_tir.CompactBufferAllocation", "tirx.StorageRewrite"]
-# Passes that take as long as all others, for what LLVM does as well.
+# Passes that take as long as all others, for work that LLVM does as well.
 NEEDLESS = ["tirx.CommonSubexprElim", "s_tir.HoistIfThenElse", "tirx.RemoveNoOp"]
-ANY_ARCH = "gfx906"  # of the attached chip: every target names its own
+ANY_ARCH = "gfx906"  # the attached chip's; it has no effect, as every target names its own
 OURS = 99  # above TVM's own rules
 
 
 def lowered(spec: HardwareSpec, program: RProgram) -> tuple[str, list[dict[str, Any]], list[dict[str, Any]]]:
-    """The module's text, the description of its kernels, and the arrays between them."""
+    """Returns the module's text, the description of its kernels, and the arrays between them."""
     buffers = {t.name: argument(t.name, t.elements, t.dtype) for t in (*program.expr.inputs, program.expr.output)}
     kernels, spaces = grid.lower(program, buffers, machine.machine(spec))
     atoms = [stage.atom.name for stage in program.stages if stage.atom.kind == "matrix"]
@@ -62,7 +62,7 @@ def _compiled(spec: HardwareSpec, kernels: list[GridKernel], atoms: list[str]) -
 
 
 def _once(*texts: str) -> str:
-    """Texts one after another, with each declaration once."""
+    """Returns the joined texts, with each declaration once."""
     lines = "\n".join(texts).split("\n")
     seen = set[str]()
     kept = []
@@ -74,7 +74,7 @@ def _once(*texts: str) -> str:
 
 
 def target(spec: HardwareSpec) -> Any:
-    """TVM's target for the chip. Without the size of a wave TVM would take 64 for all of them."""
+    """Returns TVM's target for the chip; without the size of a wave TVM would assume 64 for all chips."""
     wanted = {
         "kind": "rocm",
         "mcpu": spec.options["arch"],
@@ -92,17 +92,16 @@ def described(
     program: RProgram,
     promised: Mapping[str, tuple[int, int]],
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The kernels and the arrays between them, as plain values; `orders`: the names of each kernel's arguments, in the order in
-    which its text has them; `promised`: what `promises` says.
+    """Returns the kernels and the arrays between them as plain values.
+
+    `orders`: the names of each kernel's arguments, in the order of its text. `promised`: the result of `promises`.
     """
     arrays = [{"name": s.name, "elements": s.elements, "dtype": s.dtype} for s in spaces]
     return [_described(kernel, orders, program, promised.get(kernel.name)) for kernel in kernels], arrays
 
 
 def promises(spec: HardwareSpec, program: RProgram, kernels: list[GridKernel]) -> dict[str, tuple[int, int]]:
-    """For each kernel that computes a stage: the registers that a lane is predicted to take, and the waves that a SIMD has room
-    for then.
-    """
+    """Returns for each kernel of a stage the predicted registers of a lane, and the waves of a SIMD that then fit."""
     return {k.name: _promised(spec, program, k) for k in kernels if k.stage is not None}
 
 
@@ -129,16 +128,16 @@ def _described(
     return found
 
 
-# --- what TVM asks for ------------------------------------------------------------------------------------------------
+# --- TVM's requests ---------------------------------------------------------------------------------------------------
 
 
 def _barrier(call: Any) -> Any:
-    """A barrier with fences: TVM's own lets values on their way into local memory pass it."""
+    """Returns a barrier with fences: stores into local memory may pass TVM's own barrier."""
     return tirx.call_extern("int32", "roller_barrier") if call.args[0].value.startswith("shared") else call
 
 
 def _exchanged(call: Any) -> Any:
-    """The value of the lane whose number differs in given bits."""
+    """Returns the value of the lane whose number differs in given bits."""
     value, distance = call.args[1], call.args[2]
     dtype = str(value.ty.dtype)
     return tirx.call_extern(dtype, f"roller_exchange_{dtype}", value, distance)
@@ -150,7 +149,7 @@ def _elementary() -> str:
 
 
 def _function(call: Any) -> Any:
-    """A call of our own function where there is one for the type, of LLVM's otherwise; float16 goes through float32."""
+    """Returns a call of our own function if there is one for the type, else of LLVM's; float16 goes through float32."""
     op, dtype = call.op.name.removeprefix("tirx."), str(call.ty.dtype)
     scalar, _, lanes = dtype.partition("x")
     if scalar == "float16":
@@ -167,14 +166,14 @@ def _function(call: Any) -> Any:
 
 
 class _Linked:
-    """What the next kernel is linked with."""
+    """The text that the next kernel is linked with."""
 
     text = ""
     descriptor = -1
 
 
 def _linked() -> list[str]:
-    """The path of a file with the text: one without a name, in this process."""
+    """Returns the path of an anonymous file with the text, in this process."""
     if _Linked.descriptor >= 0:
         os.close(_Linked.descriptor)
     _Linked.descriptor = os.memfd_create("helpers.ll")
@@ -185,7 +184,7 @@ def _linked() -> list[str]:
 
 @cache
 def _supplied() -> None:
-    """TVM's questions answered, and its rules for what it gets wrong replaced: in this process, which is ours alone."""
+    """Registers answers to TVM's requests, and replaces its faulty rules: in this process, which is ours alone."""
     tvm_ffi.register_global_func("tvm_callback_rocm_bitcode_path", _linked, override=True)
     tvm_ffi.register_global_func("tvm_callback_rocm_link", lambda _: bytearray(), override=True)
     tvm_ffi.register_global_func("tvm_callback_rocm_get_arch", lambda: ANY_ARCH, override=True)

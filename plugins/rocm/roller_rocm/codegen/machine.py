@@ -1,4 +1,4 @@
-"""What kernels for a chip may use: its atoms, functions, registers, and how far loops are unrolled."""
+"""Features of a chip for the lowering: its atoms, functions, registers, and limits of loop unrolling."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from roller_rocm.codegen import matrix_cores
 from roller_rocm.cost.parameters import UNROLLING
 
 PLACE = 2  # registers of an address
-SETTLED = ("float32", "int32", "float64", "int64")  # types with a function in `helpers.ll` that LLVM does not see through
+SETTLED = ("float32", "int32", "float64", "int64")  # types with a function in `helpers.ll` that is opaque to LLVM
 
 
 def atoms(spec: HardwareSpec, _: TensorExpr) -> Sequence[ComputeAtom]:
-    """What kernels are made for."""
+    """Returns the atoms that the code generator supports."""
     return tuple(atom for atom in spec.atoms if matrix_cores.supported(atom))
 
 
 def machine(spec: HardwareSpec, units: Mapping[str, MatrixUnit] = matrix_cores.UNITS) -> Machine:
-    """What kernels for the chip may use."""
+    """Returns the features that kernels for the chip may use."""
     return Machine(
         group=spec.unit.lane_group,
         units=units,

@@ -1,8 +1,8 @@
 """Matrix units of CDNA (MFMA, waves of 64) and of RDNA 3 (WMMA, waves of 32).
 
-The layouts are those of AMD's instruction set manuals. Of an operand each lane holds one row (of the second one a column), and of
-that some neighbours along the reduction. With MFMA the lanes beyond the first 16 (or 32) hold what lies further along it; with WMMA
-they hold the same again. Results lie in a lane's column, in runs of rows.
+The layouts are those of AMD's instruction set manuals. Each lane holds one row of the first operand (one column of the second one),
+and some neighbours along the reduction. With MFMA the lanes beyond the first 16 (or 32) hold values further along the reduction;
+with WMMA they hold the same values again. Results lie in a lane's column, in runs of rows.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ WORD_BYTES = 4
 
 @dataclass(frozen=True)
 class Instruction:
-    """One matrix instruction as LLVM knows it. `operand`, `scalar`: LLVM's types of an operand and of one result; `results`: how
-    many a lane has; `pattern`: the call, of operands %a and %b and results %c; `declared`: its arguments' types.
+    """One matrix instruction by LLVM's names.
+
+    `operand`, `scalar`: LLVM's types of an operand and of one result; `results`: the number of a lane's results; `pattern`: the
+    call, of operands %a and %b and results %c; `declared`: the types of its arguments.
     """
 
     intrinsic: str
@@ -39,20 +41,22 @@ class Instruction:
         return f"<{self.results} x {self.scalar}>"
 
     def filled(self, pattern: str) -> str:
-        """A pattern with this instruction's types."""
+        """Returns a pattern with this instruction's types."""
         return pattern.format(operand=self.operand, result=self.result)
 
 
-SIGNED = "i1 true, {operand} %a, i1 true, {operand} %b, {result} %c, i1 false"  # both operands, and no saturation
+SIGNED = "i1 true, {operand} %a, i1 true, {operand} %b, {result} %c, i1 false"  # both operands are signed; no saturation
 SIGNED_TYPES = "i1 immarg, {operand}, i1 immarg, {operand}, {result}, i1 immarg"
 
 
 @dataclass(frozen=True)
 class WaveUnit:
-    """One instruction of a wave. `side`: rows and columns; `depth`: values along the reduction that a lane holds of an operand,
-    each of `element_bytes`; `places`: rows of a lane's results; `stride`: how far the rows of the next lanes that have the same
-    column lie; `apart`: how many lanes hold different rows and depths, others hold them again; `bits`: addresses say of bfloat16
-    that words of 16 bits lie there.
+    """One instruction of a wave.
+
+    `side`: rows and columns; `depth`: values along the reduction that a lane holds of an operand, each of `element_bytes`;
+    `places`: rows of a lane's results; `stride`: distance to the rows of the next lanes with the same column; `apart`: number of
+    lanes with different rows and depths, the others hold the same again; `bits`: addresses of bfloat16 have the type of 16-bit
+    words.
     """
 
     instruction: Instruction
@@ -67,7 +71,7 @@ class WaveUnit:
 
     @property
     def results(self) -> Mapping[str, tuple[int, ...]]:
-        """For m and n the rows and columns of a lane's results, from its first one."""
+        """For m and n the rows and columns of a lane's results, relative to its first one."""
         return {"m": self.places, "n": (0,)}
 
     @property
@@ -77,13 +81,13 @@ class WaveUnit:
         return {"m": words, "n": words}
 
     def first(self, role: str, lane: Expr) -> Expr:
-        """The row or column of a lane's first result."""
+        """Returns the row or column of a lane's first result."""
         if role == "n":
             return tirx.floormod(lane, index(self.side))
         return tirx.floordiv(lane, index(self.side)) * index(self.stride)
 
     def fetch(self, role: str, lane: Expr, operand: Operand, held: Buffer) -> list[Stmt]:
-        """A lane's row at its depths, for each atom: in pieces of what lies side by side in the panel."""
+        """Returns the reads of a lane's row at its depths, for each atom, in pieces that are contiguous in the panel."""
         side = tirx.floormod(lane, index(self.side))
         deep = tirx.floordiv(tirx.floormod(lane, index(self.apart)), index(self.side)) * index(self.depth)
         mine = operand.base + plus(times(side, operand.side_step), times(deep, operand.depth_step))
@@ -109,19 +113,19 @@ class WaveUnit:
 
     @property
     def function(self) -> str:
-        """What kernels call."""
+        """The name of the function that kernels call."""
         return f"roller_{self.instruction.intrinsic.replace('.', '_')}"
 
 
 def _place(panel: Buffer, at: Expr, bits: bool) -> Expr:
-    """The address of an element of a panel; for LLVM, TVM takes bfloat16 for float32 where an address says what lies there."""
+    """Returns the address of an element of a panel; TVM treats bfloat16 as float32 for LLVM where an address has that type."""
     if str(panel.dtype) != "bfloat16" or not bits:
         return pointer(panel, at)
     return tirx.op.tvm_access_ptr(tirx.op.type_annotation("uint16"), panel.data, index(at), index(1), 1)
 
 
 def _mfma(kind: str, operand: str, depth: int, size: int, scalar: str = "float") -> tuple[WaveUnit, WaveUnit]:
-    """The instructions of 16 and of 32 rows with the same operands; `kind`: names of both, without what they share."""
+    """Returns the instructions of 16 and of 32 rows with the same operands; `kind`: names of both, without the common part."""
     small, large = kind.split()
     name = "llvm.amdgcn.mfma." + ("i32." if scalar == "i32" else "f32.")
     runs = tuple(range(4))
@@ -164,7 +168,7 @@ UNITS: Mapping[str, MatrixUnit] = {
 
 
 def supported(atom: ComputeAtom) -> bool:
-    """True for atoms that kernels are made for."""
+    """True for atoms that the code generator supports."""
     return atom.kind != "matrix" or atom.name in UNITS
 
 
@@ -172,14 +176,14 @@ def supported(atom: ComputeAtom) -> bool:
 
 
 def helpers(names: Sequence[str]) -> str:
-    """The functions of some atoms' units."""
+    """Returns the functions of some atoms' units."""
     units: list[Any] = [UNITS[name] for name in dict.fromkeys(names)]
     texts = dict.fromkeys(text for unit in units for text in (*_rows(unit), _column(unit)))
     return "\n".join([*texts, *(_product(unit) for unit in units)])
 
 
 def _rows(unit: WaveUnit) -> list[str]:
-    """Neighbours in a panel, into registers: all of a lane's, or whole words of them."""
+    """Returns reads of neighbours in a panel into registers: all of a lane's, or whole words of them."""
     size = unit.depth * unit.element_bytes
     return [_row(size >> n) for n in range(size.bit_length()) if size >> n >= WORD_BYTES]
 
@@ -195,7 +199,7 @@ define linkonce_odr hidden i32 @roller_row_{size}(ptr addrspace(5) %held, ptr ad
 
 
 def _column(unit: WaveUnit) -> str:
-    """Values of a panel that lie a step apart, into registers."""
+    """Returns a read of a panel's values, a step apart, into registers."""
     size, count = unit.element_bytes, unit.depth
     kind = f"i{8 * size}"
     lines = [f"  %at0 = getelementptr {kind}, ptr addrspace(3) %panel, i32 0"]
@@ -216,7 +220,7 @@ define linkonce_odr hidden i32 @roller_column_{count}x{size}(ptr addrspace(5) %h
 
 
 def _product(unit: WaveUnit) -> str:
-    """One instruction on accumulators that are anywhere in a lane's registers."""
+    """Returns the function of one instruction, on accumulators anywhere in a lane's registers."""
     told = unit.instruction
     places = "".join(f"ptr addrspace(5) %p{n}, " for n in range(told.results))
     lines = [

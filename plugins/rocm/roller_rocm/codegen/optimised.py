@@ -1,9 +1,9 @@
-"""Lowered TIR to LLVM IR as LLVM optimises it, and not to machine code.
+"""Lowered TIR to LLVM's optimised IR, without machine code.
 
-TVM's ROCm backend makes machine code of a module twice (an object, a listing), before anyone could say what a kernel promises.
-Neither is wanted then, and they take most of its time. LLVM's own option ends code generation where it would begin; TVM sets such
-options for targets of the kind `llvm` only, and for as long as it builds for one. So the module is built within the building of
-another one, which has nothing in it, at the point where TVM asks for its code generator.
+TVM's ROCm back end generates a module's machine code twice (an object, a listing), before a kernel's attributes can be set. Neither
+is needed then, and they take most of its time. An option of LLVM's own ends code generation at its start. TVM sets such options
+only for targets of the kind `llvm`, and only while it builds for one. So the module is built inside the build of another, empty
+module, at the point where TVM requests its code generator.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BUILD, GENERATOR = "target.build.llvm", "tvm.codegen.llvm.target_"
 
 
 def ir(module: Any, target: Any, triple: str) -> str:
-    """The optimised IR of a module of TIR; `triple`: of the machine that the target stands for."""
+    """Returns the optimised IR of a module of TIR; `triple`: of the machine that the target stands for."""
     pipeline, _, finish = tvm.tirx.get_default_tir_pipeline(target)
     bound = tvm.tirx.transform.BindTarget(target)(module)
     kernels = tvm.tirx.transform.Filter(_on_device)(pipeline(bound))
@@ -36,7 +36,7 @@ def _on_device(function: Any) -> bool:
 
 
 def without_machine_code(triple: str, build: Callable[[], T]) -> T:
-    """What is built while LLVM ends before it generates code."""
+    """Returns the result of a build during which LLVM stops before code generation."""
     made: list[T] = []
     own = tvm_ffi.get_global_func(f"{GENERATOR}cpu")
 

@@ -1,11 +1,10 @@
-"""Elementary functions of float32 where LLVM's AMDGPU backend gives too little, as LLVM IR.
+"""Elementary functions of float32 as LLVM IR, where those of LLVM's AMDGPU back end are too inaccurate.
 
 Its sin and cos multiply by 1 / (2 pi) in float32 and leave the rest to an instruction of limited range: the error grows with the
 argument. Its pow is 2^(y log2 |x|) in float32: off by as many units as the exponent has bits before the point, and not a number for
 negative bases. Here arguments are reduced, and powers computed, in float64.
 
-Greatest errors, in units of the last place: pow 0.51, sin and cos 1.6 for |x| < 2^50; beyond,
-results are those at 0.
+Max errors, in units of the last place: pow 0.51, sin and cos 1.6 for |x| < 2^50; beyond, results are those at 0.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ COS_TERMS = (2.454791683703661e-05, -0.001388830249197781, 0.0416666641831398)
 
 
 def _sines(w: Writer, x: Value, quarter: int) -> Value:
-    """The sine of x + quarter pi / 2."""
+    """Returns the sine of x + quarter pi / 2."""
 
     def reduced() -> Value:
         wide = w.cast("fpext", x, "double")
@@ -36,17 +35,17 @@ def _sines(w: Writer, x: Value, quarter: int) -> Value:
 
 
 def sin(w: Writer, x: Value) -> Value:
-    """The sine."""
+    """Returns the sine."""
     return w.select(x.compared("oeq", 0.0), x, _sines(w, x, 0))
 
 
 def cos(w: Writer, x: Value) -> Value:
-    """The cosine."""
+    """Returns the cosine."""
     return _sines(w, x, 1)
 
 
 def pow(w: Writer, x: Value, y: Value) -> Value:
-    """The power x to the y."""
+    """Returns the power x to the y."""
     wide, by = w.cast("fpext", x, "double"), w.cast("fpext", y, "double")
 
     def usual() -> Value:

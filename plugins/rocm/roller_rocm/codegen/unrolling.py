@@ -1,7 +1,7 @@
-"""How often steps of loops stand one after another, decided here: LLVM would unroll loops of known length until registers spill.
+"""Loop unrolling, decided here: LLVM would unroll loops of known length until registers spill.
 
-A loop's length goes through a function whose result LLVM does not see through (`roller_trips` in `helpers.ll`). What is worth
-repeating says so in the loop's name (`roller.lowering.simt.stage_kernel`).
+A loop's length passes through a function that is opaque to LLVM (`roller_trips` in `helpers.ll`). A loop's name holds its unroll
+factor if it has one (`roller.lowering.simt.stage_kernel`).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from tvm.tirx import ForKind
 
 from roller.lowering.tir.builder import Expr, Stmt, bind, index, sequence, variable
 
-SHORT = 8  # steps of a loop without a name that LLVM may put one after another: copies, which are then under way together
+SHORT = 8  # max steps of an unnamed loop that LLVM may unroll: copies, which are then in flight together
 REPEATED = re.compile(r"unroll(\d+)_")
 
 
 def unrolled(body: Stmt) -> Stmt:
-    """The statement with its loops repeated as they say, and no further."""
+    """Returns the statement with its loops unrolled by the factors in their names, and no further."""
     match body:
         case tirx.SeqStmt():
             return tirx.SeqStmt([unrolled(part) for part in body.seq])
@@ -35,7 +35,7 @@ def unrolled(body: Stmt) -> Stmt:
 
 
 def _loop(loop: Any, body: Stmt) -> Stmt:
-    """A loop around what its body became."""
+    """Returns a loop around its transformed body."""
     known = loop.kind == ForKind.SERIAL and isinstance(loop.extent, tirx.IntImm)
     found = REPEATED.match(loop.loop_var.name)
     if not known or not int(loop.extent) or (found is None and int(loop.extent) <= SHORT and not _loops(body)):
@@ -53,7 +53,7 @@ def _loop(loop: Any, body: Stmt) -> Stmt:
 
 
 def _loops(body: Stmt) -> bool:
-    """True if there is a loop in a statement."""
+    """True if a statement contains a loop."""
     match body:
         case tirx.SeqStmt():
             return any(_loops(part) for part in body.seq)
@@ -66,7 +66,7 @@ def _loops(body: Stmt) -> bool:
 
 
 def _steps(loop: Any, start: Expr, times: int, body: Stmt) -> Stmt:
-    """So many steps of a loop, one after another, from one of its positions on."""
+    """Returns unrolled steps of a loop, `times` of them from `start` on."""
     step = variable(f"{loop.loop_var.name}_step")
     return tirx.For(step, index(0), index(times), ForKind.UNROLLED, bind(loop.loop_var, start + step, body))
 

@@ -1,4 +1,4 @@
-"""Functions of LLVM IR, written as Python expressions: each operation adds a line and gives the value that the line names."""
+"""LLVM IR functions written as Python expressions: each operation adds a line and returns the value that the line names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Number = float | int
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A value of a function: an LLVM type and how the text names it. Numbers beside one are of its type."""
+    """A value of a function: an LLVM type, and its name in the text. Numbers beside one are of its type."""
 
     writer: Writer
     kind: str
@@ -58,7 +58,7 @@ class Value:
         return self.compared("oge", other)
 
     def compared(self, how: str, other: Value | Number) -> Value:
-        """A truth value: floats by LLVM's ordered or unordered predicates, integers by its signed ones."""
+        """Returns a boolean: floats compare by LLVM's ordered or unordered predicates, integers by its signed ones."""
         word = "fcmp" if self.kind in ("double", "float") else "icmp"
         return self.writer.line("i1", f"{word} {how} {self.kind} {self.text}, {self._like(other)}")
 
@@ -70,7 +70,7 @@ class Value:
 
 
 def spelled(kind: str, number: Number) -> str:
-    """A constant as LLVM reads it: of floats the bits of the double that is equal, so that none are lost."""
+    """Returns a constant in LLVM's syntax: for floats the bits of the equal double, so that none are lost."""
     if kind not in ("double", "float"):
         return str(int(number))
     if kind == "float":
@@ -87,8 +87,10 @@ class Writer:
     block: str = "entry"
 
     def only(self, condition: Value, compute: Callable[[], Value], otherwise: Value) -> Value:
-        """A value computed where a condition holds, past a branch. What stands many times in a kernel needs branches: within
-        one block LLVM mixes all copies, and takes registers and time for all of them at once.
+        """Returns a value computed behind a branch, where a condition holds.
+
+        Code that occurs many times in a kernel needs branches: within one block LLVM mixes all copies, and takes registers and time
+        for all of them at once.
         """
         before, number = self.block, len(self.lines)
         self.lines += [f"  br i1 {condition.text}, label %where{number}, label %after{number}", f"where{number}:"]
@@ -99,68 +101,68 @@ class Writer:
         return self.line(value.kind, f"phi {value.kind} [ {otherwise.text}, %{before} ], [ {value.text}, %{last} ]")
 
     def line(self, kind: str, text: str) -> Value:
-        """A line that gives a value."""
+        """Adds a line and returns its value."""
         name = f"%v{len(self.lines)}"
         self.lines.append(f"  {name} = {text}")
         return Value(self, kind, name)
 
     def call(self, name: str, kind: str, *arguments: Value) -> Value:
-        """The result of an intrinsic, `llvm.` before its name."""
+        """Returns the result of an intrinsic, named without `llvm.`."""
         self.declared[f"declare {kind} @llvm.{name}({', '.join(a.kind for a in arguments)})"] = None
         return self.line(kind, f"call {kind} @llvm.{name}({', '.join(f'{a.kind} {a.text}' for a in arguments)})")
 
     def constant(self, kind: str, number: Number) -> Value:
-        """A constant as a value."""
+        """Returns a constant as a value."""
         return Value(self, kind, spelled(kind, number))
 
     def cast(self, operation: str, value: Value, kind: str) -> Value:
-        """A conversion: `bitcast`, `trunc`, `fpext` and their like."""
+        """Returns a conversion: `bitcast`, `trunc`, `fpext` and similar."""
         return self.line(kind, f"{operation} {value.kind} {value.text} to {kind}")
 
     def select(self, condition: Value, yes: Value | Number, no: Value | Number) -> Value:
-        """One of two values, at least one of which is no number of Python's."""
+        """Returns one of two values, at least one of which is a `Value`."""
         kind = yes.kind if isinstance(yes, Value) else no.kind if isinstance(no, Value) else "double"
         sides = [side.text if isinstance(side, Value) else spelled(kind, side) for side in (yes, no)]
         return self.line(kind, f"select i1 {condition.text}, {kind} {sides[0]}, {kind} {sides[1]}")
 
     def fma(self, a: Value, b: Value | Number, c: Value | Number) -> Value:
-        """a·b + c, rounded once."""
+        """Returns a·b + c, rounded once."""
         sides = [side if isinstance(side, Value) else self.constant(a.kind, side) for side in (b, c)]
         return self.call(f"fma.{TAGS[a.kind]}", a.kind, a, *sides)
 
     def rint(self, x: Value) -> Value:
-        """The nearest whole number, of two the even one."""
+        """Returns the nearest integer, ties to even."""
         return self.call(f"rint.{TAGS[x.kind]}", x.kind, x)
 
     def abs(self, x: Value) -> Value:
-        """The value without its sign."""
+        """Returns the value without its sign."""
         return self.call(f"fabs.{TAGS[x.kind]}", x.kind, x)
 
     def signed(self, x: Value, sign: Value) -> Value:
-        """A value with the sign of another one."""
+        """Returns a value with the sign of another one."""
         return self.call(f"copysign.{TAGS[x.kind]}", x.kind, x, sign)
 
     def whole(self, x: Value) -> Value:
-        """A float cut to i32; unspecified beyond its range and for a NaN."""
+        """Returns a float truncated to i32; unspecified beyond its range and for a NaN."""
         return self.cast("fptosi", x, "i32")
 
     def scaled(self, x: Value, power: Value) -> Value:
-        """x·2^power, `power` of i32; rounded once where the result is subnormal."""
+        """Returns x·2^power, `power` of i32; rounded once where the result is subnormal."""
         return self.call(f"ldexp.{TAGS[x.kind]}.i32", x.kind, x, power)
 
     def apart(self, x: Value) -> tuple[Value, Value]:
-        """A fraction from 0.5 up to 1 and its power of two, of subnormals too; unspecified for what is not finite."""
+        """Returns a fraction from 0.5 up to 1 and its power of two, of subnormals too; unspecified for non-finite values."""
         both = self.call(f"frexp.{TAGS[x.kind]}.i32", f"{{ {x.kind}, i32 }}", x)
         return self.line(x.kind, f"extractvalue {both.kind} {both.text}, 0"), self.line(
             "i32", f"extractvalue {both.kind} {both.text}, 1"
         )
 
     def kept(self, x: Value) -> Value:
-        """The value as it was rounded: the compiler, which fuses multiplications with additions, does not look through."""
+        """Returns the rounded value behind a fence, so that the compiler does not fuse its multiplication with an addition."""
         return self.call(f"arithmetic.fence.{TAGS[x.kind]}", x.kind, x)
 
     def horner(self, terms: Sequence[float], x: Value) -> Value:
-        """A polynomial, from its highest term to its constant one."""
+        """Returns a polynomial, from its highest term to its constant one."""
         result = self.constant(x.kind, terms[0])
         for term in terms[1:]:
             result = self.fma(result, x, term)
@@ -168,7 +170,7 @@ class Writer:
 
 
 def function(name: str, kinds: Sequence[str], body: Callable[..., Value]) -> tuple[str, dict[str, None]]:
-    """The text of a pure function that is inlined wherever it is called, and the declarations that it needs."""
+    """Returns the text of a pure, always inlined function, and the declarations that it needs."""
     writer = Writer()
     arguments = [Value(writer, kind, f"%x{n}") for n, kind in enumerate(kinds)]
     result = body(writer, *arguments)
@@ -178,7 +180,7 @@ def function(name: str, kinds: Sequence[str], body: Callable[..., Value]) -> tup
 
 
 def module(functions: Mapping[str, tuple[Sequence[str], Callable[..., Value]]]) -> str:
-    """The text of some functions by name, each with the types of its arguments and its body."""
+    """Returns the text of some functions by name, each with the types of its arguments and its body."""
     written = [function(name, kinds, body) for name, (kinds, body) in functions.items()]
     declared = dict.fromkeys(line for _, needed in written for line in needed)
     return "\n".join([*(text for text, _ in written), *declared, ""])

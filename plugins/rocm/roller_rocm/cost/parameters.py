@@ -1,4 +1,4 @@
-"""Cost parameters of AMD GPUs: what the model needs beyond the spec."""
+"""Cost parameters of AMD GPUs that are not part of the spec."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from roller.plugin import (
     Unrolling,
 )
 
-UNROLLING = Unrolling(256)  # multiply-adds of a lane one after another: LLVM reads ahead for all of them at once
+UNROLLING = Unrolling(256)  # max unrolled multiply-adds of a lane: LLVM prefetches for all of them at once
 
 
 def cost_parameters(spec: HardwareSpec) -> CostParameters:
-    """What the model needs beyond the spec."""
+    """Returns the model's parameters beyond the spec."""
     resident_tiles = Deferred("roller_rocm.codegen.limits", "resident_tiles", spec)
     return CostParameters(unrolling=UNROLLING, resident_tiles=resident_tiles, row_groups=True)

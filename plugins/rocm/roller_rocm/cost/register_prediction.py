@@ -1,8 +1,9 @@
-"""Registers of a lane, predicted before LLVM says.
+"""Registers of a lane, predicted before LLVM reports them.
 
-Beside its accumulators a lane needs registers for all values of its operands that it reads for a step, as LLVM reads them together;
-for what it carries from step to step, each with the place in the array, and for numbers and counters. Where lanes share a reduction
-inside a wave, what they exchange is there beside what they have. LLVM is told how many waves that leaves room for, and keeps to it.
+Beside its accumulators a lane needs registers for all operand values of a step, as LLVM reads them together. It needs registers for
+each value that it carries from step to step, with its address in the array, and for numbers and counters. Where lanes share a
+reduction inside a wave, the values that they exchange take registers beside their own. LLVM is given the number of waves for which
+this leaves room, and keeps to it.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from roller.plugin import ELEMENT_BYTES, HardwareSpec, StageProgram
 from roller_rocm.toolchain import occupancy
 from roller_rocm.toolchain.occupancy import REGISTER_BYTES
 
-FEW = 8  # registers of a lane that has nothing but values of arrays, and their places
-LEAST = 36  # values of arrays that are worth their registers, even where fewer would leave room for more waves
+FEW = 8  # registers of a lane beside values of arrays and their addresses
+LEAST = 36  # min registers for values of arrays, even where fewer would leave room for more waves
 
 
 def wanted_registers(spec: HardwareSpec, program: StageProgram, machine: Machine) -> int:
-    """Registers that a lane would take if it might have any number."""
+    """Returns the registers that a lane would take without a limit."""
     nest, reserved = program.nest, spec.unit.lane_reserved_bytes // REGISTER_BYTES
     block = matrix_atoms.block_of(program, machine)
     if nest.before:
         return reserved + _words(tile_bytes(program, spec))
-    if nest.stage.reducer is None:  # LLVM reads as far ahead as costs no waves
+    if nest.stage.reducer is None:  # LLVM prefetches as far as costs no waves
         return min(FEW + _moving(program, block), max(LEAST, occupancy.registers_for(spec, occupancy.most_waves(spec))))
     held = block.outputs * _words(nest.accumulator_bytes)
     exchanged = held if block.each == 1 and any(block.lanes[d] > 1 for d in nest.reduce) else 0
@@ -37,7 +38,7 @@ def wanted_registers(spec: HardwareSpec, program: StageProgram, machine: Machine
 
 
 def _moving(program: StageProgram, block: Block) -> int:
-    """Registers for the inputs of all results of a lane."""
+    """Returns the registers for the inputs of all results of a lane."""
     share, sizes = block.share, 0
     for access in program.nest.inputs:
         sizes += math.prod([share[d] for d, t in enumerate(access.touches) if t]) * ELEMENT_BYTES[access.tensor.dtype]
@@ -45,13 +46,13 @@ def _moving(program: StageProgram, block: Block) -> int:
 
 
 def _operands(program: StageProgram, block: Block) -> int:
-    """Registers for the operands of one step."""
+    """Returns the registers for the operands of one step."""
     nest, found = program.nest, 0
     for factor in range(len(nest.factors)):
         touched = [d for d, t in enumerate(nest.factor_touches(factor)) if t]
         if isinstance(block, matrix_atoms.GroupBlock):
             atoms = [program.inner[d] // (block.extent(block.roles[d]) if d in block.roles else 1) for d in touched]
-            words = cast("MatrixUnit", block.unit).registers["m"]  # as many for either operand of every unit here
+            words = cast("MatrixUnit", block.unit).registers["m"]  # the same for both operands of every unit here
             found += math.prod([n for d, n in zip(touched, atoms, strict=True) if d in nest.spatial]) * words
         else:
             sizes = [ELEMENT_BYTES[a.tensor.dtype] for a in nest.inputs if a.factor == factor]
@@ -61,5 +62,5 @@ def _operands(program: StageProgram, block: Block) -> int:
 
 
 def _words(size: int) -> int:
-    """Registers that so many bytes take."""
+    """Returns the registers that `size` bytes take."""
     return -(-size // REGISTER_BYTES)

@@ -1,1 +1,1 @@
-"""Kernels that run on the CPU instead, with the order of events and what they access checked."""
+"""Emulator: kernels run on the CPU, which checks the order of events and memory accesses."""

@@ -1,8 +1,8 @@
-"""What a kernel did on the emulator: instructions, cycles of local memory, lines of global memory, in its hottest loop and outside.
+"""Counts of an emulated kernel: instructions, cycles of local memory, lines of global memory, in its hottest loop and outside.
 
-Local memory serves 128 bytes a cycle from 32 banks of 4 bytes. The lanes that go together: 32 for accesses of at most 4 bytes,
-16 for 8, 8 for more; for wide reads the lanes that Composable Kernel names (0 to 3 with 20 to 23 and so on). No hardware was asked.
-An access takes as many cycles as the busiest bank has different words; the ideal is one for each group of lanes.
+Local memory serves 128 bytes a cycle from 32 banks of 4 bytes. Lanes are served in groups: 32 for accesses of at most 4 bytes, 16
+for 8, 8 for more; for wide reads the lanes that Composable Kernel names (0 to 3 with 20 to 23 and so on). None of this was checked
+on hardware. An access takes as many cycles as the busiest bank has different words; the ideal is one for each group of lanes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Cycles:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Global memory, added over the accesses of waves: bytes that lanes asked for, lines of 64 bytes, lines of the chip's size."""
+    """Global memory traffic, added over the accesses of waves: bytes of the lanes, lines of 64 bytes, lines of the chip's size."""
 
     bytes: int
     lines_64: int
@@ -38,7 +38,7 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a part of a kernel moved."""
+    """The memory traffic of a part of a kernel."""
 
     lds_reads: Cycles
     lds_writes: Cycles
@@ -48,9 +48,9 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """A kernel's run: how often waves ran instructions, by class and by name; traffic in the hottest innermost loop, and outside.
+    """The counts of a kernel's run: instructions of waves by class and by name; traffic in the hottest innermost loop, and outside.
 
-    `loop_lines`: the loop's first and last line in the listing; None where there is no loop, whose traffic is then zero.
+    `loop_lines`: the loop's first and last line in the listing; None without a loop, whose traffic is then zero.
     """
 
     classes: Mapping[str, int]
@@ -61,7 +61,7 @@ class Counts:
 
 
 def counted(kernel: AsmKernel, counters: npt.NDArray[np.int64]) -> Counts:
-    """The counters of each instruction, put together."""
+    """Returns the counts from the counters of each instruction."""
     names: dict[str, int] = {}
     classes: dict[str, int] = {}
     for instruction, runs in zip(kernel.instructions, counters[:, 0].tolist(), strict=True):
@@ -78,7 +78,7 @@ def counted(kernel: AsmKernel, counters: npt.NDArray[np.int64]) -> Counts:
 
 
 def class_of(name: str) -> str:
-    """The class of an instruction."""
+    """Returns the class of an instruction."""
     means = mnemonics.meaning(name)
     writes = means.extra & mnemonics.WRITES
     if means.name == "scratch":
@@ -99,7 +99,7 @@ def class_of(name: str) -> str:
 
 
 def hot_loop(kernel: AsmKernel, runs: npt.NDArray[np.int64]) -> tuple[int, int] | None:
-    """The first and the last instruction of the innermost loop that ran the most instructions."""
+    """Returns the first and the last instruction of the innermost loop that ran the most instructions."""
     loops = []
     for at, instruction in enumerate(kernel.instructions):
         target = kernel.labels.get(instruction.operands)

@@ -1,4 +1,4 @@
-"""Assembly to a table of instructions as the emulator's C++ reads them (`emulated_machine.h`)."""
+"""Decoder of assembly into a table of instructions for the emulator's C++ (`emulated_machine.h`)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from roller_rocm.toolchain.mnemonics import Meaning
 ABSENT, VECTOR, SCALAR, INTEGER, REAL, NOTHING = range(6)
 NEG, ABS, HIGH, HIGH_OF_HIGH, NEG_OF_HIGH, SIGNED = 1, 2, 4, 8, 16, 32
 SPECIAL, KEEPS_HIGH, PAIRED, CLAMP = 1, 2, 4, 8
-WHOLE = 6  # the select of a whole word
-ACCUMULATION = 256  # where accumulation registers begin
-OPERANDS = 8  # an instruction has at most so many
+WHOLE = 6  # select value of a whole word
+ACCUMULATION = 256  # number of the first accumulation register
+OPERANDS = 8  # max operands of an instruction
 RECORD = struct.Struct("=25i4x" + OPERANDS * "6iqd")
 
 _NAMED = {"vcc": (106, 2), "vcc_lo": (106, 1), "vcc_hi": (107, 1), "exec": (126, 2), "exec_lo": (126, 1), "exec_hi": (127, 1)}
@@ -37,7 +37,7 @@ _LANES = (  # as `emulated_machine.h` numbers them, from 1
     *("quad_perm", "row_shl", "row_shr", "row_ror", "wave_shl", "wave_rol", "wave_shr", "wave_ror", "row_mirror"),
     *("row_half_mirror", "row_bcast15", "row_bcast31", "row_share", "row_xmask", "dpp8"),
 )
-_SILENT = (  # instructions whose operands say nothing to the emulator
+_SILENT = (  # instructions whose operands the emulator ignores
     *("s_nop", "s_clause", "s_delay_alu", "s_setprio", "s_sleep", "s_waitcnt_depctr", "s_sendmsg", "s_code_end"),
     *("s_inst_prefetch", "s_set_inst_prefetch_distance"),
 )
@@ -45,12 +45,12 @@ _KNOWN = {
     *("offset", "offset0", "offset1", "op_sel", "op_sel_hi", "neg_lo", "neg_hi", "dst_sel", "dst_unused", "src0_sel", "src1_sel"),
     *("row_mask", "bank_mask", "bound_ctrl", "fi", "mul", "div", "row_bcast", *_LANES),
 }
-# How an operand is spelled whose value is changed on the way in.
+# Spellings of operand modifiers.
 _CHANGED = (("sext(", ")", SIGNED), ("-", "", NEG), ("neg(", ")", NEG), ("|", "|", ABS), ("abs(", ")", ABS))
 
 
 class Operand(NamedTuple):
-    """A register or a constant, and what is done to it."""
+    """A register or a constant, with its modifiers."""
 
     kind: int
     register: int = 0
@@ -62,7 +62,7 @@ class Operand(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """A kernel's instructions in the emulator's form; registers that they name, at most."""
+    """A kernel's instructions in the emulator's form, with the max numbers of registers that they name."""
 
     table: bytes
     instructions: tuple[AsmInstruction, ...]
@@ -71,8 +71,10 @@ class Decoded(NamedTuple):
 
 
 def decoded(kernel: AsmKernel, opcodes: Callable[[str], int], keeps_high: bool) -> Decoded:
-    """The table of a kernel. `opcodes`: number of an instruction, negative where the emulator has none; `keeps_high`: 16-bit
-    results leave the upper half of their register as it is (gfx10 and later).
+    """Returns the table of a kernel.
+
+    `opcodes`: number of an instruction, negative where the emulator has none. `keeps_high`: 16-bit results leave the upper half of
+    their register unchanged (gfx10 and later).
     """
     records, most = [], [1, 0]
     for instruction in kernel.instructions:
@@ -96,7 +98,7 @@ def _record(
     given = _parsed("" if jumps or name in _SILENT or means.name == "s_waitcnt" else instruction.operands)
     modifiers, operands = given.modifiers, list(given.operands)
     target = labels[instruction.operands] if jumps else -1
-    saturating = opcodes(f"{name}_clamp") if "clamp" in given.flags else -1  # of whole numbers; others clamp their result
+    saturating = opcodes(f"{name}_clamp") if "clamp" in given.flags else -1  # for integers; others clamp their result
     opcode = opcodes(means.name) if saturating < 0 else saturating
     if opcode < 0:
         raise ValueError("the emulator does not know this instruction")
@@ -164,7 +166,7 @@ def _wrapped(value: int) -> int:
 
 
 def _modified(name: str, operands: list[Operand], modifiers: Mapping[str, str]) -> list[Operand]:
-    """The operands with what modifiers of the instruction say of them."""
+    """Returns the operands with the modifiers of the instruction."""
     pairs = name.startswith(("v_pk_", "v_dot", "v_wmma"))
     if name.startswith(("s_movk", "s_cmovk", "s_addk", "s_mulk")) or (name.startswith("s_cmpk") and name.endswith("i32")):
         last = operands[-1]
@@ -177,7 +179,7 @@ def _modified(name: str, operands: list[Operand], modifiers: Mapping[str, str]) 
     ):
         chosen = [int(n) for n in modifiers[key].strip("[]").split(",")] if key in modifiers else [default] * (len(operands) - 1)
         for place, bit in enumerate(chosen):
-            at = place + 1 if place + 1 < len(operands) else 0  # one more than sources: the result
+            at = place + 1 if place + 1 < len(operands) else 0  # one more than there are sources: the result
             if bit and at < len(operands):
                 operands[at] = operands[at]._replace(mods=operands[at].mods | meant)
     for key, at in (("src0_sel", 1), ("src1_sel", 2)):
@@ -202,8 +204,10 @@ def _output_scale(modifiers: Mapping[str, str]) -> str:
 
 
 def _lane_controls(given: _Given) -> Sequence[int]:
-    """Data-parallel primitives: which, its argument, the rows and banks that write, whether lanes read zero from nowhere and what
-    lanes hold that are off.
+    """Returns the data-parallel primitive (DPP) of an instruction.
+
+    Which one, its argument, the rows and banks that write, whether lanes without a source read zero, and whether inactive lanes are
+    read.
     """
     modifiers = given.modifiers
     which = next((key for key in (*given.flags, *modifiers) if key in _LANES), "row_bcast" + modifiers.get("row_bcast", ""))
@@ -220,7 +224,7 @@ def _lane_controls(given: _Given) -> Sequence[int]:
 
 
 def _waits(instruction: AsmInstruction, name: str, means: Meaning) -> tuple[int, int, int]:
-    """How many accesses may stay under way, of vector memory, of local and scalar memory, of stores; -1: any number."""
+    """Returns how many accesses may stay in flight: of vector memory, of local and scalar memory, of stores; -1: any number."""
     if means.name != "s_waitcnt":
         return -1, -1, -1
     left = {key: int(value) for key, value in _COUNTER.findall(instruction.operands)}

@@ -1,7 +1,6 @@
-"""Kernels on the CPU: the assembly that LLVM wrote, run instruction by instruction, one workgroup at a time.
+"""Emulator of kernels on the CPU: runs LLVM's assembly instruction by instruction, one workgroup at a time.
 
-It says whether numbers are right and whether waits suffice where there is no GPU; it is no measure of time. What it covers and what
-it leaves out: `docs/rocm.md`.
+It checks results and waits on machines without a GPU; its run times mean nothing. `docs/rocm.md` lists its coverage and its gaps.
 """
 
 from __future__ import annotations
@@ -39,14 +38,16 @@ from roller_rocm.toolchain.assembly import AsmKernel
 Array = npt.NDArray[Any]
 HERE = Path(__file__).parent
 FLAGS = "-std=c++20 -O1 -ftree-vectorize -march=native -ffp-contract=off -fno-math-errno -fno-strict-aliasing -w -shared -fPIC"
-POISON = 0xFF  # of workspaces before the first kernel: a NaN in every floating type
-MOST_STEPS = 1 << 25  # instructions of all waves of a kernel: ten seconds or so
-WORDS = 1000  # of a fault
+POISON = 0xFF  # content of workspaces before the first kernel: a NaN in every floating type
+MOST_STEPS = 1 << 25  # max instructions of all waves of a kernel: ten seconds or so
+WORDS = 1000  # max characters of a fault's message
 
 
 class Order(NamedTuple):
-    """An order of events. `backwards`: workgroups and their waves take their turns from the last to the first; `eager`: loads and
-    stores happen when they are started, else when somebody waits for them. What nobody wrote holds other bits in each direction.
+    """An order of events.
+
+    `backwards`: workgroups and their waves take turns from the last to the first. `eager`: loads and stores happen when they start,
+    else when a wave waits for them. Unwritten memory holds other bits in each direction.
     """
 
     backwards: bool
@@ -67,7 +68,7 @@ class _Launch(ctypes.Structure):
 
 
 class Emulator:
-    """A program's kernels, one after another, every workgroup in turn; in several orders of events, which must not matter."""
+    """A program's kernels, run in sequence and workgroup by workgroup, in several orders of events, which must not matter."""
 
     def __init__(self, artifact: Artifact, orders: Sequence[Order] = ORDERS) -> None:
         self._artifact, self._orders = launching.checked(artifact), orders
@@ -90,12 +91,13 @@ class Emulator:
         return int(str(self._launch["arch"]).removeprefix("gfx")[:-2], 16 if len(str(self._launch["arch"])) < 7 else 10)
 
     def counts(self) -> Mapping[str, Counts]:
-        """What each kernel did in the first order of the last run, by its name."""
+        """Returns the counts of each kernel, by its name, in the first order of the last run."""
         return dict(self._counts)
 
     def run(self, inputs: tuple[Array, ...], out: Array) -> None:
-        """Compute `out`; arrays as `roller.runtime.artifact.Runner` says. `LaunchError` on a fault, and where orders of events
-        give different results.
+        """Computes `out`; `roller.runtime.artifact.Runner` describes the arrays.
+
+        `LaunchError` on a fault, and where orders of events give different results.
         """
         first, *others = self._orders
         self._run(inputs, out, first, counting_too=True)
@@ -122,9 +124,9 @@ class Emulator:
                 self._counts[kernel["name"]] = counting.counted(self._kernels[kernel["name"]][0], counters)
 
     def _start(self, kernel: Mapping[str, Any], given: Sequence[tuple[Array, bool]], order: Order, counters: Array | None) -> None:
-        """Run one kernel."""
+        """Runs one kernel."""
         described, code = self._kernels[kernel["name"]]
-        # The first array holds the arguments: addresses as the emulator numbers them.
+        # The first array holds the arguments: addresses in the emulator's numbering.
         places = np.array([(number + 2) << 40 for number in range(len(given))], np.uint64)
         regions = [(places, False), *given]
         data = (ctypes.c_void_p * len(regions))(*(address(array) for array, _ in regions))
@@ -165,18 +167,18 @@ class Emulator:
         )
 
     def close(self) -> None:
-        """Nothing is held: a loaded library stays loaded."""
+        """Frees nothing: a loaded library stays loaded."""
 
 
 @cache
 def _opcode(name: str) -> int:
-    """The number of an instruction, negative where the emulator has none."""
+    """Returns the number of an instruction, negative where the emulator has none."""
     return int(_library().opcode_of(name.encode()))
 
 
 @cache
 def _library() -> ctypes.CDLL:
-    """The emulator compiled and loaded, once for a process; what was compiled is kept for the next one."""
+    """Compiles and loads the emulator, once for a process; the compiled file is cached for the next one."""
     command = [*host_compiler("the emulator needs"), *FLAGS.split()]
     kept = cache_dir() / "rocm-emulator" / f"{_digest(command)}.so"
     if not kept.is_file():
@@ -200,7 +202,7 @@ def _compile(command: Sequence[str], kept: Path) -> None:
 
 
 def _digest(command: Sequence[str]) -> str:
-    """What the library depends on: its text, the command, and the processor that it is compiled for, as this one says."""
+    """Returns a digest of the library's inputs: its text, the command, and the processor that this machine reports."""
     said = Path("/proc/cpuinfo")
     processor = [line for line in said.read_text().splitlines() if line.startswith("flags")][:1] if said.is_file() else []
     texts = [path.read_text(encoding="utf-8") for path in sorted(HERE.glob("em*.h"))]

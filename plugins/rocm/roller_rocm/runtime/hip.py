@@ -1,8 +1,8 @@
-"""HIP's runtime through ctypes: what it refuses becomes a typed error that says what to do.
+"""Calls of HIP's runtime through ctypes; a failure becomes a typed error with advice.
 
-A process may hold one copy of the runtime only, as handles and addresses of one mean nothing to another: a copy that is there
-already, such as the one that torch brings, is used. A process forked from one that uses the runtime must not: there every call is
-refused before the runtime sees it. No AMD hardware was used to write this: prototypes and numbers are those of HIP's headers.
+A process may hold only one copy of the runtime, as handles and addresses of one copy are invalid in another. A copy that is already
+loaded, such as torch's, is used. A process forked from one that uses the runtime must not use it: every call there is refused
+before it reaches the runtime. No AMD hardware was used to write this: prototypes and numbers are those of HIP's headers.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from roller.plugin import DeviceUnavailableError, ForkGuard, KernelError, Launch
 from roller.plugin import StatusError as Refusal
 from roller_rocm.toolchain import install
 
-LIBRARY = "ROLLER_ROCM_LIBRARY"  # names the library, by its path
+LIBRARY = "ROLLER_ROCM_LIBRARY"  # the path of the library
 NAMES = ("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so")
-OLDEST = 50_200_000  # as `hipRuntimeGetVersion` counts: the oldest whose headers what stands here was compared with
-DEFAULT_STREAM = 0  # the stream that everything waits for
+OLDEST = 50_200_000  # in the format of `hipRuntimeGetVersion`: the oldest version whose headers this module was compared with
+DEFAULT_STREAM = 0  # the default stream, which everything waits for
 SUCCESS = "hipSuccess"
 OUT_OF_MEMORY = "hipErrorOutOfMemory"
 NOT_READY = "hipErrorNotReady"
@@ -39,13 +39,13 @@ _ADVICE: Mapping[str, tuple[type[KernelError], str]] = {
     **{f"hipError{name}": (LaunchError, _BROKEN) for name in _OF_CONTEXTS},
     OUT_OF_MEMORY: (LaunchError, "the GPU's memory is full; free arrays (torch: torch.cuda.empty_cache()) or take smaller ones"),
     "hipErrorNoDevice": (DeviceUnavailableError, _NO_GPU),
-    "hipErrorInvalidDevice": (DeviceUnavailableError, _NO_GPU),  # so says hipInit where there is none
+    "hipErrorInvalidDevice": (DeviceUnavailableError, _NO_GPU),  # the status of hipInit where there is none
     "hipErrorNotInitialized": (DeviceUnavailableError, "the driver is not ready in this process"),
     "hipErrorInsufficientDriver": (DeviceUnavailableError, "the kernel module amdgpu is too old for this ROCm: update it"),
     "hipErrorECCNotCorrectable": (DeviceUnavailableError, "the GPU's memory has a fault; reset the GPU"),
 }
 _KINDS: Mapping[str, Any] = {"p": ctypes.c_void_p, "z": ctypes.c_size_t, "i": ctypes.c_int, "u": ctypes.c_uint}
-_PROTOTYPES: Mapping[str, str] = {  # a letter an argument: pointers and handles, sizes, whole numbers with and without a sign
+_PROTOTYPES: Mapping[str, str] = {  # a letter for each argument: pointers and handles, sizes, signed and unsigned integers
     "hipInit": "u",
     "hipRuntimeGetVersion": "p",
     "hipGetLastError": "",
@@ -84,7 +84,7 @@ FORKS = ForkGuard("ROCm")
 
 
 class StatusError(Refusal):
-    """What the runtime answered."""
+    """The runtime's status of a failed call."""
 
     advice = _ADVICE
     otherwise = "HIP refused"
@@ -92,17 +92,18 @@ class StatusError(Refusal):
 
 
 def tried(function: str, *arguments: Any) -> None:
-    """Call a function of the runtime; `StatusError` where it fails, `DeviceUnavailableError` where there is no such function."""
+    """Calls a function of the runtime; `StatusError` where it fails, `DeviceUnavailableError` where there is no such function."""
     FORKS.check()
     status = _function(function)(*arguments)
     if status:
-        _function("hipGetLastError")()  # else whoever asks for the last error next takes ours for its own
+        _function("hipGetLastError")()  # clears the error, which later calls for the last error would return
         raise StatusError(function, _named(status))
 
 
 def call(function: str, *arguments: Any, what: str = "") -> None:
-    """As `tried`; what fails is a `LaunchError`, or a `DeviceUnavailableError` where another call would not help, that names `what`
-    was to be done.
+    """Calls as `tried` does, with errors that name `what` was to be done.
+
+    A failure is a `LaunchError`, or a `DeviceUnavailableError` where another call would not help.
     """
     try:
         tried(function, *arguments)
@@ -111,26 +112,26 @@ def call(function: str, *arguments: Any, what: str = "") -> None:
 
 
 def number(function: str, *arguments: Any) -> int:
-    """The whole number that a function gives by its first argument."""
+    """Returns the integer that a function writes to its first argument."""
     found = ctypes.c_int(0)
     call(function, ctypes.byref(found), *arguments)
     return found.value
 
 
 def handle(function: str, *arguments: Any, what: str = "") -> int:
-    """The address or handle that a function gives by its first argument."""
+    """Returns the address or handle that a function writes to its first argument."""
     found = ctypes.c_void_p(0)
     call(function, ctypes.byref(found), *arguments, what=what)
     return found.value or 0
 
 
 def has(function: str) -> bool:
-    """True where the runtime has such a function."""
+    """True if the runtime has such a function."""
     return hasattr(_library(), function)
 
 
 def start() -> int:
-    """How many GPUs there are, at least one; `DeviceUnavailableError` without ROCm's runtime, a driver, or a GPU."""
+    """Returns the number of GPUs, at least one; `DeviceUnavailableError` without ROCm's runtime, a driver, or a GPU."""
     FORKS.check()
     version, count = ctypes.c_int(0), ctypes.c_int(0)
     try:
@@ -152,7 +153,7 @@ def start() -> int:
 
 
 def mapped() -> tuple[str, ...]:
-    """The copies of the runtime that are in this process."""
+    """Returns the copies of the runtime in this process."""
     try:
         text = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -162,7 +163,7 @@ def mapped() -> tuple[str, ...]:
 
 @cache
 def alone(_: str) -> None:
-    """`LaunchError` where a library, of that name, has brought a copy of the runtime beside the one in use."""
+    """Raises `LaunchError` if a library of that name has loaded a copy of the runtime beside the one in use."""
     copies = mapped()
     if len(copies) > 1:
         raise LaunchError(
@@ -205,7 +206,7 @@ def _function(name: str) -> Any:
 
 
 def _named(status: int) -> str:
-    """What the runtime calls a status."""
+    """Returns the runtime's name of a status."""
     try:
         ask = _library().hipGetErrorName
     except AttributeError:

@@ -1,4 +1,4 @@
-"""Kernels of a code object on one GPU, and what keeps it from launching them."""
+"""Kernels of a code object on one GPU, and the limits of their launches."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from roller_rocm.runtime import hip
 from roller_rocm.runtime.gpu import LOCAL_BYTES, MAX_GRID, MAX_LANES, Gpu
 from roller_rocm.runtime.hip import StatusError
 
-LANES_END = 1 << 32  # of a launch; so many are too many
+LANES_END = 1 << 32  # exclusive limit of the lanes of a launch
 _LANES_OF_KERNEL, _LOCAL_OF_KERNEL = 0, 1  # hipFunction_attribute
 
 
 class Kernel:
-    """One kernel with everything that its launches have in common."""
+    """One kernel, with the state that all its launches share."""
 
     def __init__(self, module: int, described: Mapping[str, Any], gpu: Gpu) -> None:
         self._name = str(described["name"])
@@ -30,7 +30,7 @@ class Kernel:
         self._pointers = (ctypes.c_void_p * room)(*range(start, start + 8 * room, 8))
 
     def launch(self, places: Mapping[str, int], stream: int) -> None:
-        """Enqueue it; one thread at a time, as the addresses are written where the last launch had its own."""
+        """Enqueues the kernel; one thread at a time, as the addresses overwrite those of the last launch."""
         for index, name in enumerate(self._names):
             self._slots[index] = places[name]
         sizes = (self._blocks, 1, 1, self._threads, 1, 1, 0)  # local memory is declared in the kernel, none is added
@@ -41,7 +41,7 @@ class Kernel:
 
 
 def fits(arch: str, gpu: Gpu) -> None:
-    """`DeviceUnavailableError` where the GPU cannot run a code object for this architecture: it runs on no other."""
+    """Raises `DeviceUnavailableError` where the GPU cannot run a code object for this architecture: it runs on no other."""
     if gpu.arch != arch:
         raise DeviceUnavailableError(
             f"the kernel was compiled for {arch}, {gpu} is {gpu.arch}; compile it for the attached chip (device='rocm')"
@@ -49,7 +49,7 @@ def fits(arch: str, gpu: Gpu) -> None:
 
 
 def _check_limits(described: Mapping[str, Any], function: int, gpu: Gpu) -> None:
-    """`LaunchError` for a launch that this GPU cannot do."""
+    """Raises `LaunchError` for a launch that this GPU cannot do."""
     blocks, threads = int(described["blocks"]), int(described["threads"])
     declared = max(int(described["shared_bytes"]), hip.number("hipFuncGetAttribute", _LOCAL_OF_KERNEL, function))
     compiled_for = hip.number("hipFuncGetAttribute", _LANES_OF_KERNEL, function)

@@ -1,7 +1,7 @@
-"""A GPU's memory, handed out in the order of streams and kept for the next call.
+"""A stream-ordered pool of a GPU's memory, which is kept for the next call.
 
-HIP has an allocator like this (hipMallocAsync). It is not used: from ROCm 5.4 to 7.2 it is reported to give no memory, to crash, or
-to give memory that others still use, on processors where hipMalloc works.
+HIP has an allocator like this (hipMallocAsync). It is not used: from ROCm 5.4 to 7.2 there are reports that it returns no memory,
+crashes, or returns memory that is still in use, on processors where hipMalloc works.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from roller_rocm.runtime import hip
 from roller_rocm.runtime.hip import StatusError
 
 SMALLEST = 256  # bytes; every size is a multiple of it
-_STEPS = 8  # sizes of blocks between a power of two and the next: less than an eighth of a block goes unused
+_STEPS = 8  # sizes of blocks between a power of two and the next: less than an eighth of a block is unused
 _NO_TIMES = 2  # flag of an event
 
 
 class Pool:
-    """Blocks of the GPU that is the thread's. `lasting`: streams that are never given back, so that a handle means one of them."""
+    """Memory blocks of the GPU that is the thread's.
+
+    `lasting`: streams that are never destroyed, so that a handle always means the same one.
+    """
 
     def __init__(self, lasting: frozenset[int]) -> None:
         self._lasting = lasting
@@ -29,16 +32,16 @@ class Pool:
 
     @property
     def kept(self) -> int:
-        """How many blocks nobody has."""
+        """The number of free blocks."""
         return sum(map(len, self._kept.values()))
 
     def take(self, size: int, stream: int) -> int:
-        """The address of memory (bytes), for work that is enqueued on the stream from now on; `StatusError` where there is none."""
+        """Returns the address of memory (bytes) for work enqueued on the stream from now on; `StatusError` where there is none."""
         size = _rounded(size)
         with self._lock:
             kept = self._kept[stream, size]
             address, mark = kept.pop() if kept else self._left_over(size)
-        if mark:  # of a stream that had this handle; whether it still is the same one nobody knows
+        if mark:  # of a stream with this handle, which may have been destroyed and reused since
             hip.call("hipStreamWaitEvent", stream, mark, 0)
             hip.call("hipEventDestroy", mark)
         if address:
@@ -51,14 +54,14 @@ class Pool:
         return found.value
 
     def _left_over(self, size: int) -> tuple[int, int]:
-        """A block of another stream that is done with it; none (0) where that would have to be waited for."""
+        """Returns a free block of another stream whose work is done; none (0) if that would require a wait."""
         for (_, other), blocks in self._kept.items():
             if other == size and blocks and blocks[0][1] and reached(blocks[0][1]):
                 return blocks.pop(0)
         return 0, 0
 
     def give(self, address: int, stream: int) -> None:
-        """Back, once the work that is on the stream now is done."""
+        """Gives memory back, once the current work on the stream is done."""
         mark = 0
         if stream not in self._lasting:
             mark = marked(stream)
@@ -66,7 +69,7 @@ class Pool:
             self._kept[stream, self._sizes[address]].append((address, mark))
 
     def trim(self) -> None:
-        """Give the system what nobody has, once the GPU is done with it."""
+        """Releases free blocks to the system, once the GPU is done with them."""
         with self._lock:
             kept, self._kept = self._kept, defaultdict(list)
         hip.call("hipDeviceSynchronize")
@@ -79,14 +82,14 @@ class Pool:
 
 
 def marked(stream: int) -> int:
-    """An event behind what is on the stream now."""
+    """Returns an event behind the current work on the stream."""
     event = hip.handle("hipEventCreateWithFlags", _NO_TIMES)
     hip.call("hipEventRecord", event, stream)
     return event
 
 
 def reached(event: int) -> bool:
-    """True where all work before it is done."""
+    """True if all work before it is done."""
     try:
         hip.tried("hipEventQuery", event)
     except StatusError as error:
@@ -97,6 +100,6 @@ def reached(event: int) -> bool:
 
 
 def _rounded(size: int) -> int:
-    """The next of a few sizes, so that blocks fit again."""
+    """Returns the next of a few sizes, so that blocks can be reused."""
     step = max(SMALLEST, (1 << max(size - 1, 1).bit_length() - 1) // _STEPS)
     return max(-(-size // step), 1) * step

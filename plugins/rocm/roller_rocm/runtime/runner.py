@@ -1,6 +1,6 @@
-"""Artifacts on AMD GPUs: arrays in a GPU's memory are used where they lie; NumPy's travel there, and the result back.
+"""Runner of artifacts on AMD GPUs: arrays in GPU memory are used in place; NumPy's are copied there, and the result back.
 
-Nothing here knows which chip it is but for the architecture of the code object. No AMD hardware was used to make it.
+Nothing here depends on the chip except the architecture of the code object. No AMD hardware was used to make it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from roller_rocm.toolchain import launching
 
 
 def problems() -> tuple[str, ...]:
-    """What this machine lacks to run kernels."""
+    """Returns one sentence for each thing that this machine lacks to run kernels."""
     try:
         gpu.count()
     except DeviceUnavailableError as error:
@@ -25,7 +25,7 @@ def problems() -> tuple[str, ...]:
 
 
 class RocmRunner(GpuRunner):
-    """A loaded kernel, on every GPU that it is called for. Threads may call it at the same time.
+    """A kernel, loaded on every GPU that it is called for. Threads may call it at the same time.
 
     `stream=` of a call: HIP's handle, or a stream of torch or CuPy.
     """
@@ -34,9 +34,9 @@ class RocmRunner(GpuRunner):
         super().__init__(launching.checked(artifact), gpu, foreign.ARRAYS)
 
     def check(self, gpu: Gpu) -> None:
-        """The code object must be one for the GPU."""
+        """Raises an error if the code object does not fit the GPU."""
         loaded.fits(str(self._artifact.launch["arch"]), gpu)
 
     def prepare(self, module: int, described: Mapping[str, Any], gpu: Gpu) -> Kernel:
-        """A kernel of the code object."""
+        """Returns a kernel of the code object."""
         return Kernel(module, described, gpu)

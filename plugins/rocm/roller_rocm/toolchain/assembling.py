@@ -14,10 +14,10 @@ from roller_rocm.toolchain import assembly
 
 
 def assembled(text: str, *roomier: str) -> tuple[bytes, str]:
-    """The relocatable object of a module's text, and its assembly with the metadata of its kernels; where kernels keep registers in
-    memory, those of the first of the `roomier` texts whose kernels do not, else of the last one.
+    """Returns the relocatable object of a module's text, and its assembly with the metadata of its kernels.
 
-    LLVM makes machine code for either of the two: at the same time, as it does so outside the interpreter.
+    Where kernels spill, they are those of the first of the `roomier` texts whose kernels do not, else of the last one. LLVM
+    generates machine code for each of the two, in parallel, as it does so outside the interpreter.
     """
     with ThreadPoolExecutor(1) as beside:
         code = beside.submit(_object, text)
@@ -39,7 +39,7 @@ def _object(text: str) -> bytes:
 
 
 def _loaded(text: str) -> Any:
-    """TVM's module of LLVM IR."""
+    """Returns TVM's module of LLVM IR."""
     descriptor = os.memfd_create("kernel.ll")
     try:
         with os.fdopen(os.dup(descriptor), "wb") as file:

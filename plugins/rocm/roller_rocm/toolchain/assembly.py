@@ -1,4 +1,4 @@
-"""AMDGPU assembly as LLVM writes it: instructions, labels, and what each kernel is launched with and takes."""
+"""Parser of LLVM's AMDGPU assembly: instructions, labels, and the launch parameters and resources of each kernel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DIRECTIVE = re.compile(r"^\s*\.amdhsa_(\w+) (-?\w+)$", re.MULTILINE)
 class AsmInstruction(NamedTuple):
     """An instruction: its line in the listing (from 1), its name, its operands as text.
 
-    `paired`: it begins together with the next one, which stands on the same line.
+    `paired`: it issues together with the next one, which is on the same line.
     """
 
     line: int
@@ -34,8 +34,8 @@ class AsmInstruction(NamedTuple):
 class AsmKernel:
     """One kernel.
 
-    `facts`: what the metadata says of it, as numbers, by LLVM's names without the dot. `directives`: what it is launched with, by
-    the names of the `.amdhsa_` directives. `labels`: places among the instructions.
+    `facts`: the numbers in its metadata, by LLVM's names without the dot. `directives`: its launch parameters, by the names of the
+    `.amdhsa_` directives. `labels`: positions among the instructions.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Listing:
 
 
 def parsed(text: str) -> Listing:
-    """The kernels of a module by name."""
+    """Returns the kernels of a module by name."""
     found = {}
     directives = {name: _numbers(body) for name, body in _DIRECTIVES.findall(text)}
     bodies = _bodies(text, set(directives))
@@ -72,7 +72,7 @@ def _numbers(directives: str) -> dict[str, int]:
 
 
 def _bodies(text: str, names: set[str]) -> dict[str, tuple[list[AsmInstruction], dict[str, int]]]:
-    """The instructions and labels of each of the kernels."""
+    """Returns the instructions and labels of each of the kernels."""
     found: dict[str, tuple[list[AsmInstruction], dict[str, int]]] = {}
     instructions: list[AsmInstruction] | None = None
     for number, raw in enumerate(text.splitlines(), 1):

@@ -1,6 +1,6 @@
-"""LLVM IR → code object, with no GPU and no ROCm install: TVM's LLVM for the machine code, a linker from PyPI or of this machine.
+"""LLVM IR to code object without a GPU or a ROCm install: by TVM's LLVM, and a linker from PyPI or of this machine.
 
-What every kernel really takes (registers, local memory, spills) is read off the metadata that LLVM writes beside it.
+The actual resources of every kernel (registers, local memory, spills) come from the metadata that LLVM writes beside it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ARCH = re.compile(r"gfx[0-9a-f]{3,4}")
 
 
 def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
-    """The code object of a source for the chip's architecture; `CodegenError` with LLVM's words where it refuses it."""
+    """Returns the code object of a source for the chip's architecture; `CodegenError` with LLVM's message where it fails."""
     if source.language != LANGUAGE:
         raise CodegenError(f"the rocm toolchain takes {LANGUAGE}, not {source.language}")
     arch = architecture(spec)
@@ -49,7 +49,7 @@ def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
 
 
 def architecture(spec: HardwareSpec) -> str:
-    """The chip's architecture; `CodegenError` where LLVM has no such one: compiling for it would end the process."""
+    """Returns the chip's architecture; `CodegenError` if it is unknown to LLVM: compiling for it would end the process."""
     arch = str(spec.options.get("arch", ""))
     if arch not in _architectures():
         raise CodegenError(
@@ -60,14 +60,14 @@ def architecture(spec: HardwareSpec) -> str:
 
 @cache
 def _architectures() -> frozenset[str]:
-    """The processors that TVM's LLVM can compile for."""
+    """Returns the processors that TVM's LLVM can compile for."""
     target = tvm.target.Target({"kind": "llvm", "mtriple": module_text.TRIPLE})
     known = tvm_ffi.get_global_func("target.llvm_get_cpu_archlist")(target)
     return frozenset(str(name) for name in known if ARCH.fullmatch(str(name)))
 
 
 def linked(code: bytes) -> bytes:
-    """The loadable code object of a relocatable one."""
+    """Returns the loadable code object of a relocatable one."""
     with tempfile.TemporaryDirectory(prefix="roller-rocm-") as folder:
         relocatable, loadable = Path(folder) / "kernel.o", Path(folder) / "kernel.hsaco"
         relocatable.write_bytes(code)
@@ -84,7 +84,7 @@ def linked(code: bytes) -> bytes:
 
 @cache
 def _found() -> tuple[str, ...] | None:
-    """A linker of this machine, or the one in PyPI's `ziglang`."""
+    """Returns a linker of this machine, or the one in PyPI's `ziglang`."""
     for name in ("ld.lld", str(install.ROOT / "llvm" / "bin" / "ld.lld"), *(f"ld.lld-{version}" for version in range(30, 15, -1))):
         place = shutil.which(name)
         if place is not None:
@@ -93,7 +93,7 @@ def _found() -> tuple[str, ...] | None:
 
 
 def linker() -> tuple[str, ...]:
-    """The command of the linker; `DeviceUnavailableError` where there is none."""
+    """Returns the command of the linker; `DeviceUnavailableError` where there is none."""
     named = os.environ.get(LINKER)
     command = (named,) if named else _found()
     if command is None:
@@ -102,7 +102,7 @@ def linker() -> tuple[str, ...]:
 
 
 def problems() -> tuple[str, ...]:
-    """What keeps this machine from compiling."""
+    """Returns what keeps this machine from compiling."""
     named = os.environ.get(LINKER)
     if named and shutil.which(named) is None:
         return (f"{LINKER} names {named!r}, which is no program",)

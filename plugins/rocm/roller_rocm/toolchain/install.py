@@ -1,4 +1,4 @@
-"""Where ROCm is installed, if it is."""
+"""Path of a ROCm install."""
 
 from __future__ import annotations
 

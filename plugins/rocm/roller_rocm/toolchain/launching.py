@@ -1,4 +1,4 @@
-"""The launch description of an artifact, as the GPU and the emulator read it.
+"""Launch description of an artifact, as the GPU runner and the emulator read it.
 
 `kernels`, in order: name, names of arrays in the order of the arguments, blocks (workgroups), threads (lanes of each), bytes of
 local memory that the kernel declares. `workspaces`: arrays between kernels. `inputs`, `output`: names; `tensors`: shapes and types
@@ -13,7 +13,7 @@ FORMAT = "hsaco"
 
 
 def checked(artifact: Artifact) -> Artifact:
-    """The artifact if it is one of this device; `LaunchError` otherwise."""
+    """Returns the artifact if it is one of this device; `LaunchError` otherwise."""
     if artifact.format != FORMAT:
         raise LaunchError(f"the rocm device runs {FORMAT}, not {artifact.format}")
     if artifact.launch.get("kernels") and not artifact.data:

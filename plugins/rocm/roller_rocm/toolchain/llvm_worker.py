@@ -1,4 +1,4 @@
-"""LLVM in the worker process, with what it says before it ends it."""
+"""LLVM in the worker process, with LLVM's message where it ends the process."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _SAID = re.compile(r"LLVM ERROR: .*|error: .*|Cannot select: .*|fatal error: .*"
 
 
 def run(function: Callable[..., T], *arguments: Any) -> T:
-    """What a function of this plugin gives in the worker; `CodegenError` with LLVM's words where it ends the process."""
+    """Returns the result of a plugin's function in the worker; `CodegenError` with LLVM's message where it ends the process."""
     found: T = run_isolated(_asked, function, arguments, deadline_s=DEADLINE_SECONDS, error=refused, quiet=True)
     return found
 
 
 def refused(reason: str) -> CodegenError:
-    """The error for a worker that ended, by what LLVM wrote; TVM writes besides that it finds no device."""
+    """Returns the error for a worker that ended, from LLVM's output; TVM also writes there that it finds no device."""
     ended, _, said = reason.partition("\n")
     words = _SAID.findall(said)
     return CodegenError(f"LLVM: {words[-1] if words else ended}")
 
 
 def _asked(function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
-    """Runs in the worker: the function; what TVM refuses is told as an error of ours."""
+    """Runs the function in the worker; a failure of TVM becomes an error of ours."""
     try:
         return function(*arguments)
     except (RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""Names of instructions: what the emulator calls those that generations of GPUs name differently, and what names say of memory."""
+"""Names of instructions: the emulator's names for those that differ between generations of GPUs, and memory properties by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SIGN, D16_LOW, D16_HIGH, TWO, WRITES, BUFFER, NARROWS = 1, 2, 4, 8, 16, 32, 64
 GLOBAL, LOCAL, CONSTANT = 1, 2, 3
 F32, F16, BF16, I8, F64 = range(5)
 
-# What RDNA 3 calls otherwise than GCN and CDNA.
+# RDNA 3's names that differ from GCN's and CDNA's.
 RENAMED = {
     "v_add_nc_u32": "v_add_u32",
     "v_sub_nc_u32": "v_sub_u32",
@@ -26,7 +26,7 @@ RENAMED = {
     "v_mul_dx9_zero_f32": "v_mul_legacy_f32",
     "v_cvt_pk_rtz_f16_f32": "v_cvt_pkrtz_f16_f32",
 }
-# 16-bit instructions of GCN whose result leaves the upper half of its register as it was; the others clear it.
+# 16-bit instructions of GCN whose result leaves the upper half of its register unchanged; the others clear it.
 KEEPING = re.compile(r"v_(mac|fmac|madak|madmk|fmaak|fmamk|fma|mad)_f16|v_(min3|max3|med3)_[iuf]16|v_mad_[iu]16|v_div_fixup_f16")
 _ENCODING = re.compile(r"_(e32|e64|sdwa|dpp|e64_dpp|dpp8)$")
 _SIZES = {"b8": 1, "b16": 2, "b32": 4, "b64": 8, "b96": 12, "b128": 16, "u8": 1, "i8": 1, "u16": 2, "i16": 2}
@@ -40,8 +40,10 @@ _WAVE_MATRIX = re.compile(r"v_wmma_(f32|i32)_16x16x16_(f16|bf16|iu8)$")
 
 
 class Meaning(NamedTuple):
-    """What the emulator runs: its name for it; for memory the bytes of an access, how they are treated, whose results they are; the
-    bytes by which offsets count; for matrix instructions extents and element type.
+    """The emulator's view of an instruction: its name there, and the properties of its access or its product.
+
+    For memory: the bytes of an access, their treatment, the kind of memory, and the bytes by which offsets count. For matrix
+    instructions: extents and element type.
     """
 
     name: str
@@ -53,13 +55,13 @@ class Meaning(NamedTuple):
 
 
 def plain(name: str) -> str:
-    """The name without its encoding, as GCN has it."""
+    """Returns the name without its encoding, as in GCN."""
     bare = _ENCODING.sub("", name.replace("v_dual_", "v_", 1))
     return RENAMED.get(bare, bare)
 
 
 def meaning(name: str) -> Meaning:
-    """What an instruction does, by its name."""
+    """Returns the meaning of an instruction, by its name."""
     bare = plain(name)
     if bare.startswith(("global_", "scratch_", "buffer_")):
         return _vector_memory(bare)

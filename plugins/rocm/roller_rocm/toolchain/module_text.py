@@ -1,4 +1,4 @@
-"""The module's text, as TVM leaves it and as it is compiled: only what kernels need, and what each of them promises."""
+"""Preparation of TVM's module text for the compiler: only functions that kernels need, and the attributes of each kernel."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from roller.lowering.simt.stage_kernel import GridKernel
 from roller.plugin import HardwareSpec
 
-OWN = 1000  # the first number of attributes that are not TVM's
-ALONE = "1,1"  # waves of a SIMD, where a workgroup's own are all that is promised
-TRIPLE = "amdgcn-amd-amdhsa"  # TVM's has an environment that ROCm's own code objects do not name
+OWN = 1000  # number of the first attributes that are not TVM's
+ALONE = "1,1"  # waves of a SIMD that promise nothing beyond a workgroup's own
+TRIPLE = "amdgcn-amd-amdhsa"  # TVM's triple has an environment that ROCm's own code objects do not name
 _TRIPLE = re.compile(r'^target triple = ".*"$', re.MULTILINE)
 _WAVES = re.compile(r' "amdgpu-waves-per-eu"="([^"]*)"')
 _FRUGAL = ' "amdgpu-sched-strategy"="iterative-minreg"'
@@ -22,12 +22,12 @@ _ADDRESS = re.compile(r'(?<=!")0x[0-9a-f]+')
 
 
 def orders(text: str) -> dict[str, list[str]]:
-    """For each kernel the names of its arguments, in the order in which it takes them."""
+    """Returns for each kernel the names of its arguments, in the order of the text."""
     return {name: re.findall(r"%([\w.]+)(?:,|$)", taken) for name, taken in _KERNEL.findall(text)}
 
 
 def settled(text: str, spec: HardwareSpec, kernels: Sequence[GridKernel], waves: Mapping[str, int]) -> str:
-    """The text as it is compiled; `waves`: for each kernel how many of a SIMD should fit at a time."""
+    """Returns the text for the compiler; `waves`: for each kernel the waves of a SIMD that should fit at a time."""
     text = _rounded_first(_TRIPLE.sub(f'target triple = "{TRIPLE}"', _without_strays(_stable(text))))
     for number, kernel in enumerate(kernels):
         text = _promised(text, f"{kernel.name}_kernel", OWN + number, kernel.threads, waves.get(kernel.name))
@@ -35,7 +35,7 @@ def settled(text: str, spec: HardwareSpec, kernels: Sequence[GridKernel], waves:
 
 
 def _promised(text: str, name: str, number: int, threads: int, waves: int | None) -> str:
-    """A kernel with attributes of its own: the size of its workgroup, and how many waves its registers should leave room for."""
+    """Returns the text with a kernel's own attributes: its workgroup size, and the waves that should fit by its registers."""
     found = re.search(rf"^define .*amdgpu_kernel void @{name}\(.*\).* #(\d+) ", text, re.MULTILINE)
     assert found is not None, f"the text has no kernel {name!r}"
     start, end = found.span(1)
@@ -48,8 +48,10 @@ def _promised(text: str, name: str, number: int, threads: int, waves: int | None
 
 
 def roomier(text: str) -> list[str]:
-    """What is tried where kernels spill, in this order: the same text without promises of room for other waves than a kernel's own;
-    and that with what computes a stage scheduled for the fewest registers. Fewer loads are under way at a time then: it comes last.
+    """Returns the texts to try where kernels spill, in this order.
+
+    The first is the same text without promises of room for waves other than a kernel's own. The second also schedules stages for
+    the fewest registers. Fewer loads are then in flight at a time, so it comes last.
     """
     promised = _WAVES.findall(text)
     free = [_WAVES.sub("", text)] if any(waves != ALONE for waves in promised) else []
@@ -57,14 +59,16 @@ def roomier(text: str) -> list[str]:
 
 
 def _stable(text: str) -> str:
-    """TVM names aliases by addresses in its memory: numbers instead, so that the same program gives the same text."""
+    """Returns the text with numbers for the memory addresses by which TVM names aliases: the same program, the same text."""
     numbers: dict[str, int] = {}
     return _ADDRESS.sub(lambda found: f"buffer{numbers.setdefault(found.group(), len(numbers))}", text)
 
 
 def _rounded_first(text: str) -> str:
-    """Sums are rounded to float32 before they become halves. LLVM may do both in one instruction (`v_fma_mixlo_f16`), which rounds
-    once, for some elements of a tile and not for others: where tiles overlap, the last one to store would decide on the last bit.
+    """Returns the text where sums are rounded to float32 before they become fp16.
+
+    LLVM may do both in one instruction (`v_fma_mixlo_f16`), which rounds once, for some elements of a tile and not for others.
+    Where tiles overlap, the last store would decide the last bit.
     """
 
     def first(found: re.Match[str]) -> str:
@@ -76,7 +80,7 @@ def _rounded_first(text: str) -> str:
 
 
 def _without_strays(text: str) -> str:
-    """Without functions that no kernel calls: TVM adds conversions of half types to every module, and what is inlined stays."""
+    """Returns the text without uncalled functions: TVM adds conversions of half types to modules, and inlined functions stay."""
     blocks = {_defined(block): block for block in _BLOCK.findall(text)}
     wanted = [name for name, block in blocks.items() if "amdgpu_kernel" in block.partition("\n")[0]]
     for name in wanted:
@@ -95,7 +99,7 @@ def _called(block: str) -> Iterator[str]:
 
 
 def _targeted(text: str, arch: str) -> str:
-    """With the target that the module is compiled for, where TVM looks for it when it reads one."""
+    """Returns the text with the target that it is compiled for, where TVM looks for it when it reads a module."""
     described = f"{{\\22kind\\22:\\22llvm\\22,\\22mtriple\\22:\\22{TRIPLE}\\22,\\22mcpu\\22:\\22{arch}\\22}}"
     last = max((int(n) for n in re.findall(r"^!(\d+) =", text, re.MULTILINE)), default=-1) + 1
     flags = re.search(r"^!llvm\.module\.flags = !\{(.*)\}$", text, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What a compute unit has room for: registers of a lane, waves at a time."""
+"""Occupancy of a compute unit: registers of a lane, and resident waves."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from roller_rocm.toolchain.assembly import AsmKernel
 
 REGISTER_BYTES = 4
 SHARED = "shared"  # options.accumulation_registers: as many again in the same file, for results of matrix instructions
-APART = "apart"  # options.accumulation_registers: the matrix instructions' results have a file of their own
+APART = "apart"  # options.accumulation_registers: matrix instructions' results have a register file of their own
 
 
 def resources(spec: HardwareSpec, kernels: Sequence[Mapping[str, Any]], binary: Mapping[str, AsmKernel]) -> dict[str, int]:
-    """What each kernel takes, "<kernel>.vgprs" and so on."""
+    """Returns the resources of each kernel, "<kernel>.vgprs" and so on."""
     found: dict[str, int] = {}
     for kernel in kernels:
         name = kernel["name"]
@@ -38,36 +38,36 @@ def resources(spec: HardwareSpec, kernels: Sequence[Mapping[str, Any]], binary: 
 
 
 def most_registers(spec: HardwareSpec) -> int:
-    """Registers that a lane may have at the most."""
+    """Returns the max registers of a lane."""
     unit = spec.unit
     return (unit.lane_storage_max_bytes or unit.lane_storage_bytes // unit.lanes_max) // REGISTER_BYTES
 
 
 def simds(spec: HardwareSpec) -> int:
-    """SIMDs of a compute unit."""
+    """Returns the SIMDs of a compute unit."""
     return max(1, spec.levels[-1].instances // spec.unit.count)
 
 
 def resident_blocks(spec: HardwareSpec, waves: int, threads: int, local_bytes: int) -> int:
-    """Workgroups on a compute unit at a time, where each of its SIMDs has room for so many waves."""
+    """Returns the workgroups per compute unit, where each of its SIMDs has room for `waves` waves."""
     level, each = spec.levels[-2], -(-threads // spec.unit.lane_group)
     by_local = level.capacity_bytes // local_bytes if local_bytes else spec.unit.resident_tiles_max
     return max(0, min(spec.unit.resident_tiles_max, waves * simds(spec) // each, by_local))
 
 
 def promised_waves(spec: HardwareSpec, registers: int, threads: int, local_bytes: int) -> int:
-    """Waves of a SIMD that registers leave room for, no more than local memory does; at least those of one workgroup."""
+    """Returns the waves of a SIMD for which registers and local memory leave room; at least those of one workgroup."""
     blocks = resident_blocks(spec, resident_waves(spec, min(registers, most_registers(spec))), threads, local_bytes)
     each = -(-threads // spec.unit.lane_group)
     return max(1, -(-max(blocks, 1) * each // simds(spec)))
 
 
 def resident_waves(spec: HardwareSpec, vgprs: int, agprs: int = 0) -> int:
-    """Waves that one SIMD has room for at a time, by the registers that each lane takes; 0 if not even one fits.
+    """Returns the resident waves of one SIMD, by the registers of each lane; 0 if not even one fits.
 
-    Registers are handed out by granules. Those for accumulation follow the others in one file, from a multiple of four on, or have
-    one as large of their own (`options.accumulation_registers`). What both take together is the `vgpr_count` of a kernel's
-    metadata: it is asked about alone.
+    Registers are allocated by granules. Accumulation registers follow the others in one file, from a multiple of four on, or have
+    an equally large file of their own (`options.accumulation_registers`). The `vgpr_count` of a kernel's metadata is the total of
+    both; callers pass it alone.
     """
     granule, each = _granule(spec), _registers(spec)
     apart = spec.options.get("accumulation_registers") == APART
@@ -78,21 +78,21 @@ def resident_waves(spec: HardwareSpec, vgprs: int, agprs: int = 0) -> int:
 
 
 def registers_for(spec: HardwareSpec, waves: int) -> int:
-    """Registers that a lane may take where so many waves are to be on a SIMD at a time."""
+    """Returns the max registers of a lane with `waves` resident waves on a SIMD."""
     return min(most_registers(spec), _registers(spec) // max(waves, 1) // _granule(spec) * _granule(spec))
 
 
 def most_waves(spec: HardwareSpec) -> int:
-    """Waves of a SIMD at the most."""
+    """Returns the max waves of a SIMD."""
     unit = spec.unit
     return (unit.resident_lanes_max or unit.lanes_max) // unit.lane_group // simds(spec)
 
 
 def _registers(spec: HardwareSpec) -> int:
-    """Registers of a SIMD for one lane of each of its waves."""
+    """Returns the registers of a SIMD for one lane of each of its waves."""
     return spec.unit.lane_storage_bytes // simds(spec) // spec.unit.lane_group // REGISTER_BYTES
 
 
 def _granule(spec: HardwareSpec) -> int:
-    """Registers that are handed out at a time."""
+    """Returns the allocation granularity of registers."""
     return max(1, spec.unit.lane_storage_granule // REGISTER_BYTES)

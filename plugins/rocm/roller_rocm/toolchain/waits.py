@@ -1,10 +1,10 @@
-"""A check of assembly without running it: no write to local memory may be under way when a wave comes to a barrier, on any path.
+"""Static check of assembly: no write to local memory may be in flight when a wave reaches a barrier, on any path.
 
-LLVM puts no wait before a barrier by itself on most chips; only a fence makes it. Other waves would read what is not there yet.
+On most chips LLVM puts no wait before a barrier by itself; only a fence does. Other waves would read values that are not there yet.
 
-Followed for every write is how many later accesses of local memory certainly stand behind it in the queue: a wait that leaves n
-accesses under way covers the write where at least n do. Scalar loads count in the same counter, but come in any order, so they are
-no help.
+For every write the check follows how many later accesses of local memory certainly stand behind it in the queue. A wait that leaves
+n accesses in flight covers the write if at least n do. Scalar loads use the same counter, but return in any order, so they do not
+count.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from roller.plugin import CodegenError
 from roller_rocm.toolchain import mnemonics
 from roller_rocm.toolchain.assembly import AsmInstruction, AsmKernel
 
-MOST = 64  # accesses that a counter can tell apart
+MOST = 64  # max accesses that a counter distinguishes
 _LEFT = re.compile(r"lgkmcnt\((\d+)\)")
 _BARRIERS = ("s_barrier", "s_barrier_signal")
 _EXCHANGES = ("ds_bpermute", "ds_permute", "ds_swizzle", "ds_nop")
 _ENDS = ("s_endpgm", "s_setpc_b64", "s_trap")
 
-State = dict[int, int]  # writes under way, by their place: accesses behind each
+State = dict[int, int]  # writes in flight, by position: accesses behind each
 
 
 def check(kernels: Iterable[AsmKernel]) -> None:
-    """`CodegenError` where a kernel's barrier can be reached by a write to local memory that was not waited for."""
+    """Raises `CodegenError` if a write to local memory can reach a barrier of a kernel without a wait."""
     for kernel in kernels:
         for line, text in unwaited(kernel):
             raise CodegenError(f"kernel {kernel.name!r}: local memory would be read before it is written: line {line}, {text}")
 
 
 def unwaited(kernel: AsmKernel) -> list[tuple[int, str]]:
-    """The barriers, by line and text, that a write to local memory can reach with no wait that covers it; the text names it."""
+    """Returns the barriers, by line and text, that a write to local memory can reach without a covering wait; the text names it."""
     states = _states(kernel)
     found = []
     for at, instruction in enumerate(kernel.instructions):
@@ -45,7 +45,7 @@ def unwaited(kernel: AsmKernel) -> list[tuple[int, str]]:
 
 
 def _states(kernel: AsmKernel) -> dict[int, State]:
-    """What may be under way before each instruction that can be reached."""
+    """Returns the writes that may be in flight before each reachable instruction."""
     states: dict[int, State] = {0: {}}
     todo = [0]
     while todo:
@@ -78,14 +78,14 @@ def _after(instruction: AsmInstruction, at: int, before: State) -> State:
     if means.unit != mnemonics.LOCAL:
         return before
     after = {write: min(behind + 1, MOST) for write, behind in before.items()}
-    # What is unknown counts as a write, exchanges between lanes do not.
+    # Unknown instructions count as writes, exchanges between lanes do not.
     if means.extra & mnemonics.WRITES or (means.name != "local" and not means.name.startswith(_EXCHANGES)):
         after[at] = 0
     return after
 
 
 def _left(instruction: AsmInstruction) -> int | None:
-    """How many accesses of local memory a wait leaves under way; None for other instructions and waits for other things."""
+    """Returns the accesses of local memory that a wait leaves in flight; None for other instructions and other waits."""
     name, operands = instruction.name, instruction.operands
     if name == "s_waitcnt":
         found = _LEFT.search(operands)
