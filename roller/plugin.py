@@ -25,11 +25,11 @@ from roller.runtime.arrays import ALIGNMENT, Wanted, address, aligned_empty, num
 from roller.runtime.artifact import Artifact, BuildOptions, KernelSource, Later, Profile, Runner
 from roller.runtime.dlpack import borrow, lend
 from roller.runtime.driver_errors import ForkGuard, StatusError
-from roller.runtime.foreign import Block, DeviceArray, Foreign, Taken
 from roller.runtime.gpu import Gpu
+from roller.runtime.gpu_arrays import Block, DeviceArray, Foreign, Taken
+from roller.runtime.gpu_runner import GpuRunner
 from roller.runtime.host_compiler import host_compiler
-from roller.runtime.loaded import Owned, check_limits, constants_of, inputs_of
-from roller.runtime.resident import GpuRunner
+from roller.runtime.loaded_kernel import Owned, check_limits, constants_of, inputs_of
 from roller.runtime.worker import run_isolated
 from roller.storage import cache_dir, spec_dir, write_atomic
 from roller.target.catalog import (

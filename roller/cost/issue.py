@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from roller.cost.occupancy import lane_groups, lanes_of
 from roller.cost.parameters import CostParameters
+from roller.layout.fill_order import Share, share
 from roller.layout.lanes import reads
-from roller.layout.panel_order import Share, share
 from roller.program.rprogram import Loop, StageProgram, Staging, copy_depth, staged_touches
 from roller.target.hardware import HardwareSpec
 

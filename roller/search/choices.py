@@ -12,7 +12,7 @@ from roller.ir.nest import Tile
 from roller.ir.sliding_windows import windows
 from roller.layout.banks import padding_bytes
 from roller.layout.lanes import runs_padded
-from roller.layout.panel_order import rows_padded
+from roller.layout.row_padding import rows_padded
 from roller.program.rprogram import StageProgram, Staging, staged_touches
 from roller.search.tile_space import Chain, Search
 

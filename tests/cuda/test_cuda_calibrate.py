@@ -18,11 +18,11 @@ from roller.cli.app import app
 from roller.errors import DeviceUnavailableError, SpecError
 from roller.target.catalog import find_spec, lint, load_spec
 from roller.target.hardware import HardwareSpec
-from roller_cuda.chip import calibration, default, instrument, likeness, probes
+from roller_cuda.chip import calibration, default, nearest_chip, probe_timer, probes
 from roller_cuda.chip.probes import Facts, Sample
 from roller_cuda.runtime import gpu
 
-KNOWN = likeness.shipped()
+KNOWN = nearest_chip.shipped()
 CHIPS = [spec.chip for spec in KNOWN if spec.chip != "k80"]
 DATE = "2026-01-31"
 ROUNDING = 0.006  # three digits
@@ -30,7 +30,7 @@ ROUNDING = 0.006  # three digits
 
 def described(facts: Facts, values: dict[str, float], clock: float) -> HardwareSpec:
     """What becomes of a GPU with such rates; nothing is compiled."""
-    base = likeness.nearest(facts, KNOWN)
+    base = nearest_chip.nearest(facts, KNOWN)
     instrument = FakeGpu(facts, values, clock)
     table = probes.table(facts, calibration.expected(facts, base))
     found = calibration.evaluated({probe: instrument.samples(probe) for probe in table})
@@ -42,18 +42,18 @@ def described(facts: Facts, values: dict[str, float], clock: float) -> HardwareS
 def test_a_chips_own_facts_lead_back_to_it(name: str) -> None:
     spec = find_spec("cuda", name)
     facts = facts_of(spec, name="a board of another name")
-    assert likeness.nearest(facts, KNOWN) == spec
-    assert likeness.nearest(facts, reversed(KNOWN)) == spec
-    assert likeness.architecture(facts.capability) == spec.options["arch"]
+    assert nearest_chip.nearest(facts, KNOWN) == spec
+    assert nearest_chip.nearest(facts, reversed(KNOWN)) == spec
+    assert nearest_chip.architecture(facts.capability) == spec.options["arch"]
 
 
 def test_chips_that_are_not_shipped_get_the_nearest_of_their_architecture() -> None:
     rtx4080 = facts_of(find_spec("cuda", "rtx4090"), sms=76, l2_bytes=64 << 20, memory_bytes=16 << 30)
-    assert likeness.nearest(rtx4080, KNOWN).options["arch"] == "sm_89"
+    assert nearest_chip.nearest(rtx4080, KNOWN).options["arch"] == "sm_89"
     orin = facts_of(find_spec("cuda", "rtx3090"), capability=(8, 7), sms=16)
-    assert likeness.nearest(orin, KNOWN).chip == "rtx3090"
+    assert nearest_chip.nearest(orin, KNOWN).chip == "rtx3090"
     with pytest.raises(DeviceUnavailableError, match=r"compute capability 12\.x: write a spec file"):
-        likeness.nearest(replace(orin, capability=(12, 0)), KNOWN)
+        nearest_chip.nearest(replace(orin, capability=(12, 0)), KNOWN)
 
 
 # --- from times to a spec ---------------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def test_known_rates_come_back(data: st.DataObject) -> None:
     facts = facts_of(
         shipped, sms=data.draw(st.integers(sms // 2, 2 * sms)), clock_khz=data.draw(st.integers(clock_khz // 2, 2 * clock_khz))
     )
-    base = likeness.nearest(facts, KNOWN)
+    base = nearest_chip.nearest(facts, KNOWN)
     values = {name: value * data.draw(SHARES) for name, value in truth(facts, base, 1.0).items()}
     values |= {f"stride_{s}": min(s, 32) * 0.6 for s in probes.STRIDES}
     values["l2_read"] = max(values["l2_read"], 1.01 * values["dram_read"])
@@ -221,7 +221,7 @@ def attached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeGpu:
     monkeypatch.setenv("ROLLER_CONFIG_DIR", str(tmp_path))
     monkeypatch.setattr(gpu, "current", lambda: None)
     monkeypatch.setattr(default, "facts_of", lambda _: facts)
-    monkeypatch.setattr(instrument, "measuring", lambda _: fake)
+    monkeypatch.setattr(probe_timer, "measuring", lambda _: fake)
     calibration._kept.cache_clear()
     return fake
 

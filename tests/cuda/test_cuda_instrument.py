@@ -17,7 +17,7 @@ from roller.device.chip import load_spec
 from roller.errors import DeviceUnavailableError, LaunchError
 from roller_cuda.chip import calibration, default, probes
 from roller_cuda.chip.facts import facts_of
-from roller_cuda.chip.instrument import measuring
+from roller_cuda.chip.probe_timer import measuring
 from roller_cuda.chip.probes import Launch, Probe
 from roller_cuda.runtime import driver, gpu
 

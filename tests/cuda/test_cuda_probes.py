@@ -17,12 +17,12 @@ from emulating import needs_compiler, needs_cxx
 from measuring import facts_of
 from roller.runtime.artifact import Artifact
 from roller.target.catalog import find_spec
-from roller_cuda.chip import calibration, likeness, probe_kernels, probes
+from roller_cuda.chip import calibration, nearest_chip, probe_kernels, probes
 from roller_cuda.chip.probes import Launch, Probe
 from roller_cuda.emulator import emulator
 from roller_cuda.toolchain import compiling
 
-CHIPS = [spec.chip for spec in likeness.shipped() if spec.chip != "k80"]
+CHIPS = [spec.chip for spec in nearest_chip.shipped() if spec.chip != "k80"]
 STATIC_SHARED = 48 << 10  # of a block that does not ask for more
 
 
@@ -128,7 +128,7 @@ def test_the_file_of_the_table_needs_only_the_standard_library() -> None:
 @pytest.mark.parametrize("capability", [(7, 0), (8, 0), (8, 6), (8, 9), (9, 0)], ids=str)
 def test_kernels_spill_nothing(capability: tuple[int, int]) -> None:
     """And products of a warpgroup are not put one after another by the assembler, which it would say."""
-    _, log = compiling.compiled(probe_kernels.text(capability), likeness.architecture(capability))
+    _, log = compiling.compiled(probe_kernels.text(capability), nearest_chip.architecture(capability))
     resources = compiling.resources(log)
     kernels = {name.split(".")[0] for name in resources}
     wanted = {f"rate_{name}" for name, one in probes.INSTRUCTIONS.items() if one.there(capability)}
@@ -139,7 +139,7 @@ def test_kernels_spill_nothing(capability: tuple[int, int]) -> None:
 
 
 def test_every_atom_of_every_shipped_chip_has_a_probe() -> None:
-    for spec in likeness.shipped():
+    for spec in nearest_chip.shipped():
         for atom in spec.atoms:
             if spec.chip != "k80" and atom.kind == "matrix":
                 one = probes.INSTRUCTIONS[atom.name]

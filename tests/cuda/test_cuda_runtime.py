@@ -13,7 +13,7 @@ from fake_arrays import Array, Interfaced, Namespaced, fake_torch
 from fake_gpu import Gpus, kernel, why_not
 from gpu_runtime import SMALL, CupyStream, Names, RuntimeContract, right, values
 from roller.errors import LaunchError
-from roller_cuda.runtime import driver, foreign, gpu
+from roller_cuda.runtime import driver, gpu, gpu_arrays
 
 pytestmark = [needs_compiler, needs_cxx, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
@@ -22,7 +22,7 @@ class TestCuda(RuntimeContract):
     names = Names(
         driver=driver,
         gpu=gpu,
-        foreign=foreign,
+        foreign=gpu_arrays,
         kernel=kernel,
         torch=fake_torch,
         copies=frozenset({"cuMemcpyHtoD", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync", "cuMemcpyDtoDAsync"}),

@@ -17,7 +17,7 @@ from roller import ops
 from roller.cost.issue import Issued
 from roller.cost.occupancy import lanes_of
 from roller.device.chip import resolve
-from roller.layout.panel_order import share
+from roller.layout.fill_order import share
 from roller.program.rprogram import RProgram
 from roller.search.construct import construct
 from roller_cuda.codegen import generator, limits

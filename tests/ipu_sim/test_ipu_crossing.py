@@ -16,9 +16,9 @@ from roller import ops
 from roller.errors import ExpressionError
 from roller.ir.fusion import fuse
 from roller_ipu_sim.codegen.crossing import common_digits, crossed, side
-from roller_ipu_sim.codegen.homes import kept, results
+from roller_ipu_sim.codegen.placements import kept, results
+from roller_ipu_sim.codegen.program_plan import Whole, whole_of
 from roller_ipu_sim.codegen.runs import Common, Runs
-from roller_ipu_sim.codegen.whole import Whole, whole_of
 from roller_ipu_sim.manifest.families import each_placement
 from roller_ipu_sim.manifest.models import Placement
 

@@ -18,7 +18,7 @@ from roller.ops import SymbolicTensor
 from roller.search.construct import construct
 from roller.target.hardware import HardwareSpec
 from roller_ipu_sim.codegen.generator import refusal
-from roller_ipu_sim.codegen.whole import Whole, whole_of
+from roller_ipu_sim.codegen.program_plan import Whole, whole_of
 from roller_ipu_sim.manifest.models import Manifest
 from roller_ipu_sim.plan.stage_plan import uneven
 
@@ -110,7 +110,7 @@ def test_programs_of_too_many_uneven_steps_are_refused(monkeypatch: pytest.Monke
     ]
     assert serial
     monkeypatch.setattr("roller_ipu_sim.plan.stage_plan.MOST_STEPS", 1)
-    monkeypatch.setattr("roller_ipu_sim.codegen.whole.MOST_STEPS", 1)
+    monkeypatch.setattr("roller_ipu_sim.codegen.program_plan.MOST_STEPS", 1)
     for program in serial:
         rule, reason = whole_of(FEW, program)
         assert rule == "steps" and "at most 1 are told apart" in reason

@@ -16,7 +16,8 @@ from roller import ops
 from roller.device.chip import load_spec
 from roller.ir.nest import variants
 from roller.layout.banks import panel_steps
-from roller.layout.panel_order import Digit, FillOrder, conflicts, fill
+from roller.layout.fill_order import Digit, FillOrder, fill
+from roller.layout.row_padding import conflicts
 from roller.program.rprogram import StageProgram
 from roller.target.hardware import Banks
 from roller.testing import expression

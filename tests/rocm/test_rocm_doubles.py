@@ -17,13 +17,13 @@ import roller
 from roller import ops
 from roller.plugin import address, aligned_empty
 from roller_cpu.toolchain import compiling
-from roller_rocm.codegen import doubles, singles, writer
+from roller_rocm.codegen import float32_functions, float64_functions, writer
 from roller_rocm.emulator.emulator import Emulator, Order
 
 Array = npt.NDArray[Any]
 Long = np.longdouble
 COUNT = 1 << 16
-FUNCTIONS = {**doubles.FUNCTIONS, **singles.FUNCTIONS}
+FUNCTIONS = {**float64_functions.FUNCTIONS, **float32_functions.FUNCTIONS}
 HALF_TURN = np.pi / 2
 
 # Arguments come as TVM's 16-byte variants with the value in the second half: results, two operands, how many.

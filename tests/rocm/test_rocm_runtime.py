@@ -11,7 +11,7 @@ from fake_hip import AmdGpus, kernel, rocm_torch, why_not
 from gpu_runtime import SMALL, A, B, CupyStream, Names, RuntimeContract, right, values
 from roller.errors import LaunchError
 from roller.runtime.dlpack import lend
-from roller_rocm.runtime import foreign, gpu, hip
+from roller_rocm.runtime import gpu, gpu_arrays, hip
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -20,7 +20,7 @@ class TestRocm(RuntimeContract):
     names = Names(
         driver=hip,
         gpu=gpu,
-        foreign=foreign,
+        foreign=gpu_arrays,
         kernel=kernel,
         torch=rocm_torch,
         copies=frozenset({"hipMemcpyHtoD", "hipMemcpyHtoDAsync", "hipMemcpyDtoHAsync", "hipMemcpyDtoDAsync"}),

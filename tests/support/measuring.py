@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self
 
 from roller.target.hardware import HardwareSpec
-from roller_cuda.chip import calibration, likeness, probes
+from roller_cuda.chip import calibration, nearest_chip, probes
 from roller_cuda.chip.probes import Facts, Probe, Sample
 
 
@@ -17,7 +17,7 @@ def facts_of(spec: HardwareSpec, **changes: object) -> Facts:
     assert rate is not None
     told = {
         "name": spec.title,
-        "capability": likeness.capability_of(spec),
+        "capability": nearest_chip.capability_of(spec),
         "sms": unit.count,
         "clock_khz": round(1e6 * spec.clock_ghz),
         "memory_khz": round(1e6 * rate * 8 / 1024 / 2),

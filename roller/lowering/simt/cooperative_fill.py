@@ -14,7 +14,7 @@ from tvm.tirx import ForKind
 
 from roller.ir.expr import ELEMENT_BYTES
 from roller.ir.scalar import Load, loads
-from roller.layout.panel_order import fill, filled
+from roller.layout.fill_order import fill, filled
 from roller.lowering.simt.machine import Copies, Machine
 from roller.lowering.simt.shared_panels import SharedPanel, in_cells
 from roller.lowering.simt.threads import REGISTER_BYTES, Block

@@ -24,8 +24,8 @@ from roller.plugin import (
     spec_from_dict,
     user_spec_path,
 )
-from roller_cuda.chip import instrument, probe_kernels, probes
-from roller_cuda.chip.likeness import architecture, capability_of, nearest, shipped
+from roller_cuda.chip import probe_kernels, probe_timer, probes
+from roller_cuda.chip.nearest_chip import architecture, capability_of, nearest, shipped
 from roller_cuda.chip.probes import Facts, Probe, Sample
 from roller_cuda.runtime import gpu
 from roller_cuda.toolchain import compiling
@@ -64,7 +64,7 @@ def measure_spec() -> HardwareSpec:
     `DeviceUnavailableError` without a GPU, or for one that resembles no known chip; `SpecError` where the measurements are
     impossible.
     """
-    with instrument.measuring(gpu.current()) as attached:
+    with probe_timer.measuring(gpu.current()) as attached:
         spec = measured(attached, shipped(), datetime.date.today().isoformat())
     _kept.cache_clear()
     return keep_spec(spec)

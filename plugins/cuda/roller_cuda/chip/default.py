@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable
 
 from roller.plugin import DeviceUnavailableError, HardwareSpec, find_spec
-from roller_cuda.chip import calibration, likeness
+from roller_cuda.chip import calibration, nearest_chip
 from roller_cuda.chip.facts import facts_of
 from roller_cuda.chip.probes import Facts
 from roller_cuda.runtime import gpu
@@ -24,17 +24,17 @@ def default_spec() -> HardwareSpec:
         facts = facts_of(gpu.current())
     except DeviceUnavailableError:
         return find_spec("cuda", DEFAULT)
-    return calibration.remembered(facts) or chosen(facts, likeness.shipped())
+    return calibration.remembered(facts) or chosen(facts, nearest_chip.shipped())
 
 
 def chosen(facts: Facts, known: Iterable[HardwareSpec]) -> HardwareSpec:
     """Returns the chip most like an unmeasured GPU; warns if the GPU differs from it."""
     try:
-        best = likeness.nearest(facts, known)
+        best = nearest_chip.nearest(facts, known)
     except DeviceUnavailableError as error:
         warnings.warn(f"{error}; kernels are compiled for {DEFAULT}, and the attached GPU cannot run them", stacklevel=2)
         return find_spec("cuda", DEFAULT)
-    differing = likeness.differences(facts, best)
+    differing = nearest_chip.differences(facts, best)
     if differing:
         warnings.warn(
             f"no spec describes the attached GPU; {best.chip} is the nearest. The GPU has {', '.join(differing)}. "

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from roller.plugin import Artifact, DeviceUnavailableError, GpuRunner
-from roller_cuda.runtime import foreign, gpu, loaded
+from roller_cuda.runtime import gpu, gpu_arrays, loaded_kernel
 from roller_cuda.runtime.gpu import Gpu
-from roller_cuda.runtime.loaded import Kernel
+from roller_cuda.runtime.loaded_kernel import Kernel
 from roller_cuda.toolchain import launching
 
 
@@ -31,11 +31,11 @@ class CudaRunner(GpuRunner):
     """
 
     def __init__(self, artifact: Artifact) -> None:
-        super().__init__(launching.checked(artifact), gpu, foreign.ARRAYS)
+        super().__init__(launching.checked(artifact), gpu, gpu_arrays.ARRAYS)
 
     def check(self, gpu: Gpu) -> None:
         """Raises an error if the cubin does not fit the GPU."""
-        loaded.fits(str(self._artifact.launch["arch"]), gpu)
+        loaded_kernel.fits(str(self._artifact.launch["arch"]), gpu)
 
     def prepare(self, module: Any, described: Mapping[str, Any], gpu: Gpu) -> Kernel:
         """Returns a kernel of the cubin."""

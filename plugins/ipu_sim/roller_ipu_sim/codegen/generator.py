@@ -8,15 +8,15 @@ from collections.abc import Iterator
 
 from roller.plugin import BuildOptions, CodegenError, HardwareSpec, KernelSource, RProgram
 from roller_ipu_sim.codegen import vertices
-from roller_ipu_sim.codegen.between import Move
-from roller_ipu_sim.codegen.homes import home, kept, results
+from roller_ipu_sim.codegen.placements import home, kept, results
+from roller_ipu_sim.codegen.program_plan import Whole, whole_of
 from roller_ipu_sim.codegen.sends import brought, dealt
-from roller_ipu_sim.codegen.whole import Whole, whole_of
+from roller_ipu_sim.codegen.stage_transfers import Move
 from roller_ipu_sim.manifest.models import Buffer, Fill, Manifest, Ref, Step, TensorHome, VertexGroup, collection_paused, to_json
 from roller_ipu_sim.plan import work
 from roller_ipu_sim.plan.heap import Memory
-from roller_ipu_sim.plan.places import Trips, tile_set
 from roller_ipu_sim.plan.stage_plan import ArrayPlan, Plan
+from roller_ipu_sim.plan.tile_coordinates import Trips, tile_set
 from roller_ipu_sim.toolchain.compiling import LANGUAGE
 
 LABEL = 100  # max characters of a step's name

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from roller_ipu_sim.codegen.homes import keeper, share_ranges
+from roller_ipu_sim.codegen.placements import keeper, share_ranges
 from roller_ipu_sim.manifest.affine import Nest, Row, nest_over, nests
 from roller_ipu_sim.manifest.families import sums
 from roller_ipu_sim.manifest.models import Receivers, Send
-from roller_ipu_sim.plan.places import (
+from roller_ipu_sim.plan.stage_plan import ArrayPlan, Plan
+from roller_ipu_sim.plan.tile_coordinates import (
     TileSet,
     Trips,
     box_number,
@@ -31,7 +32,6 @@ from roller_ipu_sim.plan.places import (
     untouched,
     walks,
 )
-from roller_ipu_sim.plan.stage_plan import ArrayPlan, Plan
 from roller_ipu_sim.plan.windows import Windows
 
 

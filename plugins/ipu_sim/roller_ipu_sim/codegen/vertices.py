@@ -7,12 +7,12 @@ import math
 from collections.abc import Iterator, Sequence
 
 from roller.plugin import Accumulator, Cast, Scalar
-from roller_ipu_sim.codegen.reading import Trees, as_body, base, result_order
+from roller_ipu_sim.codegen.scalar_trees import Trees, as_body, base, result_order
 from roller_ipu_sim.manifest.models import Amp, AmpLoop, Fill, Map, Reduce, Ref, VertexGroup, View
-from roller_ipu_sim.plan import inside, work
-from roller_ipu_sim.plan.inside import Cut
-from roller_ipu_sim.plan.places import TileSet, Trips, begun, box_number, ring_sets, tile_set
+from roller_ipu_sim.plan import split_in_tile, work
+from roller_ipu_sim.plan.split_in_tile import Cut
 from roller_ipu_sim.plan.stage_plan import Plan
+from roller_ipu_sim.plan.tile_coordinates import TileSet, Trips, begun, box_number, ring_sets, tile_set
 from roller_ipu_sim.plan.work import finishes, operands, whole_share
 
 
@@ -29,7 +29,7 @@ def computing(plan: Plan, trips: Trips) -> Iterator[tuple[str, list[VertexGroup]
     elif plan.program.atom.kind == "matrix":
         step = trips[0] if trips else 0
         yield "compute", [VertexGroup(tiles=tiles, vertex=_amp(plan, at, step, first)) for tiles, at in _parts(plan, trips)]
-    elif inside.applies(plan):
+    elif split_in_tile.applies(plan):
         yield from _cut_inside(plan, trips)
     else:
         classes = [(tiles, reduce) for tiles, reduce in _classes(plan, trips) if all(reduce.values()) or first]
@@ -39,7 +39,7 @@ def computing(plan: Plan, trips: Trips) -> Iterator[tuple[str, list[VertexGroup]
 def _cut_inside(plan: Plan, trips: Trips) -> Iterator[tuple[str, list[VertexGroup]]]:
     """Yields each tile's partial results, those of the left-over points, and their sums; unsplit tiles compute results directly."""
     steps: dict[str, list[VertexGroup]] = {"compute": [], "compute rest of": [], "add inside": []}
-    chosen = inside.cuts(plan)
+    chosen = split_in_tile.cuts(plan)
     for tiles, reduce in _classes(plan, trips):
         cut = chosen[tuple(reduce.values())]
         if cut is None:
@@ -57,8 +57,8 @@ def _partial(plan: Plan, trips: Trips, tiles: TileSet, reduce: dict[int, int], c
     stage, spatial, dim = plan.nest.stage, result_order(plan), plan.nest.reduce[cut.place]
     over = [d for d in plan.nest.reduce if d != dim]
     trees = Trees(plan, trips, [*spatial, dim, *over])
-    results, steps = [plan.program.unit_tile[d] for d in spatial], inside.steps(plan, cut)
-    count, beside = cut.rest if rest else cut.parts, inside.vector_along(plan)
+    results, steps = [plan.program.unit_tile[d] for d in spatial], split_in_tile.steps(plan, cut)
+    count, beside = cut.rest if rest else cut.parts, split_in_tile.vector_along(plan)
 
     def loops(results: Sequence[int], part: int) -> tuple[int, ...]:
         return (*results, part) if beside else (part, *results)
@@ -91,7 +91,7 @@ def _added(plan: Plan, trips: Trips, tiles: TileSet, cut: Cut) -> VertexGroup:
     stage, out, spatial = plan.nest.stage, plan.output, result_order(plan)
     trees = Trees(plan, trips, spatial)
     finished = trees.finished(stage.epilogue) if stage.epilogue is not None and plan.parts == 1 else None
-    dense, steps = inside.task_of(plan).dense, inside.steps(plan, cut)
+    dense, steps = split_in_tile.task_of(plan).dense, split_in_tile.steps(plan, cut)
     results = (out.elements,) if dense else tuple([plan.program.unit_tile[d] for d in spatial])
     strides = (1,) if dense else tuple([out.step(d) for d in spatial])
     apart = plan.parts > 1
@@ -232,7 +232,7 @@ def _mapped(plan: Plan, trips: Trips, tiles: TileSet, reduce: dict[int, int], fi
         dtype=stage.body.dtype,
         loops=tuple(extents),
         reduce=len(over),
-        vector=1 if inside.vector_along(plan) else plan.program.width,
+        vector=1 if split_in_tile.vector_along(plan) else plan.program.width,
         loads=tuple(trees.views),
         body=body,
         reducer=stage.reducer,

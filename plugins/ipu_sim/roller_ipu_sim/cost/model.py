@@ -19,8 +19,8 @@ import numpy as np
 from roller.plugin import ComputeAtom, Estimate, HardwareSpec, Nest, RProgram, StageProgram
 from roller_ipu_sim.chip import cycles
 from roller_ipu_sim.chip.machine import Machine, machine
-from roller_ipu_sim.codegen.between import Move
-from roller_ipu_sim.codegen.whole import Whole, whole_of
+from roller_ipu_sim.codegen.program_plan import Whole, whole_of
+from roller_ipu_sim.codegen.stage_transfers import Move
 from roller_ipu_sim.plan import limits, work
 from roller_ipu_sim.plan.heap import Memory, placed
 from roller_ipu_sim.plan.overlaps import Overlap

@@ -5,7 +5,7 @@ from __future__ import annotations
 from roller.plugin import Cast, Const, HardwareSpec, Load, Nest, Scalar, walk
 from roller_ipu_sim.chip.machine import TILE_MEMORY
 from roller_ipu_sim.manifest.nodes import BYTES
-from roller_ipu_sim.plan import inside
+from roller_ipu_sim.plan import split_in_tile
 from roller_ipu_sim.plan.bodies import coordinates_in
 from roller_ipu_sim.plan.heap import Memory
 from roller_ipu_sim.plan.stage_plan import GRAIN_BYTES, ArrayPlan, Plan
@@ -47,7 +47,7 @@ def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
             return "matrix operands", "columns and the reduction must each walk a dimension of their arrays from end to end"
     if program.lane is not None and not all(_beside(a, program.lane) for a in (*plan.arrays, plan.output)):
         return "vectors", "what a vector takes does not lie side by side"
-    if inside.vector_along(plan) and not inside.applies(plan):
+    if split_in_tile.vector_along(plan) and not split_in_tile.applies(plan):
         return "vector along the reduction", "partial results in a vector's lanes are added up once, after a single step"
     if any(lp.serial > 1 and nest.dims[lp.dim].is_reduce for lp in plan.grid.loops):
         return "parts in turn", "parts of a reduction are for tiles side by side"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from roller.plugin import ELEMENT_BYTES
 from roller_ipu_sim.chip import cycles
 from roller_ipu_sim.chip.cycles import AmpShape, MapShape
-from roller_ipu_sim.plan import inside
+from roller_ipu_sim.plan import split_in_tile
 from roller_ipu_sim.plan.bodies import FOLDS, loads_in, operations
 from roller_ipu_sim.plan.heap import Memory, Wish
 from roller_ipu_sim.plan.stage_plan import ArrayPlan, Plan
@@ -145,8 +145,8 @@ def vertices(plan: Plan, interleaved: bool) -> Iterator[tuple[int, AmpShape | Ma
     if plan.empty:
         return
     matrix = plan.program.atom.kind == "matrix"
-    if inside.applies(plan):
-        yield from [(1, shape) for shape in inside.fullest(plan)]
+    if split_in_tile.applies(plan):
+        yield from [(1, shape) for shape in split_in_tile.fullest(plan)]
         return
     for step in steps_of(plan):
         yield step.times, amp_shape(plan, step, interleaved) if matrix else map_shape(plan, step)
@@ -276,7 +276,7 @@ def _result_wishes(plan: Plan, matrix: bool) -> list[Wish]:
         found.append(Wish(plan.buffer("parts"), plan.parts * dealt.size * acc))
         if finishes(plan) and not adding(plan).finishes:
             found.append(Wish(plan.buffer("sum"), dealt.size * acc))
-    if inside.applies(plan) and (partial := inside.partial_results(plan)):
+    if split_in_tile.applies(plan) and (partial := split_in_tile.partial_results(plan)):
         found.append(Wish(plan.buffer("inside"), partial * acc))
     return [*found, Wish(plan.buffer("out"), elements * output.boxes * output.element_bytes, matrix and not found, lasting=True)]
 

@@ -22,7 +22,7 @@ from roller.lowering.simt.stage_kernel import GridKernel, Workspace
 from roller.lowering.tir import arithmetic
 from roller.lowering.tir.builder import argument
 from roller.plugin import HardwareSpec, RProgram
-from roller_rocm.codegen import doubles, machine, matrix_cores, optimised, singles, writer
+from roller_rocm.codegen import float32_functions, float64_functions, machine, matrix_cores, optimised, writer
 from roller_rocm.codegen.unrolling import unrolled
 from roller_rocm.cost import register_prediction
 from roller_rocm.toolchain import module_text, occupancy
@@ -145,7 +145,7 @@ def _exchanged(call: Any) -> Any:
 
 @cache
 def _elementary() -> str:
-    return writer.module({**doubles.FUNCTIONS, **singles.FUNCTIONS})
+    return writer.module({**float64_functions.FUNCTIONS, **float32_functions.FUNCTIONS})
 
 
 def _function(call: Any) -> Any:
@@ -156,7 +156,7 @@ def _function(call: Any) -> Any:
         wide = [a.astype(dtype.replace("16", "32", 1)) for a in call.args]
         return _function(getattr(tirx, op)(*wide)).astype(dtype)
     name = f"roller_{op}_{scalar}"
-    if name not in doubles.FUNCTIONS and name not in singles.FUNCTIONS:
+    if name not in float64_functions.FUNCTIONS and name not in float32_functions.FUNCTIONS:
         return tirx.call_llvm_pure_intrin(dtype, f"llvm.{op}", *call.args)
     if not lanes:
         return tirx.call_pure_extern(dtype, name, *call.args)

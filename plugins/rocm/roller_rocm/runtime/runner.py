@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from roller.plugin import Artifact, DeviceUnavailableError, GpuRunner
-from roller_rocm.runtime import foreign, gpu, loaded
+from roller_rocm.runtime import gpu, gpu_arrays, loaded_kernel
 from roller_rocm.runtime.gpu import Gpu
-from roller_rocm.runtime.loaded import Kernel
+from roller_rocm.runtime.loaded_kernel import Kernel
 from roller_rocm.toolchain import launching
 
 
@@ -31,11 +31,11 @@ class RocmRunner(GpuRunner):
     """
 
     def __init__(self, artifact: Artifact) -> None:
-        super().__init__(launching.checked(artifact), gpu, foreign.ARRAYS)
+        super().__init__(launching.checked(artifact), gpu, gpu_arrays.ARRAYS)
 
     def check(self, gpu: Gpu) -> None:
         """Raises an error if the code object does not fit the GPU."""
-        loaded.fits(str(self._artifact.launch["arch"]), gpu)
+        loaded_kernel.fits(str(self._artifact.launch["arch"]), gpu)
 
     def prepare(self, module: int, described: Mapping[str, Any], gpu: Gpu) -> Kernel:
         """Returns a kernel of the code object."""

@@ -9,8 +9,8 @@ from typing import Any
 from roller.plugin import Accumulator, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary
 from roller_ipu_sim.manifest.models import View, tiles_in
 from roller_ipu_sim.plan.bodies import loads_in
-from roller_ipu_sim.plan.places import TileSet, Trips, box_number, coordinates, number, position
 from roller_ipu_sim.plan.stage_plan import ArrayPlan, Plan
+from roller_ipu_sim.plan.tile_coordinates import TileSet, Trips, box_number, coordinates, number, position
 from roller_ipu_sim.plan.work import last_dim
 
 Tree = tuple[Any, ...]

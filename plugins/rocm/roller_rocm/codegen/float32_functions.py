@@ -11,7 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from roller_rocm.codegen.doubles import HALF_PI, REDUCED, Body, beyond, circular, exponential, logarithm, power, quarters, within
+from roller_rocm.codegen.float64_functions import (
+    HALF_PI,
+    REDUCED,
+    Body,
+    beyond,
+    circular,
+    exponential,
+    logarithm,
+    power,
+    quarters,
+    within,
+)
 from roller_rocm.codegen.writer import Value, Writer
 
 # Of the same functions as in `doubles`, rounded to float32; 2^-28.3 and 2^-30.7.

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from roller_ipu_sim.codegen.crossing import Side, crossed, rows, side
-from roller_ipu_sim.codegen.homes import kept, results, stored
+from roller_ipu_sim.codegen.placements import kept, results, stored
 from roller_ipu_sim.codegen.runs import Common, Runs
 from roller_ipu_sim.codegen.sends import sent
 from roller_ipu_sim.manifest.affine import nests

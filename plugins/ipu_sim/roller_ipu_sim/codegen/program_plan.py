@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from roller.plugin import HardwareSpec, RProgram
 from roller_ipu_sim.chip.machine import Machine, machine
-from roller_ipu_sim.codegen.between import Move
+from roller_ipu_sim.codegen.stage_transfers import Move
 from roller_ipu_sim.plan import limits, work
 from roller_ipu_sim.plan.heap import Memory, placed
 from roller_ipu_sim.plan.stage_plan import MOST_STEPS, ArrayPlan, Plan, plan_of

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from roller.errors import DeviceUnavailableError, LaunchError
 from roller.runtime.arrays import Wanted, address
 from roller.runtime.artifact import Artifact
-from roller.runtime.foreign import Foreign, Taken
 from roller.runtime.gpu import Gpu
-from roller.runtime.loaded import Launch, Loaded
+from roller.runtime.gpu_arrays import Foreign, Taken
+from roller.runtime.loaded_kernel import Launch, Loaded
 
 Array = npt.NDArray[Any]
 

@@ -9,8 +9,18 @@ from typing import Literal
 
 from roller_ipu_sim.manifest.affine import Nest, Row, nest_over, nests
 from roller_ipu_sim.manifest.models import Placement, TensorHome
-from roller_ipu_sim.plan.places import Walk, box_steps, ring_pieces, share_boxes, share_steps, start_steps, starts, untouched, walks
 from roller_ipu_sim.plan.stage_plan import ArrayDim, ArrayPlan, Plan
+from roller_ipu_sim.plan.tile_coordinates import (
+    Walk,
+    box_steps,
+    ring_pieces,
+    share_boxes,
+    share_steps,
+    start_steps,
+    starts,
+    untouched,
+    walks,
+)
 from roller_ipu_sim.plan.windows import Interval, Windows
 
 Role = Literal["input", "constant", "output"]
