@@ -163,7 +163,7 @@ def expression_of(op: Op) -> TensorExpr:
 def _choices(expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int, constants: frozenset[str]) -> list[Choice]:
     """Returns the best programs that the device can run, best first: of the expression, and of its variants with input copies."""
     if type(top_k) is not int or top_k < 1:
-        raise ConstructionError(f"top_k={top_k!r} must be a positive whole number")
+        raise ConstructionError(f"top_k={top_k!r} must be a positive integer")
     itself, *laid = layouts(expr, chip, plugin.cost_parameters(chip, expr).row_bytes)
     found = _choices_of(itself, plugin, chip, top_k, constants)
     for one in laid:

@@ -139,7 +139,7 @@ class Kernel:
         names = [w.name for w in self._wanted]
         listed = ", ".join(map(str, self._wanted)) or "none"
         if len(arrays) > len(names):
-            raise LaunchError(f"{len(arrays)} arrays given, {len(names)} wanted ({listed})")
+            raise LaunchError(f"{len(arrays)} arrays given, {len(names)} expected ({listed})")
         values = dict(zip(names, arrays, strict=False))
         for name, value in named.items():
             if name not in names:

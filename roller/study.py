@@ -104,7 +104,7 @@ def _chain(nests: Sequence[Nest], wanted: Tiles, chip: HardwareSpec) -> tuple[Ne
     for tile in reversed(wanted):
         inner = tuple(tile.get(name, extent) for name, extent in zip(dims, inner, strict=True))
         if any(type(extent) is not int or extent < 1 for extent in inner):
-            raise ExpressionError(f"tile {dict(tile)}: extents are positive whole numbers")
+            raise ExpressionError(f"tile {dict(tile)}: extents are positive integers")
         chain.insert(0, inner)
     return nest, tuple(chain)
 

@@ -50,7 +50,7 @@ def from_te(outputs: Any) -> TensorExpr:
     listed = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
     computed = [t for t in listed if not isinstance(getattr(t, "op", None), te.PlaceholderOp)]
     if len(computed) != 1:
-        raise ExpressionError(f"from_te: wanted one computed tensor, got {len(computed)}; build one expression for each output")
+        raise ExpressionError(f"from_te: expected one computed tensor, got {len(computed)}; build one expression for each output")
     handles = _handles(computed[0])
     expr = expression(handles[computed[0]])
     order = [handles[t].name for t in listed if t in handles and handles[t].stage is None]

@@ -35,7 +35,7 @@ def measure(artifacts: Sequence[Artifact], seconds: float = MEASURE_SECONDS) -> 
     """
     simulated = next((a for a in artifacts if a.estimate.get("clock_ghz") is not None), None)
     if simulated is not None:
-        raise KernelError(f"{simulated.device} is simulated: there is nothing to time; Kernel.profile() tells the simulated cycles")
+        raise KernelError(f"{simulated.device} is simulated: there is nothing to time; Kernel.profile() gives the simulated cycles")
     raw = [replace(a, resources=a.known_resources).to_bytes() for a in artifacts]  # resources not computed yet are not needed
     try:
         return list(run_isolated(_timed, raw, seconds, deadline_s=TRIAL_SECONDS))

@@ -209,7 +209,7 @@ class Device:
 
     def _wrong(self, hook: str, wanted: str, found: object) -> HookError:
         given = "nothing" if found is None else f"a {type(found).__name__}"
-        return HookError(f"plugin {self.name!r}: {hook} gave {given}, wanted: {wanted}", self.name, hook)
+        return HookError(f"plugin {self.name!r}: {hook} gave {given}, expected: {wanted}", self.name, hook)
 
 
 @dataclass(frozen=True)

@@ -229,7 +229,7 @@ def _number(value: Any) -> float | int:
 
 def _integer(value: Any) -> int:
     if type(value) is not int or abs(value) > INTEGER_MAX:
-        raise ExpressionError(f"{value!r:.40} is not a whole number of at most 64 bits")
+        raise ExpressionError(f"{value!r:.40} is not an integer of at most 64 bits")
     return value
 
 

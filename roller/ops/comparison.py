@@ -79,7 +79,7 @@ def where(condition: SymbolicTensor, yes: Operand, no: Operand) -> SymbolicTenso
     sides = [side for side in (yes, no) if not isinstance(side, Real)]
     tensors = symbolic("where", condition, *sides)
     if not sides:
-        raise ExpressionError("where: of what it chooses from at least one must be a tensor, which says of what type the result is")
+        raise ExpressionError("where: at least one of its two branches must be a tensor, which determines the type of the result")
     dtype, shape = common_dtype("where", tensors[1:]), broadcast_shape("where", tensors)
     loads = [source(value, position, broadcast_index(value, shape)) for position, value in enumerate(tensors)]
     chosen = iter(loads[1:])

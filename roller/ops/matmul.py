@@ -57,7 +57,7 @@ def _product(
         if value.ndim != len(names):
             hint = "ops.batch_matmul or ops.einsum" if what == "matmul" else "ops.matmul or ops.einsum"
             raise ExpressionError(
-                f"{what}: {operand} has shape {value.shape}, wanted {len(names)} dimensions; see {hint} for others"
+                f"{what}: {operand} has shape {value.shape}, expected {len(names)} dimensions; see {hint} for others"
             )
         for name, extent in zip(names, value.shape, strict=True):
             if extents.setdefault(name, extent) != extent:

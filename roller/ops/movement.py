@@ -31,7 +31,7 @@ def pad(x: SymbolicTensor, widths: Sequence[tuple[int, int]], value: float = 0) 
     """
     (x,) = symbolic("pad", x)
     if len(widths) != x.ndim or not all(len(w) == 2 and all(isinstance(e, int) and e >= 0 for e in w) for w in widths):
-        raise ExpressionError(f"pad: wanted one (before, after) pair for each of the {x.ndim} dimensions, got {widths!r}")
+        raise ExpressionError(f"pad: expected one (before, after) pair for each of the {x.ndim} dimensions, got {widths!r}")
     shape = tuple(before + extent + after for extent, (before, after) in zip(x.shape, widths, strict=True))
     every, index = grid(shape)
     moved = [i.plus(-before) for i, (before, _) in zip(index, widths, strict=True)]

@@ -58,7 +58,7 @@ def _chosen(what: str, x: SymbolicTensor, axes: Axes) -> tuple[int, ...]:
     try:
         numbers = tuple(operator.index(a) for a in (axes if isinstance(axes, Sequence) else (axes,)))
     except TypeError:
-        raise ExpressionError(f"{what}: axes must be whole numbers or None, got {axes!r}") from None
+        raise ExpressionError(f"{what}: axes must be integers or None, got {axes!r}") from None
     found = [a + x.ndim if a < 0 else a for a in numbers]
     if any(not 0 <= a < x.ndim for a in found) or len(set(found)) != len(found):
         raise ExpressionError(f"{what}: axes {axes!r} must be different axes of a tensor with {x.ndim} dimensions")

@@ -146,7 +146,7 @@ def tensor(shape: Sequence[int], dtype: object = "float32", name: str | None = N
     except TypeError:
         extents = (-1,)
     if any(e < 0 for e in extents):
-        raise ExpressionError(f"shape {shape!r} must be a sequence of whole numbers, none of them negative")
+        raise ExpressionError(f"shape {shape!r} must be a sequence of non-negative integers")
     if name is not None and not (isinstance(name, str) and name.isascii() and name.isidentifier()):
         raise ExpressionError(f"tensor name {name!r} must be an ASCII identifier: kernels take their arguments by name")
     return SymbolicTensor(extents, known_dtype(dtype), name)
@@ -266,7 +266,7 @@ def logic(op: str, *operands: SymbolicTensor) -> SymbolicTensor:
     """Returns "and", "or" or "not" of booleans; `ExpressionError` for other types, in which any value but 0 would be true."""
     for value in symbolic(op, *operands):
         if value.dtype != "bool":
-            raise ExpressionError(f"{op}: takes truth values, not {value.dtype}; compare them first, such as ops.not_equal(x, 0)")
+            raise ExpressionError(f"{op}: takes booleans, not {value.dtype}; compare them first, such as ops.not_equal(x, 0)")
     return pointwise(op, lambda *values: Binary(op, *values) if len(values) == 2 else Unary(op, *values), *operands)
 
 

@@ -66,7 +66,7 @@ def constant(value: float | int, dtype: str) -> Const:
     if dtype in FLOATS:
         return Const(float(value), dtype)
     if value != int(value):
-        raise ExpressionError(f"{value} is not a whole number, but the tensor is {dtype}; use .astype('float32') first")
+        raise ExpressionError(f"{value} is not an integer, but the tensor is {dtype}; use .astype('float32') first")
     low, high = integer_range(dtype)
     if not low <= value <= high:
         raise ExpressionError(f"{value} does not fit {dtype} ({low}..{high}); cast the tensor to a wider type first")

@@ -88,7 +88,7 @@ def windows(
 def by_letter(what: str, name: str, value: SymbolicTensor, letters: str) -> dict[str, int]:
     """Returns letter → extent of the dimension that it names; `ExpressionError` for another number of dimensions."""
     if value.ndim != len(letters):
-        raise ExpressionError(f"{what}: {name} has shape {value.shape}, wanted {len(letters)} dimensions ({letters})")
+        raise ExpressionError(f"{what}: {name} has shape {value.shape}, expected {len(letters)} dimensions ({letters})")
     return dict(zip(letters, value.shape, strict=True))
 
 
@@ -102,7 +102,7 @@ def pair(what: str, name: str, value: Pair) -> tuple[int, int]:
     """Returns two positive integers, from one or two; `ExpressionError` otherwise."""
     numbers = tuple(value) if isinstance(value, Sequence) else (value, value)
     if len(numbers) != 2 or not all(isinstance(v, int) and v >= 1 for v in numbers):
-        raise ExpressionError(f"{what}: {name} must be one or two whole numbers of at least 1, got {value!r}")
+        raise ExpressionError(f"{what}: {name} must be one or two integers of at least 1, got {value!r}")
     return numbers[0], numbers[1]
 
 
@@ -123,7 +123,7 @@ def _pads(
     numbers = (padding,) if isinstance(padding, int) else tuple(padding)
     if len(numbers) not in (1, 2, 4) or not all(isinstance(v, int) and v >= 0 for v in numbers):
         raise ExpressionError(
-            f"{what}: padding must be a whole number, (height, width) or (top, bottom, left, right), none negative; got {padding!r}"
+            f"{what}: padding must be an integer, (height, width) or (top, bottom, left, right), none negative; got {padding!r}"
         )
     if len(numbers) == 4:
         return numbers

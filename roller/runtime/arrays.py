@@ -127,9 +127,9 @@ def admit(value: Any, wanted: Wanted) -> tuple[Array, Kind]:
     """Returns the value as a NumPy view of the wanted shape and type (never converted), and the library of its array."""
     array, kind = view(value, wanted.name)
     if array.dtype != wanted.dtype:
-        raise LaunchError(f"{wanted.name}: element type {array.dtype} given, {wanted.dtype.name} wanted; convert it first")
+        raise LaunchError(f"{wanted.name}: element type {array.dtype} given, {wanted.dtype.name} expected; convert it first")
     if array.shape != wanted.shape:
-        raise LaunchError(f"{wanted.name}: shape {array.shape} given, {wanted.shape} wanted")
+        raise LaunchError(f"{wanted.name}: shape {array.shape} given, {wanted.shape} expected")
     return array, kind
 
 
@@ -163,7 +163,7 @@ def view(value: Any, name: str) -> tuple[Array, Kind]:
             raise
         raise LaunchError(f"{name}: {type(value).__name__} cannot be read as an array: {error}") from error
     given = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-    raise LaunchError(f"{name}: a {given} given, an array wanted (NumPy, torch, JAX, or another with DLPack)")
+    raise LaunchError(f"{name}: a {given} given, an array expected (NumPy, torch, JAX, or another with DLPack)")
 
 
 def as_kind(array: Array, kind: Kind) -> Any:

@@ -172,7 +172,7 @@ class Artifact:
         if not isinstance(lengths, list) or not isinstance(names, list) or len(lengths) != len(names) + 1:
             raise _damaged(where, "its header contradicts itself")
         if not all(isinstance(n, int) and n >= 0 for n in lengths) or sum(lengths) != len(payload):
-            raise _damaged(where, f"{len(payload)} bytes of payload where the header says {lengths}")
+            raise _damaged(where, f"{len(payload)} bytes of payload, but the header declares {lengths}")
         if hashlib.sha256(payload).hexdigest() != header.get("payload_sha256"):
             raise _damaged(where, "the payload does not match its checksum")
         blobs = [payload[sum(lengths[:i]) : sum(lengths[: i + 1])] for i in range(len(lengths))]

@@ -116,7 +116,7 @@ class Gpu(ABC):
             self.trim()
             return self.take(size, stream)
         except StatusError as error:
-            raise error.told(f"{size} bytes wanted on {self}") from error
+            raise error.told(f"{size} bytes requested on {self}") from error
 
     def reclaim(self, address: int, streams: Collection[int]) -> None:
         """Frees memory once all work now on these streams is done."""

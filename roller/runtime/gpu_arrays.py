@@ -135,7 +135,7 @@ class Foreign(ABC):
                 return self.handle(int(getattr(stream, field)))
         if isinstance(stream, int) and not isinstance(stream, bool) and stream >= 0:
             return self.handle(stream)
-        raise LaunchError(f"stream=: a {type(stream).__name__} given; a stream of {self.with_streams} wanted, or a handle (int)")
+        raise LaunchError(f"stream=: a {type(stream).__name__} given; a stream of {self.with_streams} expected, or a handle (int)")
 
     def _torch_stream(self, gpu: Gpu) -> int:
         current = self._torch_module().current_stream(gpu.ordinal)
@@ -234,9 +234,9 @@ def _torch_taken(value: Any, name: str, own: int | None) -> Taken:
 def _check(taken: Taken, value: Any, wanted: Wanted, written: bool) -> None:
     """Raises `LaunchError` if an array is not as required."""
     if taken.dtype != wanted.dtype.name:
-        raise LaunchError(f"{wanted.name}: element type {taken.dtype} given, {wanted.dtype.name} wanted; convert it first")
+        raise LaunchError(f"{wanted.name}: element type {taken.dtype} given, {wanted.dtype.name} expected; convert it first")
     if taken.shape != wanted.shape:
-        raise LaunchError(f"{wanted.name}: shape {taken.shape} given, {wanted.shape} wanted")
+        raise LaunchError(f"{wanted.name}: shape {taken.shape} given, {wanted.shape} expected")
     if not taken.contiguous:
         raise LaunchError(f"{wanted.name}: the array is not contiguous; copy it first (torch: {wanted.name}.contiguous())")
     if written and library_of(value) in ("jax", "jaxlib"):

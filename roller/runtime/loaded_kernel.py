@@ -113,7 +113,7 @@ def check_limits(described: Mapping[str, Any], gpu: Gpu, limits: Iterable[tuple[
     name, blocks, threads = described["name"], int(described["blocks"]), int(described["threads"])
     for what, wanted, most in limits:
         if wanted > most:
-            raise LaunchError(f"kernel {name!r} wants {wanted} {what}, {gpu} has {most}; compile it for the attached chip")
+            raise LaunchError(f"kernel {name!r} needs {wanted} {what}, {gpu} has {most}; compile it for the attached chip")
     if blocks < 1 or threads < 1:
         raise LaunchError(f"kernel {name!r}: {blocks} blocks of {threads} threads cannot be launched")
 

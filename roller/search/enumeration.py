@@ -133,7 +133,7 @@ class ProgramSpace:
         Raises `ConstructionError` where no program fits, or where `count` is not a valid number of programs.
         """
         if type(count) is not int or count < 0:
-            raise ConstructionError(f"count={count!r} must be a whole number, not negative")
+            raise ConstructionError(f"count={count!r} must be a non-negative integer")
         return list(itertools.islice(self.drawn(seed), count))
 
     def drawn(self, seed: int = 0) -> Iterator[RProgram]:

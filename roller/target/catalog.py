@@ -90,7 +90,7 @@ def find_spec(device: str, chip: str, extra_dirs: Iterable[str | Path] = ()) -> 
     spec = load_spec(path)
     for field, expected, found in (("device", device, spec.device), ("chip", chip, spec.chip)):
         if expected != found:
-            raise SpecError(f"says {found!r}, but the file lies where {expected!r} is looked for", path, field)
+            raise SpecError(f"says {found!r}, but the file is in the place of {expected!r}", path, field)
     return spec
 
 

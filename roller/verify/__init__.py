@@ -65,7 +65,7 @@ class Expected:
         """Checks a result as the function `check`."""
         output, expected, bound = self.expr.output, self.value, self.bound
         if tuple(result.shape) != output.shape:
-            raise WrongResultError(f"{output.name}: the result has shape {tuple(result.shape)}, wanted {output.shape}")
+            raise WrongResultError(f"{output.name}: the result has shape {tuple(result.shape)}, expected {output.shape}")
         got = result.reshape(-1) if self.flat is None else result.reshape(-1)[self.flat]
         got = got.astype(np.float64 if output.dtype in FLOATS else np.int64)
         with np.errstate(all="ignore"):
@@ -176,13 +176,13 @@ def _positive(expr: TensorExpr) -> frozenset[str]:
 def _interpreted(expr: TensorExpr, arrays: Arrays, points: Array | None) -> Approximate:
     if not isinstance(arrays, Mapping):
         if len(arrays) != len(expr.inputs):
-            raise ExpressionError(f"{len(expr.inputs)} inputs are wanted ({_listed(expr)}), {len(arrays)} arrays given")
+            raise ExpressionError(f"{len(expr.inputs)} inputs are expected ({_listed(expr)}), {len(arrays)} arrays given")
         arrays = {t.name: a for t, a in zip(expr.inputs, arrays, strict=True)}
     for tensor in expr.inputs:
         if tensor.name not in arrays:
-            raise ExpressionError(f"no array for the input {tensor.name!r}; wanted: {_listed(expr)}")
+            raise ExpressionError(f"no array for the input {tensor.name!r}; expected: {_listed(expr)}")
         if tuple(arrays[tensor.name].shape) != tensor.shape:
-            raise ExpressionError(f"input {tensor.name!r} has shape {tuple(arrays[tensor.name].shape)}, wanted {tensor.shape}")
+            raise ExpressionError(f"input {tensor.name!r} has shape {tuple(arrays[tensor.name].shape)}, expected {tensor.shape}")
     return interpret(expr, arrays, _flat(expr, points))
 
 

@@ -59,7 +59,7 @@ def test_another_number_of_arrays_is_left_to_the_long_way(threads: int, count: i
     built, out = kernel(threads=threads), filled((5, 7), "float32", 99)
     given = [filled((5, 7), "float32", n) for n in range(count)]
     assert not taken(built, *given, out)
-    with pytest.raises(LaunchError, match=r"no array for|arrays given, 2 wanted"):
+    with pytest.raises(LaunchError, match=r"no array for|arrays given, 2 expected"):
         built(*given, out=out)
     assert np.all(out == 99)
 

@@ -122,7 +122,7 @@ def test_arrays_are_kept_for_the_kernels_before_one_that_does_not_start(gpus: Gp
 def test_memory_that_runs_out(gpus: Gpus) -> None:
     run, a = kernel("small", gpus).load(), Array(gpus, values(SMALL))
     gpus.capacity(1024)
-    with pytest.raises(LaunchError, match=r"768 bytes wanted on GPU 0: the GPU's memory is full; free arrays .*OUT_OF_MEMORY"):
+    with pytest.raises(LaunchError, match=r"768 bytes requested on GPU 0: the GPU's memory is full; free arrays .*OUT_OF_MEMORY"):
         run(a)
     assert "cuMemPoolTrimTo" in gpus.calls
 

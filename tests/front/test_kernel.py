@@ -169,11 +169,11 @@ def test_torch_gives_torch(kernel):
     [
         (lambda k, a, b: k(a), "no array for b"),
         (lambda k, a, b: k(), "no array for a, b"),
-        (lambda k, a, b: k(a, b, a), "3 arrays given, 2 wanted"),
+        (lambda k, a, b: k(a, b, a), "3 arrays given, 2 expected"),
         (lambda k, a, b: k(a, c=b), "no input is called 'c'"),
         (lambda k, a, b: k(a, b, a=a), "by position and by name"),
-        (lambda k, a, b: k(a.T, b), r"a: shape \(6, 5\) given, \(5, 6\) wanted"),
-        (lambda k, a, b: k(a.astype("f8"), b), "a: element type float64 given, float32 wanted"),
+        (lambda k, a, b: k(a.T, b), r"a: shape \(6, 5\) given, \(5, 6\) expected"),
+        (lambda k, a, b: k(a.astype("f8"), b), "a: element type float64 given, float32 expected"),
         (lambda k, a, b: k(a, [1.0]), "b: a list given"),
         (lambda k, a, b: k(a, b, out=np.empty((5, 7))), "out: element type float64"),
         (lambda k, a, b: k(a, b, out=np.empty((7, 5), F32)), "out: shape"),
@@ -236,7 +236,7 @@ def test_output_may_overlap_inputs(toy):
 def test_element_types_are_kept(toy):
     kernel = build(roller.tensor((3,), "float64", name="x") + 1, "toy")
     assert kernel(torch.ones(3, dtype=torch.float64)).dtype == torch.float64
-    with pytest.raises(LaunchError, match="bfloat16 given, float64 wanted"):
+    with pytest.raises(LaunchError, match="bfloat16 given, float64 expected"):
         kernel(torch.ones(3, dtype=torch.bfloat16))
 
 

@@ -153,7 +153,7 @@ TO_OTHERS = family(0, ("x", 0), ("x", 0), 2, every(4), (4, 1, 2, 0, 2)).model_co
         ({"loops": ((2**20, 0, 0, 0, 0),)}, "1048576 repetitions into 32 elements of buffer 'y'; send each once"),
         (
             {"to": Receivers(tiles=every(1, 2), buffer="y", offset=0), "others": True},
-            r"repetition \[2\]: nobody receives but the sender itself, tile 2; name others",
+            r"repetition \[2\]: the only receiver is the sender itself, tile 2; name others",
         ),
     ],
 )

@@ -348,7 +348,7 @@ def edited(**changes: Any) -> HardwareSpec:
         ("vector__types", {}, "options.vector.types", "names nothing"),
         ("vector__types__half__operations__exp", "fast", "options.vector.types.half.operations.exp", "integer"),
         ("memory__region1_bytes", 16384, "options.memory.region1_bytes", "638976"),
-        ("memory__element_bytes", 10000, "options.memory.region0_bytes", "no whole number"),
+        ("memory__element_bytes", 10000, "options.memory.region0_bytes", "not a multiple"),
         ("layout__millicycles", {"two": 1}, "options.layout.millicycles.two", "a number of bytes"),
         ("tiles", 100, "options.tiles", "a field of the spec itself"),
         ("workers", 6, "options.workers", "a field of the spec itself"),

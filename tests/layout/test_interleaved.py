@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from test_filling import places
+from test_fill_order import places
 
 import roller
 from emulating import needs_cxx

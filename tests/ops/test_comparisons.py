@@ -119,7 +119,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "types": (lambda: T((3,)) < T((3,), "float64"), "lt: operands are float32 and float64; cast them to one type"),
     "shapes": (lambda: T((3,)) >= T((4,)), r"ge: shapes \(3,\) and \(4,\) do not broadcast"),
     "number": (lambda: T((3,), "uint8") > -1, "-1 does not fit uint8"),
-    "fraction": (lambda: T((3,), "int32") <= 0.5, "0.5 is not a whole number"),
+    "fraction": (lambda: T((3,), "int32") <= 0.5, "0.5 is not an integer"),
     "word": (lambda: T((3,)) < "x", "lt: expected a symbolic tensor, got str"),
     "logic of numbers": (lambda: T((3,)) & T((3,)), r"not float32; compare them first, such as ops.not_equal\(x, 0\)"),
     "not of numbers": (lambda: ~T((3,), "int8"), "not: takes truth values, not int8"),

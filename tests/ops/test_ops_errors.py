@@ -12,9 +12,9 @@ from roller.errors import ExpressionError
 from roller.ops import tensor as T
 
 ERRORS: list[tuple[Callable[[], object], str]] = [
-    (lambda: T((2, -1)), "none of them negative"),
-    (lambda: T(3), "sequence of whole numbers"),  # type: ignore[arg-type]
-    (lambda: T((2.5,)), "sequence of whole numbers"),  # type: ignore[list-item]
+    (lambda: T((2, -1)), "non-negative integers"),
+    (lambda: T(3), "sequence of non-negative integers"),  # type: ignore[arg-type]
+    (lambda: T((2.5,)), "sequence of non-negative integers"),  # type: ignore[list-item]
     (lambda: T((2,), "float8"), "unknown element type 'float8'; choose one of"),
     (lambda: T((2,), name="a b"), "must be an ASCII identifier"),
     (lambda: T((2,), name="é"), "must be an ASCII identifier"),
@@ -28,7 +28,7 @@ ERRORS: list[tuple[Callable[[], object], str]] = [
     (lambda: ops.add(1, 2), "expected a symbolic tensor, got int"),
     (lambda: T((2, 3)) + T((2, 4)), r"shapes \(2, 3\) and \(2, 4\) do not broadcast"),
     (lambda: T((2,)) + T((2,), "int8"), r"float32 and int8; cast them to one type with .astype"),
-    (lambda: T((2,), "int8") + 0.5, "0.5 is not a whole number"),
+    (lambda: T((2,), "int8") + 0.5, "0.5 is not an integer"),
     (lambda: T((2,), "int8") + 200, r"200 does not fit int8 \(-128..127\)"),
     (lambda: T((2,), "int8") / 2, "div: not defined on int8"),
     (lambda: ops.exp(T((2,), "int32")), "exp: not defined on int32"),
@@ -50,9 +50,9 @@ ERRORS: list[tuple[Callable[[], object], str]] = [
     (lambda: ops.conv2d(T((1, 3, 5, 5)), T((2, 3, 0, 3))), "must be at least 1"),
     (lambda: ops.conv2d(T((1, 3, 0, 5)), T((2, 3, 1, 1))), "only batch and channels may be empty"),
     (lambda: ops.conv2d(T((1, 3, 5, 5)), T((2, 3, 3, 3)), groups=2), "groups=2 must divide"),
-    (lambda: ops.conv2d(T((1, 3, 5, 5)), T((2, 3, 3, 3)), stride=0), "stride must be one or two whole numbers"),
-    (lambda: ops.max_pool2d(T((1, 3, 5, 5)), 2.5), "kernel must be one or two whole numbers"),  # type: ignore[arg-type]
-    (lambda: ops.max_pool2d(T((1, 3, 5, 5)), T((3,))), "kernel must be one or two whole numbers"),  # type: ignore[arg-type]
+    (lambda: ops.conv2d(T((1, 3, 5, 5)), T((2, 3, 3, 3)), stride=0), "stride must be one or two integers"),
+    (lambda: ops.max_pool2d(T((1, 3, 5, 5)), 2.5), "kernel must be one or two integers"),  # type: ignore[arg-type]
+    (lambda: ops.max_pool2d(T((1, 3, 5, 5)), T((3,))), "kernel must be one or two integers"),  # type: ignore[arg-type]
     (lambda: ops.conv2d(T((1, 3, 5, 5)), T((2, 3, 3, 3)), padding=-1), "none negative"),
     (lambda: ops.conv2d(T((1, 3, 5, 5)), T((2, 3, 3, 3)), padding="full"), "'same', 'valid' or numbers"),
     (lambda: ops.conv2d(T((1, 3, 5, 5)), T((2, 3, 3, 3)), layout="CHWN"), "use ops.transpose"),  # type: ignore[arg-type]

@@ -48,14 +48,14 @@ FAULTS = (
         "roller/program/footprint.py",
         "reach += c * (extent - 1)",
         "reach += c * extent",
-        ("test_tile",),
+        ("test_footprint",),
     ),
     Fault(
         "runs end where rows are full",
         "roller/program/footprint.py",
         "if extent != bound:",
         "if extent == bound:",
-        ("test_tile",),
+        ("test_footprint",),
     ),
     Fault(
         "rows are padded to the same bank",
@@ -72,7 +72,11 @@ FAULTS = (
         ("test_banks",),
     ),
     Fault(
-        "windows are a value short", "roller/ir/sliding_windows.py", "return 1 + sum([step", "return sum([step", ("test_windows",)
+        "windows are a value short",
+        "roller/ir/sliding_windows.py",
+        "return 1 + sum([step",
+        "return sum([step",
+        ("test_sliding_windows",),
     ),
     Fault(
         "NaN equals itself",
@@ -100,7 +104,7 @@ FAULTS = (
         "roller/program/alignment.py",
         "return padding_waste(nest.extents, tile) <= epsilon + 1e-9",
         "return padding_waste(nest.extents, tile) >= 0.0",
-        ("test_align", "test_properties_search"),
+        ("test_alignment", "test_properties_search"),
     ),
     Fault(
         "float64 becomes bfloat16 by two roundings",

@@ -23,7 +23,7 @@ GONE = {  # a pattern, and what stands in its place
     r"moves? back|sticks? out": "overlapped boundary tile",
     r"ragged": "remainder; not a multiple",
     r"whole numbers?": "integers",
-    r"truth values?": "booleans",
+    r"truth values": "booleans",
     r"the greatest (of|and|or)\b|the least (of|and|or)\b": "max, min",
     r"change places": "XOR swizzle",
     r"dealt out|deals? out": "distributed; split-K",
@@ -39,13 +39,15 @@ def prose(text: str) -> str:
     return re.sub(r"`[^`\n]*`", "``", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
 
 
-def docstrings(path: Path) -> Iterator[str]:
-    """Docstrings of a file, and help texts of its commands."""
+def said(path: Path) -> Iterator[str]:
+    """Docstrings of a file, help texts of its commands, and the words of its errors."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield ast.get_docstring(node) or ""
         elif isinstance(node, ast.keyword) and node.arg == "help" and isinstance(node.value, ast.Constant):
             yield str(node.value.value)
+        elif isinstance(node, ast.Raise):
+            yield " ".join(n.value for n in ast.walk(node) if isinstance(n, ast.Constant) and isinstance(n.value, str))
 
 
 def gone(text: str) -> list[str]:
@@ -58,8 +60,8 @@ def test_pages_use_the_fields_words(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", CODE, ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_docstrings_and_help_use_the_fields_words(path: Path) -> None:
-    assert [found for text in docstrings(path) for found in gone(text)] == []
+def test_docstrings_help_and_errors_use_the_fields_words(path: Path) -> None:
+    assert [found for text in said(path) for found in gone(text)] == []
 
 
 def test_words_that_are_gone_are_found() -> None:

@@ -217,7 +217,7 @@ def test_arrays_are_kept_for_the_kernels_before_one_that_does_not_start(amd: Amd
 def test_memory_that_runs_out(amd: AmdGpus) -> None:
     run, a = kernel("small", amd).load(), Array(amd, values(SMALL))
     amd.capacity(512)
-    with pytest.raises(LaunchError, match=r"768 bytes wanted on GPU 0: the GPU's memory is full; free arrays .*OutOfMemory"):
+    with pytest.raises(LaunchError, match=r"768 bytes requested on GPU 0: the GPU's memory is full; free arrays .*OutOfMemory"):
         run(a)
 
 

@@ -148,9 +148,9 @@ def test_what_is_no_host_array_is_refused_by_name(value, said):
 @pytest.mark.parametrize(
     ("array", "said"),
     [
-        (np.ones((2, 3)), "element type float64 given, float32 wanted"),
+        (np.ones((2, 3)), "element type float64 given, float32 expected"),
         (np.ones((2, 3), ">f4"), "element type >f4 given"),
-        (np.ones((3, 2), F32), r"shape \(3, 2\) given, \(2, 3\) wanted"),
+        (np.ones((3, 2), F32), r"shape \(3, 2\) given, \(2, 3\) expected"),
         (np.ones((2, 3, 1), F32), "shape"),
     ],
 )

@@ -110,7 +110,7 @@ def strided_tensor(gpus: Any) -> Any:
 WRONG = [
     (transposed, "not contiguous; copy it first"),
     (strided_tensor, "not contiguous; copy it first"),
-    (half, "element type float16 given, float32 wanted"),
+    (half, "element type float16 given, float32 expected"),
     (other_shape, r"shape \(3, 64\) given"),
     (shifted, "needs a multiple of 16 bytes; copy it first"),
     (learning, "requires a gradient"),
@@ -199,7 +199,7 @@ class RuntimeContract:
 
     @pytest.mark.parametrize("stream", ["fast", -3, True, 1.5])
     def test_what_is_no_stream_is_refused(self, gpus: Any, stream: Any) -> None:
-        said = f"stream=: .* {self.names.foreign.ARRAYS.with_streams} wanted"
+        said = f"stream=: .* {self.names.foreign.ARRAYS.with_streams} expected"
         with pytest.raises(LaunchError, match=said):
             self.names.kernel("small", gpus)(Array(gpus, values(SMALL)), stream=stream)
 
@@ -382,5 +382,5 @@ class RuntimeContract:
             run(values(A), Array(gpus, values(B)))
         with pytest.raises(LaunchError, match="a on GPU 1, b on GPU 0"):
             run(Array(gpus, values(A), number=1), Array(gpus, values(B)))
-        with pytest.raises(LaunchError, match="2 wanted"):
+        with pytest.raises(LaunchError, match="2 expected"):
             run(Array(gpus, values(A)), Array(gpus, values(B)), Array(gpus, values(B)))

@@ -288,15 +288,15 @@ def test_check_of_special_values() -> None:
 def test_mistakes_are_named() -> None:
     expr = matmul(4, 6, 5)
     arrays = verify.random_inputs(expr)
-    with pytest.raises(ExpressionError, match="2 inputs are wanted"):
+    with pytest.raises(ExpressionError, match="2 inputs are expected"):
         verify.reference(expr, [arrays["a"]])
     with pytest.raises(ExpressionError, match="no array for the input 'b'"):
         verify.reference(expr, {"a": arrays["a"]})
-    with pytest.raises(ExpressionError, match=r"input 'a' has shape \(5, 4\), wanted \(4, 5\)"):
+    with pytest.raises(ExpressionError, match=r"input 'a' has shape \(5, 4\), expected \(4, 5\)"):
         verify.reference(expr, dict(arrays, a=arrays["a"].T))
     with pytest.raises(ExpressionError, match="points must be an array"):
         verify.reference(expr, arrays, np.array([[0, 6]]))
-    with pytest.raises(WrongResultError, match=r"has shape \(6, 4\), wanted \(4, 6\)"):
+    with pytest.raises(WrongResultError, match=r"has shape \(6, 4\), expected \(4, 6\)"):
         verify.check(expr, arrays, np.zeros((6, 4)))
 
 

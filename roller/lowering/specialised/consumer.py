@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from roller.lowering.simt.matrix_atoms import SIDES, GroupLane
 from roller.lowering.simt.threads import Offsets
-from roller.lowering.specialised.staged_store import Outlet
+from roller.lowering.specialised.staged_store import StoreBuffer
 from roller.lowering.specialised.swizzle import SwizzledPanel
 from roller.lowering.tir.builder import Buffer, Stmt, allocate, every, index, load, plus, pointer, register_buffer, sequence, when
 from roller.lowering.tir.tile_starts import Position, State
@@ -17,12 +17,12 @@ from roller.lowering.tir.tile_starts import Position, State
 class PanelLane(GroupLane):
     """One consumer lane of a group (warpgroup) whose atoms read panels in shared memory.
 
-    `slots`: the copy (pipeline stage) of each operand's panel that is read. `outlet`: the epilogue store staged through shared
-    memory (`arena`); None if lanes store the results themselves.
+    `slots`: the copy (pipeline stage) of each operand's panel that is read. `store_buffer`: where the epilogue store is staged in
+    shared memory (`arena`); None if lanes store the results themselves.
     """
 
     slots: dict[int, Position] = field(default_factory=dict)
-    outlet: Outlet | None = None
+    store_buffer: StoreBuffer | None = None
     arena: Buffer | None = None
 
     def step(self, state: State, slot: Position) -> Stmt:
@@ -60,21 +60,23 @@ class PanelLane(GroupLane):
 
     def results(self, state: State, slot: Position) -> Stmt:
         """Stores the results of the lane's accumulators, staged through shared memory if there is space for it."""
-        return super().results(state, slot) if self.outlet is None else sequence(self._leaving(self.outlet, state, slot))
+        if self.store_buffer is None:
+            return super().results(state, slot)
+        return sequence(self._staged(self.store_buffer, state, slot))
 
-    def _leaving(self, outlet: Outlet, state: State, slot: Position) -> list[Stmt]:
+    def _staged(self, store_buffer: StoreBuffer, state: State, slot: Position) -> list[Stmt]:
         """Returns for each box: the epilogue's loads, the lane's values, their stores to shared memory, the bulk copy."""
-        values = register_buffer("result", len(self.spatial), outlet.map.dtype)
+        values = register_buffer("result", len(self.spatial), store_buffer.map.dtype)
         statements, at = allocate([values]), 0
-        for number, box in enumerate(outlet.boxes(self.spatial)):
+        for number, box in enumerate(store_buffer.boxes(self.spatial)):
             points = [point for run in box.runs for point in run.points]
             reads, arrays = ([], {}) if self.partial is not None else self._operands(state, "epilogue", points)
             laid: list[Stmt] = []
             for run in box.runs:
                 laid += self._valued(state, arrays, slot, run.points, values, at)
-                laid.append(outlet.lay(self.arena, number, run, [load(values, at + n) for n in range(len(run.points))]))
+                laid.append(store_buffer.lay(self.arena, number, run, [load(values, at + n) for n in range(len(run.points))]))
                 at += len(run.points)
-            statements += [*reads, *outlet.leave(self.arena, number, laid, outlet.corner(state, box, self.part))]
+            statements += [*reads, *store_buffer.leave(self.arena, number, laid, store_buffer.corner(state, box, self.part))]
         return statements
 
     def _kept(self, put: Stmt, offsets: Offsets) -> Stmt:

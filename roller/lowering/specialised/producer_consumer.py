@@ -106,7 +106,7 @@ class SpecialisedStage(StageLowering):
         self.lane = self.worker
         self.layout = layout_of(self.block, machine)
         panels, self.arena = self.layout.panels, self.layout.arena
-        self.worker.outlet, self.worker.arena = self.layout.outlet, self.arena
+        self.worker.store_buffer, self.worker.arena = self.layout.store_buffer, self.arena
         self.lane.panels = {p.staging.operand: p for p in panels}
         self.rings: dict[int, Ring] = {}
         for panel in panels:
@@ -124,18 +124,18 @@ class SpecialisedStage(StageLowering):
     # --- the kernel ---------------------------------------------------------------------------------------------------
 
     def _kernel(self, name: str, body: Stmt, block_var: Expr, arguments: tuple[Buffer, ...], blocks: int) -> GridKernel:
-        found, outlet = [bulk for bulk in self.bulks.values() if bulk is not None], self.layout.outlet
+        found, store_buffer = [bulk for bulk in self.bulks.values() if bulk is not None], self.layout.store_buffer
         maps: dict[str, TensorMap] = {bulk.argument.name: bulk.map for bulk in found}
-        if outlet is not None:
-            maps[outlet.argument.name] = outlet.map
+        if store_buffer is not None:
+            maps[store_buffer.argument.name] = store_buffer.map
         described = {described.tensor for described in maps.values()}
         carried = {self._tensor(p) for p in self.lane.panels if self.bulks[p] is None}
-        stored = {"epilogue"} if outlet is not None else {"epilogue", "output"}
+        stored = {"epilogue"} if store_buffer is not None else {"epilogue", "output"}
         needed = carried | {a.tensor.name for a in self.nest.accesses if a.role in stored}
         plain = tuple(a for a in arguments if a.name not in described or a.name in needed)
         threads = self.consumers + self.producers.lanes
         launched = launched_over(body, block_var, self.blocks, self.block.thread, threads)
-        taken = [*plain, *(bulk.argument for bulk in found), *(() if outlet is None else (outlet.argument,))]
+        taken = [*plain, *(bulk.argument for bulk in found), *(() if store_buffer is None else (store_buffer.argument,))]
         size = self.layout.bytes
         return GridKernel(name, launched, tuple(taken), self.blocks, threads, size, self.number, maps, self.cluster)
 
@@ -165,8 +165,8 @@ class SpecialisedStage(StageLowering):
         made = [self._made(ring, n) for ring in self.rings.values() for n in range(ring.pairs)]
         set_up = when(tirx.EQ(self.block.thread, index(0)), sequence([*made, self.producers.ready()]))
         groups = self.consumers // self.program.atom.lanes
-        outlet = self.layout.outlet
-        before, after = ([], []) if outlet is None else (outlet.begin(), outlet.end())
+        store_buffer = self.layout.store_buffer
+        before, after = ([], []) if store_buffer is None else (store_buffer.begin(), store_buffer.end())
         work = [*self.block.bindings(), *before, *_begun(self.rings), self._tiles(block_var, True), *after]
         consume = sequence([*self.producers.divide(groups, False, self._registers), *work])
         filling = self._alone([*_begun(self.filling), self._tiles(block_var, False)])

@@ -10,7 +10,7 @@ from roller.lowering.simt.machine import Machine
 from roller.lowering.simt.matrix_atoms import SIDES, GroupBlock
 from roller.lowering.simt.stage_kernel import workspace_of
 from roller.lowering.specialised.bulk_copies import bulk_of
-from roller.lowering.specialised.staged_store import Outlet, outlet_of
+from roller.lowering.specialised.staged_store import StoreBuffer, outlet_of
 from roller.lowering.specialised.swizzle import SwizzledPanel, swizzled_panel
 from roller.lowering.tir.builder import Buffer, shared_buffer
 from roller.lowering.tir.loads import Reader
@@ -27,7 +27,7 @@ class Layout:
     panels: list[SwizzledPanel]
     arena: Buffer
     signals: int  # address of the first one, in elements of the arena
-    outlet: Outlet | None
+    store_buffer: StoreBuffer | None
 
     @property
     def bytes(self) -> int:
@@ -45,12 +45,12 @@ def layout_of(block: GroupBlock, machine: Machine) -> Layout:
         found.append(panel)
         start += panel.size * panel.copies
     taken = start * size + SIGNALS_BYTES
-    outlet = _outlet(block, machine, taken)
-    buffer = shared_buffer("panels", (taken + (0 if outlet is None else outlet.bytes)) // size, dtype)
-    return Layout([swizzled_panel(program, p.staging, buffer, p.start) for p in found], buffer, start, outlet)
+    store_buffer = _store_buffer(block, machine, taken)
+    buffer = shared_buffer("panels", (taken + (0 if store_buffer is None else store_buffer.bytes)) // size, dtype)
+    return Layout([swizzled_panel(program, p.staging, buffer, p.start) for p in found], buffer, start, store_buffer)
 
 
-def _outlet(block: GroupBlock, machine: Machine, taken: int) -> Outlet | None:
+def _store_buffer(block: GroupBlock, machine: Machine, taken: int) -> StoreBuffer | None:
     """Returns the staged epilogue store that fits beside `taken` bytes; None if there is none."""
     program, departures, producers = block.program, machine.departures, machine.producers
     if departures is None or producers is None:

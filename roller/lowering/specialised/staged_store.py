@@ -38,7 +38,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Leaving:
+class StagedStore:
     """One box: the points of a lane that it holds, and its corner in the group's tile, by dimensions of the nest."""
 
     runs: tuple[Run, ...]
@@ -46,7 +46,7 @@ class Leaving:
 
 
 @dataclass(frozen=True)
-class Outlet:
+class StoreBuffer:
     """The staged epilogue store of a block: the array's description, the argument that carries it, and the array's sides.
 
     `width`: elements of a row. `places`: buffers of each lane group. `start`: offset of the first one, in bytes of the block's
@@ -126,7 +126,7 @@ class Outlet:
         team = tirx.floordiv(self.block.thread, index(self.block.group))
         return team * index(self.places * self.place_bytes) + index(self.start + number * self.place_bytes)
 
-    def corner(self, state: State, box: Leaving, part: Position) -> list[Expr]:
+    def corner(self, state: State, box: StagedStore, part: Position) -> list[Expr]:
         """Returns the coordinates of a box in the array."""
         block, extra = self.block, {}
         for dim in range(len(block.program.nest.dims)):
@@ -136,7 +136,7 @@ class Outlet:
         bases = [*(block.base(state, d) for d in range(len(block.program.nest.dims))), part]
         return [coordinate(side, bases, extra) for side in self.sides]
 
-    def boxes(self, points: Sequence[Offsets]) -> Iterator[Leaving]:
+    def boxes(self, points: Sequence[Offsets]) -> Iterator[StagedStore]:
         """Yields a group's boxes, each with the points that a lane has in it."""
         found: dict[tuple[tuple[int, int], ...], list[tuple[int, int, Offsets]]] = {}
         for point in points:
@@ -149,7 +149,7 @@ class Outlet:
             period = WIDEST_ROW // WIDEST_ACCESS  # rows after which the swizzle repeats
             assert all(down % period == 0 for down, *_ in members), "a lane's rows change places alike"
             runs = [members[n : n + run] for n in range(0, len(members), run)]
-            yield Leaving(tuple(Run(r[0][1] * size, r[0][0], tuple(p for *_, p in r)) for r in runs), dict(key))
+            yield StagedStore(tuple(Run(r[0][1] * size, r[0][0], tuple(p for *_, p in r)) for r in runs), dict(key))
 
     def _spot(self, point: Offsets) -> tuple[dict[int, int], int, int]:
         """Returns the box of a lane's point, and its column and row relative to the lane's first ones in that box."""
@@ -180,7 +180,7 @@ def run_of(unit: PanelUnit) -> int:
 
 def outlet_of(
     block: GroupBlock, unit: PanelUnit, departures: Departures, array: tuple[str, str, int], room: int, start: int
-) -> Outlet | None:
+) -> StoreBuffer | None:
     """Returns the staged epilogue store, with `room` bytes of shared memory from byte `start` on; None if lanes must store results.
 
     Lanes must store if rows are not aligned or lie along another dimension, or if room is too small. `array`: name, type, number of
@@ -204,7 +204,7 @@ def outlet_of(
         return None
     points = list(block.points(program.nest.spatial))
     for places in range(MOST_PLACES, 0, -1):
-        made = Outlet(block, unit, departures, found, map_argument(MAP_NAME), tuple(sides), width, places, start)
+        made = StoreBuffer(block, unit, departures, found, map_argument(MAP_NAME), tuple(sides), width, places, start)
         if made.bytes <= room and len(list(made.boxes(points))) % places == 0:
             return made
     return None

@@ -54,9 +54,9 @@ class StoreAccesses:
         results = math.prod([program.unit_tile[d] for d in program.nest.spatial])
         if self.machine.in_place(program.atom):
             block = block_of(program, self.machine)
-            outlet = layout_of(block, self.machine).outlet
-            if outlet is not None:
-                return results * ELEMENT_BYTES[outlet.map.dtype] / WIDEST_ROW
+            store_buffer = layout_of(block, self.machine).store_buffer
+            if store_buffer is not None:
+                return results * ELEMENT_BYTES[store_buffer.map.dtype] / WIDEST_ROW
             return self._by_lanes(program, results, block.panel_unit.first, run_of(block.panel_unit))
         unit = self.machine.units[program.atom.name]
         columns = unit.results["n"]

@@ -77,9 +77,9 @@ def check_processor(text: str) -> None:
     name = processor(text)
     triple = re.search(r'^target triple = "([^"]+)"', text, re.MULTILINE)
     if name is None or triple is None:
-        raise CodegenError("the IR does not say which processor it is for")
+        raise CodegenError("the IR does not name its processor")
     if name not in processors.known_processors(triple.group(1)):
-        raise CodegenError(f"LLVM knows no processor {name!r} for {triple.group(1)}")
+        raise CodegenError(f"LLVM has no processor {name!r} for {triple.group(1)}")
 
 
 def assembly(text: str) -> str:

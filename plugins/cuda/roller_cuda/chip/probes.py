@@ -283,7 +283,7 @@ def settled(values: Sequence[float]) -> float:
     """Returns the median of all but the first; `ValueError` where too few are left or one is not a positive number."""
     counted = values[1:]
     if len(counted) < 3:
-        raise ValueError(f"{len(values)} timings: at least 4 are wanted, of which the first does not count")
+        raise ValueError(f"{len(values)} timings: at least 4 are needed; the first does not count")
     if not all(math.isfinite(value) and value > 0 for value in counted):
         raise ValueError("a timing is not a positive number")
     return median(counted)

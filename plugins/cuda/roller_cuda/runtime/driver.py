@@ -112,7 +112,7 @@ def start() -> int:
         raise DeviceUnavailableError(f"no NVIDIA driver, or none that works: {' '.join(str(error).split())}") from error
     if version < OLDEST:
         told = f"{version // 1000}.{version % 1000 // 10}"
-        raise DeviceUnavailableError(f"the NVIDIA driver is one for CUDA {told}; kernels need 12.0 or newer: update it")
+        raise DeviceUnavailableError(f"the NVIDIA driver is for CUDA {told}; kernels need 12.0 or newer: update it")
     if not count:
         raise DeviceUnavailableError("the NVIDIA driver finds no GPU; see CUDA_VISIBLE_DEVICES and nvidia-smi")
     return count

@@ -66,7 +66,7 @@ def architecture(spec: HardwareSpec) -> str:
     """
     arch, capability = str(spec.options.get("arch", "")), [str(n) for n in spec.options.get("compute_capability", ())]
     if not re.fullmatch(r"sm_\d+[a-z]?", arch):
-        raise CodegenError(f"{spec.device}:{spec.chip}: options.arch says {arch!r}, not an architecture such as sm_80")
+        raise CodegenError(f"{spec.device}:{spec.chip}: options.arch is {arch!r}, not an architecture such as sm_80")
     if arch.removeprefix("sm_").rstrip("abcdefghijklmnopqrstuvwxyz") != "".join(capability):
         said = f"options.arch says {arch}, options.compute_capability {'.'.join(capability)}"
         raise CodegenError(f"{spec.device}:{spec.chip}: {said}; kernels are compiled for the one and use what the other has")

@@ -286,7 +286,7 @@ class Machine(_Model):
             raise ValueError(f"memory.region1_bytes: the regions do not sum to the {self.tile_bytes} bytes of {TILE_MEMORY}")
         for name, size in (("region0_bytes", memory.element_bytes), ("region1_bytes", memory.element_bytes * memory.interleave)):
             if getattr(memory, name) % size:
-                raise ValueError(f"memory.{name}: no whole number of {size} bytes")
+                raise ValueError(f"memory.{name}: not a multiple of {size} bytes")
         if self.reserved_bytes >= memory.region0_bytes:
             raise ValueError(f"memory.region0_bytes: not more than the {self.reserved_bytes} bytes that are reserved")
         for name in self.layout.millicycles:

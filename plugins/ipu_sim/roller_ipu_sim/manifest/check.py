@@ -118,7 +118,7 @@ def _check_ends(where: str, send: Send, tiles: int, known: set[Ranges]) -> None:
     if not 0 <= send.tile < tiles:
         raise ManifestError(f"{where}: tile {send.tile} of {tiles}; name tiles that are there")
     if not send.to.tiles:
-        raise ManifestError(f"{where}: nobody receives but the sender itself, tile {send.tile}; name others")
+        raise ManifestError(f"{where}: the only receiver is the sender itself, tile {send.tile}; name others")
     _check_tiles(where, send.to.tiles, tiles, known)
 
 

@@ -57,7 +57,7 @@ def _fitting(inputs: Mapping[str, Array], name: str, shape: tuple[int, ...], dty
     if name not in inputs:
         raise LaunchError(f"no array for {name!r} was given")
     if inputs[name].dtype != numpy_dtype(dtype) or inputs[name].size != math.prod(shape):
-        raise LaunchError(f"{name}: {inputs[name].dtype} {inputs[name].shape} given, {dtype} {shape} wanted")
+        raise LaunchError(f"{name}: {inputs[name].dtype} {inputs[name].shape} given, {dtype} {shape} expected")
     return np.ascontiguousarray(inputs[name])
 
 

@@ -101,7 +101,7 @@ def _record(
     saturating = opcodes(f"{name}_clamp") if "clamp" in given.flags else -1  # for integers; others clamp their result
     opcode = opcodes(means.name) if saturating < 0 else saturating
     if opcode < 0:
-        raise ValueError("the emulator does not know this instruction")
+        raise ValueError("the emulator does not support this instruction")
     if name.startswith("v_cmpx") and len(operands) == 2:
         operands.insert(0, Operand(NOTHING))
     operands = _modified(name, operands, modifiers)
@@ -132,7 +132,7 @@ def _parsed(text: str) -> _Given:
     modifiers = dict(_MODIFIER.findall(text))
     unknown = [key for key, value in modifiers.items() if key not in _KNOWN and value != "0"]
     if unknown:
-        raise ValueError(f"the emulator does not know {unknown[0]}:{modifiers[unknown[0]]}")
+        raise ValueError(f"the emulator does not support {unknown[0]}:{modifiers[unknown[0]]}")
     bare = _MODIFIER.sub("", text)
     flags = frozenset(found.group().partition(":")[0] for found in _FLAG.finditer(bare))
     bare = _FLAG.sub("", bare).strip()
@@ -233,5 +233,5 @@ def _waits(instruction: AsmInstruction, name: str, means: Meaning) -> tuple[int,
     elif instruction.operands.strip() == "0":
         left = {"vmcnt": 0, "lgkmcnt": 0}
     if not left:
-        raise ValueError("the emulator does not know what it waits for")
+        raise ValueError("the emulator does not support this wait")
     return left.get("vmcnt", -1), left.get("lgkmcnt", -1), left.get("vscnt", -1)

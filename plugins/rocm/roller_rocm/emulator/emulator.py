@@ -145,7 +145,7 @@ class Emulator:
     def _described(self, kernel: Mapping[str, Any], described: AsmKernel, code: decoding.Decoded, order: Order) -> _Launch:
         says = described.directives
         if any(says.get(f"user_sgpr_{name}", 0) for name in ("dispatch_ptr", "queue_ptr", "dispatch_id")):
-            raise LaunchError(f"kernel {kernel['name']!r} wants to know of its dispatch, which the emulator does not model")
+            raise LaunchError(f"kernel {kernel['name']!r} reads its dispatch packet, which the emulator does not model")
         lanes = 32 if says.get("wavefront_size32") else 64
         scalar = 4 * says.get("user_sgpr_private_segment_buffer", 0)
         return _Launch(

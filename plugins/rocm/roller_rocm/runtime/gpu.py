@@ -180,7 +180,7 @@ def count() -> int:
 def gpu(ordinal: int) -> Gpu:
     """Returns the GPU of that number; `LaunchError` where there is none."""
     if not 0 <= ordinal < count():
-        raise LaunchError(f"GPU {ordinal}: this process sees {count()}")
+        raise LaunchError(f"GPU {ordinal}: this process has {count()}")
     return _made(ordinal)
 
 

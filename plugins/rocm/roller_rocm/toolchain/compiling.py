@@ -53,7 +53,7 @@ def architecture(spec: HardwareSpec) -> str:
     arch = str(spec.options.get("arch", ""))
     if arch not in _architectures():
         raise CodegenError(
-            f"{spec.device}:{spec.chip}: options.arch says {arch!r}, not an architecture that LLVM knows, such as gfx90a or gfx942"
+            f"{spec.device}:{spec.chip}: options.arch is {arch!r}, not an architecture of LLVM, such as gfx90a or gfx942"
         )
     return arch
 

@@ -155,7 +155,8 @@ def stored(made: ops.SymbolicTensor, chosen: Callable[[StageProgram], bool]) -> 
 
 
 def leaves(stage: StageProgram) -> bool:
-    return shared_memory.layout_of(shared_memory.block_of(stage, machine.machine(SPEC)), machine.machine(SPEC)).outlet is not None
+    known = machine.machine(SPEC)
+    return shared_memory.layout_of(shared_memory.block_of(stage, known), known).store_buffer is not None
 
 
 def test_the_model_knows_what_storing_results_takes() -> None:
