@@ -25,7 +25,12 @@ from roller.explain.report import candidates_table, duration
 from roller.kernel import Kernel
 
 NEGATIVE = re.compile(r"-\d+(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE)
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="Compile tensor operators.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Compile tensor operators to kernels without search.",
+)
 app.add_typer(specs.app, name="specs")
 
 Words = Annotated[
@@ -36,20 +41,20 @@ Words = Annotated[
         "conv2d 1x64x56x56 128x64x3x3 padding=1 | maximum 64x32 0.5 (an integer would be an input: 64 is a vector)",
     ),
 ]
-DType = Annotated[str, typer.Option(help="Element type of inputs that do not say theirs (64x32:int8).")]
+DType = Annotated[str, typer.Option(help="Default element type of inputs; 64x32:int8 sets it for one.")]
 DeviceName = Annotated[str, typer.Option("--device", "-d", help='"name" or "name:chip".')]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the kernel to this file (-: to standard output).")]
 SourceFile = Annotated[Path | None, typer.Option("--source", help="Write its source text to this file (-: to standard output).")]
 Page = Annotated[Path | None, typer.Option("--html", help="Write a page with a timeline to this file (-: to standard output).")]
-SpecFile = Annotated[Path | None, typer.Option("--spec", help="A spec file instead of a chip.")]
-Threads = Annotated[int | None, typer.Option(help="At most so many units (not on GPUs); default: all.")]
-Precision = Annotated[str, typer.Option(help="ieee, or tf32: factors of float32 products may be rounded.")]
-Math = Annotated[str, typer.Option(help="ieee; strict: no fused multiply-adds but in reductions; fast: beyond IEEE 754.")]
-Top = Annotated[int, typer.Option("--top", min=1, help="Programs to keep.")]
-Measure = Annotated[bool, typer.Option("--measure", help="Build and time the kept programs, take the fastest.")]
-Verify = Annotated[bool, typer.Option("--verify", help="Compare the kernel with the reference.")]
+SpecFile = Annotated[Path | None, typer.Option("--spec", help="A spec file (machine description) to use instead of a chip.")]
+Threads = Annotated[int | None, typer.Option(help="Max number of CPU threads, or of IPU tiles; not for GPUs. Default: all.")]
+Precision = Annotated[str, typer.Option(help="ieee; tf32: factors of float32 products may be rounded to tf32.")]
+Math = Annotated[str, typer.Option(help="ieee; strict: fused multiply-adds in reductions only; fast: not limited to IEEE 754.")]
+Top = Annotated[int, typer.Option("--top", min=1, help="Number of candidate programs to keep.")]
+Measure = Annotated[bool, typer.Option("--measure", help="Build and time all candidates on this machine; use the fastest.")]
+Verify = Annotated[bool, typer.Option("--verify", help="Compare the kernel with the float64 reference.")]
 KEPT = ("dtype", "device", "spec", "threads", "precision", "math", "top")  # options that are fixed in a saved kernel
-Form = Annotated[Format, typer.Option("--format", help="What stdout gets.")]
+Form = Annotated[Format, typer.Option("--format", help="Format of standard output.")]
 
 
 class OperatorCommand(TyperCommand):
@@ -98,7 +103,8 @@ def compile_command(
     output: Output = None,
     source: SourceFile = None,
     language: Annotated[
-        str | None, typer.Option("--language", help="Of that text, where the device writes several; default: what it builds.")
+        str | None,
+        typer.Option("--language", help="Language of the source text, if the device has several."),
     ] = None,
     form: Form = Format.table,
 ) -> None:
@@ -184,7 +190,7 @@ def bench(
     threads: Threads = None,
     precision: Precision = "ieee",
     math: Math = "ieee",
-    seconds: Annotated[float, typer.Option(min=0.01, max=60.0, help="How long to measure.")] = 1.0,
+    seconds: Annotated[float, typer.Option(min=0.01, max=60.0, help="Seconds to measure.")] = 1.0,
     form: Form = Format.table,
 ) -> None:
     """Time an operator, or a saved kernel, on this machine."""
@@ -214,7 +220,7 @@ def verify_command(
     threads: Threads = None,
     precision: Precision = "ieee",
     math: Math = "ieee",
-    emulate: Annotated[bool, typer.Option("--emulate", help="On the device's emulator: slow, no such device needed.")] = False,
+    emulate: Annotated[bool, typer.Option("--emulate", help="Run on the device's emulator (slow; no device needed).")] = False,
     form: Form = Format.table,
 ) -> None:
     """Compare the kernel of an operator, or a saved one, with the reference: every element, or a sample of large operators."""

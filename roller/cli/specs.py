@@ -18,7 +18,7 @@ from roller.target.catalog import dump_spec, lint
 
 app = typer.Typer(help="List, show, check and measure chips.", invoke_without_command=True)
 
-Form = Annotated[Format, typer.Option("--format", help="What stdout gets.")]
+Form = Annotated[Format, typer.Option("--format", help="Format of standard output.")]
 Chip = Annotated[str, typer.Argument(help='"zen5", "cpu:zen5", or the path of a .toml file.')]
 
 
@@ -58,7 +58,7 @@ def show(chip: Chip, form: Form = Format.table) -> None:
 
 @app.command("lint")
 @guarded
-def lint_command(chips: Annotated[list[str], typer.Argument(help="Names or .toml files.")], form: Form = Format.table) -> None:
+def lint_command(chips: Annotated[list[str], typer.Argument(help="Chip names or .toml files.")], form: Form = Format.table) -> None:
     """Lint hardware specs; exit code 1 if problems are found."""
     problems = {chip: lint(roller.load_spec(chip)) for chip in chips}
 
