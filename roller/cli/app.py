@@ -47,7 +47,7 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the k
 SourceFile = Annotated[Path | None, typer.Option("--source", help="Write its source text to this file (-: to standard output).")]
 Page = Annotated[Path | None, typer.Option("--html", help="Write a page with a timeline to this file (-: to standard output).")]
 SpecFile = Annotated[Path | None, typer.Option("--spec", help="A spec file (machine description) to use instead of a chip.")]
-Threads = Annotated[int | None, typer.Option(help="Max number of CPU threads, or of IPU tiles; not for GPUs. Default: all.")]
+Threads = Annotated[int | None, typer.Option(help="Max number of CPU threads, or of simulated tiles; not for GPUs. Default: all.")]
 Precision = Annotated[str, typer.Option(help="ieee; tf32: factors of float32 products may be rounded to tf32.")]
 Math = Annotated[str, typer.Option(help="ieee; strict: fused multiply-adds in reductions only; fast: not limited to IEEE 754.")]
 Top = Annotated[int, typer.Option("--top", min=1, help="Number of candidate programs to keep.")]

@@ -109,7 +109,7 @@ def test_missing_or_short_constants(artifact):
         ({"versions": {"apache-tvm": "9"}}, DeviceUnavailableError, "built with apache-tvm 9, here is 0.27"),
         ({"launch": {"entry": "nope", "inputs": (), "output": {"shape": (), "dtype": "int8"}}}, LaunchError, "'nope'"),
         ({"data": b'target triple = "x86_64-linux-gnu"\n"target-cpu"="x86-64" !'}, CodegenError, "LLVM refuses"),
-        ({"data": b"nothing"}, CodegenError, "does not say which processor"),
+        ({"data": b"nothing"}, CodegenError, "does not name its processor"),
     ],
 )
 def test_artifacts_that_cannot_run(artifact, changes, error, said):

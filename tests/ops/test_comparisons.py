@@ -122,9 +122,9 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "fraction": (lambda: T((3,), "int32") <= 0.5, "0.5 is not an integer"),
     "word": (lambda: T((3,)) < "x", "lt: expected a symbolic tensor, got str"),
     "logic of numbers": (lambda: T((3,)) & T((3,)), r"not float32; compare them first, such as ops.not_equal\(x, 0\)"),
-    "not of numbers": (lambda: ~T((3,), "int8"), "not: takes truth values, not int8"),
+    "not of numbers": (lambda: ~T((3,), "int8"), "not: takes booleans, not int8"),
     "logic with a number": (lambda: T((3,), "bool") | 1, "or: expected a symbolic tensor, got int"),
-    "two numbers": (lambda: ops.where(T((3,)), 1, 0), "where: of what it chooses from at least one must be a tensor"),
+    "two numbers": (lambda: ops.where(T((3,)), 1, 0), "where: at least one of its two branches must be a tensor"),
     "choice of types": (lambda: ops.where(T((3,)), T((3,)), T((3,), "int8")), "where: operands are float32 and int8"),
     "truth": (lambda: bool(T((3,)) < 1), "has no truth value"),
 }  # fmt: skip

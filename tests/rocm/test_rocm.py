@@ -200,7 +200,7 @@ def other_arch(arch: str) -> HardwareSpec:
 def test_an_unknown_architecture_is_an_error_and_not_the_end() -> None:
     with pytest.raises(CodegenError, match="gfx999"):
         roller.compile(gemm(64, 64, 64), device="rocm", spec=other_arch("gfx999"))
-    with pytest.raises(CodegenError, match="not an architecture that LLVM knows"):
+    with pytest.raises(CodegenError, match="not an architecture of LLVM"):
         roller.compile(gemm(64, 64, 64), device="rocm", spec=other_arch("sm_80"))
     assert roller.compile(gemm(64, 64, 64), device="rocm:mi210").artifact.data
 

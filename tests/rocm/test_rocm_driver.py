@@ -303,7 +303,7 @@ def test_another_gpu_may_run_what_the_first_cannot(amd: AmdGpus) -> None:
 def test_a_gpu_that_is_not_there(amd: AmdGpus) -> None:
     a = Array(amd, values(SMALL))
     a.number = 7
-    with pytest.raises(LaunchError, match="GPU 7: this process sees 2"):
+    with pytest.raises(LaunchError, match="GPU 7: this process has 2"):
         kernel("small", amd)(a)
 
 

@@ -47,8 +47,8 @@ FAULTS = {
     ),
     "beyond scratch": ("scratch_load_dword v40, off, off offset:8\ns_waitcnt vmcnt(0)", "byte 8 of scratch, of which there are 8"),
     "a register beyond those taken": ("v_mov_b32_e32 v200, 0\nv_mov_b32_e32 v40, v200", "takes 128 vector registers"),
-    "an unknown instruction": ("v_frobnicate_b32 v40, v10", "v_frobnicate_b32 v40, v10.*does not know this instruction"),
-    "an unknown modifier": ("v_mfma_f32_16x16x4f32 v[40:43], v10, v11, 0 cbsz:1", "does not know cbsz:1"),
+    "an unknown instruction": ("v_frobnicate_b32 v40, v10", "v_frobnicate_b32 v40, v10.*does not support this instruction"),
+    "an unknown modifier": ("v_mfma_f32_16x16x4f32 v[40:43], v10, v11, 0 cbsz:1", "does not support cbsz:1"),
     "what was never written": ("v_add_u32_e32 v40, v10, v99", "results depend on the order of events"),
     "what local memory never held": ("ds_read_b32 v40, v1\ns_waitcnt lgkmcnt(0)", "results depend on the order of events"),
 }

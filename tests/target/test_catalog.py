@@ -92,7 +92,7 @@ def test_a_users_directory_comes_first(tmp_path: Path) -> None:
     assert find_spec("cpu", "zen3").clock_ghz == 3.21
     assert len(list_specs("cpu", [tmp_path])) == len(list_specs("cpu"))
     (folder / "renamed.toml").write_text(TEXT, encoding="utf-8")
-    with pytest.raises(SpecError, match=r"renamed\.toml: chip: says 'zen3', but the file lies where 'renamed'"):
+    with pytest.raises(SpecError, match=r"renamed\.toml: chip: says 'zen3', but the file is in the place of 'renamed'"):
         find_spec("cpu", "renamed", [tmp_path])
     assert find_spec("cpu", "zen4", [tmp_path / "no such directory"]).chip == "zen4"
 
