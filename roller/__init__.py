@@ -74,3 +74,8 @@ __all__ = [
     "specs",
     "tensor",
 ]
+
+
+def __dir__() -> list[str]:
+    """Returns the public names: packages of the implementation are importable, and no part of the interface."""
+    return sorted(__all__)

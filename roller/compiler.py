@@ -15,13 +15,13 @@ from roller import building, trial
 from roller.cost.model import estimate
 from roller.cost.parameters import CostParameters
 from roller.device.chip import SpecLike, resolve
-from roller.device.plugins import Device, load_device
+from roller.device.plugins import Device
 from roller.errors import ConstructionError, DeviceUnavailableError, ExpressionError, KernelError
 from roller.ir import serialization
 from roller.ir.expr import TensorExpr
 from roller.ir.fusion import fuse
 from roller.ir.relayout import layouts
-from roller.kernel import Built, Kernel
+from roller.kernel import Built, Kernel, restored
 from roller.ops import SymbolicTensor, expression
 from roller.precision import permitted
 from roller.program.record import Choice
@@ -142,12 +142,7 @@ def load(path: str | os.PathLike[str]) -> Kernel:
 
     A saved kernel is code: load only files that you trust. `KernelError`, with the file's name, if it cannot be loaded.
     """
-    artifact = Artifact.load(path)
-    try:
-        expr = serialization.expr_from_json(artifact.expr)
-    except ExpressionError as error:
-        raise KernelError(f"{os.fspath(path)}: its expression cannot be read: {error}; compile the operator again") from error
-    return Kernel(artifact, expr, load_device(artifact.device))
+    return restored(Artifact.load(path), os.fspath(path))
 
 
 def expression_of(op: Op) -> TensorExpr:

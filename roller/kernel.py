@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from roller.device.plugins import Contained, Device, hook_error
-from roller.errors import KernelError, LaunchError, RollerError
+from roller.device.plugins import Contained, Device, hook_error, load_device
+from roller.errors import ExpressionError, KernelError, LaunchError, RollerError
 from roller.explain.report import Explanation, explain
+from roller.ir import serialization
 from roller.ir.expr import Tensor, TensorExpr
 from roller.program.estimate import Estimate
 from roller.program.record import Choice, estimate_from_json, program_from_json
@@ -170,6 +171,10 @@ class Kernel:
         """Writes the kernel to a file that `roller.load` reads, atomically."""
         self._artifact.save(path)
 
+    def __reduce__(self) -> tuple[Callable[[bytes], Kernel], tuple[bytes]]:
+        """Pickles and copies the kernel as `save` writes it; the copy loads a binary of its own."""
+        return _unpickled, (self._artifact.to_bytes(),)
+
     def explain(self) -> Explanation:
         """Returns the explanation of the program: print it, or use `.to_dict()`."""
         parameters = self._device.cost_parameters(self.spec, self._expr)
@@ -267,3 +272,16 @@ def _alignment(artifact: Artifact) -> int:
     """Returns the alignment of a kernel's arrays in bytes; 0 if that of their elements is enough."""
     wanted = artifact.launch.get("alignment", ALIGNMENT)
     return 0 if wanted == "element" else int(wanted)
+
+
+def restored(artifact: Artifact, where: str = "artifact") -> Kernel:
+    """Returns the kernel of an artifact; `KernelError`, with the place that it came from, if its expression cannot be read."""
+    try:
+        expr = serialization.expr_from_json(artifact.expr)
+    except ExpressionError as error:
+        raise KernelError(f"{where}: its expression cannot be read: {error}; compile the operator again") from error
+    return Kernel(artifact, expr, load_device(artifact.device))
+
+
+def _unpickled(raw: bytes) -> Kernel:
+    return restored(Artifact.from_bytes(raw))

@@ -115,7 +115,7 @@ def toy(monkeypatch):
     def use(plugin):
         device = Device("toy", plugin)
         monkeypatch.setattr("roller.compiler.resolve", lambda name, spec: (device, spec or device.default_spec()))
-        monkeypatch.setattr("roller.compiler.load_device", lambda name: device)
+        monkeypatch.setattr("roller.kernel.load_device", lambda name: device)
         monkeypatch.setattr("roller.trial.load_device", lambda name: device)
         monkeypatch.setattr("roller.trial.run_isolated", lambda function, *a, deadline_s: function(*a))
         return device

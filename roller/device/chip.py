@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from roller.device.plugins import Device, device_names, load_device
 from roller.errors import PluginError, SpecError, UnknownDeviceError
@@ -21,9 +22,7 @@ def resolve(device: str, spec: SpecLike | None = None) -> tuple[Device, Hardware
 
     `UnknownDeviceError` and the other plugin errors; `SpecError` if the chip is unknown, named twice, or another device's.
     """
-    if not isinstance(device, str):
-        raise UnknownDeviceError(str(device), device_names())
-    name, colon, chip = device.partition(":")
+    name, colon, chip = _named(device).partition(":")
     meant = [f"{e.device}:{e.chip}" for e in specs() if e.chip == name.lower()] if name not in device_names() else []
     if meant:
         raise UnknownDeviceError(name, device_names(), f" (did you mean {' or '.join(repr(m) for m in meant)}?)")
@@ -73,6 +72,26 @@ def load_spec(chip: SpecLike) -> HardwareSpec:
         hint = f" (did you mean {close[0]!r}?)" if close else ""
         raise SpecError(f"no spec of chip {chip!r}{hint}; there is: {', '.join(known) or 'none'}")
     return catalog.load_spec(found[0].path)
+
+
+def _named(device: Any) -> str:
+    """Returns the name of a device in any case; `torch.device` objects, and strings such as "cuda:0", name the device by type.
+
+    A kernel runs on the GPU that holds its arrays, so a number is refused with this advice.
+    """
+    kind, index = getattr(device, "type", None), getattr(device, "index", None)
+    if isinstance(kind, str) and not isinstance(device, str):
+        device = kind if index is None else f"{kind}:{index}"
+    if not isinstance(device, str):
+        raise UnknownDeviceError(str(device), device_names())
+    name, colon, chip = device.partition(":")
+    known = name if name in device_names() else name.lower()
+    if chip.isdecimal() and known in device_names() and all(entry.chip != chip for entry in specs(known)):
+        raise SpecError(
+            f"{device!r} names one of several {known} devices by its number; say device={known!r}: kernels run where their "
+            "arrays are"
+        )
+    return known + colon + chip if known in device_names() else device
 
 
 def _path(spec: str | os.PathLike[str]) -> Path:

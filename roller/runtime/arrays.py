@@ -124,7 +124,14 @@ def ready(array: Array, alignment: int = ALIGNMENT) -> Array:
 
 
 def admit(value: Any, wanted: Wanted) -> tuple[Array, Kind]:
-    """Returns the value as a NumPy view of the wanted shape and type (never converted), and the library of its array."""
+    """Returns the value as a NumPy view of the wanted shape and type (never converted), and the library of its array.
+
+    Python numbers, and lists of them, have no element type: they become an array of the wanted one.
+    """
+    return _admitted(_of_numbers(value, wanted), wanted)
+
+
+def _admitted(value: Any, wanted: Wanted) -> tuple[Array, Kind]:
     array, kind = view(value, wanted.name)
     if array.dtype != wanted.dtype:
         raise LaunchError(f"{wanted.name}: element type {array.dtype} given, {wanted.dtype.name} expected; convert it first")
@@ -133,9 +140,23 @@ def admit(value: Any, wanted: Wanted) -> tuple[Array, Kind]:
     return array, kind
 
 
+def _of_numbers(value: Any, wanted: Wanted) -> Any:
+    """Returns Python numbers as an array of the wanted type, anything else as it is; `LaunchError` if a number does not fit."""
+    if not isinstance(value, list | tuple | int | float):
+        return value
+    try:
+        found = np.asarray(value)
+        whole = wanted.dtype.kind in "biu"
+        if found.dtype.kind in "biu" or (found.dtype.kind == "f" and not whole):
+            return np.asarray(value, wanted.dtype)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise LaunchError(f"{wanted.name}: the numbers make no array of {wanted.dtype.name}: {error}") from error
+    raise LaunchError(f"{wanted.name}: {found.dtype.name} numbers given, {wanted.dtype.name} expected; convert them first")
+
+
 def admit_output(value: Any, wanted: Wanted) -> tuple[Array, Kind]:
-    """Returns the same as `admit`, for an array that is written."""
-    array, kind = admit(value, wanted)
+    """Returns the same as `admit`, for an array that is written; Python numbers are none."""
+    array, kind = _admitted(value, wanted)
     if kind == "jax":
         raise LaunchError(f"{wanted.name}: JAX arrays cannot be written; leave out= away and use what the kernel returns")
     if not array.flags.writeable:
@@ -189,12 +210,21 @@ def overlaps(array: Array, others: Sequence[Array]) -> bool:
     return False
 
 
+def without_gradient(value: Any, name: str) -> Any:
+    """Returns a tensor that records no gradient; `LaunchError` for one that requires a gradient, but under `torch.no_grad()`."""
+    if not value.requires_grad:
+        return value
+    if sys.modules["torch"].is_grad_enabled():
+        said = f"{name}: the tensor requires a gradient, which a kernel cannot give"
+        raise LaunchError(f"{said}; pass {name}.detach(), or call the kernel under torch.no_grad()")
+    return value.detach()
+
+
 def _torch_view(value: Any, name: str) -> Array:
     torch = sys.modules["torch"]
     if not value.is_cpu:
         _on_cpu(name, False, str(value.device))
-    if value.requires_grad:
-        raise LaunchError(f"{name}: the tensor requires a gradient, which a kernel cannot give; pass {name}.detach()")
+    value = without_gradient(value, name)
     if value.dtype == torch.bfloat16:
         half: Array = value.view(torch.int16).numpy()
         return half.view(ml_dtypes.bfloat16)

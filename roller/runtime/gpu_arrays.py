@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from roller.errors import KernelError, LaunchError
-from roller.runtime.arrays import Wanted
+from roller.runtime.arrays import Wanted, without_gradient
 from roller.runtime.dlpack import lend
 from roller.runtime.gpu import Gpu
 
@@ -223,8 +223,7 @@ class DeviceArray:
 
 
 def _torch_taken(value: Any, name: str, own: int | None) -> Taken:
-    if value.requires_grad:
-        raise LaunchError(f"{name}: the tensor requires a gradient, which a kernel cannot give; pass {name}.detach()")
+    value = without_gradient(value, name)
     if value.is_neg():
         raise LaunchError(f"{name}: what lies in the tensor's memory are its values negated; pass {name}.resolve_neg()")
     dtype = str(value.dtype).removeprefix("torch.")

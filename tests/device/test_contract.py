@@ -21,7 +21,7 @@ class TestCpu(DeviceContract):
 def install(monkeypatch: pytest.MonkeyPatch, plugin: object) -> None:
     """Make the plugin the device "toy"."""
     toy, known = Device("toy", plugin), load_device
-    for module in ("device.chip", "compiler", "contract"):
+    for module in ("device.chip", "kernel", "contract"):
         monkeypatch.setattr(f"roller.{module}.load_device", lambda name: toy if name == "toy" else known(name))
 
 

@@ -1,6 +1,7 @@
 import math
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 import roller
 from roller import ops
 from roller.cost.parameters import CostParameters
+from roller.device.chip import resolve
 from roller.device.plugins import Device, device_names, load_device
 from roller.errors import (
     CodegenError,
@@ -29,6 +31,7 @@ from roller.program.record import estimate_from_json, estimate_to_json
 from roller.program.rprogram import RProgram
 from roller.runtime.artifact import Artifact, BuildOptions
 from roller.search.construct import construct
+from roller.target.catalog import find_spec
 from toy_plugin import Toy, toy_spec
 
 
@@ -386,3 +389,20 @@ def test_tiles_of_units_with_one_memory_are_rated():
     chosen = roller.compile(op, "ipu_sim").program.stages[0]
     tiles = [dict(zip([d.name for d in chosen.nest.dims], tile, strict=True)) for tile in chosen.tiles]
     assert roller.rate(op, "ipu_sim", tiles=tiles).seconds > 0
+
+
+@pytest.mark.parametrize("device", ["CPU:x86-64-v3", "Cpu:x86-64-v3"])
+def test_devices_are_named_in_any_case(device: str) -> None:
+    assert resolve(device)[1] == resolve("cpu:x86-64-v3")[1]
+
+
+def test_objects_name_a_device_by_their_type() -> None:
+    """As `torch.device` has it."""
+    cuda = SimpleNamespace(type="cuda", index=None)
+    assert resolve(cuda, find_spec("cuda", "h100"))[1].chip == "h100"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "CUDA:1", "cpu:0", SimpleNamespace(type="rocm", index=2)])
+def test_a_number_of_a_gpu_is_answered_with_advice(device: Any) -> None:
+    with pytest.raises(SpecError, match=r"by its number; say device='(cuda|cpu|rocm)'"):
+        resolve(device)

@@ -303,7 +303,7 @@ def test_a_plugins_kernel_that_raises_loses_the_measurement(toy):
         ({"c": np.ones(3)}, ExpressionError, "no input is called 'c'; inputs: a, b"),
         ({"b": np.ones((16, 32))}, LaunchError, "b: element type float64"),
         ({"b": np.ones((32, 16), "f4")}, LaunchError, "b: shape"),
-        ({"b": 3}, LaunchError, "b: a int given"),
+        ({"b": 3}, LaunchError, r"b: shape \(\) given, \(16, 32\) expected"),
     ],
 )
 def test_wrong_constants(constants, error, said):

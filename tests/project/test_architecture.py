@@ -343,6 +343,14 @@ def test_every_plugin_is_packaged_and_has_an_entry_point() -> None:
     assert wheel["force-include"] == {"specs": "roller/_specs"}
 
 
+def test_every_package_says_that_it_is_typed() -> None:
+    assert [f.name for f in (ROOT / "roller", *PLUGINS) if not (f / "py.typed").is_file()] == []
+
+
+def test_the_interface_is_what_is_listed() -> None:
+    assert dir(roller) == sorted(roller.__all__)
+
+
 def texts() -> Iterator[tuple[str, str]]:
     """Every text file of the project; what tools leave behind is not of it."""
     folders = ("roller", "plugins", "specs", "docs", "examples", "tests", "bench", ".ci")

@@ -196,3 +196,42 @@ def test_arrays_are_the_same_to_the_bit_but_for_nan(dtype: str) -> None:
     assert not same_bits(one, other)
     zero, negative = np.zeros(1, held), -np.zeros(1, held)
     assert not same_bits(zero, negative)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8", "int64", "bool"])
+def test_python_numbers_become_an_array_of_the_wanted_type(dtype):
+    wanted = Wanted("x", (2, 2), numpy_dtype(dtype))
+    array, kind = admit([[0, 1], (1, 0)], wanted)
+    assert array.dtype == wanted.dtype and kind == "numpy" and array.astype("f4").tolist() == [[0, 1], [1, 0]]
+    assert admit(1, Wanted("x", (), numpy_dtype(dtype)))[0].astype("f4") == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "said"),
+    [
+        ([300, 0], "int8", "make no array of int8"),
+        ([-1, 0], "uint8", "make no array of uint8"),
+        ([0.5, 0.0], "int32", "float64 numbers given, int32 expected"),
+        ([[1.0], [2.0, 3.0]], "float32", "make no array of float32"),
+        (["1", "2"], "float32", "numbers given, float32 expected"),
+        ([1.0, 2.0, 3.0], "float32", r"shape \(3,\) given, \(2,\) expected"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused_by_name(value, dtype, said):
+    with pytest.raises(LaunchError, match=f"x: .*{said}"):
+        admit(value, Wanted("x", (2,), numpy_dtype(dtype)))
+
+
+def test_python_numbers_are_no_output():
+    with pytest.raises(LaunchError, match="out: a list given"):
+        admit_output([0.0, 0.0], Wanted("out", (2,), np.dtype("f4")))
+
+
+@pytest.mark.skipif(torch is None, reason="torch is not installed")
+def test_parameters_are_taken_where_no_gradient_is_recorded():
+    parameter = torch.nn.Parameter(torch.ones(3))
+    with pytest.raises(LaunchError, match=r"x: .*under torch\.no_grad"):
+        view(parameter, "x")
+    with torch.no_grad():
+        array, kind = view(parameter, "x")
+    assert kind == "torch" and array.ctypes.data == parameter.data_ptr()
