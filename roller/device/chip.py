@@ -75,7 +75,7 @@ def load_spec(chip: SpecLike) -> HardwareSpec:
 
 
 def _named(device: Any) -> str:
-    """Returns the name of a device in any case; `torch.device` objects, and strings such as "cuda:0", name the device by type.
+    """Returns the name of a device in any case; `torch.device` objects, and strings such as "name:0", name it by type.
 
     A kernel runs on the GPU that holds its arrays, so a number is refused with this advice.
     """

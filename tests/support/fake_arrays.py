@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import sys
 import types
@@ -110,6 +111,12 @@ class Tensor(Array):
 
     requires_grad = False
 
+    def detach(self) -> Any:
+        """The same memory, without a record of what is done to it."""
+        other = copy.copy(self)
+        other.requires_grad = False
+        return other
+
     def __init__(self, *given: Any, contiguous: bool = True, **named: Any) -> None:
         super().__init__(*given, **named)
         self._numpy_dtype, self._contiguous = self.dtype, contiguous
@@ -149,6 +156,7 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch, gpus: Any) -> Any:
     """torch as far as kernels know it. `current`: the handle of its current stream; `made_for`: the stream of each new tensor."""
     torch = types.ModuleType("torch")
     torch.current, torch.made_for = 0, []  # type: ignore[attr-defined]
+    torch.is_grad_enabled = lambda: True  # type: ignore[attr-defined]
 
     @contextmanager
     def using(stream: Any) -> Any:

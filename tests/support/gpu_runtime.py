@@ -371,6 +371,17 @@ class RuntimeContract:
             run(Array(gpus, values(SMALL)), out=make(gpus))
         assert self.names.launch not in gpus.since(mark)
 
+    def test_parameters_are_taken_where_no_gradient_is_recorded(self, gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        torch = self.names.torch(monkeypatch, gpus)
+        torch.is_grad_enabled = lambda: False
+        parameter = learning(gpus)
+        run = self.names.kernel("small", gpus).load()
+        mark = len(gpus.calls)
+        result = run(parameter)
+        assert [call for call in gpus.since(mark) if call != self.names.allocation] == [self.names.launch, self.names.launched]
+        gpus.settle()
+        right(run, result.values(), a=parameter.values())
+
     @pytest.mark.parametrize(("make", "said"), APART)
     def test_outputs_elsewhere_are_refused(self, gpus: Any, make: Any, said: str) -> None:
         with pytest.raises(LaunchError, match=said):
