@@ -20,7 +20,7 @@ from roller.program.estimate import Estimate, combine_estimates
 from roller.program.rprogram import StageProgram, tiled_levels
 from roller.search.choices import refined, whole_programs
 from roller.search.enumeration import ProgramSpace, program_space
-from roller.search.tile_space import searches, start
+from roller.search.tile_space import start, tile_spaces
 from roller.target.hardware import HardwareSpec
 from roller.target.subset import limited
 
@@ -116,12 +116,12 @@ def _programs(
 
     They have every atom and mapping, with and without lanes that share reductions.
     """
-    for search in searches([nest], chip, rules, parameters):
-        if search.fit.windowed and (search.fit.window_rule(chain[0]) or not _covers(chain[-1], start(search))):
+    for space in tile_spaces([nest], chip, rules, parameters):
+        if space.fit.windowed and (space.fit.window_rule(chain[0]) or not _covers(chain[-1], start(space))):
             continue
-        plain = whole_programs(search, [chain])
+        plain = whole_programs(space, [chain])
         yield from (p for p in plain if p.tiles == chain)
-        yield from (p for start in plain for p in refined(search, start) if p.tiles == chain)
+        yield from (p for start in plain for p in refined(space, start) if p.tiles == chain)
 
 
 def _covers(tile: Tile, least: Tile) -> bool:

@@ -35,7 +35,7 @@ from roller.ir.fusion import fuse
 from roller.ir.nest import variants
 from roller.program.rprogram import RProgram, StageProgram
 from roller.search.construct import construct_stage
-from roller.search.tile_space import searches
+from roller.search.tile_space import tile_spaces
 
 CHIPS = "cuda:v100,cuda:a100,cuda:rtx4090,cuda:h100,rocm:mi50,rocm:mi300x,rocm:rx7900xtx,cpu:zen4,cpu:skylake-avx512"
 EVERY, DRAWN, SEED, TOP_K, BUDGET, WORST = 8, 24, 0, 10, 1500, 10
@@ -139,7 +139,7 @@ def row(case: Case, chip: str, budget: int) -> dict[str, Any]:
     if not good:
         raise ConstructionError(f"{chip} runs none of the {len(found)} best programs of {case.name}")
     first, estimate = good[0]
-    best, program, searched = search_best(searches(nests, spec, rules, parameters), [p for p, _ in good], able, budget)
+    best, program, searched = search_best(tile_spaces(nests, spec, rules, parameters), [p for p, _ in good], able, budget)
     if program is None or estimate.seconds <= best:
         best, program = estimate.seconds, first
     return {

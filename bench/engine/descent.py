@@ -19,7 +19,7 @@ from roller.program.alignment import aligned_extents
 from roller.program.rprogram import StageProgram, Staging
 from roller.search.choices import cut, every_staging, orders_of, program_of, recopied
 from roller.search.local_search import settle
-from roller.search.tile_space import Chain, Search, start
+from roller.search.tile_space import Chain, TileSpace, start
 
 DRAWN, STARTS, STEPS = 60, 3, 300  # random tiles for every search, how many of the best of them are begun at, steps of each
 LEAST = 1e-9  # a share of the time that counts as better
@@ -38,44 +38,44 @@ class Point:
     parts: int = 1
     parallel: bool = True
 
-    def program(self, search: Search) -> StageProgram | None:
+    def program(self, space: TileSpace) -> StageProgram | None:
         """The program, None where a rule forbids it."""
-        if not _legal(search, self.chain):
+        if not _legal(space, self.chain):
             return None
-        plain = program_of(search, search.levels, self.chain)
+        plain = program_of(space, space.levels, self.chain)
         plain = replace(plain, orders=self.orders or plain.orders, parallel=self.parallel)
         found: StageProgram | None = plain
-        if self.staged is not None and not _managed(search):
+        if self.staged is not None and not _managed(space):
             found = replace(plain, staged=self.staged)
         elif self.depth and plain.staged:
-            found = _deep(search, plain, self.depth)
+            found = _deep(space, plain, self.depth)
         if found is not None and self.parts > 1:
-            extent = search.nest.extents[self.cut]
+            extent = space.nest.extents[self.cut]
             share = -(-extent // self.parts)
             share = -(-share // found.inner[self.cut]) * found.inner[self.cut]
-            found = next(cut(search, found, self.cut, share), None) if share < extent else None
+            found = next(cut(space, found, self.cut, share), None) if share < extent else None
         return found
 
 
-def _managed(search: Search) -> bool:
-    return search.spec.levels[search.levels[0]].managed
+def _managed(space: TileSpace) -> bool:
+    return space.spec.levels[space.levels[0]].managed
 
 
-def _deep(search: Search, program: StageProgram, depth: int) -> StageProgram | None:
-    if depth > search.spec.levels[search.levels[0]].depth_max:
+def _deep(space: TileSpace, program: StageProgram, depth: int) -> StageProgram | None:
+    if depth > space.spec.levels[space.levels[0]].depth_max:
         return None
-    return recopied(search, replace(program, staged=tuple(replace(s, depth=depth) for s in program.staged)))
+    return recopied(space, replace(program, staged=tuple(replace(s, depth=depth) for s in program.staged)))
 
 
-def _legal(search: Search, chain: Chain) -> bool:
+def _legal(space: TileSpace, chain: Chain) -> bool:
     for position in reversed(range(len(chain))):
-        inner = chain[position + 1] if position + 1 < len(chain) else start(search)
-        rules = (search.levels, position, chain[position], inner, search.mapping, search.atom)
-        if search.levels[position] == len(search.spec.levels):
+        inner = chain[position + 1] if position + 1 < len(chain) else start(space)
+        rules = (space.levels, position, chain[position], inner, space.mapping, space.atom)
+        if space.levels[position] == len(space.spec.levels):
             continue
         if any(t % i for t, i in zip(chain[position], inner, strict=True)):
             return False
-        if not search.fit.fits(*rules) or search.fit.legal(*rules):
+        if not space.fit.fits(*rules) or space.fit.legal(*rules):
             return False
     return True
 
@@ -84,7 +84,7 @@ def _legal(search: Search, chain: Chain) -> bool:
 class Descent:
     """Descents of one search; `rated` counts the programs that the model was asked about."""
 
-    search: Search
+    space: TileSpace
     able: Able
     rated: int = 0
     _known: dict[Point, tuple[float, StageProgram] | None] = field(default_factory=dict)
@@ -92,8 +92,8 @@ class Descent:
     def rate(self, point: Point) -> tuple[float, StageProgram] | None:
         """Predicted seconds and the program; None where it is forbidden."""
         if point not in self._known:
-            program = point.program(self.search)
-            self._known[point] = None if program is None else (self.search.model.estimate(program).seconds, program)
+            program = point.program(self.space)
+            self._known[point] = None if program is None else (self.space.model.estimate(program).seconds, program)
             self.rated += program is not None
         return self._known[point]
 
@@ -117,31 +117,31 @@ class Descent:
 
         def rate(other: StageProgram) -> float:
             self.rated += 1
-            seconds = self.search.model.estimate(other).seconds
+            seconds = self.space.model.estimate(other).seconds
             if seconds < best[0] and not self.able(other):
                 return math.inf
             best[0] = min(best[0], seconds)
             return seconds
 
-        last = settle(self.search, program, STEPS, rate)[0]
-        return self.search.model.estimate(last).seconds, last
+        last = settle(self.space, program, STEPS, rate)[0]
+        return self.space.model.estimate(last).seconds, last
 
     def neighbours(self, point: Point) -> Iterator[Point]:
         """Points that differ in one choice, or in two extents of a tile of which one grows and one shrinks."""
-        base = replace(point, parts=1).program(self.search)
+        base = replace(point, parts=1).program(self.space)
         if base is None:
             return
         yield from (replace(point, orders=o) for o in orders_of(base))
-        yield from (replace(point, staged=s) for s in every_staging(self.search, self.search.levels))
-        yield from (replace(point, depth=d) for d in range(1, self.search.spec.levels[self.search.levels[0]].depth_max + 1))
+        yield from (replace(point, staged=s) for s in every_staging(self.space, self.space.levels))
+        yield from (replace(point, depth=d) for d in range(1, self.space.spec.levels[self.space.levels[0]].depth_max + 1))
         yield replace(point, parallel=not point.parallel)
-        if self.search.spec.unit.combine:
+        if self.space.spec.unit.combine:
             yield from (replace(point, cut=dim, parts=parts) for dim, parts in self._cuts(point))
         yield from (replace(point, chain=chain) for chain in dict.fromkeys(self._chains(point.chain)))
 
     def _cuts(self, point: Point) -> Iterator[tuple[int, int]]:
-        nest, units = self.search.nest, self.search.spec.unit.count
-        tiles = max(1, self.search.fit.tiles(point.chain[0]))
+        nest, units = self.space.nest, self.space.spec.unit.count
+        tiles = max(1, self.space.fit.tiles(point.chain[0]))
         for dim in nest.reduce:
             now = point.parts if point.cut == dim else 1
             wanted = {1, 2, now - 1, now + 1, now // 2, now * 2, units // tiles, -(-units // tiles), 2 * units // tiles}
@@ -149,7 +149,7 @@ class Descent:
 
     def _chains(self, chain: Chain) -> Iterator[Chain]:
         for position in range(len(chain)):
-            if self.search.levels[position] == len(self.search.spec.levels):
+            if self.space.levels[position] == len(self.space.spec.levels):
                 continue
             moves = {d: self._extents(chain, position, d) for d in range(len(chain[position]))}
             for dim, extents in moves.items():
@@ -161,8 +161,8 @@ class Descent:
     def _extents(self, chain: Chain, position: int, dim: int) -> list[int]:
         """The next extents below and above, and those about half and twice as long."""
         now = chain[position][dim]
-        inner = chain[position + 1][dim] if position + 1 < len(chain) else start(self.search)[dim]
-        every = extents(self.search, position, dim, inner)
+        inner = chain[position + 1][dim] if position + 1 < len(chain) else start(self.space)[dim]
+        every = extents(self.space, position, dim, inner)
         near, far = (
             (bisect_left(every, now) - 1, bisect_right(every, now)),
             (bisect_right(every, now // 2) - 1, bisect_left(every, 2 * now)),
@@ -177,29 +177,29 @@ class Descent:
             tiles[position][dim] = extent
             for outer in range(position - 1, -1, -1):
                 step = tiles[outer + 1][dim]
-                multiple = self.search.rules.multiple(self.search.levels[outer], self.search.nest.dims[dim].name)
+                multiple = self.space.rules.multiple(self.space.levels[outer], self.space.nest.dims[dim].name)
                 step = math.lcm(step, multiple.step)
                 tiles[outer][dim] = max(1, round(tiles[outer][dim] / step)) * step
         return tuple(tuple(tile) for tile in tiles)
 
     def drawn(self, chance: random.Random) -> Chain:
         """A random chain of aligned tiles, fitting or not: extents evenly spread over the aligned ones of each dimension."""
-        search, chain = self.search, (start(self.search),)
-        for position in reversed(range(len(search.levels))):
-            outside = position < len(search.levels) - 1
-            if search.levels[position] == len(search.spec.levels):
+        space, chain = self.space, (start(self.space),)
+        for position in reversed(range(len(space.levels))):
+            outside = position < len(space.levels) - 1
+            if space.levels[position] == len(space.spec.levels):
                 continue
-            tile = tuple(chance.choice(extents(search, position, d, i)) for d, i in enumerate(chain[0]))
+            tile = tuple(chance.choice(extents(space, position, d, i)) for d, i in enumerate(chain[0]))
             chain = (tile, *chain) if outside else (tile,)
         return chain
 
 
-def extents(search: Search, position: int, dim: int, inner: int) -> list[int]:
+def extents(space: TileSpace, position: int, dim: int, inner: int) -> list[int]:
     """The extents that a dimension of a tile may have around an inner extent, rising."""
-    nest, innermost = search.nest, position == len(search.levels) - 1
-    if innermost and nest.dims[dim].is_reduce and not any(d == dim for _, d in search.mapping):
+    nest, innermost = space.nest, position == len(space.levels) - 1
+    if innermost and nest.dims[dim].is_reduce and not any(d == dim for _, d in space.mapping):
         return [inner]
-    multiple = search.rules.multiple(search.levels[position], nest.dims[dim].name)
+    multiple = space.rules.multiple(space.levels[position], nest.dims[dim].name)
     found = [inner, *(e for e in aligned_extents(nest.extents[dim], inner, multiple) if e > inner)]
     return [e for e in found if e <= max(nest.extents[dim], inner)] if innermost else found
 
@@ -217,12 +217,12 @@ def point_of(program: StageProgram) -> Point:
 
 
 def search_best(
-    found: Iterable[Search], constructed: Iterable[StageProgram], able: Able, budget: int, seed: int = 0
+    found: Iterable[TileSpace], constructed: Iterable[StageProgram], able: Able, budget: int, seed: int = 0
 ) -> tuple[float, StageProgram | None, int]:
     """The best seconds and program that the descents meet, and how many programs they rated: about `budget` in one of the last."""
     chance, given = random.Random(seed), list(constructed)
     settled: list[tuple[float, int, Descent, StageProgram]] = []
-    descents = [Descent(search, able) for search in found]
+    descents = [Descent(space, able) for space in found]
     for number, descent in enumerate(descents):
         for program in _starts(descent, given, chance):
             seconds, last = descent.settled(program)
@@ -238,8 +238,8 @@ def search_best(
 
 def _starts(descent: Descent, given: list[StageProgram], chance: random.Random) -> list[StageProgram]:
     """The constructed programs of this search, and the best of random ones."""
-    search = descent.search
-    mine = [p for p in given if p.way == search.way]
+    space = descent.space
+    mine = [p for p in given if p.way == space.way]
     rated = [r for _ in range(DRAWN) if (r := descent.rate(Point(descent.drawn(chance)))) is not None]
     rated.sort(key=lambda r: r[0])
     return [*mine[:STARTS], *[p for _, p in rated if descent.able(p)][:STARTS]]

@@ -27,7 +27,7 @@ from bench.ipu.cases import Case, cases
 from bench.ipu.sides import Side
 from roller.ops import SymbolicTensor
 from roller.plugin import find_spec
-from roller.search.tile_space import Search, searches
+from roller.search.tile_space import TileSpace, tile_spaces
 from roller.target.hardware import HardwareSpec
 
 FILE = RESULTS / "ipu" / "baseline.json"
@@ -91,16 +91,16 @@ def without_shift(op: SymbolicTensor, spec: HardwareSpec) -> Side:
 def first_streamed() -> Iterator[None]:
     """Construction without the searches in which the matrix unit's rows lie along the second operand."""
 
-    def some(*given: Any, **more: Any) -> list[Search]:
-        return [s for s in searches(*given, **more) if not _swapped(s)]
+    def some(*given: Any, **more: Any) -> list[TileSpace]:
+        return [s for s in tile_spaces(*given, **more) if not _swapped(s)]
 
-    with mock.patch("roller.search.construct.searches", some):
+    with mock.patch("roller.search.construct.tile_spaces", some):
         yield
 
 
-def _swapped(search: Search) -> bool:
-    rows = dict(search.mapping).get("m")
-    return search.atom.kind == "matrix" and rows is not None and not search.nest.factor_touches(0)[rows]
+def _swapped(space: TileSpace) -> bool:
+    rows = dict(space.mapping).get("m")
+    return space.atom.kind == "matrix" and rows is not None and not space.nest.factor_touches(0)[rows]
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from roller.ir.fusion import fuse
 from roller.ir.nest import Tile, variants
 from roller.program.alignment import Multiple, even_extents
 from roller.program.rprogram import StageProgram
-from roller.search.tile_space import searches, start
+from roller.search.tile_space import start, tile_spaces
 from roller.target.hardware import HardwareSpec
 
 MOST_VERTICES = 6  # of a tile in a compute set
@@ -69,7 +69,7 @@ def planned(expr: TensorExpr, spec: HardwareSpec) -> list[Planned]:
     rules, parameters = device.rules(spec, whole), device.cost_parameters(spec, whole)
     for stage in whole.stages:
         nests = variants(stage, whole.tensors, spec.spread)
-        single = [s for s in searches(nests, spec, rules, parameters) if s.atom.kind == "scalar"]
+        single = [s for s in tile_spaces(nests, spec, rules, parameters) if s.atom.kind == "scalar"]
         rated = [best(Naive(s, "naive", start(s))) for s in single]
         if not any(rated):
             raise ConstructionError(f"no cut of {stage.name!r} fits {spec.device}:{spec.chip}", {"cuts": 0})

@@ -38,7 +38,7 @@ from roller.program.alignment import Multiple, even_extents
 from roller.program.estimate import Estimate
 from roller.program.rprogram import StageProgram
 from roller.search.choices import program_of
-from roller.search.tile_space import Search, searches, start
+from roller.search.tile_space import TileSpace, start, tile_spaces
 from roller.target.hardware import HardwareSpec
 from roller_ipu_sim.cost import model
 
@@ -66,7 +66,7 @@ class Planned:
 class Family:
     """What the rules say of one stage with one atom: which extents unit tiles may have, and what the machine makes use of."""
 
-    search: Search
+    space: TileSpace
     kind: str  # "product", "window", "reduction", "elementwise"
     steps: Tile  # unit tiles are multiples of it, or whole dimensions
 
@@ -119,9 +119,9 @@ class Family:
 
     def program(self, tile: Tile) -> StageProgram:
         """The program of a unit tile."""
-        search, dim = self.search, self.reduced
-        made = program_of(search, search.levels, (tile, self.inner))
-        parts = 1 if dim is None else -(-search.nest.extents[dim] // tile[dim])
+        space, dim = self.search, self.reduced
+        made = program_of(space, space.levels, (tile, self.inner))
+        parts = 1 if dim is None else -(-space.nest.extents[dim] // tile[dim])
         return replace(made, split=parts)
 
     def least(self, tile: Tile) -> float:
@@ -176,25 +176,25 @@ def families(expr: TensorExpr, number: int, spec: HardwareSpec) -> list[Family]:
     """
     device, _ = resolve(f"{spec.device}:{spec.chip}")
     rules, stage = device.rules(spec, expr), expr.stages[number]
-    found = searches(variants(stage, expr.tensors, spec.spread), spec, rules, device.cost_parameters(spec, expr))
+    found = tile_spaces(variants(stage, expr.tensors, spec.spread), spec, rules, device.cost_parameters(spec, expr))
     products = [s for s in found if _streams_rows(s)]
     chosen = products or [s for s in found if s.atom.kind != "matrix" and _lane_allowed(s)]
     made = []
-    for search in chosen:
-        inner = start(search)
-        rows = dict(search.mapping).get("m") if products else None
+    for space in chosen:
+        inner = start(space)
+        rows = dict(space.mapping).get("m") if products else None
         steps = [
             1 if dim == rows else math.lcm(inner[dim], rules.multiple(TILE_LEVEL, d.name).step)
-            for dim, d in enumerate(search.nest.dims)
+            for dim, d in enumerate(space.nest.dims)
         ]
-        made.append(Family(search, "product" if products else kind_of(search.nest), tuple(steps)))
+        made.append(Family(space, "product" if products else kind_of(space.nest), tuple(steps)))
     return made
 
 
-def _streams_rows(search: Search) -> bool:
+def _streams_rows(space: TileSpace) -> bool:
     """True for the matrix unit with all its roles, rows along the first operand."""
-    roles = dict(search.mapping)
-    return search.atom.kind == "matrix" and len(roles) == 3 and search.nest.factor_touches(0)[roles["m"]]
+    roles = dict(space.mapping)
+    return space.atom.kind == "matrix" and len(roles) == 3 and space.nest.factor_touches(0)[roles["m"]]
 
 
 def kind_of(nest: Nest) -> str:
@@ -208,11 +208,11 @@ def _plain(access: Access) -> bool:
     return not access.guarded and all(len(index.terms) <= 1 and not index.offset for index in access.index)
 
 
-def _lane_allowed(search: Search) -> bool:
+def _lane_allowed(space: TileSpace) -> bool:
     """Vectors of windows lie along channels: the last dimension that no window moves along."""
-    if kind_of(search.nest) != "window" or not search.mapping:
+    if kind_of(space.nest) != "window" or not space.mapping:
         return True
-    return search.mapping[0][1] == channels(search.nest)
+    return space.mapping[0][1] == channels(space.nest)
 
 
 def channels(nest: Nest) -> int | None:

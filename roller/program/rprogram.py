@@ -182,7 +182,7 @@ class StageProgram:
 
     @property
     def way(self) -> tuple[object, ...]:
-        """The search of a program: nest, atom, mapping, whether lanes share reductions, and whether panels are windowed."""
+        """The tile space of a program: nest, atom, mapping, whether lanes share reductions, and whether panels are windowed."""
         return self.nest.dims, self.atom, self.mapping, self.cooperate, self.windowed
 
     @cached_property

@@ -14,60 +14,60 @@ from roller.layout.banks import padding_bytes
 from roller.layout.lanes import runs_padded
 from roller.layout.row_padding import rows_padded
 from roller.program.rprogram import StageProgram, Staging, staged_touches
-from roller.search.tile_space import Chain, Search
+from roller.search.tile_space import Chain, TileSpace
 
 
-def program_of(search: Search, levels: tuple[int, ...], chain: Chain, pad: bool = True) -> StageProgram:
+def program_of(space: TileSpace, levels: tuple[int, ...], chain: Chain, pad: bool = True) -> StageProgram:
     """Returns the program of a chain with the default orders (spatial loops outside reductions) and the copies that it needs.
 
     `pad`: the panels get the padding of the best one.
     """
-    whole = len(chain) == len(search.levels) and search.spec.levels[search.levels[0]].managed
-    depth = search.fit.depth(search.levels, 0, chain[0], search.atom) if whole else 1
-    return bare(search, levels, chain, required_staging(search, search.levels, chain, depth, pad))
+    whole = len(chain) == len(space.levels) and space.spec.levels[space.levels[0]].managed
+    depth = space.fit.depth(space.levels, 0, chain[0], space.atom) if whole else 1
+    return bare(space, levels, chain, required_staging(space, space.levels, chain, depth, pad))
 
 
-def bare(search: Search, levels: tuple[int, ...], chain: Chain, staged: tuple[Staging, ...] = ()) -> StageProgram:
+def bare(space: TileSpace, levels: tuple[int, ...], chain: Chain, staged: tuple[Staging, ...] = ()) -> StageProgram:
     """Returns the program of a chain with the default orders and these copies only."""
-    spatial_first, lanes = (*search.nest.spatial, *search.nest.reduce), search.lane_level
-    what, orders = (search.nest, search.atom, search.mapping), tuple(spatial_first for _ in levels)
-    return StageProgram(*what, levels, chain, orders, staged, lane_level=lanes, cooperate=search.fit.cooperate)
+    spatial_first, lanes = (*space.nest.spatial, *space.nest.reduce), space.lane_level
+    what, orders = (space.nest, space.atom, space.mapping), tuple(spatial_first for _ in levels)
+    return StageProgram(*what, levels, chain, orders, staged, lane_level=lanes, cooperate=space.fit.cooperate)
 
 
 def required_staging(
-    search: Search, levels: tuple[int, ...], chain: Chain, depth: int = 1, pad: bool = True
+    space: TileSpace, levels: tuple[int, ...], chain: Chain, depth: int = 1, pad: bool = True
 ) -> tuple[Staging, ...]:
     """Returns the copies without which the nest would gather or guard: panels for factors, boxes for guarded arrays.
 
     A level that software fills holds a panel of every factor that is reused there, with as many copies (buffers) as it allows.
     """
-    nest, unit = search.nest, search.spec.levels[levels[0]]
+    nest, unit = space.nest, space.spec.levels[levels[0]]
     if unit.managed:
-        reused = [f for f in range(len(nest.factors)) if search.fit.reused(nest.factor_touches(f)) and "input" in unit.holds]
-        windowed = [search.fit.windowed and bool(windows(nest, f)) for f in range(len(nest.factors))]
+        reused = [f for f in range(len(nest.factors)) if space.fit.reused(nest.factor_touches(f)) and "input" in unit.holds]
+        windowed = [space.fit.windowed and bool(windows(nest, f)) for f in range(len(nest.factors))]
         panels = [Staging("panel", f, levels[0], depth, windowed=windowed[f]) for f in reused if nest.reduce]
-        return _padded(search, levels, chain, tuple(panels)) if pad else tuple(panels)
-    needed = [f for f in range(len(nest.factors)) if nest.stageable(f) and _needs_panel(search, f)]
-    panels = [_constant_panel(search, f) or Staging("panel", f, levels[0]) for f in needed]
-    return (*_boxes(search, levels[0]), *panels)
+        return _padded(space, levels, chain, tuple(panels)) if pad else tuple(panels)
+    needed = [f for f in range(len(nest.factors)) if nest.stageable(f) and _needs_panel(space, f)]
+    panels = [_constant_panel(space, f) or Staging("panel", f, levels[0]) for f in needed]
+    return (*_boxes(space, levels[0]), *panels)
 
 
-def _padded(search: Search, levels: tuple[int, ...], chain: Chain, staged: tuple[Staging, ...]) -> tuple[Staging, ...]:
+def _padded(space: TileSpace, levels: tuple[int, ...], chain: Chain, staged: tuple[Staging, ...]) -> tuple[Staging, ...]:
     """Returns the panels with runs and rows padded for wide accesses and against bank conflicts, as far as there is room.
 
     The model charges the conflicts of the other panels.
     """
-    banks = search.spec.levels[levels[0]].banks
+    banks = space.spec.levels[levels[0]].banks
     if banks is None or not staged:
         return staged
-    program = bare(search, levels, chain, staged)
-    copies, found = max(held_copies(program, search.spec)) if staged[0].depth > 1 else 1, []
-    room = search.fit.room_left(levels, 0, chain[0], copies, search.atom)
+    program = bare(space, levels, chain, staged)
+    copies, found = max(held_copies(program, space.spec)) if staged[0].depth > 1 else 1, []
+    room = space.fit.room_left(levels, 0, chain[0], copies, space.atom)
     for staging in staged:
         chosen = plain = replace(staging, row_padding=0, run_padding=0)
-        for runs in dict.fromkeys((runs_padded(program, plain, search.spec, banks), plain)):
-            padded = rows_padded(program, search.spec, banks, runs)
-            needed = copies * padding_bytes(program, search.spec, padded)
+        for runs in dict.fromkeys((runs_padded(program, plain, space.spec, banks), plain)):
+            padded = rows_padded(program, space.spec, banks, runs)
+            needed = copies * padding_bytes(program, space.spec, padded)
             if needed <= room:
                 chosen, room = padded, room - needed
                 break
@@ -75,134 +75,134 @@ def _padded(search: Search, levels: tuple[int, ...], chain: Chain, staged: tuple
     return tuple(found)
 
 
-def _constant_panel(search: Search, factor: int) -> Staging | None:
+def _constant_panel(space: TileSpace, factor: int) -> Staging | None:
     """Returns a panel that is filled (prepacked) when the kernel is built, if all of the factor's arrays are constant."""
-    names = {a.tensor.name for a in search.nest.inputs if a.factor == factor}
-    return Staging("panel", factor, 0, constant=True) if names and names <= search.constants else None
+    names = {a.tensor.name for a in space.nest.inputs if a.factor == factor}
+    return Staging("panel", factor, 0, constant=True) if names and names <= space.constants else None
 
 
-def _boxes(search: Search, level: int) -> tuple[Staging, ...]:
-    return tuple(Staging("box", n, level) for n, a in enumerate(search.nest.inputs) if a.guarded)
+def _boxes(space: TileSpace, level: int) -> tuple[Staging, ...]:
+    return tuple(Staging("box", n, level) for n, a in enumerate(space.nest.inputs) if a.guarded)
 
 
-def _needs_panel(search: Search, factor: int) -> bool:
+def _needs_panel(space: TileSpace, factor: int) -> bool:
     """True if the innermost tile cannot read the factor in place: it would gather along the vector, or decode at every step."""
-    nest = search.nest
+    nest = space.nest
     mine = [a for a in nest.inputs if a.factor == factor]
     if any(a.strides[i] is None for a in mine for i in nest.reduce):
         return True
-    lane = search.mapping[0][1] if search.mapping else None
+    lane = space.mapping[0][1] if space.mapping else None
     return lane is not None and any(a.touches[lane] and a.strides[lane] != 1 for a in mine)
 
 
-def panels_at_unit(search: Search, program: StageProgram) -> Iterator[tuple[Staging, ...]]:
+def panels_at_unit(space: TileSpace, program: StageProgram) -> Iterator[tuple[Staging, ...]]:
     """Yields the copies of a program with one more panel than it needs, refilled for every tile of a unit."""
     level = program.levels[0]
-    if search.spec.levels[level].managed:
+    if space.spec.levels[level].managed:
         return
     done = {s.operand for s in program.staged if s.kind == "panel"}
-    for factor in range(len(search.nest.factors)):
-        if factor not in done and search.nest.stageable(factor) and not _constant_panel(search, factor):
+    for factor in range(len(space.nest.factors)):
+        if factor not in done and space.nest.stageable(factor) and not _constant_panel(space, factor):
             yield (*program.staged, Staging("panel", factor, level))
 
 
-def every_staging(search: Search, levels: tuple[int, ...]) -> Iterator[tuple[Staging, ...]]:
+def every_staging(space: TileSpace, levels: tuple[int, ...]) -> Iterator[tuple[Staging, ...]]:
     """Yields every staging.
 
     A factor has no panel (if it can be read in place), one at the unit's level, or one that is filled once for all. Boxes are at
     any level whose tiles run one after another, or are filled once for all.
     """
-    if search.spec.levels[levels[0]].managed:
+    if space.spec.levels[levels[0]].managed:
         return
     choices: list[list[Staging | None]] = []
-    for factor in range(len(search.nest.factors)):
+    for factor in range(len(space.nest.factors)):
         places: list[Staging | None] = [None]
-        if search.nest.stageable(factor):
-            constant = _constant_panel(search, factor)
+        if space.nest.stageable(factor):
+            constant = _constant_panel(space, factor)
             places = [constant] if constant else [Staging("panel", factor, levels[0]), Staging("panel", factor, 0)]
-            places += [] if _needs_panel(search, factor) else [None]
+            places += [] if _needs_panel(space, factor) else [None]
         choices.append(places)
     for panels in itertools.product(*choices):
-        for boxes in dict.fromkeys([_boxes(search, level) for level in (*levels[:-1], 0)]):
+        for boxes in dict.fromkeys([_boxes(space, level) for level in (*levels[:-1], 0)]):
             yield (*boxes, *(p for p in panels if p is not None))
 
 
-def whole_programs(search: Search, chains: list[Chain]) -> list[StageProgram]:
+def whole_programs(space: TileSpace, chains: list[Chain]) -> list[StageProgram]:
     """Returns programs for the chains with default orders and staging, and with split-K where tiles are too few."""
-    whole = [program_of(search, search.levels, chain) for chain in chains]
-    return [*whole, *(p for program in whole for p in (*split(search, program), *in_turn(search, program)))]
+    whole = [program_of(space, space.levels, chain) for chain in chains]
+    return [*whole, *(p for program in whole for p in (*split(space, program), *in_turn(space, program)))]
 
 
-def refined(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+def refined(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
     """Yields variants of a program, one choice after another; each choice starts from the best variant so far."""
     best = program
     for choices in (_staged, _deepened, _ordered, _banded, _clustered, _shifted, _serial):
-        options = [best, *choices(search, best)]
+        options = [best, *choices(space, best)]
         yield from options[1:]
-        best = min(options, key=lambda p: search.model.estimate(p).seconds)
+        best = min(options, key=lambda p: space.model.estimate(p).seconds)
 
 
-def _staged(search: Search, program: StageProgram) -> Iterator[StageProgram]:
-    yield from (replace(program, staged=s) for s in every_staging(search, program.levels))
+def _staged(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
+    yield from (replace(program, staged=s) for s in every_staging(space, program.levels))
 
 
-def _deepened(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+def _deepened(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
     """Yields the program with deeper multi-buffering, with the same panels or those of shorter steps.
 
     The level of the panels has to allow that, and to have room for the copies.
     """
-    level = search.spec.levels[program.levels[0]]
-    if not level.managed or not program.staged or len(program.tiles) != len(search.levels):
+    level = space.spec.levels[program.levels[0]]
+    if not level.managed or not program.staged or len(program.tiles) != len(space.levels):
         return
-    for tile in (program.unit_tile, *_shorter(search, program)):
+    for tile in (program.unit_tile, *_shorter(space, program)):
         tiles = (tile, *program.tiles[1:])
-        for depth in range(max(held_copies(program, search.spec)) + 1, level.depth_max + 1):
+        for depth in range(max(held_copies(program, space.spec)) + 1, level.depth_max + 1):
             deeper = replace(program, tiles=tiles, staged=tuple([replace(s, depth=depth) for s in program.staged]))
-            held = max(held_copies(deeper, search.spec))
-            if held < depth or search.fit.room_left(program.levels, 0, tile, held, search.atom) < 0:
+            held = max(held_copies(deeper, space.spec))
+            if held < depth or space.fit.room_left(program.levels, 0, tile, held, space.atom) < 0:
                 break
-            yield replace(deeper, staged=_padded(search, program.levels, tiles, deeper.staged))
+            yield replace(deeper, staged=_padded(space, program.levels, tiles, deeper.staged))
 
 
-def _shorter(search: Search, program: StageProgram) -> Iterator[Tile]:
+def _shorter(space: TileSpace, program: StageProgram) -> Iterator[Tile]:
     """Yields a unit's tile with its longest reduction halved again and again: the same copies in shorter steps.
 
     Yields nothing where the tile is a unit's or a lane's share of the reduction.
     """
-    if search.fit.cooperate or not search.nest.reduce or (program.split > 1 and program.share is None):
+    if space.fit.cooperate or not space.nest.reduce or (program.split > 1 and program.share is None):
         return
     tile, inner = program.unit_tile, program.tiles[1] if len(program.tiles) > 1 else program.inner
-    dim = max(search.nest.reduce, key=lambda d: (tile[d], d))
+    dim = max(space.nest.reduce, key=lambda d: (tile[d], d))
     while tile[dim] % (2 * inner[dim]) == 0 and tile[dim]:
         tile = (*tile[:dim], tile[dim] // 2, *tile[dim + 1 :])
-        rules = (program.levels, 0, tile, inner, search.mapping, search.atom)
-        if search.fit.fits(*rules) and search.fit.legal(*rules) is None:
+        rules = (program.levels, 0, tile, inner, space.mapping, space.atom)
+        if space.fit.fits(*rules) and space.fit.legal(*rules) is None:
             yield tile
 
 
-def recopied(search: Search, program: StageProgram) -> StageProgram | None:
+def recopied(space: TileSpace, program: StageProgram) -> StageProgram | None:
     """Returns a program with changed tiles and newly padded copies; None where there is no room for as many copies."""
-    if not search.spec.levels[program.levels[0]].managed or not program.staged:
+    if not space.spec.levels[program.levels[0]].managed or not program.staged:
         return program
-    held = max(held_copies(program, search.spec))
-    if held > 1 and search.fit.room_left(program.levels, 0, program.unit_tile, held, search.atom) < 0:
+    held = max(held_copies(program, space.spec))
+    if held > 1 and space.fit.room_left(program.levels, 0, program.unit_tile, held, space.atom) < 0:
         return None
-    return replace(program, staged=_padded(search, program.levels, program.tiles, program.staged))
+    return replace(program, staged=_padded(space, program.levels, program.tiles, program.staged))
 
 
-def _ordered(_: Search, program: StageProgram) -> Iterator[StageProgram]:
+def _ordered(_: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
     yield from (replace(program, orders=o, cluster=1) for o in orders_of(program))  # the last dimension may change
 
 
-def _banded(search: Search, program: StageProgram) -> Iterator[StageProgram]:
-    for ordered in (program, *_ordered(search, program)):
-        yield from bands_of(search, replace(ordered, band=None, cluster=1))
+def _banded(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
+    for ordered in (program, *_ordered(space, program)):
+        yield from bands_of(space, replace(ordered, band=None, cluster=1))
 
 
 BAND_RATIO = 2  # a band size is near the wanted one if it is at most this factor larger or smaller
 
 
-def bands_of(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+def bands_of(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
     """Yields the program with the tiles of one dimension in bands (rasterisation, threadblock swizzle, GROUP_SIZE_M).
 
     Units work on n tiles at a time: c along this dimension and n / c along the innermost one. They load c times the extent of the
@@ -210,10 +210,10 @@ def bands_of(search: Search, program: StageProgram) -> Iterator[StageProgram]:
     the dimension, bands of even size and bands of two are tried as well.
     """
     units = [lp for lp in program.loops if lp.over == "units" and not program.nest.dims[lp.dim].is_reduce]
-    if not program.dealt or search.spec.spread or not program.staged or len(units) < 2 or not program.unit_tiles:
+    if not program.dealt or space.spec.spread or not program.staged or len(units) < 2 or not program.unit_tiles:
         return
-    together = min(program.unit_tiles, search.spec.unit.count * resident_tiles(program, search.spec, search.model.geometry))
-    inside, pairs = units[-1].dim, search.spec.levels[program.levels[0]].multicast_max > 1
+    together = min(program.unit_tiles, space.spec.unit.count * resident_tiles(program, space.spec, space.model.geometry))
+    inside, pairs = units[-1].dim, space.spec.levels[program.levels[0]].multicast_max > 1
     for lp in units[:-1]:
         wanted = math.sqrt(together * program.unit_tile[inside] / program.unit_tile[lp.dim])
         counts = _counts(lp.trips, wanted, 1)
@@ -234,35 +234,35 @@ def _counts(trips: int, wanted: float, multiple: int) -> list[int]:
     return found if found and found[0] in near else [*found, *(n for *_, n in sorted(least)[:1])]
 
 
-def _clustered(search: Search, program: StageProgram) -> Iterator[StageProgram]:
-    for ordered in (program, *_ordered(search, program), *_banded(search, program)):
-        yield from clusters_of(search, ordered)
+def _clustered(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
+    for ordered in (program, *_ordered(space, program), *_banded(space, program)):
+        yield from clusters_of(space, ordered)
 
 
-def clusters_of(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+def clusters_of(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
     """Yields the program in clusters whose units multicast panels that atoms read in place.
 
     Lanes that carry copies write to their own unit only.
     """
-    most = search.spec.levels[program.levels[0]].multicast_max
+    most = space.spec.levels[program.levels[0]].multicast_max
     units = [lp for lp in program.loops if lp.over == "units"]
-    if most == 1 or not units or not search.spec.in_place(program.atom):
+    if most == 1 or not units or not space.spec.in_place(program.atom):
         return
-    shared = any(not staged_touches(search.nest, s)[units[-1].dim] for s in program.staged)
+    shared = any(not staged_touches(space.nest, s)[units[-1].dim] for s in program.staged)
     size = 2
     while shared and size <= most and units[-1].trips % size == 0:
         yield replace(program, cluster=size)
         size *= 2
 
 
-def _shifted(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+def _shifted(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
     """Yields the program with copies that are passed on from unit to unit.
 
     The longest reduction has as many steps as units share a copy, for every copy that this number of units needs.
     """
-    nest, reduce = search.nest, search.nest.reduce
+    nest, reduce = space.nest, space.nest.reduce
     steps = [lp for lp in program.loops if lp.over == "time" and lp.level == program.levels[0]]
-    if not search.spec.spread or not reduce or not program.staged or steps:
+    if not space.spec.spread or not reduce or not program.staged or steps:
         return
     dim = max(reduce, key=lambda i: nest.extents[i])
     whole = program.share[1] if program.share is not None else min(program.unit_tile[dim], nest.extents[dim])
@@ -285,7 +285,7 @@ def _shifted(search: Search, program: StageProgram) -> Iterator[StageProgram]:
             yield replace(program, tiles=(tile, *program.tiles[1:]), staged=staged, share=share if parts > 1 else None, split=parts)
 
 
-def _serial(_: Search, program: StageProgram) -> Iterator[StageProgram]:
+def _serial(_: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
     yield replace(program, parallel=False)
 
 
@@ -304,74 +304,74 @@ def orders_of(program: StageProgram) -> Iterator[tuple[tuple[int, ...], ...]]:
     yield from itertools.product(*per_level)
 
 
-def split(search: Search, program: StageProgram, pad: bool = True) -> Iterator[StageProgram]:
+def split(space: TileSpace, program: StageProgram, pad: bool = True) -> Iterator[StageProgram]:
     """Yields split-K versions: the longest reduction cut over units where spatial tiles are too few; `pad`: see `cut`."""
-    units, tiles = search.spec.unit.count, search.fit.tiles(program.unit_tile)
-    if tiles >= units or not search.nest.reduce or not search.spec.unit.combine:
+    units, tiles = space.spec.unit.count, space.fit.tiles(program.unit_tile)
+    if tiles >= units or not space.nest.reduce or not space.spec.unit.combine:
         return
-    dim = max(search.nest.reduce, key=lambda i: search.nest.extents[i])
-    if not search.nest.extents[dim]:
+    dim = max(space.nest.reduce, key=lambda i: space.nest.extents[i])
+    if not space.nest.extents[dim]:
         return
     for parts in sorted({-(-units // max(tiles, 1)), units // max(tiles, 1)}):
-        share = -(-search.nest.extents[dim] // max(parts, 1))
+        share = -(-space.nest.extents[dim] // max(parts, 1))
         share = -(-share // program.inner[dim]) * program.inner[dim]
-        trips = -(-search.nest.extents[dim] // share)
+        trips = -(-space.nest.extents[dim] // share)
         if trips > 1:
-            yield from cut(search, program, dim, share, pad)
+            yield from cut(space, program, dim, share, pad)
 
 
-def in_turn(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+def in_turn(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
     """Yields split-K versions although there are enough tiles for all units.
 
     The tiles along one dimension then run one after another on a unit, which keeps the data that do not depend on that dimension.
     """
-    nest, reduce = search.nest, search.nest.reduce
-    if not search.spec.spread or not reduce or not search.spec.unit.combine or program.split > 1:
+    nest, reduce = space.nest, space.nest.reduce
+    if not space.spec.spread or not reduce or not space.spec.unit.combine or program.split > 1:
         return
     dim = max(reduce, key=lambda i: nest.extents[i])
     for first in nest.spatial:
         others = math.prod([-(-nest.extents[d] // program.unit_tile[d]) for d in nest.spatial if d != first])
-        parts = search.spec.unit.count // max(others, 1)
-        if parts < 2 or others * -(-nest.extents[first] // program.unit_tile[first]) < search.spec.unit.count:
+        parts = space.spec.unit.count // max(others, 1)
+        if parts < 2 or others * -(-nest.extents[first] // program.unit_tile[first]) < space.spec.unit.count:
             continue
         share = -(-nest.extents[dim] // parts)
         share = -(-share // program.inner[dim]) * program.inner[dim]
         order = (first, *[d for d in program.orders[0] if d != first])
         if share < nest.extents[dim]:
-            yield from cut(search, replace(program, orders=(order, *program.orders[1:])), dim, share)
+            yield from cut(space, replace(program, orders=(order, *program.orders[1:])), dim, share)
 
 
-def _parts(search: Search, unit: tuple[int, ...]) -> int:
+def _parts(space: TileSpace, unit: tuple[int, ...]) -> int:
     """Returns the parts of each result if every tile of the reductions is one: of all dimensions, not only of the one cut."""
-    return math.prod([-(-search.nest.extents[d] // unit[d]) for d in search.nest.reduce])
+    return math.prod([-(-space.nest.extents[d] // unit[d]) for d in space.nest.reduce])
 
 
-def _in_one_step(search: Search, program: StageProgram, dim: int, share: int) -> Iterator[StageProgram]:
+def _in_one_step(space: TileSpace, program: StageProgram, dim: int, share: int) -> Iterator[StageProgram]:
     tiles = ((*program.unit_tile[:dim], share, *program.unit_tile[dim + 1 :]), *program.tiles[1:])
-    rules = (search.levels, 0, tiles[0], tiles[1], search.mapping, search.atom)
-    if search.fit.fits(*rules):
-        yield replace(program, tiles=tiles, split=_parts(search, tiles[0]))
+    rules = (space.levels, 0, tiles[0], tiles[1], space.mapping, space.atom)
+    if space.fit.fits(*rules):
+        yield replace(program, tiles=tiles, split=_parts(space, tiles[0]))
 
 
-def cut(search: Search, program: StageProgram, dim: int, share: int, pad: bool = True) -> Iterator[StageProgram]:
+def cut(space: TileSpace, program: StageProgram, dim: int, share: int, pad: bool = True) -> Iterator[StageProgram]:
     """Yields the program with a unit's share of a reduction (split-K).
 
     Where software fills its level, a unit walks the share in steps of its tile. Elsewhere, or where the share is no longer than the
     tile, the share is the tile. Lanes that share it each take a run, as their number is limited. `pad`: where tiles change, panels
     get the padding that suits the new ones.
     """
-    inner, levels, extent = program.inner, program.levels, search.nest.extents[dim]
-    managed = search.spec.levels[levels[0]].managed
+    inner, levels, extent = program.inner, program.levels, space.nest.extents[dim]
+    managed = space.spec.levels[levels[0]].managed
     if managed and share > program.unit_tile[dim]:
-        if search.spec.spread:  # in one step, too: no transfer overlaps the computing of a step
-            yield from _in_one_step(search, program, dim, share)
+        if space.spec.spread:  # in one step, too: no transfer overlaps the computing of a step
+            yield from _in_one_step(space, program, dim, share)
         share = -(-share // program.unit_tile[dim]) * program.unit_tile[dim]
         if -(-extent // share) > 1:
             yield replace(program, split=-(-extent // share), share=(dim, share))
         return
-    if search.fit.cooperate:
-        others = search.fit.lanes((*program.unit_tile[:dim], inner[dim], *program.unit_tile[dim + 1 :]), inner, search.atom)
-        room = max(1, search.spec.unit.lanes_max // others)
+    if space.fit.cooperate:
+        others = space.fit.lanes((*program.unit_tile[:dim], inner[dim], *program.unit_tile[dim + 1 :]), inner, space.atom)
+        room = max(1, space.spec.unit.lanes_max // others)
         run = -(-share // (room * inner[dim])) * inner[dim]
         if run > inner[dim]:  # more than the lanes take at a time: all of them work, each on a run
             inner, share = (*inner[:dim], run, *inner[dim + 1 :]), run * room
@@ -379,8 +379,8 @@ def cut(search: Search, program: StageProgram, dim: int, share: int, pad: bool =
     unit = (*program.unit_tile[:dim], share, *program.unit_tile[dim + 1 :])
     trips = -(-extent // share)
     tiles = (unit, *between, inner)
-    legal = search.fit.legal(levels, len(levels) - 2, tiles[-2], inner, search.mapping, search.atom) if len(tiles) > 1 else None
+    legal = space.fit.legal(levels, len(levels) - 2, tiles[-2], inner, space.mapping, space.atom) if len(tiles) > 1 else None
     inside = (*tiles[1:], inner)
-    if trips > 1 and legal is None and all(search.fit.within(*t) for t in zip(levels, tiles, inside, strict=True)):
-        staged = _padded(search, levels, tiles, program.staged) if managed and pad else program.staged
-        yield replace(program, tiles=tiles, split=_parts(search, unit), staged=staged)
+    if trips > 1 and legal is None and all(space.fit.within(*t) for t in zip(levels, tiles, inside, strict=True)):
+        staged = _padded(space, levels, tiles, program.staged) if managed and pad else program.staged
+        yield replace(program, tiles=tiles, split=_parts(space, unit), staged=staged)

@@ -37,15 +37,16 @@ from roller.search.local_search import settle
 from roller.search.row_programs import rated_groups
 from roller.search.screen import least_seconds
 from roller.search.stages import Candidate, Rated, best_ways, diverse
-from roller.search.tile_space import Chain, Search, searches
+from roller.search.tile_space import Chain, TileSpace, tile_spaces
 from roller.target.hardware import ComputeAtom, HardwareSpec
 
 PASSED_KEEP = 2  # chains kept beside the best of a level: those whose tile there equals the one inside it
 REFINED = 8  # programs whose orders and staging are tried, beside the best one of each nest, atom and mapping
 REFINE_SLACK = 1.5  # except those slower than the best by this factor: orders, copies and steps do not make up for that
-# The local search at the end starts from `SETTLED` programs, at most `SAME_SETTLED` of one search, of different innermost tiles.
-# For each it rates `STEPS` other tiles that differ in an extent or two. Where even parts may reverse the ranking, it starts from
-# `SPREAD_SETTLED` programs, one of each search, and none that is predicted slower than the best by the factor `SPREAD_SLACK`.
+# The local search at the end starts from `SETTLED` programs, at most `SAME_SETTLED` of one tile space, of different innermost
+# tiles. For each it rates `STEPS` other tiles that differ in an extent or two. Where even parts may reverse the ranking, it starts
+# from `SPREAD_SETTLED` programs, one of each tile space, and none that is predicted slower than the best by the factor
+# `SPREAD_SLACK`.
 SETTLED, SAME_SETTLED, STEPS = 3, 2, 120
 SPREAD_SETTLED, SPREAD_SLACK = 4, 2.5
 EVENED = 1200  # tiles of equal parts that are evaluated for each of these, where parts must be even
@@ -100,7 +101,7 @@ def rated_stages(
     """
     with _uncollected():
         stages = [(nests, rules.of(nests[0].stage.name)) for nests in _nests(expr, spec)]
-        least = [least_seconds(searches(nests, spec, own, parameters)) if worth < math.inf else 0.0 for nests, own in stages]
+        least = [least_seconds(tile_spaces(nests, spec, own, parameters)) if worth < math.inf else 0.0 for nests, own in stages]
         rated: list[list[Rated]] = []
         for nests, own in stages:
             if sum(least) >= worth:
@@ -154,13 +155,13 @@ def _rated_stage(
     constants: frozenset[str],
 ) -> list[Rated]:
     """Returns all rated programs for one stage, best first."""
-    every = searches(nests, spec, rules, parameters, constants)
+    every = tile_spaces(nests, spec, rules, parameters, constants)
     found = [s for s in every if not hopeless(s)]
     pool = _Pool()
     plain = _started(found, pool)
     for begun in _worth_refining(plain):
-        for choice in refined(begun.search, begun.program):
-            pool.rate(begun.search, choice)
+        for choice in refined(begun.space, begun.program):
+            pool.rate(begun.space, choice)
     if not pool.programs:
         if not every:
             stage, known = nests[0].stage, ", ".join(sorted({_computes(a) for a in rules.atoms}))
@@ -170,10 +171,10 @@ def _rated_stage(
         reason = reason_of(every, refused)
         said = f"no tile of {nests[0].stage.name!r} fits {spec.device}:{spec.chip}"
         raise ConstructionError(f"{said}: {reason}" if reason else said, refused)
-    for search, program in _worth_settling(found, pool.ranked):
-        settled = settle(search, evened(search, program, EVENED), STEPS)
-        for choice in (*settled, *refined(search, settled[0])):
-            pool.rate(search, choice)
+    for space, program in _worth_settling(found, pool.ranked):
+        settled = settle(space, evened(space, program, EVENED), STEPS)
+        for choice in (*settled, *refined(space, settled[0])):
+            pool.rate(space, choice)
     return [rated for _, rated in pool.ranked]
 
 
@@ -183,28 +184,28 @@ def _computes(atom: ComputeAtom) -> str:
 
 
 class _Pool:
-    """The rated programs of a stage, over all searches."""
+    """The rated programs of a stage, over all tile spaces."""
 
     def __init__(self) -> None:
         self.programs: dict[tuple[object, ...], _Pooled] = {}
         self.best = math.inf  # seconds of the best of them
 
-    def rate(self, search: Search, program: StageProgram) -> float:
+    def rate(self, space: TileSpace, program: StageProgram) -> float:
         """Returns the predicted seconds of a program and keeps it, unless it cannot run.
 
         Programs that are no better than the best one so far are checked later.
         """
-        rating = search.model.estimate(program)
+        rating = space.model.estimate(program)
         if math.isinf(rating.seconds):
             if program.parallel:  # others are tried as well
-                search.refusals[rating.bound_by] += 1
+                space.refusals[rating.bound_by] += 1
             return rating.seconds
         if rating.seconds < self.best:
-            if not runs(search, program):
+            if not runs(space, program):
                 return math.inf
             self.best = rating.seconds
-        order = rating.seconds, search.fit.touched_bytes(program.inner), program.tiles
-        self.programs.setdefault((search.nest.dims, *program.key), (order, (program, rating)))
+        order = rating.seconds, space.fit.touched_bytes(program.inner), program.tiles
+        self.programs.setdefault((space.nest.dims, *program.key), (order, (program, rating)))
         return rating.seconds
 
     @property
@@ -220,43 +221,45 @@ class _Start:
     seconds: float
     tiles: Chain
     number: int
-    search: Search
+    space: TileSpace
     program: StageProgram
 
     def order(self) -> tuple[float, Chain, int]:
         return self.seconds, self.tiles, self.number
 
 
-def _started(found: list[Search], pool: _Pool) -> list[list[_Start]]:
+def _started(found: list[TileSpace], pool: _Pool) -> list[list[_Start]]:
     """Returns rated programs around the most promising innermost tiles.
 
-    Where none of them fits, it continues with the searches that were passed over for these. The promise of an atom is known before
-    it is known whether its panels fit.
+    Where none of them fits, it continues with the tile spaces that were passed over for these. The promise of an atom is known
+    before it is known whether its panels fit.
     """
     plain: list[list[_Start]] = []
     left = found
     while left and not pool.programs:
         pursued = list(innermost(left))
-        grown = [_grown(search, chains) for search, chains in pursued]
-        for number, ((search, _), every, best) in enumerate(zip(pursued, grown, best_chains(pursued, grown), strict=True)):
-            for programs in (whole_programs(search, best), _with_panels(search, every)):
-                starts = [_Start(pool.rate(search, p), p.tiles, number, search, p) for p in programs]
+        grown = [_grown(space, chains) for space, chains in pursued]
+        for number, ((space, _), every, best) in enumerate(zip(pursued, grown, best_chains(pursued, grown), strict=True)):
+            for programs in (whole_programs(space, best), _with_panels(space, every)):
+                starts = [_Start(pool.rate(space, p), p.tiles, number, space, p) for p in programs]
                 plain.append(sorted(starts, key=_Start.order))
-        tried = {id(search) for search, _ in pursued} or {id(left[0])}
-        left = [search for search in left if id(search) not in tried]
+        tried = {id(space) for space, _ in pursued} or {id(left[0])}
+        left = [space for space in left if id(space) not in tried]
     return plain
 
 
 def _worth_refining(plain: list[list[_Start]]) -> list[_Start]:
-    """Returns the best program of each search as it is and with panels, as copies change their ranking; then the best others."""
+    """Returns the best program of each tile space as it is and with panels, as copies change their ranking; then the best
+    others.
+    """
     best = min((starts[0].seconds for starts in plain if starts), default=0.0)
     first = [starts[0] for starts in plain if starts and starts[0].seconds <= REFINE_SLACK * best]
     rest = sorted((start for starts in plain for start in starts[1:]), key=_Start.order)
     return [*first, *rest[:REFINED]]
 
 
-def _worth_settling(found: list[Search], ranked: list[_Pooled]) -> Iterator[tuple[Search, StageProgram]]:
-    """Yields the best programs of the best searches; those of one search have different innermost tiles.
+def _worth_settling(found: list[TileSpace], ranked: list[_Pooled]) -> Iterator[tuple[TileSpace, StageProgram]]:
+    """Yields the best programs of the best tile spaces; those of one tile space have different innermost tiles.
 
     Yields none where caches hold the units' tiles. Cache traffic is an estimate, and the predicted gains of small steps were none
     when they were measured: such steps lead to where the model is weakest.
@@ -273,23 +276,23 @@ def _worth_settling(found: list[Search], ranked: list[_Pooled]) -> Iterator[tupl
             continue
         wanted[program.windowed] -= 1
         inner.add(program.inner)
-        search = known[program.way]
-        if search.spec.levels[program.levels[0]].managed:
-            yield search, program
+        space = known[program.way]
+        if space.spec.levels[program.levels[0]].managed:
+            yield space, program
 
 
-def _grown(search: Search, chains: list[Chain]) -> list[Chain]:
+def _grown(space: TileSpace, chains: list[Chain]) -> list[Chain]:
     """Returns chains with a tile for every level, grown from the innermost tiles outward."""
     keep = kept_of(chains)
-    for position in reversed(range(len(search.levels) - 1)):
+    for position in reversed(range(len(space.levels) - 1)):
         found: dict[Chain, None] = {}
         for chain in chains:
-            found.update({(tile, *chain): None for tile in tiles_at(search, position, chain[0])})
-        chains = list(found) if position == 0 else _prune(search, search.levels[position:], list(found), keep)
+            found.update({(tile, *chain): None for tile in tiles_at(space, position, chain[0])})
+        chains = list(found) if position == 0 else _prune(space, space.levels[position:], list(found), keep)
     return chains
 
 
-def _with_panels(search: Search, chains: list[Chain]) -> list[StageProgram]:
+def _with_panels(space: TileSpace, chains: list[Chain]) -> list[StageProgram]:
     """Returns programs whose factors lie in panels at the unit's level, packed in the order in which the nest reads them.
 
     Around each inner tile these have the outer tile with the least traffic whose panel a cache holds, as little else depends on it
@@ -298,44 +301,44 @@ def _with_panels(search: Search, chains: list[Chain]) -> list[StageProgram]:
     """
     if not chains:
         return []
-    model, rated = search.model, []
-    for staged in panels_at_unit(search, program_of(search, search.levels, chains[0])):
+    model, rated = space.model, []
+    for staged in panels_at_unit(space, program_of(space, space.levels, chains[0])):
         least: dict[tuple[Chain, bool], tuple[float, Chain]] = {}
         for chain in chains:
-            if not _held(search, chain, staged[-1]):
+            if not _held(space, chain, staged[-1]):
                 continue
-            for long in (_along(search, chain, staged[-1].operand), chain):
-                found = search.fit.traffic(search.levels, 0, long[0]), long
+            for long in (_along(space, chain, staged[-1].operand), chain):
+                found = space.fit.traffic(space.levels, 0, long[0]), long
                 key = chain[1:], long is chain
                 least[key] = min(found, least.get(key, found))
-        programs = [replace(program_of(search, search.levels, chain), staged=staged) for _, chain in least.values()]
+        programs = [replace(program_of(space, space.levels, chain), staged=staged) for _, chain in least.values()]
         rated += [(model.estimate(program).seconds, program.tiles, program) for program in programs]
     rated.sort(key=lambda item: item[:2])
     return [program for *_, program in rated]
 
 
-def _along(search: Search, chain: Chain, factor: int) -> Chain:
+def _along(space: TileSpace, chain: Chain, factor: int) -> Chain:
     """Returns the chain with the longest allowed outermost tile in the spatial dimensions that a factor does not depend on."""
-    nest, touches, tile = search.nest, search.nest.factor_touches(factor), list(chain[0])
+    nest, touches, tile = space.nest, space.nest.factor_touches(factor), list(chain[0])
     for dim in nest.spatial:
         if not touches[dim]:
-            tile[dim] = max([tile[dim], *extents_at(search, 0, dim, chain[1])])
+            tile[dim] = max([tile[dim], *extents_at(space, 0, dim, chain[1])])
     return (tuple(tile), *chain[1:])
 
 
-def _held(search: Search, chain: Chain, staging: Staging) -> bool:
-    elements = search.model.geometry.panel_elements(staging.operand, chain[0])
-    return elements * panel_element_bytes(search.nest, search.atom) <= panel_room(search.spec, staging.level)
+def _held(space: TileSpace, chain: Chain, staging: Staging) -> bool:
+    elements = space.model.geometry.panel_elements(staging.operand, chain[0])
+    return elements * panel_element_bytes(space.nest, space.atom) <= panel_room(space.spec, staging.level)
 
 
-def _prune(search: Search, levels: tuple[int, ...], chains: list[Chain], keep: int) -> list[Chain]:
+def _prune(space: TileSpace, levels: tuple[int, ...], chains: list[Chain], keep: int) -> list[Chain]:
     """Returns the chains with the least predicted time so far, counting only the levels that have a tile."""
     if len(chains) <= keep:
         return chains
     rated = []
     for chain in chains:
-        seconds = search.model.partial_seconds(program_of(search, levels, chain), levels[0])
-        rated.append((seconds, search.fit.touched_bytes(chain[-1]), chain))
+        seconds = space.model.partial_seconds(program_of(space, levels, chain), levels[0])
+        rated.append((seconds, space.fit.touched_bytes(chain[-1]), chain))
     rated.sort()
     # This level's traffic alone determines the best ratings so far; a level passed through leaves the choice to outer levels.
     passed = [chain for *_, chain in rated[keep:] if chain[0] == chain[1]]

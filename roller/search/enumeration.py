@@ -20,7 +20,7 @@ from roller.ir.nest import Tile, variants
 from roller.program.alignment import Rules, aligned_extents
 from roller.program.rprogram import RProgram, StageProgram, Staging
 from roller.search.choices import bands_of, clusters_of, every_staging, orders_of, program_of
-from roller.search.tile_space import Chain, Search, searches, start
+from roller.search.tile_space import Chain, TileSpace, start, tile_spaces
 from roller.target.hardware import HardwareSpec
 
 Orders = tuple[tuple[int, ...], ...]
@@ -31,16 +31,16 @@ PATIENCE = 10  # draws without a new program, for each program drawn: the last o
 
 @dataclass(frozen=True)
 class _Part:
-    """The programs of one search around one innermost tile; each chain of tiles has `ways` of them."""
+    """The programs of one tile space around one innermost tile; each chain of tiles has `ways` of them."""
 
-    search: Search
+    space: TileSpace
     inner: Tile
     ways: int
 
     @cached_property
     def ranges(self) -> list[list[list[int]]]:
         """The multiples of the innermost extent, for every outer level, innermost first, and every dimension."""
-        return [_extents(self.search, position, self.inner) for position in reversed(range(len(self.search.levels) - 1))]
+        return [_extents(self.space, position, self.inner) for position in reversed(range(len(self.space.levels) - 1))]
 
     @cached_property
     def size(self) -> int:
@@ -49,46 +49,48 @@ class _Part:
 
     def chain(self, tiles: tuple[Tile, ...]) -> Chain | None:
         """Returns the chain of these outer tiles (innermost first) around the inner one, None where it breaks a rule."""
-        search = self.search
+        space = self.space
         chain: Chain = (self.inner,)
         for position, tile in zip(reversed(range(len(tiles))), tiles, strict=True):
             inner = chain[0]
-            rules = (search.levels, position, tile, inner, search.mapping, search.atom)
-            if any(t % i for t, i in zip(tile, inner, strict=True)) or not search.fit.fits(*rules) or search.fit.legal(*rules):
+            rules = (space.levels, position, tile, inner, space.mapping, space.atom)
+            if any(t % i for t, i in zip(tile, inner, strict=True)) or not space.fit.fits(*rules) or space.fit.legal(*rules):
                 return None
             chain = (tile, *chain)
         return chain
 
     def programs(self, chain: Chain) -> list[StageProgram]:
         """Returns the chain's programs, with every loop order and every staging."""
-        base, choices = _choices(self.search, chain)
+        base, choices = _choices(self.space, chain)
         return [replace(base, orders=o, staged=s) for o, s in choices]
 
     def one(self, chain: Chain, generator: random.Random) -> StageProgram:
         """Returns one of these programs, drawn at random."""
-        base, choices = _choices(self.search, chain)
+        base, choices = _choices(self.space, chain)
         orders, staged = generator.choice(choices)
         return replace(base, orders=orders, staged=staged)
 
 
-def _choices(search: Search, chain: Chain, pad: bool = True) -> tuple[StageProgram, list[tuple[Orders, tuple[Staging, ...]]]]:
-    """Returns a chain's program, and its loop orders with its stagings; every chain of a search has the same number of these."""
-    base = program_of(search, search.levels, chain, pad)
-    stagings = dict.fromkeys((base.staged, *every_staging(search, search.levels)))
+def _choices(space: TileSpace, chain: Chain, pad: bool = True) -> tuple[StageProgram, list[tuple[Orders, tuple[Staging, ...]]]]:
+    """Returns a chain's program, and its loop orders with its stagings; every chain of a tile space has the same number of
+    these.
+    """
+    base = program_of(space, space.levels, chain, pad)
+    stagings = dict.fromkeys((base.staged, *every_staging(space, space.levels)))
     return base, list(itertools.product(orders_of(base), stagings))
 
 
-def _parts(search: Search) -> Iterator[_Part]:
-    tiles = list(_inner_tiles(search))
-    ways = len(_choices(search, (tiles[0],) * len(search.levels), pad=False)[1]) if tiles else 0
-    yield from (_Part(search, tile, ways) for tile in tiles)
+def _parts(space: TileSpace) -> Iterator[_Part]:
+    tiles = list(_inner_tiles(space))
+    ways = len(_choices(space, (tiles[0],) * len(space.levels), pad=False)[1]) if tiles else 0
+    yield from (_Part(space, tile, ways) for tile in tiles)
 
 
 class StageSpace:
     """The aligned, fitting programs of one stage."""
 
-    def __init__(self, found: list[Search]) -> None:
-        self._parts = [part for search in found for part in _parts(search)]
+    def __init__(self, found: list[TileSpace]) -> None:
+        self._parts = [part for space in found for part in _parts(space)]
         self._weights = list(itertools.accumulate(p.size for p in self._parts))
 
     def __iter__(self) -> Iterator[StageProgram]:
@@ -97,7 +99,7 @@ class StageSpace:
             for extents in itertools.product(*(itertools.product(*level) for level in part.ranges)):
                 chain = part.chain(extents)
                 for program in part.programs(chain) if chain is not None else []:
-                    yield from _dealt(part.search, program)
+                    yield from _dealt(part.space, program)
 
     def draw(self, generator: random.Random) -> StageProgram:
         """Returns one program, each equally likely; `ConstructionError` where none fits.
@@ -111,7 +113,7 @@ class StageSpace:
             chain = part.chain(tuple(tuple(generator.choice(r) for r in level) for level in part.ranges))
             if chain is not None:
                 program = part.one(chain, generator)
-                return generator.choice(list(_dealt(part.search, program)))
+                return generator.choice(list(_dealt(part.space, program)))
         raise ConstructionError("no aligned program fits")
 
 
@@ -156,35 +158,35 @@ def program_space(expr: TensorExpr, spec: HardwareSpec, rules: Rules, parameters
     """Returns the space that `construct` searches greedily, for a fused expression on a chip."""
     nests = [variants(stage, expr.tensors, spec.spread) for stage in expr.stages]
     return ProgramSpace(
-        expr, tuple(StageSpace(searches(found, spec, rules.of(found[0].stage.name), parameters)) for found in nests)
+        expr, tuple(StageSpace(tile_spaces(found, spec, rules.of(found[0].stage.name), parameters)) for found in nests)
     )
 
 
-def _dealt(search: Search, program: StageProgram) -> Iterator[StageProgram]:
+def _dealt(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
     """Yields a program in every order in which units get its tiles (bands), alone and in clusters."""
-    for ordered in (program, *bands_of(search, program)):
+    for ordered in (program, *bands_of(space, program)):
         yield ordered
-        yield from clusters_of(search, ordered)
+        yield from clusters_of(space, ordered)
 
 
-def _inner_tiles(search: Search) -> Iterator[Tile]:
+def _inner_tiles(space: TileSpace) -> Iterator[Tile]:
     """Yields the aligned innermost tiles that fit."""
-    position, base = len(search.levels) - 1, start(search)
-    if search.levels[position] == len(search.spec.levels):
+    position, base = len(space.levels) - 1, start(space)
+    if space.levels[position] == len(space.spec.levels):
         yield base
         return
-    for tile in itertools.product(*_extents(search, position, base)):
-        if search.fit.fits(search.levels, position, tile, base, search.mapping, search.atom):
+    for tile in itertools.product(*_extents(space, position, base)):
+        if space.fit.fits(space.levels, position, tile, base, space.mapping, space.atom):
             yield tile
 
 
-def _extents(search: Search, position: int, base: Tile) -> list[list[int]]:
+def _extents(space: TileSpace, position: int, base: Tile) -> list[list[int]]:
     """Returns the aligned extents of each dimension at a level: multiples of the base; innermost reductions stay whole atoms."""
-    innermost = position == len(search.levels) - 1
+    innermost = position == len(space.levels) - 1
     found = []
-    for dim, (extent, step) in enumerate(zip(search.nest.extents, base, strict=True)):
-        multiple = search.rules.multiple(search.levels[position], search.nest.dims[dim].name)
-        if innermost and search.nest.dims[dim].is_reduce and not any(d == dim for _, d in search.mapping):
+    for dim, (extent, step) in enumerate(zip(space.nest.extents, base, strict=True)):
+        multiple = space.rules.multiple(space.levels[position], space.nest.dims[dim].name)
+        if innermost and space.nest.dims[dim].is_reduce and not any(d == dim for _, d in space.mapping):
             found.append([step])
             continue
         choices = [step, *(e for e in aligned_extents(extent, step, multiple) if e > step)]

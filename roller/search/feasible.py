@@ -9,45 +9,45 @@ from itertools import islice
 from roller.program.estimate import Estimate
 from roller.search.choices import program_of
 from roller.search.grow import least_tile
-from roller.search.tile_space import Search, start
+from roller.search.tile_space import TileSpace, start
 
 
-def hopeless(search: Search) -> bool:
+def hopeless(space: TileSpace) -> bool:
     """True if the device's own model rejects even the smallest tiles for another reason than room.
 
     The device then cannot compute this way at all. The only term of the estimate is the reason.
     """
-    if search.model.parameters.own_model is None:
+    if space.model.parameters.own_model is None:
         return False
-    found = _least(search)
-    if math.isfinite(found.seconds) or found.bound_by == search.fit.rule(search.levels, 0):
+    found = _least(space)
+    if math.isfinite(found.seconds) or found.bound_by == space.fit.rule(space.levels, 0):
         return False
-    search.refusals[found.bound_by] += 1
+    space.refusals[found.bound_by] += 1
     return True
 
 
-def _least(search: Search) -> Estimate:
+def _least(space: TileSpace) -> Estimate:
     """Returns the better of two predictions: for the smallest tiles, and for these with whole reductions."""
-    return min(islice(_small(search), 2), key=lambda e: e.seconds)
+    return min(islice(_small(space), 2), key=lambda e: e.seconds)
 
 
-def _small(search: Search) -> Iterator[Estimate]:
+def _small(space: TileSpace) -> Iterator[Estimate]:
     """Yields predictions for tiles from the smallest up, with spatial extents doubled in turn; each with whole reductions, too."""
-    inner = start(search)
-    tile = list(least_tile(search, 0, inner))
-    spatial, reduce, extents = search.nest.spatial, search.nest.reduce, search.nest.extents
+    inner = start(space)
+    tile = list(least_tile(space, 0, inner))
+    spatial, reduce, extents = space.nest.spatial, space.nest.reduce, space.nest.extents
     while True:
         for dim in (None, *spatial):
             if dim is not None and tile[dim] < extents[dim]:
                 tile[dim] *= 2
             whole = tuple([-(-extents[d] // e) * e if d in reduce and e else e for d, e in enumerate(tile)])
             for unit in (tuple(tile), whole):
-                yield search.model.estimate(program_of(search, search.levels, (unit, *[inner] * (len(search.levels) - 1))))
+                yield space.model.estimate(program_of(space, space.levels, (unit, *[inner] * (len(space.levels) - 1))))
         if all(tile[dim] >= extents[dim] for dim in spatial):
             return
 
 
-def reason_of(every: list[Search], refused: Mapping[str, int]) -> str:
+def reason_of(every: list[TileSpace], refused: Mapping[str, int]) -> str:
     """Returns the reason why the device's own model rejects small tiles; empty without such a model.
 
     It is the reason against the tile that lacks least memory, as only room is missing there. Else it is that of the rule that
@@ -55,7 +55,7 @@ def reason_of(every: list[Search], refused: Mapping[str, int]) -> str:
     """
     if not every or every[0].model.parameters.own_model is None:
         return ""
-    said = [found for search in every for found in _small(search) if found.reason]
+    said = [found for space in every for found in _small(space) if found.reason]
     short = min((found for found in said if found.short_bytes), key=lambda found: found.short_bytes, default=None)
     most = max(said, key=lambda found: refused.get(found.bound_by, 0), default=None)
     best = short or most

@@ -16,7 +16,7 @@ from roller.ir.nest import Access, Nest, Tile
 from roller.ir.sliding_windows import every_window, sliding
 from roller.program.alignment import aligned_extents, allows_padding, even_extents
 from roller.program.footprint import padding_waste
-from roller.search.tile_space import Search
+from roller.search.tile_space import TileSpace
 
 EPSILONS = (0.0, 0.125, math.inf)  # rounds of tensor padding; each admits more waste
 INNER_VISITS = 40  # tiles visited by one growth at the innermost level: its lattice is small
@@ -32,19 +32,19 @@ SIDE_BY_SIDE = 8  # rows of a stream that are walked together: enough to keep me
 BOUND_SLACK = 0.02  # memory no longer bounds when it adds less than this share of compute
 
 
-def tiles_at(search: Search, position: int, inner: Tile) -> Iterator[Tile]:
+def tiles_at(space: TileSpace, position: int, inner: Tile) -> Iterator[Tile]:
     """Yields the tiles worth keeping at a level around an inner one: a spread of the growth path with its reduce extents."""
-    yield from _spread(search, position, inner, grow(search, position, inner))
+    yield from _spread(space, position, inner, grow(space, position, inner))
 
 
-def grow(search: Search, position: int, inner: Tile) -> list[Tile]:
+def grow(space: TileSpace, position: int, inner: Tile) -> list[Tile]:
     """Returns the tiles at one level that growth reaches, the best-scored dimension first, in every padding round in turn."""
-    if search.levels[position] == len(search.spec.levels):
+    if space.levels[position] == len(space.spec.levels):
         return [inner]  # the atom itself
-    if not search.fit.fits(search.levels, position, inner, inner, search.mapping, search.atom):
-        search.refusals[search.fit.rule(search.levels, position)] += 1
+    if not space.fit.fits(space.levels, position, inner, inner, space.mapping, space.atom):
+        space.refusals[space.fit.rule(space.levels, position)] += 1
         return []
-    level = _Level(search, position, inner)
+    level = _Level(space, position, inner)
     seen: dict[Tile, None] = {}
     for epsilon in EPSILONS if level.pads else EPSILONS[-1:]:
         level.grow(epsilon, seen)
@@ -56,25 +56,25 @@ def grow(search: Search, position: int, inner: Tile) -> list[Tile]:
 class _Level:
     """Growth at one level around one inner tile; scores of steps are cached from round to round."""
 
-    def __init__(self, search: Search, position: int, inner: Tile) -> None:
-        nest = search.nest
-        self.search, self.position, self.inner = search, position, inner
-        self.innermost = position == len(search.levels) - 1
-        self.on_lanes = self.innermost and search.lane_level is not None and search.atom.kind == "scalar"
-        self.pads = self.innermost or search.lane_level is not None  # tiles run whole: extents decide how much padding is executed
+    def __init__(self, space: TileSpace, position: int, inner: Tile) -> None:
+        nest = space.nest
+        self.space, self.position, self.inner = space, position, inner
+        self.innermost = position == len(space.levels) - 1
+        self.on_lanes = self.innermost and space.lane_level is not None and space.atom.kind == "scalar"
+        self.pads = self.innermost or space.lane_level is not None  # tiles run whole: extents decide how much padding is executed
         self.padded = False  # True once an extent was refused because it pads too much
         self._scores: dict[tuple[Tile, Tile], float | None] = {}
-        lanes = {dim for _, dim in search.mapping}
+        lanes = {dim for _, dim in space.mapping}
         dims = [d for d, dim in enumerate(nest.dims) if not dim.is_reduce or (self.innermost and d in lanes)]
         self._extents = {d: self._aligned(d) for d in dims}
-        self._windows = [] if self.innermost or search.spec.levels[search.levels[position]].managed else sliding(nest)
+        self._windows = [] if self.innermost or space.spec.levels[space.levels[position]].managed else sliding(nest)
         self._least_waste = padding_waste(nest.extents, inner)
-        self._start = inner if self.innermost else _first(search, position, inner)
+        self._start = inner if self.innermost else _first(space, position, inner)
 
     def _aligned(self, dim: int) -> tuple[int, ...]:
-        extents = extents_at(self.search, self.position, dim, self.inner)
-        if (self.innermost and self.search.atom.kind != "matrix") or self.search.fit.windowed:
-            return tuple([e for e in extents if e <= self.search.nest.extents[dim]])
+        extents = extents_at(self.space, self.position, dim, self.inner)
+        if (self.innermost and self.space.atom.kind != "matrix") or self.space.fit.windowed:
+            return tuple([e for e in extents if e <= self.space.nest.extents[dim]])
         return tuple(extents)
 
     def grow(self, epsilon: float, seen: dict[Tile, None]) -> None:
@@ -117,49 +117,49 @@ class _Level:
             grown = (*tile[:dim], extent, *tile[dim + 1 :])
             if not self._lane_shape(dim, grown):
                 continue
-            if not self.pads or epsilon == math.inf or allows_padding(self.search.nest, grown, allowed):
+            if not self.pads or epsilon == math.inf or allows_padding(self.space.nest, grown, allowed):
                 return grown
             self.padded = True
         return None
 
     def _score(self, tile: Tile, grown: Tile) -> float | None:
         """Returns the traffic saved for each byte of footprint added; None where the grown tile does not fit or idles units."""
-        search, position, inner = self.search, self.position, self.inner
-        fit, tile, grown = search.fit, self._seen(tile), self._seen(grown)
-        if not fit.fits(search.levels, position, grown, inner, search.mapping, search.atom):
-            search.refusals[fit.rule(search.levels, position)] += 1
+        space, position, inner = self.space, self.position, self.inner
+        fit, tile, grown = space.fit, self._seen(tile), self._seen(grown)
+        if not fit.fits(space.levels, position, grown, inner, space.mapping, space.atom):
+            space.refusals[fit.rule(space.levels, position)] += 1
             return None
         if position == 0 and self._too_few(tile) and self._too_few(grown):
-            search.refusals["parallelism"] += 1
+            space.refusals["parallelism"] += 1
             return None
-        saved = fit.traffic(search.levels, position, tile) - fit.traffic(search.levels, position, grown)
+        saved = fit.traffic(space.levels, position, tile) - fit.traffic(space.levels, position, grown)
         added = self._footprint(grown) - self._footprint(tile)
         return math.inf if saved > 0 >= added else saved / max(added, 1e-9)
 
     def _seen(self, tile: Tile) -> Tile:
         """Returns a tile as it counts in a cache: windows slide over it whole before the next tile starts, and overlap there."""
-        return tuple([self.search.nest.extents[d] if d in self._windows else t for d, t in enumerate(tile)])
+        return tuple([self.space.nest.extents[d] if d in self._windows else t for d, t in enumerate(tile)])
 
     def _too_few(self, tile: Tile) -> bool:
         """True if the tiles leave most units idle that the inner tiles could occupy.
 
         Where units can combine partial results, that counts with the reduction cut over units (split-K).
         """
-        search, nest = self.search, self.search.nest
-        parts = math.prod([-(-nest.extents[i] // self.inner[i]) for i in nest.reduce]) if search.spec.unit.combine else 1
-        occupied = min(search.spec.unit.count, search.fit.tiles(self.inner) * parts)
-        return search.fit.tiles(tile) * parts * IDLE_GROWTH < occupied
+        space, nest = self.space, self.space.nest
+        parts = math.prod([-(-nest.extents[i] // self.inner[i]) for i in nest.reduce]) if space.spec.unit.combine else 1
+        occupied = min(space.spec.unit.count, space.fit.tiles(self.inner) * parts)
+        return space.fit.tiles(tile) * parts * IDLE_GROWTH < occupied
 
     def _footprint(self, tile: Tile) -> int:
-        fit = self.search.fit
+        fit = self.space.fit
         if self.innermost:
-            return fit.inner_bytes(tile, self.search.mapping, self.search.atom)
-        return fit.footprint(self.search.levels, self.position, tile, self.inner, self.search.atom)
+            return fit.inner_bytes(tile, self.space.mapping, self.space.atom)
+        return fit.footprint(self.space.levels, self.position, tile, self.inner, self.space.atom)
 
     def _lane_shape(self, dim: int, tile: Tile) -> bool:
         """False if sub-tiles along the dimension run on lanes and are no power of two: only powers make whole lane groups."""
-        search = self.search
-        if search.lane_level is None or self.position != len(search.levels) - 2 or search.spec.unit.lanes_fixed:
+        space = self.space
+        if space.lane_level is None or self.position != len(space.levels) - 2 or space.spec.unit.lanes_fixed:
             return True
         count = -(-tile[dim] // self.inner[dim])
         return count & (count - 1) == 0
@@ -168,104 +168,104 @@ class _Level:
         """False once growing further cannot help: loads and the set-up of steps add a negligible time to compute."""
         if self.innermost:
             return True
-        search = self.search
-        level = search.spec.levels[search.levels[self.position]]
-        compute = math.prod(search.nest.extents) / (search.atom.gflops * 1e9 / 2)
-        load = search.fit.traffic(search.levels, self.position, tile) / ((level.bandwidth_gbps or 1.0) * 1e9)
-        steps = math.prod([-(-e // t) for e, t in zip(search.nest.extents, tile, strict=True) if t]) / search.spec.unit.count
-        added = max(0.0, load - compute) + search.spec.loss(level) * load + steps * level.step_overhead_ns * 1e-9
+        space = self.space
+        level = space.spec.levels[space.levels[self.position]]
+        compute = math.prod(space.nest.extents) / (space.atom.gflops * 1e9 / 2)
+        load = space.fit.traffic(space.levels, self.position, tile) / ((level.bandwidth_gbps or 1.0) * 1e9)
+        steps = math.prod([-(-e // t) for e, t in zip(space.nest.extents, tile, strict=True) if t]) / space.spec.unit.count
+        added = max(0.0, load - compute) + space.spec.loss(level) * load + steps * level.step_overhead_ns * 1e-9
         return added >= BOUND_SLACK * compute
 
 
-def extents_at(search: Search, position: int, dim: int, inner: Tile) -> Iterator[int]:
+def extents_at(space: TileSpace, position: int, dim: int, inner: Tile) -> Iterator[int]:
     """Yields the aligned extents of a dimension at a level around an inner tile, in rising order."""
-    multiple = search.rules.multiple(search.levels[position], search.nest.dims[dim].name)
-    return aligned_extents(search.nest.extents[dim], inner[dim], multiple)
+    multiple = space.rules.multiple(space.levels[position], space.nest.dims[dim].name)
+    return aligned_extents(space.nest.extents[dim], inner[dim], multiple)
 
 
-def least_tile(search: Search, position: int, inner: Tile) -> Tile:
+def least_tile(space: TileSpace, position: int, inner: Tile) -> Tile:
     """Returns the starting tile of growth at a level: the inner tile, or the least extents where a rule lists the allowed ones."""
-    level, dims = search.levels[position], search.nest.dims
-    if level == len(search.spec.levels):
+    level, dims = space.levels[position], space.nest.dims
+    if level == len(space.spec.levels):
         return inner
-    steps = [search.rules.multiple(level, d.name) for d in dims]
+    steps = [space.rules.multiple(level, d.name) for d in dims]
     return tuple([math.lcm(e, m.step) if m.even and e else e for e, m in zip(inner, steps, strict=True)])
 
 
-def _first(search: Search, position: int, inner: Tile) -> Tile:
+def _first(space: TileSpace, position: int, inner: Tile) -> Tile:
     """Returns the starting tile of growth outside lanes.
 
     Where panels hold windows, it has whole ones if they fit: only then does growth account for the data that neighbours share.
     """
-    least, taps = least_tile(search, position, inner), _taps(search)
-    whole = tuple([search.nest.extents[d] if d in taps else e for d, e in enumerate(least)])
-    return whole if search.fit.fits(search.levels, position, whole, inner, search.mapping, search.atom) else least
+    least, taps = least_tile(space, position, inner), _taps(space)
+    whole = tuple([space.nest.extents[d] if d in taps else e for d, e in enumerate(least)])
+    return whole if space.fit.fits(space.levels, position, whole, inner, space.mapping, space.atom) else least
 
 
-def _taps(search: Search) -> frozenset[int]:
+def _taps(space: TileSpace) -> frozenset[int]:
     """Returns the taps (filter offsets) of the windows that panels hold."""
-    return frozenset(d for window in every_window(search.nest) for d in window.taps) if search.fit.windowed else frozenset()
+    return frozenset(d for window in every_window(space.nest) for d in window.taps) if space.fit.windowed else frozenset()
 
 
-def even_at(search: Search, position: int, dim: int, inner: Tile) -> list[int]:
+def even_at(space: TileSpace, position: int, dim: int, inner: Tile) -> list[int]:
     """Returns the extents of a dimension at a level around an inner tile that cut it into equal parts, in rising order."""
-    multiple = search.rules.multiple(search.levels[position], search.nest.dims[dim].name)
-    return even_extents(search.nest.extents[dim], inner[dim], multiple)
+    multiple = space.rules.multiple(space.levels[position], space.nest.dims[dim].name)
+    return even_extents(space.nest.extents[dim], inner[dim], multiple)
 
 
-def _legal(search: Search, position: int, inner: Tile, tile: Tile) -> bool:
-    broken = search.fit.legal(search.levels, position, tile, inner, search.mapping, search.atom)
+def _legal(space: TileSpace, position: int, inner: Tile, tile: Tile) -> bool:
+    broken = space.fit.legal(space.levels, position, tile, inner, space.mapping, space.atom)
     if broken is not None:
-        search.refusals[broken] += 1
+        space.refusals[broken] += 1
     return broken is None
 
 
-def _spread(search: Search, position: int, inner: Tile, tiles: list[Tile]) -> Iterator[Tile]:
+def _spread(space: TileSpace, position: int, inner: Tile, tiles: list[Tile]) -> Iterator[Tile]:
     """Yields each tile with the reduce extents worth trying at this level."""
-    units = search.spec.unit.count
-    busy = [search.fit.tiles(t) >= units for t in tiles]
+    units = space.spec.unit.count
+    busy = [space.fit.tiles(t) >= units for t in tiles]
     edge = [i for i in range(len(tiles)) if busy[i] != busy[min(i + 1, len(tiles) - 1)] or (i and busy[i] != busy[i - 1])]
     # A matrix atom's steps are large: the local search's steps from the last tile do not lead to the one before it.
-    last = 1 if search.spec.levels[search.levels[position]].managed and search.atom.kind != "matrix" else LARGEST
+    last = 1 if space.spec.levels[space.levels[position]].managed and space.atom.kind != "matrix" else LARGEST
     kept = [i for i in range(len(tiles)) if i >= len(tiles) - last or i & (i + 1) == 0 or i in edge]
-    chosen = dict.fromkeys(t for i in kept for t in (tiles[i], *_evener(search, position, inner, tiles[i])))
+    chosen = dict.fromkeys(t for i in kept for t in (tiles[i], *_evener(space, position, inner, tiles[i])))
     for tile in chosen:
-        deeper = _with_reduce(search, position, inner, tile) if search.nest.reduce else (tile,)
-        yield from (t for t in deeper if _legal(search, position, inner, t))
+        deeper = _with_reduce(space, position, inner, tile) if space.nest.reduce else (tile,)
+        yield from (t for t in deeper if _legal(space, position, inner, t))
 
 
-def _evener(search: Search, position: int, inner: Tile, tile: Tile) -> Iterator[Tile]:
+def _evener(space: TileSpace, position: int, inner: Tile, tile: Tile) -> Iterator[Tile]:
     """Yields a smaller and a larger tile, each with one other extent, whose parts balance the load of the units better.
 
     This serves units that share reductions, as there are fewer tiles than units. Among several tiles it takes the one with the
     least traffic. Growth by reuse skips such tiles.
     """
-    nest, fit, units = search.nest, search.fit, search.spec.unit.count
-    if position or not nest.reduce or not search.spec.unit.combine or fit.tiles(tile) >= units:
+    nest, fit, units = space.nest, space.fit, space.spec.unit.count
+    if position or not nest.reduce or not space.spec.unit.combine or fit.tiles(tile) >= units:
         return
     others = [
         (*tile[:dim], extent, *tile[dim + 1 :])
         for dim in nest.spatial
-        for extent in extents_at(search, position, dim, inner)
+        for extent in extents_at(space, position, dim, inner)
         if 2 * extent >= tile[dim] and extent <= 2 * tile[dim]
     ]
     fitting = [
-        (_evenness(search, inner, other), other)
+        (_evenness(space, inner, other), other)
         for other in others
-        if fit.tiles(other) <= units and fit.fits(search.levels, position, other, inner, search.mapping, search.atom)
+        if fit.tiles(other) <= units and fit.fits(space.levels, position, other, inner, space.mapping, space.atom)
     ]
     most = max([even for even, _ in fitting], default=0.0)
-    if most > _evenness(search, inner, tile) + EVEN_SLACK:
-        even = [(fit.traffic(search.levels, position, other), other) for share, other in fitting if share >= most - EVEN_SLACK]
+    if most > _evenness(space, inner, tile) + EVEN_SLACK:
+        even = [(fit.traffic(space.levels, position, other), other) for share, other in fitting if share >= most - EVEN_SLACK]
         for side in ([e for e in even if e[1] < tile], [e for e in even if e[1] > tile]):
             yield from [other for _, other in sorted(side)[:1]]
 
 
-def _evenness(search: Search, inner: Tile, tile: Tile) -> float:
+def _evenness(space: TileSpace, inner: Tile, tile: Tile) -> float:
     """Returns the useful share of the units' time if the longest reduction is cut so that each unit gets one part of a tile."""
-    nest, units = search.nest, search.spec.unit.count
+    nest, units = space.nest, space.spec.unit.count
     dim = max(nest.reduce, key=lambda i: nest.extents[i])
-    tiles, extent = search.fit.tiles(tile), nest.extents[dim]
+    tiles, extent = space.fit.tiles(tile), nest.extents[dim]
     if not tiles or not extent:
         return 1.0
     part = -(-extent // (units // tiles))
@@ -275,7 +275,7 @@ def _evenness(search: Search, inner: Tile, tile: Tile) -> float:
     return useful * tiles * extent / (units * share)
 
 
-def _with_reduce(search: Search, position: int, inner: Tile, tile: Tile) -> Iterator[Tile]:
+def _with_reduce(space: TileSpace, position: int, inner: Tile, tile: Tile) -> Iterator[Tile]:
     """Yields the tile with reduce extents doubled as long as it fits: the largest one; in a cache the largest `REDUCE_STEPS`.
 
     If a managed level is full before the reduction ends, it also yields the one before.
@@ -283,24 +283,24 @@ def _with_reduce(search: Search, position: int, inner: Tile, tile: Tile) -> Iter
     Where an input streams, it also yields a short extent: rows are then read side by side, each along its whole length.
     """
     steps = [tile]
-    managed = search.spec.levels[search.levels[position]].managed
+    managed = space.spec.levels[space.levels[position]].managed
     kept = 1 if managed else REDUCE_STEPS
     if not managed:
-        yield from _short(search, inner, tile)
-    taps = _taps(search)
+        yield from _short(space, inner, tile)
+    taps = _taps(space)
     if any(tile[d] > inner[d] for d in taps):
         yield tuple([inner[d] if d in taps else e for d, e in enumerate(tile)])
-    for dim in reversed(search.nest.reduce):
+    for dim in reversed(space.nest.reduce):
         while True:
             last = steps[-1]
-            whole = -(-search.nest.extents[dim] // inner[dim]) * inner[dim]
+            whole = -(-space.nest.extents[dim] // inner[dim]) * inner[dim]
             extent = whole if dim in taps else min(last[dim] * 2, whole)
             if extent <= last[dim]:
                 break
             grown = (*last[:dim], extent, *last[dim + 1 :])
-            if not search.fit.within(search.levels[position], grown, inner):
+            if not space.fit.within(space.levels[position], grown, inner):
                 break
-            if managed and not search.fit.fits(search.levels, position, grown, inner, search.mapping, search.atom):
+            if managed and not space.fit.fits(space.levels, position, grown, inner, space.mapping, space.atom):
                 yield from steps[-kept - 1 :]
                 return
             steps.append(grown)
@@ -313,9 +313,9 @@ def _streams(nest: Nest) -> list[Access]:
     return [a for a in nest.inputs if all(a.touches[i] for i in wide)]
 
 
-def _short(search: Search, inner: Tile, tile: Tile) -> Iterator[Tile]:
+def _short(space: TileSpace, inner: Tile, tile: Tile) -> Iterator[Tile]:
     """Yields the tile with few steps of the longest reduction that does not run along a stream's rows."""
-    nest = search.nest
+    nest = space.nest
     across = [i for i in nest.reduce if any(a.strides[i] != 1 for a in _streams(nest))]
     if across:
         dim = max(across, key=lambda i: (nest.extents[i], i))

@@ -18,7 +18,7 @@ from enum import Enum
 from roller.program.rprogram import StageProgram
 from roller.search.choices import clusters_of, in_turn, recopied, split
 from roller.search.grow import even_at, extents_at
-from roller.search.tile_space import Chain, Search, start
+from roller.search.tile_space import Chain, TileSpace, start
 
 Rate = Callable[[StageProgram], float]
 
@@ -52,23 +52,24 @@ class Move:
     along: bool = False
 
 
-def settle(search: Search, program: StageProgram, limit: int, rate: Rate | None = None) -> list[StageProgram]:
+def settle(space: TileSpace, program: StageProgram, limit: int, rate: Rate | None = None) -> list[StageProgram]:
     """Returns the programs that steps lead to, best first, or the program itself where no step helps.
 
     It keeps the last program on the way for each innermost tile and number of lanes, as a device may lack room for some of these.
-    At most `limit` other tiles are rated, each whole and with its reduction cut (split-K). `rate` replaces the search's model.
+    At most `limit` other tiles are rated, each whole and with its reduction cut (split-K). `rate` replaces the model of the tile
+    space.
     """
-    below = search.model.seconds_below if rate is None else lambda p, _: rate(p)
+    below = space.model.seconds_below if rate is None else lambda p, _: rate(p)
     best, seconds, left = program, below(program, math.inf), limit
     seen, found = {program.tiles}, {(program.inner, program.lanes): program}
-    moves = _moves(search, program)
+    moves = _moves(space, program)
     number = failed = 0
     while failed < len(moves) and left:
         taken = False
-        tiles = _stepped(search, best.tiles, moves[number])
+        tiles = _stepped(space, best.tiles, moves[number])
         if tiles is not None and tiles not in seen:
             seen.add(tiles)
-            choices = list(with_tiles(search, best, tiles))
+            choices = list(with_tiles(space, best, tiles))
             left -= bool(choices)
             for choice in choices:
                 predicted = below(choice, seconds * (1 - LEAST_GAIN))
@@ -82,20 +83,20 @@ def settle(search: Search, program: StageProgram, limit: int, rate: Rate | None 
     return list(reversed(found.values()))
 
 
-def _moves(search: Search, program: StageProgram) -> list[Move]:
+def _moves(space: TileSpace, program: StageProgram) -> list[Move]:
     """Returns the steps, outermost tile first: one dimension longer or shorter, then one longer and another shorter.
 
     Far steps come before near ones. There are none where units take runs of a reduction without lanes that share it, as the length
     of these runs follows from the other extents.
     """
     found: list[Move] = []
-    runs = any(program.inner[d] != start(search)[d] for d in search.nest.reduce if all(d != lane for _, lane in search.mapping))
+    runs = any(program.inner[d] != start(space)[d] for d in space.nest.reduce if all(d != lane for _, lane in space.mapping))
     if runs and not program.cooperate:
         return found
-    for position, level in enumerate(search.levels):
-        if level == len(search.spec.levels):
+    for position, level in enumerate(space.levels):
+        if level == len(space.spec.levels):
             continue
-        dims = [d for d in range(len(program.inner)) if _open(search, position, d)]
+        dims = [d for d in range(len(program.inner)) if _open(space, position, d)]
         changes = [(a, b) for a in (*dims, None) for b in (*dims, None) if a != b]
         changes.sort(key=lambda c: None not in c)
         for reach in Reach:
@@ -105,42 +106,42 @@ def _moves(search: Search, program: StageProgram) -> list[Move]:
     return found
 
 
-def _open(search: Search, position: int, dim: int) -> bool:
+def _open(space: TileSpace, position: int, dim: int) -> bool:
     """True if a dimension of a tile may have several extents: reductions stay whole atoms in the innermost."""
-    nest = search.nest
-    innermost = position == len(search.levels) - 1
-    return nest.extents[dim] > 1 and not (innermost and nest.dims[dim].is_reduce and all(d != dim for _, d in search.mapping))
+    nest = space.nest
+    innermost = position == len(space.levels) - 1
+    return nest.extents[dim] > 1 and not (innermost and nest.dims[dim].is_reduce and all(d != dim for _, d in space.mapping))
 
 
-def _stepped(search: Search, tiles: Chain, move: Move) -> Chain | None:
+def _stepped(space: TileSpace, tiles: Chain, move: Move) -> Chain | None:
     """Returns the tiles after a step, with outer tiles of about the same size; None where there is no such extent."""
     found, position = [list(tile) for tile in tiles], move.position
     for dim, longer in ((move.longer, True), (move.shorter, False)):
         if dim is None:
             continue
-        extent = _next(search, tiles, position, dim, longer, move.reach)
+        extent = _next(space, tiles, position, dim, longer, move.reach)
         if extent is None:
             return None
         found[position][dim] = extent
         for outer in range(position - 1, -1, -1):
             inside, now = found[outer + 1][dim], tiles[outer][dim]
-            multiple = search.rules.multiple(search.levels[outer], search.nest.dims[dim].name)
+            multiple = space.rules.multiple(space.levels[outer], space.nest.dims[dim].name)
             step = math.lcm(inside, multiple.step)
             wanted = now * inside / tiles[outer + 1][dim] if move.along else now
-            count = -(-search.nest.extents[dim] // step)  # steps that cover the problem, as the tile did before
-            if wanted < search.nest.extents[dim]:
+            count = -(-space.nest.extents[dim] // step)  # steps that cover the problem, as the tile did before
+            if wanted < space.nest.extents[dim]:
                 count = min(count, max(1, round(wanted / step)))
             found[outer][dim] = count * step
     return tuple([tuple(tile) for tile in found])
 
 
-def _next(search: Search, tiles: Chain, position: int, dim: int, longer: bool, reach: Reach) -> int | None:
+def _next(space: TileSpace, tiles: Chain, position: int, dim: int, longer: bool, reach: Reach) -> int | None:
     """Returns the aligned extent of a dimension after a step; None beyond the last one, and for an end that is near or far away."""
-    inner, now = tiles[position + 1] if position + 1 < len(tiles) else start(search), tiles[position][dim]
-    every = list(extents_at(search, position, dim, inner))
-    if reach is Reach.NEXT and search.rules.multiple(search.levels[position], search.nest.dims[dim].name).even:
-        every = even_at(search, position, dim, inner)
-    most = max(search.nest.extents[dim], inner[dim]) if position == len(tiles) - 1 else math.inf
+    inner, now = tiles[position + 1] if position + 1 < len(tiles) else start(space), tiles[position][dim]
+    every = list(extents_at(space, position, dim, inner))
+    if reach is Reach.NEXT and space.rules.multiple(space.levels[position], space.nest.dims[dim].name).even:
+        every = even_at(space, position, dim, inner)
+    most = max(space.nest.extents[dim], inner[dim]) if position == len(tiles) - 1 else math.inf
     if longer and reach is Reach.END:
         return every[-1] if every and 2 * now < every[-1] <= min(TO_THE_END * now, most) else None
     if reach is Reach.NEXT:
@@ -150,15 +151,15 @@ def _next(search: Search, tiles: Chain, position: int, dim: int, longer: bool, r
     return every[place] if 0 <= place < len(every) and every[place] <= most else None
 
 
-def with_tiles(search: Search, program: StageProgram, tiles: Chain) -> Iterator[StageProgram]:
+def with_tiles(space: TileSpace, program: StageProgram, tiles: Chain) -> Iterator[StageProgram]:
     """Yields the program with other tiles, fitting copies and newly cut reductions; nothing where a rule forbids the tiles."""
-    for position, (level, tile) in enumerate(zip(search.levels, tiles, strict=True)):
-        inner = tiles[position + 1] if position + 1 < len(tiles) else start(search)
-        rules = (search.levels, position, tile, inner, search.mapping, search.atom)
-        if level < len(search.spec.levels) and (not search.fit.fits(*rules) or search.fit.legal(*rules)):
+    for position, (level, tile) in enumerate(zip(space.levels, tiles, strict=True)):
+        inner = tiles[position + 1] if position + 1 < len(tiles) else start(space)
+        rules = (space.levels, position, tile, inner, space.mapping, space.atom)
+        if level < len(space.spec.levels) and (not space.fit.fits(*rules) or space.fit.legal(*rules)):
             return
     changed = replace(program, tiles=tiles, split=1, share=None, cluster=1)
-    whole = recopied(search, replace(changed, band=None) if changed.repeated else changed)
-    for cut in (whole, *split(search, whole), *in_turn(search, whole)) if whole is not None else ():
+    whole = recopied(space, replace(changed, band=None) if changed.repeated else changed)
+    for cut in (whole, *split(space, whole), *in_turn(space, whole)) if whole is not None else ():
         yield cut
-        yield from clusters_of(search, cut)
+        yield from clusters_of(space, cut)

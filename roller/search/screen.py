@@ -20,40 +20,40 @@ from roller.cost.combining import combine_seconds
 from roller.cost.model import overlapped
 from roller.program.rprogram import StageProgram
 from roller.search.choices import program_of, split
-from roller.search.tile_space import Chain, Search, start
+from roller.search.tile_space import Chain, TileSpace, start
 
-SHORT_LIST = 32  # chains by either rate that the model rates at a time, over all searches of a stage: more take more time
-OF_EACH = 3  # and at least this many of each search
+SHORT_LIST = 32  # chains by either rate that the model rates at a time, over all tile spaces of a stage: more take more time
+OF_EACH = 3  # and at least this many of each tile space
 
 
-def trusted(search: Search) -> bool:
-    """True if the screen distinguishes a search's chains.
+def trusted(space: TileSpace) -> bool:
+    """True if the screen distinguishes the chains of a tile space.
 
     It does where software fills a unit's memory, as no cache keeps data from one tile to the next. A device's own model counts
     something else.
     """
-    return search.spec.levels[search.levels[0]].managed and search.model.parameters.own_model is None
+    return space.spec.levels[space.levels[0]].managed and space.model.parameters.own_model is None
 
 
-def screened(search: Search, chain: Chain) -> tuple[float, float]:
+def screened(space: TileSpace, chain: Chain) -> tuple[float, float]:
     """Returns the approximate seconds of the better of a chain's programs, whole or with its reduction cut (split-K).
 
     The first number holds if the reloaded data are near, the second if they are not.
     """
-    whole = program_of(search, search.levels, chain, pad=False)
-    found = [_seconds(search, program) for program in (whole, *split(search, whole, pad=False))]
+    whole = program_of(space, space.levels, chain, pad=False)
+    found = [_seconds(space, program) for program in (whole, *split(space, whole, pad=False))]
     return min(near for near, _ in found), min(far for _, far in found)
 
 
-def _seconds(search: Search, program: StageProgram) -> tuple[float, float]:
-    model, levels = search.model, search.spec.levels
+def _seconds(space: TileSpace, program: StageProgram) -> tuple[float, float]:
+    model, levels = space.model, space.spec.levels
     busy, moved = model.rates.busy(program), [0.0] * len(levels)
-    for position, level in enumerate(search.levels):
-        if level < len(levels) and level != search.lane_level:
-            loaded = search.fit.traffic(search.levels, position, program.tiles[position])
+    for position, level in enumerate(space.levels):
+        if level < len(levels) and level != space.lane_level:
+            loaded = space.fit.traffic(space.levels, position, program.tiles[position])
             moved[level] = loaded / model.rates.into(levels[level], busy)
     moved[1] = max(moved[1], model.compulsory_seconds)
-    far = search.fit.traffic(search.levels, 0, program.unit_tile) / model.rates.from_outside(busy)
+    far = space.fit.traffic(space.levels, 0, program.unit_tile) / model.rates.from_outside(busy)
     combine = combine_seconds(model.rates, program, model.resident(program))
     around = combine + model.launch_seconds(program) + model.overhead_seconds(program)
     compute, steps, losses = model.compute_seconds(program), max(1, model.steps(program)), model.losses(program)
@@ -61,7 +61,7 @@ def _seconds(search: Search, program: StageProgram) -> tuple[float, float]:
     return near + around, overlapped((compute, max(moved[1], far), *moved[2:]), steps, losses) + around
 
 
-def least_seconds(found: Sequence[Search]) -> float:
+def least_seconds(found: Sequence[TileSpace]) -> float:
     """Returns a lower bound of the seconds of every program of a stage.
 
     It is the time to compute without any wait, or to move once the data read and written that cannot be cached beforehand. Where
@@ -76,30 +76,30 @@ def least_seconds(found: Sequence[Search]) -> float:
     return started + max(floor, min(moved * _touched(s) for s in found))
 
 
-def _touched(search: Search) -> float:
+def _touched(space: TileSpace) -> float:
     """Returns the share of its arrays that a nest touches."""
-    whole = sum({a.tensor.name: a.tensor.nbytes for a in search.nest.accesses}.values())
-    return min(1.0, search.fit.touched_bytes(search.nest.extents) / whole) if whole else 0.0
+    whole = sum({a.tensor.name: a.tensor.nbytes for a in space.nest.accesses}.values())
+    return min(1.0, space.fit.touched_bytes(space.nest.extents) / whole) if whole else 0.0
 
 
-def short_lists(searches: Sequence[Search], chains: Sequence[Sequence[Chain]]) -> Iterator[list[list[Chain]]]:
-    """Yields for each search its most promising chains, then the next ones, until none is left.
+def short_lists(tile_spaces: Sequence[TileSpace], chains: Sequence[Sequence[Chain]]) -> Iterator[list[list[Chain]]]:
+    """Yields for each tile space its most promising chains, then the next ones, until none is left.
 
     A caller that finds a program that can run among the first need not look at the others.
     """
     left = [
-        _Screened(screened(search, chain), search.fit.touched_bytes(chain[-1]), chain, number)
-        for number, (search, mine) in enumerate(zip(searches, chains, strict=True))
+        _Screened(screened(space, chain), space.fit.touched_bytes(chain[-1]), chain, number)
+        for number, (space, mine) in enumerate(zip(tile_spaces, chains, strict=True))
         for chain in mine
     ]
     while left:
         chosen = {id(item) for side in range(2) for item in _best_by(side, left)}
-        yield [[item.chain for item in left if id(item) in chosen and item.number == number] for number in range(len(searches))]
+        yield [[item.chain for item in left if id(item) in chosen and item.number == number] for number in range(len(tile_spaces))]
         left = [item for item in left if id(item) not in chosen]
 
 
 class _Screened(NamedTuple):
-    """A chain with its seconds, the bytes that its innermost tile touches, and the number of its search."""
+    """A chain with its seconds, the bytes that its innermost tile touches, and the number of its tile space."""
 
     seconds: tuple[float, float]
     touched: int
@@ -108,7 +108,7 @@ class _Screened(NamedTuple):
 
 
 def _best_by(side: int, items: list[_Screened]) -> Iterator[_Screened]:
-    """Yields the best of all, and some of each search."""
+    """Yields the best of all, and some of each tile space."""
     seen: Counter[int] = Counter()
     for rank, item in enumerate(sorted(items, key=lambda item: (item.seconds[side], item.touched, item.chain, item.number))):
         seen[item.number] += 1

@@ -1,4 +1,4 @@
-"""The subject of one search: a nest, an atom and the mapping of its roles onto dimensions, on one chip."""
+"""The subject of one tile space: a nest, an atom and the mapping of its roles onto dimensions, on one chip."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Chain = tuple[Tile, ...]  # tiles from some level inward
 
 
 @dataclass
-class Search:
+class TileSpace:
     """One nest, atom and mapping on one chip."""
 
     model: Model
@@ -45,7 +45,7 @@ class Search:
 
     @property
     def way(self) -> tuple[object, ...]:
-        """The key that all of its programs share, and no program of another search of the stage (`StageProgram.way`)."""
+        """The key that all of its programs share, and no program of another tile space of the stage (`StageProgram.way`)."""
         return self.nest.dims, self.atom, self.mapping, self.fit.cooperate, self.fit.windowed
 
     @property
@@ -54,10 +54,10 @@ class Search:
         return self.model.spec
 
 
-def searches(
+def tile_spaces(
     nests: Iterable[Nest], spec: HardwareSpec, rules: Rules, parameters: CostParameters, constants: frozenset[str] = frozenset()
-) -> list[Search]:
-    """Returns a search for every nest, atom, mapping and way of lane cooperation; all of them share one count of refusals."""
+) -> list[TileSpace]:
+    """Returns a tile space for every nest, atom, mapping and way of lane cooperation; all of them share one count of refusals."""
     refusals: Counter[str] = Counter()
     found = []
     for nest in nests:
@@ -67,23 +67,23 @@ def searches(
         fits = [Fit(spec, nest, model.geometry, shared, windowed, limits) for shared, windowed in ways]
         for atom, mapping in mappings(nest, rules.atoms, spec.spread):
             able = [fit for fit in fits if _able(fit, atom)]
-            found += [Search(model, fit, rules, nest, atom, mapping, constants, refusals) for fit in able]
+            found += [TileSpace(model, fit, rules, nest, atom, mapping, constants, refusals) for fit in able]
     return found
 
 
-def start(search: Search) -> Tile:
+def start(space: TileSpace) -> Tile:
     """Returns the atom as a tile.
 
     A vector wider than its dimension shrinks to it, unless arrays are stored with whole vectors. Where panels hold windows, the
     tile has all taps that a lane takes at a step.
     """
-    start = atom_tile(search.nest, search.atom, search.mapping)
-    if search.atom.kind == "matrix" or search.spec.spread:
+    start = atom_tile(space.nest, space.atom, space.mapping)
+    if space.atom.kind == "matrix" or space.spec.spread:
         return start
-    if search.fit.windowed:
-        taps = taps_at_once(search.nest)
-        return tuple([search.nest.extents[d] if d in taps else e for d, e in enumerate(start)])
-    return tuple(min(t, max(e, 1)) for t, e in zip(start, search.nest.extents, strict=True))
+    if space.fit.windowed:
+        taps = taps_at_once(space.nest)
+        return tuple([space.nest.extents[d] if d in taps else e for d, e in enumerate(start)])
+    return tuple(min(t, max(e, 1)) for t, e in zip(start, space.nest.extents, strict=True))
 
 
 def _cooperation(nest: Nest, spec: HardwareSpec) -> tuple[bool, ...]:
@@ -167,21 +167,21 @@ def _touches(nest: Nest) -> list[tuple[bool, ...]]:
     return [nest.factor_touches(f) for f in range(len(nest.factors))]
 
 
-def stores_whole(search: Search) -> bool:
+def stores_whole(space: TileSpace) -> bool:
     """True if a vector's results are contiguous in the array."""
-    output = search.nest.output
-    return search.atom.kind == "vector" and [output.strides[dim] for _, dim in search.mapping if output.touches[dim]] == [1]
+    output = space.nest.output
+    return space.atom.kind == "vector" and [output.strides[dim] for _, dim in space.mapping if output.touches[dim]] == [1]
 
 
-def packs(search: Search) -> bool:
+def packs(space: TileSpace) -> bool:
     """True if no array is contiguous along the vector, so that a panel or a box has to make it so."""
-    lanes = [dim for _, dim in search.mapping] if search.atom.kind == "vector" else []
-    return not all(any(a.strides[dim] == 1 for a in search.nest.accesses) for dim in lanes)
+    lanes = [dim for _, dim in space.mapping] if space.atom.kind == "vector" else []
+    return not all(any(a.strides[dim] == 1 for a in space.nest.accesses) for dim in lanes)
 
 
-def reads_whole(search: Search) -> bool:
+def reads_whole(space: TileSpace) -> bool:
     """True if every input that moves along the vector is read in place as whole vectors, without guards."""
-    moving = [(a, dim) for _, dim in search.mapping for a in search.nest.inputs if a.touches[dim]]
+    moving = [(a, dim) for _, dim in space.mapping for a in space.nest.inputs if a.touches[dim]]
     return all(a.strides[dim] == 1 and not a.guarded for a, dim in moving)
 
 

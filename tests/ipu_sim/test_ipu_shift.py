@@ -19,7 +19,7 @@ from roller.program.alignment import even_extents
 from roller.program.rprogram import RProgram, StageProgram
 from roller.search.choices import in_turn, program_of, refined, split
 from roller.search.construct import construct
-from roller.search.tile_space import Search, searches, start
+from roller.search.tile_space import TileSpace, start, tile_spaces
 from roller_ipu_sim.chip.machine import machine
 from roller_ipu_sim.codegen.generator import manifest_of
 from roller_ipu_sim.cost.model import estimate
@@ -36,19 +36,19 @@ def T(*shape: int, dtype: str = "float32", name: str = "a") -> SymbolicTensor:
     return ops.tensor(shape, dtype, name)
 
 
-def searched(op: SymbolicTensor) -> list[Search]:
+def searched(op: SymbolicTensor) -> list[TileSpace]:
     """Every way to lay the matrix unit on an operator."""
     expr = fuse(ops.expression(op))
     rules, parameters = PLUGIN.rules(SPEC, expr), PLUGIN.cost_parameters(SPEC, expr)
-    found = searches(variants(expr.stages[0], expr.tensors, SPEC.spread), SPEC, rules, parameters)
+    found = tile_spaces(variants(expr.stages[0], expr.tensors, SPEC.spread), SPEC, rules, parameters)
     return [s for s in found if s.atom.kind == "matrix" and s.nest.stage.body.dtype == s.atom.acc_dtype]
 
 
-def shifted(search: Search, tile: tuple[int, ...]) -> Iterator[StageProgram]:
+def shifted(space: TileSpace, tile: tuple[int, ...]) -> Iterator[StageProgram]:
     """The programs around a tile in which something is handed on."""
-    base = program_of(search, search.levels, (tile, start(search)))
-    for program in (base, *split(search, base)):
-        yield from (p for p in refined(search, program) if any(s.shifts for s in p.staged))
+    base = program_of(space, space.levels, (tile, start(space)))
+    for program in (base, *split(space, base)):
+        yield from (p for p in refined(space, program) if any(s.shifts for s in p.staged))
 
 
 def right(op: SymbolicTensor, program: StageProgram) -> None:
@@ -75,8 +75,8 @@ def right(op: SymbolicTensor, program: StageProgram) -> None:
 )
 def test_parts_that_are_handed_on_give_the_same_results(op: SymbolicTensor, tile: tuple[int, ...]) -> None:
     dtype = ops.expression(op).inputs[0].dtype
-    (search, *_) = [s for s in searched(op) if s.nest.dims[dict(s.mapping)["n"]].name == "n" and s.atom.in_dtype == dtype]
-    programs = [p for p in shifted(search, tile) if math.isfinite(estimate(SPEC, p).seconds)]
+    (space, *_) = [s for s in searched(op) if s.nest.dims[dict(s.mapping)["n"]].name == "n" and s.atom.in_dtype == dtype]
+    programs = [p for p in shifted(space, tile) if math.isfinite(estimate(SPEC, p).seconds)]
     assert programs, "nothing is handed on"
     for program in {p.key: p for p in programs}.values():
         right(op, program)
@@ -90,10 +90,10 @@ def test_both_operands_may_go_round() -> None:
 
 def test_what_is_handed_on_takes_two_parts_of_memory_and_nothing_else() -> None:
     op = ops.matmul(T(512, 4096), T(4096, 512, name="b"))
-    (search, *_) = [s for s in searched(op) if s.nest.dims[dict(s.mapping)["n"]].name == "n"]
-    base = program_of(search, search.levels, ((64, 64, 4096), start(search)))
+    (space, *_) = [s for s in searched(op) if s.nest.dims[dict(s.mapping)["n"]].name == "n"]
+    base = program_of(space, space.levels, ((64, 64, 4096), start(space)))
     chip = machine(SPEC)
-    for program in shifted(search, (64, 64, 4096)):
+    for program in shifted(space, (64, 64, 4096)):
         plan, whole = plan_of(program, chip), plan_of(base, chip)
         assert plan is not None and whole is not None
         if program.split == 1 and all(s.shifts for s in program.staged):
@@ -113,9 +113,9 @@ def test_a_product_that_fills_the_chip_is_walked_in_turn() -> None:
 
 def test_rows_in_turn_keep_the_other_operand() -> None:
     op = ops.matmul(T(4096, 1024), T(1024, 1024, name="b"))
-    (search, *_) = [s for s in searched(op) if s.nest.dims[dict(s.mapping)["n"]].name == "n"]
-    base = program_of(search, search.levels, ((16, 64, 1024), start(search)))
-    for program in in_turn(search, base):
+    (space, *_) = [s for s in searched(op) if s.nest.dims[dict(s.mapping)["n"]].name == "n"]
+    base = program_of(space, space.levels, ((16, 64, 1024), start(space)))
+    for program in in_turn(space, base):
         plan = plan_of(program, machine(SPEC))
         assert plan is not None and plan.parts > 1
         assert plan.grid.steps > 1 and plan.grid.tiles <= SPEC.unit.count
@@ -131,12 +131,12 @@ def test_even_parts_come_near_the_best_there_is(m: int, n: int, k: int) -> None:
     assert best.estimate.seconds <= 1.05 * least
 
 
-def _thinned(search: Search) -> Iterator[StageProgram]:
+def _thinned(space: TileSpace) -> Iterator[StageProgram]:
     """A part of all even splits: every third extent of each spatial dimension, with the reduction cut as the engine does."""
-    nest, inner = search.nest, start(search)
-    rules = [search.rules.multiple(search.levels[0], d.name) for d in nest.dims]
+    nest, inner = space.nest, start(space)
+    rules = [space.rules.multiple(space.levels[0], d.name) for d in nest.dims]
     spatial = [even_extents(nest.extents[d], inner[d], rules[d])[::3] for d in nest.spatial]
     for extents in itertools.product(*spatial):
         tile = (*extents, -(-nest.extents[-1] // inner[-1]) * inner[-1])
-        base = program_of(search, search.levels, (tile, inner))
-        yield from (base, *split(search, base))
+        base = program_of(space, space.levels, (tile, inner))
+        yield from (base, *split(space, base))

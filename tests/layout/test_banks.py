@@ -20,7 +20,7 @@ from roller.program.capacity import Fit
 from roller.program.footprint import Geometry
 from roller.program.rprogram import StageProgram
 from roller.search.choices import program_of
-from roller.search.tile_space import Search
+from roller.search.tile_space import TileSpace
 from roller.target.catalog import find_spec
 from roller.target.hardware import Banks, HardwareSpec
 from roller.testing import constructed, expression, with_level
@@ -201,8 +201,8 @@ def test_panels_are_padded_only_where_there_is_room() -> None:
     for chip, padding in ((spec, 4), (with_level(spec, level, capacity_bytes=exact, tile_max_bytes=None), 0)):
         tight = Fit(chip, program.nest, Geometry(program.nest))
         model = Model(chip, CostParameters(), tight.geometry)
-        search = Search(model, tight, Rules(chip.atoms, {}), program.nest, program.atom, program.mapping)
-        again = program_of(search, program.levels, program.tiles)
+        space = TileSpace(model, tight, Rules(chip.atoms, {}), program.nest, program.atom, program.mapping)
+        again = program_of(space, program.levels, program.tiles)
         assert again.staged[0].depth == depth
         assert again.staged[0].row_padding == padding
 

@@ -28,7 +28,7 @@ from roller.program.footprint import Geometry
 from roller.program.record import program_from_json, program_to_json
 from roller.program.rprogram import Loop, StageProgram, Staging, copy_depth, lane_level, tiled_levels
 from roller.search.choices import refined
-from roller.search.tile_space import searches
+from roller.search.tile_space import tile_spaces
 from roller.study import expression_of
 from roller.target.hardware import HardwareSpec
 from roller.testing import gemm, toy_atom, toy_level, toy_spec
@@ -192,7 +192,7 @@ def test_copies_take_the_room_of_long_steps() -> None:
     """Where long steps leave room for two copies, shorter ones with more of them are tried too."""
     spec = chip(latency=10_000.0, pad=16_500 + 4096)
     expr = expression_of(ops.matmul(ops.tensor((256, 256)), ops.tensor((256, 256))))
-    search = searches(variants(expr.stages[0], expr.tensors), spec, Rules(spec.atoms[:1], {}), CostParameters())[0]
+    search = tile_spaces(variants(expr.stages[0], expr.tensors), spec, Rules(spec.atoms[:1], {}), CostParameters())[0]
     long = replace(program(spec), nest=search.nest, tiles=((32, 32, 32), INNER), staged=tuple(replace(s, depth=2) for s in PANELS))
     assert {(p.unit_tile[K], p.staged[0].depth) for p in refined(search, long)} >= {(16, 3), (16, 4), (8, 4)}
 
@@ -201,7 +201,7 @@ def test_more_copies_are_chosen_where_they_hide_a_wait() -> None:
     def chosen(spec: HardwareSpec) -> int:
         expr = expression_of(ops.matmul(ops.tensor((256, 256)), ops.tensor((256, 256))))
         rules = Rules(spec.atoms[:1], {})
-        search = searches(variants(expr.stages[0], expr.tensors), spec, rules, CostParameters())[0]
+        search = tile_spaces(variants(expr.stages[0], expr.tensors), spec, rules, CostParameters())[0]
         begun = replace(program(spec), nest=search.nest, staged=tuple(replace(s, depth=2) for s in PANELS))
         return min(refined(search, begun), key=lambda p: search.model.estimate(p).seconds).staged[0].depth
 
@@ -276,7 +276,7 @@ def test_rows_that_atoms_read_in_place_are_as_long_as_all_banks_are_wide() -> No
 def test_atoms_that_read_panels_share_no_reduction() -> None:
     spec = chip(combine=("shuffle",))
     expr = expression_of(ops.matmul(ops.tensor((256, 256)), ops.tensor((256, 256))))
-    found = searches(variants(expr.stages[0], expr.tensors), spec, Rules(spec.atoms, {}), CostParameters())
+    found = tile_spaces(variants(expr.stages[0], expr.tensors), spec, Rules(spec.atoms, {}), CostParameters())
     assert {s.fit.cooperate for s in found if s.atom.kind == "scalar"} == {False, True}
     assert {s.fit.cooperate for s in found if s.atom.kind == "matrix"} == {False}
 

@@ -23,7 +23,7 @@ from roller.program.record import program_from_json, program_to_json
 from roller.program.rprogram import Loop, StageProgram, Staging, lane_level, tiled_levels
 from roller.search.choices import bands_of
 from roller.search.construct import construct
-from roller.search.tile_space import searches
+from roller.search.tile_space import tile_spaces
 from roller.target.hardware import HardwareSpec
 from roller.testing import gemm
 from roller_cuda.codegen import limits
@@ -98,7 +98,7 @@ def test_units_that_work_on_a_square_load_less() -> None:
 def banded(rows: int, columns: int, **other: object) -> list[StageProgram]:
     """A program of so many tiles in bands."""
     expr = gemm(128 * rows, 64 * columns, 4096)
-    (search, *_) = searches(
+    (search, *_) = tile_spaces(
         variants(expr.stages[0], expr.tensors), A100, resolve("cuda:a100")[0].rules(A100, expr), CostParameters()
     )
     plain = replace(program(rows, columns), nest=search.nest, **other)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from roller.search import construct as engine
 from roller.search import grow
 from roller.search.construct import construct
 from roller.search.innermost import innermost
-from roller.search.tile_space import Search, mappings, searches, start
+from roller.search.tile_space import TileSpace, mappings, start, tile_spaces
 from roller.target.catalog import spec_from_dict
 from roller.target.hardware import HardwareSpec
 from roller.testing import constructed, gemm, toy_atom, toy_level, toy_spec
@@ -42,11 +42,11 @@ def product() -> SymbolicTensor:
     return ops.matmul(ops.tensor((1000, 768)), ops.tensor((768, 1500)))
 
 
-def on(chip: str, op: SymbolicTensor) -> tuple[TensorExpr, HardwareSpec, list[Search], CostParameters]:
+def on(chip: str, op: SymbolicTensor) -> tuple[TensorExpr, HardwareSpec, list[TileSpace], CostParameters]:
     plugin, spec = resolve(chip)
     expr = fuse(ops.expression(op))
     parameters = plugin.cost_parameters(spec, expr)
-    return expr, spec, searches(variants(expr.stages[0], expr.tensors), spec, plugin.rules(spec, expr), parameters), parameters
+    return expr, spec, tile_spaces(variants(expr.stages[0], expr.tensors), spec, plugin.rules(spec, expr), parameters), parameters
 
 
 @pytest.mark.parametrize("chip", ["cuda:a100", "rocm:mi300x"])
@@ -54,18 +54,18 @@ def test_tiles_of_one_size_differ_in_what_reuse_depends_on(chip: str) -> None:
     seen: set[object] = set()
     again: set[object] = set()
     sizes: set[int] = set()
-    for search, chains in innermost(on(chip, windows())[2]):
+    for space, chains in innermost(on(chip, windows())[2]):
         for (tile,) in chains:
             points: dict[object, int] = {}
             for dim, extent in enumerate(tile):
-                arrays = frozenset(n for n, access in enumerate(search.nest.accesses) if access.touches[dim])
+                arrays = frozenset(n for n, access in enumerate(space.nest.accesses) if access.touches[dim])
                 points[arrays] = points.get(arrays, 1) * extent
-            what = search.atom.kind, search.fit.cooperate, frozenset(points.items())
+            what = space.atom.kind, space.fit.cooperate, frozenset(points.items())
             if what in seen:
-                assert (search.atom.name, search.fit.cooperate, search.fit.windowed) not in again, (
+                assert (space.atom.name, space.fit.cooperate, space.fit.windowed) not in again, (
                     "each atom has one, whatever others have"
                 )
-                again.add((search.atom.name, search.fit.cooperate, search.fit.windowed))
+                again.add((space.atom.name, space.fit.cooperate, space.fit.windowed))
             seen.add(what)
             sizes.add(math.prod(tile).bit_length())
     assert len(sizes) >= 6
@@ -77,8 +77,8 @@ def test_every_atom_that_is_worth_it_has_a_tile(rows: int) -> None:
     """Whatever atoms there are beside it: what narrow ones are worth shows when the unit's tile is chosen."""
     op = ops.matmul(ops.tensor((rows, 4096), "float16"), ops.tensor((4096, 4096), "float16"))
     found = on("cuda:h100", op)[2]
-    kept = {search.atom.name for search, _ in innermost(found)}
-    assert {search.atom.name for search in found if search.atom.kind == "matrix"} <= kept
+    kept = {space.atom.name for space, _ in innermost(found)}
+    assert {space.atom.name for space in found if space.atom.kind == "matrix"} <= kept
 
 
 def test_a_tile_that_twins_crowded_out_is_found() -> None:
@@ -104,11 +104,11 @@ def test_tiles_that_were_chosen_are_rated_as_they_were(chip: str) -> None:
 @pytest.mark.parametrize("chip", ["cuda:a100", "rocm:mi300x"])
 def test_growth_on_lanes_looks_further_for_rare_sizes(chip: str) -> None:
     further = 0
-    for search in on(chip, windows())[2]:
-        position, seen = len(search.levels) - 1, dict[Tile, None]()
-        grow._Level(search, position, start(search)).grow(math.inf, seen)
+    for space in on(chip, windows())[2]:
+        position, seen = len(space.levels) - 1, dict[Tile, None]()
+        grow._Level(space, position, start(space)).grow(math.inf, seen)
         tiles, sizes = list(seen), Counter[int]()
-        assert len(tiles) <= grow.INNER_VISITS + (grow.RARE_VISITS if search.atom.kind == "scalar" else 0)
+        assert len(tiles) <= grow.INNER_VISITS + (grow.RARE_VISITS if space.atom.kind == "scalar" else 0)
         for number, tile in enumerate(tiles):
             size = math.prod(tile).bit_length()
             assert number < grow.INNER_VISITS or sizes[size] < grow.RARE
@@ -124,13 +124,13 @@ def test_programs_of_several_searches_and_innermost_tiles_are_settled() -> None:
     )
     rated = engine.rated_stages(expr, spec, resolve("cuda:h100")[0].rules(spec, expr), parameters)[0]
     ranked = [((estimate.seconds, 0, program.tiles), (program, estimate)) for program, estimate in rated]
-    begun = [(search, program) for search, program in engine._worth_settling(found, ranked)]
+    begun = [(space, program) for space, program in engine._worth_settling(found, ranked)]
     windowed, others = (sum(program.windowed is one for _, program in begun) for one in (True, False))
     assert 0 < windowed <= 3
     assert others <= 3
     predicted = {program.key: estimate.seconds for program, estimate in rated}
     assert all(predicted[program.key] <= engine.REFINE_SLACK * rated[0][1].seconds for _, program in begun)
-    assert all(search.way == program.way for search, program in begun)
+    assert all(space.way == program.way for space, program in begun)
     assert len({(program.way, program.inner) for _, program in begun}) == len(begun)
     assert max(Counter(program.way for _, program in begun).values()) <= 2
     assert begun[0][1] is rated[0][0]
@@ -181,7 +181,7 @@ def test_atoms_that_were_passed_over_are_tried_where_those_that_promise_more_hav
     """Rows of 49 pixels are no whole rows of a warp group's panels, and the products of single warps take half as long again."""
     op = ops.conv2d(ops.tensor((64, 512, 7, 7), "float16"), ops.tensor((2048, 512, 1, 1), "float16"))
     expr, spec, found, parameters = on("cuda:h100-pcie", op)
-    assert {search.atom.name.split("_")[0] for search, _ in innermost(found)} == {"wgmma"}
+    assert {space.atom.name.split("_")[0] for space, _ in innermost(found)} == {"wgmma"}
     rules = resolve("cuda:h100-pcie")[0].rules(spec, expr)
     best = construct(expr, spec, rules, parameters, 1)[0]
     assert best.program.stages[0].atom.name == "mma_m16n8k16_f16"

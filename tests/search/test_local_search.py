@@ -23,16 +23,16 @@ from roller.program.rprogram import StageProgram, panel_element_bytes
 from roller.search.construct import STEPS, construct
 from roller.search.enumeration import program_space
 from roller.search.local_search import settle
-from roller.search.tile_space import Search, searches
+from roller.search.tile_space import TileSpace, tile_spaces
 from roller.target.hardware import HardwareSpec
 from roller.testing import constructed, expression, expressions, gemm, specs, with_unit
 
 FAMILIES = ("matmul", "transposed", "reduction", "elementwise", "transpose")
 
 
-def owner(expr: TensorExpr, spec: HardwareSpec, program: StageProgram) -> Search:
+def owner(expr: TensorExpr, spec: HardwareSpec, program: StageProgram) -> TileSpace:
     """The search that a program belongs to."""
-    found = searches(variants(expr.stages[0], expr.tensors), spec, Rules(spec.atoms, {}), CostParameters())
+    found = tile_spaces(variants(expr.stages[0], expr.tensors), spec, Rules(spec.atoms, {}), CostParameters())
     whose = program.nest.dims, program.atom, program.mapping, program.cooperate
     return next(s for s in found if (s.nest.dims, s.atom, s.mapping, s.fit.cooperate) == whose)
 
@@ -57,16 +57,16 @@ def test_steps_lead_to_legal_programs_that_are_rated_no_worse(spec: HardwareSpec
         first = constructed(expr, spec, 8)[-1].program.stages[0]
     except ConstructionError:
         assume(False)
-    search, asked = owner(expr, spec, first), list[StageProgram]()
+    space, asked = owner(expr, spec, first), list[StageProgram]()
 
     def rate(program: StageProgram) -> float:
         asked.append(program)
-        return search.model.estimate(program).seconds
+        return space.model.estimate(program).seconds
 
-    settled = settle(search, first, limit, rate)
-    seconds = [search.model.estimate(p).seconds for p in settled]
+    settled = settle(space, first, limit, rate)
+    seconds = [space.model.estimate(p).seconds for p in settled]
     assert seconds == sorted(seconds)
-    assert seconds[0] <= search.model.estimate(first).seconds
+    assert seconds[0] <= space.model.estimate(first).seconds
     assert len({p.tiles for p in asked if p.split == 1} | {first.tiles}) <= limit + 1
     for program in asked[1:]:
         for position, tile in enumerate(program.tiles):
@@ -75,7 +75,7 @@ def test_steps_lead_to_legal_programs_that_are_rated_no_worse(spec: HardwareSpec
                 continue
             rules = (program.levels, position, tile, inner, program.mapping, program.atom)
             assert all(t % i == 0 for t, i in zip(tile, inner, strict=True))
-            assert search.fit.fits(*rules) and search.fit.legal(*rules) is None
+            assert space.fit.fits(*rules) and space.fit.legal(*rules) is None
 
 
 def test_nothing_is_rated_where_nothing_may_be() -> None:

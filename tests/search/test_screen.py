@@ -24,7 +24,7 @@ from roller.search import screen
 from roller.search.choices import program_of, split
 from roller.search.construct import construct, rated_stages, rated_ways
 from roller.search.screen import least_seconds, short_lists
-from roller.search.tile_space import Chain, Search, searches
+from roller.search.tile_space import Chain, TileSpace, tile_spaces
 from roller.target.hardware import HardwareSpec
 
 LANES = ("cuda:a100", "cuda:h100", "rocm:mi300x")
@@ -53,11 +53,11 @@ def on(chip: str, op: SymbolicTensor) -> tuple[TensorExpr, HardwareSpec, tuple[R
     return expr, spec, (plugin.rules(spec, expr), plugin.cost_parameters(spec, expr))
 
 
-def screened(monkeypatch: pytest.MonkeyPatch, chip: str, op: SymbolicTensor) -> list[tuple[list[Search], list[list[Chain]]]]:
+def screened(monkeypatch: pytest.MonkeyPatch, chip: str, op: SymbolicTensor) -> list[tuple[list[TileSpace], list[list[Chain]]]]:
     """The searches and chains that go through the screen while the operator is constructed, stage by stage."""
-    seen: list[tuple[list[Search], list[list[Chain]]]] = []
+    seen: list[tuple[list[TileSpace], list[list[Chain]]]] = []
 
-    def noted(found: list[Search], grown: list[list[Chain]]) -> Iterator[list[list[Chain]]]:
+    def noted(found: list[TileSpace], grown: list[list[Chain]]) -> Iterator[list[list[Chain]]]:
         seen.append((list(found), [list(mine) for mine in grown]))
         return short_lists(found, grown)
 
@@ -68,10 +68,10 @@ def screened(monkeypatch: pytest.MonkeyPatch, chip: str, op: SymbolicTensor) -> 
     return seen
 
 
-def predicted(search: Search, chain: Chain) -> float:
+def predicted(space: TileSpace, chain: Chain) -> float:
     """What the model says of the better of a chain's programs."""
-    program = program_of(search, search.levels, chain)
-    return min(search.model.estimate(p).seconds for p in (program, *split(search, program)))
+    program = program_of(space, space.levels, chain)
+    return min(space.model.estimate(p).seconds for p in (program, *split(space, program)))
 
 
 @pytest.mark.parametrize("chip", LANES)
@@ -103,7 +103,7 @@ def test_where_none_on_the_first_list_has_room_others_are_rated(monkeypatch: pyt
     op = ops.matmul(ops.tensor((100, 70)), ops.tensor((70, 90)))
     ((found, grown),) = screened(monkeypatch, "cuda:a100", op)
     first = {(s.way, chain) for s, mine in zip(found, next(short_lists(found, grown)), strict=True) for chain in mine}
-    monkeypatch.setattr(rating, "runs", lambda search, program: (search.way, program.tiles) not in first)
+    monkeypatch.setattr(rating, "runs", lambda space, program: (space.way, program.tiles) not in first)
     expr, spec, (rules, parameters) = on("cuda:a100", op)
     assert math.isfinite(construct(expr, spec, rules, parameters, 1)[0].estimate.seconds)
 
@@ -117,7 +117,7 @@ def test_no_program_takes_less_than_the_least(chip: str, op: SymbolicTensor) -> 
         return
     for stage, rated in zip(expr.stages, rated_stages(expr, spec, rules, parameters), strict=True):
         nests = variants(stage, expr.tensors, spec.spread)
-        least = least_seconds(searches(nests, spec, rules.of(stage.name), parameters))
+        least = least_seconds(tile_spaces(nests, spec, rules.of(stage.name), parameters))
         assert 0 < least <= 1.000001 * rated[0][1].seconds
 
 

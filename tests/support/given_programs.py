@@ -12,7 +12,7 @@ from roller.program.capacity import Fit
 from roller.program.footprint import Geometry
 from roller.program.rprogram import RProgram
 from roller.search.choices import program_of
-from roller.search.tile_space import Search
+from roller.search.tile_space import TileSpace
 
 Tiles = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -27,5 +27,5 @@ def given_tiles(expr: TensorExpr, tiles: Tiles, chip: str = "cuda:a100") -> RPro
     nest = nest_of(expr, len(tiles[0]))
     model, fit = Model(spec, CostParameters(), Geometry(nest)), Fit(spec, nest, Geometry(nest))
     atom = next(a for a in spec.atoms if a.name == "f32")
-    search = Search(model, fit, Rules((atom,), {}), nest, atom, ())
-    return RProgram(expr, (program_of(search, search.levels, tiles),))
+    space = TileSpace(model, fit, Rules((atom,), {}), nest, atom, ())
+    return RProgram(expr, (program_of(space, space.levels, tiles),))
