@@ -1,6 +1,7 @@
 """The API for device plugins: all names that a plugin may import from roller, which roller keeps stable."""
 
 from roller.cost.parameters import CostParameters, Deferred, Unrolling
+from roller.device.attached import like_attached
 from roller.device.hookspecs import API_VERSION, hookimpl
 from roller.errors import (
     CodegenError,
@@ -40,6 +41,7 @@ from roller.target.catalog import (
     kept_spec,
     list_specs,
     load_spec,
+    shipped_specs,
     spec_from_dict,
     user_spec_path,
 )
@@ -127,6 +129,7 @@ __all__ = [
     "keep_spec",
     "kept_spec",
     "lend",
+    "like_attached",
     "list_specs",
     "load_spec",
     "narrowed",
@@ -135,6 +138,7 @@ __all__ = [
     "ready",
     "run_isolated",
     "same_bits",
+    "shipped_specs",
     "spec_dir",
     "spec_from_dict",
     "staged_rows",

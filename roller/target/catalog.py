@@ -39,6 +39,7 @@ __all__ = [
     "list_specs",
     "load_spec",
     "parse",
+    "shipped_specs",
     "spec_from_dict",
     "user_spec_path",
 ]
@@ -78,6 +79,11 @@ def list_specs(device: str | None = None, extra_dirs: Iterable[str | Path] = ())
             if device in (None, entry.device):
                 found.setdefault((entry.device, entry.chip), entry)
     return tuple(found[key] for key in sorted(found))
+
+
+def shipped_specs(device: str) -> tuple[HardwareSpec, ...]:
+    """Returns the specs of a device's chips that ship with roller, sorted by name."""
+    return tuple(load_spec(entry.path) for entry in list_specs(device) if builtin_dir() in entry.path.parents)
 
 
 def find_spec(device: str, chip: str, extra_dirs: Iterable[str | Path] = ()) -> HardwareSpec:

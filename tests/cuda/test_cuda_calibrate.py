@@ -16,13 +16,13 @@ from emulating import needs_compiler
 from measuring import FakeGpu, facts_of, truth
 from roller.cli.app import app
 from roller.errors import DeviceUnavailableError, SpecError
-from roller.target.catalog import find_spec, lint, load_spec
+from roller.target.catalog import find_spec, lint, load_spec, shipped_specs
 from roller.target.hardware import HardwareSpec
 from roller_cuda.chip import calibration, default, nearest_chip, probe_timer, probes
 from roller_cuda.chip.probes import Facts, Sample
 from roller_cuda.runtime import gpu
 
-KNOWN = nearest_chip.shipped()
+KNOWN = shipped_specs("cuda")
 CHIPS = [spec.chip for spec in KNOWN if spec.chip != "k80"]
 DATE = "2026-01-31"
 ROUNDING = 0.006  # three digits

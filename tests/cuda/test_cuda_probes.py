@@ -16,13 +16,13 @@ import pytest
 from emulating import needs_compiler, needs_cxx
 from measuring import facts_of
 from roller.runtime.artifact import Artifact
-from roller.target.catalog import find_spec
+from roller.target.catalog import find_spec, shipped_specs
 from roller_cuda.chip import calibration, nearest_chip, probe_kernels, probes
 from roller_cuda.chip.probes import Launch, Probe
 from roller_cuda.emulator import emulator
 from roller_cuda.toolchain import compiling
 
-CHIPS = [spec.chip for spec in nearest_chip.shipped() if spec.chip != "k80"]
+CHIPS = [spec.chip for spec in shipped_specs("cuda") if spec.chip != "k80"]
 STATIC_SHARED = 48 << 10  # of a block that does not ask for more
 
 
@@ -139,7 +139,7 @@ def test_kernels_spill_nothing(capability: tuple[int, int]) -> None:
 
 
 def test_every_atom_of_every_shipped_chip_has_a_probe() -> None:
-    for spec in nearest_chip.shipped():
+    for spec in shipped_specs("cuda"):
         for atom in spec.atoms:
             if spec.chip != "k80" and atom.kind == "matrix":
                 one = probes.INSTRUCTIONS[atom.name]

@@ -1,7 +1,6 @@
 import math
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ import pytest
 import roller
 from roller import ops
 from roller.cost.parameters import CostParameters
-from roller.device.chip import resolve
 from roller.device.plugins import Device, device_names, load_device
 from roller.errors import (
     CodegenError,
@@ -325,7 +323,6 @@ def test_each_stage_has_multiples_of_its_own():
 
 def test_default_multiples_are_whole_transactions_where_software_places_data():
     from roller.device.defaults import tile_multiples
-    from roller.target.catalog import find_spec
 
     gpu = find_spec("cuda", "v100-pcie")
     expr = fuse(ops.expression(ops.matmul(roller.tensor((256, 256)), roller.tensor((256, 256)))))
@@ -389,20 +386,3 @@ def test_tiles_of_units_with_one_memory_are_rated():
     chosen = roller.compile(op, "ipu_sim").program.stages[0]
     tiles = [dict(zip([d.name for d in chosen.nest.dims], tile, strict=True)) for tile in chosen.tiles]
     assert roller.rate(op, "ipu_sim", tiles=tiles).seconds > 0
-
-
-@pytest.mark.parametrize("device", ["CPU:x86-64-v3", "Cpu:x86-64-v3"])
-def test_devices_are_named_in_any_case(device: str) -> None:
-    assert resolve(device)[1] == resolve("cpu:x86-64-v3")[1]
-
-
-def test_objects_name_a_device_by_their_type() -> None:
-    """As `torch.device` has it."""
-    cuda = SimpleNamespace(type="cuda", index=None)
-    assert resolve(cuda, find_spec("cuda", "h100"))[1].chip == "h100"  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("device", ["cuda:0", "CUDA:1", "cpu:0", SimpleNamespace(type="rocm", index=2)])
-def test_a_number_of_a_gpu_is_answered_with_advice(device: Any) -> None:
-    with pytest.raises(SpecError, match=r"by its number; say device='(cuda|cpu|rocm)'"):
-        resolve(device)

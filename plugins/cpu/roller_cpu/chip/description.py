@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roller.plugin import HardwareSpec, SpecError, builtin_dir, list_specs, load_spec, spec_from_dict
+from roller.plugin import HardwareSpec, SpecError, shipped_specs, spec_from_dict
 from roller_cpu.chip.topology import Topology
 
 CACHE_NAMES = {3: "L3", 2: "L2", 1: "L1"}
@@ -40,7 +40,7 @@ class Speeds:
 
 def nearest(topology: Topology, processor: str) -> HardwareSpec:
     """Returns the shipped spec of this processor, else one with the same vector width, else any."""
-    shipped = [load_spec(entry.path) for entry in list_specs("cpu") if builtin_dir() in entry.path.parents]
+    shipped = shipped_specs("cpu")
     alike = [s for s in shipped if s.options.get("llvm_mcpu") == processor]
     wide = [s for s in shipped if s.options.get("vector_bytes") == topology.vector_bytes]
     return (alike or wide or shipped)[0]

@@ -21,11 +21,12 @@ from roller.plugin import (
     SpecError,
     keep_spec,
     kept_spec,
+    shipped_specs,
     spec_from_dict,
     user_spec_path,
 )
 from roller_cuda.chip import probe_kernels, probe_timer, probes
-from roller_cuda.chip.nearest_chip import architecture, capability_of, nearest, shipped
+from roller_cuda.chip.nearest_chip import architecture, capability_of, nearest
 from roller_cuda.chip.probes import Facts, Probe, Sample
 from roller_cuda.runtime import gpu
 from roller_cuda.toolchain import compiling
@@ -65,7 +66,7 @@ def measure_spec() -> HardwareSpec:
     impossible.
     """
     with probe_timer.measuring(gpu.current()) as attached:
-        spec = measured(attached, shipped(), datetime.date.today().isoformat())
+        spec = measured(attached, shipped_specs("cuda"), datetime.date.today().isoformat())
     _kept.cache_clear()
     return keep_spec(spec)
 

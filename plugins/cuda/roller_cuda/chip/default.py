@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 
-from roller.plugin import DeviceUnavailableError, HardwareSpec, find_spec
+from roller.plugin import DeviceUnavailableError, HardwareSpec, find_spec, like_attached, shipped_specs
 from roller_cuda.chip import calibration, nearest_chip
 from roller_cuda.chip.facts import facts_of
 from roller_cuda.chip.probes import Facts
@@ -24,21 +23,15 @@ def default_spec() -> HardwareSpec:
         facts = facts_of(gpu.current())
     except DeviceUnavailableError:
         return find_spec("cuda", DEFAULT)
-    return calibration.remembered(facts) or chosen(facts, nearest_chip.shipped())
+    return calibration.remembered(facts) or chosen(facts, shipped_specs("cuda"))
 
 
 def chosen(facts: Facts, known: Iterable[HardwareSpec]) -> HardwareSpec:
     """Returns the chip most like an unmeasured GPU; warns if the GPU differs from it."""
-    try:
-        best = nearest_chip.nearest(facts, known)
-    except DeviceUnavailableError as error:
-        warnings.warn(f"{error}; kernels are compiled for {DEFAULT}, and the attached GPU cannot run them", stacklevel=2)
-        return find_spec("cuda", DEFAULT)
-    differing = nearest_chip.differences(facts, best)
-    if differing:
-        warnings.warn(
-            f"no spec describes the attached GPU; {best.chip} is the nearest. The GPU has {', '.join(differing)}. "
-            f"Kernels are right, but their tiles are chosen for {best.chip}: {CALIBRATE}",
-            stacklevel=2,
-        )
-    return best
+    return like_attached(
+        "cuda",
+        DEFAULT,
+        lambda: nearest_chip.nearest(facts, known),
+        lambda spec: nearest_chip.differences(facts, spec),
+        CALIBRATE,
+    )

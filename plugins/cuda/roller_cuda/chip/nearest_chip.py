@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from roller.plugin import DeviceUnavailableError, HardwareSpec, builtin_dir, list_specs, load_spec
+from roller.plugin import DeviceUnavailableError, HardwareSpec
 from roller_cuda.chip.probes import Facts
 
 # Max relative difference from the driver's values without a warning. A GPU reports only the memory that it leaves to users.
@@ -16,11 +16,6 @@ TOLERANCE: Mapping[str, float] = {
     "memory bytes": 0.1,
     "GB/s": 0.05,
 }
-
-
-def shipped() -> tuple[HardwareSpec, ...]:
-    """Returns the chips that ship with roller."""
-    return tuple(load_spec(entry.path) for entry in list_specs("cuda") if builtin_dir() in entry.path.parents)
 
 
 def capability_of(spec: HardwareSpec) -> tuple[int, int]:

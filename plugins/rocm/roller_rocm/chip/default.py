@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 
-from roller.plugin import DeviceUnavailableError, HardwareSpec, find_spec
+from roller.plugin import DeviceUnavailableError, HardwareSpec, find_spec, like_attached, shipped_specs
 from roller_rocm.chip import nearest_chip
 from roller_rocm.chip.facts import Facts, facts_of
 from roller_rocm.runtime import gpu
@@ -22,21 +21,15 @@ def default_spec() -> HardwareSpec:
         facts = facts_of(gpu.current())
     except DeviceUnavailableError:
         return find_spec("rocm", DEFAULT)
-    return chosen(facts, nearest_chip.shipped())
+    return chosen(facts, shipped_specs("rocm"))
 
 
 def chosen(facts: Facts, known: Iterable[HardwareSpec]) -> HardwareSpec:
-    """Returns the chip most like a GPU; warns if the GPU differs from it."""
-    try:
-        best = nearest_chip.nearest(facts, known)
-    except DeviceUnavailableError as error:
-        warnings.warn(f"{error}; kernels are compiled for {DEFAULT}, and the attached GPU cannot run them", stacklevel=2)
-        return find_spec("rocm", DEFAULT)
-    differing = nearest_chip.differences(facts, best)
-    if differing:
-        warnings.warn(
-            f"no spec describes the attached GPU; {best.chip} is the nearest. The GPU has {', '.join(differing)}. "
-            f"Kernels are right, but their tiles are chosen for {best.chip}: write a spec file for it",
-            stacklevel=2,
-        )
-    return best
+    """Returns the chip most like an unmeasured GPU; warns if the GPU differs from it."""
+    return like_attached(
+        "rocm",
+        DEFAULT,
+        lambda: nearest_chip.nearest(facts, known),
+        lambda spec: nearest_chip.differences(facts, spec),
+        "write a spec file for it",
+    )

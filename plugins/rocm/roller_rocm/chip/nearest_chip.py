@@ -5,16 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from roller.plugin import DeviceUnavailableError, HardwareSpec, builtin_dir, list_specs, load_spec
+from roller.plugin import DeviceUnavailableError, HardwareSpec
 from roller_rocm.chip.facts import Facts
 
 # Max relative difference from the driver's values without a warning. A GPU reports only the memory that it leaves to users.
 TOLERANCE: Mapping[str, float] = {"compute units": 0.0, "local memory bytes": 0.0, "memory bytes": 0.1}
-
-
-def shipped() -> tuple[HardwareSpec, ...]:
-    """Returns the chips that ship with roller."""
-    return tuple(load_spec(entry.path) for entry in list_specs("rocm") if builtin_dir() in entry.path.parents)
 
 
 def nearest(facts: Facts, known: Iterable[HardwareSpec]) -> HardwareSpec:
