@@ -141,17 +141,21 @@ def _admitted(value: Any, wanted: Wanted) -> tuple[Array, Kind]:
 
 
 def _of_numbers(value: Any, wanted: Wanted) -> Any:
-    """Returns Python numbers as an array of the wanted type, anything else as it is; `LaunchError` if a number does not fit."""
+    """Returns Python numbers as an array of the wanted type, anything else as it is; floats beyond its range are infinite.
+
+    `LaunchError` for integers beyond its range, floats as integers, and lists that are not of numbers.
+    """
     if not isinstance(value, list | tuple | int | float):
         return value
     try:
-        found = np.asarray(value)
-        whole = wanted.dtype.kind in "biu"
-        if found.dtype.kind in "biu" or (found.dtype.kind == "f" and not whole):
-            return np.asarray(value, wanted.dtype)
+        kind = np.asarray(value).dtype.kind if value not in ([], ()) else "b"
+        if kind in "biu" or (kind == "f" and wanted.dtype.kind not in "biu"):
+            with np.errstate(over="ignore"):
+                return np.asarray(value, wanted.dtype)
     except (OverflowError, TypeError, ValueError) as error:
         raise LaunchError(f"{wanted.name}: the numbers make no array of {wanted.dtype.name}: {error}") from error
-    raise LaunchError(f"{wanted.name}: {found.dtype.name} numbers given, {wanted.dtype.name} expected; convert them first")
+    given = "floats" if kind == "f" else "values that are no real numbers"
+    raise LaunchError(f"{wanted.name}: {given} given, {wanted.dtype.name} expected; convert them first")
 
 
 def admit_output(value: Any, wanted: Wanted) -> tuple[Array, Kind]:

@@ -211,15 +211,23 @@ def test_python_numbers_become_an_array_of_the_wanted_type(dtype):
     [
         ([300, 0], "int8", "make no array of int8"),
         ([-1, 0], "uint8", "make no array of uint8"),
-        ([0.5, 0.0], "int32", "float64 numbers given, int32 expected"),
+        ([0.5, 0.0], "int32", "floats given, int32 expected"),
         ([[1.0], [2.0, 3.0]], "float32", "make no array of float32"),
-        (["1", "2"], "float32", "numbers given, float32 expected"),
+        (["1", "2"], "float32", "no real numbers given, float32 expected"),
+        ([1j, 0], "float32", "no real numbers given, float32 expected"),
+        ([], "int32", r"shape \(0,\) given, \(2,\) expected"),
         ([1.0, 2.0, 3.0], "float32", r"shape \(3,\) given, \(2,\) expected"),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused_by_name(value, dtype, said):
     with pytest.raises(LaunchError, match=f"x: .*{said}"):
         admit(value, Wanted("x", (2,), numpy_dtype(dtype)))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.0, 1e6])
+def test_special_floats_keep_their_value_and_those_beyond_the_range_are_infinite(value):
+    array, _ = admit([value], Wanted("x", (1,), np.dtype("f2")))
+    assert same_bits(array, np.array([float("inf") if value == 1e6 else value], "f2"))
 
 
 def test_python_numbers_are_no_output():
