@@ -42,7 +42,7 @@ class Naive(Family):
         return
 
     def _extents(self, dim: int) -> list[int]:
-        nest = self.search.nest
+        nest = self.space.nest
         if not nest.dims[dim].is_reduce:
             return even_extents(nest.extents[dim], self.steps[dim], Multiple())
         return list(_halves(nest.extents[dim])) if dim == nest.reduce[0] else [nest.extents[dim]]

@@ -83,16 +83,16 @@ class Family:
     @cached_property
     def reduced(self) -> int | None:
         """The reduction that tiles may split."""
-        nest = self.search.nest
+        nest = self.space.nest
         if self.kind == "product":
-            return dict(self.search.mapping)["k"]
+            return dict(self.space.mapping)["k"]
         if self.kind == "reduction":
             return max(nest.reduce, key=lambda dim: nest.extents[dim])
         return None
 
     def tiles(self, most: int) -> Iterator[Tile]:
         """Every unit tile of equal parts: at most so many parts, but that those of the outermost loop may follow one another."""
-        yield from self._tiles(len(self.search.nest.dims) - 1, (), most)
+        yield from self._tiles(len(self.space.nest.dims) - 1, (), most)
 
     def _tiles(self, dim: int, inner: Tile, left: int) -> Iterator[Tile]:
         if dim < 0:
@@ -100,12 +100,12 @@ class Family:
                 yield inner
             return
         for extent in self._extents(dim):
-            trips = -(-self.search.nest.extents[dim] // extent)
+            trips = -(-self.space.nest.extents[dim] // extent)
             if trips <= left * (self.most_turns if dim == 0 else 1):
                 yield from self._tiles(dim - 1, (extent, *inner), max(1, left // trips))
 
     def _extents(self, dim: int) -> list[int]:
-        nest = self.search.nest
+        nest = self.space.nest
         if nest.dims[dim].is_reduce and dim != self.reduced:
             return [nest.extents[dim]]
         return even_extents(nest.extents[dim], self.steps[dim], Multiple())
@@ -113,13 +113,13 @@ class Family:
     def _allowed(self, tile: Tile) -> bool:
         if self.kind != "elementwise":
             return True
-        nest = self.search.nest
+        nest = self.space.nest
         whole, mine = (math.prod([extents[d] for d in nest.spatial]) for extents in (nest.extents, tile))
         return mine * nest.output.element_bytes >= min(LEAST_BYTES, whole * nest.output.element_bytes)
 
     def program(self, tile: Tile) -> StageProgram:
         """The program of a unit tile."""
-        space, dim = self.search, self.reduced
+        space, dim = self.space, self.reduced
         made = program_of(space, space.levels, (tile, self.inner))
         parts = 1 if dim is None else -(-space.nest.extents[dim] // tile[dim])
         return replace(made, split=parts)
@@ -128,9 +128,9 @@ class Family:
         """Cycles that a tile takes at least: its blocks' rows, or its accesses; what it receives of whole operands, and of others'
         partial results, at the exchange's rate.
         """
-        nest, options, atom = self.search.nest, self.search.spec.options, self.search.atom
+        nest, options, atom = self.space.nest, self.space.spec.options, self.space.atom
         tile = tuple([min(e, t) for e, t in zip(nest.extents, tile, strict=True)])
-        turns = -(-math.prod([-(-e // t) for e, t in zip(nest.extents, tile, strict=True)]) // self.search.spec.unit.count)
+        turns = -(-math.prod([-(-e // t) for e, t in zip(nest.extents, tile, strict=True)]) // self.space.spec.unit.count)
         if self.kind == "product":
             kept = [d for d, e in enumerate(tile) if not self._streamed(d)]
             blocks = math.prod([-(-tile[d] // self.inner[d]) for d in kept])
@@ -146,16 +146,16 @@ class Family:
     @cached_property
     def _accesses(self) -> int:
         """Arrays read at a point, at least a cycle each for a vector."""
-        return max(1, len({load.tensor for load in loads(self.search.nest.stage.body)}))
+        return max(1, len({load.tensor for load in loads(self.space.nest.stage.body)}))
 
     @cached_property
     def inner(self) -> Tile:
         """The atom's tile."""
-        return start(self.search)
+        return start(self.space)
 
     def _streamed(self, dim: int) -> bool:
         """True for a dimension of rows: only what is streamed depends on it."""
-        nest = self.search.nest
+        nest = self.space.nest
         return nest.factor_touches(0)[dim] and not nest.factor_touches(1)[dim]
 
 
@@ -228,7 +228,7 @@ def _shared(access: Access, nest: Nest, dim: int) -> bool:
 
 def best(family: Family) -> Planned | None:
     """The best split of a family; None where none is possible. Splits are tried in the order of what they take at least."""
-    spec = poplibs(family.search.spec, family.in_place)
+    spec = poplibs(family.space.spec, family.in_place)
     ranked = sorted((family.least(tile), tile) for tile in family.tiles(spec.unit.count))
     found: tuple[Estimate, StageProgram] | None = None
     hertz = spec.clock_ghz * 1e9

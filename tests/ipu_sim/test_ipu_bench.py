@@ -64,7 +64,7 @@ def test_planner_tries_every_split_of_a_product() -> None:
 
 
 def family_parts(family: Family, tile: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(-(-e // t) for e, t in zip(family.search.nest.extents, tile, strict=True))
+    return tuple(-(-e // t) for e, t in zip(family.space.nest.extents, tile, strict=True))
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -91,9 +91,9 @@ def test_planner_knows_what_it_plans(name: str, kind: str) -> None:
 
 def test_planner_streams_the_first_operand_only() -> None:
     (family,) = families_of(SMALL["product"], BOW)
-    rows = dict(family.search.mapping)["m"]
-    assert family.search.nest.factor_touches(0)[rows]
-    assert not family.search.nest.factor_touches(1)[rows]
+    rows = dict(family.space.mapping)["m"]
+    assert family.space.nest.factor_touches(0)[rows]
+    assert not family.space.nest.factor_touches(1)[rows]
     assert planner.poplibs(BOW, False).options["placing"] == {"in_place": False, "interleaved": False}
 
 
