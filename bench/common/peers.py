@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ import roller
 from bench.common.harness import Array, Side
 from roller.plugin import aligned_empty
 
-Torch = torch.Tensor
+Torch: TypeAlias = Any  # a tensor of torch, which ships its types only with itself
 NHWC = torch.channels_last
 SEED = 22
 torch.set_grad_enabled(False)
@@ -93,7 +94,8 @@ def matmul(a: Array, b: Array) -> list[Side]:
     rows = a.shape[0]
     c, d, e = (empty((rows, b.shape[1])) for _ in range(3))
     x, w, y = torch.from_numpy(a), torch.from_numpy(b), torch.from_numpy(e)
-    linear, arguments = torch.ops.mkldnn._linear_pointwise, (None, "none", [], "")
+    linear = torch.ops.mkldnn._linear_pointwise
+    arguments: tuple[Any, ...] = (None, "none", [], "")
     columns, c_t, a_t, b_t = w.t().contiguous(), d.T, a.T, b.T
     dense_x, dense_w = x.to_mkldnn(), columns.to_mkldnn()
     packed = torch.ops.mkldnn._reorder_linear_weight(columns, rows)

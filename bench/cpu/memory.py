@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from bench.common.harness import Array, Case, Side
 from roller import SymbolicTensor, ops
 
 Shape = tuple[int, ...]
-Torch = torch.Tensor
+Torch: TypeAlias = Any  # a tensor of torch, which ships its types only with itself
 
 # Channels, input height and width, kernel, stride: MobileNet-V2's and EfficientNet's.
 DEPTHWISE = ((32, 112, 3, 1), (96, 112, 3, 2), (144, 56, 3, 1), (144, 56, 3, 2), (384, 14, 3, 1), (960, 7, 3, 1), (240, 28, 5, 1))
@@ -190,9 +191,9 @@ def cases() -> Iterator[Case]:
             yield _case(f"{kind} {count}", "elementwise", build, [(count,)] * (3 if kind == "add" else 2))
     wide = partial(elementwise, kind="add", shape=(384, 3072), second=(3072,))
     yield _case("add 384x3072 + 3072", "elementwise", wide, [(384, 3072)] * 2)
-    for shape, axes in TRANSPOSE:
-        name = f"transpose {'x'.join(map(str, shape))} to {','.join(map(str, axes))}"
-        yield _case(name, "transpose", partial(transpose, shape=shape, axes=axes), [shape] * 2)
+    for extents, order in TRANSPOSE:
+        name = f"transpose {'x'.join(map(str, extents))} to {','.join(map(str, order))}"
+        yield _case(name, "transpose", partial(transpose, shape=extents, axes=order), [extents] * 2)
     for b, m, n, k, turned in BATCHED:
         build = partial(batched, batch=b, m=m, n=n, k=k, transposed=turned)
         name = f"bmm {b}x{m}x{n}x{k}" + (" NT" if turned else "")

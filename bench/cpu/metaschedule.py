@@ -23,6 +23,8 @@ from bench.common import harness, peers, report
 from bench.common.harness import Array, Case, Side
 from roller import SymbolicTensor, ops
 
+Shapes = dict[str, tuple[int, ...]]
+
 TRIALS, QUICK_TRIALS, SEED = 64, 4, 0
 BUILD_TIMEOUT = 120.0  # seconds; the default of 30 is short on a busy machine
 CONV = (256, 14, 256, 3)  # input channels, height and width, output channels, kernel
@@ -87,7 +89,7 @@ def side_of(expression: list[Any], inputs: list[Array], out: Array, options: arg
 
 def build(
     options: argparse.Namespace,
-    shapes: dict[str, tuple[int, ...]],
+    shapes: Shapes,
     op: Callable[..., SymbolicTensor],
     expression: Callable[[], list[Any]],
 ) -> list[Side]:
@@ -104,8 +106,8 @@ def build(
 def cases() -> Iterator[Case]:
     """A product and a convolution."""
     channels, size, filters, kernel = CONV
-    square = {"a": (SIZE, SIZE), "b": (SIZE, SIZE)}
-    images = {"x": (1, channels, size, size), "w": (filters, channels, kernel, kernel)}
+    square: Shapes = {"a": (SIZE, SIZE), "b": (SIZE, SIZE)}
+    images: Shapes = {"x": (1, channels, size, size), "w": (filters, channels, kernel, kernel)}
 
     product = partial(build, shapes=square, op=ops.matmul, expression=matmul_te)
     convolution = partial(build, shapes=images, op=partial(ops.conv2d, padding=kernel // 2), expression=conv_te)

@@ -47,6 +47,7 @@ def section(package: Package, chip: str, driver: Driver, library: Library, secon
     `values` and `clocks` (GHz): probe, unit, measured, and spec where a number of the spec is the same. `reason`: why there are
     none, or no more.
     """
+    failures: tuple[type[Exception], ...] = (*library.failures(), OSError, ValueError, KeyError, AttributeError)
     begin, found = time.monotonic(), Found(chip=chip, values=[], clocks=[], reason="", seconds=0.0)
     folder, lost = package.folder / "calibration" / chip, False
     if not folder.is_dir():
@@ -59,7 +60,7 @@ def section(package: Package, chip: str, driver: Driver, library: Library, secon
         _measure(folder, driver, library, begin + SHARE * seconds, found)
     except DriverError as error:
         found["reason"], lost = str(error), error.fatal
-    except (*library.failures(), OSError, ValueError, KeyError, AttributeError) as error:
+    except failures as error:
         found["reason"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     if not lost:
         library.release()

@@ -25,6 +25,7 @@ import numpy as np
 import roller
 from roller import ops, verify
 from roller.ir.expr import TensorExpr
+from roller.ops.window import Layout
 
 SECONDS, JOBS = 120, 4  # for a kernel; kernels at a time
 POINTS = 4096  # of a result, that are compared
@@ -35,13 +36,13 @@ Arrays = Sequence[Any]
 Way = Callable[[Any, Arrays], Any]  # a kernel and its arrays (NumPy): the result, as NumPy has it
 
 
-def product(m: int, n: int, k: int, dtype: str = "float16", **how: bool) -> ops.SymbolicTensor:
+def product(m: int, n: int, k: int, dtype: str = "float16", **how: Any) -> ops.SymbolicTensor:
     """A matrix product."""
     a, b = ((k, m) if how.get("transpose_a") else (m, k)), ((n, k) if how.get("transpose_b") else (k, n))
     return ops.matmul(ops.tensor(a, dtype, name="a"), ops.tensor(b, dtype, name="b"), **how)
 
 
-def window(layout: str, stride: int) -> ops.SymbolicTensor:
+def window(layout: Layout, stride: int) -> ops.SymbolicTensor:
     """A convolution in halves."""
     x, w = ((8, 64, 56, 56), (128, 64, 3, 3)) if layout == "NCHW" else ((8, 56, 56, 64), (3, 3, 64, 128))
     given = ops.tensor(x, "float16", name="x"), ops.tensor(w, "float16", name="w")

@@ -25,7 +25,7 @@ def _operands(dtype: str, extents: Extents, turned: str, lead: Extents = ()) -> 
     return a, _t("b", dtype, *lead, *((n, k) if turned[1] == "t" else (k, n)))
 
 
-def _turned(turned: str) -> dict[str, bool]:
+def _turned(turned: str) -> dict[str, Any]:
     return {"transpose_a": turned[0] == "t", "transpose_b": turned[1] == "t"}
 
 
@@ -37,7 +37,7 @@ def batched(dtype: str, extents: Extents, turned: str) -> SymbolicTensor:
     return ops.batch_matmul(*_operands(dtype, extents, turned, (3,)), **_turned(turned))
 
 
-def wider(dtype: str, extents: Extents, types: dict[str, str]) -> SymbolicTensor:
+def wider(dtype: str, extents: Extents, types: dict[str, Any]) -> SymbolicTensor:
     return ops.matmul(*_operands(dtype, extents, "nn"), **types)
 
 
@@ -127,12 +127,17 @@ def depthwise(dtype: str, extents: Extents, window: dict[str, Any]) -> SymbolicT
     return ops.depthwise_conv2d(_images(dtype, extents, layout), _t("w", dtype, *shape), **({"padding": "same"} | rest))
 
 
+def _pair(extents: Extents) -> tuple[int, int]:
+    """The window's height and width: the last two extents."""
+    return extents[-2], extents[-1]
+
+
 def greatest(dtype: str, extents: Extents, window: dict[str, Any]) -> SymbolicTensor:
-    return ops.max_pool2d(_images(dtype, extents, window.get("layout", "NCHW")), extents[-2:], **window)
+    return ops.max_pool2d(_images(dtype, extents, window.get("layout", "NCHW")), _pair(extents), **window)
 
 
 def average(dtype: str, extents: Extents, window: dict[str, Any]) -> SymbolicTensor:
-    return ops.avg_pool2d(_images(dtype, extents, window.get("layout", "NCHW")), extents[-2:], **window)
+    return ops.avg_pool2d(_images(dtype, extents, window.get("layout", "NCHW")), _pair(extents), **window)
 
 
 LAYOUTS = {"NCHW": {"layout": "NCHW"}, "NHWC": {"layout": "NHWC"}}

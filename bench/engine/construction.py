@@ -82,7 +82,8 @@ def _halves(chance: random.Random) -> Case:
 def _thin(chance: random.Random) -> Case:
     extents = [_extent(chance, 1, 16), _extent(chance, 256, 8192), _extent(chance, 256, 8192)]
     chance.shuffle(extents)
-    return _matmul("thin", *extents)
+    m, n, k = extents
+    return _matmul("thin", m, n, k)
 
 
 def _primes(chance: random.Random) -> Case:

@@ -108,7 +108,7 @@ class Descent:
             step = next((item for item in better if self.able(item[1])), None)
             if step is None:
                 break
-            *best, point = step
+            best, point = (step[0], step[1]), step[2]
         return best[0], best[1]
 
     def settled(self, program: StageProgram) -> tuple[float, StageProgram]:
@@ -184,7 +184,8 @@ class Descent:
 
     def drawn(self, chance: random.Random) -> Chain:
         """A random chain of aligned tiles, fitting or not: extents evenly spread over the aligned ones of each dimension."""
-        space, chain = self.space, (start(self.space),)
+        space = self.space
+        chain: tuple[tuple[int, ...], ...] = (start(space),)
         for position in reversed(range(len(space.levels))):
             outside = position < len(space.levels) - 1
             if space.levels[position] == len(space.spec.levels):

@@ -125,12 +125,12 @@ def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     tiles = {o.id: o for o in originals()}
     chosen = [o for o in paper_operators() if not options.quick or o.id[1:] in ("1", "2", "3")]
     for operator in chosen:
-        yield row(operator, "V100", spec, lambda o=operator: predicted(o, tiles[o.id], spec))  # type: ignore[misc]
+        yield row(operator, "V100", spec, lambda o=operator: predicted(o, tiles[o.id], spec))
     for device, chip in OTHERS.items():
         other = as_in_the_paper(device, roller.load_spec(chip))
         for operator in other_operators():
             if operator.device == device and operator.id in {o.id for o in chosen}:
-                yield row(operator, device, other, lambda o=operator, s=other: ours(o, s))  # type: ignore[misc]
+                yield row(operator, device, other, lambda o=operator, s=other: ours(o, s))
 
 
 def as_in_the_paper(device: str, spec: HardwareSpec) -> HardwareSpec:

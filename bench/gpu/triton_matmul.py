@@ -14,7 +14,7 @@ from bench.gpu.platform import Tile
 ROWS_TOGETHER = 8  # tiles that share a strip of b follow one another
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _kernel(a, b, c, M, N, K, TM: tl.constexpr, TN: tl.constexpr, TK: tl.constexpr, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
     high, wide = tl.cdiv(M, TM), tl.cdiv(N, TN)
     number = tl.program_id(0)

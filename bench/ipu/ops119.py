@@ -56,7 +56,7 @@ class Found:
     @property
     def right(self) -> bool:
         """True if the small operator's numbers are right."""
-        return self.row["small"] == "right"
+        return bool(self.row["small"] == "right")
 
 
 def with_batch(number: int, batch: int) -> PaperOperator:

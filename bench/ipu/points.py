@@ -156,7 +156,7 @@ def shown() -> Iterator[Point]:
     """Figures that nothing is held to: estimates of ours, and figures of something else."""
     c600, gc2, gc200 = chip("c600"), chip("gc2"), chip("gc200")
     for elements, measured in ((1152, 1368), (2152, 2124)):
-        ours = cycles.mapped(c600, MapShape("float16", elements, 1, 4, 2, ("add",), 0, (), False))
+        ours: float = cycles.mapped(c600, MapShape("float16", elements, 1, 4, 2, ("add",), 0, (), False))
         yield Point("elementwise", f"add {elements} fp16", "c600", measured, "cycles", OSMARKS, "PopLibs' BinaryOp1D", ours, None)
     ours = cycles.mapped(c600, MapShape("float16", 2208, 1, 4, 1, GELU, 0, (), False))
     formula = "accesses and operations; how theirs counts is not known"
