@@ -69,6 +69,7 @@ def build(plan: Plan, choice: Choice) -> Attempt:
         program=record.program_to_json(choice.program),
         estimate=record.estimate_to_json(rated.estimate),
         constants=plan.fixed,
+        source=artifact.source or source.text,
     )
     return Attempt(rated, source, made)
 

@@ -21,7 +21,7 @@ from roller.ir import serialization
 from roller.ir.expr import TensorExpr
 from roller.ir.fusion import fuse
 from roller.ir.relayout import layouts
-from roller.kernel import Built, Kernel, restored
+from roller.kernel import Kernel, restored
 from roller.ops import SymbolicTensor, expression
 from roller.precision import permitted
 from roller.program.record import Choice
@@ -134,7 +134,7 @@ def _planned(
 
 
 def _kernel(plan: building.Plan, chosen: building.Attempt, choices: Sequence[Choice]) -> Kernel:
-    return Kernel(chosen.artifact, chosen.choice.program.expr, plan.device, Built(chosen.source, tuple(choices)))
+    return Kernel(chosen.artifact, chosen.choice.program.expr, plan.device, tuple(choices))
 
 
 def load(path: str | os.PathLike[str]) -> Kernel:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -33,16 +32,8 @@ from roller.runtime.arrays import (
     overlaps,
     ready,
 )
-from roller.runtime.artifact import Artifact, BuildOptions, KernelSource, Profile, Runner
+from roller.runtime.artifact import Artifact, BuildOptions, Profile, Runner
 from roller.target.hardware import HardwareSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """Data about a kernel from its compilation, beyond its artifact; a loaded kernel has none."""
-
-    source: KernelSource
-    candidates: tuple[Choice, ...]
 
 
 class Kernel:
@@ -56,13 +47,13 @@ class Kernel:
     there. The work is enqueued on `stream=`, else on the current stream of their library, and the call is asynchronous.
     """
 
-    def __init__(self, artifact: Artifact, expr: TensorExpr, device: Device, built: Built | None = None) -> None:
-        self._artifact, self._expr, self._device, self._built = artifact, expr, device, built
+    def __init__(self, artifact: Artifact, expr: TensorExpr, device: Device, candidates: tuple[Choice, ...] = ()) -> None:
+        self._artifact, self._expr, self._device, self._candidates = artifact, expr, device, candidates
         self._inputs = tuple(t for t in expr.inputs if t.name not in artifact.constants)
         self._wanted = tuple(_wanted(t, t.name) for t in self._inputs)
         self._result = _wanted(expr.output, "out")
         self._runner: Contained | None = None
-        self._shortcut: Callable[[int, int], int] | None = None
+        self._shortcut: Callable[[tuple[Any, ...], Any], object] | None = None
         self._resident: Callable[[tuple[Any, ...], Any, Any, tuple[Wanted, ...]], Any] | None = None
         self._loading = threading.Lock()
         self._alignment = _alignment(artifact)
@@ -82,7 +73,7 @@ class Kernel:
         if self._shortcut is not None and (out is not None or set(map(type, arrays)) == {np.ndarray}):
             result = aligned_empty(self._result.shape, self._result.dtype) if out is None else out
             try:
-                if self._shortcut(id(arrays), id(result)):
+                if self._shortcut(arrays, result):
                     return result
             except RollerError:
                 raise
@@ -220,8 +211,8 @@ class Kernel:
     @cached_property
     def program(self) -> RProgram:
         """The chosen rProgram."""
-        if self._built is not None:
-            return self._built.candidates[0].program
+        if self._candidates:
+            return self._candidates[0].program
         return program_from_json(self._artifact.program, self._expr)
 
     @cached_property
@@ -232,17 +223,12 @@ class Kernel:
     @cached_property
     def candidates(self) -> tuple[Choice, ...]:
         """The programs considered, best first; of a loaded kernel only its own."""
-        return self._built.candidates if self._built is not None else (Choice(self.program, self.estimate),)
+        return self._candidates or (Choice(self.program, self.estimate),)
 
-    @cached_property
+    @property
     def source(self) -> str:
-        """The kernel's source text; of a loaded kernel only if its binary is text."""
-        if self._built is not None:
-            return self._built.source.text
-        try:
-            return self._artifact.data.decode()
-        except UnicodeDecodeError:
-            raise KernelError("a loaded kernel has no source: its file holds the binary; compile it again") from None
+        """The kernel's source text."""
+        return self._artifact.source
 
     def source_in(self, language: str) -> str:
         """Returns the same program as source text in another language, for other toolchains, generated now.

@@ -39,14 +39,14 @@ EVERYWHERE = frozenset({"x86-64-v3"})
 def any_machine() -> Iterator[None]:
     """Kernels for a shipped processor do not run in tests, even where this machine is one: the next may lack its instructions."""
     shipped = {path.stem for path in (Path(__file__).parent.parent / "specs" / "cpu").glob("*.toml")} - EVERYWHERE
-    checked = runner._checked
+    opened = runner._code
 
-    def portable(artifact: Artifact) -> str:
+    def portable(artifact: Artifact) -> runner.Code:
         assert artifact.spec is None or artifact.spec.chip not in shipped, f"not every machine runs {artifact.spec.chip}"
-        return checked(artifact)
+        return opened(artifact)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(runner, "_checked", portable)
+        patched.setattr(runner, "_code", portable)
         yield
 
 

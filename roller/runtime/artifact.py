@@ -1,7 +1,8 @@
 """Results of building: the source text, the artifact (bytes and how to launch them), and the interface of a loaded kernel.
 
 An artifact is one self-describing file: a magic, a JSON header with its SHA-256, and the payload with another (the plugin's bytes,
-then the values of constant inputs). It contains no pickle, but it contains code: load only artifacts that you trust.
+the source text, then the values of constant inputs). It contains no pickle, but it contains code: load only artifacts that you
+trust.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from roller.frozen import FrozenMap
 from roller.storage import write_atomic
 from roller.target.hardware import HardwareSpec
 
-ARTIFACT_VERSION = 1
+ARTIFACT_VERSION = 2
 MAGIC = b"\x93ROLLER\n"  # not text, and damaged by any transfer that rewrites line ends
 _PREFIX = struct.Struct("<8sQ32s")  # magic, header bytes, SHA-256 of the header
 
@@ -72,9 +73,9 @@ class Profile(Protocol):
 class Runner(Protocol):
     """A loaded kernel, as a plugin's `roller_load_kernel` returns it.
 
-    Optional attribute `shortcut`: a function of the `id()` of a tuple of inputs and the `id()` of the output. If the number of
-    inputs is that of `run`, and all arrays are NumPy arrays in exactly the required form, it computes and returns 1. Otherwise it
-    changes nothing and returns 0. It is called first, because it is fast.
+    Optional attribute `shortcut`: a function of the tuple of inputs and the output. If the number of inputs is that of `run`, and
+    all arrays are NumPy arrays in exactly the required form, it computes and returns True. Otherwise it returns False: then `run`
+    is called. It is called first, because it is fast.
 
     Optional method `resident(arrays, out, stream, wanted)`: for arrays in the device's own memory. Its arguments are the caller's
     values unchanged, in the order of the non-constant inputs; `out` (None: it makes an array); the caller's `stream` (None: it
@@ -121,8 +122,8 @@ class Artifact:
     """A built kernel: portable bytes, the launch description, the toolchain's resource report, and its origin.
 
     A plugin fills the first six fields, with the resources directly or as `Later`. `compile` adds the rest: the expression and the
-    program as JSON (`roller.ir.serialization`), the estimate, the values of constant inputs (row-major bytes) and the versions
-    involved.
+    program as JSON (`roller.ir.serialization`), the estimate, the values of constant inputs (row-major bytes), the versions
+    involved and the source text.
     """
 
     format: str
@@ -136,6 +137,7 @@ class Artifact:
     program: Mapping[str, Any] = field(default_factory=dict)
     estimate: Mapping[str, Any] = field(default_factory=dict)
     constants: Mapping[str, bytes] = field(default_factory=dict)
+    source: str = ""
 
     def __post_init__(self) -> None:
         for name in ("launch", "resources", "versions", "expr", "program", "estimate", "constants"):
@@ -149,7 +151,7 @@ class Artifact:
 
     def to_bytes(self) -> bytes:
         """Returns the artifact as the content of one file."""
-        blobs = [self.data, *self.constants.values()]
+        blobs = [self.data, self.source.encode(), *self.constants.values()]
         payload = b"".join(blobs)
         header = {
             "schema_version": ARTIFACT_VERSION,
@@ -169,7 +171,7 @@ class Artifact:
         where = "artifact" if file is None else str(file)
         header, payload = _header(raw, where)
         lengths, names = header.get("blobs"), header.get("constants")
-        if not isinstance(lengths, list) or not isinstance(names, list) or len(lengths) != len(names) + 1:
+        if not isinstance(lengths, list) or not isinstance(names, list) or len(lengths) != len(names) + 2:
             raise _damaged(where, "its header contradicts itself")
         if not all(isinstance(n, int) and n >= 0 for n in lengths) or sum(lengths) != len(payload):
             raise _damaged(where, f"{len(payload)} bytes of payload, but the header declares {lengths}")
@@ -179,8 +181,9 @@ class Artifact:
         try:
             given = {n: header[n] for n in ("format", "launch", "resources", "device", "versions", "expr", "program", "estimate")}
             spec = HardwareSpec.model_validate(header["spec"])
-            return Artifact(**given, data=blobs[0], spec=spec, constants=dict(zip(names, blobs[1:], strict=True)))
-        except (ValidationError, KeyError, TypeError, AttributeError) as error:
+            constants = dict(zip(names, blobs[2:], strict=True))
+            return Artifact(**given, data=blobs[0], source=blobs[1].decode(), spec=spec, constants=constants)
+        except (ValidationError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise _damaged(where, f"its header does not describe a kernel ({type(error).__name__}: {reason})") from error
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_parts_of_lines_are_not_streamed() -> None:
     """
     for columns, inner, streamed in ((96, (4, 24), False), (96, (4, 32), True), (96, (1, 24), True), (100, (4, 32), False)):
         program = given(ops.relu(t(64, columns) + t(64, 1)), ((64, columns), inner), 1)
-        assert ("nontemporal" in launching.artifact(SMALL, program).data.decode()) == streamed
+        assert ("nontemporal" in launching.artifact(SMALL, program).source) == streamed
 
 
 def test_what_is_larger_than_the_last_cache_is_streamed() -> None:
@@ -132,7 +133,7 @@ def test_transposed_results_need_few_stores() -> None:
     for inner, across in (((8, 8, 1), 1), ((8, 2, 1), None)):
         program = given(op, ((16, 8, 64), inner), 0, staged=panel)
         assert program.stages[0].across == across
-        text = launching.artifact(SPEC, program).data.decode()
+        text = launching.artifact(SPEC, program).source
         single = len(re.findall(r"store float |store <1 x float>", text))
         assert single == 0 if across is not None else single >= 8
 
@@ -178,7 +179,7 @@ def test_full_register_tiles_do_not_spill(inner: tuple[int, ...], threads: int) 
     source = launching.artifact(find_spec("cpu", "zen3"), given(ops.matmul(t(240, 64), t(64, 480)), ((240, 480, 64), inner), 1))
     from roller_cpu.toolchain import compiling
 
-    assert compiling.resources(compiling.assembly(source.data.decode()))["spills"] == 0
+    assert compiling.resources(compiling.assembly(source.source))["spills"] == 0
 
 
 def test_small_buffers_live_on_the_stack() -> None:
@@ -190,7 +191,7 @@ def test_small_buffers_live_on_the_stack() -> None:
 
 
 def test_constants_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from roller_cpu.toolchain import compiling
+    from roller_cpu.runtime import mapping
 
     x, w = t(64, 96, name="x"), t(96, 128, name="w")
     values = np.random.default_rng(0).integers(-4, 5, (96, 128)).astype(np.float32)
@@ -199,21 +200,18 @@ def test_constants_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [c["name"] for c in launch["constants"]] == ["w"] and [i["name"] for i in launch["inputs"]] == ["x"]
     assert len(launch["panels"]) == 1 and list(launch["direct_constants"]) == []
     calls: list[str] = []
-    load = compiling.load_module
+    function = mapping.Loaded.function
 
-    class Counting:
-        def __init__(self, module: Any) -> None:
-            self.module = module
+    def counted(image: mapping.Loaded, name: str) -> Callable[[int], int]:
+        found = function(image, name)
+        return lambda place: calls.append(name) or found(place)
 
-        def __getitem__(self, name: str) -> Any:
-            calls.append(name)
-            return self.module[name]
-
-    monkeypatch.setattr(compiling, "load_module", lambda text: Counting(load(text)))
+    monkeypatch.setattr(mapping.Loaded, "function", counted)
+    monkeypatch.setattr(mapping.Loaded, "builtin", lambda *_: None)
     a = np.random.default_rng(1).integers(-4, 5, (64, 96)).astype(np.float32)
     for _ in range(3):
         assert np.array_equal(kernel(a), a @ values)
-    assert sorted(calls) == ["main", "prepack", "roller_shortcut"]
+    assert calls == ["roller_bind", "roller_prepack", *["roller_run"] * 3]
 
 
 def test_one_thread_launches_nothing_in_parallel() -> None:
@@ -286,7 +284,7 @@ def test_vectors_of_elements_a_few_steps_apart_stay_inside_the_array(stride: int
     op = ops.max_pool2d(t(1, 3, 1, stride * 15 + 1), (1, 1), (1, stride))
     program = given(op, ((3, 16), (1, extent)), 1)
     right(op, program)
-    source = launching.artifact(SPEC, program).data.decode()
+    source = launching.artifact(SPEC, program).source
     assert ("shufflevector <8 x float>" in source) == (stride <= 4)
 
 
@@ -298,7 +296,7 @@ def test_square_blocks_are_transposed_in_registers(inner: tuple[int, int], lane:
     op = ops.transpose(x) * 2 + y
     program = given(op, ((29, 37), inner), lane)
     right(op, program)
-    source = launching.artifact(SPEC, program).data.decode()
+    source = launching.artifact(SPEC, program).source
     blocks = inner[1 - lane] >= 8 <= inner[lane]
     assert (source.count("shufflevector <8 x float>") >= 24) == blocks
 
@@ -310,7 +308,7 @@ def test_padded_arrays_are_transposed_into_their_box_and_not_in_place() -> None:
     right(op, given(op, tiles, 1))
     boxed = given(op, tiles, 1, staged=(Staging("box", 0, 0),))
     right(op, boxed)
-    plain, copied = (launching.artifact(SPEC, p).data.decode() for p in (given(op, tiles, 1), boxed))
+    plain, copied = (launching.artifact(SPEC, p).source for p in (given(op, tiles, 1), boxed))
     assert copied.count("shufflevector <8 x float>") >= 24 > plain.count("shufflevector <8 x float>")
 
 

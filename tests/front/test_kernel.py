@@ -118,7 +118,7 @@ def test_foreign_versions_and_files_say_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr("roller.runtime.artifact.ARTIFACT_VERSION", 7)
     raw = artifact().to_bytes()
     monkeypatch.undo()
-    with pytest.raises(KernelError, match="format 7, this roller reads 1; compile the operator again"):
+    with pytest.raises(KernelError, match="format 7, this roller reads 2; compile the operator again"):
         Artifact.from_bytes(raw)
     path = tmp_path / "x.roller"
     path.write_bytes(b"PK\x03\x04")

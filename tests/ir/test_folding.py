@@ -24,5 +24,5 @@ def test_partial_results_of_many_rows_are_folded_together(inner: tuple[int, int]
 def test_folding_takes_no_element_out_of_its_vector() -> None:
     """Eight rows: seven pairs of vectors become one, stored as a whole; what is left of a row of 61 is no loop of elements."""
     op = ops.reduce_sum(t(64, 61), 1)
-    text = launching.artifact(SPEC, given(op, ((64, 64), (8, 8)), 1)).data.decode()
+    text = launching.artifact(SPEC, given(op, ((64, 64), (8, 8)), 1)).source
     assert "extractelement" not in text and "store float" not in text and "load float" not in text

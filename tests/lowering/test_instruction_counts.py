@@ -42,7 +42,7 @@ OPERATORS: dict[str, Callable[[], ops.SymbolicTensor]] = {
 
 def on_processor(kernel: Kernel) -> int:
     """Of the hottest loop, as assembly shows it."""
-    assembly = cpu_toolchain.assembly(kernel.artifact.data.decode()).splitlines()
+    assembly = cpu_toolchain.assembly(kernel.artifact.source).splitlines()
     loops = cpu_toolchain._innermost_loops(assembly)
     hot = max(loops, key=cpu_toolchain._heat, default=[])
     return sum(1 for line in hot if cpu_toolchain._INSTRUCTION.match(line))

@@ -135,7 +135,7 @@ def test_turning_needs_no_element_by_element_copy() -> None:
     """Blocks of 8 x 8 transposed in registers: 24 exchanges each, no gather."""
     op = ops.max_pool2d(t(2, 16, 24, 24), 3, stride=1, padding=1)
     program = boxed(op, ((1, 16, 24, 24, 3, 3), (1, 16, 24, 24, 3, 3), (1, 8, 1, 4, 1, 1)), C)
-    text = launching.artifact(narrowed(SPEC, 1), program).data.decode()
+    text = launching.artifact(narrowed(SPEC, 1), program).source
     assert text.count("shufflevector <8 x float>") >= 24
     assert "gather" not in text and "insertelement <8 x float>" not in text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,7 @@ def artifact(spec: HardwareSpec, program: RProgram, constants: Mapping[str, Arra
     """The program built without reading its assembly."""
     fixed = {name: array.tobytes() for name, array in (constants or {}).items()}
     source = generator.generate(spec, program, BuildOptions(constants=tuple(fixed)))
-    launch = {**source.launch, "entry": source.entry}
-    return Artifact(compiling.FORMAT, source.text.encode(), launch, {}, spec.device, spec, constants=fixed)
+    return replace(compiling.build(spec, source), constants=fixed)
 
 
 def surrounded(shape: tuple[int, ...], dtype: np.dtype[Any], byte: int, inside: int, shift: int = 0) -> tuple[Array, Array]:

@@ -45,20 +45,20 @@ def roller_codegen(spec: HardwareSpec, program: RProgram, options: BuildOptions)
 
 @hookimpl
 def roller_build(spec: HardwareSpec, source: KernelSource) -> Artifact:
-    """Returns the checked IR as an artifact, with the resources that its assembly shows."""
+    """Returns the IR as machine code, with the resources that its assembly shows."""
     return _module("toolchain.compiling").build(spec, source)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_load_kernel(artifact: Artifact) -> Runner:
-    """Returns a runner for the IR, compiled in memory."""
+    """Returns a runner for the machine code, mapped into memory."""
     return _module("runtime.runner").CpuRunner(artifact)  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_assembly(artifact: Artifact) -> str:
     """Returns the assembly that LLVM generates from the IR."""
-    return _module("toolchain.compiling").assembly(artifact.data.decode())  # type: ignore[no-any-return]
+    return _module("toolchain.compiling").assembly(artifact.source)  # type: ignore[no-any-return]
 
 
 @hookimpl

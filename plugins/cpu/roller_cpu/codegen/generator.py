@@ -19,7 +19,7 @@ from roller.lowering.simd.panel_layout import Panel, make_panel
 from roller.lowering.tir import arithmetic
 from roller.lowering.tir.builder import Buffer, Expr, Stmt, argument, index, sequence
 from roller.plugin import BuildOptions, HardwareSpec, KernelSource, RProgram, Tensor
-from roller_cpu.toolchain import compiling
+from roller_cpu.toolchain import compiling, formats
 
 HOST_TRIPLE = "x86_64-unknown-linux-gnu"  # where a spec names no other
 # Passes that would only discard what the lowering has decided. The first recomputes the sizes of buffers, in up to 0.3 s where
@@ -77,7 +77,7 @@ def generate(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> Ke
     # The runtime builds every argument itself: checking them in the kernel would double its code.
     with tvm.transform.PassContext(config={"tirx.disable_assert": True}, disabled_pass=[*UNDOING, *IDLE]):
         text = str(tvm.compile(tvm.IRModule(functions), target=target(spec)).mod.inspect_source("ll"))
-    return KernelSource(compiling.stable(text), "llvm-ir", "main", _launch(inputs, constants, unpacked, panels, expr.output, spec))
+    return KernelSource(compiling.stable(text), formats.IR, "main", _launch(inputs, constants, unpacked, panels, expr.output, spec))
 
 
 def target(spec: HardwareSpec) -> Any:

@@ -1,9 +1,11 @@
-"""Runner of CPU artifacts: LLVM compiles the IR in memory, TVM's thread pool runs its parallel loops.
+"""Runner of CPU artifacts: machine code, mapped into memory; TVM's thread pool runs its parallel loops.
 
 The launch description has `inputs`, `output`, `constants` (each with name, shape, dtype), `direct_constants` (names of constants
-that the kernel reads unpacked), `panels` (elements, dtype) and `threads`. Function `main` takes the inputs, the direct constants,
-the panels and the output; `prepack`, where there are panels, takes the constants and the panels. Every buffer is flat and compact,
-and has at least one element. It is aligned to 64 bytes or, with `alignment` "element", to its elements.
+that the kernel reads unpacked), `panels` (elements, dtype), `threads`, `processor`, `requires` (instruction sets) and `parallel`
+(whether it has parallel loops). The kernel's function takes the inputs, the direct constants, the panels and the output; `prepack`,
+where there are panels, takes the constants and the panels. `roller_cpu.toolchain.entry_points` describes the functions that are
+called here. Every buffer is flat and compact, and has at least one element. It is aligned to 64 bytes or, with `alignment`
+"element", to its elements.
 """
 
 from __future__ import annotations
@@ -11,109 +13,127 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from roller.plugin import (
-    ELEMENT_BYTES,
-    Artifact,
-    CodegenError,
-    DeviceUnavailableError,
-    LaunchError,
-    address,
-    aligned_empty,
-    numpy_dtype,
-)
-from roller_cpu.chip.threads import call, default_threads
-from roller_cpu.runtime import shortcut
-from roller_cpu.toolchain import compiling, pins, processors
+from roller.plugin import ELEMENT_BYTES, Artifact, DeviceUnavailableError, LaunchError, address, aligned_empty, numpy_dtype
+from roller_cpu.chip import instructions
+from roller_cpu.chip.threads import default_threads
+from roller_cpu.runtime import mapping, object_layout
+from roller_cpu.runtime.parallel import call
+from roller_cpu.toolchain import entry_points, formats, pins
 
 Array = npt.NDArray[Any]
 
 
-class _DLTensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("code", ctypes.c_uint8),
-        ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    )
+class Code(Protocol):
+    """A kernel's machine code in memory."""
+
+    def function(self, name: str) -> Callable[[int], int]:
+        """Returns an exported function of one address; it returns an error code."""
+
+    def builtin(self, name: str) -> Callable[..., Any] | None:
+        """Returns an exported function of Python's calling convention; None where it cannot be reached."""
 
 
 class CpuRunner:
-    """A loaded kernel. It may be called from several threads; each thread uses its own descriptors."""
+    """A loaded kernel. It may be called from several threads; each thread uses its own table of addresses."""
 
     def __init__(self, artifact: Artifact) -> None:
-        text = _checked(artifact)
+        code = _code(artifact)
         launch = artifact.launch
-        tensors = [*launch["inputs"], launch["output"]]
+        self._count = len(launch["inputs"]) + 1
         constants = _constants(artifact)
         panels = [aligned_empty((max(p["elements"], 1),), numpy_dtype(p["dtype"])) for p in launch.get("panels", ())]
         self._fixed = [*(constants[name] for name in launch.get("direct_constants", ())), *panels]
-        self._descriptors = [_described(array) for array in self._fixed]
-        fixed = [ctypes.addressof(d) for d in self._descriptors]
-        plain = launch.get("alignment") == "element"
-        short = shortcut.text(launch["entry"], compiling.processor(text) or "", tensors, fixed) if plain else None
-        try:
-            self._module = compiling.load_module(text + (short or ""))
-            self._main = self._module[launch["entry"]]
-        except (AttributeError, RuntimeError) as error:
-            if isinstance(error, CodegenError):
-                raise
-            raise LaunchError(f"the kernel has no function {launch['entry']!r}: {error}") from error
+        types = [
+            *map(mapping.of_python, entry_points.OF_PYTHON),
+            id(np.ndarray),
+            *(id(numpy_dtype(t["dtype"])) for t in (*launch["inputs"], launch["output"])),
+        ]
+        self._table = _words([*types, *map(address, self._fixed)])
+        code.function(entry_points.BIND)(ctypes.addressof(self._table))
+        self._run = code.function(entry_points.RUN)
         self.threads = min(int(launch.get("threads") or default_threads()), default_threads())
-        self._arguments = [_flat(t) for t in tensors]
+        self._parallel = bool(launch.get("parallel"))
         self._local = threading.local()
         if panels:
-            held = [_described(array) for array in (*constants.values(), *panels)]
-            call(self.threads, self._module["prepack"], *_pointers(held))
-        self.shortcut = self._shortcut(short is not None, "TVMBackendParallelLaunch" in text)
+            given = _words([address(array) for array in constants.values()])
+            self._called(code.function(entry_points.PREPACK), ctypes.addressof(given))
+        short = code.builtin(entry_points.SHORTCUT) if entry_points.has_shortcut(launch) and object_layout.as_expected() else None
+        self.shortcut = None if short is None else self._shortcut(short)
 
-    def _shortcut(self, exists: bool, parallel: bool) -> Callable[[int, int], int] | None:
+    def _shortcut(self, short: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the shortcut of `roller.runtime.artifact.Runner`; it sets the number of threads only where that matters."""
-        if not exists:
-            return None
-        short: Callable[[int, int], int] = self._module[shortcut.NAME]
         threads = self.threads
 
-        def beside_others(inputs: int, out: int) -> int:
+        def beside_others(inputs: tuple[Any, ...], out: Any) -> Any:
             return call(threads, short, inputs, out)
 
-        return beside_others if parallel else short
+        return beside_others if self._parallel else short
 
     def run(self, inputs: tuple[Array, ...], out: Array) -> None:
         """Computes `out`; `roller.runtime.artifact.Runner` describes the arrays."""
         try:
-            moving, output, pointers = self._local.arguments
+            table, place = self._local.table
         except AttributeError:
-            moving, output, pointers = self._local.arguments = self._bound()
-        for descriptor, array in zip(moving, inputs, strict=True):
-            descriptor.data = address(array)
-        output.data = address(out)
-        try:
-            call(self.threads, self._main, *pointers)
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise LaunchError(f"the kernel refused its arguments: {error}") from error
+            table = _words([0] * self._count)
+            place = ctypes.addressof(table)
+            self._local.table = table, place
+        for number, array in enumerate(inputs):
+            table[number] = address(array)
+        table[self._count - 1] = address(out)
+        self._called(self._run, place)
+
+    def _called(self, function: Callable[..., int], place: int) -> None:
+        code = call(self.threads, function, place) if self._parallel else function(place)
+        if code:
+            raise LaunchError(f"the kernel failed with code {code}")
 
     def close(self) -> None:
         """Frees panels and code."""
-        self._fixed, self._descriptors = [], []
+        self._fixed = []
         self.shortcut = None
-        self._main = self._module = None
+        self._run = _closed
 
-    def _bound(self) -> tuple[list[_DLTensor], _DLTensor, list[ctypes.c_void_p]]:
-        """Returns descriptors of inputs and output, whose addresses change, and pointers to all descriptors in argument order."""
-        moving = [_descriptor(elements, dtype) for elements, dtype in self._arguments]
-        return moving[:-1], moving[-1], _pointers([*moving[:-1], *self._descriptors, moving[-1]])
+
+def _closed(_: int) -> int:
+    raise LaunchError("the kernel is closed")
+
+
+def _words(values: list[int]) -> Any:
+    """Returns a table of 64-bit words."""
+    return (ctypes.c_uint64 * max(len(values), 1))(*values)
+
+
+def _code(artifact: Artifact) -> Code:
+    """Returns an artifact's machine code in memory; raises if this machine cannot run it."""
+    launch = artifact.launch
+    if artifact.format not in formats.ALL:
+        raise LaunchError(f"the cpu device runs {' and '.join(formats.ALL)}, not {artifact.format}")
+    if launch.get("parallel") or artifact.format == formats.IR:
+        _check_tvm(artifact)
+    missing = instructions.missing(launch.get("requires", ()))
+    if missing:
+        raise DeviceUnavailableError(f"the kernel is for {launch['processor']}; this processor lacks {', '.join(missing)}")
+    if artifact.format == formats.IMAGE:
+        return mapping.Loaded(artifact.data, launch.get("image", {}))
+    from roller_cpu.runtime import jit  # noqa: PLC0415  (it imports TVM)
+
+    return jit.Compiled(artifact.data.decode(), launch)
+
+
+def _check_tvm(artifact: Artifact) -> None:
+    """Raises `DeviceUnavailableError` where TVM is not the one that the kernel was built with."""
+    if pins.problems():
+        raise DeviceUnavailableError("; ".join(pins.problems()))
+    for package, built in artifact.versions.items():
+        if package in pins.PINNED and built != pins.installed(package):
+            here = pins.installed(package)
+            raise DeviceUnavailableError(f"the kernel was built with {package} {built}, here is {here}; compile it again")
 
 
 def _constants(artifact: Artifact) -> dict[str, Array]:
@@ -129,37 +149,5 @@ def _constants(artifact: Artifact) -> dict[str, Array]:
     return found
 
 
-def _checked(artifact: Artifact) -> str:
-    """Returns the IR of an artifact; raises if this machine cannot run it."""
-    if artifact.format != compiling.FORMAT:
-        raise LaunchError(f"the cpu device runs {compiling.FORMAT}, not {artifact.format}")
-    if pins.problems():
-        raise DeviceUnavailableError("; ".join(pins.problems()))
-    for package, built in artifact.versions.items():
-        if package in pins.PINNED and built != pins.installed(package):
-            here = pins.installed(package)
-            raise DeviceUnavailableError(f"the kernel was built with {package} {built}, here is {here}; compile it again")
-    text = artifact.data.decode()
-    name = compiling.processor(text)
-    missing = processors.missing_features(name) if name is not None else ()
-    if missing:
-        raise DeviceUnavailableError(f"the kernel is for {name}; this processor lacks {', '.join(missing)}")
-    return text
-
-
 def _flat(tensor: Mapping[str, Any]) -> tuple[int, str]:
     return max(math.prod(tensor["shape"]), 1), tensor["dtype"]
-
-
-def _descriptor(elements: int, dtype: str, data: int | None = None) -> _DLTensor:
-    shape = (ctypes.c_int64 * 1)(elements)
-    code = shortcut.TYPE_CODES[dtype.rstrip("0123456789")]
-    return _DLTensor(data, shortcut.CPU, 0, 1, code, 8 * ELEMENT_BYTES[dtype], 1, shape, None, 0)
-
-
-def _described(array: Array) -> _DLTensor:
-    return _descriptor(array.size, array.dtype.name, address(array))
-
-
-def _pointers(descriptors: Sequence[_DLTensor]) -> list[ctypes.c_void_p]:
-    return [ctypes.c_void_p(ctypes.addressof(d)) for d in descriptors]

@@ -1,4 +1,4 @@
-"""LLVM IR to artifacts: the bytes are the IR itself, which loads without a C compiler; resources come from its assembly."""
+"""LLVM IR to artifacts: machine code that loads without a compiler; resources come from its assembly."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import tvm
 import tvm_ffi
 
 from roller.plugin import Artifact, CodegenError, HardwareSpec, KernelSource, Later
-from roller_cpu.toolchain import pins, processors
+from roller_cpu.toolchain import entry_points, formats, linking, pins, processors
 
-FORMAT = "llvm-ir"
+LINKED = ("x86_64",)  # architectures whose object files `linking` reads
 _VECTOR = re.compile(r"%[yz]mm\d|%xmm\d|\bv\d+\.|\bz\d+\.")
 _WIDTHS = [re.compile(rf"%{letter}mm\d") for letter in "zyx"]  # of x86, widest first
 _FMA = re.compile(r"^\s+(vfn?m(?:add|sub)\d*p[sdh]|fml[as])\b")  # packed only: scalar leftovers do not count
@@ -28,18 +28,35 @@ _INSTRUCTION = re.compile(r"^\s+[a-z]")
 
 def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
     """Returns the artifact of a source; `CodegenError` where LLVM refuses it or this TVM is not the pinned one."""
-    if source.language != FORMAT:
-        raise CodegenError(f"the cpu toolchain takes {FORMAT}, not {source.language}")
+    if source.language != formats.IR:
+        raise CodegenError(f"the cpu toolchain takes {formats.IR}, not {source.language}")
     text = stable(source.text)
-    load_module(text)  # raises if the IR does not parse
+    pins.check()
+    check_processor(text)
+    name = processor(text) or ""
+    launch = {
+        **source.launch,
+        "entry": source.entry,
+        "processor": name,
+        "requires": processors.instruction_sets(name, triple(text)),
+        "parallel": "TVMBackendParallelLaunch" in text,
+    }
+    if triple(text).partition("-")[0] in LINKED:
+        image = linking.link(object_file(text + entry_points.text(launch, source.entry, name)), entry_points.names(launch))
+        kind, data = formats.IMAGE, image.content
+        launch["image"] = image.layout()
+    else:
+        load_module(text)  # raises if the IR does not parse
+        kind, data = formats.IR, text.encode()
     return Artifact(
-        FORMAT,
-        text.encode(),
-        {**source.launch, "entry": source.entry},
+        kind,
+        data,
+        launch,
         Later(lambda: resources(assembly(text))),
         spec.device,
         spec,
         versions={package: pins.installed(package) or "" for package in pins.PINNED},
+        source=text,
     )
 
 
@@ -60,6 +77,15 @@ def load_module(text: str) -> Any:
         os.close(descriptor)
 
 
+def object_file(text: str) -> bytes:
+    """Returns LLVM IR as an object file; `CodegenError` with LLVM's message where it does not parse."""
+    module = load_module(text)
+    descriptor = os.memfd_create("kernel.o")
+    with os.fdopen(descriptor, "rb") as file:
+        module.write_to_file(f"/proc/self/fd/{descriptor}", "o")
+        return file.read()
+
+
 def stable(text: str) -> str:
     """Returns the IR with numbers for the memory addresses by which TVM names aliases: the same kernel, the same text."""
     numbers: dict[str, int] = {}
@@ -72,14 +98,19 @@ def processor(text: str) -> str | None:
     return found.group(1) if found else None
 
 
+def triple(text: str) -> str:
+    """Returns the platform that the IR is for, by LLVM's name; an empty string where it names none."""
+    found = re.search(r'^target triple = "([^"]+)"', text, re.MULTILINE)
+    return found.group(1) if found else ""
+
+
 def check_processor(text: str) -> None:
     """Raises `CodegenError` for a processor that is unknown to LLVM: compiling for it would abort the process."""
-    name = processor(text)
-    triple = re.search(r'^target triple = "([^"]+)"', text, re.MULTILINE)
-    if name is None or triple is None:
+    name, platform = processor(text), triple(text)
+    if name is None or not platform:
         raise CodegenError("the IR does not name its processor")
-    if name not in processors.known_processors(triple.group(1)):
-        raise CodegenError(f"LLVM has no processor {name!r} for {triple.group(1)}")
+    if name not in processors.known_processors(platform):
+        raise CodegenError(f"LLVM has no processor {name!r} for {platform}")
 
 
 def assembly(text: str) -> str:

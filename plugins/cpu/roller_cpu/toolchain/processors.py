@@ -32,11 +32,17 @@ def known_processors(triple: str) -> frozenset[str]:
 
 
 @cache
+def instruction_sets(processor: str, triple: str) -> tuple[str, ...]:
+    """Returns the instruction sets that code for a processor may use, sorted."""
+    target = tvm.target.Target({"kind": "llvm", "mtriple": triple, "mcpu": processor})
+    found = {str(f) for f in tvm_ffi.get_global_func("target.llvm_get_cpu_features")(target)}
+    return tuple(sorted(f for f in found if _ISA.match(f)))
+
+
+@cache
 def missing_features(processor: str) -> tuple[str, ...]:
     """Returns the instruction sets of a processor that this machine does not have."""
     triple = str(tvm_ffi.get_global_func("tvm.codegen.llvm.GetProcessTriple")())
     if processor not in known_processors(triple):
         return (f"the whole {processor} instruction set (it is a {platform.machine()})",)
-    target = tvm.target.Target({"kind": "llvm", "mtriple": triple, "mcpu": processor})
-    wanted = {str(f) for f in tvm_ffi.get_global_func("target.llvm_get_cpu_features")(target)}
-    return tuple(sorted(f for f in wanted - host_features() if _ISA.match(f)))
+    return tuple(sorted(set(instruction_sets(processor, triple)) - host_features()))
