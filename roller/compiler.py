@@ -12,6 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from roller import building, trial
+from roller.cache.entry import Kept
+from roller.cache.kernels import fetch
+from roller.cache.key import key_of
 from roller.cost.model import estimate
 from roller.cost.parameters import CostParameters
 from roller.device.chip import SpecLike, resolve
@@ -64,24 +67,39 @@ def compile(
     Every failure is a `RollerError`. The logger "roller.step" reports progress.
     """
     expr = permitted(expression_of(op), precision, math)
-    plan, choices = _planned(expr, device, spec, top_k, constants, threads, debug)
+    plan = _plan(expr, device, spec, constants, threads, debug)
+    key = key_of(plan.device, plan.chip, expr, plan.options, top_k, measure)
+    kept = fetch(key, lambda: _built(plan, expr, top_k, measure))
+    artifact = kept.of(plan.chip, plan.fixed)
+    if verify:
+        _step.info("comparing with the reference")
+        trial.verify(artifact, expr)
+    return Kernel(artifact, kept.expr, plan.device, kept.choices)
+
+
+def _built(plan: building.Plan, expr: TensorExpr, top_k: int, measure: bool) -> Kept:
+    """Constructs programs and builds the best one, or all of them to return the fastest."""
+    choices = _constructed(plan, expr, top_k)
     if measure:
-        _step.info("building %d programs", len(choices))
-        attempts = building.build_all(plan, choices)
-        _step.info("timing %d programs", len(attempts))
-        seconds = trial.measure([attempt.artifact for attempt in attempts])
-        timed = [replace(attempt.choice, measured_s=s) for attempt, s in zip(attempts, seconds, strict=True)]
-        order = sorted(range(len(timed)), key=lambda i: (timed[i].measured_s is None, timed[i].measured_s or 0.0, i))
-        if timed[order[0]].measured_s is None:
-            raise KernelError(f"none of the {len(timed)} best programs runs on this machine")
-        chosen, choices = attempts[order[0]], [timed[i] for i in order]
+        chosen, choices = _fastest(plan, choices)
     else:
         _step.info("building the kernel")
         chosen, choices = building.build_first(plan, choices)
-    if verify:
-        _step.info("comparing with the reference")
-        trial.verify(chosen.artifact, expr)
-    return _kernel(plan, chosen, choices)
+    considered = tuple(choices)
+    return Kept(replace(chosen.artifact, constants={}), chosen.choice.program.expr, lambda: considered)
+
+
+def _fastest(plan: building.Plan, choices: Sequence[Choice]) -> tuple[building.Attempt, list[Choice]]:
+    """Builds and times all programs; returns the fastest, and all of them in the order of their measured seconds."""
+    _step.info("building %d programs", len(choices))
+    attempts = building.build_all(plan, choices)
+    _step.info("timing %d programs", len(attempts))
+    seconds = trial.measure([attempt.artifact for attempt in attempts])
+    timed = [replace(attempt.choice, measured_s=s) for attempt, s in zip(attempts, seconds, strict=True)]
+    order = sorted(range(len(timed)), key=lambda i: (timed[i].measured_s is None, timed[i].measured_s or 0.0, i))
+    if timed[order[0]].measured_s is None:
+        raise KernelError(f"none of the {len(timed)} best programs runs on this machine")
+    return attempts[order[0]], [timed[i] for i in order]
 
 
 def compile_top(
@@ -102,7 +120,8 @@ def compile_top(
     program that does not build has a note that names it.
     """
     expr = permitted(expression_of(op), precision, math)
-    plan, choices = _planned(expr, device, spec, top_k, constants, threads, debug)
+    plan = _plan(expr, device, spec, constants, threads, debug)
+    choices = _constructed(plan, expr, top_k)
     _step.info("building %d programs", len(choices))
     attempts = building.build_all(plan, choices)
     attempts.insert(0, attempts.pop(building.preferred(attempts)))
@@ -110,27 +129,29 @@ def compile_top(
     return tuple(_kernel(plan, a, [a.choice, *rated[:n], *rated[n + 1 :]]) for n, a in enumerate(attempts))
 
 
-def _planned(
+def _plan(
     expr: TensorExpr,
     device: str,
     spec: SpecLike | None,
-    top_k: int,
     constants: Mapping[str, Any] | None,
     threads: int | None,
     debug: bool,
-) -> tuple[building.Plan, list[Choice]]:
-    """Returns the best programs, and the context in which they are built."""
+) -> building.Plan:
+    """Returns the context in which programs are built, from checked arguments."""
     plugin, chip = resolve(device, spec)
-    problem = plugin.build_problem(chip)
+    fixed = _constants(expr, {} if constants is None else constants)
+    return building.Plan(plugin, limited(chip, threads), BuildOptions(threads, tuple(fixed), debug), fixed)
+
+
+def _constructed(plan: building.Plan, expr: TensorExpr, top_k: int) -> list[Choice]:
+    """Returns the best programs; `DeviceUnavailableError`, before anything is constructed, if none can be built here."""
+    problem = plan.device.build_problem(plan.chip)
     if problem is not None:
         raise DeviceUnavailableError(problem)
-    chip = limited(chip, threads)
-    fixed = _constants(expr, {} if constants is None else constants)
-    fused = fuse(expr, chip.spread)
+    fused = fuse(expr, plan.chip.spread)
     serialization.expr_to_json(fused)  # artifacts store it: an expression that cannot be written is refused before construction
     _step.info("constructing programs")
-    choices = _choices(fused, plugin, chip, top_k, frozenset(fixed))
-    return building.Plan(plugin, chip, BuildOptions(threads, tuple(fixed), debug), fixed), choices
+    return _choices(fused, plan.device, plan.chip, top_k, frozenset(plan.fixed))
 
 
 def _kernel(plan: building.Plan, chosen: building.Attempt, choices: Sequence[Choice]) -> Kernel:

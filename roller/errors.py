@@ -2,6 +2,7 @@
 
 RollerError
 ├── ExpressionError (ValueError)      not an operator roller can tile
+├── SettingError (ValueError)         an environment variable has a value that roller does not take
 ├── SpecError (ValueError)            a hardware spec is missing, unreadable or contradicts itself
 ├── PluginError                       something is wrong with a device plugin
 │   ├── UnknownDeviceError            no plugin of that name is installed
@@ -34,6 +35,7 @@ __all__ = [
     "PluginError",
     "PluginLoadError",
     "RollerError",
+    "SettingError",
     "SpecError",
     "UnknownDeviceError",
     "WrongResultError",
@@ -60,6 +62,10 @@ class RollerError(Exception):
 
 class ExpressionError(RollerError, ValueError):
     """Raised for an expression that is not an operator roller can tile (shape, dtype, access that is not affine)."""
+
+
+class SettingError(RollerError, ValueError):
+    """An environment variable has a value that roller does not take."""
 
 
 class SpecError(RollerError, ValueError):

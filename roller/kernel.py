@@ -35,6 +35,8 @@ from roller.runtime.arrays import (
 from roller.runtime.artifact import Artifact, BuildOptions, Profile, Runner
 from roller.target.hardware import HardwareSpec
 
+Candidates = tuple[Choice, ...] | Callable[[], tuple[Choice, ...]] | None  # best first, or how to read them
+
 
 class Kernel:
     """A compiled operator. Call it with arrays in the order of `inputs`, or by name; it returns the result.
@@ -47,7 +49,7 @@ class Kernel:
     there. The work is enqueued on `stream=`, else on the current stream of their library, and the call is asynchronous.
     """
 
-    def __init__(self, artifact: Artifact, expr: TensorExpr, device: Device, candidates: tuple[Choice, ...] = ()) -> None:
+    def __init__(self, artifact: Artifact, expr: TensorExpr, device: Device, candidates: Candidates = None) -> None:
         self._artifact, self._expr, self._device, self._candidates = artifact, expr, device, candidates
         self._inputs = tuple(t for t in expr.inputs if t.name not in artifact.constants)
         self._wanted = tuple(_wanted(t, t.name) for t in self._inputs)
@@ -211,7 +213,7 @@ class Kernel:
     @cached_property
     def program(self) -> RProgram:
         """The chosen rProgram."""
-        if self._candidates:
+        if isinstance(self._candidates, tuple):
             return self._candidates[0].program
         return program_from_json(self._artifact.program, self._expr)
 
@@ -223,7 +225,9 @@ class Kernel:
     @cached_property
     def candidates(self) -> tuple[Choice, ...]:
         """The programs considered, best first; of a loaded kernel only its own."""
-        return self._candidates or (Choice(self.program, self.estimate),)
+        if self._candidates is None:
+            return (Choice(self.program, self.estimate),)
+        return self._candidates if isinstance(self._candidates, tuple) else self._candidates()
 
     @property
     def source(self) -> str:

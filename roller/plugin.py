@@ -32,7 +32,7 @@ from roller.runtime.gpu_runner import GpuRunner
 from roller.runtime.host_compiler import host_compiler
 from roller.runtime.loaded_kernel import Owned, check_limits, constants_of, inputs_of
 from roller.runtime.worker import run_isolated
-from roller.storage import cache_dir, spec_dir, write_atomic
+from roller.storage import cache_dir, program_identity, spec_dir, write_atomic
 from roller.target.catalog import (
     builtin_dir,
     dump_spec,
@@ -135,6 +135,7 @@ __all__ = [
     "narrowed",
     "nests",
     "numpy_dtype",
+    "program_identity",
     "ready",
     "run_isolated",
     "same_bits",

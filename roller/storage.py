@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
 import stat
 from pathlib import Path
 
@@ -44,6 +45,15 @@ def refuse_special(path: str | Path) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "it is a device, a pipe or a socket, no regular file", str(path))
+
+
+def program_identity(command: str | None) -> str:
+    """Returns what tells a program from its other versions: its path, bytes and time of change; "none" if there is none."""
+    path = shutil.which(command) if command else None
+    if path is None:
+        return "none"
+    about = Path(path).stat()
+    return f"{os.path.realpath(path)}, {about.st_size} bytes, {about.st_mtime_ns}"
 
 
 def config_dir() -> Path:

@@ -103,7 +103,9 @@ def _bytes(number: int, chance: random.Random) -> Case:
 def written(case: Case, chip: str) -> tuple[dict[str, Any], str]:
     """The best programs of one operator with their estimates, numbers as hexadecimal text; and the source text of the first."""
     try:
-        plan, choices = compiler._planned(compiler.expression_of(case.build()), chip, None, KEPT, None, None, False)
+        expr = compiler.expression_of(case.build())
+        plan = compiler._plan(expr, chip, None, None, None, False)
+        choices = compiler._constructed(plan, expr, KEPT)
         source = plan.device.codegen(plan.chip, choices[0].program, plan.options)
     except RollerError as error:
         return {"error": f"{type(error).__name__}: {error}"}, ""

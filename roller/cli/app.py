@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 
 import roller
 from roller import trial
-from roller.cli import files, specs
+from roller.cli import cache, files, specs
 from roller.cli.grammar import parse
 from roller.cli.outcome import INTERRUPTED, BadFileError, Format, guarded, progress, report
 from roller.device.plugins import device_names, load_device
@@ -32,6 +32,7 @@ app = typer.Typer(
     help="Compile tensor operators to kernels without search.",
 )
 app.add_typer(specs.app, name="specs")
+app.add_typer(cache.app, name="cache")
 
 Words = Annotated[
     list[str],

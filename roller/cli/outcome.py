@@ -29,6 +29,7 @@ from roller.errors import (
     KernelError,
     PluginError,
     RollerError,
+    SettingError,
     SpecError,
     WrongResultError,
 )
@@ -40,6 +41,7 @@ _CODES: tuple[tuple[type[RollerError], int], ...] = (  # the first that matches
     (WrongResultError, CHECK_FAILED),
     (ExpressionError, INVALID),
     (SpecError, INVALID),
+    (SettingError, INVALID),
     (HookError, NOT_COMPILED),
     (PluginError, MISSING),
     (DeviceUnavailableError, MISSING),

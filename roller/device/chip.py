@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from roller.device.plugins import Device, device_names, load_device
+from roller.device.plugins import Device, device_names, is_device, load_device
 from roller.errors import PluginError, SpecError, UnknownDeviceError
 from roller.storage import spec_dir
 from roller.target import catalog
@@ -23,7 +23,7 @@ def resolve(device: str, spec: SpecLike | None = None) -> tuple[Device, Hardware
     `UnknownDeviceError` and the other plugin errors; `SpecError` if the chip is unknown, named twice, or another device's.
     """
     name, colon, chip = _named(device).partition(":")
-    meant = [f"{e.device}:{e.chip}" for e in specs() if e.chip == name.lower()] if name not in device_names() else []
+    meant = [f"{e.device}:{e.chip}" for e in specs() if e.chip == name.lower()] if not is_device(name) else []
     if meant:
         raise UnknownDeviceError(name, device_names(), f" (did you mean {' or '.join(repr(m) for m in meant)}?)")
     plugin = load_device(name)
@@ -85,13 +85,13 @@ def _named(device: Any) -> str:
     if not isinstance(device, str):
         raise UnknownDeviceError(str(device), device_names())
     name, colon, chip = device.partition(":")
-    known = name if name in device_names() else name.lower()
-    if chip.isdecimal() and known in device_names() and all(entry.chip != chip for entry in specs(known)):
+    known = name if is_device(name) else name.lower()
+    if chip.isdecimal() and is_device(known) and all(entry.chip != chip for entry in specs(known)):
         raise SpecError(
             f"{device!r} names one of several {known} devices by its number; say device={known!r}: kernels run where their "
             "arrays are"
         )
-    return known + colon + chip if known in device_names() else device
+    return known + colon + chip if is_device(known) else device
 
 
 def _path(spec: str | os.PathLike[str]) -> Path:

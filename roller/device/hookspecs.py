@@ -113,6 +113,17 @@ def roller_build_problem(spec: HardwareSpec) -> str | None:
 
 
 @hookspec(firstresult=True)
+def roller_toolchain(spec: HardwareSpec) -> Mapping[str, str] | None:
+    """Returns what a build for a chip depends on outside of roller, TVM and the plugin's package: names and texts; looks at the
+    machine.
+
+    Examples are versions of compilers and linkers, environment variables that change what they do, and the instruction sets of this
+    machine where the spec is its own. The kernel cache calls it for every compilation, so it takes at most a millisecond or two.
+    Default: not known (None): then kernels are kept for the process that compiled them only.
+    """
+
+
+@hookspec(firstresult=True)
 def roller_measure_spec() -> HardwareSpec | None:
     """Measures the attached chip now, and stores the result for `roller_default_spec`. Default: it cannot be measured (None)."""
 

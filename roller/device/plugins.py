@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from functools import cache, lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pluggy
@@ -45,6 +46,14 @@ def device_names() -> tuple[str, ...]:
     return tuple(sorted({entry.name for entry in entry_points(group=hookspecs.GROUP)}))
 
 
+def is_device(name: str) -> bool:
+    """Returns whether there is a device of that name; asks the installed distributions, in milliseconds, about new names only."""
+    return name in _loaded or name in device_names()
+
+
+_loaded: set[str] = set()  # names of devices that were loaded before
+
+
 @cache
 def load_device(name: str) -> Device:
     """Returns the device of that name, imported and checked once.
@@ -59,7 +68,9 @@ def load_device(name: str) -> Device:
     if len(found) > 1:
         claims = ", ".join(f"{value} of {dist or 'an unnamed distribution'}" for value, dist in sorted(found))
         raise PluginLoadError(f"several plugins call themselves {name!r}: {claims}; uninstall all but one", name)
-    return Device(name, _imported(next(iter(found.values()))))
+    device = Device(name, _imported(next(iter(found.values()))))
+    _loaded.add(name)
+    return device
 
 
 def _imported(entry: EntryPoint) -> Any:
@@ -76,6 +87,8 @@ class Device:
 
     def __init__(self, name: str, plugin: Any) -> None:
         self.name = name
+        module = plugin.__name__ if isinstance(plugin, ModuleType) else type(plugin).__module__
+        self.package = module.partition(".")[0]  # the top-level package or module that the plugin's code lies in
         self._hooks = _registered(name, plugin).hook
         # Construction may call these repeatedly, in any order; every answer is computed once.
         self.rules = lru_cache(_MEMORY)(self._rules)
@@ -139,6 +152,11 @@ class Device:
         """Returns why no kernel for a chip can be built on this machine; None if one can be."""
         found: str | None = self._ask("roller_build_problem", str, None, spec=spec)
         return found
+
+    def toolchain(self, spec: HardwareSpec) -> dict[str, str] | None:
+        """Returns what a build for a chip depends on outside of roller, TVM and the plugin's package; None if that is not known."""
+        found = self._ask("roller_toolchain", Mapping, None, spec=spec)
+        return None if found is None else {str(name): self._checked("roller_toolchain", str, text) for name, text in found.items()}
 
     def measure_spec(self) -> HardwareSpec | None:
         """Measures the attached chip now; None if the plugin cannot."""

@@ -31,7 +31,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 MAP = ROOT / "docs" / "architecture.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-MODULE_LINES, FUNCTION_LINES, MANIFEST_LINES, ADR_LINES, HOOKS = 400, 50, 100, 60, 15
+MODULE_LINES, FUNCTION_LINES, MANIFEST_LINES, ADR_LINES, HOOKS = 400, 50, 110, 60, 16
 FLAT, IN_A_PACKAGE, LAYERS = 16, 14, 14
 DEVICE_WORDS = re.compile(r"(?<![a-z])(cuda|rocm|hip|ipu|nvidia|amd|avx\d*|sm_\d+|gfx\d+)(?![a-z])", re.IGNORECASE)
 TVM = ("tvm", "tvm_ffi")

@@ -24,7 +24,7 @@ from roller.runtime.artifact import BuildOptions, KernelSource
 from roller.target.hardware import ComputeAtom, HardwareSpec, peak_key
 from roller.testing import DeviceContract
 from roller_rocm.codegen import generator, limits
-from roller_rocm.toolchain import assembly, compiling, llvm_worker
+from roller_rocm.toolchain import assembly, compiling, linkers, llvm_worker
 
 CHIPS = ("mi50", "mi100", "mi210", "mi300x", "rx7900xtx")
 MATRIX = ("mi100", "mi210", "mi300x", "rx7900xtx")
@@ -234,14 +234,14 @@ def test_ir_that_llvm_does_not_read_is_refused() -> None:
 
 
 def test_without_a_linker_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compiling, "_found", lambda: None)
+    monkeypatch.setattr(linkers, "_found", lambda: None)
     with pytest.raises(DeviceUnavailableError, match=r"roller-compiler\[rocm\]"):
         compiling.linked(b"")
-    assert compiling.problems()
-    monkeypatch.setenv(compiling.LINKER, str(tmp_path / "none"))
+    assert linkers.problems()
+    monkeypatch.setenv(linkers.LINKER, str(tmp_path / "none"))
     with pytest.raises(CodegenError, match=r"must name an ld\.lld"):
         compiling.linked(b"")
-    assert "no program" in compiling.problems()[0]
+    assert "no program" in linkers.problems()[0]
     monkeypatch.setattr("roller.compiler.rated_ways", None)
     with pytest.raises(DeviceUnavailableError, match="no program"):  # before anything is constructed
         roller.compile(gemm(64, 64, 64), device="rocm:mi100")

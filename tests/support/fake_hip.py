@@ -30,7 +30,7 @@ from roller.runtime.host_compiler import host_compiler
 from roller.target.hardware import HardwareSpec
 from roller_rocm.chip.facts import ATTRIBUTES
 from roller_rocm.runtime import gpu, hip
-from roller_rocm.toolchain import compiling
+from roller_rocm.toolchain import linkers
 
 MACHINES = {"gfx906": 0x2F, "gfx908": 0x30, "gfx90a": 0x3F, "gfx942": 0x4C, "gfx1100": 0x41}  # in the flags of ELF files
 CODES = {
@@ -50,7 +50,7 @@ def why_not() -> str:
         host_compiler("the fake HIP needs")
     except DeviceUnavailableError as error:
         return str(error)
-    return "; ".join(compiling.problems())
+    return "; ".join(linkers.problems())
 
 
 def library(folder: Path, *defined: str) -> Path:

@@ -14,12 +14,12 @@ from roller.plugin import find_spec
 from roller.runtime.artifact import Artifact
 from roller.target.hardware import HardwareSpec
 from roller_rocm.emulator.emulator import ORDERS, Emulator, Order
-from roller_rocm.toolchain import assembly, compiling, launching
+from roller_rocm.toolchain import assembly, launching, linkers
 
 needs_cxx = pytest.mark.skipif(
     shutil.which("g++") is None and shutil.which("clang++") is None, reason="the emulator needs g++ or clang++"
 )
-needs_linker = pytest.mark.skipif(bool(compiling.problems()), reason="; ".join(compiling.problems()))
+needs_linker = pytest.mark.skipif(bool(linkers.problems()), reason="; ".join(linkers.problems()))
 
 Words = npt.NDArray[np.uint32]
 FIRST, RESULT = 10, 40  # registers of the first input and of the first result

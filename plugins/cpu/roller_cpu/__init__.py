@@ -62,6 +62,12 @@ def roller_assembly(artifact: Artifact) -> str:
 
 
 @hookimpl
+def roller_toolchain(spec: HardwareSpec) -> dict[str, str]:
+    """Returns versions of what links kernels, and the instruction sets of this machine for its own spec."""
+    return _module("toolchain.identity").toolchain(spec)  # type: ignore[no-any-return]
+
+
+@hookimpl
 def roller_requirements() -> tuple[str, ...]:
     """Returns one sentence for each pinned version of TVM that is not installed."""
     return _module("toolchain.pins").problems()  # type: ignore[no-any-return]

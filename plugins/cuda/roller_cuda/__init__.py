@@ -93,6 +93,12 @@ def roller_build_problem(spec: HardwareSpec) -> str | None:
 
 
 @hookimpl
+def roller_toolchain() -> dict[str, str]:
+    """Returns the compiler and the disassembler in use."""
+    return _module("toolchain.identity").toolchain()  # type: ignore[no-any-return]
+
+
+@hookimpl
 def roller_requirements() -> tuple[str, ...]:
     """Returns one sentence for each of compiler, driver and GPU that is missing."""
     return (*_module("toolchain.compiling").problems(), *_module("runtime.runner").problems())

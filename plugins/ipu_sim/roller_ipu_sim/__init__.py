@@ -75,6 +75,12 @@ def roller_build(spec: HardwareSpec, source: KernelSource) -> Artifact:
 
 
 @hookimpl
+def roller_toolchain() -> dict[str, str]:
+    """Returns nothing: manifests depend on no other program."""
+    return {}
+
+
+@hookimpl
 def roller_load_kernel(artifact: Artifact) -> Runner:
     """Returns the simulator."""
     return _module("runtime.runner").Simulator(artifact)  # type: ignore[no-any-return]

@@ -91,10 +91,16 @@ def roller_assembly(artifact: Artifact) -> str:
 @hookimpl
 def roller_build_problem() -> str | None:
     """Returns why there is no linker; None if there is one."""
-    return next(iter(_module("toolchain.compiling").problems()), None)
+    return next(iter(_module("toolchain.linkers").problems()), None)
+
+
+@hookimpl
+def roller_toolchain() -> dict[str, str]:
+    """Returns the linker in use."""
+    return _module("toolchain.linkers").toolchain()  # type: ignore[no-any-return]
 
 
 @hookimpl
 def roller_requirements() -> tuple[str, ...]:
     """Returns one sentence for each of linker, driver and GPU that is missing."""
-    return (*_module("toolchain.compiling").problems(), *_module("runtime.runner").problems())
+    return (*_module("toolchain.linkers").problems(), *_module("runtime.runner").problems())

@@ -20,7 +20,7 @@ from roller.plugin import HardwareSpec, SpecError, keep_spec, kept_spec, narrowe
 from roller_cpu.chip.conditions import Conditions, clock_limits, watching
 from roller_cpu.chip.description import CACHE_NAMES, assumed, describe, measured, nearest
 from roller_cpu.chip.threads import default_threads
-from roller_cpu.chip.topology import Topology, machine
+from roller_cpu.chip.topology import HOST, Topology, machine
 
 _log = logging.getLogger("roller.cpu")
 
@@ -89,7 +89,7 @@ def _path(topology: Topology) -> Path:
     """Returns the file of this machine; its name depends on the processor, the set of cores and the measurement method."""
     told = [VERSION, topology.name, topology.cores, topology.features, [str(c) for c in topology.caches]]
     digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]
-    return user_spec_path("cpu", f"host-{digest}")
+    return user_spec_path("cpu", f"{HOST}{digest}")
 
 
 def _locked(path: Path) -> AbstractContextManager[object]:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 
+HOST = "host-"  # first letters of the name of this machine's own spec
+
 
 @dataclass(frozen=True, slots=True)
 class Cache:

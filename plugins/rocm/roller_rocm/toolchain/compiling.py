@@ -5,26 +5,21 @@ The actual resources of every kernel (registers, local memory, spills) come from
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from functools import cache
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 
 import tvm
 import tvm_ffi
 
-from roller.plugin import Artifact, CodegenError, DeviceUnavailableError, HardwareSpec, KernelSource
-from roller_rocm.toolchain import assembling, assembly, install, launching, llvm_worker, module_text, occupancy, waits
+from roller.plugin import Artifact, CodegenError, HardwareSpec, KernelSource
+from roller_rocm.toolchain import assembling, assembly, launching, linkers, llvm_worker, module_text, occupancy, waits
 
 LANGUAGE = "llvm-ir"
-LINKER = "ROLLER_ROCM_LINKER"
-INSTALL = "pip install 'roller-compiler[rocm]' (in a copy of the repository: '.[rocm]')"
 ARCH = re.compile(r"gfx[0-9a-f]{3,4}")
 
 
@@ -71,46 +66,15 @@ def linked(code: bytes) -> bytes:
     with tempfile.TemporaryDirectory(prefix="roller-rocm-") as folder:
         relocatable, loadable = Path(folder) / "kernel.o", Path(folder) / "kernel.hsaco"
         relocatable.write_bytes(code)
-        call = [*linker(), "--no-undefined", "-shared", str(relocatable), "-o", str(loadable)]
+        call = [*linkers.linker(), "--no-undefined", "-shared", str(relocatable), "-o", str(loadable)]
         try:
             done = subprocess.run(call, capture_output=True, text=True, check=False)
         except OSError as error:
-            raise CodegenError(f"{call[0]}: {error.strerror or error}; {LINKER} must name an ld.lld") from error
+            raise CodegenError(f"{call[0]}: {error.strerror or error}; {linkers.LINKER} must name an ld.lld") from error
         if done.returncode or not loadable.is_file():
             words = done.stderr.replace(str(relocatable), "kernel.o").strip()
             raise CodegenError(f"the linker refused the kernel: {words[:2000]}")
         return loadable.read_bytes()
-
-
-@cache
-def _found() -> tuple[str, ...] | None:
-    """Returns a linker of this machine, or the one in PyPI's `ziglang`."""
-    for name in ("ld.lld", str(install.ROOT / "llvm" / "bin" / "ld.lld"), *(f"ld.lld-{version}" for version in range(30, 15, -1))):
-        place = shutil.which(name)
-        if place is not None:
-            return (place,)
-    return (sys.executable, "-m", "ziglang", "ld.lld") if util.find_spec("ziglang") is not None else None
-
-
-def linker() -> tuple[str, ...]:
-    """Returns the command of the linker; `DeviceUnavailableError` where there is none."""
-    named = os.environ.get(LINKER)
-    command = (named,) if named else _found()
-    if command is None:
-        raise DeviceUnavailableError(f"no linker for code objects: {INSTALL}, or name an ld.lld in {LINKER}")
-    return command
-
-
-def problems() -> tuple[str, ...]:
-    """Returns what keeps this machine from compiling."""
-    named = os.environ.get(LINKER)
-    if named and shutil.which(named) is None:
-        return (f"{LINKER} names {named!r}, which is no program",)
-    try:
-        linker()
-    except DeviceUnavailableError as error:
-        return (str(error),)
-    return ()
 
 
 def _versions() -> Mapping[str, str]:
