@@ -59,7 +59,7 @@ def stats(form: Form = Format.table) -> None:
     """Show how much is kept, and where."""
     folder = opened(create=False)
     files = folder.files() if folder is not None else []
-    facts = {
+    facts: dict[str, Any] = {
         "folder": str(settings.folder()),
         "mode": settings.mode(),
         "entries": len(files),
