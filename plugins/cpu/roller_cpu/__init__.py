@@ -64,7 +64,7 @@ def roller_assembly(artifact: Artifact) -> str:
 @hookimpl
 def roller_toolchain(spec: HardwareSpec) -> dict[str, str]:
     """Returns versions of what links kernels, and the instruction sets of this machine for its own spec."""
-    return _module("toolchain.identity").toolchain(spec)  # type: ignore[no-any-return]
+    return _module("chip.identity").toolchain(spec)  # type: ignore[no-any-return]
 
 
 @hookimpl
