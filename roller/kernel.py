@@ -74,14 +74,20 @@ class Kernel:
             return self._call(arrays if len(arrays) == len(self._wanted) else self._bound(arrays, named), out, stream)
         if self._shortcut is not None and (out is not None or set(map(type, arrays)) == {np.ndarray}):
             result = aligned_empty(self._result.shape, self._result.dtype) if out is None else out
-            try:
-                if self._shortcut(arrays, result):
-                    return result
-            except RollerError:
-                raise
-            except Exception as error:
-                raise hook_error(self._device.name, "shortcut", error) from error
+            if self._by_shortcut(arrays, result):
+                return result
         return self._call(arrays if len(arrays) == len(self._wanted) else self._bound(arrays, named), out)
+
+    def _by_shortcut(self, inputs: tuple[Any, ...], out: Any) -> bool:
+        """Computes by the device's shortcut; False if there is none, an array has another form than required, or arrays overlap."""
+        if self._shortcut is None:
+            return False
+        try:
+            return bool(self._shortcut(inputs, out))
+        except RollerError:
+            raise
+        except Exception as error:
+            raise hook_error(self._device.name, "shortcut", error) from error
 
     def _call(self, arrays: tuple[Any, ...], out: Any, stream: Any = None) -> Any:
         """Checks every array, copies those that are not ready, and runs the kernel."""
@@ -108,7 +114,7 @@ class Kernel:
         if out is not None:
             return self._into(out, tuple(inputs), runner)
         result = aligned_empty(self._result.shape, self._result.dtype)
-        if result.size:
+        if result.size and not self._by_shortcut(tuple(inputs), result):
             runner.run(tuple(inputs), result)
         return result if kind is None or kind == "numpy" else as_kind(result, kind)
 
@@ -117,14 +123,13 @@ class Kernel:
         wanted = self._result
         plain = type(out) is np.ndarray and out.dtype == wanted.dtype and out.shape == wanted.shape and out.flags.carray
         target = out if plain else admit_output(out, wanted)[0]
-        direct = (plain and not self._alignment) or is_ready(target, self._alignment or target.itemsize)
-        if direct and not overlaps(target, inputs):
-            if target.size:
-                runner.run(inputs, target)
+        if self._by_shortcut(inputs, target):
             return out
-        result = aligned_empty(target.shape, target.dtype)
+        direct = (plain and not self._alignment) or is_ready(target, self._alignment or target.itemsize)
+        result = target if direct and not overlaps(target, inputs) else aligned_empty(target.shape, target.dtype)
         if target.size:
             runner.run(inputs, result)
+        if result is not target:
             target[...] = result
         return out
 

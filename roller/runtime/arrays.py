@@ -165,7 +165,8 @@ def admit_output(value: Any, wanted: Wanted) -> tuple[Array, Kind]:
         raise LaunchError(f"{wanted.name}: JAX arrays cannot be written; leave out= away and use what the kernel returns")
     if not array.flags.writeable:
         raise LaunchError(f"{wanted.name}: the array is read-only")
-    if any(stride == 0 and extent > 1 for stride, extent in zip(array.strides, array.shape, strict=True)):
+    shared = not array.flags.c_contiguous and any(s == 0 and n > 1 for s, n in zip(array.strides, array.shape, strict=True))
+    if shared:
         raise LaunchError(f"{wanted.name}: several elements share one place in memory (a broadcast array cannot be written)")
     return array, kind
 
