@@ -8,7 +8,9 @@ kernel = roller.compile(ops.relu(ops.matmul(a, b)))
 c = kernel(a_array, b_array)
 """
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
 from roller import ops
 from roller.compiler import compile, compile_top, load
@@ -35,8 +37,10 @@ from roller.kernel import Kernel
 from roller.ops import SymbolicTensor, tensor
 from roller.program.estimate import Estimate
 from roller.program.rprogram import RProgram
-from roller.study import enumerate_programs, rate
 from roller.target.hardware import HardwareSpec
+
+if TYPE_CHECKING:
+    from roller.study import enumerate_programs, rate
 
 try:
     __version__ = version("roller-compiler")
@@ -76,6 +80,13 @@ __all__ = [
     "specs",
     "tensor",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what few programs use when it is first used: it needs the whole search."""
+    if name in ("enumerate_programs", "rate"):
+        return getattr(import_module("roller.study"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

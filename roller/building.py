@@ -10,37 +10,26 @@ import logging
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 import psutil
 
 from roller.cost.model import estimate
 from roller.cost.occupancy import residents
-from roller.device.plugins import Device
+from roller.device.plan import Plan
 from roller.errors import RollerError
 from roller.ir import serialization
 from roller.program import record
 from roller.program.record import Choice
 from roller.program.rprogram import StageProgram
-from roller.runtime.artifact import Artifact, BuildOptions, KernelSource
-from roller.target.hardware import HardwareSpec
+from roller.runtime.artifact import Artifact, KernelSource
 
 _step = logging.getLogger("roller.step")  # progress messages of a long compilation
 
 MOST_AT_ONCE = 16  # each running compiler takes memory, however many cores there are
 FLAWS = {"spilled_bytes": "bytes spilled", "added_waits": "waits added by the compiler"}  # by suffixes of resource names
 TRIED = 4  # max programs built until one is at least as good as the prediction of the next one
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The context of building programs: device, chip, options, and row-major bytes of the constant inputs."""
-
-    device: Device
-    chip: HardwareSpec
-    options: BuildOptions = field(default_factory=BuildOptions)
-    fixed: Mapping[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,12 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from roller.device.plugins import Contained, Device, hook_error, load_device
 from roller.errors import ExpressionError, KernelError, LaunchError, RollerError
-from roller.explain.report import Explanation, explain
 from roller.ir import serialization
 from roller.ir.expr import Tensor, TensorExpr
 from roller.program.estimate import Estimate
@@ -34,6 +33,9 @@ from roller.runtime.arrays import (
 )
 from roller.runtime.artifact import Artifact, BuildOptions, Profile, Runner
 from roller.target.hardware import HardwareSpec
+
+if TYPE_CHECKING:
+    from roller.explain.report import Explanation
 
 Candidates = tuple[Choice, ...] | Callable[[], tuple[Choice, ...]] | None  # best first, or how to read them
 
@@ -175,6 +177,8 @@ class Kernel:
 
     def explain(self) -> Explanation:
         """Returns the explanation of the program: print it, or use `.to_dict()`."""
+        from roller.explain.report import explain  # noqa: PLC0415  (reports need the whole model, calls do not)
+
         parameters = self._device.cost_parameters(self.spec, self._expr)
         return explain(self.program, self.spec, parameters, self.candidates, self.rules, self._artifact.known_resources)
 

@@ -17,6 +17,7 @@ from bench.common.survey_cases import CudaCase, cases
 from bench.cpu.compile_time import TOP_K, spent
 from roller import building
 from roller.device.chip import resolve
+from roller.device.plan import Plan
 from roller_cuda.toolchain import compiling
 
 DEVICES = ("cpu", "cuda:v100", "cuda:a100", "cuda:rtx4090", "cuda:h100")
@@ -27,7 +28,7 @@ def operator_row(case: CudaCase, device: str, options: argparse.Namespace) -> di
     row: dict[str, Any] = {"case": f"{case.id} for {device}", "kind": case.kind, "status": "ok"}
     try:
         found = roller.compile(case.full(), device=device, top_k=TOP_K)
-        plan, choices = building.Plan(*resolve(device)), found.candidates
+        plan, choices = Plan(*resolve(device)), found.candidates
         ways = {
             "one_by_one": lambda: [building.build(plan, c) for c in choices],
             "at_once": lambda: building.build_all(plan, choices),

@@ -24,6 +24,7 @@ from bench.common.survey import Survey
 from bench.common.survey_cases import CudaCase, cases
 from roller import building, ops, trial
 from roller.device.chip import resolve
+from roller.device.plan import Plan
 from roller.ir.expr import TensorExpr
 from roller.ir.fusion import fuse
 from roller.kernel import Kernel
@@ -153,7 +154,7 @@ def compiled(case: CudaCase, chip: str, options: argparse.Namespace) -> dict[str
 def ten_s(kernel: Kernel) -> float:
     """Seconds to build all candidates on all cores at once; the chosen one's text is known already."""
     begin = time.perf_counter()
-    building.build_all(building.Plan(*resolve(f"cuda:{kernel.spec.chip}")), kernel.candidates)
+    building.build_all(Plan(*resolve(f"cuda:{kernel.spec.chip}")), kernel.candidates)
     return time.perf_counter() - begin
 
 

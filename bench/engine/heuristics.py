@@ -23,10 +23,10 @@ import roller
 from bench.common import figures, machine, report
 from bench.common.harness import RESULTS
 from roller import ops
-from roller.compiler import MOST_REFUSED
 from roller.device.chip import resolve
 from roller.errors import ConstructionError
 from roller.ir.fusion import fuse
+from roller.pipeline import MOST_REFUSED
 from roller.program.rprogram import StageProgram
 from roller.search.construct import construct
 

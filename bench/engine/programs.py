@@ -24,7 +24,7 @@ from bench.common import figures
 from bench.engine.construction import Case
 from bench.engine.construction import cases as constructed
 from bench.gpu.expressions import layer_norm, softmax
-from roller import RollerError, SymbolicTensor, compiler, ops
+from roller import RollerError, SymbolicTensor, compiler, ops, pipeline
 from roller.program import record
 
 CHIPS = "cpu:zen5,cpu:skylake-avx512,cuda:a100,cuda:h100,rocm:mi300x,ipu_sim:bow"
@@ -105,7 +105,7 @@ def written(case: Case, chip: str) -> tuple[dict[str, Any], str]:
     try:
         expr = compiler.expression_of(case.build())
         plan = compiler._plan(expr, chip, None, None, None, False)
-        choices = compiler._constructed(plan, expr, KEPT)
+        choices = pipeline.constructed(plan, expr, KEPT)
         source = plan.device.codegen(plan.chip, choices[0].program, plan.options)
     except RollerError as error:
         return {"error": f"{type(error).__name__}: {error}"}, ""

@@ -17,6 +17,7 @@ from bench.gpu.operators import Operator, from_json
 from bench.gpu.package import SCHEMA
 from bench.gpu.platform import Platform, known
 from roller import building
+from roller.device.plan import Plan
 from roller.device.plugins import load_device
 from roller.program.record import Choice
 from roller.runtime.artifact import Artifact
@@ -45,7 +46,7 @@ def compiled(device: str, table: Mapping[str, Any], chip: str) -> list[Built]:
     program, binary, constants = built(artifact, chosen)
     found = [({**program, "compile_s": seconds}, binary, constants)]
     others = kernel.candidates[1:] if op.ten else ()
-    outcomes = building.attempts(building.Plan(load_device(device), kernel.spec), others)
+    outcomes = building.attempts(Plan(load_device(device), kernel.spec), others)
     return found + [_told(*pair) for pair in zip(others, outcomes, strict=True)]
 
 

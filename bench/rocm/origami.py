@@ -25,7 +25,7 @@ from bench.common import machine, report
 from bench.common.figures import compact, rounded
 from bench.common.harness import RESULTS
 from bench.rocm import origami_page
-from roller import compiler, ops, study
+from roller import ops, pipeline, study
 from roller.cost.occupancy import resident_tiles
 from roller.device.chip import resolve
 from roller.errors import ConstructionError
@@ -88,7 +88,7 @@ def ours(product: Product, dtype: str, chip: str) -> Mine:
     """Our first choice of what the device can run, rated for the tiles that it has room for."""
     expr = expression(product, dtype)
     plugin, spec = resolve(f"rocm:{chip}")
-    best = compiler._choices(expr, plugin, spec, 1, frozenset())[0]
+    best = pipeline.choices_of(expr, plugin, spec, 1, frozenset())[0]
     (stage,) = best.program.stages
     names = [d.name for d in stage.nest.dims]
     m, n, k = (stage.unit_tile[names.index(name)] if name in names else 1 for name in "mnk")

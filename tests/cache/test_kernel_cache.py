@@ -10,6 +10,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import roller
-from roller import compiler, ops
+from roller import compiler, ops, pipeline
 from roller.cache import entry, folder, kernels, key, settings, sources
 from roller.cache.entry import DamagedError, Kept
 from roller.cache.folder import Folder
+from roller.device.plan import Plan
 from roller.device.plugins import Device, load_device
 from roller.errors import SettingError
 from roller.plugin import hookimpl
@@ -69,8 +71,8 @@ def settled(toy: Callable[[Any], Device], place: Path) -> Path:
 def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A list that grows with every kernel that is constructed."""
     found: list[Any] = []
-    construct = compiler._constructed
-    monkeypatch.setattr(compiler, "_constructed", lambda plan, *rest: found.append(plan) or construct(plan, *rest))
+    construct = pipeline.constructed
+    monkeypatch.setattr(pipeline, "constructed", lambda plan, *rest: found.append(plan) or construct(plan, *rest))
     return found
 
 
@@ -395,7 +397,7 @@ def test_what_dead_processes_left_is_removed(settled: Path) -> None:
 @pytest.fixture(scope="module")
 def intact() -> tuple[bytes, key.Key]:
     device = Device("toy", Settled())
-    plan = compiler.building.Plan(device, toy_spec())
+    plan = Plan(device, toy_spec())
     found = compiler._built(plan, ops.expression(product()), 3, False)
     return entry.written(key_with(), found), key_with()
 
@@ -464,7 +466,7 @@ def test_what_cannot_be_written_is_not_kept(toy: Callable[[Any], Device], place:
         @hookimpl
         def roller_build(self, spec: Any, source: Any) -> Any:
             made = Toy.roller_build(self, spec, source)
-            return compiler.replace(made, launch={"an object": object()})
+            return replace(made, launch={"an object": object()})
 
     toy(Odd())
     for _ in range(2):
@@ -474,7 +476,7 @@ def test_what_cannot_be_written_is_not_kept(toy: Callable[[Any], Device], place:
 
 
 def test_a_failed_build_leaves_nothing(settled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "_constructed", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(pipeline, "constructed", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         roller.compile(product(), "toy")
     assert list(settled.iterdir()) == []

@@ -314,7 +314,7 @@ def test_a_chip_that_the_compiler_lacks_is_refused_before_anything_is_constructe
     nvcc.write_text("#!/bin/sh\necho sm_75\necho sm_80\n", encoding="utf-8")
     nvcc.chmod(0o755)
     monkeypatch.setenv(compiling.COMPILER, str(nvcc))
-    monkeypatch.setattr("roller.compiler.rated_ways", None)
+    monkeypatch.setattr("roller.pipeline.rated_ways", None)
     said = f"{nvcc} does not compile for sm_70, only for sm_75, sm_80; name an nvcc that does in {compiling.COMPILER}"
     with pytest.raises(DeviceUnavailableError) as refused:
         roller.compile(gemm(64, 64, 64), device="cuda:v100")

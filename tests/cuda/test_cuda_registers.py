@@ -17,6 +17,7 @@ from roller import building, ops
 from roller.cost.model import estimate
 from roller.cost.occupancy import resident_tiles, residents
 from roller.device.chip import load_spec, resolve
+from roller.device.plan import Plan
 from roller.device.plugins import load_device
 from roller.ir.fusion import fuse
 from roller.ir.nest import variants
@@ -138,7 +139,7 @@ def test_no_block_has_room_whose_threads_would_spill(monkeypatch: pytest.MonkeyP
 @needs_compiler
 def test_cubins_built_at_once_are_those_built_one_by_one() -> None:
     kernels = roller.compile_top(ops.matmul(ops.tensor((70, 90)), ops.tensor((90, 50))), "cuda:a100", top_k=4)
-    plan = building.Plan(load_device("cuda"), kernels[0].spec)
+    plan = Plan(load_device("cuda"), kernels[0].spec)
     compiling.compiled.cache_clear()
     alone = [building.build(plan, kernel.candidates[0]).artifact for kernel in kernels]
     assert [k.artifact.to_bytes() for k in kernels] == [artifact.to_bytes() for artifact in alone]

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 import roller
-from roller import building, compiler, ops
+from roller import building, ops, pipeline
 from roller.cost.model import estimate
 from roller.cost.occupancy import residents
 from roller.device.chip import load_spec, resolve
+from roller.device.plan import Plan
 from roller.errors import CodegenError
 from roller.ir.fusion import fuse
 from roller.plugin import hookimpl
@@ -39,8 +40,8 @@ def test_kernels_built_at_once_are_those_built_one_by_one(two_cores: None) -> No
     op = ops.gelu(ops.matmul(roller.tensor((70, 90), name="a"), roller.tensor((90, 50), name="b")))
     kernels = roller.compile_top(op, "cpu:zen5", top_k=5)
     plugin, chip = resolve("cpu:zen5", None)
-    choices = compiler._choices(fuse(ops.expression(op)), plugin, chip, 5, frozenset())
-    plan = building.Plan(plugin, chip, BuildOptions())
+    choices = pipeline.choices_of(fuse(ops.expression(op)), plugin, chip, 5, frozenset())
+    plan = Plan(plugin, chip, BuildOptions())
     assert [k.artifact.to_bytes() for k in kernels] == [building.build(plan, c).artifact.to_bytes() for c in choices]
     assert [k.program for k in kernels] == [c.program for c in choices]
     assert kernels[0].artifact.to_bytes() == roller.compile(op, "cpu:zen5", top_k=5).artifact.to_bytes()
@@ -98,8 +99,8 @@ def test_the_first_program_that_fails_is_named(toy: Any, two_cores: None, ranked
 
 def test_what_does_not_build_costs_nobody_else(toy: Any, two_cores: None, ranked: list[str]) -> None:
     device = toy(Failing(ranked, 2, 5))
-    choices = compiler._choices(fuse(ops.expression(matmul())), device, device.default_spec(), 6, frozenset())
-    found = list(building.attempts(building.Plan(device, device.default_spec()), choices))
+    choices = pipeline.choices_of(fuse(ops.expression(matmul())), device, device.default_spec(), 6, frozenset())
+    found = list(building.attempts(Plan(device, device.default_spec()), choices))
     assert [isinstance(f, CodegenError) for f in found] == [False, True, False, False, True, False]
 
 
@@ -262,11 +263,11 @@ def test_other_orders_of_a_program_with_flaws_are_not_built(toy: Any, flaw: str)
     plugin = Spilling()
     device = toy(plugin)
     chip = device.default_spec()
-    first, *_, last = compiler._choices(fuse(ops.expression(matmul())), device, chip, 5, frozenset())
+    first, *_, last = pipeline.choices_of(fuse(ops.expression(matmul())), device, chip, 5, frozenset())
     (stage,) = first.program.stages
     turned = replace(stage, orders=(stage.orders[0][::-1], *stage.orders[1:]))
     twin = replace(first, program=replace(first.program, stages=(turned,)))
-    plan, ranked = building.Plan(device, chip), [first, twin, last]
+    plan, ranked = Plan(device, chip), [first, twin, last]
     chosen, rated = building.build_first(plan, ranked)
     assert plugin.built == 2 and chosen.choice == last
     assert [c.program for c in rated] == [last.program, first.program, twin.program]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import roller
 from emulating import emulated, needs_cxx, text_of
-from roller import ops, verify
+from roller import ops, pipeline, verify
 from roller.compiler import expression_of
 from roller.device.chip import resolve
 from roller.ir.expr import ELEMENT_BYTES, Stage, TensorExpr
@@ -110,7 +110,7 @@ def test_results_of_mixed_dimensions_are_written_by_factors_and_turned() -> None
     assert turning.reducer is None and [load.tensor for load in turning.reads] == [product.name]
     assert any(dim.extent == 64 * 7 * 7 for nest in variants(product, others[-1].tensors) for dim in nest.dims)
     plugin, spec = resolve("cuda:h100", None)
-    assert len(roller.compiler._choices(first, plugin, spec, 1, frozenset())[0].program.stages) == 3
+    assert len(pipeline.choices_of(first, plugin, spec, 1, frozenset())[0].program.stages) == 3
     assert len(laid(ops.conv2d(ops.tensor((1, 512, 7, 7), "float16"), w))) == len(others), "one image's lie together"
     gathered = laid(ops.conv2d(ops.tensor((4, 9, 9, 5), "float16"), ops.tensor((3, 3, 5, 7), "float16"), layout="NHWC"))
     assert all(
@@ -143,7 +143,7 @@ def test_kernels_that_read_copies_are_right(name: str, chip: str) -> None:
     plugin, _ = resolve(f"cuda:{chip}" if chip != "groups" else "cuda:h100", None)
     expr = fuse(expression_of(made[name]()))
     for other in layouts(expr, spec, ROW_BYTES)[1:]:
-        program = roller.compiler._choices_of(other, plugin, spec, 1, frozenset())[0].program
+        program = pipeline._of_one(other, plugin, spec, 1, frozenset())[0].program
         assert len(program.stages) > 1, program.describe()
         arrays = verify.random_inputs(expr, 3)
         verify.check(expr, arrays, emulated(expr, text_of(spec, program), arrays))
@@ -162,7 +162,7 @@ def test_kernels_that_read_copies_are_right(name: str, chip: str) -> None:
 def test_they_are_chosen_where_lanes_would_carry_every_element(op: Any) -> None:
     plugin, spec = resolve("cuda:h100", None)
     assert plugin.cost_parameters(spec, expression_of(op())).row_bytes == ROW_BYTES
-    best = roller.compiler._choices(fuse(expression_of(op())), plugin, spec, 1, frozenset())[0]
+    best = pipeline.choices_of(fuse(expression_of(op())), plugin, spec, 1, frozenset())[0]
     names = [stage.nest.stage.name for stage in best.program.stages]
     assert any("_laid" in name for name in names), best.program.describe()
     last = best.program.stages[-1]

@@ -242,7 +242,7 @@ def test_without_a_linker_the_error_says_what_to_install(monkeypatch: pytest.Mon
     with pytest.raises(CodegenError, match=r"must name an ld\.lld"):
         compiling.linked(b"")
     assert "no program" in linkers.problems()[0]
-    monkeypatch.setattr("roller.compiler.rated_ways", None)
+    monkeypatch.setattr("roller.pipeline.rated_ways", None)
     with pytest.raises(DeviceUnavailableError, match="no program"):  # before anything is constructed
         roller.compile(gemm(64, 64, 64), device="rocm:mi100")
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roller import compiler, ops
+from roller import compiler, ops, pipeline
 from roller.cost.parameters import CostParameters
 from roller.device.chip import resolve
 from roller.ir.expr import TensorExpr
@@ -143,7 +143,8 @@ def test_copies_that_cannot_pay_are_no_more_than_bounded(monkeypatch: pytest.Mon
         asked.append((len(expr.stages), len(found)))
         return found
 
-    monkeypatch.setattr(compiler, "rated_ways", noted)
-    compiler._planned(ops.expression(op), "cuda:a100", None, 10, None, None, False)
+    monkeypatch.setattr(pipeline, "rated_ways", noted)
+    expr = ops.expression(op)
+    pipeline.constructed(compiler._plan(expr, "cuda:a100", None, None, None, False), expr, 10)
     assert asked[0] == (1, 1)
     assert all(stages > 1 and not found for stages, found in asked[1:])
