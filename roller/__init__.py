@@ -40,7 +40,7 @@ from roller.program.rprogram import RProgram
 from roller.target.hardware import HardwareSpec
 
 if TYPE_CHECKING:
-    from roller.study import enumerate_programs, rate
+    from roller.study import construct, enumerate_programs, rate
 
 try:
     __version__ = version("roller-compiler")
@@ -71,6 +71,7 @@ __all__ = [
     "__version__",
     "compile",
     "compile_top",
+    "construct",
     "devices",
     "enumerate_programs",
     "load",
@@ -84,7 +85,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Imports what few programs use when it is first used: it needs the whole search."""
-    if name in ("enumerate_programs", "rate"):
+    if name in ("construct", "enumerate_programs", "rate"):
         return getattr(import_module("roller.study"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -29,7 +29,7 @@ _step = logging.getLogger("roller.step")  # progress messages of a long compilat
 
 def compile(
     op: Op,
-    device: str = "cpu",
+    device: str | None = None,
     *,
     spec: SpecLike | None = None,
     top_k: int = 10,
@@ -43,16 +43,16 @@ def compile(
 ) -> Kernel:
     """Compiles an operator to a kernel, constructed for a chip; the chip need not be present.
 
-    `device`: "name" or "name:chip"; `spec`: a spec or its file instead of a chip. `top_k`: how many programs to keep. `measure`:
-    build and time them all here, and return the fastest. `verify`: compare the kernel with the reference. `constants`: values of
-    constant inputs, packed once and omitted from calls. `threads`: max number of units, for devices whose units get runs of tiles
-    (not for GPUs).
+    `device`: "name" or "name:chip" (default: that of `spec`, else "cpu"); `spec`: a spec or its file instead of a chip.
+    `top_k`: how many programs to keep. `measure`: build and time them all here, and return the fastest. `verify`: compare the
+    kernel with the reference. `constants`: values of constant inputs, packed once and omitted from calls. `threads`: max number
+    of units, for devices whose units get runs of tiles (not for GPUs).
     `precision`: "ieee", or "tf32", which permits a kernel to round the factors of float32 products. `math`: "ieee"; "strict", which
     forbids fused multiply-adds outside reductions; or "fast", which permits more than IEEE 754 does (both: `roller.precision`).
     Every failure is a `RollerError`. The logger "roller.step" reports progress.
     """
     expr = permitted(expression_of(op), precision, math)
-    plan = _plan(expr, device, spec, constants, threads, debug)
+    plan = planned(expr, device, spec, constants, threads, debug)
     key = key_of(plan.device, plan.chip, expr, plan.options, top_k, measure)
     kept = fetch(key, lambda: _built(plan, expr, top_k, measure))
     artifact = kept.of(plan.chip, plan.fixed)
@@ -73,7 +73,7 @@ def _built(plan: Plan, expr: TensorExpr, top_k: int, measure: bool) -> Kept:
 
 def compile_top(
     op: Op,
-    device: str = "cpu",
+    device: str | None = None,
     *,
     spec: SpecLike | None = None,
     top_k: int = 10,
@@ -91,7 +91,7 @@ def compile_top(
     from roller import pipeline  # noqa: PLC0415  (as above)
 
     expr = permitted(expression_of(op), precision, math)
-    plan = _plan(expr, device, spec, constants, threads, debug)
+    plan = planned(expr, device, spec, constants, threads, debug)
     attempts = pipeline.all_built(plan, expr, top_k)
     rated = [attempt.choice for attempt in attempts]
     return tuple(
@@ -100,9 +100,9 @@ def compile_top(
     )
 
 
-def _plan(
+def planned(
     expr: TensorExpr,
-    device: str,
+    device: str | None,
     spec: SpecLike | None,
     constants: Mapping[str, Any] | None,
     threads: int | None,

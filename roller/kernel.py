@@ -249,10 +249,7 @@ class Kernel:
         The device determines the languages; `KernelError` for a language that it does not have.
         """
         options = BuildOptions(constants=tuple(self._artifact.constants), language=language)
-        found = self._device.codegen(self.spec, self.program, options)
-        if found.language != language:
-            raise KernelError(f"the {self._device.name} device writes {found.language}, not {language}")
-        return found.text
+        return source_of(self._device, self.spec, self.program, options)
 
     @cached_property
     def assembly(self) -> str:
@@ -261,6 +258,14 @@ class Kernel:
         if text is None:
             raise KernelError(f"the {self._device.name} device cannot show assembly")
         return text
+
+
+def source_of(device: Device, spec: HardwareSpec, program: RProgram, options: BuildOptions) -> str:
+    """Returns a program as source text; `KernelError` if the device does not write the language that the options name."""
+    found = device.codegen(spec, program, options)
+    if options.language not in (None, found.language):
+        raise KernelError(f"the {device.name} device writes {found.language}, not {options.language}")
+    return found.text
 
 
 def _wanted(tensor: Tensor, name: str) -> Wanted:

@@ -67,6 +67,11 @@ def constructed(plan: Plan, expr: TensorExpr, top_k: int) -> list[Choice]:
     problem = plan.device.build_problem(plan.chip)
     if problem is not None:
         raise DeviceUnavailableError(problem)
+    return programs(plan, expr, top_k)
+
+
+def programs(plan: Plan, expr: TensorExpr, top_k: int) -> list[Choice]:
+    """Returns the best programs, best first; nothing is built."""
     fused = fuse(expr, plan.chip.spread)
     serialization.expr_to_json(fused)  # artifacts store it: an expression that cannot be written is refused before construction
     _step.info("constructing programs")

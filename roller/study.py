@@ -1,23 +1,30 @@
-"""rate(): the model's prediction for given tiles, or the rule that they break."""
+"""Studies without a toolchain: construct(), rate() and enumerate_programs()."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
-from roller.compiler import Op, expression_of
+from roller.compiler import Op, expression_of, planned
 from roller.cost.parameters import CostParameters
 from roller.device.chip import SpecLike, resolve
+from roller.device.plan import Plan
 from roller.errors import ConstructionError, ExpressionError
 from roller.explain.growth_limits import Growth
+from roller.explain.report import Explanation
+from roller.explain.report import explain as explanation
 from roller.ir.fusion import fuse
 from roller.ir.nest import Nest, Tile, variants
+from roller.kernel import source_of
+from roller.pipeline import programs
 from roller.precision import permitted
 from roller.program.alignment import Rules
 from roller.program.estimate import Estimate, combine_estimates
-from roller.program.rprogram import StageProgram, tiled_levels
+from roller.program.record import Choice
+from roller.program.rprogram import RProgram, StageProgram, tiled_levels
 from roller.search.choices import refined, whole_programs
 from roller.search.enumeration import ProgramSpace, program_space
 from roller.search.tile_space import start, tile_spaces
@@ -28,7 +35,7 @@ Tiles = Sequence[Mapping[str, int]]  # tiles of one stage, from the unit's to th
 
 
 def rate(
-    op: Op, device: str = "cpu", *, tiles: Tiles | Sequence[Tiles], spec: SpecLike | None = None, precision: str = "ieee"
+    op: Op, device: str | None = None, *, tiles: Tiles | Sequence[Tiles], spec: SpecLike | None = None, precision: str = "ieee"
 ) -> Estimate:
     """Computes the prediction for given tiles, with the best atom for them; nothing is built. `precision` as for `compile`.
 
@@ -153,7 +160,7 @@ def _broken(growth: Growth, nest: Nest) -> str | None:
 
 
 def enumerate_programs(
-    op: Op, device: str = "cpu", *, spec: SpecLike | None = None, threads: int | None = None, precision: str = "ieee"
+    op: Op, device: str | None = None, *, spec: SpecLike | None = None, threads: int | None = None, precision: str = "ieee"
 ) -> ProgramSpace:
     """Returns every aligned program for an operator that fits the chip: iterate lazily, or draw with `.sample(count, seed)`.
 
@@ -164,3 +171,55 @@ def enumerate_programs(
     expr = fuse(permitted(expression_of(op), precision), chip.spread)
     chip = limited(chip, threads)
     return program_space(expr, chip, plugin.rules(chip, expr), plugin.cost_parameters(chip, expr))
+
+
+@dataclass(frozen=True)
+class Construction:
+    """Programs for an operator on a chip, best first, of which none is built: this needs no toolchain of the device."""
+
+    plan: Plan
+    candidates: tuple[Choice, ...]
+
+    @property
+    def spec(self) -> HardwareSpec:
+        """The chip."""
+        return self.plan.chip
+
+    @property
+    def program(self) -> RProgram:
+        """The program with the least prediction."""
+        return self.candidates[0].program
+
+    @property
+    def estimate(self) -> Estimate:
+        """The prediction for it."""
+        return self.candidates[0].estimate
+
+    def explain(self) -> Explanation:
+        """Returns the explanation of the program, as predicted: occupancy and launches of a binary are not known."""
+        expr, device = self.program.expr, self.plan.device
+        parameters, rules = device.cost_parameters(self.spec, expr), device.rules(self.spec, expr)
+        return explanation(self.program, self.spec, parameters, self.candidates, rules)
+
+    def source_in(self, language: str | None = None) -> str:
+        """Returns the program as source text; None: in the language that the device builds. `KernelError` for an unknown one."""
+        return source_of(self.plan.device, self.spec, self.program, replace(self.plan.options, language=language))
+
+
+def construct(
+    op: Op,
+    device: str | None = None,
+    *,
+    spec: SpecLike | None = None,
+    top_k: int = 10,
+    threads: int | None = None,
+    precision: str = "ieee",
+    math: str = "ieee",
+) -> Construction:
+    """Constructs programs without building one; the arguments are those of `compile`.
+
+    `compile` builds them in this order, and may prefer another one whose binary has fewer flaws (spills, for example).
+    """
+    expr = permitted(expression_of(op), precision, math)
+    plan = planned(expr, device, spec, None, threads, False)
+    return Construction(plan, tuple(programs(plan, expr, top_k)))

@@ -77,10 +77,21 @@ def _handles(output: Any) -> dict[Any, SymbolicTensor]:
         if ready:
             handles[top] = _read(top, handles, _unique(_identifier(top.op.name), names))
         elif top not in seen:
+            _check_kind(top)
             seen.add(top)
             stack.append((top, True))
             stack.extend((t, False) for t in reversed(_sources(top)))
     return handles
+
+
+def _check_kind(value: Any) -> None:
+    """Raises `ExpressionError` for an operation that is no `te.compute`: loops of TVM's own (sorts, scans), and calls."""
+    if not isinstance(value.op, te.ComputeOp | te.PlaceholderOp):
+        kind = type(value.op).__name__
+        raise ExpressionError(
+            f"te tensor {value.op.name!r}: {kind} is not supported; only te.compute and te.placeholder are. Sorts, scans and calls "
+            "are no loops over one formula: compute them outside, and pass their result as an input"
+        )
 
 
 def _identifier(name: str) -> str:
@@ -101,10 +112,6 @@ def _read(value: Any, handles: dict[Any, SymbolicTensor], name: str) -> Symbolic
     shape = [_whole(extent, f"the shape of {name!r}") for extent in value.shape]
     if isinstance(value.op, te.PlaceholderOp):
         return tensor(shape, str(value.dtype), name)
-    if not isinstance(value.op, te.ComputeOp):
-        raise ExpressionError(
-            f"te tensor {name!r}: {type(value.op).__name__} is not supported; only te.compute and te.placeholder are"
-        )
     if value.op.num_outputs != 1:
         raise ExpressionError(f"te tensor {name!r}: computes {value.op.num_outputs} outputs together (a tuple); split it up")
     body = value.op.body[0]

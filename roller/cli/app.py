@@ -18,9 +18,9 @@ import roller
 from roller import trial
 from roller.cli import cache, files, specs
 from roller.cli.grammar import parse
-from roller.cli.outcome import INTERRUPTED, BadFileError, Format, guarded, progress, report
+from roller.cli.outcome import INTERRUPTED, BadFileError, Format, complain, guarded, progress, report
 from roller.device.plugins import device_names, load_device
-from roller.errors import ExpressionError, KernelError, RollerError
+from roller.errors import DeviceUnavailableError, ExpressionError, KernelError, RollerError
 from roller.explain.report import candidates_table, duration
 from roller.kernel import Kernel
 
@@ -43,7 +43,9 @@ Words = Annotated[
     ),
 ]
 DType = Annotated[str, typer.Option(help="Default element type of inputs; 64x32:int8 sets it for one.")]
-DeviceName = Annotated[str, typer.Option("--device", "-d", help='"name" or "name:chip".')]
+DeviceName = Annotated[
+    str | None, typer.Option("--device", "-d", help='"name" or "name:chip". Default: that of the spec file, else cpu.')
+]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write the kernel to this file (-: to standard output).")]
 SourceFile = Annotated[Path | None, typer.Option("--source", help="Write its source text to this file (-: to standard output).")]
 Page = Annotated[Path | None, typer.Option("--html", help="Write a page with a timeline to this file (-: to standard output).")]
@@ -93,7 +95,7 @@ def compile_command(
     operator: Words,
     *,
     dtype: DType = "float32",
-    device: DeviceName = "cpu",
+    device: DeviceName = None,
     spec: SpecFile = None,
     threads: Threads = None,
     precision: Precision = "ieee",
@@ -114,10 +116,17 @@ def compile_command(
         raise typer.BadParameter("it is that of the text that --source FILE gets", param_hint="--language")
     told = files.checked(form, output=output, source=source)
     op = parse(operator, dtype)
+    options: Any = {"device": device, "spec": spec, "top_k": top, "threads": threads, "precision": precision, "math": math}
+    if language is not None and source is not None and output is None and not measure and not verify:
+        with progress("constructing"):  # text for another toolchain needs none of the device's own
+            made = roller.construct(op, **options)
+            files.write(source, made.source_in(language).encode())
+        if told:
+            said = f"the {language} text of {made.program.describe()} is in {source}; it was not built"
+            report(form, "compile", lambda: Text(said), lambda: {"source": str(source), "program": made.program.to_dict()})
+        return
     with progress("compiling"):
-        kernel = roller.compile(
-            op, device, spec=spec, top_k=top, measure=measure, verify=verify, threads=threads, precision=precision, math=math
-        )
+        kernel = roller.compile(op, measure=measure, verify=verify, **options)
         if output is not None:
             files.write(output, kernel.artifact.to_bytes())
         if source is not None:
@@ -140,7 +149,7 @@ def explain(
     operator: Words,
     *,
     dtype: DType = "float32",
-    device: DeviceName = "cpu",
+    device: DeviceName = None,
     spec: SpecFile = None,
     threads: Threads = None,
     precision: Precision = "ieee",
@@ -149,8 +158,12 @@ def explain(
     form: Form = Format.table,
 ) -> None:
     """Explain the program of an operator, or of a saved kernel (a .roller file)."""
-    kernel = _kernel(context, operator, dtype, device=device, spec=spec, threads=threads, precision=precision, math=math, top=top)
-    explanation = kernel.explain()
+    options: Any = {"device": device, "spec": spec, "threads": threads, "precision": precision, "math": math}
+    try:
+        explanation = _kernel(context, operator, dtype, top=top, **options).explain()
+    except DeviceUnavailableError as error:
+        explanation = roller.construct(parse(operator, dtype), top_k=top, **options).explain()
+        complain(f"explained as predicted, because no kernel can be built here: {error}")
     report(form, "explain", lambda: explanation, explanation.to_dict)
 
 
@@ -161,7 +174,7 @@ def profile(
     operator: Words,
     *,
     dtype: DType = "float32",
-    device: DeviceName = "cpu",
+    device: DeviceName = None,
     spec: SpecFile = None,
     threads: Threads = None,
     precision: Precision = "ieee",
@@ -186,7 +199,7 @@ def bench(
     operator: Words,
     *,
     dtype: DType = "float32",
-    device: DeviceName = "cpu",
+    device: DeviceName = None,
     spec: SpecFile = None,
     threads: Threads = None,
     precision: Precision = "ieee",
@@ -216,7 +229,7 @@ def verify_command(
     operator: Words,
     *,
     dtype: DType = "float32",
-    device: DeviceName = "cpu",
+    device: DeviceName = None,
     spec: SpecFile = None,
     threads: Threads = None,
     precision: Precision = "ieee",
@@ -273,7 +286,7 @@ def _kernel(
     words: list[str],
     dtype: str,
     *,
-    device: str,
+    device: str | None,
     spec: Path | None,
     threads: int | None,
     precision: str,
@@ -288,7 +301,7 @@ def _kernel(
         return roller.compile(op, device, spec=spec, top_k=top, threads=threads, precision=precision, math=math)
 
 
-def _saved(context: typer.Context, path: str, device: str) -> Kernel:
+def _saved(context: typer.Context, path: str, device: str | None) -> Kernel:
     """Returns the kernel of a file; refuses compile options that differ from those of the kernel."""
     try:
         kernel = roller.load(path)

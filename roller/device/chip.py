@@ -14,14 +14,22 @@ from roller.target import catalog
 from roller.target.catalog import SpecEntry
 from roller.target.hardware import HardwareSpec
 
+DEFAULT = "cpu"  # the device where neither a device nor a spec is named
 SpecLike = HardwareSpec | str | os.PathLike[str]
 
 
-def resolve(device: str, spec: SpecLike | None = None) -> tuple[Device, HardwareSpec]:
+def resolve(device: str | None, spec: SpecLike | None = None) -> tuple[Device, HardwareSpec]:
     """Returns the plugin and the chip of "name" (the attached chip, else the plugin's default), "name:chip", or "name" and a spec.
 
+    None for the device: that of the spec, else "cpu".
     `UnknownDeviceError` and the other plugin errors; `SpecError` if the chip is unknown, named twice, or another device's.
     """
+    if spec is not None and not isinstance(spec, HardwareSpec):
+        file, spec = os.fspath(_path(spec)), catalog.load_spec(_path(spec))
+    else:
+        file = None
+    if device is None:
+        device = DEFAULT if spec is None else spec.device
     name, colon, chip = _named(device).partition(":")
     meant = [f"{e.device}:{e.chip}" for e in specs() if e.chip == name.lower()] if not is_device(name) else []
     if meant:
@@ -33,13 +41,9 @@ def resolve(device: str, spec: SpecLike | None = None) -> tuple[Device, Hardware
         return plugin, catalog.find_spec(name, chip, _folders(plugin))
     if colon:
         raise SpecError(f"device={device!r} names a chip and spec= gives one; leave one of them away")
-    given = spec if isinstance(spec, HardwareSpec) else catalog.load_spec(_path(spec))
-    if given.device != name:
-        file = None if isinstance(spec, HardwareSpec) else os.fspath(spec)
-        raise SpecError(
-            f"describes a chip of device {given.device!r}, not of {name!r}; say device={given.device!r}", file, "device"
-        )
-    return plugin, given
+    if spec.device != name:
+        raise SpecError(f"describes a chip of device {spec.device!r}, not of {name!r}; say device={spec.device!r}", file, "device")
+    return plugin, spec
 
 
 def specs(device: str | None = None) -> tuple[SpecEntry, ...]:

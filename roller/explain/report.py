@@ -89,9 +89,9 @@ class KernelReport:
         return f"{self.name}: {blocks} of {threads}{shared}{registers}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Explanation:
-    """A program explained: print it, show it with rich, or take `to_dict()`."""
+    """A program explained: print it, show it with rich, or take `to_dict()`. A prompt or a notebook shows it in short."""
 
     chip: str
     stages: tuple[StageReport, ...]
@@ -116,9 +116,16 @@ class Explanation:
         }
 
     def __rich__(self) -> RenderableType:
+        return self._rich()
+
+    def _rich(self, short: bool = False) -> RenderableType:
         parts: list[RenderableType] = [Text(f"for {self.chip}: predicted {predicted(self.estimate)}", style="bold")]
         for stage in self.stages:
-            parts += [Text(""), *_stage(stage)]
+            parts += [Text(""), *_stage(stage, short)]
+        if short:
+            return Group(
+                *parts, Text(f"{len(self.candidates)} programs were considered; print() shows them, and all reasons", style="dim")
+            )
         if self.kernels:
             parts += [Text(""), *(Text(str(kernel)) for kernel in self.kernels)]
         if len(self.candidates) > 1:
@@ -126,10 +133,23 @@ class Explanation:
         return Group(*parts)
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=WIDTH, color_system=None)
-        with console.capture() as capture:
-            console.print(self)
-        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+        return _text(self)
+
+    def __repr__(self) -> str:
+        return _text(self._rich(short=True))
+
+    def _repr_html_(self) -> str:
+        """Returns the short form for notebooks."""
+        console = Console(file=io.StringIO(), width=WIDTH, record=True)
+        console.print(self._rich(short=True))
+        return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+
+def _text(shown: RenderableType) -> str:
+    console = Console(file=io.StringIO(), width=WIDTH, color_system=None)
+    with console.capture() as capture:
+        console.print(shown)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
 def explain(
@@ -242,7 +262,7 @@ def _staging(program: StageProgram, spec: HardwareSpec) -> list[str]:
     return lines
 
 
-def _stage(stage: StageReport) -> list[RenderableType]:
+def _stage(stage: StageReport, short: bool = False) -> list[RenderableType]:
     shape = ", ".join(f"{name} {extent}{' (reduce)' if kind == 'reduce' else ''}" for name, extent, kind in stage.dims)
     lanes = ", ".join(f"{role} on {dim}" for role, dim in stage.mapping)
     work = f"{stage.unit_tiles} tiles on {stage.units} units in {stage.waves} waves ({stage.unit_efficiency:.0%} busy)"
@@ -260,7 +280,7 @@ def _stage(stage: StageReport) -> list[RenderableType]:
     if stage.copies is not None and stage.copies[1] < stage.copies[0]:
         wanted, real = stage.copies
         facts.append(f"pipeline stages: {wanted} predicted, the kernel has {real}: lanes lack registers to prefetch more")
-    if stage.others:
+    if stage.others and not short:
         facts.append(f"rejected instructions: {_reasons(stage.others)}")
     facts += [f"staged: {line}" for line in stage.staged]
     head = Text(f"{stage.name}: {shape or 'one point'}", style="bold")

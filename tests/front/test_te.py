@@ -157,6 +157,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "product of axes": (lambda: te.compute((3, 3), lambda i, j: V[i * j]), "not affine"),
     "gather": (lambda: topi.take(A, INDEX, axis=0), "index of 'A' in dimension 0 depends on data"),
     "argmax": (lambda: topi.argmax(A, 1), "2 outputs together"),
+    "scan": (lambda: topi.cumsum(A, 1), "'cumsum_generic': ExternOp is not supported.* pass their result as an input"),
+    "sort": (lambda: topi.exp(topi.sort(A)), "ExternOp is not supported"),
+    "part of a sort": (lambda: topi.topk(A, 3)[0], "ExternOp is not supported"),
+    "call": (lambda: te.extern((16,), [V], lambda i, o: tirx.call_packed("f", i[0], o[0])), "ExternOp is not supported"),
     "product": (product_reduction, "use te.sum, te.max or te.min"),
     "halves away": (lambda: te.compute((16,), lambda i: tirx.round(V[i])), "the function 'round' is not supported; tirx.nearbyint"),
     "unknown function": (
