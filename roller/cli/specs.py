@@ -14,7 +14,8 @@ import roller
 from roller.cli.outcome import CHECK_FAILED, Format, guarded, progress, report
 from roller.device.plugins import load_device
 from roller.errors import PluginError
-from roller.target.catalog import dump_spec, lint
+from roller.target.catalog import dump_spec
+from roller.target.linting import lint
 
 app = typer.Typer(help="List, show, check and measure chips.", invoke_without_command=True)
 
@@ -60,7 +61,7 @@ def show(chip: Chip, form: Form = Format.table) -> None:
 @guarded
 def lint_command(chips: Annotated[list[str], typer.Argument(help="Chip names or .toml files.")], form: Form = Format.table) -> None:
     """Lint hardware specs; exit code 1 if problems are found."""
-    problems = {chip: lint(roller.load_spec(chip)) for chip in chips}
+    problems = {chip: lint(roller.load_spec(chip), chip if chip.endswith(".toml") else None) for chip in chips}
 
     def table() -> Group:
         lines = [Text(f"{chip}: {line}") for chip, found in problems.items() for line in found or ["clean"]]

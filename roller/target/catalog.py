@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from roller.errors import SpecError
 from roller.storage import spec_dir, write_atomic
-from roller.target.hardware import SCHEMA_VERSION, Banks, ComputeAtom, HardwareSpec, MemoryLevel, SchedulableUnit, peak_key
+from roller.target.hardware import SCHEMA_VERSION, Banks, ComputeAtom, HardwareSpec, MemoryLevel, SchedulableUnit
 
 _log = logging.getLogger("roller.specs")
 
@@ -35,9 +33,9 @@ __all__ = [
     "json_schema",
     "keep_spec",
     "kept_spec",
-    "lint",
     "list_specs",
     "load_spec",
+    "numbers",
     "parse",
     "shipped_specs",
     "spec_from_dict",
@@ -188,7 +186,7 @@ def _hint(word: str, known: Iterable[str]) -> str:
 def _first_complaint(error: ValidationError, data: Mapping[str, Any]) -> tuple[str, str]:
     """Returns the field and the one-line text of the first error, in the order of the models."""
     complaints = error.errors(include_url=False)
-    first = complaints[0]
+    first = next((c for c in complaints if c["type"] == "extra_forbidden"), complaints[0])  # a typo is why another key is missing
     field = _dotted(first["loc"], data)
     if first["type"] == "value_error":  # our own validators: "field: error"
         inner, _, message = str(first["ctx"]["error"]).partition(": ")
@@ -240,7 +238,7 @@ def json_schema() -> str:
     return json.dumps(schema, indent=2, sort_keys=True) + "\n"
 
 
-def _numbers(spec: HardwareSpec, defaults: bool) -> Iterator[str]:
+def numbers(spec: HardwareSpec, defaults: bool) -> Iterator[str]:
     """Yields the dotted path of every number in a spec, or only of those that differ from their default."""
     hidden = {"schema_version", "options", "sources"}
     data = spec.model_dump(mode="json", exclude_defaults=not defaults, exclude=hidden)
@@ -256,27 +254,3 @@ def _numbers(spec: HardwareSpec, defaults: bool) -> Iterator[str]:
             yield path
 
     return walk(data, "")
-
-
-def lint(spec: HardwareSpec) -> list[str]:
-    """Returns the problems of a shipped spec, one line each; an empty list if it is clean.
-
-    Every number that is not a default has a source. Every source covers some number and begins with its provenance (one of
-    PROVENANCE). Every atom's rate can be derived, and its type has a quoted peak.
-    """
-    problems = []
-    fields = list(_numbers(spec, defaults=True))
-    for path in _numbers(spec, defaults=False):
-        if spec.source(path) is None:
-            problems.append(f"{path}: no source")
-    for pattern, text in spec.sources.items():
-        if not any(fnmatchcase(path, pattern) for path in fields):
-            problems.append(f"sources.{pattern}: covers no number of this spec")
-        if not re.match(rf"({'|'.join(PROVENANCE)}): \S", text):
-            problems.append(f"sources.{pattern}: must begin with one of {', '.join(PROVENANCE)} and a colon")
-    for atom in spec.atoms:
-        if atom.flops_per_cycle_per_unit is None:
-            problems.append(f"atoms.{atom.name}: without flops_per_cycle_per_unit its gflops cannot be checked")
-        if peak_key(atom) not in spec.peaks_gflops:
-            problems.append(f"peaks_gflops.{peak_key(atom)}: missing, though atoms.{atom.name} computes it")
-    return problems

@@ -207,6 +207,12 @@ class ComputeAtom(_Model):
     def _check(self) -> Self:
         if (self.kind == "scalar") != (not self.roles):
             raise ValueError("roles: a scalar has none, a vector or matrix has some")
+        if self.kind == "vector" and set(map(str, self.roles)) != {"n"}:
+            raise ValueError("roles: a vector instruction computes n results side by side: its only role is n")
+        if self.kind == "matrix" and "k" not in map(str, self.roles):
+            raise ValueError("roles: a matrix instruction sums products: it needs the extent of k (and those of m and n)")
+        if self.in_dtype.startswith("int") != self.acc_dtype.startswith("int"):
+            raise ValueError(f"acc_dtype: products of {self.in_dtype} are not summed in {self.acc_dtype}")
         if "stream" in self.roles.values() and self.row_cycles is None:
             raise ValueError("row_cycles: missing, though a role streams")
         depth = {str(role): extent for role, extent in self.roles.items()}.get("k")  # not `extents`: copies would keep its cache
@@ -235,7 +241,7 @@ class HardwareSpec(_Model):
     "<in dtype>" without matrix units, "<in dtype>_matrix" with them. The fastest atom of that key must reach it within 5 %.
     `overlap_loss` is 0 if copies and compute overlap perfectly, 1 if they never overlap; a level may have its own. `options` belong
     to the plugin: the core never reads them. `sources` maps dotted fields (patterns such as "levels.L2.*") to "<provenance>: text",
-    which `roller.target.catalog.lint` checks.
+    which `roller.target.linting.lint` checks.
     """
 
     schema_version: Literal[1] = SCHEMA_VERSION  # type: ignore[assignment]
@@ -371,7 +377,7 @@ def _check_order(spec: HardwareSpec) -> None:
     for outer, inner in zip(spec.levels, spec.levels[1:], strict=False):
         outer_rate = outer.bandwidth_gbps or 0.0
         if inner.bandwidth_gbps is not None and inner.bandwidth_gbps < outer_rate:
-            raise ValueError(f"levels.{inner.name}.bandwidth_gbps: less than that of {outer.name} outside it")
+            raise ValueError(f"levels.{inner.name}.bandwidth_gbps: less than that of {outer.name} outside it (of all instances)")
         alike = outer.instances <= inner.instances <= spec.unit.count and set(inner.holds) <= set(outer.holds)
         if alike and outer.carved_from is None and inner.capacity_bytes > outer.capacity_bytes:
             raise ValueError(f"levels.{inner.name}.capacity_bytes: more than that of {outer.name} outside it")

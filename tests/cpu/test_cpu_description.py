@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from cpu_machines import CACHES, QUIET, RATES
 from roller.errors import SpecError
-from roller.target.catalog import find_spec, lint
+from roller.target.catalog import find_spec
+from roller.target.linting import lint
 from roller_cpu.chip import conditions, description, host
 from roller_cpu.chip.conditions import Conditions
 from roller_cpu.chip.topology import Cache, Topology

@@ -10,7 +10,8 @@ import pytest
 from cpu_machines import RATES
 from roller.errors import SpecError
 from roller.target import catalog
-from roller.target.catalog import dump_spec, find_spec, lint, load_spec
+from roller.target.catalog import dump_spec, find_spec, load_spec
+from roller.target.linting import lint
 from roller_cpu.chip import host, probe, topology
 from roller_cpu.chip.topology import Topology, machine
 from roller_cpu.toolchain import processors

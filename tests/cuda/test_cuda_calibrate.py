@@ -16,8 +16,9 @@ from emulating import needs_compiler
 from measuring import FakeGpu, facts_of, truth
 from roller.cli.app import app
 from roller.errors import DeviceUnavailableError, SpecError
-from roller.target.catalog import find_spec, lint, load_spec, shipped_specs
+from roller.target.catalog import find_spec, load_spec, shipped_specs
 from roller.target.hardware import HardwareSpec
+from roller.target.linting import lint
 from roller_cuda.chip import calibration, default, nearest_chip, probe_timer, probes
 from roller_cuda.chip.probes import Facts, Sample
 from roller_cuda.runtime import gpu

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import pytest
 
-from roller.target.catalog import find_spec, lint, list_specs
+from roller.target.catalog import find_spec, list_specs
 from roller.target.hardware import HardwareSpec
+from roller.target.linting import lint
 
 KIB = 1024
 CHIPS = [entry.chip for entry in list_specs("cuda")]

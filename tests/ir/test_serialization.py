@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import roller
-from roller import compiler, ops
+from roller import compiler, ops, pipeline
 from roller.errors import ExpressionError
 from roller.ir.expr import Axis, Stage, Tensor, TensorExpr
 from roller.ir.fusion import fuse
@@ -82,7 +82,7 @@ def test_depth_is_bounded_both_ways():
 
 
 def test_what_cannot_be_written_is_refused_before_anything_is_constructed(monkeypatch):
-    monkeypatch.setattr(compiler, "_choices", lambda *_: pytest.fail("constructed"))
+    monkeypatch.setattr(pipeline, "choices_of", lambda *_: pytest.fail("constructed"))
     with pytest.raises(ExpressionError, match="more than 250 operations deep; split the operator into stages"):
         compiler.compile(deep(DEPTH_MAX + 1))
 

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import pytest
 
-from roller.target.catalog import find_spec, lint, list_specs
+from roller.target.catalog import find_spec, list_specs
 from roller.target.hardware import HardwareSpec
+from roller.target.linting import lint
 from roller_rocm.toolchain import assembling, assembly, llvm_worker, module_text, occupancy
 
 KIB = 1024

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import tomllib
 from pathlib import Path
@@ -21,8 +22,9 @@ from roller.errors import (
     WrongResultError,
 )
 from roller.target import catalog
-from roller.target.catalog import dump_spec, find_spec, json_schema, lint, list_specs, load_spec, spec_from_dict
+from roller.target.catalog import dump_spec, find_spec, json_schema, list_specs, load_spec, spec_from_dict
 from roller.target.hardware import HardwareSpec
+from roller.target.linting import lint
 
 ENTRIES = list_specs()
 NAMES = [f"{entry.device}:{entry.chip}" for entry in ENTRIES]
@@ -113,8 +115,8 @@ def test_files_that_are_no_spec_files(tmp_path: Path) -> None:
 REFUSALS = [
     ("schema_version = 1", "schema_version = 2", "schema_version", "2 is foreign; this roller reads 1"),
     ("schema_version = 1", "schema_version = true", "schema_version", "True is foreign"),
-    ("schema_version = 1", "", "schema_version", "missing"),
-    ("clock_ghz", "clock_gzh", "clock_ghz", "missing (and 1 more)"),
+    ("clock_ghz", "clock_gzh", "clock_gzh", "unknown key (did you mean 'clock_ghz'?) (and 1 more)"),
+    ("clock_ghz", "clock_gzh", "clock_gzh", "unknown key (did you mean 'clock_ghz'?) (and 1 more)"),
     ("[unit]", "[unit]\nlanes_mx = 1", "unit.lanes_mx", "unknown key (did you mean 'lanes_max'?)"),
     ("managed = false", "managed = false\ncapacty = 1", "levels.L3.capacty", "did you mean 'capacity_bytes'?"),
     ("instances = 1\n", "", "levels.DRAM.instances", "missing"),
@@ -261,3 +263,61 @@ def test_errors_say_what_happened() -> None:
     assert str(WrongResultError("off", (1, 2), 0.5)) == "off at (1, 2) by 0.5"
     assert isinstance(SpecError("x"), ValueError)
     assert isinstance(WrongResultError("x"), RuntimeError)
+
+
+# --- likely mistakes ---------------------------------------------------------------------------------------------------------
+
+
+def changed(chip: str, change: Any) -> dict[str, Any]:
+    data = json.loads(find_spec(*chip.split(":")).model_dump_json())
+    data["peaks_gflops"] = {}
+    change(data)
+    return data
+
+
+CONTRADICTIONS: dict[str, tuple[str, Any, str]] = {
+    "matrix without k": ("cuda:a100", lambda d: d["atoms"][-1]["roles"].pop("k"), "roles: a matrix instruction sums products"),
+    "vector along m": ("cpu:zen3", lambda d: d["atoms"][0].update(roles={"m": 8}), "its only role is n"),
+    "one core's bandwidth": (
+        "cpu:zen5",
+        lambda d: d["levels"][3].update(bandwidth_gbps=d["levels"][2]["bandwidth_gbps"] / 8),
+        r"levels\.L1\.bandwidth_gbps: less than that of L2 outside it \(of all instances\)",
+    ),
+    "halves summed as integers": ("cpu:zen3", lambda d: d["atoms"][0].update(acc_dtype="int32"), "are not summed in int32"),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_impossible_atoms_are_refused(name: str) -> None:
+    chip, change, said = CONTRADICTIONS[name]
+    with pytest.raises(SpecError, match=said):
+        spec_from_dict(changed(chip, change))
+
+
+UNLIKELY: dict[str, tuple[str, Any, str]] = {
+    "kilobytes": ("cpu:zen5", lambda d: d["levels"][-1].update(capacity_bytes=64), "64 bytes do not hold the 132 of atoms"),
+    "terabytes a second": ("cuda:a100", lambda d: [v.update(bandwidth_gbps=v["bandwidth_gbps"] / 1000) for v in d["levels"][1:]],
+                           "bytes per operation of the fastest atom"),
+    "picoseconds": ("cuda:a100", lambda d: d["levels"][1].update(latency_ns=100_000), "are 100 us for one access"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNLIKELY)
+def test_unlikely_numbers_are_found(name: str) -> None:
+    chip, change, said = UNLIKELY[name]
+    assert not [line for line in lint(find_spec(*chip.split(":"))) if said in line]
+    assert [line for line in lint(spec_from_dict(changed(chip, change))) if said in line]
+
+
+def test_a_file_is_called_as_its_chip(tmp_path: Path) -> None:
+    path = tmp_path / "toy-1.toml"
+    path.write_text(dump_spec(find_spec("cpu", "zen3")))
+    assert lint(load_spec(path), path)[0] == "chip: 'zen3', but the file is called toy-1.toml"
+    assert not [line for line in lint(load_spec(path), tmp_path / "zen3.toml") if line.startswith("chip")]
+
+
+def test_a_typo_is_named_before_what_is_missing_for_it() -> None:
+    data = json.loads(find_spec("cpu", "zen3").model_dump_json())
+    data["atom"] = data.pop("atoms")
+    with pytest.raises(SpecError, match=r"unknown key \(did you mean 'atoms'\?\)"):
+        spec_from_dict(data)
