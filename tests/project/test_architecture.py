@@ -75,7 +75,7 @@ def test_manifests_only_forward() -> None:
 
 def test_the_map_shows_the_layers_as_they_are_checked() -> None:
     (core,) = [c for c in PROJECT["tool"]["importlinter"]["contracts"] if c["name"] == "layers of the core"]
-    shown = re.search(r"^## Layers$.*?^```$(.*?)^```$", MAP.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    shown = re.search(r"^## Layers$.*?^```text$(.*?)^```$", MAP.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert shown is not None
     assert shown[1].split("\n")[1:-1] == [re.sub("[()]", "", row) for row in core["layers"]]
 
