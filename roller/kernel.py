@@ -175,12 +175,15 @@ class Kernel:
         """Pickles and copies the kernel as `save` writes it; the copy loads a binary of its own."""
         return _unpickled, (self._artifact.to_bytes(),)
 
-    def explain(self) -> Explanation:
-        """Returns the explanation of the program: print it, or use `.to_dict()`."""
+    def explain(self, why_not: Mapping[str, int] | None = None) -> Explanation:
+        """Returns the explanation of the program: print it, or use `.to_dict()`.
+
+        `why_not`: a unit tile such as {"m": 256, "n": 128}: which rule excludes it, or which terms make it slower.
+        """
         from roller.explain.report import explain  # noqa: PLC0415  (reports need the whole model, calls do not)
 
         parameters = self._device.cost_parameters(self.spec, self._expr)
-        return explain(self.program, self.spec, parameters, self.candidates, self.rules, self._artifact.known_resources)
+        return explain(self.program, self.spec, parameters, self.candidates, self.rules, self._artifact.known_resources, why_not)
 
     def profile(self) -> Profile:
         """Returns the device's profile of a call without making it: print its `text()`, or use `to_dict()` or `html()`.

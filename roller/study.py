@@ -13,7 +13,7 @@ from roller.cost.parameters import CostParameters
 from roller.device.chip import SpecLike, resolve
 from roller.device.plan import Plan
 from roller.errors import ConstructionError, ExpressionError
-from roller.explain.growth_limits import Growth
+from roller.explain.growth_limits import Growth, level_name
 from roller.explain.report import Explanation
 from roller.explain.report import explain as explanation
 from roller.ir.fusion import fuse
@@ -74,7 +74,7 @@ def _rated(nests: Sequence[Nest], wanted: Tiles, chip: HardwareSpec, rules: Rule
     refusals: Counter[str] = Counter()
     found = []
     for program in _programs(nest, chain, chip, rules, parameters):
-        broken = _broken(Growth.of(program, chip, rules, parameters), nest)
+        broken = Growth.of(program, chip, rules, parameters).broken()
         if broken is None:
             found.append(Growth.of(program, chip, rules, parameters).model.estimate(program))
         else:
@@ -84,13 +84,8 @@ def _rated(nests: Sequence[Nest], wanted: Tiles, chip: HardwareSpec, rules: Rule
     return min(found, key=lambda e: e.seconds)
 
 
-def _level_name(chip: HardwareSpec, index: int) -> str:
-    """Returns a tiled level's name; "atom" for the atoms' level inside the only memory of a unit."""
-    return chip.levels[index].name if index < len(chip.levels) else "atom"
-
-
 def _chain(nests: Sequence[Nest], wanted: Tiles, chip: HardwareSpec) -> tuple[Nest, tuple[Tile, ...]]:
-    levels = [_level_name(chip, i) for i in tiled_levels(chip)]
+    levels = [level_name(chip, i) for i in tiled_levels(chip)]
     if len(wanted) != len(levels):
         raise ExpressionError(f"{len(wanted)} tiles given, {chip.device}:{chip.chip} has {len(levels)} levels: {', '.join(levels)}")
     names = dict.fromkeys(name for tile in wanted for name in tile)
@@ -135,30 +130,6 @@ def _covers(tile: Tile, least: Tile) -> bool:
     return all(extent >= needed for extent, needed in zip(tile, least, strict=True))
 
 
-def _broken(growth: Growth, nest: Nest) -> str | None:
-    """Returns the first rule that the tiles break, from the innermost outwards; None if they are legal."""
-    program, fit = growth.program, growth.fit
-    for position in reversed(range(len(program.tiles))):
-        tile, inner = program.tiles[position], growth.inner(position)
-        level = _level_name(growth.spec, program.levels[position])
-        for dim, extent, step in zip(nest.dims, tile, inner, strict=True):
-            multiple = growth.rules.multiple(program.levels[position], dim.name)
-            if extent % step:
-                return f"{level}: {dim.name} = {extent} is no multiple of the {step} inside it"
-            # A tile equal to the one inside it is aligned like that one; reductions contain any number of inner tiles.
-            unaligned = extent % multiple.step and extent != step and not dim.is_reduce
-            if unaligned or (multiple.limit is not None and extent > multiple.limit):
-                return f"{level}: {dim.name} = {extent} is no multiple of {multiple.step}, or more than allowed"
-        if program.levels[position] == len(growth.spec.levels):
-            continue  # an atom's tile lies in the memory of the tile around it
-        if not fit.fits(program.levels, position, tile, inner, program.mapping, program.atom):
-            return fit.rule(program.levels, position)
-        legal = fit.legal(program.levels, position, tile, inner, program.mapping, program.atom)
-        if legal is not None:
-            return legal
-    return None
-
-
 def enumerate_programs(
     op: Op, device: str | None = None, *, spec: SpecLike | None = None, threads: int | None = None, precision: str = "ieee"
 ) -> ProgramSpace:
@@ -195,11 +166,14 @@ class Construction:
         """The prediction for it."""
         return self.candidates[0].estimate
 
-    def explain(self) -> Explanation:
-        """Returns the explanation of the program, as predicted: occupancy and launches of a binary are not known."""
+    def explain(self, why_not: Mapping[str, int] | None = None) -> Explanation:
+        """Returns the explanation of the program, as predicted: occupancy and launches of a binary are not known.
+
+        `why_not` as for `Kernel.explain`.
+        """
         expr, device = self.program.expr, self.plan.device
         parameters, rules = device.cost_parameters(self.spec, expr), device.rules(self.spec, expr)
-        return explanation(self.program, self.spec, parameters, self.candidates, rules)
+        return explanation(self.program, self.spec, parameters, self.candidates, rules, tile=why_not)
 
     def source_in(self, language: str | None = None) -> str:
         """Returns the program as source text; None: in the language that the device builds. `KernelError` for an unknown one."""

@@ -21,7 +21,8 @@ from roller.cli.grammar import parse
 from roller.cli.outcome import INTERRUPTED, BadFileError, Format, complain, guarded, progress, report
 from roller.device.plugins import device_names, load_device
 from roller.errors import DeviceUnavailableError, ExpressionError, KernelError, RollerError
-from roller.explain.report import candidates_table, duration
+from roller.explain.report import candidates_table
+from roller.explain.texts import duration
 from roller.kernel import Kernel
 
 NEGATIVE = re.compile(r"-\d+(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE)
@@ -155,14 +156,18 @@ def explain(
     precision: Precision = "ieee",
     math: Math = "ieee",
     top: Top = 10,
+    why_not: Annotated[
+        str | None, typer.Option("--why-not", metavar="m=256,n=128", help="A tile: say which rule or which terms speak against it.")
+    ] = None,
     form: Form = Format.table,
 ) -> None:
     """Explain the program of an operator, or of a saved kernel (a .roller file)."""
+    tile = None if why_not is None else _tile(why_not)
     options: Any = {"device": device, "spec": spec, "threads": threads, "precision": precision, "math": math}
     try:
-        explanation = _kernel(context, operator, dtype, top=top, **options).explain()
+        explanation = _kernel(context, operator, dtype, top=top, **options).explain(tile)
     except DeviceUnavailableError as error:
-        explanation = roller.construct(parse(operator, dtype), top_k=top, **options).explain()
+        explanation = roller.construct(parse(operator, dtype), top_k=top, **options).explain(tile)
         complain(f"explained as predicted, because no kernel can be built here: {error}")
     report(form, "explain", lambda: explanation, explanation.to_dict)
 
@@ -258,6 +263,14 @@ def devices(form: Form = Format.table) -> None:
     for entry in found:
         table.add_row(entry["device"], Text(entry["state"]), Text(_chip(entry)))  # texts may contain brackets, which are no markup
     report(form, "devices", lambda: table, lambda: {"devices": found})
+
+
+def _tile(text: str) -> dict[str, int]:
+    """Returns a tile from text such as "m=256,n=128"."""
+    pairs = [part.strip().partition("=") for part in text.split(",")]
+    if not all(name.strip() and extent.strip().isdecimal() for name, _, extent in pairs):
+        raise typer.BadParameter(f"{text!r} is no tile such as m=256,n=128", param_hint="--why-not")
+    return {name.strip(): int(extent) for name, _, extent in pairs}
 
 
 def _state(name: str) -> dict[str, Any]:

@@ -24,6 +24,11 @@ class Stop:
     reason: str
 
 
+def level_name(spec: HardwareSpec, index: int) -> str:
+    """Returns a tiled level's name; "atom" for the atoms' level inside the only memory of a unit."""
+    return spec.levels[index].name if index < len(spec.levels) else "atom"
+
+
 @dataclass(frozen=True)
 class Growth:
     """One stage of a program on a chip, with the rules and models that limit its tiles."""
@@ -53,6 +58,35 @@ class Growth:
         lying = [role for role, place in self.program.mapping if place == dim]
         extent = next((size for role, size in self.program.atom.roles.items() if role in lying), 1)
         return min(extent, self.program.inner[dim]) if isinstance(extent, int) else 1
+
+    def broken(self) -> str | None:
+        """Returns the first rule that the program's tiles break, from the innermost outwards; None if they are legal."""
+        program, levels = self.program, self.program.levels
+        for position in reversed(range(len(levels))):
+            tile, inner = program.tiles[position], self.inner(position)
+            unaligned = self._unaligned(position, tile, inner)
+            if unaligned is not None:
+                return unaligned
+            if levels[position] == len(self.spec.levels):
+                continue  # an atom's tile lies in the memory of the tile around it
+            if not self.fit.fits(levels, position, tile, inner, program.mapping, program.atom):
+                return self.fit.rule(levels, position)
+            legal = self.fit.legal(levels, position, tile, inner, program.mapping, program.atom)
+            if legal is not None:
+                return legal
+        return None
+
+    def _unaligned(self, position: int, tile: Tile, inner: Tile) -> str | None:
+        level = level_name(self.spec, self.program.levels[position])
+        for dim, extent, step in zip(self.program.nest.dims, tile, inner, strict=True):
+            multiple = self.rules.multiple(self.program.levels[position], dim.name)
+            if extent % step:
+                return f"{level}: {dim.name} = {extent} is no multiple of the {step} inside it"
+            # A tile equal to the one inside it is aligned like that one; reductions contain any number of inner tiles.
+            unaligned = extent % multiple.step and extent != step and not dim.is_reduce
+            if unaligned or (multiple.limit is not None and extent > multiple.limit):
+                return f"{level}: {dim.name} = {extent} is no multiple of {multiple.step}, or more than allowed"
+        return None
 
     def stops(self, position: int) -> tuple[Stop, ...]:
         """Returns for every dimension of the tile at this position the reason why it ends there."""

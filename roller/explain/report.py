@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -18,6 +17,8 @@ from roller.cost.occupancy import COPIES, Residents, added_bytes, held_copies, r
 from roller.cost.parameters import CostParameters, unit_efficiency
 from roller.cost.traffic import level_traffic
 from roller.explain.growth_limits import Growth, Stop
+from roller.explain.texts import duration, of_term, predicted, size_text
+from roller.explain.why_not import Alternative, why_not
 from roller.layout.banks import staged_rows
 from roller.program.alignment import Rules
 from roller.program.estimate import Estimate
@@ -83,7 +84,7 @@ class KernelReport:
     registers: int | None
 
     def __str__(self) -> str:
-        shared = f", {_bytes(self.shared_bytes)} of shared memory each" if self.shared_bytes else ""
+        shared = f", {size_text(self.shared_bytes)} of shared memory each" if self.shared_bytes else ""
         registers = f"; {self.registers} registers a thread" if self.registers is not None else ""
         blocks, threads = (f"{n:,} {what}{'' if n == 1 else 's'}" for n, what in ((self.blocks, "block"), (self.threads, "thread")))
         return f"{self.name}: {blocks} of {threads}{shared}{registers}"
@@ -98,6 +99,7 @@ class Explanation:
     estimate: Estimate
     candidates: tuple[Choice, ...]
     kernels: tuple[KernelReport, ...] = ()  # in the order of their launch
+    alternative: Alternative | None = None  # the answer about a tile that the user named
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -113,6 +115,7 @@ class Explanation:
             "stages": stages,
             "kernels": kernels,
             "candidates": candidates,
+            **({} if self.alternative is None else {"why_not": self.alternative.to_dict()}),
         }
 
     def __rich__(self) -> RenderableType:
@@ -122,6 +125,8 @@ class Explanation:
         parts: list[RenderableType] = [Text(f"for {self.chip}: predicted {predicted(self.estimate)}", style="bold")]
         for stage in self.stages:
             parts += [Text(""), *_stage(stage, short)]
+        if self.alternative is not None:
+            parts += [Text(""), *(Text(line) for line in self.alternative.lines())]
         if short:
             return Group(
                 *parts, Text(f"{len(self.candidates)} programs were considered; print() shows them, and all reasons", style="dim")
@@ -159,8 +164,13 @@ def explain(
     candidates: Sequence[Choice],
     rules: Rules,
     resources: Mapping[str, int] | None = None,
+    tile: Mapping[str, int] | None = None,
 ) -> Explanation:
-    """Explains a program on the chip that it was constructed for; `resources`: the known resources of its binary."""
+    """Explains a program on the chip that it was constructed for.
+
+    `resources`: the known resources of its binary. `tile`: a unit tile, to explain why it was not chosen; `ExpressionError` for one
+    that no stage has.
+    """
     stages, resources = [], resources or {}
     assumed = residents(program, spec, resources, parameters.room(program))
     for stage, held in zip(program.stages, assumed, strict=True):
@@ -168,7 +178,8 @@ def explain(
         others = tuple(_others(stage, rules, candidates))
         stages.append(replace(report, others=others, copies=_copies(stage, spec, resources)))
     chip, kernels = f"{spec.device}:{spec.chip}", tuple(_kernels(resources))
-    return Explanation(chip, tuple(stages), candidates[0].estimate, tuple(candidates), kernels)
+    alternative = None if tile is None else why_not(program, spec, rules, parameters, tile)
+    return Explanation(chip, tuple(stages), candidates[0].estimate, tuple(candidates), kernels, alternative)
 
 
 def _copies(program: StageProgram, spec: HardwareSpec, resources: Mapping[str, int]) -> tuple[int, int] | None:
@@ -311,9 +322,9 @@ def _levels_table(stage: StageReport) -> Table:
     table.add_column("next extent and its limit", overflow="fold")
     for level in stage.levels:
         tile = " x ".join(map(str, level.tile)) if level.tile is not None else "-"
-        used = "-" if level.footprint_bytes is None else f"{_bytes(level.footprint_bytes)} of {_bytes(level.usable_bytes)}"
+        used = "-" if level.footprint_bytes is None else f"{size_text(level.footprint_bytes)} of {size_text(level.usable_bytes)}"
         # No bytes move in only where the model assumes that a cache already holds the whole problem.
-        moved = "-" if level.moved_bytes is None else _bytes(level.moved_bytes) if level.moved_bytes else "all there"
+        moved = "-" if level.moved_bytes is None else size_text(level.moved_bytes) if level.moved_bytes else "all there"
         table.add_row(level.level, tile, used, moved, _stops(level.stops))
     return table
 
@@ -324,7 +335,7 @@ def _stops(stops: Sequence[Stop]) -> str:
 
 
 def _terms(estimate: Estimate) -> RenderableType:
-    terms = ", ".join(f"{name} {_short(estimate, seconds)}" for name, seconds in estimate.terms if seconds > 0)
+    terms = ", ".join(f"{name} {of_term(estimate, seconds)}" for name, seconds in estimate.terms if seconds > 0)
     text = f"predicted {predicted(estimate)}, bound by {estimate.bound_by}; {terms}"
     return Padding(Text(text), (0, 0, 0, 2))
 
@@ -341,36 +352,6 @@ def candidates_table(candidates: Sequence[Choice]) -> Table:
         measured = "-" if choice.measured_s is None else duration(choice.measured_s)
         said = f"{choice.program.describe()}{f' ({choice.note})' if choice.note else ''}"
         seconds = choice.estimate.seconds
-        time = duration(seconds) if choice.estimate.clock_ghz is None else f"{_short(choice.estimate, seconds)} simulated cycles"
+        time = duration(seconds) if choice.estimate.clock_ghz is None else f"{of_term(choice.estimate, seconds)} simulated cycles"
         table.add_row(str(rank), time, measured, choice.estimate.bound_by, Text(said))
     return table
-
-
-def predicted(estimate: Estimate) -> str:
-    """Returns the predicted time; for a simulated machine the cycles that a simulator counts, and their time at its clock."""
-    if estimate.clock_ghz is None:
-        return duration(estimate.seconds)
-    return f"{estimate.cycles():,} simulated cycles ({duration(estimate.seconds)} at {estimate.clock_ghz:g} GHz)"
-
-
-def _short(estimate: Estimate, seconds: float) -> str:
-    """Returns the time of a term in the estimate's unit."""
-    cycles = estimate.cycles(seconds)
-    return duration(seconds) if cycles is None else f"{cycles:,}"
-
-
-def duration(seconds: float) -> str:
-    """Returns the seconds as text in a fitting unit, with three digits."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-9:.3g} ns"
-
-
-def _bytes(size: float) -> str:
-    if not math.isfinite(size) or size < 1024:
-        return f"{size:.0f} B"
-    for unit, scale in (("KiB", 2**10), ("MiB", 2**20), ("GiB", 2**30)):
-        if size < 1000 * scale:
-            return f"{size / scale:.3g} {unit}"
-    return f"{size / 2**40:.3g} TiB"

@@ -1,0 +1,89 @@
+"""Why a tile that the user names was not chosen."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import roller
+from roller import ops
+from roller.cli.app import app
+from roller.errors import ExpressionError
+
+CHIPS = ("cpu:x86-64-v3", "cuda:a100", "rocm:mi300x", "ipu_sim:gc200")
+
+
+@cache
+def made(chip: str) -> Any:
+    return roller.construct(ops.matmul(roller.tensor((256, 128), name="a"), roller.tensor((128, 384), name="b")), chip)
+
+
+def about(chip: str, **tile: int) -> Any:
+    return made(chip).explain(why_not=tile).alternative
+
+
+def unit_tile(program: Any) -> dict[str, int]:
+    return {dim.name: extent for dim, extent in zip(program.nest.dims, program.unit_tile, strict=True)}
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_the_chosen_tile_is_predicted_no_slower(chip: str) -> None:
+    chosen = made(chip).program.stages[0]
+    found = about(chip, **unit_tile(chosen))
+    assert found.rule is None and found.change <= 1e-9, "the chosen program has this tile"
+    assert found.program.unit_tile == chosen.unit_tile
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_another_tile_is_rated_with_all_that_it_leaves_open(chip: str) -> None:
+    found = about(chip, m=64)
+    assert found.program is not None and unit_tile(found.program)["m"] == 64
+    assert {name for name, *_ in found.terms} == {n for n, s in [*found.estimate.terms, *found.chosen.terms] if s}
+    assert found.change == pytest.approx(found.estimate.seconds / found.chosen.seconds - 1)
+
+
+def test_rules_that_exclude_are_named() -> None:
+    assert about("cpu:x86-64-v3", n=4096).rule == "n = 4096, more than the dimension's 384"
+    assert "shared capacity: " in about("cuda:a100", m=256, n=384, k=128).rule
+    found = about("cpu:x86-64-v3", n=7)
+    assert "no multiple of" in found.rule and found.program is None and found.estimate is None
+    assert found.lines() == [f"matmul with a tile of n 7: excluded by {found.rule}"]
+
+
+@given(m=st.integers(1, 300), n=st.integers(1, 400), chip=st.sampled_from(CHIPS))
+def test_every_tile_has_an_answer(m: int, n: int, chip: str) -> None:
+    found = about(chip, m=m, n=n)
+    assert (found.rule is None) == (found.program is not None) and found.lines()
+    assert found.to_dict()["tile"] == {"m": m, "n": n}
+    if found.program is not None:
+        assert found.estimate.seconds > 0 and found.program.unit_tile[:2] == (m, n)
+
+
+@pytest.mark.parametrize(
+    ("tile", "said"),
+    [
+        ({"q": 4}, "no loop nest has dimension 'q'; there is: m, n, k"),
+        ({}, "a tile such as"),
+        ({"m": 0}, "positive integers"),
+        ({"m": True}, "positive integers"),
+    ],
+)
+def test_what_is_no_tile_is_refused(tile: dict[str, int], said: str) -> None:
+    with pytest.raises(ExpressionError, match=said):
+        made("cpu:x86-64-v3").explain(why_not=tile)
+
+
+def test_kernels_and_the_command_line_answer() -> None:
+    kernel = roller.compile(ops.matmul(roller.tensor((64, 64)), roller.tensor((64, 64))), "cpu:x86-64-v3")
+    assert "with a tile of m 32: predicted" in str(kernel.explain({"m": 32})) and "why_not" in kernel.explain({"m": 32}).to_dict()
+    assert "why_not" not in kernel.explain().to_dict()
+    words = ["explain", "matmul", "64x64", "64x64", "-d", "cpu:x86-64-v3", "--why-not"]
+    assert "with a tile of m 32, n 16: predicted" in " ".join(CliRunner().invoke(app, [*words, "m=32, n=16"]).output.split())
+    for wrong in ("m", "m=", "=3", "m=x", "m=3;n=4"):
+        done = CliRunner().invoke(app, [*words, wrong])
+        assert done.exit_code == 2 and "is no tile such as" in " ".join(done.output.split())
