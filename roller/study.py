@@ -144,12 +144,16 @@ def enumerate_programs(
     return program_space(expr, chip, plugin.rules(chip, expr), plugin.cost_parameters(chip, expr))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Construction:
     """Programs for an operator on a chip, best first, of which none is built: this needs no toolchain of the device."""
 
     plan: Plan
     candidates: tuple[Choice, ...]
+
+    def __repr__(self) -> str:
+        chip = f"{self.spec.device}:{self.spec.chip}"
+        return f"<Construction of {self.program.describe()} for {chip}; {len(self.candidates)} programs, none built>"
 
     @property
     def spec(self) -> HardwareSpec:

@@ -43,7 +43,7 @@ def operator_row(case: CudaCase, device: str, options: argparse.Namespace) -> di
 
 def forgotten(way: Callable[[], object]) -> float:
     """Seconds on the wall, without binaries that are known from before."""
-    compiling.compiled.cache_clear()
+    compiling.compiled_by.cache_clear()
     return spent(way)[0]
 
 

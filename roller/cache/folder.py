@@ -13,6 +13,7 @@ from pathlib import Path
 
 SUFFIX, UNFINISHED, LOCK = ".kernel", ".tmp", ".lock"
 STALE_SECONDS = 3600  # unfinished files and locks of processes that are gone
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe in place of a file must not stop the process
 KEPT_SHARE = 0.9  # of the limit is left by eviction, so that not every write evicts
 
 
@@ -39,6 +40,8 @@ class Folder:
             path.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError):
                 path.mkdir(mode=0o700)
+        if path.is_symlink():
+            raise UntrustedError("it is a link")
         self._handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         about = os.fstat(self._handle)
         if about.st_uid != os.geteuid() or about.st_mode & 0o077:
@@ -52,17 +55,20 @@ class Folder:
     def read(self, digest: str, touch: bool) -> bytes | None:
         """Returns the content of an entry's file, read once; None if there is none. `touch`: records that it was used."""
         try:
-            handle = os.open(digest + SUFFIX, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._handle)
+            handle = os.open(digest + SUFFIX, _READ, dir_fd=self._handle)
         except FileNotFoundError:
             return None
-        with os.fdopen(handle, "rb") as file:
+        try:
             about = os.fstat(handle)
             if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid():
                 raise UntrustedError(f"{digest}{SUFFIX} is no file of yours")
-            content = file.read()
+            with os.fdopen(handle, "rb", closefd=False) as file:
+                content = file.read()
             if touch:
                 with suppress(OSError):
                     os.utime(handle)
+        finally:
+            os.close(handle)
         return content
 
     def write(self, digest: str, content: bytes) -> None:
@@ -106,8 +112,8 @@ class Folder:
         return removed
 
     def lock_path(self, digest: str) -> Path:
-        """Returns the path of the lock of a key."""
-        return self.path / (digest + LOCK)
+        """Returns the path of the lock of a key, from the opened folder as all others."""
+        return Path(f"/proc/self/fd/{self._handle}") / (digest + LOCK)
 
     def unlock(self, digest: str) -> None:
         """Removes the lock's file."""

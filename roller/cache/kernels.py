@@ -29,14 +29,14 @@ _warned: set[str] = set()
 
 def fetch(key: Key, build: Callable[[], Kept]) -> Kept:
     """Returns the kernel of a key: kept before, or built now and kept."""
-    mode = settings.mode()
+    mode, limit = settings.mode(), settings.most_bytes()
     if mode == "off":
         return build()
     with _guard:
         if key.digest in _memory:
             _memory.move_to_end(key.digest)
             return _memory[key.digest]
-    found = _from_disk(key, build, mode == "rw") if key.persistent else build()
+    found = _from_disk(key, build, mode == "rw", limit) if key.persistent else build()
     with _guard:
         _memory[key.digest] = found
         while len(_memory) > IN_MEMORY:
@@ -50,7 +50,7 @@ def forget() -> None:
         _memory.clear()
 
 
-def _from_disk(key: Key, build: Callable[[], Kept], write: bool) -> Kept:
+def _from_disk(key: Key, build: Callable[[], Kept], write: bool, limit: int) -> Kept:
     folder = opened(write)
     if folder is None:
         return build()
@@ -61,7 +61,7 @@ def _from_disk(key: Key, build: Callable[[], Kept], write: bool) -> Kept:
             return build()
         with _alone(folder, key):
             found = _read(folder, key, write)
-            return _built(folder, key, build) if found is None else found
+            return _built(folder, key, build, limit) if found is None else found
     finally:
         folder.close()
 
@@ -100,8 +100,7 @@ def _read(folder: Folder, key: Key, touch: bool) -> Kept | None:
     return None
 
 
-def _built(folder: Folder, key: Key, build: Callable[[], Kept]) -> Kept:
-    limit = settings.most_bytes()
+def _built(folder: Folder, key: Key, build: Callable[[], Kept], limit: int) -> Kept:
     made = build()
     try:
         folder.write(key.digest, entry.written(key, made))

@@ -14,6 +14,8 @@ import psutil
 
 _log = logging.getLogger("roller.cache")
 
+# When this process began; a forked one has the modules of its parent, and so the parent's time.
+_BEGUN = min(psutil.Process().create_time(), time.time())
 _LEFT_OUT = ("__pycache__",)
 
 
@@ -21,19 +23,20 @@ _LEFT_OUT = ("__pycache__",)
 def digest(package: str) -> str | None:
     """Returns the digest of an imported top-level package or module; None where its files are not known.
 
-    Also None where a file changed after this process began: the code that runs may be the one before.
+    Also None where a file changed after this process began: the code that runs may be the one before. The time that counts is that
+    of the inode, which copies and tools cannot set back.
     """
     files = _files(package)
     if not files:
         return None
-    found, started, now = hashlib.sha256(), psutil.Process().create_time(), time.time()
+    found = hashlib.sha256()
     for name, path in files:
         try:
-            content, changed = path.read_bytes(), path.stat().st_mtime
+            changed, content = path.stat().st_ctime, path.read_bytes()
         except OSError as error:
             _log.info("kernels are not kept on disk: %s: %s", path, error.strerror)
             return None
-        if started < changed <= now:
+        if changed > _BEGUN:
             _log.info("kernels are not kept on disk: %s changed after this process began", path)
             return None
         found.update(f"{name}\0{len(content)}\0".encode() + content)

@@ -270,7 +270,10 @@ def _tile(text: str) -> dict[str, int]:
     pairs = [part.strip().partition("=") for part in text.split(",")]
     if not all(name.strip() and extent.strip().isdecimal() for name, _, extent in pairs):
         raise typer.BadParameter(f"{text!r} is no tile such as m=256,n=128", param_hint="--why-not")
-    return {name.strip(): int(extent) for name, _, extent in pairs}
+    found = {name.strip(): int(extent) for name, _, extent in pairs}
+    if len(found) < len(pairs):
+        raise typer.BadParameter(f"{text!r} names a dimension twice", param_hint="--why-not")
+    return found
 
 
 def _state(name: str) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from rich.text import Text
 from roller.cache import settings
 from roller.cache.entry import DamagedError, header_of
 from roller.cache.folder import File, Folder
-from roller.cache.kernels import opened
 from roller.cache.key import differences, now_of
 from roller.cli.outcome import CHECK_FAILED, BadFileError, Format, guarded, report
 from roller.errors import RollerError
@@ -44,11 +43,29 @@ class Shown:
     problem: str = ""
 
 
+@app.callback()
+@guarded
+def _checked() -> None:
+    settings.mode()
+    settings.most_bytes()
+
+
+def _folder() -> Folder | None:
+    """Returns the opened folder; None if there is none yet, `BadFileError` if it cannot be used."""
+    try:
+        return Folder(settings.folder(), create=False)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise BadFileError(f"{settings.folder()} is not used: {error.strerror or error}") from error
+
+
 def _entries(folder: Folder | None) -> Iterator[Shown]:
     for file in folder.files() if folder is not None else ():
         try:
             assert folder is not None
-            yield Shown(file, *header_of(folder.read(file.digest, touch=False) or b""))
+            header, body = header_of(folder.read(file.digest, touch=False) or b"")
+            yield Shown(file, header, body, "" if header["key"] == file.digest else "it is an entry of another key")
         except (DamagedError, OSError, ValueError) as error:
             yield Shown(file, {}, b"", str(error))
 
@@ -57,7 +74,7 @@ def _entries(folder: Folder | None) -> Iterator[Shown]:
 @guarded
 def stats(form: Form = Format.table) -> None:
     """Show how much is kept, and where."""
-    folder = opened(create=False)
+    folder = _folder()
     files = folder.files() if folder is not None else []
     facts: dict[str, Any] = {
         "folder": str(settings.folder()),
@@ -88,24 +105,19 @@ def list_command(
     form: Form = Format.table,
 ) -> None:
     """List the kept kernels, the one that was used last first."""
-    rows = [_row(shown, verbose) for shown in _entries(opened(create=False))]
+    rows = [_row(shown, verbose) for shown in _entries(_folder())]
 
     def table() -> RenderableType:
         if not rows:
             return Text(NOTHING)
         shown = Table("key", "chip", "operator", "options", "size", "used", *(["serves"] if verbose else []), box=None)
         for row in rows:
-            serves = ["yes" if not row["differs"] else "no: " + "; ".join(row["differs"])] if verbose else []
-            cells = [
-                row["key"][:SHORT],
-                row["chip"],
-                row["operator"],
-                row["options"],
-                decimal(row["bytes"]),
-                _ago(row["used_s_ago"]),
-            ]
+            sizes = decimal(row["bytes"]), _ago(row["used_s_ago"])
+            cells = [row["key"][:SHORT], row["chip"], row["operator"], row["options"], *sizes]
+            serves = [("no" if row["differs"] else "yes")] if verbose else []
             shown.add_row(*(Text(cell, overflow="fold") for cell in [*cells, *serves]))
-        return shown
+        reasons = [f"{row['key'][:SHORT]} does not serve: {'; '.join(row['differs'])}" for row in rows if row.get("differs")]
+        return Group(shown, *map(Text, reasons))
 
     report(form, "cache ls", table, lambda: {"entries": rows})
 
@@ -143,7 +155,7 @@ def show(
 @guarded
 def verify(form: Form = Format.table) -> None:
     """Check that all entries are intact; exit code 1 if one is not. A damaged entry is never used: it is compiled again."""
-    found = list(_entries(opened(create=False)))
+    found = list(_entries(_folder()))
     damaged = {shown.file.digest: shown.problem for shown in found if shown.problem}
     for shown in found:
         if not shown.problem:
@@ -169,8 +181,8 @@ def clear(
     form: Form = Format.table,
 ) -> None:
     """Remove kept kernels."""
-    folder = opened(create=False)
-    chosen = [_the(key) for key in keys] if keys else list(_entries(folder))
+    folder = _folder()
+    chosen = [_named(key) for key in keys] if keys else list(_entries(folder))
     chosen = [shown for shown in chosen if not stale or _differs(shown)]
     try:
         for shown in chosen:
@@ -187,14 +199,20 @@ def clear(
     )
 
 
-def _the(key: str) -> Shown:
+def _named(key: str) -> Shown:
     """Returns the entry whose key begins with these digits; `BadFileError` if it is none, or several."""
-    found = [shown for shown in _entries(opened(create=False)) if shown.file.digest.startswith(key.lower())]
+    found = [shown for shown in _entries(_folder()) if shown.file.digest.startswith(key.lower())]
     if len(found) != 1:
         raise BadFileError(f"{len(found) or 'no'} kept kernels have a key that begins with {key!r}: see `roller cache ls`")
-    if found[0].problem:
-        raise BadFileError(f"{key}: {found[0].problem}")
     return found[0]
+
+
+def _the(key: str) -> Shown:
+    """Returns the same, for an intact entry."""
+    found = _named(key)
+    if found.problem:
+        raise BadFileError(f"{key}: {found.problem}")
+    return found
 
 
 def _row(shown: Shown, verbose: bool) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import product
+from operator import index
 from typing import Any
 
 from roller.cost.parameters import CostParameters
@@ -88,6 +89,7 @@ class Alternative:
 
 def why_not(chosen: RProgram, spec: HardwareSpec, rules: Rules, parameters: CostParameters, tile: Mapping[str, int]) -> Alternative:
     """Returns why a program's unit tile is not the named one. `ExpressionError` for a tile that no stage has."""
+    tile = _checked(tile)
     number, nests = _stage(chosen.expr, spec, tile)
     stage = _program_of(chosen, number)
     own = rules.of(stage.nest.stage.name)
@@ -104,16 +106,25 @@ def why_not(chosen: RProgram, spec: HardwareSpec, rules: Rules, parameters: Cost
     now = Growth.of(stage, spec, own, parameters).model.estimate(stage)
     named, counted = tuple(tile.items()), tuple(refusals.most_common())
     if best is None or math.isinf(best[0]):
-        reason = counted[0][0] if counted else "no atom of the chip computes with it"
+        reason = _unreached(found, stage, tile) or (counted[0][0] if counted else "no atom of the chip computes with it")
         return Alternative(stage.nest.stage.name, named, reason, counted, None, None, now)
     estimate = best[2].model.estimate(best[3])
     return Alternative(stage.nest.stage.name, named, None, counted, best[3], estimate, now, _terms(estimate, now))
 
 
+def _checked(tile: Mapping[str, int]) -> dict[str, int]:
+    """Returns the tile with Python's integers; `ExpressionError` for anything else."""
+    try:
+        found = {name: index(extent) for name, extent in tile.items() if isinstance(name, str) and not isinstance(extent, bool)}
+    except (TypeError, AttributeError):
+        found = {}
+    if not found or len(found) != len(tile) or min(found.values()) < 1:
+        raise ExpressionError(f"why_not={tile!r}: a tile such as {{'m': 256}} expected, with positive integers")
+    return found
+
+
 def _stage(expr: TensorExpr, spec: HardwareSpec, tile: Mapping[str, int]) -> tuple[int, tuple[Nest, ...]]:
     """Returns the first stage with these dimensions, by its number, and its nests."""
-    if not tile or any(type(extent) is not int or extent < 1 for extent in tile.values()):
-        raise ExpressionError(f"why_not={dict(tile)}: a tile such as {{'m': 256}} expected, with positive integers")
     known: dict[str, None] = {}
     for number, stage in enumerate(expr.stages):
         nests = variants(stage, expr.tensors, spec.spread)
@@ -158,6 +169,20 @@ def _chains(
                     yield space, (unit, *chain)
                 else:
                     refusals[broken] += 1
+
+
+def _unreached(spaces: Sequence[TileSpace], stage: StageProgram, tile: Mapping[str, int]) -> str | None:
+    """Returns the dimension of a tile that no innermost tile divides; None if there is none."""
+    steps: dict[str, set[int]] = {name: set() for name in tile}
+    for space, chains in [*innermost(list(spaces)), *((s, [stage.tiles[-1:]]) for s in spaces if s.nest.dims == stage.nest.dims)]:
+        for chain in chains:
+            for dim, extent in zip(space.nest.dims, chain[0], strict=True):
+                if dim.name in tile:
+                    steps[dim.name].add(extent)
+    for name, extents in steps.items():
+        if extents and all(tile[name] % extent for extent in extents):
+            return f"{name} = {tile[name]}, no multiple of an innermost tile, which have {', '.join(map(str, sorted(extents)))}"
+    return None
 
 
 def _units(space: TileSpace, stage: StageProgram, inner: Tile, tile: Mapping[str, int]) -> Iterator[Tile]:

@@ -78,6 +78,31 @@ def test_damaged_entries_are_found(place: Path) -> None:
     assert "does not match its checksum" in said("cache", "show", file.name[:8], code=3)
 
 
+def test_a_damaged_entry_can_be_removed_by_its_key(place: Path) -> None:
+    said(*OPERATOR)
+    (file,) = place.glob("*.kernel")
+    file.write_bytes(b"")
+    assert data("cache", "clear", file.name[:9])["removed"] == 1 and not file.exists()
+
+
+def test_an_entry_under_another_name_is_damaged(place: Path) -> None:
+    said(*OPERATOR)
+    (file,) = place.glob("*.kernel")
+    file.rename(place / ("0" * 64 + ".kernel"))
+    assert "another key" in said("cache", "verify", code=1)
+
+
+@pytest.mark.parametrize("command", ["stats", "ls", "verify", "clear"])
+def test_wrong_settings_and_open_folders_stop_every_command(command: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said(*OPERATOR)
+    place.chmod(0o755)
+    assert "is not used: others can open it" in " ".join(said("cache", command, code=3).split())
+    place.chmod(0o700)
+    monkeypatch.setenv("ROLLER_CACHE", "nonsense")
+    assert "is none of rw, ro, off" in said("cache", command, code=3)
+    assert list(place.glob("*.kernel"))
+
+
 def test_keys_that_name_none_or_several(place: Path) -> None:
     assert "no kept kernels have a key that begins with 'zz'" in said("cache", "show", "zz", code=3)
     said(*OPERATOR)

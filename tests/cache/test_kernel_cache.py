@@ -11,6 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +219,7 @@ def test_edited_sources_have_another_digest(tmp_path: Path, monkeypatch: pytest.
     (module / "below" / "__pycache__" / "x.pyc").write_text("1")
     monkeypatch.syspath_prepend(str(tmp_path))
     __import__("edited_package")
-    monkeypatch.setattr(sources.psutil.Process, "create_time", lambda _: time.time() + 10)
+    monkeypatch.setattr(sources, "_BEGUN", time.time() + 10)
 
     def now() -> str | None:
         sources.digest.cache_clear()
@@ -233,9 +234,33 @@ def test_edited_sources_have_another_digest(tmp_path: Path, monkeypatch: pytest.
     (module / "below" / "data.cuh").rename(module / "below" / "moved.cuh")
     assert now() not in (first, None)
     assert sources.digest("no_such_package_anywhere") is None
-    monkeypatch.setattr(sources.psutil.Process, "create_time", lambda _: 0.0)
-    assert now() is None, "what runs may be the text before the edit"
+    monkeypatch.setattr(sources, "_BEGUN", time.time())
+    time.sleep(0.05)
+    (module / "__init__.py").write_text("# edited")
+    os.utime(module / "__init__.py", (0, 0))
+    assert now() is None, "what runs may be the text before the edit, whatever the file's own time says"
     sources.digest.cache_clear()
+
+
+FORKED = """
+import os, sys, time
+import roller
+from roller.cache import sources
+open(sys.argv[1], "w").write("edited")
+time.sleep(0.05)
+if os.fork() == 0:
+    time.sleep(0.05)
+    os._exit(7 if sources.digest("watched") is None else 1)
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_a_forked_process_has_the_modules_of_its_parent(tmp_path: Path) -> None:
+    """A source that changed before the fork is newer than the code that runs in the child."""
+    (tmp_path / "watched.py").write_text("")
+    code = "import sys; sys.path.insert(0, sys.argv[2]); import watched\n" + FORKED
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "watched.py"), str(tmp_path)], check=False)
+    assert done.returncode == 7
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "rocm", "ipu_sim"])
@@ -255,6 +280,25 @@ def test_a_compiler_of_ones_own_is_another_toolchain(tmp_path: Path, monkeypatch
         with_own = plugin.toolchain(plugin.default_spec())
         tool.write_text("#!/bin/sh\n# a later version\n")
         assert before != with_own != plugin.toolchain(plugin.default_spec()) != before
+
+
+def test_variables_of_the_cuda_compiler_are_another_toolchain(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = load_device("cuda")
+    found = [plugin.toolchain(plugin.default_spec())]
+    for name, value in (("NVCC_APPEND_FLAGS", "-use_fast_math"), ("CPATH", "/elsewhere"), ("CUDA_HOME", "/elsewhere")):
+        monkeypatch.setenv(name, value)
+        found.append(plugin.toolchain(plugin.default_spec()))
+    assert all(one != other for one, other in pairwise(found))
+
+
+def test_another_cuda_compiler_in_one_process_compiles_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from roller_cuda.toolchain import compiling
+
+    monkeypatch.setattr(compiling, "_lacking", lambda arch: None)
+    monkeypatch.setattr(compiling, "_with_command", lambda command, text, arch: (command.encode(), ""))
+    for command in ("nvcc-a", "nvcc-b"):
+        monkeypatch.setenv(compiling.COMPILER, command)
+        assert compiling.compiled("// the same text", "sm_80")[0] == command.encode()
 
 
 def test_devices_that_do_not_say_their_toolchain_are_kept_in_memory_only(
@@ -301,14 +345,23 @@ def test_off_keeps_nothing_and_ro_writes_nothing(settled: Path, built: list[Any]
     assert len(built) == 3 and file.stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize("hit", [False, True])
 @pytest.mark.parametrize(("name", "value"), [("ROLLER_CACHE", "yes"), ("ROLLER_CACHE_LIMIT", "much")])
 def test_wrong_settings_are_said_before_anything_is_built(
-    name: str, value: str, settled: Path, built: list[Any], monkeypatch: pytest.MonkeyPatch
+    name: str, value: str, hit: bool, settled: Path, built: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if hit:
+        roller.compile(product(), "toy")
+        built.clear()
     monkeypatch.setenv(name, value)
     with pytest.raises(SettingError, match=value):
         roller.compile(product(), "toy")
     assert not built
+
+
+def test_a_folder_of_an_unknown_user_is_a_folder_of_that_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLER_CACHE_DIR", "~no_such_user_here/x")
+    assert settings.folder() == Path("~no_such_user_here/x/kernels")
 
 
 def test_limits_are_read_as_people_write_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +400,8 @@ def test_links_and_folders_of_others_are_not_followed(settled: Path, built: list
     elsewhere = settled.parent / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     settled.symlink_to(elsewhere)
-    assert len(warned(lambda: roller.compile(product(), "toy"))) == 1 and not list(elsewhere.iterdir())
+    (said,) = warned(lambda: roller.compile(product(), "toy"))
+    assert "it is a link" in said and not list(elsewhere.iterdir())
     settled.unlink()
     settled.mkdir(mode=0o700)
     kernels.forget()
@@ -364,6 +418,23 @@ def test_an_entry_that_is_a_link_is_not_followed(settled: Path, built: list[Any]
     kernels.forget()
     roller.compile(product(), "toy")
     assert len(built) == 2 and not file.is_symlink(), "it is replaced, not followed"
+
+
+def test_what_lies_in_the_place_of_an_entry_is_a_miss_and_leaks_nothing(settled: Path, built: list[Any]) -> None:
+    """A folder, or a pipe: reading it must neither block nor leave it open."""
+    roller.compile(product(), "toy")
+    (file,) = kept(settled)
+    for number, make in enumerate((Path.mkdir, os.mkfifo)):
+        file.unlink() if file.is_file() else file.rmdir()
+        make(file)
+        kernels.forget()
+        roller.compile(product(), "toy")
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(3):
+            kernels.forget()
+            roller.compile(product(), "toy")
+        assert len(list(Path("/proc/self/fd").iterdir())) == before, number
+    assert file.is_file(), "the pipe is replaced"
 
 
 def test_the_least_used_are_evicted(settled: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,6 +206,24 @@ def test_what_an_image_cannot_hold_is_refused(kind: str, monkeypatch: pytest.Mon
         linking.link(bytes(obj), ("f",))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"segments": [4096, 0, 0], "imports": {"abs": [4095]}},
+        {"segments": [0, 0, 0]},
+        {"exports": {"f": 1 << 40}},
+        {"addresses": [[0, -8]]},
+        {"segments": None},
+        {"addresses": [[1]]},
+    ],
+)
+def test_layouts_that_reach_beyond_their_memory_are_refused(change: dict[str, Any]) -> None:
+    text = HEAD + 'define i32 @f(ptr %p) "target-cpu"="x86-64" {\n ret i32 0\n}\n' + FLAGS
+    image = linking.link(compiling.object_file(text), ("f",))
+    with pytest.raises(LaunchError, match="layout"):
+        mapping.Loaded(image.content, {**image.layout(), **change})
+
+
 def test_the_needed_instruction_sets_are_recorded() -> None:
     kernel = roller.compile(ops.relu(roller.tensor((64,))), "cpu:x86-64-v3")
     wanted = kernel.artifact.launch["requires"]

@@ -140,7 +140,7 @@ def test_no_block_has_room_whose_threads_would_spill(monkeypatch: pytest.MonkeyP
 def test_cubins_built_at_once_are_those_built_one_by_one() -> None:
     kernels = roller.compile_top(ops.matmul(ops.tensor((70, 90)), ops.tensor((90, 50))), "cuda:a100", top_k=4)
     plan = Plan(load_device("cuda"), kernels[0].spec)
-    compiling.compiled.cache_clear()
+    compiling.compiled_by.cache_clear()
     alone = [building.build(plan, kernel.candidates[0]).artifact for kernel in kernels]
     assert [k.artifact.to_bytes() for k in kernels] == [artifact.to_bytes() for artifact in alone]
 

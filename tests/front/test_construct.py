@@ -41,6 +41,9 @@ def test_programs_are_those_that_compile_considers() -> None:
     assert made.candidates[0].program == made.program and made.estimate == made.candidates[0].estimate
     assert {str(c.program) for c in made.candidates} == {str(c.program) for c in kernel.candidates}
     assert made.spec == kernel.spec and made.explain().to_dict()["chip"] == "cpu:x86-64-v3"
+    assert (
+        repr(made) == f"<Construction of {made.program.describe()} for cpu:x86-64-v3; {len(made.candidates)} programs, none built>"
+    )
     assert made.source_in() == made.source_in("llvm-ir") and "define" in made.source_in()
     with pytest.raises(KernelError, match="writes llvm-ir, not c"):
         made.source_in("c")

@@ -43,6 +43,7 @@ class Loaded:
         """Maps an image as `roller_cpu.toolchain.linking` describes it; `LaunchError` if that is impossible."""
         if layout.get("sha256") != hashlib.sha256(content).hexdigest():
             raise LaunchError("the kernel's machine code is not what was built: it does not match its checksum; compile it again")
+        _check(content, layout)
         segments, self._exports = layout["segments"], layout["exports"]
         self._methods: dict[str, _Method] = {}
         self._bytes = total = sum(segments)
@@ -77,6 +78,20 @@ class Loaded:
 
     def _write(self, where: int, word: int) -> None:
         ctypes.memmove(self._base + where, struct.pack("<Q", word), 8)
+
+
+def _check(content: bytes, layout: Mapping[str, Any]) -> None:
+    """Raises `LaunchError` for a layout that reaches beyond its own memory."""
+    try:
+        total = sum(layout["segments"])
+        slots = [slot for slots in layout["imports"].values() for slot in slots]
+        words = [*slots, *(where for where, _ in layout["addresses"])]
+        places = [*layout["exports"].values(), *(target for _, target in layout["addresses"])]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise LaunchError(f"the kernel's machine code has no layout: {error}; compile it again") from error
+    inside = all(0 <= word <= total - 8 for word in words) and all(0 <= place <= total for place in places)
+    if len(content) > total or not inside:
+        raise LaunchError("the layout of the kernel's machine code reaches beyond it; compile it again")
 
 
 def _mapped(size: int) -> int:

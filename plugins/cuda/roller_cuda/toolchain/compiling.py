@@ -22,6 +22,11 @@ from roller_cuda.toolchain import cubin, occupancy
 
 FORMAT = "cubin"
 COMPILER = "ROLLER_CUDA_COMPILER"
+# Variables that change which compiler and headers are found, or what they do.
+VARIABLES = (
+    *("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CPATH", "CPLUS_INCLUDE_PATH"),
+    *("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "NVCC_CCBIN"),
+)
 NO_WORDS = f"it left no cubin and said nothing; {COMPILER} must name an nvcc"
 ANSWER_SECONDS = 20  # time limit for a compiler to list its architectures
 INSTALL = "pip install 'roller-compiler[cuda]' (in a copy of the repository: '.[cuda]')"
@@ -221,10 +226,15 @@ def resources(log: str) -> dict[str, int]:
     return found
 
 
-@cache
 def compiled(text: str, arch: str) -> tuple[bytes, str]:
-    """Returns the cubin of a text, and the compiler's log."""
-    chosen, lacking = os.environ.get(COMPILER), _lacking(arch)
+    """Returns the cubin of a text, and the compiler's log; the same compiler is asked once."""
+    return compiled_by(os.environ.get(COMPILER), *(os.environ.get(name, "") for name in VARIABLES), text=text, arch=arch)
+
+
+@cache
+def compiled_by(chosen: str | None, *_: str, text: str, arch: str) -> tuple[bytes, str]:
+    """Returns the same by a compiler of this name (None: NVRTC, else an nvcc on PATH), with these variables set."""
+    lacking = _lacking(arch)
     if lacking is not None:
         raise CodegenError(lacking)
     if chosen:
