@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 import roller
+from bench.common import machine, report
+from bench.common.harness import RESULTS
 from roller import ops
 
 SHAPE = (64, 128)
@@ -48,9 +50,13 @@ def main() -> None:
                 call()
             found[name].append((time.perf_counter() - begin) / CALLS * 1e6)
     table = Table("call", "us", box=None)
-    for name, seconds in found.items():
-        table.add_row(name, f"{statistics.median(seconds):.2f}")
+    summary = {name: statistics.median(times) for name, times in found.items()}
+    for name, microseconds in summary.items():
+        table.add_row(name, f"{microseconds:.2f}")
     Console().print(table)
+    device = machine.device()
+    body = {"device": device, "versions": machine.versions(), "rounds": ROUNDS, "calls": CALLS, "summary": summary}
+    report.store(RESULTS / machine.folder(device) / "calls.json", report.provenance("calls") | body)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from bench.common import machine, report
+from bench.common.harness import RESULTS
+
 PROGRAM = """
 import json, sys, time
 begin = time.perf_counter()
@@ -62,10 +65,15 @@ def main() -> None:
                 built.append(once(empty))
             kept.append(once(warm))
     table = Table("seconds", "not kept", "kept", box=None)
+    summary: dict[str, Any] = {}
     for name in built[0]:
         sides = [[run[name] for run in runs] for runs in (built, kept)]
+        summary[name] = [statistics.median(side) for side in sides]
         table.add_row(name, *(str(any(s)) if name == "TVM" else f"{statistics.median(s):.4f}" for s in sides))
     Console().print(table)
+    device = machine.device()
+    body = {"device": device, "versions": machine.versions(), "summary": summary, "cases": {"not kept": built, "kept": kept}}
+    report.store(RESULTS / machine.folder(device) / "kept.json", report.provenance("kept") | body)
 
 
 if __name__ == "__main__":
