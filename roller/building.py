@@ -23,7 +23,7 @@ from roller.ir import serialization
 from roller.program import record
 from roller.program.record import Choice
 from roller.program.rprogram import StageProgram
-from roller.runtime.artifact import Artifact, KernelSource
+from roller.runtime.artifact import Artifact
 
 _step = logging.getLogger("roller.step")  # progress messages of a long compilation
 
@@ -34,10 +34,9 @@ TRIED = 4  # max programs built until one is at least as good as the prediction 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A program with its source and binary; its estimate uses the occupancy (tiles at a time) that the binary permits."""
+    """A program with its binary; its estimate uses the occupancy (tiles at a time) that the binary permits."""
 
     choice: Choice
-    source: KernelSource
     artifact: Artifact
 
     @property
@@ -60,7 +59,7 @@ def build(plan: Plan, choice: Choice) -> Attempt:
         constants=plan.fixed,
         source=artifact.source or source.text,
     )
-    return Attempt(rated, source, made)
+    return Attempt(rated, made)
 
 
 def build_first(plan: Plan, choices: Sequence[Choice]) -> tuple[Attempt, list[Choice]]:

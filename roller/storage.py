@@ -59,13 +59,13 @@ def program_identity(command: str | None) -> str:
 def config_dir() -> Path:
     """Returns the folder of the user's own files: `ROLLER_CONFIG_DIR`, else the platform's folder for configuration."""
     chosen = os.environ.get("ROLLER_CONFIG_DIR")
-    return Path(os.path.expanduser(chosen)) if chosen else platformdirs.user_config_path("roller")  # noqa: PTH111
+    return Path(os.path.expanduser(chosen)) if chosen else platformdirs.user_config_path("roller")  # noqa: PTH111  (that of Path raises for an unknown user)
 
 
 def cache_dir() -> Path:
     """Returns the folder of files that can be made again: `ROLLER_CACHE_DIR`, else the platform's folder for caches."""
     chosen = os.environ.get("ROLLER_CACHE_DIR")
-    return Path(os.path.expanduser(chosen)) if chosen else platformdirs.user_cache_path("roller")  # noqa: PTH111
+    return Path(os.path.expanduser(chosen)) if chosen else platformdirs.user_cache_path("roller")  # noqa: PTH111  (that of Path raises for an unknown user)
 
 
 def spec_dir() -> Path:

@@ -190,6 +190,7 @@ def construct(
     *,
     spec: SpecLike | None = None,
     top_k: int = 10,
+    constants: Mapping[str, Any] | None = None,
     threads: int | None = None,
     precision: str = "ieee",
     math: str = "ieee",
@@ -199,5 +200,5 @@ def construct(
     `compile` builds them in this order, and may prefer another one whose binary has fewer flaws (spills, for example).
     """
     expr = permitted(expression_of(op), precision, math)
-    plan = planned(expr, device, spec, None, threads, False)
+    plan = planned(expr, device, spec, constants, threads, False)
     return Construction(plan, tuple(programs(plan, expr, top_k)))

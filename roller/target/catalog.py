@@ -35,7 +35,7 @@ __all__ = [
     "kept_spec",
     "list_specs",
     "load_spec",
-    "numbers",
+    "number_paths",
     "parse",
     "shipped_specs",
     "spec_from_dict",
@@ -238,7 +238,7 @@ def json_schema() -> str:
     return json.dumps(schema, indent=2, sort_keys=True) + "\n"
 
 
-def numbers(spec: HardwareSpec, defaults: bool) -> Iterator[str]:
+def number_paths(spec: HardwareSpec, defaults: bool) -> Iterator[str]:
     """Yields the dotted path of every number in a spec, or only of those that differ from their default."""
     hidden = {"schema_version", "options", "sources"}
     data = spec.model_dump(mode="json", exclude_defaults=not defaults, exclude=hidden)

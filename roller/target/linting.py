@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from roller.target.catalog import PROVENANCE, numbers
+from roller.target.catalog import PROVENANCE, number_paths
 from roller.target.hardware import ComputeAtom, HardwareSpec, peak_key
 
 # Known chips read 0.001 to 0.2 bytes of their outermost memory per operation, and wait at most 2 us for an access.
@@ -29,8 +29,8 @@ def lint(spec: HardwareSpec, file: str | Path | None = None) -> list[str]:
 
 
 def _sources(spec: HardwareSpec) -> Iterator[str]:
-    fields = list(numbers(spec, defaults=True))
-    for path in numbers(spec, defaults=False):
+    fields = list(number_paths(spec, defaults=True))
+    for path in number_paths(spec, defaults=False):
         if spec.source(path) is None:
             yield f"{path}: no source"
     for pattern, text in spec.sources.items():

@@ -200,14 +200,14 @@ def test_constants_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [c["name"] for c in launch["constants"]] == ["w"] and [i["name"] for i in launch["inputs"]] == ["x"]
     assert len(launch["panels"]) == 1 and list(launch["direct_constants"]) == []
     calls: list[str] = []
-    function = mapping.Loaded.function
+    function = mapping.MappedImage.function
 
-    def counted(image: mapping.Loaded, name: str) -> Callable[[int], int]:
+    def counted(image: mapping.MappedImage, name: str) -> Callable[[int], int]:
         found = function(image, name)
         return lambda place: calls.append(name) or found(place)
 
-    monkeypatch.setattr(mapping.Loaded, "function", counted)
-    monkeypatch.setattr(mapping.Loaded, "builtin", lambda *_: None)
+    monkeypatch.setattr(mapping.MappedImage, "function", counted)
+    monkeypatch.setattr(mapping.MappedImage, "builtin", lambda *_: None)
     a = np.random.default_rng(1).integers(-4, 5, (64, 96)).astype(np.float32)
     for _ in range(3):
         assert np.array_equal(kernel(a), a @ values)

@@ -26,14 +26,14 @@ HEAD = f'target datalayout = "{compiling.data_layout("x86_64-unknown-linux-gnu")
 FLAGS = '!llvm.module.flags = !{!0}\n!0 = !{i32 4, !"tvm_target", !"{\\22kind\\22:\\22llvm\\22}"}\n'
 
 
-def loaded(body: str, *names: str) -> mapping.Loaded:
+def loaded(body: str, *names: str) -> mapping.MappedImage:
     """The functions of a module of LLVM IR, linked and mapped."""
     text = HEAD + body.replace("#0", '"target-cpu"="x86-64"') + "\n" + FLAGS
     image = linking.link(compiling.object_file(text), names)
-    return mapping.Loaded(image.content, image.layout())
+    return mapping.MappedImage(image.content, image.layout())
 
 
-def regions(image: mapping.Loaded) -> list[str]:
+def regions(image: mapping.MappedImage) -> list[str]:
     """The system's protections of an image's pages, in order."""
     begin, end, found = image._base, image._base + image._bytes, []
     for line in Path("/proc/self/maps").read_text().splitlines():
@@ -221,7 +221,7 @@ def test_layouts_that_reach_beyond_their_memory_are_refused(change: dict[str, An
     text = HEAD + 'define i32 @f(ptr %p) "target-cpu"="x86-64" {\n ret i32 0\n}\n' + FLAGS
     image = linking.link(compiling.object_file(text), ("f",))
     with pytest.raises(LaunchError, match="layout"):
-        mapping.Loaded(image.content, {**image.layout(), **change})
+        mapping.MappedImage(image.content, {**image.layout(), **change})
 
 
 def test_the_needed_instruction_sets_are_recorded() -> None:

@@ -49,6 +49,16 @@ def test_programs_are_those_that_compile_considers() -> None:
         made.source_in("c")
 
 
+def test_constants_are_known_as_to_compile() -> None:
+    """Their panels are packed beforehand, and the text has a function for that."""
+    import numpy as np
+
+    values = np.ones((96, 128), np.float32)
+    made = roller.construct(product(), "cpu:x86-64-v3", constants={"b": values})
+    kernel = roller.compile(product(), "cpu:x86-64-v3", constants={"b": values})
+    assert str(made.program) == str(kernel.program) and made.source_in() == kernel.source
+
+
 def test_nothing_is_built(toy: Callable[[Any], Device]) -> None:
     toy(Bare())
     with pytest.raises(DeviceUnavailableError, match="buy one"):

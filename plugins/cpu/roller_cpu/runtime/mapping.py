@@ -36,7 +36,7 @@ def of_python(name: str) -> int:
     return ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
 
 
-class Loaded:
+class MappedImage:
     """An image that is ready to run; its memory is freed with the last of its functions."""
 
     def __init__(self, content: bytes, layout: Mapping[str, Any]) -> None:

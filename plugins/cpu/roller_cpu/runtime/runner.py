@@ -120,7 +120,7 @@ def _code(artifact: Artifact) -> Code:
     if missing:
         raise DeviceUnavailableError(f"the kernel is for {launch['processor']}; this processor lacks {', '.join(missing)}")
     if artifact.format == formats.IMAGE:
-        return mapping.Loaded(artifact.data, launch.get("image", {}))
+        return mapping.MappedImage(artifact.data, launch.get("image", {}))
     from roller_cpu.runtime import jit  # noqa: PLC0415  (it imports TVM)
 
     return jit.Compiled(artifact.data.decode(), launch)
