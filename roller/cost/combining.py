@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from roller.cost.parameters import Rates
 from roller.ir.expr import ELEMENT_BYTES, Stage
-from roller.program.rprogram import StageProgram
+from roller.program.elementwise import Extent, Value, each, least, where
+from roller.program.rprogram import LEAST_BLOCK, StageProgram
 
 FOLD_SLOTS = 3  # vector operations that fold two vectors into one: two shuffles and the reducer's operation
 
 
 def fold_seconds(rates: Rates, program: StageProgram) -> float:
-    """Computes the seconds of the horizontal reduction: combining the partial results in a vector's lanes.
+    """Computes the seconds of the horizontal reduction: combining the partial results in a vector's lanes."""
+    slots = fold_slots(program, program.inner)
+    return float(slots) / (rates.vector_slots * max(rates.busy(program), 1e-9)) if slots else 0.0
+
+
+def fold_slots(program: StageProgram, inner: Sequence[Extent]) -> Value:
+    """Returns the issue slots of the horizontal reductions of a stage, for one innermost tile or for an array of them.
 
     Folding two vectors into one takes two shuffles and one operation. So does each halving of the last vector. A store follows.
+    `program` has the same atom and mapping, but any tiles.
     """
     lane = program.lane
     if lane is None or not program.nest.dims[lane].is_reduce or program.lane_level is not None:
         return 0.0
-    width, length = atom_outputs(program), program.inner[lane]
+    width, length, together = atom_outputs(program), inner[lane], 1
     outputs = math.prod([program.nest.extents[i] for i in program.nest.spatial])
-    together = 1 if program.across is None or length % width else min(width, program.inner[program.across])
-    pairs = (1 << (together - 1).bit_length()) - 1
-    halvings = math.log2(width) - math.log2(pairs + 1)
-    vectors = FOLD_SLOTS * (pairs + halvings) + 1 + together * (length // width - 1 if length >= width else 0)
-    return outputs / together * width * vectors / (rates.vector_slots * max(rates.busy(program), 1e-9))
+    for dim in reversed(program.sides):
+        together = where((inner[dim] >= LEAST_BLOCK) & (length % width == 0), least(width, inner[dim]), together)
+    pairs = each(lambda rows: (1 << (rows - 1).bit_length()) - 1, together)
+    halvings = math.log2(width) - each(lambda count: math.log2(count + 1), pairs)
+    vectors = FOLD_SLOTS * (pairs + halvings) + 1 + together * where(length >= width, length // width - 1, 0)
+    return outputs / together * width * vectors
 
 
 def combine_seconds(rates: Rates, program: StageProgram, resident: int) -> float:

@@ -27,6 +27,7 @@ from roller.cost.packing import copy_seconds
 from roller.cost.parameters import CostParameters, Rates
 from roller.cost.register_traffic import RegisterTraffic
 from roller.cost.traffic import level_traffic
+from roller.program.elementwise import Value
 from roller.program.estimate import Estimate, combine_estimates
 from roller.program.footprint import Geometry
 from roller.program.rprogram import RProgram, StageProgram
@@ -57,9 +58,9 @@ class Model:
     geometry: Geometry
     most_resident: int | None = None
     rates: Rates = field(init=False)
-    _slots: float = field(init=False)
+    slots: float = field(init=False)
     _epilogue_slots: float = field(init=False)
-    _registers: RegisterTraffic = field(init=False)
+    registers: RegisterTraffic = field(init=False)
     _issued: Issued = field(init=False)
     _known: dict[tuple[object, ...], Estimate] = field(default_factory=dict)
     _least: dict[tuple[object, ...], float] = field(default_factory=dict)  # lower bounds, in seconds
@@ -69,9 +70,9 @@ class Model:
         nest = self.geometry.nest
         self.rates = Rates(self.spec, self.parameters)
         own = self.parameters.operation_slots
-        self._slots = sum([body_slots(stage, own) for stage in nest.stages])
+        self.slots = sum([body_slots(stage, own) for stage in nest.stages])
         self._epilogue_slots = math.prod([nest.extents[i] for i in nest.spatial]) * epilogue_slots(nest.stage, own)
-        self._registers = RegisterTraffic(nest, self.parameters.gather_slots)
+        self.registers = RegisterTraffic(nest, self.parameters.gather_slots, self.parameters.registers)
         self._issued = Issued(self.spec, self.parameters)
 
     def estimate(self, program: StageProgram) -> Estimate:
@@ -126,13 +127,13 @@ class Model:
         """Computes the seconds of padded work at the rate of the atom, its independent accumulators and the busy units."""
         atom = program.atom
         points = _atom_points(program)
-        slots = self._slots if atom.kind != "matrix" else 1.0
+        slots = self.slots if atom.kind != "matrix" else 1.0
         busy = self.rates.busy(program)
         rate = atom.gflops * 1e9 / 2 * self.chain_efficiency(program) * busy
         rows, idle = self._start_up(program), idle_lanes(program, self.spec, self.resident(program))
         waiting = self._issued.waiting(program, self.resident(program))
         depending = waiting if program.nest.before else 1.0
-        issued = points * slots * rows * idle * self._issued.crowding(program, self._slots) * depending
+        issued = points * slots * rows * idle * self._issued.crowding(program, self.slots) * depending
         alone = self._issued.alone_seconds(program, slots, self.resident(program))
         return max(issued / rate, alone) + waiting * self._epilogue_slots / (self.rates.function_slots * busy)
 
@@ -182,12 +183,11 @@ class Model:
     def _body_seconds(self, program: StageProgram, compute: float, levels: Sequence[_Moving], steps: int) -> float:
         """Computes the seconds of compute and of transfers into all levels, overlapped, plus the waits that nothing hides.
 
-        The starts of prefetched rows count as outermost traffic. The result is at least the time of dispatching the tiles.
+        The starts of prefetched rows count as traffic of their level. The result is at least the time of dispatching the tiles.
         """
-        outside, *inside = [moved.seconds for moved in levels]
+        outside, *inside = [moved.seconds + moved.ahead for moved in levels]
         if program.atom.in_turn and program.lane_level is not None:
             compute, inside = compute + sum(inside), [0.0] * len(inside)
-        outside += sum([moved.ahead for moved in levels])
         body = overlapped((compute, outside, *inside), steps, self.losses(program))
         handed_out = program.unit_tiles * self.spec.unit.dispatch_ns * 1e-9 if program.dealt else 0.0
         return max(handed_out, body + sum([moved.waiting for moved in levels]))
@@ -223,7 +223,7 @@ class Model:
         program, level = walk.program, self.spec.levels[index]
         into = self.rates.into(level, self.rates.busy(program))
         if index == program.levels[-1] and program.lane_level is None and level.managed and program.atom.kind != "matrix":
-            return _Moving(self._registers.bytes(program, level.transaction_bytes) / into, 0.0, 0.0)
+            return _Moving(self.registers.bytes(program, level.transaction_bytes) / into, 0.0, 0.0)
         traffic = level_traffic(walk, index)
         if level.managed or program.lane_level is not None:  # lanes hide one another's latency
             short = self._short_runs(walk) if index == 1 and not level.managed else 1.0
@@ -287,7 +287,7 @@ class Model:
 
     def floor_seconds(self, program: StageProgram) -> float:
         """Returns the seconds of compute with all chains busy: no tile around this innermost one is faster."""
-        return _atom_points(program) * (self._slots if program.atom.kind != "matrix" else 1.0) / (program.atom.gflops * 1e9 / 2)
+        return _atom_points(program) * (self.slots if program.atom.kind != "matrix" else 1.0) / (program.atom.gflops * 1e9 / 2)
 
     @cached_property
     def compulsory_seconds(self) -> float:
@@ -309,7 +309,7 @@ class Model:
         tiles = math.prod([-(-program.nest.extents[i] // program.inner[i]) for i in program.nest.spatial])
         busy = unit.count * max(self.rates.busy(program), 1e-9)
         visits = program.accumulator_visits
-        overhead = self.parameters.tile_overhead_ns if _visit_operations(program) > self.parameters.short_visit else 0.0
+        overhead = self.parameters.tile_overhead_ns * exposed(_visit_operations(program), self.parameters.short_visit)
         finish = overhead * (2 * visits - 1) if program.nest.stage.reducer is not None else 0.0
         unit_tile = self.parameters.unit_overhead_ns + (self.parameters.scratch_overhead_ns if visits > 1 else 0.0)
         around = tiles * (finish + self.parameters.trip_overhead_ns * visits) + program.unit_tiles * unit_tile
@@ -366,6 +366,14 @@ def _atom_points(program: StageProgram) -> int:
         points *= extent // tile * (-(-tile // step) * step)
     unmapped = [extent for role, extent in roles.items() if isinstance(extent, int) and program.role(role) is None]
     return points * math.prod(unmapped)
+
+
+def exposed(operations: Value, window: int) -> Value:
+    """Returns the share of a visit's ends that the next visit does not hide, for so many operations a visit.
+
+    An out-of-order core begins the next visit while the last `window` operations are in flight.
+    """
+    return operations / (operations + window) if window else 1.0
 
 
 def _visit_operations(program: StageProgram) -> float:

@@ -7,6 +7,7 @@ import math
 from roller.cost.loops import NestWalk
 from roller.cost.parameters import TRANSPOSE_SLOTS, Rates
 from roller.ir.nest import Access, Nest
+from roller.program.elementwise import Value, largest, least
 from roller.program.halo import lane_step, turned
 from roller.program.rprogram import StageProgram, Staging, copy_depth, panel_element_bytes
 from roller.target.hardware import HardwareSpec
@@ -34,7 +35,7 @@ def copy_seconds(rates: Rates, walk: NestWalk, staging: Staging) -> float:
         elements = geometry.panel_elements(staging.operand, tile) * times
         trips = _slot_trips(program, staging, elements)
     units = rates.busy(program) if staging.level else 1.0
-    issue = elements * _slots(rates, program, staging) / (rates.vector_slots * units)
+    issue = elements * copy_slots(rates, program, staging) / (rates.vector_slots * units)
     issue += trips * rates.parameters.trip_overhead_ns * 1e-9 / (spec.unit.count * max(units, 1e-9))
     level = spec.levels[max(1, staging.level)]
     read = sum([geometry.held(n, tile).moved(level.transaction_bytes) for n in sources]) * times
@@ -43,7 +44,21 @@ def copy_seconds(rates: Rates, walk: NestWalk, staging: Staging) -> float:
     # Reads of a copy inside the nest from further out are part of the traffic of those levels.
     rate = rates.into(level, units) if staging.level and fits else rates.from_outside(units)
     launch = spec.unit.launch_overhead_us * 1e-6 if staging.level == 0 else 0.0
-    return max(issue, (read + (0 if fits else 2 * written)) / rate) + launch
+    moved = (read + (0 if fits else 2 * written)) / rate
+    evicting = evicting_seconds(rates, staging.level, written / max(times, 1), times, units)
+    return max(issue, moved) + float(evicting) + launch
+
+
+def evicting_seconds(rates: Rates, level: int, filled: Value, times: Value, units: Value) -> Value:
+    """Returns the seconds in which what a copy writes leaves the caches inside its level that have no room for it.
+
+    `filled`: bytes that it writes at a time. `times`: how often. `units`: the share of the units that do so.
+    """
+    seconds: Value = 0.0
+    for cache in (cache for cache in rates.spec.levels[level + 1 :] if level and not cache.managed):
+        leaves = least(1.0, largest(0.0, filled / (cache.capacity_bytes * cache.usable_fraction) - 1.0))
+        seconds = largest(seconds, leaves * filled * times / rates.into(cache, units))
+    return seconds
 
 
 def panel_room(spec: HardwareSpec, level: int) -> int:
@@ -66,7 +81,7 @@ def _slot_trips(program: StageProgram, staging: Staging, elements: float) -> flo
     return elements / max(slot, 1) * (1 + DECODE_TRIPS * divisions)
 
 
-def _slots(rates: Rates, program: StageProgram, staging: Staging) -> float:
+def copy_slots(rates: Rates, program: StageProgram, staging: Staging) -> float:
     """Returns the issue slots of copying one element: a load and a store, of vectors where source and copy are both contiguous."""
     nest, lane = program.nest, program.lane
     width = max((e for e in program.atom.roles.values() if isinstance(e, int)), default=1)

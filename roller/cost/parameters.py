@@ -37,12 +37,13 @@ class CostParameters:
     """The numbers that the model needs beyond the spec; a device may supply its own.
 
     `tile_overhead_ns`: starting and finishing one accumulator tile; resuming it later costs twice that.
-    `short_visit`: visits of at most this many atom operations cost none of it: their ends are predicted, and the next one overlaps.
+    `short_visit`: atom operations in flight at a visit's end, which the next visit overlaps; 0: visits do not overlap.
     `trip_overhead_ns`: one trip of the loops around the innermost tile. `unit_overhead_ns`: handing a tile to a unit.
     `scratch_overhead_ns`: allocating and freeing the buffer of a unit tile's accumulators between visits.
     `misses_in_flight`: memory latencies that overlap in one unit (line-fill buffers).
     `read_streams`: rows side by side that are prefetched. `write_streams`: written rows that collect whole transactions.
     `warm`: the share of a problem that a cache with room for all of it holds beforehand, from its producer or from the last call.
+    `registers`: vector registers in which generated code keeps a step with all taps of a window; 0: it takes one tap a step.
     `gather_slots`: issue slots of inserting one non-contiguous element into a vector.
     `copy_slots`: issue slots of one load or store of a copy.
     `operation_slots`: issue slots of operations where the device's own functions differ from `roller.cost.operations`.
@@ -80,6 +81,7 @@ class CostParameters:
 
     tile_overhead_ns: float = 0.0
     short_visit: int = 0
+    registers: int = 0
     trip_overhead_ns: float = 0.0
     unit_overhead_ns: float = 0.0
     scratch_overhead_ns: float = 0.0

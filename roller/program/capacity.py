@@ -7,13 +7,16 @@ survive until their reuse: one array's tile, and the part of each other array th
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 from roller.ir.expr import ELEMENT_BYTES
 from roller.ir.nest import Access, Nest, Tile
 from roller.ir.row_groups import held_bytes
 from roller.ir.sliding_windows import every_window, stored_tile
 from roller.program.alignment import lane_rule
+from roller.program.elementwise import Extent, Value, largest
 from roller.program.footprint import Geometry
 from roller.program.rprogram import lane_level, panel_element_bytes, tiled_levels
 from roller.target.hardware import ComputeAtom, HardwareSpec, MemoryLevel
@@ -143,47 +146,51 @@ class Fit:
         key = tile, mapping, atom.name
         found = self._inner.get(key)
         if found is None:
-            found = self._inner[key] = self._inner_bytes(tile, mapping, atom)
+            found = self._inner[key] = self.inner_bytes_of(tile, mapping, atom)
         return found
 
     def touched_bytes(self, tile: Tile) -> int:
         """Returns the bytes of all data tiles; of equally fast tiles the one that touches less is better."""
         return sum([self.geometry.held(number, tile).nbytes for number in range(len(self.nest.accesses))])
 
-    def _inner_bytes(self, tile: Tile, mapping: Mapping, atom: ComputeAtom) -> int:
+    def inner_bytes_of(self, tile: Sequence[Extent], mapping: Mapping, atom: ComputeAtom) -> Value:
+        """Returns the same for one tile, or for an array of tiles, without a cache."""
         nest = self.nest
         if nest.before:
-            return held_bytes(nest, tile)
+            return held_bytes(nest, tuple(tile))
         spread = [d for _, d in mapping if nest.dims[d].is_reduce] if atom.kind == "vector" else []
         outputs = math.prod([tile[i] for i in nest.spatial]) * math.prod([tile[i] for i in nest.reduce] if spread else [1])
         if "input" not in self.spec.levels[min(self._innermost, len(self.spec.levels) - 1)].holds:
             return outputs * nest.accumulator_bytes // self._shared_lanes(atom)
         if nest.stage.reducer is None or self.spec.in_place(atom):
-            return outputs * nest.accumulator_bytes // self._shared_lanes(atom)  # operands become the result, or stay outside
+            held = outputs * nest.accumulator_bytes // self._shared_lanes(atom)  # operands become the result, or stay outside
+            return held + (self._operand_bytes((False,) * len(tile), None, mapping, atom) if nest.inputs else 0)  # but one value
         whole = [self._operand_bytes(a.touches, self._read_tile(a.factor, tile), mapping, atom) for a in nest.inputs]
         once = [self._operand_bytes(a.touches, None, mapping, atom) for a in nest.inputs]
         streamed = self.spec.unit.lane_operands == "streamed"
-        held = sum(whole) - (max((w - o for w, o in zip(whole, once, strict=True)), default=0) if streamed else 0)
-        held += sum(self._picked_bytes(a, mapping, atom) for a in nest.inputs)
+        spared = reduce(largest, [w - o for w, o in zip(whole, once, strict=True)], 0) if streamed else 0
+        held = sum(whole) - spared + sum(self._picked_bytes(a, mapping, atom) for a in nest.inputs)
         return outputs * nest.accumulator_bytes // self._shared_lanes(atom) + held
 
-    def _read_tile(self, factor: int, tile: Tile) -> Tile:
+    def _read_tile(self, factor: int, tile: Sequence[Extent]) -> Sequence[Extent]:
         """Returns the tile as the extents of a factor's values that a lane reads."""
-        return stored_tile(self.nest, factor, tile) if self.windowed else tile
+        return stored_tile(self.nest, factor, tuple(tile)) if self.windowed else tile
 
     def _shared_lanes(self, atom: ComputeAtom) -> int:
         """Returns the lanes over which a matrix atom spreads its tile: each holds its part."""
         return atom.lanes if atom.kind == "matrix" else 1
 
-    def _operand_bytes(self, touches: tuple[bool, ...], tile: Tile | None, mapping: Mapping, atom: ComputeAtom) -> int:
+    def _operand_bytes(
+        self, touches: tuple[bool, ...], tile: Sequence[Extent] | None, mapping: Mapping, atom: ComputeAtom
+    ) -> Value:
         """Returns the bytes of an operand's share of a tile (None: of one atom); a value broadcast to a vector fills all of it."""
         roles = atom.extents
         atoms = {d: r if isinstance(r := roles[name], int) else 1 for name, d in mapping}
-        size = self.nest.accumulator_bytes
+        size: Value = self.nest.accumulator_bytes
         for dim, touched in enumerate(touches):
             width = atoms.get(dim, 1)
             if touched:
-                size *= width if tile is None else max(tile[dim], width)
+                size *= width if tile is None else largest(tile[dim], width)
             elif atom.kind == "vector":
                 size *= width
         return size // self._shared_lanes(atom)

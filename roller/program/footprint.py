@@ -11,9 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial, reduce
 
-from roller.ir.nest import Access, Nest, Tile
+import numpy as np
+
+from roller.ir.nest import Access, Dim, Nest, Tile
 from roller.ir.sliding_windows import stored_tile
+from roller.program.elementwise import Extent, Value, each, largest, least, where
 from roller.target.hardware import Banks
 
 
@@ -24,6 +28,41 @@ class DataTile:
     shape: tuple[int, ...]
     elements: int
     run: int
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """The data tiles of one array under many tiles: elements, elements in contiguous runs, and the shape of the box."""
+
+    access: Access
+    elements: Extent
+    run: Extent
+    shape: Sequence[Extent]
+
+    @cached_property
+    def _moved(self) -> dict[int, Value]:
+        return {}
+
+    def moved(self, transaction: int) -> Value:
+        """Returns the bytes moved in whole transactions (`HeldTile.moved`)."""
+        if transaction not in self._moved:
+            self._moved[transaction] = moved_bytes(self.access, self.elements, self.run, transaction)
+        return self._moved[transaction]
+
+    @cached_property
+    def runs(self) -> Value:
+        """The contiguous runs."""
+        return self.elements / self.run
+
+    def side_by_side(self, banks: Banks, capacity: int) -> Extent:
+        """Returns the number of rows that can have a line each in a set-associative memory (`HeldTile.side_by_side`)."""
+        tensor, size = self.access.tensor, self.access.element_bytes
+        sets: Value = banks_of_starts(size, banks)
+        for place in range(len(self.shape)):  # the last dimension with several values outside the run decides
+            full = [extent == bound for extent, bound in zip(self.shape[place + 1 :], tensor.shape[place + 1 :], strict=True)]
+            row = (self.shape[place] > 1) & np.logical_not(reduce(np.logical_and, full, True))
+            sets = where(row, banks_of_starts(tensor.strides[place] * size, banks), sets)
+        return sets * (capacity // (banks.count * banks.width_bytes))
 
 
 class BoxShape:
@@ -72,6 +111,28 @@ class BoxShape:
             elements *= min(tile[n], whole[n])
         return DataTile(tuple(shape), elements, min(self._run(tile, shape), elements))
 
+    def of_each(self, tiles: Sequence[Extent]) -> Boxes:
+        """Returns the boxes of the array under many tiles."""
+        whole = self._whole
+        reach_of = {n: _members_of_each(self._dims[n], tiles[n]) for n in self._fused}
+        shape: list[Extent] = []
+        elements: Extent = 1
+        for bound, terms, flat in self._index:
+            reach: Extent = 1
+            for c, n, m in terms:
+                reach = reach + c * ((reach_of[n][m] if n in reach_of else least(tiles[n], whole[n])) - 1)
+            reach = largest(least(reach, bound), 0)
+            shape.append(reach)
+            if not flat:
+                elements = elements * reach
+        for n in self._linear:
+            elements = elements * least(tiles[n], whole[n])
+        run: Extent = 1
+        for place, fused, bound in reversed(self._rows):
+            extent = shape[place] if fused is None else least(tiles[fused], whole[fused])
+            run = where(extent == bound, extent * run, extent)
+        return Boxes(self.access, elements, largest(least(run, elements), 1), shape)
+
     def _run(self, tile: Tile, box: Sequence[int]) -> int:
         """Returns the elements that are contiguous in memory: the array's inner dimensions as far as they are full."""
         run = 1
@@ -81,6 +142,15 @@ class BoxShape:
             if extent != bound:
                 break
         return run
+
+
+def _members_of_each(dim: Dim, tiles: Extent) -> list[Extent]:
+    """Returns `Dim.member_extents` of many tiles: for each member an array."""
+
+    def of_member(tile: int, member: int) -> int:
+        return dim.member_extents(tile)[member]
+
+    return [each(partial(of_member, member=member), tiles) for member in range(len(dim.members))]
 
 
 def data_tile(nest: Nest, access: Access, tile: Tile) -> DataTile:
@@ -210,6 +280,10 @@ class Geometry:
             self._projected[number][key] = found
         return found
 
+    def boxes(self, number: int, tiles: Sequence[Extent]) -> Boxes:
+        """Returns the data tiles of array `number` under many tiles."""
+        return self._shapes[number].of_each(tiles)
+
     def panel_elements(self, factor: int, tile: Tile, windowed: bool = False) -> int:
         """Returns the elements of a staged panel of one factor: a value for every point of the dimensions it depends on.
 
@@ -258,14 +332,17 @@ def banks_of_starts(step: int, banks: Banks) -> int:
 
 
 def _whole_transactions(box: DataTile, access: Access, transaction: int) -> float:
-    if not box.elements:
-        return 0.0
+    return float(moved_bytes(access, box.elements, box.run, transaction)) if box.elements else 0.0
+
+
+def moved_bytes(access: Access, elements: Extent, run: Extent, transaction: int) -> Value:
+    """Returns the bytes moved in whole transactions for so many elements in contiguous runs (`HeldTile.moved`)."""
     size = access.element_bytes
     row = (access.tensor.shape[-1] if access.tensor.shape else 1) * size
-    run = box.run * size
-    aligned = run % transaction == 0 and (row % transaction == 0 or run >= access.tensor.nbytes)
-    per_run = run / transaction if aligned else (run - size) / transaction + 1
-    return box.elements / box.run * per_run * transaction
+    length = run * size
+    whole = length % transaction == 0 if row % transaction == 0 else (length % transaction == 0) & (length >= access.tensor.nbytes)
+    per_run = where(whole, length / transaction, (length - size) / transaction + 1)
+    return elements / run * per_run * transaction
 
 
 def padded_points(extents: Tile, tile: Tile) -> int:

@@ -242,13 +242,15 @@ class StageProgram:
 
         Along it, blocks of results are worth transposing, or partial results worth folding together.
         """
+        return next((d for d in self.sides if self.inner[d] >= LEAST_BLOCK), None)
+
+    @cached_property
+    def sides(self) -> tuple[int, ...]:
+        """The dimensions that `across` may be, for tiles that are long enough there."""
         lane, output = self.lane, self.nest.output
-        if lane is None or self.nest.stage.reducer is None:
-            return None
-        if self.width & (self.width - 1) or output.strides[lane] == 1:
-            return None
-        sides = [d for d in self.nest.spatial if output.strides[d] == 1 and self.inner[d] >= LEAST_BLOCK]
-        return sides[0] if sides else None
+        if lane is None or self.nest.stage.reducer is None or self.width & (self.width - 1) or output.strides[lane] == 1:
+            return ()
+        return tuple([d for d in self.nest.spatial if output.strides[d] == 1])
 
     @cached_property
     def accumulator_visits(self) -> int:

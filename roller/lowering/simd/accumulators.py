@@ -6,11 +6,12 @@ If reduce loops lie outside spatial ones, accumulators are saved to a scratch ti
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import reduce
 
 from tvm import tirx
 
+from roller.ir.sliding_windows import windows
 from roller.lowering.simd import epilogue, panel_layout
 from roller.lowering.simd.context import Lowering, Slots
 from roller.lowering.simd.panel_layout import Panel
@@ -38,6 +39,7 @@ from roller.lowering.tir.builder import (
 )
 from roller.lowering.tir.expressions import combine, identity, product
 from roller.lowering.tir.tile_starts import Position, State
+from roller.program.window_steps import window_steps
 
 Place = tuple[Position, ...]
 Chunks = list[tuple[int, int]]
@@ -102,6 +104,9 @@ def _visit(low: Lowering, state: State, size: int) -> tuple[Expr, Expr, Position
 def _reduce_loops(low: Lowering, state: State, place: Place, acc: Buffer, depth: int) -> Stmt:
     """Returns the loops inside the tile; the last one along a vector's dimension ends with the remainder."""
     loops, lane = low.program.loops, low.lane
+    taps = _taps(low, state, depth)
+    if taps is not None:
+        return _under_windows(low, state, place, acc, depth, taps)
     ragged = low.lane_reduces and lane is not None and not tile_starts.exact(low.program, lane)
     if depth == len(loops):
         if ragged and all(lp.dim != lane for lp in loops[low.tile_depth :]):
@@ -115,6 +120,56 @@ def _reduce_loops(low: Lowering, state: State, place: Place, acc: Buffer, depth:
         return _reduce_loops(low, s, replaced(place, dim, s.bases[dim]), acc, depth + 1)
 
     return tile_starts.serial(low.program, state, depth, inside)
+
+
+def _taps(low: Lowering, state: State, depth: int) -> int | None:
+    """Returns the loop over the taps of a window that slides along the tile, if the loops from this depth may take them innermost.
+
+    Neighbouring points of the tile then share values: the step that computes all taps loads each once.
+    """
+    loops, inner = low.program.loops, low.program.inner
+    for step in window_steps(low.program):
+        fits = inner[step.window.spatial] > 1 and step.vectors(low.program, inner) <= low.options.registers
+        for number in range(depth, len(loops)) if fits and inner[step.tap] == 1 else ():
+            if loops[number].dim == step.tap and isinstance(tile_starts.trips_of(low.program, state, number), int):
+                return number
+    return None
+
+
+def _under_windows(low: Lowering, state: State, place: Place, acc: Buffer, depth: int, taps: int) -> Stmt:
+    """Returns the loops inside the tile with those taps innermost: one step takes all, in the order of the values read."""
+    loops = low.program.loops
+    if depth < len(loops) and depth != taps:
+        dim = loops[depth].dim
+        return tile_starts.serial(
+            low.program, state, depth,
+            lambda s: _under_windows(low, s, replaced(place, dim, s.bases[dim]), acc, depth + 1, taps),
+        )  # fmt: skip
+    if depth == taps and taps + 1 < len(loops):
+        return _under_windows(low, state, place, acc, depth + 1, taps)
+    trips, dim = tile_starts.trips_of(low.program, state, taps), loops[taps].dim
+    assert isinstance(trips, int)
+    states = [tile_starts.enter(low.program, state, taps, tap, trips) for tap in range(trips)]
+    first = _before(low)
+    statements = []
+    for tap, inside in enumerate(states):
+        for offsets, one in _products(low, inside, replaced(place, dim, inside.bases[dim]), acc, low.chunks()):
+            moved = (*offsets[:dim], tap * tile_starts.step_of(low.program, taps), *offsets[dim + 1 :])
+            statements.append((_read(low, moved), tap, one))
+    statements.sort(key=lambda item: item[:2])
+    return sequence([*first, *(part for *_, one in statements for part in one)])
+
+
+def _read(low: Lowering, offsets: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the position of a point's value among those that a window's factor reads."""
+    for factor in range(len(low.nest.factors)):
+        found = windows(low.nest, factor)
+        if found:
+            slides = {d for window in found for d, _ in window.steps}
+            places = [window.place(offsets) for window in found]
+            touched = low.nest.factor_touches(factor)
+            return (*(o for d, o in enumerate(offsets) if touched[d] and d not in slides), *places)
+    return offsets
 
 
 def _rest(low: Lowering, state: State, place: Place, acc: Buffer, depth: int, chunks: Chunks) -> Stmt:
@@ -172,8 +227,19 @@ def _copied(low: Lowering, dim: int) -> bool:
 
 def _step(low: Lowering, state: State, place: Place, acc: Buffer, chunks: Chunks) -> Stmt:
     """Returns one step of the innermost tile: each accumulator vector accumulates the body."""
+    return sequence([*_before(low), *(part for _, one in _products(low, state, place, acc, chunks) for part in one)])
+
+
+def _before(low: Lowering) -> list[Stmt]:
+    """Returns what a device puts in front of each step."""
     first = low.options.before_step(len(_slots(low))) if low.options.before_step is not None else None
-    statements = [] if first is None else [first]
+    return [] if first is None else [first]
+
+
+def _products(
+    low: Lowering, state: State, place: Place, acc: Buffer, chunks: Chunks
+) -> Iterator[tuple[tuple[int, ...], list[Stmt]]]:
+    """Yields for each accumulator vector of a step its offsets, and the statements by which it accumulates the body."""
     for at, offsets, lanes in _streamed(low):
         for chunk, partial in chunks:
             wide = partial if low.lane_reduces else lanes
@@ -185,8 +251,7 @@ def _step(low: Lowering, state: State, place: Place, acc: Buffer, chunks: Chunks
             held = Held()
             body = _counted(low, state, _body(low, state, point, moved, held), chunk, wide)
             value = combine(low.reducer or "sum", load(acc, where), body, held)
-            statements += [*held.statements, store(acc, value, where)]
-    return sequence(statements)
+            yield moved, [*held.statements, store(acc, value, where)]
 
 
 def _counted(low: Lowering, state: State, value: Expr, chunk: int, lanes: int) -> Expr:
@@ -210,11 +275,13 @@ def _streamed(low: Lowering) -> list[tuple[int, tuple[int, ...], int]]:
         found.append((at, offsets, lanes))
         at += low.apart if low.lane_reduces else lanes
 
-    def part(factor: int, offsets: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(o for o, touched in zip(offsets, low.nest.factor_touches(factor), strict=True) if touched)
+    largest = max(range(len(low.nest.factors)), key=lambda f: len({_part(low, f, offsets) for _, offsets, _ in found}))
+    return sorted(found, key=lambda item: _part(low, largest, item[1]))
 
-    largest = max(range(len(low.nest.factors)), key=lambda f: len({part(f, offsets) for _, offsets, _ in found}))
-    return sorted(found, key=lambda item: part(largest, item[1]))
+
+def _part(low: Lowering, factor: int, offsets: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the offsets on which a factor's value depends."""
+    return tuple(o for o, touched in zip(offsets, low.nest.factor_touches(factor), strict=True) if touched)
 
 
 def _body(low: Lowering, state: State, point: Point, offsets: tuple[int, ...], held: Held) -> Expr:

@@ -24,12 +24,14 @@ class Options:
 
     `store(buffer, value, base, lanes)` returns the statement to use, or None for a plain store; `after_unit` ends a unit's tile.
     `before_step(vectors)` returns a statement for the start of each step of a reduction into this many accumulator vectors.
+    `registers`: vector registers of a unit; 0: unknown.
     """
 
     panels: Mapping[tuple[str, int], Panel] = field(default_factory=dict)
     store: StoreHook | None = None
     after_unit: Callable[[], Stmt] | None = None
     before_step: StepHook | None = None
+    registers: int = 0
 
 
 class Lowering:

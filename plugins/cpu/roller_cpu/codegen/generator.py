@@ -19,6 +19,7 @@ from roller.lowering.simd.panel_layout import Panel, make_panel
 from roller.lowering.tir import arithmetic
 from roller.lowering.tir.builder import Buffer, Expr, Stmt, argument, index, sequence
 from roller.plugin import BuildOptions, HardwareSpec, KernelSource, RProgram, Tensor
+from roller_cpu.cost.parameters import registers
 from roller_cpu.toolchain import compiling, formats
 
 HOST_TRIPLE = "x86_64-unknown-linux-gnu"  # where a spec names no other
@@ -64,7 +65,9 @@ def generate(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> Ke
     inputs = [t for t in expr.inputs if t.name not in options.constants]
     buffers = {t.name: argument(t.name, t.elements, t.dtype) for t in (*expr.inputs, expr.output)}
     panels = _constant_panels(program, {t.name for t in constants})
-    lowering = sequential.Options(panels=panels, before_step=_separated(spec), **_streaming(spec, program))
+    lowering = sequential.Options(
+        panels=panels, before_step=_separated(spec), registers=registers(spec), **_streaming(spec, program)
+    )
     body = sequential.lower(program, buffers, lowering)
     unpacked = [t for t in constants if _read_directly(program, t.name)]
     arguments = [buffers[t.name] for t in (*inputs, *unpacked)] + [p.buffer for p in panels.values()] + [buffers[expr.output.name]]
@@ -151,11 +154,10 @@ def _separated(spec: HardwareSpec) -> StepHook:
     LLVM unrolls short reduce loops and keeps values that their steps share (a convolution's window) in registers. A large tile
     leaves no registers for these: accumulators would spill to the stack.
     """
-    level = spec.levels[-1]
-    registers = level.capacity_bytes // max(level.transaction_bytes, 1)
+    half = registers(spec) / 2
 
     def before(vectors: int) -> Stmt | None:
-        return tirx.Evaluate(tirx.call_extern("int32", _BARRIER)) if 2 * vectors > registers else None
+        return tirx.Evaluate(tirx.call_extern("int32", _BARRIER)) if vectors > half else None
 
     return before
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from roller.plugin import CostParameters, HardwareSpec, TensorExpr
 
-TILE_CYCLES = 64  # filling the FMA pipes, storing the tile and a mispredicted loop exit: 60 to 70 cycles seen on 6x16 tiles
-SHORT_VISIT = 128  # multiply-adds that, together with their loads, fill a reorder buffer of 250 to 500 entries
+TILE_CYCLES = 16  # filling the FMA pipes, storing the tile, leaving its loop: 5 to 20 cycles on Zen 5, 16 on Emerald Rapids
+SHORT_VISIT = 64  # multiply-adds in flight at the end of a visit: with their loads they fill much of a reorder buffer
 TRIP_CYCLES = 3  # counter, compare and branch around an innermost tile, and its address arithmetic
 UNIT_CYCLES = 64  # decoding a unit tile's position by divisions
 SCRATCH_NS = 300  # allocating and freeing TVM's workspace: seen on a product of 32 x 32 x 32
 LINE_FILL_BUFFERS = 10  # misses that a core keeps in flight
-READ_STREAMS = 32  # parallel rows that prefetchers follow: 24 read as fast as 6 on Zen 5, where they do not share sets
+READ_STREAMS = 64  # parallel rows that prefetchers follow: 64 read as fast as 8 on Zen 5, where they do not share sets
 WRITE_STREAMS = 16  # parallel rows whose lines are partly filled: the rows of a transposed tile are stored as fast as one
 WARM = 1.0  # operators run back to back: data that fits the caches was produced, or used, shortly before
 
@@ -20,6 +20,7 @@ def cost_parameters(spec: HardwareSpec, expr: TensorExpr) -> CostParameters:
     return CostParameters(
         tile_overhead_ns=TILE_CYCLES / spec.clock_ghz,
         short_visit=SHORT_VISIT,
+        registers=registers(spec),
         trip_overhead_ns=TRIP_CYCLES / spec.clock_ghz,
         unit_overhead_ns=UNIT_CYCLES / spec.clock_ghz,
         scratch_overhead_ns=SCRATCH_NS,
@@ -28,3 +29,9 @@ def cost_parameters(spec: HardwareSpec, expr: TensorExpr) -> CostParameters:
         write_streams=WRITE_STREAMS,
         warm=WARM,
     )
+
+
+def registers(spec: HardwareSpec) -> int:
+    """Returns the vector registers of a core."""
+    level = spec.levels[-1]
+    return level.capacity_bytes // max(level.transaction_bytes, 1)

@@ -1,0 +1,46 @@
+"""Formulas that hold for one tile and for arrays of tiles: an extent is an integer, or an array with one integer for each tile.
+
+Arithmetic is the same for both. These functions are the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Extent = Any  # an int, or an integer array with one value for each tile
+Value = Any  # a number, or an array with one number for each tile
+
+
+def largest(first: Value, second: Value) -> Value:
+    """Returns the larger of two values, tile by tile."""
+    if isinstance(first, np.ndarray) or isinstance(second, np.ndarray):
+        return np.maximum(first, second)
+    return first if first > second else second
+
+
+def least(first: Value, second: Value) -> Value:
+    """Returns the smaller of two values, tile by tile."""
+    if isinstance(first, np.ndarray) or isinstance(second, np.ndarray):
+        return np.minimum(first, second)
+    return first if first < second else second
+
+
+def where(condition: Value, holds: Value, fails: Value) -> Value:
+    """Returns the one value for tiles for which a condition holds, the other one for the rest."""
+    if isinstance(condition, np.ndarray):
+        return np.where(condition, holds, fails)
+    return holds if condition else fails
+
+
+def each(function: Callable[[int], Value], extents: Extent) -> Value:
+    """Returns a function of one extent for every tile; of equal extents it is computed once."""
+    if not isinstance(extents, np.ndarray):
+        return function(extents)
+    different, places = np.unique(extents, return_inverse=True)
+    return np.array([function(int(extent)) for extent in different])[places.reshape(extents.shape)]
+
+
+__all__ = ["Extent", "Value", "each", "largest", "least", "where"]

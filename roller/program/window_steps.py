@@ -1,0 +1,56 @@
+"""Steps with all taps of a window: units without lanes load the values that neighbouring points of a tile share once.
+
+The step takes as many vectors as it has accumulators, one value of the window, and the values of all other factors at all taps. If
+the unit has fewer registers, a step takes one tap, and loads each value once a tap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from roller.ir.nest import Nest
+from roller.ir.sliding_windows import MOST_TAPS, Window, windows
+from roller.program.elementwise import Extent, Value, least
+from roller.program.rprogram import StageProgram
+
+
+@dataclass(frozen=True)
+class WindowStep:
+    """A factor, one of its windows, and the reduction whose taps are one step."""
+
+    factor: int
+    window: Window
+    tap: int
+
+    def vectors(self, program: StageProgram, inner: Sequence[Extent]) -> Value:
+        """Returns the vectors that stay in registers, for one innermost tile or for an array of them."""
+        nest, taps = program.nest, program.nest.extents[self.tap]
+        others = [nest.factor_touches(f) for f in range(len(nest.factors)) if f != self.factor]
+        held = [_vectors(program, inner, touches) for touches in others]
+        return _vectors(program, inner, (True,) * len(nest.dims)) + 1 + taps * sum(held)
+
+    def share(self, nest: Nest, inner: Sequence[Extent]) -> Value:
+        """Returns the values that are loaded, over the points that read them."""
+        steps, taps, points = dict(self.window.steps), nest.extents[self.tap], inner[self.window.spatial]
+        length = 1 + steps[self.window.spatial] * (points - 1) + steps[self.tap] * (taps - 1)
+        return least(1.0, length / (points * taps))
+
+
+def window_steps(program: StageProgram) -> Iterator[WindowStep]:
+    """Yields the steps that programs with this atom, mapping and these copies may have; the first with enough registers counts."""
+    nest, panels = program.nest, {s.operand for s in program.staged if s.kind == "panel"}
+    if program.lane is not None and nest.dims[program.lane].is_reduce:
+        return
+    for factor in range(len(nest.factors)):
+        for window in windows(nest, factor) if factor not in panels else ():
+            for tap in window.taps:
+                if window.spatial != program.lane and 1 < nest.extents[tap] <= MOST_TAPS:
+                    yield WindowStep(factor, window, tap)
+
+
+def _vectors(program: StageProgram, inner: Sequence[Extent], touches: Sequence[bool]) -> Value:
+    """Returns the different vectors of a tile along the spatial dimensions that some values depend on."""
+    found = [-(-inner[d] // program.width) if d == program.lane else inner[d] for d in program.nest.spatial if touches[d]]
+    return math.prod(found)
