@@ -289,6 +289,14 @@ def _serial(_: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
     yield replace(program, parallel=False)
 
 
+def ordered(program: StageProgram) -> Iterator[StageProgram]:
+    """Yields a program in its other loop orders, and each of these on one unit alone."""
+    for orders in orders_of(program):
+        for parallel in (True, False):
+            if (orders, parallel) != (program.orders, program.parallel):
+                yield replace(program, orders=orders, parallel=parallel)
+
+
 def orders_of(program: StageProgram) -> Iterator[tuple[tuple[int, ...], ...]]:
     """Yields loop orders: at each level spatial loops with one or the other operand stationary, reductions inside or outside."""
     nest = program.nest
@@ -341,7 +349,7 @@ def in_turn(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
             yield from cut(space, replace(program, orders=(order, *program.orders[1:])), dim, share)
 
 
-def _parts(space: TileSpace, unit: tuple[int, ...]) -> int:
+def parts_of(space: TileSpace, unit: tuple[int, ...]) -> int:
     """Returns the parts of each result if every tile of the reductions is one: of all dimensions, not only of the one cut."""
     return math.prod([-(-space.nest.extents[d] // unit[d]) for d in space.nest.reduce])
 
@@ -350,7 +358,7 @@ def _in_one_step(space: TileSpace, program: StageProgram, dim: int, share: int) 
     tiles = ((*program.unit_tile[:dim], share, *program.unit_tile[dim + 1 :]), *program.tiles[1:])
     rules = (space.levels, 0, tiles[0], tiles[1], space.mapping, space.atom)
     if space.fit.fits(*rules):
-        yield replace(program, tiles=tiles, split=_parts(space, tiles[0]))
+        yield replace(program, tiles=tiles, split=parts_of(space, tiles[0]))
 
 
 def cut(space: TileSpace, program: StageProgram, dim: int, share: int, pad: bool = True) -> Iterator[StageProgram]:
@@ -383,4 +391,4 @@ def cut(space: TileSpace, program: StageProgram, dim: int, share: int, pad: bool
     inside = (*tiles[1:], inner)
     if trips > 1 and legal is None and all(space.fit.within(*t) for t in zip(levels, tiles, inside, strict=True)):
         staged = _padded(space, levels, tiles, program.staged) if managed and pad else program.staged
-        yield replace(program, tiles=tiles, split=_parts(space, unit), staged=staged)
+        yield replace(program, tiles=tiles, split=parts_of(space, unit), staged=staged)

@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from roller.cost.packing import panel_room
 from roller.cost.parameters import CostParameters
@@ -28,16 +29,19 @@ from roller.ir.row_groups import row_groups
 from roller.program.alignment import Rules
 from roller.program.rprogram import StageProgram, Staging, panel_element_bytes
 from roller.search.chains import best_chains, kept_of, runs
-from roller.search.choices import panels_at_unit, program_of, refined, whole_programs
+from roller.search.choices import ordered, panels_at_unit, program_of, refined, whole_programs
 from roller.search.even_parts import evened
 from roller.search.feasible import hopeless, reason_of
+from roller.search.funnel.descent import descended
+from roller.search.funnel.screen import CacheScreen, in_caches
+from roller.search.funnel.short_list import short_list
 from roller.search.grow import extents_at, tiles_at
 from roller.search.innermost import innermost
 from roller.search.local_search import settle
 from roller.search.row_programs import rated_groups
 from roller.search.screen import least_seconds
 from roller.search.stages import Candidate, Rated, best_ways, diverse
-from roller.search.tile_space import Chain, TileSpace, tile_spaces
+from roller.search.tile_space import Chain, TileSpace, start, tile_spaces
 from roller.target.hardware import ComputeAtom, HardwareSpec
 
 PASSED_KEEP = 2  # chains kept beside the best of a level: those whose tile there equals the one inside it
@@ -158,24 +162,57 @@ def _rated_stage(
     every = tile_spaces(nests, spec, rules, parameters, constants)
     found = [s for s in every if not hopeless(s)]
     pool = _Pool()
-    plain = _started(found, pool)
-    for begun in _worth_refining(plain):
-        for choice in refined(begun.space, begun.program):
-            pool.rate(begun.space, choice)
+    from_lattice = bool(found) and in_caches(found[0])
+    if from_lattice:
+        _from_lattice(found, pool)
+    else:
+        for begun in _worth_refining(_started(found, pool)):
+            for choice in refined(begun.space, begun.program):
+                pool.rate(begun.space, choice)
     if not pool.programs:
-        if not every:
-            stage, known = nests[0].stage, ", ".join(sorted({_computes(a) for a in rules.atoms}))
-            said = f"{spec.device}:{spec.chip} does not compute in {stage.body.dtype}, as {stage.name!r} would"
-            raise ConstructionError(f"{said}; it computes in {known}: cast to one of these")
-        refused = dict(every[0].refusals)
-        reason = reason_of(every, refused)
-        said = f"no tile of {nests[0].stage.name!r} fits {spec.device}:{spec.chip}"
-        raise ConstructionError(f"{said}: {reason}" if reason else said, refused)
-    for space, program in _worth_settling(found, pool.ranked):
+        raise _nothing_fits(nests, spec, rules, every)
+    for space, program in () if from_lattice else _worth_settling(found, pool.ranked):
         settled = settle(space, evened(space, program, EVENED), STEPS)
         for choice in (*settled, *refined(space, settled[0])):
             pool.rate(space, choice)
     return [rated for _, rated in pool.ranked]
+
+
+def _nothing_fits(nests: tuple[Nest, ...], spec: HardwareSpec, rules: Rules, every: list[TileSpace]) -> ConstructionError:
+    """Returns the error for a stage without any program."""
+    if not every:
+        stage, known = nests[0].stage, ", ".join(sorted({_computes(a) for a in rules.atoms}))
+        said = f"{spec.device}:{spec.chip} does not compute in {stage.body.dtype}, as {stage.name!r} would"
+        return ConstructionError(f"{said}; it computes in {known}: cast to one of these")
+    refused = dict(every[0].refusals)
+    reason = reason_of(every, refused)
+    said = f"no tile of {nests[0].stage.name!r} fits {spec.device}:{spec.chip}"
+    return ConstructionError(f"{said}: {reason}" if reason else said, refused)
+
+
+CHOSEN = 4  # programs whose orders and copies are tried
+DESCENTS = 4  # programs from which steps lead to neighbouring tiles
+
+
+def _from_lattice(found: list[TileSpace], pool: _Pool) -> None:
+    """Rates programs for units whose data caches hold: enumerate, screen, rate, choose, descend."""
+    if any(0 in space.nest.extents for space in found):  # nothing is computed: the least tiles do
+        for space in found:
+            pool.rate(space, program_of(space, space.levels, (start(space),) * len(space.levels)))
+        return
+    screens = [CacheScreen(space) for space in found]
+    by_way = {screen.space.way: screen for screen in screens}
+    for screen, program in short_list(screens):
+        pool.rate(screen.space, program)
+    for program in pool.leaders(CHOSEN):
+        for choice in ordered(program):
+            pool.rate(by_way[program.way].space, choice)
+    for program in pool.leaders(DESCENTS):
+        screen = by_way[program.way]
+        rate = partial(pool.rate, screen.space)
+        settled, _ = descended(screen, program, rate(program), rate)
+        for choice in ordered(settled):
+            rate(choice)
 
 
 def _computes(atom: ComputeAtom) -> str:
@@ -207,6 +244,15 @@ class _Pool:
         order = rating.seconds, space.fit.touched_bytes(program.inner), program.tiles
         self.programs.setdefault((space.nest.dims, *program.key), (order, (program, rating)))
         return rating.seconds
+
+    def leaders(self, count: int) -> list[StageProgram]:
+        """Returns the best programs, no two of one tile space, innermost tile, and copies."""
+        first: dict[object, StageProgram] = {}
+        for _, (program, _) in self.ranked:
+            first.setdefault((program.way, program.inner), program)
+            if len(first) == count:
+                break
+        return list(first.values())
 
     @property
     def ranked(self) -> list[_Pooled]:

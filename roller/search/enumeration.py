@@ -81,7 +81,7 @@ def _choices(space: TileSpace, chain: Chain, pad: bool = True) -> tuple[StagePro
 
 
 def _parts(space: TileSpace) -> Iterator[_Part]:
-    tiles = list(_inner_tiles(space))
+    tiles = list(inner_tiles(space))
     ways = len(_choices(space, (tiles[0],) * len(space.levels), pad=False)[1]) if tiles else 0
     yield from (_Part(space, tile, ways) for tile in tiles)
 
@@ -169,7 +169,7 @@ def _dealt(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
         yield from clusters_of(space, ordered)
 
 
-def _inner_tiles(space: TileSpace) -> Iterator[Tile]:
+def inner_tiles(space: TileSpace) -> Iterator[Tile]:
     """Yields the aligned innermost tiles that fit."""
     position, base = len(space.levels) - 1, start(space)
     if space.levels[position] == len(space.spec.levels):

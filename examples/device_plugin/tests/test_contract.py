@@ -43,13 +43,14 @@ def test_every_candidate_computes_the_same(constants):
     kernel = roller.compile(op, device="plain_c", top_k=20, constants={"w": arrays["w"]} if constants else None)
     moving = tuple(arrays[t.name] for t in kernel.expr.inputs if t.name != "w" or not constants)
     staged = set()
-    for candidate in kernel.candidates:
-        source = roller_plain_c.roller_codegen(candidate.program)
+    drawn = [] if constants else roller.enumerate_programs(op, "plain_c").sample(20)  # among them some with panels
+    for program in [*(candidate.program for candidate in kernel.candidates), *drawn]:
+        source = roller_plain_c.roller_codegen(program)
         artifact = roller_plain_c.roller_build(kernel.spec, source)
         out = np.full(kernel.expr.output.shape, np.nan, "float32")
         roller_plain_c.roller_load_kernel(replace(artifact, constants=kernel.artifact.constants)).run(moving, out)
         verify.check(kernel.expr, arrays, out)
-        staged |= {copy.kind for stage in candidate.program.stages for copy in stage.staged}
+        staged |= {copy.kind for stage in program.stages for copy in stage.staged}
     assert "panel" in staged, "none of the programs copies anything"
 
 

@@ -1,0 +1,316 @@
+"""What caches load for whole arrays of tile chains: the model's least-recently-used reuse (`roller.cost.traffic`), loop by loop.
+
+Loops are in the default order: at each level the spatial ones, then reductions. What is live is counted without copies, and rows
+that crowd few sets of a cache are not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from roller.cost.model import Model
+from roller.ir.nest import Nest
+from roller.program.footprint import Boxes
+from roller.program.halo import box_order, lane_step, turned
+from roller.program.rprogram import StageProgram, Staging, panel_element_bytes, staged_touches
+from roller.search.funnel.lattice import Chains
+from roller.target.hardware import MemoryLevel
+
+Values = Any  # an array with one number for each chain, or one number for all
+Loaded = tuple[Values, Values, Values]  # bytes, runs of addresses that are waited for, and runs that are fetched ahead
+
+
+@dataclass(frozen=True)
+class Step:
+    """A loop: its dimension, its trips, the level whose tiles it walks, and whether its trips run on several units."""
+
+    dim: int
+    trips: Values
+    position: int
+    over_units: bool
+
+
+@dataclass(frozen=True)
+class Part:
+    """One array between the loop depths `start` and `stop`, or a panel of a factor, or a box of an array (`copy`)."""
+
+    access: int | None
+    factor: int
+    touches: tuple[bool, ...]
+    start: int
+    stop: int
+    copy: bool = False
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """What survives in a cache: the share at each depth, the first depth at which all fits, and whether there is one.
+
+    `survives`: how often the data that a loop does not change are loaded. `units`: private caches that fetch the same data.
+    """
+
+    kept: Values
+    first: Values
+    fits: Values
+    survives: Values
+    units: int
+
+
+class CacheLoads:
+    """The loops of chains of tiles, and what caches load in them. Arrays by depth are [depth, chain].
+
+    `cut`: units share reductions (split-K). `units`: units at work.
+    """
+
+    def __init__(self, model: Model, base: StageProgram, chains: Chains, cut: bool, units: int) -> None:
+        self.model, self.base, self.chains, self.cut, self.units = model, base, chains, cut, units
+        self.nest: Nest = base.nest
+        self.count = chains[0].shape[1]
+        self._loaded: dict[tuple[int, Part, bool], Loaded] = {}
+        self._reuses: dict[int, Reuse] = {}
+        self._boxes: dict[int, Boxes] = {}
+        self._together: dict[tuple[int, int], Values] = {}
+        self._runs: dict[tuple[Part, bool], Values] = {}
+
+    def into(self, index: int, staged: tuple[Staging, ...]) -> Loaded:
+        """Returns what the cache at this position of the spec loads for programs with these copies."""
+        found: Loaded = 0.0, 0.0, 0.0
+        for part in self._parts(staged):
+            boxed = part.access is not None and any(s.kind == "box" and s.operand == part.access for s in staged)
+            key = index, part, boxed
+            if key not in self._loaded:
+                self._loaded[key] = self._loads(index, part, boxed)
+            bytes_, waited, early = self._loaded[key]
+            found = found[0] + bytes_, found[1] + waited, found[2] + early
+        return found
+
+    @cached_property
+    def loops(self) -> list[Step]:
+        """All loops outside the innermost tiles, outermost first, except those of one trip."""
+        found = []
+        outer: list[Values] = [np.int64(e) for e in self.nest.extents]
+        for position, tile in enumerate(self.chains):
+            for dim in (*self.nest.spatial, *self.nest.reduce):
+                over = not position and self.units > 1 and (self.cut or dim in self.nest.spatial)
+                trips = -(-outer[dim] // tile[dim])
+                if np.any(trips != 1):
+                    found.append(Step(dim, trips, position, over))
+            outer = list(tile)
+        return found
+
+    @cached_property
+    def trips(self) -> Values:
+        """The trips of each loop, [loop, chain]."""
+        return np.array([loop.trips for loop in self.loops], dtype=np.int64).reshape(-1, self.count)
+
+    @cached_property
+    def tiles(self) -> list[Values]:
+        """For each dimension the extents of the tile inside the first 0, 1, 2 … loops."""
+        found = np.empty((len(self.nest.dims), len(self.loops) + 1, self.count), dtype=np.int64)
+        found[:, 0] = np.array(self.nest.extents, dtype=np.int64)[:, None]
+        for depth, loop in enumerate(self.loops):
+            found[:, depth + 1] = found[:, depth]
+            found[loop.dim, depth + 1] = self.chains[loop.position][loop.dim]
+        return list(found)
+
+    def boxes(self, number: int) -> Boxes:
+        """Returns the data tiles of an array inside the first 0, 1, 2 … loops."""
+        found = self._boxes.get(number)
+        if found is None:
+            boxes, shape = self.model.geometry.boxes(number, self.tiles), (len(self.loops) + 1, self.count)
+            elements, run = (np.broadcast_to(values, shape) for values in (boxes.elements, boxes.run))
+            found = self._boxes[number] = replace(boxes, elements=elements, run=run)
+        return found
+
+    def _parts(self, staged: tuple[Staging, ...]) -> Iterator[Part]:
+        """Yields arrays and their copies (`roller.cost.loops.NestWalk.streams`)."""
+        panels = {s.operand: s for s in staged if s.kind == "panel"}
+        boxes = {s.operand: s for s in staged if s.kind == "box"}
+        every = len(self.loops)
+        finished = max([n + 1 for n, lp in enumerate(self.loops) if lp.dim in self.nest.spatial], default=0)
+        for number, access in enumerate(self.nest.accesses):
+            body = access.role == "body"
+            panel = panels.get(access.factor) if body else None
+            stop = (every if body else finished) if panel is None else self._copied(panel)
+            boxed = min(stop, self._copied(boxes[number])) if number in boxes else stop
+            if all(s is None or s.level > 0 for s in (panel, boxes.get(number))):
+                yield Part(number, access.factor, access.touches, 0, boxed)
+            if number in boxes and (panel is None or panel.level > 0):
+                yield Part(number, access.factor, access.touches, boxed, stop, copy=True)
+        for factor, panel in panels.items():
+            yield Part(None, factor, self.nest.factor_touches(factor), self._copied(panel), every, copy=True)
+
+    def _copied(self, staging: Staging) -> int:
+        """Returns the loops outside a copy: up to the last one of its level that it depends on, and all over units."""
+        if not staging.level:
+            return 0
+        touches, position = staged_touches(self.nest, staging), self.base.levels.index(staging.level)
+        around = [n + 1 for n, lp in enumerate(self.loops) if lp.position <= position and (touches[lp.dim] or lp.over_units)]
+        over = [n + 1 for n, lp in enumerate(self.loops) if not lp.position and lp.dim in self.nest.spatial]
+        return max([*around, *over], default=0)
+
+    def _reuse(self, index: int) -> Reuse:
+        """Returns what survives in a cache (`roller.cost.traffic`)."""
+        found = self._reuses.get(index)
+        if found is None:
+            found = self._reuses[index] = self._reused(self.model.spec.levels[index])
+        return found
+
+    def _reused(self, level: MemoryLevel) -> Reuse:
+        room, sharing = level.capacity_bytes * level.usable_fraction, min(self.model.spec.units_sharing(level), self.units)
+        needed = np.zeros((len(self.loops) + 1, self.count))
+        for part in self._parts(()):
+            assert part.access is not None
+            live = self.boxes(part.access).moved(level.transaction_bytes)[: part.stop + 1]
+            needed[: part.stop + 1] += live * self._apart(part, sharing)[: part.stop + 1]
+        kept = np.minimum(1.0, np.maximum(0.0, 2.0 - needed / room))
+        fits = kept >= 1
+        units = 1 if self.model.spec.shared(level) else self.units
+        first = np.where(fits.any(axis=0), fits.argmax(axis=0), len(self.loops))
+        survives = np.maximum(self.trips - (self.trips - 1) * kept[1:], self._copies(units, [False] * len(self.nest.dims)))
+        return Reuse(kept, first, fits.any(axis=0), survives, units)
+
+    def _copies(self, units: int, touches: Sequence[bool]) -> Values:
+        """Returns for each loop how many private caches fetch the same data of an array, [loop, chain]."""
+        over = np.array([loop.over_units and not touches[loop.dim] for loop in self.loops], dtype=bool).reshape(-1, 1)
+        return np.where(over, np.minimum(self.trips, units), 1)
+
+    def _apart(self, part: Part, sharing: int) -> Values:
+        """Returns how many different tiles of an array the units that share a cache use at a time, [depth, chain]."""
+        over = np.array([loop.over_units and part.touches[loop.dim] for loop in self.loops], dtype=bool).reshape(-1, 1)
+        return np.minimum(sharing, _products(np.where(over, self.trips, 1)))
+
+    @cached_property
+    def _outside(self) -> Values:
+        """For each depth the depth outside the last loop of several trips around it, [depth, chain]."""
+        several = np.where(self.trips > 1, np.arange(len(self.loops))[:, None], 0)
+        return np.concatenate([np.zeros((1, self.count), dtype=np.int64), np.maximum.accumulate(several, axis=0)])
+
+    def _loads(self, index: int, part: Part, boxed: bool) -> Loaded:
+        """Returns the loads of one array or copy: its tile at the depth that fits, for every trip outside that brings a new one."""
+        level, reuse = self.model.spec.levels[index], self._reuse(index)
+        fit = np.clip(reuse.first, part.start, part.stop)
+        stays = reuse.fits & (fit >= reuse.first)
+        written = stays & (fit == part.start) if part.copy and part.start else False  # the copy was just written there
+        fit = np.where(stays, np.maximum(_at(self._outside, fit), part.start), fit)
+        times = self._times(part, fit, reuse) * (1.0 - reuse.kept[0] * self.model.parameters.warm) * np.logical_not(written)
+        if part.access is None:
+            return _at(self._panel(part), fit) * times, 0.0, 0.0
+        boxes = self.boxes(part.access)
+        elements, moved = _at(boxes.elements, fit), _at(boxes.moved(level.transaction_bytes), fit)
+        brought, started = moved * times, elements * times / np.maximum(self._run(part, boxed), 1)
+        if self._gathered(part) and part.stop == len(self.loops):
+            again = np.where((fit == part.stop) & ~stays, (1 - reuse.kept[-1]) * elements * times, 0.0)
+            brought, started = np.maximum(brought, again * level.transaction_bytes), np.maximum(started, again)
+        started = np.minimum(started, brought / level.transaction_bytes)
+        early = self._read_ahead(part) if not boxed else False
+        scattered = self._scattered(part, level) if index == 1 else 1.0
+        return brought * self._passes(part, fit) * scattered, started * np.logical_not(early), started * early
+
+    def _times(self, part: Part, fit: Values, reuse: Reuse) -> Values:
+        """Returns how often the tile at a depth is loaded."""
+        touched = np.array([part.touches[loop.dim] for loop in self.loops], dtype=bool).reshape(-1, 1)
+        times = _at(_products(np.where(touched, self.trips, reuse.survives)), fit)
+        if reuse.units == 1:
+            return times
+        copies = self._copies(reuse.units, part.touches)
+        return times * _at(_products(copies[::-1])[::-1], fit)
+
+    def _passes(self, part: Part, fit: Values) -> Values:
+        """Returns how often results move for each of the sequential reduce trips around the tile (`roller.cost.traffic`)."""
+        assert part.access is not None
+        if self.nest.accesses[part.access].role != "output":
+            return 1.0
+        turns = np.array([lp.dim in self.nest.reduce and not lp.over_units for lp in self.loops], dtype=bool).reshape(-1, 1)
+        return 2 - 1 / _at(_products(np.where(turns, self.trips, 1)), fit)
+
+    def _panel(self, part: Part) -> Values:
+        """Returns the bytes of a panel at each depth."""
+        width = panel_element_bytes(self.nest, self.base.atom)
+        elements = math.prod([self.tiles[d] for d, touched in enumerate(part.touches) if touched])
+        return np.broadcast_to(elements * width, (len(self.loops) + 1, self.count))
+
+    def _run(self, part: Part, boxed: bool) -> Values:
+        found = self._runs.get((part, boxed))
+        if found is None:
+            found = self._runs[part, boxed] = self._run_in_order(part, boxed)
+        return found
+
+    def _run_in_order(self, part: Part, boxed: bool) -> Values:
+        """Returns the elements walked one after another before a jump (`roller.cost.loops.run_in_order`)."""
+        assert part.access is not None
+        access, boxes = self.nest.accesses[part.access], self.boxes(part.access)
+        given = self.model.parameters
+        together = self._side_by_side(part.access, given.write_streams if access.role == "output" else given.read_streams)
+        depth = part.start if part.copy else part.stop
+        run: Values = boxes.run[depth]
+        rows: Values = boxes.runs[depth] if depth == len(self.loops) or access.role != "body" else 1.0
+        walked: Values = True
+        while depth > part.start:
+            walked = walked & (rows <= together[depth])
+            depth -= 1
+            trips, outer = self.trips[depth], boxes.run[depth]
+            more = outer <= run if part.touches[self.loops[depth].dim] else False
+            longer = walked & np.logical_not(more) & (rows <= together[depth])
+            rows = np.where(walked & more, rows * trips, rows)
+            run = np.where(longer, np.maximum(run, np.minimum(outer, run * trips)), run)
+        if boxed and not part.copy and turned(self.base, part.access):
+            run = np.minimum(run, math.prod(access.tensor.shape[box_order(self.base, part.access)[-1] + 1 :]))
+        return run
+
+    def _side_by_side(self, number: int, followed: int) -> Values:
+        """Returns the rows of an array's tile that are prefetched (or written) side by side, [depth, chain]."""
+        found = self._together.get((number, followed))
+        if found is None:
+            near = next((lv for lv in reversed(self.model.spec.levels) if not lv.managed and lv.banks is not None), None)
+            found = np.full((len(self.loops) + 1, self.count), followed)
+            if near is not None and near.banks is not None:
+                found = np.minimum(found, self.boxes(number).side_by_side(near.banks, near.capacity_bytes))
+            self._together[number, followed] = found
+        return found
+
+    def _read_ahead(self, part: Part) -> Values:
+        """Returns whether an out-of-order core requests the next rows early (`roller.cost.loops`)."""
+        assert part.access is not None
+        if part.copy or part.stop < len(self.loops) or self.nest.accesses[part.access].role != "body":
+            return False
+        followed, runs = self.model.parameters.read_streams, self.boxes(part.access).runs
+        early = self._side_by_side(part.access, followed) == followed
+        more = runs > runs[-1]  # the innermost tile with more rows than the innermost one of all decides
+        return np.where(more.any(axis=0), _at(early, len(runs) - 1 - more[::-1].argmax(axis=0)), early[-1])
+
+    def _gathered(self, part: Part) -> bool:
+        """Returns whether the nest gathers the elements of an innermost tile one by one."""
+        if part.access is None or part.copy or self.base.lane is None or not part.touches[self.base.lane]:
+            return False
+        return lane_step(self.base, part.access) != 1
+
+    def _scattered(self, part: Part, level: MemoryLevel) -> Values:
+        """Returns the write amplification of results that no cache keeps (`roller.cost.traffic`)."""
+        assert part.access is not None
+        access, boxes = self.nest.accesses[part.access], self.boxes(part.access)
+        if access.role != "output" or access.tensor.nbytes <= level.capacity_bytes:
+            return 1.0
+        elements, run = boxes.elements[part.stop], boxes.run[part.stop]
+        moved = boxes.moved(level.transaction_bytes)[part.stop]
+        return np.where(run >= elements, 1.0, moved / (elements * access.element_bytes))
+
+
+def _at(values: Values, depths: Values) -> Values:
+    """Returns for each chain the value at its depth."""
+    return values[depths, np.arange(values.shape[1])]
+
+
+def _products(factors: Values) -> Values:
+    """Returns the products of the first 0, 1, 2 … factors."""
+    found = np.empty((len(factors) + 1, factors.shape[1]))
+    found[0] = 1.0
+    for depth, factor in enumerate(factors):
+        np.multiply(found[depth], factor, out=found[depth + 1])
+    return found

@@ -1,0 +1,297 @@
+"""The screen for units whose data caches hold: the model's terms for whole arrays of tile chains.
+
+    computing     padded points, accumulators in flight, load balance
+    registers     the model's own formula (`roller.cost.register_traffic`)
+    each cache    what it loads again, run by run (`roller.search.funnel.cache_loads`)
+    around it     filling panels and boxes, ends of accumulator tiles, launch, combining partial results (split-K)
+
+They overlap as in the model. The screen knows the default order of loops only. It leaves out the sets of a cache that rows crowd,
+and the room that copies take in it. Without these, it is the model (`tests/search/test_funnel.py` holds them together).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from roller.cost.combining import fold_slots
+from roller.cost.model import exposed
+from roller.cost.packing import DECODE_TRIPS, ROW_TRIPS, copy_slots, evicting_seconds, panel_room
+from roller.program.elementwise import largest
+from roller.program.rprogram import StageProgram, Staging, panel_element_bytes, staged_touches
+from roller.search.choices import bare, every_staging, required_staging
+from roller.search.funnel.cache_loads import CacheLoads
+from roller.search.funnel.lattice import Chains, Tiles
+from roller.search.tile_space import TileSpace, start
+from roller.target.hardware import MemoryLevel
+
+Floats = Any  # an array of float64 with one value for each tile
+
+
+@dataclass(frozen=True)
+class Way:
+    """What a chain of tiles leaves open and the screen distinguishes: copies, and whether units share reductions (split-K)."""
+
+    staged: tuple[Staging, ...]
+    cut: bool = False
+
+
+def in_caches(space: TileSpace) -> bool:
+    """True if caches hold the tiles of a unit, which runs what is inside them one after another."""
+    return not space.spec.levels[space.levels[0]].managed and space.lane_level is None and space.model.parameters.own_model is None
+
+
+class CacheScreen:
+    """The screen of one tile space."""
+
+    def __init__(self, space: TileSpace) -> None:
+        self.space, self.nest, self.spec, self.model = space, space.nest, space.spec, space.model
+        self.extents = np.array(space.nest.extents, dtype=np.int64)
+        self.base = bare(space, space.levels, (start(space),) * len(space.levels))
+        self.needed = required_staging(space, space.levels, (start(space),) * len(space.levels))
+        staged = dict.fromkeys((self.needed, *every_staging(space, space.levels)))
+        cuts = (False, True) if space.nest.reduce and self.spec.unit.combine and self.spec.unit.count > 1 else (False,)
+        self.ways = [Way(copies, cut) for cut in cuts for copies in staged]
+
+    def least_seconds(self, inner: Tiles) -> Floats:
+        """Returns a lower bound for chains around innermost tiles: computing and register traffic, perfectly overlapped."""
+        program = replace(self.base, staged=self.needed)
+        terms = [self._compute(program, [inner], np.ones(inner.shape[1]))]
+        losses = [self.spec.overlap_loss, self.spec.loss(self.spec.levels[-1])]
+        terms.append(self._registers(program, inner, 1) / self.model.rates.into(self.spec.levels[-1], 1.0))
+        ends = self._ends(inner, self._count(inner, self.nest.reduce), 1) * self._count(inner, self.nest.spatial)
+        folding = fold_slots(self.base, tuple(inner)) / self.model.rates.vector_slots
+        return overlapped(terms, math.inf, losses) + ends / self.spec.unit.count + folding
+
+    def seconds(self, chains: Chains, least: float, worth: float) -> list[Floats]:
+        """Returns the approximate seconds of chains of tiles in each way: on all units or on one, whichever takes less.
+
+        `least`: a lower bound of all of them. Numbers of `worth` and above need not be exact.
+        """
+        whole, cut = ([way.staged for way in self.ways if way.cut == kind] for kind in (False, True))
+        found = self._seconds(chains, whole, cut=False, parallel=True)
+        worth = min([worth, *[float(seconds.min(initial=math.inf)) for seconds in found]])
+        alone = self._compute(self.base, chains, np.full(chains[0].shape[1], 1 / self.spec.unit.count))
+        if self.spec.unit.count > 1 and alone.min(initial=math.inf) < worth:
+            found = [np.minimum(a, b) for a, b in zip(found, self._seconds(chains, whole, cut=False, parallel=False), strict=True)]
+        if not cut:
+            return found
+        outputs = math.prod([self.nest.extents[i] for i in self.nest.spatial])
+        if least + self._combine(2 * outputs) >= worth:
+            return [*found, *[np.full(chains[0].shape[1], math.inf) for _ in cut]]
+        return [*found, *self._seconds(chains, cut, cut=True, parallel=True)]
+
+    def _combine(self, results: Any) -> Any:
+        """Returns the seconds of combining so many partial results (`roller.cost.combining`)."""
+        unit = self.spec.unit
+        moved = 2 * results * self.nest.accumulator_bytes / self.model.rates.from_outside(1.0)
+        return moved + unit.launch_overhead_us * 1e-6 + unit.sync_ns * 1e-9
+
+    def seconds_of(self, chains: Chains, program: StageProgram) -> Floats:
+        """Returns the approximate seconds of chains of tiles with the copies of a program, on as many units."""
+        return self._seconds(chains, [program.staged], program.split > 1, program.parallel)[0]
+
+    def _seconds(self, chains: Chains, every: Sequence[tuple[Staging, ...]], cut: bool, parallel: bool) -> list[Floats]:
+        """Returns the seconds of chains with each of these copies, reductions whole or cut, on all units or one."""
+        nest, unit_tile, inner, units = self.nest, chains[0], chains[-1], self.spec.unit
+        dims = (*nest.spatial, *(nest.reduce if cut else ())) if parallel else ()
+        number = self._count(unit_tile, dims)
+        busy = self._busy(unit_tile, dims, number) if parallel else np.full(len(number), 1 / units.count)
+        visits = self._visits(chains, cut)
+        steps = np.maximum(1, self._count(inner, range(len(nest.dims))) / self._count(unit_tile, dims))
+        compute, copies = self._compute(self.base, chains, busy), units.count if parallel else 1
+        loads = CacheLoads(self.model, self.base, chains, cut, copies)
+        last = len(self.spec.levels) - 1
+        caches = range(1, last if self._in_registers(self.base) else last + 1)
+        losses = [self.spec.overlap_loss, *[self.spec.loss(level) for level in self.spec.levels[1:]]]
+        around, filled = self._around(chains, cut, parallel, visits, number, busy), dict[Staging, Any]()
+        found = []
+        for staged in every:
+            program, terms = replace(self.base, staged=staged, split=2 if cut else 1), [compute]
+            waiting: Any = around
+            for index in caches:
+                bytes_, waits, ahead = loads.into(index, staged)
+                level = self.spec.levels[index]
+                start = level.latency_ns * 1e-9 / (units.count * busy * self.model.parameters.misses_in_flight)
+                terms.append(bytes_ / self._into(level, busy) + ahead * start)
+                waiting = waiting + waits * start
+            if len(caches) < last:
+                terms.append(self._registers(program, inner, visits) / self._into(self.spec.levels[-1], busy))
+            for staging in staged:
+                if staging not in filled:
+                    filled[staging] = self._copy(program, chains, staging, cut, busy, copies)
+            found.append(overlapped(terms, steps, losses) + waiting + sum([filled[staging] for staging in staged]))
+        return found
+
+    def _compute(self, program: StageProgram, chains: Chains, busy: Floats) -> Floats:
+        """Returns the seconds of padded work on the busy units (`Model.compute_seconds`)."""
+        atom, nest, inner = program.atom, self.nest, chains[-1]
+        roles, steps = atom.extents, [1] * len(nest.dims)
+        for role, dim in program.mapping:
+            steps[dim] = extent if isinstance(extent := roles[role], int) else 1
+        points: Any = 1.0
+        for extent, tile, step in zip(nest.extents, inner, steps, strict=True):
+            points = points * (-(-extent // tile) * (-(-tile // step) * step))
+        points = points * math.prod([e for r, e in roles.items() if isinstance(e, int) and program.role(r) is None])
+        slots = self.model.slots if atom.kind != "matrix" else 1.0
+        return points * slots / (atom.gflops * 1e9 / 2 * self._chains(program, inner) * busy)
+
+    def _chains(self, program: StageProgram, inner: Tiles) -> Any:
+        """Returns the accumulators in flight over those needed at peak (`Model.chain_efficiency`)."""
+        if self.nest.stage.reducer is None or not self.nest.reduce:
+            return 1.0
+        live = self._accumulators(program, inner)
+        if program.levels[-1] == len(self.spec.levels):
+            return 1.0
+        return np.minimum(1.0, live / (program.atom.chains or self.spec.unit.chains))
+
+    def _accumulators(self, program: StageProgram, inner: Tiles) -> Any:
+        """Returns the independent accumulating operations of an innermost tile."""
+        nest = self.nest
+        apart = program.lane is not None and nest.dims[program.lane].is_reduce
+        live = math.prod([inner[i] for i in (*nest.spatial, *(nest.reduce if apart else ()))])
+        outputs = math.prod([e for r, e in program.atom.roles.items() if r != "k" and isinstance(e, int)])
+        return live / outputs
+
+    def _registers(self, program: StageProgram, inner: Tiles, visits: Any) -> Any:
+        """Returns the bytes that move into and out of registers."""
+        if not self._in_registers(program):
+            return np.zeros(inner.shape[1])
+        inputs, output = self.model.registers.bytes_of(program, tuple(inner), self.spec.levels[-1].transaction_bytes)
+        return inputs + output * (2 * visits - 1)
+
+    def _in_registers(self, program: StageProgram) -> bool:
+        last = len(self.spec.levels) - 1
+        return program.levels[-1] == last and self.spec.levels[last].managed and program.atom.kind != "matrix"
+
+    def _count(self, tile: Tiles, dims: Sequence[int]) -> Any:
+        """Returns the number of tiles along some dimensions, those of the problem cut into them."""
+        return math.prod([-(-self.nest.extents[d] // tile[d]) for d in dims]) * np.ones(tile.shape[1], dtype=np.int64)
+
+    def _busy(self, unit_tile: Tiles, dims: Sequence[int], number: Any) -> Floats:
+        """Returns the load balance of units (`roller.cost.parameters.unit_efficiency`)."""
+        units, share = self.spec.unit.count, -(-number // self.spec.unit.count)
+        if units == 1 or not dims or 0 in self.nest.extents:
+            return np.maximum(1, number) / (units * np.maximum(1, share))
+        return self._first(unit_tile, dims, number, number) / (units * self._first(unit_tile, dims, number, share))
+
+    def _first(self, unit_tile: Tiles, dims: Sequence[int], number: Any, tiles: Any) -> Any:
+        """Returns the points of the units' dimensions in their first `tiles` of `number` tiles."""
+        found, around, inside, after = 0, 1, number, math.prod([self.nest.extents[d] for d in dims])
+        for d in dims:
+            extent, trips = self.nest.extents[d], -(-self.nest.extents[d] // unit_tile[d])
+            inside, after = inside // trips, after // extent
+            whole, tiles = tiles // inside, tiles % inside
+            done = np.minimum(whole * unit_tile[d], extent)
+            found = found + around * done * float(after)
+            around = around * np.minimum(unit_tile[d], extent - done)
+        return found
+
+    def _visits(self, chains: Chains, cut: bool) -> Any:
+        """Returns how often accumulators are loaded and stored: once for each reduce step outside the last spatial loop."""
+        nest, visits = self.nest, np.ones(chains[0].shape[1], dtype=np.int64)
+        outer: Any = self.extents[:, None]
+        for position, tile in enumerate(chains[:-1]):
+            inside = math.prod([-(-tile[d] // chains[-1][d]) for d in nest.spatial]) > 1
+            steps = math.prod([-(-outer[d] // tile[d]) for d in nest.reduce]) if nest.reduce and not (cut and not position) else 1
+            visits, outer = visits * np.where(inside, steps, 1), tile
+        return visits
+
+    def _into(self, level: MemoryLevel, busy: Floats | float) -> Any:
+        """Returns the bytes a second into a level (`Rates.into`)."""
+        assert level.bandwidth_gbps is not None
+        if not self.spec.shared(level):
+            return level.bandwidth_gbps * 1e9 * busy
+        if not level.unit_bandwidth_gbps:
+            return level.bandwidth_gbps * 1e9
+        return np.minimum(level.bandwidth_gbps, level.unit_bandwidth_gbps * self.spec.unit.count * busy) * 1e9
+
+    def _copy(self, program: StageProgram, chains: Chains, staging: Staging, cut: bool, busy: Floats, units: int) -> Any:
+        """Returns the seconds of filling a panel or box (`roller.cost.packing.copy_seconds`)."""
+        if staging.constant:
+            return 0.0
+        nest, rates, unit = self.nest, self.model.rates, self.spec.unit
+        touches = staged_touches(nest, staging)
+        position = 0 if not staging.level else program.levels.index(staging.level) + 1
+        tile = ([self.extents[:, None], *chains])[position]
+        times = self._fills(chains, position, touches, cut) if position else 1
+        sources = (
+            [staging.operand] if staging.kind == "box" else [n for n, a in enumerate(nest.inputs) if a.factor == staging.operand]
+        )
+        level = self.spec.levels[max(1, staging.level)]
+        read: Any = 0.0
+        runs: Any = 0.0
+        for number in sources:
+            boxes = self.model.geometry.boxes(number, tuple(tile))
+            read, runs = read + boxes.moved(level.transaction_bytes), runs + boxes.runs
+        if staging.kind == "box":
+            width = nest.accesses[staging.operand].element_bytes
+            elements, trips = boxes.elements * times, runs * times * ROW_TRIPS
+        else:
+            width = panel_element_bytes(nest, program.atom)
+            elements = math.prod([tile[d] for d in range(len(touches)) if touches[d]]) * times
+            slot = math.prod([chains[-1][d] for d in range(len(touches)) if touches[d]])
+            mine = [nest.accesses[n] for n in sources]
+            decoded = [i for i in nest.reduce if touches[i] and any(a.strides[i] is None for a in mine)]
+            trips = elements / largest(slot, 1) * (1 + DECODE_TRIPS * sum(len(nest.dims[i].members) - 1 for i in decoded))
+        working = busy if staging.level else 1.0
+        issue = elements * copy_slots(rates, program, staging) / (rates.vector_slots * working)
+        issue = issue + trips * rates.parameters.trip_overhead_ns * 1e-9 / (unit.count * working)
+        written = elements * width
+        fits = written <= (panel_room(self.spec, staging.level) * times if staging.level else rates.near_bytes)
+        outside = reduce(np.minimum, [self._into(lv, working) for lv in self.spec.levels[1 : program.levels[0] + 1]])
+        rate = np.where(fits, self._into(level, working), outside) if staging.level else outside
+        launch = unit.launch_overhead_us * 1e-6 if staging.level == 0 else 0.0
+        moved = (read * times + np.where(fits, 0, 2 * written)) / rate
+        return np.maximum(issue, moved) + evicting_seconds(rates, staging.level, written / times, times, working) + launch
+
+    def _fills(self, chains: Chains, position: int, touches: Sequence[bool], cut: bool) -> Any:
+        """Returns how often a copy is filled: for every unit tile, and in it for every trip up to the last that it depends on."""
+        times, outer = 1, self.extents[:, None]
+        for place, tile in enumerate(chains[:position]):
+            for d in range(len(touches)):
+                if touches[d] or (not place and (d in self.nest.spatial or cut)):
+                    times = times * -(-outer[d] // tile[d])
+            outer = tile
+        return times
+
+    def _ends(self, inner: Tiles, depth: Any, visits: Any) -> Any:
+        """Returns the seconds around one innermost tile on its unit: accumulators start and finish, the loops around it turn."""
+        given = self.model.parameters
+        operations = depth * self._accumulators(self.base, inner)
+        overhead = given.tile_overhead_ns * exposed(operations, given.short_visit)
+        finish = overhead * (2 * visits - 1) if self.nest.stage.reducer is not None else 0.0
+        return (finish + given.trip_overhead_ns * visits) * 1e-9
+
+    def _around(self, chains: Chains, cut: bool, parallel: bool, visits: Any, number: Any, busy: Floats) -> Any:
+        """Returns the seconds of tile starts and ends, dispatch, launch, and of combining partial results."""
+        nest, unit, given = self.nest, self.spec.unit, self.model.parameters
+        working = unit.count * busy
+        depth = self._count(chains[-1], nest.reduce) / visits
+        if cut:
+            depth = depth / self._count(chains[0], nest.reduce)
+        ends = self._ends(chains[-1], depth, visits) * self._count(chains[-1], nest.spatial)
+        dispatch = number * (given.unit_overhead_ns + np.where(visits > 1, given.scratch_overhead_ns, 0.0)) * 1e-9
+        seconds = (ends + dispatch) / working + fold_slots(self.base, tuple(chains[-1])) / (self.model.rates.vector_slots * busy)
+        if parallel:
+            seconds = seconds + np.where(number > 1, unit.launch_overhead_us * 1e-6, 0.0)
+        if cut:
+            parts = self._count(chains[0], nest.reduce)
+            outputs = math.prod([nest.extents[i] for i in nest.spatial])
+            combine = self._combine(parts * outputs)
+            seconds = np.where(parts > 1, seconds + combine, math.inf)
+        return seconds
+
+
+def overlapped(terms: Sequence[Any], steps: Any, losses: Sequence[float]) -> Any:
+    """Returns the time of equal steps whose terms overlap (`roller.cost.model.overlapped`), for arrays of terms."""
+    lost, longest, total = 0.0, 0.0, 0.0
+    for term, loss in zip(terms, losses, strict=True):
+        lost, total = lost + loss * term, total + term
+        longest = np.maximum(longest, (1 - loss) * term)
+    return total / steps + (1 - 1 / steps) * (lost + longest)

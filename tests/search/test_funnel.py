@@ -1,0 +1,208 @@
+"""Enumerate, screen, rate, descend: the lattice is complete, the screen is the model, a descent ends where no step helps."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from roller import ops
+from roller.device.chip import resolve
+from roller.ir.fusion import fuse
+from roller.ir.nest import variants
+from roller.ops import SymbolicTensor
+from roller.program.footprint import BoxShape
+from roller.program.rprogram import StageProgram
+from roller.search import enumeration
+from roller.search.construct import construct_stage
+from roller.search.funnel import lattice
+from roller.search.funnel.descent import descended, neighbours
+from roller.search.funnel.screen import CacheScreen, in_caches
+from roller.search.funnel.short_list import SHORT, short_list
+from roller.search.tile_space import TileSpace, tile_spaces
+from roller.target.hardware import HardwareSpec
+from roller.target.subset import limited
+
+CHIPS = ("cpu:zen5", "cpu:x86-64-v3", "cpu:neoverse-v2")
+
+
+@st.composite
+def operators(draw: st.DrawFn) -> SymbolicTensor:
+    """Products, convolutions, pools, sums and elementwise work, with extents that tiles divide and that they do not."""
+    m, n, k = (draw(st.sampled_from((1, 3, 16, 31, 64, 100, 384))) for _ in range(3))
+    match draw(st.sampled_from(("product", "turned", "convolution", "depthwise", "pool", "sum", "chain"))):
+        case "product":
+            return ops.matmul(ops.tensor((m, k)), ops.tensor((k, n)))
+        case "turned":
+            return ops.matmul(ops.tensor((m, k)), ops.tensor((n, k)), transpose_b=True)
+        case "convolution":
+            return ops.conv2d(ops.tensor((2, m, 14, 14)), ops.tensor((n, m, 3, 3)), draw(st.sampled_from((1, 2))), 1)
+        case "depthwise":
+            return ops.depthwise_conv2d(ops.tensor((2, m, 20, 20)), ops.tensor((m, 1, 3, 3)), draw(st.sampled_from((1, 2))), 1)
+        case "pool":
+            return ops.max_pool2d(ops.tensor((2, m, 28, 28)), 3, 2, 1)
+        case "sum":
+            return ops.reduce_sum(ops.tensor((m, k, n)), draw(st.sampled_from((0, 1, 2))))
+    return ops.transpose(ops.exp(ops.tensor((m, n))), (1, 0))
+
+
+def spaces_of(chip: str, op: SymbolicTensor, change: Callable[[HardwareSpec], HardwareSpec] = lambda s: s) -> list[TileSpace]:
+    """The tile spaces of an operator's first stage."""
+    plugin, spec = resolve(chip)
+    spec = change(spec)
+    expr = fuse(ops.expression(op), spec.spread)
+    stage = expr.stages[0]
+    rules, parameters = plugin.rules(spec, expr).of(stage.name), plugin.cost_parameters(spec, expr)
+    return tile_spaces(variants(stage, expr.tensors, spec.spread), spec, rules, parameters)
+
+
+def without_sets(spec: HardwareSpec) -> HardwareSpec:
+    """The chip with caches of one set: no rows crowd a few of them."""
+    return spec.model_copy(update={"levels": tuple(level.model_copy(update={"banks": None}) for level in spec.levels)})
+
+
+def drawn(space: TileSpace, seed: int) -> StageProgram:
+    """A program of a tile space in the default order, of random aligned tiles, with random copies."""
+    chance = random.Random(seed)
+    screen, inner = CacheScreen(space), lattice.inner_tiles(space)
+    chains = lattice.chains_around(space, inner[:, [chance.randrange(inner.shape[1])]])
+    (chain,) = lattice.chains_of(chains, [chance.randrange(chains[0].shape[1])])
+    program = replace(screen.base, tiles=chain, staged=chance.choice(screen.ways).staged)
+    return replace(program, parallel=chance.random() < 0.8)
+
+
+def screened(space: TileSpace, program: StageProgram) -> float:
+    """What the screen says of a program."""
+    return float(CacheScreen(space).seconds_of([lattice.tiles_of([tile]) for tile in program.tiles], program)[0])
+
+
+@given(operators(), st.sampled_from(CHIPS), st.integers(0, 1 << 16), st.sampled_from((1, 2, None)))
+@settings(max_examples=150, deadline=None)
+def test_the_screen_is_the_model_where_nothing_is_copied(op: SymbolicTensor, chip: str, seed: int, threads: int | None) -> None:
+    def changed(spec: HardwareSpec) -> HardwareSpec:
+        return without_sets(spec if threads is None else limited(spec, threads))
+
+    found = spaces_of(chip, op, changed)
+    space = found[seed % len(found)]
+    program = replace(drawn(space, seed), staged=())
+    said, model = screened(space, program), space.model.estimate(program).seconds
+    assert said == pytest.approx(model, rel=0.05), program.describe()  # runs along loops that the model drops are all that differs
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_with_copies_the_screen_is_mostly_the_model(chip: str) -> None:
+    """Copies take room in caches, which the screen does not know: of ten random programs, nine are within a twentieth."""
+    products = [ops.matmul(ops.tensor((m, 100)), ops.tensor((100, n))) for m, n in ((64, 384), (31, 100), (384, 384))]
+    others = [ops.conv2d(ops.tensor((2, 16, 14, 14)), ops.tensor((48, 16, 3, 3)), step, 1) for step in (1, 2)]
+    ratios = []
+    for op in (*products, *others, ops.max_pool2d(ops.tensor((2, 31, 28, 28)), 3, 2, 1)):
+        found = spaces_of(chip, op, without_sets)
+        programs = [(space, drawn(space, seed)) for seed in range(8) for space in found]
+        ratios += [screened(space, program) / space.model.estimate(program).seconds for space, program in programs]
+    assert sum(0.95 < ratio < 1.05 for ratio in ratios) > 0.85 * len(ratios)
+    assert all(0.3 < ratio < 3 for ratio in ratios)
+
+
+@given(operators(), st.sampled_from(CHIPS), st.integers(0, 1 << 16))
+@settings(max_examples=60, deadline=None)
+def test_a_lower_bound_is_one(op: SymbolicTensor, chip: str, seed: int) -> None:
+    found = spaces_of(chip, op, without_sets)
+    space = found[seed % len(found)]
+    program = replace(drawn(space, seed), staged=(), parallel=True)
+    bound = CacheScreen(space).least_seconds(lattice.tiles_of([program.inner]))[0]
+    assert bound <= screened(space, program) * (1 + 1e-9)
+
+
+@given(operators(), st.sampled_from(CHIPS))
+@settings(max_examples=30, deadline=None)
+def test_the_lattice_has_every_innermost_tile_that_fits(op: SymbolicTensor, chip: str) -> None:
+    for space in spaces_of(chip, op):
+        tiles = lattice.inner_tiles(space)
+        have = {tuple(tile) for tile in tiles.T.tolist()}
+        assert len(have) == tiles.shape[1]
+        if len(have) < 500:  # the other way to list them takes seconds for more
+            assert have == set(enumeration.inner_tiles(space))
+
+
+@given(operators(), st.sampled_from(CHIPS))
+@settings(max_examples=30, deadline=None)
+def test_chains_are_nested_multiples_and_differ(op: SymbolicTensor, chip: str) -> None:
+    for space in spaces_of(chip, op):
+        chains = lattice.chains_around(space, lattice.inner_tiles(space)[:, :3])
+        every = lattice.chains_of(chains, range(chains[0].shape[1]))
+        assert len(set(every)) == len(every)
+        for chain in every:
+            for outer, inner in itertools.pairwise(chain):
+                assert all(o % i == 0 and o < e + i for o, i, e in zip(outer, inner, space.nest.extents, strict=True) if i)
+
+
+@given(operators(), st.integers(0, 1 << 16))
+@settings(max_examples=60, deadline=None)
+def test_boxes_of_arrays_of_tiles_are_those_of_single_tiles(op: SymbolicTensor, seed: int) -> None:
+    chance = random.Random(seed)
+    nest = spaces_of("cpu:zen5", op)[-1].nest
+    tiles = [tuple(chance.randint(1, e + 3) for e in nest.extents) for _ in range(8)]
+    for access in nest.accesses:
+        shape = BoxShape(nest, access)
+        together = shape.of_each(tuple(lattice.tiles_of(tiles)))
+        for number, tile in enumerate(tiles):
+            one = shape(tile)
+            elements, run = (int(np.broadcast_to(a, len(tiles))[number]) for a in (together.elements, together.run))
+            assert (elements, run) == (one.elements, max(one.run, 1))
+
+
+def test_equal_chains_come_in_the_order_of_their_tiles_wherever_they_stand() -> None:
+    tiles = [(4, 2), (1, 9), (4, 1), (2, 2)]
+    seconds = np.array([1.0, 1.0, 1.0, 0.5])
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]):
+        chains = [lattice.tiles_of([tiles[n] for n in order])]
+        found = lattice.best_places(seconds[order], chains, 3, math.inf)
+        assert [tiles[order[place]] for place in found] == [(2, 2), (1, 9), (4, 1)]
+    assert lattice.best_places(seconds, [lattice.tiles_of(tiles)], 3, 1.0) == [3]
+
+
+@given(operators(), st.sampled_from(CHIPS))
+@settings(max_examples=20, deadline=None)
+def test_no_screened_neighbour_of_a_choice_is_better(op: SymbolicTensor, chip: str) -> None:
+    """A descent from the choice gains nothing; those that the screen rates best are among the neighbours that it tries."""
+    found = spaces_of(chip, op)
+    assume(in_caches(found[0]))
+    nests = tuple(dict.fromkeys(space.nest for space in found))
+    program, rating = construct_stage(nests, found[0].spec, found[0].rules, found[0].model.parameters, 1)[0]
+    space = next(space for space in found if space.way == program.way)
+    _, seconds = descended(CacheScreen(space), program, rating.seconds, lambda p: space.model.estimate(p).seconds)
+    assert seconds >= 0.98 * rating.seconds  # it began in the default order
+    assert all(len(tiles) == len(program.tiles) for tiles in neighbours(space, program.tiles))
+
+
+@given(operators(), st.sampled_from(CHIPS))
+@settings(max_examples=12, deadline=None)
+def test_no_drawn_program_is_much_better_than_the_choice(op: SymbolicTensor, chip: str) -> None:
+    found = spaces_of(chip, op)
+    nests = tuple(dict.fromkeys(space.nest for space in found))
+    rating = construct_stage(nests, found[0].spec, found[0].rules, found[0].model.parameters, 1)[0][1]
+    models = {space.way: space.model for space in found}
+    every, chance = enumeration.StageSpace(found), random.Random(0)
+    drawn_programs = [every.draw(chance) for _ in range(250)]
+    assert min(models[program.way].estimate(program).seconds for program in drawn_programs) >= 0.95 * rating.seconds
+
+
+def test_the_short_list_is_short_and_its_best_comes_first() -> None:
+    screens = [CacheScreen(space) for space in spaces_of("cpu:zen5", ops.matmul(ops.tensor((384, 100)), ops.tensor((100, 640))))]
+    listed = list(short_list(screens))
+    seconds = [screened(screen.space, program) for screen, program in listed]
+    assert len(listed) == SHORT
+    assert seconds[0] == min(seconds)
+
+
+def test_units_of_other_kinds_are_not_searched_this_way() -> None:
+    op = ops.matmul(ops.tensor((64, 64)), ops.tensor((64, 64)))
+    assert all(in_caches(space) for space in spaces_of("cpu:zen5", op))
+    assert not any(in_caches(space) for chip in ("cuda:a100", "ipu_sim:bow") for space in spaces_of(chip, op))
