@@ -46,10 +46,15 @@ def combine_seconds(rates: Rates, program: StageProgram, resident: int) -> float
     outputs = math.prod([program.nest.extents[i] for i in program.nest.spatial])
     seconds = 0.0
     if program.split > 1:
-        seconds += 2 * program.split * outputs * program.nest.accumulator_bytes / rates.from_outside(1.0)
-        seconds += rates.spec.unit.launch_overhead_us * 1e-6 + rates.spec.unit.sync_ns * 1e-9
+        seconds += cut_seconds(rates, program.split * outputs * program.nest.accumulator_bytes)
     reducing = [stage for stage in program.nest.stages if stage.reducer is not None]
     return seconds + sum([_exchange_seconds(rates, program, stage, resident) for stage in reducing])
+
+
+def cut_seconds(rates: Rates, partial_bytes: Value) -> Value:
+    """Computes the seconds in which units write and read so many bytes of partial results (split-K), and of the second launch."""
+    unit = rates.spec.unit
+    return 2 * partial_bytes / rates.from_outside(1.0) + (unit.launch_overhead_us * 1e-6 + unit.sync_ns * 1e-9)
 
 
 def _exchange_seconds(rates: Rates, program: StageProgram, stage: Stage, resident: int) -> float:
@@ -61,7 +66,7 @@ def _exchange_seconds(rates: Rates, program: StageProgram, stage: Stage, residen
     rounds = -(-program.unit_tiles // (rates.spec.unit.count * resident))
     results = math.prod([program.inner[i] for i in nest.rows])
     passed = program.unit_tiles * program.lanes * results * ELEMENT_BYTES[stage.body.dtype]
-    exchanged = passed / rates.into(level, max(rates.busy(program), 1e-9))
+    exchanged: float = passed / rates.into(level, max(rates.busy(program), 1e-9))
     return math.log2(shared) * (rounds * level.latency_ns * 1e-9 + exchanged)
 
 

@@ -5,7 +5,7 @@
 
 Terms are compute and the time to move bytes into each level. L is the overlap number of a term (0: other terms hide it, 1: nothing
 does). With one L for all terms, the second part is max t + L (sum t - max t). The start latency of short runs is added. Where an
-out-of-order core requests the next rows early, that latency is a part of the term of the outermost traffic instead. Padding is
+out-of-order core requests the next rows early, that latency is a part of the term of its own level instead. Padding is
 charged as work. The part of compute in which units wait for the unit with the largest share is reported separately, as the tail.
 The numbers rank programs; they are predictions, not measurements.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 
 from roller.cost.combining import accumulators, atom_outputs, combine_seconds, fold_seconds
 from roller.cost.issue import Issued
@@ -27,7 +27,7 @@ from roller.cost.packing import copy_seconds
 from roller.cost.parameters import CostParameters, Rates
 from roller.cost.register_traffic import RegisterTraffic
 from roller.cost.traffic import level_traffic
-from roller.program.elementwise import Value
+from roller.program.elementwise import Value, largest
 from roller.program.estimate import Estimate, combine_estimates
 from roller.program.footprint import Geometry
 from roller.program.rprogram import RProgram, StageProgram
@@ -188,7 +188,7 @@ class Model:
         outside, *inside = [moved.seconds + moved.ahead for moved in levels]
         if program.atom.in_turn and program.lane_level is not None:
             compute, inside = compute + sum(inside), [0.0] * len(inside)
-        body = overlapped((compute, outside, *inside), steps, self.losses(program))
+        body: float = overlapped((compute, outside, *inside), steps, self.losses(program))
         handed_out = program.unit_tiles * self.spec.unit.dispatch_ns * 1e-9 if program.dealt else 0.0
         return max(handed_out, body + sum([moved.waiting for moved in levels]))
 
@@ -326,7 +326,8 @@ class Model:
             return 0.0
         level = self.spec.levels[-1]
         stored = program.unit_tiles * self.parameters.store_accesses(program) * level.transaction_bytes
-        return stored / self.rates.into(level, max(self.rates.busy(program), 1e-9))
+        rate: float = self.rates.into(level, max(self.rates.busy(program), 1e-9))
+        return stored / rate
 
 
 def estimate(
@@ -344,13 +345,13 @@ def estimate(
     return combine_estimates(parts)
 
 
-def overlapped(terms: Sequence[float], steps: int, losses: Sequence[float]) -> float:
+def overlapped(terms: Sequence[Value], steps: Value, losses: Sequence[float]) -> Value:
     """Returns the time of `steps` equal steps whose terms (given as totals) overlap.
 
     The first and the last step are not hidden. The result rises with every term.
     """
-    lost = sum([loss * term for term, loss in zip(terms, losses, strict=True)])
-    longest = max([(1 - loss) * term for term, loss in zip(terms, losses, strict=True)], default=0.0)
+    lost: Value = sum([loss * term for term, loss in zip(terms, losses, strict=True)])
+    longest: Value = reduce(largest, [(1 - loss) * term for term, loss in zip(terms, losses, strict=True)], 0.0)
     return sum(terms) / steps + (steps - 1) / steps * (lost + longest)
 
 

@@ -170,8 +170,9 @@ def _transfers(rates: Rates, walk: NestWalk, index: int) -> float:
     They come from the next outer level, or from the one around that for the bytes that have to come from there.
     """
     traffic, busy = level_traffic(walk, index), rates.busy(walk.program)
-    seconds = traffic.filled / rates.into(walk.spec.levels[index], busy)
+    seconds: float = traffic.filled / rates.into(walk.spec.levels[index], busy)
     if index == 1 or not traffic.bytes:
         return seconds
     outside = level_traffic(walk, index - 1).bytes * traffic.filled / traffic.bytes
-    return max(seconds, min(traffic.filled, outside) / rates.into(walk.spec.levels[index - 1], busy))
+    further: float = min(traffic.filled, outside) / rates.into(walk.spec.levels[index - 1], busy)
+    return max(seconds, further)

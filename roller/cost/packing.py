@@ -35,7 +35,7 @@ def copy_seconds(rates: Rates, walk: NestWalk, staging: Staging) -> float:
         elements = geometry.panel_elements(staging.operand, tile) * times
         trips = _slot_trips(program, staging, elements)
     units = rates.busy(program) if staging.level else 1.0
-    issue = elements * copy_slots(rates, program, staging) / (rates.vector_slots * units)
+    issue = elements * element_slots(rates, program, staging) / (rates.vector_slots * units)
     issue += trips * rates.parameters.trip_overhead_ns * 1e-9 / (spec.unit.count * max(units, 1e-9))
     level = spec.levels[max(1, staging.level)]
     read = sum([geometry.held(n, tile).moved(level.transaction_bytes) for n in sources]) * times
@@ -44,7 +44,7 @@ def copy_seconds(rates: Rates, walk: NestWalk, staging: Staging) -> float:
     # Reads of a copy inside the nest from further out are part of the traffic of those levels.
     rate = rates.into(level, units) if staging.level and fits else rates.from_outside(units)
     launch = spec.unit.launch_overhead_us * 1e-6 if staging.level == 0 else 0.0
-    moved = (read + (0 if fits else 2 * written)) / rate
+    moved: float = (read + (0 if fits else 2 * written)) / rate
     evicting = evicting_seconds(rates, staging.level, written / max(times, 1), times, units)
     return max(issue, moved) + float(evicting) + launch
 
@@ -81,7 +81,7 @@ def _slot_trips(program: StageProgram, staging: Staging, elements: float) -> flo
     return elements / max(slot, 1) * (1 + DECODE_TRIPS * divisions)
 
 
-def copy_slots(rates: Rates, program: StageProgram, staging: Staging) -> float:
+def element_slots(rates: Rates, program: StageProgram, staging: Staging) -> float:
     """Returns the issue slots of copying one element: a load and a store, of vectors where source and copy are both contiguous."""
     nest, lane = program.nest, program.lane
     width = max((e for e in program.atom.roles.values() if isinstance(e, int)), default=1)

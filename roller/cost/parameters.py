@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from importlib import import_module
 from typing import Any
 
+from roller.program.elementwise import Value, least
 from roller.program.estimate import Estimate
 from roller.program.rprogram import RProgram, StageProgram, tiled_levels
 from roller.target.hardware import HardwareSpec, MemoryLevel
@@ -150,18 +151,18 @@ class Rates:
             self._last = program, unit_efficiency(program, self.spec)
         return self._last[1]
 
-    def into(self, level: MemoryLevel, busy: float) -> float:
+    def into(self, level: MemoryLevel, busy: Value) -> Value:
         """Returns the bytes a second into a level when this share of the units is busy."""
         assert level.bandwidth_gbps is not None
         if not self.spec.shared(level):
             return level.bandwidth_gbps * 1e9 * busy
         drawn = level.unit_bandwidth_gbps * self.spec.unit.count * busy if level.unit_bandwidth_gbps else math.inf
-        return min(level.bandwidth_gbps, drawn) * 1e9
+        return least(level.bandwidth_gbps, drawn) * 1e9
 
-    def from_outside(self, busy: float) -> float:
+    def from_outside(self, busy: Value) -> Value:
         """Returns the bytes a second from the outermost level to the outermost tiled one: those of the slowest level between."""
         levels = self.spec.levels[1 : tiled_levels(self.spec)[0] + 1]
-        return min(self.into(level, busy) for level in levels if level.bandwidth_gbps is not None)
+        return reduce(least, [self.into(level, busy) for level in levels if level.bandwidth_gbps is not None])
 
     @cached_property
     def near_bytes(self) -> int:

@@ -8,6 +8,8 @@
     where software places data: move extents of the best one to their neighbours while that is rated better
     rank by estimate; drop near-duplicates
 
+Where caches hold the data of units without lanes, all aligned tiles are screened instead (`roller.search.funnel`).
+
 Construction starts innermost, so that outer extents are multiples of inner ones and a register tile of 6 rows is reachable.
 """
 
@@ -53,6 +55,7 @@ REFINE_SLACK = 1.5  # except those slower than the best by this factor: orders, 
 # `SPREAD_SLACK`.
 SETTLED, SAME_SETTLED, STEPS = 3, 2, 120
 SPREAD_SETTLED, SPREAD_SLACK = 4, 2.5
+CHOSEN, DESCENTS = 4, 4  # in caches: programs whose loop orders are tried, and from which steps lead to neighbouring tiles
 EVENED = 1200  # tiles of equal parts that are evaluated for each of these, where parts must be even
 
 
@@ -162,8 +165,7 @@ def _rated_stage(
     every = tile_spaces(nests, spec, rules, parameters, constants)
     found = [s for s in every if not hopeless(s)]
     pool = _Pool()
-    from_lattice = bool(found) and in_caches(found[0])
-    if from_lattice:
+    if found and in_caches(found[0]):
         _from_lattice(found, pool)
     else:
         for begun in _worth_refining(_started(found, pool)):
@@ -171,7 +173,7 @@ def _rated_stage(
                 pool.rate(begun.space, choice)
     if not pool.programs:
         raise _nothing_fits(nests, spec, rules, every)
-    for space, program in () if from_lattice else _worth_settling(found, pool.ranked):
+    for space, program in _worth_settling(found, pool.ranked):
         settled = settle(space, evened(space, program, EVENED), STEPS)
         for choice in (*settled, *refined(space, settled[0])):
             pool.rate(space, choice)
@@ -188,10 +190,6 @@ def _nothing_fits(nests: tuple[Nest, ...], spec: HardwareSpec, rules: Rules, eve
     reason = reason_of(every, refused)
     said = f"no tile of {nests[0].stage.name!r} fits {spec.device}:{spec.chip}"
     return ConstructionError(f"{said}: {reason}" if reason else said, refused)
-
-
-CHOSEN = 4  # programs whose orders and copies are tried
-DESCENTS = 4  # programs from which steps lead to neighbouring tiles
 
 
 def _from_lattice(found: list[TileSpace], pool: _Pool) -> None:
@@ -246,7 +244,7 @@ class _Pool:
         return rating.seconds
 
     def leaders(self, count: int) -> list[StageProgram]:
-        """Returns the best programs, no two of one tile space, innermost tile, and copies."""
+        """Returns the best programs, no two of one tile space with the same innermost tile."""
         first: dict[object, StageProgram] = {}
         for _, (program, _) in self.ranked:
             first.setdefault((program.way, program.inner), program)

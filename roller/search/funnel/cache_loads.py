@@ -10,20 +10,19 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from roller.cost.model import Model
 from roller.ir.nest import Nest
+from roller.program.elementwise import Value
 from roller.program.footprint import Boxes
 from roller.program.halo import box_order, lane_step, turned
 from roller.program.rprogram import StageProgram, Staging, panel_element_bytes, staged_touches
 from roller.search.funnel.lattice import Chains
 from roller.target.hardware import MemoryLevel
 
-Values = Any  # an array with one number for each chain, or one number for all
-Loaded = tuple[Values, Values, Values]  # bytes, runs of addresses that are waited for, and runs that are fetched ahead
+Loaded = tuple[Value, Value, Value]  # bytes, runs of addresses that are waited for, and runs that are fetched ahead
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class Step:
     """A loop: its dimension, its trips, the level whose tiles it walks, and whether its trips run on several units."""
 
     dim: int
-    trips: Values
+    trips: Value
     position: int
     over_units: bool
 
@@ -55,10 +54,10 @@ class Reuse:
     `survives`: how often the data that a loop does not change are loaded. `units`: private caches that fetch the same data.
     """
 
-    kept: Values
-    first: Values
-    fits: Values
-    survives: Values
+    kept: Value
+    first: Value
+    fits: Value
+    survives: Value
     units: int
 
 
@@ -75,8 +74,8 @@ class CacheLoads:
         self._loaded: dict[tuple[int, Part, bool], Loaded] = {}
         self._reuses: dict[int, Reuse] = {}
         self._boxes: dict[int, Boxes] = {}
-        self._together: dict[tuple[int, int], Values] = {}
-        self._runs: dict[tuple[Part, bool], Values] = {}
+        self._together: dict[tuple[int, int], Value] = {}
+        self._runs: dict[tuple[Part, bool], Value] = {}
 
     def into(self, index: int, staged: tuple[Staging, ...]) -> Loaded:
         """Returns what the cache at this position of the spec loads for programs with these copies."""
@@ -94,7 +93,7 @@ class CacheLoads:
     def loops(self) -> list[Step]:
         """All loops outside the innermost tiles, outermost first, except those of one trip."""
         found = []
-        outer: list[Values] = [np.int64(e) for e in self.nest.extents]
+        outer: list[Value] = [np.int64(e) for e in self.nest.extents]
         for position, tile in enumerate(self.chains):
             for dim in (*self.nest.spatial, *self.nest.reduce):
                 over = not position and self.units > 1 and (self.cut or dim in self.nest.spatial)
@@ -105,12 +104,12 @@ class CacheLoads:
         return found
 
     @cached_property
-    def trips(self) -> Values:
+    def trips(self) -> Value:
         """The trips of each loop, [loop, chain]."""
         return np.array([loop.trips for loop in self.loops], dtype=np.int64).reshape(-1, self.count)
 
     @cached_property
-    def tiles(self) -> list[Values]:
+    def tiles(self) -> list[Value]:
         """For each dimension the extents of the tile inside the first 0, 1, 2 … loops."""
         found = np.empty((len(self.nest.dims), len(self.loops) + 1, self.count), dtype=np.int64)
         found[:, 0] = np.array(self.nest.extents, dtype=np.int64)[:, None]
@@ -176,18 +175,18 @@ class CacheLoads:
         survives = np.maximum(self.trips - (self.trips - 1) * kept[1:], self._copies(units, [False] * len(self.nest.dims)))
         return Reuse(kept, first, fits.any(axis=0), survives, units)
 
-    def _copies(self, units: int, touches: Sequence[bool]) -> Values:
+    def _copies(self, units: int, touches: Sequence[bool]) -> Value:
         """Returns for each loop how many private caches fetch the same data of an array, [loop, chain]."""
         over = np.array([loop.over_units and not touches[loop.dim] for loop in self.loops], dtype=bool).reshape(-1, 1)
         return np.where(over, np.minimum(self.trips, units), 1)
 
-    def _apart(self, part: Part, sharing: int) -> Values:
+    def _apart(self, part: Part, sharing: int) -> Value:
         """Returns how many different tiles of an array the units that share a cache use at a time, [depth, chain]."""
         over = np.array([loop.over_units and part.touches[loop.dim] for loop in self.loops], dtype=bool).reshape(-1, 1)
         return np.minimum(sharing, _products(np.where(over, self.trips, 1)))
 
     @cached_property
-    def _outside(self) -> Values:
+    def _outside(self) -> Value:
         """For each depth the depth outside the last loop of several trips around it, [depth, chain]."""
         several = np.where(self.trips > 1, np.arange(len(self.loops))[:, None], 0)
         return np.concatenate([np.zeros((1, self.count), dtype=np.int64), np.maximum.accumulate(several, axis=0)])
@@ -213,7 +212,7 @@ class CacheLoads:
         scattered = self._scattered(part, level) if index == 1 else 1.0
         return brought * self._passes(part, fit) * scattered, started * np.logical_not(early), started * early
 
-    def _times(self, part: Part, fit: Values, reuse: Reuse) -> Values:
+    def _times(self, part: Part, fit: Value, reuse: Reuse) -> Value:
         """Returns how often the tile at a depth is loaded."""
         touched = np.array([part.touches[loop.dim] for loop in self.loops], dtype=bool).reshape(-1, 1)
         times = _at(_products(np.where(touched, self.trips, reuse.survives)), fit)
@@ -222,7 +221,7 @@ class CacheLoads:
         copies = self._copies(reuse.units, part.touches)
         return times * _at(_products(copies[::-1])[::-1], fit)
 
-    def _passes(self, part: Part, fit: Values) -> Values:
+    def _passes(self, part: Part, fit: Value) -> Value:
         """Returns how often results move for each of the sequential reduce trips around the tile (`roller.cost.traffic`)."""
         assert part.access is not None
         if self.nest.accesses[part.access].role != "output":
@@ -230,28 +229,28 @@ class CacheLoads:
         turns = np.array([lp.dim in self.nest.reduce and not lp.over_units for lp in self.loops], dtype=bool).reshape(-1, 1)
         return 2 - 1 / _at(_products(np.where(turns, self.trips, 1)), fit)
 
-    def _panel(self, part: Part) -> Values:
+    def _panel(self, part: Part) -> Value:
         """Returns the bytes of a panel at each depth."""
         width = panel_element_bytes(self.nest, self.base.atom)
         elements = math.prod([self.tiles[d] for d, touched in enumerate(part.touches) if touched])
         return np.broadcast_to(elements * width, (len(self.loops) + 1, self.count))
 
-    def _run(self, part: Part, boxed: bool) -> Values:
+    def _run(self, part: Part, boxed: bool) -> Value:
         found = self._runs.get((part, boxed))
         if found is None:
             found = self._runs[part, boxed] = self._run_in_order(part, boxed)
         return found
 
-    def _run_in_order(self, part: Part, boxed: bool) -> Values:
+    def _run_in_order(self, part: Part, boxed: bool) -> Value:
         """Returns the elements walked one after another before a jump (`roller.cost.loops.run_in_order`)."""
         assert part.access is not None
         access, boxes = self.nest.accesses[part.access], self.boxes(part.access)
         given = self.model.parameters
         together = self._side_by_side(part.access, given.write_streams if access.role == "output" else given.read_streams)
         depth = part.start if part.copy else part.stop
-        run: Values = boxes.run[depth]
-        rows: Values = boxes.runs[depth] if depth == len(self.loops) or access.role != "body" else 1.0
-        walked: Values = True
+        run: Value = boxes.run[depth]
+        rows: Value = boxes.runs[depth] if depth == len(self.loops) or access.role != "body" else 1.0
+        walked: Value = True
         while depth > part.start:
             walked = walked & (rows <= together[depth])
             depth -= 1
@@ -264,7 +263,7 @@ class CacheLoads:
             run = np.minimum(run, math.prod(access.tensor.shape[box_order(self.base, part.access)[-1] + 1 :]))
         return run
 
-    def _side_by_side(self, number: int, followed: int) -> Values:
+    def _side_by_side(self, number: int, followed: int) -> Value:
         """Returns the rows of an array's tile that are prefetched (or written) side by side, [depth, chain]."""
         found = self._together.get((number, followed))
         if found is None:
@@ -275,7 +274,7 @@ class CacheLoads:
             self._together[number, followed] = found
         return found
 
-    def _read_ahead(self, part: Part) -> Values:
+    def _read_ahead(self, part: Part) -> Value:
         """Returns whether an out-of-order core requests the next rows early (`roller.cost.loops`)."""
         assert part.access is not None
         if part.copy or part.stop < len(self.loops) or self.nest.accesses[part.access].role != "body":
@@ -291,7 +290,7 @@ class CacheLoads:
             return False
         return lane_step(self.base, part.access) != 1
 
-    def _scattered(self, part: Part, level: MemoryLevel) -> Values:
+    def _scattered(self, part: Part, level: MemoryLevel) -> Value:
         """Returns the write amplification of results that no cache keeps (`roller.cost.traffic`)."""
         assert part.access is not None
         access, boxes = self.nest.accesses[part.access], self.boxes(part.access)
@@ -302,12 +301,12 @@ class CacheLoads:
         return np.where(run >= elements, 1.0, moved / (elements * access.element_bytes))
 
 
-def _at(values: Values, depths: Values) -> Values:
+def _at(values: Value, depths: Value) -> Value:
     """Returns for each chain the value at its depth."""
     return values[depths, np.arange(values.shape[1])]
 
 
-def _products(factors: Values) -> Values:
+def _products(factors: Value) -> Value:
     """Returns the products of the first 0, 1, 2 … factors."""
     found = np.empty((len(factors) + 1, factors.shape[1]))
     found[0] = 1.0

@@ -14,23 +14,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from typing import Any
 
 import numpy as np
 
-from roller.cost.combining import fold_slots
-from roller.cost.model import exposed
-from roller.cost.packing import DECODE_TRIPS, ROW_TRIPS, copy_slots, evicting_seconds, panel_room
-from roller.program.elementwise import largest
+from roller.cost.combining import cut_seconds, fold_slots
+from roller.cost.model import exposed, overlapped
+from roller.cost.packing import DECODE_TRIPS, ROW_TRIPS, element_slots, evicting_seconds, panel_room
+from roller.program.elementwise import Value, largest
 from roller.program.rprogram import StageProgram, Staging, panel_element_bytes, staged_touches
 from roller.search.choices import bare, every_staging, required_staging
 from roller.search.funnel.cache_loads import CacheLoads
 from roller.search.funnel.lattice import Chains, Tiles
 from roller.search.tile_space import TileSpace, start
-from roller.target.hardware import MemoryLevel
 
-Floats = Any  # an array of float64 with one value for each tile
+ENDLESS = 1 << 53  # steps, of which the first and the last do not count
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class CacheScreen:
         cuts = (False, True) if space.nest.reduce and self.spec.unit.combine and self.spec.unit.count > 1 else (False,)
         self.ways = [Way(copies, cut) for cut in cuts for copies in staged]
 
-    def least_seconds(self, inner: Tiles) -> Floats:
+    def least_seconds(self, inner: Tiles) -> Value:
         """Returns a lower bound for chains around innermost tiles: computing and register traffic, perfectly overlapped."""
         program = replace(self.base, staged=self.needed)
         terms = [self._compute(program, [inner], np.ones(inner.shape[1]))]
@@ -66,9 +63,9 @@ class CacheScreen:
         terms.append(self._registers(program, inner, 1) / self.model.rates.into(self.spec.levels[-1], 1.0))
         ends = self._ends(inner, self._count(inner, self.nest.reduce), 1) * self._count(inner, self.nest.spatial)
         folding = fold_slots(self.base, tuple(inner)) / self.model.rates.vector_slots
-        return overlapped(terms, math.inf, losses) + ends / self.spec.unit.count + folding
+        return overlapped(terms, ENDLESS, losses) + ends / self.spec.unit.count + folding
 
-    def seconds(self, chains: Chains, least: float, worth: float) -> list[Floats]:
+    def seconds(self, chains: Chains, least: float, worth: float) -> list[Value]:
         """Returns the approximate seconds of chains of tiles in each way: on all units or on one, whichever takes less.
 
         `least`: a lower bound of all of them. Numbers of `worth` and above need not be exact.
@@ -81,22 +78,16 @@ class CacheScreen:
             found = [np.minimum(a, b) for a, b in zip(found, self._seconds(chains, whole, cut=False, parallel=False), strict=True)]
         if not cut:
             return found
-        outputs = math.prod([self.nest.extents[i] for i in self.nest.spatial])
-        if least + self._combine(2 * outputs) >= worth:
+        partial_bytes = 2 * math.prod([self.nest.extents[i] for i in self.nest.spatial]) * self.nest.accumulator_bytes
+        if least + cut_seconds(self.model.rates, partial_bytes) >= worth:
             return [*found, *[np.full(chains[0].shape[1], math.inf) for _ in cut]]
         return [*found, *self._seconds(chains, cut, cut=True, parallel=True)]
 
-    def _combine(self, results: Any) -> Any:
-        """Returns the seconds of combining so many partial results (`roller.cost.combining`)."""
-        unit = self.spec.unit
-        moved = 2 * results * self.nest.accumulator_bytes / self.model.rates.from_outside(1.0)
-        return moved + unit.launch_overhead_us * 1e-6 + unit.sync_ns * 1e-9
-
-    def seconds_of(self, chains: Chains, program: StageProgram) -> Floats:
+    def seconds_of(self, chains: Chains, program: StageProgram) -> Value:
         """Returns the approximate seconds of chains of tiles with the copies of a program, on as many units."""
         return self._seconds(chains, [program.staged], program.split > 1, program.parallel)[0]
 
-    def _seconds(self, chains: Chains, every: Sequence[tuple[Staging, ...]], cut: bool, parallel: bool) -> list[Floats]:
+    def _seconds(self, chains: Chains, every: Sequence[tuple[Staging, ...]], cut: bool, parallel: bool) -> list[Value]:
         """Returns the seconds of chains with each of these copies, reductions whole or cut, on all units or one."""
         nest, unit_tile, inner, units = self.nest, chains[0], chains[-1], self.spec.unit
         dims = (*nest.spatial, *(nest.reduce if cut else ())) if parallel else ()
@@ -109,39 +100,39 @@ class CacheScreen:
         last = len(self.spec.levels) - 1
         caches = range(1, last if self._in_registers(self.base) else last + 1)
         losses = [self.spec.overlap_loss, *[self.spec.loss(level) for level in self.spec.levels[1:]]]
-        around, filled = self._around(chains, cut, parallel, visits, number, busy), dict[Staging, Any]()
+        around, filled = self._around(chains, cut, parallel, visits, number, busy), dict[Staging, Value]()
         found = []
         for staged in every:
             program, terms = replace(self.base, staged=staged, split=2 if cut else 1), [compute]
-            waiting: Any = around
+            waiting: Value = around
             for index in caches:
                 bytes_, waits, ahead = loads.into(index, staged)
                 level = self.spec.levels[index]
                 start = level.latency_ns * 1e-9 / (units.count * busy * self.model.parameters.misses_in_flight)
-                terms.append(bytes_ / self._into(level, busy) + ahead * start)
+                terms.append(bytes_ / self.model.rates.into(level, busy) + ahead * start)
                 waiting = waiting + waits * start
             if len(caches) < last:
-                terms.append(self._registers(program, inner, visits) / self._into(self.spec.levels[-1], busy))
+                terms.append(self._registers(program, inner, visits) / self.model.rates.into(self.spec.levels[-1], busy))
             for staging in staged:
                 if staging not in filled:
                     filled[staging] = self._copy(program, chains, staging, cut, busy, copies)
             found.append(overlapped(terms, steps, losses) + waiting + sum([filled[staging] for staging in staged]))
         return found
 
-    def _compute(self, program: StageProgram, chains: Chains, busy: Floats) -> Floats:
+    def _compute(self, program: StageProgram, chains: Chains, busy: Value) -> Value:
         """Returns the seconds of padded work on the busy units (`Model.compute_seconds`)."""
         atom, nest, inner = program.atom, self.nest, chains[-1]
         roles, steps = atom.extents, [1] * len(nest.dims)
         for role, dim in program.mapping:
             steps[dim] = extent if isinstance(extent := roles[role], int) else 1
-        points: Any = 1.0
+        points: Value = 1.0
         for extent, tile, step in zip(nest.extents, inner, steps, strict=True):
             points = points * (-(-extent // tile) * (-(-tile // step) * step))
         points = points * math.prod([e for r, e in roles.items() if isinstance(e, int) and program.role(r) is None])
         slots = self.model.slots if atom.kind != "matrix" else 1.0
         return points * slots / (atom.gflops * 1e9 / 2 * self._chains(program, inner) * busy)
 
-    def _chains(self, program: StageProgram, inner: Tiles) -> Any:
+    def _chains(self, program: StageProgram, inner: Tiles) -> Value:
         """Returns the accumulators in flight over those needed at peak (`Model.chain_efficiency`)."""
         if self.nest.stage.reducer is None or not self.nest.reduce:
             return 1.0
@@ -150,7 +141,7 @@ class CacheScreen:
             return 1.0
         return np.minimum(1.0, live / (program.atom.chains or self.spec.unit.chains))
 
-    def _accumulators(self, program: StageProgram, inner: Tiles) -> Any:
+    def _accumulators(self, program: StageProgram, inner: Tiles) -> Value:
         """Returns the independent accumulating operations of an innermost tile."""
         nest = self.nest
         apart = program.lane is not None and nest.dims[program.lane].is_reduce
@@ -158,7 +149,7 @@ class CacheScreen:
         outputs = math.prod([e for r, e in program.atom.roles.items() if r != "k" and isinstance(e, int)])
         return live / outputs
 
-    def _registers(self, program: StageProgram, inner: Tiles, visits: Any) -> Any:
+    def _registers(self, program: StageProgram, inner: Tiles, visits: Value) -> Value:
         """Returns the bytes that move into and out of registers."""
         if not self._in_registers(program):
             return np.zeros(inner.shape[1])
@@ -169,18 +160,18 @@ class CacheScreen:
         last = len(self.spec.levels) - 1
         return program.levels[-1] == last and self.spec.levels[last].managed and program.atom.kind != "matrix"
 
-    def _count(self, tile: Tiles, dims: Sequence[int]) -> Any:
+    def _count(self, tile: Tiles, dims: Sequence[int]) -> Value:
         """Returns the number of tiles along some dimensions, those of the problem cut into them."""
         return math.prod([-(-self.nest.extents[d] // tile[d]) for d in dims]) * np.ones(tile.shape[1], dtype=np.int64)
 
-    def _busy(self, unit_tile: Tiles, dims: Sequence[int], number: Any) -> Floats:
+    def _busy(self, unit_tile: Tiles, dims: Sequence[int], number: Value) -> Value:
         """Returns the load balance of units (`roller.cost.parameters.unit_efficiency`)."""
         units, share = self.spec.unit.count, -(-number // self.spec.unit.count)
         if units == 1 or not dims or 0 in self.nest.extents:
             return np.maximum(1, number) / (units * np.maximum(1, share))
         return self._first(unit_tile, dims, number, number) / (units * self._first(unit_tile, dims, number, share))
 
-    def _first(self, unit_tile: Tiles, dims: Sequence[int], number: Any, tiles: Any) -> Any:
+    def _first(self, unit_tile: Tiles, dims: Sequence[int], number: Value, tiles: Value) -> Value:
         """Returns the points of the units' dimensions in their first `tiles` of `number` tiles."""
         found, around, inside, after = 0, 1, number, math.prod([self.nest.extents[d] for d in dims])
         for d in dims:
@@ -192,26 +183,17 @@ class CacheScreen:
             around = around * np.minimum(unit_tile[d], extent - done)
         return found
 
-    def _visits(self, chains: Chains, cut: bool) -> Any:
+    def _visits(self, chains: Chains, cut: bool) -> Value:
         """Returns how often accumulators are loaded and stored: once for each reduce step outside the last spatial loop."""
         nest, visits = self.nest, np.ones(chains[0].shape[1], dtype=np.int64)
-        outer: Any = self.extents[:, None]
+        outer: Value = self.extents[:, None]
         for position, tile in enumerate(chains[:-1]):
             inside = math.prod([-(-tile[d] // chains[-1][d]) for d in nest.spatial]) > 1
             steps = math.prod([-(-outer[d] // tile[d]) for d in nest.reduce]) if nest.reduce and not (cut and not position) else 1
             visits, outer = visits * np.where(inside, steps, 1), tile
         return visits
 
-    def _into(self, level: MemoryLevel, busy: Floats | float) -> Any:
-        """Returns the bytes a second into a level (`Rates.into`)."""
-        assert level.bandwidth_gbps is not None
-        if not self.spec.shared(level):
-            return level.bandwidth_gbps * 1e9 * busy
-        if not level.unit_bandwidth_gbps:
-            return level.bandwidth_gbps * 1e9
-        return np.minimum(level.bandwidth_gbps, level.unit_bandwidth_gbps * self.spec.unit.count * busy) * 1e9
-
-    def _copy(self, program: StageProgram, chains: Chains, staging: Staging, cut: bool, busy: Floats, units: int) -> Any:
+    def _copy(self, program: StageProgram, chains: Chains, staging: Staging, cut: bool, busy: Value, units: int) -> Value:
         """Returns the seconds of filling a panel or box (`roller.cost.packing.copy_seconds`)."""
         if staging.constant:
             return 0.0
@@ -224,8 +206,8 @@ class CacheScreen:
             [staging.operand] if staging.kind == "box" else [n for n, a in enumerate(nest.inputs) if a.factor == staging.operand]
         )
         level = self.spec.levels[max(1, staging.level)]
-        read: Any = 0.0
-        runs: Any = 0.0
+        read: Value = 0.0
+        runs: Value = 0.0
         for number in sources:
             boxes = self.model.geometry.boxes(number, tuple(tile))
             read, runs = read + boxes.moved(level.transaction_bytes), runs + boxes.runs
@@ -240,17 +222,17 @@ class CacheScreen:
             decoded = [i for i in nest.reduce if touches[i] and any(a.strides[i] is None for a in mine)]
             trips = elements / largest(slot, 1) * (1 + DECODE_TRIPS * sum(len(nest.dims[i].members) - 1 for i in decoded))
         working = busy if staging.level else 1.0
-        issue = elements * copy_slots(rates, program, staging) / (rates.vector_slots * working)
+        issue = elements * element_slots(rates, program, staging) / (rates.vector_slots * working)
         issue = issue + trips * rates.parameters.trip_overhead_ns * 1e-9 / (unit.count * working)
         written = elements * width
         fits = written <= (panel_room(self.spec, staging.level) * times if staging.level else rates.near_bytes)
-        outside = reduce(np.minimum, [self._into(lv, working) for lv in self.spec.levels[1 : program.levels[0] + 1]])
-        rate = np.where(fits, self._into(level, working), outside) if staging.level else outside
+        outside = rates.from_outside(working)
+        rate = np.where(fits, self.model.rates.into(level, working), outside) if staging.level else outside
         launch = unit.launch_overhead_us * 1e-6 if staging.level == 0 else 0.0
         moved = (read * times + np.where(fits, 0, 2 * written)) / rate
         return np.maximum(issue, moved) + evicting_seconds(rates, staging.level, written / times, times, working) + launch
 
-    def _fills(self, chains: Chains, position: int, touches: Sequence[bool], cut: bool) -> Any:
+    def _fills(self, chains: Chains, position: int, touches: Sequence[bool], cut: bool) -> Value:
         """Returns how often a copy is filled: for every unit tile, and in it for every trip up to the last that it depends on."""
         times, outer = 1, self.extents[:, None]
         for place, tile in enumerate(chains[:position]):
@@ -260,7 +242,7 @@ class CacheScreen:
             outer = tile
         return times
 
-    def _ends(self, inner: Tiles, depth: Any, visits: Any) -> Any:
+    def _ends(self, inner: Tiles, depth: Value, visits: Value) -> Value:
         """Returns the seconds around one innermost tile on its unit: accumulators start and finish, the loops around it turn."""
         given = self.model.parameters
         operations = depth * self._accumulators(self.base, inner)
@@ -268,7 +250,7 @@ class CacheScreen:
         finish = overhead * (2 * visits - 1) if self.nest.stage.reducer is not None else 0.0
         return (finish + given.trip_overhead_ns * visits) * 1e-9
 
-    def _around(self, chains: Chains, cut: bool, parallel: bool, visits: Any, number: Any, busy: Floats) -> Any:
+    def _around(self, chains: Chains, cut: bool, parallel: bool, visits: Value, number: Value, busy: Value) -> Value:
         """Returns the seconds of tile starts and ends, dispatch, launch, and of combining partial results."""
         nest, unit, given = self.nest, self.spec.unit, self.model.parameters
         working = unit.count * busy
@@ -282,16 +264,6 @@ class CacheScreen:
             seconds = seconds + np.where(number > 1, unit.launch_overhead_us * 1e-6, 0.0)
         if cut:
             parts = self._count(chains[0], nest.reduce)
-            outputs = math.prod([nest.extents[i] for i in nest.spatial])
-            combine = self._combine(parts * outputs)
-            seconds = np.where(parts > 1, seconds + combine, math.inf)
+            partial_bytes = parts * math.prod([nest.extents[i] for i in nest.spatial]) * nest.accumulator_bytes
+            seconds = np.where(parts > 1, seconds + cut_seconds(self.model.rates, partial_bytes), math.inf)
         return seconds
-
-
-def overlapped(terms: Sequence[Any], steps: Any, losses: Sequence[float]) -> Any:
-    """Returns the time of equal steps whose terms overlap (`roller.cost.model.overlapped`), for arrays of terms."""
-    lost, longest, total = 0.0, 0.0, 0.0
-    for term, loss in zip(terms, losses, strict=True):
-        lost, total = lost + loss * term, total + term
-        longest = np.maximum(longest, (1 - loss) * term)
-    return total / steps + (1 - 1 / steps) * (lost + longest)

@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from roller.program.elementwise import Value
 from roller.program.rprogram import StageProgram
 from roller.search.choices import bare, parts_of
 from roller.search.funnel.lattice import Chains, Tiles, best_places, chains_around, chains_of, inner_tiles
-from roller.search.funnel.screen import CacheScreen, Floats, Way
+from roller.search.funnel.screen import CacheScreen, Way
 from roller.search.tile_space import Chain, TileSpace
 
 INNER = 12  # innermost tiles around which chains are screened, over all tile spaces of a stage; more take more time
@@ -34,7 +35,7 @@ def short_list(screens: Sequence[CacheScreen]) -> Iterator[tuple[CacheScreen, St
         yield screens[number], program_in(screens[number].space, chain, screens[number].ways[way])
 
 
-def _promising(screens: Sequence[CacheScreen]) -> Iterator[tuple[int, Tiles, Floats]]:
+def _promising(screens: Sequence[CacheScreen]) -> Iterator[tuple[int, Tiles, Value]]:
     """Yields for each tile space the innermost tiles with the least lower bounds; the most promising tile space first."""
     inner = [inner_tiles(screen.space) for screen in screens]
     least = [screen.least_seconds(tiles) for screen, tiles in zip(screens, inner, strict=True)]
@@ -46,7 +47,7 @@ def _promising(screens: Sequence[CacheScreen]) -> Iterator[tuple[int, Tiles, Flo
         yield number, inner[number][:, chosen], least[number][chosen]
 
 
-def _listed(screen: CacheScreen, number: int, chains: Chains, rated: list[Floats], worst: float) -> Iterator[Listed]:
+def _listed(screen: CacheScreen, number: int, chains: Chains, rated: list[Value], worst: float) -> Iterator[Listed]:
     """Yields the best chains that take less than `worst` seconds, at most `SHORT` of each way."""
     for way, seconds in enumerate(rated):
         near = best_places(seconds, chains, SHORT, worst)
