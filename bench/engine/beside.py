@@ -41,6 +41,8 @@ FILE = RESULTS / "construction" / "beside.json"
 
 def lines(tree: Path, chip: str, *arguments: int) -> list[dict[str, Any]]:
     """Returns what `bench.engine.chosen` prints in a tree with these arguments."""
+    if not (tree / "roller").is_dir() or not (tree / "plugins").is_dir():
+        raise SystemExit(f"{tree} is no version of roller; make one with: git worktree add {tree} COMMIT")
     paths = [tree, *sorted((tree / "plugins").iterdir())]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(path) for path in paths), "ROLLER_CACHE": "off"}
     command = [sys.executable, str(Path(chosen.__file__).resolve()), chip, *(str(a) for a in arguments)]
