@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from roller.cost.parameters import Rates
+from roller.ir.elementwise import Extent, Value, each, least, where
 from roller.ir.expr import ELEMENT_BYTES, Stage
-from roller.program.elementwise import Extent, Value, each, least, where
 from roller.program.rprogram import LEAST_BLOCK, StageProgram
 
 FOLD_SLOTS = 3  # vector operations that fold two vectors into one: two shuffles and the reducer's operation

@@ -27,14 +27,13 @@ from roller.cost.packing import copy_seconds
 from roller.cost.parameters import CostParameters, Rates
 from roller.cost.register_traffic import RegisterTraffic
 from roller.cost.traffic import level_traffic
-from roller.program.elementwise import Value, largest
+from roller.ir.elementwise import Value, largest
 from roller.program.estimate import Estimate, combine_estimates
 from roller.program.footprint import Geometry
 from roller.program.rprogram import RProgram, StageProgram
 from roller.target.hardware import HardwareSpec
 
 MOST_SPARE = 4  # spare copies, beside the one in use, that absorb a late fill; more do not help (estimate)
-LEAST_LAUNCH = 0.02  # share of the time; a shorter launch is no reason to leave units idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,7 @@ class Model:
     def _predict(self, program: StageProgram) -> Estimate:
         walk = self.walk(program)
         compute = self.compute_seconds(program)
-        levels = self._levels(walk, compute, 1)
+        levels = self._levels(walk, compute)
         body = self._body_seconds(program, compute, levels, max(1, self.steps(program)))
         copies = sum(copy_seconds(self.rates, walk, s) for s in program.staged)
         overhead = self.launch_seconds(program) + self.overhead_seconds(program)
@@ -207,11 +206,10 @@ class Model:
         several = resident > 1 or self._runs_ahead(program)
         return steps * -(-program.unit_tiles // (unit.count * resident)) if several else steps
 
-    def _levels(self, walk: NestWalk, compute: float, outermost: int) -> list[_Moving]:
-        """Returns the times of all levels but the outermost one; levels outside the position `outermost` count as 0."""
-        still = _Moving(0.0, 0.0, 0.0)
-        levels = [self._level_seconds(walk, i) if i >= outermost else still for i in range(1, len(self.spec.levels))]
-        for index in range(outermost, len(self.spec.levels)):
+    def _levels(self, walk: NestWalk, compute: float) -> list[_Moving]:
+        """Returns the times of all levels but the outermost one."""
+        levels = [self._level_seconds(walk, index) for index in range(1, len(self.spec.levels))]
+        for index in range(1, len(self.spec.levels)):
             inside = max([moved.seconds for moved in levels[index:]], default=0.0)
             resident, moving = self.resident(walk.program), levels[index - 1].seconds
             waited = waiting_seconds(self.rates, walk, index, resident, max(compute, inside), moving)
@@ -242,22 +240,6 @@ class Model:
         if index != last or program.lane_level != last or not program.staged or self.parameters.serial_cycles <= 1:
             return 0.0
         return level_traffic(walk, program.levels[0]).lines * self.spec.levels[last].transaction_bytes
-
-    def partial_seconds(self, program: StageProgram, outermost: int) -> float:
-        """Returns the seconds of only compute and the levels from this position inward, in two steps.
-
-        They are those on all units, or on one where starting the others takes longer than they save. Outer tiles decide which it
-        will be. Lanes are started in any case.
-        """
-        together, launch = self._partial_seconds(program, outermost), self.launch_seconds(program)
-        if program.lane_level is not None or launch <= LEAST_LAUNCH * together:
-            return together + launch
-        return min(together + launch, self._partial_seconds(replace(program, parallel=False), outermost))
-
-    def _partial_seconds(self, program: StageProgram, outermost: int) -> float:
-        compute = self.compute_seconds(program)
-        levels = self._levels(self.walk(program), compute, outermost)
-        return self._body_seconds(program, compute, levels, 2) + self.overhead_seconds(program)
 
     def losses(self, program: StageProgram) -> tuple[float, ...]:
         """Returns the overlap numbers of compute and of the levels.

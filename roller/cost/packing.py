@@ -6,8 +6,8 @@ import math
 
 from roller.cost.loops import NestWalk
 from roller.cost.parameters import TRANSPOSE_SLOTS, Rates
+from roller.ir.elementwise import Value, largest, least
 from roller.ir.nest import Access, Nest
-from roller.program.elementwise import Value, largest, least
 from roller.program.halo import lane_step, turned
 from roller.program.rprogram import StageProgram, Staging, copy_depth, panel_element_bytes
 from roller.target.hardware import HardwareSpec

@@ -9,7 +9,7 @@ from functools import cached_property, reduce
 from importlib import import_module
 from typing import Any
 
-from roller.program.elementwise import Value, least
+from roller.ir.elementwise import Value, least
 from roller.program.estimate import Estimate
 from roller.program.rprogram import RProgram, StageProgram, tiled_levels
 from roller.target.hardware import HardwareSpec, MemoryLevel

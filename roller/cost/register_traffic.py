@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial, reduce
 
 from roller.cost.parameters import TRANSPOSE_SLOTS
+from roller.ir.elementwise import Extent, Value, each, largest, where
 from roller.ir.nest import Access, Nest
-from roller.program.elementwise import Extent, Value, each, largest, where
 from roller.program.halo import lane_step
 from roller.program.rprogram import LEAST_BLOCK, StageProgram
 from roller.program.window_steps import window_steps

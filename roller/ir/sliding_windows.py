@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from roller.ir.elementwise import Extent, Extents, largest
 from roller.ir.nest import Access, Nest, Tile
 from roller.ir.scalar import Affine, Coordinate, Scalar, loads, walk
 
@@ -28,9 +29,9 @@ class Window:
     mover: int
     steps: tuple[tuple[int, int], ...]
 
-    def length(self, tile: Tile) -> int:
+    def length(self, tile: Extents) -> Extent:
         """Returns the number of values that the window covers inside a tile."""
-        return 1 + sum([step * (max(tile[dim], 1) - 1) for dim, step in self.steps])
+        return 1 + sum([step * (largest(tile[dim], 1) - 1) for dim, step in self.steps])
 
     def place(self, offsets: Tile) -> int:
         """Returns the offset of the window's value from the first point of a tile."""
@@ -74,7 +75,7 @@ def stored_tile(nest: Nest, factor: int, tile: Tile) -> Tile:
     key = "stored", factor, tile
     found: Tile | None = nest.known.get(key)
     if found is None:
-        found = nest.known[key] = _laid(tile, [(w.spatial, w) for w in windows(nest, factor)])
+        found = nest.known[key] = tuple(stored_extents(nest, factor, tile))
     return found
 
 
@@ -94,7 +95,12 @@ def in_rows(nest: Nest, factor: int) -> tuple[int, ...]:
     return (*nest.spatial, *sorted({d for w in windows(nest, factor) for d in w.taps}))
 
 
-def _laid(tile: Tile, along: list[tuple[int, Window]]) -> Tile:
+def stored_extents(nest: Nest, factor: int, tile: Extents) -> Extents:
+    """Returns the extents of a windowed panel for one tile or for an array of tiles, without a cache."""
+    return _laid(tile, [(w.spatial, w) for w in windows(nest, factor)])
+
+
+def _laid(tile: Extents, along: list[tuple[int, Window]]) -> tuple[Extent, ...]:
     found = list(tile)
     for dim, window in along:
         for other, _ in window.steps:

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from roller.ir.nest import Nest, Tile
-from roller.program.footprint import padding_waste
 from roller.target.hardware import ComputeAtom, HardwareSpec, MemoryLevel
 
 FINE_STEPS = 8  # multiples of the base step tried one by one before extents double
@@ -24,7 +23,7 @@ FINE_STEPS = 8  # multiples of the base step tried one by one before extents dou
 class Multiple:
     """The extents that a dimension may have at a level: multiples of `step`, at most `limit`.
 
-    `even`: construction may choose any of them that cuts the dimension into equal parts, not only those that growth visits. This
+    `even`: construction may choose any of them that cuts the dimension into equal parts, beyond those of `aligned_extents`. This
     serves machines with so many units that all of them work only if the parts are equal.
     """
 
@@ -67,11 +66,6 @@ def transaction_step(nest: Nest, level: MemoryLevel, dim: int) -> int:
     """Returns the elements along a dimension that fill one transaction of the level, if some array is contiguous there (rule 2)."""
     sizes = [a.element_bytes for a in nest.accesses if a.strides[dim] == 1 and a.role != "epilogue"]
     return max((max(1, level.transaction_bytes // size) for size in sizes), default=1)
-
-
-def allows_padding(nest: Nest, tile: Tile, epsilon: float) -> bool:
-    """True if covering the problem with this tile wastes at most epsilon of the work (rule 4)."""
-    return padding_waste(nest.extents, tile) <= epsilon + 1e-9
 
 
 def aligned_extents(extent: int, inner: int, multiple: Multiple) -> Iterator[int]:

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
+from roller.ir.elementwise import Extent, Value, largest
 from roller.ir.expr import ELEMENT_BYTES
 from roller.ir.nest import Access, Nest, Tile
 from roller.ir.row_groups import held_bytes
-from roller.ir.sliding_windows import every_window, stored_tile
+from roller.ir.sliding_windows import every_window, stored_extents
 from roller.program.alignment import lane_rule
-from roller.program.elementwise import Extent, Value, largest
 from roller.program.footprint import Geometry
 from roller.program.rprogram import lane_level, panel_element_bytes, tiled_levels
 from roller.target.hardware import ComputeAtom, HardwareSpec, MemoryLevel
@@ -82,7 +82,7 @@ class Fit:
     def legal(
         self, levels: tuple[int, ...], position: int, tile: Tile, inner: Tile, mapping: Mapping, atom: ComputeAtom
     ) -> str | None:
-        """Returns the rule that a fitting tile breaks (growth may pass through it), None if it breaks none."""
+        """Returns the rule that a fitting tile breaks, None if it breaks none."""
         if self._lane_level is None or position != len(levels) - 2:
             return None
         lanes = self.lanes(tile, inner, atom)
@@ -110,14 +110,20 @@ class Fit:
         A row runs along the array's contiguous dimension. It must be as long as all banks are wide, a multiple of that, or the
         whole array's. Shorter rows leave banks idle, and copies fetch each row by itself.
         """
-        if level.banks is None or not level.managed or not self.spec.in_place(atom):
+        width = self.row_width(level, atom)
+        if not width:
             return None
-        width = level.banks.count * level.banks.width_bytes // ELEMENT_BYTES[atom.stored_dtype]
         for dim, extent in enumerate(self.nest.extents):
             along = any(a.strides[dim] == 1 for a in self.nest.accesses if a.role == "body")
             if along and tile[dim] < extent and tile[dim] % width:
                 return f"panel rows in multiples of {width}"
         return None
+
+    def row_width(self, level: MemoryLevel, atom: ComputeAtom) -> int:
+        """Returns the elements of which the rows of panels hold a multiple; 0 where any number will do."""
+        if level.banks is None or not level.managed or not self.spec.in_place(atom):
+            return 0
+        return level.banks.count * level.banks.width_bytes // ELEMENT_BYTES[atom.stored_dtype]
 
     def lanes(self, tile: Tile, inner: Tile, atom: ComputeAtom) -> int:
         """Returns the lanes of a unit tile: one for each concurrent sub-tile, or the group that a matrix atom takes."""
@@ -174,7 +180,7 @@ class Fit:
 
     def _read_tile(self, factor: int, tile: Sequence[Extent]) -> Sequence[Extent]:
         """Returns the tile as the extents of a factor's values that a lane reads."""
-        return stored_tile(self.nest, factor, tuple(tile)) if self.windowed else tile
+        return stored_extents(self.nest, factor, tile) if self.windowed else tile
 
     def _shared_lanes(self, atom: ComputeAtom) -> int:
         """Returns the lanes over which a matrix atom spreads its tile: each holds its part."""
@@ -241,7 +247,13 @@ class Fit:
         return total
 
     def _panel_bytes(self, tile: Tile, atom: ComputeAtom) -> int:
-        """Returns the bytes of the panels of reused factors: a value for every point, or for every value under windows."""
+        """Returns the bytes of the panels of reused factors: a value for every point, or for every value under windows.
+
+        Units over which arrays are spread hold boxes of them.
+        """
+        if self.spec.spread:
+            mine = [(n, a) for n, a in enumerate(self.nest.accesses) if a.role == "body" and a.factor in self._panels]
+            return sum([self.geometry.held(n, tile).nbytes for n, _ in mine])
         elements = [self.geometry.panel_elements(f, tile, self.windowed) for f in self._panels]
         return sum(elements) * panel_element_bytes(self.nest, atom)
 

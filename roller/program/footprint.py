@@ -15,9 +15,9 @@ from functools import cached_property, partial, reduce
 
 import numpy as np
 
+from roller.ir.elementwise import Extent, Extents, Value, each, largest, least, where
 from roller.ir.nest import Access, Dim, Nest, Tile
-from roller.ir.sliding_windows import stored_tile
-from roller.program.elementwise import Extent, Value, each, largest, least, where
+from roller.ir.sliding_windows import stored_extents, stored_tile
 from roller.target.hardware import Banks
 
 
@@ -111,7 +111,7 @@ class BoxShape:
             elements *= min(tile[n], whole[n])
         return DataTile(tuple(shape), elements, min(self._run(tile, shape), elements))
 
-    def of_each(self, tiles: Sequence[Extent]) -> Boxes:
+    def of_each(self, tiles: Extents) -> Boxes:
         """Returns the boxes of the array under many tiles."""
         whole = self._whole
         reach_of = {n: _members_of_each(self._dims[n], tiles[n]) for n in self._fused}
@@ -280,9 +280,14 @@ class Geometry:
             self._projected[number][key] = found
         return found
 
-    def boxes(self, number: int, tiles: Sequence[Extent]) -> Boxes:
+    def boxes(self, number: int, tiles: Extents) -> Boxes:
         """Returns the data tiles of array `number` under many tiles."""
         return self._shapes[number].of_each(tiles)
+
+    def elements_of_each(self, factor: int, tiles: Extents, windowed: bool = False) -> Value:
+        """Returns `panel_elements` of one tile or of an array of tiles, without a cache."""
+        laid = stored_extents(self.nest, factor, tiles) if windowed else tiles
+        return math.prod([laid[i] for i in self._factor_touched[factor]])
 
     def panel_elements(self, factor: int, tile: Tile, windowed: bool = False) -> int:
         """Returns the elements of a staged panel of one factor: a value for every point of the dimensions it depends on.

@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from roller.ir.elementwise import Extent, Value, least
 from roller.ir.nest import Nest
 from roller.ir.sliding_windows import MOST_TAPS, Window, windows
-from roller.program.elementwise import Extent, Value, least
 from roller.program.rprogram import StageProgram
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 Extent = Any  # an int, or an integer array with one value for each tile
+Extents = Any  # extents of a tile, one for each dimension; or of tiles, as an array of [dimension, tile]
 Value = Any  # a number, or an array with one number for each tile
 
 
@@ -43,4 +44,4 @@ def each(function: Callable[[int], Value], extents: Extent) -> Value:
     return np.array([function(int(extent)) for extent in different])[places.reshape(extents.shape)]
 
 
-__all__ = ["Extent", "Value", "each", "largest", "least", "where"]
+__all__ = ["Extent", "Extents", "Value", "each", "largest", "least", "where"]
