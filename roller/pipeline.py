@@ -95,7 +95,7 @@ def _of_one(
 ) -> list[Choice]:
     """Returns the best programs of one expression; an empty list if all of them take `worth` seconds or more."""
     rules, parameters = plugin.rules(chip, expr), plugin.cost_parameters(chip, expr)
-    rated = rated_ways(expr, chip, rules, parameters, constants, worth)
+    rated = rated_ways(expr, chip, rules, parameters, constants, worth, top_k)
     if not rated:
         return []
     wanted = top_k

@@ -107,7 +107,7 @@ def _sum(chance: random.Random) -> Case:
 
 @contextmanager
 def counted() -> Iterator[list[int]]:
-    """One number: how many programs the model was asked about inside, whole ones and parts of them."""
+    """One number: how many programs the model was asked about inside."""
     asked = [0]
 
     def counting(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,8 +117,7 @@ def counted() -> Iterator[list[int]]:
 
         return call
 
-    whole, part = counting(Model._predict), counting(Model._partial_seconds)
-    with mock.patch.object(Model, "_predict", whole), mock.patch.object(Model, "_partial_seconds", part):
+    with mock.patch.object(Model, "_predict", counting(Model._predict)):
         yield asked
 
 

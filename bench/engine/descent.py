@@ -17,8 +17,10 @@ from dataclasses import dataclass, field, replace
 
 from roller.program.alignment import aligned_extents
 from roller.program.rprogram import StageProgram, Staging
-from roller.search.choices import cut, every_staging, orders_of, program_of, recopied
-from roller.search.local_search import settle
+from roller.search.choices import cut, every_staging, orders_of, program_of
+from roller.search.funnel.descent import descended
+from roller.search.funnel.screens import screen_of
+from roller.search.retiled import recopied
 from roller.search.tile_space import Chain, TileSpace, start
 
 DRAWN, STARTS, STEPS = 60, 3, 300  # random tiles for every search, how many of the best of them are begun at, steps of each
@@ -115,7 +117,7 @@ class Descent:
         """Where construction's own last step leads from a program, among those that the device can run."""
         best = [math.inf]
 
-        def rate(other: StageProgram) -> float:
+        def rate(other: StageProgram, _: float = math.inf) -> float:
             self.rated += 1
             seconds = self.space.model.estimate(other).seconds
             if seconds < best[0] and not self.able(other):
@@ -123,8 +125,8 @@ class Descent:
             best[0] = min(best[0], seconds)
             return seconds
 
-        last = settle(self.space, program, STEPS, rate)[0]
-        return self.space.model.estimate(last).seconds, last
+        last, seconds = descended(screen_of(self.space), program, rate(program), rate)
+        return seconds, last
 
     def neighbours(self, point: Point) -> Iterator[Point]:
         """Points that differ in one choice, or in two extents of a tile of which one grows and one shrinks."""

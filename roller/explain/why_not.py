@@ -25,8 +25,9 @@ from roller.program.alignment import Rules
 from roller.program.estimate import Estimate
 from roller.program.rprogram import RProgram, StageProgram
 from roller.search.choices import program_of, refined, whole_programs
-from roller.search.grow import extents_at, tiles_at
-from roller.search.innermost import innermost
+from roller.search.funnel.lattice import extents
+from roller.search.funnel.screens import screen_of
+from roller.search.funnel.short_list import promising
 from roller.search.tile_space import Chain, TileSpace, tile_spaces
 from roller.target.hardware import HardwareSpec
 
@@ -154,13 +155,10 @@ def _chains(
     spaces: Sequence[TileSpace], stage: StageProgram, tile: Mapping[str, int], refusals: Counter[str]
 ) -> Iterator[tuple[TileSpace, Chain]]:
     """Yields the legal chains with the named unit tile; counts the rules that the others break."""
-    inside: dict[int, list[Chain]] = {id(space): chains for space, chains in innermost(list(spaces))}
-    for space in spaces:
-        chains = [*inside.get(id(space), [])]
-        if space.nest.dims == stage.nest.dims and (space.atom, space.mapping) == (stage.atom, stage.mapping):
-            chains.insert(0, (stage.tiles[-1],))
+    for space, inner in _innermost(spaces, stage):
+        chains: list[Chain] = [(tile,) for tile in inner]
         for position in reversed(range(1, len(space.levels) - 1)):
-            chains = [(outer, *chain) for chain in chains for outer in tiles_at(space, position, chain[0])]
+            chains = [(outer, *chain) for chain in chains for outer in _around(space, position, chain[0])]
             chains = [stage.tiles[position:], *chains] if stage.nest.dims == space.nest.dims else chains
         for chain in dict.fromkeys(chains):
             for unit in _units(space, stage, chain[0], tile):
@@ -171,17 +169,39 @@ def _chains(
                     refusals[broken] += 1
 
 
+def _innermost(spaces: Sequence[TileSpace], stage: StageProgram) -> Iterator[tuple[TileSpace, list[Tile]]]:
+    """Yields the tile spaces with the innermost tiles that construction pursues, that of the chosen program first."""
+    screens = [screen_of(space) for space in spaces]
+    pursued = dict(promising(screens))
+    for number, space in enumerate(spaces):
+        found: list[Tile] = [tuple(tile) for tiles, _ in pursued[number] for tile in tiles.T.tolist()]
+        if space.nest.dims == stage.nest.dims and (space.atom, space.mapping) == (stage.atom, stage.mapping):
+            found.insert(0, stage.tiles[-1])
+        yield space, list(dict.fromkeys(found))
+
+
+def _around(space: TileSpace, position: int, inner: Tile) -> Iterator[Tile]:
+    """Yields the tiles of a level between: the one inside it, and twice, four times … its extents in every dimension."""
+    times, last = 1, None
+    while True:
+        tile = tuple(min(times * e, -(-whole // e) * e) if e else e for e, whole in zip(inner, space.nest.extents, strict=True))
+        if tile == last:
+            return
+        yield tile
+        times, last = 2 * times, tile
+
+
 def _unreached(spaces: Sequence[TileSpace], stage: StageProgram, tile: Mapping[str, int]) -> str | None:
     """Returns the dimension of a tile that no innermost tile divides; None if there is none."""
     steps: dict[str, set[int]] = {name: set() for name in tile}
-    for space, chains in [*innermost(list(spaces)), *((s, [stage.tiles[-1:]]) for s in spaces if s.nest.dims == stage.nest.dims)]:
-        for chain in chains:
-            for dim, extent in zip(space.nest.dims, chain[0], strict=True):
+    for space, inner in _innermost(spaces, stage):
+        for one in inner:
+            for dim, extent in zip(space.nest.dims, one, strict=True):
                 if dim.name in tile:
                     steps[dim.name].add(extent)
-    for name, extents in steps.items():
-        if extents and all(tile[name] % extent for extent in extents):
-            return f"{name} = {tile[name]}, no multiple of an innermost tile, which have {', '.join(map(str, sorted(extents)))}"
+    for name, found in steps.items():
+        if found and all(tile[name] % extent for extent in found):
+            return f"{name} = {tile[name]}, no multiple of an innermost tile, which have {', '.join(map(str, sorted(found)))}"
     return None
 
 
@@ -193,7 +213,7 @@ def _units(space: TileSpace, stage: StageProgram, inner: Tile, tile: Mapping[str
         if dim.name in tile:
             choices.append([tile[dim.name]])
             continue
-        aligned = [inner[place], *extents_at(space, 0, place, inner)]
+        aligned = extents(space, 0, place, inner[place])
         mine = [stage.unit_tile[place]] if alike and stage.unit_tile[place] in aligned else []
         choices.append(list(dict.fromkeys([*mine, aligned[-1], inner[place]])))
     yield from product(*choices)

@@ -46,13 +46,13 @@ def required_staging(
         reused = [f for f in range(len(nest.factors)) if space.fit.reused(nest.factor_touches(f)) and "input" in unit.holds]
         windowed = [space.fit.windowed and bool(windows(nest, f)) for f in range(len(nest.factors))]
         panels = [Staging("panel", f, levels[0], depth, windowed=windowed[f]) for f in reused if nest.reduce]
-        return _padded(space, levels, chain, tuple(panels)) if pad else tuple(panels)
+        return padded(space, levels, chain, tuple(panels)) if pad else tuple(panels)
     needed = [f for f in range(len(nest.factors)) if nest.stageable(f) and _needs_panel(space, f)]
     panels = [_constant_panel(space, f) or Staging("panel", f, levels[0]) for f in needed]
     return (*_boxes(space, levels[0]), *panels)
 
 
-def _padded(space: TileSpace, levels: tuple[int, ...], chain: Chain, staged: tuple[Staging, ...]) -> tuple[Staging, ...]:
+def padded(space: TileSpace, levels: tuple[int, ...], chain: Chain, staged: tuple[Staging, ...]) -> tuple[Staging, ...]:
     """Returns the panels with runs and rows padded for wide accesses and against bank conflicts, as far as there is room.
 
     The model charges the conflicts of the other panels.
@@ -66,10 +66,10 @@ def _padded(space: TileSpace, levels: tuple[int, ...], chain: Chain, staged: tup
     for staging in staged:
         chosen = plain = replace(staging, row_padding=0, run_padding=0)
         for runs in dict.fromkeys((runs_padded(program, plain, space.spec, banks), plain)):
-            padded = rows_padded(program, space.spec, banks, runs)
-            needed = copies * padding_bytes(program, space.spec, padded)
+            rows = rows_padded(program, space.spec, banks, runs)
+            needed = copies * padding_bytes(program, space.spec, rows)
             if needed <= room:
-                chosen, room = padded, room - needed
+                chosen, room = rows, room - needed
                 break
         found.append(chosen)
     return tuple(found)
@@ -93,17 +93,6 @@ def _needs_panel(space: TileSpace, factor: int) -> bool:
         return True
     lane = space.mapping[0][1] if space.mapping else None
     return lane is not None and any(a.touches[lane] and a.strides[lane] != 1 for a in mine)
-
-
-def panels_at_unit(space: TileSpace, program: StageProgram) -> Iterator[tuple[Staging, ...]]:
-    """Yields the copies of a program with one more panel than it needs, refilled for every tile of a unit."""
-    level = program.levels[0]
-    if space.spec.levels[level].managed:
-        return
-    done = {s.operand for s in program.staged if s.kind == "panel"}
-    for factor in range(len(space.nest.factors)):
-        if factor not in done and space.nest.stageable(factor) and not _constant_panel(space, factor):
-            yield (*program.staged, Staging("panel", factor, level))
 
 
 def every_staging(space: TileSpace, levels: tuple[int, ...]) -> Iterator[tuple[Staging, ...]]:
@@ -136,7 +125,7 @@ def whole_programs(space: TileSpace, chains: list[Chain]) -> list[StageProgram]:
 def refined(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
     """Yields variants of a program, one choice after another; each choice starts from the best variant so far."""
     best = program
-    for choices in (_staged, _deepened, _ordered, _banded, _clustered, _shifted, _serial):
+    for choices in (_staged, _recut, _deepened, _ordered, _banded, _clustered, _shifted, _serial):
         options = [best, *choices(space, best)]
         yield from options[1:]
         best = min(options, key=lambda p: space.model.estimate(p).seconds)
@@ -146,22 +135,44 @@ def _staged(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
     yield from (replace(program, staged=s) for s in every_staging(space, program.levels))
 
 
-def _deepened(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
-    """Yields the program with deeper multi-buffering, with the same panels or those of shorter steps.
+def _recut(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
+    """Yields the program with its longest reduction cut into other parts, where units work only if parts are equal.
 
-    The level of the panels has to allow that, and to have room for the copies.
+    These are equal parts, the nearest numbers of them for which there are units, and parts that are a little longer: one that
+    divides well may take a unit less time.
+    """
+    nest, units = space.nest, space.spec.unit.count
+    if not space.spec.spread or program.split == 1 or space.fit.cooperate:
+        return
+    dim, tiles = max(nest.reduce, key=lambda d: nest.extents[d]), max(1, space.fit.tiles(program.unit_tile))
+    whole = replace(program, split=1, share=None, cluster=1, staged=tuple([replace(s, shifts=False) for s in program.staged]))
+    now, extent, step = program.split, nest.extents[dim], program.inner[dim]
+    parts = range(max(2, now - PARTS), min(now + PARTS, max(now, units // tiles)) + 1)
+    equal = [-(-extent // (number * step)) * step for number in parts]
+    longer = [-(-extent // (now * step)) * step + step * more for more in range(1, LONGER + 1)]
+    for share in dict.fromkeys((*equal, *longer)):
+        if share < extent:
+            yield from cut(space, whole, dim, share)
+
+
+def _deepened(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
+    """Yields the program with other numbers of copies (pipeline stages), with the same panels or those of shorter steps.
+
+    The level of the panels has to allow that, and to have room for the copies. Fewer copies may leave room for something else.
     """
     level = space.spec.levels[program.levels[0]]
     if not level.managed or not program.staged or len(program.tiles) != len(space.levels):
         return
+    now = max(held_copies(program, space.spec))
     for tile in (program.unit_tile, *_shorter(space, program)):
         tiles = (tile, *program.tiles[1:])
-        for depth in range(max(held_copies(program, space.spec)) + 1, level.depth_max + 1):
-            deeper = replace(program, tiles=tiles, staged=tuple([replace(s, depth=depth) for s in program.staged]))
-            held = max(held_copies(deeper, space.spec))
+        for depth in range(1 if tile == program.unit_tile else now + 1, level.depth_max + 1):
+            other = replace(program, tiles=tiles, staged=tuple([replace(s, depth=depth) for s in program.staged]))
+            held = max(held_copies(other, space.spec))
             if held < depth or space.fit.room_left(program.levels, 0, tile, held, space.atom) < 0:
                 break
-            yield replace(deeper, staged=_padded(space, program.levels, tiles, deeper.staged))
+            if depth != now or tile != program.unit_tile:
+                yield replace(other, staged=padded(space, program.levels, tiles, other.staged))
 
 
 def _shorter(space: TileSpace, program: StageProgram) -> Iterator[Tile]:
@@ -180,16 +191,6 @@ def _shorter(space: TileSpace, program: StageProgram) -> Iterator[Tile]:
             yield tile
 
 
-def recopied(space: TileSpace, program: StageProgram) -> StageProgram | None:
-    """Returns a program with changed tiles and newly padded copies; None where there is no room for as many copies."""
-    if not space.spec.levels[program.levels[0]].managed or not program.staged:
-        return program
-    held = max(held_copies(program, space.spec))
-    if held > 1 and space.fit.room_left(program.levels, 0, program.unit_tile, held, space.atom) < 0:
-        return None
-    return replace(program, staged=_padded(space, program.levels, program.tiles, program.staged))
-
-
 def _ordered(_: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
     yield from (replace(program, orders=o, cluster=1) for o in orders_of(program))  # the last dimension may change
 
@@ -199,6 +200,7 @@ def _banded(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
         yield from bands_of(space, replace(ordered, band=None, cluster=1))
 
 
+PARTS, LONGER = 8, 24  # other numbers of parts of a reduction, and steps by which a part is lengthened; more take more time
 BAND_RATIO = 2  # a band size is near the wanted one if it is at most this factor larger or smaller
 
 
@@ -390,5 +392,5 @@ def cut(space: TileSpace, program: StageProgram, dim: int, share: int, pad: bool
     legal = space.fit.legal(levels, len(levels) - 2, tiles[-2], inner, space.mapping, space.atom) if len(tiles) > 1 else None
     inside = (*tiles[1:], inner)
     if trips > 1 and legal is None and all(space.fit.within(*t) for t in zip(levels, tiles, inside, strict=True)):
-        staged = _padded(space, levels, tiles, program.staged) if managed and pad else program.staged
+        staged = padded(space, levels, tiles, program.staged) if managed and pad else program.staged
         yield replace(program, tiles=tiles, split=parts_of(space, unit), staged=staged)

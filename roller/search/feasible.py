@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
+from roller.ir.nest import Tile
 from roller.program.estimate import Estimate
 from roller.search.choices import program_of
-from roller.search.grow import least_tile
 from roller.search.tile_space import TileSpace, start
 
 
@@ -34,7 +34,7 @@ def _least(space: TileSpace) -> Estimate:
 def _small(space: TileSpace) -> Iterator[Estimate]:
     """Yields predictions for tiles from the smallest up, with spatial extents doubled in turn; each with whole reductions, too."""
     inner = start(space)
-    tile = list(least_tile(space, 0, inner))
+    tile = list(_least_tile(space, inner))
     spatial, reduce, extents = space.nest.spatial, space.nest.reduce, space.nest.extents
     while True:
         for dim in (None, *spatial):
@@ -45,6 +45,12 @@ def _small(space: TileSpace) -> Iterator[Estimate]:
                 yield space.model.estimate(program_of(space, space.levels, (unit, *[inner] * (len(space.levels) - 1))))
         if all(tile[dim] >= extents[dim] for dim in spatial):
             return
+
+
+def _least_tile(space: TileSpace, inner: Tile) -> Tile:
+    """Returns the smallest tile of a unit: the innermost one, or the least extents where a rule lists the allowed ones."""
+    steps = [space.rules.multiple(space.levels[0], dim.name) for dim in space.nest.dims]
+    return tuple([math.lcm(e, m.step) if m.even and e else e for e, m in zip(inner, steps, strict=True)])
 
 
 def reason_of(every: list[TileSpace], refused: Mapping[str, int]) -> str:

@@ -1,6 +1,6 @@
 """Programs for row groups (stages over the same rows): a unit takes whole rows, in every distribution over lanes that fits.
 
-There is little to grow: a unit's tile is as long as a row. The choices left are how many rows it has, how many lanes share a row,
+There is little to choose: a unit's tile is as long as a row. The choices left are how many rows it has, how many lanes share a row,
 and how many rows a lane holds parts of. These few programs are all rated.
 """
 
@@ -23,6 +23,7 @@ from roller.program.rprogram import StageProgram, lane_level, tiled_levels
 from roller.search.stages import Rated
 from roller.target.hardware import ComputeAtom, HardwareSpec
 
+POINTS = (1, 2, 4)  # neighbours of a row that a lane takes together, beside the widest access; more take more time
 Dealt = tuple[int, int]  # along a dimension: points of a lane, and lanes
 
 
@@ -98,7 +99,7 @@ def _columns(nest: Nest, dim: int, most: int) -> list[Dealt]:
 
 def _rows(nest: Nest, dim: int, most: int) -> list[Dealt]:
     extent, wide = nest.extents[dim], _access(nest, dim)
-    points = [n for n in (1, 2, 4, wide) if n <= extent]
+    points = [n for n in (*POINTS, wide) if n <= extent]
     lanes = [1 << n for n in range(most.bit_length()) if 1 << n <= extent]
     return [(p, n) for p, n in itertools.product(dict.fromkeys(points), lanes) if p * n < 2 * extent]
 

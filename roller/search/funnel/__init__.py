@@ -1,1 +1,1 @@
-"""Enumerate, screen, rate, descend: the search over the whole lattice of aligned tiles, for units whose data caches hold."""
+"""Enumerate, screen, rate, descend: the search over the lattice of aligned tiles."""

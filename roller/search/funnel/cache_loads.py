@@ -14,8 +14,8 @@ from functools import cached_property
 import numpy as np
 
 from roller.cost.model import Model
+from roller.ir.elementwise import Value
 from roller.ir.nest import Nest
-from roller.program.elementwise import Value
 from roller.program.footprint import Boxes
 from roller.program.halo import box_order, lane_step, turned
 from roller.program.rprogram import StageProgram, Staging, panel_element_bytes, staged_touches
@@ -76,6 +76,7 @@ class CacheLoads:
         self._boxes: dict[int, Boxes] = {}
         self._together: dict[tuple[int, int], Value] = {}
         self._runs: dict[tuple[Part, bool], Value] = {}
+        self._beside: dict[int, Value] = {}
 
     def into(self, index: int, staged: tuple[Staging, ...]) -> Loaded:
         """Returns what the cache at this position of the spec loads for programs with these copies."""
@@ -166,13 +167,16 @@ class CacheLoads:
         needed = np.zeros((len(self.loops) + 1, self.count))
         for part in self._parts(()):
             assert part.access is not None
-            live = self.boxes(part.access).moved(level.transaction_bytes)[: part.stop + 1]
-            needed[: part.stop + 1] += live * self._apart(part, sharing)[: part.stop + 1]
+            stop = part.stop + 1 - (self.base.dealt and self.nest.accesses[part.access].role == "output")  # lanes hold results
+            live = self.boxes(part.access).moved(level.transaction_bytes)[:stop]
+            needed[:stop] += live * self._apart(part, sharing)[:stop]
         kept = np.minimum(1.0, np.maximum(0.0, 2.0 - needed / room))
         fits = kept >= 1
         units = 1 if self.model.spec.shared(level) else self.units
         first = np.where(fits.any(axis=0), fits.argmax(axis=0), len(self.loops))
-        survives = np.maximum(self.trips - (self.trips - 1) * kept[1:], self._copies(units, [False] * len(self.nest.dims)))
+        beside = self._together_over(sharing) if self.base.dealt and units == 1 else 1  # one of them fetches data for all
+        trips = -(-self.trips // beside)
+        survives = np.maximum(trips - (trips - 1) * kept[1:], self._copies(units, [False] * len(self.nest.dims)))
         return Reuse(kept, first, fits.any(axis=0), survives, units)
 
     def _copies(self, units: int, touches: Sequence[bool]) -> Value:
@@ -182,8 +186,22 @@ class CacheLoads:
 
     def _apart(self, part: Part, sharing: int) -> Value:
         """Returns how many different tiles of an array the units that share a cache use at a time, [depth, chain]."""
-        over = np.array([loop.over_units and part.touches[loop.dim] for loop in self.loops], dtype=bool).reshape(-1, 1)
-        return np.minimum(sharing, _products(np.where(over, self.trips, 1)))
+        partial = part.access is not None and self.nest.accesses[part.access].role == "output"
+        changes = [part.touches[lp.dim] or (partial and lp.dim in self.nest.reduce) for lp in self.loops]
+        return _products(np.where(np.array(changes, dtype=bool).reshape(-1, 1), self._together_over(sharing), 1))
+
+    def _together_over(self, units: int) -> Value:
+        """Returns for each loop how many of its trips so many units run at a time (`NestWalk.apart`), [loop, chain]."""
+        found = self._beside.get(units)
+        if found is None:
+            found, left = np.ones_like(self.trips), np.full(self.count, units)
+            order = range(len(self.loops))
+            for number in reversed(order) if self.base.dealt else order:
+                if self.loops[number].over_units:
+                    found[number] = np.maximum(1, np.minimum(self.trips[number], left))
+                    left = -(-left // found[number])
+            self._beside[units] = found
+        return found
 
     @cached_property
     def _outside(self) -> Value:
@@ -202,6 +220,8 @@ class CacheLoads:
         if part.access is None:
             return _at(self._panel(part), fit) * times, 0.0, 0.0
         boxes = self.boxes(part.access)
+        if self.base.dealt:  # lanes hide one another's latency
+            return _at(boxes.moved(level.transaction_bytes), fit) * times * self._passes(part, fit), 0.0, 0.0
         elements, moved = _at(boxes.elements, fit), _at(boxes.moved(level.transaction_bytes), fit)
         brought, started = moved * times, elements * times / np.maximum(self._run(part, boxed), 1)
         if self._gathered(part) and part.stop == len(self.loops):

@@ -1,25 +1,30 @@
 """The lattice of aligned tiles around which construction screens programs, as integer arrays of [dimension, tile].
 
 An innermost tile is any aligned one that fits. The tiles around it have 1, 2, 4 … times its extents, or the whole dimension. Where
-these are too many, multiples grow by larger factors. `neighbours` leads to the extents between them.
+these are too many, multiples grow by larger factors. Steps (`roller.search.funnel.steps`) lead to the extents between them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from roller.ir.nest import Tile
-from roller.program.alignment import aligned_extents
+from roller.layout.banks import most_together
+from roller.program.alignment import aligned_extents, even_extents
 from roller.search.tile_space import Chain, TileSpace, start
 
 Tiles = NDArray[np.int64]  # [dimension, tile]
 Chains = list[Tiles]  # for each tiled level, outermost first
+Able = Callable[[Chains], Any]  # for each chain, whether it may have longer extents
 
+MOST_RUN = 32  # positions of a reduction, each of another row, that a lane reads at once; more are more time
+FINER = 8  # octaves of chains that are listed beyond the budget, as few of them fit; more take more time
 OUTER = 1024  # chains of a tile space that are screened at first; more take more time
 
 
@@ -59,19 +64,49 @@ def inner_tiles(space: TileSpace) -> Tiles:
             inner, *longer = extents(space, last, dim, start(space)[dim])
             found = _longer(found, dim, [inner, *[e for e in longer if e <= extent]])
             found = found[:, _fitting(space, found)]
+    for dim, widths in run_widths(space).items():
+        found = _longer(found, dim, widths)
     return found[:, _fitting(space, found)]
+
+
+def run_widths(space: TileSpace) -> dict[int, list[int]]:
+    """Returns the runs of a shared reduction that a lane may read at once: for a dimension, numbers of its positions.
+
+    They make accesses fewer or concurrent. Along a reduction in which an array is contiguous and read in place, a run is as long as
+    the widest access. If each position is an access of its own, runs are powers of two, as many as lanes keep in flight.
+    """
+    nest = space.nest
+    if not space.fit.cooperate or space.atom.kind != "scalar" or space.fit.windowed:
+        return {}
+    alone = [a for a in nest.inputs if not a.guarded and not space.fit.reused(a.touches)]
+    wide = [
+        (math.gcd(most_together(a.tensor.dtype), nest.extents[dim]), dim)
+        for dim in nest.reduce
+        for a in alone
+        if a.strides[dim] == 1
+    ]
+    if wide:
+        width, dim = min(wide)
+        return {dim: [1, width]} if width > 1 else {}
+    walked = [dim for dim in nest.reduce if any(a.touches[dim] for a in alone)]
+    longest = min(MOST_RUN, nest.extents[walked[-1]]) if walked else 0
+    return {walked[-1]: [1 << n for n in range(longest.bit_length())]} if walked and longest else {}
 
 
 def _fitting(space: TileSpace, inner: Tiles) -> Any:
     """Returns for each innermost tile whether it fits; counts those that do not."""
-    level = space.spec.levels[space.levels[-1]]
-    if not level.managed:
-        return np.full(inner.shape[1], True)
-    fits = np.broadcast_to(
-        space.fit.inner_bytes_of(tuple(inner), space.mapping, space.atom) <= space.fit.lane_bytes(level), inner.shape[1:]
-    )
+    fits = innermost_fits(space, inner)
     space.refusals[space.fit.rule(space.levels, len(space.levels) - 1)] += int(np.count_nonzero(~fits))
     return fits
+
+
+def innermost_fits(space: TileSpace, inner: Tiles) -> Any:
+    """Returns for each innermost tile whether its level has room for it."""
+    last = space.levels[-1]
+    if last == len(space.spec.levels) or not space.spec.levels[last].managed:
+        return np.full(inner.shape[1], True)
+    needed = space.fit.inner_bytes_of(tuple(inner), space.mapping, space.atom)
+    return np.broadcast_to(needed <= space.fit.lane_bytes(space.spec.levels[last]), inner.shape[1:])
 
 
 def extents(space: TileSpace, position: int, dim: int, inner: int) -> list[int]:
@@ -89,28 +124,92 @@ def _longer(tiles: Tiles, dim: int, wanted: Sequence[int]) -> Tiles:
     return found
 
 
-def chains_around(space: TileSpace, inner: Tiles) -> Chains:
-    """Returns the chains of coarse multiples around innermost tiles."""
+def chains_around(space: TileSpace, inner: Tiles, able: Able | None = None) -> Chains:
+    """Returns the chains of coarse multiples around innermost tiles.
+
+    `able` says of chains whether longer extents may fit. It keeps the number of chains small, so that multiples may be finer.
+    """
     chains = [inner]
     for position in reversed(range(len(space.levels) - 1)):
-        outer, places = _around(space, position, chains[0], max(1, OUTER >> position))
-        chains = [outer, *[level[:, places] for level in chains]]
+        budget = max(1, OUTER >> position)
+        around = partial(_around, space, position, chains)
+        chains = around(budget) if able is None else _finest(around, budget, able)
     return chains
 
 
-def _around(space: TileSpace, position: int, tiles: Tiles, count: int) -> tuple[Tiles, Tiles]:
-    """Returns about `count` tiles of a level around some, and for each the place of the one inside it."""
-    base, most = _bases(space, position, tiles)
-    steps = _multiples(most.max(axis=1, initial=1), max(1, count // max(1, tiles.shape[1])))
+def even_chains(space: TileSpace, inner: Tiles, most: int, able: Able, steps: bool) -> Chains:
+    """Returns the chains whose units' tiles cut the results into equal parts, at most `most` of them, around one innermost tile.
+
+    Reductions are whole, or with `steps` as long as a unit has room for.
+    """
+    nest = space.nest
+    unit, parts = np.array(nest.extents, dtype=np.int64)[:, None], np.ones(1, dtype=np.int64)
+    for dim in (*nest.reduce, *nest.spatial):
+        rule, least = space.rules.multiple(space.levels[0], nest.dims[dim].name), int(inner[dim, 0])
+        if nest.dims[dim].is_reduce:
+            unit[dim] = extents(space, 0, dim, least)[-1]
+            continue
+        sizes = np.array(even_extents(nest.extents[dim], least, rule), dtype=np.int64)
+        unit, parts = np.repeat(unit, len(sizes), axis=1), np.repeat(parts, len(sizes))
+        unit[dim] = np.tile(sizes, len(parts) // len(sizes))
+        parts = parts * -(-nest.extents[dim] // unit[dim])
+        unit, parts = unit[:, parts <= most], parts[parts <= most]
+    chains = [unit, np.repeat(inner, unit.shape[1], axis=1)]
+    fits = able(chains)
+    if steps:
+        return _shortened(space, [tile[:, ~fits] for tile in chains], able)
+    return [tile[:, fits] for tile in chains]
+
+
+def _shortened(space: TileSpace, chains: Chains, able: Able) -> Chains:
+    """Returns the chains with reductions halved, the outermost one first, until they are able; without those that never are."""
+    unit, inner = chains
+    bad = ~able(chains)
+    for dim in space.nest.reduce:
+        while True:
+            steps = unit[dim] // np.maximum(inner[dim], 1)
+            halved = bad & (steps > 1)
+            if not halved.any():
+                break
+            unit[dim] = np.where(halved, -(-steps // 2) * inner[dim], unit[dim])
+            bad = ~able(chains)
+    return [unit[:, ~bad], inner[:, ~bad]]
+
+
+def _finest(around: Callable[..., Chains], budget: int, able: Able) -> Chains:
+    """Returns the chains of the finest multiples that are not many more than the budget."""
+    found: Chains = []
+    for octaves in range(FINER, -1, -2):
+        found = around(budget << octaves, able, 2 * budget)
+        if found[0].shape[1] <= budget:
+            break
+    return found
+
+
+def _around(
+    space: TileSpace, position: int, chains: Chains, count: int, able: Able | None = None, most: float = math.inf
+) -> Chains:
+    """Returns chains with about `count` tiles of a level around the tiles of others.
+
+    `most`: it stops, with some of them, where more than so many are able.
+    """
+    tiles = chains[0]
+    base, times = _bases(space, position, tiles)
+    steps = _multiples(times.max(axis=1, initial=1), max(1, count // max(1, tiles.shape[1])))
     outer, places = base, np.arange(tiles.shape[1])
     for dim, multiples in enumerate(steps):
-        last = np.repeat(most[dim, places], len(multiples))
+        last = np.repeat(times[dim, places], len(multiples))
         wanted, before = (np.tile(np.array(m, dtype=np.int64), len(places)) for m in (multiples, [0, *multiples[:-1]]))
         outer, places = np.repeat(outer, len(multiples), axis=1), np.repeat(places, len(multiples))
         outer[dim] *= np.minimum(wanted, last)
         different = before < last
         outer, places = outer[:, different], places[different]
-    return outer, places
+        if able is not None and len(multiples) > 1:
+            fitting = able([outer, *[level[:, places] for level in chains]])
+            outer, places = outer[:, fitting], places[fitting]
+            if outer.shape[1] > most:
+                break
+    return [outer, *[level[:, places] for level in chains]]
 
 
 def _bases(space: TileSpace, position: int, tiles: Tiles) -> tuple[Tiles, Tiles]:
@@ -130,7 +229,7 @@ def _multiples(most: Tiles, count: int) -> list[list[int]]:
 
     They are powers of two, of four, of eight …
     """
-    for step in range(1, 64):
+    for step in range(1, int(most.max(initial=1)).bit_length() + 1):
         found = [[1 << n for n in range(0, int(m - 1).bit_length(), step)] + [int(m)] if m > 1 else [1] for m in most]
         if math.prod(map(len, found)) <= count:
             break

@@ -12,7 +12,7 @@ and the room that copies take in it. Without these, it is the model (`tests/sear
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,12 +20,12 @@ import numpy as np
 from roller.cost.combining import cut_seconds, fold_slots
 from roller.cost.model import exposed, overlapped
 from roller.cost.packing import DECODE_TRIPS, ROW_TRIPS, element_slots, evicting_seconds, panel_room
-from roller.program.elementwise import Value, largest
+from roller.ir.elementwise import Value, largest
 from roller.program.rprogram import StageProgram, Staging, panel_element_bytes, staged_touches
-from roller.search.choices import bare, every_staging, required_staging
+from roller.search.choices import bare, every_staging, parts_of, required_staging
 from roller.search.funnel.cache_loads import CacheLoads
-from roller.search.funnel.lattice import Chains, Tiles
-from roller.search.tile_space import TileSpace, start
+from roller.search.funnel.lattice import Chains, Tiles, chains_around
+from roller.search.tile_space import Chain, TileSpace, start
 
 ENDLESS = 1 << 53  # steps, of which the first and the last do not count
 
@@ -36,11 +36,6 @@ class Way:
 
     staged: tuple[Staging, ...]
     cut: bool = False
-
-
-def in_caches(space: TileSpace) -> bool:
-    """True if caches hold the tiles of a unit, which runs what is inside them one after another."""
-    return not space.spec.levels[space.levels[0]].managed and space.lane_level is None and space.model.parameters.own_model is None
 
 
 class CacheScreen:
@@ -54,6 +49,24 @@ class CacheScreen:
         staged = dict.fromkeys((self.needed, *every_staging(space, space.levels)))
         cuts = (False, True) if space.nest.reduce and self.spec.unit.combine and self.spec.unit.count > 1 else (False,)
         self.ways = [Way(copies, cut) for cut in cuts for copies in staged]
+
+    def halve_room(self) -> bool:
+        """Returns False: caches hold any tile."""
+        return False
+
+    def kinds(self, inner: Tiles) -> Value:
+        """Returns the same number for all innermost tiles: the bound tells them apart."""
+        return np.zeros(inner.shape[1], dtype=np.int64)
+
+    def around(self, inner: Tiles) -> Chains:
+        """Returns the chains of coarse multiples around innermost tiles."""
+        return chains_around(self.space, inner)
+
+    def programs(self, chain: Chain, way: int) -> Iterator[StageProgram]:
+        """Yields the program of a chain in the way with this number, with the default loop orders."""
+        chosen = self.ways[way]
+        program = bare(self.space, self.space.levels, chain, chosen.staged)
+        yield replace(program, split=parts_of(self.space, chain[0])) if chosen.cut else program
 
     def least_seconds(self, inner: Tiles) -> Value:
         """Returns a lower bound for chains around innermost tiles: computing and register traffic, perfectly overlapped."""

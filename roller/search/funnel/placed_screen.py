@@ -1,0 +1,388 @@
+"""The screen for units whose memory software fills: the model's terms for whole arrays of tile chains.
+
+    computing     padded points, accumulators in flight, lanes and partitions without work, other instructions
+    caches        what is loaded again, tile by tile (`roller.search.funnel.cache_loads`)
+    the unit      every tile loads its data anew
+    lanes         panel reads of a lane group: whole transactions, without bank conflicts
+    waits         for panels, by multi-buffering and occupancy (`roller.search.funnel.placed_waits`)
+    around it     steps, dispatch, launch, combining partial results (split-K)
+
+They overlap as in the model. The screen knows the default order of loops only. It leaves out padding against bank conflicts, and
+what a device's own functions say of a program (`roller.cost.parameters`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from roller.cost.combining import cut_seconds
+from roller.cost.model import MOST_SPARE, overlapped
+from roller.ir.elementwise import Value
+from roller.ir.expr import ELEMENT_BYTES
+from roller.program.rprogram import StageProgram
+from roller.search.choices import bare, program_of, required_staging, split
+from roller.search.funnel.cache_loads import CacheLoads
+from roller.search.funnel.cache_screen import ENDLESS
+from roller.search.funnel.lattice import Chains, Tiles, best_places, chains_around, even_chains
+from roller.search.funnel.placed import Placed
+from roller.search.funnel.placed_reads import group_along, reading_bytes, reading_slots
+from roller.search.funnel.placed_waits import Moved, waiting_seconds
+from roller.search.retiled import recopied
+from roller.search.tile_space import Chain, TileSpace, start
+from roller.target.hardware import MemoryLevel
+
+LEAST_FREE = 1 / 256  # share of a unit's room
+WAVES = 3  # tiles of a unit, where parts are equal
+LEAST_EVEN = 64  # chains of equal parts, or units take more tiles
+EVEN = 1024  # chains of equal parts that are screened; more take more time
+
+
+@dataclass(frozen=True)
+class Copies:
+    """What a chain of tiles leaves open and the screen distinguishes: copies of each panel, and whether units share a reduction."""
+
+    depth: int
+    cut: bool = False
+
+
+class PlacedScreen:
+    """The screen of one tile space."""
+
+    def __init__(self, space: TileSpace) -> None:
+        self.space, self.nest, self.spec, self.model = space, space.nest, space.spec, space.model
+        chain = (start(space),) * len(space.levels)
+        self.base = bare(space, space.levels, chain, required_staging(space, space.levels, chain, pad=False))
+        level = self.spec.levels[space.levels[0]]
+        depths = range(1, (level.depth_max if level.managed and self.base.staged else 1) + 1)
+        cuts = (False, True) if space.nest.reduce and self.spec.unit.combine and self.spec.unit.count > 1 else (False,)
+        self.ways = [Copies(depth, cut) for cut in cuts for depth in depths]
+        self.free = 1.0  # the share of a unit's room that panels may take
+
+    def halve_room(self) -> bool:
+        """Assumes that panels may take half as much room, as a device may need the rest; False where it is next to nothing."""
+        self.free /= 2
+        return self.free > LEAST_FREE
+
+    def least_seconds(self, inner: Tiles) -> Value:
+        """Returns a lower bound for chains around innermost tiles: computing and what lanes read, perfectly overlapped."""
+        whole = -(-self._extents // inner) * inner
+        unit = np.where(np.array([dim.is_reduce for dim in self.nest.dims])[:, None], inner, whole)
+        placed = Placed(self.space, self.base, [unit, inner], whole, 1)
+        spec, rates, lanes = self.spec, self.model.rates, self.spec.levels[-1]
+        terms = [self._points(placed) * self._slots / (self.base.atom.gflops * 1e9 / 2)]
+        if self.space.lane_level is not None:
+            terms.append(reading_bytes(placed, group_along(placed), cut_off=False) / rates.into(lanes, 1.0))
+        return overlapped(terms, ENDLESS, [spec.overlap_loss, spec.loss(lanes)][: len(terms)]) + np.zeros(inner.shape[1])
+
+    @cached_property
+    def _extents(self) -> Tiles:
+        return np.array(self.nest.extents, dtype=np.int64)[:, None]
+
+    @cached_property
+    def _slots(self) -> float:
+        return self.model.slots if self.base.atom.kind != "matrix" else 1.0
+
+    def kinds(self, inner: Tiles) -> Value:
+        """Returns the size of innermost tiles, in octaves: only small ones keep all lanes and units busy in a small problem."""
+        return np.frexp(np.prod(inner, axis=0).astype(np.float64))[1]
+
+    def around(self, inner: Tiles) -> Chains:
+        """Returns the chains around innermost tiles for which a unit has room.
+
+        Where a chip has so many units that all of them work only if parts are equal, all equal parts are tried.
+        """
+        if not (self.spec.spread and len(self.space.levels) == 2 and inner.shape[1] == 1):
+            return chains_around(self.space, inner, self._able)
+        found = [self._even(inner, steps) for steps in (False, True)]
+        return [np.concatenate(tiles, axis=1) for tiles in zip(*found, strict=True)]
+
+    def _even(self, inner: Tiles, steps: bool) -> Chains:
+        """Returns the chains of equal parts with the least work for the fullest unit, with whole reductions or in steps."""
+        most, every = int(WAVES / self.free**2) * self.spec.unit.count, math.prod([self.nest.extents[d] for d in self.nest.spatial])
+        chains = even_chains(self.space, inner, most, self._able, steps)
+        while chains[0].shape[1] < LEAST_EVEN and most < every:
+            most *= 2
+            chains = even_chains(self.space, inner, most, self._able, steps)
+        near = best_places(self._fullest(chains), chains, EVEN, math.inf)
+        return [tiles[:, near] for tiles in chains]
+
+    def _able(self, chains: Chains) -> Value:
+        placed = self._placed(chains, Copies(1))
+        self.space.refusals[self.space.fit.rule(self.space.levels, 0)] += int(np.count_nonzero(~placed.holds(1)))
+        return placed.may_fit
+
+    def _fullest(self, chains: Chains) -> Value:
+        """Returns the points of the unit with most work, with reductions cut among units that are free."""
+        placed = self._placed(chains, Copies(1, cut=any(way.cut for way in self.ways)))
+        own = [(placed.share if dim.is_reduce else placed.unit)[d] for d, dim in enumerate(self.nest.dims)]
+        return math.prod(own) * -(-placed.unit_tiles // self.spec.unit.count) * 1.0
+
+    def seconds(self, chains: Chains, least: float, worth: float) -> list[Value]:
+        """Returns the approximate seconds of chains of tiles in each way; infinite where a unit has no room.
+
+        Of the ways that differ in the number of copies, only the best one of each chain is finite.
+        """
+        found: list[Value] = []
+        for cut in dict.fromkeys(way.cut for way in self.ways):
+            every = self._seconds(chains, [way for way in self.ways if way.cut == cut])
+            best = np.argmin(every, axis=0)
+            found += [np.where(best == number, seconds, math.inf) for number, seconds in enumerate(every)]
+        return found
+
+    def seconds_of(self, chains: Chains, program: StageProgram) -> Value:
+        """Returns the approximate seconds of chains of tiles in the way of a program."""
+        depth = max([s.depth for s in program.staged], default=1)
+        return self._seconds(chains, [Copies(depth, program.split > 1)])[0]
+
+    def programs(self, chain: Chain, way: int) -> Iterator[StageProgram]:
+        """Yields the programs of a chain in the way with this number, with the default loop orders."""
+        chosen = self.ways[way]
+        whole = program_of(self.space, self.space.levels, chain)
+        deep = replace(whole, staged=tuple(replace(s, depth=chosen.depth) for s in whole.staged))
+        deep = recopied(self.space, deep) or whole
+        yield from split(self.space, deep) if chosen.cut else (deep,)
+
+    def _seconds(self, chains: Chains, ways: Sequence[Copies]) -> list[Value]:
+        """Returns the seconds of chains in ways that differ in the number of copies; only chains with room are rated."""
+        placed = self._placed(chains, ways[0])
+        able = placed.room & ((placed.parts > 1) if ways[0].cut else (placed.parts > 0))
+        (near,) = np.nonzero(able)
+        found = [np.full(len(able), math.inf) for _ in ways]
+        if len(near):
+            some = replace(placed, chains=[tiles[:, near] for tiles in placed.chains], share=placed.share[:, near])
+            bytes_ = self._bytes(some)
+            for way, seconds in zip(ways, found, strict=True):
+                deep = replace(some, depth=way.depth)
+                seconds[near] = np.where(deep.room, self._rated(deep, bytes_), math.inf)
+        return found
+
+    def _placed(self, chains: Chains, way: Copies) -> Placed:
+        """Returns the chains with the reduction whole, or cut among as many units as are free."""
+        share = np.repeat(self._extents, chains[0].shape[1], axis=1)
+        placed = Placed(self.space, self.base, chains, share, way.depth, self.free)
+        if not way.cut:
+            return placed
+        dim = max(self.nest.reduce, key=lambda d: self.nest.extents[d])
+        units, tiles = self.spec.unit.count, np.maximum(placed.spatial_tiles, 1)
+        parts = np.where(units // tiles > 1, units // tiles, -(-units // tiles))
+        inner, unit = placed.inner[dim], placed.unit[dim]
+        part = -(-share[dim] // parts)
+        part = -(-part // inner) * inner
+        cut = np.where(part > unit, -(-part // unit) * unit, part)
+        share, tile = share.copy(), placed.unit.copy()
+        share[dim], tile[dim] = np.where(parts > 1, cut, share[dim]), np.where(parts > 1, np.minimum(unit, cut), unit)
+        return replace(placed, chains=[tile, *chains[1:]], share=share)
+
+    def _points(self, placed: Placed) -> Value:
+        """Returns the points executed, in whole atoms (`roller.cost.model`)."""
+        roles, steps = self.base.atom.extents, [1] * len(self.nest.dims)
+        for role, dim in self.base.mapping:
+            steps[dim] = extent if isinstance(extent := roles[role], int) else 1
+        executed = placed.unit if self.space.lane_level is not None else placed.inner
+        points: Value = 1.0
+        for extent, tile, step in zip(self.nest.extents, executed, steps, strict=True):
+            points = points * (-(-extent // tile) * (-(-tile // step) * step))
+        return points * math.prod([e for r, e in roles.items() if isinstance(e, int) and self.base.role(r) is None])
+
+    def _rated(self, placed: Placed, moved: Moved) -> Value:
+        """Returns the seconds of chains (`roller.cost.model.Model`)."""
+        spec, compute = self.spec, self._compute(placed)
+        waits = waiting_seconds(self.model, placed, compute, moved)
+        terms = [compute, *moved.seconds]
+        if placed.base.atom.in_turn and self.space.lane_level is not None:
+            terms = [compute + sum(moved.seconds[1:]), moved.seconds[0], *[np.zeros_like(compute) for _ in moved.seconds[1:]]]
+        body = overlapped(terms, self._steps(placed), self._losses(placed)) + waits
+        if self.base.dealt:
+            body = np.maximum(body, placed.unit_tiles * spec.unit.dispatch_ns * 1e-9)
+        return body + self._around(placed)
+
+    def _compute(self, placed: Placed) -> Value:
+        """Returns the seconds of padded work (`Model.compute_seconds`)."""
+        spec, atom, given = self.spec, self.base.atom, self.model.parameters
+        outputs = math.prod([e for r, e in atom.roles.items() if r != "k" and isinstance(e, int)])
+        live = math.prod([placed.inner[d] for d in self.nest.spatial]) / outputs
+        chains: Value = 1.0
+        if self.nest.stage.reducer is not None and self.nest.reduce:
+            workers = placed.sub_tiles if self.space.lane_level is not None else self._beside(placed)
+            chains = np.minimum(1.0, live * np.maximum(workers, 1) * placed.resident / (atom.chains or spec.unit.chains))
+        idle: Value = 1.0
+        if self.space.lane_level is not None:
+            together, parts = placed.groups * placed.resident, spec.partitions
+            idle = placed.groups * spec.unit.lane_group / placed.lanes * -(-together // parts) * parts / together
+        steps = math.prod(placed.inner) / outputs * self._slots
+        beside, alone = reading_slots(placed, self.model), 0.0
+        if spec.unit.issue_groups and atom.kind != "matrix" and placed.base.staged and self.space.lane_level is not None:
+            arithmetic = (atom.flops_per_cycle_per_unit or 0.0) / 2 / outputs / spec.unit.lane_group
+            idle = idle * np.maximum(1.0, arithmetic / spec.unit.issue_groups * (1 + beside.together / np.maximum(steps, 1)))
+        if given.serial_cycles > 1 and placed.base.staged and self.space.lane_level is not None and not spec.in_place(atom):
+            rate = (atom.flops_per_cycle_per_unit or 0.0) / 2 / spec.partitions
+            lanes = 1 if atom.kind == "matrix" else spec.unit.lane_group
+            arithmetic = math.prod(placed.inner) * self._slots * lanes / rate if rate else 0.0
+            visit = arithmetic * given.arithmetic_cycles + beside.filling * given.serial_cycles
+            trips = math.prod(placed.fill_trips) * math.prod(placed.turns)
+            alone = trips * visit / (spec.clock_ghz * 1e9) * -(-placed.unit_tiles // spec.unit.count) / placed.resident
+        rate = atom.gflops * 1e9 / 2 * chains * placed.busy
+        return np.maximum(self._points(placed) * self._slots * self._start_up(placed) * idle / rate, alone)
+
+    def _beside(self, placed: Placed) -> Value:
+        """Returns the atoms that a unit without lanes interleaves (`Model.chain_efficiency`)."""
+        lanes = self.spec.unit.lanes_max
+        dims = range(len(placed.inner)) if lanes > 1 else self.nest.spatial
+        parts = math.prod([-(-placed.unit[d] // placed.inner[d]) for d in dims])
+        if self.base.levels[-1] < len(self.spec.levels):
+            return np.ones_like(parts)
+        return np.minimum(lanes, parts) if lanes > 1 else parts
+
+    def _start_up(self, placed: Placed) -> Value:
+        """Returns the factor by which loading its stationary block lengthens a streamed atom (`Model`)."""
+        atom = self.base.atom
+        stream = next((d for r, d in self.base.mapping if atom.extents[r] == "stream"), None)
+        if atom.row_cycles is None or stream is None:
+            return 1.0
+        around = placed.inner if self.base.levels[-1] < len(self.spec.levels) else placed.chains[-2]
+        factor = next(f for f in range(len(self.nest.factors)) if self.nest.factor_touches(f)[stream])
+        others = [f for f in range(len(self.nest.factors)) if f != factor]
+        along = [d for d in self.nest.spatial if not any(self.nest.factor_touches(f)[d] for f in others)]
+        rows = math.prod([around[d] for d in along]) if self.spec.spread else around[stream]
+        work = np.maximum(rows, 1) * atom.row_cycles
+        return (work + atom.startup_cycles) / work
+
+    def _bytes(self, placed: Placed) -> Moved:
+        """Returns what moves into each level, in bytes and in seconds."""
+        spec, rates, unit = self.spec, self.model.rates, self.space.levels[0]
+        cut = placed.share is not None and bool(np.any(placed.parts > 1))
+        outer = [placed.share, placed.unit] if cut else [placed.unit]
+        first = placed.unit.copy()
+        if cut:
+            for d in self.nest.reduce:
+                first[d] = placed.share[d]
+            outer = [first, placed.unit]
+        loads = CacheLoads(self.model, self.base, outer, cut, spec.unit.count)
+        bytes_: list[Value] = []
+        for index, level in enumerate(spec.levels[1:], 1):
+            if not level.managed:
+                bytes_.append(loads.into(index, ())[0])
+            elif index == self.space.lane_level:
+                bytes_.append(reading_bytes(placed, group_along(placed)))
+            elif index == self.space.levels[-1]:
+                bytes_.append(self._inmost(placed, level))
+            else:
+                bytes_.append(self._anew(placed, level)[0])
+        whole, runs = self._anew(placed, spec.levels[unit])
+        short = 1.0 + self.model.parameters.run_bytes * runs / np.maximum(whole, 1)
+        seconds = []
+        for index, (level, moved) in enumerate(zip(spec.levels[1:], bytes_, strict=True), 1):
+            factor = short if index == 1 and not level.managed and self.space.lane_level is not None else 1.0
+            seconds.append(moved * factor / rates.into(level, placed.busy))
+        return Moved(bytes_, seconds, self._filled(placed))
+
+    def _inmost(self, placed: Placed, level: MemoryLevel) -> Value:
+        """Returns the bytes of all innermost tiles of a unit without lanes, as far as its level holds them."""
+        total: Value = np.zeros(placed.parts.shape)
+        spatial, steps = (placed.count(placed.inner, dims) for dims in (self.nest.spatial, self.nest.reduce))
+        for number, access in enumerate(self.nest.accesses):
+            moved = self.space.fit.geometry.boxes(number, placed.inner).moved(level.transaction_bytes)
+            if access.role == "output":
+                kept = bool({"output", "accumulator"} & set(level.holds))
+                total = total + moved * spatial * (2 * placed.visits - 1) * kept
+            elif "input" in level.holds:
+                total = total + moved * spatial * (steps if access.role == "body" else 1)
+        return total
+
+    def _anew(self, placed: Placed, level: MemoryLevel) -> tuple[Value, Value]:
+        """Returns the bytes of all data if every tile of a unit loads its own, and their runs.
+
+        Results return at every visit of their accumulators, unless the level holds these.
+        """
+        total: Value = 0.0
+        runs: Value = 0.0
+        for number, access in enumerate(self.nest.accesses):
+            boxes = self.space.fit.geometry.boxes(number, placed.unit)
+            times = self._times(placed, access.touches, access.role == "body")
+            if access.role == "output" and "accumulator" not in level.holds:
+                times = times * (2 * placed.visits - 1)
+            total, runs = total + boxes.moved(level.transaction_bytes) * times, runs + boxes.runs * times
+        return total, runs
+
+    def _times(self, placed: Placed, touches: Sequence[bool], steps: bool) -> Value:
+        """Returns how often units load a tile of an array: for every unit tile, and `steps`: for every step that changes it."""
+        times: Value = 1
+        changed: Value = np.zeros(placed.parts.shape, dtype=bool)
+        for d in reversed(self.nest.reduce if steps else ()):
+            changed = changed | ((placed.fill_trips[d] > 1) & touches[d])
+            times = times * np.where(changed, placed.fill_trips[d], 1)
+        alike = math.prod([-(-self.nest.extents[d] // placed.unit[d]) for d in self.nest.spatial if touches[d]])
+        units = np.minimum(placed.unit_tiles, self.spec.unit.count)
+        return np.where(changed, placed.unit_tiles, np.maximum(alike, units)) * times
+
+    def _filled(self, placed: Placed) -> Value:
+        """Returns the bytes that fill panels from the next outer level."""
+        transaction = self.spec.levels[self.space.levels[0]].transaction_bytes
+        copied = {s.operand for s in self.base.staged}
+        total: Value = np.zeros(placed.parts.shape)
+        for number, access in enumerate(self.nest.accesses):
+            if access.role == "body" and access.factor in copied:
+                boxes = self.space.fit.geometry.boxes(number, placed.unit)
+                total = total + boxes.moved(transaction) * self._times(placed, access.touches, True)
+        return total
+
+    def _steps(self, placed: Placed) -> Value:
+        """Returns the steps of one unit's pipeline (`Model.steps`)."""
+        steps = math.prod(placed.fill_trips) * math.prod(placed.turns)
+        if self.space.lane_level is None:
+            return np.maximum(steps, 1)
+        if not self.base.staged:
+            steps = steps * math.prod([placed.inner[d] for d in self.nest.reduce])
+        ahead = self.spec.in_place(self.base.atom) and placed.depth > 1
+        rounds = -(-placed.unit_tiles // (self.spec.unit.count * placed.resident))
+        return np.maximum(1, steps * np.where((placed.resident > 1) | ahead, rounds, 1))
+
+    def _losses(self, placed: Placed) -> list[Value]:
+        """Returns the overlap numbers of compute and of the levels (`Model.losses`)."""
+        spec, copies = self.spec, placed.copies * placed.resident
+        managed = any(s.level and spec.levels[s.level].managed for s in self.base.staged)
+        if not managed:
+            copies = np.full_like(copies, 2)
+        spare = np.clip(copies - 1, 1, MOST_SPARE)
+        last = len(spec.levels) - 1 if spec.in_place(self.base.atom) else max((s.level for s in self.base.staged), default=0)
+        found = [spec.overlap_loss / spare]
+        found += [spec.loss(level) / (spare if n <= last else 1) for n, level in enumerate(spec.levels[1:], 1)]
+        return [np.where(copies == 1, 1.0, loss) for loss in found]
+
+    def _around(self, placed: Placed) -> Value:
+        """Returns the seconds of tile starts and ends, steps, launch, and of combining partial results."""
+        spec, given, unit, rates = self.spec, self.model.parameters, self.spec.unit, self.model.rates
+        working = unit.count * placed.busy
+        tiles = math.prod([-(-self.nest.extents[d] // placed.inner[d]) for d in self.nest.spatial])
+        finish = given.tile_overhead_ns * (2 * placed.visits - 1) if self.nest.stage.reducer is not None else 0.0
+        seconds = (
+            (tiles * (finish + given.trip_overhead_ns * placed.visits) + placed.unit_tiles * given.unit_overhead_ns)
+            * 1e-9
+            / working
+        )
+        fills = placed.unit_tiles * math.prod(placed.fill_trips)
+        for index, level in enumerate(spec.levels):
+            if level.step_overhead_ns and index in self.space.levels and (self.base.staged or self.space.lane_level is None):
+                trips = fills if index < self.space.levels[-1] else fills * math.prod(placed.turns)
+                seconds = seconds + trips / working * level.step_overhead_ns * 1e-9
+        started = (placed.unit_tiles > 1) | (self.space.lane_level is not None)
+        seconds = seconds + np.where(started, unit.launch_overhead_us * 1e-6, 0.0)
+        outputs = math.prod([self.nest.extents[d] for d in self.nest.spatial])
+        cut = cut_seconds(rates, placed.parts * outputs * self.nest.accumulator_bytes) if unit.combine else 0.0
+        return seconds + np.where(placed.parts > 1, cut, 0.0) + self._exchange(placed)
+
+    def _exchange(self, placed: Placed) -> Value:
+        """Returns the seconds in which lanes that share a reduction combine their results (`roller.cost.combining`)."""
+        if not self.space.fit.cooperate:
+            return 0.0
+        level, unit = self.spec.levels[-1], self.spec.unit
+        shared = math.prod([placed.lanes_along[d] for d in self.nest.reduce])
+        rounds = -(-placed.unit_tiles // (unit.count * placed.resident))
+        results = math.prod([placed.inner[d] for d in self.nest.spatial])
+        passed = placed.unit_tiles * placed.sub_tiles * results * ELEMENT_BYTES[self.nest.stage.body.dtype]
+        return np.log2(shared) * (rounds * level.latency_ns * 1e-9 + passed / self.model.rates.into(level, placed.busy))
