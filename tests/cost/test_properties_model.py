@@ -48,7 +48,7 @@ MACHINES = {
 }
 DENSE = tuple(f for f in FAMILIES if f != "convolution")  # every element of every input is read
 EXTENTS = (1, 2, 3, 4, 5, 7, 8, 13, 16, 64, 127, 128)
-GREEDY = 1.03  # a greedy path is not exactly monotone
+GREEDY = 1.06  # a search with budgets is not exactly monotone: 1.056 is the worst case that is known
 
 
 def machine(name: str) -> HardwareSpec:
@@ -139,10 +139,10 @@ def test_more_lanes_are_never_slower(spec: HardwareSpec, expr: TensorExpr) -> No
     not_slower(expr, spec, with_unit(spec, lanes_max=spec.unit.lanes_max * 2))
 
 
-@pytest.mark.parametrize("fewer", [(0.0,), (0.0, 0.125)])
+@pytest.mark.parametrize(("budget", "fewer"), [("lattice.OUTER", 64), ("short_list.SHORT", 4), ("short_list.EACH", 2)])
 @given(CHIPS, expressions(EXTENTS))
-def test_a_larger_allowance_of_padding_is_never_worse(fewer: tuple[float, ...], spec: HardwareSpec, expr: TensorExpr) -> None:
-    with mock.patch("roller.search.grow.EPSILONS", fewer):
+def test_more_of_a_budget_is_never_worse(budget: str, fewer: int, spec: HardwareSpec, expr: TensorExpr) -> None:
+    with mock.patch(f"roller.search.funnel.{budget}", fewer):
         small = seconds(expr, spec)
     assert seconds(expr, spec) <= small * GREEDY
 

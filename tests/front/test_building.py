@@ -171,7 +171,7 @@ class Crowded(Toy):
 
 def rows() -> ops.SymbolicTensor:
     """Many tiles that need little: a unit is assumed to hold several at a time."""
-    return ops.reduce_sum(roller.tensor((65536, 1024), name="x"), 1)
+    return ops.reduce_sum(roller.tensor((8192, 4096), name="x"), 1)
 
 
 def choices_of(toy: Any) -> list[Choice]:

@@ -124,9 +124,11 @@ def test_naive_mapping_has_no_matrix_unit_and_no_split() -> None:
         assert found.program.split == 1
 
 
-def test_no_swap_streams_the_first_operand() -> None:
+def test_the_operand_that_takes_less_time_is_streamed() -> None:
+    """With rows along n, in tiles of 16 x 13 x 16, it takes 1924 cycles."""
     op = cases.product(8, 512, 512, "float16")
-    assert "rows along n" in sides.constructed(op, BOW).programs[0]
+    found = sides.constructed(op, BOW)
+    assert "rows along m" in found.programs[0] and found.cycles <= 1736
     assert "rows along m" in baseline.without_swap(op, BOW).programs[0]
 
 
@@ -218,7 +220,7 @@ def test_batches_are_cut_until_arrays_fit(monkeypatch: pytest.MonkeyPatch) -> No
 def test_calls_of_the_simulator_are_timed_and_checked() -> None:
     cases = [simulated.timed(simulated.product(acc, 48), 3) for acc in ("float16", "float32")]
     assert all(case["right"] and len(case["call_s"]) == 3 for case in cases)
-    assert [case["program"].split(",")[0] for case in cases] == ["amp_f16_f16", "amp_f16"]
+    assert [case["program"].split(":")[0].split(",")[0] for case in cases] == ["f16x4", "amp_f16"]
     told = simulated.summary([{"call_s": [1.0, 2.0]}, {"call_s": [6.0]}])["call"]
     assert told == {"median_s": 2.0, "worst_s": 6.0}
     assert targets.of_sums("ipu_exec", "call", told) == "worst_s ≤ 5 **missed**"

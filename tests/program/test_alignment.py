@@ -14,7 +14,6 @@ from roller.ir.nest import variants
 from roller.program.alignment import (
     Multiple,
     aligned_extents,
-    allows_padding,
     atom_tile,
     even_extents,
     lane_rule,
@@ -64,12 +63,6 @@ def test_the_next_aligned_extent_is_the_next_in_the_list(extent: int, inner: int
     found = next_aligned(extent, inner, current, Multiple())
     larger = [e for e in aligned_extents(extent, inner, Multiple()) if e > current]
     assert found == (larger[0] if larger else None)
-
-
-def test_tensor_padding_is_limited_to_epsilon() -> None:
-    assert allows_padding(NEST, (8, 16, 32), 0.0)
-    assert not allows_padding(NEST, (3, 16, 32), 0.1)  # 9 rows for 8: 12.5 %
-    assert allows_padding(NEST, (3, 16, 32), 0.125)
 
 
 def test_lanes_come_in_whole_groups_unless_idle_ones_are_lost_anyway() -> None:

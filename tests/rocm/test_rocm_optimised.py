@@ -50,7 +50,7 @@ def test_what_groups_of_waves_exchange_is_added_up_at_once() -> None:
 
 def test_loops_of_a_length_that_llvm_does_not_know_are_entered() -> None:
     """No way leads around them: the block before a loop goes nowhere else."""
-    kernel = roller.compile(ops.matmul(ops.tensor((256, 4096)), ops.tensor((4096, 512))), device="rocm:mi300x")
+    kernel = roller.compile(ops.matmul(ops.tensor((256, 8192)), ops.tensor((8192, 512))), device="rocm:mi300x")
     text = kernel.source
     assert 'asm "", "=s,0"' in text, "a loop of hidden length"
     entry = text.partition("entry:")[2].partition("\n\n")[0]

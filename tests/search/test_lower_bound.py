@@ -1,9 +1,7 @@
-"""The screen: short lists hold the chains worth a rating, and what cannot be faster is not constructed."""
+"""A lower bound of a stage: no program takes less, and what cannot be faster is not constructed."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,12 +17,9 @@ from roller.ir.nest import variants
 from roller.ir.relayout import layouts
 from roller.ops import SymbolicTensor
 from roller.program.alignment import Rules
-from roller.search import chains as rating
-from roller.search import screen
-from roller.search.choices import program_of, split
-from roller.search.construct import construct, rated_stages, rated_ways
-from roller.search.screen import least_seconds, short_lists
-from roller.search.tile_space import Chain, TileSpace, tile_spaces
+from roller.search.construct import rated_stages, rated_ways
+from roller.search.lower_bound import least_seconds
+from roller.search.tile_space import tile_spaces
 from roller.target.hardware import HardwareSpec
 
 LANES = ("cuda:a100", "cuda:h100", "rocm:mi300x")
@@ -51,61 +46,6 @@ def on(chip: str, op: SymbolicTensor) -> tuple[TensorExpr, HardwareSpec, tuple[R
     plugin, spec = resolve(chip)
     expr = fuse(ops.expression(op), spec.spread)
     return expr, spec, (plugin.rules(spec, expr), plugin.cost_parameters(spec, expr))
-
-
-def screened(monkeypatch: pytest.MonkeyPatch, chip: str, op: SymbolicTensor) -> list[tuple[list[TileSpace], list[list[Chain]]]]:
-    """The searches and chains that go through the screen while the operator is constructed, stage by stage."""
-    seen: list[tuple[list[TileSpace], list[list[Chain]]]] = []
-
-    def noted(found: list[TileSpace], grown: list[list[Chain]]) -> Iterator[list[list[Chain]]]:
-        seen.append((list(found), [list(mine) for mine in grown]))
-        return short_lists(found, grown)
-
-    expr, spec, (rules, parameters) = on(chip, op)
-    with monkeypatch.context() as patched:
-        patched.setattr(rating, "short_lists", noted)
-        construct(expr, spec, rules, parameters, 1)
-    return seen
-
-
-def predicted(space: TileSpace, chain: Chain) -> float:
-    """What the model says of the better of a chain's programs."""
-    program = program_of(space, space.levels, chain)
-    return min(space.model.estimate(p).seconds for p in (program, *split(space, program)))
-
-
-@pytest.mark.parametrize("chip", LANES)
-@given(op=operators())
-@settings(max_examples=3)
-def test_the_first_list_has_the_best_chains(chip: str, op: SymbolicTensor) -> None:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        for found, grown in screened(monkeypatch, chip, op):
-            first = next(short_lists(found, grown), [])
-            best = min(predicted(s, c) for s, mine in zip(found, grown, strict=True) for c in mine)
-            listed = min(predicted(s, c) for s, mine in zip(found, first, strict=True) for c in mine)
-            assert listed <= 1.15 * best
-
-
-@pytest.mark.parametrize("chip", LANES)
-def test_every_chain_is_on_one_list_and_lists_are_short(chip: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    op = ops.matmul(ops.tensor((100, 70), "float16"), ops.tensor((70, 90), "float16"))
-    ((found, grown),) = screened(monkeypatch, chip, op)
-    lists = list(short_lists(found, grown))
-    assert len(lists) > 1
-    for number in range(len(found)):
-        dealt = [chain for one in lists for chain in one[number]]
-        assert sorted(dealt) == sorted(grown[number])
-        assert len(lists[0][number]) >= min(screen.OF_EACH, len(grown[number]))
-    assert max(sum(len(mine) for mine in one) for one in lists) <= 2 * (screen.SHORT_LIST + screen.OF_EACH * len(found))
-
-
-def test_where_none_on_the_first_list_has_room_others_are_rated(monkeypatch: pytest.MonkeyPatch) -> None:
-    op = ops.matmul(ops.tensor((100, 70)), ops.tensor((70, 90)))
-    ((found, grown),) = screened(monkeypatch, "cuda:a100", op)
-    first = {(s.way, chain) for s, mine in zip(found, next(short_lists(found, grown)), strict=True) for chain in mine}
-    monkeypatch.setattr(rating, "runs", lambda space, program: (space.way, program.tiles) not in first)
-    expr, spec, (rules, parameters) = on("cuda:a100", op)
-    assert math.isfinite(construct(expr, spec, rules, parameters, 1)[0].estimate.seconds)
 
 
 @pytest.mark.parametrize("chip", CHIPS)

@@ -1,4 +1,4 @@
-"""The last step of construction, and the classes of programs that construction used to miss though the model rates them better."""
+"""Classes of programs that construction used to miss though the model rates them better."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
 
 import roller
 from roller import ops
@@ -19,25 +18,13 @@ from roller.ir.fusion import fuse
 from roller.ir.nest import variants
 from roller.program.alignment import Rules
 from roller.program.footprint import Geometry
-from roller.program.rprogram import StageProgram, panel_element_bytes
-from roller.search.construct import STEPS, construct
+from roller.program.rprogram import panel_element_bytes
+from roller.search.construct import construct
 from roller.search.enumeration import program_space
-from roller.search.local_search import settle
-from roller.search.tile_space import TileSpace, tile_spaces
 from roller.target.hardware import HardwareSpec
-from roller.testing import constructed, expression, expressions, gemm, specs, with_unit
+from roller.testing import constructed, expression, expressions, specs, with_unit
 
 FAMILIES = ("matmul", "transposed", "reduction", "elementwise", "transpose")
-
-
-def owner(expr: TensorExpr, spec: HardwareSpec, program: StageProgram) -> TileSpace:
-    """The search that a program belongs to."""
-    found = tile_spaces(variants(expr.stages[0], expr.tensors), spec, Rules(spec.atoms, {}), CostParameters())
-    whose = program.nest.dims, program.atom, program.mapping, program.cooperate
-    return next(s for s in found if (s.nest.dims, s.atom, s.mapping, s.fit.cooperate) == whose)
-
-
-# --- small steps -----------------------------------------------------------------------------------------------------
 
 
 def test_a_dimension_is_taken_whole_where_nothing_leads_there_by_doubling() -> None:
@@ -48,52 +35,6 @@ def test_a_dimension_is_taken_whole_where_nothing_leads_there_by_doubling() -> N
     chosen = construct(expr, spec, plugin.rules(spec, expr), plugin.cost_parameters(spec, expr), 1)[0]
     tiles = [{"n": 1, "f": 42, "h.w": 256, "c": 24}, {"f": 7, "h.w": 16}]
     assert chosen.estimate.seconds <= 1.01 * roller.rate(conv, "cuda:h100", tiles=tiles).seconds
-
-
-@settings(max_examples=40)
-@given(specs(), expressions((1, 3, 8, 16, 97)), st.integers(0, 30))
-def test_steps_lead_to_legal_programs_that_are_rated_no_worse(spec: HardwareSpec, expr: TensorExpr, limit: int) -> None:
-    try:
-        first = constructed(expr, spec, 8)[-1].program.stages[0]
-    except ConstructionError:
-        assume(False)
-    space, asked = owner(expr, spec, first), list[StageProgram]()
-
-    def rate(program: StageProgram) -> float:
-        asked.append(program)
-        return space.model.estimate(program).seconds
-
-    settled = settle(space, first, limit, rate)
-    seconds = [space.model.estimate(p).seconds for p in settled]
-    assert seconds == sorted(seconds)
-    assert seconds[0] <= space.model.estimate(first).seconds
-    assert len({p.tiles for p in asked if p.split == 1} | {first.tiles}) <= limit + 1
-    for program in asked[1:]:
-        for position, tile in enumerate(program.tiles):
-            inner = program.tiles[position + 1] if position + 1 < len(program.tiles) else None
-            if inner is None:
-                continue
-            rules = (program.levels, position, tile, inner, program.mapping, program.atom)
-            assert all(t % i == 0 for t, i in zip(tile, inner, strict=True))
-            assert space.fit.fits(*rules) and space.fit.legal(*rules) is None
-
-
-def test_nothing_is_rated_where_nothing_may_be() -> None:
-    spec, expr = load_spec("cuda:h100"), gemm(512, 512, 512)
-    first = constructed(expr, spec)[0].program.stages[0]
-    assert settle(owner(expr, spec, first), first, 0) == [first]
-    assert STEPS > 0
-
-
-def test_where_caches_hold_the_tiles_nothing_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What moves there is an estimate, which small steps would follow to where it is weakest."""
-    monkeypatch.setattr("roller.search.construct.settle", lambda *_: pytest.fail("moved"))
-    assert constructed(gemm(300, 300, 300), load_spec("cpu:zen4"))
-    with pytest.raises(pytest.fail.Exception, match="moved"):
-        constructed(gemm(300, 300, 300), load_spec("cuda:h100"))
-
-
-# --- what used to be missed ------------------------------------------------------------------------------------------
 
 
 def test_few_tiles_of_a_long_reduction_are_cut() -> None:
