@@ -1,3 +1,4 @@
+import contextlib
 import ctypes
 
 import ml_dtypes
@@ -33,6 +34,13 @@ needs_torch = pytest.mark.skipif(torch is None, reason="torch is not installed: 
 
 
 F32 = np.dtype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def gradients():
+    """Torch records gradients, whatever other tests of the process have switched off (benches do when they are imported)."""
+    with contextlib.nullcontext() if torch is None else torch.enable_grad():
+        yield
 
 
 def misaligned(shape, offset, dtype=F32):
