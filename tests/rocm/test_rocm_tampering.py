@@ -26,7 +26,7 @@ Edit = Callable[[str], str]
 
 
 CHIPS = sorted({"mi50", "mi300x", "rx7900xtx"} & {entry.chip for entry in list_specs("rocm")})
-EXTENTS = [(130, 100, 40)]  # m, n, k: ragged, so that lanes are switched off
+EXTENTS = [(390, 260, 140)]  # m, n, k: ragged, so that lanes are switched off
 kernels = pytest.mark.parametrize(("chip", "extents"), [(chip, extents) for chip in CHIPS for extents in EXTENTS])
 Extents = tuple[int, int, int]
 
