@@ -14,7 +14,7 @@ import numpy as np
 from roller.ir.elementwise import Value
 from roller.program.alignment import FINE_STEPS
 from roller.search.funnel.lattice import Chains, run_widths
-from roller.search.tile_space import TileSpace, start
+from roller.search.tile_space import TileSpace, equal_parts, start
 
 
 def nearby(space: TileSpace, chains: Chains) -> Chains:
@@ -51,7 +51,7 @@ def _every(space: TileSpace, chains: Chains) -> Iterator[Chains]:
             for longer in ("next", "twice"):
                 for shorter in ("before", "half"):
                     yield from _with(space, chains, position, {one: steps[one][longer], other: steps[other][shorter]})
-            if not position and space.spec.spread:
+            if not position and equal_parts(space):
                 for extent in steps[one].values():
                     yield from _with(space, chains, position, {one: extent, other: _balanced(space, chains, one, extent, other)})
 
@@ -110,7 +110,7 @@ def _even(count: Value, most: Value) -> dict[str, Value]:
 def _grain(count: Value) -> Value:
     """Returns the distance of numbers of steps on the lattice (`roller.program.alignment.aligned_extents`)."""
     octave = np.frexp(np.maximum(count, 1).astype(np.float64))[1]
-    return np.where(count < FINE_STEPS, 1, 2 ** np.maximum(octave - 3, 0))
+    return np.where(count < FINE_STEPS, 1, 2 ** np.maximum(octave - (FINE_STEPS.bit_length() - 1), 0))
 
 
 def _next(count: Value) -> Value:
