@@ -27,7 +27,7 @@ from roller.cost.packing import copy_seconds
 from roller.cost.parameters import CostParameters, Rates
 from roller.cost.register_traffic import RegisterTraffic
 from roller.cost.traffic import level_traffic
-from roller.ir.elementwise import Value, largest
+from roller.ir.elementwise import Extents, Value, largest
 from roller.program.estimate import Estimate, combine_estimates
 from roller.program.footprint import Geometry
 from roller.program.rprogram import RProgram, StageProgram
@@ -125,7 +125,7 @@ class Model:
     def compute_seconds(self, program: StageProgram) -> float:
         """Computes the seconds of padded work at the rate of the atom, its independent accumulators and the busy units."""
         atom = program.atom
-        points = _atom_points(program)
+        points = float(executed_points(program, program.covered, program.executed))
         slots = self.slots if atom.kind != "matrix" else 1.0
         busy = self.rates.busy(program)
         rate = atom.gflops * 1e9 / 2 * self.chain_efficiency(program) * busy
@@ -269,7 +269,8 @@ class Model:
 
     def floor_seconds(self, program: StageProgram) -> float:
         """Returns the seconds of compute with all chains busy: no tile around this innermost one is faster."""
-        return _atom_points(program) * (self.slots if program.atom.kind != "matrix" else 1.0) / (program.atom.gflops * 1e9 / 2)
+        points = float(executed_points(program, program.covered, program.executed))
+        return points * (self.slots if program.atom.kind != "matrix" else 1.0) / (program.atom.gflops * 1e9 / 2)
 
     @cached_property
     def compulsory_seconds(self) -> float:
@@ -337,18 +338,20 @@ def overlapped(terms: Sequence[Value], steps: Value, losses: Sequence[float]) ->
     return sum(terms) / steps + (steps - 1) / steps * (lost + longest)
 
 
-def _atom_points(program: StageProgram) -> int:
-    """Returns the points executed, in whole atoms: a vector wider than its dimension still takes a full slot."""
+def executed_points(program: StageProgram, covered: Sequence[int], executed: Extents) -> Value:
+    """Returns the points executed, in whole atoms: a vector wider than its dimension still takes a full slot.
+
+    `covered`: the extents of all tiles together. `executed`: the tile whose whole multiples run, or an array of such tiles.
+    """
     roles = program.atom.extents
-    atom = [1] * len(program.inner)
+    atom = [1] * len(covered)
     for role, dim in program.mapping:
         extent = roles[role]
         atom[dim] = extent if isinstance(extent, int) else 1
-    points = 1
-    for extent, tile, step in zip(program.covered, program.executed, atom, strict=True):
-        points *= extent // tile * (-(-tile // step) * step)
-    unmapped = [extent for role, extent in roles.items() if isinstance(extent, int) and program.role(role) is None]
-    return points * math.prod(unmapped)
+    points: Value = math.prod([e for role, e in roles.items() if isinstance(e, int) and program.role(role) is None])
+    for extent, tile, step in zip(covered, executed, atom, strict=True):
+        points = points * (-(-extent // tile) * (-(-tile // step) * step))
+    return points
 
 
 def exposed(operations: Value, window: int) -> Value:

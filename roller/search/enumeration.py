@@ -17,10 +17,11 @@ from roller.cost.parameters import CostParameters
 from roller.errors import ConstructionError
 from roller.ir.expr import TensorExpr
 from roller.ir.nest import Tile, variants
-from roller.program.alignment import Rules, aligned_extents
+from roller.program.alignment import Rules
 from roller.program.rprogram import RProgram, StageProgram, Staging
 from roller.search.choices import bands_of, clusters_of, every_staging, orders_of, program_of
-from roller.search.tile_space import Chain, TileSpace, start, tile_spaces
+from roller.search.funnel.lattice import extents, inner_tiles
+from roller.search.tile_space import Chain, TileSpace, tile_spaces
 from roller.target.hardware import HardwareSpec
 
 Orders = tuple[tuple[int, ...], ...]
@@ -40,7 +41,8 @@ class _Part:
     @cached_property
     def ranges(self) -> list[list[list[int]]]:
         """The multiples of the innermost extent, for every outer level, innermost first, and every dimension."""
-        return [_extents(self.space, position, self.inner) for position in reversed(range(len(self.space.levels) - 1))]
+        around = reversed(range(len(self.space.levels) - 1))
+        return [[extents(self.space, position, dim, e) for dim, e in enumerate(self.inner)] for position in around]
 
     @cached_property
     def size(self) -> int:
@@ -81,7 +83,7 @@ def _choices(space: TileSpace, chain: Chain, pad: bool = True) -> tuple[StagePro
 
 
 def _parts(space: TileSpace) -> Iterator[_Part]:
-    tiles = list(inner_tiles(space))
+    tiles: list[Tile] = [tuple(tile) for tile in inner_tiles(space).T.tolist()]
     ways = len(_choices(space, (tiles[0],) * len(space.levels), pad=False)[1]) if tiles else 0
     yield from (_Part(space, tile, ways) for tile in tiles)
 
@@ -96,8 +98,8 @@ class StageSpace:
     def __iter__(self) -> Iterator[StageProgram]:
         """Every program, in a fixed order."""
         for part in self._parts:
-            for extents in itertools.product(*(itertools.product(*level) for level in part.ranges)):
-                chain = part.chain(extents)
+            for outer in itertools.product(*(itertools.product(*level) for level in part.ranges)):
+                chain = part.chain(outer)
                 for program in part.programs(chain) if chain is not None else []:
                     yield from _dealt(part.space, program)
 
@@ -155,7 +157,7 @@ class ProgramSpace:
 
 
 def program_space(expr: TensorExpr, spec: HardwareSpec, rules: Rules, parameters: CostParameters) -> ProgramSpace:
-    """Returns the space that `construct` searches greedily, for a fused expression on a chip."""
+    """Returns the space from which `construct` chooses, for a fused expression on a chip."""
     nests = [variants(stage, expr.tensors, spec.spread) for stage in expr.stages]
     return ProgramSpace(
         expr, tuple(StageSpace(tile_spaces(found, spec, rules.of(found[0].stage.name), parameters)) for found in nests)
@@ -167,28 +169,3 @@ def _dealt(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
     for ordered in (program, *bands_of(space, program)):
         yield ordered
         yield from clusters_of(space, ordered)
-
-
-def inner_tiles(space: TileSpace) -> Iterator[Tile]:
-    """Yields the aligned innermost tiles that fit."""
-    position, base = len(space.levels) - 1, start(space)
-    if space.levels[position] == len(space.spec.levels):
-        yield base
-        return
-    for tile in itertools.product(*_extents(space, position, base)):
-        if space.fit.fits(space.levels, position, tile, base, space.mapping, space.atom):
-            yield tile
-
-
-def _extents(space: TileSpace, position: int, base: Tile) -> list[list[int]]:
-    """Returns the aligned extents of each dimension at a level: multiples of the base; innermost reductions stay whole atoms."""
-    innermost = position == len(space.levels) - 1
-    found = []
-    for dim, (extent, step) in enumerate(zip(space.nest.extents, base, strict=True)):
-        multiple = space.rules.multiple(space.levels[position], space.nest.dims[dim].name)
-        if innermost and space.nest.dims[dim].is_reduce and not any(d == dim for _, d in space.mapping):
-            found.append([step])
-            continue
-        choices = [step, *(e for e in aligned_extents(extent, step, multiple) if e > step)]
-        found.append([e for e in choices if e <= max(extent, step)] if innermost else choices)
-    return found

@@ -48,12 +48,16 @@ class Pool:
 
     def leaders(self, count: int) -> list[StageProgram]:
         """Returns good programs: the best one of each tile space, then others with other innermost tiles, the best first."""
-        ranked = [program for program, _ in self.ranked]
-        first = {program.way: program for program in reversed(ranked)}
-        others = {(program.way, program.inner): program for program in reversed(ranked)}
-        best = sorted(first.values(), key=ranked.index)
-        rest = sorted((program for program in others.values() if first[program.way] is not program), key=ranked.index)
-        return [*best, *rest][:count]
+        best, others = list[StageProgram](), list[StageProgram]()
+        ways, seen = set[object](), set[object]()
+        for program, _ in self.ranked:
+            if program.way not in ways:
+                best.append(program)
+            elif (program.way, program.inner) not in seen:
+                others.append(program)
+            ways.add(program.way)
+            seen.add((program.way, program.inner))
+        return [*best, *others][:count]
 
     @property
     def ranked(self) -> list[Rated]:

@@ -71,6 +71,12 @@ def tile_spaces(
     return found
 
 
+def equal_parts(space: TileSpace) -> bool:
+    """True if a unit's tile lies directly around the atom and a rule (`Multiple.even`) allows all equal parts of a dimension."""
+    even = any(space.rules.multiple(space.levels[0], dim.name).even for dim in space.nest.dims)
+    return even and space.levels[1:] == (len(space.spec.levels),)
+
+
 def start(space: TileSpace) -> Tile:
     """Returns the atom as a tile.
 
@@ -165,24 +171,6 @@ def _vector_dims(nest: Nest, spread: bool) -> list[int]:
 
 def _touches(nest: Nest) -> list[tuple[bool, ...]]:
     return [nest.factor_touches(f) for f in range(len(nest.factors))]
-
-
-def stores_whole(space: TileSpace) -> bool:
-    """True if a vector's results are contiguous in the array."""
-    output = space.nest.output
-    return space.atom.kind == "vector" and [output.strides[dim] for _, dim in space.mapping if output.touches[dim]] == [1]
-
-
-def packs(space: TileSpace) -> bool:
-    """True if no array is contiguous along the vector, so that a panel or a box has to make it so."""
-    lanes = [dim for _, dim in space.mapping] if space.atom.kind == "vector" else []
-    return not all(any(a.strides[dim] == 1 for a in space.nest.accesses) for dim in lanes)
-
-
-def reads_whole(space: TileSpace) -> bool:
-    """True if every input that moves along the vector is read in place as whole vectors, without guards."""
-    moving = [(a, dim) for _, dim in space.mapping for a in space.nest.inputs if a.touches[dim]]
-    return all(a.strides[dim] == 1 and not a.guarded for a, dim in moving)
 
 
 def _matrix_mappings(nest: Nest, atom: ComputeAtom, spread: bool = False) -> list[tuple[tuple[str, int], ...]]:

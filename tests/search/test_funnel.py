@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -17,8 +17,9 @@ from scipy.stats import spearmanr
 from roller import ops
 from roller.device.chip import resolve
 from roller.ir.fusion import fuse
-from roller.ir.nest import variants
+from roller.ir.nest import Tile, variants
 from roller.ops import SymbolicTensor
+from roller.program.alignment import Multiple, aligned_extents
 from roller.program.estimate import Estimate
 from roller.program.footprint import BoxShape
 from roller.program.rprogram import StageProgram
@@ -31,7 +32,7 @@ from roller.search.funnel.placed_screen import PlacedScreen
 from roller.search.funnel.screens import in_caches, screen_of
 from roller.search.funnel.short_list import LONG, SHORT, rate_short_list
 from roller.search.funnel.steps import nearby
-from roller.search.tile_space import TileSpace, tile_spaces
+from roller.search.tile_space import TileSpace, start, tile_spaces
 from roller.target.hardware import HardwareSpec
 from roller.target.subset import limited
 
@@ -132,6 +133,20 @@ def test_a_lower_bound_is_one(op: SymbolicTensor, chip: str, seed: int) -> None:
     assert bound <= screened(space, program) * (1 + 1e-9)
 
 
+def one_by_one(space: TileSpace) -> Iterator[Tile]:
+    """Every combination of aligned extents that fits the innermost level."""
+    last, least = len(space.levels) - 1, start(space)
+    vector = {dim for _, dim in space.mapping}
+    choices = []
+    for dim, (extent, step) in enumerate(zip(space.nest.extents, least, strict=True)):
+        whole = space.nest.dims[dim].is_reduce and dim not in vector
+        longer = [] if whole else [e for e in aligned_extents(extent, step, Multiple()) if step < e <= extent]
+        choices.append([step, *longer])
+    for tile in itertools.product(*choices):
+        if space.fit.fits(space.levels, last, tile, least, space.mapping, space.atom):
+            yield tile
+
+
 @given(operators(), st.sampled_from(CHIPS))
 @settings(max_examples=30, deadline=None)
 def test_the_lattice_has_every_innermost_tile_that_fits(op: SymbolicTensor, chip: str) -> None:
@@ -139,8 +154,8 @@ def test_the_lattice_has_every_innermost_tile_that_fits(op: SymbolicTensor, chip
         tiles = lattice.inner_tiles(space)
         have = {tuple(tile) for tile in tiles.T.tolist()}
         assert len(have) == tiles.shape[1]
-        if len(have) < 500:  # the other way to list them takes seconds for more
-            assert have == set(enumeration.inner_tiles(space))
+        if len(have) < 500:  # to list them one by one takes seconds for more
+            assert have == set(one_by_one(space))
 
 
 @given(operators(), st.sampled_from(CHIPS))
@@ -255,6 +270,25 @@ def test_what_the_screen_is_wrong_about_does_not_fill_the_short_list() -> None:
 
     rate_short_list(screens, slower)
     assert sum(program.inner not in promising for program in others) >= SHORT
+
+
+def test_what_no_unit_has_room_for_is_refused_at_once() -> None:
+    """No tile of a product of 2^17 fits: the rule counts tile spaces, not every chain that might have been listed."""
+    op = ops.matmul(ops.tensor((1 << 17, 1 << 17)), ops.tensor((1 << 17, 1 << 17)))
+    found = spaces_of("ipu_sim:bow", op)
+    rule = found[0].fit.rule(found[0].levels, 0)
+    screens = [PlacedScreen(space) for space in found]
+    assert all(not screen.around(lattice.inner_tiles(screen.space))[0].shape[1] for screen in screens)
+    assert found[0].refusals[rule] == len(found)
+
+
+def test_of_equal_parts_about_as_many_as_a_budget_allows_are_listed() -> None:
+    """Of four long dimensions there are hundreds of millions of combinations; the whole dimensions are always among them."""
+    op = ops.relu(ops.transpose(ops.tensor((5000, 700, 600, 900), "float16"), (3, 1, 0, 2)))
+    space = spaces_of("ipu_sim:bow", op)[-1]
+    chains = lattice.even_chains(space, lattice.inner_tiles(space), 1 << 40, lambda c: np.full(c[0].shape[1], True), False)
+    assert 10_000 < chains[0].shape[1] <= 2 * (lattice.OUTER << lattice.FINER)
+    assert any(all(t >= e for t, e in zip(tile, space.nest.extents, strict=True)) for tile in chains[0].T.tolist())
 
 
 def test_a_device_that_needs_more_room_gets_smaller_tiles() -> None:

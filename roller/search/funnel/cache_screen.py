@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from roller.cost.combining import cut_seconds, fold_slots
-from roller.cost.model import exposed, overlapped
+from roller.cost.model import executed_points, exposed, overlapped
 from roller.cost.packing import DECODE_TRIPS, ROW_TRIPS, element_slots, evicting_seconds, panel_room
 from roller.ir.elementwise import Value, largest
 from roller.program.rprogram import StageProgram, Staging, panel_element_bytes, staged_touches
@@ -134,14 +134,8 @@ class CacheScreen:
 
     def _compute(self, program: StageProgram, chains: Chains, busy: Value) -> Value:
         """Returns the seconds of padded work on the busy units (`Model.compute_seconds`)."""
-        atom, nest, inner = program.atom, self.nest, chains[-1]
-        roles, steps = atom.extents, [1] * len(nest.dims)
-        for role, dim in program.mapping:
-            steps[dim] = extent if isinstance(extent := roles[role], int) else 1
-        points: Value = 1.0
-        for extent, tile, step in zip(nest.extents, inner, steps, strict=True):
-            points = points * (-(-extent // tile) * (-(-tile // step) * step))
-        points = points * math.prod([e for r, e in roles.items() if isinstance(e, int) and program.role(r) is None])
+        atom, inner = program.atom, chains[-1]
+        points = executed_points(program, self.nest.extents, inner)
         slots = self.model.slots if atom.kind != "matrix" else 1.0
         return points * slots / (atom.gflops * 1e9 / 2 * self._chains(program, inner) * busy)
 

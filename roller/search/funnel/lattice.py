@@ -140,7 +140,7 @@ def chains_around(space: TileSpace, inner: Tiles, able: Able | None = None) -> C
 def even_chains(space: TileSpace, inner: Tiles, most: int, able: Able, steps: bool) -> Chains:
     """Returns the chains whose units' tiles cut the results into equal parts, at most `most` of them, around one innermost tile.
 
-    Reductions are whole, or with `steps` as long as a unit has room for.
+    Reductions are whole, or with `steps` as long as a unit has room for. Where there are too many, some sizes are left out.
     """
     nest = space.nest
     unit, parts = np.array(nest.extents, dtype=np.int64)[:, None], np.ones(1, dtype=np.int64)
@@ -150,6 +150,8 @@ def even_chains(space: TileSpace, inner: Tiles, most: int, able: Able, steps: bo
             unit[dim] = extents(space, 0, dim, least)[-1]
             continue
         sizes = np.array(even_extents(nest.extents[dim], least, rule), dtype=np.int64)
+        coarser = -(-len(parts) * len(sizes) // (OUTER << FINER))
+        sizes = sizes[(len(sizes) - 1) % coarser :: coarser]  # the whole dimension stays
         unit, parts = np.repeat(unit, len(sizes), axis=1), np.repeat(parts, len(sizes))
         unit[dim] = np.tile(sizes, len(parts) // len(sizes))
         parts = parts * -(-nest.extents[dim] // unit[dim])

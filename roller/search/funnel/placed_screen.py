@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 
 from roller.cost.combining import cut_seconds
-from roller.cost.model import MOST_SPARE, overlapped
+from roller.cost.model import MOST_SPARE, executed_points, overlapped
 from roller.ir.elementwise import Value
 from roller.ir.expr import ELEMENT_BYTES
 from roller.program.rprogram import StageProgram
@@ -33,7 +33,7 @@ from roller.search.funnel.placed import Placed
 from roller.search.funnel.placed_reads import group_along, reading_bytes, reading_slots
 from roller.search.funnel.placed_waits import Moved, waiting_seconds
 from roller.search.retiled import recopied
-from roller.search.tile_space import Chain, TileSpace, start
+from roller.search.tile_space import Chain, TileSpace, equal_parts, start
 from roller.target.hardware import MemoryLevel
 
 LEAST_FREE = 1 / 256  # share of a unit's room
@@ -71,7 +71,7 @@ class PlacedScreen:
     def least_seconds(self, inner: Tiles) -> Value:
         """Returns a lower bound for chains around innermost tiles: computing and what lanes read, perfectly overlapped."""
         whole = -(-self._extents // inner) * inner
-        unit = np.where(np.array([dim.is_reduce for dim in self.nest.dims])[:, None], inner, whole)
+        unit = np.where(self._reduced, inner, whole)
         placed = Placed(self.space, self.base, [unit, inner], whole, 1)
         spec, rates, lanes = self.spec, self.model.rates, self.spec.levels[-1]
         terms = [self._points(placed) * self._slots / (self.base.atom.gflops * 1e9 / 2)]
@@ -84,6 +84,11 @@ class PlacedScreen:
         return np.array(self.nest.extents, dtype=np.int64)[:, None]
 
     @cached_property
+    def _reduced(self) -> Value:
+        """Whether a dimension is a reduction, [dimension, 1]."""
+        return np.array([dim.is_reduce for dim in self.nest.dims], dtype=bool)[:, None]
+
+    @cached_property
     def _slots(self) -> float:
         return self.model.slots if self.base.atom.kind != "matrix" else 1.0
 
@@ -94,9 +99,15 @@ class PlacedScreen:
     def around(self, inner: Tiles) -> Chains:
         """Returns the chains around innermost tiles for which a unit has room.
 
-        Where a chip has so many units that all of them work only if parts are equal, all equal parts are tried.
+        Where a rule allows all equal parts, all of them are tried.
         """
-        if not (self.spec.spread and len(self.space.levels) == 2 and inner.shape[1] == 1):
+        least = [inner] * len(self.space.levels)
+        fits = self._able(least)
+        self.space.refusals[self.space.fit.rule(self.space.levels, 0)] += int(np.count_nonzero(~fits))
+        inner = inner[:, fits]
+        if not inner.shape[1]:
+            return [tile[:, fits] for tile in least]
+        if not equal_parts(self.space):
             return chains_around(self.space, inner, self._able)
         found = [self._even(inner, steps) for steps in (False, True)]
         return [np.concatenate(tiles, axis=1) for tiles in zip(*found, strict=True)]
@@ -112,14 +123,12 @@ class PlacedScreen:
         return [tiles[:, near] for tiles in chains]
 
     def _able(self, chains: Chains) -> Value:
-        placed = self._placed(chains, Copies(1))
-        self.space.refusals[self.space.fit.rule(self.space.levels, 0)] += int(np.count_nonzero(~placed.holds(1)))
-        return placed.may_fit
+        return self._placed(chains, Copies(1)).may_fit
 
     def _fullest(self, chains: Chains) -> Value:
         """Returns the points of the unit with most work, with reductions cut among units that are free."""
         placed = self._placed(chains, Copies(1, cut=any(way.cut for way in self.ways)))
-        own = [(placed.share if dim.is_reduce else placed.unit)[d] for d, dim in enumerate(self.nest.dims)]
+        own = np.where(self._reduced, placed.share, placed.unit)
         return math.prod(own) * -(-placed.unit_tiles // self.spec.unit.count) * 1.0
 
     def seconds(self, chains: Chains, least: float, worth: float) -> list[Value]:
@@ -179,15 +188,9 @@ class PlacedScreen:
         return replace(placed, chains=[tile, *chains[1:]], share=share)
 
     def _points(self, placed: Placed) -> Value:
-        """Returns the points executed, in whole atoms (`roller.cost.model`)."""
-        roles, steps = self.base.atom.extents, [1] * len(self.nest.dims)
-        for role, dim in self.base.mapping:
-            steps[dim] = extent if isinstance(extent := roles[role], int) else 1
+        """Returns the points executed, in whole atoms."""
         executed = placed.unit if self.space.lane_level is not None else placed.inner
-        points: Value = 1.0
-        for extent, tile, step in zip(self.nest.extents, executed, steps, strict=True):
-            points = points * (-(-extent // tile) * (-(-tile // step) * step))
-        return points * math.prod([e for r, e in roles.items() if isinstance(e, int) and self.base.role(r) is None])
+        return executed_points(self.base, self.nest.extents, executed)
 
     def _rated(self, placed: Placed, moved: Moved) -> Value:
         """Returns the seconds of chains (`roller.cost.model.Model`)."""
@@ -255,14 +258,9 @@ class PlacedScreen:
     def _bytes(self, placed: Placed) -> Moved:
         """Returns what moves into each level, in bytes and in seconds."""
         spec, rates, unit = self.spec, self.model.rates, self.space.levels[0]
-        cut = placed.share is not None and bool(np.any(placed.parts > 1))
-        outer = [placed.share, placed.unit] if cut else [placed.unit]
-        first = placed.unit.copy()
-        if cut:
-            for d in self.nest.reduce:
-                first[d] = placed.share[d]
-            outer = [first, placed.unit]
-        loads = CacheLoads(self.model, self.base, outer, cut, spec.unit.count)
+        cut = bool(np.any(placed.parts > 1))
+        share = np.where(self._reduced, placed.share, placed.unit)
+        loads = CacheLoads(self.model, self.base, [share, placed.unit] if cut else [placed.unit], cut, spec.unit.count)
         bytes_: list[Value] = []
         for index, level in enumerate(spec.levels[1:], 1):
             if not level.managed:

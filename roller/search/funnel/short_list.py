@@ -81,7 +81,7 @@ def rate_short_list(screens: Sequence[Screen], rate: Rate, count: int = 1) -> No
 
 def _rate_screened(screens: Sequence[Screen], rate: Rate, often: int) -> list[Screen]:
     """Rates the short list, so many times as long; returns the screens of whose programs none ran, as units have no room."""
-    seen, refused, lacking = Counter[object](), dict[object, float](), dict[int, bool]()
+    seen, refused, ran, lacking = Counter[object](), Counter[object](), set[object](), dict[int, bool]()
     unsure = budget(screens[0].space)
     left, trusted = SHORT * max(unsure, often), 1.0 if unsure == 1 else math.inf  # a device's own model may be longer throughout
     listed = _screened(screens, often)
@@ -90,7 +90,7 @@ def _rate_screened(screens: Sequence[Screen], rate: Rate, often: int) -> list[Sc
         alike, kind = _alike(space, number, chain)
         if not left and (seen[number] >= OF_EACH or seconds > MISLED * listed[0][0]):
             continue
-        if seen[alike] == ALIKE * often or refused.get(kind, 0) >= REFUSED:
+        if seen[alike] == ALIKE * often or (refused[kind] == REFUSED and kind not in ran):
             continue
         seen[alike] += 1
         seen[number] += 1
@@ -98,7 +98,10 @@ def _rate_screened(screens: Sequence[Screen], rate: Rate, often: int) -> list[Sc
         before = space.refusals[rule]
         longer = min([rate(space, program) for program in screens[number].programs(chain, way)], default=math.inf) / seconds
         lacking[number] = lacking.get(number, True) and math.isinf(longer) and space.refusals[rule] > before
-        refused[kind] = refused.get(kind, 0) + 1 if math.isinf(longer) else -math.inf
+        if math.isinf(longer):
+            refused[kind] = min(refused[kind] + 1, REFUSED)
+        else:
+            ran.add(kind)
         trusted = max(1.0, min(trusted, longer))
         left = max(0, left - (longer <= MISLED * trusted < math.inf))
     return [screens[number] for number, lacks in lacking.items() if lacks]
