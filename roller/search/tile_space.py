@@ -72,9 +72,12 @@ def tile_spaces(
 
 
 def equal_parts(space: TileSpace) -> bool:
-    """True if a unit's tile lies directly around the atom and a rule (`Multiple.even`) allows all equal parts of a dimension."""
+    """True if a unit's tile lies directly around the atom, and arrays are spread over units or a rule asks for equal parts.
+
+    All units of such a chip then work only if the parts of a problem are equal (`Multiple.even`).
+    """
     even = any(space.rules.multiple(space.levels[0], dim.name).even for dim in space.nest.dims)
-    return even and space.levels[1:] == (len(space.spec.levels),)
+    return (space.spec.spread or even) and space.levels[1:] == (len(space.spec.levels),)
 
 
 def start(space: TileSpace) -> Tile:

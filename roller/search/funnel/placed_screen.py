@@ -99,7 +99,7 @@ class PlacedScreen:
     def around(self, inner: Tiles) -> Chains:
         """Returns the chains around innermost tiles for which a unit has room.
 
-        Where a rule allows all equal parts, all of them are tried.
+        Where all units work only if parts are equal, all equal parts are tried.
         """
         least = [inner] * len(self.space.levels)
         fits = self._able(least)

@@ -80,7 +80,7 @@ def _steps(space: TileSpace, chains: Chains, position: int, dim: int) -> dict[st
     found = {"before": _before(count), "next": _next(count), "half": count // 2, "twice": 2 * count}
     if widths:
         found = {"before": count // 2, "next": 2 * count, "half": count // 2 // 2, "twice": 2 * 2 * count}
-    if rule.even and not space.nest.dims[dim].is_reduce:
+    if equal_parts(space) and not position and not space.nest.dims[dim].is_reduce:
         return {kind: np.clip(number, 1, most) * base for kind, number in _even(count, most).items()} | {"whole": most * base}
     found["half"], found["twice"] = _before(found["half"] + 1), _next(np.maximum(found["twice"] - 1, 1))
     return {kind: np.clip(number, 1, most) * base for kind, number in found.items()} | {"whole": most * base}
