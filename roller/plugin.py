@@ -1,6 +1,6 @@
 """The API for device plugins: all names that a plugin may import from roller, which roller keeps stable."""
 
-from roller.cost.parameters import CostParameters, Deferred, Unrolling
+from roller.cost.parameters import PREFETCH_REGISTERS, CostParameters, Deferred, Unrolling
 from roller.device.attached import like_attached
 from roller.device.hookspecs import API_VERSION, hookimpl
 from roller.errors import (
@@ -53,6 +53,7 @@ __all__ = [
     "API_VERSION",
     "ELEMENT_BYTES",
     "FLOATS",
+    "PREFETCH_REGISTERS",
     "STORED_AS",
     "Access",
     "Accumulator",

@@ -24,7 +24,7 @@ NAMES = {  # what this file takes, in the modules of today and of 2026-11-22
 }
 
 
-def _taken(name: str) -> Any:
+def taken(name: str) -> Any:
     """Returns the function of this name from the first module that has it."""
     for module in NAMES[name]:
         try:
@@ -37,18 +37,18 @@ def _taken(name: str) -> Any:
 def operators(every: int, drawn: int) -> list[Any]:
     """Returns the operators of the command line, each with its name, its kind and a function that builds it."""
     if every:
-        return list(_taken("cases")(every, drawn))
-    kept = [SimpleNamespace(name=name, kind="fidelity", build=build) for name, build in _taken("OPERATORS").items()]
-    return [*kept, *_taken("cases")(1, drawn)[-drawn:]] if drawn else kept
+        return list(taken("cases")(every, drawn))
+    kept = [SimpleNamespace(name=name, kind="fidelity", build=build) for name, build in taken("OPERATORS").items()]
+    return [*kept, *taken("cases")(1, drawn)[-drawn:]] if drawn else kept
 
 
 def main() -> None:
     """Prints one line for each operator: its name, its kind, the best program, and the seconds of this process."""
     chip, every, drawn, *threads = sys.argv[1:]
-    resolve, expression, fuse = (_taken(name) for name in ("resolve", "expression", "fuse"))
-    construct, to_json = _taken("construct"), _taken("program_to_json")
+    resolve, expression, fuse = (taken(name) for name in ("resolve", "expression", "fuse"))
+    construct, to_json = taken("construct"), taken("program_to_json")
     device, spec = resolve(chip)
-    spec = _taken("limited")(spec, int(threads[0])) if threads else spec
+    spec = taken("limited")(spec, int(threads[0])) if threads else spec
     for case in operators(int(every), int(drawn)):
         expr = fuse(expression(case.build()), spec.spread)
         rules, parameters = device.rules(spec, expr), device.cost_parameters(spec, expr)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
+from roller.cost.formulas import exchange_seconds, outputs_of
 from roller.cost.parameters import Rates
-from roller.ir.elementwise import Extent, Value, each, least, where
+from roller.ir.elementwise import Extents, Value, each, least, where
 from roller.ir.expr import ELEMENT_BYTES, Stage
 from roller.program.rprogram import LEAST_BLOCK, StageProgram
 
 FOLD_SLOTS = 3  # vector operations that fold two vectors into one: two shuffles and the reducer's operation
 
 
-def fold_seconds(rates: Rates, program: StageProgram) -> float:
+def fold_seconds(rates: Rates, program: StageProgram, busy: float) -> float:
     """Computes the seconds of the horizontal reduction: combining the partial results in a vector's lanes."""
     slots = fold_slots(program, program.inner)
-    return float(slots) / (rates.vector_slots * max(rates.busy(program), 1e-9)) if slots else 0.0
+    return float(slots) / (rates.vector_slots * max(busy, 1e-9)) if slots else 0.0
 
 
-def fold_slots(program: StageProgram, inner: Sequence[Extent]) -> Value:
+def fold_slots(program: StageProgram, inner: Extents) -> Value:
     """Returns the issue slots of the horizontal reductions of a stage, for one innermost tile or for an array of them.
 
     Folding two vectors into one takes two shuffles and one operation. So does each halving of the last vector. A store follows.
@@ -28,7 +28,7 @@ def fold_slots(program: StageProgram, inner: Sequence[Extent]) -> Value:
     lane = program.lane
     if lane is None or not program.nest.dims[lane].is_reduce or program.lane_level is not None:
         return 0.0
-    width, length, together = atom_outputs(program), inner[lane], 1
+    width, length, together = outputs_of(program.atom), inner[lane], 1
     outputs = math.prod([program.nest.extents[i] for i in program.nest.spatial])
     for dim in reversed(program.sides):
         together = where((inner[dim] >= LEAST_BLOCK) & (length % width == 0), least(width, inner[dim]), together)
@@ -38,7 +38,7 @@ def fold_slots(program: StageProgram, inner: Sequence[Extent]) -> Value:
     return outputs / together * width * vectors
 
 
-def combine_seconds(rates: Rates, program: StageProgram, resident: int) -> float:
+def combine_seconds(rates: Rates, program: StageProgram, busy: float, resident: int) -> float:
     """Computes the seconds of reducing partial results.
 
     Over units (split-K) that is a write, a read and one more launch. Over lanes it is a tree of exchanges of all results.
@@ -48,7 +48,7 @@ def combine_seconds(rates: Rates, program: StageProgram, resident: int) -> float
     if program.split > 1:
         seconds += cut_seconds(rates, program.split * outputs * program.nest.accumulator_bytes)
     reducing = [stage for stage in program.nest.stages if stage.reducer is not None]
-    return seconds + sum([_exchange_seconds(rates, program, stage, resident) for stage in reducing])
+    return seconds + sum([_exchange_seconds(rates, program, stage, busy, resident) for stage in reducing])
 
 
 def cut_seconds(rates: Rates, partial_bytes: Value) -> Value:
@@ -57,30 +57,23 @@ def cut_seconds(rates: Rates, partial_bytes: Value) -> Value:
     return 2 * partial_bytes / rates.from_outside(1.0) + (unit.launch_overhead_us * 1e-6 + unit.sync_ns * 1e-9)
 
 
-def _exchange_seconds(rates: Rates, program: StageProgram, stage: Stage, resident: int) -> float:
+def _exchange_seconds(rates: Rates, program: StageProgram, stage: Stage, busy: float, resident: int) -> float:
     """Computes the seconds of a tree reduction over the lanes that share a reduction: each round exchanges all results."""
-    nest, level = program.nest, rates.spec.levels[-1]
+    nest = program.nest
     shared = math.prod([lp.trips for lp in program.loops if lp.over == "lanes" and lp.dim in nest.columns])
     if shared == 1:
         return 0.0
     rounds = -(-program.unit_tiles // (rates.spec.unit.count * resident))
     results = math.prod([program.inner[i] for i in nest.rows])
     passed = program.unit_tiles * program.lanes * results * ELEMENT_BYTES[stage.body.dtype]
-    exchanged: float = passed / rates.into(level, max(rates.busy(program), 1e-9))
-    return math.log2(shared) * (rounds * level.latency_ns * 1e-9 + exchanged)
+    return float(exchange_seconds(rates, shared, rounds, passed, max(busy, 1e-9)))
 
 
-def accumulators(program: StageProgram) -> int:
-    """Returns the accumulator elements of one innermost tile: its outputs, times reduce points that a vector atom keeps apart."""
-    spatial = math.prod([program.inner[i] for i in program.nest.spatial])
+def accumulating(program: StageProgram, inner: Extents) -> Value:
+    """Returns the independent accumulating operations of one innermost tile, or of an array of them.
+
+    They are its outputs, times reduce points that a vector atom keeps apart, over those of one atom.
+    """
     apart = program.lane is not None and program.nest.dims[program.lane].is_reduce
-    return spatial * (math.prod(program.inner[i] for i in program.nest.reduce) if apart else 1)
-
-
-def atom_outputs(program: StageProgram) -> int:
-    """Returns the outputs of one atom. One accumulating operation is one atom."""
-    size = 1
-    for role, extent in program.atom.roles.items():
-        if role != "k" and isinstance(extent, int):
-            size *= extent
-    return size
+    dims = (*program.nest.spatial, *(program.nest.reduce if apart else ()))
+    return math.prod([inner[i] for i in dims]) / outputs_of(program.atom)

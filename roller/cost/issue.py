@@ -11,8 +11,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from roller.cost.occupancy import lane_groups, lanes_of
+from roller.cost import formulas
+from roller.cost.occupancy import accumulated_bytes, lane_groups, lanes_of, step_loop
 from roller.cost.parameters import CostParameters
+from roller.ir.row_groups import REGISTER_BYTES
 from roller.layout.fill_order import Share, share
 from roller.layout.lanes import reads
 from roller.program.rprogram import Loop, StageProgram, Staging, copy_depth, staged_touches
@@ -36,26 +38,23 @@ class Issued:
 
         It is 1 where arithmetic leaves enough slots free. `slots`: the arithmetic's slots at one point.
         """
-        most, atom = self.spec.unit.issue_groups, program.atom
-        if most is None or atom.kind == "matrix" or not program.staged or program.lane_level is None:
+        atom = program.atom
+        if self.spec.unit.issue_groups is None or atom.kind == "matrix" or not program.staged or program.lane_level is None:
             return 1.0
-        outputs = math.prod([e for r, e in atom.roles.items() if r != "k" and isinstance(e, int)])
-        steps = math.prod(program.inner) / outputs * slots
-        arithmetic = (atom.flops_per_cycle_per_unit or 0.0) / 2 / outputs / self.spec.unit.lane_group
-        return max(1.0, arithmetic / most * (1 + self.beside(program) / max(steps, 1)))
+        steps = math.prod(program.inner) / formulas.outputs_of(atom) * slots
+        return float(formulas.crowding(self.spec, atom, self.beside(program), steps))
 
     def alone_seconds(self, program: StageProgram, slots: float, resident: int) -> float:
         """Returns the seconds in which a lane group issues its instructions one after another, for all tiles of a unit.
 
         Tiles that are resident together (occupancy) do so at the same time.
         """
-        unit, cycles = self.spec.unit, self.parameters.serial_cycles
-        if not program.staged or program.lane_level is None or self.spec.in_place(program.atom) or cycles <= 1:
+        given = self.parameters
+        if not program.staged or program.lane_level is None or self.spec.in_place(program.atom) or given.serial_cycles <= 1:
             return 0.0
-        arithmetic = self._arithmetic_cycles(program, slots) * self.parameters.arithmetic_cycles
-        visit = arithmetic + self._filling(program) * cycles
-        one = _trips(program.loops) * visit / (self.spec.clock_ghz * 1e9)
-        return one * -(-program.unit_tiles // unit.count) / resident
+        arithmetic = math.prod(program.inner) * slots
+        one = formulas.alone_seconds(self.spec, given, program.atom, arithmetic, self._filling(program), _trips(program.loops))
+        return float(one * -(-program.unit_tiles // self.spec.unit.count) / resident)
 
     def waiting(self, program: StageProgram, resident: int) -> float:
         """Returns the factor by which dependent instructions, such as those of functions, take longer at low occupancy.
@@ -66,14 +65,7 @@ class Issued:
         if program.lane_level is None or not program.lanes:
             return 1.0
         cycles = self.parameters.dependent_cycles if program.nest.before else self.parameters.serial_cycles
-        return max(1.0, cycles / max(1.0, lane_groups(program, self.spec) * resident / self.spec.partitions))
-
-    def _arithmetic_cycles(self, program: StageProgram, slots: float) -> float:
-        """Returns the cycles in which a lane group, alone on its partition, issues the arithmetic of one innermost tile."""
-        atom = program.atom
-        rate = (atom.flops_per_cycle_per_unit or 0.0) / 2 / self.spec.partitions  # multiply-adds of a partition a cycle
-        together = 1 if atom.kind == "matrix" else self.spec.unit.lane_group
-        return math.prod(program.inner) * slots * together / rate if rate else 0.0
+        return float(formulas.waiting(cycles, lane_groups(program, self.spec), resident, self.spec.partitions))
 
     def _filling(self, program: StageProgram) -> float:
         """Returns a lane's slots for panel fills and steps, for one innermost tile."""
@@ -96,10 +88,26 @@ class Issued:
 
     def rounds(self, program: StageProgram, staging: Staging, part: Share) -> float:
         """Returns the memory latencies, one after another, of a panel fill through lanes; 0 for asynchronous copies."""
-        size = part.width * max([a.element_bytes for a in program.nest.inputs if a.factor == staging.operand], default=1)
-        if not self.parameters.copy_sizes or size in self.parameters.copy_sizes:
-            return 0.0
-        return part.accesses / self.parameters.carried
+        sizes = self.parameters.copy_sizes
+        return 0.0 if not sizes or self._access_bytes(program, staging, part) in sizes else part.accesses / self.parameters.carried
+
+    def prefetches(self, program: StageProgram) -> bool:
+        """True if a lane has the registers to prefetch panels, or need not: asynchronous copies pass none."""
+        most, number = self.parameters.prefetch_registers, step_loop(program)
+        if not most or number is None or program.lane_level is None or self.spec.in_place(program.atom):
+            return True
+        held = accumulated_bytes(program) * program.lanes / lanes_of(program) / REGISTER_BYTES
+        carried = 0.0
+        for staging in program.staged:
+            if copy_depth(program, staging) == number + 1:
+                part = self.share(program, staging)
+                size = self._access_bytes(program, staging, part)
+                if size not in self.parameters.copy_sizes:
+                    carried += part.accesses * (self.parameters.place_registers + -(-size // REGISTER_BYTES))
+        return not carried or held + carried <= most
+
+    def _access_bytes(self, program: StageProgram, staging: Staging, part: Share) -> int:
+        return part.width * max([a.element_bytes for a in program.nest.inputs if a.factor == staging.operand], default=1)
 
     def share(self, program: StageProgram, staging: Staging) -> Share:
         """Returns one lane's part of a panel fill."""

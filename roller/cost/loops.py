@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from roller.cost.issue import Issued
+from roller.cost.occupancy import copies_around, resident_tiles, unit_efficiency
 from roller.cost.parameters import CostParameters
 from roller.ir.nest import Tile
 from roller.program.footprint import Geometry, HeldTile
@@ -31,16 +33,52 @@ class Stream:
 
 @dataclass
 class NestWalk:
-    """The loops of a program on a chip with the tile inside each prefix of them, and the arrays that are live there."""
+    """The loops of a program on a chip with the tile inside each prefix of them, and the arrays that are live there.
+
+    `most_resident`: the occupancy limit, in tiles for each unit, where it is known better than from the program. `issued`: the
+    issue slots of the nest's programs, if they are shared with other walks.
+    """
 
     program: StageProgram
     spec: HardwareSpec
     geometry: Geometry
     parameters: CostParameters
+    most_resident: int | None = None
+    issued: Issued | None = None
     known: dict[int, Any] = field(init=False, default_factory=dict)  # cached traffic into each level
     _runs: dict[int, int] = field(default_factory=dict)
     _trips_apart: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _needs: dict[tuple[int, int], list[float]] = field(default_factory=dict)
+
+    @cached_property
+    def busy(self) -> float:
+        """The busy share of the units (`unit_efficiency`)."""
+        return unit_efficiency(self.program, self.spec)
+
+    @property
+    def working(self) -> float:
+        """The number of busy units."""
+        return self.spec.unit.count * max(self.busy, 1e-9)
+
+    @cached_property
+    def resident(self) -> int:
+        """The tiles on a unit at a time (occupancy)."""
+        found = resident_tiles(self.program, self.spec, self.geometry)
+        return found if self.most_resident is None else max(1, min(found, self.most_resident))
+
+    @cached_property
+    def issue(self) -> Issued:
+        """The issue slots of the nest's programs."""
+        return self.issued or Issued(self.spec, self.parameters)
+
+    def copies_around(self, level: int) -> int:
+        """Returns the copies at a level that form the circular buffer (`occupancy`); one where lanes cannot prefetch."""
+        found = copies_around(self.program, self.spec, level)
+        return found if found <= 1 or self._prefetches else 1
+
+    @cached_property
+    def _prefetches(self) -> bool:
+        return self.issue.prefetches(self.program)
 
     @cached_property
     def loops(self) -> tuple[Loop, ...]:
@@ -203,8 +241,6 @@ def _stream_held(walk: NestWalk, stream: Stream) -> Kept:
     """Returns a stream's footprint at each depth; outside a panel's copy, that of the panel itself (its buffer is reused)."""
     found: list[HeldTile | float | None] = []
     geometry, width = walk.geometry, panel_element_bytes(walk.program.nest, walk.program.atom)
-    body = stream.access is not None and walk.program.nest.accesses[stream.access].role == "body"
-    filling = body and any(s.kind == "panel" and s.operand == stream.factor for s in walk.program.staged)
     windowed = any(s.windowed and s.operand == stream.factor for s in walk.program.staged)
     for depth, tile in enumerate(walk.tiles):
         unchanged = depth and not stream.touches[walk.loops[depth - 1].dim]
@@ -217,7 +253,7 @@ def _stream_held(walk: NestWalk, stream: Stream) -> Kept:
             if stream.access is None:
                 found.append(float(geometry.panel_elements(stream.factor, inside, windowed) * width))
             else:
-                found.append((geometry.read if filling else geometry.held)(stream.access, inside))
+                found.append((geometry.held if stream.copy else geometry.read)(stream.access, inside))
     return tuple(found)
 
 

@@ -15,25 +15,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
+from functools import cached_property
 
-from roller.cost.combining import accumulators, atom_outputs, combine_seconds, fold_seconds
+from roller.cost import formulas
+from roller.cost.combining import accumulating, combine_seconds, fold_seconds
 from roller.cost.issue import Issued
 from roller.cost.loops import NestWalk
 from roller.cost.multibuffering import waiting_seconds
-from roller.cost.occupancy import copies_around, idle_lanes, resident_tiles
+from roller.cost.occupancy import idle_lanes
 from roller.cost.operations import body_slots, epilogue_slots
 from roller.cost.packing import copy_seconds
 from roller.cost.parameters import CostParameters, Rates
 from roller.cost.register_traffic import RegisterTraffic
 from roller.cost.traffic import level_traffic
-from roller.ir.elementwise import Extents, Value, largest
+from roller.ir.elementwise import Extents, Value
 from roller.program.estimate import Estimate, combine_estimates
 from roller.program.footprint import Geometry
 from roller.program.rprogram import RProgram, StageProgram
 from roller.target.hardware import HardwareSpec
-
-MOST_SPARE = 4  # spare copies, beside the one in use, that absorb a late fill; more do not help (estimate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +57,18 @@ class Model:
     most_resident: int | None = None
     rates: Rates = field(init=False)
     slots: float = field(init=False)
-    _epilogue_slots: float = field(init=False)
+    epilogue_slots: float = field(init=False)
     registers: RegisterTraffic = field(init=False)
     _issued: Issued = field(init=False)
     _known: dict[tuple[object, ...], Estimate] = field(default_factory=dict)
     _least: dict[tuple[object, ...], float] = field(default_factory=dict)  # lower bounds, in seconds
-    _last: tuple[StageProgram, int] | None = None
 
     def __post_init__(self) -> None:
         nest = self.geometry.nest
         self.rates = Rates(self.spec, self.parameters)
         own = self.parameters.operation_slots
         self.slots = sum([body_slots(stage, own) for stage in nest.stages])
-        self._epilogue_slots = math.prod([nest.extents[i] for i in nest.spatial]) * epilogue_slots(nest.stage, own)
+        self.epilogue_slots = math.prod([nest.extents[i] for i in nest.spatial]) * epilogue_slots(nest.stage, own)
         self.registers = RegisterTraffic(nest, self.parameters.gather_slots, self.parameters.registers)
         self._issued = Issued(self.spec, self.parameters)
 
@@ -104,50 +102,39 @@ class Model:
 
     def _predict(self, program: StageProgram) -> Estimate:
         walk = self.walk(program)
-        compute = self.compute_seconds(program)
+        compute = self.compute_seconds(walk)
         levels = self._levels(walk, compute)
-        body = self._body_seconds(program, compute, levels, max(1, self.steps(program)))
+        body = self._body_seconds(walk, compute, levels)
         copies = sum(copy_seconds(self.rates, walk, s) for s in program.staged)
-        overhead = self.launch_seconds(program) + self.overhead_seconds(program)
-        combine = combine_seconds(self.rates, program, self.resident(program))
-        tail = compute * (1.0 - self.rates.busy(program))
+        overhead = self.launch_seconds(program) + self.overhead_seconds(walk)
+        combine = combine_seconds(self.rates, program, walk.busy, walk.resident)
+        tail = compute * (1.0 - walk.busy)
         moving = [(level.name, moved.seconds) for level, moved in zip(self.spec.levels[1:], levels, strict=True)]
         latency = sum(moved.waiting + moved.ahead for moved in levels)
         waits = (("tail", tail), ("latency", latency), ("copy", copies), ("combine", combine), ("overhead", overhead))
         shown = (("compute", compute - tail), *moving, *waits)
-        used = (("units", self.rates.busy(program)), ("chains", self.chain_efficiency(program)))
+        used = (("units", walk.busy), ("chains", self.chain_efficiency(walk)))
         return Estimate(body + copies + combine + overhead, shown, used)
 
     def walk(self, program: StageProgram) -> NestWalk:
         """Returns the walk over the program's loops, from which traffic is computed."""
-        return NestWalk(program, self.spec, self.geometry, self.parameters)
+        return NestWalk(program, self.spec, self.geometry, self.parameters, self.most_resident, self._issued)
 
-    def compute_seconds(self, program: StageProgram) -> float:
+    def compute_seconds(self, walk: NestWalk) -> float:
         """Computes the seconds of padded work at the rate of the atom, its independent accumulators and the busy units."""
+        program, resident, issued = walk.program, walk.resident, self._issued
         atom = program.atom
         points = float(executed_points(program, program.covered, program.executed))
         slots = self.slots if atom.kind != "matrix" else 1.0
-        busy = self.rates.busy(program)
-        rate = atom.gflops * 1e9 / 2 * self.chain_efficiency(program) * busy
-        rows, idle = self._start_up(program), idle_lanes(program, self.spec, self.resident(program))
-        waiting = self._issued.waiting(program, self.resident(program))
-        depending = waiting if program.nest.before else 1.0
-        issued = points * slots * rows * idle * self._issued.crowding(program, self.slots) * depending
-        alone = self._issued.alone_seconds(program, slots, self.resident(program))
-        return max(issued / rate, alone) + waiting * self._epilogue_slots / (self.rates.function_slots * busy)
-
-    def resident(self, program: StageProgram) -> int:
-        """Returns the tiles on a unit at a time (occupancy); cached for the last program."""
-        if self._last is None or self._last[0] is not program:
-            found = resident_tiles(program, self.spec, self.geometry)
-            self._last = program, found if self.most_resident is None else max(1, min(found, self.most_resident))
-        return self._last[1]
+        rate = atom.gflops * 1e9 / 2 * self.chain_efficiency(walk) * walk.busy
+        waiting = issued.waiting(program, resident)
+        longer = self._start_up(program) * idle_lanes(program, self.spec, resident) * issued.crowding(program, self.slots)
+        computed = points * slots * longer * (waiting if program.nest.before else 1.0) / rate
+        alone = issued.alone_seconds(program, slots, resident)
+        return max(computed, alone) + waiting * self.epilogue_slots / (self.rates.function_slots * walk.busy)
 
     def _start_up(self, program: StageProgram) -> float:
-        """Returns the factor by which loading its stationary block lengthens a streamed atom.
-
-        It is (rows x row cycles + start-up) / (rows x row cycles).
-        """
+        """Returns the factor by which loading its stationary block lengthens a streamed atom; 1 for others."""
         atom = program.atom
         stream = next((d for r, d in program.mapping if atom.extents[r] == "stream"), None)
         if atom.row_cycles is None or stream is None:
@@ -155,16 +142,16 @@ class Model:
         # With the atom as innermost tile the stationary block stays while the tile around it streams through.
         around = program.tiles[-2] if len(program.tiles) > 1 else program.nest.extents
         rows = program.inner[stream] if program.levels[-1] < len(self.spec.levels) else around[stream]
-        work = max(rows, 1) * atom.row_cycles
-        return (work + atom.startup_cycles) / work
+        return float(formulas.start_up(atom, rows))
 
-    def chain_efficiency(self, program: StageProgram) -> float:
+    def chain_efficiency(self, walk: NestWalk) -> float:
         """Returns a unit's live independent accumulators (chains) over those in flight at peak; 1 without a reduction."""
+        program = walk.program
         if program.nest.stage.reducer is None or not program.nest.reduce:
             return 1.0
         chains = program.atom.chains or self.spec.unit.chains
-        live = accumulators(program) / atom_outputs(program)
-        return min(1.0, live * max(self._workers(program), 1) * self.resident(program) / chains)
+        live: float = accumulating(program, program.inner)
+        return min(1.0, live * max(self._workers(program), 1) * walk.resident / chains)
 
     def _workers(self, program: StageProgram) -> int:
         """Returns the sub-tiles that run at a time: those on lanes.
@@ -179,54 +166,54 @@ class Model:
         parts = math.prod([-(-program.unit_tile[i] // program.inner[i]) for i in shared])
         return min(lanes, parts) if lanes > 1 else parts
 
-    def _body_seconds(self, program: StageProgram, compute: float, levels: Sequence[_Moving], steps: int) -> float:
+    def _body_seconds(self, walk: NestWalk, compute: float, levels: Sequence[_Moving]) -> float:
         """Computes the seconds of compute and of transfers into all levels, overlapped, plus the waits that nothing hides.
 
         The starts of prefetched rows count as traffic of their level. The result is at least the time of dispatching the tiles.
         """
+        program = walk.program
         outside, *inside = [moved.seconds + moved.ahead for moved in levels]
         if program.atom.in_turn and program.lane_level is not None:
             compute, inside = compute + sum(inside), [0.0] * len(inside)
-        body: float = overlapped((compute, outside, *inside), steps, self.losses(program))
+        body: float = formulas.overlapped((compute, outside, *inside), max(1, self.steps(walk)), self.losses(walk))
         handed_out = program.unit_tiles * self.spec.unit.dispatch_ns * 1e-9 if program.dealt else 0.0
         return max(handed_out, body + sum([moved.waiting for moved in levels]))
 
-    def steps(self, program: StageProgram) -> int:
+    def steps(self, walk: NestWalk) -> int:
         """Returns the steps of one unit's pipeline: the trips over time inside a unit tile.
 
         With unstaged reads, each lane's points along the reduction count as steps, too. Where a tile begins before the previous one
         ends, the steps of all tiles of a unit count: several tiles are resident, or producers prefetch from one tile to the next.
         """
-        steps, unit = math.prod(lp.trips for lp in program.loops if lp.over == "time"), self.spec.unit
+        program, unit = walk.program, self.spec.unit
+        steps = math.prod(lp.trips for lp in program.loops if lp.over == "time")
         if program.lane_level is None:
             return steps
         if not program.staged:
             steps *= math.prod([program.inner[i] for i in program.nest.reduce])
-        resident = self.resident(program)
-        several = resident > 1 or self._runs_ahead(program)
-        return steps * -(-program.unit_tiles // (unit.count * resident)) if several else steps
+        several = walk.resident > 1 or self._runs_ahead(program)
+        return steps * -(-program.unit_tiles // (unit.count * walk.resident)) if several else steps
 
     def _levels(self, walk: NestWalk, compute: float) -> list[_Moving]:
         """Returns the times of all levels but the outermost one."""
         levels = [self._level_seconds(walk, index) for index in range(1, len(self.spec.levels))]
         for index in range(1, len(self.spec.levels)):
             inside = max([moved.seconds for moved in levels[index:]], default=0.0)
-            resident, moving = self.resident(walk.program), levels[index - 1].seconds
-            waited = waiting_seconds(self.rates, walk, index, resident, max(compute, inside), moving)
+            waited = waiting_seconds(self.rates, walk, index, max(compute, inside), levels[index - 1].seconds)
             if waited:
                 levels[index - 1] = replace(levels[index - 1], waiting=waited)
         return levels
 
     def _level_seconds(self, walk: NestWalk, index: int) -> _Moving:
         program, level = walk.program, self.spec.levels[index]
-        into = self.rates.into(level, self.rates.busy(program))
+        into = self.rates.into(level, walk.busy)
         if index == program.levels[-1] and program.lane_level is None and level.managed and program.atom.kind != "matrix":
             return _Moving(self.registers.bytes(program, level.transaction_bytes) / into, 0.0, 0.0)
         traffic = level_traffic(walk, index)
         if level.managed or program.lane_level is not None:  # lanes hide one another's latency
             short = self._short_runs(walk) if index == 1 and not level.managed else 1.0
             return _Moving((traffic.bytes * short + self._filling_bytes(walk, index)) / into, 0.0, 0.0)
-        start = level.latency_ns * 1e-9 / (self.spec.unit.count * self.rates.busy(program) * self.parameters.misses_in_flight)
+        start = level.latency_ns * 1e-9 / (self.spec.unit.count * walk.busy * self.parameters.misses_in_flight)
         return _Moving(traffic.bytes / into, (traffic.runs - traffic.ahead) * start, traffic.ahead * start)
 
     def _short_runs(self, walk: NestWalk) -> float:
@@ -241,23 +228,16 @@ class Model:
             return 0.0
         return level_traffic(walk, program.levels[0]).lines * self.spec.levels[last].transaction_bytes
 
-    def losses(self, program: StageProgram) -> tuple[float, ...]:
-        """Returns the overlap numbers of compute and of the levels.
+    def losses(self, walk: NestWalk) -> Sequence[float]:
+        """Returns the overlap numbers of compute and of the levels (`formulas.losses`).
 
-        All are 1 where a managed level holds one copy of one tile only, as filling and using it then take turns. Two copies, or
-        tiles, overlap as the spec gives. With N, the one in use has N - 1 spare ones that absorb a late fill. The loss of compute
-        and of the levels on the way to the staged one is then the spec's value over N - 1, or over `MOST_SPARE`. The same holds for
-        operands that atoms read in place, as that is a part of computing.
+        Operands that atoms read in place are a part of computing: copies then hide a late fill of all levels.
         """
-        levels = self.spec.levels[1:]
+        program, last = walk.program, len(self.spec.levels) - 1
         managed = {s.level for s in program.staged if s.level and self.spec.levels[s.level].managed}
-        copies = min([copies_around(program, self.spec, level) for level in managed]) * self.resident(program) if managed else 2
-        if copies == 1:
-            return (1.0,) * (1 + len(levels))
-        spare, staged = min(copies - 1, MOST_SPARE), max((s.level for s in program.staged), default=0)
-        last = len(levels) if self.spec.in_place(program.atom) else staged
-        filled = [self.spec.loss(level) / (spare if n <= last else 1) for n, level in enumerate(levels, 1)]
-        return (self.spec.overlap_loss / spare, *filled)
+        copies = min([walk.copies_around(level) for level in managed]) * walk.resident if managed else 2
+        staged = last if self.spec.in_place(program.atom) else max((s.level for s in program.staged), default=0)
+        return formulas.losses(self.spec, staged, copies)
 
     def _runs_ahead(self, program: StageProgram) -> bool:
         """True if producer lane groups fill the panels that atoms read in place (warp specialisation).
@@ -286,30 +266,26 @@ class Model:
         unit, started = self.spec.unit, program.unit_tiles > 1 or program.lane_level is not None
         return (unit.launch_overhead_us + (program.cluster > 1) * unit.cluster_overhead_us) * 1e-6 if started else 0.0
 
-    def overhead_seconds(self, program: StageProgram) -> float:
+    def overhead_seconds(self, walk: NestWalk) -> float:
         """Computes the seconds of dispatching tiles, starting and finishing accumulators, and setting up every step."""
-        unit = self.spec.unit
+        program, working = walk.program, walk.working
         tiles = math.prod([-(-program.nest.extents[i] // program.inner[i]) for i in program.nest.spatial])
-        busy = unit.count * max(self.rates.busy(program), 1e-9)
-        visits = program.accumulator_visits
-        overhead = self.parameters.tile_overhead_ns * exposed(_visit_operations(program), self.parameters.short_visit)
-        finish = overhead * (2 * visits - 1) if program.nest.stage.reducer is not None else 0.0
-        unit_tile = self.parameters.unit_overhead_ns + (self.parameters.scratch_overhead_ns if visits > 1 else 0.0)
-        around = tiles * (finish + self.parameters.trip_overhead_ns * visits) + program.unit_tiles * unit_tile
+        operations = _visit_operations(program) if program.nest.stage.reducer is not None else None
+        around = formulas.around_tiles(self.parameters, tiles, operations, program.accumulator_visits, program.unit_tiles, working)
         steps = sum(
-            _trips_to(program, level) / busy * lv.step_overhead_ns * 1e-9
+            _trips_to(program, level) / working * lv.step_overhead_ns * 1e-9
             for level, lv in enumerate(self.spec.levels)
             if lv.step_overhead_ns and level in program.levels and (program.staged or program.lane_level is None)
         )
-        return around * 1e-9 / busy + steps + fold_seconds(self.rates, program) + self._store_seconds(program)
+        return float(around) + steps + fold_seconds(self.rates, program, walk.busy) + self._store_seconds(walk)
 
-    def _store_seconds(self, program: StageProgram) -> float:
+    def _store_seconds(self, walk: NestWalk) -> float:
         """Returns the seconds of storing the results of unit tiles that no compute overlaps."""
         if self.parameters.store_accesses is None:
             return 0.0
-        level = self.spec.levels[-1]
+        program, level = walk.program, self.spec.levels[-1]
         stored = program.unit_tiles * self.parameters.store_accesses(program) * level.transaction_bytes
-        rate: float = self.rates.into(level, max(self.rates.busy(program), 1e-9))
+        rate: float = self.rates.into(level, max(walk.busy, 1e-9))
         return stored / rate
 
 
@@ -328,16 +304,6 @@ def estimate(
     return combine_estimates(parts)
 
 
-def overlapped(terms: Sequence[Value], steps: Value, losses: Sequence[float]) -> Value:
-    """Returns the time of `steps` equal steps whose terms (given as totals) overlap.
-
-    The first and the last step are not hidden. The result rises with every term.
-    """
-    lost: Value = sum([loss * term for term, loss in zip(terms, losses, strict=True)])
-    longest: Value = reduce(largest, [(1 - loss) * term for term, loss in zip(terms, losses, strict=True)], 0.0)
-    return sum(terms) / steps + (steps - 1) / steps * (lost + longest)
-
-
 def executed_points(program: StageProgram, covered: Sequence[int], executed: Extents) -> Value:
     """Returns the points executed, in whole atoms: a vector wider than its dimension still takes a full slot.
 
@@ -354,19 +320,11 @@ def executed_points(program: StageProgram, covered: Sequence[int], executed: Ext
     return points
 
 
-def exposed(operations: Value, window: int) -> Value:
-    """Returns the share of a visit's ends that the next visit does not hide, for so many operations a visit.
-
-    An out-of-order core begins the next visit while the last `window` operations are in flight.
-    """
-    return operations / (operations + window) if window else 1.0
-
-
 def _visit_operations(program: StageProgram) -> float:
     """Returns the atom operations of one visit to an innermost tile: its steps (reduce trips inside all spatial ones) × atoms."""
     loops, dims = program.loops, program.nest.dims
     last = max((i for i, lp in enumerate(loops) if not dims[lp.dim].is_reduce), default=-1)
-    return math.prod([lp.trips for lp in loops[last + 1 :]]) * accumulators(program) / atom_outputs(program)
+    return float(math.prod([lp.trips for lp in loops[last + 1 :]]) * accumulating(program, program.inner))
 
 
 def _trips_to(program: StageProgram, level: int) -> int:

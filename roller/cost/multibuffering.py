@@ -17,9 +17,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from roller.cost.issue import Issued
+from roller.cost import formulas
 from roller.cost.loops import NestWalk
-from roller.cost.occupancy import copies_around, lane_groups
+from roller.cost.occupancy import lane_groups
 from roller.cost.parameters import Rates
 from roller.cost.traffic import level_traffic
 from roller.cost.unrolling import steps_together
@@ -27,36 +27,33 @@ from roller.ir.nest import Access
 from roller.program.rprogram import StageProgram, Staging, copy_depth
 
 
-def waiting_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, using: float, moving: float) -> float:
+def waiting_seconds(rates: Rates, walk: NestWalk, index: int, using: float, moving: float) -> float:
     """Returns the seconds in which units or lanes wait for transfers into a level; arguments as in `ring_seconds`."""
-    waited = ring_seconds(rates, walk, index, resident, using, moving)
+    waited = ring_seconds(rates, walk, index, using, moving)
     if index == walk.program.levels[0]:
-        waited = max(waited, reading_seconds(rates, walk, index, resident, using, moving))
+        waited = max(waited, reading_seconds(walk, index, using, moving))
     if index == len(walk.spec.levels) - 1:
-        waited = max(waited, operand_seconds(rates, walk, resident, using, moving))
+        waited = max(waited, operand_seconds(walk, using, moving))
     return waited
 
 
-def ring_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, using: float, moving: float) -> float:
+def ring_seconds(rates: Rates, walk: NestWalk, index: int, using: float, moving: float) -> float:
     """Returns the seconds of waiting for panels at a level.
 
-    `using`: the seconds of using all of them; `moving`: those of all transfers into the level; `resident`: tiles on a unit at a
-    time (occupancy).
+    `using`: the seconds of using all of them; `moving`: those of all transfers into the level.
     """
     program, level = walk.program, walk.spec.levels[index]
     panels = [s for s in program.staged if s.level == index]
     if not panels or not level.latency_ns or not level.managed:
         return 0.0
-    depth, carried = copies_around(program, walk.spec, index), _carried(walk, panels)
-    waits = _latencies(rates, walk, index, panels) + carried
-    filling = waits + _transfers(rates, walk, index)
-    ahead = filling / (resident * max(1, depth - 1))  # for an atom's copies, too: each is released when the next is in use
-    if depth == 1 or walk.spec.in_place(program.atom):
-        ahead = max((filling + using) / (resident * depth), ahead, waits / resident if carried else 0.0)
-    return max(0.0, ahead - (using + moving if resident * depth == 1 else max(using, moving)))
+    depth, carried = walk.copies_around(index), _carried(walk, panels)
+    waits = _latencies(walk, index, panels) + carried
+    filling, serial = waits + _transfers(rates, walk, index), waits if carried else 0.0
+    in_turn = walk.spec.in_place(program.atom)
+    return float(formulas.ring_seconds(filling, using, moving, depth, walk.resident, in_turn, serial))
 
 
-def reading_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, using: float, moving: float) -> float:
+def reading_seconds(walk: NestWalk, index: int, using: float, moving: float) -> float:
     """Returns the seconds in which lanes wait for unstaged reads from outside a level; arguments as in `ring_seconds`.
 
     A lane issues the reads of one step of a unit's tile (of all steps of an unrolled body) and waits for them. No more bytes are in
@@ -74,15 +71,14 @@ def reading_seconds(rates: Rates, walk: NestWalk, index: int, resident: int, usi
     loops = [lp for lp in program.loops if lp.over != "lanes"]
     last = max((n for n, lp in enumerate(loops, 1) if any(a.touches[lp.dim] for a in read)), default=0)
     together = steps_together(program, walk.parameters.unrolling)
-    units = walk.spec.unit.count * max(rates.busy(program), 1e-9)
+    units = walk.working
     steps = math.prod([lp.trips for lp in loops[:last]]) / together / units
     waits = steps * _turns(walk, read, together) * _latency(walk, index)
     panels = [s for s in program.staged if s.level == index]
-    if panels and copies_around(program, walk.spec, index) == 1:
-        waits += _latencies(rates, walk, index, panels)  # in sequence: lanes read after the barrier that follows a fill
-    others, share = max(using, moving), max(1.0, min(float(resident), program.unit_tiles / units))
-    cycle = waits / share + (using + moving) / (share * _parts(walk, together, bool(copied)))
-    return max(0.0, cycle - others) + walk.spec.loss(level) * min(cycle, others)
+    if panels and walk.copies_around(index) == 1:
+        waits += _latencies(walk, index, panels)  # in sequence: lanes read after the barrier that follows a fill
+    share, parts = max(1.0, min(float(walk.resident), program.unit_tiles / units)), _parts(walk, together, bool(copied))
+    return float(formulas.reading_seconds(waits, using, moving, share, parts, walk.spec.loss(level)))
 
 
 def _parts(walk: NestWalk, together: float, copied: bool) -> int:
@@ -106,7 +102,7 @@ def _turns(walk: NestWalk, read: Sequence[Access], together: int) -> float:
     return max(1.0, step * together / walk.parameters.reading_bytes)
 
 
-def operand_seconds(rates: Rates, walk: NestWalk, resident: int, using: float, moving: float) -> float:
+def operand_seconds(walk: NestWalk, using: float, moving: float) -> float:
     """Returns the seconds in which lanes wait for reads from panels; arguments as in `ring_seconds`, at the innermost level.
 
     A lane group reads for the steps of an unrolled body, waits for the first of them, and computes. Meanwhile the other groups of
@@ -117,36 +113,33 @@ def operand_seconds(rates: Rates, walk: NestWalk, resident: int, using: float, m
     panels = [s for s in program.staged if s.kind == "panel"] if program.lane_level is not None else []
     if not panels or not parameters.lanes_wait or not level.latency_ns or walk.spec.in_place(program.atom):
         return 0.0
-    units = walk.spec.unit.count * max(rates.busy(program), 1e-9)
+    units = walk.working
     together = steps_together(program, parameters.unrolling)
     bodies = math.prod([lp.trips for lp in program.loops if lp.over != "lanes"]) / together / units
     fills = math.prod([lp.trips for lp in program.loops[: max(copy_depth(program, s) for s in panels)]]) / units
     begun, waits = fills * parameters.begin_ns * 1e-9, bodies * level.latency_ns * 1e-9
     groups = max(1.0, lane_groups(program, walk.spec) / walk.spec.partitions)
-    cycle = begun + max(waits + (using + moving / together) / groups, using)
-    return max(0.0, cycle / resident - max(using, moving))
+    return float(formulas.operand_seconds(begun, waits, using, moving, together, groups, walk.resident))
 
 
 def _latency(walk: NestWalk, index: int) -> float:
-    """Returns a transfer's latency in seconds: the level's, plus the next outer one's for the share that comes from there."""
-    level, moved = walk.spec.levels[index], level_traffic(walk, index).bytes
-    further = walk.spec.levels[index - 1].latency_ns if index > 1 and moved else 0.0
-    share = min(1.0, level_traffic(walk, index - 1).bytes / moved) if further else 0.0
-    return (level.latency_ns + share * further) * 1e-9
+    """Returns a transfer's latency in seconds."""
+    moved = level_traffic(walk, index).bytes
+    share = min(1.0, level_traffic(walk, index - 1).bytes / moved) if index > 1 and moved else 0.0
+    return float(formulas.latency_seconds(walk.spec, index, share))
 
 
-def _latencies(rates: Rates, walk: NestWalk, index: int, panels: Sequence[Staging]) -> float:
+def _latencies(walk: NestWalk, index: int, panels: Sequence[Staging]) -> float:
     """Returns the latencies of all fills of a unit, one after another.
 
     Each is the level's, plus that of the next outer one for the share that comes from there. A panel that arrives in several rounds
     waits for each.
     """
     program, parameters = walk.program, walk.parameters
-    units = walk.spec.unit.count * max(rates.busy(program), 1e-9)
+    units = walk.working
     waits: float = parameters.fill_waits(program) if parameters.fill_waits is not None else 1
     if not walk.spec.in_place(program.atom):
-        carried = Issued(walk.spec, parameters)
-        waits = max(waits, sum(carried.rounds(program, s, carried.share(program, s)) for s in panels))
+        waits = max(waits, sum(walk.issue.rounds(program, s, walk.issue.share(program, s)) for s in panels))
     return _fills(program, panels) / units * waits * _latency(walk, index)
 
 
@@ -169,10 +162,6 @@ def _transfers(rates: Rates, walk: NestWalk, index: int) -> float:
 
     They come from the next outer level, or from the one around that for the bytes that have to come from there.
     """
-    traffic, busy = level_traffic(walk, index), rates.busy(walk.program)
-    seconds: float = traffic.filled / rates.into(walk.spec.levels[index], busy)
-    if index == 1 or not traffic.bytes:
-        return seconds
-    outside = level_traffic(walk, index - 1).bytes * traffic.filled / traffic.bytes
-    further: float = min(traffic.filled, outside) / rates.into(walk.spec.levels[index - 1], busy)
-    return max(seconds, further)
+    traffic = level_traffic(walk, index)
+    outside = level_traffic(walk, index - 1).bytes * traffic.filled / traffic.bytes if index > 1 and traffic.bytes else 0.0
+    return float(formulas.filling_seconds(rates, index, traffic.filled, outside, walk.busy))

@@ -10,11 +10,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from roller.cost import formulas
+from roller.cost.formulas import first_points
+from roller.ir.elementwise import Value, largest, least
 from roller.ir.row_groups import held_bytes
 from roller.layout.banks import padding_bytes
 from roller.program.footprint import Geometry
 from roller.program.rprogram import RProgram, StageProgram, copy_depth, panel_element_bytes
-from roller.target.hardware import HardwareSpec
+from roller.target.hardware import HardwareSpec, MemoryLevel
 
 RESIDENT = "resident_tiles"  # "<stage>.resident_tiles" among a binary's resources: occupancy of the stage, in tiles for each unit
 COPIES = "copies"  # "<stage>.copies" among them: the kernel's copies (buffers) of a panel that it fills from step to step
@@ -46,21 +49,46 @@ def residents(
     return tuple(Residents(*pair) for pair in zip(most, real, strict=True))
 
 
+def unit_efficiency(program: StageProgram, spec: HardwareSpec) -> float:
+    """Returns the load balance: useful work over the work of all units if each had the largest share.
+
+    It accounts for idle units, uneven last waves and cut-off boundary tiles.
+    """
+    units, tiles = spec.unit.count, program.unit_tiles
+    if not tiles:
+        return 1.0
+    share = -(-tiles // units)
+    if program.lane_level is not None or units == 1 or tiles == 1:
+        return tiles / (units * share)  # lanes run whole tiles, the last one too
+    over = [lp for lp in program.loops if lp.over == "units"]
+    cut = [program.nest.extents[lp.dim] for lp in over], [program.step(lp) for lp in over], [lp.trips for lp in over]
+    return float(first_points(*cut, tiles) / (units * first_points(*cut, share)))
+
+
 def resident_tiles(program: StageProgram, spec: HardwareSpec, geometry: Geometry) -> int:
     """Returns the program's tiles on one unit at a time, limited by their number, lanes, staged copies and lane storage."""
-    unit = spec.unit
     if program.lane_level is None or not program.lanes or not program.unit_tiles:
         return 1
-    limits = [unit.resident_tiles_max, -(-program.unit_tiles // unit.count)]
-    if unit.resident_lanes_max is not None:
-        limits.append(unit.resident_lanes_max // (lane_groups(program, spec) * unit.lane_group))
-    if unit.lane_storage_bytes:
-        held = _accumulated_bytes(program) * program.lanes + lanes_of(program) * reserved_bytes(program, spec)
-        limits.append(unit.lane_storage_bytes // max(held, 1))
+    held = accumulated_bytes(program) * program.lanes + lanes_of(program) * reserved_bytes(program, spec)
     level = spec.levels[program.levels[0]]
+    staged = _staged_bytes(program, spec, geometry) if level.managed else 0
+    return int(together(spec, level, program.unit_tiles, lane_groups(program, spec), held, staged))
+
+
+def together(spec: HardwareSpec, level: MemoryLevel, unit_tiles: Value, groups: Value, held: Value, staged: Value) -> Value:
+    """Returns the tiles on one unit at a time.
+
+    `groups`: lane groups of a tile; `held`: bytes of lane storage that it takes; `staged`: bytes at the unit's level.
+    """
+    unit = spec.unit
+    found = least(unit.resident_tiles_max, -(-unit_tiles // unit.count))
+    if unit.resident_lanes_max is not None:
+        found = least(found, unit.resident_lanes_max // (groups * unit.lane_group))
+    if unit.lane_storage_bytes:
+        found = least(found, unit.lane_storage_bytes // largest(held, 1))
     if level.managed:
-        limits.append(level.capacity_bytes // max(level.reserved_bytes + _staged_bytes(program, spec, geometry), 1))
-    return max(1, min(limits))
+        found = least(found, level.capacity_bytes // largest(level.reserved_bytes + staged, 1))
+    return largest(found, 1)
 
 
 def reserved_bytes(program: StageProgram, spec: HardwareSpec) -> int:
@@ -68,7 +96,7 @@ def reserved_bytes(program: StageProgram, spec: HardwareSpec) -> int:
     return spec.unit.lane_reserved_bytes // (1 if program.staged else 2)
 
 
-def _accumulated_bytes(program: StageProgram) -> int:
+def accumulated_bytes(program: StageProgram) -> int:
     """Returns the bytes that a sub-tile holds from step to step: its results, or in a row group the live values of its rows."""
     nest = program.nest
     if nest.before:
@@ -82,17 +110,10 @@ def lane_groups(program: StageProgram, spec: HardwareSpec) -> int:
 
 
 def idle_lanes(program: StageProgram, spec: HardwareSpec, resident: int) -> float:
-    """Returns the factor by which lanes without work lengthen computing.
-
-    Two kinds of lane have no work: those that pad a tile's last lane group, and those of partitions that have fewer lane groups of
-    the resident tiles than others.
-    """
+    """Returns the factor by which lanes without work lengthen computing; 1 without lanes."""
     if program.lane_level is None or not program.lanes:
         return 1.0
-    groups, partitions = lane_groups(program, spec), spec.partitions
-    together = groups * resident
-    most = -(-together // partitions)
-    return groups * spec.unit.lane_group / lanes_of(program) * most * partitions / together
+    return float(formulas.idle_lanes(spec, lane_groups(program, spec), lanes_of(program), resident))
 
 
 def step_loop(program: StageProgram) -> int | None:

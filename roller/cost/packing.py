@@ -6,7 +6,7 @@ import math
 
 from roller.cost.loops import NestWalk
 from roller.cost.parameters import TRANSPOSE_SLOTS, Rates
-from roller.ir.elementwise import Value, largest, least
+from roller.ir.elementwise import Value, largest, least, where
 from roller.ir.nest import Access, Nest
 from roller.program.halo import lane_step, turned
 from roller.program.rprogram import StageProgram, Staging, copy_depth, panel_element_bytes
@@ -34,19 +34,31 @@ def copy_seconds(rates: Rates, walk: NestWalk, staging: Staging) -> float:
         width = panel_element_bytes(nest, program.atom)
         elements = geometry.panel_elements(staging.operand, tile) * times
         trips = _slot_trips(program, staging, elements)
-    units = rates.busy(program) if staging.level else 1.0
-    issue = elements * element_slots(rates, program, staging) / (rates.vector_slots * units)
-    issue += trips * rates.parameters.trip_overhead_ns * 1e-9 / (spec.unit.count * max(units, 1e-9))
+    busy = walk.busy if staging.level else 1.0
     level = spec.levels[max(1, staging.level)]
-    read = sum([geometry.held(n, tile).moved(level.transaction_bytes) for n in sources]) * times
+    taken = geometry.held if staging.kind == "box" else geometry.read
+    read = sum([taken(n, tile).moved(level.transaction_bytes) for n in sources]) * times
     written = elements * width
-    fits = written <= (panel_room(spec, staging.level) * times if staging.level else rates.near_bytes)
     # Reads of a copy inside the nest from further out are part of the traffic of those levels.
-    rate = rates.into(level, units) if staging.level and fits else rates.from_outside(units)
-    launch = spec.unit.launch_overhead_us * 1e-6 if staging.level == 0 else 0.0
-    moved: float = (read + (0 if fits else 2 * written)) / rate
-    evicting = evicting_seconds(rates, staging.level, written / max(times, 1), times, units)
-    return max(issue, moved) + float(evicting) + launch
+    issue = elements * element_slots(rates, program, staging), trips
+    return float(packing_seconds(rates, staging.level, issue, read, written, times, busy))
+
+
+def packing_seconds(
+    rates: Rates, index: int, issue: tuple[Value, Value], read: Value, written: Value, times: Value, busy: Value
+) -> Value:
+    """Returns the seconds of filling a panel or box `times` times: by issue slots or by bandwidth, whichever takes longer.
+
+    `index`: its level; `issue`: slots, and loop trips; `read`, `written`: bytes; `busy`: the share of the units that fill.
+    """
+    spec, (slots, trips), further = rates.spec, issue, rates.from_outside(busy)
+    issued = slots / (rates.vector_slots * busy)
+    issued = issued + trips * rates.parameters.trip_overhead_ns * 1e-9 / (spec.unit.count * largest(busy, 1e-9))
+    fits = written <= (panel_room(spec, index) * times if index else rates.near_bytes)
+    rate = where(fits, rates.into(spec.levels[index], busy), further) if index else further
+    launch = 0.0 if index else spec.unit.launch_overhead_us * 1e-6
+    moved = (read + where(fits, 0, 2 * written)) / rate
+    return largest(issued, moved) + evicting_seconds(rates, index, written / largest(times, 1), times, busy) + launch
 
 
 def evicting_seconds(rates: Rates, level: int, filled: Value, times: Value, units: Value) -> Value:

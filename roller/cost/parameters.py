@@ -30,6 +30,9 @@ class Unrolling:
     atoms: int = 0
 
 
+PREFETCH_REGISTERS = 192  # of a lane, for accumulators and prefetched values; the others hold operands and addresses
+PLACE_REGISTERS = 0.5  # of an array address that follows from another one, for compilers that find it
+
 OwnRating = Callable[[StageProgram | RProgram, float], Estimate | None]
 
 
@@ -56,6 +59,9 @@ class CostParameters:
     `arithmetic_cycles`: from one multiply-add of a lane group to its next, in cycles in which its partition issues one.
     `copy_sizes`: access sizes in bytes of asynchronous copies into a panel; lanes carry values of other sizes in registers.
     `carried`: values that a lane carries at a time; each such round waits for memory.
+    `prefetch_registers`: registers of a lane for accumulators and for what it prefetches from step to step, where it copies panels
+    through registers; a kernel that needs more fills them in turn with their use. 0: any number. `place_registers`: those of the
+    address of one such access.
     `unrolling`: how far steps are unrolled.
     `lanes_wait`: lanes wait for their panel reads at the start of every unrolled body, as the code generator or the compiler does
     not move these reads ahead of the last body's end.
@@ -65,6 +71,8 @@ class CostParameters:
     estimate, the core's model does. Its second argument: the seconds from which on it need not be exact (`Model.seconds_below`).
     `resident_tiles`: the occupancy limit of a stage's program in tiles for each unit, from a device that models lane storage in
     more detail than the core. It is called for the programs that are offered, not for every ranked one.
+    `copies`: the copies (buffers) that a stage's kernel keeps of a panel that it fills from step to step; fewer than the program's
+    where lanes prefetch through registers and have too few. It is called as `resident_tiles` is.
     `fill_waits`: latencies, one after another, of filling one copy of all panels of a stage's program by producer lanes. It is
     called for every ranked program. Without it the number is 1: all fills are in flight at once.
     `reading_bytes`: bytes of a lane's unstaged reads that are in flight at a time; 0: all reads of an unrolled body, and other
@@ -102,11 +110,14 @@ class CostParameters:
     arithmetic_cycles: float = 1.0
     copy_sizes: frozenset[int] = frozenset()
     carried: int = 8
+    prefetch_registers: int = 0
+    place_registers: float = PLACE_REGISTERS
     unrolling: Unrolling = field(default_factory=Unrolling)
     lanes_wait: bool = False
     begin_ns: float = 0.0
     own_model: OwnRating | None = None
     resident_tiles: Callable[[StageProgram], int] | None = None
+    copies: Callable[[StageProgram], int] | None = None
     fill_waits: Callable[[StageProgram], int] | None = None
     reading_bytes: int = 0
     scattered_stores: float = 1.0
@@ -143,13 +154,6 @@ class Rates:
 
     spec: HardwareSpec
     parameters: CostParameters
-    _last: tuple[StageProgram, float] | None = None
-
-    def busy(self, program: StageProgram) -> float:
-        """Returns the busy share of the units, as `unit_efficiency`; cached for the last program."""
-        if self._last is None or self._last[0] is not program:
-            self._last = program, unit_efficiency(program, self.spec)
-        return self._last[1]
 
     def into(self, level: MemoryLevel, busy: Value) -> Value:
         """Returns the bytes a second into a level when this share of the units is busy."""
@@ -183,34 +187,3 @@ class Rates:
         """Element operations a second in float32, in which operators compute fp16, too."""
         found = [a.gflops for a in self.spec.atoms if a.kind != "matrix" and a.acc_dtype == "float32"]
         return max(found) * 1e9 / 2 if found else self.vector_slots
-
-
-def unit_efficiency(program: StageProgram, spec: HardwareSpec) -> float:
-    """Returns the load balance: useful work over the work of all units if each had the largest share.
-
-    It accounts for idle units, uneven last waves and cut-off boundary tiles.
-    """
-    units, tiles = spec.unit.count, program.unit_tiles
-    if not tiles:
-        return 1.0
-    share = -(-tiles // units)
-    if program.lane_level is not None or units == 1 or tiles == 1:
-        return tiles / (units * share)  # lanes run whole tiles, the last one too
-    return _first(program, tiles) / (units * _first(program, share))
-
-
-def _first(program: StageProgram, tiles: int) -> int:
-    """Returns the points of the units' dimensions in their first `tiles` tiles.
-
-    Cut-off boundary tiles are the last of their loop, and units take consecutive tiles, so that the first share is the largest.
-    """
-    over = [lp for lp in program.loops if lp.over == "units"]
-    extents = [program.nest.extents[lp.dim] for lp in over]
-    found, around, inside = 0, 1, program.unit_tiles
-    for position, loop in enumerate(over):
-        inside //= loop.trips
-        whole, tiles = divmod(tiles, inside)
-        done = min(whole * program.step(loop), extents[position])
-        found += around * done * math.prod(extents[position + 1 :])
-        around *= min(program.step(loop), extents[position] - done)
-    return found

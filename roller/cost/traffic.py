@@ -210,7 +210,7 @@ def _managed(walk: NestWalk, level: MemoryLevel, index: int) -> LevelTraffic:
             if filling > 1 and staging.level == index - 1:
                 total += _filled(walk, stream, staging) * width * (filling - 1)
         else:
-            moved = (geometry.held if staging is None else geometry.read)(stream.access, tile)
+            moved = geometry.read(stream.access, tile)
             brought = moved.moved(level.transaction_bytes) * times
             if index == program.lane_level and staging is None and program.atom.kind != "matrix":
                 brought = max(brought, _by_lines(walk, access, spread, level) * times)

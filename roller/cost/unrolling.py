@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from roller.cost.parameters import Unrolling
+from roller.ir.elementwise import Extents, Value, largest, least
 from roller.program.footprint import Geometry
 from roller.program.rprogram import StageProgram, copy_depth
 
@@ -23,16 +24,28 @@ def steps_repeated(program: StageProgram, number: int, unrolling: Unrolling) -> 
     inside = any(lp.over == "time" for lp in loops[number + 1 :])
     if inside or not dims[loops[number].dim].is_reduce:
         return None
-    if program.atom.kind == "matrix":
-        atoms = math.prod(program.inner) // math.prod([e for e in program.atom.roles.values() if isinstance(e, int)])
-        return max(1, min(MOST_UNROLLED, unrolling.atoms // max(atoms, 1))) if unrolling.atoms else None
-    body = max(math.prod(program.inner), 1)
-    often = min(MOST_UNROLLED, unrolling.most // body)
-    if program.staged:
-        often = max(often, min(MOST_SHORT, unrolling.least // body))
+    if program.atom.kind == "matrix" and not unrolling.atoms:
+        return None
+    often = int(unrolled(program, program.inner, unrolling))
     if program.windowed and len(program.nest.factors) == 1:  # no dependence orders the loads behind the uses
         often = min(often, MOST_READ // Geometry(program.nest).panel_elements(0, program.inner, windowed=True))
     return max(1, often)
+
+
+def unrolled(program: StageProgram, inner: Extents, unrolling: Unrolling) -> Value:
+    """Returns the steps of a reduction in an unrolled body around innermost tiles, before limits of windows.
+
+    `program` has the same atom and copies, but any tiles.
+    """
+    points = math.prod(inner)
+    if program.atom.kind == "matrix":
+        atoms = largest(points // math.prod([e for e in program.atom.roles.values() if isinstance(e, int)]), 1)
+        return largest(1, least(MOST_UNROLLED, unrolling.atoms // atoms))
+    body = largest(points, 1)
+    often = least(MOST_UNROLLED, unrolling.most // body)
+    if program.staged:
+        often = largest(often, least(MOST_SHORT, unrolling.least // body))
+    return largest(1, often)
 
 
 def steps_together(program: StageProgram, unrolling: Unrolling) -> int:

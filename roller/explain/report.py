@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from roller.cost.model import Model
-from roller.cost.occupancy import COPIES, Residents, added_bytes, held_copies, residents
-from roller.cost.parameters import CostParameters, unit_efficiency
+from roller.cost.occupancy import COPIES, Residents, added_bytes, held_copies, residents, unit_efficiency
+from roller.cost.parameters import CostParameters
 from roller.cost.traffic import level_traffic
 from roller.explain.growth_limits import Growth, Stop
 from roller.explain.texts import duration, of_term, predicted, size_text

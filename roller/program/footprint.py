@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 
 import numpy as np
@@ -252,7 +252,7 @@ class Geometry:
         return found
 
     def read(self, number: int, tile: Tile) -> HeldTile:
-        """Returns the part of a data tile that filling a panel reads.
+        """Returns the part of a data tile that the nest, or filling a panel, touches.
 
         It has no more elements than the tile has points, and those between them in a row, which arrive in the same transactions.
         The box is larger where windows move in steps, or where a tile along fused axes begins in the middle of a row.
@@ -283,6 +283,12 @@ class Geometry:
     def boxes(self, number: int, tiles: Extents) -> Boxes:
         """Returns the data tiles of array `number` under many tiles."""
         return self._shapes[number].of_each(tiles)
+
+    def reads(self, number: int, tiles: Extents) -> Boxes:
+        """Returns the parts of the data tiles of array `number` that are touched under many tiles (`read`)."""
+        boxes = self.boxes(number, tiles)
+        points = math.prod([tiles[i] for i in self._touched[number]]) * _step_in_row(self.nest.accesses[number])
+        return replace(boxes, elements=least(boxes.elements, points), run=least(boxes.run, points))
 
     def elements_of_each(self, factor: int, tiles: Extents, windowed: bool = False) -> Value:
         """Returns `panel_elements` of one tile or of an array of tiles, without a cache."""

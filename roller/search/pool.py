@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from roller.cost.model import Model
+from roller.cost.occupancy import held_copies
 from roller.ir.nest import Tile
 from roller.program.estimate import Estimate
 from roller.program.rprogram import StageProgram
@@ -24,7 +26,8 @@ class Pool:
     def rate(self, space: TileSpace, program: StageProgram, worth: float = math.inf) -> float:
         """Returns the predicted seconds of a program and keeps it, unless it cannot run.
 
-        A program that would be the best one is rated for as many tiles on a unit as the device itself predicts. From `worth`
+        A program that would be the best one is rated with as many copies as its kernel keeps, and for as many tiles on a unit as
+        the device itself predicts. From `worth`
         seconds on a device's own model need not be exact, and the program is not kept.
         """
         if worth < math.inf and space.model.parameters.own_model is not None:
@@ -40,6 +43,9 @@ class Pool:
             known = _confirmed(space, program, rating)
             if known is None:
                 return math.inf
+            kept = _as_kept(space, program)
+            if kept is not program:
+                return self.rate(space, kept)
             rating = known
             self.best = min(self.best, rating.seconds)
         order = rating.seconds, space.fit.touched_bytes(program.inner), program.tiles
@@ -65,6 +71,15 @@ class Pool:
         return [rated for _, rated in sorted(self.programs.values(), key=lambda item: item[0])]
 
 
+def _as_kept(space: TileSpace, program: StageProgram) -> StageProgram:
+    """Returns the program with no more copies (buffers) than the device's kernel keeps."""
+    copies, held = space.model.parameters.copies, max(held_copies(program, space.spec), default=1)
+    real = held if copies is None or held == 1 else copies(program)
+    return (
+        program if real >= held else replace(program, staged=tuple([replace(s, depth=min(s.depth, real)) for s in program.staged]))
+    )
+
+
 def _confirmed(space: TileSpace, program: StageProgram, rating: Estimate) -> Estimate | None:
     """Returns the rating for as many tiles on a unit as the device predicts; None, and counts it, where none has room."""
     room = space.model.parameters.resident_tiles
@@ -74,6 +89,6 @@ def _confirmed(space: TileSpace, program: StageProgram, rating: Estimate) -> Est
     if not tiles:
         space.refusals["room"] += 1
         return None
-    if tiles >= space.model.resident(program):
+    if tiles >= space.model.walk(program).resident:
         return rating
     return Model(space.spec, space.model.parameters, space.model.geometry, tiles).estimate(program)

@@ -13,8 +13,9 @@ from roller import ops
 from roller.compiler import compile as compile_kernel
 from roller.cost.loops import NestWalk
 from roller.cost.model import Model
+from roller.cost.occupancy import unit_efficiency
 from roller.cost.packing import copy_seconds, panel_room
-from roller.cost.parameters import CostParameters, Rates, unit_efficiency
+from roller.cost.parameters import CostParameters, Rates
 from roller.cost.traffic import level_traffic
 from roller.device.chip import load_spec
 from roller.ir.expr import TensorExpr
@@ -165,6 +166,14 @@ def test_lanes_run_the_last_tile_whole() -> None:
     program = by_hand(expression(ops.relu(ops.tensor((20,)))), spec, (12,), (3,))
     assert unit_efficiency(program, spec) == pytest.approx(20 / 24)
     assert unit_efficiency(replace(program, lane_level=program.levels[-1]), spec) == 1
+
+
+def test_rows_between_windows_are_not_loaded() -> None:
+    """Windows of 1 x 1 in steps of two: of 63 rows of 63 elements, every other one is loaded, and with it all its lines."""
+    spec = cached(1 << 12)
+    program = by_hand(expression(ops.avg_pool2d(ops.tensor((1, 8, 63, 63)), 1, 2)), spec, (1, 8, 32), (1, 4, 32))
+    read, written = 8 * 32 * 64 * 4, 8 * 32 * 32 * 4
+    assert level_traffic(walk_of(program, spec), 1).bytes < 1.2 * (read + written)
 
 
 # --- runs that wait --------------------------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ def test_few_groups_of_lanes_wait_for_operands() -> None:
 
     def lost(tile: tuple[int, int, int]) -> float:
         program, model = staged(tile, (2, 4, 1))
-        return waited(tile, (2, 4, 1)) + model.compute_seconds(program) - arithmetic
+        return waited(tile, (2, 4, 1)) + model.compute_seconds(model.walk(program)) - arithmetic
 
     assert lost((16, 64, 128)) > arithmetic
     assert lost((32, 64, 128)) < 0.5 * lost((16, 64, 128))
@@ -142,7 +142,7 @@ def test_tiles_begin_step_after_step() -> None:
     program, model = staged((128, 256, 32), (8, 16, 1))
     tiles, steps = program.unit_tiles / spec.unit.count, 4096 / 32
     alone = waited((128, 256, 32), (8, 16, 1))
-    assert alone == pytest.approx(tiles * steps * once / model.rates.busy(program), rel=0.1)
+    assert alone == pytest.approx(tiles * steps * once / model.walk(program).busy, rel=0.1)
     assert waited((128, 256, 64), (8, 16, 1)) == pytest.approx(alone / 2, rel=0.1)
     small, model = staged((64, 256, 24), (8, 16, 1))
     small = replace(small, staged=tuple(replace(s, depth=2) for s in small.staged))

@@ -14,7 +14,7 @@ import roller
 from emulating import needs_compiler, needs_cxx, text_of
 from roller import ops
 from roller.cost.model import Model
-from roller.cost.parameters import Rates
+from roller.cost.occupancy import unit_efficiency
 from roller.device.chip import resolve
 from roller.ir.fusion import fuse
 from roller.lowering.specialised import shared_memory
@@ -172,7 +172,7 @@ def test_the_model_knows_what_storing_results_takes() -> None:
     told, silent = parameters.cost_parameters(spec), replace(parameters.cost_parameters(spec), store_accesses=None)
     found = [Model(spec, parameters, geometry).estimate(across[1]).seconds for parameters in (told, silent)]
     results = across[1].unit_tiles * across[1].unit_tile[0] * across[1].unit_tile[1]
-    busy = Rates(spec, told).busy(across[1])
+    busy = unit_efficiency(across[1], spec)
     rate = (spec.level("register").bandwidth_gbps or math.nan) * 1e9
     assert found[0] - found[1] == pytest.approx(parameters.PARTLY * results / 8 * 128 / (rate * busy))
 

@@ -143,7 +143,8 @@ def test_more_copies_lose_less_of_what_overlaps() -> None:
     def lost(depth: int, resident: int = 1) -> tuple[float, ...]:
         spec = chip(resident_tiles_max=resident)
         made = program(spec, staged=tuple(replace(s, depth=depth) for s in PANELS))
-        return Model(spec, CostParameters(), Geometry(made.nest)).losses(made)
+        model = Model(spec, CostParameters(), Geometry(made.nest))
+        return tuple(model.losses(model.walk(made)))
 
     assert lost(2) == (0.1, 0.1, 0.1)
     assert lost(3) == pytest.approx((0.05, 0.05, 0.1))
@@ -158,7 +159,8 @@ def test_what_atoms_read_in_place_is_a_part_of_computing() -> None:
     for operands, last in (("pad", 0.1 / 3), ("register", 0.1)):
         atoms = (spec.atoms[0], spec.atoms[1].model_copy(update={"operand_level": operands if operands == "pad" else None}))
         made = program(spec.model_copy(update={"atoms": atoms}), atom=1, staged=tuple(replace(s, depth=4) for s in PANELS))
-        assert Model(spec, CostParameters(), Geometry(made.nest)).losses(replace(made, atom=atoms[1]))[2] == pytest.approx(last)
+        model = Model(spec, CostParameters(), Geometry(made.nest))
+        assert model.losses(model.walk(replace(made, atom=atoms[1])))[2] == pytest.approx(last)
 
 
 @pytest.mark.parametrize("saves", [0.0, 0.25, 1.0])
@@ -221,7 +223,8 @@ def test_reading_operands_takes_slots_from_arithmetic_at_its_peak(flops: int | N
     spec = chip(issue_groups=4).model_copy(update={"atoms": (atom,)})
     made = program(spec, staged=rows)
     assert reads(made) == 3
-    told, silent = (Model(s, CostParameters(), Geometry(made.nest)).compute_seconds(made) for s in (spec, chip()))
+    models = [Model(s, CostParameters(), Geometry(made.nest)) for s in (spec, chip())]
+    told, silent = (model.compute_seconds(model.walk(made)) for model in models)
     assert told == pytest.approx(crowding * silent)
 
 
@@ -246,10 +249,8 @@ def test_filling_panels_takes_slots_too(columns: int, copies: int, apart: int) -
     atom = chip().atoms[0].model_copy(update={"flops_per_cycle_per_unit": 256})
     full = spec.model_copy(update={"atoms": (atom,)})
     made = replace(made, atom=atom)
-    told, silent = (
-        Model(full, CostParameters(**slots), Geometry(made.nest)).compute_seconds(made)
-        for slots in (given, dict.fromkeys(given, 0.0))
-    )
+    models = [Model(full, CostParameters(**slots), Geometry(made.nest)) for slots in (given, dict.fromkeys(given, 0.0))]
+    told, silent = (model.compute_seconds(model.walk(made)) for model in models)
     assert told / silent == pytest.approx((32 + 3 + (copies * 2 + apart * 3 + 40) / 16) / (32 + 3))
 
 

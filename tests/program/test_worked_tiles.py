@@ -94,7 +94,7 @@ def test_gemm_on_the_processor_refuses_seven_rows_and_starves_on_four() -> None:
     assert fit.fits(levels, last, (6, 64, 1), (1, 16, 1), mapping, atom)
     assert not fit.fits(levels, last, (7, 64, 1), (1, 16, 1), mapping, atom)  # 28 + 4 + 1
     small = replace(program, tiles=((96, 256, 1024), (4, 16, 1)))
-    assert model.chain_efficiency(small) == 0.5  # four of eight chains
+    assert model.chain_efficiency(model.walk(small)) == 0.5  # four of eight chains
 
 
 def test_gemm_on_the_grid_fills_one_wave_with_square_lane_tiles() -> None:
@@ -142,7 +142,7 @@ def test_one_warp_of_matrix_units_leaves_the_others_of_its_unit_idle() -> None:
     model = Model(grid, CostParameters(), Geometry(nest))
     program = replace(best("half gemm", "gpu")[0], atom=unit, mapping=(("m", 0), ("n", 1), ("k", 2)), nest=nest)
     one, four, eight = (
-        model.compute_seconds(replace(program, tiles=((64, 128, 64), inner)))
+        model.compute_seconds(model.walk(replace(program, tiles=((64, 128, 64), inner))))
         for inner in ((64, 128, 16), (32, 64, 16), (32, 32, 16))
     )
     assert one == pytest.approx(4 * four) and eight == pytest.approx(four)

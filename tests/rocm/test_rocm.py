@@ -151,7 +151,7 @@ def test_a_product_of_float32_keeps_its_promises(chip: str) -> None:
     assert found["stage0_kernel.resident_waves"] >= found["stage0_kernel.predicted_waves"]
 
 
-@pytest.mark.parametrize("chip", ["mi210", "mi300x"])  # before them LLVM waits for everything at barriers
+@pytest.mark.parametrize("chip", ["mi210", "mi300x", "rx7900xtx"])  # before them LLVM waits for everything at barriers
 def test_loads_are_under_way_across_barriers(chip: str) -> None:
     kernel = roller.compile(gemm(640, 640, 640), device=f"rocm:{chip}")
     text = kernel.artifact.launch["assembly"]

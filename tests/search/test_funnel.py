@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from roller import ops
+from roller.cost.occupancy import held_copies
 from roller.device.chip import resolve
 from roller.ir.fusion import fuse
 from roller.ir.nest import Tile, variants
 from roller.ops import SymbolicTensor
 from roller.program.alignment import Multiple, aligned_extents
 from roller.program.estimate import Estimate
-from roller.program.footprint import BoxShape
+from roller.program.footprint import Boxes, BoxShape, Geometry
 from roller.program.rprogram import StageProgram
 from roller.search import enumeration
 from roller.search.construct import construct_stage
@@ -96,11 +97,18 @@ def screened(space: TileSpace, program: StageProgram) -> float:
     return float(CacheScreen(space).seconds_of([lattice.tiles_of([tile]) for tile in program.tiles], program)[0])
 
 
-@given(operators(), st.sampled_from(CHIPS), st.integers(0, 1 << 16), st.sampled_from((1, 2, None)))
+def with_steps(spec: HardwareSpec, cost_ns: float) -> HardwareSpec:
+    """The chip, every step of whose levels costs this much."""
+    return spec.model_copy(update={"levels": tuple(lv.model_copy(update={"step_overhead_ns": cost_ns}) for lv in spec.levels)})
+
+
+@given(operators(), st.sampled_from(CHIPS), st.integers(0, 1 << 16), st.sampled_from((1, 2, None)), st.sampled_from((0.0, 50.0)))
 @settings(max_examples=150, deadline=None)
-def test_the_screen_is_the_model_where_nothing_is_copied(op: SymbolicTensor, chip: str, seed: int, threads: int | None) -> None:
+def test_the_screen_is_the_model_where_nothing_is_copied(
+    op: SymbolicTensor, chip: str, seed: int, threads: int | None, step_ns: float
+) -> None:
     def changed(spec: HardwareSpec) -> HardwareSpec:
-        return without_sets(spec if threads is None else limited(spec, threads))
+        return with_steps(without_sets(spec if threads is None else limited(spec, threads)), step_ns)
 
     found = spaces_of(chip, op, changed)
     space = found[seed % len(found)]
@@ -181,8 +189,18 @@ def test_boxes_of_arrays_of_tiles_are_those_of_single_tiles(op: SymbolicTensor, 
         together = shape.of_each(tuple(lattice.tiles_of(tiles)))
         for number, tile in enumerate(tiles):
             one = shape(tile)
-            elements, run = (int(np.broadcast_to(a, len(tiles))[number]) for a in (together.elements, together.run))
-            assert (elements, run) == (one.elements, max(one.run, 1))
+            assert of_one(together, number, len(tiles)) == (one.elements, max(one.run, 1))
+    geometry = Geometry(nest)
+    for place in range(len(nest.accesses)):
+        parts = geometry.reads(place, tuple(lattice.tiles_of(tiles)))
+        for number, tile in enumerate(tiles):
+            read = geometry.read(place, tile).tile
+            assert of_one(parts, number, len(tiles)) == (read.elements, max(read.run, 1))
+
+
+def of_one(boxes: Boxes, number: int, count: int) -> tuple[int, ...]:
+    """Elements of one of many boxes, and those in its runs."""
+    return tuple(int(np.broadcast_to(values, count)[number]) for values in (boxes.elements, boxes.run))
 
 
 def test_equal_chains_come_in_the_order_of_their_tiles_wherever_they_stand() -> None:
@@ -340,6 +358,19 @@ def test_on_lanes_the_screen_is_nearly_the_model(chip: str) -> None:
         assert len(ratios) >= 8
         assert 0.75 < ratios[len(ratios) // 2] < 1.25
         assert spearmanr(*zip(*pairs, strict=True))[0] > 0.8
+
+
+@given(
+    *(st.sampled_from(extents) for extents in ((96, 320, 640, 768, 1021), (96, 512, 640), (64, 640, 1024))), st.sampled_from(LANES)
+)
+@settings(max_examples=12, deadline=None)
+def test_kernels_keep_as_many_copies_as_their_programs_ask_for(m: int, n: int, k: int, chip: str) -> None:
+    """Lanes that copy through registers prefetch only as much as they have registers for."""
+    found = spaces_of(chip, ops.matmul(ops.tensor((m, k)), ops.tensor((k, n))))
+    program, _ = constructed_best(found)
+    kept = found[0].model.parameters.copies
+    assert kept is not None
+    assert max(held_copies(program, found[0].spec), default=1) <= kept(program)
 
 
 def test_units_of_other_kinds_have_another_screen() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from roller.cost.parameters import Unrolling
+from roller.cost.parameters import PLACE_REGISTERS, Unrolling
 from roller.lowering.tir.builder import AT_LAUNCH, Buffer, Expr, Stmt
 from roller.lowering.tir.tile_starts import Position
 from roller.target.hardware import ComputeAtom
@@ -254,7 +254,7 @@ class Machine:
     shared_scope: str = AT_LAUNCH
     views: bool = True
     unrolling: Unrolling = field(default_factory=Unrolling)
-    place_registers: float = 0.5
+    place_registers: float = PLACE_REGISTERS
     apart_registers: float = 1.0
     guard_registers: float = 1.0
     most_beside: int | None = 128

@@ -14,6 +14,7 @@ from tvm import tirx
 from tvm.tirx import ForKind
 
 from roller.cost.occupancy import step_loop
+from roller.cost.parameters import PREFETCH_REGISTERS
 from roller.cost.unrolling import steps_repeated, steps_together
 from roller.ir.expr import ELEMENT_BYTES
 from roller.lowering.simt import matrix_atoms
@@ -53,7 +54,6 @@ from roller.program.rprogram import StageProgram, copy_depth
 from roller.target.hardware import HardwareSpec
 
 SHARED_ALIGNMENT = 128
-MOST_REGISTERS = 192  # for accumulators and prefetched values; the others hold operands and addresses
 COMBINE_THREADS = 256  # of a block that reduces partial results, one output each
 
 
@@ -110,7 +110,7 @@ def panels_of(block: Block, machine: Machine) -> list[SharedPanel]:
     fillings = [Filling(block, shared_panel(block, s, None), reader, machine) for s in last]
     carried = [f for f in fillings if f.copies is None]
     held = sum(f.registers for f in carried)
-    ahead = all(s.depth > 1 for s in last) and (not carried or block.accumulators + held <= MOST_REGISTERS)
+    ahead = all(s.depth > 1 for s in last) and (not carried or block.accumulators + held <= PREFETCH_REGISTERS)
     most = 2 if carried else max((s.depth for s in last), default=1)  # through registers, lanes prefetch one step ahead, not more
     return [
         shared_panel(block, replace(s, depth=min(s.depth, most)), number) if ahead and s in last else shared_panel(block, s, None)
@@ -122,7 +122,7 @@ def copies_of(program: StageProgram, machine: Machine) -> int:
     """Returns the max number of copies (pipeline stages) among a kernel's panels."""
     if machine.in_place(program.atom):
         return max(s.depth for s in program.staged)
-    return max(panel.copies for panel in panels_of(matrix_atoms.block_of(program, machine), machine))
+    return max([panel.copies for panel in panels_of(matrix_atoms.block_of(program, machine), machine)], default=1)
 
 
 def tile_bytes(program: StageProgram, spec: HardwareSpec) -> int:

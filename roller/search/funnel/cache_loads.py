@@ -120,10 +120,10 @@ class CacheLoads:
         return list(found)
 
     def boxes(self, number: int) -> Boxes:
-        """Returns the data tiles of an array inside the first 0, 1, 2 … loops."""
+        """Returns the parts of an array that are touched inside the first 0, 1, 2 … loops."""
         found = self._boxes.get(number)
         if found is None:
-            boxes, shape = self.model.geometry.boxes(number, self.tiles), (len(self.loops) + 1, self.count)
+            boxes, shape = self.model.geometry.reads(number, self.tiles), (len(self.loops) + 1, self.count)
             elements, run = (np.broadcast_to(values, shape) for values in (boxes.elements, boxes.run))
             found = self._boxes[number] = replace(boxes, elements=elements, run=run)
         return found

@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roller.cost.combining import cut_seconds, fold_slots
-from roller.cost.model import executed_points, exposed, overlapped
-from roller.cost.packing import DECODE_TRIPS, ROW_TRIPS, element_slots, evicting_seconds, panel_room
+from roller.cost.combining import accumulating, cut_seconds, fold_slots
+from roller.cost.formulas import around_tiles, first_points, overlapped
+from roller.cost.model import executed_points
+from roller.cost.packing import DECODE_TRIPS, ROW_TRIPS, element_slots, packing_seconds
 from roller.ir.elementwise import Value, largest
 from roller.program.rprogram import StageProgram, Staging, panel_element_bytes, staged_touches
 from roller.search.choices import bare, every_staging, parts_of, required_staging
@@ -74,9 +75,9 @@ class CacheScreen:
         terms = [self._compute(program, [inner], np.ones(inner.shape[1]))]
         losses = [self.spec.overlap_loss, self.spec.loss(self.spec.levels[-1])]
         terms.append(self._registers(program, inner, 1) / self.model.rates.into(self.spec.levels[-1], 1.0))
-        ends = self._ends(inner, self._count(inner, self.nest.reduce), 1) * self._count(inner, self.nest.spatial)
+        ends = self._ends(inner, self._count(inner, self.nest.reduce), 1, 0, self.spec.unit.count)
         folding = fold_slots(self.base, tuple(inner)) / self.model.rates.vector_slots
-        return overlapped(terms, ENDLESS, losses) + ends / self.spec.unit.count + folding
+        return overlapped(terms, ENDLESS, losses) + ends + folding
 
     def seconds(self, chains: Chains, least: float, worth: float) -> list[Value]:
         """Returns the approximate seconds of chains of tiles in each way: on all units or on one, whichever takes less.
@@ -137,24 +138,16 @@ class CacheScreen:
         atom, inner = program.atom, chains[-1]
         points = executed_points(program, self.nest.extents, inner)
         slots = self.model.slots if atom.kind != "matrix" else 1.0
-        return points * slots / (atom.gflops * 1e9 / 2 * self._chains(program, inner) * busy)
+        computed = points * slots / (atom.gflops * 1e9 / 2 * self._chains(program, inner) * busy)
+        return computed + self.model.epilogue_slots / (self.model.rates.function_slots * busy)
 
     def _chains(self, program: StageProgram, inner: Tiles) -> Value:
         """Returns the accumulators in flight over those needed at peak (`Model.chain_efficiency`)."""
         if self.nest.stage.reducer is None or not self.nest.reduce:
             return 1.0
-        live = self._accumulators(program, inner)
         if program.levels[-1] == len(self.spec.levels):
             return 1.0
-        return np.minimum(1.0, live / (program.atom.chains or self.spec.unit.chains))
-
-    def _accumulators(self, program: StageProgram, inner: Tiles) -> Value:
-        """Returns the independent accumulating operations of an innermost tile."""
-        nest = self.nest
-        apart = program.lane is not None and nest.dims[program.lane].is_reduce
-        live = math.prod([inner[i] for i in (*nest.spatial, *(nest.reduce if apart else ()))])
-        outputs = math.prod([e for r, e in program.atom.roles.items() if r != "k" and isinstance(e, int)])
-        return live / outputs
+        return np.minimum(1.0, accumulating(program, inner) / (program.atom.chains or self.spec.unit.chains))
 
     def _registers(self, program: StageProgram, inner: Tiles, visits: Value) -> Value:
         """Returns the bytes that move into and out of registers."""
@@ -172,23 +165,13 @@ class CacheScreen:
         return math.prod([-(-self.nest.extents[d] // tile[d]) for d in dims]) * np.ones(tile.shape[1], dtype=np.int64)
 
     def _busy(self, unit_tile: Tiles, dims: Sequence[int], number: Value) -> Value:
-        """Returns the load balance of units (`roller.cost.parameters.unit_efficiency`)."""
+        """Returns the load balance of units (`roller.cost.occupancy.unit_efficiency`)."""
         units, share = self.spec.unit.count, -(-number // self.spec.unit.count)
         if units == 1 or not dims or 0 in self.nest.extents:
             return np.maximum(1, number) / (units * np.maximum(1, share))
-        return self._first(unit_tile, dims, number, number) / (units * self._first(unit_tile, dims, number, share))
-
-    def _first(self, unit_tile: Tiles, dims: Sequence[int], number: Value, tiles: Value) -> Value:
-        """Returns the points of the units' dimensions in their first `tiles` of `number` tiles."""
-        found, around, inside, after = 0, 1, number, math.prod([self.nest.extents[d] for d in dims])
-        for d in dims:
-            extent, trips = self.nest.extents[d], -(-self.nest.extents[d] // unit_tile[d])
-            inside, after = inside // trips, after // extent
-            whole, tiles = tiles // inside, tiles % inside
-            done = np.minimum(whole * unit_tile[d], extent)
-            found = found + around * done * float(after)
-            around = around * np.minimum(unit_tile[d], extent - done)
-        return found
+        steps, extents = [unit_tile[d] for d in dims], [self.nest.extents[d] for d in dims]
+        cut = extents, steps, [-(-extent // step) for extent, step in zip(extents, steps, strict=True)]
+        return first_points(*cut, number) / (units * first_points(*cut, share))
 
     def _visits(self, chains: Chains, cut: bool) -> Value:
         """Returns how often accumulators are loaded and stored: once for each reduce step outside the last spatial loop."""
@@ -204,7 +187,7 @@ class CacheScreen:
         """Returns the seconds of filling a panel or box (`roller.cost.packing.copy_seconds`)."""
         if staging.constant:
             return 0.0
-        nest, rates, unit = self.nest, self.model.rates, self.spec.unit
+        nest, rates = self.nest, self.model.rates
         touches = staged_touches(nest, staging)
         position = 0 if not staging.level else program.levels.index(staging.level) + 1
         tile = ([self.extents[:, None], *chains])[position]
@@ -215,8 +198,9 @@ class CacheScreen:
         level = self.spec.levels[max(1, staging.level)]
         read: Value = 0.0
         runs: Value = 0.0
+        taken = self.model.geometry.boxes if staging.kind == "box" else self.model.geometry.reads
         for number in sources:
-            boxes = self.model.geometry.boxes(number, tuple(tile))
+            boxes = taken(number, tuple(tile))
             read, runs = read + boxes.moved(level.transaction_bytes), runs + boxes.runs
         if staging.kind == "box":
             width = nest.accesses[staging.operand].element_bytes
@@ -228,16 +212,8 @@ class CacheScreen:
             mine = [nest.accesses[n] for n in sources]
             decoded = [i for i in nest.reduce if touches[i] and any(a.strides[i] is None for a in mine)]
             trips = elements / largest(slot, 1) * (1 + DECODE_TRIPS * sum(len(nest.dims[i].members) - 1 for i in decoded))
-        working = busy if staging.level else 1.0
-        issue = elements * element_slots(rates, program, staging) / (rates.vector_slots * working)
-        issue = issue + trips * rates.parameters.trip_overhead_ns * 1e-9 / (unit.count * working)
-        written = elements * width
-        fits = written <= (panel_room(self.spec, staging.level) * times if staging.level else rates.near_bytes)
-        outside = rates.from_outside(working)
-        rate = np.where(fits, self.model.rates.into(level, working), outside) if staging.level else outside
-        launch = unit.launch_overhead_us * 1e-6 if staging.level == 0 else 0.0
-        moved = (read * times + np.where(fits, 0, 2 * written)) / rate
-        return np.maximum(issue, moved) + evicting_seconds(rates, staging.level, written / times, times, working) + launch
+        issue = elements * element_slots(rates, program, staging), trips
+        return packing_seconds(rates, staging.level, issue, read * times, elements * width, times, busy if staging.level else 1.0)
 
     def _fills(self, chains: Chains, position: int, touches: Sequence[bool], cut: bool) -> Value:
         """Returns how often a copy is filled: for every unit tile, and in it for every trip up to the last that it depends on."""
@@ -249,24 +225,25 @@ class CacheScreen:
             outer = tile
         return times
 
-    def _ends(self, inner: Tiles, depth: Value, visits: Value) -> Value:
-        """Returns the seconds around one innermost tile on its unit: accumulators start and finish, the loops around it turn."""
-        given = self.model.parameters
-        operations = depth * self._accumulators(self.base, inner)
-        overhead = given.tile_overhead_ns * exposed(operations, given.short_visit)
-        finish = overhead * (2 * visits - 1) if self.nest.stage.reducer is not None else 0.0
-        return (finish + given.trip_overhead_ns * visits) * 1e-9
+    def _ends(self, inner: Tiles, depth: Value, visits: Value, number: Value, working: Value) -> Value:
+        """Returns the seconds around innermost tiles and the `number` of unit tiles; `depth`: steps of a visit."""
+        operations = depth * accumulating(self.base, inner) if self.nest.stage.reducer is not None else None
+        tiles = self._count(inner, self.nest.spatial)
+        return around_tiles(self.model.parameters, tiles, operations, visits, number, working)
 
     def _around(self, chains: Chains, cut: bool, parallel: bool, visits: Value, number: Value, busy: Value) -> Value:
         """Returns the seconds of tile starts and ends, dispatch, launch, and of combining partial results."""
-        nest, unit, given = self.nest, self.spec.unit, self.model.parameters
+        nest, unit = self.nest, self.spec.unit
         working = unit.count * busy
         depth = self._count(chains[-1], nest.reduce) / visits
         if cut:
             depth = depth / self._count(chains[0], nest.reduce)
-        ends = self._ends(chains[-1], depth, visits) * self._count(chains[-1], nest.spatial)
-        dispatch = number * (given.unit_overhead_ns + np.where(visits > 1, given.scratch_overhead_ns, 0.0)) * 1e-9
-        seconds = (ends + dispatch) / working + fold_slots(self.base, tuple(chains[-1])) / (self.model.rates.vector_slots * busy)
+        ends = self._ends(chains[-1], depth, visits, number, working)
+        seconds = ends + fold_slots(self.base, tuple(chains[-1])) / (self.model.rates.vector_slots * busy)
+        for position, level in enumerate(self.space.levels):
+            if level < len(self.spec.levels) and self.spec.levels[level].step_overhead_ns:
+                steps = self._fills(chains, position + 1, (True,) * len(nest.dims), cut)
+                seconds = seconds + steps / working * self.spec.levels[level].step_overhead_ns * 1e-9
         if parallel:
             seconds = seconds + np.where(number > 1, unit.launch_overhead_us * 1e-6, 0.0)
         if cut:

@@ -12,10 +12,13 @@ from functools import cached_property
 
 import numpy as np
 
-from roller.ir.elementwise import Value, largest, least
+from roller.cost.occupancy import reserved_bytes, together
+from roller.ir.elementwise import Value
 from roller.ir.nest import Nest
+from roller.ir.row_groups import REGISTER_BYTES
 from roller.ir.sliding_windows import every_window
-from roller.program.rprogram import StageProgram, panel_element_bytes
+from roller.program.rprogram import StageProgram, Staging, panel_element_bytes
+from roller.search.funnel import placed_fills
 from roller.search.funnel.lattice import Chains, Tiles
 from roller.search.tile_space import TileSpace
 from roller.target.hardware import MemoryLevel
@@ -158,8 +161,25 @@ class Placed:
     @cached_property
     def copies(self) -> Value:
         """The copies (buffers) that form the circular buffer of the panels: one where a tile is one step."""
-        several = self.space.spec.in_place(self.base.atom) or not self.base.dealt
-        return np.where(several | (math.prod(self.fill_trips) > 1), self.depth, 1)
+        if self.space.spec.in_place(self.base.atom) or not self.base.dealt:
+            return np.full(self.parts.shape, self.depth)
+        return np.where((math.prod(self.fill_trips) > 1) & self._prefetches, self.depth, 1)
+
+    @property
+    def _prefetches(self) -> Value:
+        """Whether a lane has the registers to prefetch panels (`roller.cost.issue.Issued.prefetches`)."""
+        given, nest = self.space.model.parameters, self.nest
+        if not given.prefetch_registers or self.depth == 1:
+            return True
+        held = math.prod([self.inner[d] for d in nest.spatial]) * nest.accumulator_bytes * self.sub_tiles / self.lanes
+        carried: Value = 0.0
+        for staging in self.base.staged:
+            size = max([a.element_bytes for a in nest.inputs if a.factor == staging.operand], default=1)
+            if not any(size <= wide for wide in given.copy_sizes):
+                accesses, _ = self.fill_accesses(staging)
+                words = self.elements(staging.operand, self.unit) * size / self.lanes / REGISTER_BYTES
+                carried = carried + accesses * given.place_registers + words
+        return held / REGISTER_BYTES + carried <= given.prefetch_registers
 
     @property
     def may_fit(self) -> Value:
@@ -205,19 +225,11 @@ class Placed:
     @cached_property
     def resident(self) -> Value:
         """The tiles on a unit at a time (`roller.cost.occupancy.resident_tiles`)."""
-        unit, level = self.space.spec.unit, self._level
         if self.space.lane_level is None:
             return np.ones_like(self.parts)
-        found = least(unit.resident_tiles_max, -(-self.unit_tiles // unit.count))
-        if unit.resident_lanes_max is not None:
-            found = least(found, unit.resident_lanes_max // (self.groups * unit.lane_group))
-        if unit.lane_storage_bytes:
-            outputs = math.prod([self.inner[d] for d in self.nest.spatial]) * self.nest.accumulator_bytes
-            reserved = unit.lane_reserved_bytes // (1 if self.base.staged else 2)
-            found = least(found, unit.lane_storage_bytes // (outputs * self.sub_tiles + self.lanes * reserved))
-        if level.managed:
-            found = least(found, level.capacity_bytes // largest(level.reserved_bytes + self.copies * self.panel_bytes, 1))
-        return largest(found, 1)
+        spec, outputs = self.space.spec, math.prod([self.inner[d] for d in self.nest.spatial]) * self.nest.accumulator_bytes
+        held = outputs * self.sub_tiles + self.lanes * reserved_bytes(self.base, spec)
+        return together(spec, self._level, self.unit_tiles, self.groups, held, self.copies * self.panel_bytes)
 
     def count(self, tile: Tiles, dims: Sequence[int]) -> Value:
         """Returns the number of tiles along some dimensions."""
@@ -229,3 +241,8 @@ class Placed:
             mine = [n for n, a in enumerate(self.nest.accesses) if a.role == "body" and a.factor == factor]
             return sum([self.space.fit.geometry.boxes(n, tile).elements for n in mine])
         return self.space.fit.geometry.elements_of_each(factor, tile, self.space.fit.windowed)
+
+    def fill_accesses(self, staging: Staging) -> tuple[Value, Value]:
+        """Returns the accesses of one lane that fill a panel, and whether their addresses follow from that of the first."""
+        elements = self.elements(staging.operand, self.unit)
+        return placed_fills.fill_accesses(self.space, self.base, staging, self.unit, elements, self.lanes)

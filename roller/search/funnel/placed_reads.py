@@ -11,10 +11,11 @@ from roller.cost.model import Model
 from roller.ir.elementwise import Value
 from roller.ir.nest import Access
 from roller.ir.sliding_windows import stored_extents, windows
-from roller.layout.banks import WIDEST_ACCESS, most_together
+from roller.layout.banks import WIDEST_ACCESS
 from roller.program.rprogram import Staging, panel_element_bytes
 from roller.search.funnel.lattice import Tiles
 from roller.search.funnel.placed import Placed
+from roller.search.funnel.placed_fills import widest_access
 
 APART = 1 << 40  # more than any tile reads
 
@@ -99,7 +100,7 @@ def reading_bytes(placed: Placed, group: Tiles, cut_off: bool = True) -> Value:
                 moved = _panel_bytes(placed, panels[access.factor], touches, group)
                 total = total + moved * _times(placed, touches, True, groups) * _again(placed, touches)
         else:
-            moved = placed.space.fit.geometry.boxes(number, tile).moved(level.transaction_bytes)
+            moved = placed.space.fit.geometry.reads(number, tile).moved(level.transaction_bytes)
             if placed.base.atom.kind != "matrix":
                 moved = np.maximum(moved, lines_bytes(placed, access, group))
             total = total + moved * times
@@ -175,47 +176,12 @@ def reading_slots(placed: Placed, model: Model) -> Slots:
     turns = math.prod(placed.turns)
     for staging in placed.base.staged:
         reads = reads + _accesses(placed, staging)[0]
-        accesses, follows = fill_accesses(placed, staging)
+        accesses, follows = placed.fill_accesses(staging)
         guarded = any(a.guarded for a in placed.nest.inputs if a.factor == staging.operand)
         each = given.fill_slots + np.where(follows, 0.0, given.place_slots) + (given.guard_slots if guarded else 0.0)
         filling = filling + accesses / turns * each
     filling = filling + given.step_slots / turns
     return Slots(reads + filling, filling)
-
-
-def fill_accesses(placed: Placed, staging: Staging) -> tuple[Value, Value]:
-    """Returns the accesses of one lane that fill a panel, and whether their addresses follow from that of the first.
-
-    It is `roller.layout.fill_order.share` with the values in the order of their array.
-    """
-    nest, touches = placed.nest, placed.nest.factor_touches(staging.operand)
-    mine = [a for a in nest.inputs if a.factor == staging.operand]
-    along = next((d for d in range(len(touches)) if len(mine) == 1 and mine[0].strides[d] == 1 and touches[d]), None)
-    width: Value = 1
-    if along is not None and not (placed.space.fit.windowed and windows(nest, staging.operand)):
-        widest = _widest(mine[0], along, nest.extents[along])
-        wide = placed.unit[along] <= nest.extents[along]
-        if placed.base.atom.kind != "matrix":  # rows of other panels go along their last dimension, whatever the array's do
-            inwards = (*nest.reduce, *nest.spatial)
-            wide = wide & (math.prod([placed.unit[d] for d in inwards[inwards.index(along) + 1 :] if touches[d]]) == 1)
-        width = np.where(wide, np.gcd(placed.unit[along], widest), 1)
-    accesses = -(-placed.elements(staging.operand, placed.unit) // (width * placed.lanes))
-    order = sorted((d for d, t in enumerate(touches) if t), key=lambda d: -max([abs(a.strides[d] or 0) for a in mine], default=0))
-    left, follows, open_ = placed.lanes, np.full(accesses.shape, True), np.full(accesses.shape, True)
-    for d in reversed(order[1:]):
-        count = placed.unit[d] // (width if d == along else 1)
-        ends = open_ & (left % count != 0)
-        follows = np.where(ends, count % left == 0, follows)
-        open_ = open_ & ~ends
-        left = np.where(open_, np.maximum(left // count, 1), left)
-    return accesses, (accesses == 1) | follows
-
-
-def _widest(access: Access, along: int, extent: int) -> int:
-    """Returns the elements of the widest access along a dimension in which an array is contiguous."""
-    steps = [s or 0 for d, s in enumerate(access.strides) if d != along] if access.linear else list(access.tensor.strides[:-1])
-    offset = sum(i.offset * s for i, s in zip(access.index, access.tensor.strides, strict=True)) if access.linear else 0
-    return math.gcd(most_together(access.tensor.dtype), extent, offset, *steps)
 
 
 def lines_bytes(placed: Placed, access: Access, group: Tiles) -> Value:
@@ -224,7 +190,7 @@ def lines_bytes(placed: Placed, access: Access, group: Tiles) -> Value:
     along = next((d for d, s in enumerate(access.strides) if s == 1 and access.touches[d]), None)
     width: Value = 1
     if along is not None:
-        width = np.gcd(placed.inner[along], _widest(access, along, placed.nest.extents[along]))
+        width = np.gcd(placed.inner[along], widest_access(access, along, placed.nest.extents[along]))
     elements = math.prod([placed.inner[d] for d, t in enumerate(access.touches) if t])
     beside = group[along] if along is not None else 1
     apart: Value = 1

@@ -20,8 +20,9 @@ from functools import cached_property
 
 import numpy as np
 
-from roller.cost.combining import cut_seconds
-from roller.cost.model import MOST_SPARE, executed_points, overlapped
+from roller.cost import formulas
+from roller.cost.combining import accumulating, cut_seconds
+from roller.cost.model import executed_points
 from roller.ir.elementwise import Value
 from roller.ir.expr import ELEMENT_BYTES
 from roller.program.rprogram import StageProgram
@@ -77,7 +78,7 @@ class PlacedScreen:
         terms = [self._points(placed) * self._slots / (self.base.atom.gflops * 1e9 / 2)]
         if self.space.lane_level is not None:
             terms.append(reading_bytes(placed, group_along(placed), cut_off=False) / rates.into(lanes, 1.0))
-        return overlapped(terms, ENDLESS, [spec.overlap_loss, spec.loss(lanes)][: len(terms)]) + np.zeros(inner.shape[1])
+        return formulas.overlapped(terms, ENDLESS, [spec.overlap_loss, spec.loss(lanes)][: len(terms)]) + np.zeros(inner.shape[1])
 
     @cached_property
     def _extents(self) -> Tiles:
@@ -199,7 +200,7 @@ class PlacedScreen:
         terms = [compute, *moved.seconds]
         if placed.base.atom.in_turn and self.space.lane_level is not None:
             terms = [compute + sum(moved.seconds[1:]), moved.seconds[0], *[np.zeros_like(compute) for _ in moved.seconds[1:]]]
-        body = overlapped(terms, self._steps(placed), self._losses(placed)) + waits
+        body = formulas.overlapped(terms, self._steps(placed), self._losses(placed)) + waits
         if self.base.dealt:
             body = np.maximum(body, placed.unit_tiles * spec.unit.dispatch_ns * 1e-9)
         return body + self._around(placed)
@@ -207,30 +208,28 @@ class PlacedScreen:
     def _compute(self, placed: Placed) -> Value:
         """Returns the seconds of padded work (`Model.compute_seconds`)."""
         spec, atom, given = self.spec, self.base.atom, self.model.parameters
-        outputs = math.prod([e for r, e in atom.roles.items() if r != "k" and isinstance(e, int)])
-        live = math.prod([placed.inner[d] for d in self.nest.spatial]) / outputs
+        live = accumulating(self.base, placed.inner)
         chains: Value = 1.0
         if self.nest.stage.reducer is not None and self.nest.reduce:
             workers = placed.sub_tiles if self.space.lane_level is not None else self._beside(placed)
             chains = np.minimum(1.0, live * np.maximum(workers, 1) * placed.resident / (atom.chains or spec.unit.chains))
         idle: Value = 1.0
+        alone: Value = 0.0
+        waiting: Value = 1.0
         if self.space.lane_level is not None:
-            together, parts = placed.groups * placed.resident, spec.partitions
-            idle = placed.groups * spec.unit.lane_group / placed.lanes * -(-together // parts) * parts / together
-        steps = math.prod(placed.inner) / outputs * self._slots
-        beside, alone = reading_slots(placed, self.model), 0.0
-        if spec.unit.issue_groups and atom.kind != "matrix" and placed.base.staged and self.space.lane_level is not None:
-            arithmetic = (atom.flops_per_cycle_per_unit or 0.0) / 2 / outputs / spec.unit.lane_group
-            idle = idle * np.maximum(1.0, arithmetic / spec.unit.issue_groups * (1 + beside.together / np.maximum(steps, 1)))
-        if given.serial_cycles > 1 and placed.base.staged and self.space.lane_level is not None and not spec.in_place(atom):
-            rate = (atom.flops_per_cycle_per_unit or 0.0) / 2 / spec.partitions
-            lanes = 1 if atom.kind == "matrix" else spec.unit.lane_group
-            arithmetic = math.prod(placed.inner) * self._slots * lanes / rate if rate else 0.0
-            visit = arithmetic * given.arithmetic_cycles + beside.filling * given.serial_cycles
-            trips = math.prod(placed.fill_trips) * math.prod(placed.turns)
-            alone = trips * visit / (spec.clock_ghz * 1e9) * -(-placed.unit_tiles // spec.unit.count) / placed.resident
+            idle = formulas.idle_lanes(spec, placed.groups, placed.lanes, placed.resident)
+            waiting = formulas.waiting(given.serial_cycles, placed.groups, placed.resident, spec.partitions)
+        if self.space.lane_level is not None and placed.base.staged:
+            arithmetic, beside = math.prod(placed.inner) * self._slots, reading_slots(placed, self.model)
+            if spec.unit.issue_groups and atom.kind != "matrix":
+                idle = idle * formulas.crowding(spec, atom, beside.together, arithmetic / formulas.outputs_of(atom))
+            if given.serial_cycles > 1 and not spec.in_place(atom):
+                trips = math.prod(placed.fill_trips) * math.prod(placed.turns)
+                alone = formulas.alone_seconds(spec, given, atom, arithmetic, beside.filling, trips)
+                alone = alone * -(-placed.unit_tiles // spec.unit.count) / placed.resident
         rate = atom.gflops * 1e9 / 2 * chains * placed.busy
-        return np.maximum(self._points(placed) * self._slots * self._start_up(placed) * idle / rate, alone)
+        computed = np.maximum(self._points(placed) * self._slots * self._start_up(placed) * idle / rate, alone)
+        return computed + waiting * self.model.epilogue_slots / (self.model.rates.function_slots * placed.busy)
 
     def _beside(self, placed: Placed) -> Value:
         """Returns the atoms that a unit without lanes interleaves (`Model.chain_efficiency`)."""
@@ -252,8 +251,7 @@ class PlacedScreen:
         others = [f for f in range(len(self.nest.factors)) if f != factor]
         along = [d for d in self.nest.spatial if not any(self.nest.factor_touches(f)[d] for f in others)]
         rows = math.prod([around[d] for d in along]) if self.spec.spread else around[stream]
-        work = np.maximum(rows, 1) * atom.row_cycles
-        return (work + atom.startup_cycles) / work
+        return formulas.start_up(atom, rows)
 
     def _bytes(self, placed: Placed) -> Moved:
         """Returns what moves into each level, in bytes and in seconds."""
@@ -284,7 +282,7 @@ class PlacedScreen:
         total: Value = np.zeros(placed.parts.shape)
         spatial, steps = (placed.count(placed.inner, dims) for dims in (self.nest.spatial, self.nest.reduce))
         for number, access in enumerate(self.nest.accesses):
-            moved = self.space.fit.geometry.boxes(number, placed.inner).moved(level.transaction_bytes)
+            moved = self.space.fit.geometry.reads(number, placed.inner).moved(level.transaction_bytes)
             if access.role == "output":
                 kept = bool({"output", "accumulator"} & set(level.holds))
                 total = total + moved * spatial * (2 * placed.visits - 1) * kept
@@ -300,7 +298,7 @@ class PlacedScreen:
         total: Value = 0.0
         runs: Value = 0.0
         for number, access in enumerate(self.nest.accesses):
-            boxes = self.space.fit.geometry.boxes(number, placed.unit)
+            boxes = self.space.fit.geometry.reads(number, placed.unit)
             times = self._times(placed, access.touches, access.role == "body")
             if access.role == "output" and "accumulator" not in level.holds:
                 times = times * (2 * placed.visits - 1)
@@ -325,7 +323,7 @@ class PlacedScreen:
         total: Value = np.zeros(placed.parts.shape)
         for number, access in enumerate(self.nest.accesses):
             if access.role == "body" and access.factor in copied:
-                boxes = self.space.fit.geometry.boxes(number, placed.unit)
+                boxes = self.space.fit.geometry.reads(number, placed.unit)
                 total = total + boxes.moved(transaction) * self._times(placed, access.touches, True)
         return total
 
@@ -343,26 +341,18 @@ class PlacedScreen:
     def _losses(self, placed: Placed) -> list[Value]:
         """Returns the overlap numbers of compute and of the levels (`Model.losses`)."""
         spec, copies = self.spec, placed.copies * placed.resident
-        managed = any(s.level and spec.levels[s.level].managed for s in self.base.staged)
-        if not managed:
+        if not any(s.level and spec.levels[s.level].managed for s in self.base.staged):
             copies = np.full_like(copies, 2)
-        spare = np.clip(copies - 1, 1, MOST_SPARE)
         last = len(spec.levels) - 1 if spec.in_place(self.base.atom) else max((s.level for s in self.base.staged), default=0)
-        found = [spec.overlap_loss / spare]
-        found += [spec.loss(level) / (spare if n <= last else 1) for n, level in enumerate(spec.levels[1:], 1)]
-        return [np.where(copies == 1, 1.0, loss) for loss in found]
+        return formulas.losses(spec, last, copies)
 
     def _around(self, placed: Placed) -> Value:
         """Returns the seconds of tile starts and ends, steps, launch, and of combining partial results."""
         spec, given, unit, rates = self.spec, self.model.parameters, self.spec.unit, self.model.rates
         working = unit.count * placed.busy
         tiles = math.prod([-(-self.nest.extents[d] // placed.inner[d]) for d in self.nest.spatial])
-        finish = given.tile_overhead_ns * (2 * placed.visits - 1) if self.nest.stage.reducer is not None else 0.0
-        seconds = (
-            (tiles * (finish + given.trip_overhead_ns * placed.visits) + placed.unit_tiles * given.unit_overhead_ns)
-            * 1e-9
-            / working
-        )
+        operations = None if self.nest.stage.reducer is None else self._operations(placed)
+        seconds = formulas.around_tiles(given, tiles, operations, placed.visits, placed.unit_tiles, working)
         fills = placed.unit_tiles * math.prod(placed.fill_trips)
         for index, level in enumerate(spec.levels):
             if level.step_overhead_ns and index in self.space.levels and (self.base.staged or self.space.lane_level is None):
@@ -374,13 +364,19 @@ class PlacedScreen:
         cut = cut_seconds(rates, placed.parts * outputs * self.nest.accumulator_bytes) if unit.combine else 0.0
         return seconds + np.where(placed.parts > 1, cut, 0.0) + self._exchange(placed)
 
+    def _operations(self, placed: Placed) -> Value:
+        """Returns the atom operations of one visit to an innermost tile (`Model`)."""
+        inside = (
+            placed.turns if self.space.lane_level is not None else placed.turns * np.where(placed.visits > 1, 1, placed.fill_trips)
+        )
+        return math.prod([inside[d] for d in self.nest.reduce]) * accumulating(self.base, placed.inner)
+
     def _exchange(self, placed: Placed) -> Value:
         """Returns the seconds in which lanes that share a reduction combine their results (`roller.cost.combining`)."""
         if not self.space.fit.cooperate:
             return 0.0
-        level, unit = self.spec.levels[-1], self.spec.unit
         shared = math.prod([placed.lanes_along[d] for d in self.nest.reduce])
-        rounds = -(-placed.unit_tiles // (unit.count * placed.resident))
+        rounds = -(-placed.unit_tiles // (self.spec.unit.count * placed.resident))
         results = math.prod([placed.inner[d] for d in self.nest.spatial])
         passed = placed.unit_tiles * placed.sub_tiles * results * ELEMENT_BYTES[self.nest.stage.body.dtype]
-        return np.log2(shared) * (rounds * level.latency_ns * 1e-9 + passed / self.model.rates.into(level, placed.busy))
+        return formulas.exchange_seconds(self.model.rates, shared, rounds, passed, placed.busy)

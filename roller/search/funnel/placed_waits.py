@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from roller.cost import formulas
 from roller.cost.model import Model
-from roller.cost.unrolling import MOST_SHORT, MOST_UNROLLED
+from roller.cost.unrolling import unrolled
 from roller.ir.elementwise import Value
 from roller.search.funnel.placed import Placed
-from roller.search.funnel.placed_reads import fill_accesses
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,8 @@ def waiting_seconds(model: Model, placed: Placed, compute: Value, moved: Moved) 
 
 def _latency(model: Model, index: int, moved: Moved) -> Value:
     """Returns the latency of a transfer into a level, in seconds."""
-    level = model.spec.levels[index]
-    if index <= 1:
-        return level.latency_ns * 1e-9
-    share = np.minimum(1.0, moved.bytes[index - 2] / np.maximum(moved.bytes[index - 1], 1.0))
-    return (level.latency_ns + share * model.spec.levels[index - 1].latency_ns) * 1e-9
+    share = np.minimum(1.0, moved.bytes[index - 2] / np.maximum(moved.bytes[index - 1], 1.0)) if index > 1 else 0.0
+    return formulas.latency_seconds(model.spec, index, share)
 
 
 def _ring(model: Model, placed: Placed, index: int, using: Value, moved: Moved) -> Value:
@@ -52,17 +49,11 @@ def _ring(model: Model, placed: Placed, index: int, using: Value, moved: Moved) 
     level, spec, rates = model.spec.levels[index], model.spec, model.rates
     if not placed.base.staged or not level.latency_ns or not level.managed:
         return np.zeros(placed.parts.shape)
-    units, copies, resident = spec.unit.count * placed.busy, placed.copies, placed.resident
-    filling = _fill_waits(model, placed) / units * _latency(model, index, moved)
-    into = moved.filled / rates.into(level, placed.busy)
-    if index > 1:
-        outside = np.minimum(moved.filled, moved.bytes[index - 2] * moved.filled / np.maximum(moved.bytes[index - 1], 1.0))
-        into = np.maximum(into, outside / rates.into(spec.levels[index - 1], placed.busy))
-    filling, moving = filling + into, moved.seconds[index - 1]
-    ahead = filling / (resident * np.maximum(1, copies - 1))
-    closed = (copies == 1) | spec.in_place(placed.base.atom)
-    ahead = np.where(closed, np.maximum((filling + using) / (resident * copies), ahead), ahead)
-    return np.maximum(0.0, ahead - np.where(resident * copies == 1, using + moving, np.maximum(using, moving)))
+    waits = _fill_waits(model, placed) / (spec.unit.count * placed.busy) * _latency(model, index, moved)
+    outside = moved.bytes[index - 2] * moved.filled / np.maximum(moved.bytes[index - 1], 1.0) if index > 1 else 0.0
+    filling = waits + formulas.filling_seconds(rates, index, moved.filled, outside, placed.busy)
+    in_turn = spec.in_place(placed.base.atom)
+    return formulas.ring_seconds(filling, using, moved.seconds[index - 1], placed.copies, placed.resident, in_turn)
 
 
 def _fill_waits(model: Model, placed: Placed) -> Value:
@@ -72,7 +63,7 @@ def _fill_waits(model: Model, placed: Placed) -> Value:
         for staging in placed.base.staged:
             size = max([a.element_bytes for a in placed.nest.inputs if a.factor == staging.operand], default=1)
             if given.copy_sizes and not any(size <= wide for wide in given.copy_sizes):
-                waits = np.maximum(waits, fill_accesses(placed, staging)[0] / given.carried)
+                waits = np.maximum(waits, placed.fill_accesses(staging)[0] / given.carried)
     return placed.unit_tiles * math.prod(placed.fill_trips) * waits
 
 
@@ -86,28 +77,14 @@ def _reading(model: Model, placed: Placed, index: int, using: Value, moved: Move
         return np.zeros(placed.parts.shape)
     units, moving = spec.unit.count * placed.busy, moved.seconds[index - 1]
     every = math.prod(placed.fill_trips) * math.prod(placed.turns)
-    together = 1 if copied else np.minimum(_unrolled(model, placed), every)
+    together = 1 if copied else np.minimum(unrolled(placed.base, placed.inner, model.parameters.unrolling), every)
     step = sum([a.element_bytes * math.prod([placed.inner[d] for d, t in enumerate(a.touches) if t]) for a in read])
     turns = np.maximum(1.0, step * together / given.reading_bytes) if given.reading_bytes else 1.0
     waits = placed.unit_tiles * every / together / units * turns * _latency(model, index, moved)
-    others, share = np.maximum(using, moving), np.clip(placed.unit_tiles / units, 1.0, placed.resident)
+    share = np.clip(placed.unit_tiles / units, 1.0, placed.resident)
     groups = np.maximum(1, placed.sub_tiles // spec.unit.lane_group)
     parts = np.where(every <= together, 1, np.minimum(groups, spec.partitions) if copied else groups)
-    cycle = waits / share + (using + moving) / (share * parts)
-    return np.maximum(0.0, cycle - others) + spec.loss(level) * np.minimum(cycle, others)
-
-
-def _unrolled(model: Model, placed: Placed) -> Value:
-    """Returns the steps of a reduction in an unrolled body (`roller.cost.unrolling.steps_repeated`)."""
-    unrolling, atom = model.parameters.unrolling, placed.base.atom
-    if atom.kind == "matrix":
-        atoms = math.prod(placed.inner) // math.prod([e for e in atom.roles.values() if isinstance(e, int)])
-        return np.clip(unrolling.atoms // np.maximum(atoms, 1), 1, MOST_UNROLLED) if unrolling.atoms else 1
-    body = np.maximum(math.prod(placed.inner), 1)
-    often = np.minimum(MOST_UNROLLED, unrolling.most // body)
-    if placed.base.staged:
-        often = np.maximum(often, np.minimum(MOST_SHORT, unrolling.least // body))
-    return np.maximum(1, often)
+    return formulas.reading_seconds(waits, using, moving, share, parts, spec.loss(level))
 
 
 def _operands(model: Model, placed: Placed, using: Value, moving: Value) -> Value:
@@ -118,9 +95,8 @@ def _operands(model: Model, placed: Placed, using: Value, moving: Value) -> Valu
         return np.zeros(placed.parts.shape)
     units, fills = spec.unit.count * placed.busy, placed.unit_tiles * math.prod(placed.fill_trips)
     inside = math.prod(placed.turns)
-    together = np.minimum(_unrolled(model, placed), inside)
+    together = np.minimum(unrolled(placed.base, placed.inner, model.parameters.unrolling), inside)
     bodies = fills * inside / together / units
     begun, waits = fills / units * given.begin_ns * 1e-9, bodies * level.latency_ns * 1e-9
     groups = np.maximum(1.0, placed.groups / spec.partitions)
-    cycle = begun + np.maximum(waits + (using + moving / together) / groups, using)
-    return np.maximum(0.0, cycle / placed.resident - np.maximum(using, moving))
+    return formulas.operand_seconds(begun, waits, using, moving, together, groups, placed.resident)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from roller.lowering import grid
 from roller.lowering.simt import matrix_atoms
+from roller.lowering.simt.stage_kernel import copies_of
 from roller.plugin import HardwareSpec, RProgram, StageProgram
 from roller_cuda.codegen.machine import machine
 from roller_cuda.cost import register_prediction
@@ -37,6 +38,11 @@ def resident_tiles(spec: HardwareSpec, stage: StageProgram) -> int:
     threads = grid.threads(stage, known)
     registers = register_prediction.predicted_registers(spec, stage, known, threads)
     return occupancy.resident_blocks(spec, threads, registers, grid.shared_bytes(stage, known))
+
+
+def copies(spec: HardwareSpec, stage: StageProgram) -> int:
+    """Returns the copies (buffers) that a kernel keeps of a panel that it fills from step to step."""
+    return copies_of(stage, machine(spec))
 
 
 def _spills(spec: HardwareSpec, stage: StageProgram) -> tuple[str, str] | None:

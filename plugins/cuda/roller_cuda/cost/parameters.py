@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from roller.plugin import (
+    PREFETCH_REGISTERS,
     CostParameters,
     Deferred,
     HardwareSpec,
@@ -126,7 +127,9 @@ def cost_parameters(spec: HardwareSpec) -> CostParameters:
         arithmetic_cycles=_arithmetic_cycles(spec),
         copy_sizes=COPIES if spec.options["compute_capability"][0] >= ASYNCHRONOUS else frozenset(),
         carried=CARRIED,
+        prefetch_registers=PREFETCH_REGISTERS,
         resident_tiles=Deferred("roller_cuda.codegen.limits", "resident_tiles", spec),
+        copies=Deferred("roller_cuda.codegen.limits", "copies", spec),
         fill_waits=waits,
         crew_slots=CrewSlots(waits),
         reading_bytes=READING,

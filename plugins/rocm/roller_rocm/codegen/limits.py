@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from roller.lowering import grid
 from roller.lowering.simt import matrix_atoms
+from roller.lowering.simt.stage_kernel import copies_of
 from roller.plugin import HardwareSpec, RProgram, StageProgram
 from roller_rocm.codegen.machine import machine
 from roller_rocm.cost import register_prediction
@@ -49,6 +50,11 @@ def resident_tiles(spec: HardwareSpec, program: StageProgram) -> int:
         return 0
     waves = occupancy.resident_waves(spec, registers)
     return occupancy.resident_blocks(spec, waves, grid.threads(program, known), grid.shared_bytes(program, known))
+
+
+def copies(spec: HardwareSpec, program: StageProgram) -> int:
+    """Returns the copies (buffers) that a kernel keeps of a panel that it fills from step to step."""
+    return copies_of(program, machine(spec))
 
 
 def most_lanes(spec: HardwareSpec) -> int:

@@ -8,9 +8,8 @@ from roller.lowering.simt.machine import Machine, MatrixUnit
 from roller.lowering.tir.builder import IN_KERNEL
 from roller.plugin import ComputeAtom, HardwareSpec, TensorExpr
 from roller_rocm.codegen import matrix_cores
-from roller_rocm.cost.parameters import UNROLLING
+from roller_rocm.cost.parameters import PLACE, UNROLLING
 
-PLACE = 2  # registers of an address
 SETTLED = ("float32", "int32", "float64", "int64")  # types with a function in `helpers.ll` that is opaque to LLVM
 
 

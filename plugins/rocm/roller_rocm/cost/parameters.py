@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from roller.plugin import (
+    PREFETCH_REGISTERS,
     CostParameters,
     Deferred,
     HardwareSpec,
     Unrolling,
 )
 
+PLACE = 2  # registers of an address
 UNROLLING = Unrolling(256)  # max unrolled multiply-adds of a lane: LLVM prefetches for all of them at once
 
 
 def cost_parameters(spec: HardwareSpec) -> CostParameters:
     """Returns the model's parameters beyond the spec."""
-    resident_tiles = Deferred("roller_rocm.codegen.limits", "resident_tiles", spec)
-    return CostParameters(unrolling=UNROLLING, resident_tiles=resident_tiles, row_groups=True)
+    resident_tiles, copies = (Deferred("roller_rocm.codegen.limits", name, spec) for name in ("resident_tiles", "copies"))
+    return CostParameters(
+        unrolling=UNROLLING,
+        prefetch_registers=PREFETCH_REGISTERS,
+        place_registers=PLACE,
+        resident_tiles=resident_tiles,
+        copies=copies,
+        row_groups=True,
+    )
