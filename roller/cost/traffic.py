@@ -8,6 +8,7 @@ the innermost loops that do not touch it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller.cost.loops import Kept, NestWalk, Stream
@@ -36,6 +37,12 @@ class LevelTraffic:
     filled: float = 0.0
     lines: float = 0.0
 
+    def mixed(self, other: LevelTraffic, share: float) -> LevelTraffic:
+        """Returns this traffic for a share of the data, and another one for the rest."""
+        rest = 1 - share
+        runs, ahead = share * self.runs + rest * other.runs, share * self.ahead + rest * other.ahead
+        return LevelTraffic(share * self.bytes + rest * other.bytes, runs, ahead)
+
 
 def level_traffic(walk: NestWalk, index: int) -> LevelTraffic:
     """Returns the traffic into the level at this position of the spec; cached in the walk."""
@@ -47,53 +54,73 @@ def level_traffic(walk: NestWalk, index: int) -> LevelTraffic:
 
 
 def _cached(walk: NestWalk, level: MemoryLevel) -> LevelTraffic:
-    spec, loops, transaction = walk.spec, walk.loops, level.transaction_bytes
-    sharing = spec.units_sharing(level)
-    together = _retained(walk, level, sharing)
-    total = runs = ahead = 0.0
-    units = spec.unit.count if not spec.shared(level) else 1
-    # Units that run neighbouring tiles at the same time share data: one of them fetches it for all.
-    beside = walk.apart(sharing) if walk.program.dealt and units == 1 else (1,) * len(loops)
+    """Returns what a cache loads: each array, or its copy, by least-recently-used reuse."""
+    together = _retained(walk, level, walk.spec.units_sharing(level))
     cold = 1 - together[0] * walk.parameters.warm
     if not cold:
         return LevelTraffic(0.0, 0.0)
-    for number, (stream, sizes, within) in enumerate(zip(walk.streams, walk.held, walk.inside, strict=True)):
-        if stream.access is None and not within:
-            continue  # the panel bypasses the caches
-        kept = together if stream.copy else _kept_alone(walk, number, level, together)
-        fit = min(max(len(kept) - 1, stream.start), stream.stop)
-        stays = fit >= len(kept) or kept[fit] >= 1
-        if stream.copy and fit == stream.start and stream.start > 0 and stays:
-            continue  # the copy was just written at this level
-        if stays:
-            fit = max(fit - 1, stream.start)  # neighbouring iterations of the loop around the fitting tile share lines and halos
-        times = cold
-        touches = stream.touches
-        for d in range(fit):
-            loop = loops[d]
-            if touches[loop.dim]:
-                times *= loop.trips
-            else:
-                survives = kept[d + 1] if d + 1 < len(kept) else 1.0
-                trips = -(-loop.trips // beside[d])
-                times *= max(trips - (trips - 1) * survives, _copies(loop, units))
-        if units > 1:
-            times *= math.prod([_copies(lp, units) for lp in loops[fit:] if not touches[lp.dim]])
-        moved = sizes[fit]
-        if isinstance(moved, HeldTile):
-            brought = moved.moved(transaction) * times
-            started = moved.tile.elements * times / max(walk.run(number), 1)
-            if fit == len(loops) and not stays:
-                again = (1 - kept[fit]) * _apart(walk.program, stream) * moved.tile.elements * times
-                brought, started = max(brought, again * transaction), max(started, again)
-            started = min(started, brought / transaction)  # a run that starts in a transaction already present does not wait
-            runs += started
-            ahead += started if walk.ahead[number] else 0.0
-            scattered = _scattered(walk, stream, sizes, level) if level is spec.levels[1] else 1.0
-            total += brought * _passes(walk, stream, fit) * scattered
-        elif moved is not None:
-            total += moved * times
-    return LevelTraffic(total, runs, ahead)
+    found = [_loaded(walk, level, number, together, cold) for number in range(len(walk.streams))]
+    return LevelTraffic(sum([f.bytes for f in found]), sum([f.runs for f in found]), sum([f.ahead for f in found]))
+
+
+def _loaded(walk: NestWalk, level: MemoryLevel, number: int, together: list[float], cold: float) -> LevelTraffic:
+    """Returns what a cache loads of one array or copy. `cold`: the share of the data that the cache does not hold from before."""
+    stream, _sizes = walk.streams[number], walk.held[number]
+    if stream.access is None and not walk.inside[number]:
+        return LevelTraffic(0.0, 0.0)  # the panel bypasses the caches
+    kept = together if stream.copy else _kept_alone(walk, number, level, together)
+    fit = min(max(len(kept) - 1, stream.start), stream.stop)
+    stays = fit >= len(kept) or kept[fit] >= 1
+    if stream.copy and fit == stream.start and stream.start > 0 and stays:
+        return LevelTraffic(0.0, 0.0)  # the copy was just written at this level
+    around = max(fit - 1, stream.start)  # neighbouring iterations of the loop around the fitting tile share lines and halos
+    if stays:
+        return _brought(walk, level, number, kept, around, cold)
+    if fit < len(walk.loops):
+        return _brought(walk, level, number, kept, fit, cold)
+    kept_part, lost = _brought(walk, level, number, kept, around, cold), _brought(walk, level, number, kept, fit, cold, lost=True)
+    return kept_part.mixed(lost, kept[fit])  # a share of the innermost tile stays for the next one
+
+
+def _brought(
+    walk: NestWalk, level: MemoryLevel, number: int, kept: list[float], depth: int, cold: float, lost: bool = False
+) -> LevelTraffic:
+    """Returns what a cache loads of one array or copy whose tile inside so many loops is loaded at each of their trips.
+
+    `lost`: of an innermost tile that does not stay, each element that the nest gathers one by one takes a transaction.
+    """
+    stream, moved = walk.streams[number], walk.held[number][depth]
+    times = cold * _times_loaded(walk, level, stream.touches, kept, depth)
+    if not isinstance(moved, HeldTile):
+        return LevelTraffic((moved or 0.0) * times, 0.0)
+    brought = moved.moved(level.transaction_bytes) * times
+    started = moved.tile.elements * times / max(walk.run(number), 1)
+    if lost:
+        gathered = _apart(walk.program, stream) * moved.tile.elements * times
+        brought, started = max(brought, gathered * level.transaction_bytes), max(started, gathered)
+    started = min(started, brought / level.transaction_bytes)  # a run that starts in a transaction already present does not wait
+    scattered = _scattered(walk, stream, walk.held[number], level) if level is walk.spec.levels[1] else 1.0
+    ahead = started if walk.ahead[number] else 0.0
+    return LevelTraffic(brought * _passes(walk, stream, depth) * scattered, started, ahead)
+
+
+def _times_loaded(walk: NestWalk, level: MemoryLevel, touches: Sequence[bool], kept: list[float], fit: int) -> float:
+    """Returns how often the tile inside the first `fit` loops is loaded; what survives a trip is found again.
+
+    Units that run neighbouring tiles at the same time share data: one of them fetches it for all.
+    """
+    spec, loops = walk.spec, walk.loops
+    units, sharing = spec.unit.count if not spec.shared(level) else 1, spec.units_sharing(level)
+    beside = walk.apart(sharing) if walk.program.dealt and units == 1 else (1,) * len(loops)
+    times = 1.0
+    for depth, loop in enumerate(loops[:fit]):
+        if touches[loop.dim]:
+            times *= loop.trips
+        else:
+            survives = kept[depth + 1] if depth + 1 < len(kept) else 1.0
+            trips = -(-loop.trips // beside[depth])
+            times *= max(trips - (trips - 1) * survives, _copies(loop, units))
+    return times * math.prod([_copies(lp, units) for lp in loops[fit:] if not touches[lp.dim]]) if units > 1 else times
 
 
 def _apart(program: StageProgram, stream: Stream) -> float:
@@ -148,12 +175,13 @@ def _share(needed: float, room: float) -> float:
 def _kept_alone(walk: NestWalk, number: int, level: MemoryLevel, kept: list[float]) -> list[float]:
     """Returns the surviving share of one array, whose rows may conflict in few sets of the cache although others have room."""
     sizes = walk.held[number]
-    if level.banks is None or _crowding(sizes[len(kept) - 1], level.banks) <= 1:
+    banks = level.banks
+    if banks is None or all(_crowding(size, banks) <= 1 for size in sizes[: len(kept)]):
         return kept
     found: list[float] = []
     for depth, size in enumerate(sizes):
         share = kept[depth] if depth < len(kept) else 1.0
-        crowding = _crowding(size, level.banks)
+        crowding = _crowding(size, banks)
         if isinstance(size, HeldTile) and crowding > 1:
             copies = walk.copies(number, depth, walk.spec.units_sharing(level))
             share = min(share, _share(size.moved(level.transaction_bytes) * crowding * copies, level.capacity_bytes))

@@ -56,13 +56,22 @@ class Boxes:
 
     def side_by_side(self, banks: Banks, capacity: int) -> Extent:
         """Returns the number of rows that can have a line each in a set-associative memory (`HeldTile.side_by_side`)."""
+        return self._starts(banks) * (capacity // (banks.count * banks.width_bytes))
+
+    def crowding(self, banks: Banks) -> Value:
+        """Returns the room that boxes need in a banked (set-associative) memory, over their bytes (`HeldTile.crowding`)."""
+        starts, lines = self._starts(banks), -(-self.run * self.access.element_bytes // banks.width_bytes)
+        return where(self.runs > starts, largest(1.0, banks.count / (starts * largest(lines, 1))), 1.0)
+
+    def _starts(self, banks: Banks) -> Extent:
+        """Returns the number of banks in which rows start."""
         tensor, size = self.access.tensor, self.access.element_bytes
         sets: Value = banks_of_starts(size, banks)
         for place in range(len(self.shape)):  # the last dimension with several values outside the run decides
             full = [extent == bound for extent, bound in zip(self.shape[place + 1 :], tensor.shape[place + 1 :], strict=True)]
             row = (self.shape[place] > 1) & np.logical_not(reduce(np.logical_and, full, True))
             sets = where(row, banks_of_starts(tensor.strides[place] * size, banks), sets)
-        return sets * (capacity // (banks.count * banks.width_bytes))
+        return sets
 
 
 class BoxShape:

@@ -70,6 +70,16 @@ def test_wide_pieces_keep_their_places_where_these_are_swizzled() -> None:
 
 @needs_compiler
 @needs_cxx
+@pytest.mark.parametrize(
+    ("case", "chip"), [(("matmul", "nn", "float16", "deep"), "v100"), (("einsum", "mhk,nhk->hmn", "int8", "tall"), "a100")]
+)
+def test_values_of_lane_groups_lie_in_front_of_panels(case: tuple[str, str, str, str], chip: str) -> None:
+    """Twenty-two lane groups share a sum: what they exchange takes 88 bytes, and the panel behind it begins at the 128th."""
+    assert emulating.ran(EmulatedCase(*case), chip)[1] == "right"
+
+
+@needs_compiler
+@needs_cxx
 @pytest.mark.long
 @pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("family", FAMILIES)

@@ -77,11 +77,6 @@ def constructed_best(found: list[TileSpace]) -> tuple[StageProgram, Estimate]:
     return construct_stage(nests, found[0].spec, found[0].rules, found[0].model.parameters, 1)[0]
 
 
-def without_sets(spec: HardwareSpec) -> HardwareSpec:
-    """The chip with caches of one set: no rows crowd a few of them."""
-    return spec.model_copy(update={"levels": tuple(level.model_copy(update={"banks": None}) for level in spec.levels)})
-
-
 def drawn(space: TileSpace, seed: int) -> StageProgram:
     """A program of a tile space in the default order, of random aligned tiles, with random copies."""
     chance = random.Random(seed)
@@ -108,7 +103,7 @@ def test_the_screen_is_the_model_where_nothing_is_copied(
     op: SymbolicTensor, chip: str, seed: int, threads: int | None, step_ns: float
 ) -> None:
     def changed(spec: HardwareSpec) -> HardwareSpec:
-        return with_steps(without_sets(spec if threads is None else limited(spec, threads)), step_ns)
+        return with_steps(spec if threads is None else limited(spec, threads), step_ns)
 
     found = spaces_of(chip, op, changed)
     space = found[seed % len(found)]
@@ -124,7 +119,7 @@ def test_with_copies_the_screen_is_mostly_the_model(chip: str) -> None:
     others = [ops.conv2d(ops.tensor((2, 16, 14, 14)), ops.tensor((48, 16, 3, 3)), step, 1) for step in (1, 2)]
     ratios = []
     for op in (*products, *others, ops.max_pool2d(ops.tensor((2, 31, 28, 28)), 3, 2, 1)):
-        found = spaces_of(chip, op, without_sets)
+        found = spaces_of(chip, op)
         programs = [(space, drawn(space, seed)) for seed in range(8) for space in found]
         ratios += [screened(space, program) / space.model.estimate(program).seconds for space, program in programs]
     assert sum(0.95 < ratio < 1.05 for ratio in ratios) > 0.85 * len(ratios)
@@ -134,7 +129,7 @@ def test_with_copies_the_screen_is_mostly_the_model(chip: str) -> None:
 @given(operators(), st.sampled_from(CHIPS), st.integers(0, 1 << 16))
 @settings(max_examples=60, deadline=None)
 def test_a_lower_bound_is_one(op: SymbolicTensor, chip: str, seed: int) -> None:
-    found = spaces_of(chip, op, without_sets)
+    found = spaces_of(chip, op)
     space = found[seed % len(found)]
     program = replace(drawn(space, seed), staged=(), parallel=True)
     bound = CacheScreen(space).least_seconds(lattice.tiles_of([program.inner]))[0]
@@ -176,6 +171,16 @@ def test_chains_are_nested_multiples_and_differ(op: SymbolicTensor, chip: str) -
         for chain in every:
             for outer, inner in itertools.pairwise(chain):
                 assert all(o % i == 0 and o < e + i for o, i, e in zip(outer, inner, space.nest.extents, strict=True) if i)
+
+
+def test_one_extent_of_a_tile_may_be_that_of_the_tile_inside() -> None:
+    """Shared memory asks for multiples of 8: a sum of few rows has a row for each unit nevertheless."""
+    for space in spaces_of("cuda:a100", ops.reduce_sum(ops.tensor((23, 3683)), 1)):
+        assert space.rules.multiple(space.levels[0], space.nest.dims[0].name).step == 8
+        inner = lattice.inner_tiles(space)
+        unit, *_, inside = lattice.chains_around(space, inner[:, inner[0] == 1])
+        aligned = unit[0][unit[0] != inside[0]]
+        assert set(unit[0][unit[0] == inside[0]].tolist()) == {1} and len(aligned) and not np.any(aligned % 8)
 
 
 @given(operators(), st.integers(0, 1 << 16))

@@ -214,19 +214,37 @@ class Filling:
 
     def _values(self, state: State, names: dict[int, Expr], into: Buffer, at: Position) -> list[Stmt]:
         """Returns the values at a position of the unit's tile; beyond the end of a reduction, the neutral value."""
-        nest, width = self.nest, self.width
-        inside = self._inside(state, names)
+        width, node, inside = self.width, self.panel.value, self._inside(state, names)
         point = self._point(state, names)
-        if width == 1:
-            held = Held.in_registers(self.block.functions)
-            value = self.reader.value(self.panel.value, point, held)
-            found: list[Stmt] = [*held.statements, store(into, self.taken(value), at)]
+        together = inside is not None and isinstance(node, Load) and self._fills_alike(node)
+        if width > 1:
+            found = self._wide(point, into, at, inside if together else None)
         else:
-            found = self._wide(point, into, at)
-        if inside is None:
+            held = Held.in_registers(self.block.functions)
+            if together and isinstance(node, Load):
+                value = self.reader.within(node, point, inside)
+            else:
+                value = self.reader.value(node, point, held)
+            found = [*held.statements, store(into, self.taken(value), at)]
+        if inside is None or together:
             return found
-        nothing = number(0, self.dtype) if len(nest.factors) > 1 else identity(nest.stage.reducer or "sum", self.dtype)
+        nothing = self._nothing
         return [when(inside, sequence(found), sequence(store(into, nothing, plus(at, n)) for n in range(width)))]
+
+    @property
+    def _nothing(self) -> Expr:
+        """The value beyond the end of a reduction."""
+        nest = self.nest
+        return number(0, self.dtype) if len(nest.factors) > 1 else identity(nest.stage.reducer or "sum", self.dtype)
+
+    def _fills_alike(self, node: Load) -> bool:
+        """True if a load is guarded, and gives the same value outside its array as beyond the end of a reduction.
+
+        One test then serves both: around two of them a lane branches twice for each element.
+        """
+        guarded = node.tensor not in self.reader.computed and self.reader.plain(node) is None
+        product = len(self.nest.factors) > 1 or (self.nest.stage.reducer or "sum") == "sum"
+        return guarded and product and not node.fill
 
     def _point(self, state: State, names: dict[int, Expr]) -> Point:
         dims = range(len(self.nest.dims))
@@ -239,8 +257,11 @@ class Filling:
         ragged = [dim for dim, rest in left.items() if not (isinstance(rest, int) and rest >= tile[dim])]
         return every(names[dim] < index(left[dim]) for dim in ragged)
 
-    def _wide(self, point: Point, into: Buffer, at: Position) -> list[Stmt]:
-        """Returns one wide load into registers, wholly inside the array or wholly outside, then the values one by one."""
+    def _wide(self, point: Point, into: Buffer, at: Position, also: Expr | None) -> list[Stmt]:
+        """Returns one wide load into registers, wholly inside the array or wholly outside, then the values one by one.
+
+        `also`: another test on which the load depends.
+        """
         nest, node = self.nest, self.panel.value
         (read,) = loads(node)
         count = self.reader.number(read)
@@ -248,7 +269,7 @@ class Filling:
         taken = register_buffer("taken", self.width, access.tensor.dtype)
         first = base_address(nest, window, access.index, point)
         reading = store(taken, load(window.buffer, ramp(first, 1, self.width)), ramp(0, 1, self.width))
-        inside = self.reader.inside(read, point)
+        inside = every(test for test in (also, self.reader.inside(read, point)) if test is not None)
         if inside is not None:
             fill = constant(read.fill if read.fill is not None else 0, access.tensor.dtype)
             reading = when(inside, reading, sequence(store(taken, fill, n) for n in range(self.width)))

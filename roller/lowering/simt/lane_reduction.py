@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from tvm import tirx
 
 from roller.ir.expr import ELEMENT_BYTES
-from roller.lowering.simt.threads import Block
+from roller.lowering.simt.threads import Block, in_shared
 from roller.lowering.tir.builder import (
     Buffer,
     Expr,
@@ -58,7 +58,7 @@ def meeting_bytes(block: Block, count: int | None) -> int:
         near = _exchanging(block, lanes, size)
         if stage.reducer is not None and near < lanes:
             room = _together(block, near, size)
-            total += (room if count is None else min(count, room)) * block.threads // near * size
+            total += in_shared((room if count is None else min(count, room)) * block.threads // near * size)
     return total
 
 

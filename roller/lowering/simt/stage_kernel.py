@@ -23,7 +23,7 @@ from roller.lowering.simt.lane_reduction import combined_lanes, meeting_bytes
 from roller.lowering.simt.machine import Machine, TensorMap
 from roller.lowering.simt.pipeline import Pipeline
 from roller.lowering.simt.shared_panels import SharedPanel, shared_panel
-from roller.lowering.simt.threads import Block
+from roller.lowering.simt.threads import Block, in_shared
 from roller.lowering.tir import tile_starts
 from roller.lowering.tir.addresses import ArrayView, Point, address
 from roller.lowering.tir.builder import (
@@ -53,7 +53,6 @@ from roller.program.footprint import Geometry
 from roller.program.rprogram import StageProgram, copy_depth
 from roller.target.hardware import HardwareSpec
 
-SHARED_ALIGNMENT = 128
 COMBINE_THREADS = 256  # of a block that reduces partial results, one output each
 
 
@@ -94,7 +93,7 @@ def staged_bytes(program: StageProgram, machine: Machine) -> int:
     """Returns the bytes of a block's shared memory: panels, and space for reductions across lanes."""
     block = matrix_atoms.block_of(program, machine)
     panels = [p.buffer for p in panels_of(block, machine)]
-    size = sum(-(-int(p.shape[0]) * ELEMENT_BYTES[str(p.dtype)] // SHARED_ALIGNMENT) * SHARED_ALIGNMENT for p in panels)
+    size = sum(in_shared(int(p.shape[0]) * ELEMENT_BYTES[str(p.dtype)]) for p in panels)
     accumulated = math.prod([program.inner[d] for d in program.nest.rows])
     several = any(lp.over == "time" for lp in program.loops)  # spatial loops inside those of a reduction need more accumulators
     return size + meeting_bytes(block, None if several else accumulated)

@@ -26,7 +26,7 @@ from roller.lowering.tir.tile_starts import Position, State
 from roller.program.rprogram import StageProgram
 
 REGISTER_BYTES = 4
-
+SHARED_ALIGNMENT = 128  # TVM places every buffer of a block's shared memory at a multiple of so many bytes
 Offsets = tuple[int, ...]  # offsets of a point in a lane's tile, one for each dimension
 
 
@@ -181,3 +181,8 @@ class Block:
         """Yields offsets of a lane's points along some dimensions, 0 along the others."""
         whole = [range(e) if d in dims else range(1) for d, e in enumerate(self.share)]
         return itertools.product(*whole)
+
+
+def in_shared(size: int) -> int:
+    """Returns the bytes that a buffer of this size takes in a block's shared memory."""
+    return -(-size // SHARED_ALIGNMENT) * SHARED_ALIGNMENT

@@ -79,11 +79,16 @@ class Reader:
         value = load(window.buffer, where)
         return value if is_vector(where) else spread(value, point.lanes)
 
-    def _guarded(self, node: Load, access: Access, window: ArrayView, point: Point) -> Expr:
+    def within(self, node: Load, point: Point, also: Expr) -> Expr:
+        """Returns one element of an array, or its fill value where the index leaves the array or `also` does not hold: one test."""
+        access = self._accesses[node.tensor, node.index][1]
+        return self._guarded(node, access, ArrayView.whole(self.buffers[node.tensor], access.tensor), point, also)
+
+    def _guarded(self, node: Load, access: Access, window: ArrayView, point: Point, also: Expr | None = None) -> Expr:
         """Returns the element or its fill value, lane by lane; no address outside the array is accessed."""
         if point.lanes > 1:
             return together([self._guarded(node, access, window, p) for p in point.each()])
-        inside = self.inside(node, point)
+        inside = every(test for test in (also, self.inside(node, point)) if test is not None)
         where = address(self.nest, window, node.index, point)
         fill = expressions.constant(node.fill if node.fill is not None else 0, node.dtype)
         return tirx.if_then_else(inside, load(window.buffer, where), fill)

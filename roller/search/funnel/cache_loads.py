@@ -1,7 +1,6 @@
 """What caches load for whole arrays of tile chains: the model's least-recently-used reuse (`roller.cost.traffic`), loop by loop.
 
-Loops are in the default order: at each level the spatial ones, then reductions. What is live is counted without copies, and rows
-that crowd few sets of a cache are not.
+Loops are in the default order: at each level the spatial ones, then reductions. What is live is counted without copies.
 """
 
 from __future__ import annotations
@@ -14,11 +13,12 @@ from functools import cached_property
 import numpy as np
 
 from roller.cost.model import Model
+from roller.cost.register_traffic import blocks_of
 from roller.ir.elementwise import Value
 from roller.ir.nest import Nest
 from roller.program.footprint import Boxes
 from roller.program.halo import box_order, lane_step, turned
-from roller.program.rprogram import StageProgram, Staging, panel_element_bytes, staged_touches
+from roller.program.rprogram import LEAST_BLOCK, StageProgram, Staging, panel_element_bytes, staged_touches
 from roller.search.funnel.lattice import Chains
 from roller.target.hardware import MemoryLevel
 
@@ -51,7 +51,8 @@ class Part:
 class Reuse:
     """What survives in a cache: the share at each depth, the first depth at which all fits, and whether there is one.
 
-    `survives`: how often the data that a loop does not change are loaded. `units`: private caches that fetch the same data.
+    `survives`: how often the data that a loop does not change are loaded. `units`: private caches that fetch the same data. `cold`:
+    the share of all data that the cache does not hold from before.
     """
 
     kept: Value
@@ -59,6 +60,7 @@ class Reuse:
     fits: Value
     survives: Value
     units: int
+    cold: Value
 
 
 class CacheLoads:
@@ -170,14 +172,31 @@ class CacheLoads:
             stop = part.stop + 1 - (self.base.dealt and self.nest.accesses[part.access].role == "output")  # lanes hold results
             live = self.boxes(part.access).moved(level.transaction_bytes)[:stop]
             needed[:stop] += live * self._apart(part, sharing)[:stop]
-        kept = np.minimum(1.0, np.maximum(0.0, 2.0 - needed / room))
-        fits = kept >= 1
+        return self._surviving(np.minimum(1.0, np.maximum(0.0, 2.0 - needed / room)), level)
+
+    def _reuse_alone(self, index: int, part: Part) -> Reuse:
+        """Returns what survives of one array, whose rows may crowd few sets of the cache (`roller.cost.traffic`)."""
+        level, reuse = self.model.spec.levels[index], self._reuse(index)
+        if part.access is None or part.copy or level.banks is None:
+            return reuse
+        boxes = self.boxes(part.access)
+        crowding = boxes.crowding(level.banks)
+        if not np.any(crowding > 1):
+            return reuse
+        sharing = min(self.model.spec.units_sharing(level), self.units)
+        needed = boxes.moved(level.transaction_bytes) * crowding * self._apart(part, sharing)
+        own = np.where(crowding > 1, np.clip(2.0 - needed / level.capacity_bytes, 0.0, 1.0), 1.0)
+        return replace(self._surviving(np.minimum(reuse.kept, own), level), cold=reuse.cold)
+
+    def _surviving(self, kept: Value, level: MemoryLevel) -> Reuse:
+        """Returns the reuse where these shares of the data survive, at each depth."""
+        fits, sharing = kept >= 1, min(self.model.spec.units_sharing(level), self.units)
         units = 1 if self.model.spec.shared(level) else self.units
         first = np.where(fits.any(axis=0), fits.argmax(axis=0), len(self.loops))
         beside = self._together_over(sharing) if self.base.dealt and units == 1 else 1  # one of them fetches data for all
         trips = -(-self.trips // beside)
         survives = np.maximum(trips - (trips - 1) * kept[1:], self._copies(units, [False] * len(self.nest.dims)))
-        return Reuse(kept, first, fits.any(axis=0), survives, units)
+        return Reuse(kept, first, fits.any(axis=0), survives, units, 1.0 - kept[0] * self.model.parameters.warm)
 
     def _copies(self, units: int, touches: Sequence[bool]) -> Value:
         """Returns for each loop how many private caches fetch the same data of an array, [loop, chain]."""
@@ -210,27 +229,41 @@ class CacheLoads:
         return np.concatenate([np.zeros((1, self.count), dtype=np.int64), np.maximum.accumulate(several, axis=0)])
 
     def _loads(self, index: int, part: Part, boxed: bool) -> Loaded:
-        """Returns the loads of one array or copy: its tile at the depth that fits, for every trip outside that brings a new one."""
-        level, reuse = self.model.spec.levels[index], self._reuse(index)
+        """Returns the loads of one array or copy: its tile at the depth that fits, for every trip outside that brings a new one.
+
+        Of an innermost tile that does not fit, a share stays for the next one.
+        """
+        reuse = self._reuse_alone(index, part)
         fit = np.clip(reuse.first, part.start, part.stop)
         stays = reuse.fits & (fit >= reuse.first)
         written = stays & (fit == part.start) if part.copy and part.start else False  # the copy was just written there
-        fit = np.where(stays, np.maximum(_at(self._outside, fit), part.start), fit)
-        times = self._times(part, fit, reuse) * (1.0 - reuse.kept[0] * self.model.parameters.warm) * np.logical_not(written)
+        around = np.maximum(_at(self._outside, fit), part.start)
+        inmost = ~stays & (fit == len(self.loops))
+        found = self._brought(index, part, boxed, np.where(stays | inmost, around, fit), reuse, lost=False)
+        if np.any(inmost):
+            lost, share = self._brought(index, part, boxed, fit, reuse, lost=True), np.where(inmost, reuse.kept[-1], 1.0)
+            found = tuple(share * one + (1 - share) * other for one, other in zip(found, lost, strict=True))
+        loaded = np.logical_not(written)
+        return found[0] * loaded, found[1] * loaded, found[2] * loaded
+
+    def _brought(self, index: int, part: Part, boxed: bool, depth: Value, reuse: Reuse, lost: bool) -> Loaded:
+        """Returns the loads of one array or copy whose tile at a depth is loaded at every trip outside (`roller.cost.traffic`)."""
+        level, times = self.model.spec.levels[index], self._times(part, depth, reuse) * reuse.cold
         if part.access is None:
-            return _at(self._panel(part), fit) * times, 0.0, 0.0
+            return _at(self._panel(part), depth) * times, 0.0, 0.0
         boxes = self.boxes(part.access)
+        moved = _at(boxes.moved(level.transaction_bytes), depth)
         if self.base.dealt:  # lanes hide one another's latency
-            return _at(boxes.moved(level.transaction_bytes), fit) * times * self._passes(part, fit), 0.0, 0.0
-        elements, moved = _at(boxes.elements, fit), _at(boxes.moved(level.transaction_bytes), fit)
+            return moved * times * self._passes(part, depth), 0.0, 0.0
+        elements = _at(boxes.elements, depth)
         brought, started = moved * times, elements * times / np.maximum(self._run(part, boxed), 1)
-        if self._gathered(part) and part.stop == len(self.loops):
-            again = np.where((fit == part.stop) & ~stays, (1 - reuse.kept[-1]) * elements * times, 0.0)
-            brought, started = np.maximum(brought, again * level.transaction_bytes), np.maximum(started, again)
+        if lost:
+            gathered = self._gathered(part) * elements * times
+            brought, started = np.maximum(brought, gathered * level.transaction_bytes), np.maximum(started, gathered)
         started = np.minimum(started, brought / level.transaction_bytes)
         early = self._read_ahead(part) if not boxed else False
         scattered = self._scattered(part, level) if index == 1 else 1.0
-        return brought * self._passes(part, fit) * scattered, started * np.logical_not(early), started * early
+        return brought * self._passes(part, depth) * scattered, started * np.logical_not(early), started * early
 
     def _times(self, part: Part, fit: Value, reuse: Reuse) -> Value:
         """Returns how often the tile at a depth is loaded."""
@@ -304,11 +337,16 @@ class CacheLoads:
         more = runs > runs[-1]  # the innermost tile with more rows than the innermost one of all decides
         return np.where(more.any(axis=0), _at(early, len(runs) - 1 - more[::-1].argmax(axis=0)), early[-1])
 
-    def _gathered(self, part: Part) -> bool:
-        """Returns whether the nest gathers the elements of an innermost tile one by one."""
-        if part.access is None or part.copy or self.base.lane is None or not part.touches[self.base.lane]:
-            return False
-        return lane_step(self.base, part.access) != 1
+    def _gathered(self, part: Part) -> Value:
+        """Returns the share of an innermost tile that the nest gathers one by one (`roller.cost.traffic`)."""
+        lane = self.base.lane
+        if part.access is None or part.copy or lane is None or not part.touches[lane] or lane_step(self.base, part.access) == 1:
+            return 0.0
+        access, inner = self.nest.accesses[part.access], tuple(self.chains[-1])
+        across: Value = False
+        for dim in self.base.sides if access.role == "output" else ():
+            across = across | (inner[dim] >= LEAST_BLOCK)
+        return np.where(across, 0.0, 1.0 - blocks_of(self.base, inner, access))
 
     def _scattered(self, part: Part, level: MemoryLevel) -> Value:
         """Returns the write amplification of results that no cache keeps (`roller.cost.traffic`)."""

@@ -5,8 +5,8 @@
     each cache    what it loads again, run by run (`roller.search.funnel.cache_loads`)
     around it     filling panels and boxes, ends of accumulator tiles, launch, combining partial results (split-K)
 
-They overlap as in the model. The screen knows the default order of loops only. It leaves out the sets of a cache that rows crowd,
-and the room that copies take in it. Without these, it is the model (`tests/search/test_funnel.py` holds them together).
+They overlap as in the model. The screen knows the default order of loops only. It leaves out the room that copies take in a cache.
+Without these, it is the model (`tests/search/test_funnel.py` holds them together).
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ class CacheScreen:
         return False
 
     def kinds(self, inner: Tiles) -> Value:
-        """Returns the same number for all innermost tiles: the bound tells them apart."""
-        return np.zeros(inner.shape[1], dtype=np.int64)
+        """Returns whether results are stored in more rows side by side than a core collects; the bound tells the others apart."""
+        rows = self.model.geometry.boxes(len(self.nest.accesses) - 1, tuple(inner)).runs
+        return (rows > self.model.parameters.write_streams) * np.ones(inner.shape[1], dtype=np.int64)
 
     def around(self, inner: Tiles) -> Chains:
         """Returns the chains of coarse multiples around innermost tiles."""

@@ -128,12 +128,18 @@ def chains_around(space: TileSpace, inner: Tiles, able: Able | None = None) -> C
     """Returns the chains of coarse multiples around innermost tiles.
 
     `able` says of chains whether longer extents may fit. It keeps the number of chains small, so that multiples may be finer.
+
+    Extents are aligned, except that one dimension of a tile may be as long as in the tile inside.
     """
     chains = [inner]
     for position in reversed(range(len(space.levels) - 1)):
-        budget = max(1, OUTER >> position)
-        around = partial(_around, space, position, chains)
-        chains = around(budget) if able is None else _finest(around, budget, able)
+        budget, found = max(1, OUTER >> position), list[Chains]()
+        apart = np.flatnonzero(np.any(_bases(space, position, chains[0])[0] != chains[0], axis=1)).tolist()
+        for own in (None, *apart):
+            around = partial(_around, space, position, chains, own)
+            several = budget if own is None else max(1, budget // (2 * len(apart)))
+            found.append(around(several) if able is None else _finest(around, several, able))
+        chains = [np.concatenate(tiles, axis=1) for tiles in zip(*found, strict=True)]
     return chains
 
 
@@ -189,14 +195,16 @@ def _finest(around: Callable[..., Chains], budget: int, able: Able) -> Chains:
 
 
 def _around(
-    space: TileSpace, position: int, chains: Chains, count: int, able: Able | None = None, most: float = math.inf
+    space: TileSpace, position: int, chains: Chains, own: int | None, count: int, able: Able | None = None, most: float = math.inf
 ) -> Chains:
     """Returns chains with about `count` tiles of a level around the tiles of others.
 
-    `most`: it stops, with some of them, where more than so many are able.
+    `own`: a dimension that is as long as inside. `most`: it stops, with some of them, where more than so many are able.
     """
     tiles = chains[0]
     base, times = _bases(space, position, tiles)
+    if own is not None:
+        base[own], times[own] = tiles[own], 1
     steps = _multiples(times.max(axis=1, initial=1), max(1, count // max(1, tiles.shape[1])))
     outer, places = base, np.arange(tiles.shape[1])
     for dim, multiples in enumerate(steps):
