@@ -21,7 +21,7 @@ import roller
 from bench.common import figures, harness, report
 from bench.cpu.fidelity import inputs_of, side_of
 from bench.engine import chosen
-from bench.engine.beside import HERE, lines, program_of
+from bench.engine.beside import CHOSEN, HERE, lines, program_of
 from roller import ops
 from roller.device.chip import resolve
 from roller.ir.fusion import fuse
@@ -86,7 +86,7 @@ def main() -> int:
     asked = PAPER if options.paper else 0, options.drawn, options.threads
     known = {case.name: case for case in chosen.operators(*asked[:2])}
     rows: list[dict[str, Any]] = []
-    for old, new in zip(lines(options.tree.resolve(), "cpu", *asked), lines(HERE, "cpu", *asked), strict=True):
+    for old, new in zip(*(lines(tree, CHOSEN, "cpu", *asked) for tree in (options.tree.resolve(), HERE)), strict=True):
         try:
             rows.append(measured(known[new["case"]], (old, new), options))
         except (roller.RollerError, harness.Mismatch, KeyError) as error:

@@ -13,16 +13,16 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
 from bench.common import report
 from bench.common.harness import RESULTS
-from bench.engine import chosen
 from bench.engine.construction import Case, cases
 from roller.cost.model import estimate
 from roller.device.chip import resolve
@@ -35,17 +35,21 @@ from roller.target.hardware import HardwareSpec
 
 CHIPS = "cpu:zen5,cpu:skylake-avx512,cpu:x86-64-v3,cuda:a100,rocm:mi300x,ipu_sim:bow"
 EVERY, DRAWN, WORST = 1, 100, 8
+CHOSEN = "chosen.py"
 HERE = Path(__file__).resolve().parents[2]
 FILE = RESULTS / "construction" / "beside.json"
 
+Said = Callable[[dict[str, Any]], str]
+Ratio = Callable[[dict[str, Any]], float]
 
-def lines(tree: Path, chip: str, *arguments: int) -> list[dict[str, Any]]:
-    """Returns what `bench.engine.chosen` prints in a tree with these arguments."""
+
+def lines(tree: Path, script: str, chip: str, *arguments: int) -> list[dict[str, Any]]:
+    """Returns what a script of this folder prints in a tree, with these arguments."""
     if not (tree / "roller").is_dir() or not (tree / "plugins").is_dir():
         raise SystemExit(f"{tree} is no version of roller; make one with: git worktree add {tree} COMMIT")
     paths = [tree, *sorted((tree / "plugins").iterdir())]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(path) for path in paths), "ROLLER_CACHE": "off"}
-    command = [sys.executable, str(Path(chosen.__file__).resolve()), chip, *(str(a) for a in arguments)]
+    command = [sys.executable, str(Path(__file__).resolve().parent / script), chip, *(str(a) for a in arguments)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True, cwd=tree)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -67,7 +71,7 @@ def rated(case: Case, line: dict[str, Any], chip: str) -> float:
 def rows(tree: Path, chip: str, every: int, drawn: int) -> Iterator[dict[str, Any]]:
     """Yields for each operator the predicted seconds of both choices, and the process seconds of both constructions."""
     known = {case.name: case for case in cases(every, drawn)}
-    for old, new in zip(lines(tree, chip, every, drawn), lines(HERE, chip, every, drawn), strict=True):
+    for old, new in zip(*(lines(t, CHOSEN, chip, every, drawn) for t in (tree, HERE)), strict=True):
         assert old["case"] == new["case"], "the trees name different operators"
         row = {"chip": chip, "case": new["case"], "kind": new["kind"]}
         if "error" in old or "error" in new:
@@ -111,21 +115,35 @@ def table(found: dict[str, dict[str, Any]]) -> Table:
     return made
 
 
-def options() -> argparse.Namespace:
-    """Returns the options of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def tree_options(about: str | None, chips: str, every: int, drawn: int, file: Path) -> argparse.ArgumentParser:
+    """Returns the options that the benches beside another tree share."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tree", type=Path)
-    parser.add_argument("--chips", default=CHIPS)
-    parser.add_argument("--every", type=int, default=EVERY, help="one of so many of the paper's operators")
-    parser.add_argument("--drawn", type=int, default=DRAWN, help="random operators")
-    parser.add_argument("--worst", type=int, default=WORST, help="operators to print, those with the largest ratio")
-    parser.add_argument("--json", type=Path, help=f"results file, such as {FILE.relative_to(HERE)}")
-    return parser.parse_args()
+    parser.add_argument("--chips", default=chips)
+    parser.add_argument("--every", type=int, default=every, help="one of so many of the paper's operators")
+    parser.add_argument("--drawn", type=int, default=drawn, help="random operators")
+    parser.add_argument("--worst", type=int, default=WORST, help="operators to print, those with the worst ratios")
+    parser.add_argument("--json", type=Path, help=f"results file, such as {file.relative_to(HERE)}")
+    return parser
+
+
+def show(screen: Console, found: Sequence[dict[str, Any]], worst: int, ratio: Ratio, said: Said, rising: bool = False) -> None:
+    """Prints the operators with the largest (`rising`: smallest) ratios, with what `said` says; then those that have none."""
+    good = [row for row in found if "error" not in row]
+    for row in sorted(good, key=ratio, reverse=not rising)[:worst]:
+        screen.print(f"  {ratio(row):.3f}  {row['case']}: {said(row)}", highlight=False)
+    for row in found:
+        if "error" in row:
+            screen.print(f"  {row['case']}: {row['error']}", highlight=False)
+
+
+def _tiles(row: dict[str, Any]) -> str:
+    return f"{row['old_tiles']} -> {row['new_tiles']}" if "old_tiles" in row else "the same tiles"
 
 
 def main() -> None:
     """Prints the table, and for each chip the operators for which the new choice is worst."""
-    asked, screen = options(), report.screen()
+    asked, screen = tree_options(__doc__, CHIPS, EVERY, DRAWN, FILE).parse_args(), report.screen()
     every: list[dict[str, Any]] = []
     summaries: dict[str, dict[str, Any]] = {}
     for chip in asked.chips.split(","):
@@ -133,13 +151,7 @@ def main() -> None:
         every += mine
         summaries[chip] = summary(mine)
         screen.print(table({chip: summaries[chip]}))
-        good = [row for row in mine if "error" not in row]
-        for row in sorted(good, key=lambda r: r["old_s"] / r["new_s"])[: asked.worst]:
-            tiles = f"{row.get('old_tiles')} -> {row.get('new_tiles')}"
-            screen.print(f"  {row['new_s'] / row['old_s']:.3f}  {row['case']}: {tiles}", highlight=False)
-        for row in mine:
-            if "error" in row:
-                screen.print(f"  {row['case']}: {row['error']}", highlight=False)
+        show(screen, mine, asked.worst, lambda row: row["new_s"] / row["old_s"], _tiles)
     if asked.json:
         report.store(asked.json, report.provenance("beside") | {"summary": summaries, "cases": every})
 

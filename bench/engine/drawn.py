@@ -7,12 +7,7 @@ would be faster counts only if the device's code generator supports it. Nothing 
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import statistics
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,10 +18,10 @@ from rich.table import Table
 
 from bench.common import report
 from bench.common.harness import RESULTS
-from bench.engine.beside import HERE, program_of
+from bench.engine.beside import lines, program_of, show, tree_options
 from bench.engine.construction import cases
 from roller.cost.model import Model, estimate
-from roller.cost.occupancy import held_copies
+from roller.cost.occupancy import as_kept
 from roller.cost.parameters import CostParameters
 from roller.device.chip import resolve
 from roller.errors import ConstructionError
@@ -38,32 +33,8 @@ from roller.search.construct import construct
 from roller.target.hardware import HardwareSpec
 
 CHIPS = "cpu:zen5,cuda:a100,rocm:mi300x,ipu_sim:bow"
-EVERY, DRAWN, COUNT, WORST = 6, 0, 250, 6
-SCRIPT = Path(__file__).resolve().parent / "drawing.py"
+EVERY, DRAWN, COUNT = 6, 0, 250
 FILE = RESULTS / "construction" / "drawn.json"
-
-
-def lines(tree: Path, chip: str, *numbers: int) -> Iterator[dict[str, Any]]:
-    """Yields what `bench.engine.drawing` prints in a tree with these arguments."""
-    if not (tree / "roller").is_dir() or not (tree / "plugins").is_dir():
-        raise SystemExit(f"{tree} is no version of roller; make one with: git worktree add {tree} COMMIT")
-    paths = [tree, *sorted((tree / "plugins").iterdir())]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(path) for path in paths), "ROLLER_CACHE": "off"}
-    command = [sys.executable, str(SCRIPT), chip, *(str(n) for n in numbers)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tree) as running:
-        assert running.stdout is not None
-        yield from (json.loads(line) for line in running.stdout)
-    if running.returncode:
-        raise SystemExit(f"drawing from {tree} failed with status {running.returncode}")
-
-
-def as_built(program: StageProgram, spec: HardwareSpec, parameters: CostParameters) -> StageProgram | None:
-    """Returns the program with as many copies as its kernel keeps; None if the device has no kernel for it."""
-    if parameters.resident_tiles is not None and not parameters.resident_tiles(program):
-        return None
-    held = max(held_copies(program, spec), default=1)
-    real = held if parameters.copies is None or held == 1 else parameters.copies(program)
-    return replace(program, staged=tuple(replace(s, depth=min(s.depth, real)) for s in program.staged))
 
 
 class Rater:
@@ -78,10 +49,10 @@ class Rater:
         predicted = sum(self._model(stage).estimate(stage).seconds for stage in program.stages)
         if predicted >= best:
             return predicted
-        built = [as_built(stage, self.spec, self.parameters) for stage in program.stages]
-        if None in built:
+        room = self.parameters.resident_tiles
+        if room is not None and not all(room(stage) for stage in program.stages):
             return float("inf")
-        real = replace(program, stages=tuple(stage for stage in built if stage is not None))
+        real = replace(program, stages=tuple(as_kept(stage, self.spec, self.parameters.copies) for stage in program.stages))
         return estimate(real, self.spec, self.parameters, self.parameters.room(real)).seconds
 
     def _model(self, stage: StageProgram) -> Model:
@@ -95,7 +66,7 @@ def rows(tree: Path, chip: str, every: int, drawn: int, count: int, seed: int) -
     """Yields for each operator the predicted seconds of the choice and of the best program that was drawn."""
     known, (device, spec) = {case.name: case for case in cases(every, drawn)}, resolve(chip)
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for line in lines(tree, chip, every, drawn, count, seed):
+    for line in lines(tree, "drawing.py", chip, every, drawn, count, seed):
         found[line["case"]].append(line)
     for name, mine in found.items():
         expr = fuse(expression(known[name].build()), spec.spread)
@@ -133,40 +104,27 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def options() -> argparse.Namespace:
-    """Returns the options of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tree", type=Path)
-    parser.add_argument("--chips", default=CHIPS)
-    parser.add_argument("--every", type=int, default=EVERY, help="one of so many of the paper's operators")
-    parser.add_argument("--drawn", type=int, default=DRAWN, help="random operators")
-    parser.add_argument("--count", type=int, default=COUNT, help="programs of each operator")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help=f"results file, such as {FILE.relative_to(HERE)}")
-    return parser.parse_args()
+def _programs(row: dict[str, Any]) -> str:
+    return f"{row['chosen']} | {row.get('drawn')}"
 
 
 def main() -> None:
     """Prints one row for each chip, and the operators for which a drawn program comes closest to the choice, or beats it."""
-    asked, screen = options(), report.screen()
+    parser = tree_options(__doc__, CHIPS, EVERY, DRAWN, FILE)
+    parser.add_argument("--count", type=int, default=COUNT, help="programs of each operator")
+    parser.add_argument("--seed", type=int, default=0)
+    asked, screen = parser.parse_args(), report.screen()
     every: list[dict[str, Any]] = []
     summaries: dict[str, dict[str, Any]] = {}
     for chip in asked.chips.split(","):
         mine = list(rows(asked.tree.resolve(), chip, asked.every, asked.drawn, asked.count, asked.seed))
         every += mine
         of_chip = summaries[chip] = summary(mine)
-        table = Table("chip", "operators", "programs", "best drawn / choice: worst", "median", "below 0.97")
+        table = Table("chip", "operators", "programs", "best drawn / choice: least", "median", "below 0.97")
         shown = [f"{of_chip['worst']:.3f}", f"{of_chip['median']:.2f}", str(of_chip["below_0.97"])]
         table.add_row(chip, str(of_chip["operators"]), str(of_chip["programs"]), *shown)
         screen.print(table)
-        good = [row for row in mine if "error" not in row]
-        for row in sorted(good, key=lambda r: r["drawn_s"] / r["chosen_s"])[:WORST]:
-            screen.print(
-                f"  {row['drawn_s'] / row['chosen_s']:.3f}  {row['case']}: {row['chosen']} | {row.get('drawn')}", highlight=False
-            )
-        for row in mine:
-            if "error" in row:
-                screen.print(f"  {row['case']}: {row['error']}", highlight=False)
+        show(screen, mine, asked.worst, lambda row: row["drawn_s"] / row["chosen_s"], _programs, rising=True)
     if asked.json:
         report.store(asked.json, report.provenance("drawn") | {"summary": summaries, "cases": every})
 

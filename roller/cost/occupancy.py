@@ -7,8 +7,8 @@ alone would leave idle. They do not shorten the work itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from roller.cost import formulas
 from roller.cost.formulas import first_points
@@ -136,6 +136,15 @@ def held_copies(program: StageProgram, spec: HardwareSpec) -> tuple[int, ...]:
         return tuple([s.depth for s in program.staged])
     number = step_loop(program)
     return tuple([s.depth if number is not None and copy_depth(program, s) == number + 1 else 1 for s in program.staged])
+
+
+def as_kept(program: StageProgram, spec: HardwareSpec, copies: Callable[[StageProgram], int] | None) -> StageProgram:
+    """Returns the program with no more copies (buffers) than the device's kernel keeps (`CostParameters.copies`)."""
+    held = max(held_copies(program, spec), default=1)
+    real = held if copies is None or held == 1 else copies(program)
+    return (
+        replace(program, staged=tuple([replace(s, depth=min(s.depth, real)) for s in program.staged])) if real < held else program
+    )
 
 
 def copies_around(program: StageProgram, spec: HardwareSpec, level: int) -> int:

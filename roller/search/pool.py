@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from roller.cost.model import Model
-from roller.cost.occupancy import held_copies
+from roller.cost.occupancy import as_kept
 from roller.ir.nest import Tile
 from roller.program.estimate import Estimate
 from roller.program.rprogram import StageProgram
@@ -43,7 +42,7 @@ class Pool:
             known = _confirmed(space, program, rating)
             if known is None:
                 return math.inf
-            kept = _as_kept(space, program)
+            kept = as_kept(program, space.spec, space.model.parameters.copies)
             if kept is not program:
                 return self.rate(space, kept)
             rating = known
@@ -69,15 +68,6 @@ class Pool:
     def ranked(self) -> list[Rated]:
         """The programs, best first."""
         return [rated for _, rated in sorted(self.programs.values(), key=lambda item: item[0])]
-
-
-def _as_kept(space: TileSpace, program: StageProgram) -> StageProgram:
-    """Returns the program with no more copies (buffers) than the device's kernel keeps."""
-    copies, held = space.model.parameters.copies, max(held_copies(program, space.spec), default=1)
-    real = held if copies is None or held == 1 else copies(program)
-    return (
-        program if real >= held else replace(program, staged=tuple([replace(s, depth=min(s.depth, real)) for s in program.staged]))
-    )
 
 
 def _confirmed(space: TileSpace, program: StageProgram, rating: Estimate) -> Estimate | None:

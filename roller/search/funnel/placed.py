@@ -174,8 +174,8 @@ class Placed:
         held = math.prod([self.inner[d] for d in nest.spatial]) * nest.accumulator_bytes * self.sub_tiles / self.lanes
         carried: Value = 0.0
         for staging in self.base.staged:
-            size = max([a.element_bytes for a in nest.inputs if a.factor == staging.operand], default=1)
-            if not any(size <= wide for wide in given.copy_sizes):
+            size = self._element_bytes(staging)
+            if self.carried(staging):
                 accesses, _ = self.fill_accesses(staging)
                 words = self.elements(staging.operand, self.unit) * size / self.lanes / REGISTER_BYTES
                 carried = carried + accesses * given.place_registers + words
@@ -241,6 +241,13 @@ class Placed:
             mine = [n for n, a in enumerate(self.nest.accesses) if a.role == "body" and a.factor == factor]
             return sum([self.space.fit.geometry.boxes(n, tile).elements for n in mine])
         return self.space.fit.geometry.elements_of_each(factor, tile, self.space.fit.windowed)
+
+    def carried(self, staging: Staging) -> bool:
+        """Returns whether lanes carry a panel's values through registers: no asynchronous copy is as short as an element."""
+        return not any(self._element_bytes(staging) <= wide for wide in self.space.model.parameters.copy_sizes)
+
+    def _element_bytes(self, staging: Staging) -> int:
+        return max([a.element_bytes for a in self.nest.inputs if a.factor == staging.operand], default=1)
 
     def fill_accesses(self, staging: Staging) -> tuple[Value, Value]:
         """Returns the accesses of one lane that fill a panel, and whether their addresses follow from that of the first."""

@@ -61,8 +61,7 @@ def _fill_waits(model: Model, placed: Placed) -> Value:
     given, waits = model.parameters, 1.0
     if not model.spec.in_place(placed.base.atom):
         for staging in placed.base.staged:
-            size = max([a.element_bytes for a in placed.nest.inputs if a.factor == staging.operand], default=1)
-            if given.copy_sizes and not any(size <= wide for wide in given.copy_sizes):
+            if given.copy_sizes and placed.carried(staging):
                 waits = np.maximum(waits, placed.fill_accesses(staging)[0] / given.carried)
     return placed.unit_tiles * math.prod(placed.fill_trips) * waits
 
