@@ -1,9 +1,11 @@
 """Does the model rank programs as this CPU does? Random programs and our best, measured. python -m bench.cpu.fidelity
 
-For each operator: 40 programs drawn uniformly, with a fixed seed, from all aligned ones that fit, and our ten best. All are
-built, compared with our first choice (which is compared with the reference), and timed in turns. Odd and even rounds make
-two repeats, whose rank correlation is the ceiling of what any model could reach. Regret: our choice's time over the fastest
-program's, from timing the leaders once more.
+Operators: 16 kinds, products with rows a power of two long, and 16 drawn ones. For each operator: 40 programs drawn uniformly,
+with a fixed seed, from all aligned ones that fit, and our ten best. All are built, compared with our first choice (which is
+compared with the reference), and timed in turns. Odd and even rounds make two repeats, whose rank correlation is the ceiling of
+what any model could reach. Regret: our choice's time over the fastest program's, from timing the leaders once more. Every
+measured program is kept beside the results, with its expression and the chip's spec: `bench.cpu.stored` lets a changed model
+rate them again.
 """
 
 from __future__ import annotations
@@ -20,16 +22,22 @@ import numpy as np
 from rich.table import Table
 
 import roller
-from bench.common import figures, harness, report, targets
+from bench.common import figures, harness, machine, report, targets
 from bench.common.harness import Array, Side
+from bench.cpu import stored
+from bench.engine.construction import cases
 from roller import SymbolicTensor, ops, study
 from roller.cost.model import estimate
 from roller.device.plugins import load_device
+from roller.ir.serialization import expr_to_json
 from roller.plugin import aligned_empty
+from roller.program.record import program_to_json
 from roller.program.rprogram import RProgram
 from roller.runtime.artifact import BuildOptions, Runner
+from roller.target.hardware import HardwareSpec
 
 DRAWN, SEED, TOP_K = 40, 22, 10
+DRAWN_OPERATORS = 16
 REFUSED_FACTOR = 2  # drawn for each one wanted: the device may be unable to run some
 LEADERS = 6  # fastest programs that are timed again, beside our ten best
 LEADER_ROUNDS = 21  # … so often at least: the least of many medians is too small by what few rounds leave to chance
@@ -58,6 +66,20 @@ OPERATORS: dict[str, Callable[[], SymbolicTensor]] = {
     "transpose 1024x1024": lambda: ops.transpose(t(1024, 1024)),
     "bmm 12x384x384x64 NT": lambda: ops.batch_matmul(t(12, 384, 64), t(12, 384, 64), transpose_b=True),
 }
+POWERS: dict[str, Callable[[], SymbolicTensor]] = {  # rows a multiple of 4 KiB long, thin products, and their neighbours
+    "matmul 128x2048x2048": lambda: ops.matmul(t(128, 2048), t(2048, 2048)),
+    "matmul 128x2064x2048": lambda: ops.matmul(t(128, 2048), t(2048, 2064)),
+    "matmul 64x1024x1024 NT": lambda: ops.matmul(t(64, 1024), t(1024, 1024), transpose_b=True),
+    "matmul 16x4096x4096": lambda: ops.matmul(t(16, 4096), t(4096, 4096)),
+    "matmul 8x3000x5000": lambda: ops.matmul(t(8, 5000), t(5000, 3000)),
+    "matmul 16x16x5120": lambda: ops.matmul(t(16, 5120), t(5120, 16)),
+}
+
+
+def operators() -> dict[str, Callable[[], SymbolicTensor]]:
+    """Every operator of this benchmark; the drawn ones are the same for every run."""
+    drawn = cases(1, DRAWN_OPERATORS)[-DRAWN_OPERATORS:]
+    return OPERATORS | POWERS | {case.name: case.build for case in drawn}
 
 
 @dataclass
@@ -93,10 +115,14 @@ def candidates(op: SymbolicTensor, options: argparse.Namespace, say: Callable[[s
         yield Candidate(f"drawn {number}", program, estimate(program, spec, parameters).seconds)
 
 
+def chip(options: argparse.Namespace) -> HardwareSpec:
+    """The host, as the compiler sees it with these threads."""
+    return roller.compile(t(8) + t(8), device="cpu", threads=options.threads).spec
+
+
 def build(found: Sequence[Candidate], inputs: tuple[Array, ...], options: argparse.Namespace) -> None:
     """Build and load each program; one that cannot be says why."""
-    device = load_device("cpu")
-    spec = roller.compile(t(8) + t(8), device="cpu", threads=options.threads).spec
+    device, spec = load_device("cpu"), chip(options)
     chosen = BuildOptions(threads=options.threads)
     for candidate in found:
         try:
@@ -109,7 +135,7 @@ def build(found: Sequence[Candidate], inputs: tuple[Array, ...], options: argpar
 
 def side_of(name: str, runner: Runner, inputs: tuple[Array, ...], program: RProgram) -> Side:
     """The program on these inputs."""
-    out = aligned_empty(program.expr.output.shape, np.dtype("float32"))
+    out = aligned_empty(program.expr.output.shape, np.dtype(program.expr.output.dtype))
 
     def call() -> Array:
         runner.run(inputs, out)
@@ -123,9 +149,8 @@ def inputs_of(op: SymbolicTensor) -> tuple[Array, ...]:
     generator = np.random.default_rng(SEED)
     found = []
     for tensor in ops.expression(op).inputs:
-        array = aligned_empty(tensor.shape, np.dtype("float32"))
-        generator.random(out=array, dtype=np.float32)
-        array -= 0.4  # a mean unlike 0: long sums do not cancel
+        array = aligned_empty(tensor.shape, np.dtype(tensor.dtype))
+        array[...] = generator.random(tensor.shape, np.float32) - 0.4  # a mean unlike 0: long sums do not cancel
         found.append(array)
     return tuple(found)
 
@@ -141,7 +166,7 @@ def measured(name: str, op: SymbolicTensor, options: argparse.Namespace) -> dict
     build(found, inputs_of(op), options)
     row["not built"] = {c.name: c.reason for c in found if c.side is None}
     depth = max(math.prod(a.extent for a in s.axes if a.is_reduce) for s in ops.expression(op).stages)
-    row["wrong"] = rejected(found, harness.tolerance(depth))
+    row["wrong"] = rejected(found, harness.tolerance(depth, ops.expression(op).output.dtype))
     good = [c for c in found if c.side is not None]
     if row["wrong"]:
         row |= {"status": "wrong", "reason": "; ".join(row["wrong"].values())}
@@ -156,7 +181,25 @@ def measured(name: str, op: SymbolicTensor, options: argparse.Namespace) -> dict
          "program": c.program.describe()}
         for c in good
     ]  # fmt: skip
+    row["stored"] = kept(name, good, medians)
     return row
+
+
+def kept(name: str, good: Sequence[Candidate], medians: dict[str, float]) -> dict[str, Any]:
+    """The case as `bench.cpu.stored` reads it."""
+    programs = [{"name": c.name, "program": program_to_json(c.program), "median_s": medians[c.name]} for c in good]
+    return {"case": name, "expr": expr_to_json(good[0].program.expr), "programs": programs}
+
+
+def write(rows: Sequence[dict[str, Any]], options: argparse.Namespace) -> None:
+    """The results, and the measured programs beside them; of quick runs and of some cases only where --out says so."""
+    cases = [row["stored"] for row in rows if "stored" in row]
+    plain = [{key: value for key, value in row.items() if key != "stored"} for row in rows]
+    path = report.write("fidelity", {"summary": summary(rows), "cases": plain}, options)
+    if path is None or not cases:
+        return
+    head = report.provenance("fidelity", options.quick) | {"device": machine.device(), "threads": options.threads}
+    stored.write(path.with_name(f"programs-{options.threads}t.json.gz"), head, chip(options), cases)
 
 
 def rejected(found: Sequence[Candidate], allowed: float) -> dict[str, str]:
@@ -225,15 +268,16 @@ def table(rows: Sequence[dict[str, Any]], found: dict[str, Any]) -> Table:
 def main() -> int:
     """Measure every operator; 1 if a program's result is wrong or an operator fails."""
     options = harness.start(__doc__ or "")
-    names = [n for n in OPERATORS if any(part in n for part in options.cases.split(","))]
+    known = operators()
+    names = [n for n in known if any(part in n for part in options.cases.split(","))]
     rows: list[dict[str, Any]] = []
     for number, name in enumerate(names[:2] if options.quick and not options.cases else names, 1):
         print(f"[{number}/{len(names)}] {name}", file=sys.stderr)
         try:
-            rows.append(measured(name, OPERATORS[name](), options))
+            rows.append(measured(name, known[name](), options))
         except Exception as error:  # one operator that fails must not cost the others' results
             rows.append({"case": name, "status": "failed", "reason": f"{type(error).__name__}: {error}"})
-        report.write("fidelity", {"summary": summary(rows), "cases": rows}, options)
+        write(rows, options)
         harness.release()
     report.screen().print(table(rows, summary(rows)))
     return int(any(row["status"] != "ok" for row in rows))

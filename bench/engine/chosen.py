@@ -21,6 +21,11 @@ NAMES = {  # what this file takes, in the modules of today and of 2026-11-22
     "fuse": ("roller.ir.fusion", "roller.fusion"),
     "program_to_json": ("roller.program.record", "roller.record"),
     "construct": ("roller.search.construct", "roller.construct"),
+    "spec_from_dict": ("roller.target.catalog", "roller.catalog"),
+    "load_device": ("roller.device.plugins", "roller.devices"),
+    "expr_from_json": ("roller.ir.serialization", "roller.serial"),
+    "program_from_json": ("roller.program.record", "roller.record"),
+    "estimate": ("roller.cost.model", "roller.cost"),
 }
 
 
