@@ -92,6 +92,8 @@ def _over(stage: Stage, names: Mapping[str, str], columns: Sequence[Axis]) -> St
     known = dict(names) | {a.name: b.name for a, b in zip(reduced, wide, strict=False)}
     if any(a.extent > 1 and a.name not in known for a in stage.axes):
         return None
+    if len({*known.values()}) < len(known):  # it reduces what it also runs over: a product whose columns the last stage sums
+        return None
     return _moved(stage, known)
 
 

@@ -69,6 +69,8 @@ def programs(op: SymbolicTensor, chip: str) -> list[StageProgram]:
         (softmax(tensor((1, 5))), [4]),
         (softmax(tensor((4, 1))), [1, 1]),  # a row of one element has no columns
         (ops.batch_matmul(softmax(ops.batch_matmul(tensor((2, 4, 5)), tensor((2, 5, 6)))), tensor((2, 6, 8))), [1, 4, 1]),
+        (ops.batch_matmul(softmax(ops.batch_matmul(tensor((2, 5, 5)), tensor((2, 5, 5)))), tensor((2, 5, 8))), [1, 4, 1]),
+        (ops.matmul(ops.matmul(tensor((4, 5)), tensor((5, 5))), tensor((5, 6))), [1, 1]),
         (softmax(softmax(tensor((4, 5)))), [8]),
         (ops.reduce_sum(tensor((4, 5)), 1), [1]),
     ],
