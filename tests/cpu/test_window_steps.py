@@ -8,16 +8,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import launching
 import roller
-from roller import ops
+from roller import ops, verify
 from roller.cost.model import Model
 from roller.device.plugins import load_device
+from roller.ir.fusion import fuse
+from roller.ir.nest import variants
 from roller.ops import SymbolicTensor
 from roller.plugin import aligned_empty
 from roller.program.footprint import Geometry
-from roller.program.rprogram import RProgram, StageProgram
+from roller.program.rprogram import RProgram, StageProgram, Staging, tiled_levels
 from roller.program.window_steps import window_steps
 from roller.runtime.artifact import BuildOptions
+from roller.target.catalog import find_spec
+from roller.target.subset import limited
 from roller.testing import expression
 from roller.verify import reference
 
@@ -77,3 +82,21 @@ def test_the_model_counts_shared_values_once_where_registers_suffice() -> None:
 def test_one_row_shares_nothing() -> None:
     program = with_tile(roller.compile(operator("plain"), "cpu", threads=1), (1, 1, 16))
     assert loads(program, 32) == loads(program, 0)
+
+
+@pytest.mark.parametrize("between", [(1, 3), (2, 1), (2, 2), (3, 2)])
+def test_taps_in_several_loops(between: tuple[int, int]) -> None:
+    """A tile between takes a part of the window, and not the same part everywhere: no step may take the taps of all parts."""
+    spec = limited(find_spec("cpu", "x86-64-v3"), 1)
+    op = ops.conv2d(ops.tensor((1, 5, 8, 8)), ops.tensor((16, 5, 3, 3)), 1, 1)
+    expr = fuse(expression(op))
+    nest = next(n for n in variants(expr.stages[0], expr.tensors) if len(n.dims) == 6)
+    levels, everywhere = tiled_levels(spec), tuple(range(6))
+    rows, columns = between
+    unit = (16, 8, 8, 8, 4 if rows == 2 else 3, 4 if columns == 2 else 3)
+    tiles = (unit, (8, 2, 4, 4, rows, columns), (8, 2, 4, 1, 1, 1))
+    atom = next(a for a in spec.atoms if a.kind == "vector" and a.in_dtype == "float32")
+    staged = (Staging("box", 0, levels[0]), Staging("panel", 1, levels[0]))
+    program = StageProgram(nest, atom, (("n", 0),), levels, tiles, (everywhere,) * len(levels), staged)
+    arrays = verify.random_inputs(expr, 0, integer=True)
+    launching.check(expr, launching.artifact(spec, RProgram(expr, (program,))), arrays, frozenset())

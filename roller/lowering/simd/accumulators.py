@@ -125,14 +125,16 @@ def _reduce_loops(low: Lowering, state: State, place: Place, acc: Buffer, depth:
 def _taps(low: Lowering, state: State, depth: int) -> int | None:
     """Returns the loop over the taps of a window that slides along the tile, if the loops from this depth may take them innermost.
 
-    Neighbouring points of the tile then share values: the step that computes all taps loads each once.
+    Neighbouring points of the tile then share values: the step that computes all taps loads each once. No other loop over the taps
+    may be left: it would lie around those, and they would be taken from a part of the window.
     """
     loops, inner = low.program.loops, low.program.inner
     for step in window_steps(low.program):
         fits = inner[step.window.spatial] > 1 and step.vectors(low.program, inner) <= low.options.registers
-        for number in range(depth, len(loops)) if fits and inner[step.tap] == 1 else ():
-            if loops[number].dim == step.tap and isinstance(tile_starts.trips_of(low.program, state, number), int):
-                return number
+        left = [number for number in range(depth, len(loops)) if loops[number].dim == step.tap]
+        fits = fits and inner[step.tap] == 1 and len(left) == 1
+        if fits and isinstance(tile_starts.trips_of(low.program, state, left[0]), int):
+            return left[0]
     return None
 
 
