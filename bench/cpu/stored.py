@@ -2,7 +2,8 @@
 
 `bench.cpu.fidelity` keeps every program that it measured, with its expression, its times and the chip's spec. A changed model
 rates them again, on any machine: rank correlation, and the time of the program it would pick over the fastest one's. With
---tree, another version of roller rates the same programs beside.
+--tree, another version of roller rates the same programs beside. `tests/bench/test_bench_stored.py` holds the model to what
+--keep has written.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from roller.target.catalog import dump_spec
 from roller.target.hardware import HardwareSpec
 
 PATTERN = "*/programs-*t.json.gz"
+KEPT = RESULTS / "construction" / "stored.json"  # what the model reached before, which a test holds it to
 TEN = 10
 
 Seconds = dict[str, list[float]]
@@ -47,6 +49,11 @@ def write(path: Path, head: dict[str, Any], spec: HardwareSpec, cases: Sequence[
     text = json.dumps(figures.rounded(head | body), separators=(",", ":"))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(text.encode(), mtime=0))  # the same input gives the same bytes
+
+
+def name_of(path: Path) -> str:
+    """The CPU family and the number of threads."""
+    return f"{path.parent.name} {path.name.removeprefix('programs-').removesuffix('.json.gz')}"
 
 
 def predicted(path: Path, tree: Path) -> Seconds:
@@ -103,16 +110,20 @@ def main() -> None:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--tree", type=Path, help="another version of roller, which rates the same programs")
     made.add_argument("--cases", action="store_true", help="a line for each case, too")
+    made.add_argument("--keep", action="store_true", help="write what this tree reaches")
     options = made.parse_args()
     found, screen = {}, report.screen()
     for path in files():
-        stored, name = read(path), f"{path.parent.name} {path.name.removeprefix('programs-').removesuffix('.json.gz')}"
+        stored, name = read(path), name_of(path)
         for tree in [HERE, *([options.tree] if options.tree else [])]:
             rows = ranked(stored, predicted(path, tree))
             found[name if tree == HERE else f"{name}, {tree.name}"] = summary(rows)
             for row in rows if options.cases else ():
                 screen.print(f"{row['case']:40} {row['spearman']:6.2f} {row['top1_regret']:7.1%} {row['top10_regret']:7.1%}")
     screen.print(table(found))
+    if options.keep:
+        mine = {name: values for name, values in found.items() if name in {name_of(path) for path in files()}}
+        report.store(KEPT, report.provenance("stored") | {"summary": figures.rounded(mine)})
 
 
 if __name__ == "__main__":

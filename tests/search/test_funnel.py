@@ -45,9 +45,13 @@ LANES = ("cuda:a100", "cuda:h100", "rocm:mi300x", "rocm:rx7900xtx")
 def operators(draw: st.DrawFn) -> SymbolicTensor:
     """Products, convolutions, pools, sums and elementwise work, with extents that tiles divide and that they do not."""
     m, n, k = (draw(st.sampled_from((1, 3, 16, 31, 64, 100, 384))) for _ in range(3))
-    match draw(st.sampled_from(("product", "turned", "convolution", "depthwise", "pool", "sum", "chain"))):
+    match draw(st.sampled_from(("product", "words", "turned", "convolution", "depthwise", "pool", "sum", "chain"))):
         case "product":
             return ops.matmul(ops.tensor((m, k)), ops.tensor((k, n)))
+        case "words":
+            dtype = draw(st.sampled_from(("int8", "bfloat16")))
+            b = ops.tensor((n, k) if draw(st.booleans()) else (k, n), dtype)
+            return ops.matmul(ops.tensor((m, k), dtype), b, transpose_b=b.shape != (k, n))
         case "turned":
             return ops.matmul(ops.tensor((m, k)), ops.tensor((n, k)), transpose_b=True)
         case "convolution":
@@ -232,7 +236,7 @@ def test_a_descent_from_the_choice_gains_next_to_nothing(op: SymbolicTensor, chi
 @given(operators(), st.sampled_from((*CHIPS, *LANES, "ipu_sim:bow")), st.integers(0, 1 << 16))
 @settings(max_examples=60, deadline=None)
 def test_neighbours_are_aligned_and_differ(op: SymbolicTensor, chip: str, seed: int) -> None:
-    """Tiles are multiples of those inside them, no longer than whole dimensions, and never the chain that steps begin from."""
+    """Tiles are multiples of those inside them, no longer than whole dimensions that alignment rounds up, and never the chain."""
     found = spaces_of(chip, op)
     space = found[seed % len(found)]
     screen, inner = screen_of(space), lattice.inner_tiles(space)
@@ -242,9 +246,10 @@ def test_neighbours_are_aligned_and_differ(op: SymbolicTensor, chip: str, seed: 
     near = nearby(space, [lattice.tiles_of([tile]) for tile in chain])
     for other in lattice.chains_of(near, range(near[0].shape[1])):
         assert other != chain
-        for outer, inside in itertools.pairwise(other):
-            extents = zip(outer, inside, space.nest.extents, strict=True)
-            assert all(o % i == 0 and i <= o < max(e, 1) + 8 * i for o, i, e in extents if i)
+        for level, (outer, inside) in zip(space.levels, itertools.pairwise(other), strict=False):
+            for dim, o, i, extent in zip(space.nest.dims, outer, inside, space.nest.extents, strict=True):
+                step = math.lcm(i, space.rules.multiple(level, dim.name).step)
+                assert not i or (o % i == 0 and i <= o < max(extent, 1) + max(8 * i, step))
 
 
 @given(operators(), st.sampled_from(CHIPS))
