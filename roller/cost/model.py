@@ -23,7 +23,7 @@ from roller.cost.issue import Issued
 from roller.cost.loops import NestWalk
 from roller.cost.multibuffering import waiting_seconds
 from roller.cost.occupancy import idle_lanes
-from roller.cost.operations import body_slots, epilogue_slots
+from roller.cost.operations import body_slots, epilogue_slots, point_slots
 from roller.cost.packing import copy_seconds
 from roller.cost.parameters import CostParameters, Rates
 from roller.cost.register_traffic import RegisterTraffic
@@ -125,7 +125,7 @@ class Model:
         program, resident, issued = walk.program, walk.resident, self._issued
         atom = program.atom
         points = float(executed_points(program, program.covered, program.executed))
-        slots = self.slots if atom.kind != "matrix" else 1.0
+        slots = float(point_slots(program, program.inner, self.slots))
         rate = atom.gflops * 1e9 / 2 * self.chain_efficiency(walk) * walk.busy
         waiting = issued.waiting(program, resident)
         longer = self._start_up(program) * idle_lanes(program, self.spec, resident) * issued.crowding(program, self.slots)
@@ -250,7 +250,7 @@ class Model:
     def floor_seconds(self, program: StageProgram) -> float:
         """Returns the seconds of compute with all chains busy: no tile around this innermost one is faster."""
         points = float(executed_points(program, program.covered, program.executed))
-        return points * (self.slots if program.atom.kind != "matrix" else 1.0) / (program.atom.gflops * 1e9 / 2)
+        return points * float(point_slots(program, program.inner, self.slots)) / (program.atom.gflops * 1e9 / 2)
 
     @cached_property
     def compulsory_seconds(self) -> float:

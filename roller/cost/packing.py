@@ -10,9 +10,11 @@ from roller.ir.elementwise import Value, largest, least, where
 from roller.ir.nest import Access, Nest
 from roller.program.halo import lane_step, turned
 from roller.program.rprogram import StageProgram, Staging, copy_depth, panel_element_bytes
+from roller.program.words import in_words, word_dim
 from roller.target.hardware import HardwareSpec
 
 DECODE_TRIPS = 2  # loop trips that take as long as dividing an index by a known extent, remainder included
+INSERT_SLOTS = 2  # instructions that put one word into a vector: broadcast or move, then blend
 ROW_TRIPS = 6  # loops around one row of a box: the row itself, three spans of it, their vectors and remainders
 
 
@@ -101,6 +103,8 @@ def element_slots(rates: Rates, program: StageProgram, staging: Staging) -> floa
     if staging.kind == "box":
         return vector + (TRANSPOSE_SLOTS * math.log2(width) if turned(program, staging.operand) else 0.0)
     mine = [a for a in nest.inputs if a.factor == staging.operand]
+    if program.atom.depth > 1:
+        return _word_slots(program, mine, width)
     if lane is None or not nest.factor_touches(staging.operand)[lane]:
         return vector * width
     boxes = {s.operand for s in program.staged if s.kind == "box"}
@@ -109,6 +113,25 @@ def element_slots(rates: Rates, program: StageProgram, staging: Staging) -> floa
     if any(step != 1 for step in steps):
         return vector + TRANSPOSE_SLOTS * math.log2(width) if _transposes(program, mine) else vector * width
     return vector if all(a.strides[lane] == 1 or n in boxes for n, a in moving) else 2 * vector
+
+
+def _word_slots(program: StageProgram, sources: list[Access], width: int) -> float:
+    """Returns the issue slots of one operand in the words of a dot-product atom, by how its array lies.
+
+    Along the words, one by one or in transposed blocks; along the vector, whose rows are interleaved; else operand by operand.
+    """
+    deep, depth = word_dim(program.atom, program.mapping), program.atom.depth
+    lane = program.lane
+    assert deep is not None and lane is not None
+    along = all(a.strides[deep] == 1 for a in sources)
+    if not all(a.touches[lane] for a in sources):
+        return 2.0 * width / (depth if along else 1)
+    if along:
+        blocks = _transposes(program, sources)
+        return (2.0 + TRANSPOSE_SLOTS * math.log2(width) if blocks else (1.0 + INSERT_SLOTS) * width) / depth
+    if all(a.strides[lane] == 1 for a in sources):
+        return 1.0 + 1.0 / depth + TRANSPOSE_SLOTS * math.log2(depth)
+    return 2.0 * width
 
 
 def _lane_step(access: Access, dim: int) -> int:
@@ -120,6 +143,6 @@ def _lane_step(access: Access, dim: int) -> int:
 def _transposes(program: StageProgram, sources: list[Access]) -> bool:
     """True if blocks of vectors along a reduction can be transposed: the source is one plain array, contiguous there."""
     nest: Nest = program.nest
-    along = [i for i in nest.reduce if program.inner[i] == 1]
+    along = [i for i in nest.reduce if in_words(program, program.inner)[i] == 1]
     plain = len(sources) == 1 and not sources[0].guarded and program.lane not in nest.reduce
     return plain and sources[0].strides[program.lane or 0] is not None and any(sources[0].strides[i] == 1 for i in along)

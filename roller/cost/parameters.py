@@ -180,10 +180,10 @@ class Rates:
     @cached_property
     def vector_slots(self) -> float:
         """Element operations a second of the widest vectors."""
-        return max((a.gflops for a in self.spec.atoms if a.kind != "matrix"), default=math.inf) * 1e9 / 2
+        return max((a.gflops for a in self.spec.atoms if not a.sums), default=math.inf) * 1e9 / 2
 
     @cached_property
     def function_slots(self) -> float:
         """Element operations a second in float32, in which operators compute fp16, too."""
-        found = [a.gflops for a in self.spec.atoms if a.kind != "matrix" and a.acc_dtype == "float32"]
+        found = [a.gflops for a in self.spec.atoms if not a.sums and a.acc_dtype == "float32"]
         return max(found) * 1e9 / 2 if found else self.vector_slots

@@ -16,6 +16,7 @@ from roller.ir.nest import Access, Nest
 from roller.program.halo import lane_step
 from roller.program.rprogram import LEAST_BLOCK, StageProgram
 from roller.program.window_steps import window_steps
+from roller.program.words import in_words
 
 Bytes = tuple[float, float]  # of inputs, and of the output for one pass
 
@@ -50,11 +51,13 @@ class RegisterTraffic:
         panels = {s.operand for s in program.staged if s.kind == "panel"}
         boxes = {s.operand for s in program.staged if s.kind == "box"}
         width = max((e for e in program.atom.roles.values() if isinstance(e, int)), default=1)
+        inner = in_words(program, inner)
         inputs = output = 0.0
         for number, access in enumerate(nest.accesses):
             panel = access.factor in panels and access.role == "body"
             loads = self._vector_loads(program, inner, number, panel, access.guarded and number not in boxes)
-            vector = width * access.element_bytes if program.lane is not None and access.touches[program.lane] else 0
+            size = nest.accumulator_bytes if program.atom.sums and access.role == "body" else access.element_bytes  # of a word
+            vector = width * size if program.lane is not None and access.touches[program.lane] else 0
             loads = loads * self._share(program, inner, access)
             moved = loads * max(transaction, vector) * (steps if access.role == "body" else spatial_steps)
             if access.role == "output":

@@ -12,6 +12,7 @@ from roller.program.alignment import Rules, next_aligned
 from roller.program.capacity import Fit
 from roller.program.footprint import Geometry
 from roller.program.rprogram import StageProgram
+from roller.program.words import word_dim
 from roller.target.hardware import HardwareSpec
 
 
@@ -96,6 +97,8 @@ class Growth:
         program = self.program
         nest, tile, inner = program.nest, program.tiles[position], self.inner(position)
         name = nest.dims[dim].name
+        if position == len(program.levels) - 1 and dim == word_dim(program.atom, program.mapping):
+            return Stop(name, None, "one word")
         multiple = self.rules.multiple(program.levels[position], name)
         extent = next_aligned(nest.extents[dim], inner[dim], tile[dim], multiple)
         if extent is None or tile[dim] >= nest.extents[dim]:

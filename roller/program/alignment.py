@@ -57,7 +57,7 @@ STAND_IN: Mapping[str, str] = {
 
 def atoms_for(dtype: str, atoms: tuple[ComputeAtom, ...]) -> tuple[ComputeAtom, ...]:
     """Returns the scalar and vector atoms that can compute in a type: those of the type, else those of its `STAND_IN`."""
-    plain = [a for a in atoms if a.kind != "matrix"]
+    plain = [a for a in atoms if not a.sums]
     own = tuple(a for a in plain if a.acc_dtype == dtype)
     return own or tuple(a for a in plain if a.acc_dtype == STAND_IN.get(dtype))
 

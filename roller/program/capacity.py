@@ -19,6 +19,7 @@ from roller.ir.sliding_windows import every_window, stored_extents
 from roller.program.alignment import lane_rule
 from roller.program.footprint import Geometry
 from roller.program.rprogram import lane_level, panel_element_bytes, tiled_levels
+from roller.program.words import compensated, word_dim
 from roller.target.hardware import ComputeAtom, HardwareSpec, MemoryLevel
 
 Mapping = tuple[tuple[str, int], ...]
@@ -164,8 +165,10 @@ class Fit:
         nest = self.nest
         if nest.before:
             return held_bytes(nest, tuple(tile))
-        spread = [d for _, d in mapping if nest.dims[d].is_reduce] if atom.kind == "vector" else []
-        outputs = math.prod([tile[i] for i in nest.spatial]) * math.prod([tile[i] for i in nest.reduce] if spread else [1])
+        spread = [d for role, d in mapping if role == "n" and nest.dims[d].is_reduce] if atom.kind == "vector" else []
+        outputs = compensated(nest, atom, mapping, tile) + math.prod([tile[i] for i in nest.spatial]) * math.prod(
+            [tile[i] for i in nest.reduce] if spread else [1]
+        )
         if "input" not in self.spec.levels[min(self._innermost, len(self.spec.levels) - 1)].holds:
             return outputs * nest.accumulator_bytes // self._shared_lanes(atom)
         if nest.stage.reducer is None or self.spec.in_place(atom):
@@ -192,9 +195,12 @@ class Fit:
         """Returns the bytes of an operand's share of a tile (None: of one atom); a value broadcast to a vector fills all of it."""
         roles = atom.extents
         atoms = {d: r if isinstance(r := roles[name], int) else 1 for name, d in mapping}
+        deep = word_dim(atom, mapping)  # a word fills one element of the accumulator
         size: Value = self.nest.accumulator_bytes
         for dim, touched in enumerate(touches):
             width = atoms.get(dim, 1)
+            if dim == deep:
+                continue
             if touched:
                 size *= width if tile is None else largest(tile[dim], width)
             elif atom.kind == "vector":

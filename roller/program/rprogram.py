@@ -341,12 +341,12 @@ def staged_touches(nest: Nest, staging: Staging) -> tuple[bool, ...]:
 
 
 def panel_element_bytes(nest: Nest, atom: ComputeAtom) -> int:
-    """Returns the bytes of one value of a panel: of a matrix atom's operand type, else of the type that the nest computes in."""
-    return ELEMENT_BYTES[atom.stored_dtype] if atom.kind == "matrix" else nest.accumulator_bytes
+    """Returns the bytes of one value of a panel: of the operands of an atom that sums products, else of what the nest computes."""
+    return ELEMENT_BYTES[atom.stored_dtype] if atom.sums else nest.accumulator_bytes
 
 
 def operand_value(nest: Nest, operand: int, atom: ComputeAtom) -> Scalar | None:
-    """Returns a factor in the type that a matrix atom takes: itself, or the value that it widens.
+    """Returns a factor in the type that an atom takes that sums products: itself, or the value that it widens.
 
     Returns None where the atom would round it and the stage (its math mode) does not permit that.
     """

@@ -14,6 +14,7 @@ from roller.layout.banks import padding_bytes
 from roller.layout.lanes import runs_padded
 from roller.layout.row_padding import rows_padded
 from roller.program.rprogram import StageProgram, Staging, staged_touches
+from roller.program.words import read_in_words
 from roller.search.tile_space import Chain, TileSpace
 
 
@@ -88,6 +89,8 @@ def _boxes(space: TileSpace, level: int) -> tuple[Staging, ...]:
 def _needs_panel(space: TileSpace, factor: int) -> bool:
     """True if the innermost tile cannot read the factor in place: it would gather along the vector, or decode at every step."""
     nest = space.nest
+    if space.atom.depth > 1:
+        return not read_in_words(nest, space.atom, space.mapping, factor)
     mine = [a for a in nest.inputs if a.factor == factor]
     if any(a.strides[i] is None for a in mine for i in nest.reduce):
         return True

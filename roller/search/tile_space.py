@@ -15,6 +15,7 @@ from roller.program.alignment import Rules, atom_tile, atoms_for
 from roller.program.capacity import Fit
 from roller.program.footprint import Geometry
 from roller.program.rprogram import lane_level, operand_value, tiled_levels
+from roller.program.words import read_in_words, word_dim
 from roller.target.hardware import ComputeAtom, HardwareSpec
 
 Chain = tuple[Tile, ...]  # tiles from some level inward
@@ -92,7 +93,8 @@ def start(space: TileSpace) -> Tile:
     if space.fit.windowed:
         taps = taps_at_once(space.nest)
         return tuple([space.nest.extents[d] if d in taps else e for d, e in enumerate(start)])
-    return tuple(min(t, max(e, 1)) for t, e in zip(start, space.nest.extents, strict=True))
+    deep = word_dim(space.atom, space.mapping)  # words are whole: zeros fill the last one
+    return tuple(t if d == deep else min(t, max(e, 1)) for d, (t, e) in enumerate(zip(start, space.nest.extents, strict=True)))
 
 
 def _cooperation(nest: Nest, spec: HardwareSpec) -> tuple[bool, ...]:
@@ -128,8 +130,8 @@ def mappings(
     """
     atoms = tuple(atoms)
     for atom in atoms:
-        if atom.kind == "matrix":
-            yield from ((atom, m) for m in _matrix_mappings(nest, atom, spread))
+        if atom.sums:
+            yield from ((atom, m) for m in _sum_mappings(nest, atom, spread))
     for atom in atoms_for(nest.stage.body.dtype, atoms):
         if atom.kind == "scalar":
             yield atom, ()
@@ -143,7 +145,7 @@ def mappings(
 def unsuited(nest: Nest, atom: ComputeAtom, atoms: Iterable[ComputeAtom]) -> str | None:
     """Returns why no program of a nest computes with an atom; None where some might. `atoms`: all available atoms."""
     dtype = nest.stage.body.dtype
-    if atom.kind != "matrix":
+    if not atom.sums:
         return None if atom in atoms_for(dtype, tuple(atoms)) else f"computes in {atom.acc_dtype}"
     if len(nest.factors) != 2:
         return "multiplies matrices"
@@ -151,9 +153,9 @@ def unsuited(nest: Nest, atom: ComputeAtom, atoms: Iterable[ComputeAtom]) -> str
         return f"accumulates in {atom.acc_dtype}"
     if any(operand_value(nest, operand, atom) is None for operand in range(2)):
         return f"rounds to {atom.in_dtype}, which is not permitted" if atom.rounds else f"its operands are {atom.in_dtype}"
-    if _matrix_mappings(nest, atom):
+    if _sum_mappings(nest, atom):
         return None
-    if _matrix_mappings(nest, atom.model_copy(update={"operand_rows": "k"})):
+    if _sum_mappings(nest, atom.model_copy(update={"operand_rows": "k"})):
         return "takes what lies along the reduction in memory"
     return "wants a reduction that both factors run along"
 
@@ -176,8 +178,8 @@ def _touches(nest: Nest) -> list[tuple[bool, ...]]:
     return [nest.factor_touches(f) for f in range(len(nest.factors))]
 
 
-def _matrix_mappings(nest: Nest, atom: ComputeAtom, spread: bool = False) -> list[tuple[tuple[str, int], ...]]:
-    """Returns the mappings of a matrix atom's roles.
+def _sum_mappings(nest: Nest, atom: ComputeAtom, spread: bool = False) -> list[tuple[tuple[str, int], ...]]:
+    """Returns the mappings of the roles of an atom that sums products.
 
     Those whose n is contiguous in the results come first, as lanes then store contiguously: the prediction does not distinguish
     them from the others. A square atom has only the first one: the other one gives the same tiles again.
@@ -187,9 +189,19 @@ def _matrix_mappings(nest: Nest, atom: ComputeAtom, spread: bool = False) -> lis
     if any(operand_value(nest, operand, atom) is None for operand in range(2)):
         return []
     found = [mapping for sides in ((0, 1), (1, 0)) if (mapping := _laid(nest, atom, sides, spread)) is not None]
+    if atom.kind == "vector":
+        found = [mapping for mapping in found if _in_words(nest, atom, mapping)]
     found.sort(key=lambda mapping: not any(role == "n" and nest.output.strides[dim] == 1 for role, dim in mapping))
     alike = not spread and atom.extents.get("m") == atom.extents.get("n")
     return found[:1] if alike else found
+
+
+def _in_words(nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], ...]) -> bool:
+    """True if a dot-product atom can read both factors in words: from panels, or one of them where its array lies."""
+    roles = dict(mapping)
+    if "n" not in roles or "k" not in roles:
+        return False
+    return all(nest.stageable(f) or read_in_words(nest, atom, mapping, f) for f in range(len(nest.factors)))
 
 
 def _laid(nest: Nest, atom: ComputeAtom, sides: tuple[int, int], spread: bool) -> tuple[tuple[str, int], ...] | None:

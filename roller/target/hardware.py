@@ -13,55 +13,43 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import Field, model_validator
 
-from roller.frozen import FrozenMap, plain, thaw
+from roller.target.atoms import ComputeAtom, peak_key
+from roller.target.quantities import (
+    STORED_AS,
+    Bytes,
+    Count,
+    Flag,
+    Fraction,
+    Frozen,
+    Holds,
+    Name,
+    NonNegative,
+    Options,
+    Peaks,
+    Positive,
+    Share,
+    Sources,
+    agree,
+)
 
 __all__ = ["STORED_AS", "Banks", "ComputeAtom", "HardwareSpec", "MemoryLevel", "SchedulableUnit", "peak_key"]
 
 SCHEMA_VERSION = 1
-TOLERANCE = 0.05  # max relative difference between a derived rate and the quoted one
-
-Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_.+-]*$", max_length=64)]
-Count = Annotated[int, Field(strict=True, ge=1, le=2**62)]
-Bytes = Annotated[int, Field(strict=True, ge=0, le=2**62)]
-Positive = Annotated[float, Field(strict=True, gt=0, le=1e15, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(strict=True, ge=0, le=1e15, allow_inf_nan=False)]
-Share = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
-Flag = Annotated[bool, Field(strict=True)]
-DType = Literal[
-    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
-    "float8_e4m3fn", "float8_e5m2", "float16", "bfloat16", "tfloat32", "float32", "float64",
-]  # fmt: skip
-# Formats to which units round their operands; no array has one. tfloat32: sign, 8 bits of exponent, 10 of fraction.
-STORED_AS: Mapping[str, str] = {"tfloat32": "float32"}
-Holds = Literal["input", "output", "accumulator"]
-_frozen = (AfterValidator(FrozenMap), PlainSerializer(thaw))
-Roles = Annotated[Mapping[Literal["m", "n", "k"], Count | Literal["stream"]], *_frozen]
-Peaks = Annotated[Mapping[str, Positive], *_frozen]
-Options = Annotated[Mapping[str, Any], BeforeValidator(plain), *_frozen]
-Sources = Annotated[Mapping[str, str], *_frozen]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Banks(_Model):
+class Banks(Frozen):
     """The banks of a memory: `count` of them, each serving `width_bytes` a cycle."""
 
     count: Count
     width_bytes: Count
 
 
-class MemoryLevel(_Model):
+class MemoryLevel(Frozen):
     """One level of memory; capacities are of ONE instance, bandwidth of all together.
 
     `reserved_bytes` is the overhead in an instance for every resident tile; `tile_max_bytes` is the limit of one tile if that is
@@ -110,7 +98,7 @@ class MemoryLevel(_Model):
         return self
 
 
-class SchedulableUnit(_Model):
+class SchedulableUnit(Frozen):
     """The unit that runs one tile at a time (core, SM, CU): `count` of them, each with up to `lanes_max` lanes.
 
     With `lanes_max` 1 a unit runs sub-tiles one after another, with more concurrently. Lane storage is the register file of one
@@ -154,87 +142,7 @@ class SchedulableUnit(_Model):
         return self
 
 
-class ComputeAtom(_Model):
-    """The smallest computation of the chip: one lane's scalar, a vector instruction, or a matrix instruction.
-
-    `roles` has the extents of m, n, k ("stream": any extent, row by row); {} is a scalar. `gflops` is the whole chip's rate;
-    `flops_per_cycle_per_unit` x units x clock must agree with it. `row_cycles` is the time of one streamed row, `startup_cycles` of
-    loading one stationary block, `stream_step` the best number of rows per step. `clock_ghz` and `chains` override the chip's and
-    the unit's.
-    `operand_rows` is "k" if operands are read along the reduction only, and "k_stored" if copies cannot transpose them either: then
-    arrays must lie along the reduction. From rows along the reduction, lanes read `operand_piece_bytes` at a time, of as many rows
-    as occupy all banks once. In panels with rows across the reduction, `operand_interleave` neighbours along it lie side by side.
-    `in_turn`: the lanes that feed the atom fill panels, fetch operands and multiply one after another (as measured), so these times
-    add up. Otherwise the longest of them hides the others.
-    """
-
-    name: Name
-    kind: Literal["scalar", "vector", "matrix"]
-    roles: Roles = Field(default={}, validate_default=True)
-    in_dtype: DType
-    acc_dtype: DType
-    lanes: Count = 1
-    gflops: Positive
-    flops_per_cycle_per_unit: Positive | None = None
-    clock_ghz: Positive | None = None
-    row_cycles: Positive | None = None
-    startup_cycles: NonNegative = 0.0
-    stream_step: Count | None = None
-    chains: Count | None = None
-    operand_level: Name | None = None
-    operand_rows: Literal["any", "k", "k_stored"] = "any"
-    operand_piece_bytes: Count = 16
-    operand_interleave: Count = 1
-    acc_level: Name | None = None
-    in_turn: bool = False
-
-    @cached_property
-    def extents(self) -> dict[str, int | Literal["stream"]]:
-        """Role → extent."""
-        return {str(role): extent for role, extent in self.roles.items()}
-
-    @property
-    def stored_dtype(self) -> str:
-        """The element type in which operands are stored."""
-        return STORED_AS.get(self.in_dtype, self.in_dtype)
-
-    @property
-    def rounds(self) -> bool:
-        """True if operands are rounded between their storage and the atom."""
-        return self.stored_dtype != self.in_dtype
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if (self.kind == "scalar") != (not self.roles):
-            raise ValueError("roles: a scalar has none, a vector or matrix has some")
-        if self.kind == "vector" and set(map(str, self.roles)) != {"n"}:
-            raise ValueError("roles: a vector instruction computes n results side by side: its only role is n")
-        if self.kind == "matrix" and "k" not in map(str, self.roles):
-            raise ValueError("roles: a matrix instruction sums products: it needs the extent of k (and those of m and n)")
-        if self.in_dtype.startswith("int") != self.acc_dtype.startswith("int"):
-            raise ValueError(f"acc_dtype: products of {self.in_dtype} are not summed in {self.acc_dtype}")
-        if "stream" in self.roles.values() and self.row_cycles is None:
-            raise ValueError("row_cycles: missing, though a role streams")
-        depth = {str(role): extent for role, extent in self.roles.items()}.get("k")  # not `extents`: copies would keep its cache
-        if self.operand_interleave > 1 and (not isinstance(depth, int) or depth % self.operand_interleave):
-            raise ValueError(f"operand_interleave: {self.operand_interleave} does not divide the atom's extent of k, {depth}")
-        if self.row_cycles is not None and "stream" in self.roles.values() and self.flops_per_cycle_per_unit:
-            row = 2 * math.prod(extent for extent in self.roles.values() if isinstance(extent, int))
-            _agree("row_cycles", row / self.row_cycles, self.flops_per_cycle_per_unit, "flops per cycle per unit")
-        return self
-
-
-def _agree(field: str, derived: float, quoted: float, what: str) -> None:
-    if abs(derived - quoted) > TOLERANCE * quoted:
-        raise ValueError(f"{field}: {derived:.6g} {what} derived, {quoted:.6g} quoted: more than 5 % apart")
-
-
-def peak_key(atom: ComputeAtom) -> str:
-    """Returns the key of `peaks_gflops` for an atom: "float32", or "float16_matrix" for a matrix atom."""
-    return f"{atom.in_dtype}_matrix" if atom.kind == "matrix" else atom.in_dtype
-
-
-class HardwareSpec(_Model):
+class HardwareSpec(Frozen):
     """One chip, as one spec file describes it.
 
     `peaks_gflops` are the vendor's figures (dense, at the boost clock), or measured ones if the chip cannot sustain that clock:
@@ -388,10 +296,10 @@ def _check_rates(spec: HardwareSpec) -> None:
     for atom in spec.atoms:
         if atom.flops_per_cycle_per_unit is not None:
             derived = atom.flops_per_cycle_per_unit * spec.unit.count * (atom.clock_ghz or spec.clock_ghz)
-            _agree(f"atoms.{atom.name}.gflops", derived, atom.gflops, "GFLOP/s")
+            agree(f"atoms.{atom.name}.gflops", derived, atom.gflops, "GFLOP/s")
         key = peak_key(atom)
         best[key] = max(best.get(key, 0.0), atom.gflops)
     for key, quoted in spec.peaks_gflops.items():
         if key not in best:
             raise ValueError(f"peaks_gflops.{key}: no atom computes it; atoms compute {', '.join(sorted(best))}")
-        _agree(f"peaks_gflops.{key}", best[key], quoted, "GFLOP/s")
+        agree(f"peaks_gflops.{key}", best[key], quoted, "GFLOP/s")

@@ -18,11 +18,18 @@ from roller.ir.fusion import fuse
 from roller.ir.nest import Nest, Tile, variants
 from roller.program.alignment import Multiple, aligned_extents, atom_tile
 from roller.program.rprogram import RProgram, StageProgram, Staging, tiled_levels
+from roller.program.words import read_in_words, word_dim
+from roller.search.tile_space import mappings
 from roller.target.catalog import find_spec
 from roller.target.hardware import ComputeAtom
+from roller.target.subset import limited
+from roller_cpu.chip.dot_atoms import dot_atoms
 
 SPEC = find_spec("cpu", "x86-64-v3")
-LEVELS = tiled_levels(SPEC)
+ALONE = limited(SPEC, 1)  # one core has the last cache to itself: one more level has tiles
+DOTS = [
+    ComputeAtom.model_validate(table | {"gflops": 1.0}) for table in dot_atoms(SPEC, ("avxvnni", "avx512bf16", "avx512vl"), 32, 1.0)
+]
 MOST_LANES, MOST_ROWS = 40, 5  # largest innermost tiles: unrolled, they cost the compiler time
 
 
@@ -32,24 +39,31 @@ MOST_LANES, MOST_ROWS = 40, 5  # largest innermost tiles: unrolled, they cost th
 @st.composite
 def programs(draw: st.DrawFn, expr: TensorExpr, constants: frozenset[str]) -> RProgram:
     """A legal program, capacities not asked: any atom, mapping, tiles, loop orders, staging, and cut of the reduction."""
-    return RProgram(expr, tuple(draw(_stages(draw(st.sampled_from(variants(s, expr.tensors))), constants)) for s in expr.stages))
+    levels = tiled_levels(draw(st.sampled_from((SPEC, ALONE))))
+    nests = [draw(st.sampled_from(variants(stage, expr.tensors))) for stage in expr.stages]
+    return RProgram(expr, tuple(draw(_stages(nest, constants, levels)) for nest in nests))
 
 
 @st.composite
-def _stages(draw: st.DrawFn, nest: Nest, constants: frozenset[str]) -> StageProgram:
+def _stages(draw: st.DrawFn, nest: Nest, constants: frozenset[str], levels: tuple[int, ...]) -> StageProgram:
     atom, mapping = draw(_atoms(nest))
-    start: Tile = tuple(min(t, e) for t, e in zip(atom_tile(nest, atom, mapping), nest.extents, strict=True))
-    lanes = [d for _, d in mapping]
-    inner = tuple(_inner_extent(draw, nest, start, dim, dim in lanes) for dim in range(len(start)))
-    unit = tuple(draw(st.sampled_from(_multiples(e, t))) for e, t in zip(nest.extents, inner, strict=True))
-    orders = [tuple(draw(st.permutations(range(len(inner))))) for _ in LEVELS]
+    deep = word_dim(atom, mapping)
+    tile = atom_tile(nest, atom, mapping)
+    start: Tile = tuple(t if d == deep else min(t, e) for d, (t, e) in enumerate(zip(tile, nest.extents, strict=True)))
+    lanes = [d for role, d in mapping if role == "n"]
+    tiles = [tuple(start[d] if d == deep else _inner_extent(draw, nest, start, d, d in lanes) for d in range(len(start)))]
+    for _ in levels[1:]:
+        tiles.insert(0, tuple(draw(st.sampled_from(_multiples(e, t))) for e, t in zip(nest.extents, tiles[0], strict=True)))
+    unit, inner = tiles[0], tiles[-1]
+    orders = [tuple(draw(st.permutations(range(len(inner))))) for _ in levels]
     if draw(st.booleans()):  # else loops over units may lie inside others, and run one after another
         orders[0] = tuple(sorted(orders[0], key=lambda dim: nest.dims[dim].is_reduce))
     parallel, split = draw(st.booleans()), 1
     if parallel and draw(st.booleans()):
         split = math.prod([-(-nest.extents[i] // unit[i]) for i in nest.reduce if unit[i]])
-    staged = draw(_staging(nest, constants))
-    return StageProgram(nest, atom, mapping, LEVELS, (unit, inner), tuple(orders), staged, max(split, 1), parallel)
+    needed = {f for f in range(len(nest.factors)) if deep is not None and not read_in_words(nest, atom, mapping, f)}
+    staged = draw(_staging(nest, constants, levels, needed))
+    return StageProgram(nest, atom, mapping, levels, tuple(tiles), tuple(orders), staged, max(split, 1), parallel)
 
 
 def _inner_extent(draw: st.DrawFn, nest: Nest, start: Tile, dim: int, lane: bool) -> int:
@@ -67,8 +81,10 @@ def _multiples(extent: int, inner: int) -> list[int]:
 
 @st.composite
 def _atoms(draw: st.DrawFn, nest: Nest) -> tuple[ComputeAtom, tuple[tuple[str, int], ...]]:
-    """A scalar, or a vector of any width along any dimension."""
-    dtype = nest.stage.body.dtype
+    """A dot product where the operands suit one, a scalar, or a vector of any width along any dimension."""
+    dtype, dots = nest.stage.body.dtype, list(mappings(nest, DOTS))
+    if dots and draw(st.integers(0, 3)):
+        return draw(st.sampled_from(dots))
     fields: dict[str, Any] = {"in_dtype": dtype, "acc_dtype": dtype, "gflops": 1.0}
     width = draw(st.sampled_from((1, 4, 8, 16)))
     wide = [i for i, e in enumerate(nest.extents) if e > 1]
@@ -81,10 +97,12 @@ def _atoms(draw: st.DrawFn, nest: Nest) -> tuple[ComputeAtom, tuple[tuple[str, i
 
 
 @st.composite
-def _staging(draw: st.DrawFn, nest: Nest, constants: frozenset[str]) -> tuple[Staging, ...]:
+def _staging(
+    draw: st.DrawFn, nest: Nest, constants: frozenset[str], levels: tuple[int, ...], needed: set[int]
+) -> tuple[Staging, ...]:
     found: list[Staging] = []
     for number, access in enumerate(nest.inputs):
-        level = draw(st.sampled_from((None, 0, LEVELS[0]))) if access.guarded or draw(st.integers(0, 4)) == 0 else None
+        level = draw(st.sampled_from((None, 0, *levels[:-1]))) if access.guarded or draw(st.integers(0, 4)) == 0 else None
         if level is not None:
             found.append(Staging("box", number, level))
     for factor in range(len(nest.factors)):
@@ -92,7 +110,7 @@ def _staging(draw: st.DrawFn, nest: Nest, constants: frozenset[str]) -> tuple[St
         if nest.stageable(factor):
             if names <= constants:
                 found.append(Staging("panel", factor, 0, constant=True))
-            elif (level := draw(st.sampled_from((None, 0, LEVELS[0], LEVELS[0])))) is not None:
+            elif (level := draw(st.sampled_from((*(() if factor in needed else (None,)), 0, levels[0])))) is not None:
                 found.append(Staging("panel", factor, level))
     return tuple(found)
 

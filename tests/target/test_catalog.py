@@ -277,7 +277,7 @@ def changed(chip: str, change: Any) -> dict[str, Any]:
 
 CONTRADICTIONS: dict[str, tuple[str, Any, str]] = {
     "matrix without k": ("cuda:a100", lambda d: d["atoms"][-1]["roles"].pop("k"), "roles: a matrix instruction sums products"),
-    "vector along m": ("cpu:zen3", lambda d: d["atoms"][0].update(roles={"m": 8}), "its only role is n"),
+    "vector along m": ("cpu:zen3", lambda d: d["atoms"][0].update(roles={"m": 8}), "n, or n and k"),
     "one core's bandwidth": (
         "cpu:zen5",
         lambda d: d["levels"][3].update(bandwidth_gbps=d["levels"][2]["bandwidth_gbps"] / 8),

@@ -56,6 +56,12 @@ def roller_load_kernel(artifact: Artifact) -> Runner:
 
 
 @hookimpl
+def roller_emulate(artifact: Artifact) -> Runner:
+    """Returns a runner on this machine for a kernel of another x86-64 processor, dot products in plain arithmetic."""
+    return _module("runtime.emulation").emulate(artifact)  # type: ignore[no-any-return]
+
+
+@hookimpl
 def roller_assembly(artifact: Artifact) -> str:
     """Returns the assembly that LLVM generates from the IR."""
     return _module("toolchain.compiling").assembly(artifact.source)  # type: ignore[no-any-return]

@@ -15,6 +15,7 @@ from roller.ir.sliding_windows import windows
 from roller.lowering.simd import epilogue, panel_layout
 from roller.lowering.simd.context import Lowering, Slots
 from roller.lowering.simd.panel_layout import Panel
+from roller.lowering.simd.words import word_values
 from roller.lowering.tir import tile_starts
 from roller.lowering.tir.addresses import Point, replaced
 from roller.lowering.tir.builder import (
@@ -40,6 +41,7 @@ from roller.lowering.tir.builder import (
 from roller.lowering.tir.expressions import combine, identity, product
 from roller.lowering.tir.tile_starts import Position, State
 from roller.program.window_steps import window_steps
+from roller.program.words import vector_factor, word_dtype
 
 Place = tuple[Position, ...]
 Chunks = list[tuple[int, int]]
@@ -53,7 +55,7 @@ def reducing_tile(low: Lowering, state: State, place: Place) -> list[Stmt]:
     first = identity(low.reducer or "sum", low.dtype)
     zero = [store(acc, spread(first, n), ramp(at, 1, n)) for at, n in slots]
     loops = _reduce_loops(low, state, place, acc, low.tile_depth)
-    finish = epilogue.finish(low, place, acc)
+    finish = [*_compensated(low, acc), *epilogue.finish(low, place, acc)]
     if low.scratch is None:
         return [allocate_on_stack(acc), *zero, loops, *finish]
     begins, ends, slot = _visit(low, state, size)
@@ -78,7 +80,7 @@ def _slots(low: Lowering) -> Slots:
             wide = partial if low.lane_reduces else lanes
             slots.append((at, wide))
             at += wide
-    return slots
+    return [*slots, *_compensation(low).values()]
 
 
 def _visit(low: Lowering, state: State, size: int) -> tuple[Expr, Expr, Position]:
@@ -242,6 +244,9 @@ def _products(
     low: Lowering, state: State, place: Place, acc: Buffer, chunks: Chunks
 ) -> Iterator[tuple[tuple[int, ...], list[Stmt]]]:
     """Yields for each accumulator vector of a step its offsets, and the statements by which it accumulates the body."""
+    if low.program.atom.depth > 1:
+        yield from _dots(low, state, place, acc)
+        return
     for at, offsets, lanes in _streamed(low):
         for chunk, partial in chunks:
             wide = partial if low.lane_reduces else lanes
@@ -264,6 +269,58 @@ def _counted(low: Lowering, state: State, value: Expr, chunk: int, lanes: int) -
     nothing = spread(identity(low.reducer or "sum", low.dtype), lanes)
     counts = ramp(index(chunk), 1, lanes) >= spread(index(skipped), lanes)
     return tirx.Select(counts, value, nothing)
+
+
+def _compensation(low: Lowering) -> dict[tuple[int, ...], tuple[int, int]]:
+    """Returns first element and lanes of the accumulators of compensation: one for each vector of words that a step reads."""
+    if not low.program.atom.compensated:
+        return {}
+    factor, at = vector_factor(low.nest, low.program.mapping), sum(lanes for _, lanes in low.points())
+    found: dict[tuple[int, ...], tuple[int, int]] = {}
+    for offsets, lanes in low.points():
+        part = _part(low, factor, offsets)
+        if part not in found:
+            found[part] = at, lanes
+            at += lanes
+    return found
+
+
+def _compensated(low: Lowering, acc: Buffer) -> list[Stmt]:
+    """Returns the statements that take the compensation from every result."""
+    rows, at, statements = _compensation(low), 0, []
+    for offsets, lanes in low.points() if rows else ():
+        more = rows[_part(low, vector_factor(low.nest, low.program.mapping), offsets)][0]
+        statements.append(store(acc, load(acc, ramp(at, 1, lanes)) - load(acc, ramp(more, 1, lanes)), ramp(at, 1, lanes)))
+        at += lanes
+    return statements
+
+
+def _dots(low: Lowering, state: State, place: Place, acc: Buffer) -> Iterator[tuple[tuple[int, ...], list[Stmt]]]:
+    """Yields for each accumulator vector of a step its offsets, and the statements by which it adds products of words."""
+    atom, dot, rows = low.program.atom, low.options.dot, _compensation(low)
+    across = vector_factor(low.nest, low.program.mapping)
+    assert dot is not None
+    for at, offsets, lanes in _streamed(low):
+        held, part = Held(), _part(low, across, offsets)
+        point = Point(low.nest, place, low.lane, lanes).moved(offsets)
+        broadcast, vector = (_words(low, state, factor, point, offsets, held) for factor in (1 - across, across))
+        statements = [
+            *held.statements,
+            store(acc, dot(atom, lanes, load(acc, ramp(at, 1, lanes)), broadcast, vector), ramp(at, 1, lanes)),
+        ]
+        if part in rows:  # the products with zeros, once for each vector of words
+            where = ramp(rows.pop(part)[0], 1, lanes)
+            nothing = spread(identity("sum", word_dtype(low.program)), lanes)
+            statements.append(store(acc, dot(atom, lanes, load(acc, where), nothing, vector), where))
+        yield offsets, statements
+
+
+def _words(low: Lowering, state: State, factor: int, point: Point, offsets: tuple[int, ...], held: Held) -> Expr:
+    """Returns a factor's words for the lanes of a point; those that do not depend on the lane fill a vector each."""
+    panel = low.panels.get(factor)
+    if panel is not None:
+        return _panel_value(low, panel, state, point, offsets)
+    return spread(word_values(low.program, low.reader, factor, point.scalar(), low.program.atom.depth, held), point.lanes)
 
 
 def _streamed(low: Lowering) -> list[tuple[int, tuple[int, ...], int]]:

@@ -12,9 +12,11 @@ from roller.lowering.tir.builder import Buffer, Expr, Stmt, buffer
 from roller.lowering.tir.loads import Reader
 from roller.lowering.tir.tile_starts import Position
 from roller.program.rprogram import StageProgram, copy_depth
+from roller.target.hardware import ComputeAtom
 
 StoreHook = Callable[[Buffer, Expr, Expr, int], Stmt | None]
 StepHook = Callable[[int], Stmt | None]
+DotHook = Callable[[ComputeAtom, int, Expr, Expr, Expr], Expr]
 Slots = list[tuple[int, int]]  # first element and lanes of each accumulator vector
 
 
@@ -24,7 +26,8 @@ class Options:
 
     `store(buffer, value, base, lanes)` returns the statement to use, or None for a plain store; `after_unit` ends a unit's tile.
     `before_step(vectors)` returns a statement for the start of each step of a reduction into this many accumulator vectors.
-    `registers`: vector registers of a unit; 0: unknown.
+    `registers`: vector registers of a unit; 0: unknown. `dot(atom, lanes, accumulator, broadcast, vector)` returns the accumulator
+    plus the products of the words of two vectors, of which each lane sums its own.
     """
 
     panels: Mapping[tuple[str, int], Panel] = field(default_factory=dict)
@@ -32,6 +35,7 @@ class Options:
     after_unit: Callable[[], Stmt] | None = None
     before_step: StepHook | None = None
     registers: int = 0
+    dot: DotHook | None = None
 
 
 class Lowering:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 from tvm import tirx
 
@@ -15,12 +16,14 @@ from roller.ir.nest import Nest
 from roller.ir.scalar import Load, Scalar, loads
 from roller.lowering.simd.panel_layout import Panel, panel_offset, slot_address, tile_offsets
 from roller.lowering.simd.transposed_fill import fill_transposed, transposed_runs
+from roller.lowering.simd.words import word_values
 from roller.lowering.tir import expressions, tile_starts
 from roller.lowering.tir.addresses import Point, base_address, lane_stride, replaced
 from roller.lowering.tir.builder import Expr, Held, Stmt, index, load, loop, plus, ramp, sequence, store, times, variable, when
 from roller.lowering.tir.loads import Reader
 from roller.lowering.tir.tile_starts import Position, State
 from roller.program.rprogram import StageProgram
+from roller.program.words import word_dim
 
 
 def fill_panel(program: StageProgram, panel: Panel, reader: Reader, state: State, parallel: bool) -> Stmt:
@@ -131,6 +134,8 @@ def _fill_slot(
 
     The last slot along a reduction is not shifted inwards: only its elements inside the array are computed.
     """
+    if program.atom.depth > 1:
+        return _fill_words(program, panel, reader, state, side_by_side, only)
 
     def put(offsets: tuple[int, ...], lanes: int, shift: Position = 0) -> Stmt:
         node, lane = program.nest.factors[panel.staging.operand], program.lane
@@ -150,6 +155,32 @@ def _fill_slot(
     left, single = state.limits[lane], variable("single")
     rest = loop(single, left, sequence(put(offsets, 1, single) for offsets, _ in wanted if offsets[lane] == 0))
     return when(index(left) >= index(program.inner[lane]), whole, rest)
+
+
+def _fill_words(
+    program: StageProgram, panel: Panel, reader: Reader, state: State, side_by_side: bool, only: tuple[tuple[int, ...], int] | None
+) -> Stmt:
+    """Computes the words of one slot, or one vector of them: whole ones, or at the reduction's end what is left of one."""
+    wanted = [only] if only is not None else list(tile_offsets(program, panel.touches))
+    deep, depth = word_dim(program.atom, program.mapping), program.atom.depth
+    assert deep is not None
+
+    def words(count: int) -> Stmt:
+        statements: list[Stmt] = []
+        for offsets, lanes in wanted:
+            held, point = Held(), _point(program, state, offsets, lanes)
+            near = partial(_side_by_side, program, reader, held=held) if side_by_side else None
+            value = word_values(program, reader, panel.staging.operand, point, count, held, near)
+            where = plus(slot_address(panel, state), panel_offset(program, panel.touches, offsets))
+            statements += [*held.statements, store(panel.buffer, value, ramp(where, 1, lanes))]
+        return sequence(statements)
+
+    rest, left = program.nest.extents[deep] % depth, state.limits[deep]
+    if not rest:
+        return words(depth)
+    if isinstance(left, int):
+        return words(min(left, depth))
+    return when(left >= index(depth), words(depth), words(rest))
 
 
 def _side_by_side(program: StageProgram, reader: Reader, node: Scalar, point: Point, held: Held) -> Expr:

@@ -1,7 +1,7 @@
 """The layout of packed panels: staged factors in the order in which the nest reads them.
 
 There is a slot for each loop inside the copy that the factor depends on. Innermost are the points of the register tile, with the
-vector's lanes last.
+vector's lanes last. For a dot-product atom they are words.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from roller.lowering.tir.builder import Buffer, buffer, plus, times
 from roller.lowering.tir.tile_starts import Position, State
 from roller.program.rprogram import StageProgram, Staging, copy_depth, staged_touches
+from roller.program.words import in_words, word_dtype
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A staged factor: its buffer and, for every loop it depends on, the elements between two trips."""
+    """A staged factor: its buffer and, for every loop it depends on, the elements (or words) between two trips."""
 
     staging: Staging
     buffer: Buffer
@@ -30,7 +31,7 @@ class Panel:
 def panel_shape(program: StageProgram, staging: Staging) -> tuple[int, tuple[tuple[int, int], ...]]:
     """Returns the elements of a panel, and the slot stride of each loop inside its copy."""
     touches = staged_touches(program.nest, staging)
-    size = math.prod([t for t, x in zip(program.inner, touches, strict=True) if x])
+    size = math.prod([t for t, x in zip(in_words(program, program.inner), touches, strict=True) if x])
     strides: list[tuple[int, int]] = []
     depth = copy_depth(program, staging)
     for number in reversed(range(depth, len(program.loops))):
@@ -43,7 +44,7 @@ def panel_shape(program: StageProgram, staging: Staging) -> tuple[int, tuple[tup
 def make_panel(program: StageProgram, staging: Staging, name: str) -> Panel:
     """Returns the panel with a fresh buffer."""
     elements, strides = panel_shape(program, staging)
-    dtype = program.nest.stage.body.dtype
+    dtype = program.nest.stage.body.dtype if program.atom.depth == 1 else word_dtype(program)
     touches = staged_touches(program.nest, staging)
     return Panel(staging, buffer(name, elements, dtype), strides, touches, copy_depth(program, staging))
 
@@ -52,7 +53,7 @@ def tile_offsets(program: StageProgram, touches: tuple[bool, ...]) -> Iterator[t
     """Yields offsets of the points of an innermost tile in a panel's order, one for each vector, with the vector's lanes."""
     lane, width = program.lane, program.width
     ranges = []
-    for dim, (extent, touched) in enumerate(zip(program.inner, touches, strict=True)):
+    for dim, (extent, touched) in enumerate(zip(in_words(program, program.inner), touches, strict=True)):
         ranges.append(range(0, extent if touched else 1, width if dim == lane and touched else 1))
     for offsets in itertools.product(*ranges):
         lanes = 1
@@ -63,13 +64,13 @@ def tile_offsets(program: StageProgram, touches: tuple[bool, ...]) -> Iterator[t
 
 def panel_offset(program: StageProgram, touches: tuple[bool, ...], offsets: tuple[int, ...]) -> int:
     """Returns the address of a tile's point in its slot: dimensions in order, the vector's last."""
-    lane = program.lane
+    lane, inner = program.lane, in_words(program, program.inner)
     order = [d for d in range(len(offsets)) if touches[d] and d != lane]
     if lane is not None and touches[lane]:
         order.append(lane)
     place = 0
     for dim in order:
-        place = place * program.inner[dim] + offsets[dim]
+        place = place * inner[dim] + offsets[dim]
     return place
 
 

@@ -12,12 +12,28 @@ from tvm import tirx
 from roller.ir.scalar import Load
 from roller.lowering.simd.panel_layout import Panel, panel_offset, slot_address, tile_offsets
 from roller.lowering.simd.transpose import transposed
+from roller.lowering.simd.words import loaded_words
 from roller.lowering.tir import tile_starts
 from roller.lowering.tir.addresses import ArrayView, Point, base_address, lane_stride, member_steps
-from roller.lowering.tir.builder import Held, Stmt, index, load, loop, plus, ramp, sequence, store, times, variable
+from roller.lowering.tir.builder import (
+    Expr,
+    Held,
+    Stmt,
+    holds_its_type,
+    index,
+    load,
+    loop,
+    plus,
+    ramp,
+    sequence,
+    store,
+    times,
+    variable,
+)
 from roller.lowering.tir.loads import Reader
 from roller.lowering.tir.tile_starts import Position, State
-from roller.program.rprogram import StageProgram
+from roller.program.rprogram import StageProgram, operand_value
+from roller.program.words import in_words, word_dim
 
 
 @dataclass(frozen=True)
@@ -28,28 +44,34 @@ class Runs:
     load: Load
     loops: int  # the innermost loops that together walk the run
     slot: int  # elements of the panel between two steps of the run
+    unit: int = 1  # elements of the source in one of the panel's: several in a word
 
 
 def transposed_runs(program: StageProgram, panel: Panel, reader: Reader, reduce_loops: list[int]) -> Runs | None:
     """Returns the runs; None if the factor is no plain array, is guarded, or is not contiguous along a reduction."""
-    nest, lane, node = program.nest, program.lane, program.nest.factors[panel.staging.operand]
-    width = program.width
+    nest, lane, width, unit = program.nest, program.lane, program.width, program.atom.depth
+    node = nest.factors[panel.staging.operand] if unit == 1 else operand_value(nest, panel.staging.operand, program.atom)
     if lane is None or not panel.touches[lane] or nest.dims[lane].is_reduce or not reduce_loops or width < 2 or width & (width - 1):
         return None
-    if not isinstance(node, Load) or any(program.inner[i] != 1 for i in nest.reduce if panel.touches[i]):
+    inner, deep = in_words(program, program.inner), word_dim(program.atom, program.mapping)
+    if not isinstance(node, Load) or any(inner[i] != 1 for i in nest.reduce if panel.touches[i]):
+        return None
+    if deep is not None and nest.extents[deep] % unit:
         return None
     window = reader.plain(node)
     if window is None or lane_stride(nest, window, node.index, lane) in (None, 1):
+        return None
+    if unit > 1 and not holds_its_type(window.buffer):
         return None
     strides, loops, length, whole = dict(panel.strides), 0, 1, True
     slot = strides[reduce_loops[-1]]
     for number in reversed(reduce_loops):
         lp = program.loops[number]
         step = _step(program, window, node, number)
-        if step != length or strides[number] != slot * length or not whole:
+        if step != length * unit or strides[number] != slot * length or not whole:
             break
         loops, length, whole = loops + 1, length * lp.trips, _whole(program, number)
-    return Runs(window, node, loops, slot) if loops and length >= width else None
+    return Runs(window, node, loops, slot, unit) if loops and length >= width else None
 
 
 def _step(program: StageProgram, window: ArrayView, node: Load, number: int) -> int | None:
@@ -83,7 +105,8 @@ def fill_transposed(program: StageProgram, panel: Panel, reader: Reader, state: 
         block, single, step = variable("block"), variable("single"), variable("step")
         first = times(block, width)
         if lanes == width:
-            body = _block(panel, runs, [plus(a, first) for a in addresses], plus(target, times(first, runs.slot)), width)
+            places = [plus(a, times(first, runs.unit)) for a in addresses]
+            body = _block(panel, runs, places, plus(target, times(first, runs.slot)), width)
         else:
             body = loop(step, width, _single(panel, runs, addresses, plus(first, step), target))
         statements.append(loop(block, whole, body))
@@ -108,15 +131,22 @@ def _addresses(program: StageProgram, state: State, runs: Runs, offsets: tuple[i
 
 def _single(panel: Panel, runs: Runs, addresses: list[Position], at: Position, target: Position) -> Stmt:
     """Stores one step: an element of every run, side by side."""
-    values = [load(runs.window.buffer, index(plus(a, at))) for a in addresses]
+    values = [_loaded(panel, runs, index(plus(a, times(at, runs.unit))), 1) for a in addresses]
     together = values[0] if len(values) == 1 else tirx.Shuffle(values, [index(i) for i in range(len(values))])
     return store(panel.buffer, together, ramp(plus(target, times(at, runs.slot)), 1, len(values)))
+
+
+def _loaded(panel: Panel, runs: Runs, place: Position, lanes: int) -> Expr:
+    """Returns neighbours of a run, from this address on."""
+    if runs.unit > 1:
+        return loaded_words(runs.window.buffer, place, runs.unit, lanes, str(panel.buffer.dtype))
+    return load(runs.window.buffer, ramp(place, 1, lanes))
 
 
 def _block(panel: Panel, runs: Runs, addresses: list[Position], target: Position, width: int) -> Stmt:
     held = Held()
     dtype = str(panel.buffer.dtype)
-    rows = [held(load(runs.window.buffer, ramp(a, 1, width)), dtype, width) for a in addresses]
+    rows = [held(_loaded(panel, runs, a, width), dtype, width) for a in addresses]
     columns = transposed(rows, dtype, held)
     stores = [store(panel.buffer, row, ramp(plus(target, step * runs.slot), 1, width)) for step, row in enumerate(columns)]
     return sequence([*held.statements, *stores])

@@ -60,6 +60,11 @@ def argument(name: str, elements: int, dtype: str) -> Buffer:
     return tirx.decl_buffer((max(elements, 1),), dtype, name, data_alignment=ELEMENT_BYTES[dtype])
 
 
+def holds_its_type(held: Buffer) -> bool:
+    """True if a buffer's memory holds elements of its type: TVM widens bfloat16 in buffers that no caller passes (`argument`)."""
+    return str(held.dtype) != "bfloat16" or int(held.data_alignment) == ELEMENT_BYTES["bfloat16"]
+
+
 def load(source: Buffer, address: Expr) -> Expr:
     """Read an element, or several with a vector address."""
     return tirx.BufferLoad(source, [index(address)])

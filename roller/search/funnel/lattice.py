@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from roller.ir.nest import Tile
 from roller.layout.banks import most_together
 from roller.program.alignment import aligned_extents, even_extents
+from roller.program.words import word_dim
 from roller.search.tile_space import Chain, TileSpace, start
 
 Tiles = NDArray[np.int64]  # [dimension, tile]
@@ -58,15 +59,20 @@ def inner_tiles(space: TileSpace) -> Tiles:
     found, last = tiles_of([start(space)]), len(space.levels) - 1
     if space.levels[last] == len(space.spec.levels):
         return found
-    lanes = {dim for _, dim in space.mapping}
+    along = runs_along(space)
     for dim, extent in enumerate(space.nest.extents):
-        if not space.nest.dims[dim].is_reduce or dim in lanes:
+        if not space.nest.dims[dim].is_reduce or dim in along:
             inner, *longer = extents(space, last, dim, start(space)[dim])
             found = _longer(found, dim, [inner, *[e for e in longer if e <= extent]])
             found = found[:, _fitting(space, found)]
     for dim, widths in run_widths(space).items():
         found = _longer(found, dim, widths)
     return found[:, _fitting(space, found)]
+
+
+def runs_along(space: TileSpace) -> frozenset[int]:
+    """Returns the dimensions along which an innermost tile may hold several atoms of a mapping: all but that of a word."""
+    return frozenset({dim for _, dim in space.mapping} - {word_dim(space.atom, space.mapping)})
 
 
 def run_widths(space: TileSpace) -> dict[int, list[int]]:

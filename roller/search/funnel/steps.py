@@ -13,7 +13,7 @@ import numpy as np
 
 from roller.ir.elementwise import Value
 from roller.program.alignment import FINE_STEPS
-from roller.search.funnel.lattice import Chains, run_widths
+from roller.search.funnel.lattice import Chains, run_widths, runs_along
 from roller.search.tile_space import TileSpace, equal_parts, start
 
 
@@ -59,7 +59,7 @@ def _every(space: TileSpace, chains: Chains) -> Iterator[Chains]:
 def _open(space: TileSpace, position: int, dim: int) -> bool:
     """True if a dimension of a tile may have several extents: reductions stay whole atoms in the innermost, or short runs."""
     innermost = position == len(space.levels) - 1
-    lies = any(d == dim for _, d in space.mapping) or dim in run_widths(space)
+    lies = dim in runs_along(space) or dim in run_widths(space)
     return space.nest.extents[dim] > 1 and not (innermost and space.nest.dims[dim].is_reduce and not lies)
 
 

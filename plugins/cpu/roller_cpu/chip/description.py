@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roller.plugin import HardwareSpec, SpecError, shipped_specs, spec_from_dict
+from roller_cpu.chip.dot_atoms import dot_atoms
 from roller_cpu.chip.topology import Topology
 
 CACHE_NAMES = {3: "L3", 2: "L2", 1: "L1"}
@@ -101,7 +102,9 @@ def describe(topology: Topology, base: HardwareSpec, processor: str, chip: str, 
     data |= {"chip": chip, "title": f"{topology.name}, {cores} cores"[:200], "clock_ghz": speeds.clock_ghz}
     data["unit"]["count"] = cores
     data["levels"] = _levels(topology, base, data["levels"], speeds)
-    data["atoms"] = _atoms(base, data["atoms"], speeds, cores)
+    tables = [table for table in data["atoms"] if not {"n", "k"} <= set(table["roles"])]
+    tables += dot_atoms(base, topology.features, topology.vector_bytes, _per_cycle(base))
+    data["atoms"] = _atoms(base, tables, speeds, cores)
     data["peaks_gflops"] = {}
     for atom in data["atoms"]:
         key = f"{atom['in_dtype']}_matrix" if atom["kind"] == "matrix" else atom["in_dtype"]

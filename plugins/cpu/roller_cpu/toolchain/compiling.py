@@ -98,6 +98,18 @@ def processor(text: str) -> str | None:
     return found.group(1) if found else None
 
 
+def retargeted(text: str, name: str) -> str:
+    """Returns the IR for another processor of its platform."""
+    before = processor(text)
+    text = text.replace(f'"target-cpu"="{before}"', f'"target-cpu"="{name}"')
+    return text.replace(f"\\22mcpu\\22:\\22{before}\\22", f"\\22mcpu\\22:\\22{name}\\22")
+
+
+def host_triple() -> str:
+    """Returns the platform of this process, by LLVM's name."""
+    return str(tvm_ffi.get_global_func("tvm.codegen.llvm.GetProcessTriple")())
+
+
 def triple(text: str) -> str:
     """Returns the platform that the IR is for, by LLVM's name; an empty string where it names none."""
     found = re.search(r'^target triple = "([^"]+)"', text, re.MULTILINE)

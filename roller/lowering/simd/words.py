@@ -1,0 +1,72 @@
+"""Words of dot-product atoms: operands that follow one another along a reduction, side by side in one integer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import tirx
+
+from roller.ir.scalar import Cast, Load, Scalar
+from roller.lowering.tir.addresses import Point, base_address, lane_stride
+from roller.lowering.tir.builder import Buffer, Expr, Held, holds_its_type, index, load, number, ramp, spread, vector_type
+from roller.lowering.tir.loads import Reader
+from roller.lowering.tir.tile_starts import Position
+from roller.program.rprogram import StageProgram, operand_value
+from roller.program.words import word_dim, word_dtype
+
+Value = Callable[[Scalar, Point], Expr]
+BITS = {"bfloat16": "uint16"}  # integers that hold the bits of a type
+
+
+def word_values(
+    program: StageProgram, reader: Reader, factor: int, point: Point, count: int, held: Held, value: Value | None = None
+) -> Expr:
+    """Returns the words of a factor that begin at a point, with the point's lanes.
+
+    `count`: operands of a word that exist; zeros follow them. `value`: how to compute operands, if not as the reader does.
+    """
+    node, depth, deep = (
+        operand_value(program.nest, factor, program.atom),
+        program.atom.depth,
+        word_dim(program.atom, program.mapping),
+    )
+    assert node is not None and deep is not None
+    if count == depth and isinstance(node, Load):
+        window = reader.plain(node)
+        along = window is not None and lane_stride(program.nest, window, node.index, deep) == 1
+        if window is not None and along and holds_its_type(window.buffer):
+            places = [base_address(program.nest, window, node.index, p) for p in (point.each() if point.lanes > 1 else [point])]
+            words = [loaded_words(window.buffer, place, depth, 1, word_dtype(program)) for place in places]
+            return words[0] if len(words) == 1 else tirx.Shuffle(words, [index(i) for i in range(len(words))])
+    found = [_operand(reader, node, _further(point, deep, n), held, value) for n in range(count)]
+    found += [spread(number(0, BITS.get(node.dtype, node.dtype)), point.lanes)] * (depth - count)
+    side_by_side = tirx.Shuffle(found, [index(n * point.lanes + lane) for lane in range(point.lanes) for n in range(depth)])
+    return tirx.reinterpret(vector_type(word_dtype(program), point.lanes), side_by_side)
+
+
+def loaded_words(source: Buffer, place: Position, depth: int, lanes: int, dtype: str) -> Expr:
+    """Returns words of `depth` operands each that lie one after another in an array, from this element on."""
+    return tirx.reinterpret(vector_type(dtype, lanes), load(source, ramp(place, 1, lanes * depth)))
+
+
+def _operand(reader: Reader, node: Scalar, point: Point, held: Held, value: Value | None) -> Expr:
+    """Returns one operand of each word; of a bfloat16 its bits, those in memory or the upper half of what TVM computes with."""
+    if node.dtype != "bfloat16" or _one_load(reader, node, point):
+        found = reader.value(node, point, held) if value is None else value(node, point)
+        return found if node.dtype not in BITS else tirx.reinterpret(vector_type(BITS[node.dtype], point.lanes), found)
+    wide = Cast(node, "float32")
+    found = reader.value(wide, point, held) if value is None else value(wide, point)
+    bits = tirx.reinterpret(vector_type("uint32", point.lanes), found) >> spread(number(16, "uint32"), point.lanes)
+    return bits.astype(vector_type("uint16", point.lanes))
+
+
+def _one_load(reader: Reader, node: Scalar, point: Point) -> bool:
+    """True if a point's operands are one load from memory that holds them in their own type."""
+    window = reader.plain(node) if isinstance(node, Load) else None
+    if window is None or not isinstance(node, Load) or not holds_its_type(window.buffer):
+        return False
+    return point.lanes == 1 or (point.lane is not None and lane_stride(reader.nest, window, node.index, point.lane) == 1)
+
+
+def _further(point: Point, dim: int, count: int) -> Point:
+    return point.moved(tuple(count if d == dim else 0 for d in range(len(point.positions))))

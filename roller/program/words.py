@@ -1,0 +1,55 @@
+"""Dot-product atoms: a vector's lanes each take a word, that is, `depth` operands which follow one another along a reduction.
+
+An innermost tile has one word along that reduction. Panels store words. Where no array has a whole last word, its rest is zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from roller.ir.elementwise import Extent, Value
+from roller.ir.nest import Nest
+from roller.ir.scalar import Load
+from roller.program.rprogram import StageProgram, operand_value
+from roller.target.hardware import ComputeAtom
+
+Mapping = tuple[tuple[str, int], ...]
+
+
+def word_dim(atom: ComputeAtom, mapping: Mapping) -> int | None:
+    """Returns the reduction along which the atom's words lie; None for atoms without words."""
+    return dict(mapping)["k"] if atom.depth > 1 else None
+
+
+def in_words(program: StageProgram, tile: Sequence[Extent]) -> tuple[Extent, ...]:
+    """Returns the extents of a tile, or of an array of them, in words; they stay as they are for atoms without words."""
+    deep, depth = word_dim(program.atom, program.mapping), program.atom.depth
+    return tuple([-(-extent // depth) if dim == deep else extent for dim, extent in enumerate(tile)])
+
+
+def word_dtype(program: StageProgram) -> str:
+    """Returns the integer type of one word: it has as many bytes as an accumulator."""
+    return f"int{8 * program.nest.accumulator_bytes}"
+
+
+def vector_factor(nest: Nest, mapping: Mapping) -> int:
+    """Returns the factor whose words lie along the vector; the words of the other one fill a vector each."""
+    return next(f for f in range(len(nest.factors)) if nest.factor_touches(f)[mapping[0][1]])
+
+
+def compensated(nest: Nest, atom: ComputeAtom, mapping: Mapping, tile: Sequence[Extent]) -> Value:
+    """Returns the results of an innermost tile's row of compensation; 0 where the atom needs none."""
+    if not atom.compensated:
+        return 0
+    touches = nest.factor_touches(vector_factor(nest, mapping))
+    return math.prod([tile[d] for d in nest.spatial if touches[d]])
+
+
+def read_in_words(nest: Nest, atom: ComputeAtom, mapping: Mapping, factor: int) -> bool:
+    """True if an atom can read a factor's words where its array lies: as they are, one after another, all of them whole."""
+    deep, mine = word_dim(atom, mapping), [a for a in nest.inputs if a.factor == factor]
+    if deep is None or len(mine) != 1 or mine[0].guarded or nest.factor_touches(factor)[mapping[0][1]]:
+        return False
+    plain = isinstance(operand_value(nest, factor, atom), Load)
+    return plain and mine[0].strides[deep] == 1 and nest.extents[deep] % atom.depth == 0

@@ -1,0 +1,147 @@
+"""Dot products of words: exact at the ends of int8's range, right in every layout, the same where they are emulated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+import launching
+import roller
+from roller import ops, verify
+from roller.device.plugins import load_device
+from roller.errors import KernelError
+from roller.ir.fusion import fuse
+from roller.program.rprogram import RProgram
+from roller.search.construct import construct
+from roller.target.catalog import find_spec
+from roller.target.hardware import ComputeAtom
+from roller.target.subset import limited
+from roller_cpu.chip.dot_atoms import dot_atoms
+from roller_cpu.codegen import dot_products
+from roller_cpu.toolchain import compiling
+
+ZEN5 = limited(find_spec("cpu", "zen5"), 1)
+WORDS = ZEN5.model_copy(update={"atoms": tuple(a for a in ZEN5.atoms if a.depth > 1 or a.kind == "scalar")})
+SUMS = {"int8": "int32", "bfloat16": "float32"}
+
+
+def product(m: int, n: int, k: int, dtype: str, turned: str = "NN") -> ops.SymbolicTensor:
+    a, b = ((k, m) if turned[0] == "T" else (m, k)), ((n, k) if turned[1] == "T" else (k, n))
+    return ops.matmul(
+        ops.tensor(a, dtype, "a"), ops.tensor(b, dtype, "b"), turned[0] == "T", turned[1] == "T", SUMS[dtype], SUMS[dtype]
+    )
+
+
+def best(op: ops.SymbolicTensor, constants: frozenset[str] = frozenset()) -> RProgram:
+    """The best program without other vectors on a Zen 5, whatever machine this is."""
+    device, expr = load_device("cpu"), fuse(ops.expression(op))
+    rules, parameters = device.rules(WORDS, expr), device.cost_parameters(WORDS, expr)
+    return construct(expr, WORDS, rules, parameters, 1, constants=constants)[0].program
+
+
+def check(op: ops.SymbolicTensor, arrays: Mapping[str, Any] | None = None, constants: frozenset[str] = frozenset()) -> RProgram:
+    """The best program, checked on this machine, which need not have its instructions."""
+    expr, program = ops.expression(op), best(op, constants)
+    given = arrays or verify.random_inputs(expr, 0, integer=True)
+    built = launching.artifact(limited(find_spec("cpu", "x86-64-v3"), 1), program, {name: given[name] for name in constants})
+    launching.check(expr, built, given, constants)
+    return program
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+@pytest.mark.parametrize("turned", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("k", [1, 3, 64, 66])
+def test_every_layout_and_depth(dtype: str, turned: str, k: int) -> None:
+    program = check(product(37, 50, k, dtype, turned))
+    assert program.stages[0].atom.depth > 1 or k == 1
+
+
+@pytest.mark.parametrize("value", [-128, 127, 0])
+def test_the_ends_of_the_range_are_exact(value: int) -> None:
+    """Operands are shifted by 128 into another sign, and sums wrap as integers do."""
+    ends = {"a": np.full((12, 260), -128, np.int8), "b": np.full((260, 48), value, np.int8)}
+    program = check(product(12, 48, 260, "int8"), ends)
+    assert program.stages[0].atom.compensated
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+def test_convolutions_with_padding(dtype: str, stride: int) -> None:
+    x, w = ops.tensor((1, 18, 9, 9), dtype, "x"), ops.tensor((20, 18, 3, 3), dtype, "w")
+    check(ops.conv2d(x, w, stride, 1, out_dtype=SUMS[dtype], acc_dtype=SUMS[dtype]))
+
+
+def test_batches_and_epilogues() -> None:
+    a, b = ops.tensor((3, 20, 33), "int8", "a"), ops.tensor((3, 33, 40), "int8", "b")
+    summed = ops.batch_matmul(a, b, out_dtype="int32", acc_dtype="int32")
+    check(ops.cast(ops.relu(ops.cast(summed, "float32") * ops.tensor((40,), name="scale")), "float32"))
+
+
+def test_constants_are_packed_once() -> None:
+    program = check(product(20, 64, 70, "int8"), constants=frozenset({"b"}))
+    assert any(s.constant for s in program.stages[0].staged) and program.stages[0].atom.depth == 4
+
+
+def test_an_explanation_says_that_a_tile_is_one_word_deep() -> None:
+    text = str(roller.compile(product(64, 64, 64, "int8"), "cpu:zen5", threads=1).explain())
+    assert "k: one word" in " ".join(text.split()) and "vpdpbusd_512 (n on n, k on k)" in text
+
+
+def test_the_emulator_computes_the_same() -> None:
+    op = product(33, 40, 70, "int8")
+    kernel = roller.compile(op, "cpu:zen5", threads=1)
+    given = verify.random_inputs(kernel.expr, 1, integer=True)
+    out = np.full((33, 40), 77, np.int32)
+    load_device("cpu").emulate(kernel.artifact).run((given["a"], given["b"]), out)
+    np.testing.assert_array_equal(out, given["a"].astype(np.int64) @ given["b"].astype(np.int64))
+
+
+def test_other_architectures_are_not_emulated() -> None:
+    kernel = roller.compile(product(8, 8, 8, "bfloat16"), "cpu:neoverse-v2", threads=1)
+    with pytest.raises(KernelError, match="aarch64"):
+        load_device("cpu").emulate(kernel.artifact)
+
+
+def test_plain_ir_needs_no_instruction_set() -> None:
+    """With them, assembly has the instruction; in plain IR, a processor without it compiles the same program."""
+    for dtype, name in (("int8", "vpdpbusd"), ("bfloat16", "vdpbf16ps")):
+        source = roller.compile(product(32, 64, 64, dtype), "cpu:zen5", threads=1).artifact.source
+        assert name in compiling.assembly(source)
+        assert name not in compiling.assembly(compiling.retargeted(dot_products.emulated(source), "x86-64-v3"))
+
+
+@pytest.mark.parametrize(
+    ("features", "vector_bytes", "found"),
+    [
+        (("avx512vnni", "avx512bf16"), 64, ["vpdpbusd_512", "vdpbf16ps_512"]),
+        (("avx512vnni",), 64, ["vpdpbusd_512"]),
+        (("avxvnni",), 32, ["vpdpbusd_256"]),
+        (("avx2",), 32, []),
+    ],
+)
+def test_the_host_has_the_atoms_of_its_instruction_sets(features: tuple[str, ...], vector_bytes: int, found: list[str]) -> None:
+    tables = dot_atoms(find_spec("cpu", "x86-64-v3"), features, vector_bytes, 32.0)
+    assert [table["name"] for table in tables] == found
+    for table in tables:
+        atom = ComputeAtom.model_validate(table | {"gflops": 1.0})
+        assert atom.depth == atom.extents["k"] and atom.extents["n"] == vector_bytes // 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"roles": {"k": 4, "n": 16}}, "n, or n and k"),
+        ({"roles": {"n": 16, "k": 2}}, "do not fill one int32"),
+        ({"in_dtype": "bfloat16", "acc_dtype": "float32", "roles": {"n": 16, "k": 2}}, "only dot products of integers"),
+        ({"roles": {"n": 16}, "in_dtype": "int32"}, "only dot products of integers"),
+    ],
+)
+def test_atoms_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    good = {"name": "vpdpbusd_512", "kind": "vector", "roles": {"n": 16, "k": 4}, "in_dtype": "int8", "acc_dtype": "int32"}
+    ComputeAtom.model_validate(good | {"compensated": True, "gflops": 1.0})
+    with pytest.raises(ValidationError, match=message):
+        ComputeAtom.model_validate(good | {"compensated": True, "gflops": 1.0} | changes)
