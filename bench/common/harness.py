@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -60,7 +61,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Case:
-    """One line of a benchmark. `depth`: terms that are summed for one output; `need`: bytes in use at once."""
+    """One line of a benchmark. `depth`: terms that are summed for one output, in `dtype`; `need`: bytes in use at once."""
 
     name: str
     family: str
@@ -69,6 +70,7 @@ class Case:
     flops: float = 0.0
     moved: float = 0.0
     depth: int = 1
+    dtype: str = "float32"
 
 
 @dataclass
@@ -183,7 +185,7 @@ def run_case(case: Case, options: argparse.Namespace, memory: int) -> Row:
         row.status, row.reason = "left out", f"needs {case.need / 2**30:.1f} GiB, the machine has {memory / 2**30:.1f}"
         return row
     try:
-        sides = checked(case.build(options), tolerance(case.depth))
+        sides = checked(case.build(options), tolerance(case.depth, case.dtype))
         fill(row, sides, *interleave(sides, options))
     except Mismatch as error:
         row.status, row.reason = "wrong", str(error)
@@ -203,7 +205,7 @@ def release() -> None:
 
 def tolerance(depth: int, dtype: str = "float32") -> float:
     """Largest difference allowed, relative to the largest result: rounding grows like the square root of the terms."""
-    return float(np.finfo(dtype).eps) * (16 + 4 * math.sqrt(depth))
+    return float(ml_dtypes.finfo(dtype).eps) * (16 + 4 * math.sqrt(depth))
 
 
 def checked(sides: Sequence[Side], allowed: float) -> list[Side]:
