@@ -20,9 +20,10 @@ from roller.search.construct import construct
 from roller.target.catalog import find_spec
 from roller.target.hardware import ComputeAtom
 from roller.target.subset import limited
-from roller_cpu.chip.dot_atoms import dot_atoms
+from roller_cpu.chip import probe
+from roller_cpu.chip.dot_atoms import dot_atoms, names
 from roller_cpu.codegen import dot_products
-from roller_cpu.toolchain import compiling
+from roller_cpu.toolchain import compiling, processors
 
 ZEN5 = limited(find_spec("cpu", "zen5"), 1)
 WORDS = ZEN5.model_copy(update={"atoms": tuple(a for a in ZEN5.atoms if a.depth > 1 or a.kind == "scalar")})
@@ -129,6 +130,20 @@ def test_the_host_has_the_atoms_of_its_instruction_sets(features: tuple[str, ...
     for table in tables:
         atom = ComputeAtom.model_validate(table | {"gflops": 1.0})
         assert atom.depth == atom.extents["k"] and atom.extents["n"] == vector_bytes // 4
+
+
+def test_rates_are_those_that_were_measured() -> None:
+    base, features = find_spec("cpu", "zen4"), ("avx512vnni", "avx512bf16")
+    assumed, measured = (dot_atoms(base, features, 64, 64.0, found) for found in ({}, {"vpdpbusd_512": 0.5}))
+    assert [table["flops_per_cycle_per_unit"] for table in assumed] == [256.0, 128.0]  # as often as multiply-adds
+    assert [table["flops_per_cycle_per_unit"] for table in measured] == [128.0, 128.0]
+
+
+@pytest.mark.long  # it times, and a busy machine times anything
+def test_real_probing_gives_plausible_ratios() -> None:
+    own = names(processors.host_features(), 32)
+    rates = probe.measure(1, 32, processors.host_processor(), {"L1": 8192}, dots=own)
+    assert set(rates.dots) == set(own) and all(0.2 < ratio < 2.5 for ratio in rates.dots.values())
 
 
 @pytest.mark.parametrize(

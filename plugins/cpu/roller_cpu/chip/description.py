@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from roller.plugin import HardwareSpec, SpecError, shipped_specs, spec_from_dict
@@ -23,8 +23,8 @@ class Speeds:
     """The speeds of a machine.
 
     `per_cycle`: float32 operations per cycle of a core's vector units. `clock_ghz`: clock with all cores busy. `read_gbps`,
-    `alone_gbps`: bytes read by all cores at once and by one core alone, keyed by the level that holds the data. `origin`: source
-    and date of these numbers.
+    `alone_gbps`: bytes read by all cores at once and by one core alone, keyed by the level that holds the data. `dots`: dot
+    products of each name that start while a multiply-add starts. `origin`: source and date of these numbers.
     """
 
     per_cycle: float
@@ -33,6 +33,7 @@ class Speeds:
     alone_gbps: Mapping[str, float]
     origin: str
     measured: bool
+    dots: Mapping[str, float] = field(default_factory=dict)
 
     def source(self, how: str) -> str:
         """Returns the spec's source entry for one of these numbers; `how` describes the measurement."""
@@ -65,7 +66,15 @@ def measured(topology: Topology, base: HardwareSpec, family: str, rates: Any, li
             f"{rates.clock_ghz:.2g} GHz alone, {clock:.2g} with all cores at work; {limits[0]:.2g} to {limits[1]:.2g} are possible"
         )
         raise SpecError(f"the measured clock cannot be: {said}")
-    return Speeds(per_cycle, _two_digits(clock), rates.read_gbps, rates.alone_gbps, when, measured=True)
+    return Speeds(
+        per_cycle,
+        _two_digits(clock),
+        rates.read_gbps,
+        rates.alone_gbps,
+        when,
+        True,
+        {name: _two_digits(rate) for name, rate in rates.dots.items()},
+    )
 
 
 def _per_cycle(base: HardwareSpec) -> float:
@@ -103,14 +112,14 @@ def describe(topology: Topology, base: HardwareSpec, processor: str, chip: str, 
     data["unit"]["count"] = cores
     data["levels"] = _levels(topology, base, data["levels"], speeds)
     tables = [table for table in data["atoms"] if not {"n", "k"} <= set(table["roles"])]
-    tables += dot_atoms(base, topology.features, topology.vector_bytes, _per_cycle(base))
+    tables += dot_atoms(base, topology.features, topology.vector_bytes, _per_cycle(base), speeds.dots)
     data["atoms"] = _atoms(base, tables, speeds, cores)
     data["peaks_gflops"] = {}
     for atom in data["atoms"]:
         key = f"{atom['in_dtype']}_matrix" if atom["kind"] == "matrix" else atom["in_dtype"]
         data["peaks_gflops"][key] = max(atom["gflops"], data["peaks_gflops"].get(key, 0.0))
     data["options"] |= {"llvm_mcpu": processor, "vector_bytes": topology.vector_bytes}
-    data["sources"] = _sources(base.chip, speeds)
+    data["sources"] = _sources(base.chip, speeds, {table["name"] for table in tables if "k" in table["roles"]})
     return spec_from_dict(data)
 
 
@@ -160,8 +169,11 @@ def _two_digits(value: float) -> float:
     return float(f"{value:.2g}")
 
 
-def _sources(base: str, speeds: Speeds) -> dict[str, str]:
+def _sources(base: str, speeds: Speeds, dots: Collection[str]) -> dict[str, str]:
+    """Returns where each number is from; `dots`: the names of dot-product atoms."""
+    how = "dot products in registers beside multiply-adds, on one core"
     return {
+        **{f"atoms.{name}.gflops": speeds.source(how) for name in sorted(dots)},
         "clock_ghz": speeds.source("multiply-adds in registers on all cores, over the units' width"),
         "unit.count": "query: affinity, topology and quota of the process",
         "levels.*bandwidth_gbps": speeds.source("reading buffers on all cores at once, a unit's on one core"),

@@ -1,11 +1,13 @@
 """Dot-product atoms of the host: those whose instruction sets the processor has, as wide as its vectors.
 
-An instruction starts as often as a float32 multiply-add, unless the shipped spec of the nearest chip says otherwise.
+Their rates are measured. Where they cannot be, an instruction starts as often as a float32 multiply-add, unless the shipped spec of
+the nearest chip says otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from roller.plugin import HardwareSpec
@@ -18,22 +20,34 @@ INSTRUCTION_SETS: Mapping[str, Mapping[int, tuple[frozenset[str], ...]]] = {
     },
     "vdpbf16ps": {512: (frozenset({"avx512bf16"}),), 256: (frozenset({"avx512bf16", "avx512vl"}),)},
 }
+NOTHING: Mapping[str, float] = MappingProxyType({})
 OPERANDS: Mapping[str, dict[str, Any]] = {
     "vpdpbusd": {"in_dtype": "int8", "acc_dtype": "int32", "compensated": True, "depth": 4},
     "vdpbf16ps": {"in_dtype": "bfloat16", "acc_dtype": "float32", "depth": 2},
 }
 
 
-def dot_atoms(base: HardwareSpec, features: Collection[str], vector_bytes: int, per_cycle: float) -> list[dict[str, Any]]:
-    """Returns the tables of the atoms, without their rates in GFLOP/s; `per_cycle`: float32 operations per cycle of a core."""
-    plain, found = {feature.replace("-", "").replace("_", "") for feature in features}, []
-    for instruction, widths in INSTRUCTION_SETS.items():
-        if not any(wanted <= plain for wanted in widths.get(8 * vector_bytes, ())):
-            continue
-        table = dict(OPERANDS[instruction])
-        depth, name = table.pop("depth"), f"{instruction}_{8 * vector_bytes}"
+def names(features: Collection[str], vector_bytes: int) -> list[str]:
+    """Returns the names of the atoms of a processor with these instruction sets, in LLVM's or in Linux's words."""
+    plain = {feature.replace("-", "").replace("_", "") for feature in features}
+    every = [(name, widths.get(8 * vector_bytes, ())) for name, widths in INSTRUCTION_SETS.items()]
+    return [f"{name}_{8 * vector_bytes}" for name, ways in every if any(wanted <= plain for wanted in ways)]
+
+
+def dot_atoms(
+    base: HardwareSpec, features: Collection[str], vector_bytes: int, per_cycle: float, measured: Mapping[str, float] = NOTHING
+) -> list[dict[str, Any]]:
+    """Returns the tables of the atoms, without their rates in GFLOP/s.
+
+    `per_cycle`: float32 operations per cycle of a core. `measured`: how many of each start while a multiply-add starts.
+    """
+    found = []
+    for name in names(features, vector_bytes):
+        table = dict(OPERANDS[name.partition("_")[0]])
+        depth = table.pop("depth")
+        ratio = measured[name] * depth if name in measured else _ratio(base, name, depth)
         table |= {"name": name, "kind": "vector", "roles": {"n": vector_bytes // 4, "k": depth}}
-        found.append(table | {"flops_per_cycle_per_unit": per_cycle * _ratio(base, name, depth)})
+        found.append(table | {"flops_per_cycle_per_unit": per_cycle * ratio})
     return found
 
 

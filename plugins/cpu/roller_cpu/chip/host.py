@@ -19,6 +19,7 @@ from filelock import FileLock
 from roller.plugin import HardwareSpec, SpecError, keep_spec, kept_spec, narrowed, user_spec_path
 from roller_cpu.chip.conditions import Conditions, clock_limits, watching
 from roller_cpu.chip.description import CACHE_NAMES, assumed, describe, measured, nearest
+from roller_cpu.chip.dot_atoms import names
 from roller_cpu.chip.threads import default_threads
 from roller_cpu.chip.topology import HOST, Topology, machine
 
@@ -127,9 +128,10 @@ def _attempt(chip: str) -> tuple[HardwareSpec, tuple[str, ...]]:
     topology, processor = _told(machine()), _processor()
     base, family = nearest(topology, processor), processors.host_processor()
     fused = bool({"fma", "asimd", "neon"} & set(topology.features))
+    dots = names(topology.features, topology.vector_bytes)
     with watching() as watch:
         own = [CACHE_NAMES[c.level] for c in topology.caches[1:] if c.sharing == 1 and c.level in CACHE_NAMES]
-        rates = probe.measure(topology.cores, topology.vector_bytes, processor, _buffers(topology), own=own, fused=fused)
+        rates = probe.measure(topology.cores, topology.vector_bytes, processor, _buffers(topology), own=own, fused=fused, dots=dots)
     seen = Conditions(datetime.date.today().isoformat(), watch.others, rates.spread)
     if problems := seen.problems():
         return base, problems

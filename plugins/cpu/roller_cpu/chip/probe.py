@@ -7,13 +7,14 @@ import platform
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import tvm_ffi
 
 from roller.plugin import address, aligned_empty
+from roller_cpu.codegen import dot_products
 from roller_cpu.toolchain import compiling
 
 # Trials of each measurement. The fastest counts, as disturbances only slow trials down. More run where the fastest few disagree.
@@ -25,6 +26,11 @@ TRIAL_SECONDS = 0.01
 SHORT_TRIALS, SHORT_SECONDS = 64, 0.0005
 MULTIPLY_CYCLES = {"x86_64": 3, "aarch64": 2}  # latency of a 64-bit multiplication, the same for many generations
 ACCUMULATORS, LOADS = 12, 8
+DOTS = {
+    128: 12,
+    256: 12,
+    512: 24,
+}  # accumulators of dot products by bits: their latency is longer, and wide ones have more registers
 
 # Arguments come as TVM's 16-byte variants with the value in the second half: buffer, bytes, rounds.
 _FUNCTION = """
@@ -57,7 +63,7 @@ class Rates:
     `clock_ghz`: clock of one core. `alone_per_cycle`: float operations per cycle of one core while the others are idle. `gflops`:
     multiply-adds of all cores together. `read_gbps`: bytes read by all cores together, by buffer. `alone_gbps`: bytes read by one
     core while the others are idle. `spread`: relative difference of the fastest few repeats, the largest over multiply-adds on all
-    cores and reads of each core's private caches.
+    cores and reads of each core's private caches. `dots`: how many dot products of each name start while a multiply-add starts.
     """
 
     clock_ghz: float
@@ -66,6 +72,7 @@ class Rates:
     read_gbps: Mapping[str, float]
     alone_gbps: Mapping[str, float]
     spread: float
+    dots: Mapping[str, float] = field(default_factory=dict)
 
 
 def measure(
@@ -76,18 +83,21 @@ def measure(
     *,
     own: Collection[str] = (),
     fused: bool = True,
+    dots: Collection[str] = (),
 ) -> Rates:
     """Measures the rates with `cores` cores busy; `buffers` names the bytes that each core reads repeatedly.
 
     `own`: buffers in caches that no other core shares, so that repeats agree. `fused`: the processor has fused multiply-adds.
+    `dots`: the names of dot-product atoms that it has.
     """
-    module = compiling.load_module(_text(vector_bytes, processor, fused))
+    module = compiling.load_module(_text(vector_bytes, processor, fused, dots))
     clock, fma, read = (module[name] for name in ("clock", "fma", "read"))
     areas = [_area(max(buffers.values(), default=0)) for _ in range(cores)]
     whole = {name: size // (vector_bytes * LOADS) * vector_bytes * LOADS for name, size in buffers.items()}
     work = 2.0 * (vector_bytes // 4) * ACCUMULATORS
     with ThreadPoolExecutor(cores) as pool:
         cycle, one = (_Loop(pool, function, areas[:1], 64, SHORT_SECONDS) for function in (clock, fma))
+        summed = {name: _Loop(pool, module[name], areas[:1], 64, SHORT_SECONDS) for name in dots}
         every = _Loop(pool, fma, areas, 64)
         together = {name: _Loop(pool, read, areas, size) for name, size in whole.items()}
         alone = {name: _Loop(pool, read, areas[:1], size) for name, size in whole.items()}
@@ -101,8 +111,8 @@ def measure(
                 loop.trial()
                 every.trial()
         for _ in range(SHORT_TRIALS):
-            cycle.trial()
-            one.trial()
+            for loop in (cycle, one, *summed.values()):
+                loop.trial()
     ghz = 8 * MULTIPLY_CYCLES.get(platform.machine(), 3) * 1e-9 / cycle.seconds
     return Rates(
         clock_ghz=ghz,
@@ -111,6 +121,7 @@ def measure(
         read_gbps={name: whole[name] * cores * 1e-9 / loop.seconds for name, loop in together.items()},
         alone_gbps={name: whole[name] * 1e-9 / loop.seconds for name, loop in alone.items()},
         spread=max(loop.spread for loop in alike),
+        dots={name: one.seconds / ACCUMULATORS * DOTS[_bits(name)] / loop.seconds for name, loop in summed.items()},
     )
 
 
@@ -163,7 +174,7 @@ class _Loop:
         return time.perf_counter() - begin
 
 
-def _text(vector_bytes: int, processor: str, fused: bool) -> str:
+def _text(vector_bytes: int, processor: str, fused: bool, dots: Collection[str]) -> str:
     triple = str(tvm_ffi.get_global_func("tvm.codegen.llvm.GetProcessTriple")())
     vector = f"<{vector_bytes // 4} x float>"
     suffix = f"v{vector_bytes // 4}f32"
@@ -174,6 +185,7 @@ def _text(vector_bytes: int, processor: str, fused: bool) -> str:
         _clock(),
         _fma(vector, suffix, fused),
         _read(vector, vector_bytes),
+        *(_dot(name) for name in dots),
         f'attributes #0 = {{ nounwind "target-cpu"="{processor}" }}',
         "!llvm.module.flags = !{!0}",
         f'!0 = !{{i32 4, !"tvm_target", !"{described}"}}',
@@ -200,6 +212,23 @@ def _fma(vector: str, suffix: str, fused: bool) -> str:
     steps = [step.format(i=i, vector=vector, suffix=suffix, splat=splat, half=half) for i in range(ACCUMULATORS)]
     ends = [f"  store volatile {vector} %b{i}, ptr %data, align 64" for i in range(ACCUMULATORS)]
     return _FUNCTION.format(name="fma", last="loop", body="\n".join(heads + steps), after="\n".join(ends))
+
+
+def _bits(name: str) -> int:
+    """Returns the bits of a dot product's vectors, from its name."""
+    return int(name.rpartition("_")[2])
+
+
+def _dot(name: str) -> str:
+    """Returns dot products in registers."""
+    bits = _bits(name)
+    held, given, intrinsic = dot_products.types(name)
+    heads = [f"  %a{i} = phi {held} [ zeroinitializer, %entry ], [ %b{i}, %loop ]" for i in range(DOTS[bits])]
+    steps = [f"  %x = load {given}, ptr %data, align 64"]
+    steps += [f"  %b{i} = call {held} {intrinsic}({held} %a{i}, {given} %x, {given} %x)" for i in range(DOTS[bits])]
+    ends = [f"  store volatile {held} %b{i}, ptr %data, align {bits // 8}" for i in range(DOTS[bits])]
+    declared = f"declare {held} {intrinsic}({held}, {given}, {given})\n"
+    return declared + _FUNCTION.format(name=name, last="loop", body="\n".join(heads + steps), after="\n".join(ends))
 
 
 def _read(vector: str, vector_bytes: int) -> str:

@@ -68,6 +68,14 @@ def unit_of(atom: ComputeAtom) -> Unit:
     return UNITS[atom.name.partition("_")[0]]
 
 
+def types(name: str) -> tuple[str, str, str]:
+    """Returns the LLVM types of accumulator and operands of an atom, and its intrinsic."""
+    instruction, _, bits = name.partition("_")
+    unit, lanes = UNITS[instruction], int(bits) // 32
+    each = lanes * unit.per_word if unit.operand == "bfloat" else lanes
+    return f"<{lanes} x {unit.accumulator}>", f"<{each} x {unit.operand}>", f"@{unit.intrinsic}.{bits}"
+
+
 def dot(atom: ComputeAtom, lanes: int, accumulator: Expr, broadcast: Expr, vector: Expr) -> Expr:
     """Returns the accumulator plus the products of two vectors' words."""
     return tirx.call_pure_extern(vector_type(atom.acc_dtype, lanes), function(atom, lanes), accumulator, broadcast, vector)
