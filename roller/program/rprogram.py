@@ -9,6 +9,7 @@ other loops run over time.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from roller.target.hardware import ComputeAtom, HardwareSpec
 
 Over = Literal["time", "units", "lanes"]
 
+EXACT_IN: Mapping[str, tuple[str, ...]] = {"int16": ("int8", "uint8")}  # narrower integers, all of whose values a type has
 LEAST_BLOCK = 4  # contiguous results from which on transposing them pays
 
 
@@ -354,6 +356,8 @@ def operand_value(nest: Nest, operand: int, atom: ComputeAtom) -> Scalar | None:
         return None
     factor = nest.factors[operand]
     narrow = factor.value if isinstance(factor, Cast) else factor
+    if atom.depth > 1 and narrow.dtype in EXACT_IN.get(atom.stored_dtype, ()):
+        return Cast(narrow, atom.stored_dtype)
     return next((value for value in (factor, narrow) if value.dtype == atom.stored_dtype), None)
 
 

@@ -28,7 +28,8 @@ from roller_cpu.chip.dot_atoms import dot_atoms
 SPEC = find_spec("cpu", "x86-64-v3")
 ALONE = limited(SPEC, 1)  # one core has the last cache to itself: one more level has tiles
 DOTS = [
-    ComputeAtom.model_validate(table | {"gflops": 1.0}) for table in dot_atoms(SPEC, ("avxvnni", "avx512bf16", "avx512vl"), 32, 1.0)
+    ComputeAtom.model_validate(table | {"gflops": 1.0})
+    for table in dot_atoms(SPEC, ("avxvnni", "avx2", "avx512bf16", "avx512vl"), 32, 1.0)
 ]
 MOST_LANES, MOST_ROWS = 40, 5  # largest innermost tiles: unrolled, they cost the compiler time
 

@@ -27,7 +27,7 @@ from roller_cpu.toolchain import compiling, processors
 
 ZEN5 = limited(find_spec("cpu", "zen5"), 1)
 WORDS = ZEN5.model_copy(update={"atoms": tuple(a for a in ZEN5.atoms if a.depth > 1 or a.kind == "scalar")})
-SUMS = {"int8": "int32", "bfloat16": "float32"}
+SUMS = {"int8": "int32", "uint8": "int32", "int16": "int32", "bfloat16": "float32"}
 
 
 def product(m: int, n: int, k: int, dtype: str, turned: str = "NN") -> ops.SymbolicTensor:
@@ -53,12 +53,26 @@ def check(op: ops.SymbolicTensor, arrays: Mapping[str, Any] | None = None, const
     return program
 
 
-@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+@pytest.mark.parametrize("dtype", list(SUMS))
 @pytest.mark.parametrize("turned", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("k", [1, 3, 64, 66])
 def test_every_layout_and_depth(dtype: str, turned: str, k: int) -> None:
     program = check(product(37, 50, k, dtype, turned))
     assert program.stages[0].atom.depth > 1 or k == 1
+
+
+@pytest.mark.parametrize("chip", ["zen3", "skylake-avx512", "x86-64-v3", "emerald-rapids"])
+def test_every_chip_takes_int8_in_words(chip: str) -> None:
+    spec, expr = find_spec("cpu", chip), fuse(ops.expression(product(256, 256, 256, "int8")))
+    device = load_device("cpu")
+    found = construct(expr, spec, device.rules(spec, expr), device.cost_parameters(spec, expr), 1)[0]
+    assert found.program.stages[0].atom.depth > 1
+
+
+@pytest.mark.parametrize("value", [-32768, 32767])
+def test_the_ends_of_int16_wrap(value: int) -> None:
+    ends = {"a": np.full((12, 34), -32768, np.int16), "b": np.full((34, 48), value, np.int16)}
+    assert check(product(12, 48, 34, "int16"), ends).stages[0].atom.name == "vpdpwssd_512"
 
 
 @pytest.mark.parametrize("value", [-128, 127, 0])
@@ -70,7 +84,7 @@ def test_the_ends_of_the_range_are_exact(value: int) -> None:
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "bfloat16"])
 def test_convolutions_with_padding(dtype: str, stride: int) -> None:
     x, w = ops.tensor((1, 18, 9, 9), dtype, "x"), ops.tensor((20, 18, 3, 3), dtype, "w")
     check(ops.conv2d(x, w, stride, 1, out_dtype=SUMS[dtype], acc_dtype=SUMS[dtype]))
@@ -109,7 +123,7 @@ def test_other_architectures_are_not_emulated() -> None:
 
 def test_plain_ir_needs_no_instruction_set() -> None:
     """With them, assembly has the instruction; in plain IR, a processor without it compiles the same program."""
-    for dtype, name in (("int8", "vpdpbusd"), ("bfloat16", "vdpbf16ps")):
+    for dtype, name in (("int8", "vpdpbusd"), ("int16", "vpdpwssd"), ("bfloat16", "vdpbf16ps")):
         source = roller.compile(product(32, 64, 64, dtype), "cpu:zen5", threads=1).artifact.source
         assert name in compiling.assembly(source)
         assert name not in compiling.assembly(compiling.retargeted(dot_products.emulated(source), "x86-64-v3"))
@@ -118,10 +132,12 @@ def test_plain_ir_needs_no_instruction_set() -> None:
 @pytest.mark.parametrize(
     ("features", "vector_bytes", "found"),
     [
-        (("avx512vnni", "avx512bf16"), 64, ["vpdpbusd_512", "vdpbf16ps_512"]),
-        (("avx512vnni",), 64, ["vpdpbusd_512"]),
-        (("avxvnni",), 32, ["vpdpbusd_256"]),
-        (("avx2",), 32, []),
+        (("avx512vnni", "avx512bf16"), 64, ["vpdpbusd_512", "vpdpwssd_512", "vdpbf16ps_512"]),
+        (("avx512vnni", "avx512bw"), 64, ["vpdpbusd_512", "vpdpwssd_512"]),
+        (("avx512bw",), 64, ["vpmaddwd_512"]),
+        (("avxvnni", "avx2"), 32, ["vpdpbusd_256", "vpdpwssd_256"]),
+        (("avx2",), 32, ["vpmaddwd_256"]),
+        (("avx",), 32, []),
     ],
 )
 def test_the_host_has_the_atoms_of_its_instruction_sets(features: tuple[str, ...], vector_bytes: int, found: list[str]) -> None:
@@ -135,15 +151,15 @@ def test_the_host_has_the_atoms_of_its_instruction_sets(features: tuple[str, ...
 def test_rates_are_those_that_were_measured() -> None:
     base, features = find_spec("cpu", "zen4"), ("avx512vnni", "avx512bf16")
     assumed, measured = (dot_atoms(base, features, 64, 64.0, found) for found in ({}, {"vpdpbusd_512": 0.5}))
-    assert [table["flops_per_cycle_per_unit"] for table in assumed] == [256.0, 128.0]  # as often as multiply-adds
-    assert [table["flops_per_cycle_per_unit"] for table in measured] == [128.0, 128.0]
+    assert [table["flops_per_cycle_per_unit"] for table in assumed] == [256.0, 128.0, 128.0]  # as often as multiply-adds
+    assert [table["flops_per_cycle_per_unit"] for table in measured] == [128.0, 128.0, 128.0]
 
 
 @pytest.mark.long  # it times, and a busy machine times anything
 def test_real_probing_gives_plausible_ratios() -> None:
     own = names(processors.host_features(), 32)
     rates = probe.measure(1, 32, processors.host_processor(), {"L1": 8192}, dots=own)
-    assert set(rates.dots) == set(own) and all(0.2 < ratio < 2.5 for ratio in rates.dots.values())
+    assert set(rates.dots) <= set(own) and all(0.2 < ratio < 2.5 for ratio in rates.dots.values())
 
 
 @pytest.mark.parametrize(

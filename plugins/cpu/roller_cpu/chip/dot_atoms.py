@@ -18,20 +18,31 @@ INSTRUCTION_SETS: Mapping[str, Mapping[int, tuple[frozenset[str], ...]]] = {
         512: (frozenset({"avx512vnni"}),),
         256: (frozenset({"avxvnni"}), frozenset({"avx512vnni", "avx512vl"})),
     },
+    "vpdpwssd": {
+        512: (frozenset({"avx512vnni"}),),
+        256: (frozenset({"avxvnni"}), frozenset({"avx512vnni", "avx512vl"})),
+    },
+    "vpmaddwd": {512: (frozenset({"avx512bw"}),), 256: (frozenset({"avx2"}),)},
     "vdpbf16ps": {512: (frozenset({"avx512bf16"}),), 256: (frozenset({"avx512bf16", "avx512vl"}),)},
 }
 NOTHING: Mapping[str, float] = MappingProxyType({})
 OPERANDS: Mapping[str, dict[str, Any]] = {
     "vpdpbusd": {"in_dtype": "int8", "acc_dtype": "int32", "compensated": True, "depth": 4},
+    "vpdpwssd": {"in_dtype": "int16", "acc_dtype": "int32", "depth": 2},
+    "vpmaddwd": {"in_dtype": "int16", "acc_dtype": "int32", "depth": 2},
     "vdpbf16ps": {"in_dtype": "bfloat16", "acc_dtype": "float32", "depth": 2},
 }
 
 
 def names(features: Collection[str], vector_bytes: int) -> list[str]:
-    """Returns the names of the atoms of a processor with these instruction sets, in LLVM's or in Linux's words."""
+    """Returns the names of the atoms of a processor with these instruction sets, in LLVM's or in Linux's words.
+
+    Of two that do the same, it is the one that adds, too.
+    """
     plain = {feature.replace("-", "").replace("_", "") for feature in features}
     every = [(name, widths.get(8 * vector_bytes, ())) for name, widths in INSTRUCTION_SETS.items()]
-    return [f"{name}_{8 * vector_bytes}" for name, ways in every if any(wanted <= plain for wanted in ways)]
+    found = [name for name, ways in every if any(wanted <= plain for wanted in ways)]
+    return [f"{name}_{8 * vector_bytes}" for name in found if name != "vpmaddwd" or "vpdpwssd" not in found]
 
 
 def dot_atoms(

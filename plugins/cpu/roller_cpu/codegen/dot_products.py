@@ -1,6 +1,8 @@
 """Dot-product instructions of x86: what an atom's name stands for, as LLVM's intrinsic and in plain LLVM IR.
 
     vpdpbusd    AVX512-VNNI, AVX-VNNI: int32 += sum of four products of a uint8 and an int8; signed operands are shifted by 128
+    vpdpwssd    the same sets: int32 += sum of two products of int16
+    vpmaddwd    AVX2, AVX512-BW: sum of two products of int16, added by another instruction
     vdpbf16ps   AVX512-BF16: float32 += two products of bfloat16, subnormal numbers being zero
 
 The kernel calls a function for each number of lanes, which widens narrow vectors to a whole instruction. The plain form has the
@@ -18,18 +20,45 @@ from tvm import tirx
 from roller.lowering.tir.builder import Expr, vector_type
 from roller.plugin import ComputeAtom
 
+WIDTHS = (128, 256, 512)
 UNSIGNED = -0x7F7F7F80  # 0x80808080 as a signed word: adds 128 to each of its four bytes
+OPAQUE = '"", "=v,0"'
+_OPAQUE_CONSTANT = re.compile(r'(?:tail )?call (<\d+ x i32>) asm "", "=v,0"\(<\d+ x i32> (splat \(i32 -?\d+\))\)(?: #\d+)?')
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """An instruction: its intrinsic for a vector of so many bits, the types of accumulator and operands, and its plain form."""
+    """An instruction: its intrinsic by the bits of a vector, the types of accumulator and operands, and its plain form.
 
-    intrinsic: str
+    `operand`: the type of an operand vector's elements; i32 stands for whole words. `per_word`: the operands of a word. `plain`: IR
+    of {n} lanes that computes %r from the words %a and %b, and from the accumulator %c if the instruction `adds` to it.
+    """
+
+    intrinsics: Mapping[int, str]
     accumulator: str
     operand: str
     per_word: int
-    plain: str  # of {n} lanes
+    plain: str
+    adds: bool = True
+
+    def given(self, lanes: int, plain: bool = False) -> str:
+        """Returns the LLVM type of an operand; `plain`: one that every processor can pass on."""
+        kind = "i16" if plain and self.operand == "bfloat" else self.operand
+        return f"<{lanes if kind == 'i32' else lanes * self.per_word} x {kind}>"
+
+    def held(self, lanes: int) -> str:
+        """Returns the LLVM type of an accumulator."""
+        return f"<{lanes} x {self.accumulator}>"
+
+    def signature(self, lanes: int, name: str, names: tuple[str, str, str] = ("", "", ""), plain: bool = False) -> str:
+        """Returns result, name and arguments as in a declaration; with names as in a definition or a call."""
+        held, given = self.held(lanes), self.given(lanes, plain)
+        arguments = [f"{held}{names[0]}"] if self.adds else []
+        return f"{held} {name}({', '.join([*arguments, f'{given}{names[1]}', f'{given}{names[2]}'])})"
+
+
+def _named(start: str) -> Mapping[int, str]:
+    return {bits: f"@{start}.{bits}" for bits in WIDTHS}
 
 
 _BYTES = """  %b0 = bitcast <{n} x i32> %a to <{m} x i8>
@@ -43,6 +72,14 @@ _BYTES = """  %b0 = bitcast <{n} x i32> %a to <{m} x i8>
   %s2 = add <{n} x i32> %s0, %s1
   %r = add <{n} x i32> %c, %s2
 """
+_PAIRS = """  %b0 = bitcast <{n} x i32> %a to <{m} x i16>
+  %b1 = bitcast <{n} x i32> %b to <{m} x i16>
+  %w0 = sext <{m} x i16> %b0 to <{m} x i32>
+  %w1 = sext <{m} x i16> %b1 to <{m} x i32>
+  %p = mul <{m} x i32> %w0, %w1
+{parts}
+"""
+_ADDED = "  %s0 = add <{n} x i32> %q0, %q1\n  %r = add <{n} x i32> %c, %s0\n"
 _HALVES = """  %h0 = and <{n} x i32> %a, splat (i32 -65536)
   %h1 = and <{n} x i32> %b, splat (i32 -65536)
   %l0 = shl <{n} x i32> %a, splat (i32 16)
@@ -54,26 +91,18 @@ _HALVES = """  %h0 = and <{n} x i32> %a, splat (i32 -65536)
   %t = call <{n} x float> @llvm.fma.v{n}f32(<{n} x float> %f0, <{n} x float> %f1, <{n} x float> %c)
   %r = call <{n} x float> @llvm.fma.v{n}f32(<{n} x float> %g0, <{n} x float> %g1, <{n} x float> %t)
 """
+_MADD = {128: "@llvm.x86.sse2.pmadd.wd", 256: "@llvm.x86.avx2.pmadd.wd", 512: "@llvm.x86.avx512.pmaddw.d.512"}
 UNITS: Mapping[str, Unit] = {
-    "vpdpbusd": Unit("llvm.x86.avx512.vpdpbusd", "i32", "i32", 4, _BYTES),
-    "vdpbf16ps": Unit("llvm.x86.avx512bf16.dpbf16ps", "float", "bfloat", 2, _HALVES),
+    "vpdpbusd": Unit(_named("llvm.x86.avx512.vpdpbusd"), "i32", "i32", 4, _BYTES),
+    "vpdpwssd": Unit(_named("llvm.x86.avx512.vpdpwssd"), "i32", "i32", 2, _PAIRS + _ADDED),
+    "vpmaddwd": Unit(_MADD, "i32", "i16", 2, _PAIRS + "  %r = add <{n} x i32> %q0, %q1\n", adds=False),
+    "vdpbf16ps": Unit(_named("llvm.x86.avx512bf16.dpbf16ps"), "float", "bfloat", 2, _HALVES),
 }
-OPAQUE = '"", "=v,0"'
-_OPAQUE_CONSTANT = re.compile(r'(?:tail )?call (<\d+ x i32>) asm "", "=v,0"\(<\d+ x i32> (splat \(i32 -?\d+\))\)(?: #\d+)?')
-WIDTHS = (128, 256, 512)
 
 
-def unit_of(atom: ComputeAtom) -> Unit:
+def unit_of(name: str) -> Unit:
     """Returns the instruction of an atom: its name up to the width in bits, as in vpdpbusd_512."""
-    return UNITS[atom.name.partition("_")[0]]
-
-
-def types(name: str) -> tuple[str, str, str]:
-    """Returns the LLVM types of accumulator and operands of an atom, and its intrinsic."""
-    instruction, _, bits = name.partition("_")
-    unit, lanes = UNITS[instruction], int(bits) // 32
-    each = lanes * unit.per_word if unit.operand == "bfloat" else lanes
-    return f"<{lanes} x {unit.accumulator}>", f"<{each} x {unit.operand}>", f"@{unit.intrinsic}.{bits}"
+    return UNITS[name.partition("_")[0]]
 
 
 def dot(atom: ComputeAtom, lanes: int, accumulator: Expr, broadcast: Expr, vector: Expr) -> Expr:
@@ -88,17 +117,25 @@ def function(atom: ComputeAtom, lanes: int) -> str:
 
 def definitions(atom: ComputeAtom) -> list[str]:
     """Returns the LLVM IR of an atom's functions, for each number of lanes that a vector of it may have."""
-    unit, width = unit_of(atom), atom.extents["n"]
+    unit, width = unit_of(atom.name), atom.extents["n"]
     assert isinstance(width, int)
     bits = [b for b in WIDTHS if b <= 32 * width]
-    declared = [f"declare {_signature(unit, b // 32, f'@{unit.intrinsic}.{b}', unit.operand)}" for b in bits]
+    declared = [f"declare {unit.signature(b // 32, unit.intrinsics[b])}" for b in bits]
     return [*declared, *(line for lanes in range(1, width + 1) for line in _function(atom, unit, lanes, bits))]
 
 
-def _signature(unit: Unit, lanes: int, name: str, operand: str, names: tuple[str, str, str] = ("", "", "")) -> str:
-    each = lanes * unit.per_word if operand == "bfloat" else lanes
-    held, given = f"<{lanes} x {unit.accumulator}>", f"<{each} x {operand}>"
-    return f"{held} {name}({held}{names[0]}, {given}{names[1]}, {given}{names[2]})"
+def added(unit: Unit, lanes: int, accumulator: str, a: str, b: str, result: str) -> Iterator[str]:
+    """Yields the IR that adds the products of words to an accumulator; all of them are names of values."""
+    if unit.operand != "i32":
+        for name in (a, b):
+            yield f"  {result}.{name[1:]} = bitcast <{lanes} x i32> {name} to {unit.given(lanes)}"
+        a, b = f"{result}.{a[1:]}", f"{result}.{b[1:]}"
+    call = f"call {unit.signature(lanes, unit.intrinsics[32 * lanes], (f' {accumulator}', f' {a}', f' {b}'))}"
+    if unit.adds:
+        yield f"  {result} = {call}"
+    else:
+        yield f"  {result}.products = {call}"
+        yield f"  {result} = add {unit.held(lanes)} {accumulator}, {result}.products"
 
 
 def _function(atom: ComputeAtom, unit: Unit, lanes: int, bits: list[int]) -> Iterator[str]:
@@ -114,21 +151,15 @@ def _function(atom: ComputeAtom, unit: Unit, lanes: int, bits: list[int]) -> Ite
         else:
             given, places = f"<{lanes} x {kind}>", ", ".join(f"i32 {n if n < lanes else lanes}" for n in range(wide))
             yield f"  %{name} = shufflevector {given} %{name}0, {given} zeroinitializer, <{wide} x i32> <{places}>"
-    operands = ("%a", "%b")
+    broadcast = "%a"
     if atom.compensated:
         # Behind an empty instruction the constant is a register: LLVM would move the operation in front of a broadcast otherwise,
         # and its code generator would then not end.
         yield f"  %k = call <{wide} x i32> asm {OPAQUE}(<{wide} x i32> splat (i32 {UNSIGNED})) nounwind memory(none)"
         yield f"  %u = xor <{wide} x i32> %a, %k"
-        operands = ("%u", "%b")
-    if unit.operand != "i32":
-        many = f"<{wide * unit.per_word} x {unit.operand}>"
-        yield f"  %a1 = bitcast <{wide} x i32> %a to {many}"
-        yield f"  %b1 = bitcast <{wide} x i32> %b to {many}"
-        operands = ("%a1", "%b1")
-    call = _signature(unit, wide, f"@{unit.intrinsic}.{32 * wide}", unit.operand, (" %c", f" {operands[0]}", f" {operands[1]}"))
-    yield f"  %r = call {call}"
-    result = f"<{wide} x {unit.accumulator}>"
+        broadcast = "%u"
+    yield from added(unit, wide, "%c", broadcast, "%b", "%r")
+    result = unit.held(wide)
     if scalar:
         yield f"  %r0 = extractelement {result} %r, i32 0"
     else:
@@ -137,16 +168,18 @@ def _function(atom: ComputeAtom, unit: Unit, lanes: int, bits: list[int]) -> Ite
     yield f"  ret {held} %r0\n}}"
 
 
+# --- emulation --------------------------------------------------------------------------------------------------------
+
+
 def emulated(text: str) -> str:
     """Returns a module's IR with its dot products in plain IR, which any machine can run."""
     text, lines = _OPAQUE_CONSTANT.sub(r"or \1 \2, zeroinitializer", text), list[str]()
-    for unit in UNITS.values():
-        for bits in WIDTHS:
-            name = f"@{unit.intrinsic}.{bits}"
+    for number, unit in enumerate(UNITS.values()):
+        for bits, name in unit.intrinsics.items():
             if f"{name}(" not in text:
                 continue
             text = "\n".join(line for line in text.split("\n") if not (line.startswith("declare") and f"{name}(" in line))
-            plain = f"@roller_products_of_{unit.operand}_{bits}"
+            plain = f"@roller_products_{number}_of_{bits}"
             text = text.replace(f"{name}(", f"{plain}(")
             lines += _plain(unit, bits // 32, plain)
             # Only dot products have vectors of this type: TVM computes with float32. Not every processor can pass them on.
@@ -155,18 +188,14 @@ def emulated(text: str) -> str:
 
 
 def _plain(unit: Unit, lanes: int, name: str) -> Iterator[str]:
-    names = (" %c", " %a", " %b") if unit.operand == "i32" else (" %c", " %a1", " %b1")
-    signature = _signature(unit, lanes, name, unit.operand, names).replace(" x bfloat>", " x i16>")
-    yield f"define internal {signature} alwaysinline nounwind {{"
-    if unit.operand != "i32":
-        many = f"<{lanes * unit.per_word} x i16>"
-        yield f"  %a = bitcast {many} %a1 to <{lanes} x i32>"
-        yield f"  %b = bitcast {many} %b1 to <{lanes} x i32>"
-    count = lanes * unit.per_word
-    parts = []
+    whole = unit.operand == "i32"
+    yield f"define internal {unit.signature(lanes, name, (' %c', *((' %a', ' %b') if whole else (' %a1', ' %b1'))), True)} {{"
+    for one in () if whole else ("a", "b"):
+        yield f"  %{one} = bitcast {unit.given(lanes, True)} %{one}1 to <{lanes} x i32>"
+    count, parts = lanes * unit.per_word, []
     for n in range(unit.per_word):
         places = ", ".join(f"i32 {n + unit.per_word * lane}" for lane in range(lanes))
         parts.append(f"  %q{n} = shufflevector <{count} x i32> %p, <{count} x i32> zeroinitializer, <{lanes} x i32> <{places}>")
-    yield unit.plain.format(n=lanes, m=count, parts="\n".join(parts)) + f"  ret <{lanes} x {unit.accumulator}> %r\n}}"
+    yield unit.plain.format(n=lanes, m=count, parts="\n".join(parts)) + f"  ret {unit.held(lanes)} %r\n}}"
     if "@llvm.fma" in unit.plain:
         yield f"declare <{lanes} x float> @llvm.fma.v{lanes}f32(<{lanes} x float>, <{lanes} x float>, <{lanes} x float>)"
