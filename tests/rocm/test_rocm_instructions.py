@@ -84,6 +84,9 @@ WHOLE = {
     "v_add_u32_sdwa v40, v10, v11 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:BYTE_2 src1_sel:WORD_1": lambda a, b, c: (
         (a >> 16 & 255) + (b >> 16)
     ),
+    "v_sub_co_u32_sdwa v40, vcc, v10, v11 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:BYTE_0": lambda a, b, c: (
+        a - (b & 0xFF)
+    ),
     "v_max_i32_sdwa v40, sext(v10), v11 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:BYTE_0 src1_sel:DWORD": lambda a, b, c: (
         np.maximum(a.astype(np.int8).astype(np.int32), signed(b)).view(np.uint32)
     ),

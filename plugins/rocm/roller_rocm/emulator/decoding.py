@@ -182,7 +182,8 @@ def _modified(name: str, operands: list[Operand], modifiers: Mapping[str, str]) 
             at = place + 1 if place + 1 < len(operands) else 0  # one more than there are sources: the result
             if bit and at < len(operands):
                 operands[at] = operands[at]._replace(mods=operands[at].mods | meant)
-    for key, at in (("src0_sel", 1), ("src1_sel", 2)):
+    first = 2 if "_co_" in name else 1  # a carry comes before the sources
+    for key, at in (("src0_sel", first), ("src1_sel", first + 1)):
         if key in modifiers:
             operands[at] = operands[at]._replace(select=_SELECTS[modifiers[key]])
     return operands
