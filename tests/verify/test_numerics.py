@@ -214,6 +214,18 @@ def test_literals_beyond_a_type_are_infinite(device: str) -> None:
     same(roller.compile(t(4) * 1e39, device)(x), x * np.float32(math.inf))
 
 
+@pytest.mark.parametrize("where", ["cpu", *EMULATORS])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("columns", [0, 1])
+def test_padding_counts_where_nothing_else_does(where: str, dtype: str, columns: int) -> None:
+    """A compiler that finds a position always outside its array must not drop the product: 0 times an infinity is NaN."""
+    a, b = ops.tensor((1, columns), dtype, "a"), ops.tensor((columns + 1, 1), dtype, "b")
+    expr = ops.expression(ops.matmul(ops.pad(a, ((0, 0), (0, 1))), b))
+    given = {"a": np.ones((1, columns)), "b": np.full((columns + 1, 1), math.inf)}
+    got = WHERE[where](expr, {name: array.astype(numpy_dtype(dtype)) for name, array in given.items()})
+    assert np.isnan(got.astype(np.float32)).all()
+
+
 def test_padding_beyond_a_type_is_infinite() -> None:
     assert roller.compile(ops.pad(t(2, dtype="float16"), [(1, 1)], 70000))(np.ones(2, np.float16)).tolist() == [
         math.inf,

@@ -30,22 +30,22 @@ _OPERATORS = ("add", "sub", "mul")
 
 def add(left: Expr, right: Expr) -> Expr:
     """Returns the sum. A literal 0 is added too, because it changes -0."""
-    return _held(left) + _held(right)
+    return held_literal(left) + held_literal(right)
 
 
 def subtract(left: Expr, right: Expr) -> Expr:
     """Returns the difference, written as a sum that TVM does not cancel."""
-    return _held(left) + negative(_held(right))
+    return held_literal(left) + negative(held_literal(right))
 
 
 def multiply(left: Expr, right: Expr) -> Expr:
     """Returns the product. A literal 0 is multiplied too, because 0 times an infinity is NaN."""
-    return _held(left) * _held(right)
+    return held_literal(left) * held_literal(right)
 
 
 def divide(left: Expr, right: Expr) -> Expr:
     """Returns the correctly rounded quotient, for literal divisors too: TVM would multiply by their reciprocal."""
-    return _held(left) / _held(right, every=True)
+    return held_literal(left) / held_literal(right, every=True)
 
 
 def rounded(left: Expr, right: Expr) -> Expr:
@@ -81,14 +81,16 @@ def like(value: float | bool, other: Expr) -> Expr:
     return spread(tirx.const(value, scalar), lanes)
 
 
-def _held(value: Expr, every: bool = False) -> Expr:
-    """Returns a literal 0 (or every literal) as a function call, which TVM does not fold and compilers evaluate."""
+def held_literal(value: Expr, every: bool = False) -> Expr:
+    """Returns a literal 0 of a float (or every literal) as a function call, which TVM does not fold and compilers evaluate."""
     literal = value.value if isinstance(value, tirx.Broadcast) else value
     if not isinstance(literal, tirx.FloatImm) or not (every or literal.value == 0):
         return value
     scalar, lanes = _type(value)
-    size = tirx.call_intrin(scalar, "tirx.fabs", tirx.const(abs(literal.value), scalar))
-    return spread(size if math.copysign(1, literal.value) > 0 else tirx.const(-1.0, scalar) * size, lanes)
+    wide = scalar if scalar in ("float32", "float64") else "float32"  # not every compiler has this function for narrower types
+    size = tirx.call_intrin(wide, "tirx.fabs", tirx.const(abs(literal.value), wide))
+    held = size if math.copysign(1, literal.value) > 0 else tirx.const(-1.0, wide) * size
+    return spread(held if wide == scalar else held.astype(scalar), lanes)
 
 
 # --- integers ------------------------------------------------------------------------------------------------------------

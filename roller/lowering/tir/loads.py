@@ -9,7 +9,7 @@ from tvm import tirx
 
 from roller.ir.nest import Access, Nest
 from roller.ir.scalar import Affine, Load, Scalar, identical, loads
-from roller.lowering.tir import expressions
+from roller.lowering.tir import arithmetic, expressions
 from roller.lowering.tir.addresses import ArrayView, Point, address, affine, is_vector
 from roller.lowering.tir.builder import Buffer, Expr, Held, every, index, load, spread
 
@@ -90,7 +90,8 @@ class Reader:
             return together([self._guarded(node, access, window, p) for p in point.each()])
         inside = every(test for test in (also, self.inside(node, point)) if test is not None)
         where = address(self.nest, window, node.index, point)
-        fill = expressions.constant(node.fill if node.fill is not None else 0, node.dtype)
+        # TVM may find that the test never holds: the fill value is then a factor like any other, and 0 times an infinity is NaN.
+        fill = arithmetic.held_literal(expressions.constant(node.fill if node.fill is not None else 0, node.dtype))
         return tirx.if_then_else(inside, load(window.buffer, where), fill)
 
     def inside(self, node: Load, point: Point) -> Expr | None:
