@@ -93,17 +93,24 @@ def matmul(a: Array, b: Array, v: Array | None, dtype: str, constant: bool) -> l
         scale = torch.ones(b.shape[1]) if more is None else more
         zero, post = torch.zeros(b.shape[1], dtype=torch.int32), "none" if more is None else "relu"
 
-        def inner(packed: Torch) -> Torch:
-            return torch.ops.onednn.qlinear_pointwise(x, 1.0, 0, packed, scale, zero, None, 1.0, 0, torch.float32, post, [], "")
+        shifted = x.view(torch.uint8) ^ 128  # of signed operands oneDNN has a reference implementation only, of seconds
+
+        def inner(given: Torch, packed: Torch) -> Torch:
+            return torch.ops.onednn.qlinear_pointwise(
+                given, 1.0, 128, packed, scale, zero, None, 1.0, 0, torch.float32, post, [], ""
+            )
 
         def pack() -> Torch:
             return torch.ops.onednn.qlinear_prepack(w.t().contiguous(), list(a.shape))
 
         packed = pack()
-        sides = [_side("torch._int_mm", lambda: finish(torch._int_mm(x, w))), _side("oneDNN", lambda: inner(pack()))]
+        sides = [
+            _side("torch._int_mm", lambda: finish(torch._int_mm(x, w))),
+            _side("oneDNN, charged", lambda: inner(x.view(torch.uint8) ^ 128, packed if constant else pack())),
+        ]
         turned = [
             _side("torch._int_mm, turned", lambda: finish(torch._int_mm(x, columns.t()))),
-            _side("oneDNN packed", lambda: inner(packed)),
+            _side("oneDNN packed", lambda: inner(shifted, packed), boundary=False),
         ]
         return sides + turned if constant else sides
     bias, post = None if more is None else more.to(x.dtype), "none" if more is None else "relu"
