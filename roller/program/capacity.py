@@ -166,8 +166,9 @@ class Fit:
         if nest.before:
             return held_bytes(nest, tuple(tile))
         spread = [d for role, d in mapping if role == "n" and nest.dims[d].is_reduce] if atom.kind == "vector" else []
-        outputs = compensated(nest, atom, mapping, tile) + math.prod([tile[i] for i in nest.spatial]) * math.prod(
-            [tile[i] for i in nest.reduce] if spread else [1]
+        whole_tile = _in_whole_vectors(tile, mapping, atom)
+        outputs = compensated(nest, atom, mapping, whole_tile) + math.prod([whole_tile[i] for i in nest.spatial]) * math.prod(
+            [whole_tile[i] for i in nest.reduce] if spread else [1]
         )
         if "input" not in self.spec.levels[min(self._innermost, len(self.spec.levels) - 1)].holds:
             return outputs * nest.accumulator_bytes // self._shared_lanes(atom)
@@ -310,3 +311,11 @@ class Fit:
                 passes = 1 if concurrent or access.role == "epilogue" else 2 * everywhere / max(spatial, 1) - 1
                 total += moved * spatial * passes
         return total
+
+
+def _in_whole_vectors(tile: Sequence[Extent], mapping: Mapping, atom: ComputeAtom) -> Sequence[Extent]:
+    """Returns a tile whose extent along a vector is rounded up: a part of a vector takes a whole register."""
+    lane, width = next(((d, atom.extents[role]) for role, d in mapping if role == "n"), (None, 1))
+    if atom.kind != "vector" or not isinstance(width, int):
+        return tile
+    return [-(-extent // width) * width if d == lane else extent for d, extent in enumerate(tile)]

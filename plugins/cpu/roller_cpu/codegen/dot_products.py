@@ -5,8 +5,8 @@
     vpmaddwd    AVX2, AVX512-BW: sum of two products of int16, added by another instruction
     vdpbf16ps   AVX512-BF16: float32 += two products of bfloat16, subnormal numbers being zero
 
-The kernel calls a function for each number of lanes, which widens narrow vectors to a whole instruction. The plain form has the
-same meaning on any machine; it is what emulation runs.
+The kernel calls a function for each number of lanes, which widens narrow vectors to a whole instruction, whatever the further lanes
+hold. The plain form has the same meaning on any machine; it is what emulation runs.
 """
 
 from __future__ import annotations
@@ -145,12 +145,12 @@ def _function(atom: ComputeAtom, unit: Unit, lanes: int, bits: list[int]) -> Ite
     yield f"define linkonce_odr {held} @{function(atom, lanes)}({held} %c0, {word} %a0, {word} %b0) alwaysinline nounwind {{"
     for name, kind in (("c", unit.accumulator), ("a", "i32"), ("b", "i32")):
         if scalar:
-            yield f"  %{name} = insertelement <{wide} x {kind}> zeroinitializer, {kind} %{name}0, i32 0"
+            yield f"  %{name} = insertelement <{wide} x {kind}> poison, {kind} %{name}0, i32 0"
         elif wide == lanes:
             yield f"  %{name} = bitcast <{lanes} x {kind}> %{name}0 to <{lanes} x {kind}>"
         else:
-            given, places = f"<{lanes} x {kind}>", ", ".join(f"i32 {n if n < lanes else lanes}" for n in range(wide))
-            yield f"  %{name} = shufflevector {given} %{name}0, {given} zeroinitializer, <{wide} x i32> <{places}>"
+            given, places = f"<{lanes} x {kind}>", ", ".join(f"i32 {n if n < lanes else 'poison'}" for n in range(wide))
+            yield f"  %{name} = shufflevector {given} %{name}0, {given} poison, <{wide} x i32> <{places}>"
     broadcast = "%a"
     if atom.compensated:
         # Behind an empty instruction the constant is a register: LLVM would move the operation in front of a broadcast otherwise,
@@ -164,7 +164,7 @@ def _function(atom: ComputeAtom, unit: Unit, lanes: int, bits: list[int]) -> Ite
         yield f"  %r0 = extractelement {result} %r, i32 0"
     else:
         kept = ", ".join(f"i32 {n}" for n in range(lanes))
-        yield f"  %r0 = shufflevector {result} %r, {result} zeroinitializer, <{lanes} x i32> <{kept}>"
+        yield f"  %r0 = shufflevector {result} %r, {result} poison, <{lanes} x i32> <{kept}>"
     yield f"  ret {held} %r0\n}}"
 
 
