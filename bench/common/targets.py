@@ -11,6 +11,9 @@ RATIOS: Mapping[str, Mapping[str, tuple[float | None, float | None]]] = {
     "conv": {"weights at call time": (1.0, 0.80), "weights as constants": (1.25, 0.95)},
     "memory": dict.fromkeys(("depthwise", "pooling", "reduce", "elementwise", "transpose", "batch_matmul"), (1.0, 0.80)),
     "fused": {"all": (1.3, None)},
+    "dtypes": {
+        f"{dtype} {kind}": (1.10, 0.80) for dtype in ("int8", "bfloat16", "float16") for kind in ("products", "convolutions")
+    },
     "paper119": {
         "all": (1.3, None),
         **dict.fromkeys(("matmul", "conv2d", "depthwise", "elementwise", "pooling", "reduce"), (1.0, None)),
