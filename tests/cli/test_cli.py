@@ -178,8 +178,10 @@ def test_verify_compares_here_or_on_an_emulator(tmp_path):
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["verified"] and json.loads(done.stdout)["where"] == "device"
     assert "right on the device" in run("verify", "relu", "12").stdout
-    refused = run("verify", "relu", "12", "--emulate")
-    assert refused.exit_code == 4 and "device 'cpu' has no emulator" in refused.stderr
+    other = run("verify", "matmul", "24x16", "16x32", "--dtype", "int8", "-d", "cpu:zen4", "--emulate")
+    assert other.exit_code == 0 and "right on the emulator" in other.stdout
+    refused = run("verify", "relu", "12", "-d", "ipu_sim", "--emulate")
+    assert refused.exit_code == 4 and "device 'ipu_sim' has no emulator" in refused.stderr
 
 
 def test_what_may_be_rounded_is_said_and_checked():

@@ -71,7 +71,7 @@ def test_many_trees(where: str, dtype: str, seed: int) -> None:
 
 BROKEN: dict[str, dict[str, Any]] = {
     "sub": {"subtract": lambda a, b: a - b},
-    "zero": {"_held": lambda value, every=False: value},
+    "zero": {"held_literal": lambda value, every=False: value},
     "eq": {"equal": tirx.EQ},
     "wrapped": {"wrapped": lambda op, a, b: {"add": a + b, "sub": a - b, "mul": a * b}[op]},
     "condition": {"condition": lambda test: test},
