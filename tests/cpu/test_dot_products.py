@@ -148,6 +148,22 @@ def test_the_host_has_the_atoms_of_its_instruction_sets(features: tuple[str, ...
         assert atom.depth == atom.extents["k"] and atom.extents["n"] == vector_bytes // 4
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "mydot_512"},
+        {"name": "vpdpbusd_256"},
+        {"compensated": False},
+        {"kind": "matrix", "compensated": False, "roles": {"m": 16, "n": 16, "k": 64}},
+    ],
+)
+def test_atoms_without_code_are_left_to_others(changes: dict[str, Any]) -> None:
+    """A spec may name what the device does not know; operators then run on its other atoms."""
+    atoms = tuple(ComputeAtom.model_validate(a.model_dump() | changes) if a.name == "vpdpbusd_512" else a for a in ZEN5.atoms)
+    kernel = roller.compile(product(32, 64, 64, "int8"), "cpu", spec=ZEN5.model_copy(update={"atoms": atoms}))
+    assert kernel.program.stages[0].atom.name == "vpdpwssd_512"
+
+
 def test_rates_are_those_that_were_measured() -> None:
     base, features = find_spec("cpu", "zen4"), ("avx512vnni", "avx512bf16")
     assumed, measured = (dot_atoms(base, features, 64, 64.0, found) for found in ({}, {"vpdpbusd_512": 0.5}))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 from roller.plugin import (
     Artifact,
     BuildOptions,
+    ComputeAtom,
     CostParameters,
     HardwareSpec,
     KernelSource,
@@ -28,6 +30,12 @@ def _module(name: str) -> Any:
 def roller_default_spec() -> HardwareSpec:
     """Returns the spec of this machine, measured once and stored."""
     return _module("chip.host").default_spec()  # type: ignore[no-any-return]
+
+
+@hookimpl
+def roller_atoms(spec: HardwareSpec) -> Sequence[ComputeAtom]:
+    """Returns the atoms for which there is code: scalars, vectors and known dot products."""
+    return _module("chip.dot_atoms").able_atoms(spec)  # type: ignore[no-any-return]
 
 
 @hookimpl

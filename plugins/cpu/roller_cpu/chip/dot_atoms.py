@@ -10,18 +10,16 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from roller.plugin import HardwareSpec
+from roller.plugin import ComputeAtom, HardwareSpec
 
+_VNNI = {
+    512: (frozenset({"avx512vnni"}),),
+    256: (frozenset({"avxvnni"}), frozenset({"avx512vnni", "avx512vl"})),
+}
 # Instruction → bits of a vector → alternatives, each the instruction sets that it takes, by LLVM's names.
 INSTRUCTION_SETS: Mapping[str, Mapping[int, tuple[frozenset[str], ...]]] = {
-    "vpdpbusd": {
-        512: (frozenset({"avx512vnni"}),),
-        256: (frozenset({"avxvnni"}), frozenset({"avx512vnni", "avx512vl"})),
-    },
-    "vpdpwssd": {
-        512: (frozenset({"avx512vnni"}),),
-        256: (frozenset({"avxvnni"}), frozenset({"avx512vnni", "avx512vl"})),
-    },
+    "vpdpbusd": _VNNI,
+    "vpdpwssd": _VNNI,
     "vpmaddwd": {512: (frozenset({"avx512bw"}),), 256: (frozenset({"avx2"}),)},
     "vdpbf16ps": {512: (frozenset({"avx512bf16"}),), 256: (frozenset({"avx512bf16", "avx512vl"}),)},
 }
@@ -45,6 +43,24 @@ def names(features: Collection[str], vector_bytes: int) -> list[str]:
     return [f"{name}_{8 * vector_bytes}" for name in found if name != "vpmaddwd" or "vpdpwssd" not in found]
 
 
+def _table(name: str) -> dict[str, Any]:
+    """Returns what an atom's name, such as vpdpbusd_512, says of it."""
+    instruction, _, bits = name.partition("_")
+    table = dict(OPERANDS[instruction])
+    roles = {"n": int(bits) // 32, "k": table.pop("depth")}
+    return table | {"name": name, "kind": "vector", "roles": roles}
+
+
+def able_atoms(spec: HardwareSpec) -> tuple[ComputeAtom, ...]:
+    """Returns the atoms of a spec for which the device has code: no matrix units, and dot products as their names say."""
+    known = {f"{name}_{bits}" for name, widths in INSTRUCTION_SETS.items() for bits in widths}
+    return tuple(a for a in spec.atoms if not a.sums or (a.name in known and _as_named(a)))
+
+
+def _as_named(atom: ComputeAtom) -> bool:
+    return atom == ComputeAtom.model_validate(atom.model_dump() | _table(atom.name))
+
+
 def dot_atoms(
     base: HardwareSpec, features: Collection[str], vector_bytes: int, per_cycle: float, measured: Mapping[str, float] = NOTHING
 ) -> list[dict[str, Any]]:
@@ -54,10 +70,9 @@ def dot_atoms(
     """
     found = []
     for name in names(features, vector_bytes):
-        table = dict(OPERANDS[name.partition("_")[0]])
-        depth = table.pop("depth")
+        table = _table(name)
+        depth = table["roles"]["k"]
         ratio = measured[name] * depth if name in measured else _ratio(base, name, depth)
-        table |= {"name": name, "kind": "vector", "roles": {"n": vector_bytes // 4, "k": depth}}
         found.append(table | {"flops_per_cycle_per_unit": per_cycle * ratio})
     return found
 
