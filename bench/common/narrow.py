@@ -7,23 +7,21 @@ multiplies by a scale a column (dequantisation), that of other types adds a bias
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 from torch.nn import functional
 
-import roller
+from bench.common import peers
 from bench.common.harness import Array, Side
 from bench.common.peers import NHWC, Torch
 from roller import SymbolicTensor, ops
 from roller.plugin import aligned_empty
+from roller.runtime.arrays import numpy_dtype
 
 SUMS = {"int8": "int32", "bfloat16": "float32", "float16": "float32"}
-NUMPY = {"int8": np.dtype(np.int8), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float16": np.dtype(np.float16)}
 SEED, LARGEST = 22, 100
 
 
@@ -31,9 +29,9 @@ def arrays(dtype: str, **shapes: Sequence[int]) -> dict[str, Array]:
     """Random operands in aligned memory."""
     generator, found = np.random.default_rng(SEED), {}
     for name, shape in shapes.items():
-        found[name] = aligned_empty(tuple(shape), NUMPY[dtype])
+        found[name] = aligned_empty(tuple(shape), numpy_dtype(dtype))
         drawn = generator.integers(-LARGEST, LARGEST, shape) if dtype == "int8" else generator.random(shape, np.float32) - 0.4
-        found[name][...] = drawn.astype(NUMPY[dtype])
+        found[name][...] = drawn.astype(numpy_dtype(dtype))
     return found
 
 
@@ -53,13 +51,7 @@ def ours(op: SymbolicTensor, given: Mapping[str, Array], options: argparse.Names
     """Roller's kernel; results of bfloat16 and float16 operands in their type."""
     dtype = str(next(iter(given.values())).dtype)
     op = op if dtype == "int8" else ops.cast(op, dtype)
-    begin = time.perf_counter()
-    fixed = {name: given[name] for name in constants}
-    kernel = roller.compile(op, device="cpu", threads=options.threads, constants=fixed, measure=options.measure).load()
-    about = {"compile_s": time.perf_counter() - begin, "predicted_s": kernel.estimate.seconds, "program": kernel.program.describe()}
-    inputs = tuple(given[t.name] for t in kernel.inputs)
-    out = aligned_empty(kernel.output.shape, NUMPY.get(kernel.output.dtype, np.dtype(kernel.output.dtype)))
-    return Side("roller", lambda: kernel(*inputs, out=out), _wide, (out,), ours=True, about=about)
+    return peers.ours(op, given, options, constants=constants, read=_wide)
 
 
 def _wide(result: Any) -> Array:
@@ -69,7 +61,9 @@ def _wide(result: Any) -> Array:
 
 def _torch(array: Array) -> Torch:
     return (
-        torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if array.dtype == NUMPY["bfloat16"] else torch.from_numpy(array)
+        torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        if array.dtype == numpy_dtype("bfloat16")
+        else torch.from_numpy(array)
     )
 
 

@@ -19,6 +19,7 @@ from torch.nn import functional
 import roller
 from bench.common.harness import Array, Side
 from roller.plugin import aligned_empty
+from roller.runtime.arrays import numpy_dtype
 
 Torch: TypeAlias = Any  # a tensor of torch, which ships its types only with itself
 NHWC = torch.channels_last
@@ -56,6 +57,7 @@ def ours(
     name: str = "roller",
     constants: Sequence[str] = (),
     boundary: bool = True,
+    read: Callable[[Any], Array] = np.asarray,
 ) -> Side:
     """Roller's kernel for the operator; inputs by name."""
     begin = time.perf_counter()
@@ -67,8 +69,8 @@ def ours(
         "program": kernel.program.describe(),
     }
     inputs = tuple(given[t.name] for t in kernel.inputs)
-    out = empty(kernel.output.shape)
-    return Side(name, lambda: kernel(*inputs, out=out), outs=(out,), ours=True, boundary=boundary, about=about)
+    out = aligned_empty(kernel.output.shape, numpy_dtype(kernel.output.dtype))
+    return Side(name, lambda: kernel(*inputs, out=out), read, (out,), ours=True, boundary=boundary, about=about)
 
 
 def of_torch(name: str, call: Callable[[], Torch], out: Array | None = None, boundary: bool = True) -> Side:

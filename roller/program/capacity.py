@@ -19,10 +19,8 @@ from roller.ir.sliding_windows import every_window, stored_extents
 from roller.program.alignment import lane_rule
 from roller.program.footprint import Geometry
 from roller.program.rprogram import lane_level, panel_element_bytes, tiled_levels
-from roller.program.words import compensated, word_dim
+from roller.program.words import Mapping, compensated, word_dim
 from roller.target.hardware import ComputeAtom, HardwareSpec, MemoryLevel
-
-Mapping = tuple[tuple[str, int], ...]
 
 PICKED = 4  # vectors that are shuffled out of others at a time: their loads overlap
 

@@ -25,11 +25,8 @@ def word_values(
 
     `count`: operands of a word that exist; zeros follow them. `value`: how to compute operands, if not as the reader does.
     """
-    node, depth, deep = (
-        operand_value(program.nest, factor, program.atom),
-        program.atom.depth,
-        word_dim(program.atom, program.mapping),
-    )
+    node, depth = operand_value(program.nest, factor, program.atom), program.atom.depth
+    deep = word_dim(program.atom, program.mapping)
     assert node is not None and deep is not None
     if count == depth and isinstance(node, Load):
         window = reader.plain(node)
