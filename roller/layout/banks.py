@@ -93,76 +93,48 @@ def most_together(dtype: str) -> int:
     return 1 if dtype == "bool" else WIDEST_ACCESS // ELEMENT_BYTES[dtype]
 
 
-def panel_rows(
-    nest: Nest,
-    atom: ComputeAtom,
-    mapping: tuple[tuple[str, int], ...],
-    factor: int,
-    tiles: tuple[Tile, Tile],
-    spec: HardwareSpec,
-    level: int,
-    run_padding: int = 0,
-    windowed: bool = False,
-) -> PanelRows:
-    """Returns the layout of a factor's panel at a level, as rows.
-
-    `tiles`: the unit's and the innermost one; `run_padding`: elements added to runs; `windowed`: as in `Staging`.
+def panel_rows(program: StageProgram, spec: HardwareSpec, staging: Staging) -> PanelRows:
+    """Returns the layout of a panel at its level, as rows.
 
     For a matrix atom rows go along the dimension in which the array is contiguous, and lanes read pieces of as many rows as serve
     all banks once. For other atoms a row holds the values of one reduce point. Each lane reads some of these with one access, and a
     lane group fills as many of a row at a time.
     """
-    touches = nest.factor_touches(factor)
-    if windowed:
-        tiles = stored_tile(nest, factor, tiles[0]), stored_tile(nest, factor, tiles[1])
-    parts = tuple([tuple([e for e, t in zip(tile, touches, strict=True) if t]) for tile in tiles])  # nothing else of tiles matters
-    key = "panel_rows", id(atom), id(spec), level, mapping, factor, parts, run_padding
-    found = nest.known.get(key)
-    if found is None:  # the entry keeps atom and spec alive, so that their ids stay unique
-        rows = _panel_rows(nest, atom, mapping, factor, tiles, spec, level, run_padding)
-        found = nest.known[key] = rows, atom, spec
-    known: PanelRows = found[0]
-    return known
-
-
-def _panel_rows(
-    nest: Nest,
-    atom: ComputeAtom,
-    mapping: tuple[tuple[str, int], ...],
-    factor: int,
-    tiles: tuple[Tile, Tile],
-    spec: HardwareSpec,
-    level: int,
-    run_padding: int,
-) -> PanelRows:
-    tile, inner = tiles
-    touches, banks, size = nest.factor_touches(factor), spec.levels[level].banks, panel_element_bytes(nest, atom)
-    touched = [d for d, t in enumerate(touches) if t]
-    whole = math.prod([tile[d] for d in touched])
-    along = _contiguous(nest, factor, tile)
+    nest, atom = program.nest, program.atom
+    tile, touches = laid_tile(nest, staging, program.unit_tile), nest.factor_touches(staging.operand)
+    size, elements = panel_element_bytes(nest, atom), math.prod([e for e, touched in zip(tile, touches, strict=True) if touched])
     if spec.in_place(atom):  # the device lays rows out as the atom reads them
-        return PanelRows(whole, 1, 1, 1, size, filling=False)
+        return PanelRows(elements, 1, 1, 1, size, filling=False)
     if atom.kind == "matrix":
-        dim = row_dim(nest, atom, mapping, factor, tile)
-        row = tile[dim] if touched else 1
-        depth = next((d for role, d in mapping if role == "k"), None)
-        deep = atom.operand_piece_bytes if dim == depth else None
-        piece = max(1, min(_piece(banks, size, deep), _role_extents(nest, atom, mapping, factor).get(dim, 1)))
-        every_bank = banks.count * banks.width_bytes // (piece * size) if banks is not None else 1
-        beside, rows = interleaved(nest, atom, mapping, factor, tile), max(1, whole // max(row, 1))
-        if beside > 1:  # one access of a group reads the interleaved elements of all the atom's positions along a row
-            read = beside * _role_extents(nest, atom, mapping, factor).get(dim, 1)
-            every_bank = banks.count * banks.width_bytes // (read * size) if banks is not None else 1
-            together = max(1, min(every_bank, rows // beside))
-            return PanelRows(row * beside, rows // beside, together, read, size, filling=False, whole=WIDEST_ACCESS // size)
-        return PanelRows(row, rows, max(1, min(every_bank, rows)), piece, size, filling=False, whole=piece)
-    row = math.prod([tile[d] for d in touched if d in nest.spatial])
-    rows, run = whole // max(row, 1), run_dim(nest, touches, tile)
-    row += row // tile[run] * run_padding if run is not None and tile[run] else 0
-    lanes = spec.levels[level].access_lanes
-    piece = _wide_access(nest, inner, run, size)
+        return _matrix_rows(program, staging.operand, tile, spec.levels[staging.level].banks)
+    row, run = math.prod([tile[d] for d in nest.spatial if touches[d]]), run_dim(nest, touches, tile)
+    rows = elements // max(row, 1)
+    row += row // tile[run] * staging.run_padding if run is not None and tile[run] else 0
+    piece = _wide_access(nest, laid_tile(nest, staging, program.inner), run, size)
+    along, lanes = _contiguous(nest, staging.operand, tile), spec.levels[staging.level].access_lanes
     together = min(tile[along], lanes // piece) if along is not None and along in nest.reduce else 1
     return PanelRows(row, rows, max(1, together), piece, size, filling=True, whole=piece)
+
+
+def _matrix_rows(program: StageProgram, factor: int, tile: Tile, banks: Banks | None) -> PanelRows:
+    """Returns the rows of a matrix atom's panel of a tile: reads decide on their padding."""
+    nest, where = program.nest, (program.nest, program.atom, program.mapping, factor)
+    touched, extents = [d for d, t in enumerate(nest.factor_touches(factor)) if t], _role_extents(*where)
+    dim, size, beside = row_dim(*where, tile), panel_element_bytes(nest, program.atom), interleaved(*where, tile)
+    row = tile[dim] if touched else 1
+    rows = max(1, math.prod([tile[d] for d in touched]) // max(row, 1))
+    if beside > 1:  # one access of a group reads the interleaved elements of all the atom's positions along a row
+        row, rows, piece = row * beside, rows // beside, beside * extents.get(dim, 1)
+        return PanelRows(row, rows, _serving(banks, piece * size, rows), piece, size, filling=False, whole=WIDEST_ACCESS // size)
+    deep = program.atom.operand_piece_bytes if dim == program.role("k") else None
+    piece = max(1, min(_piece(banks, size, deep), extents.get(dim, 1)))
+    return PanelRows(row, rows, _serving(banks, piece * size, rows), piece, size, filling=False, whole=piece)
+
+
+def _serving(banks: Banks | None, piece_bytes: int, rows: int) -> int:
+    """Returns the rows of which one piece each serves all banks once."""
+    every_bank = banks.count * banks.width_bytes // piece_bytes if banks is not None else 1
+    return max(1, min(every_bank, rows))
 
 
 def run_dim(nest: Nest, touches: tuple[bool, ...], tile: Tile) -> int | None:
@@ -283,9 +255,7 @@ def staged_rows(program: StageProgram, spec: HardwareSpec, staging: Staging) -> 
     level = spec.levels[staging.level]
     if staging.kind != "panel" or not staging.level or not level.managed or level.banks is None:
         return None
-    tiles = program.unit_tile, program.inner
-    found = program.nest, program.atom, program.mapping, staging.operand
-    return panel_rows(*found, tiles, spec, staging.level, staging.run_padding, staging.windowed)
+    return panel_rows(program, spec, staging)
 
 
 def padding_bytes(program: StageProgram, spec: HardwareSpec, staging: Staging) -> int:

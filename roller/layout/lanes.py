@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from roller.ir.sliding_windows import Window
@@ -41,35 +41,47 @@ def group_tile(program: StageProgram, group: int) -> dict[int, int]:
     takes neighbours, which exchange values. Otherwise, and before the unit's tile is chosen, it takes a block as square as possible
     in points.
     """
-    trips, inner, spatial = lanes_along(program), program.inner, program.nest.spatial
-    if len(program.tiles) > 1 and any(d in program.nest.columns for d in trips):
+    trips, whole = lanes_along(program), len(program.tiles) > 1
+    if whole and any(d in program.nest.columns for d in trips):
         return _neighbours(program, group)
-    found, together = dict.fromkeys(trips, 1), blocked(program) and len(program.tiles) > 1
-    touched = [staged_touches(program.nest, s) for s in program.staged]
-    operands = [[d for d, t in enumerate(touches) if t] for touches in touched]
-    runs = {run_dim(program.nest, touches, program.unit_tile) for touches in touched} if together else set()
-
-    def apart(dim: int, dims: list[int]) -> bool:
-        """True if neighbours along a dimension lie outside the group's part of a panel's row, possibly in the same banks."""
-        return dim in dims and any(d > dim and found.get(d, 1) * inner[d] < program.unit_tile[d] for d in dims if d in spatial)
-
-    def read(dim: int) -> tuple[int, bool, int]:
-        """Returns the elements that the group would read with twice as many lanes along a dimension; those apart count twice.
-
-        For ties it also returns the dimension's distance from runs.
-        """
-        if not together:
-            return found[dim] * inner[dim], False, dim
-        twice = [inner[d] * found.get(d, 1) * (2 if d == dim else 1) for d in range(len(inner))]
-        read = sum(math.prod([twice[d] for d in dims]) * (2 if apart(dim, dims) else 1) for dims in operands)
-        return read, dim not in runs, dim if dim in runs else -dim
-
-    while math.prod(found.values()) < group:
-        free = [d for d in trips if found[d] * 2 <= trips[d] and not (together and trips[d] % (found[d] * 2))]
+    reads = _GroupReads.of(program) if whole and blocked(program) else None
+    block = dict.fromkeys(trips, 1)
+    while math.prod(block.values()) < group:
+        free = [d for d in trips if block[d] * 2 <= trips[d] and (reads is None or trips[d] % (block[d] * 2) == 0)]
         if not free:
             break
-        found[min(free, key=read)] *= 2
-    return found
+        longer = min(free, key=lambda d: (block[d] * program.inner[d], d) if reads is None else reads.doubled(block, d))
+        block[longer] *= 2
+    return block
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupReads:
+    """What a block of lanes reads of the panels: the dimensions of each one, and those along which their runs lie."""
+
+    program: StageProgram
+    panels: tuple[tuple[int, ...], ...]
+    runs: frozenset[int | None]
+
+    @classmethod
+    def of(cls, program: StageProgram) -> _GroupReads:
+        touched = [staged_touches(program.nest, s) for s in program.staged]
+        panels = tuple([tuple([d for d, t in enumerate(touches) if t]) for touches in touched])
+        return cls(program, panels, frozenset([run_dim(program.nest, touches, program.unit_tile) for touches in touched]))
+
+    def doubled(self, block: Mapping[int, int], dim: int) -> tuple[int, bool, int]:
+        """Returns the elements that a block twice as long along `dim` reads, then the distance of `dim` from the runs (for ties).
+
+        Elements that lie apart count twice.
+        """
+        tile = [points * block.get(d, 1) * (2 if d == dim else 1) for d, points in enumerate(self.program.inner)]
+        read = sum(math.prod([tile[d] for d in panel]) * (2 if self._apart(block, dim, panel) else 1) for panel in self.panels)
+        return read, dim not in self.runs, dim if dim in self.runs else -dim
+
+    def _apart(self, block: Mapping[int, int], dim: int, panel: tuple[int, ...]) -> bool:
+        """True if neighbours along `dim` lie outside the block's part of the panel's row, possibly in the same banks."""
+        program, inner = self.program, [d for d in panel if d > dim and d in self.program.nest.spatial]
+        return dim in panel and any(block.get(d, 1) * program.inner[d] < program.unit_tile[d] for d in inner)
 
 
 def _neighbours(program: StageProgram, group: int) -> dict[int, int]:

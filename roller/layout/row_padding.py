@@ -28,8 +28,7 @@ def rows_padded(program: StageProgram, spec: HardwareSpec, banks: Banks, staging
     conflicts of the lanes that fill the panel and of those that read it.
     """
     nest, group = program.nest, spec.levels[-1].access_lanes
-    where = program.mapping, staging.operand, (program.tiles[0], program.tiles[-1]), spec, staging.level
-    rows, value = panel_rows(nest, program.atom, *where, staging.run_padding, staging.windowed), nest.factors[staging.operand]
+    rows, value = panel_rows(program, spec, staging), nest.factors[staging.operand]
     if program.atom.kind == "matrix" or len(program.tiles) == 1 or rows.row == 1 or rows.rows == 1:
         return replace(staging, row_padding=rows.padding(banks))  # in rows of one value, lanes read neighbouring rows
     size, pitched = rows.element_bytes, Pitched(program, staging, rows.row)

@@ -18,7 +18,7 @@ from roller.layout.banks import PanelRows, bank_conflicts, bank_padding, padding
 from roller.program.alignment import Rules
 from roller.program.capacity import Fit
 from roller.program.footprint import Geometry
-from roller.program.rprogram import StageProgram
+from roller.program.rprogram import StageProgram, Staging
 from roller.search.choices import program_of
 from roller.search.tile_space import TileSpace
 from roller.target.catalog import find_spec
@@ -152,7 +152,9 @@ def test_rows_whose_parts_no_lane_reads_together_are_padded_by_a_bank() -> None:
     for chip, padding in (("v100-pcie", 1), ("k80", 2)):
         spec, nest = find_spec("cuda", chip), best(product(), find_spec("cuda", chip)).nest
         atom = next(a for a in spec.atoms if a.name == "f32")
-        rows = panel_rows(nest, atom, (), 0, ((128, 128, 32), (1, 1, 1)), spec, spec.level_index("shared"))
+        level, order = spec.level_index("shared"), (0, 1, 2)
+        program = StageProgram(nest, atom, (), (level, level + 1), ((128, 128, 32), (1, 1, 1)), (order, order))
+        rows = panel_rows(program, spec, Staging("panel", 0, level))
         assert (rows.together, rows.piece) == (32, 1)
         banks = spec.level("shared").banks
         assert banks is not None
