@@ -20,8 +20,9 @@ from roller.ir.scalar import Accumulator, Affine, Binary, Cast, Const, Coordinat
 from roller.ir.serialization import expr_from_json, expr_to_json
 from roller.layout.banks import PanelRows, staged_rows
 from roller.program.alignment import Multiple
+from roller.program.dispatch import Loop
 from roller.program.estimate import Estimate
-from roller.program.rprogram import Loop, RProgram, StageProgram, Staging, copy_depth, staged_touches
+from roller.program.rprogram import RProgram, StageProgram, Staging, copy_depth, staged_touches
 from roller.runtime.arrays import ALIGNMENT, Wanted, address, aligned_empty, numpy_dtype, ready, same_bits
 from roller.runtime.artifact import Artifact, BuildOptions, KernelSource, Later, Profile, Runner
 from roller.runtime.dlpack import borrow, lend

@@ -55,7 +55,7 @@ def about_stage(stage: StageProgram) -> dict[str, Any]:
         "block_tile": dict(zip(names, stage.unit_tile, strict=True)),
         "inner_tile": dict(zip(names, stage.inner, strict=True)),
         "depth": max((s.depth for s in stage.staged), default=1),
-        "split": stage.split,
+        "split": stage.dispatch.split,
     }
 
 

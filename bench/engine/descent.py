@@ -45,7 +45,7 @@ class Point:
         if not _legal(space, self.chain):
             return None
         plain = program_of(space, space.levels, self.chain)
-        plain = replace(plain, orders=self.orders or plain.orders, parallel=self.parallel)
+        plain = replace(plain, orders=self.orders or plain.orders).dispatched(parallel=self.parallel)
         found: StageProgram | None = plain
         if self.staged is not None and not _managed(space):
             found = replace(plain, staged=self.staged)
@@ -211,12 +211,12 @@ def point_of(program: StageProgram) -> Point:
     """A constructed program as a point (cut reductions: as good as possible)."""
     dim, parts = -1, 1
     chain = program.tiles
-    if program.split > 1:
+    if program.dispatch.split > 1:
         reduce = program.nest.reduce
-        dim = program.share[0] if program.share else max(reduce, key=lambda i: program.nest.extents[i])
-        parts = program.split
+        dim = program.dispatch.share[0] if program.dispatch.share else max(reduce, key=lambda i: program.nest.extents[i])
+        parts = program.dispatch.split
     depth = program.staged[0].depth if program.staged else 0
-    return Point(chain, program.orders, program.staged, depth, dim, parts, program.parallel)
+    return Point(chain, program.orders, program.staged, depth, dim, parts, program.dispatch.parallel)
 
 
 def search_best(

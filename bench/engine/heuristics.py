@@ -93,7 +93,7 @@ def ours(shape: Shape, dtype: str, chip: str) -> Chosen:
     depth = max((s.depth for s in stage.staged), default=1)
     warp = tuple(stage.inner) if stage.atom.kind == "matrix" else ()
     bound = best.estimate.bound_by
-    return Chosen(m, n, k, depth, stage.split, best.estimate.seconds, warp, f"{stage.describe()}; bound by {bound}")
+    return Chosen(m, n, k, depth, stage.dispatch.split, best.estimate.seconds, warp, f"{stage.describe()}; bound by {bound}")
 
 
 def product(shape: Shape, dtype: str) -> ops.SymbolicTensor:

@@ -10,7 +10,7 @@ not fit. No IPU was used; that path's own figures are not public.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from bench.ipu.planner import Family, Planned, best
 from roller.device.chip import resolve
@@ -52,7 +52,7 @@ class Naive(Family):
 
     def program(self, tile: Tile) -> StageProgram:
         """Steps over a reduction follow one another."""
-        return replace(super().program(tile), split=1)
+        return super().program(tile).dispatched(split=1)
 
 
 def _halves(extent: int) -> Iterator[int]:

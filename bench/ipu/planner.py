@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from roller.device.chip import resolve
@@ -122,7 +122,7 @@ class Family:
         space, dim = self.space, self.reduced
         made = program_of(space, space.levels, (tile, self.inner))
         parts = 1 if dim is None else -(-space.nest.extents[dim] // tile[dim])
-        return replace(made, split=parts)
+        return made.dispatched(split=parts)
 
     def least(self, tile: Tile) -> float:
         """Cycles that a tile takes at least: its blocks' rows, or its accesses; what it receives of whole operands, and of others'

@@ -78,8 +78,11 @@ def tried(side: Callable[..., Side], op: SymbolicTensor, *more: Any) -> tuple[Si
 def about(program: StageProgram) -> str:
     """How a stage is cut: the atom, the dimension that rows are streamed along, parts of each dimension, the unit tile."""
     nest, tile = program.nest, program.unit_tile
-    shares = {program.share[0]: program.share[1]} if program.share is not None else {}
-    parts = [-(-d.extent // shares.get(n, tile[n])) if not d.is_reduce or program.split > 1 else 1 for n, d in enumerate(nest.dims)]
+    shares = {program.dispatch.share[0]: program.dispatch.share[1]} if program.dispatch.share is not None else {}
+    parts = [
+        -(-d.extent // shares.get(n, tile[n])) if not d.is_reduce or program.dispatch.split > 1 else 1
+        for n, d in enumerate(nest.dims)
+    ]
     rows = program.role("m") if program.atom.kind == "matrix" else None
     streamed = f", rows along {nest.dims[rows].name}" if rows is not None else ""
     handed = [name for s in program.staged if s.shifts for name in staged_tensors(nest, s)]

@@ -94,7 +94,7 @@ def ours(product: Product, dtype: str, chip: str) -> Mine:
     m, n, k = (stage.unit_tile[names.index(name)] if name in names else 1 for name in "mnk")
     held, (room,) = resident_tiles(stage, spec, Geometry(stage.nest)), plugin.cost_parameters(spec, expr).room(best.program)
     residents = held if room is None else min(held, room)
-    return Mine((m, n, k), stage.split, residents, best.estimate.seconds, best.estimate.bound_by, stage.describe())
+    return Mine((m, n, k), stage.dispatch.split, residents, best.estimate.seconds, best.estimate.bound_by, stage.describe())
 
 
 def of_tile(product: Product, dtype: str, chip: str, tile: Sequence[int]) -> float:

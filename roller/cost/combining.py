@@ -45,8 +45,8 @@ def combine_seconds(rates: Rates, program: StageProgram, busy: float, resident: 
     """
     outputs = math.prod([program.nest.extents[i] for i in program.nest.spatial])
     seconds = 0.0
-    if program.split > 1:
-        seconds += cut_seconds(rates, program.split * outputs * program.nest.accumulator_bytes)
+    if program.dispatch.split > 1:
+        seconds += cut_seconds(rates, program.dispatch.split * outputs * program.nest.accumulator_bytes)
     reducing = [stage for stage in program.nest.stages if stage.reducer is not None]
     return seconds + sum([_exchange_seconds(rates, program, stage, busy, resident) for stage in reducing])
 

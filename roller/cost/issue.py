@@ -17,7 +17,8 @@ from roller.cost.parameters import CostParameters
 from roller.ir.row_groups import REGISTER_BYTES
 from roller.layout.fill_order import Share, share
 from roller.layout.lanes import reads
-from roller.program.rprogram import Loop, StageProgram, Staging, copy_depth, staged_touches
+from roller.program.dispatch import Loop
+from roller.program.rprogram import StageProgram, Staging, copy_depth, staged_touches
 from roller.target.hardware import HardwareSpec
 
 

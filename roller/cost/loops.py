@@ -11,9 +11,10 @@ from roller.cost.issue import Issued
 from roller.cost.occupancy import copies_around, resident_tiles, unit_efficiency
 from roller.cost.parameters import CostParameters
 from roller.ir.nest import Tile
-from roller.program.footprint import Geometry, HeldTile
+from roller.program.dispatch import Loop
+from roller.program.footprint import Geometry, HeldTile, whole_tiles
 from roller.program.halo import box_order, turned
-from roller.program.rprogram import Loop, StageProgram, copy_depth, panel_element_bytes
+from roller.program.rprogram import StageProgram, copy_depth, panel_element_bytes
 from roller.target.hardware import HardwareSpec, MemoryLevel
 
 Kept = tuple[HeldTile | float | None, ...]  # at each depth: a data tile, the bytes of a panel, or nothing
@@ -251,7 +252,8 @@ def _stream_held(walk: NestWalk, stream: Stream) -> Kept:
         else:
             inside = walk.tiles[stream.start] if depth < stream.start else tile
             if stream.access is None:
-                found.append(float(geometry.panel_elements(stream.factor, inside, windowed) * width))
+                laid = tuple(whole_tiles(inside, walk.program.inner))
+                found.append(float(geometry.panel_elements(stream.factor, laid, windowed) * width))
             else:
                 found.append((geometry.held if stream.copy else geometry.read)(stream.access, inside))
     return tuple(found)

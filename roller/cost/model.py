@@ -264,7 +264,7 @@ class Model:
         Units with lanes are started even for one tile, as the calling processor has no lanes.
         """
         unit, started = self.spec.unit, program.unit_tiles > 1 or program.lane_level is not None
-        return (unit.launch_overhead_us + (program.cluster > 1) * unit.cluster_overhead_us) * 1e-6 if started else 0.0
+        return (unit.launch_overhead_us + (program.dispatch.cluster > 1) * unit.cluster_overhead_us) * 1e-6 if started else 0.0
 
     def overhead_seconds(self, walk: NestWalk) -> float:
         """Computes the seconds of dispatching tiles, starting and finishing accumulators, and setting up every step."""

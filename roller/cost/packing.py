@@ -8,6 +8,7 @@ from roller.cost.loops import NestWalk
 from roller.cost.parameters import TRANSPOSE_SLOTS, Rates
 from roller.ir.elementwise import Value, largest, least, where
 from roller.ir.nest import Access, Nest
+from roller.program.footprint import whole_tiles
 from roller.program.halo import lane_step, turned
 from roller.program.rprogram import StageProgram, Staging, copy_depth, panel_element_bytes
 from roller.program.words import in_words, word_dim
@@ -34,7 +35,7 @@ def copy_seconds(rates: Rates, walk: NestWalk, staging: Staging) -> float:
     else:
         sources = [n for n, a in enumerate(nest.inputs) if a.factor == staging.operand]
         width = panel_element_bytes(nest, program.atom)
-        elements = geometry.panel_elements(staging.operand, tile) * times
+        elements = geometry.panel_elements(staging.operand, tuple(whole_tiles(tile, program.inner))) * times
         trips = _slot_trips(program, staging, elements)
     busy = walk.busy if staging.level else 1.0
     level = spec.levels[max(1, staging.level)]

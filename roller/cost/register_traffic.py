@@ -33,7 +33,7 @@ class RegisterTraffic:
     def bytes(self, program: StageProgram, transaction: int) -> float:
         """Returns the bytes over the whole stage; resumed accumulators move twice for every further visit."""
         copies = frozenset([(s.kind, s.operand) for s in program.staged])
-        key = program.atom.name, program.mapping, program.inner, copies, transaction, program.split > 1
+        key = program.atom.name, program.mapping, program.inner, copies, transaction, program.dispatch.split > 1
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self.bytes_of(program, program.inner, transaction)
@@ -93,7 +93,7 @@ class RegisterTraffic:
         if not guarded:
             blocks = where(rest == 0, blocks_of(program, inner, access), 0.0)
             gathered = gathered * (1 - blocks) + vectors * blocks * (1 + TRANSPOSE_SLOTS * math.log2(width))
-        if access.role == "output" and program.split == 1:
+        if access.role == "output" and program.dispatch.split == 1:
             gathered = self._across(program, inner, touched, gathered)
         if step is not None and 1 < step <= width // 2 and not guarded:
             return where(rest == 0, 2 * step * vectors, gathered)  # shuffled out of this many whole vectors

@@ -17,9 +17,10 @@ from roller.ir.nest import Access, Tile
 from roller.layout.banks import conflicts
 from roller.layout.coalescing import lines
 from roller.layout.lanes import group_tile, transactions
+from roller.program.dispatch import Loop
 from roller.program.footprint import HeldTile
 from roller.program.halo import lane_step
-from roller.program.rprogram import Loop, StageProgram, Staging, panel_element_bytes
+from roller.program.rprogram import StageProgram, Staging, panel_element_bytes
 from roller.target.hardware import Banks, HardwareSpec, MemoryLevel
 
 
@@ -225,7 +226,7 @@ def _managed(walk: NestWalk, level: MemoryLevel, index: int) -> LevelTraffic:
         times = _loads(program, outside, stream.touches, spread, spec.unit.count, role != "body")
         times *= 2 * _visits(program, list(around)) - 1 if role == "output" else 1
         if staging is not None and index == program.levels[0] and program.brought_once(nest.factor_touches(stream.factor)):
-            times *= 1 - level.multicast_saves * (1 - 1 / program.cluster)
+            times *= 1 - level.multicast_saves * (1 - 1 / program.dispatch.cluster)
         if access is None or stream.access is None:
             assert staging is not None
             filling, reading = conflicts(program, spec, staging)

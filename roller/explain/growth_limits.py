@@ -115,7 +115,7 @@ class Growth:
         if broken is not None:
             return broken
         units = self.spec.unit.count
-        if position == 0 and program.parallel and self.fit.tiles(grown) < units <= self.fit.tiles(program.tiles[0]):
+        if position == 0 and program.dispatch.parallel and self.fit.tiles(grown) < units <= self.fit.tiles(program.tiles[0]):
             return f"fewer tiles than {units} {self.spec.unit.name}s"
         return None
 

@@ -134,7 +134,7 @@ def _useless(low: Lowering, staging: Staging) -> bool:
 def _box(low: Lowering, staging: Staging, state: State, root: bool) -> list[Stmt]:
     name = f"{low.nest.accesses[staging.operand].tensor.name}_box"
     window, bindings = halo_fill.box_window(low.program, staging, state, name)
-    fill = halo_fill.fill_box(low.program, staging, window, low.reader, parallel=root and low.program.parallel)
+    fill = halo_fill.fill_box(low.program, staging, window, low.reader, parallel=root and low.program.dispatch.parallel)
     low.reader.boxes[staging.operand] = window
     low.rooms.append(window.buffer)
     return [*bindings, fill]
@@ -147,6 +147,6 @@ def _panel(low: Lowering, staging: Staging, state: State, root: bool) -> list[St
         return []
     panel = make_panel(low.program, staging, f"panel{staging.operand}")
     low.panels[staging.operand] = panel
-    fill = panel_fill.fill_panel(low.program, panel, low.reader, state, parallel=root and low.program.parallel)
+    fill = panel_fill.fill_panel(low.program, panel, low.reader, state, parallel=root and low.program.dispatch.parallel)
     low.rooms.append(panel.buffer)
     return [fill]

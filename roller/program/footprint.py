@@ -370,6 +370,11 @@ def padded_points(extents: Tile, tile: Tile) -> int:
     return math.prod([-(-e // t) * t for e, t in zip(extents, tile, strict=True)])
 
 
+def whole_tiles(extents: Extents, tile: Extents) -> Extents:
+    """Returns extents (numbers or arrays) in whole tiles: a panel has room for these, and a copy writes them."""
+    return [-(-extent // largest(step, 1)) * step for extent, step in zip(extents, tile, strict=True)]
+
+
 def padding_waste(extents: Tile, tile: Tile) -> float:
     """Returns the share of work that covering a problem with whole tiles adds: 0 where the tile divides it."""
     points = math.prod(extents)

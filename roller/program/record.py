@@ -13,6 +13,7 @@ from roller.errors import KernelError
 from roller.ir.expr import TensorExpr
 from roller.ir.nest import Nest, over_rows, variants
 from roller.ir.row_groups import group_of
+from roller.program.dispatch import Dispatch
 from roller.program.estimate import Estimate
 from roller.program.rprogram import RProgram, StageProgram, Staging
 from roller.target.hardware import ComputeAtom
@@ -37,13 +38,15 @@ def program_from_json(data: Mapping[str, Any], expr: TensorExpr) -> RProgram:
 
 
 def _stage_to_json(program: StageProgram) -> dict[str, Any]:
+    """Returns the fields of a stage's program, those of its `Dispatch` among them."""
     special = {
         "nest": [[axis.name for axis in dim.members] for dim in program.nest.dims],
         "atom": program.atom.model_dump(mode="json"),
         "staged": [asdict(s) for s in program.staged],
     }
     together = {STAGE_COUNT: len(program.nest.stages)} if program.nest.before else {}
-    return {f.name: special.get(f.name, getattr(program, f.name)) for f in fields(program)} | together
+    plain = {f.name: getattr(program, f.name) for f in fields(program) if f.name not in (*special, "dispatch")}
+    return special | plain | asdict(program.dispatch) | together
 
 
 def _stage_from_json(table: Mapping[str, Any], end: int, expr: TensorExpr) -> StageProgram:
@@ -51,7 +54,8 @@ def _stage_from_json(table: Mapping[str, Any], end: int, expr: TensorExpr) -> St
     values["nest"] = _nest(table["nest"], end - table.get(STAGE_COUNT, 1), end, expr)
     values["atom"] = ComputeAtom.model_validate({k: dict(v) if isinstance(v, Mapping) else v for k, v in table["atom"].items()})
     values["staged"] = tuple(Staging(**entry) for entry in table["staged"])
-    return StageProgram(**values)
+    dispatch = Dispatch(**{f.name: values.pop(f.name) for f in fields(Dispatch)})
+    return StageProgram(**values, dispatch=dispatch)
 
 
 def _tuples(value: Any) -> Any:

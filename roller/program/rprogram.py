@@ -10,33 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 from roller.ir.expr import ELEMENT_BYTES, TensorExpr
 from roller.ir.nest import Nest, Tile
 from roller.ir.scalar import Cast, Scalar
+from roller.program.dispatch import Dispatch, Loop, Over
 from roller.target.hardware import ComputeAtom, HardwareSpec
-
-Over = Literal["time", "units", "lanes"]
 
 EXACT_IN: Mapping[str, tuple[str, ...]] = {"int16": ("int8", "uint8")}  # narrower integers, all of whose values a type has
 LEAST_BLOCK = 4  # contiguous results from which on transposing them pays
-
-
-@dataclass(frozen=True, slots=True)
-class Loop:
-    """One loop: the position of its dimension, its trips, what it runs over, and the level whose tiles it walks.
-
-    `step`: the positions of one trip where these are not a tile's, but a unit's share of a reduction or a band of tiles.
-    """
-
-    dim: int
-    trips: int
-    over: Over
-    level: int
-    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +51,10 @@ class Staging:
 
 @dataclass(frozen=True)
 class StageProgram:
-    """The program of one stage: its nest, the atom and the mapping of its roles, a tile per tiled level, loop orders, staging.
+    """The program of one stage: nest, atom, mapping of its roles, a tile per tiled level, loop orders, copies, dispatch to units.
 
     `levels[i]` is the spec level of `tiles[i]`; the last tile is the innermost one. `orders[i]` lists every dimension, outer loops
-    first. `cooperate`: lanes share reductions. `split` (split-K) is the number of parts into which reductions are cut over units
-    (1: none). Each unit tile is a part. With `share`, a part is a number of positions of a dimension, which a unit walks in steps
-    of its tile. `parallel` False keeps all units but one idle (tiny work). `cluster`: the number of neighbouring unit tiles that
-    run at the same time, on units that fetch common data once (1: each its own). `band` (rasterisation, threadblock swizzle,
-    GROUP_SIZE_M): a spatial dimension and a number of unit tiles of it. These follow one another before the next tile along the
-    dimensions inside it, so that the tiles in progress are as near a square as that makes them. Where the number does not divide
-    the tiles, the last band goes beyond the end, and the last tile is computed several times.
+    first. `lane_level`: the level whose tiles run concurrently on the lanes of a unit; with `cooperate`, lanes share reductions.
     """
 
     nest: Nest
@@ -85,19 +64,18 @@ class StageProgram:
     tiles: tuple[Tile, ...]
     orders: tuple[tuple[int, ...], ...]
     staged: tuple[Staging, ...] = ()
-    split: int = 1
-    parallel: bool = True
+    dispatch: Dispatch = field(default_factory=Dispatch)
     lane_level: int | None = None
     cooperate: bool = False
-    share: tuple[int, int] | None = None
-    cluster: int = 1
-    band: tuple[int, int] | None = None
 
     @cached_property
     def key(self) -> tuple[object, ...]:
         """The values that distinguish programs for one nest."""
-        chosen = self.atom.name, self.mapping, self.tiles, self.orders, self.staged
-        return *chosen, self.split, self.parallel, self.cooperate, self.share, self.cluster, self.band
+        return self.atom.name, self.mapping, self.tiles, self.orders, self.staged, self.dispatch, self.cooperate
+
+    def dispatched(self, **changes: Any) -> StageProgram:
+        """Returns the program with changed fields of its `Dispatch`."""
+        return replace(self, dispatch=replace(self.dispatch, **changes))
 
     @property
     def inner(self) -> Tile:
@@ -112,41 +90,22 @@ class StageProgram:
     @cached_property
     def loops(self) -> tuple[Loop, ...]:
         """All loops outside the innermost tile, outermost first."""
-        found: list[Loop] = []
-        outer = self.nest.extents
-        if self.share is not None:
-            dim, step = self.share
-            found.append(Loop(dim, -(-outer[dim] // step), "units" if self.parallel else "time", self.levels[0], step))
-            outer = (*outer[:dim], step, *outer[dim + 1 :])
+        nest, dispatch = self.nest, self.dispatch
+        outer, found = nest.extents, dispatch.shares(nest, self.levels[0])
+        for share in found:
+            outer = (*outer[: share.dim], self.step(share), *outer[share.dim + 1 :])
         for position, (level, tile, order) in enumerate(zip(self.levels, self.tiles, self.orders, strict=True)):
-            walked = []
-            for dim in order:
-                trips = -(-outer[dim] // tile[dim]) if tile[dim] else 0
-                if trips != 1:
-                    walked.append(Loop(dim, trips, self._over(dim, position, level), level))
-            found += self._in_bands(walked) if self.band is not None and not position else walked
+            trips = [(dim, -(-outer[dim] // tile[dim]) if tile[dim] else 0) for dim in order]
+            walked = [Loop(dim, count, self._over(dim, position, level), level) for dim, count in trips if count != 1]
+            found += walked if position else dispatch.in_bands(nest, tile, walked)
             outer = tile
         return tuple(found)
 
-    def _in_bands(self, walked: list[Loop]) -> list[Loop]:
-        """Returns the loops over unit tiles with the tiles of a band inside those of the dimensions that come after it."""
-        assert self.band is not None
-        dim, count = self.band
-        dealt = [lp for lp in walked if lp.over == "units" and not self.nest.dims[lp.dim].is_reduce]
-        cut = next((lp for lp in dealt[:-1] if lp.dim == dim and 1 < count < lp.trips), None)
-        if cut is None:
-            return walked
-        bands, inside = replace(cut, trips=-(-cut.trips // count), step=count * self.unit_tile[dim]), replace(cut, trips=count)
-        last = walked.index(dealt[-1])
-        return [bands if lp is cut else lp for lp in walked[: last + 1]] + [inside, *walked[last + 1 :]]
-
     def _over(self, dim: int, position: int, level: int) -> Over:
-        if level == self.lane_level and (self.cooperate or not self.nest.dims[dim].is_reduce):
+        is_reduce = self.nest.dims[dim].is_reduce
+        if level == self.lane_level and (self.cooperate or not is_reduce):
             return "lanes"
-        tiles_apart = self.split > 1 and self.share is None
-        if position == 0 and self.parallel and (not self.nest.dims[dim].is_reduce or tiles_apart):
-            return "units"
-        return "time"
+        return "time" if position else self.dispatch.over(is_reduce)
 
     def step(self, loop: Loop) -> int:
         """Returns the positions that one trip of a loop covers."""
@@ -160,7 +119,7 @@ class StageProgram:
     @cached_property
     def repeated(self) -> int:
         """The number of unit tiles that repeat others: those of the last band beyond the end."""
-        return self.unit_tiles - replace(self, band=None).unit_tiles if self.band is not None else 0
+        return self.unit_tiles - self.unbanded.unit_tiles if self.dispatch.band is not None else 0
 
     def brought_once(self, touches: tuple[bool, ...]) -> bool:
         """True if the units of a cluster all need the same tile of an array, as it does not depend on the cluster's dimension."""
@@ -169,18 +128,23 @@ class StageProgram:
     @cached_property
     def beside(self) -> int | None:
         """The dimension along which the unit tiles of a cluster lie; None without one."""
-        return next((lp.dim for lp in reversed(self.loops) if lp.over == "units"), None) if self.cluster > 1 else None
+        return next((lp.dim for lp in reversed(self.loops) if lp.over == "units"), None) if self.dispatch.cluster > 1 else None
 
     @property
     def parted(self) -> bool:
         """True if the unit tiles of some cluster do not all lie along `beside`: after its end, the next tile is elsewhere."""
         last = next((lp.trips for lp in reversed(self.loops) if lp.over == "units"), 1)
-        return last % self.cluster != 0
+        return last % self.dispatch.cluster != 0
 
     @cached_property
     def in_bands(self) -> bool:
         """True if the band changes the loops."""
-        return self.band is not None and self.loops != replace(self, band=None).loops
+        return self.dispatch.band is not None and self.loops != self.unbanded.loops
+
+    @property
+    def unbanded(self) -> StageProgram:
+        """The program without its band."""
+        return replace(self, dispatch=self.dispatch.unbanded)
 
     @property
     def way(self) -> tuple[object, ...]:
@@ -214,8 +178,8 @@ class StageProgram:
     def covered(self) -> Tile:
         """The extents executed: whole multiples of the `executed` tile, and to the end of the last band."""
         steps = list(self.executed)
-        if self.repeated and self.band is not None:
-            dim, count = self.band
+        if self.repeated and self.dispatch.band is not None:
+            dim, count = self.dispatch.band
             steps[dim] *= count
         return tuple([-(-extent // step) * step if step else 0 for extent, step in zip(self.nest.extents, steps, strict=True)])
 
@@ -274,10 +238,11 @@ class StageProgram:
         tiles = " > ".join("x".join(str(e) for e in t) for t in self.tiles)
         kinds = [f"{'shifted ' * s.shifts}{'windowed ' * s.windowed}{s.kind}" for s in self.staged]
         tail = "".join(f" {k}({','.join(staged_tensors(self.nest, s))}@{s.level})" for k, s in zip(kinds, self.staged, strict=True))
-        split = f" split {self.split}" if self.split > 1 else ""
-        split += f" cluster {self.cluster}" if self.cluster > 1 else ""
-        split += f" bands of {self.band[1]} {names[self.band[0]]}" if self.in_bands and self.band else ""
-        split += "" if self.parallel else " on one unit"
+        dispatch, band = self.dispatch, self.dispatch.band if self.in_bands else None
+        split = f" split {dispatch.split}" if dispatch.split > 1 else ""
+        split += f" cluster {dispatch.cluster}" if dispatch.cluster > 1 else ""
+        split += f" bands of {band[1]} {names[band[0]]}" if band else ""
+        split += "" if dispatch.parallel else " on one unit"
         turned = [d for _, d in self.mapping] != sorted(d for _, d in self.mapping)
         lies = f" ({','.join(f'{role} on {names[d]}' for role, d in self.mapping)})" if turned else ""
         return f"{','.join(names)}: {tiles} {self.atom.name}{lies}{split}{tail}"
@@ -300,7 +265,7 @@ class RProgram:
 
 
 def _stage_dict(program: StageProgram) -> dict[str, Any]:
-    names = [d.name for d in program.nest.dims]
+    names, dispatch, band = [d.name for d in program.nest.dims], program.dispatch, program.dispatch.band
     return {
         "stage": program.nest.stage.name,
         "dims": [{"name": d.name, "extent": d.extent, "kind": "reduce" if d.is_reduce else "spatial"} for d in program.nest.dims],
@@ -323,10 +288,10 @@ def _stage_dict(program: StageProgram) -> dict[str, Any]:
             }
             for s in program.staged
         ],
-        "split": program.split,
-        "cluster": program.cluster,
-        "band": {names[program.band[0]]: program.band[1]} if program.in_bands and program.band else None,
-        "share": None if program.share is None else {names[program.share[0]]: program.share[1]},
+        "split": dispatch.split,
+        "cluster": dispatch.cluster,
+        "band": {names[band[0]]: band[1]} if program.in_bands and band else None,
+        "share": None if dispatch.share is None else {names[dispatch.share[0]]: dispatch.share[1]},
     }
 
 

@@ -145,11 +145,12 @@ def _recut(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
     divides well may take a unit less time.
     """
     nest, units = space.nest, space.spec.unit.count
-    if not space.spec.spread or program.split == 1 or space.fit.cooperate:
+    if not space.spec.spread or program.dispatch.split == 1 or space.fit.cooperate:
         return
     dim, tiles = max(nest.reduce, key=lambda d: nest.extents[d]), max(1, space.fit.tiles(program.unit_tile))
-    whole = replace(program, split=1, share=None, cluster=1, staged=tuple([replace(s, shifts=False) for s in program.staged]))
-    now, extent, step = program.split, nest.extents[dim], program.inner[dim]
+    staged = tuple([replace(s, shifts=False) for s in program.staged])
+    whole = replace(program, dispatch=program.dispatch.uncut, staged=staged)
+    now, extent, step = program.dispatch.split, nest.extents[dim], program.inner[dim]
     parts = range(max(2, now - PARTS), min(now + PARTS, max(now, units // tiles)) + 1)
     equal = [-(-extent // (number * step)) * step for number in parts]
     longer = [-(-extent // (now * step)) * step + step * more for more in range(1, LONGER + 1)]
@@ -183,7 +184,7 @@ def _shorter(space: TileSpace, program: StageProgram) -> Iterator[Tile]:
 
     Yields nothing where the tile is a unit's or a lane's share of the reduction.
     """
-    if space.fit.cooperate or not space.nest.reduce or (program.split > 1 and program.share is None):
+    if space.fit.cooperate or not space.nest.reduce or (program.dispatch.split > 1 and program.dispatch.share is None):
         return
     tile, inner = program.unit_tile, program.tiles[1] if len(program.tiles) > 1 else program.inner
     dim = max(space.nest.reduce, key=lambda d: (tile[d], d))
@@ -195,12 +196,13 @@ def _shorter(space: TileSpace, program: StageProgram) -> Iterator[Tile]:
 
 
 def _ordered(_: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
-    yield from (replace(program, orders=o, cluster=1) for o in orders_of(program))  # the last dimension may change
+    unclustered = program.dispatched(cluster=1)  # the last dimension may change
+    yield from (replace(unclustered, orders=o) for o in orders_of(program))
 
 
 def _banded(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
     for ordered in (program, *_ordered(space, program)):
-        yield from bands_of(space, replace(ordered, band=None, cluster=1))
+        yield from bands_of(space, ordered.dispatched(band=None, cluster=1))
 
 
 PARTS, LONGER = 8, 24  # other numbers of parts of a reduction, and steps by which a part is lengthened; more take more time
@@ -224,7 +226,7 @@ def bands_of(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
         counts = _counts(lp.trips, wanted, 1)
         counts += [*_counts(lp.trips, wanted, 2), *([2] if lp.trips > 2 else [])] if pairs else []
         for count in dict.fromkeys(counts):
-            yield replace(program, band=(lp.dim, count))
+            yield program.dispatched(band=(lp.dim, count))
 
 
 def _counts(trips: int, wanted: float, multiple: int) -> list[int]:
@@ -256,7 +258,7 @@ def clusters_of(space: TileSpace, program: StageProgram) -> Iterator[StageProgra
     shared = any(not staged_touches(space.nest, s)[units[-1].dim] for s in program.staged)
     size = 2
     while shared and size <= most and units[-1].trips % size == 0:
-        yield replace(program, cluster=size)
+        yield program.dispatched(cluster=size)
         size *= 2
 
 
@@ -270,7 +272,7 @@ def _shifted(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
     if not space.spec.spread or not reduce or not program.staged or steps:
         return
     dim = max(reduce, key=lambda i: nest.extents[i])
-    whole = program.share[1] if program.share is not None else min(program.unit_tile[dim], nest.extents[dim])
+    whole = program.dispatch.share[1] if program.dispatch.share is not None else min(program.unit_tile[dim], nest.extents[dim])
     rings: dict[int, list[Staging]] = {}
     for staging in program.staged:
         touches = staged_touches(nest, staging)
@@ -282,24 +284,23 @@ def _shifted(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
         if -(-whole // step) != size:
             continue
         tile = (*program.unit_tile[:dim], step, *program.unit_tile[dim + 1 :])
-        share, parts = None, 1
-        if program.split > 1:
-            share, parts = (dim, step * size), -(-nest.extents[dim] // (step * size))
+        parts = -(-nest.extents[dim] // (step * size)) if program.dispatch.split > 1 else 1
+        dispatch = replace(program.dispatch, share=(dim, step * size) if parts > 1 else None, split=parts)
         for chosen in [[c] for c in copies] + ([copies] if len(copies) > 1 else []):
             staged = tuple([replace(s, shifts=s in chosen) for s in program.staged])
-            yield replace(program, tiles=(tile, *program.tiles[1:]), staged=staged, share=share if parts > 1 else None, split=parts)
+            yield replace(program, tiles=(tile, *program.tiles[1:]), staged=staged, dispatch=dispatch)
 
 
 def _serial(_: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
-    yield replace(program, parallel=False)
+    yield program.dispatched(parallel=False)
 
 
 def ordered(program: StageProgram) -> Iterator[StageProgram]:
     """Yields a program in its other loop orders, and each of these on one unit alone."""
     for orders in orders_of(program):
         for parallel in (True, False):
-            if (orders, parallel) != (program.orders, program.parallel):
-                yield replace(program, orders=orders, parallel=parallel)
+            if (orders, parallel) != (program.orders, program.dispatch.parallel):
+                yield replace(program, orders=orders, dispatch=replace(program.dispatch, parallel=parallel))
 
 
 def orders_of(program: StageProgram) -> Iterator[tuple[tuple[int, ...], ...]]:
@@ -339,7 +340,7 @@ def in_turn(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
     The tiles along one dimension then run one after another on a unit, which keeps the data that do not depend on that dimension.
     """
     nest, reduce = space.nest, space.nest.reduce
-    if not space.spec.spread or not reduce or not space.spec.unit.combine or program.split > 1:
+    if not space.spec.spread or not reduce or not space.spec.unit.combine or program.dispatch.split > 1:
         return
     dim = max(reduce, key=lambda i: nest.extents[i])
     for first in nest.spatial:
@@ -363,7 +364,7 @@ def _in_one_step(space: TileSpace, program: StageProgram, dim: int, share: int) 
     tiles = ((*program.unit_tile[:dim], share, *program.unit_tile[dim + 1 :]), *program.tiles[1:])
     rules = (space.levels, 0, tiles[0], tiles[1], space.mapping, space.atom)
     if space.fit.fits(*rules):
-        yield replace(program, tiles=tiles, split=parts_of(space, tiles[0]))
+        yield replace(program, tiles=tiles).dispatched(split=parts_of(space, tiles[0]))
 
 
 def cut(space: TileSpace, program: StageProgram, dim: int, share: int, pad: bool = True) -> Iterator[StageProgram]:
@@ -380,7 +381,7 @@ def cut(space: TileSpace, program: StageProgram, dim: int, share: int, pad: bool
             yield from _in_one_step(space, program, dim, share)
         share = -(-share // program.unit_tile[dim]) * program.unit_tile[dim]
         if -(-extent // share) > 1:
-            yield replace(program, split=-(-extent // share), share=(dim, share))
+            yield program.dispatched(split=-(-extent // share), share=(dim, share))
         return
     if space.fit.cooperate:
         others = space.fit.lanes((*program.unit_tile[:dim], inner[dim], *program.unit_tile[dim + 1 :]), inner, space.atom)
@@ -396,4 +397,4 @@ def cut(space: TileSpace, program: StageProgram, dim: int, share: int, pad: bool
     inside = (*tiles[1:], inner)
     if trips > 1 and legal is None and all(space.fit.within(*t) for t in zip(levels, tiles, inside, strict=True)):
         staged = padded(space, levels, tiles, program.staged) if managed and pad else program.staged
-        yield replace(program, tiles=tiles, split=parts_of(space, unit), staged=staged)
+        yield replace(program, tiles=tiles, staged=staged).dispatched(split=parts_of(space, unit))

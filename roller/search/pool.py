@@ -35,7 +35,7 @@ class Pool:
                 return below
         rating = space.model.estimate(program)
         if math.isinf(rating.seconds):
-            if program.parallel:  # others are tried as well
+            if program.dispatch.parallel:  # others are tried as well
                 space.refusals[rating.bound_by] += 1
             return rating.seconds
         if rating.seconds <= self.best:

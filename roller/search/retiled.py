@@ -28,8 +28,8 @@ def with_tiles(space: TileSpace, program: StageProgram, tiles: Chain) -> Iterato
         rules = (space.levels, position, tile, inner, space.mapping, space.atom)
         if level < len(space.spec.levels) and (not space.fit.fits(*rules) or space.fit.legal(*rules)):
             return
-    changed = replace(program, tiles=tiles, split=1, share=None, cluster=1)
-    whole = recopied(space, replace(changed, band=None) if changed.repeated else changed)
+    changed = replace(program, tiles=tiles, dispatch=program.dispatch.uncut)
+    whole = recopied(space, changed.unbanded if changed.repeated else changed)
     for cut in (whole, *split(space, whole), *in_turn(space, whole)) if whole is not None else ():
         yield cut
         yield from clusters_of(space, cut)

@@ -128,7 +128,7 @@ def diverse(ranked: list[Rated], count: int) -> list[Rated]:
     for program, rating in ranked:
         if len(kept) >= FEW and rating.seconds > MOST_TIMES_SLOWER * ranked[0][1].seconds:
             break
-        tiles = program.inner, program.unit_tile, program.split, program.cluster
+        tiles = program.inner, program.unit_tile, program.dispatch.split, program.dispatch.cluster
         key = (program.nest.dims, program.atom.name, program.mapping, *tiles)
         (rest if key in seen else kept).append((program, rating))
         seen.add(key)

@@ -77,7 +77,7 @@ def test_a_tile_of_one_step_holds_one_copy() -> None:
     assert resident(spec, tiles=(whole, INNER), staged=deep(2)) == 1
     model = Model(spec, CostParameters(), Geometry(once[0].nest))
     assert model.estimate(once[0]) == model.estimate(once[1])
-    cut = replace(program(spec, tile=(32, 32, 128)), staged=deep(2), split=2)
+    cut = replace(program(spec, tile=(32, 32, 128)), staged=deep(2)).dispatched(split=2)
     assert held_copies(cut, spec) == (1, 1)  # a unit has one part of a reduction
 
 
@@ -91,7 +91,7 @@ def test_what_others_fill_is_held_for_the_next_tile() -> None:
 
 def test_only_what_is_filled_in_the_innermost_loop_comes_ahead() -> None:
     spec, tile = chip(), (32, 32, 16)
-    begun = replace(program(spec, tile=tile), parallel=False, orders=((0, 2, 1), (0, 1, 2)), staged=deep(2))
+    begun = replace(program(spec, tile=tile), orders=((0, 2, 1), (0, 1, 2)), staged=deep(2)).dispatched(parallel=False)
     assert [copy_depth(begun, s) for s in begun.staged] == [2, 3]
     assert held_copies(begun, spec) == (1, 2) and copies_around(begun, spec, 1) == 2 and copies_around(begun, spec, 2) == 0
 

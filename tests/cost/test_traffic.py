@@ -337,7 +337,7 @@ def test_a_box_outside_the_panel_that_reads_it_can_be_rated() -> None:
     box = next(n for n, a in enumerate(nest.accesses) if a.tensor.name == "x")
     joined = replace(nest, accesses=tuple(replace(a, factor=factor) if a.tensor.name == "x" else a for a in nest.accesses))
     staged = (Staging("box", box, 1), Staging("panel", factor, 1))
-    copied = replace(program, nest=joined, parallel=False, staged=staged)
+    copied = replace(program, nest=joined, staged=staged).dispatched(parallel=False)
     starts = [stream.start for stream in walk_of(copied, spec).streams if stream.copy]
     assert len(set(starts)) == len(starts) > 1
     assert predicted(copied, spec).seconds > 0

@@ -20,6 +20,7 @@ from roller import ops, verify
 from roller.cost.register_traffic import RegisterTraffic
 from roller.ir.fusion import fuse
 from roller.ir.nest import variants
+from roller.program.dispatch import Dispatch
 from roller.program.rprogram import RProgram, StageProgram, Staging, tiled_levels
 from roller.runtime.artifact import BuildOptions
 from roller.target.catalog import find_spec
@@ -251,7 +252,7 @@ def test_a_box_without_dimensions() -> None:
 
 def test_parts_of_a_vector_narrower_than_the_atom() -> None:
     op = ops.matmul(t(3, 3), t(3, 2)) + t(2)
-    right(op, given(op, ((3, 2, 2), (2, 2, 1)), 1, split=2))
+    right(op, given(op, ((3, 2, 2), (2, 2, 1)), 1, dispatch=Dispatch(split=2)))
 
 
 @pytest.mark.parametrize("tiles", [((1, 14, 32), (1, 14, 8)), ((29, 53, 31), (1, 14, 8)), ((4, 16, 16), (2, 2, 16))])
@@ -359,7 +360,7 @@ def test_one_array_read_with_two_fills() -> None:
 def test_an_epilogue_after_a_cut_reduction_does_not_read_boxes() -> None:
     x = ops.pad(t(6, name="x"), [(1, 0)])
     op = ops.einsum("m,mk->m", x, t(7, 16, name="y")) * x
-    program = given(op, ((4, 8), (4, 1)), split=2, parallel=True)
+    program = given(op, ((4, 8), (4, 1)), dispatch=Dispatch(split=2))
     number = next(n for n, a in enumerate(program.stages[0].nest.inputs) if a.tensor.name == "x")
     stage = replace(program.stages[0], staged=(Staging("box", number, tiled_levels(SPEC)[0]),))
     right(op, RProgram(program.expr, (stage,)))

@@ -17,6 +17,7 @@ from roller.ir.expr import TensorExpr
 from roller.ir.fusion import fuse
 from roller.ir.nest import Nest, Tile, variants
 from roller.program.alignment import Multiple, aligned_extents, atom_tile
+from roller.program.dispatch import Dispatch
 from roller.program.rprogram import RProgram, StageProgram, Staging, tiled_levels
 from roller.program.words import read_in_words, word_dim
 from roller.search.tile_space import mappings
@@ -64,7 +65,7 @@ def _stages(draw: st.DrawFn, nest: Nest, constants: frozenset[str], levels: tupl
         split = math.prod([-(-nest.extents[i] // unit[i]) for i in nest.reduce if unit[i]])
     needed = {f for f in range(len(nest.factors)) if deep is not None and not read_in_words(nest, atom, mapping, f)}
     staged = draw(_staging(nest, constants, levels, needed))
-    return StageProgram(nest, atom, mapping, levels, tuple(tiles), tuple(orders), staged, max(split, 1), parallel)
+    return StageProgram(nest, atom, mapping, levels, tuple(tiles), tuple(orders), staged, Dispatch(max(split, 1), parallel))
 
 
 def _inner_extent(draw: st.DrawFn, nest: Nest, start: Tile, dim: int, lane: bool) -> int:

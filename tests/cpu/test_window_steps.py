@@ -44,7 +44,7 @@ def with_tile(kernel: roller.Kernel, inner: tuple[int, int, int]) -> StageProgra
     whole = tuple(-(-e // i) * i for e, i in zip(program.nest.extents, tile, strict=True))
     levels = program.levels
     staged = tuple(replace(s, level=levels[-2]) for s in program.staged if s.kind == "box")
-    return replace(program, tiles=(*(whole,) * (len(levels) - 1), tile), staged=staged, split=1, parallel=False)
+    return replace(program, tiles=(*(whole,) * (len(levels) - 1), tile), staged=staged).dispatched(split=1, parallel=False)
 
 
 @pytest.mark.parametrize(("kind", "inner"), list(itertools.product(("plain", "strided", "pool"), TILES)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -39,7 +38,7 @@ MULTICASTING = with_clusters(SPEC)
 
 def clustered(op: ops.SymbolicTensor, count: int = 800) -> Iterator[RProgram]:
     """Programs in clusters, drawn from all that fit."""
-    return (p for p in of_groups(op, count) if p.stages[0].cluster > 1)
+    return (p for p in of_groups(op, count) if p.stages[0].dispatch.cluster > 1)
 
 
 # Products whose panels boxes bring to both blocks; a tile is moved back in some, reaches beyond the problem in others.
@@ -80,7 +79,7 @@ def test_an_odd_number_of_tiles_is_right_in_clusters(name: str) -> None:
     """The last band goes beyond the end: its tiles there are the last one again, in blocks that bring their share all the same."""
     op, found = ODD[name](), 0
     for drawn in of_groups(op, 200):
-        stage = replace(drawn.stages[0], band=(0, 2), cluster=2)
+        stage = drawn.stages[0].dispatched(band=(0, 2), cluster=2)
         program = RProgram(drawn.expr, (stage,))
         if stage.repeated and not stage.parted and limits.refusal(SPEC, program) is None:
             right(op, text_of(SPEC, program), *ORDERS[found])
@@ -98,7 +97,7 @@ def ringing() -> tuple[ops.SymbolicTensor, Artifact]:
     for program in clustered(op, 3000):
         (stage,) = program.stages
         steps = max((lp.trips for lp in stage.loops if lp.over == "time"), default=1)
-        if steps > 3 and all(s.depth > 1 for s in stage.staged) and stage.split == 1:
+        if steps > 3 and all(s.depth > 1 for s in stage.staged) and stage.dispatch.split == 1:
             artifact = text_of(few, program)
             (kernel,) = artifact.launch["kernels"]
             if kernel["blocks"] < stage.unit_tiles:
@@ -141,11 +140,11 @@ def test_a_copy_is_not_written_while_the_other_block_reads_it() -> None:
 def test_a_program_without_boxes_has_no_clusters() -> None:
     """Rows that are not aligned are carried by lanes, which bring them to their own block only."""
     op = ops.matmul(T("a", 256, 77), T("b", 77, 250))
-    drawn = [p for p in roller.enumerate_programs(op, "cuda", spec=GROUPS).sample(300) if p.stages[0].cluster > 1]
+    drawn = [p for p in roller.enumerate_programs(op, "cuda", spec=GROUPS).sample(300) if p.stages[0].dispatch.cluster > 1]
     reasons = {reason[0] for p in drawn if (reason := limits.refusal(SPEC, p)) is not None}
     assert drawn and "cluster" in reasons
     assert all(limits.refusal(SPEC, p) is not None for p in drawn)
-    assert all(c.program.stages[0].cluster == 1 for c in roller.compile(op, "cuda", spec=GROUPS).candidates)
+    assert all(c.program.stages[0].dispatch.cluster == 1 for c in roller.compile(op, "cuda", spec=GROUPS).candidates)
 
 
 @given(st.integers(1, 160), st.integers(1, 40), st.integers(1, 160))
@@ -166,7 +165,7 @@ def test_a_cluster_that_ends_in_the_next_row_of_tiles_is_refused() -> None:
     op = ops.matmul(T("a", 256, 64), T("b", 64, 384))
     (stage,) = next(clustered(op)).stages
     last = [lp for lp in stage.loops if lp.over == "units"][-1]
-    parted = replace(stage, cluster=2 * last.trips)
+    parted = stage.dispatched(cluster=2 * last.trips)
     assert parted.parted and not stage.parted
     refused = limits.refusal(SPEC, RProgram(expression(op), (parted,)))
     assert refused is not None and refused[0] == "cluster" and "end in the next one" in refused[1]
@@ -175,9 +174,9 @@ def test_a_cluster_that_ends_in_the_next_row_of_tiles_is_refused() -> None:
 def test_the_model_counts_once_what_a_cluster_brings_once() -> None:
     op = ops.matmul(T("a", 4096, 4096), T("b", 4096, 4096))
     best = roller.compile(op, "cuda", spec=with_clusters(GROUPS)).candidates[0].program.stages[0]
-    assert best.cluster == 2 and "cluster 2" in best.describe()
+    assert best.dispatch.cluster == 2 and "cluster 2" in best.describe()
     model = Model(MULTICASTING, CostParameters(), Geometry(best.nest))
-    rated = {c: dict(model.estimate(replace(best, cluster=c)).terms) for c in (1, 2)}
+    rated = {c: dict(model.estimate(best.dispatched(cluster=c)).terms) for c in (1, 2)}
     units = [lp for lp in best.loops if lp.over == "units"]
     m, n = best.unit_tile[0], best.unit_tile[1]
     shared = n if units[-1].dim == 0 else m

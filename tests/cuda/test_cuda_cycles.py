@@ -111,7 +111,7 @@ def staged(tile: tuple[int, int, int], inner: tuple[int, int, int]) -> tuple[Sta
     expr = fuse(ops.expression(product(4096, 4096, 4096, "float32")))
     parameters = plugin.cost_parameters(spec, expr)
     (stage,) = construct(expr, spec, plugin.rules(spec, expr), parameters, 1)[0].program.stages
-    program = replace(stage, tiles=(tile, inner), band=None, split=1)
+    program = replace(stage, tiles=(tile, inner)).dispatched(band=None, split=1)
     return program, Model(spec, parameters, Geometry(stage.nest), 1)
 
 

@@ -120,7 +120,12 @@ def pipelined(relu: bool = False) -> tuple[ops.SymbolicTensor, Artifact]:
     for program in of_groups(op, 2000):
         (stage,) = program.stages
         steps = math.prod(lp.trips for lp in stage.loops if lp.over == "time" and lp.level == stage.levels[0])
-        if steps > 3 and len(stage.staged) == 2 and all(s.depth > 1 for s in stage.staged) and stage.split == stage.cluster == 1:
+        if (
+            steps > 3
+            and len(stage.staged) == 2
+            and all(s.depth > 1 for s in stage.staged)
+            and stage.dispatch.split == stage.dispatch.cluster == 1
+        ):
             return op, text_of(SPEC, program)
     raise AssertionError("no program fills its panels ahead")
 

@@ -46,7 +46,7 @@ def of_whole_warps(op: ops.SymbolicTensor, chip: str = "a100") -> Artifact:
     spec = load_spec(f"cuda:{chip}")
     for program in ranked(op, spec, 200):
         (stage,) = program.stages
-        if stage.atom.kind == "matrix" and not stage.cooperate and min(stage.inner[:2]) >= 16 and stage.split == 1:
+        if stage.atom.kind == "matrix" and not stage.cooperate and min(stage.inner[:2]) >= 16 and stage.dispatch.split == 1:
             return text_of(spec, program)
     raise AssertionError("no such program among the best")
 

@@ -22,7 +22,7 @@ def cut(op: ops.SymbolicTensor, name: str, steps: int, count: int = 400) -> Iter
         dim = next(i for i in stage.nest.reduce if stage.nest.dims[i].name == name)
         share = steps * stage.unit_tile[dim]
         parts = -(-stage.nest.extents[dim] // share)
-        other = replace(stage, share=(dim, share), split=parts)
+        other = stage.dispatched(share=(dim, share), split=parts)
         walked = any(lp.over == "time" and lp.dim == dim and lp.level == stage.levels[0] for lp in other.loops)
         made = replace(program, stages=(other,))
         if parts > 1 and parts * share > stage.nest.extents[dim] and walked and limits.refusal(SPEC, made) is None:
@@ -74,7 +74,7 @@ def in_rows(op: ops.SymbolicTensor) -> Iterator[RProgram]:
         (stage,) = program.stages
         names = [d.name for d in stage.nest.dims]
         if {"h", "s"} <= set(names) and all(stage.inner[names.index(name)] == 1 for name in ("h", "r", "s")):
-            other = replace(stage, tiles=(stage.inner, *stage.tiles[1:]), share=(names.index("r"), 2), split=2)
+            other = replace(stage, tiles=(stage.inner, *stage.tiles[1:])).dispatched(share=(names.index("r"), 2), split=2)
             made = replace(program, stages=(other,))
             if limits.refusal(SPEC, made) is None:
                 yield made

@@ -36,7 +36,7 @@ def leaving(places: int, boxes: int = 3) -> tuple[ops.SymbolicTensor, Artifact]:
         artifact = text_of(SPEC, program)
         text = str(artifact.launch["text"])
         waits = set(re.findall(r"roller_leaving_wait<(\d)>\(\);", text))
-        if text.count("roller_leave_box_2(") > boxes and waits == {"0", str(places - 1)} and program.stages[0].split == 1:
+        if text.count("roller_leave_box_2(") > boxes and waits == {"0", str(places - 1)} and program.stages[0].dispatch.split == 1:
             return op, artifact
     raise AssertionError(f"no program whose results leave from {places} places")
 
@@ -121,7 +121,7 @@ def test_results_leave_as_boxes(name: str) -> None:
 def test_parts_of_a_reduction_leave_as_boxes() -> None:
     op = ops.matmul(T("a", 64, 4096), T("b", 4096, 64))
     found = [c.program for c in roller.compile(op, "cuda", spec=GROUPS, top_k=100).candidates]
-    program = next(p for p in found if p.stages[0].split > 1 and dict(p.stages[0].mapping)["n"] == 1)  # as results lie
+    program = next(p for p in found if p.stages[0].dispatch.split > 1 and dict(p.stages[0].mapping)["n"] == 1)  # as results lie
     artifact = text_of(SPEC, program)
     described = [kernel["maps"]["map_out"]["tensor"] for kernel in artifact.launch["kernels"] if "maps" in kernel]
     assert described == ["matmul_partial"]
@@ -149,7 +149,7 @@ def stored(made: ops.SymbolicTensor, chosen: Callable[[StageProgram], bool]) -> 
     assert accesses is not None
     for program in of_groups(made, 3000):
         (stage,) = program.stages
-        if chosen(stage) and stage.split == 1:
+        if chosen(stage) and stage.dispatch.split == 1:
             return accesses(stage) / (stage.unit_tile[0] * stage.unit_tile[1]), stage
     raise AssertionError("no such program was drawn")
 
@@ -186,4 +186,4 @@ def test_large_products_take_the_tile_that_is_known_to_be_fast() -> None:
     (best,) = construct(expr, spec, plugin.rules(spec, expr), plugin.cost_parameters(spec, expr), 1)
     (stage,) = best.program.stages
     assert stage.tiles == ((192, 256, 64), (192, 128, 16)) and stage.atom.name == "wgmma_m64n128k16_f16"
-    assert {s.depth for s in stage.staged} == {3} and stage.cluster == 1 and stage.in_bands and leaves(stage)
+    assert {s.depth for s in stage.staged} == {3} and stage.dispatch.cluster == 1 and stage.in_bands and leaves(stage)

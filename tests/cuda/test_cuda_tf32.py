@@ -144,7 +144,7 @@ def test_products_are_right(name: str, unit: str) -> None:
 def test_cut_reductions_are_right(unit: str) -> None:
     op = ops.matmul(T("a", 64, 2048), T("b", 64, 2048), transpose_b=True)
     choices = roller.compile(op, device="cuda", spec=only(unit), precision="tf32", top_k=200).candidates
-    program = next(c.program for c in choices if c.program.stages[0].split > 1)
+    program = next(c.program for c in choices if c.program.stages[0].dispatch.split > 1)
     arrays = verify.random_inputs(expression(op), 3)
     for order in ORDERS:
         right(op, text_of(spec_of(unit), program), arrays, order)

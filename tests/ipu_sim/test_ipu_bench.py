@@ -121,7 +121,7 @@ def test_naive_mapping_has_no_matrix_unit_and_no_split() -> None:
     for name in ("product", "halves", "pooling", "relu"):
         (found,) = naive.planned(ops.expression(SMALL[name]), BOW)
         assert found.program.atom.kind == "scalar"
-        assert found.program.split == 1
+        assert found.program.dispatch.split == 1
 
 
 def test_the_operand_that_takes_less_time_is_streamed() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import assume, note
@@ -16,6 +15,7 @@ from roller import ops, verify
 from roller.ir.fusion import fuse
 from roller.ir.nest import variants
 from roller.ops import SymbolicTensor
+from roller.program.dispatch import Dispatch
 from roller.program.rprogram import RProgram, StageProgram, tiled_levels
 from roller.search.tile_space import mappings
 from roller_ipu_sim.cost import model
@@ -34,7 +34,7 @@ def cut(operator: SymbolicTensor, tile: tuple[int, ...], kind: str = "matrix") -
     atom, mapping = next(pair for pair in mappings(nest, BOW.atoms, BOW.spread) if pair[0].kind == kind)
     levels, order = tiled_levels(BOW), (*nest.spatial, *nest.reduce)
     parts = math.prod([-(-nest.extents[d] // tile[d]) for d in nest.reduce])
-    stage = StageProgram(nest, atom, mapping, levels, (tile,) * len(levels), (order,) * len(levels), split=parts)
+    stage = StageProgram(nest, atom, mapping, levels, (tile,) * len(levels), (order,) * len(levels), dispatch=Dispatch(split=parts))
     return RProgram(expr, (stage,))
 
 
@@ -136,7 +136,9 @@ def test_a_residual_that_an_earlier_stage_computed_is_brought_in_pieces() -> Non
         nest = variants(stage, expr.tensors, BOW.spread)[0]
         atom, mapping = next(pair for pair in mappings(nest, BOW.atoms, BOW.spread) if pair[0].kind == "matrix")
         levels, tile = tiled_levels(BOW), (32, 32, 16)
-        stages.append(StageProgram(nest, atom, mapping, levels, (tile,) * len(levels), ((0, 1, 2),) * len(levels), split=4))
+        stages.append(
+            StageProgram(nest, atom, mapping, levels, (tile,) * len(levels), ((0, 1, 2),) * len(levels), dispatch=Dispatch(split=4))
+        )
     program = RProgram(expr, tuple(stages))
     manifest, _ = agrees(BOW, program, model.estimate(BOW, program), 1, False)
     (kept,) = [b for b in manifest.buffers if b.name == "s1.in2"]
@@ -183,7 +185,7 @@ def any_finished(data: st.DataObject) -> None:
     stage = program.stages[0]
     parts = math.prod([-(-stage.nest.extents[d] // stage.unit_tile[d]) for d in stage.nest.reduce])
     assume(parts > 1)
-    program = RProgram(expr, (stage if stage.split > 1 else replace(stage, split=parts),))
+    program = RProgram(expr, (stage if stage.dispatch.split > 1 else stage.dispatched(split=parts),))
     note(f"{program.describe()} on {spec.unit.count} tiles")
     manifest = agrees_if_legal(spec, program, data.draw(st.integers(0, 99)), data.draw(st.booleans()))
     if manifest is not None:

@@ -17,6 +17,7 @@ from roller.frozen import FrozenMap
 from roller.ir.fusion import fuse
 from roller.ir.nest import variants
 from roller.ops import SymbolicTensor
+from roller.program.dispatch import Dispatch
 from roller.program.rprogram import RProgram, StageProgram, tiled_levels
 from roller.search.tile_space import mappings
 from roller.target.hardware import HardwareSpec
@@ -40,7 +41,7 @@ def laid(operator: SymbolicTensor, tile: tuple[int, ...], lane: int | None = Non
     atom, mapping = next((a, m) for a, m in every if [d for _, d in m] == ([] if lane is None else [lane]))
     levels, order = tiled_levels(BOW), (*nest.spatial, *nest.reduce)
     parts = math.prod([max(1, -(-nest.extents[d] // tile[d])) for d in nest.reduce])
-    stage = StageProgram(nest, atom, mapping, levels, (tile,) * len(levels), (order,) * len(levels), split=parts)
+    stage = StageProgram(nest, atom, mapping, levels, (tile,) * len(levels), (order,) * len(levels), dispatch=Dispatch(split=parts))
     return RProgram(expr, (stage,))
 
 
@@ -126,7 +127,7 @@ def test_partial_results_take_room() -> None:
 
 def test_vectors_along_a_reduction_are_for_single_steps() -> None:
     program = laid(ops.reduce_sum(rows(64, 512), (1,)), (2, 64), lane=1)
-    stepped = replace(program, stages=(replace(program.stages[0], split=1),))
+    stepped = replace(program, stages=(program.stages[0].dispatched(split=1),))
     assert math.isinf(model.estimate(BOW, stepped).seconds)
     assert model.estimate(BOW, stepped).bound_by == "vector along the reduction"
     assert model.estimate(without("inside"), program).bound_by == "vector along the reduction"
@@ -212,6 +213,6 @@ def test_parts_are_finished_as_they_are_added_up() -> None:
 def test_a_sum_over_nothing_is_set_once_whatever_else_is_reduced() -> None:
     summed = ops.einsum("ij->", ops.tensor((0, 12), "int32") + ops.tensor((12,), "int32"))
     program = laid(summed, (1, 4))
-    stepped = RProgram(program.expr, (replace(program.stages[0], split=1),))
+    stepped = RProgram(program.expr, (program.stages[0].dispatched(split=1),))
     manifest, _ = agrees(BOW, stepped, model.estimate(BOW, stepped), 1, True)
     assert [name for name, _ in vertices_of(manifest)] == ["compute"]

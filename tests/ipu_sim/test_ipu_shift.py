@@ -96,7 +96,7 @@ def test_what_is_handed_on_takes_two_parts_of_memory_and_nothing_else() -> None:
     for program in shifted(space, (64, 64, 4096)):
         plan, whole = plan_of(program, chip), plan_of(base, chip)
         assert plan is not None and whole is not None
-        if program.split == 1 and all(s.shifts for s in program.staged):
+        if program.dispatch.split == 1 and all(s.shifts for s in program.staged):
             assert placed([wishes(plan)], chip).needed < placed([wishes(whole)], chip).needed / 2
             break
     else:
@@ -108,7 +108,7 @@ def test_a_product_that_fills_the_chip_is_walked_in_turn() -> None:
     expr = fuse(ops.expression(ops.matmul(T(4096, 4096), T(4096, 4096, name="b"))))
     (best,) = construct(expr, SPEC, PLUGIN.rules(SPEC, expr), PLUGIN.cost_parameters(SPEC, expr), 1)
     assert 2 * 4096**3 / best.estimate.seconds / 1e12 > 55  # of 87
-    assert best.program.stages[0].split > 1
+    assert best.program.stages[0].dispatch.split > 1
 
 
 def test_rows_in_turn_keep_the_other_operand() -> None:

@@ -24,9 +24,10 @@ from roller.ir.nest import variants
 from roller.layout.lanes import group_tile, lane_digits, lanes_along, reads
 from roller.program.alignment import Rules
 from roller.program.capacity import Fit
+from roller.program.dispatch import Dispatch, Loop
 from roller.program.footprint import Geometry
 from roller.program.record import program_from_json, program_to_json
-from roller.program.rprogram import Loop, StageProgram, Staging, copy_depth, lane_level, tiled_levels
+from roller.program.rprogram import StageProgram, Staging, copy_depth, lane_level, tiled_levels
 from roller.search.choices import refined
 from roller.search.tile_space import tile_spaces
 from roller.study import expression_of
@@ -60,18 +61,18 @@ def program(spec: HardwareSpec, k: int = 256, atom: int = 0, **changed: Any) -> 
 
 
 def test_a_unit_walks_its_share_in_steps_of_its_tile() -> None:
-    cut = program(chip(), split=4, share=(K, 64))
+    cut = program(chip(), dispatch=Dispatch(split=4, share=(K, 64)))
     assert cut.loops[0] == Loop(K, 4, "units", 1, 64)
     assert Loop(K, 4, "time", 1) in cut.loops
     assert cut.unit_tiles == 4 * program(chip()).unit_tiles
     assert [cut.step(lp) for lp in cut.loops if lp.dim == K and lp.level == 1] == [64, 16]
     assert copy_depth(cut, PANELS[0]) > cut.loops.index(Loop(K, 4, "time", 1))
-    assert replace(cut, share=None).loops != cut.loops
+    assert cut.dispatched(share=None).loops != cut.loops
 
 
 def test_the_last_share_may_be_shorter() -> None:
     spec = chip()
-    cut = program(spec, k=200, split=4, share=(K, 64))
+    cut = program(spec, k=200, dispatch=Dispatch(split=4, share=(K, 64)))
     walk = NestWalk(cut, spec, Geometry(cut.nest), CostParameters())
     assert [tile[K] for tile in walk.tiles[:2]] == [200, 64]
     assert 3 * 64 < 200 < 4 * 64
@@ -81,13 +82,15 @@ def test_a_share_is_remembered() -> None:
     spec = load_spec("cuda:a100")
     op = ops.matmul(ops.tensor((128, 8192)), ops.tensor((8192, 128)))
     found = [
-        c.program for c in roller.compile(op, device="cuda:a100", top_k=40).candidates if c.program.stages[0].share is not None
+        c.program
+        for c in roller.compile(op, device="cuda:a100", top_k=40).candidates
+        if c.program.stages[0].dispatch.share is not None
     ]
     assert found, "no program cuts its reduction into shares that are longer than a tile"
     again = program_from_json(program_to_json(found[0]), found[0].expr)
     assert again == found[0]
     stage = found[0].stages[0]
-    assert stage.share is not None and stage.share[1] % stage.unit_tile[stage.share[0]] == 0
+    assert stage.dispatch.share is not None and stage.dispatch.share[1] % stage.unit_tile[stage.dispatch.share[0]] == 0
     panels = Fit(spec, stage.nest, Geometry(stage.nest))
     assert panels.room_left(stage.levels, 0, stage.unit_tile, stage.staged[0].depth, stage.atom) >= 0, "panels of a share fit"
 
@@ -173,7 +176,7 @@ def test_a_cluster_saves_a_part_of_what_it_brings_once(saves: float) -> None:
         pad = spec.levels[1].model_copy(update={"multicast_max": 2, "multicast_saves": saves})
         spec = spec.model_copy(update={"levels": (spec.levels[0], pad, *spec.levels[2:])})
         alone = program(spec, atom=1, tiles=(TILE, (8, 8, 1)))
-        walks = [NestWalk(p, spec, Geometry(p.nest), CostParameters()) for p in (alone, replace(alone, cluster=2))]
+        walks = [NestWalk(p, spec, Geometry(p.nest), CostParameters()) for p in (alone, alone.dispatched(cluster=2))]
         apart, together = (level_traffic(walk, 1).bytes for walk in walks)
         return 1 - together / apart
 
@@ -184,7 +187,8 @@ def test_a_cluster_saves_a_part_of_what_it_brings_once(saves: float) -> None:
 def test_units_of_a_cluster_wait_for_one_another() -> None:
     spec = chip(cluster_overhead_us=2.0)
     alone, two = (
-        Model(spec, CostParameters(), Geometry(p.nest)).launch_seconds(p) for p in (program(spec), program(spec, cluster=2))
+        Model(spec, CostParameters(), Geometry(p.nest)).launch_seconds(p)
+        for p in (program(spec), program(spec, dispatch=Dispatch(cluster=2)))
     )
     assert two - alone == pytest.approx(2e-6)
     assert seconds(chip(), 3) < seconds(chip(), 2)
@@ -322,7 +326,7 @@ def test_storage_lies_in_partitions() -> None:
 
 def test_a_chip_with_lanes_pays_for_its_launch_even_for_one_tile() -> None:
     spec = chip(launch_overhead_us=5.0)
-    alone = program(spec, parallel=False)
+    alone = program(spec, dispatch=Dispatch(parallel=False))
     assert alone.unit_tiles == 1
     assert Model(spec, CostParameters(), Geometry(alone.nest)).launch_seconds(alone) == pytest.approx(5e-6)
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roller.ir.nest import variants
+from roller.program.dispatch import Dispatch, Loop
 from roller.program.estimate import Estimate
 from roller.program.rprogram import (
-    Loop,
     RProgram,
     StageProgram,
     Staging,
@@ -62,12 +62,12 @@ def test_a_split_reduction_runs_over_units_and_otherwise_over_time() -> None:
     cut = program(tiles=((8, 12, 16), (4, 6, 1)))
     assert Loop(K, 2, "time", 1) in cut.loops
     assert cut.unit_tiles == 4
-    assert Loop(K, 2, "units", 1) in replace(cut, split=2).loops
-    assert replace(cut, split=2).unit_tiles == 8
+    assert Loop(K, 2, "units", 1) in cut.dispatched(split=2).loops
+    assert cut.dispatched(split=2).unit_tiles == 8
 
 
 def test_one_unit_alone_runs_everything_over_time() -> None:
-    alone = program(parallel=False)
+    alone = program(dispatch=Dispatch(parallel=False))
     assert {lp.over for lp in alone.loops} == {"time"}
     assert alone.unit_tiles == 1
 
@@ -123,10 +123,10 @@ def test_a_role_lies_on_a_dimension_or_nowhere() -> None:
 def test_programs_that_differ_have_different_keys() -> None:
     variations = [
         program(),
-        program(parallel=False),
+        program(dispatch=Dispatch(parallel=False)),
         program(orders=((N, M, K), (M, N, K))),
         program(tiles=((8, 12, 16), (4, 6, 1))),
-        program(tiles=((8, 12, 16), (4, 6, 1)), split=2),
+        program(tiles=((8, 12, 16), (4, 6, 1)), dispatch=Dispatch(split=2)),
         program(staged=(Staging("panel", 0, 1),)),
         program(staged=(Staging("panel", 0, 1, depth=2),)),
     ]
@@ -175,7 +175,7 @@ def test_a_program_is_plain_data() -> None:
 
 def test_programs_that_differ_are_described_differently() -> None:
     plain = program()
-    assert "on one unit" in replace(plain, parallel=False).describe()
+    assert "on one unit" in plain.dispatched(parallel=False).describe()
     lying, turned = (
         replace(plain, atom=toy_atom("matrix", 1, m=4, n=4, k=4), mapping=(("m", m), ("n", n), ("k", K)))
         for m, n in ((M, N), (N, M))

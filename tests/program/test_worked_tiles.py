@@ -101,7 +101,7 @@ def test_gemm_on_the_grid_fills_one_wave_with_square_lane_tiles() -> None:
     program, terms, bound = best("gemm", "gpu")
     assert bound == "compute"
     assert share_of_units("gemm", "gpu") >= 0.95
-    assert program.split == 1
+    assert program.dispatch.split == 1
     m, n, _ = program.inner
     assert 64 <= m * n <= 128 and max(m, n) <= 4 * min(m, n)
     assert 128 <= program.lanes <= 256
@@ -112,7 +112,7 @@ def test_gemm_on_the_grid_fills_one_wave_with_square_lane_tiles() -> None:
 
 def rated(like: StageProgram, name: str, tiles: tuple[tuple[int, ...], ...], split: int = 1) -> tuple[float, dict[str, float]]:
     """The same program with other tiles: its time and its terms in microseconds."""
-    program = replace(like, tiles=tiles, split=split)
+    program = replace(like, tiles=tiles).dispatched(split=split)
     found = Model(machine(name), CostParameters(), Geometry(like.nest)).estimate(program)
     return found.seconds * 1e6, {term: seconds * 1e6 for term, seconds in found.terms}
 
@@ -123,14 +123,14 @@ def test_gemm_on_the_grid_in_half_precision_gives_nearly_every_unit_one_tile() -
     would bring one factor once for both, but each to a port of its own: that saves less than they wait for one another.
     """
     program, terms, bound = best("half gemm", "gpu")
-    assert (program.atom.kind, program.unit_tiles, program.cluster, bound) == ("matrix", 128, 1, "shared")
+    assert (program.atom.kind, program.unit_tiles, program.dispatch.cluster, bound) == ("matrix", 128, 1, "shared")
     assert dict(built("half gemm", "gpu")[0].estimate.utilisation)["chains"] == 1.0
     tall, halved = rated(program, "gpu", ((128, 128, 128), (64, 128, 16)))
     parts, cut = rated(program, "gpu", ((128, 128, 512), (64, 64, 16)), split=2)
     assert micros("half gemm", "gpu") < min(tall, parts)
     assert halved["compute"] == pytest.approx(terms["compute"]) and halved["tail"] > 10 * terms["tail"]
     assert cut["shared"] < terms["shared"] and cut["combine"] > terms["shared"]
-    _, together = rated(replace(program, cluster=2), "gpu", program.tiles)
+    _, together = rated(program.dispatched(cluster=2), "gpu", program.tiles)
     assert 0.95 * terms["shared"] < together["shared"] < terms["shared"] and together["overhead"] > terms["overhead"]
 
 
@@ -152,7 +152,7 @@ def test_gemm_on_the_bulk_synchronous_chip_occupies_it_by_cutting_the_reduction(
     program, terms, bound = best("gemm", "ipu")
     total = micros("gemm", "ipu")
     assert (program.atom.name, bound) == ("amp_f32", "compute")
-    assert 8 <= program.split <= 32
+    assert 8 <= program.dispatch.split <= 32
     assert 4096 <= program.unit_tile[0] * program.unit_tile[1] <= 16384
     assert terms["combine"] >= 0.1 * total and terms["SRAM"] >= 0.1 * total
     terms_that_never_overlap = sum(terms.values())
@@ -240,7 +240,7 @@ def test_convolution_on_the_processor_is_bound_by_compute_without_a_window_inner
 
 def test_convolution_on_the_grid_takes_one_launch_and_its_arithmetic() -> None:
     program, terms, _ = best("conv", "gpu")
-    assert program.split == 1
+    assert program.dispatch.split == 1
     assert share_of_units("conv", "gpu") >= 0.95  # one tile for each, or small ones that leave few idle at the end
     assert terms["compute"] + terms["overhead"] >= 0.6 * micros("conv", "gpu")
     assert 7 <= micros("conv", "gpu") <= 13
@@ -249,7 +249,7 @@ def test_convolution_on_the_grid_takes_one_launch_and_its_arithmetic() -> None:
 def test_convolution_on_the_bulk_synchronous_chip_cuts_the_channels() -> None:
     program, terms, _ = best("conv", "ipu")
     assert program.atom.kind == "matrix"
-    assert 4 <= program.split <= 23
+    assert 4 <= program.dispatch.split <= 23
     assert terms["combine"] >= 0.05 * micros("conv", "ipu")
     assert share_of_units("conv", "ipu") >= 0.7
     assert micros("conv", "ipu") <= 15  # 27 on vectors
@@ -296,7 +296,7 @@ def test_row_maximum_on_the_bulk_synchronous_chip_gives_every_tile_a_few_rows() 
     assert share_of_units("row max", "ipu") >= 0.9
     assert bound in ("compute", "SRAM")
     assert micros("row max", "ipu") <= 5
-    assert program.split <= 16
+    assert program.dispatch.split <= 16
 
 
 def test_row_maximum_on_the_accelerator_is_bound_by_memory() -> None:
@@ -321,7 +321,7 @@ def test_row_maximum_on_the_accelerator_is_bound_by_memory() -> None:
 def test_a_sum_is_cut_over_all_units_and_along_all_lanes(name: str, bounds: str, low: float, high: float) -> None:
     program, _, bound = best("sum", name)
     # The last part may be shorter; 128 parts of 32 steps each take as long as 132 of which the last ones have less to do.
-    assert 0.96 * machine(name).unit.count <= program.split <= machine(name).unit.count
+    assert 0.96 * machine(name).unit.count <= program.dispatch.split <= machine(name).unit.count
     assert 0.96 <= share_of_units("sum", name) <= 1
     assert low <= micros("sum", name) <= high
     assert bound == bounds or not bounds

@@ -18,9 +18,10 @@ from roller.cost.parameters import CostParameters
 from roller.device.chip import load_spec, resolve
 from roller.ir.fusion import fuse
 from roller.ir.nest import variants
+from roller.program.dispatch import Loop
 from roller.program.footprint import Geometry
 from roller.program.record import program_from_json, program_to_json
-from roller.program.rprogram import Loop, StageProgram, Staging, lane_level, tiled_levels
+from roller.program.rprogram import StageProgram, Staging, lane_level, tiled_levels
 from roller.search.choices import bands_of
 from roller.search.construct import construct
 from roller.search.tile_space import tile_spaces
@@ -57,7 +58,7 @@ def walked(made: StageProgram) -> list[tuple[int, ...]]:
 def test_every_tile_is_dealt_once_whatever_the_band(rows: int, columns: int, dim: int, count: int) -> None:
     """But those of the last band beyond the end, each of which is another one worked on again."""
     plain = program(rows, columns)
-    made = replace(plain, band=(dim, count))
+    made = plain.dispatched(band=(dim, count))
     counts = dim == M and 1 < count < rows and columns > 1
     beyond = -rows % count if counts else 0
     places = walked(made)
@@ -70,7 +71,7 @@ def test_every_tile_is_dealt_once_whatever_the_band(rows: int, columns: int, dim
 
 
 def test_a_band_is_walked_before_the_next_tile_of_what_lies_inside_it() -> None:
-    made = replace(program(4, 3), band=(M, 2))
+    made = program(4, 3).dispatched(band=(M, 2))
     assert [lp for lp in made.loops if lp.over == "units"] == [
         Loop(M, 2, "units", 2, 256),
         Loop(N, 3, "units", 2),
@@ -87,10 +88,10 @@ def moved(made: StageProgram) -> float:
 def test_units_that_work_on_a_square_load_less() -> None:
     """108 multiprocessors in rows of 256 tiles: one row of one factor, and all of the other one."""
     plain = program(128, 256)
-    squares = min(moved(replace(plain, band=(M, count))) for count in (2, 4, 8, 16))
+    squares = min(moved(plain.dispatched(band=(M, count))) for count in (2, 4, 8, 16))
     assert squares < 0.4 * moved(plain)
     rated = dict(Model(A100, CostParameters(), Geometry(plain.nest)).estimate(plain).terms)
-    with_band = replace(plain, band=(M, 8))
+    with_band = plain.dispatched(band=(M, 8))
     inside = dict(Model(A100, CostParameters(), Geometry(plain.nest)).estimate(with_band).terms)
     assert inside["shared"] == rated["shared"] and inside["compute"] == rated["compute"]
 
@@ -109,23 +110,23 @@ def test_bands_are_as_wide_as_makes_what_units_load_least() -> None:
     """n tiles of a x b in bands of c: c a + n / c b; of the numbers that divide the tiles the nearest one."""
     (found,) = banded(128, 256)
     together = 108 * 3  # blocks of 128 threads with 36 KiB of panels, as many as registers leave room for
-    assert found.band is not None and found.band[0] == M
-    assert abs(math.log2(found.band[1] / math.sqrt(together * 64 / 128))) <= 0.5
+    assert found.dispatch.band is not None and found.dispatch.band[0] == M
+    assert abs(math.log2(found.dispatch.band[1] / math.sqrt(together * 64 / 128))) <= 0.5
     assert not banded(128, 256, staged=()), "where nothing is used again there is nothing to load less of"
 
 
 def test_a_band_goes_beyond_the_end_where_none_near_to_what_is_wanted_divides_the_tiles() -> None:
     """61 is prime: of 7 to 25 tiles 9 and 21 leave the fewest over, 2 of 63, and 9 is nearer to 13. 86 have 43, too far."""
     found = banded(61, 256)
-    assert [made.band for made in found] == [(M, 9)] and found[0].repeated == 2 * 256
+    assert [made.dispatch.band for made in found] == [(M, 9)] and found[0].repeated == 2 * 256
     found = banded(86, 256)
-    assert [made.band for made in found] == [(M, 43), (M, 11)] and [made.repeated for made in found] == [0, 2 * 256]
+    assert [made.dispatch.band for made in found] == [(M, 43), (M, 11)] and [made.repeated for made in found] == [0, 2 * 256]
 
 
 def test_tiles_beyond_the_end_take_time() -> None:
     plain = program(61, 256)
     model = Model(A100, CostParameters(), Geometry(plain.nest))
-    whole, beyond = (dict(model.estimate(p).terms)["compute"] for p in (plain, replace(plain, band=(M, 32))))
+    whole, beyond = (dict(model.estimate(p).terms)["compute"] for p in (plain, plain.dispatched(band=(M, 32))))
     assert beyond / whole == pytest.approx(64 / 61, rel=0.01)
 
 

@@ -80,7 +80,7 @@ def test_what_construction_chooses_is_in_the_space() -> None:
     (stage,) = tiny().stages
     everything = {(p.nest.dims, p.key) for p in stage}
     chosen = [c.program.stages[0] for c in construct(EXPR, TINY, RULES, CostParameters(), 10)]
-    whole = [p for p in chosen if p.split == 1 and p.parallel]
+    whole = [p for p in chosen if p.dispatch.split == 1 and p.dispatch.parallel]
     assert whole and all((p.nest.dims, p.key) in everything for p in whole)
 
 

@@ -88,7 +88,7 @@ def drawn(space: TileSpace, seed: int) -> StageProgram:
     chains = lattice.chains_around(space, inner[:, [chance.randrange(inner.shape[1])]])
     (chain,) = lattice.chains_of(chains, [chance.randrange(chains[0].shape[1])])
     program = replace(screen.base, tiles=chain, staged=chance.choice(screen.ways).staged)
-    return replace(program, parallel=chance.random() < 0.8)
+    return program.dispatched(parallel=chance.random() < 0.8)
 
 
 def screened(space: TileSpace, program: StageProgram) -> float:
@@ -135,7 +135,7 @@ def test_with_copies_the_screen_is_mostly_the_model(chip: str) -> None:
 def test_a_lower_bound_is_one(op: SymbolicTensor, chip: str, seed: int) -> None:
     found = spaces_of(chip, op)
     space = found[seed % len(found)]
-    program = replace(drawn(space, seed), staged=(), parallel=True)
+    program = replace(drawn(space, seed), staged=()).dispatched(parallel=True)
     bound = CacheScreen(space).least_seconds(lattice.tiles_of([program.inner]))[0]
     assert bound <= screened(space, program) * (1 + 1e-9)
 

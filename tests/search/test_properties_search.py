@@ -79,10 +79,10 @@ def every_program(expr: TensorExpr, spec: HardwareSpec) -> Iterator[StageProgram
             seen.add((base, ordered.loops))
             yield ordered
             if spec.unit.count > 1:
-                yield replace(ordered, parallel=False)
+                yield ordered.dispatched(parallel=False)
                 parts = math.prod([-(-nest.extents[i] // program.unit_tile[i]) for i in nest.reduce])
                 if parts > 1 and spec.unit.combine:
-                    yield replace(ordered, split=parts)
+                    yield ordered.dispatched(split=parts)
 
 
 TINY_CHIPS = [
@@ -370,7 +370,7 @@ def test_a_cut_reduction_has_as_many_parts_as_its_loops_say(rows: int, outer: in
         for candidate in constructed(expr, find_spec(*chip), 5):
             (program,) = candidate.program.stages
             loops = [lp.trips for lp in program.loops if lp.over == "units" and program.nest.dims[lp.dim].is_reduce]
-            assert math.prod(loops) == program.split or not program.parallel
+            assert math.prod(loops) == program.dispatch.split or not program.dispatch.parallel
 
 
 @given(specs(), st.data(), st.tuples(*[st.sampled_from((1, 7, 64, 100, 1000))] * 3), st.sampled_from((1, 2, 16, 48, 256)))

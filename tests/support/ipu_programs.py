@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from roller.ir.fusion import fuse
 from roller.ir.nest import Nest, Tile, variants
 from roller.ops import SymbolicTensor
 from roller.program.alignment import Multiple, aligned_extents, atom_tile
+from roller.program.dispatch import Dispatch
 from roller.program.estimate import Estimate
 from roller.program.rprogram import RProgram, StageProgram, Staging, tiled_levels
 from roller.search.tile_space import mappings
@@ -144,10 +144,10 @@ def _cut(draw: st.DrawFn, stage: StageProgram) -> StageProgram:
     if how == "whole":
         return stage
     if how == "parts":
-        return replace(stage, split=math.prod([-(-nest.extents[d] // tile[d]) for d in nest.reduce]))
+        return stage.dispatched(split=math.prod([-(-nest.extents[d] // tile[d]) for d in nest.reduce]))
     dim = draw(st.sampled_from(cut))
     share = tile[dim] * draw(st.integers(1, -(-nest.extents[dim] // tile[dim]) - 1))
-    return replace(stage, split=-(-nest.extents[dim] // share), share=(dim, share))
+    return stage.dispatched(split=-(-nest.extents[dim] // share), share=(dim, share))
 
 
 @st.composite
@@ -172,11 +172,11 @@ def rings(draw: st.DrawFn, spec: HardwareSpec) -> RProgram:
     dim, parts = nest.reduce[0], draw(st.sampled_from((1, 1, 2)))
     tile[dim] = -(-nest.extents[dim] // (size * parts * inner[dim])) * inner[dim]
     levels = tiled_levels(spec)
-    cut: dict[str, Any] = {"split": parts, "share": (dim, tile[dim] * size)} if parts > 1 else {}
+    cut = Dispatch(split=parts, share=(dim, tile[dim] * size)) if parts > 1 else Dispatch()
     staged = tuple([Staging("panel", f, levels[0], shifts=True) for f in factors])
     order = (*draw(st.permutations(nest.spatial)), dim)
     tiles = (tuple(tile),) * len(levels)
-    return RProgram(expr, (StageProgram(nest, atom, mapping, levels, tiles, (order,) * len(levels), staged, **cut),))
+    return RProgram(expr, (StageProgram(nest, atom, mapping, levels, tiles, (order,) * len(levels), staged, cut),))
 
 
 # --- what has to hold ------------------------------------------------------------------------------------------------

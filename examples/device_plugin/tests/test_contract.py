@@ -75,7 +75,7 @@ def test_a_reduction_that_units_share_is_added_up():
     shared = one.model_copy(update={"unit": unit, "levels": tuple(lv.model_copy(update={"instances": 2}) for lv in one.levels)})
     op = ops.reduce_sum(roller.tensor((8, 4096), name="x"), 1)
     (stage,) = roller.compile(op, device="plain_c").program.stages
-    cut = replace(stage, tiles=((8, 2048), (2, 1)), split=2)
+    cut = replace(stage, tiles=((8, 2048), (2, 1))).dispatched(split=2)
     expr = ops.expression(op)
     arrays = verify.random_inputs(expr, seed=5, integer=True)
     artifact = roller_plain_c.roller_build(shared, roller_plain_c.roller_codegen(roller.RProgram(expr, (cut,))))

@@ -84,7 +84,7 @@ class Workspace:
 
 def workspace_of(program: StageProgram) -> Workspace | None:
     """Returns the array of partial results, if a reduction is split over units (split-K)."""
-    output, body, parts = program.nest.stage.output, program.nest.stage.body, program.split
+    output, body, parts = program.nest.stage.output, program.nest.stage.body, program.dispatch.split
     reduces = program.nest.stage.reducer is not None
     return Workspace(f"{output.name}_partial", parts * output.elements, body.dtype) if reduces and parts > 1 else None
 

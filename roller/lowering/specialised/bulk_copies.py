@@ -173,7 +173,7 @@ def _described(program: StageProgram, panel: SwizzledPanel, access: Access, side
         return None
     if not whole_pieces(program, sides[0], size):
         return None
-    cluster = program.cluster if program.brought_once(tuple(s > 0 for s in panel.steps)) else 1
+    cluster = program.dispatch.cluster if program.brought_once(tuple(s > 0 for s in panel.steps)) else 1
     share, rest = divmod(tile[panel.side], cluster)
     if rest or (cluster > 1 and share % PERIOD):
         return None
@@ -200,8 +200,8 @@ def whole_pieces(program: StageProgram, side: Side, size: int) -> bool:
         if tile < extent:
             starts.append(tile * coefficient)
             starts += [] if program.nest.dims[dim].is_reduce or extent % tile == 0 else [(extent - tile) * coefficient]
-        if program.share is not None and program.share[0] == dim:
-            starts.append(program.share[1] * coefficient)
+        if program.dispatch.share is not None and program.dispatch.share[0] == dim:
+            starts.append(program.dispatch.share[1] * coefficient)
     return all(start * size % ROW_ALIGNMENT == 0 for start in starts)
 
 

@@ -152,7 +152,7 @@ class SpecialisedStage(StageLowering):
     @property
     def cluster(self) -> int:
         """Blocks of a cluster."""
-        return self.program.cluster
+        return self.program.dispatch.cluster
 
     @property
     def _registers(self) -> int:

@@ -56,7 +56,7 @@ def _store_buffer(block: GroupBlock, machine: Machine, taken: int) -> StoreBuffe
     if departures is None or producers is None:
         return None
     output, space = program.nest.output.tensor, workspace_of(program)
-    array = (output.name, output.dtype, 1) if space is None else (space.name, space.dtype, program.split)
+    array = (output.name, output.dtype, 1) if space is None else (space.name, space.dtype, program.dispatch.split)
     room = departures.room(block.threads + producers.lanes, registers_of(program, block), taken)
     return outlet_of(block, block.panel_unit, departures, array, room, taken)
 
@@ -79,7 +79,7 @@ def refusal(program: StageProgram, machine: Machine) -> tuple[str, str] | None:
         return "lanes", f"groups of {atom.name} share no reduction, those of {name!r} would"
     if program.parted:
         return "cluster", f"some clusters of {name!r} would begin at the end of a row of tiles and end in the next one"
-    if program.cluster > 1 and not any(_spread(program, block, machine)):
+    if program.dispatch.cluster > 1 and not any(_spread(program, block, machine)):
         return "cluster", f"{name!r} has nothing that boxes bring to all blocks of a cluster"
     wanted = registers_of(program, block)
     room = producers.registers(block.threads // atom.lanes)

@@ -43,7 +43,7 @@ class StoreAccesses:
         if program.atom.kind != "matrix" or not program.staged or roles != {*SIDES, "k"}:
             return 0.0
         names, copies = tuple(d.name for d in program.nest.dims), tuple(s.depth for s in program.staged)
-        chosen = program.atom.name, program.mapping, program.unit_tile, program.inner, copies, program.split
+        chosen = program.atom.name, program.mapping, program.unit_tile, program.inner, copies, program.dispatch.split
         key = program.nest.stage.name, names, *chosen
         found = self._known.get(key)
         if found is None:

@@ -16,7 +16,7 @@ from roller.cost.model import Model
 from roller.cost.register_traffic import blocks_of
 from roller.ir.elementwise import Value
 from roller.ir.nest import Nest
-from roller.program.footprint import Boxes
+from roller.program.footprint import Boxes, whole_tiles
 from roller.program.halo import box_order, lane_step, turned
 from roller.program.rprogram import LEAST_BLOCK, StageProgram, Staging, panel_element_bytes, staged_touches
 from roller.search.funnel.lattice import Chains
@@ -285,7 +285,8 @@ class CacheLoads:
     def _panel(self, part: Part) -> Value:
         """Returns the bytes of a panel at each depth."""
         width = panel_element_bytes(self.nest, self.base.atom)
-        elements = math.prod([self.tiles[d] for d, touched in enumerate(part.touches) if touched])
+        laid = whole_tiles(self.tiles, self.chains[-1])
+        elements = math.prod([laid[d] for d, touched in enumerate(part.touches) if touched])
         return np.broadcast_to(elements * width, (len(self.loops) + 1, self.count))
 
     def _run(self, part: Part, boxed: bool) -> Value:

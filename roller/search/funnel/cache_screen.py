@@ -23,6 +23,7 @@ from roller.cost.model import executed_points
 from roller.cost.operations import point_slots
 from roller.cost.packing import DECODE_TRIPS, ROW_TRIPS, element_slots, packing_seconds
 from roller.ir.elementwise import Value, largest
+from roller.program.footprint import whole_tiles
 from roller.program.rprogram import StageProgram, Staging, panel_element_bytes, staged_touches
 from roller.search.choices import bare, every_staging, parts_of, required_staging
 from roller.search.funnel.cache_loads import CacheLoads
@@ -69,7 +70,7 @@ class CacheScreen:
         """Yields the program of a chain in the way with this number, with the default loop orders."""
         chosen = self.ways[way]
         program = bare(self.space, self.space.levels, chain, chosen.staged)
-        yield replace(program, split=parts_of(self.space, chain[0])) if chosen.cut else program
+        yield program.dispatched(split=parts_of(self.space, chain[0])) if chosen.cut else program
 
     def least_seconds(self, inner: Tiles) -> Value:
         """Returns a lower bound for chains around innermost tiles: computing and register traffic, perfectly overlapped."""
@@ -101,7 +102,7 @@ class CacheScreen:
 
     def seconds_of(self, chains: Chains, program: StageProgram) -> Value:
         """Returns the approximate seconds of chains of tiles with the copies of a program, on as many units."""
-        return self._seconds(chains, [program.staged], program.split > 1, program.parallel)[0]
+        return self._seconds(chains, [program.staged], program.dispatch.split > 1, program.dispatch.parallel)[0]
 
     def _seconds(self, chains: Chains, every: Sequence[tuple[Staging, ...]], cut: bool, parallel: bool) -> list[Value]:
         """Returns the seconds of chains with each of these copies, reductions whole or cut, on all units or one."""
@@ -119,7 +120,7 @@ class CacheScreen:
         around, filled = self._around(chains, cut, parallel, visits, number, busy), dict[Staging, Value]()
         found = []
         for staged in every:
-            program, terms = replace(self.base, staged=staged, split=2 if cut else 1), [compute]
+            program, terms = replace(self.base, staged=staged).dispatched(split=2 if cut else 1), [compute]
             waiting: Value = around
             for index in caches:
                 bytes_, waits, ahead = loads.into(index, staged)
@@ -209,7 +210,8 @@ class CacheScreen:
             elements, trips = boxes.elements * times, runs * times * ROW_TRIPS
         else:
             width = panel_element_bytes(nest, program.atom)
-            elements = math.prod([tile[d] for d in range(len(touches)) if touches[d]]) * times
+            laid = whole_tiles(tile, chains[-1])
+            elements = math.prod([laid[d] for d in range(len(touches)) if touches[d]]) * times
             slot = math.prod([chains[-1][d] for d in range(len(touches)) if touches[d]])
             mine = [nest.accesses[n] for n in sources]
             decoded = [i for i in nest.reduce if touches[i] and any(a.strides[i] is None for a in mine)]

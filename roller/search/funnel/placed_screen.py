@@ -147,7 +147,7 @@ class PlacedScreen:
     def seconds_of(self, chains: Chains, program: StageProgram) -> Value:
         """Returns the approximate seconds of chains of tiles in the way of a program."""
         depth = max([s.depth for s in program.staged], default=1)
-        return self._seconds(chains, [Copies(depth, program.split > 1)])[0]
+        return self._seconds(chains, [Copies(depth, program.dispatch.split > 1)])[0]
 
     def programs(self, chain: Chain, way: int) -> Iterator[StageProgram]:
         """Yields the programs of a chain in the way with this number, with the default loop orders."""

@@ -26,7 +26,7 @@ def refusal(plan: Plan, spec: HardwareSpec) -> tuple[str, str] | None:
     """Returns why tiles cannot run a program: a short rule and a reason; None if there is none."""
     nest = plan.nest
     program, stage = plan.program, nest.stage
-    if not program.parallel:
+    if not program.dispatch.parallel:
         return "one tile", "a single tile would do all the work"
     types = [a.access.tensor.dtype for a in (*plan.arrays, plan.output)] + [stage.body.dtype]
     on_the_way = [node.dtype for root in (stage.body, stage.result) for node in walk(root) if isinstance(node, Cast | Const)]
