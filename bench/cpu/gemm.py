@@ -1,4 +1,4 @@
-"""GEMM in float32: squares, thin, ragged and random shapes, against OpenBLAS, MKL and oneDNN. python -m bench.cpu.gemm"""
+"""GEMM in float32: squares, thin, ragged and random products, against OpenBLAS, MKL and oneDNN. python -m bench.cpu.gemm"""
 
 from __future__ import annotations
 
@@ -16,14 +16,22 @@ from roller import ops
 SQUARES = (256, 384, 512, 768, 1000, 1023, 1024, 1536, 2048, 3000)
 THIN = [(m, n, n) for n in (1024, 4096) for m in (1, 16, 64, 128)]
 OTHER = [(3072, 768, 768), (1000, 2500, 3000)]
+ROWS = [(8, 5000, 3000), (37, 2048, 2048), (64, 1040, 1024), (128, 2048, 2048)]  # rows at and beside powers of two
 RANDOM, SEED = 4, 1
+RANDOM_THIN, THIN_SEED = 8, 2
 
 
 def shapes() -> list[tuple[int, int, int]]:
-    """M, N, K of every case; the random ones are log-uniform, so that small extents are as likely as large ones."""
-    generator = np.random.default_rng(SEED)
-    random = np.exp(generator.uniform(np.log(32), np.log(3000), (RANDOM, 3))).astype(int)
-    return [(n, n, n) for n in SQUARES] + THIN + OTHER + [(int(m), int(n), int(k)) for m, n, k in random]
+    """M, N, K of every case; random extents are log-uniform, so that small ones are as likely as large ones."""
+    fixed = [*((n, n, n) for n in SQUARES), *THIN, *OTHER, *drawn(SEED, RANDOM, (32, 3000), (32, 3000))]
+    return [*fixed, *ROWS, *drawn(THIN_SEED, RANDOM_THIN, (2, 128), (256, 6000))]
+
+
+def drawn(seed: int, count: int, rows: tuple[int, int], others: tuple[int, int]) -> list[tuple[int, int, int]]:
+    """So many random products with M in one range, N and K in another."""
+    low, high = np.log(np.array([rows, others, others], float)).T
+    drawn = np.exp(np.random.default_rng(seed).uniform(low, high, (count, 3))).astype(int)
+    return [(int(m), int(n), int(k)) for m, n, k in drawn]
 
 
 def build(options: argparse.Namespace, m: int, n: int, k: int) -> list[Side]:
