@@ -41,10 +41,11 @@ class Speeds:
 
 
 def nearest(topology: Topology, processor: str) -> HardwareSpec:
-    """Returns the shipped spec of this processor, else one with the same vector width, else any."""
+    """Returns the shipped spec of this processor, else one with the same vector width, a generic one before others, else any."""
     shipped = shipped_specs("cpu")
     alike = [s for s in shipped if s.options.get("llvm_mcpu") == processor]
     wide = [s for s in shipped if s.options.get("vector_bytes") == topology.vector_bytes]
+    wide.sort(key=lambda s: not str(s.options.get("llvm_mcpu")).startswith("x86-64"))
     return (alike or wide or shipped)[0]
 
 
