@@ -24,10 +24,12 @@ from roller.search.tile_space import mappings
 from roller.target.catalog import find_spec
 from roller.target.hardware import ComputeAtom
 from roller.target.subset import limited
+from roller.testing import with_level
 from roller_cpu.chip.dot_atoms import dot_atoms
 
 SPEC = find_spec("cpu", "x86-64-v3")
 ALONE = limited(SPEC, 1)  # one core has the last cache to itself: one more level has tiles
+FAR = with_level(SPEC, 1, capacity_bytes=1, latency_ns=1000.0)  # every input is far away: rows are prefetched
 DOTS = [
     ComputeAtom.model_validate(table | {"gflops": 1.0})
     for table in dot_atoms(SPEC, ("avxvnni", "avx2", "avx512bf16", "avx512vl"), 32, 1.0)
@@ -128,7 +130,8 @@ def random_kernel(data: st.DataObject) -> None:
     program = data.draw(programs(fuse(expr), fixed))
     note(program.describe())
     arrays = verify.random_inputs(expr, data.draw(st.integers(0, 99)), integer=data.draw(st.booleans()))
-    built = launching.artifact(SPEC, program, {name: arrays[name] for name in arrays if name in fixed})
+    spec = data.draw(st.sampled_from((SPEC, FAR)))
+    built = launching.artifact(spec, program, {name: arrays[name] for name in arrays if name in fixed})
     launching.check(expr, built, arrays, fixed, data.draw(st.integers(0, 3)))
 
 

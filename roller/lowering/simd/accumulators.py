@@ -15,6 +15,7 @@ from roller.ir.sliding_windows import windows
 from roller.lowering.simd import epilogue, panel_layout
 from roller.lowering.simd.context import Lowering, Slots
 from roller.lowering.simd.panel_layout import Panel
+from roller.lowering.simd.prefetching import prefetches
 from roller.lowering.simd.words import word_values
 from roller.lowering.tir import tile_starts
 from roller.lowering.tir.addresses import Point, replaced
@@ -231,7 +232,8 @@ def _copied(low: Lowering, dim: int) -> bool:
 
 def _step(low: Lowering, state: State, place: Place, acc: Buffer, chunks: Chunks) -> Stmt:
     """Returns one step of the innermost tile: each accumulator vector accumulates the body."""
-    return sequence([*_before(low), *(part for _, one in _products(low, state, place, acc, chunks) for part in one)])
+    ahead = [*_before(low), *prefetches(low, place)]
+    return sequence([*ahead, *(part for _, one in _products(low, state, place, acc, chunks) for part in one)])
 
 
 def _before(low: Lowering) -> list[Stmt]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from roller.ir.expr import Tensor
 from roller.lowering.simd import panel_layout
 from roller.lowering.simd.panel_layout import Panel
 from roller.lowering.tir.builder import Buffer, Expr, Stmt, buffer
@@ -16,6 +17,7 @@ from roller.target.hardware import ComputeAtom
 
 StoreHook = Callable[[Buffer, Expr, Expr, int], Stmt | None]
 StepHook = Callable[[int], Stmt | None]
+PrefetchHook = Callable[[Tensor, float, int, Expr, int], Stmt | None]
 DotHook = Callable[[ComputeAtom, int, Expr, Expr, Expr], Expr]
 Slots = list[tuple[int, int]]  # first element and lanes of each accumulator vector
 
@@ -28,6 +30,9 @@ class Options:
     `before_step(vectors)` returns a statement for the start of each step of a reduction into this many accumulator vectors.
     `registers`: vector registers of a unit; 0: unknown. `dot(atom, lanes, accumulator, broadcast, vector)` returns the accumulator
     plus the products of the words of two vectors, of which each lane sums its own.
+    `prefetch(tensor, operations, passes, place, bytes)` returns a request for the line so many bytes after an element of an input,
+    or None if the unit needs none. `operations`: the vector operations that a step makes for each of the input's lines that it
+    reads; `passes`: how often it reads each of them.
     """
 
     panels: Mapping[tuple[str, int], Panel] = field(default_factory=dict)
@@ -36,6 +41,7 @@ class Options:
     before_step: StepHook | None = None
     registers: int = 0
     dot: DotHook | None = None
+    prefetch: PrefetchHook | None = None
 
 
 class Lowering:

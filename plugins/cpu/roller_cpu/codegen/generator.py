@@ -19,7 +19,7 @@ from roller.lowering.simd.panel_layout import Panel, make_panel
 from roller.lowering.tir import arithmetic
 from roller.lowering.tir.builder import Buffer, Expr, Stmt, argument, index, sequence
 from roller.plugin import BuildOptions, HardwareSpec, KernelSource, RProgram, Tensor
-from roller_cpu.codegen import dot_products
+from roller_cpu.codegen import dot_products, prefetching
 from roller_cpu.cost.parameters import registers
 from roller_cpu.toolchain import compiling, formats
 
@@ -67,7 +67,12 @@ def generate(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> Ke
     buffers = {t.name: argument(t.name, t.elements, t.dtype) for t in (*expr.inputs, expr.output)}
     panels = _constant_panels(program, {t.name for t in constants})
     lowering = sequential.Options(
-        panels=panels, before_step=_separated(spec), registers=registers(spec), dot=dot_products.dot, **_streaming(spec, program)
+        panels=panels,
+        before_step=_separated(spec),
+        registers=registers(spec),
+        dot=dot_products.dot,
+        prefetch=prefetching.prefetch_hook(spec),
+        **_streaming(spec, program),
     )
     body = sequential.lower(program, buffers, lowering)
     unpacked = [t for t in constants if _read_directly(program, t.name)]
@@ -210,6 +215,7 @@ def _with_helpers(body: Stmt, options: sequential.Options, program: RProgram) ->
     ]
     if arithmetic.called_by(program.expr.stages):
         lines += arithmetic.definitions("linkonce_odr")
+    lines += prefetching.DEFINITION
     if options.store is not None:
         lines += _stream_helpers()
     for atom in {stage.atom.name: stage.atom for stage in program.stages if stage.atom.depth > 1}.values():
