@@ -88,11 +88,11 @@ def scale_bias_relu(options: argparse.Namespace, shape: tuple[int, ...]) -> list
     t = peers.shared(given)
     c, d = peers.empty(shape), peers.empty(shape)
     first, second = torch.from_numpy(c), torch.from_numpy(d)
-    flat = [t[name].reshape(-1) for name in ("scale", "bias")]
+    weight, shift = (t[name].reshape(-1) for name in ("scale", "bias"))
     zero, one = torch.zeros(shape[1]), torch.ones(shape[1])
 
     def normalised() -> torch.Tensor:
-        return functional.batch_norm(t["x"], zero, one, *flat, training=False, eps=0.0).relu_()
+        return functional.batch_norm(t["x"], zero, one, weight, shift, training=False, eps=0.0).relu_()
 
     return [
         peers.ours(ops.relu(x * scale + bias), given, options),
