@@ -13,7 +13,9 @@ static inline float roller_off(double exact, double relative) { return float(exa
 static inline float roller_ex2(float x) { return roller_off(std::exp2(double(x)), 0x1p-22); }
 static inline float roller_rcp(float x) { return roller_off(1.0 / double(x), 0x1p-23); }
 static inline float roller_fn_exp(float x) { return roller_off(std::exp(double(x)), 0x1p-22); }
-static inline float roller_fn_tanh(float x) { return roller_off(std::tanh(double(x)), 0x1p-22); }
+static inline float roller_fn_tanh(float x) {  // tanhf is exactly 1 or -1 at infinities
+    return std::isinf(x) ? std::copysign(1.0f, x) : roller_off(std::tanh(double(x)), 0x1p-22);
+}
 static inline float roller_fn_rsqrt(float x) { return roller_off(1.0 / std::sqrt(double(x)), 0x1p-22); }
 
 namespace emulator {
