@@ -14,16 +14,16 @@ from by_hand import t, vector
 from roller import ops, verify
 from roller.ir.fusion import fuse
 from roller.ir.nest import variants
-from roller.program.row_runs import LINE, RUNS_AHEAD
 from roller.program.rprogram import RProgram, StageProgram, Staging, tiled_levels
 from roller.runtime.artifact import BuildOptions
 from roller.target.catalog import find_spec
 from roller.target.hardware import HardwareSpec
 from roller.testing import with_level
 from roller_cpu.codegen import generator
-from roller_cpu.codegen.prefetching import KEPT
+from roller_cpu.codegen.prefetching import KEPT, RUNS_AHEAD
 
 M, N, K = 0, 1, 2
+LINE = 64
 SPEC = find_spec("cpu", "x86-64-v3")
 FAR = with_level(SPEC, 1, capacity_bytes=1, latency_ns=1000.0)  # no input stays near a core
 Tiles = tuple[tuple[int, ...], tuple[int, ...]]

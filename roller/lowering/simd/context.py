@@ -17,9 +17,23 @@ from roller.target.hardware import ComputeAtom
 
 StoreHook = Callable[[Buffer, Expr, Expr, int], Stmt | None]
 StepHook = Callable[[int], Stmt | None]
-PrefetchHook = Callable[[Tensor, float, int, Expr, int], Stmt | None]
 DotHook = Callable[[ComputeAtom, int, Expr, Expr, Expr], Expr]
 Slots = list[tuple[int, int]]  # first element and lanes of each accumulator vector
+
+
+@dataclass(frozen=True)
+class Prefetch:
+    """How a device requests rows ahead that a tile reads a run at a time (`roller.program.row_runs`).
+
+    `pays(tensor, operations, passes)`: whether it does so for an input. `operations`: the vector operations that a step makes for
+    each of the input's lines that it reads; `passes`: how often it reads each of them. `request(place, bytes)` returns the
+    statement that requests the line so many bytes after a place. `line_bytes`: of one request. `runs`: how many runs ahead.
+    """
+
+    pays: Callable[[Tensor, float, int], bool]
+    request: Callable[[Expr, int], Stmt]
+    line_bytes: int
+    runs: int
 
 
 @dataclass(frozen=True)
@@ -30,9 +44,7 @@ class Options:
     `before_step(vectors)` returns a statement for the start of each step of a reduction into this many accumulator vectors.
     `registers`: vector registers of a unit; 0: unknown. `dot(atom, lanes, accumulator, broadcast, vector)` returns the accumulator
     plus the products of the words of two vectors, of which each lane sums its own.
-    `prefetch(tensor, operations, passes, place, bytes)` returns a request for the line so many bytes after an element of an input,
-    or None if the unit needs none. `operations`: the vector operations that a step makes for each of the input's lines that it
-    reads; `passes`: how often it reads each of them.
+    `prefetch`: which rows a tile requests ahead, and how.
     """
 
     panels: Mapping[tuple[str, int], Panel] = field(default_factory=dict)
@@ -41,7 +53,7 @@ class Options:
     before_step: StepHook | None = None
     registers: int = 0
     dot: DotHook | None = None
-    prefetch: PrefetchHook | None = None
+    prefetch: Prefetch | None = None
 
 
 class Lowering:

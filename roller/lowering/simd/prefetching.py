@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 from tvm import tirx
 
@@ -11,7 +10,7 @@ from roller.lowering.simd.context import Lowering
 from roller.lowering.tir.addresses import Point, base_address
 from roller.lowering.tir.builder import Stmt
 from roller.lowering.tir.tile_starts import Position
-from roller.program.row_runs import LINE, RUNS_AHEAD, operations, part_by_part, passes
+from roller.program.row_runs import operations, passes, row_dim
 
 
 def prefetches(low: Lowering, place: tuple[Position, ...]) -> list[Stmt]:
@@ -19,18 +18,19 @@ def prefetches(low: Lowering, place: tuple[Position, ...]) -> list[Stmt]:
     return [one for number in range(len(low.nest.accesses)) for one in _of_array(low, number, place)]
 
 
-def _of_array(low: Lowering, number: int, place: tuple[Position, ...]) -> Iterator[Stmt]:
-    access, hook, along = low.nest.accesses[number], low.options.prefetch, part_by_part(low.program, number)
-    if along is None or hook is None or low.ready(access.factor) is not None:
-        return
+def _of_array(low: Lowering, number: int, place: tuple[Position, ...]) -> list[Stmt]:
+    """Returns one request for each line of an array that the step reads; none where the device wants none."""
+    access, wanted, along = low.nest.accesses[number], low.options.prefetch, row_dim(low.program, number)
+    if along is None or wanted is None:
+        return []
     inner, size = low.program.inner, access.element_bytes
-    others = [range(inner[d]) if touched and d != along else (0,) for d, touched in enumerate(access.touches)]
-    window, work = low.reader.window(number), operations(low.program, number, along)
-    often = passes(low.program, number)
-    for offsets in itertools.product(*others):
-        for at in range(0, inner[along], max(1, LINE // size)):
-            point = Point(low.nest, place).moved((*offsets[:along], at, *offsets[along + 1 :]))
-            element = tirx.BufferLoad(window.buffer, [base_address(low.nest, window, access.index, point)])
-            found = hook(access.tensor, work, often, tirx.address_of(element), RUNS_AHEAD * inner[along] * size)
-            if found is not None:
-                yield found
+    ranges = [range(extent if touched else 1) for extent, touched in zip(inner, access.touches, strict=True)]
+    ranges[along] = range(0, inner[along], max(1, wanted.line_bytes // size))
+    lines = list(itertools.product(*ranges))
+    if not wanted.pays(access.tensor, operations(low.program, len(lines)), passes(low.program, number)):
+        return []
+    window, found = low.reader.window(number), []
+    for offsets in lines:
+        element = base_address(low.nest, window, access.index, Point(low.nest, place).moved(offsets))
+        found.append(wanted.request(tirx.address_of(tirx.BufferLoad(window.buffer, [element])), wanted.runs * inner[along] * size))
+    return found

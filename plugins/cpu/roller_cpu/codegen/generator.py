@@ -71,7 +71,7 @@ def generate(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> Ke
         before_step=_separated(spec),
         registers=registers(spec),
         dot=dot_products.dot,
-        prefetch=prefetching.prefetch_hook(spec),
+        prefetch=prefetching.prefetch(spec),
         **_streaming(spec, program),
     )
     body = sequential.lower(program, buffers, lowering)
