@@ -30,8 +30,8 @@ def shapes() -> list[tuple[int, int, int]]:
 def drawn(seed: int, count: int, rows: tuple[int, int], others: tuple[int, int]) -> list[tuple[int, int, int]]:
     """So many random products with M in one range, N and K in another."""
     low, high = np.log(np.array([rows, others, others], float)).T
-    drawn = np.exp(np.random.default_rng(seed).uniform(low, high, (count, 3))).astype(int)
-    return [(int(m), int(n), int(k)) for m, n, k in drawn]
+    found = np.exp(np.random.default_rng(seed).uniform(low, high, (count, 3))).astype(int)
+    return [(int(m), int(n), int(k)) for m, n, k in found]
 
 
 def build(options: argparse.Namespace, m: int, n: int, k: int) -> list[Side]:

@@ -184,7 +184,7 @@ def _shorter(space: TileSpace, program: StageProgram) -> Iterator[Tile]:
 
     Yields nothing where the tile is a unit's or a lane's share of the reduction.
     """
-    if space.fit.cooperate or not space.nest.reduce or (program.dispatch.split > 1 and program.dispatch.share is None):
+    if space.fit.cooperate or not space.nest.reduce or program.dispatch.cuts_tiles:
         return
     tile, inner = program.unit_tile, program.tiles[1] if len(program.tiles) > 1 else program.inner
     dim = max(space.nest.reduce, key=lambda d: (tile[d], d))
@@ -300,7 +300,7 @@ def ordered(program: StageProgram) -> Iterator[StageProgram]:
     for orders in orders_of(program):
         for parallel in (True, False):
             if (orders, parallel) != (program.orders, program.dispatch.parallel):
-                yield replace(program, orders=orders, dispatch=replace(program.dispatch, parallel=parallel))
+                yield replace(program, orders=orders).dispatched(parallel=parallel)
 
 
 def orders_of(program: StageProgram) -> Iterator[tuple[tuple[int, ...], ...]]:
