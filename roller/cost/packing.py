@@ -11,7 +11,7 @@ from roller.ir.nest import Access, Nest
 from roller.program.footprint import whole_tiles
 from roller.program.halo import lane_step, turned
 from roller.program.rprogram import StageProgram, Staging, copy_depth, panel_element_bytes
-from roller.program.words import in_words, word_dim
+from roller.program.words import steps_along, word_dim
 from roller.target.hardware import HardwareSpec
 
 DECODE_TRIPS = 2  # loop trips that take as long as dividing an index by a known extent, remainder included
@@ -99,7 +99,7 @@ def _slot_trips(program: StageProgram, staging: Staging, elements: float) -> flo
 def element_slots(rates: Rates, program: StageProgram, staging: Staging) -> float:
     """Returns the issue slots of copying one element: a load and a store, of vectors where source and copy are both contiguous."""
     nest, lane = program.nest, program.lane
-    width = max((e for e in program.atom.roles.values() if isinstance(e, int)), default=1)
+    width = program.atom.width
     vector = 2.0 * rates.parameters.copy_slots
     if staging.kind == "box":
         return vector + (TRANSPOSE_SLOTS * math.log2(width) if turned(program, staging.operand) else 0.0)
@@ -126,6 +126,9 @@ def _word_slots(program: StageProgram, sources: list[Access], width: int) -> flo
     assert deep is not None and lane is not None
     along = all(a.strides[deep] == 1 for a in sources)
     if not all(a.touches[lane] for a in sources):
+        rows = dict(program.mapping).get("m") if program.atom.registers is not None else None
+        if rows is not None and (along or all(a.strides[rows] == 1 for a in sources)):
+            return 2.0 / depth if along else (2.0 + TRANSPOSE_SLOTS * math.log2(depth * width)) / depth
         return 2.0 * width / (depth if along else 1)
     if along:
         blocks = _transposes(program, sources)
@@ -144,6 +147,6 @@ def _lane_step(access: Access, dim: int) -> int:
 def _transposes(program: StageProgram, sources: list[Access]) -> bool:
     """True if blocks of vectors along a reduction can be transposed: the source is one plain array, contiguous there."""
     nest: Nest = program.nest
-    along = [i for i in nest.reduce if in_words(program, program.inner)[i] == 1]
+    along = [i for i in nest.reduce if steps_along(program, i)]
     plain = len(sources) == 1 and not sources[0].guarded and program.lane not in nest.reduce
     return plain and sources[0].strides[program.lane or 0] is not None and any(sources[0].strides[i] == 1 for i in along)

@@ -50,7 +50,7 @@ class RegisterTraffic:
         steps, spatial_steps = math.prod(trips), math.prod([trips[i] for i in nest.spatial])
         panels = {s.operand for s in program.staged if s.kind == "panel"}
         boxes = {s.operand for s in program.staged if s.kind == "box"}
-        width = max((e for e in program.atom.roles.values() if isinstance(e, int)), default=1)
+        width, own = program.atom.width, program.atom.registers is not None
         inner = in_words(program, inner)
         inputs = output = 0.0
         for number, access in enumerate(nest.accesses):
@@ -62,6 +62,7 @@ class RegisterTraffic:
             moved = loads * max(transaction, vector) * (steps if access.role == "body" else spatial_steps)
             if access.role == "output":
                 output += moved
+                inputs += 2 * moved if own else 0.0  # registers of its own have no arithmetic: results pass through memory
             else:
                 inputs += moved
         return inputs, output
@@ -81,6 +82,8 @@ class RegisterTraffic:
         lane = program.lane
         if lane is None or not access.touches[lane]:
             # Points along a decoded fused dimension have no constant stride: each needs an address, which is loaded too.
+            if program.atom.registers is not None and access.role == "body":
+                return touched / program.width  # rows of words
             decoded = [t for s, t in zip(access.strides, inner, strict=True) if s is None]
             return touched if panel or not decoded else touched * where(reduce(largest, decoded) > 1, 2, 1)
         width = program.width

@@ -98,7 +98,7 @@ class Growth:
         nest, tile, inner = program.nest, program.tiles[position], self.inner(position)
         name = nest.dims[dim].name
         if position == len(program.levels) - 1 and dim == word_dim(program.atom, program.mapping):
-            return Stop(name, None, "one word")
+            return Stop(name, None, "one word" if program.atom.registers is None else "one register")
         multiple = self.rules.multiple(program.levels[position], name)
         extent = next_aligned(nest.extents[dim], inner[dim], tile[dim], multiple)
         if extent is None or tile[dim] >= nest.extents[dim]:

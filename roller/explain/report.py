@@ -250,7 +250,7 @@ def _level(growth: Growth, index: int) -> LevelReport:
     position = program.levels.index(index)
     tile = program.tiles[position]
     if inner:
-        used, room = growth.fit.inner_bytes(tile, program.mapping, program.atom), growth.fit.lane_bytes(level)
+        used, room = growth.fit.inner_bytes(tile, program.mapping, program.atom), growth.fit.lane_bytes(level, program.atom)
     else:
         used = growth.fit.footprint(program.levels, position, tile, growth.inner(position), program.atom)
         used += added_bytes(program, growth.spec, model.geometry, index)

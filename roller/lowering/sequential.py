@@ -14,6 +14,7 @@ from roller.lowering.simd.accumulators import reducing_tile, scratch_tile
 from roller.lowering.simd.context import Lowering, Options
 from roller.lowering.simd.epilogue import combine_parts, put
 from roller.lowering.simd.panel_layout import Panel, make_panel
+from roller.lowering.simd.tile_registers import around_unit
 from roller.lowering.simd.transpose import tile_points
 from roller.lowering.tir import tile_starts
 from roller.lowering.tir.addresses import Point
@@ -68,7 +69,7 @@ def _unit(low: Lowering, state: State) -> Stmt:
     for number in range(low.units):
         if low.reduces(number):
             low.part = plus(times(low.part, low.program.loops[number].trips), state.variable(number))
-    body = [_inside(low, low.units, state)]
+    body = around_unit(low, [_inside(low, low.units, state)])
     if low.options.after_unit is not None:
         body.append(low.options.after_unit())
     return sequence([*allocate(low.rooms), *body])

@@ -19,6 +19,7 @@ from roller.ir.sliding_windows import every_window, stored_extents
 from roller.program.alignment import lane_rule
 from roller.program.footprint import Geometry
 from roller.program.rprogram import lane_level, panel_element_bytes, tiled_levels
+from roller.program.tile_registers import registers_of
 from roller.program.words import Mapping, compensated, word_dim
 from roller.target.hardware import ComputeAtom, HardwareSpec, MemoryLevel
 
@@ -66,7 +67,7 @@ class Fit:
             return False
         level = self.spec.levels[levels[position]]
         if position == len(levels) - 1:
-            room = self.lane_bytes(level)
+            room = self.lane_bytes(level, atom)
             return not level.managed or self.inner_bytes(tile, mapping, atom) <= room
         if not level.managed:
             return tile == inner or self.footprint(levels, position, tile, inner, atom) <= level.usable_bytes
@@ -137,8 +138,10 @@ class Fit:
         whole = {a.tensor.name: a.tensor.nbytes for a in self.nest.accesses}
         return level.usable_bytes - -(-sum(whole.values()) // level.instances)
 
-    def lane_bytes(self, level: MemoryLevel) -> int:
-        """Returns the bytes of the innermost level that one sub-tile may use."""
+    def lane_bytes(self, level: MemoryLevel, atom: ComputeAtom) -> int:
+        """Returns the bytes of the innermost level, or of the atom's own registers, that one sub-tile may use."""
+        if atom.registers is not None:
+            return atom.registers * atom.register_bytes
         limit, reserved = self.spec.unit.lane_storage_max_bytes, self.spec.unit.lane_reserved_bytes
         return min(level.usable_bytes, limit - reserved) if limit is not None else level.usable_bytes
 
@@ -161,6 +164,8 @@ class Fit:
     def inner_bytes_of(self, tile: Sequence[Extent], mapping: Mapping, atom: ComputeAtom) -> Value:
         """Returns the same for one tile, or for an array of tiles, without a cache."""
         nest = self.nest
+        if atom.registers is not None:
+            return registers_of(nest, atom, mapping, tile) * atom.register_bytes
         if nest.before:
             return held_bytes(nest, tuple(tile))
         spread = [d for role, d in mapping if role == "n" and nest.dims[d].is_reduce] if atom.kind == "vector" else []

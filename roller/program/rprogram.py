@@ -194,13 +194,12 @@ class StageProgram:
     @property
     def lane(self) -> int | None:
         """The dimension along which a vector atom lies, None without one."""
-        return self.mapping[0][1] if self.mapping and self.atom.kind == "vector" else None
+        return dict(self.mapping).get("n") if self.atom.vectors else None
 
     @cached_property
     def width(self) -> int:
         """Elements of the vector atom, 1 without one."""
-        width = self.atom.extents[self.mapping[0][0]] if self.lane is not None else 1
-        return width if isinstance(width, int) else 1
+        return self.atom.width if self.lane is not None else 1
 
     @cached_property
     def across(self) -> int | None:

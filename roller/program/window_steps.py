@@ -41,7 +41,7 @@ class WindowStep:
 def window_steps(program: StageProgram) -> Iterator[WindowStep]:
     """Yields the steps that programs with this atom, mapping and these copies may have; the first with enough registers counts."""
     nest, panels = program.nest, {s.operand for s in program.staged if s.kind == "panel"}
-    if program.lane is not None and nest.dims[program.lane].is_reduce:
+    if program.atom.registers is not None or (program.lane is not None and nest.dims[program.lane].is_reduce):
         return
     for factor in range(len(nest.factors)):
         for window in windows(nest, factor) if factor not in panels else ():

@@ -1,6 +1,7 @@
-"""Dot-product atoms: a vector's lanes each take a word, that is, `depth` operands which follow one another along a reduction.
+"""Words: what dot products and registers of matrix instructions take for one element of an accumulator.
 
-An innermost tile has one word along that reduction. Panels store words. Where no array has a whole last word, its rest is zero.
+A word is `depth` operands which follow one another along a reduction. An innermost tile has one word along that reduction, or as
+many as a register of its atom. Panels store words. Where no array has all of the last ones, their rest is zero.
 """
 
 from __future__ import annotations
@@ -28,14 +29,19 @@ def in_words(program: StageProgram, tile: Sequence[Extent]) -> tuple[Extent, ...
     return tuple([-(-extent // depth) if dim == deep else extent for dim, extent in enumerate(tile)])
 
 
+def steps_along(program: StageProgram, dim: int) -> bool:
+    """True if steps of the innermost tile go along a reduction one after another: element by element, or in words."""
+    return program.inner[dim] == 1 or dim == word_dim(program.atom, program.mapping)
+
+
 def word_dtype(program: StageProgram) -> str:
     """Returns the integer type of one word: it has as many bytes as an accumulator."""
     return f"int{8 * program.nest.accumulator_bytes}"
 
 
 def vector_factor(nest: Nest, mapping: Mapping) -> int:
-    """Returns the factor whose words lie along the vector; the words of the other one fill a vector each."""
-    return next(f for f in range(len(nest.factors)) if nest.factor_touches(f)[mapping[0][1]])
+    """Returns the factor whose words lie along the vector; the words of the other one fill a vector each, or rows of a register."""
+    return next(f for f in range(len(nest.factors)) if nest.factor_touches(f)[dict(mapping)["n"]])
 
 
 def compensated(nest: Nest, atom: ComputeAtom, mapping: Mapping, tile: Sequence[Extent]) -> Value:
@@ -49,7 +55,12 @@ def compensated(nest: Nest, atom: ComputeAtom, mapping: Mapping, tile: Sequence[
 def read_in_words(nest: Nest, atom: ComputeAtom, mapping: Mapping, factor: int) -> bool:
     """True if an atom can read a factor's words where its array lies: as they are, one after another, all of them whole."""
     deep, mine = word_dim(atom, mapping), [a for a in nest.inputs if a.factor == factor]
-    if deep is None or len(mine) != 1 or mine[0].guarded or nest.factor_touches(factor)[mapping[0][1]]:
+    if deep is None or len(mine) != 1 or mine[0].guarded or nest.factor_touches(factor)[dict(mapping)["n"]]:
+        return False
+    rows = dict(mapping).get("m")
+    if rows is not None and (mine[0].strides[rows] is None or not mine[0].linear):
         return False
     plain = isinstance(operand_value(nest, factor, atom), Load)
-    return plain and mine[0].strides[deep] == 1 and nest.extents[deep] % atom.depth == 0
+    step = atom.extents["k"]
+    assert isinstance(step, int)
+    return plain and mine[0].strides[deep] == 1 and nest.extents[deep] % step == 0

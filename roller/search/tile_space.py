@@ -88,7 +88,7 @@ def start(space: TileSpace) -> Tile:
     tile has all taps that a lane takes at a step.
     """
     start = atom_tile(space.nest, space.atom, space.mapping)
-    if space.atom.kind == "matrix" or space.spec.spread:
+    if (space.atom.kind == "matrix" and not space.atom.vectors) or space.spec.spread:
         return start
     if space.fit.windowed:
         taps = taps_at_once(space.nest)
@@ -189,10 +189,10 @@ def _sum_mappings(nest: Nest, atom: ComputeAtom, spread: bool = False) -> list[t
     if any(operand_value(nest, operand, atom) is None for operand in range(2)):
         return []
     found = [mapping for sides in ((0, 1), (1, 0)) if (mapping := _laid(nest, atom, sides, spread)) is not None]
-    if atom.kind == "vector":
+    if atom.vectors:
         found = [mapping for mapping in found if _in_words(nest, atom, mapping)]
     found.sort(key=lambda mapping: not any(role == "n" and nest.output.strides[dim] == 1 for role, dim in mapping))
-    alike = not spread and atom.extents.get("m") == atom.extents.get("n")
+    alike = not spread and not atom.vectors and atom.extents.get("m") == atom.extents.get("n")
     return found[:1] if alike else found
 
 

@@ -25,6 +25,9 @@ class ComputeAtom(Frozen):
     A vector with a role k is a dot-product instruction: each of its n lanes adds k products of neighbours along a reduction. k
     operands fill one element of the accumulator, a word. `compensated`: it multiplies signed by unsigned operands only, so that one
     side is shifted into the other sign, and one more row of results sums what that adds (oneDNN's compensation).
+    `registers`: a matrix instruction of one unit has this many registers of its own (AMX's tiles), each for the operand or the
+    results of one atom. It takes words of `operand_interleave` operands, as a dot product does, and rows of words of the other
+    side.
     `in_turn`: the lanes that feed the atom fill panels, fetch operands and multiply one after another (as measured), so these times
     add up. Otherwise the longest of them hides the others.
     """
@@ -47,6 +50,7 @@ class ComputeAtom(Frozen):
     operand_piece_bytes: Count = 16
     operand_interleave: Count = 1
     acc_level: Name | None = None
+    registers: Count | None = None
     in_turn: bool = False
     compensated: bool = False
 
@@ -67,9 +71,28 @@ class ComputeAtom(Frozen):
 
     @property
     def depth(self) -> int:
-        """The products that each lane of a vector sums: those of the operands in one word; 1 for all other atoms."""
+        """The operands of one word, which fill one element of the accumulator; 1 for atoms that do not take words."""
+        if self.registers is not None:
+            return self.operand_interleave
         depth = self.extents.get("k", 1) if self.kind == "vector" else 1
         return depth if isinstance(depth, int) else 1
+
+    @property
+    def vectors(self) -> bool:
+        """True if its results are vectors along role n in one unit's registers, and not those of a group of lanes."""
+        return self.kind == "vector" or self.registers is not None
+
+    @property
+    def width(self) -> int:
+        """The results that lie side by side in a register; 1 for a scalar."""
+        extents = [e for r, e in self.extents.items() if isinstance(e, int) and (r == "n" or not self.vectors)]
+        return max(extents, default=1)
+
+    @property
+    def register_bytes(self) -> int:
+        """The bytes of one of its own registers: all results of one atom."""
+        outputs = math.prod(e for r, e in self.extents.items() if r != "k" and isinstance(e, int))
+        return outputs * _bits(self.acc_dtype) // 8
 
     @property
     def rounds(self) -> bool:
@@ -92,6 +115,8 @@ class ComputeAtom(Frozen):
         whole = isinstance(depth, int) and depth * _bits(self.stored_dtype) == _bits(self.acc_dtype)
         if self.kind == "vector" and depth is not None and not whole:
             raise ValueError(f"roles: {depth} operands of {self.in_dtype} do not fill one {self.acc_dtype}")
+        if self.registers is not None:
+            self._check_registers()
         if self.compensated and not (self.kind == "vector" and depth is not None and self.in_dtype.startswith("int")):
             raise ValueError("compensated: only dot products of integers shift an operand")
         if self.operand_interleave > 1 and (not isinstance(depth, int) or depth % self.operand_interleave):
@@ -100,6 +125,13 @@ class ComputeAtom(Frozen):
             row = 2 * math.prod(extent for extent in self.roles.values() if isinstance(extent, int))
             agree("row_cycles", row / self.row_cycles, self.flops_per_cycle_per_unit, "flops per cycle per unit")
         return self
+
+    def _check_registers(self) -> None:
+        extents = [e for r, e in self.roles.items() if str(r) in "mnk" and isinstance(e, int)]
+        if self.kind != "matrix" or self.lanes > 1 or len(extents) < 3:
+            raise ValueError("registers: only a matrix instruction of one lane, with m, n and k, has registers of its own")
+        if self.operand_interleave * _bits(self.stored_dtype) != _bits(self.acc_dtype):
+            raise ValueError(f"operand_interleave: {self.operand_interleave} of {self.in_dtype} do not fill one {self.acc_dtype}")
 
 
 def peak_key(atom: ComputeAtom) -> str:

@@ -71,6 +71,8 @@ def _operand_bytes(atom: ComputeAtom, spec: HardwareSpec) -> dict[str, int]:
     m, n, k = (extent if isinstance(extent := atom.extents.get(role, 1), int) else 1 for role in "mnk")
     factor, total = (int(re.sub(r"\D", "", dtype)) // 8 for dtype in (atom.stored_dtype, atom.acc_dtype))
     found = dict.fromkeys((level.name for level in spec.levels), 0)
+    if atom.registers is not None:
+        return found
     found[atom.operand_level or spec.levels[-1].name] += (m * k + k * n) * factor
     found[atom.acc_level or spec.levels[-1].name] += m * n * total
     return found

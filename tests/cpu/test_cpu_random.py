@@ -19,6 +19,7 @@ from roller.ir.nest import Nest, Tile, variants
 from roller.program.alignment import Multiple, aligned_extents, atom_tile
 from roller.program.dispatch import Dispatch
 from roller.program.rprogram import RProgram, StageProgram, Staging, tiled_levels
+from roller.program.tile_registers import registers_of
 from roller.program.words import read_in_words, word_dim
 from roller.search.tile_space import mappings
 from roller.target.catalog import find_spec
@@ -26,13 +27,19 @@ from roller.target.hardware import ComputeAtom
 from roller.target.subset import limited
 from roller.testing import with_level
 from roller_cpu.chip.dot_atoms import dot_atoms
+from roller_cpu.chip.tile_atoms import tile_atoms
 
 SPEC = find_spec("cpu", "x86-64-v3")
 ALONE = limited(SPEC, 1)  # one core has the last cache to itself: one more level has tiles
 FAR = with_level(SPEC, 1, capacity_bytes=1, latency_ns=1000.0)  # every input is far away: rows are prefetched
+TILES = ("amx-tile", "amx-bf16", "amx-int8", "amx-fp16")  # as large as they are, and smaller, of which more fit small operators
 DOTS = [
     ComputeAtom.model_validate(table | {"gflops": 1.0})
-    for table in dot_atoms(SPEC, ("avxvnni", "avx2", "avx512bf16", "avx512vl"), 32, 1.0)
+    for table in (
+        *dot_atoms(SPEC, ("avxvnni", "avx2", "avx512bf16", "avx512vl"), 32, 1.0),
+        *tile_atoms(TILES),
+        *(table | {"roles": {"m": 4, "n": 4, "k": 2 * table["operand_interleave"]}} for table in tile_atoms(TILES)),
+    )
 ]
 MOST_LANES, MOST_ROWS = 40, 5  # largest innermost tiles: unrolled, they cost the compiler time
 
@@ -56,6 +63,8 @@ def _stages(draw: st.DrawFn, nest: Nest, constants: frozenset[str], levels: tupl
     start: Tile = tuple(t if d == deep else min(t, e) for d, (t, e) in enumerate(zip(tile, nest.extents, strict=True)))
     lanes = [d for role, d in mapping if role == "n"]
     tiles = [tuple(start[d] if d == deep else _inner_extent(draw, nest, start, d, d in lanes) for d in range(len(start)))]
+    if atom.registers is not None and registers_of(nest, atom, mapping, tiles[0]) > atom.registers:
+        tiles = [start]
     for _ in levels[1:]:
         tiles.insert(0, tuple(draw(st.sampled_from(_multiples(e, t))) for e, t in zip(nest.extents, tiles[0], strict=True)))
     unit, inner = tiles[0], tiles[-1]
@@ -80,12 +89,12 @@ def _inner_extent(draw: st.DrawFn, nest: Nest, start: Tile, dim: int, lane: bool
 
 def _multiples(extent: int, inner: int) -> list[int]:
     """Aligned extents of a tile around an inner one, the last one around the whole dimension."""
-    return list(aligned_extents(extent, inner, Multiple())) if inner else [0]
+    return list(aligned_extents(extent, inner, Multiple())) or [inner] if inner else [0]
 
 
 @st.composite
 def _atoms(draw: st.DrawFn, nest: Nest) -> tuple[ComputeAtom, tuple[tuple[str, int], ...]]:
-    """A dot product where the operands suit one, a scalar, or a vector of any width along any dimension."""
+    """A dot product or tiles where the operands suit them, a scalar, or a vector of any width along any dimension."""
     dtype, dots = nest.stage.body.dtype, list(mappings(nest, DOTS))
     if dots and draw(st.integers(0, 3)):
         return draw(st.sampled_from(dots))

@@ -102,7 +102,7 @@ FAULTS = (
     Fault(
         "any innermost tile fits",
         "roller/search/funnel/lattice.py",
-        "return np.broadcast_to(needed <= space.fit.lane_bytes(space.spec.levels[last]), inner.shape[1:])",
+        "return np.broadcast_to(needed <= space.fit.lane_bytes(space.spec.levels[last], space.atom), inner.shape[1:])",
         "return np.broadcast_to(needed >= 0, inner.shape[1:])",
         ("test_properties_search",),
     ),

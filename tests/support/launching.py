@@ -15,7 +15,7 @@ from roller.program.rprogram import RProgram
 from roller.runtime.arrays import aligned_empty
 from roller.runtime.artifact import Artifact, BuildOptions
 from roller.target.hardware import HardwareSpec
-from roller_cpu.codegen import dot_products, generator
+from roller_cpu.codegen import dot_products, generator, plain_tiles
 from roller_cpu.runtime.runner import CpuRunner
 from roller_cpu.toolchain import compiling
 
@@ -28,7 +28,7 @@ def artifact(spec: HardwareSpec, program: RProgram, constants: Mapping[str, Arra
     """The program built without reading its assembly."""
     fixed = {name: array.tobytes() for name, array in (constants or {}).items()}
     source = generator.generate(spec, program, BuildOptions(constants=tuple(fixed)))
-    source = replace(source, text=dot_products.emulated(source.text))  # any machine runs the test
+    source = replace(source, text=plain_tiles.emulated(dot_products.emulated(source.text)))  # any machine runs the test
     return replace(compiling.build(spec, source), constants=fixed)
 
 

@@ -16,6 +16,7 @@ from roller.lowering.simd import epilogue, panel_layout
 from roller.lowering.simd.context import Lowering, Slots
 from roller.lowering.simd.panel_layout import Panel
 from roller.lowering.simd.prefetching import prefetches
+from roller.lowering.simd.tile_registers import Tile, instructions_of
 from roller.lowering.simd.words import word_values
 from roller.lowering.tir import tile_starts
 from roller.lowering.tir.addresses import Point, replaced
@@ -53,15 +54,20 @@ def reducing_tile(low: Lowering, state: State, place: Place) -> list[Stmt]:
     slots = _slots(low)
     size = sum(lanes for _, lanes in slots)
     acc = buffer("acc", size, low.dtype)
+    tile = Tile(low) if instructions_of(low) is not None else None
     first = identity(low.reducer or "sum", low.dtype)
-    zero = [store(acc, spread(first, n), ramp(at, 1, n)) for at, n in slots]
+    zero = [store(acc, spread(first, n), ramp(at, 1, n)) for at, n in slots] if tile is None else tile.begin()
     loops = _reduce_loops(low, state, place, acc, low.tile_depth)
-    finish = [*_compensated(low, acc), *epilogue.finish(low, place, acc)]
+    stored = _compensated(low, acc) if tile is None else tile.moved(slots, acc, 0, into=False)
+    finish = [*stored, *epilogue.finish(low, place, acc)]
     if low.scratch is None:
         return [allocate_on_stack(acc), *zero, loops, *finish]
     begins, ends, slot = _visit(low, state, size)
-    restore = [store(acc, load(low.scratch, ramp(plus(slot, at), 1, n)), ramp(at, 1, n)) for at, n in slots]
-    keep = [store(low.scratch, load(acc, ramp(at, 1, n)), ramp(plus(slot, at), 1, n)) for at, n in slots]
+    if tile is None:
+        restore = [store(acc, load(low.scratch, ramp(plus(slot, at), 1, n)), ramp(at, 1, n)) for at, n in slots]
+        keep = [store(low.scratch, load(acc, ramp(at, 1, n)), ramp(plus(slot, at), 1, n)) for at, n in slots]
+    else:
+        restore, keep = (tile.moved(slots, low.scratch, slot, into) for into in (True, False))
     begin, end = when(begins, sequence(zero), sequence(restore)), when(ends, sequence(finish), sequence(keep))
     return [allocate_on_stack(acc), begin, loops, end]
 
@@ -232,6 +238,8 @@ def _copied(low: Lowering, dim: int) -> bool:
 
 def _step(low: Lowering, state: State, place: Place, acc: Buffer, chunks: Chunks) -> Stmt:
     """Returns one step of the innermost tile: each accumulator vector accumulates the body."""
+    if instructions_of(low) is not None:
+        return sequence([*prefetches(low, place), *Tile(low).step(state, place)])
     ahead = [*_before(low), *prefetches(low, place)]
     return sequence([*ahead, *(part for _, one in _products(low, state, place, acc, chunks) for part in one)])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from roller.ir.expr import Tensor
@@ -37,13 +37,31 @@ class Prefetch:
 
 
 @dataclass(frozen=True)
+class TileRegisters:
+    """Statements for the registers that matrix instructions have for themselves (`ComputeAtom.registers`), by their numbers.
+
+    `configure(shapes)` starts a unit's tile: rows and bytes of a row of each register. `release()` ends it. `load` and `store` take
+    a register, the place in memory of its first row, and the bytes from row to row. `multiply(atom, results, rows, columns)` adds
+    the products of two registers to a third.
+    """
+
+    configure: Callable[[Sequence[tuple[int, int]]], Stmt]
+    release: Callable[[], Stmt]
+    zero: Callable[[int], Stmt]
+    load: Callable[[int, Expr, int], Stmt]
+    store: Callable[[int, Expr, int], Stmt]
+    multiply: Callable[[ComputeAtom, int, int, int], Stmt]
+
+
+@dataclass(frozen=True)
 class Options:
     """Options of the caller: ready panels by (stage, factor), and replacements for whole-vector stores.
 
     `store(buffer, value, base, lanes)` returns the statement to use, or None for a plain store; `after_unit` ends a unit's tile.
     `before_step(vectors)` returns a statement for the start of each step of a reduction into this many accumulator vectors.
     `registers`: vector registers of a unit; 0: unknown. `dot(atom, lanes, accumulator, broadcast, vector)` returns the accumulator
-    plus the products of the words of two vectors, of which each lane sums its own.
+    plus the products of the words of two vectors, of which each lane sums its own. `tiles`: the same for atoms with registers of
+    their own.
     `prefetch`: which rows a tile requests ahead, and how.
     """
 
@@ -53,6 +71,7 @@ class Options:
     before_step: StepHook | None = None
     registers: int = 0
     dot: DotHook | None = None
+    tiles: TileRegisters | None = None
     prefetch: Prefetch | None = None
 
 

@@ -15,6 +15,7 @@ from tvm import tirx
 from roller.ir.nest import Nest
 from roller.ir.scalar import Load, Scalar, loads
 from roller.lowering.simd.panel_layout import Panel, panel_offset, slot_address, tile_offsets
+from roller.lowering.simd.row_fill import fill_rows
 from roller.lowering.simd.transposed_fill import fill_transposed, transposed_runs
 from roller.lowering.simd.words import word_values
 from roller.lowering.tir import expressions, tile_starts
@@ -160,27 +161,34 @@ def _fill_slot(
 def _fill_words(
     program: StageProgram, panel: Panel, reader: Reader, state: State, side_by_side: bool, only: tuple[tuple[int, ...], int] | None
 ) -> Stmt:
-    """Computes the words of one slot, or one vector of them: whole ones, or at the reduction's end what is left of one."""
-    wanted = [only] if only is not None else list(tile_offsets(program, panel.touches))
+    """Computes the words of one slot, or one vector of them: whole ones, or at the reduction's end what is left of them."""
     deep, depth = word_dim(program.atom, program.mapping), program.atom.depth
     assert deep is not None
+    step = program.inner[deep]
+    wanted = [only] if only is not None else list(tile_offsets(program, panel.touches))
+    if only is not None and panel.touches[deep]:
+        wanted = [((*only[0][:deep], word, *only[0][deep + 1 :]), only[1]) for word in range(step // depth)]
 
     def words(count: int) -> Stmt:
+        filled = fill_rows(program, panel, reader, state, count) if only is None else None
+        if filled is not None:
+            return filled
         statements: list[Stmt] = []
         for offsets, lanes in wanted:
-            held, point = Held(), _point(program, state, offsets, lanes)
+            held, first = Held(), offsets[deep] * depth
+            point = _point(program, state, (*offsets[:deep], first, *offsets[deep + 1 :]), lanes)
             near = partial(_side_by_side, program, reader, held=held) if side_by_side else None
-            value = word_values(program, reader, panel.staging.operand, point, count, held, near)
+            value = word_values(program, reader, panel.staging.operand, point, min(depth, max(0, count - first)), held, near)
             where = plus(slot_address(panel, state), panel_offset(program, panel.touches, offsets))
             statements += [*held.statements, store(panel.buffer, value, ramp(where, 1, lanes))]
         return sequence(statements)
 
-    rest, left = program.nest.extents[deep] % depth, state.limits[deep]
+    rest, left = program.nest.extents[deep] % step, state.limits[deep]
     if not rest:
-        return words(depth)
+        return words(step)
     if isinstance(left, int):
-        return words(min(left, depth))
-    return when(left >= index(depth), words(depth), words(rest))
+        return words(min(left, step))
+    return when(left >= index(step), words(step), words(rest))
 
 
 def _side_by_side(program: StageProgram, reader: Reader, node: Scalar, point: Point, held: Held) -> Expr:

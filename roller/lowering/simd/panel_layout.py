@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from roller.lowering.tir.builder import Buffer, buffer, plus, times
 from roller.lowering.tir.tile_starts import Position, State
 from roller.program.rprogram import StageProgram, Staging, copy_depth, staged_touches
-from roller.program.words import in_words, word_dtype
+from roller.program.words import in_words, word_dim, word_dtype
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,13 @@ def tile_offsets(program: StageProgram, touches: tuple[bool, ...]) -> Iterator[t
 
 
 def panel_offset(program: StageProgram, touches: tuple[bool, ...], offsets: tuple[int, ...]) -> int:
-    """Returns the address of a tile's point in its slot: dimensions in order, the vector's last."""
-    lane, inner = program.lane, in_words(program, program.inner)
-    order = [d for d in range(len(offsets)) if touches[d] and d != lane]
-    if lane is not None and touches[lane]:
-        order.append(lane)
+    """Returns the address of a tile's point in its slot: dimensions in order, the vector's last, or that of the words of a row."""
+    inner, last = in_words(program, program.inner), program.lane
+    if last is not None and not touches[last]:
+        last = word_dim(program.atom, program.mapping)
+    order = [d for d in range(len(offsets)) if touches[d] and d != last]
+    if last is not None and touches[last]:
+        order.append(last)
     place = 0
     for dim in order:
         place = place * inner[dim] + offsets[dim]

@@ -33,7 +33,7 @@ from roller.lowering.tir.builder import (
 from roller.lowering.tir.loads import Reader
 from roller.lowering.tir.tile_starts import Position, State
 from roller.program.rprogram import StageProgram, operand_value
-from roller.program.words import in_words, word_dim
+from roller.program.words import in_words, steps_along, word_dim
 
 
 @dataclass(frozen=True)
@@ -53,18 +53,20 @@ def transposed_runs(program: StageProgram, panel: Panel, reader: Reader, reduce_
     node = nest.factors[panel.staging.operand] if unit == 1 else operand_value(nest, panel.staging.operand, program.atom)
     if lane is None or not panel.touches[lane] or nest.dims[lane].is_reduce or not reduce_loops or width < 2 or width & (width - 1):
         return None
-    inner, deep = in_words(program, program.inner), word_dim(program.atom, program.mapping)
-    if not isinstance(node, Load) or any(inner[i] != 1 for i in nest.reduce if panel.touches[i]):
+    deep = word_dim(program.atom, program.mapping)
+    if not isinstance(node, Load) or any(not steps_along(program, i) for i in nest.reduce if panel.touches[i]):
         return None
-    if deep is not None and nest.extents[deep] % unit:
+    if deep is not None and nest.extents[deep] % program.inner[deep]:
         return None
     window = reader.plain(node)
     if window is None or lane_stride(nest, window, node.index, lane) in (None, 1):
         return None
     if unit > 1 and not holds_its_type(window.buffer):
         return None
-    strides, loops, length, whole = dict(panel.strides), 0, 1, True
-    slot = strides[reduce_loops[-1]]
+    strides, loops, length, whole = dict(panel.strides), 0, _words(program, panel), True
+    slot = strides[reduce_loops[-1]] // length
+    if length > 1 and panel_offset(program, panel.touches, tuple(int(d == deep) for d in range(len(nest.dims)))) != slot:
+        return None
     for number in reversed(reduce_loops):
         lp = program.loops[number]
         step = _step(program, window, node, number)
@@ -72,6 +74,12 @@ def transposed_runs(program: StageProgram, panel: Panel, reader: Reader, reduce_
             break
         loops, length, whole = loops + 1, length * lp.trips, _whole(program, number)
     return Runs(window, node, loops, slot, unit) if loops and length >= width else None
+
+
+def _words(program: StageProgram, panel: Panel) -> int:
+    """Returns the words along the reduction of one slot."""
+    deep = word_dim(program.atom, program.mapping)
+    return int(in_words(program, program.inner)[deep]) if deep is not None and panel.touches[deep] else 1
 
 
 def _step(program: StageProgram, window: ArrayView, node: Load, number: int) -> int | None:
@@ -90,7 +98,7 @@ def fill_transposed(program: StageProgram, panel: Panel, reader: Reader, state: 
     """Fills all steps of the runs of one tile: whole blocks, then single steps."""
     width = program.width
     numbers = [number for number, _ in panel.strides][-runs.loops :]
-    length = _length(program, state, numbers)
+    length = times(_length(program, state, numbers), _words(program, panel))
     whole = length // width if isinstance(length, int) else tirx.floordiv(length, index(width))
     rest = length - whole * width
     inside = state

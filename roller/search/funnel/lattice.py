@@ -112,7 +112,7 @@ def innermost_fits(space: TileSpace, inner: Tiles) -> Any:
     if last == len(space.spec.levels) or not space.spec.levels[last].managed:
         return np.full(inner.shape[1], True)
     needed = space.fit.inner_bytes_of(tuple(inner), space.mapping, space.atom)
-    return np.broadcast_to(needed <= space.fit.lane_bytes(space.spec.levels[last]), inner.shape[1:])
+    return np.broadcast_to(needed <= space.fit.lane_bytes(space.spec.levels[last], space.atom), inner.shape[1:])
 
 
 def extents(space: TileSpace, position: int, dim: int, inner: int) -> list[int]:

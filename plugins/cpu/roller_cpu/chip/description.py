@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from roller.plugin import HardwareSpec, SpecError, shipped_specs, spec_from_dict
 from roller_cpu.chip.dot_atoms import dot_atoms
+from roller_cpu.chip.tile_atoms import CYCLES, LATENCY, tile_atoms
 from roller_cpu.chip.topology import Topology
 
 CACHE_NAMES = {3: "L3", 2: "L2", 1: "L1"}
@@ -114,13 +115,14 @@ def describe(topology: Topology, base: HardwareSpec, processor: str, chip: str, 
     data["levels"] = _levels(topology, base, data["levels"], speeds)
     tables = [table for table in data["atoms"] if not {"n", "k"} <= set(table["roles"])]
     tables += dot_atoms(base, topology.features, topology.vector_bytes, _per_cycle(base), speeds.dots)
+    tables += tile_atoms(topology.features)
     data["atoms"] = _atoms(base, tables, speeds, cores)
     data["peaks_gflops"] = {}
     for atom in data["atoms"]:
         key = f"{atom['in_dtype']}_matrix" if atom["kind"] == "matrix" else atom["in_dtype"]
         data["peaks_gflops"][key] = max(atom["gflops"], data["peaks_gflops"].get(key, 0.0))
     data["options"] |= {"llvm_mcpu": processor, "vector_bytes": topology.vector_bytes}
-    data["sources"] = _sources(base.chip, speeds, {table["name"] for table in tables if "k" in table["roles"]})
+    data["sources"] = _sources(base.chip, speeds, tables)
     return spec_from_dict(data)
 
 
@@ -170,11 +172,14 @@ def _two_digits(value: float) -> float:
     return float(f"{value:.2g}")
 
 
-def _sources(base: str, speeds: Speeds, dots: Collection[str]) -> dict[str, str]:
-    """Returns where each number is from; `dots`: the names of dot-product atoms."""
+def _sources(base: str, speeds: Speeds, atoms: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Returns where each number is from."""
     how = "dot products in registers beside multiply-adds, on one core"
+    dots = sorted(table["name"] for table in atoms if table["kind"] == "vector" and "k" in table["roles"])
+    tiles = sorted(table["name"] for table in atoms if table["kind"] == "matrix")
     return {
-        **{f"atoms.{name}.gflops": speeds.source(how) for name in sorted(dots)},
+        **{f"atoms.{name}.gflops": speeds.source(how) for name in dots},
+        **{f"atoms.{name}.*": f"datasheet: an instruction in {CYCLES} cycles, its sums after {LATENCY}" for name in tiles},
         "clock_ghz": speeds.source("multiply-adds in registers on all cores, over the units' width"),
         "unit.count": "query: affinity, topology and quota of the process",
         "levels.*bandwidth_gbps": speeds.source("reading buffers on all cores at once, a unit's on one core"),

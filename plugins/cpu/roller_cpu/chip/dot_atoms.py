@@ -7,10 +7,12 @@ the nearest chip says otherwise.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from roller.plugin import ComputeAtom, HardwareSpec
+from roller_cpu.chip import tile_atoms
 
 _VNNI = {
     512: (frozenset({"avx512vnni"}),),
@@ -52,13 +54,14 @@ def _table(name: str) -> dict[str, Any]:
 
 
 def able_atoms(spec: HardwareSpec) -> tuple[ComputeAtom, ...]:
-    """Returns the atoms of a spec for which the device has code: no matrix units, and dot products as their names say."""
-    known = {f"{name}_{bits}" for name, widths in INSTRUCTION_SETS.items() for bits in widths}
-    return tuple(a for a in spec.atoms if not a.sums or (a.name in known and _as_named(a)))
+    """Returns the atoms of a spec for which the device has code: dot products and tile instructions as their names say."""
+    known = {f"{name}_{bits}": partial(_table, f"{name}_{bits}") for name, widths in INSTRUCTION_SETS.items() for bits in widths}
+    known |= {name: partial(tile_atoms.table, name) for name in tile_atoms.INSTRUCTIONS}
+    return tuple(a for a in spec.atoms if not a.sums or (a.name in known and _is(a, known[a.name]())))
 
 
-def _as_named(atom: ComputeAtom) -> bool:
-    return atom == ComputeAtom.model_validate(atom.model_dump() | _table(atom.name))
+def _is(atom: ComputeAtom, table: dict[str, Any]) -> bool:
+    return atom == ComputeAtom.model_validate(atom.model_dump() | table)
 
 
 def dot_atoms(

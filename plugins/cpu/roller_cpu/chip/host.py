@@ -21,11 +21,12 @@ from roller_cpu.chip.conditions import Conditions, clock_limits, watching
 from roller_cpu.chip.description import CACHE_NAMES, assumed, describe, measured, nearest
 from roller_cpu.chip.dot_atoms import names
 from roller_cpu.chip.threads import default_threads
+from roller_cpu.chip.tile_atoms import permitted
 from roller_cpu.chip.topology import HOST, Topology, machine
 
 _log = logging.getLogger("roller.cpu")
 
-VERSION = 9  # version of the measurement method; a new number triggers a new measurement
+VERSION = 10  # version of the measurement method; a new number triggers a new measurement
 VARIABLE, MODES = "ROLLER_CALIBRATE", ("once", "now", "off")
 FILL = 0.5  # share of a cache that its probe reads, so that other data does not evict the probe's buffer
 MEMORY_FACTOR, MEMORY_MAX = 4, 1 << 30  # the memory probe reads FACTOR x the outermost cache, at most MAX bytes,
@@ -147,8 +148,13 @@ def _spec(topology: Topology, chip: str, why: str) -> HardwareSpec:
 
 
 def _told(topology: Topology) -> Topology:
-    """Returns the machine with the instruction sets that the processor itself reports; the system's list may lack some."""
+    """Returns the machine with the instruction sets that the processor itself reports; the system's list may lack some.
+
+    Tile instructions count if the system lets this process use them.
+    """
     own = import_module("roller_cpu.toolchain.processors").host_features()
+    if not permitted():
+        own = frozenset(feature for feature in own if not feature.startswith("amx"))
     return replace(topology, features=tuple(sorted(own | ({"hypervisor"} & set(topology.features))))) if own else topology
 
 

@@ -61,7 +61,7 @@ def _named(start: str) -> Mapping[int, str]:
     return {bits: f"@{start}.{bits}" for bits in WIDTHS}
 
 
-_BYTES = """  %b0 = bitcast <{n} x i32> %a to <{m} x i8>
+BYTES = """  %b0 = bitcast <{n} x i32> %a to <{m} x i8>
   %b1 = bitcast <{n} x i32> %b to <{m} x i8>
   %w0 = zext <{m} x i8> %b0 to <{m} x i32>
   %w1 = sext <{m} x i8> %b1 to <{m} x i32>
@@ -80,7 +80,7 @@ _PAIRS = """  %b0 = bitcast <{n} x i32> %a to <{m} x i16>
 {parts}
 """
 _ADDED = "  %s0 = add <{n} x i32> %q0, %q1\n  %r = add <{n} x i32> %c, %s0\n"
-_HALVES = """  %h0 = and <{n} x i32> %a, splat (i32 -65536)
+HALVES = """  %h0 = and <{n} x i32> %a, splat (i32 -65536)
   %h1 = and <{n} x i32> %b, splat (i32 -65536)
   %l0 = shl <{n} x i32> %a, splat (i32 16)
   %l1 = shl <{n} x i32> %b, splat (i32 16)
@@ -93,10 +93,10 @@ _HALVES = """  %h0 = and <{n} x i32> %a, splat (i32 -65536)
 """
 _MADD = {128: "@llvm.x86.sse2.pmadd.wd", 256: "@llvm.x86.avx2.pmadd.wd", 512: "@llvm.x86.avx512.pmaddw.d.512"}
 UNITS: Mapping[str, Unit] = {
-    "vpdpbusd": Unit(_named("llvm.x86.avx512.vpdpbusd"), "i32", "i32", 4, _BYTES),
+    "vpdpbusd": Unit(_named("llvm.x86.avx512.vpdpbusd"), "i32", "i32", 4, BYTES),
     "vpdpwssd": Unit(_named("llvm.x86.avx512.vpdpwssd"), "i32", "i32", 2, _PAIRS + _ADDED),
     "vpmaddwd": Unit(_MADD, "i32", "i16", 2, _PAIRS + "  %r = add <{n} x i32> %q0, %q1\n", adds=False),
-    "vdpbf16ps": Unit(_named("llvm.x86.avx512bf16.dpbf16ps"), "float", "bfloat", 2, _HALVES),
+    "vdpbf16ps": Unit(_named("llvm.x86.avx512bf16.dpbf16ps"), "float", "bfloat", 2, HALVES),
 }
 
 
@@ -192,10 +192,18 @@ def _plain(unit: Unit, lanes: int, name: str) -> Iterator[str]:
     yield f"define internal {unit.signature(lanes, name, (' %c', *((' %a', ' %b') if whole else (' %a1', ' %b1'))), True)} {{"
     for one in () if whole else ("a", "b"):
         yield f"  %{one} = bitcast {unit.given(lanes, True)} %{one}1 to <{lanes} x i32>"
-    count, parts = lanes * unit.per_word, []
-    for n in range(unit.per_word):
-        places = ", ".join(f"i32 {n + unit.per_word * lane}" for lane in range(lanes))
-        parts.append(f"  %q{n} = shufflevector <{count} x i32> %p, <{count} x i32> zeroinitializer, <{lanes} x i32> <{places}>")
-    yield unit.plain.format(n=lanes, m=count, parts="\n".join(parts)) + f"  ret {unit.held(lanes)} %r\n}}"
+    count = lanes * unit.per_word
+    yield unit.plain.format(n=lanes, m=count, parts=parts(lanes, unit.per_word)) + f"  ret {unit.held(lanes)} %r\n}}"
     if "@llvm.fma" in unit.plain:
         yield f"declare <{lanes} x float> @llvm.fma.v{lanes}f32(<{lanes} x float>, <{lanes} x float>, <{lanes} x float>)"
+
+
+def parts(lanes: int, per_word: int, kind: str = "i32") -> str:
+    """Returns the IR that takes the products %p of all operands apart: %q0 has the first one of each word, and so on."""
+    count, found = lanes * per_word, []
+    for n in range(per_word):
+        places = ", ".join(f"i32 {n + per_word * lane}" for lane in range(lanes))
+        found.append(
+            f"  %q{n} = shufflevector <{count} x {kind}> %p, <{count} x {kind}> zeroinitializer, <{lanes} x i32> <{places}>"
+        )
+    return "\n".join(found)

@@ -19,7 +19,7 @@ from roller.lowering.simd.panel_layout import Panel, make_panel
 from roller.lowering.tir import arithmetic
 from roller.lowering.tir.builder import Buffer, Expr, Stmt, argument, index, sequence
 from roller.plugin import BuildOptions, HardwareSpec, KernelSource, RProgram, Tensor
-from roller_cpu.codegen import dot_products, prefetching
+from roller_cpu.codegen import dot_products, prefetching, tile_products
 from roller_cpu.cost.parameters import registers
 from roller_cpu.toolchain import compiling, formats
 
@@ -66,18 +66,20 @@ def generate(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> Ke
     inputs = [t for t in expr.inputs if t.name not in options.constants]
     buffers = {t.name: argument(t.name, t.elements, t.dtype) for t in (*expr.inputs, expr.output)}
     panels = _constant_panels(program, {t.name for t in constants})
+    tiles = tile_products.Tiles()
     lowering = sequential.Options(
         panels=panels,
         before_step=_separated(spec),
         registers=registers(spec),
         dot=dot_products.dot,
+        tiles=tiles.registers(),
         prefetch=prefetching.prefetch(spec),
         **_streaming(spec, program),
     )
     body = sequential.lower(program, buffers, lowering)
     unpacked = [t for t in constants if _read_directly(program, t.name)]
     arguments = [buffers[t.name] for t in (*inputs, *unpacked)] + [p.buffer for p in panels.values()] + [buffers[expr.output.name]]
-    functions = {"main": _function("main", arguments, _with_helpers(body, lowering, program))}
+    functions = {"main": _function("main", arguments, _with_helpers(body, lowering, program, tiles))}
     if panels:
         fills = [sequential.prepack(_stage(program, name), panel, buffers) for (name, _), panel in panels.items()]
         functions["prepack"] = _function(
@@ -207,7 +209,7 @@ def _helper(dtype: str, lanes: int) -> str:
     return f"roller_stream_{dtype}x{lanes}"
 
 
-def _with_helpers(body: Stmt, options: sequential.Options, program: RProgram) -> Stmt:
+def _with_helpers(body: Stmt, options: sequential.Options, program: RProgram, tiles: tile_products.Tiles) -> Stmt:
     lines = [
         f"define i32 @{_BARRIER}() alwaysinline nounwind {{",
         '  call void asm sideeffect "", "~{memory}"()',
@@ -218,8 +220,11 @@ def _with_helpers(body: Stmt, options: sequential.Options, program: RProgram) ->
     lines += prefetching.DEFINITION
     if options.store is not None:
         lines += _stream_helpers()
-    for atom in {stage.atom.name: stage.atom for stage in program.stages if stage.atom.depth > 1}.values():
+    for atom in {
+        stage.atom.name: stage.atom for stage in program.stages if stage.atom.kind == "vector" and stage.atom.sums
+    }.values():
         lines += dot_products.definitions(atom)
+    lines += tiles.definitions()
     return tirx.AttrStmt(index(0), "pragma_import_llvm", tvm.ir.StringImm("\n".join(lines)), body)
 
 

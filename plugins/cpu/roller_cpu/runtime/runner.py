@@ -1,11 +1,11 @@
 """Runner of CPU artifacts: machine code, mapped into memory; TVM's thread pool runs its parallel loops.
 
 The launch description has `inputs`, `output`, `constants` (each with name, shape, dtype), `direct_constants` (names of constants
-that the kernel reads unpacked), `panels` (elements, dtype), `threads`, `processor`, `requires` (instruction sets) and `parallel`
-(whether it has parallel loops). The kernel's function takes the inputs, the direct constants, the panels and the output; `prepack`,
-where there are panels, takes the constants and the panels. `roller_cpu.toolchain.entry_points` describes the functions that are
-called here. Every buffer is flat and compact, and has at least one element. It is aligned to 64 bytes or, with `alignment`
-"element", to its elements.
+that the kernel reads unpacked), `panels` (elements, dtype), `threads`, `processor`, `requires` (instruction sets), `parallel`
+(whether it has parallel loops) and `tiles` (whether it uses AMX's tiles). The kernel's function takes the inputs, the direct
+constants, the panels and the output; `prepack`, where there are panels, takes the constants and the panels.
+`roller_cpu.toolchain.entry_points` describes the functions that are called here. Every buffer is flat and compact, and has at least
+one element. It is aligned to 64 bytes or, with `alignment` "element", to its elements.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from roller.plugin import ELEMENT_BYTES, Artifact, DeviceUnavailableError, LaunchError, address, aligned_empty, numpy_dtype
-from roller_cpu.chip import instructions
+from roller_cpu.chip import instructions, tile_atoms
 from roller_cpu.chip.threads import default_threads
 from roller_cpu.runtime import mapping, object_layout
 from roller_cpu.runtime.parallel import call
@@ -119,6 +119,8 @@ def _code(artifact: Artifact) -> Code:
     missing = instructions.missing(launch.get("requires", ()))
     if missing:
         raise DeviceUnavailableError(f"the kernel is for {launch['processor']}; this processor lacks {', '.join(missing)}")
+    if launch.get("tiles") and not tile_atoms.permitted():
+        raise DeviceUnavailableError("the kernel uses AMX's tiles, which the system does not give to this process")
     if artifact.format == formats.IMAGE:
         return mapping.MappedImage(artifact.data, launch.get("image", {}))
     from roller_cpu.runtime import jit  # noqa: PLC0415  (it imports TVM)

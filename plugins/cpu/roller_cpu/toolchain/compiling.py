@@ -40,6 +40,7 @@ def build(spec: HardwareSpec, source: KernelSource) -> Artifact:
         "processor": name,
         "requires": processors.instruction_sets(name, triple(text)),
         "parallel": "TVMBackendParallelLaunch" in text,
+        "tiles": "@llvm.x86.ldtilecfg" in text,
     }
     if triple(text).partition("-")[0] in LINKED:
         image = linking.link(object_file(text + entry_points.text(launch, source.entry, name)), entry_points.names(launch))
