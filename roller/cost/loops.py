@@ -47,7 +47,7 @@ class NestWalk:
     most_resident: int | None = None
     issued: Issued | None = None
     known: dict[int, Any] = field(init=False, default_factory=dict)  # cached traffic into each level
-    _runs: dict[int, int] = field(default_factory=dict)
+    _runs: dict[tuple[int, str | None], int] = field(default_factory=dict)
     _trips_apart: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _needs: dict[tuple[int, int], list[float]] = field(default_factory=dict)
 
@@ -177,18 +177,20 @@ class NestWalk:
         """
         return tuple([_read_ahead(self, number) for number in range(len(self.streams))])
 
-    def run(self, number: int) -> int:
-        """Returns the elements of a stream that the nest walks one after another; cached `run_in_order`."""
-        found = self._runs.get(number)
+    def run(self, number: int, level: MemoryLevel) -> int:
+        """Returns the elements that come into a level one after another; cached `run_in_order`."""
+        near = room_for_rows(self.spec, level)
+        key = number, None if near is None else near.name
+        found = self._runs.get(key)
         if found is None:
-            found = self._runs[number] = run_in_order(self, number)
+            found = self._runs[key] = run_in_order(self, number, near)
         return found
 
 
-def run_in_order(walk: NestWalk, number: int) -> int:
+def run_in_order(walk: NestWalk, number: int, near: MemoryLevel | None) -> int:
     """Returns the elements of a stream that the nest walks one after another before it jumps to another address.
 
-    After a jump the prefetcher has to find the next address. It follows a few rows side by side, as many as the nearest cache has
+    After a jump the prefetcher has to find the next address. It follows a few rows side by side, as many as the cache `near` has
     room for where they start. A copy reads along the whole rows of its tile, many of them side by side where it transposes them.
     """
     stream, sizes, nest = walk.streams[number], walk.held[number], walk.program.nest
@@ -200,13 +202,13 @@ def run_in_order(walk: NestWalk, number: int) -> int:
     run, rows = held.tile.run, held.runs if depth == len(walk.loops) or role != "body" else 1.0
     written = role == "output"
     followed = walk.parameters.write_streams if written else walk.parameters.read_streams
-    while depth > stream.start and rows <= _together(walk, held, followed):
+    while depth > stream.start and rows <= _together(near, held, followed):
         depth -= 1
         held = sizes[depth]
         assert isinstance(held, HeldTile)
         if stream.touches[walk.loops[depth].dim] and held.tile.run <= run:
             rows *= walk.loops[depth].trips
-        elif rows <= _together(walk, held, followed):
+        elif rows <= _together(near, held, followed):
             run = max(run, min(held.tile.run, run * walk.loops[depth].trips))
     return min(run, _turned_row(walk, stream))
 
@@ -218,7 +220,7 @@ def _read_ahead(walk: NestWalk, number: int) -> bool:
     tiles = [held for held in walk.held[number][stream.start :] if isinstance(held, HeldTile)]
     rows = next((held for held in reversed(tiles) if held.runs > tiles[-1].runs), tiles[-1])  # the rows that follow
     followed = walk.parameters.read_streams
-    return walk.program.nest.accesses[stream.access].role == "body" and _together(walk, rows, followed) == followed
+    return walk.program.nest.accesses[stream.access].role == "body" and _together(walk.nearest, rows, followed) == followed
 
 
 def _turned_row(walk: NestWalk, stream: Stream) -> int:
@@ -230,9 +232,14 @@ def _turned_row(walk: NestWalk, stream: Stream) -> int:
     return math.prod(access.tensor.shape[box_order(walk.program, stream.access)[-1] + 1 :])
 
 
-def _together(walk: NestWalk, held: HeldTile, followed: int) -> int:
+def room_for_rows(spec: HardwareSpec, level: MemoryLevel) -> MemoryLevel | None:
+    """Returns the cache in which rows have to find room that come into a level: itself, or the next one inside with known sets."""
+    inside = spec.levels[spec.levels.index(level) :]
+    return next((one for one in inside if not one.managed and one.banks is not None), None)
+
+
+def _together(near: MemoryLevel | None, held: HeldTile, followed: int) -> int:
     """Returns the rows of a tile that are prefetched (or written) side by side."""
-    near = walk.nearest
     if near is None or near.banks is None:
         return followed
     return min(followed, held.side_by_side(near.banks, near.capacity_bytes))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from roller.cost.loops import Kept, NestWalk, Stream
 from roller.cost.register_traffic import in_blocks
+from roller.cost.stores import past_caches
 from roller.ir.nest import Access, Tile
 from roller.layout.banks import conflicts
 from roller.layout.coalescing import lines
@@ -95,14 +96,29 @@ def _brought(
     if not isinstance(moved, HeldTile):
         return LevelTraffic((moved or 0.0) * times, 0.0)
     brought = moved.moved(level.transaction_bytes) * times
-    started = moved.tile.elements * times / max(walk.run(number), 1)
+    started = moved.tile.elements * times / max(walk.run(number, level), 1)
     if lost:
         gathered = _apart(walk.program, stream) * moved.tile.elements * times
         brought, started = max(brought, gathered * level.transaction_bytes), max(started, gathered)
     started = min(started, brought / level.transaction_bytes)  # a run that starts in a transaction already present does not wait
-    scattered = _scattered(walk, stream, walk.held[number], level) if level is walk.spec.levels[1] else 1.0
     ahead = started if walk.ahead[number] else 0.0
-    return LevelTraffic(brought * _passes(walk, stream, depth) * scattered, started, ahead)
+    scattered = _scattered(walk, stream, walk.held[number], level) if level is walk.spec.levels[1] else 1.0
+    moves, past = _passes(walk, stream, depth) * scattered, _stored_past(walk, stream, number)
+    if walk.parameters.write_allocate and level is walk.spec.levels[1] and _is_output(walk, stream) and not past:
+        moves = max(moves, 2.0)
+    return LevelTraffic(brought * moves, 0.0 if past else started, ahead)
+
+
+def _is_output(walk: NestWalk, stream: Stream) -> bool:
+    return stream.access is not None and walk.program.nest.accesses[stream.access].role == "output"
+
+
+def _stored_past(walk: NestWalk, stream: Stream, number: int) -> bool:
+    """True for an output whose whole lines are stored past the caches."""
+    held = walk.held[number][stream.stop]
+    if not _is_output(walk, stream) or not isinstance(held, HeldTile):
+        return False
+    return bool(past_caches(walk.spec, walk.parameters, walk.program, held.tile.run))
 
 
 def _times_loaded(walk: NestWalk, level: MemoryLevel, touches: Sequence[bool], kept: list[float], fit: int) -> float:
@@ -199,7 +215,7 @@ def _crowding(size: HeldTile | float | None, banks: Banks) -> float:
 def _passes(walk: NestWalk, stream: Stream, fit: int) -> float:
     """Returns how often the output moves for each of r sequential reduce trips outside the retained depth: (2r - 1) / r times."""
     nest = walk.program.nest
-    if stream.access is None or nest.accesses[stream.access].role != "output":
+    if not _is_output(walk, stream):
         return 1.0
     trips = math.prod(lp.trips for lp in walk.loops[:fit] if nest.dims[lp.dim].is_reduce and lp.over == "time")
     return 2.0 - 1.0 / trips if trips > 1 else 1.0

@@ -172,7 +172,7 @@ def test_rows_that_turn_are_followed_one_by_one(lane: int, run: int) -> None:
     spec = narrowed(SPEC, 1)
     walk = NestWalk(program, spec, Geometry(program.nest), cost_parameters(spec, ops.expression(op)))
     source = next(n for n, s in enumerate(walk.streams) if s.access == 0 and not s.copy)
-    found = walk.run(source)
+    found = walk.run(source, spec.levels[-2])
     assert found == run if lane != W else found >= run
 
 
@@ -212,7 +212,7 @@ def test_rows_of_a_transposed_tile_are_written_side_by_side() -> None:
     for streams in (parameters.write_streams, 4):
         walk = NestWalk(program, spec, Geometry(program.nest), replace(parameters, write_streams=streams))
         output = next(n for n, s in enumerate(walk.streams) if s.access == len(program.nest.accesses) - 1)
-        runs.append(walk.run(output))
+        runs.append(walk.run(output, spec.levels[-2]))
     assert runs[0] >= 21 * 21 > runs[1] == 21
 
 

@@ -96,18 +96,28 @@ def screened(space: TileSpace, program: StageProgram) -> float:
     return float(CacheScreen(space).seconds_of([lattice.tiles_of([tile]) for tile in program.tiles], program)[0])
 
 
+def with_caches(spec: HardwareSpec, smaller: int) -> HardwareSpec:
+    """The chip with caches of a part of their size, so that small results do not fit either."""
+    outermost, *levels = spec.levels
+    found = [lv if lv.managed else lv.model_copy(update={"capacity_bytes": lv.capacity_bytes // smaller}) for lv in levels]
+    return spec.model_copy(update={"levels": (outermost, *found)})
+
+
 def with_steps(spec: HardwareSpec, cost_ns: float) -> HardwareSpec:
     """The chip, every step of whose levels costs this much."""
     return spec.model_copy(update={"levels": tuple(lv.model_copy(update={"step_overhead_ns": cost_ns}) for lv in spec.levels)})
 
 
-@given(operators(), st.sampled_from(CHIPS), st.integers(0, 1 << 16), st.sampled_from((1, 2, None)), st.sampled_from((0.0, 50.0)))
-@settings(max_examples=150, deadline=None)
+@given(
+    operators(), st.sampled_from(CHIPS), st.integers(0, 1 << 16), st.sampled_from((1, 2, None)), st.sampled_from((0.0, 50.0)),
+    st.sampled_from((1, 4, 256)),
+)  # fmt: skip
+@settings(max_examples=200, deadline=None)
 def test_the_screen_is_the_model_where_nothing_is_copied(
-    op: SymbolicTensor, chip: str, seed: int, threads: int | None, step_ns: float
+    op: SymbolicTensor, chip: str, seed: int, threads: int | None, step_ns: float, smaller: int
 ) -> None:
     def changed(spec: HardwareSpec) -> HardwareSpec:
-        return with_steps(spec if threads is None else limited(spec, threads), step_ns)
+        return with_steps(with_caches(spec if threads is None else limited(spec, threads), smaller), step_ns)
 
     found = spaces_of(chip, op, changed)
     space = found[seed % len(found)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from tvm import tirx
@@ -35,19 +34,17 @@ from roller.lowering.tir.loads import Reader
 from roller.lowering.tir.tile_starts import Position
 from roller.program.footprint import data_tile
 from roller.program.rprogram import StageProgram
+from roller.program.stored_runs import whole_lines
 
 ROLLED_OPERATIONS = 3  # scalar operations of an epilogue above which unrolling it for every vector makes the code too large
 PARALLEL_COMBINE = 1 << 16  # outputs from which reducing partial results is worth another parallel loop
 
 
-def stored_run(program: StageProgram) -> tuple[int, int, int]:
-    """Returns the elements that one innermost tile stores, the length of its contiguous runs, and the alignment of runs.
-
-    The alignment is the greatest common divisor of the steps between first addresses of runs, anywhere in the array.
-    """
+def stores_whole_lines(program: StageProgram, line: int) -> bool:
+    """True if each innermost tile stores its results in runs of whole lines of so many bytes, or in one run."""
     output = program.nest.output
     tile = data_tile(program.nest, output, program.inner)
-    return tile.elements, tile.run, math.gcd(*[s or 1 for s in output.strides if s is None or s >= tile.run])
+    return tile.run >= tile.elements or whole_lines(output, tile.run, line)
 
 
 def finish(low: Lowering, place: tuple[Position, ...], acc: Buffer) -> list[Stmt]:

@@ -12,8 +12,10 @@ from functools import cached_property
 
 import numpy as np
 
+from roller.cost.loops import room_for_rows
 from roller.cost.model import Model
 from roller.cost.register_traffic import blocks_of
+from roller.cost.stores import past_caches
 from roller.ir.elementwise import Value
 from roller.ir.nest import Nest
 from roller.program.footprint import Boxes, whole_tiles
@@ -76,8 +78,8 @@ class CacheLoads:
         self._loaded: dict[tuple[int, Part, bool], Loaded] = {}
         self._reuses: dict[int, Reuse] = {}
         self._boxes: dict[int, Boxes] = {}
-        self._together: dict[tuple[int, int], Value] = {}
-        self._runs: dict[tuple[Part, bool], Value] = {}
+        self._together: dict[tuple[int, int, str | None], Value] = {}
+        self._runs: dict[tuple[Part, bool, str | None], Value] = {}
         self._beside: dict[int, Value] = {}
 
     def into(self, index: int, staged: tuple[Staging, ...]) -> Loaded:
@@ -256,14 +258,21 @@ class CacheLoads:
         if self.base.dealt:  # lanes hide one another's latency
             return moved * times * self._passes(part, depth), 0.0, 0.0
         elements = _at(boxes.elements, depth)
-        brought, started = moved * times, elements * times / np.maximum(self._run(part, boxed), 1)
+        brought, started = moved * times, elements * times / np.maximum(self._run(part, boxed, level), 1)
         if lost:
             gathered = self._gathered(part) * elements * times
             brought, started = np.maximum(brought, gathered * level.transaction_bytes), np.maximum(started, gathered)
         started = np.minimum(started, brought / level.transaction_bytes)
+        past: Value = True
+        if part.access == len(self.nest.accesses) - 1:
+            past = past_caches(self.model.spec, self.model.parameters, self.base, boxes.run[part.stop])
+            started = started * np.logical_not(past)
         early = self._read_ahead(part) if not boxed else False
         scattered = self._scattered(part, level) if index == 1 else 1.0
-        return brought * self._passes(part, depth) * scattered, started * np.logical_not(early), started * early
+        moved = self._passes(part, depth) * scattered
+        if index == 1 and self.model.parameters.write_allocate:
+            moved = np.where(past, moved, np.maximum(moved, 2.0))
+        return brought * moved, started * np.logical_not(early), started * early
 
     def _times(self, part: Part, fit: Value, reuse: Reuse) -> Value:
         """Returns how often the tile at a depth is loaded."""
@@ -289,18 +298,20 @@ class CacheLoads:
         elements = math.prod([laid[d] for d, touched in enumerate(part.touches) if touched])
         return np.broadcast_to(elements * width, (len(self.loops) + 1, self.count))
 
-    def _run(self, part: Part, boxed: bool) -> Value:
-        found = self._runs.get((part, boxed))
+    def _run(self, part: Part, boxed: bool, level: MemoryLevel) -> Value:
+        near = room_for_rows(self.model.spec, level)
+        key = part, boxed, None if near is None else near.name
+        found = self._runs.get(key)
         if found is None:
-            found = self._runs[part, boxed] = self._run_in_order(part, boxed)
+            found = self._runs[key] = self._run_in_order(part, boxed, near)
         return found
 
-    def _run_in_order(self, part: Part, boxed: bool) -> Value:
+    def _run_in_order(self, part: Part, boxed: bool, near: MemoryLevel | None) -> Value:
         """Returns the elements walked one after another before a jump (`roller.cost.loops.run_in_order`)."""
         assert part.access is not None
         access, boxes = self.nest.accesses[part.access], self.boxes(part.access)
         given = self.model.parameters
-        together = self._side_by_side(part.access, given.write_streams if access.role == "output" else given.read_streams)
+        together = self._side_by_side(part.access, given.write_streams if access.role == "output" else given.read_streams, near)
         depth = part.start if part.copy else part.stop
         run: Value = boxes.run[depth]
         rows: Value = boxes.runs[depth] if depth == len(self.loops) or access.role != "body" else 1.0
@@ -317,16 +328,20 @@ class CacheLoads:
             run = np.minimum(run, math.prod(access.tensor.shape[box_order(self.base, part.access)[-1] + 1 :]))
         return run
 
-    def _side_by_side(self, number: int, followed: int) -> Value:
+    def _side_by_side(self, number: int, followed: int, near: MemoryLevel | None) -> Value:
         """Returns the rows of an array's tile that are prefetched (or written) side by side, [depth, chain]."""
-        found = self._together.get((number, followed))
+        key = number, followed, None if near is None else near.name
+        found = self._together.get(key)
         if found is None:
-            near = next((lv for lv in reversed(self.model.spec.levels) if not lv.managed and lv.banks is not None), None)
             found = np.full((len(self.loops) + 1, self.count), followed)
             if near is not None and near.banks is not None:
                 found = np.minimum(found, self.boxes(number).side_by_side(near.banks, near.capacity_bytes))
-            self._together[number, followed] = found
+            self._together[key] = found
         return found
+
+    @cached_property
+    def _nearest(self) -> MemoryLevel | None:
+        return next((lv for lv in reversed(self.model.spec.levels) if not lv.managed and lv.banks is not None), None)
 
     def _read_ahead(self, part: Part) -> Value:
         """Returns whether an out-of-order core requests the next rows early (`roller.cost.loops`)."""
@@ -334,7 +349,7 @@ class CacheLoads:
         if part.copy or part.stop < len(self.loops) or self.nest.accesses[part.access].role != "body":
             return False
         followed, runs = self.model.parameters.read_streams, self.boxes(part.access).runs
-        early = self._side_by_side(part.access, followed) == followed
+        early = self._side_by_side(part.access, followed, self._nearest) == followed
         more = runs > runs[-1]  # the innermost tile with more rows than the innermost one of all decides
         return np.where(more.any(axis=0), _at(early, len(runs) - 1 - more[::-1].argmax(axis=0)), early[-1])
 

@@ -14,13 +14,13 @@ from tvm import tirx
 
 from roller.lowering import sequential
 from roller.lowering.simd.context import StepHook
-from roller.lowering.simd.epilogue import stored_run
+from roller.lowering.simd.epilogue import stores_whole_lines
 from roller.lowering.simd.panel_layout import Panel, make_panel
 from roller.lowering.tir import arithmetic
 from roller.lowering.tir.builder import Buffer, Expr, Stmt, argument, index, sequence
-from roller.plugin import BuildOptions, HardwareSpec, KernelSource, RProgram, Tensor
+from roller.plugin import ELEMENT_BYTES, BuildOptions, HardwareSpec, KernelSource, RProgram, Tensor
 from roller_cpu.codegen import dot_products, prefetching, tile_products
-from roller_cpu.cost.parameters import registers
+from roller_cpu.cost.parameters import past_caches, registers
 from roller_cpu.toolchain import compiling, formats
 
 HOST_TRIPLE = "x86_64-unknown-linux-gnu"  # where a spec names no other
@@ -56,7 +56,6 @@ IDLE = [
     "tirx.RemoveNoOp",
     "tirx.NarrowDataType",
 ]
-STREAM_FACTOR = 1.0  # outputs larger than this many last-level caches bypass them
 
 
 def generate(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> KernelSource:
@@ -182,13 +181,7 @@ def _streaming(spec: HardwareSpec, program: RProgram) -> dict[str, Any]:
     Each part of a line would travel alone, and would be fetched again where another vector of the row ends in the line.
     """
     output = program.expr.output
-    elements, run, step = stored_run(program.stages[-1])
-    size, line = _BYTES.get(output.dtype, 1), spec.levels[1].transaction_bytes
-    if run < elements and (run * size % line or step * size % line):
-        return {}
-    cache = max((level.capacity_bytes for level in spec.levels[1:]), default=0)
-    foreign = "llvm_triple" in spec.options  # the fence is an x86 instruction
-    if foreign or output.nbytes <= STREAM_FACTOR * cache or output.dtype not in _LLVM_TYPES:
+    if not past_caches(spec, output) or not stores_whole_lines(program.stages[-1], spec.levels[1].transaction_bytes):
         return {}
 
     def streamed(target_buffer: Buffer, value: Expr, base: Expr, lanes: int) -> Stmt | None:
@@ -202,7 +195,7 @@ def _streaming(spec: HardwareSpec, program: RProgram) -> dict[str, Any]:
 
 
 _LLVM_TYPES = {"float32": "float", "float64": "double", "int32": "i32"}
-_BYTES = {"float32": 4, "float64": 8, "int32": 4}
+_BYTES = {name: ELEMENT_BYTES[name] for name in _LLVM_TYPES}
 
 
 def _helper(dtype: str, lanes: int) -> str:

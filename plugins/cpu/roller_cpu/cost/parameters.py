@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roller.plugin import CostParameters, HardwareSpec, TensorExpr
+from roller.plugin import CostParameters, HardwareSpec, Tensor, TensorExpr
 
 TILE_CYCLES = 16  # filling the FMA pipes, storing the tile, leaving its loop: 5 to 20 cycles on Zen 5, 16 on Emerald Rapids
 SHORT_VISIT = 64  # multiply-adds in flight at the end of a visit: with their loads they fill much of a reorder buffer
@@ -12,6 +12,8 @@ SCRATCH_NS = 300  # allocating and freeing TVM's workspace: seen on a product of
 LINE_FILL_BUFFERS = 10  # misses that a core keeps in flight
 READ_STREAMS = 64  # parallel rows that prefetchers follow: 64 read as fast as 8 on Zen 5, where they do not share sets
 WRITE_STREAMS = 16  # parallel rows whose lines are partly filled: the rows of a transposed tile are stored as fast as one
+STREAM_FACTOR = 1.0  # outputs larger than this many last-level caches are stored past them: a cached store first reads its line
+STREAMED = ("float32", "float64", "int32")  # types for whose vectors the code generator has such stores
 WARM = 1.0  # operators run back to back: data that fits the caches was produced, or used, shortly before
 
 
@@ -27,8 +29,17 @@ def cost_parameters(spec: HardwareSpec, expr: TensorExpr) -> CostParameters:
         misses_in_flight=LINE_FILL_BUFFERS,
         read_streams=READ_STREAMS,
         write_streams=WRITE_STREAMS,
+        write_allocate=True,
+        past_caches=frozenset({expr.output.name} if past_caches(spec, expr.output) else ()),
         warm=WARM,
     )
+
+
+def past_caches(spec: HardwareSpec, output: Tensor) -> bool:
+    """True for an output whose whole lines are stored past the caches, as none of them holds it."""
+    largest = max((level.capacity_bytes for level in spec.levels[1:]), default=0)
+    foreign = "llvm_triple" in spec.options  # the fence is an x86 instruction
+    return not foreign and output.dtype in STREAMED and output.nbytes > STREAM_FACTOR * largest
 
 
 def registers(spec: HardwareSpec) -> int:

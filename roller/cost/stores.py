@@ -1,0 +1,22 @@
+"""Stores past the caches (non-temporal): no core waits for the lines of an output that no cache keeps."""
+
+from __future__ import annotations
+
+from roller.cost.parameters import CostParameters
+from roller.ir.elementwise import Extent, Value, each
+from roller.program.halo import lane_step
+from roller.program.rprogram import StageProgram
+from roller.program.stored_runs import whole_lines
+from roller.target.hardware import HardwareSpec
+
+
+def past_caches(spec: HardwareSpec, parameters: CostParameters, program: StageProgram, run: Extent) -> Value:
+    """Returns whether results are stored past the caches, in runs of so many contiguous ones; for one run or an array of them.
+
+    Only vectors are: those that lie along the output, or are transposed to do so.
+    """
+    output, last = program.nest.output, len(program.nest.accesses) - 1
+    if output.tensor.name not in parameters.past_caches or not (program.sides or lane_step(program, last) == 1):
+        return False
+    line = spec.levels[1].transaction_bytes
+    return each(lambda length: whole_lines(output, length, line), run)
