@@ -22,6 +22,7 @@ from roller.layout.banks import PanelRows, staged_rows
 from roller.program.alignment import Multiple
 from roller.program.dispatch import Loop
 from roller.program.estimate import Estimate
+from roller.program.row_runs import requested_lines
 from roller.program.rprogram import RProgram, StageProgram, Staging, copy_depth, staged_touches
 from roller.runtime.arrays import ALIGNMENT, Wanted, address, aligned_empty, numpy_dtype, ready, same_bits
 from roller.runtime.artifact import Artifact, BuildOptions, KernelSource, Later, Profile, Runner
@@ -139,6 +140,7 @@ __all__ = [
     "numpy_dtype",
     "program_identity",
     "ready",
+    "requested_lines",
     "run_isolated",
     "same_bits",
     "shipped_specs",

@@ -32,6 +32,7 @@ from roller.ir.elementwise import Extents, Value
 from roller.program.estimate import Estimate, combine_estimates
 from roller.program.footprint import Geometry
 from roller.program.rprogram import RProgram, StageProgram
+from roller.program.superwords import as_compiled
 from roller.target.hardware import HardwareSpec
 
 
@@ -101,6 +102,7 @@ class Model:
         return found.seconds
 
     def _predict(self, program: StageProgram) -> Estimate:
+        program = as_compiled(self.spec, program) if self.parameters.superwords else program
         walk = self.walk(program)
         compute = self.compute_seconds(walk)
         levels = self._levels(walk, compute)

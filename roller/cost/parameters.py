@@ -46,8 +46,11 @@ class CostParameters:
     `scratch_overhead_ns`: allocating and freeing the buffer of a unit tile's accumulators between visits.
     `misses_in_flight`: memory latencies that overlap in one unit (line-fill buffers).
     `read_streams`: rows side by side that are prefetched. `write_streams`: written rows that collect whole transactions.
+    `superwords`: the compiler makes vectors of unrolled scalar tiles (superword-level parallelism, SLP).
     `write_allocate`: a store to a line that no cache holds fetches the line from memory first.
     `past_caches`: arrays whose whole lines the code generator stores past the caches, if vectors do: such stores do not wait.
+    `past_run_bytes`: a shorter run of such stores takes as long as this many bytes.
+    `prefetched`: the inputs whose rows a program's kernel requests ahead; for explanations.
     `warm`: the share of a problem that a cache with room for all of it holds beforehand, from its producer or from the last call.
     `registers`: vector registers in which generated code keeps a step with all taps of a window; 0: it takes one tap a step.
     `gather_slots`: issue slots of inserting one non-contiguous element into a vector.
@@ -99,8 +102,11 @@ class CostParameters:
     misses_in_flight: int = 10
     read_streams: int = 8
     write_streams: int = 4
+    superwords: bool = False
     write_allocate: bool = False
     past_caches: frozenset[str] = frozenset()
+    past_run_bytes: int = 0
+    prefetched: Callable[[StageProgram], tuple[str, ...]] | None = None
     warm: float = 0.0
     gather_slots: float = 1.0
     copy_slots: float = 1.0

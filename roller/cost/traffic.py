@@ -104,6 +104,9 @@ def _brought(
     ahead = started if walk.ahead[number] else 0.0
     scattered = _scattered(walk, stream, walk.held[number], level) if level is walk.spec.levels[1] else 1.0
     moves, past = _passes(walk, stream, depth) * scattered, _stored_past(walk, stream, number)
+    if past and level is walk.spec.levels[1]:
+        run = walk.run(number, level) * walk.program.nest.output.element_bytes
+        moves = max(moves, walk.parameters.past_run_bytes / run)
     if walk.parameters.write_allocate and level is walk.spec.levels[1] and _is_output(walk, stream) and not past:
         moves = max(moves, 2.0)
     return LevelTraffic(brought * moves, 0.0 if past else started, ahead)

@@ -15,6 +15,7 @@ from rich.text import Text
 from roller.cost.model import Model
 from roller.cost.occupancy import COPIES, Residents, added_bytes, held_copies, residents, unit_efficiency
 from roller.cost.parameters import CostParameters
+from roller.cost.stores import past_caches
 from roller.cost.traffic import level_traffic
 from roller.explain.growth_limits import Growth, Stop
 from roller.explain.texts import duration, of_term, predicted, size_text
@@ -22,7 +23,7 @@ from roller.explain.why_not import Alternative, why_not
 from roller.layout.banks import staged_rows
 from roller.program.alignment import Rules
 from roller.program.estimate import Estimate
-from roller.program.footprint import padding_waste
+from roller.program.footprint import data_tile, padding_waste
 from roller.program.record import Choice
 from roller.program.rprogram import RProgram, StageProgram, staged_tensors, staged_touches
 from roller.search.tile_space import unsuited
@@ -70,6 +71,8 @@ class StageReport:
     factor_dtype: str | None = None  # type to which the factors of products may be rounded
     rounds: bool = False  # whether they are rounded
     copies: tuple[int, int] | None = None  # multi-buffering of panels: copies as predicted, and of its kernel
+    requested: tuple[str, ...] = ()  # inputs whose rows are requested ahead
+    past_caches: bool = False  # whether results are stored past the caches
     together: tuple[str, ...] = ()  # the stages of a row group that one kernel computes
 
 
@@ -236,8 +239,15 @@ def _report(growth: Growth, held: Residents) -> StageReport:
         held if program.lane_level is not None else None,
         factor_dtype=nest.stage.factor_dtype,
         rounds=program.atom.rounds,
+        requested=model.parameters.prefetched(program) if model.parameters.prefetched is not None else (),
+        past_caches=_stored_past(model, program),
         together=tuple(stage.name for stage in nest.stages) if nest.before else (),
     )
+
+
+def _stored_past(model: Model, program: StageProgram) -> bool:
+    run = data_tile(program.nest, program.nest.output, program.inner).run
+    return bool(past_caches(model.spec, model.parameters, program, run))
 
 
 def _level(growth: Growth, index: int) -> LevelReport:
@@ -294,6 +304,8 @@ def _stage(stage: StageReport, short: bool = False) -> list[RenderableType]:
     if stage.others and not short:
         facts.append(f"rejected instructions: {_reasons(stage.others)}")
     facts += [f"staged: {line}" for line in stage.staged]
+    facts += [f"requested ahead (software prefetch): {', '.join(stage.requested)}"] if stage.requested else []
+    facts += ["results are stored past the caches (non-temporal stores)"] if stage.past_caches else []
     head = Text(f"{stage.name}: {shape or 'one point'}", style="bold")
     return [head, *(Padding(Text(fact), (0, 0, 0, 2)) for fact in facts), _levels_table(stage), _terms(stage.estimate)]
 

@@ -7,9 +7,14 @@ that it reads.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
 
+from roller.ir.expr import Tensor
 from roller.program.rprogram import StageProgram
+
+Pays = Callable[[Tensor, float, int], bool]
 
 
 def row_dim(program: StageProgram, number: int) -> int | None:
@@ -25,6 +30,29 @@ def row_dim(program: StageProgram, number: int) -> int | None:
     continued = max((n for n, lp in enumerate(loops) if lp.dim == along), default=len(loops))
     rows = max((n for n, lp in enumerate(loops) if lp.dim != along and access.touches[lp.dim]), default=-1)
     return along if rows > continued else None
+
+
+def run_lines(program: StageProgram, number: int, line_bytes: int) -> list[tuple[int, ...]]:
+    """Returns the offsets in an innermost tile of the lines that a step reads of such an array; none for other arrays."""
+    access, along = program.nest.accesses[number], row_dim(program, number)
+    if along is None:
+        return []
+    ranges = [range(extent if touched else 1) for extent, touched in zip(program.inner, access.touches, strict=True)]
+    ranges[along] = range(0, program.inner[along], max(1, line_bytes // access.element_bytes))
+    return list(itertools.product(*ranges))
+
+
+def requested_lines(program: StageProgram, line_bytes: int, pays: Pays) -> dict[int, list[tuple[int, ...]]]:
+    """Returns the lines of each step that it pays to request ahead, by array: `run_lines` of those for which `pays` says so.
+
+    `pays` takes an input, the vector operations that a step makes for each of its lines, and how often it reads each of them.
+    """
+    found: dict[int, list[tuple[int, ...]]] = {}
+    for number, access in enumerate(program.nest.accesses):
+        lines = run_lines(program, number, line_bytes)
+        if lines and pays(access.tensor, operations(program, len(lines)), passes(program, number)):
+            found[number] = lines
+    return found
 
 
 def passes(program: StageProgram, number: int) -> int:

@@ -393,6 +393,16 @@ def test_a_store_fetches_its_line_unless_it_goes_past_the_caches(columns: int, l
     assert level_traffic(walk_of(scalar, spec, **everything), 1) == level_traffic(walk_of(scalar, spec, write_allocate=True), 1)
 
 
+def test_short_runs_past_the_caches_take_as_long_as_longer_ones() -> None:
+    """Tiles of 32 rows of one line each, more rows than are collected; or of two lines."""
+    spec, expr = cached(1024), expression(ops.transpose(ops.tensor((256, 64)), (1, 0)))
+    known = {"past_caches": frozenset({expr.output.name})}
+    for columns, times in ((16, 4), (32, 2), (64, 1), (128, 1)):
+        program = vectors(fuse(expr), spec, (64, 256), (32, columns))
+        plain, longer = (level_traffic(walk_of(program, spec, **known, past_run_bytes=b), 1).bytes for b in (0, 256))
+        assert longer - plain == (times - 1) * expr.output.nbytes
+
+
 def test_rows_need_room_in_the_cache_that_they_come_into() -> None:
     """32 rows, 4 KiB apart, side by side: one set of the inner cache, 16 sets of the outer one."""
     cache = {"managed": False, "latency_ns": 100.0, "transaction_bytes": 64}

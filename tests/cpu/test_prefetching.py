@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import launching
+import roller
 from by_hand import t, vector
 from roller import ops, verify
 from roller.ir.fusion import fuse
@@ -20,7 +21,8 @@ from roller.target.catalog import find_spec
 from roller.target.hardware import HardwareSpec
 from roller.testing import with_level
 from roller_cpu.codegen import generator
-from roller_cpu.codegen.prefetching import KEPT, RUNS_AHEAD
+from roller_cpu.codegen.prefetching import RUNS_AHEAD
+from roller_cpu.cost.requests import KEPT
 
 M, N, K = 0, 1, 2
 LINE = 64
@@ -52,6 +54,18 @@ def test_each_line_of_a_row_is_requested_once_a_step() -> None:
     found = requests(FAR, program(product(8, 96, 24), ((8, 96, 8), (8, 32, 1))))
     assert found == requests(FAR, program(product(16, 96, 24), ((16, 96, 8), (8, 32, 1)), order=(N, M, K)))  # two passes
     assert found == [RUNS_AHEAD * 32 * 4 + line for line in range(0, 32 * 4, LINE)]
+
+
+def test_explanations_say_what_is_requested_and_what_goes_past_the_caches() -> None:
+    """Rows of b, a part at a time; results of 16 MB that an L3 of 1 MB does not hold."""
+    spec = with_level(FAR, 1, capacity_bytes=1 << 20)
+    texts = []
+    for op in (product(8, 1536, 768), ops.relu(t(2048, 2048))):
+        kernel = roller.compile(op, "cpu", spec=spec, threads=1)
+        texts.append(" ".join(str(kernel.explain()).split()))
+        assert ("llvm.prefetch" in kernel.artifact.source) is ("requested ahead (software prefetch): b" in texts[-1])
+        assert ("nontemporal" in kernel.artifact.source) is ("stored past the caches" in texts[-1])
+    assert "requested ahead" in texts[0] and "stored past the caches" in texts[1]
 
 
 @pytest.mark.parametrize(

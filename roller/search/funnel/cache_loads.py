@@ -264,14 +264,17 @@ class CacheLoads:
             brought, started = np.maximum(brought, gathered * level.transaction_bytes), np.maximum(started, gathered)
         started = np.minimum(started, brought / level.transaction_bytes)
         past: Value = True
+        short: Value = 0.0
         if part.access == len(self.nest.accesses) - 1:
             past = past_caches(self.model.spec, self.model.parameters, self.base, boxes.run[part.stop])
             started = started * np.logical_not(past)
+            short = self.model.parameters.past_run_bytes / (self._run(part, boxed, level) * self.nest.output.element_bytes)
         early = self._read_ahead(part) if not boxed else False
         scattered = self._scattered(part, level) if index == 1 else 1.0
         moved = self._passes(part, depth) * scattered
-        if index == 1 and self.model.parameters.write_allocate:
-            moved = np.where(past, moved, np.maximum(moved, 2.0))
+        if index == 1:
+            fetched = 2.0 if self.model.parameters.write_allocate else 0.0
+            moved = np.maximum(moved, np.where(past, short, fetched))
         return brought * moved, started * np.logical_not(early), started * early
 
     def _times(self, part: Part, fit: Value, reuse: Reuse) -> Value:

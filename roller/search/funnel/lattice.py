@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from roller.ir.nest import Tile
 from roller.layout.banks import most_together
 from roller.program.alignment import aligned_extents, even_extents
+from roller.program.superwords import joined
 from roller.program.words import word_dim
 from roller.search.tile_space import Chain, TileSpace, start
 
@@ -67,7 +68,18 @@ def inner_tiles(space: TileSpace) -> Tiles:
             found = found[:, _fitting(space, found)]
     for dim, widths in run_widths(space).items():
         found = _longer(found, dim, widths)
-    return found[:, _fitting(space, found)]
+    found = found[:, _fitting(space, found)]
+    return found[:, np.logical_not(_joined(space, found))]
+
+
+def _joined(space: TileSpace, inner: Tiles) -> Any:
+    """Returns for each innermost tile whether the compiler makes vectors of its scalars; a vector atom has these tiles, too."""
+    atom, none = space.atom, np.full(inner.shape[1], False)
+    if atom.kind != "scalar" or not space.model.parameters.superwords:
+        return none
+    if not any(a.kind == "vector" and (a.in_dtype, a.acc_dtype) == (atom.in_dtype, atom.acc_dtype) for a in space.rules.atoms):
+        return none
+    return none | joined(space.nest, tuple(inner))
 
 
 def runs_along(space: TileSpace) -> frozenset[int]:

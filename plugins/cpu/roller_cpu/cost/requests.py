@@ -1,0 +1,43 @@
+"""Inputs whose latency a core does not hide by itself: kernels request their rows ahead (software prefetch)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from roller.plugin import HardwareSpec, StageProgram, Tensor, requested_lines
+
+HIDDEN_NS = 20.0  # latency that cores hide: on a Zen 5, prefetches of data in the L3 (10 ns) slow products down by up to 8 %
+# Operations on a line from which on a core has too few lines in flight: 448 instructions (Zen 5; 256 on Zen 3, 512 on Golden Cove)
+# with 4 or more a line are at most 80 lines, those of 50 GB/s and 100 ns. On a Zen 5, products of 64 MB gain nothing with 1 or 2
+# rows of results, 10 % with 4, and run 2.5 times as fast with 8.
+OPERATIONS = 4
+# Operations on a line, over all passes, up to which it pays: with as many rows of results as this, products of 34 MB gain 0 to 2 %
+# on a Zen 5. With 64 they gain 10 to 20 %, with 512 they lose 1 to 5 %.
+OPERATIONS_MOST = 256
+KEPT = 0.5  # share of a cache that one input may take and still be found there
+
+
+def pays(spec: HardwareSpec) -> Callable[[Tensor, float, int], bool]:
+    """Returns whether it pays to request an input ahead (`roller.program.row_runs.requested_lines`)."""
+    near = near_bytes(spec)
+
+    def paying(tensor: Tensor, operations: float, passes: int) -> bool:
+        return tensor.nbytes > near and OPERATIONS <= operations <= OPERATIONS_MOST / passes
+
+    return paying
+
+
+def prefetched(spec: HardwareSpec) -> Callable[[StageProgram], tuple[str, ...]]:
+    """Returns which inputs a program requests ahead."""
+    paying, line = pays(spec), spec.levels[1].transaction_bytes
+
+    def names(program: StageProgram) -> tuple[str, ...]:
+        return tuple(program.nest.accesses[number].tensor.name for number in requested_lines(program, line, paying))
+
+    return names
+
+
+def near_bytes(spec: HardwareSpec) -> float:
+    """Returns the size of an input up to which a core hides the latency of reading it."""
+    far = [level for level in spec.levels[1:] if not level.managed and level.latency_ns > HIDDEN_NS]
+    return min((level.capacity_bytes * KEPT for level in far), default=float("inf"))
