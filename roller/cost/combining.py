@@ -9,6 +9,7 @@ from roller.cost.parameters import Rates
 from roller.ir.elementwise import Extents, Value, each, least, where
 from roller.ir.expr import ELEMENT_BYTES, Stage
 from roller.program.rprogram import LEAST_BLOCK, StageProgram
+from roller.program.tile_registers import blocks
 
 FOLD_SLOTS = 3  # vector operations that fold two vectors into one: two shuffles and the reducer's operation
 
@@ -74,6 +75,8 @@ def accumulating(program: StageProgram, inner: Extents) -> Value:
 
     They are its outputs, times reduce points that a vector atom keeps apart, over those of one atom.
     """
+    if program.atom.registers is not None:
+        return blocks(program.nest, program.atom, program.mapping, inner, (True,) * len(program.nest.dims))
     apart = program.lane is not None and program.nest.dims[program.lane].is_reduce
     dims = (*program.nest.spatial, *(program.nest.reduce if apart else ()))
     return math.prod([inner[i] for i in dims]) / outputs_of(program.atom)

@@ -61,6 +61,7 @@ class Model:
     epilogue_slots: float = field(init=False)
     registers: RegisterTraffic = field(init=False)
     _issued: Issued = field(init=False)
+    _scalar_stores: CostParameters = field(init=False)  # no compiler stores its own vectors past the caches
     _known: dict[tuple[object, ...], Estimate] = field(default_factory=dict)
     _least: dict[tuple[object, ...], float] = field(default_factory=dict)  # lower bounds, in seconds
 
@@ -72,6 +73,7 @@ class Model:
         self.epilogue_slots = math.prod([nest.extents[i] for i in nest.spatial]) * epilogue_slots(nest.stage, own)
         self.registers = RegisterTraffic(nest, self.parameters.gather_slots, self.parameters.registers)
         self._issued = Issued(self.spec, self.parameters)
+        self._scalar_stores = replace(self.parameters, past_caches=frozenset())
 
     def estimate(self, program: StageProgram) -> Estimate:
         """Predicts one stage."""
@@ -102,8 +104,9 @@ class Model:
         return found.seconds
 
     def _predict(self, program: StageProgram) -> Estimate:
-        program = as_compiled(self.spec, program) if self.parameters.superwords else program
-        walk = self.walk(program)
+        compiled = as_compiled(self.spec, program, self.parameters.superwords)
+        walk = self.walk(compiled) if compiled is program else replace(self.walk(compiled), parameters=self._scalar_stores)
+        program = compiled
         compute = self.compute_seconds(walk)
         levels = self._levels(walk, compute)
         body = self._body_seconds(walk, compute, levels)
@@ -213,7 +216,7 @@ class Model:
             index == program.levels[-1]
             and program.lane_level is None
             and level.managed
-            and (program.atom.vectors or program.atom.kind != "matrix")
+            and (program.atom.simd or program.atom.kind != "matrix")
         ):
             return _Moving(self.registers.bytes(program, level.transaction_bytes) / into, 0.0, 0.0)
         traffic = level_traffic(walk, index)

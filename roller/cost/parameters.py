@@ -46,7 +46,8 @@ class CostParameters:
     `scratch_overhead_ns`: allocating and freeing the buffer of a unit tile's accumulators between visits.
     `misses_in_flight`: memory latencies that overlap in one unit (line-fill buffers).
     `read_streams`: rows side by side that are prefetched. `write_streams`: written rows that collect whole transactions.
-    `superwords`: the compiler makes vectors of unrolled scalar tiles (superword-level parallelism, SLP).
+    `superwords`: neighbours in an unrolled tile of scalars of which the compiler makes a vector (superword-level parallelism, SLP);
+    0: it makes none.
     `write_allocate`: a store to a line that no cache holds fetches the line from memory first.
     `past_caches`: arrays whose whole lines the code generator stores past the caches, if vectors do: such stores do not wait.
     `past_run_bytes`: a shorter run of such stores takes as long as this many bytes.
@@ -102,7 +103,7 @@ class CostParameters:
     misses_in_flight: int = 10
     read_streams: int = 8
     write_streams: int = 4
-    superwords: bool = False
+    superwords: int = 0
     write_allocate: bool = False
     past_caches: frozenset[str] = frozenset()
     past_run_bytes: int = 0

@@ -10,13 +10,14 @@ from roller.program.stored_runs import whole_lines
 from roller.target.hardware import HardwareSpec
 
 
-def past_caches(spec: HardwareSpec, parameters: CostParameters, program: StageProgram, run: Extent) -> Value:
-    """Returns whether results are stored past the caches, in runs of so many contiguous ones; for one run or an array of them.
+def past_caches(spec: HardwareSpec, parameters: CostParameters, program: StageProgram, elements: Extent, run: Extent) -> Value:
+    """Returns whether the results of innermost tiles are stored past the caches; for one tile or an array of them.
 
-    Only vectors are: those that lie along the output, or are transposed to do so.
+    `elements`, `run`: the results of a tile, and those that are contiguous. They go past the caches in whole lines, or all in one
+    run. Only vectors do: those that lie along the output, or are transposed to do so.
     """
     output, last = program.nest.output, len(program.nest.accesses) - 1
     if output.tensor.name not in parameters.past_caches or not (program.sides or lane_step(program, last) == 1):
         return False
     line = spec.levels[1].transaction_bytes
-    return each(lambda length: whole_lines(output, length, line), run)
+    return each(lambda length: whole_lines(output, length, line), run) | (run >= elements)

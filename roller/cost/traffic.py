@@ -121,7 +121,7 @@ def _stored_past(walk: NestWalk, stream: Stream, number: int) -> bool:
     held = walk.held[number][stream.stop]
     if not _is_output(walk, stream) or not isinstance(held, HeldTile):
         return False
-    return bool(past_caches(walk.spec, walk.parameters, walk.program, held.tile.run))
+    return bool(past_caches(walk.spec, walk.parameters, walk.program, held.tile.elements, held.tile.run))
 
 
 def _times_loaded(walk: NestWalk, level: MemoryLevel, touches: Sequence[bool], kept: list[float], fit: int) -> float:

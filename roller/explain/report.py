@@ -246,8 +246,8 @@ def _report(growth: Growth, held: Residents) -> StageReport:
 
 
 def _stored_past(model: Model, program: StageProgram) -> bool:
-    run = data_tile(program.nest, program.nest.output, program.inner).run
-    return bool(past_caches(model.spec, model.parameters, program, run))
+    tile = data_tile(program.nest, program.nest.output, program.inner)
+    return bool(past_caches(model.spec, model.parameters, program, tile.elements, tile.run))
 
 
 def _level(growth: Growth, index: int) -> LevelReport:

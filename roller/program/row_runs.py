@@ -48,6 +48,8 @@ def requested_lines(program: StageProgram, line_bytes: int, pays: Pays) -> dict[
     `pays` takes an input, the vector operations that a step makes for each of its lines, and how often it reads each of them.
     """
     found: dict[int, list[tuple[int, ...]]] = {}
+    if program.nest.stage.reducer is None:
+        return found
     for number, access in enumerate(program.nest.accesses):
         lines = run_lines(program, number, line_bytes)
         if lines and pays(access.tensor, operations(program, len(lines)), passes(program, number)):

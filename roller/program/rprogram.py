@@ -194,7 +194,7 @@ class StageProgram:
     @property
     def lane(self) -> int | None:
         """The dimension along which a vector atom lies, None without one."""
-        return dict(self.mapping).get("n") if self.atom.vectors else None
+        return dict(self.mapping).get("n") if self.atom.simd else None
 
     @cached_property
     def width(self) -> int:

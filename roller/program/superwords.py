@@ -14,15 +14,16 @@ from roller.ir.nest import Nest
 from roller.program.rprogram import StageProgram, Staging
 from roller.target.hardware import ComputeAtom, HardwareSpec
 
-LEAST = 4  # neighbours from which on LLVM's vectoriser gains, as seen in kernels for Zen 5 and Emerald Rapids
 
+def as_compiled(spec: HardwareSpec, program: StageProgram, least: int) -> StageProgram:
+    """Returns the program with the vectors that the compiler makes of its scalars; itself where it makes none.
 
-def as_compiled(spec: HardwareSpec, program: StageProgram) -> StageProgram:
-    """Returns the program with the vectors that the compiler makes of its scalars; itself where it makes none."""
-    if program.atom.kind != "scalar" or program.nest.before:
+    `least`: the neighbours of which it makes a vector; 0: it makes none.
+    """
+    if not least or program.atom.kind != "scalar" or program.nest.before:
         return program
     dims = joined_dims(program.nest, program.staged)
-    dim = max((d for d in dims if program.inner[d] >= LEAST), key=lambda d: program.inner[d], default=None)
+    dim = max((d for d in dims if program.inner[d] >= least), key=lambda d: program.inner[d], default=None)
     if dim is None:
         return program
     types = program.atom.in_dtype, program.atom.acc_dtype
@@ -43,11 +44,14 @@ def joined_dims(nest: Nest, staged: tuple[Staging, ...] = ()) -> list[int]:
     ]
 
 
-def joined(nest: Nest, inner: Extents) -> Value:
-    """Returns whether the compiler makes vectors of scalar tiles that read everything in place; for a tile or an array of them."""
+def joined(nest: Nest, inner: Extents, least: int) -> Value:
+    """Returns whether the compiler makes vectors of scalar tiles that read everything in place; for a tile or an array of them.
+
+    `least`: the neighbours of which it makes a vector.
+    """
     found: Value = False
     for dim in joined_dims(nest):
-        found = where(inner[dim] >= LEAST, True, found)
+        found = where(inner[dim] >= least, True, found)
     return found
 
 

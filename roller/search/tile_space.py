@@ -9,12 +9,14 @@ from functools import cached_property
 
 from roller.cost.model import Model
 from roller.cost.parameters import CostParameters
+from roller.ir.elementwise import Extents, Value
 from roller.ir.nest import Nest, Tile
 from roller.ir.sliding_windows import taps_at_once
 from roller.program.alignment import Rules, atom_tile, atoms_for
 from roller.program.capacity import Fit
 from roller.program.footprint import Geometry
 from roller.program.rprogram import lane_level, operand_value, tiled_levels
+from roller.program.superwords import joined
 from roller.program.words import read_in_words, word_dim
 from roller.target.hardware import ComputeAtom, HardwareSpec
 
@@ -54,6 +56,17 @@ class TileSpace:
         """The chip."""
         return self.model.spec
 
+    def vectorised(self, inner: Extents) -> Value:
+        """Returns whether the compiler makes vectors of scalars, so that a vector atom has the tile; for one tile or an array."""
+        return joined(self.nest, inner, self._superwords) if self._superwords else False
+
+    @cached_property
+    def _superwords(self) -> int:
+        """The neighbours of which the compiler makes a vector; 0 where no vector atom has these tiles."""
+        types = self.atom.in_dtype, self.atom.acc_dtype
+        also = any(a.kind == "vector" and (a.in_dtype, a.acc_dtype) == types for a in self.rules.atoms)
+        return self.model.parameters.superwords if self.atom.kind == "scalar" and also else 0
+
 
 def tile_spaces(
     nests: Iterable[Nest], spec: HardwareSpec, rules: Rules, parameters: CostParameters, constants: frozenset[str] = frozenset()
@@ -88,7 +101,7 @@ def start(space: TileSpace) -> Tile:
     tile has all taps that a lane takes at a step.
     """
     start = atom_tile(space.nest, space.atom, space.mapping)
-    if (space.atom.kind == "matrix" and not space.atom.vectors) or space.spec.spread:
+    if (space.atom.kind == "matrix" and not space.atom.simd) or space.spec.spread:
         return start
     if space.fit.windowed:
         taps = taps_at_once(space.nest)
@@ -189,10 +202,10 @@ def _sum_mappings(nest: Nest, atom: ComputeAtom, spread: bool = False) -> list[t
     if any(operand_value(nest, operand, atom) is None for operand in range(2)):
         return []
     found = [mapping for sides in ((0, 1), (1, 0)) if (mapping := _laid(nest, atom, sides, spread)) is not None]
-    if atom.vectors:
+    if atom.simd:
         found = [mapping for mapping in found if _in_words(nest, atom, mapping)]
     found.sort(key=lambda mapping: not any(role == "n" and nest.output.strides[dim] == 1 for role, dim in mapping))
-    alike = not spread and not atom.vectors and atom.extents.get("m") == atom.extents.get("n")
+    alike = not spread and not atom.simd and atom.extents.get("m") == atom.extents.get("n")
     return found[:1] if alike else found
 
 

@@ -25,9 +25,8 @@ class ComputeAtom(Frozen):
     A vector with a role k is a dot-product instruction: each of its n lanes adds k products of neighbours along a reduction. k
     operands fill one element of the accumulator, a word. `compensated`: it multiplies signed by unsigned operands only, so that one
     side is shifted into the other sign, and one more row of results sums what that adds (oneDNN's compensation).
-    `registers`: a matrix instruction of one unit has this many registers of its own (AMX's tiles), each for the operand or the
-    results of one atom. It takes words of `operand_interleave` operands, as a dot product does, and rows of words of the other
-    side.
+    `registers`: a matrix instruction of one unit has this many registers of its own (AMX's tiles), each for the results of one atom
+    or for one of its operands. Both operands are words, each of `operand_interleave` operands, as those of a dot product.
     `in_turn`: the lanes that feed the atom fill panels, fetch operands and multiply one after another (as measured), so these times
     add up. Otherwise the longest of them hides the others.
     """
@@ -78,14 +77,14 @@ class ComputeAtom(Frozen):
         return depth if isinstance(depth, int) else 1
 
     @property
-    def vectors(self) -> bool:
-        """True if its results are vectors along role n in one unit's registers, and not those of a group of lanes."""
+    def simd(self) -> bool:
+        """True if its results lie side by side along n in registers of one unit, and not in those of a group of lanes."""
         return self.kind == "vector" or self.registers is not None
 
     @property
     def width(self) -> int:
         """The results that lie side by side in a register; 1 for a scalar."""
-        extents = [e for r, e in self.extents.items() if isinstance(e, int) and (r == "n" or not self.vectors)]
+        extents = [e for r, e in self.extents.items() if isinstance(e, int) and (r == "n" or not self.simd)]
         return max(extents, default=1)
 
     @property

@@ -15,7 +15,8 @@ from roller import ops, verify
 from roller.device.plugins import load_device
 from roller.errors import KernelError
 from roller.ir.fusion import fuse
-from roller.program.rprogram import RProgram
+from roller.ir.nest import variants
+from roller.program.rprogram import RProgram, StageProgram, Staging, tiled_levels
 from roller.search.construct import construct
 from roller.target.catalog import find_spec
 from roller.target.hardware import ComputeAtom
@@ -192,3 +193,23 @@ def test_atoms_that_cannot_be(changes: dict[str, Any], message: str) -> None:
     ComputeAtom.model_validate(good | {"compensated": True, "gflops": 1.0})
     with pytest.raises(ValidationError, match=message):
         ComputeAtom.model_validate(good | {"compensated": True, "gflops": 1.0} | changes)
+
+
+def test_words_of_another_dimension_are_not_taken_for_neighbours() -> None:
+    """k is not contiguous, and j lies as far apart as words do: blocks of runs cannot be transposed."""
+    b, a = ops.tensor((32, 24, 32, 4), "int8", "b"), ops.tensor((8, 32, 24), "int8", "a")
+    op = ops.einsum("nkji,mjk->mni", b, a, acc_dtype="int32")
+    expr = fuse(ops.expression(op))
+    nest = variants(expr.stages[0], expr.tensors)[0]
+    places = {dim.name: place for place, dim in enumerate(nest.dims)}
+    atom = next(a for a in WORDS.atoms if a.name == "vpdpbusd_512")
+    order = tuple(sorted(range(len(nest.dims)), key=lambda d: (nest.dims[d].is_reduce, nest.dims[d].name != "k", d)))
+    inner = tuple({"n": 16, "k": 4}.get(dim.name, 1) for dim in nest.dims)
+    levels = tiled_levels(limited(find_spec("cpu", "x86-64-v3"), 1))
+    stage = StageProgram(
+        nest, atom, (("n", places["n"]), ("k", places["k"])), levels, (nest.extents,) * (len(levels) - 1) + (inner,),
+        (order,) * len(levels), (Staging("panel", 0, levels[0]), Staging("panel", 1, levels[0])),
+    )  # fmt: skip
+    given = verify.random_inputs(expr, 0, integer=True)
+    built = launching.artifact(limited(find_spec("cpu", "x86-64-v3"), 1), RProgram(expr, (stage,)))
+    launching.check(ops.expression(op), built, given, frozenset())

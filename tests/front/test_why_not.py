@@ -89,7 +89,7 @@ def test_kernels_and_the_command_line_answer() -> None:
     assert "why_not" not in kernel.explain().to_dict()
     words = ["explain", "matmul", "64x64", "64x64", "-d", "cpu:x86-64-v3", "--why-not"]
     assert "with a tile of m 32, n 16: predicted" in " ".join(CliRunner().invoke(app, [*words, "m=32, n=16"]).output.split())
-    assert about("cpu:x86-64-v3", m=3, n=13).rule.startswith("n = 13, no multiple")
+    assert "no multiple" in about("cpu:x86-64-v3", m=3, n=13).rule
     assert about("cpu:x86-64-v3", m=np.int64(64)).tile == (("m", 64),)
     for wrong in ("m=4,m=8", "m", "m=", "=3", "m=x", "m=3;n=4"):
         done = CliRunner().invoke(app, [*words, wrong])

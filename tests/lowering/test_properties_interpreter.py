@@ -193,7 +193,7 @@ def test_runs_follow_the_order_of_the_walk(rows: int, order: tuple[int, int], ru
     program = StageProgram(nest, spec.atoms[0], (), tiled_levels(spec)[-1:], ((1, 8),), (order,))
     walk = walk_of(program, spec)
     stream = next(n for n, s in enumerate(walk.streams) if s.access == x)
-    assert rows * 256 / run_in_order(walk, stream) == runs
+    assert rows * 256 / run_in_order(walk, stream, None) == runs
 
 
 def test_units_that_share_a_cache_fetch_once_and_units_of_their_own_each() -> None:

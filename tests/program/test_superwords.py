@@ -25,7 +25,7 @@ from roller.target.subset import limited
 ZEN5 = limited(find_spec("cpu", "zen5"), 1)
 SCALAR = next(a for a in ZEN5.atoms if a.kind == "scalar" and a.in_dtype == "float32")
 VECTOR = next(a for a in ZEN5.atoms if a.name == "f32x16")
-PARAMETERS = CostParameters(superwords=True)
+PARAMETERS = CostParameters(superwords=4)
 
 
 def nest_of(op: SymbolicTensor) -> Nest:
@@ -52,9 +52,9 @@ def test_vectors_need_contiguous_arrays_or_panels() -> None:
 @pytest.mark.parametrize(("columns", "width"), [(1, None), (3, None), (4, 4), (7, 4), (8, 8), (24, 16), (64, 16)])
 def test_a_tile_has_the_widest_vectors_that_fit(columns: int, width: int | None) -> None:
     program = program_of(PRODUCT, (2, columns, 1))
-    compiled = as_compiled(ZEN5, program)
+    compiled = as_compiled(ZEN5, program, 4)
     assert (compiled is program) if width is None else (compiled.width, compiled.mapping) == (width, (("n", 1),))
-    assert bool(joined(PRODUCT, program.inner)) is (width is not None)
+    assert bool(joined(PRODUCT, program.inner, 4)) is (width is not None)
     assert compiled.atom.gflops == pytest.approx(VECTOR.gflops * (width or 1) / 16, rel=1.0 if width is None else 1e-9)
 
 
@@ -64,13 +64,13 @@ def test_the_model_rates_what_the_compiler_makes() -> None:
     rated = [Model(ZEN5, p, Geometry(PRODUCT)).estimate(scalar).seconds for p in (PARAMETERS, CostParameters())]
     assert rated[0] == Model(ZEN5, PARAMETERS, Geometry(PRODUCT)).estimate(vector).seconds < rated[1]
     alone = program_of(TRANSPOSED, (8, 8))
-    assert as_compiled(ZEN5, alone) is alone and as_compiled(ZEN5, vector) is vector
+    assert as_compiled(ZEN5, alone, 4) is alone and as_compiled(ZEN5, vector, 4) is vector
 
 
 def test_a_chip_without_such_vectors_keeps_its_scalars() -> None:
     bare = ZEN5.model_copy(update={"atoms": (SCALAR,)})
     program = program_of(PRODUCT, (4, 32, 1))
-    assert as_compiled(bare, program) is program
+    assert as_compiled(bare, program, 4) is program
 
 
 def test_the_search_has_each_of_these_tiles_once() -> None:

@@ -16,7 +16,7 @@ from roller.lowering.simd import epilogue, panel_layout
 from roller.lowering.simd.context import Lowering, Slots
 from roller.lowering.simd.panel_layout import Panel
 from roller.lowering.simd.prefetching import prefetches
-from roller.lowering.simd.tile_registers import Tile, instructions_of
+from roller.lowering.simd.tile_registers import Blocks, instructions_of
 from roller.lowering.simd.words import word_values
 from roller.lowering.tir import tile_starts
 from roller.lowering.tir.addresses import Point, replaced
@@ -54,7 +54,7 @@ def reducing_tile(low: Lowering, state: State, place: Place) -> list[Stmt]:
     slots = _slots(low)
     size = sum(lanes for _, lanes in slots)
     acc = buffer("acc", size, low.dtype)
-    tile = Tile(low) if instructions_of(low) is not None else None
+    tile = Blocks(low) if instructions_of(low) is not None else None
     first = identity(low.reducer or "sum", low.dtype)
     zero = [store(acc, spread(first, n), ramp(at, 1, n)) for at, n in slots] if tile is None else tile.begin()
     loops = _reduce_loops(low, state, place, acc, low.tile_depth)
@@ -239,7 +239,7 @@ def _copied(low: Lowering, dim: int) -> bool:
 def _step(low: Lowering, state: State, place: Place, acc: Buffer, chunks: Chunks) -> Stmt:
     """Returns one step of the innermost tile: each accumulator vector accumulates the body."""
     if instructions_of(low) is not None:
-        return sequence([*prefetches(low, place), *Tile(low).step(state, place)])
+        return sequence([*prefetches(low, place), *Blocks(low).step(state, place)])
     ahead = [*_before(low), *prefetches(low, place)]
     return sequence([*ahead, *(part for _, one in _products(low, state, place, acc, chunks) for part in one)])
 

@@ -60,8 +60,8 @@ class Options:
     `store(buffer, value, base, lanes)` returns the statement to use, or None for a plain store; `after_unit` ends a unit's tile.
     `before_step(vectors)` returns a statement for the start of each step of a reduction into this many accumulator vectors.
     `registers`: vector registers of a unit; 0: unknown. `dot(atom, lanes, accumulator, broadcast, vector)` returns the accumulator
-    plus the products of the words of two vectors, of which each lane sums its own. `tiles`: the same for atoms with registers of
-    their own.
+    plus the products of the words of two vectors, of which each lane sums its own. `tile_registers`: the instructions of
+    atoms with registers of their own.
     `prefetch`: which rows a tile requests ahead, and how.
     """
 
@@ -71,7 +71,7 @@ class Options:
     before_step: StepHook | None = None
     registers: int = 0
     dot: DotHook | None = None
-    tiles: TileRegisters | None = None
+    tile_registers: TileRegisters | None = None
     prefetch: Prefetch | None = None
 
 

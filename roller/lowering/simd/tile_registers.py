@@ -46,12 +46,12 @@ class Block:
     register: int
 
 
-class Tile:
+class Blocks:
     """The registers of a stage's innermost tile."""
 
     def __init__(self, low: Lowering) -> None:
-        assert low.options.tiles is not None and low.lane is not None and low.program.atom.registers is not None
-        self.low, self.instructions, roles = low, low.options.tiles, dict(low.program.mapping)
+        assert low.options.tile_registers is not None and low.lane is not None and low.program.atom.registers is not None
+        self.low, self.instructions, roles = low, low.options.tile_registers, dict(low.program.mapping)
         self.rows_along, self.lane, self.deep = roles.get("m"), low.lane, roles["k"]
         self.across = vector_factor(low.nest, low.program.mapping)
         self.steps = [1] * len(low.nest.dims)
@@ -178,7 +178,7 @@ class Tile:
 
 def instructions_of(low: Lowering) -> TileRegisters | None:
     """Returns the instructions by which a stage computes in registers of its atom's own; None for other stages."""
-    return low.options.tiles if low.program.atom.registers is not None and low.reducer is not None else None
+    return low.options.tile_registers if low.program.atom.registers is not None and low.reducer is not None else None
 
 
 def around_unit(low: Lowering, body: list[Stmt]) -> list[Stmt]:
@@ -186,7 +186,7 @@ def around_unit(low: Lowering, body: list[Stmt]) -> list[Stmt]:
     instructions = instructions_of(low)
     if instructions is None:
         return body
-    return [instructions.configure(Tile(low).shapes()), *body, instructions.release()]
+    return [instructions.configure(Blocks(low).shapes()), *body, instructions.release()]
 
 
 def _next(offsets: Offsets, dim: int | None) -> Offsets:

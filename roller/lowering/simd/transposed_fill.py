@@ -61,6 +61,8 @@ def transposed_runs(program: StageProgram, panel: Panel, reader: Reader, reduce_
     window = reader.plain(node)
     if window is None or lane_stride(nest, window, node.index, lane) in (None, 1):
         return None
+    if deep is not None and lane_stride(nest, window, node.index, deep) != 1:
+        return None  # its words do not lie one after another
     if unit > 1 and not holds_its_type(window.buffer):
         return None
     strides, loops, length, whole = dict(panel.strides), 0, _words(program, panel), True

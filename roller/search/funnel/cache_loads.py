@@ -266,7 +266,7 @@ class CacheLoads:
         past: Value = True
         short: Value = 0.0
         if part.access == len(self.nest.accesses) - 1:
-            past = past_caches(self.model.spec, self.model.parameters, self.base, boxes.run[part.stop])
+            past = past_caches(self.model.spec, self.model.parameters, self.base, boxes.elements[part.stop], boxes.run[part.stop])
             started = started * np.logical_not(past)
             short = self.model.parameters.past_run_bytes / (self._run(part, boxed, level) * self.nest.output.element_bytes)
         early = self._read_ahead(part) if not boxed else False

@@ -162,9 +162,7 @@ class CacheScreen:
     def _in_registers(self, program: StageProgram) -> bool:
         last = len(self.spec.levels) - 1
         return (
-            program.levels[-1] == last
-            and self.spec.levels[last].managed
-            and (program.atom.vectors or program.atom.kind != "matrix")
+            program.levels[-1] == last and self.spec.levels[last].managed and (program.atom.simd or program.atom.kind != "matrix")
         )
 
     def _count(self, tile: Tiles, dims: Sequence[int]) -> Value:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from roller.ir.nest import Tile
 from roller.layout.banks import most_together
 from roller.program.alignment import aligned_extents, even_extents
-from roller.program.superwords import joined
 from roller.program.words import word_dim
 from roller.search.tile_space import Chain, TileSpace, start
 
@@ -68,18 +67,7 @@ def inner_tiles(space: TileSpace) -> Tiles:
             found = found[:, _fitting(space, found)]
     for dim, widths in run_widths(space).items():
         found = _longer(found, dim, widths)
-    found = found[:, _fitting(space, found)]
-    return found[:, np.logical_not(_joined(space, found))]
-
-
-def _joined(space: TileSpace, inner: Tiles) -> Any:
-    """Returns for each innermost tile whether the compiler makes vectors of its scalars; a vector atom has these tiles, too."""
-    atom, none = space.atom, np.full(inner.shape[1], False)
-    if atom.kind != "scalar" or not space.model.parameters.superwords:
-        return none
-    if not any(a.kind == "vector" and (a.in_dtype, a.acc_dtype) == (atom.in_dtype, atom.acc_dtype) for a in space.rules.atoms):
-        return none
-    return none | joined(space.nest, tuple(inner))
+    return found[:, _fitting(space, found)]
 
 
 def runs_along(space: TileSpace) -> frozenset[int]:
@@ -113,13 +101,17 @@ def run_widths(space: TileSpace) -> dict[int, list[int]]:
 
 def _fitting(space: TileSpace, inner: Tiles) -> Any:
     """Returns for each innermost tile whether it fits; counts those that do not."""
-    fits = innermost_fits(space, inner)
+    fits = _has_room(space, inner)
     space.refusals[space.fit.rule(space.levels, len(space.levels) - 1)] += int(np.count_nonzero(~fits))
-    return fits
+    return fits & np.logical_not(space.vectorised(tuple(inner)))
 
 
 def innermost_fits(space: TileSpace, inner: Tiles) -> Any:
-    """Returns for each innermost tile whether its level has room for it."""
+    """Returns for each innermost tile whether its level has room for it, and no other atom has the same tile."""
+    return _has_room(space, inner) & np.logical_not(space.vectorised(tuple(inner)))
+
+
+def _has_room(space: TileSpace, inner: Tiles) -> Any:
     last = space.levels[-1]
     if last == len(space.spec.levels) or not space.spec.levels[last].managed:
         return np.full(inner.shape[1], True)

@@ -88,8 +88,11 @@ def _again(spec: HardwareSpec, path: Path) -> bool:
 
 
 def _path(topology: Topology) -> Path:
-    """Returns the file of this machine; its name depends on the processor, the set of cores and the measurement method."""
-    told = [VERSION, topology.name, topology.cores, topology.features, [str(c) for c in topology.caches]]
+    """Returns the file of this machine; its name depends on the processor, the set of cores and the measurement method.
+
+    It also depends on whether the system gives this process tiles: one that gets none has another spec.
+    """
+    told = [VERSION, topology.name, topology.cores, topology.features, [str(c) for c in topology.caches], permitted()]
     digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()[:8]
     return user_spec_path("cpu", f"{HOST}{digest}")
 
@@ -153,9 +156,8 @@ def _told(topology: Topology) -> Topology:
     Tile instructions count if the system lets this process use them.
     """
     own = import_module("roller_cpu.toolchain.processors").host_features()
-    if not permitted():
-        own = frozenset(feature for feature in own if not feature.startswith("amx"))
-    return replace(topology, features=tuple(sorted(own | ({"hypervisor"} & set(topology.features))))) if own else topology
+    found = own | ({"hypervisor"} & set(topology.features)) if own else set(topology.features)
+    return replace(topology, features=tuple(sorted(f for f in found if permitted() or not f.startswith("amx"))))
 
 
 def _processor() -> str:

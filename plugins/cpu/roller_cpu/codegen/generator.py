@@ -71,7 +71,7 @@ def generate(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> Ke
         before_step=_separated(spec),
         registers=registers(spec),
         dot=dot_products.dot,
-        tiles=tiles.registers(),
+        tile_registers=tiles.instructions(),
         prefetch=prefetching.prefetch(spec),
         **_streaming(spec, program),
     )

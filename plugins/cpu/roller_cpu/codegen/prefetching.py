@@ -8,7 +8,7 @@ from tvm import tirx
 
 from roller.lowering.simd.context import Prefetch
 from roller.plugin import HardwareSpec
-from roller_cpu.cost import requests
+from roller_cpu.cost.requests import Requests
 
 RUNS_AHEAD = 3  # 8 x 5000 x 3000 on a Zen 5: 3.6 ms without prefetches, 2.5 with the next run, 1.5 with the second to the sixth
 FUNCTION = "roller_prefetch"
@@ -28,4 +28,4 @@ def prefetch(spec: HardwareSpec) -> Prefetch:
     def request(place: Any, distance: int) -> Any:
         return tirx.Evaluate(tirx.call_extern("int32", FUNCTION, place, tirx.IntImm("int64", distance)))
 
-    return Prefetch(requests.pays(spec), request, spec.levels[1].transaction_bytes, RUNS_AHEAD)
+    return Prefetch(Requests(spec).pays, request, spec.levels[1].transaction_bytes, RUNS_AHEAD)

@@ -1,8 +1,10 @@
 """Tile instructions of x86 (AMX): what an atom's name stands for, as LLVM's intrinsics and in plain LLVM IR.
 
     tdpbf16ps   AMX-BF16: float32 += sum of products of bfloat16, subnormal numbers being zero
-    tdpfp16ps   AMX-FP16: float32 += sum of products of float16, subnormal numbers being zero
+    tdpfp16ps   AMX-FP16: float32 += sum of products of float16
     tdpbssd     AMX-INT8: int32 += sum of products of int8
+
+Sums of floats that are subnormal become zero.
 
 A core has eight tiles of up to 16 rows of 64 bytes. One operand lies in rows of words, 16 of them along the reduction; the other
 one has a row for each of these words. The instructions name tiles by number, so that no compiler assigns them. Their meaning in
@@ -29,7 +31,7 @@ class Tiles:
     def __init__(self) -> None:
         self._used: dict[str, list[str]] = {}
 
-    def registers(self) -> TileRegisters:
+    def instructions(self) -> TileRegisters:
         """Returns the statements for the lowering."""
         return TileRegisters(self._configure, self._release, self._zero, self._load, self._store, self._multiply)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roller.plugin import CostParameters, HardwareSpec, Tensor, TensorExpr
-from roller_cpu.cost import requests
+from roller_cpu.cost.requests import Requests
 
 TILE_CYCLES = 16  # filling the FMA pipes, storing the tile, leaving its loop: 5 to 20 cycles on Zen 5, 16 on Emerald Rapids
 SHORT_VISIT = 64  # multiply-adds in flight at the end of a visit: with their loads they fill much of a reorder buffer
@@ -19,6 +19,7 @@ STREAM_FACTOR = 1.0  # outputs larger than this many last-level caches are store
 # Rows of 4 KiB and more, a power of two apart, on a Zen 5: runs of 64 and of 128 B take 4.8 to 5.1 ns, of 256 B 5.7 ns (45 GB/s).
 STREAMED_RUN = 256
 STREAMED = ("float32", "float64", "int32")  # types for whose vectors the code generator has such stores
+SUPERWORDS = 4  # from so many neighbours on, LLVM's vectoriser gains: seen in kernels for Zen 5 and Emerald Rapids
 WARM = 1.0  # operators run back to back: data that fits the caches was produced, or used, shortly before
 
 
@@ -34,10 +35,10 @@ def cost_parameters(spec: HardwareSpec, expr: TensorExpr) -> CostParameters:
         misses_in_flight=LINE_FILL_BUFFERS,
         read_streams=READ_STREAMS,
         write_streams=WRITE_STREAMS,
-        superwords=True,
+        superwords=SUPERWORDS,
         write_allocate=True,
         past_run_bytes=STREAMED_RUN,
-        prefetched=requests.prefetched(spec),
+        prefetched=Requests(spec),
         past_caches=frozenset({expr.output.name} if past_caches(spec, expr.output) else ()),
         warm=WARM,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 from roller.plugin import HardwareSpec, StageProgram, Tensor, requested_lines
 
@@ -17,24 +17,20 @@ OPERATIONS_MOST = 256
 KEPT = 0.5  # share of a cache that one input may take and still be found there
 
 
-def pays(spec: HardwareSpec) -> Callable[[Tensor, float, int], bool]:
-    """Returns whether it pays to request an input ahead (`roller.program.row_runs.requested_lines`)."""
-    near = near_bytes(spec)
+@dataclass(frozen=True)
+class Requests:
+    """Which inputs a chip's kernels request ahead."""
 
-    def paying(tensor: Tensor, operations: float, passes: int) -> bool:
-        return tensor.nbytes > near and OPERATIONS <= operations <= OPERATIONS_MOST / passes
+    spec: HardwareSpec
 
-    return paying
+    def __call__(self, program: StageProgram) -> tuple[str, ...]:
+        """Returns the inputs of a program that its kernel requests ahead."""
+        found = requested_lines(program, self.spec.levels[1].transaction_bytes, self.pays)
+        return tuple(program.nest.accesses[number].tensor.name for number in found)
 
-
-def prefetched(spec: HardwareSpec) -> Callable[[StageProgram], tuple[str, ...]]:
-    """Returns which inputs a program requests ahead."""
-    paying, line = pays(spec), spec.levels[1].transaction_bytes
-
-    def names(program: StageProgram) -> tuple[str, ...]:
-        return tuple(program.nest.accesses[number].tensor.name for number in requested_lines(program, line, paying))
-
-    return names
+    def pays(self, tensor: Tensor, operations: float, passes: int) -> bool:
+        """Returns whether it pays to request an input ahead (`roller.program.row_runs.requested_lines`)."""
+        return tensor.nbytes > near_bytes(self.spec) and OPERATIONS <= operations <= OPERATIONS_MOST / passes
 
 
 def near_bytes(spec: HardwareSpec) -> float:
