@@ -1,4 +1,4 @@
-"""Words of dot-product atoms: operands that follow one another along a reduction, side by side in one integer."""
+"""Words (`roller.program.words`): operands that follow one another along a reduction, side by side in one integer."""
 
 from __future__ import annotations
 
