@@ -99,7 +99,7 @@ class NestWalk:
     @cached_property
     def nearest(self) -> MemoryLevel | None:
         """The innermost cache that has sets."""
-        return next((lv for lv in reversed(self.spec.levels) if not lv.managed and lv.banks is not None), None)
+        return nearest_cache(self.spec)
 
     @cached_property
     def streams(self) -> tuple[Stream, ...]:
@@ -230,6 +230,11 @@ def _turned_row(walk: NestWalk, stream: Stream) -> int:
     if stream.access is None or stream.copy or not boxed or not turned(walk.program, stream.access):
         return access.tensor.elements
     return math.prod(access.tensor.shape[box_order(walk.program, stream.access)[-1] + 1 :])
+
+
+def nearest_cache(spec: HardwareSpec) -> MemoryLevel | None:
+    """Returns the innermost cache whose sets are known."""
+    return next((lv for lv in reversed(spec.levels) if not lv.managed and lv.banks is not None), None)
 
 
 def room_for_rows(spec: HardwareSpec, level: MemoryLevel) -> MemoryLevel | None:

@@ -212,12 +212,7 @@ class Model:
     def _level_seconds(self, walk: NestWalk, index: int) -> _Moving:
         program, level = walk.program, self.spec.levels[index]
         into = self.rates.into(level, walk.busy)
-        if (
-            index == program.levels[-1]
-            and program.lane_level is None
-            and level.managed
-            and (program.atom.simd or program.atom.kind != "matrix")
-        ):
+        if index == program.levels[-1] and program.lane_level is None and level.managed and program.atom.loads:
             return _Moving(self.registers.bytes(program, level.transaction_bytes) / into, 0.0, 0.0)
         traffic = level_traffic(walk, index)
         if level.managed or program.lane_level is not None:  # lanes hide one another's latency

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from roller.cost.parameters import CostParameters
-from roller.ir.elementwise import Extent, Value, each
+from roller.ir.elementwise import Extent, Value
 from roller.program.halo import lane_step
 from roller.program.rprogram import StageProgram
-from roller.program.stored_runs import whole_lines
+from roller.program.stored_runs import in_lines
 from roller.target.hardware import HardwareSpec
 
 
@@ -20,4 +20,4 @@ def past_caches(spec: HardwareSpec, parameters: CostParameters, program: StagePr
     if output.tensor.name not in parameters.past_caches or not (program.sides or lane_step(program, last) == 1):
         return False
     line = spec.levels[1].transaction_bytes
-    return each(lambda length: whole_lines(output, length, line), run) | (run >= elements)
+    return in_lines(output, elements, run, line)

@@ -101,7 +101,7 @@ def start(space: TileSpace) -> Tile:
     tile has all taps that a lane takes at a step.
     """
     start = atom_tile(space.nest, space.atom, space.mapping)
-    if (space.atom.kind == "matrix" and not space.atom.simd) or space.spec.spread:
+    if not space.atom.loads or space.spec.spread:
         return start
     if space.fit.windowed:
         taps = taps_at_once(space.nest)

@@ -82,6 +82,11 @@ class ComputeAtom(Frozen):
         return self.kind == "vector" or self.registers is not None
 
     @property
+    def loads(self) -> bool:
+        """True if the nest loads its operands to registers of a unit; matrix instructions need their own registers for that."""
+        return self.kind != "matrix" or self.registers is not None
+
+    @property
     def width(self) -> int:
         """The results that lie side by side in a register; 1 for a scalar."""
         extents = [e for r, e in self.extents.items() if isinstance(e, int) and (r == "n" or not self.simd)]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-import launching
 import roller
+import word_products
 from roller import ops, verify
 from roller.device.plugins import load_device
 from roller.errors import DeviceUnavailableError
@@ -28,17 +28,11 @@ from roller_cpu.codegen import plain_tiles
 from roller_cpu.codegen.tile_products import configuration
 from roller_cpu.runtime.runner import CpuRunner
 from roller_cpu.toolchain import compiling
+from word_products import convolution, product, scaled_batches
 
 GRANITE = limited(find_spec("cpu", "granite-rapids"), 1)
-SUMS = {"int8": "int32", "bfloat16": "float32", "float16": "float32"}
+DTYPES = ("int8", "bfloat16", "float16")
 INTEL = "emerald-rapids"
-
-
-def product(m: int, n: int, k: int, dtype: str, turned: str = "NN") -> ops.SymbolicTensor:
-    a, b = ((k, m) if turned[0] == "T" else (m, k)), ((n, k) if turned[1] == "T" else (k, n))
-    return ops.matmul(
-        ops.tensor(a, dtype, "a"), ops.tensor(b, dtype, "b"), turned[0] == "T", turned[1] == "T", SUMS[dtype], SUMS[dtype]
-    )
 
 
 def best(op: ops.SymbolicTensor, constants: frozenset[str] = frozenset()) -> RProgram:
@@ -53,15 +47,13 @@ def best(op: ops.SymbolicTensor, constants: frozenset[str] = frozenset()) -> RPr
 
 
 def check(op: ops.SymbolicTensor, arrays: Mapping[str, Any] | None = None, constants: frozenset[str] = frozenset()) -> RProgram:
-    """The best program, checked on this machine, which need not have its instructions."""
-    expr, program = ops.expression(op), best(op, constants)
-    given = arrays or verify.random_inputs(expr, 0, integer=True)
-    built = launching.artifact(limited(find_spec("cpu", "x86-64-v3"), 1), program, {name: given[name] for name in constants})
-    launching.check(expr, built, given, constants)
+    """The best program, checked."""
+    program = best(op, constants)
+    word_products.check(op, program, arrays, constants)
     return program
 
 
-@pytest.mark.parametrize("dtype", list(SUMS))
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("turned", ["NN", "NT", "TN", "TT"])
 @pytest.mark.parametrize("k", [7, 64, 66])
 def test_every_layout_and_depth(dtype: str, turned: str, k: int) -> None:
@@ -83,16 +75,13 @@ def test_the_ends_of_the_range_are_exact(value: int) -> None:
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("dtype", list(SUMS))
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_convolutions_with_padding(dtype: str, stride: int) -> None:
-    x, w = ops.tensor((1, 18, 9, 9), dtype, "x"), ops.tensor((20, 18, 3, 3), dtype, "w")
-    check(ops.conv2d(x, w, stride, 1, out_dtype=SUMS[dtype], acc_dtype=SUMS[dtype]))
+    check(convolution(dtype, stride))
 
 
 def test_batches_and_epilogues() -> None:
-    a, b = ops.tensor((3, 20, 33), "int8", "a"), ops.tensor((3, 33, 40), "int8", "b")
-    summed = ops.batch_matmul(a, b, out_dtype="int32", acc_dtype="int32")
-    check(ops.cast(ops.relu(ops.cast(summed, "float32") * ops.tensor((40,), name="scale")), "float32"))
+    check(scaled_batches())
 
 
 def test_a_quantised_layer() -> None:

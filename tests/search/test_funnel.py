@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -16,15 +15,11 @@ from scipy.stats import spearmanr
 
 from roller import ops
 from roller.cost.occupancy import held_copies
-from roller.device.chip import resolve
-from roller.ir.fusion import fuse
-from roller.ir.nest import Tile, variants
 from roller.ops import SymbolicTensor
-from roller.program.alignment import Multiple, aligned_extents
 from roller.program.estimate import Estimate
 from roller.program.footprint import Boxes, BoxShape, Geometry
 from roller.program.rprogram import StageProgram
-from roller.program.superwords import as_compiled, joined
+from roller.program.superwords import as_compiled
 from roller.search import enumeration
 from roller.search.construct import construct_stage
 from roller.search.funnel import lattice
@@ -34,46 +29,12 @@ from roller.search.funnel.placed_screen import PlacedScreen
 from roller.search.funnel.screens import in_caches, screen_of
 from roller.search.funnel.short_list import LONG, SHORT, rate_short_list
 from roller.search.funnel.steps import nearby
-from roller.search.tile_space import TileSpace, start, tile_spaces
+from roller.search.tile_space import TileSpace
 from roller.target.hardware import HardwareSpec
 from roller.target.subset import limited
+from stage_spaces import CHIPS, operators, spaces_of
 
-CHIPS = ("cpu:zen5", "cpu:x86-64-v3", "cpu:neoverse-v2")
 LANES = ("cuda:a100", "cuda:h100", "rocm:mi300x", "rocm:rx7900xtx")
-
-
-@st.composite
-def operators(draw: st.DrawFn) -> SymbolicTensor:
-    """Products, convolutions, pools, sums and elementwise work, with extents that tiles divide and that they do not."""
-    m, n, k = (draw(st.sampled_from((1, 3, 16, 31, 64, 100, 384))) for _ in range(3))
-    match draw(st.sampled_from(("product", "words", "turned", "convolution", "depthwise", "pool", "sum", "chain"))):
-        case "product":
-            return ops.matmul(ops.tensor((m, k)), ops.tensor((k, n)))
-        case "words":
-            dtype = draw(st.sampled_from(("int8", "bfloat16")))
-            b = ops.tensor((n, k) if draw(st.booleans()) else (k, n), dtype)
-            return ops.matmul(ops.tensor((m, k), dtype), b, transpose_b=b.shape != (k, n))
-        case "turned":
-            return ops.matmul(ops.tensor((m, k)), ops.tensor((n, k)), transpose_b=True)
-        case "convolution":
-            return ops.conv2d(ops.tensor((2, m, 14, 14)), ops.tensor((n, m, 3, 3)), draw(st.sampled_from((1, 2))), 1)
-        case "depthwise":
-            return ops.depthwise_conv2d(ops.tensor((2, m, 20, 20)), ops.tensor((m, 1, 3, 3)), draw(st.sampled_from((1, 2))), 1)
-        case "pool":
-            return ops.max_pool2d(ops.tensor((2, m, 28, 28)), 3, 2, 1)
-        case "sum":
-            return ops.reduce_sum(ops.tensor((m, k, n)), draw(st.sampled_from((0, 1, 2))))
-    return ops.transpose(ops.exp(ops.tensor((m, n))), (1, 0))
-
-
-def spaces_of(chip: str, op: SymbolicTensor, change: Callable[[HardwareSpec], HardwareSpec] = lambda s: s) -> list[TileSpace]:
-    """The tile spaces of an operator's first stage."""
-    plugin, spec = resolve(chip)
-    spec = change(spec)
-    expr = fuse(ops.expression(op), spec.spread)
-    stage = expr.stages[0]
-    rules, parameters = plugin.rules(spec, expr).of(stage.name), plugin.cost_parameters(spec, expr)
-    return tile_spaces(variants(stage, expr.tensors, spec.spread), spec, rules, parameters)
 
 
 def constructed_best(found: list[TileSpace]) -> tuple[StageProgram, Estimate]:
@@ -155,55 +116,6 @@ def test_a_lower_bound_is_one(op: SymbolicTensor, chip: str, seed: int) -> None:
     program = replace(drawn(space, seed), staged=()).dispatched(parallel=True)
     bound = CacheScreen(space).least_seconds(lattice.tiles_of([program.inner]))[0]
     assert bound <= screened(space, program) * (1 + 1e-9)
-
-
-def one_by_one(space: TileSpace) -> Iterator[Tile]:
-    """Every combination of aligned extents that fits the innermost level."""
-    last, least = len(space.levels) - 1, start(space)
-    vector = {dim for _, dim in space.mapping}
-    choices = []
-    for dim, (extent, step) in enumerate(zip(space.nest.extents, least, strict=True)):
-        whole = space.nest.dims[dim].is_reduce and dim not in vector
-        longer = [] if whole else [e for e in aligned_extents(extent, step, Multiple()) if step < e <= extent]
-        choices.append([step, *longer])
-    for tile in itertools.product(*choices):
-        joins = space.model.parameters.superwords if space.atom.kind == "scalar" else 0
-        vectors = joins and joined(space.nest, tile, joins)
-        if space.fit.fits(space.levels, last, tile, least, space.mapping, space.atom) and not vectors:
-            yield tile
-
-
-@given(operators(), st.sampled_from(CHIPS))
-@settings(max_examples=30, deadline=None)
-def test_the_lattice_has_every_innermost_tile_that_fits(op: SymbolicTensor, chip: str) -> None:
-    for space in spaces_of(chip, op):
-        tiles = lattice.inner_tiles(space)
-        have = {tuple(tile) for tile in tiles.T.tolist()}
-        assert len(have) == tiles.shape[1]
-        if len(have) < 500:  # to list them one by one takes seconds for more
-            assert have == set(one_by_one(space))
-
-
-@given(operators(), st.sampled_from(CHIPS))
-@settings(max_examples=30, deadline=None)
-def test_chains_are_nested_multiples_and_differ(op: SymbolicTensor, chip: str) -> None:
-    for space in spaces_of(chip, op):
-        chains = lattice.chains_around(space, lattice.inner_tiles(space)[:, :3])
-        every = lattice.chains_of(chains, range(chains[0].shape[1]))
-        assert len(set(every)) == len(every)
-        for chain in every:
-            for outer, inner in itertools.pairwise(chain):
-                assert all(o % i == 0 and o < e + i for o, i, e in zip(outer, inner, space.nest.extents, strict=True) if i)
-
-
-def test_one_extent_of_a_tile_may_be_that_of_the_tile_inside() -> None:
-    """Shared memory asks for multiples of 8: a sum of few rows has a row for each unit nevertheless."""
-    for space in spaces_of("cuda:a100", ops.reduce_sum(ops.tensor((23, 3683)), 1)):
-        assert space.rules.multiple(space.levels[0], space.nest.dims[0].name).step == 8
-        inner = lattice.inner_tiles(space)
-        unit, *_, inside = lattice.chains_around(space, inner[:, inner[0] == 1])
-        aligned = unit[0][unit[0] != inside[0]]
-        assert set(unit[0][unit[0] == inside[0]].tolist()) == {1} and len(aligned) and not np.any(aligned % 8)
 
 
 @given(operators(), st.integers(0, 1 << 16))

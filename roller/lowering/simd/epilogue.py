@@ -34,7 +34,7 @@ from roller.lowering.tir.loads import Reader
 from roller.lowering.tir.tile_starts import Position
 from roller.program.footprint import data_tile
 from roller.program.rprogram import StageProgram
-from roller.program.stored_runs import whole_lines
+from roller.program.stored_runs import in_lines
 
 ROLLED_OPERATIONS = 3  # scalar operations of an epilogue above which unrolling it for every vector makes the code too large
 PARALLEL_COMBINE = 1 << 16  # outputs from which reducing partial results is worth another parallel loop
@@ -44,7 +44,7 @@ def stores_whole_lines(program: StageProgram, line: int) -> bool:
     """True if each innermost tile stores its results in runs of whole lines of so many bytes, or in one run."""
     output = program.nest.output
     tile = data_tile(program.nest, output, program.inner)
-    return tile.run >= tile.elements or whole_lines(output, tile.run, line)
+    return bool(in_lines(output, tile.elements, tile.run, line))
 
 
 def finish(low: Lowering, place: tuple[Position, ...], acc: Buffer) -> list[Stmt]:

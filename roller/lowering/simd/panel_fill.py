@@ -167,7 +167,7 @@ def _fill_words(
     step = program.inner[deep]
     wanted = [only] if only is not None else list(tile_offsets(program, panel.touches))
     if only is not None and panel.touches[deep]:
-        wanted = [((*only[0][:deep], word, *only[0][deep + 1 :]), only[1]) for word in range(step // depth)]
+        wanted = [(replaced(only[0], deep, word), only[1]) for word in range(step // depth)]
 
     def words(count: int) -> Stmt:
         filled = fill_rows(program, panel, reader, state, count) if only is None else None
@@ -176,7 +176,7 @@ def _fill_words(
         statements: list[Stmt] = []
         for offsets, lanes in wanted:
             held, first = Held(), offsets[deep] * depth
-            point = _point(program, state, (*offsets[:deep], first, *offsets[deep + 1 :]), lanes)
+            point = _point(program, state, replaced(offsets, deep, first), lanes)
             near = partial(_side_by_side, program, reader, held=held) if side_by_side else None
             value = word_values(program, reader, panel.staging.operand, point, min(depth, max(0, count - first)), held, near)
             where = plus(slot_address(panel, state), panel_offset(program, panel.touches, offsets))

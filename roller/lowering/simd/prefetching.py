@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from tvm import tirx
-
 from roller.lowering.simd.context import Lowering
 from roller.lowering.tir.addresses import Point, base_address
-from roller.lowering.tir.builder import Stmt
+from roller.lowering.tir.builder import Stmt, address_of
 from roller.lowering.tir.tile_starts import Position
 from roller.program.row_runs import requested_lines, row_dim
 
@@ -20,5 +18,5 @@ def prefetches(low: Lowering, place: tuple[Position, ...]) -> list[Stmt]:
         distance = wanted.runs * low.program.inner[along] * access.element_bytes
         for offsets in lines:
             element = base_address(low.nest, window, access.index, Point(low.nest, place).moved(offsets))
-            found.append(wanted.request(tirx.address_of(tirx.BufferLoad(window.buffer, [element])), distance))
+            found.append(wanted.request(address_of(window.buffer, element), distance))
     return found

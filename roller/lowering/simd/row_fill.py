@@ -13,7 +13,7 @@ from roller.lowering.simd.panel_layout import Panel, panel_offset, slot_address
 from roller.lowering.simd.transpose import transposed
 from roller.lowering.simd.words import loaded_words, word_values
 from roller.lowering.tir import tile_starts
-from roller.lowering.tir.addresses import ArrayView, Point, base_address, lane_stride
+from roller.lowering.tir.addresses import ArrayView, Point, base_address, lane_stride, replaced
 from roller.lowering.tir.builder import Held, Stmt, holds_its_type, plus, ramp, sequence, store
 from roller.lowering.tir.loads import Reader
 from roller.lowering.tir.tile_starts import State
@@ -60,14 +60,14 @@ class _Fill:
             held, found = Held(), []
             for word in range(width):
                 first = word * depth
-                point = Point(self.program.nest, self.start.positions, rows, width).moved(_at(offsets, self.deep, first))
+                point = Point(self.program.nest, self.start.positions, rows, width).moved(replaced(offsets, self.deep, first))
                 exist = min(depth, max(0, count - first))
                 value = word_values(self.program, self.reader, self.panel.staging.operand, point, exist, held)
                 found.append(held(value, dtype, width))
             columns = transposed(found, dtype, held)
             yield from held.statements
             for number, row in enumerate(columns):
-                yield self._stored(_at(offsets, rows, offsets[rows] + number), row, width)
+                yield self._stored(replaced(offsets, rows, offsets[rows] + number), row, width)
 
     def _rows(self, step: int, along: int | None) -> Iterator[tuple[int, ...]]:
         """Yields the offsets of the slot's rows, or of each `step`-th one along a dimension."""
@@ -81,7 +81,3 @@ class _Fill:
     def _stored(self, offsets: tuple[int, ...], row: object, lanes: int) -> Stmt:
         where = plus(self.slot, panel_offset(self.program, self.panel.touches, offsets))
         return store(self.panel.buffer, row, ramp(where, 1, lanes))
-
-
-def _at(offsets: tuple[int, ...], dim: int, offset: int) -> tuple[int, ...]:
-    return (*offsets[:dim], offset, *offsets[dim + 1 :])

@@ -10,19 +10,17 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tvm import tirx
-
 from roller.ir.expr import ELEMENT_BYTES
 from roller.ir.scalar import Load
 from roller.lowering.simd.context import Lowering, Slots, TileRegisters
 from roller.lowering.simd.panel_layout import panel_offset, slot_address
 from roller.lowering.simd.words import word_values
-from roller.lowering.tir.addresses import Point, base_address, lane_stride
+from roller.lowering.tir.addresses import Point, base_address, lane_stride, replaced
 from roller.lowering.tir.builder import (
     Buffer,
-    Expr,
     Held,
     Stmt,
+    address_of,
     allocate_on_stack,
     buffer,
     holds_its_type,
@@ -107,13 +105,13 @@ class Blocks:
 
         def place(offsets: Offsets) -> int:
             along = offsets[self.lane]
-            return places[_at(offsets, self.lane, along // width * width)] + along % width
+            return places[replaced(offsets, self.lane, along // width * width)] + along % width
 
         found = []
         for block in self.results:
             at = place(block.offsets)
             further = place(_next(block.offsets, self.rows_along)) if self.rows > 1 else at
-            found.append(do(block.register, _address(memory, plus(first, at)), (further - at) * size))
+            found.append(do(block.register, address_of(memory, plus(first, at)), (further - at) * size))
         return found
 
     def step(self, state: State, place: tuple[Position, ...]) -> list[Stmt]:
@@ -149,7 +147,7 @@ class Blocks:
         inside = tuple(o if t else 0 for o, t in zip(offsets, panel.touches, strict=True))
         first = panel_offset(self.low.program, panel.touches, inside)
         further = panel_offset(self.low.program, panel.touches, _next(inside, along))
-        place = _address(panel.buffer, plus(slot_address(panel, state), first))
+        place = address_of(panel.buffer, plus(slot_address(panel, state), first))
         return [self.instructions.load(register, place, (further - first) * word)]
 
     def _in_place(self, factor: int, register: int, point: Point) -> list[Stmt]:
@@ -160,17 +158,17 @@ class Blocks:
         if window is not None and isinstance(node, Load) and holds_its_type(window.buffer):
             step = 0 if self.rows_along is None else lane_stride(low.nest, window, node.index, self.rows_along)
             if step is not None:
-                place = _address(window.buffer, base_address(low.nest, window, node.index, point))
+                place = address_of(window.buffer, base_address(low.nest, window, node.index, point))
                 return [self.instructions.load(register, place, step * ELEMENT_BYTES[low.program.atom.stored_dtype])]
         words = buffer("words", self.rows * self.words, word_dtype(low.program))
         statements = [allocate_on_stack(words), *self._copied(factor, point, words)]
-        return [*statements, self.instructions.load(register, _address(words, 0), self.words * low.nest.accumulator_bytes)]
+        return [*statements, self.instructions.load(register, address_of(words, 0), self.words * low.nest.accumulator_bytes)]
 
     def _copied(self, factor: int, point: Point, words: Buffer) -> Iterator[Stmt]:
         depth = self.low.program.atom.depth
         for row, word in itertools.product(range(self.rows), range(self.words)):
-            offsets = _at((0,) * len(self.steps), self.deep, word * depth)
-            offsets = _at(offsets, self.rows_along, row)
+            offsets = replaced((0,) * len(self.steps), self.deep, word * depth)
+            offsets = offsets if self.rows_along is None else replaced(offsets, self.rows_along, row)
             held = Held()
             value = word_values(self.low.program, self.low.reader, factor, point.moved(offsets), depth, held)
             yield from (*held.statements, store(words, value, index(row * self.words + word)))
@@ -190,12 +188,4 @@ def around_unit(low: Lowering, body: list[Stmt]) -> list[Stmt]:
 
 
 def _next(offsets: Offsets, dim: int | None) -> Offsets:
-    return offsets if dim is None else _at(offsets, dim, offsets[dim] + 1)
-
-
-def _at(offsets: Offsets, dim: int | None, offset: int) -> Offsets:
-    return offsets if dim is None else (*offsets[:dim], offset, *offsets[dim + 1 :])
-
-
-def _address(memory: Buffer, place: Position) -> Expr:
-    return tirx.address_of(tirx.BufferLoad(memory, [index(place)]))
+    return offsets if dim is None else replaced(offsets, dim, offsets[dim] + 1)

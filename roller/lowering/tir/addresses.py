@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tvm import tirx
 
@@ -17,6 +18,7 @@ from roller.ir.scalar import Affine
 from roller.lowering.tir.builder import Buffer, Expr, index, plus, ramp, spread, times
 
 Position = int | Expr
+P = TypeVar("P", int, Position)
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,6 @@ def is_vector(where: Expr | list[Expr]) -> bool:
     return isinstance(where, list | tirx.Ramp)
 
 
-def replaced(values: tuple[Position, ...], at: int, value: Position) -> tuple[Position, ...]:
-    """Returns the positions with the one at index `at` replaced."""
+def replaced(values: tuple[P, ...], at: int, value: P) -> tuple[P, ...]:
+    """Returns the positions (or offsets) with the one at index `at` replaced."""
     return (*values[:at], value, *values[at + 1 :])

@@ -65,6 +65,11 @@ def holds_its_type(held: Buffer) -> bool:
     return str(held.dtype) != "bfloat16" or int(held.data_alignment) == ELEMENT_BYTES["bfloat16"]
 
 
+def address_of(memory: Buffer, place: int | Expr) -> Expr:
+    """The address of an element."""
+    return tirx.address_of(tirx.BufferLoad(memory, [index(place)]))
+
+
 def load(source: Buffer, address: Expr) -> Expr:
     """Read an element, or several with a vector address."""
     return tirx.BufferLoad(source, [index(address)])

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from roller.cost.loops import room_for_rows
+from roller.cost.loops import nearest_cache, room_for_rows
 from roller.cost.model import Model
 from roller.cost.register_traffic import blocks_of
 from roller.cost.stores import past_caches
@@ -342,17 +342,13 @@ class CacheLoads:
             self._together[key] = found
         return found
 
-    @cached_property
-    def _nearest(self) -> MemoryLevel | None:
-        return next((lv for lv in reversed(self.model.spec.levels) if not lv.managed and lv.banks is not None), None)
-
     def _read_ahead(self, part: Part) -> Value:
         """Returns whether an out-of-order core requests the next rows early (`roller.cost.loops`)."""
         assert part.access is not None
         if part.copy or part.stop < len(self.loops) or self.nest.accesses[part.access].role != "body":
             return False
         followed, runs = self.model.parameters.read_streams, self.boxes(part.access).runs
-        early = self._side_by_side(part.access, followed, self._nearest) == followed
+        early = self._side_by_side(part.access, followed, nearest_cache(self.model.spec)) == followed
         more = runs > runs[-1]  # the innermost tile with more rows than the innermost one of all decides
         return np.where(more.any(axis=0), _at(early, len(runs) - 1 - more[::-1].argmax(axis=0)), early[-1])
 

@@ -161,9 +161,7 @@ class CacheScreen:
 
     def _in_registers(self, program: StageProgram) -> bool:
         last = len(self.spec.levels) - 1
-        return (
-            program.levels[-1] == last and self.spec.levels[last].managed and (program.atom.simd or program.atom.kind != "matrix")
-        )
+        return program.levels[-1] == last and self.spec.levels[last].managed and program.atom.loads
 
     def _count(self, tile: Tiles, dims: Sequence[int]) -> Value:
         """Returns the number of tiles along some dimensions, those of the problem cut into them."""

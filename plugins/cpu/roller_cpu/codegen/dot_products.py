@@ -61,25 +61,23 @@ def _named(start: str) -> Mapping[int, str]:
     return {bits: f"@{start}.{bits}" for bits in WIDTHS}
 
 
-BYTES = """  %b0 = bitcast <{n} x i32> %a to <{m} x i8>
-  %b1 = bitcast <{n} x i32> %b to <{m} x i8>
-  %w0 = zext <{m} x i8> %b0 to <{m} x i32>
-  %w1 = sext <{m} x i8> %b1 to <{m} x i32>
-  %p = mul <{m} x i32> %w0, %w1
-{parts}
-  %s0 = add <{n} x i32> %q0, %q1
-  %s1 = add <{n} x i32> %q2, %q3
-  %s2 = add <{n} x i32> %s0, %s1
-  %r = add <{n} x i32> %c, %s2
-"""
-_PAIRS = """  %b0 = bitcast <{n} x i32> %a to <{m} x i16>
-  %b1 = bitcast <{n} x i32> %b to <{m} x i16>
-  %w0 = sext <{m} x i16> %b0 to <{m} x i32>
-  %w1 = sext <{m} x i16> %b1 to <{m} x i32>
-  %p = mul <{m} x i32> %w0, %w1
-{parts}
-"""
-_ADDED = "  %s0 = add <{n} x i32> %q0, %q1\n  %r = add <{n} x i32> %c, %s0\n"
+def multiplied(operand: str, widened: tuple[str, str], product: str = "i32", operation: str = "mul") -> str:
+    """Returns the IR that takes apart the operands of the words %a and %b, and multiplies them; to be formatted as `Unit.plain`.
+
+    `widened`: how each of the two becomes as wide as the product.
+    """
+    lines = [f"%b{n} = bitcast <{{n}} x i32> %{word} to <{{m}} x {operand}>" for n, word in enumerate("ab")]
+    lines += [f"%w{n} = {how} <{{m}} x {operand}> %b{n} to <{{m}} x {product}>" for n, how in enumerate(widened)]
+    lines.append(f"%p = {operation} <{{m}} x {product}> %w0, %w1")
+    return "".join(f"  {line}\n" for line in lines) + "{parts}\n"
+
+
+def summed(per_word: int, kind: str = "i32", operation: str = "add") -> str:
+    """Returns the IR that adds the products of a word to %c, one after another."""
+    names = ["%c", *(f"%s{n}" for n in range(per_word - 1)), "%r"]
+    return "".join(f"  {names[n + 1]} = {operation} <{{n}} x {kind}> {names[n]}, %q{n}\n" for n in range(per_word))
+
+
 HALVES = """  %h0 = and <{n} x i32> %a, splat (i32 -65536)
   %h1 = and <{n} x i32> %b, splat (i32 -65536)
   %l0 = shl <{n} x i32> %a, splat (i32 16)
@@ -91,10 +89,11 @@ HALVES = """  %h0 = and <{n} x i32> %a, splat (i32 -65536)
   %t = call <{n} x float> @llvm.fma.v{n}f32(<{n} x float> %f0, <{n} x float> %f1, <{n} x float> %c)
   %r = call <{n} x float> @llvm.fma.v{n}f32(<{n} x float> %g0, <{n} x float> %g1, <{n} x float> %t)
 """
+_PAIRS = multiplied("i16", ("sext", "sext"))
 _MADD = {128: "@llvm.x86.sse2.pmadd.wd", 256: "@llvm.x86.avx2.pmadd.wd", 512: "@llvm.x86.avx512.pmaddw.d.512"}
 UNITS: Mapping[str, Unit] = {
-    "vpdpbusd": Unit(_named("llvm.x86.avx512.vpdpbusd"), "i32", "i32", 4, BYTES),
-    "vpdpwssd": Unit(_named("llvm.x86.avx512.vpdpwssd"), "i32", "i32", 2, _PAIRS + _ADDED),
+    "vpdpbusd": Unit(_named("llvm.x86.avx512.vpdpbusd"), "i32", "i32", 4, multiplied("i8", ("zext", "sext")) + summed(4)),
+    "vpdpwssd": Unit(_named("llvm.x86.avx512.vpdpwssd"), "i32", "i32", 2, _PAIRS + summed(2)),
     "vpmaddwd": Unit(_MADD, "i32", "i16", 2, _PAIRS + "  %r = add <{n} x i32> %q0, %q1\n", adds=False),
     "vdpbf16ps": Unit(_named("llvm.x86.avx512bf16.dpbf16ps"), "float", "bfloat", 2, HALVES),
 }

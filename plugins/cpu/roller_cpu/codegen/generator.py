@@ -17,7 +17,7 @@ from roller.lowering.simd.context import StepHook
 from roller.lowering.simd.epilogue import stores_whole_lines
 from roller.lowering.simd.panel_layout import Panel, make_panel
 from roller.lowering.tir import arithmetic
-from roller.lowering.tir.builder import Buffer, Expr, Stmt, argument, index, sequence
+from roller.lowering.tir.builder import Buffer, Expr, Stmt, address_of, argument, index, sequence
 from roller.plugin import ELEMENT_BYTES, BuildOptions, HardwareSpec, KernelSource, RProgram, Tensor
 from roller_cpu.codegen import dot_products, prefetching, tile_products
 from roller_cpu.cost.parameters import past_caches, registers
@@ -188,7 +188,7 @@ def _streaming(spec: HardwareSpec, program: RProgram) -> dict[str, Any]:
         size = lanes * _BYTES[output.dtype]
         if target_buffer.name != output.name or size not in (16, 32, 64):
             return None
-        place = tirx.address_of(tirx.BufferLoad(target_buffer, [base]))
+        place = address_of(target_buffer, base)
         return tirx.Evaluate(tirx.call_extern("int32", _helper(output.dtype, lanes), place, value))
 
     return {"store": streamed, "after_unit": lambda: tirx.Evaluate(tirx.call_extern("int32", "roller_store_fence"))}

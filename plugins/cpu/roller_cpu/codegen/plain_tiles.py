@@ -5,25 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from roller_cpu.codegen.dot_products import BYTES, HALVES, parts
+from roller_cpu.codegen.dot_products import HALVES, multiplied, parts, summed
 from roller_cpu.codegen.tile_products import ROW_BYTES, ROWS, TILES
 
 LANES = ROW_BYTES // 4
-_FLOATS = """  %x0 = bitcast <{n} x i32> %a to <{m} x half>
-  %x1 = bitcast <{n} x i32> %b to <{m} x half>
-  %w0 = fpext <{m} x half> %x0 to <{m} x float>
-  %w1 = fpext <{m} x half> %x1 to <{m} x float>
-  %p = fmul <{m} x float> %w0, %w1
-{parts}
-  %t = fadd <{n} x float> %c, %q0
-  %r = fadd <{n} x float> %t, %q1
-"""
 # Instruction → type of a sum, operands of a word, type of their products, and IR of {n} lanes that computes %r from the words
 # %a and %b, and the sums %c.
 _PRODUCTS: Mapping[str, tuple[str, int, str, str]] = {
     "tdpbf16ps": ("float", 2, "float", HALVES),
-    "tdpfp16ps": ("float", 2, "float", _FLOATS),
-    "tdpbssd": ("i32", 4, "i32", BYTES.replace("zext", "sext")),
+    "tdpfp16ps": ("float", 2, "float", multiplied("half", ("fpext", "fpext"), "float", "fmul") + summed(2, "float", "fadd")),
+    "tdpbssd": ("i32", 4, "i32", multiplied("i8", ("sext", "sext")) + summed(4)),
 }
 _CALLED = re.compile(r"(?:tail )?call void @llvm\.x86\.(ldtilecfg|tilerelease|tilezero|tileloadd64|tilestored64|tdp\w+)\(")
 _DECLARED = re.compile(r"^declare void @llvm\.x86\.(?:ldtile|tile|tdp).*\n", re.MULTILINE)
