@@ -109,6 +109,9 @@ def _words(values: list[int]) -> Any:
     return (ctypes.c_uint64 * max(len(values), 1))(*values)
 
 
+_REMEDY = "Compile it for 'cpu' to run it here, or check it here with `roller verify … --emulate`"
+
+
 def _code(artifact: Artifact) -> Code:
     """Returns an artifact's machine code in memory; raises if this machine cannot run it."""
     launch = artifact.launch
@@ -118,9 +121,10 @@ def _code(artifact: Artifact) -> Code:
         _check_tvm(artifact)
     missing = instructions.missing(launch.get("requires", ()))
     if missing:
-        raise DeviceUnavailableError(f"the kernel is for {launch['processor']}; this processor lacks {', '.join(missing)}")
+        lacks = f"the kernel is for {launch['processor']}; this processor lacks {', '.join(missing)}"
+        raise DeviceUnavailableError(f"{lacks}. {_REMEDY}")
     if launch.get("tiles") and not tile_atoms.permitted():
-        raise DeviceUnavailableError("the kernel uses AMX's tiles, which the system does not give to this process")
+        raise DeviceUnavailableError(f"the kernel uses AMX's tiles, which the system does not give to this process. {_REMEDY}")
     if artifact.format == formats.IMAGE:
         return mapping.MappedImage(artifact.data, launch.get("image", {}))
     from roller_cpu.runtime import jit  # noqa: PLC0415  (it imports TVM)
