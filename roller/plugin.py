@@ -16,7 +16,7 @@ from roller.errors import (
 from roller.ir.expr import ELEMENT_BYTES, FLOATS, Axis, Stage, Tensor, TensorExpr
 from roller.ir.nest import Access, Dim, Nest, Tile
 from roller.ir.nest import variants as nests
-from roller.ir.scalar import Accumulator, Affine, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary, walk
+from roller.ir.scalar import Accumulator, Affine, Binary, Cast, Const, Coordinate, Load, Scalar, Select, Unary, rewrite, walk
 from roller.ir.serialization import expr_from_json, expr_to_json
 from roller.layout.banks import PanelRows, staged_rows
 from roller.program.alignment import Multiple
@@ -141,6 +141,7 @@ __all__ = [
     "program_identity",
     "ready",
     "requested_lines",
+    "rewrite",
     "run_isolated",
     "same_bits",
     "shipped_specs",

@@ -172,7 +172,8 @@ def definitions(linkage: str, register: str | None = None) -> list[str]:
 
     `register`: for targets without `llvm.arithmetic.fence`, the inline-assembly constraint letter of a float register.
     """
-    kinds = ("float32", "float", "f32"), ("float64", "double", "f64")
+    kinds = [("float32", "float", "f32"), ("float64", "double", "f64")]
+    kinds += [("float16", "half", "f16")] if register is None else []
     found = [_product(linkage, register, *each) for each in itertools.product(kinds, LANES)]
     for op, bits, lanes in itertools.product(_OPERATORS, WIDE.values(), LANES):
         kind, of = (f"i{bits}", "") if lanes == 1 else (f"<{lanes} x i{bits}>", f"x{lanes}")

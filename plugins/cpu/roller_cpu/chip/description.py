@@ -9,6 +9,7 @@ from typing import Any
 
 from roller.plugin import HardwareSpec, SpecError, shipped_specs, spec_from_dict
 from roller_cpu.chip.dot_atoms import dot_atoms
+from roller_cpu.chip.half_atoms import half_atoms
 from roller_cpu.chip.tile_atoms import CYCLES, LATENCY, tile_atoms
 from roller_cpu.chip.topology import Topology
 
@@ -113,7 +114,8 @@ def describe(topology: Topology, base: HardwareSpec, processor: str, chip: str, 
     data |= {"chip": chip, "title": f"{topology.name}, {cores} cores"[:200], "clock_ghz": speeds.clock_ghz}
     data["unit"]["count"] = cores
     data["levels"] = _levels(topology, base, data["levels"], speeds)
-    tables = [table for table in data["atoms"] if not {"n", "k"} <= set(table["roles"])]
+    tables = [table for table in data["atoms"] if not {"n", "k"} <= set(table["roles"]) and table["acc_dtype"] != "float16"]
+    tables += half_atoms(tables, topology.features)
     tables += dot_atoms(base, topology.features, topology.vector_bytes, _per_cycle(base), speeds.dots)
     tables += tile_atoms(topology.features)
     data["atoms"] = _atoms(base, tables, speeds, cores)

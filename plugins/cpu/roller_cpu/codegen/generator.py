@@ -19,7 +19,7 @@ from roller.lowering.simd.panel_layout import Panel, make_panel
 from roller.lowering.tir import arithmetic
 from roller.lowering.tir.builder import Buffer, Expr, Stmt, address_of, argument, index, sequence
 from roller.plugin import ELEMENT_BYTES, BuildOptions, HardwareSpec, KernelSource, RProgram, Tensor
-from roller_cpu.codegen import dot_products, prefetching, tile_products
+from roller_cpu.codegen import dot_products, half_arithmetic, prefetching, tile_products
 from roller_cpu.cost.parameters import past_caches, registers
 from roller_cpu.toolchain import compiling, formats
 
@@ -60,7 +60,7 @@ IDLE = [
 
 def generate(spec: HardwareSpec, program: RProgram, options: BuildOptions) -> KernelSource:
     """Returns the kernel `main(inputs, panels, output)` and, with constants, `prepack(constants, panels)` as LLVM IR text."""
-    expr = program.expr
+    expr, program = program.expr, half_arithmetic.narrowed(spec, program)
     constants = [t for t in expr.inputs if t.name in options.constants]
     inputs = [t for t in expr.inputs if t.name not in options.constants]
     buffers = {t.name: argument(t.name, t.elements, t.dtype) for t in (*expr.inputs, expr.output)}
@@ -208,7 +208,7 @@ def _with_helpers(body: Stmt, options: sequential.Options, program: RProgram, ti
         '  call void asm sideeffect "", "~{memory}"()',
         "  ret i32 0\n}",
     ]
-    if arithmetic.called_by(program.expr.stages):
+    if arithmetic.called_by(stage for each in program.stages for stage in each.nest.stages):
         lines += arithmetic.definitions("linkonce_odr")
     lines += prefetching.DEFINITION
     if options.store is not None:
