@@ -79,14 +79,23 @@ def test_the_same_text_twice_in_one_process() -> None:
 
 
 @pytest.mark.parametrize("shift", [0, 1, 5])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "float16", "bfloat16"])
 @pytest.mark.parametrize("shape", [(1, 2053), (67, 64), (257,)])
 def test_streaming_stores_are_right_at_any_place(shape: tuple[int, ...], dtype: str, shift: int) -> None:
     op = t(*shape, dtype=dtype) + t(*shape[-1:], dtype=dtype)
     kernel = roller.compile(op, spec=SMALL)
-    assert ("nontemporal" in kernel.source) == (dtype != "float16")
+    assert "nontemporal" in kernel.source
     expr = ops.expression(op)
     launching.check(expr, kernel.artifact, verify.random_inputs(expr, integer=True), shift=shift)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "float16"])
+def test_streaming_stores_of_narrow_types(dtype: str) -> None:
+    op = ops.cast(t(67, 256, dtype="int32"), dtype)
+    kernel = roller.compile(op, spec=SMALL)
+    assert "nontemporal" in kernel.source and "movnt" in kernel.assembly
+    expr = ops.expression(op)
+    launching.check(expr, kernel.artifact, verify.random_inputs(expr, integer=True), shift=1)
 
 
 def test_streaming_stores_after_a_reduction() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -22,7 +23,6 @@ from roller.target.hardware import HardwareSpec
 from roller.testing import with_level
 from roller_cpu.codegen import generator
 from roller_cpu.codegen.prefetching import RUNS_AHEAD
-from roller_cpu.cost.requests import KEPT
 
 M, N, K = 0, 1, 2
 LINE = 64
@@ -71,29 +71,33 @@ def test_explanations_say_what_is_requested_and_what_goes_past_the_caches() -> N
 @pytest.mark.parametrize(
     ("op", "tiles", "more"),
     [
-        (product(1, 96, 24), ((96, 8), (32, 1)), {"lane": 0, "order": (0, 1)}),  # one operation a line: a core is far ahead
         (product(8, 32, 24), ((8, 32, 8), (8, 32, 1)), {}),  # rows end with the tile
         (product(8, 96, 24, transpose=True), ((8, 96, 8), (8, 32, 1)), {}),  # b lies along the reduction
         (product(8, 96, 24), ((8, 96, 8), (8, 32, 1)), {"staged": (Staging("panel", 1, 1),)}),  # read from a panel
         (product(800, 96, 24), ((800, 96, 24), (8, 32, 1)), {"order": (N, M, K)}),  # 1,600 operations a line
         (product(8, 96, 24), ((8, 96, 24), (8, 32, 1)), {"order": (M, K, N)}),  # columns innermost: rows are read as they lie
     ],
-    ids=["few operations", "whole rows", "turned", "panel", "many passes", "in order"],
+    ids=["whole rows", "turned", "panel", "many passes", "in order"],
 )
 def test_what_needs_none_gets_none(op: ops.SymbolicTensor, tiles: Tiles, more: dict[str, Any]) -> None:
     assert not requests(FAR, program(op, tiles, **more))
 
 
-@pytest.mark.parametrize(("latency", "share", "expected"), [(100.0, 0.4, True), (100.0, 0.6, False), (10.0, 0.4, False)])
+@pytest.mark.parametrize("op", [product(1, 96, 24), ops.reduce_max(t(24, 96), (0,))], ids=["product", "maximum"])
+def test_one_operation_a_line_is_enough(op: ops.SymbolicTensor) -> None:
+    found = requests(FAR, program(op, ((96, 8), (32, 1)), lane=0, order=(0, 1)))  # LLVM unrolls so short a step
+    assert found[:2] == [RUNS_AHEAD * 32 * 4 + line for line in range(0, 32 * 4, LINE)]
+
+
+@pytest.mark.parametrize(("latency", "share", "expected"), [(100.0, 0.9, True), (100.0, 1.1, False), (10.0, 0.9, False)])
 def test_inputs_near_the_core_get_none(latency: float, share: float, expected: bool) -> None:
-    """`share`: of b that a cache has room for; twice b is what it must be to be near."""
-    op = product(8, 96, 24)
-    room = int(96 * 24 * 4 * share / KEPT)
+    """`share`: the usable part of a cache over the bytes of b."""
     spec = SPEC
     for index in range(1, len(SPEC.levels) - 1):
         spec = with_level(spec, index, latency_ns=0.0)
-    spec = with_level(spec, 1, capacity_bytes=room * 2 if share > KEPT else room, latency_ns=latency)
-    assert bool(requests(spec, program(op, ((8, 96, 8), (8, 32, 1))))) is expected
+    room = math.ceil(96 * 24 * 4 * share / spec.levels[1].usable_fraction)
+    spec = with_level(spec, 1, capacity_bytes=room, latency_ns=latency)
+    assert bool(requests(spec, program(product(8, 96, 24), ((8, 96, 8), (8, 32, 1))))) is expected
 
 
 @settings(max_examples=15, deadline=None)

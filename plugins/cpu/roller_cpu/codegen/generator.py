@@ -1,7 +1,6 @@
 """Code generator for the host CPU: an rProgram's nest as TIR, lowered to LLVM IR by TVM's LLVM back end.
 
-Results larger than the last-level cache use non-temporal stores: a cached store would first read the line. The stores come from a
-few lines of LLVM IR linked into the module, as TIR has no construct for them.
+Results larger than the last-level cache use non-temporal stores (`streaming`).
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from roller.lowering.simd.epilogue import stores_whole_lines
 from roller.lowering.simd.panel_layout import Panel, make_panel
 from roller.lowering.tir import arithmetic
 from roller.lowering.tir.builder import Buffer, Expr, Stmt, address_of, argument, index, sequence
-from roller.plugin import ELEMENT_BYTES, BuildOptions, HardwareSpec, KernelSource, RProgram, Tensor
-from roller_cpu.codegen import dot_products, half_arithmetic, prefetching, tile_products
+from roller.plugin import BuildOptions, HardwareSpec, KernelSource, RProgram, Tensor
+from roller_cpu.codegen import dot_products, half_arithmetic, prefetching, streaming, tile_products
 from roller_cpu.cost.parameters import past_caches, registers
 from roller_cpu.toolchain import compiling, formats
 
@@ -185,21 +184,15 @@ def _streaming(spec: HardwareSpec, program: RProgram) -> dict[str, Any]:
         return {}
 
     def streamed(target_buffer: Buffer, value: Expr, base: Expr, lanes: int) -> Stmt | None:
-        size = lanes * _BYTES[output.dtype]
-        if target_buffer.name != output.name or size not in (16, 32, 64):
+        function = streaming.function(output.dtype, lanes)
+        if target_buffer.name != output.name or function is None:
             return None
-        place = address_of(target_buffer, base)
-        return tirx.Evaluate(tirx.call_extern("int32", _helper(output.dtype, lanes), place, value))
+        return tirx.Evaluate(tirx.call_extern("int32", function, address_of(target_buffer, base), value))
 
-    return {"store": streamed, "after_unit": lambda: tirx.Evaluate(tirx.call_extern("int32", "roller_store_fence"))}
-
-
-_LLVM_TYPES = {"float32": "float", "float64": "double", "int32": "i32"}
-_BYTES = {name: ELEMENT_BYTES[name] for name in _LLVM_TYPES}
+    return {"store": streamed, "after_unit": lambda: tirx.Evaluate(tirx.call_extern("int32", streaming.FENCE))}
 
 
-def _helper(dtype: str, lanes: int) -> str:
-    return f"roller_stream_{dtype}x{lanes}"
+# --- functions beside the kernel -------------------------------------------------------------------------------------
 
 
 def _with_helpers(body: Stmt, options: sequential.Options, program: RProgram, tiles: tile_products.Tiles) -> Stmt:
@@ -212,27 +205,10 @@ def _with_helpers(body: Stmt, options: sequential.Options, program: RProgram, ti
         lines += arithmetic.definitions("linkonce_odr")
     lines += prefetching.DEFINITION
     if options.store is not None:
-        lines += _stream_helpers()
+        lines += streaming.definitions(program.expr.output.dtype)
     for atom in {
         stage.atom.name: stage.atom for stage in program.stages if stage.atom.kind == "vector" and stage.atom.sums
     }.values():
         lines += dot_products.definitions(atom)
     lines += tiles.definitions()
     return tirx.AttrStmt(index(0), "pragma_import_llvm", tvm.ir.StringImm("\n".join(lines)), body)
-
-
-def _stream_helpers() -> list[str]:
-    lines = ["!0 = !{i32 1}", "declare void @llvm.x86.sse.sfence()"]
-    lines.append("define i32 @roller_store_fence() alwaysinline nounwind {\n  call void @llvm.x86.sse.sfence()\n  ret i32 0\n}")
-    for dtype, kind in _LLVM_TYPES.items():
-        for size in (16, 32, 64):
-            lanes = size // _BYTES[dtype]
-            vector = f"<{lanes} x {kind}>"
-            lines.append(
-                f"define i32 @{_helper(dtype, lanes)}(ptr %p, {vector} %v) alwaysinline nounwind {{\n"
-                f"  %place = ptrtoint ptr %p to i64\n  %low = and i64 %place, {size - 1}\n  %aligned = icmp eq i64 %low, 0\n"
-                "  br i1 %aligned, label %past, label %through\n"
-                f"past:\n  store {vector} %v, ptr %p, align {size}, !nontemporal !0\n  ret i32 0\n"
-                f"through:\n  store {vector} %v, ptr %p, align {_BYTES[dtype]}\n  ret i32 0\n}}"
-            )
-    return lines

@@ -66,7 +66,7 @@ def _half(node: Scalar) -> Scalar | None:
     match node:
         case Cast(value, "float32") if value.dtype == HALF:
             return rewrite(value, _operation)
-        case Const(value, "float32") if value is not None and float(np.float16(value)) == value:
+        case Const(value, "float32") if value is not None and _held(float(value)):
             return Const(value, HALF)
         case Binary(op, left, right) if op in CHOSEN and node.dtype == WIDE:
             return _pair(op, left, right)
@@ -75,3 +75,9 @@ def _half(node: Scalar) -> Scalar | None:
             return None if first is None or second is None else Select(rewrite(condition, _operation), first, second)
         case _:
             return None
+
+
+def _held(value: float) -> bool:
+    """Returns True for a number that float16 represents, subnormal numbers and infinities included."""
+    with np.errstate(over="ignore"):
+        return float(np.float16(value)) == value

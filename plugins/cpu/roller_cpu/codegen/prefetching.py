@@ -10,7 +10,10 @@ from roller.lowering.simd.context import Prefetch
 from roller.plugin import HardwareSpec
 from roller_cpu.cost.requests import Requests
 
-RUNS_AHEAD = 3  # 8 x 5000 x 3000 on a Zen 5: 3.6 ms without prefetches, 2.5 with the next run, 1.5 with the second to the sixth
+# 8 x 5000 x 3000 on a Zen 5: 3.6 ms without prefetches, 2.5 with the next run, 1.5 with the second to the sixth. On a Zen 4, 2.5 ms
+# with the second, 2.8 with the third, 3.1 with the fifth, 4.1 with the sixteenth; 1 x 4096 x 4096: 5.8 ms without, 3.0 with the
+# second, 4.9 with the third.
+RUNS_AHEAD = 2
 FUNCTION = "roller_prefetch"
 DEFINITION = (
     "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)",

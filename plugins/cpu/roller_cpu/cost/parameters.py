@@ -18,7 +18,6 @@ WRITE_STREAMS = 32
 STREAM_FACTOR = 1.0  # outputs larger than this many last-level caches are stored past them: a cached store first reads its line
 # Rows of 4 KiB and more, a power of two apart, on a Zen 5: runs of 64 and of 128 B take 4.8 to 5.1 ns, of 256 B 5.7 ns (45 GB/s).
 STREAMED_RUN = 256
-STREAMED = ("float32", "float64", "int32")  # types for whose vectors the code generator has such stores
 SUPERWORDS = 4  # from so many neighbours on, LLVM's vectoriser gains: seen in kernels for Zen 5 and Emerald Rapids
 WARM = 1.0  # operators run back to back: data that fits the caches was produced, or used, shortly before
 
@@ -48,7 +47,7 @@ def past_caches(spec: HardwareSpec, output: Tensor) -> bool:
     """True for an output whose whole lines are stored past the caches, as none of them holds it."""
     largest = max((level.capacity_bytes for level in spec.levels[1:]), default=0)
     foreign = "llvm_triple" in spec.options  # the fence is an x86 instruction
-    return not foreign and output.dtype in STREAMED and output.nbytes > STREAM_FACTOR * largest
+    return not foreign and output.dtype != "bool" and output.nbytes > STREAM_FACTOR * largest
 
 
 def registers(spec: HardwareSpec) -> int:

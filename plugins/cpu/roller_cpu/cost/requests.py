@@ -7,14 +7,9 @@ from dataclasses import dataclass
 from roller.plugin import HardwareSpec, StageProgram, Tensor, requested_lines
 
 HIDDEN_NS = 20.0  # latency that cores hide: on a Zen 5, prefetches of data in the L3 (10 ns) slow products down by up to 8 %
-# Operations on a line from which on a core has too few lines in flight: 448 instructions (Zen 5; 256 on Zen 3, 512 on Golden Cove)
-# with 4 or more a line are at most 80 lines, those of 50 GB/s and 100 ns. On a Zen 5, products of 64 MB gain nothing with 1 or 2
-# rows of results, 10 % with 4, and run 2.5 times as fast with 8.
-OPERATIONS = 4
 # Operations on a line, over all passes, up to which it pays: with as many rows of results as this, products of 34 MB gain 0 to 2 %
 # on a Zen 5. With 64 they gain 10 to 20 %, with 512 they lose 1 to 5 %.
 OPERATIONS_MOST = 256
-KEPT = 0.5  # share of a cache that one input may take and still be found there
 
 
 @dataclass(frozen=True)
@@ -30,10 +25,10 @@ class Requests:
 
     def pays(self, tensor: Tensor, operations: float, passes: int) -> bool:
         """Returns whether it pays to request an input ahead (`roller.program.row_runs.requested_lines`)."""
-        return tensor.nbytes > near_bytes(self.spec) and OPERATIONS <= operations <= OPERATIONS_MOST / passes
+        return tensor.nbytes > near_bytes(self.spec) and operations <= OPERATIONS_MOST / passes
 
 
 def near_bytes(spec: HardwareSpec) -> float:
     """Returns the size of an input up to which a core hides the latency of reading it."""
     far = [level for level in spec.levels[1:] if not level.managed and level.latency_ns > HIDDEN_NS]
-    return min((level.capacity_bytes * KEPT for level in far), default=float("inf"))
+    return min((level.capacity_bytes * level.usable_fraction for level in far), default=float("inf"))
