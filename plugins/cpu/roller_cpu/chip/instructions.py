@@ -26,7 +26,7 @@ def missing(wanted: Iterable[str]) -> tuple[str, ...]:
     The system's list is short of some on some machines (in containers, for example), so the processor itself is asked about those
     that it lacks: through LLVM, which takes a second to import.
     """
-    lacking = [name for name in wanted if _plain(name) not in _listed()]
+    lacking = [name for name in wanted if plain_name(name) not in _listed()]
     if not lacking:
         return ()
     own = import_module("roller_cpu.toolchain.processors").host_features()
@@ -35,8 +35,9 @@ def missing(wanted: Iterable[str]) -> tuple[str, ...]:
 
 @cache
 def _listed() -> frozenset[str]:
-    return frozenset(_plain(_RENAMED.get(name, name)) for name in machine().features)
+    return frozenset(plain_name(_RENAMED.get(name, name)) for name in machine().features)
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """Returns the name of an instruction set without the punctuation in which LLVM and Linux differ."""
     return _PUNCTUATION.sub("", name)

@@ -11,6 +11,8 @@ from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
+from roller_cpu.chip.instructions import plain_name
+
 REQUEST_PERMISSION, TILE_DATA = 0x1023, 18  # ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA of arch_prctl
 ARCH_PRCTL = 158  # its number among the system calls of x86-64
 CYCLES, LATENCY = 16, 52  # from one instruction to the next, and to its sums (Intel's optimization manual)
@@ -33,7 +35,7 @@ def permitted() -> bool:
 
 def names(features: Collection[str]) -> list[str]:
     """Returns the names of the atoms of a processor with these instruction sets, in LLVM's or in Linux's words."""
-    plain = {feature.replace("-", "").replace("_", "") for feature in features}
+    plain = {plain_name(feature) for feature in features}
     return [name for name, (wanted, *_) in INSTRUCTIONS.items() if {"amxtile", wanted} <= plain]
 
 

@@ -7,11 +7,11 @@ two more (Figueroa, "When is double rounding innocuous?", 1995). Formulas of sev
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roller.plugin import Binary, Cast, Const, HardwareSpec, RProgram, Scalar, Select, Stage, StageProgram, Unary, rewrite
+from roller.plugin import Binary, Cast, Const, HardwareSpec, RProgram, Scalar, Select, Stage, StageProgram, Unary
 
 HALF, WIDE = "float16", "float32"
 ROUNDED = ("add", "sub", "mul", "div")
@@ -28,56 +28,67 @@ def narrowed(spec: HardwareSpec, program: RProgram) -> RProgram:
 
 def _stage(program: StageProgram) -> StageProgram:
     nest = program.nest
-    before = tuple(_tree(stage) for stage in nest.before)
-    return replace(program, nest=replace(nest, stage=_tree(nest.stage), before=before))
+    before = tuple(_trees(stage) for stage in nest.before)
+    return replace(program, nest=replace(nest, stage=_trees(nest.stage), before=before))
 
 
-def _tree(stage: Stage) -> Stage:
-    epilogue = None if stage.epilogue is None else rewrite(stage.epilogue, _operation)
-    return replace(stage, body=rewrite(stage.body, _operation), epilogue=epilogue)
+def _trees(stage: Stage) -> Stage:
+    epilogue = None if stage.epilogue is None else _forms(stage.epilogue).own
+    return replace(stage, body=_forms(stage.body).own, epilogue=epilogue)
 
 
-def _operation(node: Scalar) -> Scalar | None:
-    """Returns an operation in float16 if its bits are those of the node; None for any other node."""
+@dataclass(frozen=True)
+class _Forms:
+    """A value in its own type; in float16 if that holds it, and in float16 if it is rounded at once."""
+
+    own: Scalar
+    held: Scalar | None = None
+    rounded: Scalar | None = None
+
+
+def _forms(node: Scalar) -> _Forms:
     match node:
-        case Cast(Unary("rounded", Binary("mul") as product), "float16"):
-            return _operation(Cast(product, HALF))
-        case Cast(Binary(op, left, right), "float16") if op in ROUNDED:
-            return _pair(op, left, right)
-        case Cast(value, "float16"):
-            return _half(value)
-        case Binary(op, left, right) if op in COMPARED:
-            return _pair(op, left, right)
+        case Const(value, "float32"):
+            literal = Const(value, HALF) if _representable(float(value)) else None
+            return _Forms(node, literal, literal)
+        case Cast(value, dtype):
+            return _cast(_forms(value), value.dtype, dtype)
+        case Unary(op, value):
+            inner = _forms(value)
+            return _Forms(Unary(op, inner.own), rounded=inner.rounded if op == "rounded" else None)
+        case Binary(op, left, right):
+            return _operation(op, _forms(left), _forms(right), left.dtype)
+        case Select(condition, yes, no):
+            test, first, second = _forms(condition).own, _forms(yes), _forms(no)
+            half = None if first.held is None or second.held is None else Select(test, first.held, second.held)
+            return _Forms(Select(test, first.own, second.own), half, half)
         case _:
-            return None
+            return _Forms(node)
 
 
-def _pair(op: str, left: Scalar, right: Scalar) -> Scalar | None:
-    """Returns an operation on two values in float16, a product rounded before any sum; None if float16 does not hold them."""
-    first, second = _half(left), _half(right)
-    if first is None or second is None:
-        return None
-    found = Binary(op, first, second)
-    return Unary("rounded", found) if op == "mul" else found
+def _cast(value: _Forms, source: str, target: str) -> _Forms:
+    if (source, target) == (WIDE, HALF) and value.rounded is not None:
+        return _Forms(value.rounded)
+    if (source, target) == (HALF, WIDE):
+        return _Forms(Cast(value.own, WIDE), value.own, value.own)
+    return _Forms(Cast(value.own, target))
 
 
-def _half(node: Scalar) -> Scalar | None:
-    """Returns a float32 value as a float16 without rounding; None if it may need rounding."""
-    match node:
-        case Cast(value, "float32") if value.dtype == HALF:
-            return rewrite(value, _operation)
-        case Const(value, "float32") if value is not None and _held(float(value)):
-            return Const(value, HALF)
-        case Binary(op, left, right) if op in CHOSEN and node.dtype == WIDE:
-            return _pair(op, left, right)
-        case Select(condition, yes, no) if node.dtype == WIDE:
-            first, second = _half(yes), _half(no)
-            return None if first is None or second is None else Select(rewrite(condition, _operation), first, second)
-        case _:
-            return None
+def _operation(op: str, left: _Forms, right: _Forms, dtype: str) -> _Forms:
+    own = Binary(op, left.own, right.own)
+    if dtype != WIDE or left.held is None or right.held is None:
+        return _Forms(own)
+    half = Binary(op, left.held, right.held)
+    if op in COMPARED:
+        return _Forms(half)
+    if op in CHOSEN:
+        return _Forms(own, half, half)
+    if op in ROUNDED:  # no sum takes the bits that rounding removes from a product
+        return _Forms(own, rounded=Unary("rounded", half) if op == "mul" else half)
+    return _Forms(own)
 
 
-def _held(value: float) -> bool:
+def _representable(value: float) -> bool:
     """Returns True for a number that float16 represents, subnormal numbers and infinities included."""
     with np.errstate(over="ignore"):
         return float(np.float16(value)) == value

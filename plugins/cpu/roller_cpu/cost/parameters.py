@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roller.plugin import CostParameters, HardwareSpec, Tensor, TensorExpr
+from roller.plugin import ELEMENT_BYTES, CostParameters, HardwareSpec, Tensor, TensorExpr
 from roller_cpu.cost.requests import Requests
 
 TILE_CYCLES = 16  # filling the FMA pipes, storing the tile, leaving its loop: 5 to 20 cycles on Zen 5, 16 on Emerald Rapids
@@ -18,6 +18,7 @@ WRITE_STREAMS = 32
 STREAM_FACTOR = 1.0  # outputs larger than this many last-level caches are stored past them: a cached store first reads its line
 # Rows of 4 KiB and more, a power of two apart, on a Zen 5: runs of 64 and of 128 B take 4.8 to 5.1 ns, of 256 B 5.7 ns (45 GB/s).
 STREAMED_RUN = 256
+LEAST_STREAMED = 16  # bytes of the narrowest vector with such a store (movntps)
 SUPERWORDS = 4  # from so many neighbours on, LLVM's vectoriser gains: seen in kernels for Zen 5 and Emerald Rapids
 WARM = 1.0  # operators run back to back: data that fits the caches was produced, or used, shortly before
 
@@ -47,7 +48,9 @@ def past_caches(spec: HardwareSpec, output: Tensor) -> bool:
     """True for an output whose whole lines are stored past the caches, as none of them holds it."""
     largest = max((level.capacity_bytes for level in spec.levels[1:]), default=0)
     foreign = "llvm_triple" in spec.options  # the fence is an x86 instruction
-    return not foreign and output.dtype != "bool" and output.nbytes > STREAM_FACTOR * largest
+    lanes = int(spec.options.get("vector_bytes", 16)) // max(4, ELEMENT_BYTES[output.dtype])  # narrower types compute in 32 bits
+    able = output.dtype != "bool" and lanes * ELEMENT_BYTES[output.dtype] >= LEAST_STREAMED  # bool: LLVM's vectors of single bits
+    return able and not foreign and output.nbytes > STREAM_FACTOR * largest
 
 
 def registers(spec: HardwareSpec) -> int:

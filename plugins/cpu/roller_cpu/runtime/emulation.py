@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from roller.plugin import Artifact, KernelError, KernelSource
-from roller_cpu.codegen import dot_products, plain_tiles
+from roller_cpu.codegen import dot_products, plain_tiles, streaming
 from roller_cpu.runtime.runner import CpuRunner
 from roller_cpu.toolchain import compiling, formats, processors
 
@@ -19,7 +19,9 @@ def emulate(artifact: Artifact) -> CpuRunner:
     wanted, own = compiling.triple(artifact.source), compiling.host_triple()
     if wanted.partition("-")[0] != own.partition("-")[0]:
         raise KernelError(f"a kernel for {wanted or 'an unknown platform'} cannot be emulated on {own}")
-    text = compiling.retargeted(plain_tiles.emulated(dot_products.emulated(artifact.source)), processors.host_processor())
+    text = compiling.retargeted(
+        streaming.emulated(plain_tiles.emulated(dot_products.emulated(artifact.source))), processors.host_processor()
+    )
     source = KernelSource(text, formats.IR, str(artifact.launch["entry"]), artifact.launch)
     spec = artifact.spec.model_copy(update={"chip": f"{artifact.spec.chip}-emulated"})  # it runs here, whatever the chip
     return CpuRunner(replace(compiling.build(spec, source), constants=artifact.constants))
