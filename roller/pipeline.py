@@ -16,6 +16,7 @@ from roller.device.plan import Plan
 from roller.device.plugins import Device
 from roller.errors import ConstructionError, DeviceUnavailableError, KernelError
 from roller.ir import serialization
+from roller.ir.compensation import compensated
 from roller.ir.expr import TensorExpr
 from roller.ir.fusion import fuse
 from roller.ir.relayout import layouts
@@ -79,13 +80,14 @@ def programs(plan: Plan, expr: TensorExpr, top_k: int) -> list[Choice]:
 
 
 def choices_of(expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int, constants: frozenset[str]) -> list[Choice]:
-    """Returns the best programs that the device can run, best first: of the expression, and of its variants with input copies."""
+    """Returns the best programs that the device can run, best first: of the expression, and of its variants with more stages."""
     if type(top_k) is not int or top_k < 1:
         raise ConstructionError(f"top_k={top_k!r} must be a positive integer")
-    itself, *laid = layouts(expr, chip, plugin.cost_parameters(chip, expr).row_bytes)
+    itself, *others = layouts(expr, chip, plugin.cost_parameters(chip, expr).row_bytes)
+    unsigned = compensated(itself, plugin.rules(chip, itself).atoms)
     found = _of_one(itself, plugin, chip, top_k, constants)
-    for one in laid:
-        with contextlib.suppress(ConstructionError):  # input copies are optional: a device that cannot make them gets none
+    for one in others if unsigned is None else (*others, unsigned):
+        with contextlib.suppress(ConstructionError):  # the stages before are optional: a device that cannot run them gets none
             found += _of_one(one, plugin, chip, top_k, constants, found[0].estimate.seconds)
     return sorted(found, key=lambda choice: choice.estimate.seconds)[:top_k]
 

@@ -23,7 +23,7 @@ from roller.cost.issue import Issued
 from roller.cost.loops import NestWalk
 from roller.cost.multibuffering import waiting_seconds
 from roller.cost.occupancy import idle_lanes
-from roller.cost.operations import body_slots, epilogue_slots, point_slots
+from roller.cost.operations import body_slots, epilogue_slots
 from roller.cost.packing import copy_seconds
 from roller.cost.parameters import CostParameters, Rates
 from roller.cost.register_traffic import RegisterTraffic
@@ -33,7 +33,7 @@ from roller.program.estimate import Estimate, combine_estimates
 from roller.program.footprint import Geometry
 from roller.program.rprogram import RProgram, StageProgram
 from roller.program.superwords import as_compiled
-from roller.target.hardware import HardwareSpec
+from roller.target.hardware import ComputeAtom, HardwareSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Model:
         program, resident, issued = walk.program, walk.resident, self._issued
         atom = program.atom
         points = float(executed_points(program, program.covered, program.executed))
-        slots = float(point_slots(program, program.inner, self.slots))
+        slots = self.point_slots(atom)
         rate = atom.gflops * 1e9 / 2 * self.chain_efficiency(walk) * walk.busy
         waiting = issued.waiting(program, resident)
         longer = self._start_up(program) * idle_lanes(program, self.spec, resident) * issued.crowding(program, self.slots)
@@ -252,10 +252,14 @@ class Model:
         several = min([s.depth for s in program.staged], default=0) > 1
         return several and program.lane_level is not None and self.spec.in_place(program.atom)
 
+    def point_slots(self, atom: ComputeAtom) -> float:
+        """Returns the issue slots of one point: those of the stage's body, or one of an atom that sums products."""
+        return 1.0 if atom.sums else self.slots
+
     def floor_seconds(self, program: StageProgram) -> float:
         """Returns the seconds of compute with all chains busy: no tile around this innermost one is faster."""
         points = float(executed_points(program, program.covered, program.executed))
-        return points * float(point_slots(program, program.inner, self.slots)) / (program.atom.gflops * 1e9 / 2)
+        return points * self.point_slots(program.atom) / (program.atom.gflops * 1e9 / 2)
 
     @cached_property
     def compulsory_seconds(self) -> float:

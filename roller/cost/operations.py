@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from roller.ir.elementwise import Extent, Value
 from roller.ir.expr import Stage
 from roller.ir.scalar import Binary, Cast, Scalar, Unary, is_operation, walk
-from roller.program.rprogram import StageProgram
-from roller.program.words import compensated
 
 # Issue slots of one scalar operation, in multiply-adds. Polynomial kernels: a range reduction of 4 and a degree-6 Horner
 # scheme for exp; sigmoid adds a division (about 5 slots on every vector unit); tanh and erf are one of two polynomials.
@@ -29,17 +25,6 @@ def body_slots(stage: Stage, own: Mapping[str, float] = OPERATION_SLOTS) -> floa
 def epilogue_slots(stage: Stage, own: Mapping[str, float] = OPERATION_SLOTS) -> float:
     """Returns the epilogue's issue slots for one output element."""
     return scalar_slots(stage.epilogue, own) if stage.epilogue is not None else 0.0
-
-
-def point_slots(program: StageProgram, inner: Sequence[Extent], body: float) -> Value:
-    """Returns the slots of one point of an innermost tile, or of an array of them: those of its body, or one of a sum of products.
-
-    `body`: the slots of the stage's body. The slots of a row of compensation are spread over the points of the tile.
-    """
-    if not program.atom.sums:
-        return body
-    more = compensated(program.nest, program.atom, program.mapping, inner)
-    return 1.0 + more / math.prod([inner[d] for d in program.nest.spatial])
 
 
 def scalar_slots(node: Scalar, own: Mapping[str, float] = OPERATION_SLOTS) -> float:

@@ -272,3 +272,10 @@ def _check_bounds(stage: Stage, load: Load, tensor: Tensor) -> None:
                 f"stage {stage.name!r}: index of {load.tensor!r} in dimension {dim} runs from {low} to {high}, "
                 f"outside 0..{extent - 1}"
             )
+
+
+def free_name(name: str, taken: set[str]) -> str:
+    """Returns a name that no tensor has, and reserves it."""
+    found = next(n for n in (f"{name}{k or ''}" for k in range(len(taken) + 1)) if n not in taken)
+    taken.add(found)
+    return found

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from roller.ir.expr import ELEMENT_BYTES, Axis, Stage, Tensor, TensorExpr
+from roller.ir.expr import ELEMENT_BYTES, Axis, Stage, Tensor, TensorExpr, free_name
 from roller.ir.nest import factors_of
 from roller.ir.scalar import Affine, Cast, Load, Scalar, loads, rewrite
 from roller.target.hardware import STORED_AS, HardwareSpec
@@ -184,7 +184,7 @@ class _Wanted:
 
 def _copying(tensor: Tensor, layout: Layout, taken: set[str]) -> Stage:
     """Returns the stage that makes a copy; it reads zeros beyond the array's ends."""
-    name = _free(f"{tensor.name}_laid", taken)
+    name = free_name(f"{tensor.name}_laid", taken)
     axes = tuple(Axis(f"l{d}", extent) for d, extent in zip(layout.order, layout.extents, strict=True))
     index = tuple(Affine.axis(f"l{d}") for d in range(len(tensor.shape)))
     padded = any(e > tensor.shape[d] for d, e in zip(layout.order, layout.extents, strict=True))
@@ -227,7 +227,7 @@ def _results_together(expr: TensorExpr) -> TensorExpr | None:
         if order is None:
             stages.append(stage)
             continue
-        shape, name = stage.output.shape, _free(f"{stage.name}_laid", taken)
+        shape, name = stage.output.shape, free_name(f"{stage.name}_laid", taken)
         laid = Tensor(name, tuple(shape[d] for d in order), stage.output.dtype)
         stages.append(replace(stage, output=laid, store=tuple(stage.store[d] for d in order)))
         axes = tuple(Axis(f"l{d}", extent) for d, extent in enumerate(shape))
@@ -252,13 +252,6 @@ def _gathered(stage: Stage) -> tuple[int, ...] | None:
         return None
     order = sorted(range(len(axes)), key=lambda d: (owners[d] != (True, True), -owners.count(owners[d]), d))
     return tuple(order)
-
-
-def _free(name: str, taken: set[str]) -> str:
-    """Returns a name that no tensor has, and reserves it."""
-    found = next(n for n in (f"{name}{k or ''}" for k in range(len(taken) + 1)) if n not in taken)
-    taken.add(found)
-    return found
 
 
 def _opened(factor: Scalar) -> Load | None:

@@ -20,7 +20,7 @@ from roller.program.alignment import lane_rule
 from roller.program.footprint import Geometry
 from roller.program.rprogram import lane_level, panel_element_bytes, tiled_levels
 from roller.program.tile_registers import registers_of
-from roller.program.words import Mapping, compensated, word_dim
+from roller.program.words import Mapping, word_dim
 from roller.target.hardware import ComputeAtom, HardwareSpec, MemoryLevel
 
 PICKED = 4  # vectors that are shuffled out of others at a time: their loads overlap
@@ -170,9 +170,8 @@ class Fit:
             return held_bytes(nest, tuple(tile))
         spread = [d for role, d in mapping if role == "n" and nest.dims[d].is_reduce] if atom.kind == "vector" else []
         whole_tile = _in_whole_vectors(tile, mapping, atom)
-        outputs = compensated(nest, atom, mapping, whole_tile) + math.prod([whole_tile[i] for i in nest.spatial]) * math.prod(
-            [whole_tile[i] for i in nest.reduce] if spread else [1]
-        )
+        kept = [*nest.spatial, *(nest.reduce if spread else ())]
+        outputs = math.prod([whole_tile[i] for i in kept])
         if "input" not in self.spec.levels[min(self._innermost, len(self.spec.levels) - 1)].holds:
             return outputs * nest.accumulator_bytes // self._shared_lanes(atom)
         if nest.stage.reducer is None or self.spec.in_place(atom):

@@ -322,7 +322,7 @@ def operand_value(nest: Nest, operand: int, atom: ComputeAtom) -> Scalar | None:
     narrow = factor.value if isinstance(factor, Cast) else factor
     if atom.depth > 1 and narrow.dtype in EXACT_IN.get(atom.stored_dtype, ()):
         return Cast(narrow, atom.stored_dtype)
-    return next((value for value in (factor, narrow) if value.dtype == atom.stored_dtype), None)
+    return next((value for value in (factor, narrow) if value.dtype in (atom.stored_dtype, atom.n_dtype)), None)
 
 
 def copy_depth(program: StageProgram, staging: Staging) -> int:

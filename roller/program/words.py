@@ -6,10 +6,9 @@ many as a register of its atom. Panels store words. Where no array has all of th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from roller.ir.elementwise import Extent, Value
+from roller.ir.elementwise import Extent
 from roller.ir.nest import Nest
 from roller.ir.scalar import Load
 from roller.program.rprogram import StageProgram, operand_value
@@ -42,14 +41,6 @@ def word_dtype(program: StageProgram) -> str:
 def vector_factor(nest: Nest, mapping: Mapping) -> int:
     """Returns the factor whose words lie along the vector; the words of the other one fill a vector each, or rows of a register."""
     return next(f for f in range(len(nest.factors)) if nest.factor_touches(f)[dict(mapping)["n"]])
-
-
-def compensated(nest: Nest, atom: ComputeAtom, mapping: Mapping, tile: Sequence[Extent]) -> Value:
-    """Returns the results of an innermost tile's row of compensation; 0 where the atom needs none."""
-    if not atom.compensated:
-        return 0
-    touches = nest.factor_touches(vector_factor(nest, mapping))
-    return math.prod([tile[d] for d in nest.spatial if touches[d]])
 
 
 def read_in_words(nest: Nest, atom: ComputeAtom, mapping: Mapping, factor: int) -> bool:

@@ -17,7 +17,7 @@ from roller.program.capacity import Fit
 from roller.program.footprint import Geometry
 from roller.program.rprogram import lane_level, operand_value, tiled_levels
 from roller.program.superwords import joined
-from roller.program.words import read_in_words, word_dim
+from roller.program.words import read_in_words, vector_factor, word_dim
 from roller.target.hardware import ComputeAtom, HardwareSpec
 
 Chain = tuple[Tile, ...]  # tiles from some level inward
@@ -166,6 +166,9 @@ def unsuited(nest: Nest, atom: ComputeAtom, atoms: Iterable[ComputeAtom]) -> str
         return f"accumulates in {atom.acc_dtype}"
     if any(operand_value(nest, operand, atom) is None for operand in range(2)):
         return f"rounds to {atom.in_dtype}, which is not permitted" if atom.rounds else f"its operands are {atom.in_dtype}"
+    types = {value.dtype for operand in range(2) if (value := operand_value(nest, operand, atom)) is not None}
+    if atom.n_dtype is not None and types != {atom.n_dtype, atom.stored_dtype}:
+        return f"multiplies {atom.n_dtype} by {atom.in_dtype}"
     if _sum_mappings(nest, atom):
         return None
     if _sum_mappings(nest, atom.model_copy(update={"operand_rows": "k"})):
@@ -203,10 +206,17 @@ def _sum_mappings(nest: Nest, atom: ComputeAtom, spread: bool = False) -> list[t
         return []
     found = [mapping for sides in ((0, 1), (1, 0)) if (mapping := _laid(nest, atom, sides, spread)) is not None]
     if atom.simd:
-        found = [mapping for mapping in found if _in_words(nest, atom, mapping)]
+        found = [mapping for mapping in found if _in_words(nest, atom, mapping) and _signed_apart(nest, atom, mapping)]
     found.sort(key=lambda mapping: not any(role == "n" and nest.output.strides[dim] == 1 for role, dim in mapping))
     alike = not spread and not atom.simd and atom.extents.get("m") == atom.extents.get("n")
     return found[:1] if alike else found
+
+
+def _signed_apart(nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], ...]) -> bool:
+    """True if the factor along n has the atom's type for it, and the other one has the other type; n's type may be the same."""
+    across = vector_factor(nest, mapping)
+    types = [value.dtype for operand in (across, 1 - across) if (value := operand_value(nest, operand, atom)) is not None]
+    return types == [atom.n_dtype or atom.stored_dtype, atom.stored_dtype]
 
 
 def _in_words(nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], ...]) -> bool:

@@ -23,8 +23,8 @@ class ComputeAtom(Frozen):
     arrays must lie along the reduction. From rows along the reduction, lanes read `operand_piece_bytes` at a time, of as many rows
     as occupy all banks once. In panels with rows across the reduction, `operand_interleave` neighbours along it lie side by side.
     A vector with a role k is a dot-product instruction: each of its n lanes adds k products of neighbours along a reduction. k
-    operands fill one element of the accumulator, a word. `compensated`: it multiplies signed by unsigned operands only, so that one
-    side is shifted into the other sign, and one more row of results sums what that adds (oneDNN's compensation).
+    operands fill one element of the accumulator, a word. `n_dtype`: the type of the operands along n where it is another one
+    (unsigned beside signed ones).
     `registers`: a matrix instruction of one unit has this many registers of its own (AMX's tiles), each for the results of one atom
     or for one of its operands. Both operands are words, each of `operand_interleave` operands, as those of a dot product.
     `in_turn`: the lanes that feed the atom fill panels, fetch operands and multiply one after another (as measured), so these times
@@ -51,7 +51,7 @@ class ComputeAtom(Frozen):
     acc_level: Name | None = None
     registers: Count | None = None
     in_turn: bool = False
-    compensated: bool = False
+    n_dtype: DType | None = None
 
     @cached_property
     def extents(self) -> dict[str, int | Literal["stream"]]:
@@ -121,8 +121,8 @@ class ComputeAtom(Frozen):
             raise ValueError(f"roles: {depth} operands of {self.in_dtype} do not fill one {self.acc_dtype}")
         if self.registers is not None:
             self._check_registers()
-        if self.compensated and not (self.kind == "vector" and depth is not None and self.in_dtype.startswith("int")):
-            raise ValueError("compensated: only dot products of integers shift an operand")
+        if self.n_dtype is not None and not (self.kind == "vector" and depth is not None and self.n_dtype == f"u{self.in_dtype}"):
+            raise ValueError(f"n_dtype: only dot products take other operands along n, u{self.in_dtype} beside {self.in_dtype}")
         if self.operand_interleave > 1 and (not isinstance(depth, int) or depth % self.operand_interleave):
             raise ValueError(f"operand_interleave: {self.operand_interleave} does not divide the atom's extent of k, {depth}")
         if self.row_cycles is not None and "stream" in self.roles.values() and self.flops_per_cycle_per_unit:

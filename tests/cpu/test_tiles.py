@@ -71,7 +71,7 @@ def test_rows_are_read_in_place(m: int, n: int) -> None:
 @pytest.mark.parametrize("value", [-128, 127, 0])
 def test_the_ends_of_the_range_are_exact(value: int) -> None:
     ends = {"a": np.full((20, 260), -128, np.int8), "b": np.full((260, 48), value, np.int8)}
-    assert not check(product(20, 48, 260, "int8"), ends).stages[0].atom.compensated
+    assert check(product(20, 48, 260, "int8"), ends).stages[0].atom.n_dtype is None
 
 
 @pytest.mark.parametrize("stride", [1, 2])

@@ -43,7 +43,7 @@ from roller.lowering.tir.builder import (
 from roller.lowering.tir.expressions import combine, identity, product
 from roller.lowering.tir.tile_starts import Position, State
 from roller.program.window_steps import window_steps
-from roller.program.words import vector_factor, word_dtype
+from roller.program.words import vector_factor
 
 Place = tuple[Position, ...]
 Chunks = list[tuple[int, int]]
@@ -58,7 +58,7 @@ def reducing_tile(low: Lowering, state: State, place: Place) -> list[Stmt]:
     first = identity(low.reducer or "sum", low.dtype)
     zero = [store(acc, spread(first, n), ramp(at, 1, n)) for at, n in slots] if tile is None else tile.begin()
     loops = _reduce_loops(low, state, place, acc, low.tile_depth)
-    stored = _compensated(low, acc) if tile is None else tile.moved(slots, acc, 0, into=False)
+    stored = [] if tile is None else tile.moved(slots, acc, 0, into=False)
     finish = [*stored, *epilogue.finish(low, place, acc)]
     if low.scratch is None:
         return [allocate_on_stack(acc), *zero, loops, *finish]
@@ -87,7 +87,7 @@ def _slots(low: Lowering) -> Slots:
             wide = partial if low.lane_reduces else lanes
             slots.append((at, wide))
             at += wide
-    return [*slots, *_compensation(low).values()]
+    return slots
 
 
 def _visit(low: Lowering, state: State, size: int) -> tuple[Expr, Expr, Position]:
@@ -281,47 +281,19 @@ def _counted(low: Lowering, state: State, value: Expr, chunk: int, lanes: int) -
     return tirx.Select(counts, value, nothing)
 
 
-def _compensation(low: Lowering) -> dict[tuple[int, ...], tuple[int, int]]:
-    """Returns first element and lanes of the accumulators of compensation: one for each vector of words that a step reads."""
-    if not low.program.atom.compensated:
-        return {}
-    factor, at = vector_factor(low.nest, low.program.mapping), sum(lanes for _, lanes in low.points())
-    found: dict[tuple[int, ...], tuple[int, int]] = {}
-    for offsets, lanes in low.points():
-        part = _part(low, factor, offsets)
-        if part not in found:
-            found[part] = at, lanes
-            at += lanes
-    return found
-
-
-def _compensated(low: Lowering, acc: Buffer) -> list[Stmt]:
-    """Returns the statements that take the compensation from every result."""
-    rows, at, statements = _compensation(low), 0, []
-    for offsets, lanes in low.points() if rows else ():
-        more = rows[_part(low, vector_factor(low.nest, low.program.mapping), offsets)][0]
-        statements.append(store(acc, load(acc, ramp(at, 1, lanes)) - load(acc, ramp(more, 1, lanes)), ramp(at, 1, lanes)))
-        at += lanes
-    return statements
-
-
 def _dots(low: Lowering, state: State, place: Place, acc: Buffer) -> Iterator[tuple[tuple[int, ...], list[Stmt]]]:
     """Yields for each accumulator vector of a step its offsets, and the statements by which it adds products of words."""
-    atom, dot, rows = low.program.atom, low.options.dot, _compensation(low)
+    atom, dot = low.program.atom, low.options.dot
     across = vector_factor(low.nest, low.program.mapping)
     assert dot is not None
     for at, offsets, lanes in _streamed(low):
-        held, part = Held(), _part(low, across, offsets)
+        held = Held()
         point = Point(low.nest, place, low.lane, lanes).moved(offsets)
         broadcast, vector = (_words(low, state, factor, point, offsets, held) for factor in (1 - across, across))
         statements = [
             *held.statements,
             store(acc, dot(atom, lanes, load(acc, ramp(at, 1, lanes)), broadcast, vector), ramp(at, 1, lanes)),
         ]
-        if part in rows:  # the products with zeros, once for each vector of words
-            where = ramp(rows.pop(part)[0], 1, lanes)
-            nothing = spread(identity("sum", word_dtype(low.program)), lanes)
-            statements.append(store(acc, dot(atom, lanes, load(acc, where), nothing, vector), where))
         yield offsets, statements
 
 

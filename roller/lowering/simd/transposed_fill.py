@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
+from roller.ir.compensation import unbiased
 from roller.ir.scalar import Load
 from roller.lowering.simd.panel_layout import Panel, panel_offset, slot_address, tile_offsets
 from roller.lowering.simd.transpose import transposed
-from roller.lowering.simd.words import loaded_words
+from roller.lowering.simd.words import loaded_words, unsigned
 from roller.lowering.tir import tile_starts
 from roller.lowering.tir.addresses import ArrayView, Point, base_address, lane_stride, member_steps
 from roller.lowering.tir.builder import (
@@ -45,12 +46,16 @@ class Runs:
     loops: int  # the innermost loops that together walk the run
     slot: int  # elements of the panel between two steps of the run
     unit: int = 1  # elements of the source in one of the panel's: several in a word
+    biased: StageProgram | None = None  # the program whose atom takes these operands unsigned, though the source is signed
 
 
 def transposed_runs(program: StageProgram, panel: Panel, reader: Reader, reduce_loops: list[int]) -> Runs | None:
     """Returns the runs; None if the factor is no plain array, is guarded, or is not contiguous along a reduction."""
     nest, lane, width, unit = program.nest, program.lane, program.width, program.atom.depth
-    node = nest.factors[panel.staging.operand] if unit == 1 else operand_value(nest, panel.staging.operand, program.atom)
+    factor = nest.factors[panel.staging.operand]
+    node = factor if unit == 1 else operand_value(nest, panel.staging.operand, program.atom) or factor
+    signed = unbiased(node) if unit > 1 else None
+    node = signed or node
     if lane is None or not panel.touches[lane] or nest.dims[lane].is_reduce or not reduce_loops or width < 2 or width & (width - 1):
         return None
     deep = word_dim(program.atom, program.mapping)
@@ -75,7 +80,7 @@ def transposed_runs(program: StageProgram, panel: Panel, reader: Reader, reduce_
         if step != length * unit or strides[number] != slot * length or not whole:
             break
         loops, length, whole = loops + 1, length * lp.trips, _whole(program, number)
-    return Runs(window, node, loops, slot, unit) if loops and length >= width else None
+    return Runs(window, node, loops, slot, unit, program if signed is not None else None) if loops and length >= width else None
 
 
 def _words(program: StageProgram, panel: Panel) -> int:
@@ -149,7 +154,8 @@ def _single(panel: Panel, runs: Runs, addresses: list[Position], at: Position, t
 def _loaded(panel: Panel, runs: Runs, place: Position, lanes: int) -> Expr:
     """Returns neighbours of a run, from this address on."""
     if runs.unit > 1:
-        return loaded_words(runs.window.buffer, place, runs.unit, lanes, str(panel.buffer.dtype))
+        words = loaded_words(runs.window.buffer, place, runs.unit, lanes, str(panel.buffer.dtype))
+        return words if runs.biased is None else unsigned(runs.biased, words, lanes)
     return load(runs.window.buffer, ramp(place, 1, lanes))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from tvm import tirx
 
+from roller.ir.compensation import unbiased
 from roller.ir.scalar import Cast, Load, Scalar
 from roller.lowering.tir.addresses import Point, base_address, lane_stride
 from roller.lowering.tir.builder import Buffer, Expr, Held, holds_its_type, index, load, number, ramp, spread, vector_type
@@ -25,9 +26,24 @@ def word_values(
 
     `count`: operands of a word that exist; zeros follow them. `value`: how to compute operands, if not as the reader does.
     """
-    node, depth = operand_value(program.nest, factor, program.atom), program.atom.depth
-    deep = word_dim(program.atom, program.mapping)
-    assert node is not None and deep is not None
+    node = operand_value(program.nest, factor, program.atom)
+    assert node is not None
+    signed = unbiased(node)
+    if signed is None:
+        return _packed(program, reader, node, point, count, held, value)
+    return unsigned(program, _packed(program, reader, signed, point, count, held, value), point.lanes)
+
+
+def unsigned(program: StageProgram, words: Expr, lanes: int) -> Expr:
+    """Returns words of signed operands as those of unsigned ones (`roller.ir.compensation`): all sign bits are inverted."""
+    bits, dtype = 8 * program.nest.accumulator_bytes // program.atom.depth, word_dtype(program)
+    signs = sum([1 << (bits * n + bits - 1) for n in range(program.atom.depth)])
+    return tirx.bitwise_xor(words, spread(number(signs - (1 << bits * program.atom.depth), dtype), lanes))
+
+
+def _packed(program: StageProgram, reader: Reader, node: Scalar, point: Point, count: int, held: Held, value: Value | None) -> Expr:
+    depth, deep = program.atom.depth, word_dim(program.atom, program.mapping)
+    assert deep is not None
     if count == depth and isinstance(node, Load):
         window = reader.plain(node)
         along = window is not None and lane_stride(program.nest, window, node.index, deep) == 1

@@ -20,7 +20,6 @@ import numpy as np
 from roller.cost.combining import accumulating, cut_seconds, fold_slots
 from roller.cost.formulas import around_tiles, first_points, overlapped
 from roller.cost.model import executed_points
-from roller.cost.operations import point_slots
 from roller.cost.packing import DECODE_TRIPS, ROW_TRIPS, element_slots, packing_seconds
 from roller.ir.elementwise import Value, largest
 from roller.program.footprint import whole_tiles
@@ -140,7 +139,7 @@ class CacheScreen:
         """Returns the seconds of padded work on the busy units (`Model.compute_seconds`)."""
         atom, inner = program.atom, chains[-1]
         points = executed_points(program, self.nest.extents, inner)
-        slots = point_slots(program, tuple(inner), self.model.slots)
+        slots = self.model.point_slots(atom)
         computed = points * slots / (atom.gflops * 1e9 / 2 * self._chains(program, inner) * busy)
         return computed + self.model.epilogue_slots / (self.model.rates.function_slots * busy)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from roller.plugin import ComputeAtom, HardwareSpec
 from roller_cpu.chip import tile_atoms
+from roller_cpu.chip.instructions import plain_name
 
 _VNNI = {
     512: (frozenset({"avx512vnni"}),),
@@ -27,7 +28,7 @@ INSTRUCTION_SETS: Mapping[str, Mapping[int, tuple[frozenset[str], ...]]] = {
 }
 NOTHING: Mapping[str, float] = MappingProxyType({})
 OPERANDS: Mapping[str, dict[str, Any]] = {
-    "vpdpbusd": {"in_dtype": "int8", "acc_dtype": "int32", "compensated": True, "depth": 4},
+    "vpdpbusd": {"in_dtype": "int8", "acc_dtype": "int32", "n_dtype": "uint8", "depth": 4},
     "vpdpwssd": {"in_dtype": "int16", "acc_dtype": "int32", "depth": 2},
     "vpmaddwd": {"in_dtype": "int16", "acc_dtype": "int32", "depth": 2},
     "vdpbf16ps": {"in_dtype": "bfloat16", "acc_dtype": "float32", "depth": 2},
@@ -39,7 +40,7 @@ def names(features: Collection[str], vector_bytes: int) -> list[str]:
 
     Of two that do the same, it is the one that adds, too.
     """
-    plain = {feature.replace("-", "").replace("_", "") for feature in features}
+    plain = {plain_name(feature) for feature in features}
     every = [(name, widths.get(8 * vector_bytes, ())) for name, widths in INSTRUCTION_SETS.items()]
     found = [name for name, ways in every if any(wanted <= plain for wanted in ways)]
     return [f"{name}_{8 * vector_bytes}" for name in found if name != "vpmaddwd" or "vpdpwssd" not in found]

@@ -1,6 +1,6 @@
 """Dot-product instructions of x86: what an atom's name stands for, as LLVM's intrinsic and in plain LLVM IR.
 
-    vpdpbusd    AVX512-VNNI, AVX-VNNI: int32 += sum of four products of a uint8 and an int8; signed operands are shifted by 128
+    vpdpbusd    AVX512-VNNI, AVX-VNNI: int32 += sum of four products of a uint8, along n, and an int8
     vpdpwssd    the same sets: int32 += sum of two products of int16
     vpmaddwd    AVX2, AVX512-BW: sum of two products of int16, added by another instruction
     vdpbf16ps   AVX512-BF16: float32 += two products of bfloat16, subnormal numbers being zero
@@ -11,7 +11,6 @@ hold. The plain form has the same meaning on any machine; it is what emulation r
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -21,9 +20,6 @@ from roller.lowering.tir.builder import Expr, vector_type
 from roller.plugin import ComputeAtom
 
 WIDTHS = (128, 256, 512)
-UNSIGNED = -0x7F7F7F80  # 0x80808080 as a signed word: adds 128 to each of its four bytes
-OPAQUE = '"", "=v,0"'
-_OPAQUE_CONSTANT = re.compile(r'(?:tail )?call (<\d+ x i32>) asm "", "=v,0"\(<\d+ x i32> (splat \(i32 -?\d+\))\)(?: #\d+)?')
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +146,7 @@ def _function(atom: ComputeAtom, unit: Unit, lanes: int, bits: list[int]) -> Ite
         else:
             given, places = f"<{lanes} x {kind}>", ", ".join(f"i32 {n if n < lanes else 'poison'}" for n in range(wide))
             yield f"  %{name} = shufflevector {given} %{name}0, {given} poison, <{wide} x i32> <{places}>"
-    broadcast = "%a"
-    if atom.compensated:
-        # Behind an empty instruction the constant is a register: LLVM would move the operation in front of a broadcast otherwise,
-        # and its code generator would then not end.
-        yield f"  %k = call <{wide} x i32> asm {OPAQUE}(<{wide} x i32> splat (i32 {UNSIGNED})) nounwind memory(none)"
-        yield f"  %u = xor <{wide} x i32> %a, %k"
-        broadcast = "%u"
-    yield from added(unit, wide, "%c", broadcast, "%b", "%r")
+    yield from added(unit, wide, "%c", "%b", "%a", "%r")  # an instruction takes unsigned operands first: those along n
     result = unit.held(wide)
     if scalar:
         yield f"  %r0 = extractelement {result} %r, i32 0"
@@ -172,7 +161,7 @@ def _function(atom: ComputeAtom, unit: Unit, lanes: int, bits: list[int]) -> Ite
 
 def emulated(text: str) -> str:
     """Returns a module's IR with its dot products in plain IR, which any machine can run."""
-    text, lines = _OPAQUE_CONSTANT.sub(r"or \1 \2, zeroinitializer", text), list[str]()
+    lines: list[str] = []
     for number, unit in enumerate(UNITS.values()):
         for bits, name in unit.intrinsics.items():
             if f"{name}(" not in text:
