@@ -84,11 +84,13 @@ def choices_of(expr: TensorExpr, plugin: Device, chip: HardwareSpec, top_k: int,
     if type(top_k) is not int or top_k < 1:
         raise ConstructionError(f"top_k={top_k!r} must be a positive integer")
     itself, *others = layouts(expr, chip, plugin.cost_parameters(chip, expr).row_bytes)
-    unsigned = compensated(itself, plugin.rules(chip, itself).atoms)
-    found = _of_one(itself, plugin, chip, top_k, constants)
-    for one in others if unsigned is None else (*others, unsigned):
-        with contextlib.suppress(ConstructionError):  # the stages before are optional: a device that cannot run them gets none
-            found += _of_one(one, plugin, chip, top_k, constants, found[0].estimate.seconds)
+    found: list[Choice] = []
+    # Expressions that are mostly faster come first: a lower bound then ends the construction of others.
+    for one in (*compensated(itself, plugin.rules(chip, itself).atoms), itself, *others):
+        worth = min([choice.estimate.seconds for choice in found], default=math.inf)
+        # More stages are optional: a device that cannot run them gets none.
+        with contextlib.suppress(ConstructionError) if found or one is not itself else contextlib.nullcontext():
+            found += _of_one(one, plugin, chip, top_k, constants, worth)
     return sorted(found, key=lambda choice: choice.estimate.seconds)[:top_k]
 
 

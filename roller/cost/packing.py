@@ -97,7 +97,27 @@ def _slot_trips(program: StageProgram, staging: Staging, elements: float) -> flo
 
 
 def element_slots(rates: Rates, program: StageProgram, staging: Staging) -> float:
-    """Returns the issue slots of copying one element: a load and a store, of vectors where source and copy are both contiguous."""
+    """Returns the issue slots of copying one element: a load and a store, of vectors where source and copy are both contiguous.
+
+    The first and the last vector of a row that reaches beyond its array are copied element by element.
+    """
+    slots, ends = _inside_slots(rates, program, staging), _ends(program, staging)
+    return slots + ends * max(0.0, 2.0 * program.atom.width - slots)
+
+
+def _ends(program: StageProgram, staging: Staging) -> float:
+    """Returns the share of a panel's vectors at ends of rows of arrays that are read with guards: no box has been filled before."""
+    nest, lane = program.nest, program.lane
+    if staging.kind == "box" or lane is None or not nest.factor_touches(staging.operand)[lane]:
+        return 0.0
+    boxes = {s.operand for s in program.staged if s.kind == "box" and s.level <= staging.level}
+    guarded = any(
+        a.guarded and a.touches[lane] and n not in boxes for n, a in enumerate(nest.inputs) if a.factor == staging.operand
+    )
+    return min(1.0, 2 / -(-nest.extents[lane] // program.atom.width)) if guarded else 0.0
+
+
+def _inside_slots(rates: Rates, program: StageProgram, staging: Staging) -> float:
     nest, lane = program.nest, program.lane
     width = program.atom.width
     vector = 2.0 * rates.parameters.copy_slots

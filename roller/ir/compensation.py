@@ -8,7 +8,6 @@ element on its side of the results.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -18,17 +17,20 @@ from roller.ir.scalar import Accumulator, Affine, Binary, Cast, Const, Coordinat
 from roller.target.hardware import ComputeAtom
 
 
-def compensated(expr: TensorExpr, available: Iterable[ComputeAtom]) -> TensorExpr | None:
-    """Returns the expression with one factor of each product unsigned that an available atom then takes; None if there is none.
+def compensated(expr: TensorExpr, available: Iterable[ComputeAtom]) -> tuple[TensorExpr, ...]:
+    """Returns the expressions with one factor of each product unsigned, the first or the second, that an available atom then takes.
 
-    The factor with fewer elements stays signed, as it is summed.
+    They are none if no product needs that.
     """
     atoms = [atom for atom in available if atom.n_dtype is not None]
-    stages: list[Stage] = []
-    taken = set(expr.tensors)
-    for stage in expr.stages:
-        stages += next((found for atom in atoms if (found := _split(stage, atom, taken))), (stage,))
-    return TensorExpr(expr.inputs, tuple(stages)) if len(stages) > len(expr.stages) else None
+    found = []
+    for signed in (0, 1):
+        stages: list[Stage] = []
+        taken = set(expr.tensors)
+        for stage in expr.stages:
+            stages += next((split for atom in atoms if (split := _split(stage, atom, signed, taken))), (stage,))
+        found += [TensorExpr(expr.inputs, tuple(stages))] if len(stages) > len(expr.stages) else []
+    return tuple(found)
 
 
 def unbiased(node: Scalar) -> Scalar | None:
@@ -45,8 +47,8 @@ def _bias(signed: str, unsigned: str) -> int | None:
     return 1 << (int(signed[3:]) - 1) if f"u{signed}" == unsigned and signed.startswith("int") else None
 
 
-def _split(stage: Stage, atom: ComputeAtom, taken: set[str]) -> tuple[Stage, ...]:
-    """Returns the sums of one factor, and the product that takes them from its results; nothing if the atom does not need them."""
+def _split(stage: Stage, atom: ComputeAtom, signed: int, taken: set[str]) -> tuple[Stage, ...]:
+    """Returns the sums of a factor, and the product that takes them from its results; nothing if the atom does not need them."""
     factors = factors_of(stage)
     if len(factors) != 2 or stage.reducer != "sum" or stage.body.dtype != atom.acc_dtype or atom.n_dtype is None:
         return ()
@@ -54,12 +56,10 @@ def _split(stage: Stage, atom: ComputeAtom, taken: set[str]) -> tuple[Stage, ...
     bias = _bias(atom.in_dtype, atom.n_dtype)
     if bias is None or any(value.dtype != atom.in_dtype for value in values):
         return ()
-    walked = [[axis for axis in stage.axes if axis.name in _axes(factor)] for factor in factors]
-    able = [n for n in (0, 1) if set(stage.reduced) <= set(walked[n]) and not all(axis.is_reduce for axis in walked[n])]
-    if not able:
+    walked = [axis for axis in stage.axes if axis.name in _axes(factors[signed])]
+    if not set(stage.reduced) <= set(walked) or all(axis.is_reduce for axis in walked):
         return ()
-    signed = min(able, key=lambda n: math.prod([axis.extent for axis in walked[n]]))
-    sums = _sums(stage, factors[signed], walked[signed], bias, taken)
+    sums = _sums(stage, factors[signed], walked, bias, taken)
     larger = Binary("add", Cast(values[1 - signed], atom.n_dtype), Const(bias, atom.n_dtype))
     sides = tuple(factors[n] if n == signed else Cast(larger, atom.acc_dtype) for n in (0, 1))
     load = Load(sums.name, sums.store, atom.acc_dtype)
