@@ -71,7 +71,7 @@ def test_operations_have_the_bits_of_float32_rounded(name: str) -> None:
 
 
 @given(st.data())
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_random_trees_have_the_bits_of_float32_rounded(data: st.DataObject) -> None:
     tensors = [ops.tensor((512,), "float16", name) for name in "xy"]
     found: list[Any] = list(tensors)
