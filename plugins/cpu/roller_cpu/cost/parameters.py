@@ -11,7 +11,9 @@ TRIP_CYCLES = 3  # counter, compare and branch around an innermost tile, and its
 UNIT_CYCLES = 64  # decoding a unit tile's position by divisions
 SCRATCH_NS = 300  # allocating and freeing TVM's workspace: seen on a product of 32 x 32 x 32
 LINE_FILL_BUFFERS = 10  # misses that a core keeps in flight
-READ_STREAMS = 64  # parallel rows that prefetchers follow: 64 read as fast as 8 on Zen 5, where they do not share sets
+# Parallel rows that prefetchers follow: 64 read as fast as 8 on a Zen 5, if they share no sets. A Zen 4 follows fewer, but 32
+# changed 8 of 54 choices there, and those took 1.06 times as long (`bench.cpu.beside`).
+READ_STREAMS = 64
 # Parallel rows whose lines are partly filled. On a Zen 5, transposed tiles of 64 rows are stored as fast as those of 16. 32 ranks
 # the stored programs of both families better than 16, and than 64.
 WRITE_STREAMS = 32
