@@ -1,4 +1,4 @@
-"""The CPU's generated code: the same text every time, stores past the caches, registers, constants, threads."""
+"""The CPU's generated code: the same text every time, registers, constants, threads."""
 
 from __future__ import annotations
 
@@ -25,14 +25,8 @@ from roller.program.rprogram import RProgram, StageProgram, Staging, tiled_level
 from roller.runtime.artifact import BuildOptions
 from roller.target.catalog import find_spec
 from roller.target.subset import narrowed
-from roller.testing import with_levels
 from roller_cpu.codegen import generator
 from roller_cpu.toolchain import compiling
-
-SMALL = with_levels(
-    SPEC, [level.model_copy(update={"capacity_bytes": min(level.capacity_bytes, 1 << 10)}) for level in SPEC.levels]
-)
-
 
 # --- the same text ---------------------------------------------------------------------------------------------------
 
@@ -73,71 +67,6 @@ def test_the_same_text_twice_in_one_process() -> None:
     programs = [given(ops.matmul(t(17, 19), t(19, 23)), ((8, 16, 19), (4, 8, 1)), 1) for _ in range(2)]
     first, second = (launching.artifact(SPEC, program).data for program in programs)
     assert first == second and b"0x" not in re.sub(rb"(float|double|half|bfloat|[,<(]) 0x[HR]?[0-9A-Fa-f]+", b"", first)
-
-
-# --- stores past the caches ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shift", [0, 1, 5])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "float16", "bfloat16"])
-@pytest.mark.parametrize("shape", [(1, 2053), (67, 64), (1025,)])
-def test_streaming_stores_are_right_at_any_place(shape: tuple[int, ...], dtype: str, shift: int) -> None:
-    op = t(*shape, dtype=dtype) + t(*shape[-1:], dtype=dtype)
-    kernel = roller.compile(op, spec=SMALL)
-    assert "nontemporal" in kernel.source
-    expr = ops.expression(op)
-    launching.check(expr, kernel.artifact, verify.random_inputs(expr, integer=True), shift=shift)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
-def test_streaming_stores_round_to_the_nearest_bfloat16(dtype: str) -> None:
-    """Ties, the numbers beside them, subnormal numbers and overflow."""
-    bits = np.arange(1 << 32, step=0x5555, dtype=np.uint64)
-    patterns = np.concatenate(
-        [bits, bits & 0xFFFF0000 | 0x8000, np.array([0x7F7FFFFF, 0x7F800001, 0xFFFFFFFF, 0x00008000], np.uint64)]
-    )
-    values = patterns.astype(np.uint32).view(np.float32)
-    with np.errstate(invalid="ignore"):  # signalling NaN
-        given = patterns.astype(np.uint32).view(np.int32) if dtype == "int32" else values.astype(dtype)
-    op = ops.cast(t(given.size, dtype=dtype, name="x"), "bfloat16")
-    kernel = roller.compile(op, spec=SMALL)
-    assert "nontemporal" in kernel.source
-    launching.check(ops.expression(op), kernel.artifact, {"x": given})
-
-
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "float16"])
-def test_streaming_stores_of_narrow_types(dtype: str) -> None:
-    """Eight bytes of a vector of 8-bit integers go through the caches, and nothing says otherwise."""
-    op = ops.cast(t(67, 256, dtype="int32"), dtype)
-    kernel = roller.compile(op, spec=SMALL)
-    past = dtype not in ("int8", "uint8")
-    assert ("movnt" in kernel.assembly) == past == ("past the caches" in str(kernel.explain()))
-    expr = ops.expression(op)
-    launching.check(expr, kernel.artifact, verify.random_inputs(expr, integer=True), shift=1)
-
-
-def test_streaming_stores_after_a_reduction() -> None:
-    op = ops.relu(ops.matmul(t(29, 31), t(31, 53)) + t(53))
-    kernel = roller.compile(op, spec=SMALL)
-    expr = ops.expression(op)
-    launching.check(expr, kernel.artifact, verify.random_inputs(expr, integer=True), shift=1)
-
-
-def test_parts_of_lines_are_not_streamed() -> None:
-    """Rows side by side in pieces that are no whole lines, or that start within one, would travel piece by piece; one row at a
-    time completes its lines.
-    """
-    for columns, inner, streamed in ((96, (4, 24), False), (96, (4, 32), True), (96, (1, 24), True), (100, (4, 32), False)):
-        program = given(ops.relu(t(64, columns) + t(64, 1)), ((64, columns), inner), 1)
-        assert ("nontemporal" in launching.artifact(SMALL, program).source) == streamed
-
-
-def test_what_is_larger_than_the_last_cache_is_streamed() -> None:
-    elements = max(level.capacity_bytes for level in SPEC.levels[1:]) // 4
-    small, large = (roller.compile(ops.relu(t(n)), "cpu:x86-64-v3") for n in (elements, elements + 13))
-    assert "nontemporal" not in small.source and "nontemporal" in large.source and "sfence" in large.source
-    expr = ops.expression(ops.relu(t(elements + 13)))
-    launching.check(expr, large.artifact, verify.random_inputs(expr), shift=3)
 
 
 # --- results across the vector ---------------------------------------------------------------------------------------
