@@ -53,9 +53,12 @@ def combine_seconds(rates: Rates, program: StageProgram, busy: float, resident: 
 
 
 def cut_seconds(rates: Rates, partial_bytes: Value) -> Value:
-    """Computes the seconds in which units write and read so many bytes of partial results (split-K), and of the second launch."""
-    unit = rates.spec.unit
-    return 2 * partial_bytes / rates.from_outside(1.0) + (unit.launch_overhead_us * 1e-6 + unit.sync_ns * 1e-9)
+    """Computes the seconds in which units write and read so many bytes of partial results (split-K), and of the second launch.
+
+    Where stores allocate lines, these are fetched before they are written.
+    """
+    unit, times = rates.spec.unit, 3 if rates.parameters.write_allocate else 2
+    return times * partial_bytes / rates.from_outside(1.0) + (unit.launch_overhead_us * 1e-6 + unit.sync_ns * 1e-9)
 
 
 def _exchange_seconds(rates: Rates, program: StageProgram, stage: Stage, busy: float, resident: int) -> float:

@@ -12,8 +12,9 @@ from tvm import tirx
 from roller.lowering.simd import halo_fill, panel_fill
 from roller.lowering.simd.accumulators import reducing_tile, scratch_tile
 from roller.lowering.simd.context import Lowering, Options
-from roller.lowering.simd.epilogue import combine_parts, put
+from roller.lowering.simd.epilogue import put
 from roller.lowering.simd.panel_layout import Panel, make_panel
+from roller.lowering.simd.partial_results import combine_parts
 from roller.lowering.simd.tile_registers import around_unit
 from roller.lowering.simd.transpose import tile_points
 from roller.lowering.tir import tile_starts

@@ -29,15 +29,13 @@ from roller.lowering.tir.builder import (
     times,
     variable,
 )
-from roller.lowering.tir.expressions import combine, identity
-from roller.lowering.tir.loads import Reader
+from roller.lowering.tir.expressions import combine
 from roller.lowering.tir.tile_starts import Position
 from roller.program.footprint import data_tile
 from roller.program.rprogram import StageProgram
 from roller.program.stored_runs import in_lines
 
 ROLLED_OPERATIONS = 3  # scalar operations of an epilogue above which unrolling it for every vector makes the code too large
-PARALLEL_COMBINE = 1 << 16  # outputs from which reducing partial results is worth another parallel loop
 
 
 def stores_whole_lines(program: StageProgram, line: int) -> bool:
@@ -233,31 +231,6 @@ def _put_partial(low: Lowering, point: Point, value: Expr) -> Stmt:
         return _scatter(low.partial, value, [w + shift for w in where])
     moved = tirx.Ramp(where.base + shift, where.stride, where.lanes) if is_vector(where) else where + shift
     return _scatter(low.partial, value, moved)
-
-
-def combine_parts(low: Lowering, partial: Buffer, parts: int) -> Stmt:
-    """Reduces the partial results (none for an empty sum) and applies the epilogue, element by element."""
-    low.reader = Reader(low.nest, low.buffers)  # boxes are valid inside the nest only
-    names = {i: variable(f"c{i}") for i in low.nest.spatial}
-    point = Point(low.nest, tuple(names.get(i, 0) for i in range(len(low.nest.dims))))
-    tensor = low.nest.stage.output
-    where = address(low.nest, ArrayView.whole(partial, tensor), low.nest.output.index, point)
-    reducer = low.reducer or "sum"
-    total = buffer("total", 1, low.dtype)
-    var = variable("p")
-    add = store(total, combine(reducer, load(total, 0), load(partial, where + var * index(tensor.elements))), 0)
-    body = sequence(
-        [
-            *allocate([total]),
-            store(total, identity(reducer, low.dtype), 0),
-            loop(var, parts, add),
-            put(low, point, low.nest.stage.result, load(total, 0)),
-        ]
-    )
-    for dim in reversed(low.nest.spatial):
-        outermost = dim == low.nest.spatial[0]
-        body = loop(names[dim], low.nest.extents[dim], body, parallel=outermost and tensor.elements >= PARALLEL_COMBINE)
-    return body
 
 
 def _scatter(target: Buffer, value: Expr, where: Expr | list[Expr]) -> Stmt:
