@@ -47,7 +47,7 @@ from roller.target.catalog import (
     spec_from_dict,
     user_spec_path,
 )
-from roller.target.hardware import STORED_AS, Banks, ComputeAtom, HardwareSpec, MemoryLevel, SchedulableUnit
+from roller.target.hardware import STORED_AS, Banks, ComputeAtom, HardwareSpec, MemoryLevel, RowShares, SchedulableUnit
 from roller.target.subset import narrowed
 
 __all__ = [
@@ -98,6 +98,7 @@ __all__ = [
     "Profile",
     "RProgram",
     "RollerError",
+    "RowShares",
     "Runner",
     "Scalar",
     "SchedulableUnit",

@@ -15,6 +15,7 @@ from roller.cost.parameters import CostParameters, Rates
 from roller.ir.elementwise import Value, each, largest, least, where
 from roller.target.hardware import ComputeAtom, HardwareSpec
 
+INSTANT = 1e-15  # seconds; shorter than any access
 MOST_SPARE = 4  # spare copies, beside the one in use, that absorb a late fill; more do not help (estimate)
 
 
@@ -188,3 +189,12 @@ def operand_seconds(
     """
     cycle = begun + largest(waits + (using + moving / together) / groups, using)
     return largest(0.0, cycle / resident - largest(using, moving))
+
+
+def lost_seconds(moving: Value, lost: Value, compute: Value) -> Value:
+    """Returns what a level loses from row to row, `lost`, less what computing hides: all, where it takes as long as `moving`.
+
+    Between two lines a nest that computes more gives its requests more time. Of 30 GB/s on a Zen 4, sums over 64 rows of 192 bytes
+    in turn reach 15 to 20, products of 8 rows of results with the same rows 23.
+    """
+    return lost * largest(0.0, moving - compute) / largest(moving, INSTANT)

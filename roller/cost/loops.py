@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from roller.cost.issue import Issued
 from roller.cost.occupancy import copies_around, resident_tiles, unit_efficiency
 from roller.cost.parameters import CostParameters
-from roller.ir.nest import Tile
+from roller.ir.nest import Nest, Tile
 from roller.program.dispatch import Loop
 from roller.program.footprint import Geometry, HeldTile, whole_tiles
 from roller.program.halo import box_order, turned
@@ -213,14 +214,53 @@ def run_in_order(walk: NestWalk, number: int, near: MemoryLevel | None) -> int:
     return min(run, _turned_row(walk, stream))
 
 
+def reads_in_place(nest: Nest, stream: Stream, loops: int) -> bool:
+    """True for an input of the body that the innermost tile of a nest with so many loops reads where it lies."""
+    inmost = stream.access is not None and not stream.copy and stream.stop == loops
+    return inmost and nest.accesses[stream.access or 0].role == "body"
+
+
+def stores_runs(nest: Nest, number: int, dim: int) -> bool:
+    """True if a loop over a dimension stores as many results as a run of an array has elements: along both lie results."""
+    access = nest.accesses[number]
+    return not nest.dims[dim].is_reduce and any(access.strides[d] == 1 for d in nest.spatial if access.touches[d])
+
+
+def rows_in_turn(walk: NestWalk, number: int) -> Iterator[tuple[float, float]]:
+    """Yields the rows that the nest reads in turn of an array in place, and the bytes of each before the next one.
+
+    Where the nest walks a block of rows run by run, and then the next block, the runs are one pair and the blocks another. The runs
+    of a single row are one, too, if their results are stored between them.
+    """
+    stream, sizes = walk.streams[number], walk.held[number]
+    assert stream.access is not None
+    width = walk.program.nest.accesses[stream.access].element_bytes
+    held = sizes[stream.stop]
+    assert isinstance(held, HeldTile)
+    run, rows = held.tile.run, held.runs
+    for depth in reversed(range(stream.start, stream.stop)):
+        if not stream.touches[walk.loops[depth].dim]:
+            continue
+        held = sizes[depth]
+        assert isinstance(held, HeldTile)
+        if held.tile.run <= run:
+            rows *= walk.loops[depth].trips
+            continue
+        if rows > 1 or stores_runs(walk.program.nest, stream.access, walk.loops[depth].dim):
+            yield rows, run * width
+        run, rows = held.tile.run, held.runs
+    if rows > 1:
+        yield rows, run * width
+
+
 def _read_ahead(walk: NestWalk, number: int) -> bool:
     stream = walk.streams[number]
-    if stream.access is None or stream.copy or stream.stop < len(walk.loops):
+    if not reads_in_place(walk.program.nest, stream, len(walk.loops)):
         return False
     tiles = [held for held in walk.held[number][stream.start :] if isinstance(held, HeldTile)]
     rows = next((held for held in reversed(tiles) if held.runs > tiles[-1].runs), tiles[-1])  # the rows that follow
     followed = walk.parameters.read_streams
-    return walk.program.nest.accesses[stream.access].role == "body" and _together(walk.nearest, rows, followed) == followed
+    return _together(walk.nearest, rows, followed) == followed
 
 
 def _turned_row(walk: NestWalk, stream: Stream) -> int:

@@ -38,7 +38,10 @@ from roller.target.hardware import ComputeAtom, HardwareSpec
 
 @dataclass(frozen=True, slots=True)
 class _Moving:
-    """Seconds of one level: moving bytes into it, and waiting for starts of short runs; `ahead`: the starts of prefetched runs."""
+    """Seconds of one level: moving bytes into it, and waiting for starts of short runs.
+
+    `ahead`: the starts of prefetched runs, and what is lost from row to row.
+    """
 
     seconds: float
     waiting: float
@@ -174,7 +177,8 @@ class Model:
     def _body_seconds(self, walk: NestWalk, compute: float, levels: Sequence[_Moving]) -> float:
         """Computes the seconds of compute and of transfers into all levels, overlapped, plus the waits that nothing hides.
 
-        The starts of prefetched rows count as traffic of their level. The result is at least the time of dispatching the tiles.
+        What is lost from row to row, and at the starts of prefetched rows, counts as traffic of its level. The result is at least
+        the time of dispatching the tiles.
         """
         program = walk.program
         outside, *inside = [moved.seconds + moved.ahead for moved in levels]
@@ -201,7 +205,7 @@ class Model:
 
     def _levels(self, walk: NestWalk, compute: float) -> list[_Moving]:
         """Returns the times of all levels but the outermost one."""
-        levels = [self._level_seconds(walk, index) for index in range(1, len(self.spec.levels))]
+        levels = [self._level_seconds(walk, index, compute) for index in range(1, len(self.spec.levels))]
         for index in range(1, len(self.spec.levels)):
             inside = max([moved.seconds for moved in levels[index:]], default=0.0)
             waited = waiting_seconds(self.rates, walk, index, max(compute, inside), levels[index - 1].seconds)
@@ -209,7 +213,7 @@ class Model:
                 levels[index - 1] = replace(levels[index - 1], waiting=waited)
         return levels
 
-    def _level_seconds(self, walk: NestWalk, index: int) -> _Moving:
+    def _level_seconds(self, walk: NestWalk, index: int, compute: float) -> _Moving:
         program, level = walk.program, self.spec.levels[index]
         into = self.rates.into(level, walk.busy)
         if index == program.levels[-1] and program.lane_level is None and level.managed and program.atom.loads:
@@ -219,7 +223,9 @@ class Model:
             short = self._short_runs(walk) if index == 1 and not level.managed else 1.0
             return _Moving((traffic.bytes * short + self._filling_bytes(walk, index)) / into, 0.0, 0.0)
         start = level.latency_ns * 1e-9 / (self.spec.unit.count * walk.busy * self.parameters.misses_in_flight)
-        return _Moving(traffic.bytes / into, (traffic.runs - traffic.ahead) * start, traffic.ahead * start)
+        moving = traffic.bytes / into
+        lost = formulas.lost_seconds(moving, traffic.lost / into, compute)
+        return _Moving(moving, (traffic.runs - traffic.ahead) * start, traffic.ahead * start + lost)
 
     def _short_runs(self, walk: NestWalk) -> float:
         """Returns the factor by which short contiguous runs, as a unit requests them, slow down the outermost memory."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from roller.cost.loops import Kept, NestWalk, Stream
+from roller.cost.loops import Kept, NestWalk, Stream, reads_in_place, rows_in_turn
 from roller.cost.register_traffic import in_blocks
 from roller.cost.stores import past_caches
 from roller.ir.nest import Access, Tile
@@ -29,13 +29,15 @@ from roller.target.hardware import Banks, HardwareSpec, MemoryLevel
 class LevelTraffic:
     """Traffic into one level over the whole stage: bytes in whole transactions, and runs of consecutive addresses.
 
-    `ahead`: the runs of arrays that the nest reads in place and that fit in the nearest cache when prefetched. `filled`: the bytes
-    that fill panels there; `lines`: transactions of the innermost level that these bytes take on their way, at least one a run.
+    `ahead`: the runs of arrays that the nest reads in place and that fit in the nearest cache when prefetched. `lost`: what more
+    could move in the time that is lost from row to row. `filled`: the bytes that fill panels there; `lines`: transactions of the
+    innermost level that these bytes take on their way, at least one a run.
     """
 
     bytes: float
     runs: float
     ahead: float = 0.0
+    lost: float = 0.0
     filled: float = 0.0
     lines: float = 0.0
 
@@ -43,7 +45,7 @@ class LevelTraffic:
         """Returns this traffic for a share of the data, and another one for the rest."""
         rest = 1 - share
         runs, ahead = share * self.runs + rest * other.runs, share * self.ahead + rest * other.ahead
-        return LevelTraffic(share * self.bytes + rest * other.bytes, runs, ahead)
+        return LevelTraffic(share * self.bytes + rest * other.bytes, runs, ahead, share * self.lost + rest * other.lost)
 
 
 def level_traffic(walk: NestWalk, index: int) -> LevelTraffic:
@@ -62,7 +64,8 @@ def _cached(walk: NestWalk, level: MemoryLevel) -> LevelTraffic:
     if not cold:
         return LevelTraffic(0.0, 0.0)
     found = [_loaded(walk, level, number, together, cold) for number in range(len(walk.streams))]
-    return LevelTraffic(sum([f.bytes for f in found]), sum([f.runs for f in found]), sum([f.ahead for f in found]))
+    bytes_, runs = sum([f.bytes for f in found]), sum([f.runs for f in found])
+    return LevelTraffic(bytes_, runs, sum([f.ahead for f in found]), sum([f.lost for f in found]))
 
 
 def _loaded(walk: NestWalk, level: MemoryLevel, number: int, together: list[float], cold: float) -> LevelTraffic:
@@ -91,14 +94,14 @@ def _brought(
 
     `lost`: of an innermost tile that does not stay, each element that the nest gathers one by one takes a transaction.
     """
-    stream, moved = walk.streams[number], walk.held[number][depth]
+    stream, held = walk.streams[number], walk.held[number][depth]
     times = cold * _times_loaded(walk, level, stream.touches, kept, depth)
-    if not isinstance(moved, HeldTile):
-        return LevelTraffic((moved or 0.0) * times, 0.0)
-    brought = moved.moved(level.transaction_bytes) * times
-    started = moved.tile.elements * times / max(walk.run(number, level), 1)
+    if not isinstance(held, HeldTile):
+        return LevelTraffic((held or 0.0) * times, 0.0)
+    brought = held.moved(level.transaction_bytes) * times
+    started = held.tile.elements * times / max(walk.run(number, level), 1)
     if lost:
-        gathered = _apart(walk.program, stream) * moved.tile.elements * times
+        gathered = _apart(walk.program, stream) * held.tile.elements * times
         brought, started = max(brought, gathered * level.transaction_bytes), max(started, gathered)
     started = min(started, brought / level.transaction_bytes)  # a run that starts in a transaction already present does not wait
     ahead = started if walk.ahead[number] else 0.0
@@ -109,7 +112,19 @@ def _brought(
         moves = max(moves, walk.parameters.past_run_bytes / run)
     if walk.parameters.write_allocate and level is walk.spec.levels[1] and _is_output(walk, stream) and not past:
         moves = max(moves, 2.0)
-    return LevelTraffic(brought * moves, 0.0 if past else started, ahead)
+    moved = brought * moves
+    return LevelTraffic(moved, 0.0 if past else started, ahead, moved * (1 / _row_share(walk, level, number) - 1))
+
+
+def _row_share(walk: NestWalk, level: MemoryLevel, number: int) -> float:
+    """Returns the share of a level's bandwidth for an array that a reduction reads in place: the least of those of its rows.
+
+    It is 1 for other arrays, and where the spec has no such numbers.
+    """
+    stream, nest = walk.streams[number], walk.program.nest
+    if level.row_shares is None or nest.stage.reducer is None or not reads_in_place(nest, stream, len(walk.loops)):
+        return 1.0
+    return min([float(level.row_shares.share(rows, run)) for rows, run in rows_in_turn(walk, number)], default=1.0)
 
 
 def _is_output(walk: NestWalk, stream: Stream) -> bool:

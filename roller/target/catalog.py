@@ -238,6 +238,11 @@ def json_schema() -> str:
     return json.dumps(schema, indent=2, sort_keys=True) + "\n"
 
 
+def _numbers(table: Any) -> bool:
+    """True for a list of numbers, or of lists of numbers."""
+    return bool(table) and all(_numbers(item) if isinstance(item, list) else type(item) in (int, float) for item in table)
+
+
 def number_paths(spec: HardwareSpec, defaults: bool) -> Iterator[str]:
     """Yields the dotted path of every number in a spec, or only of those that differ from their default."""
     hidden = {"schema_version", "options", "sources"}
@@ -250,6 +255,7 @@ def number_paths(spec: HardwareSpec, defaults: bool) -> Iterator[str]:
         elif isinstance(value, list):
             for item in value:
                 yield from walk(item, f"{path}.{item['name']}") if isinstance(item, dict) else ()
+            yield from [path] if _numbers(value) else []
         elif isinstance(value, int | float) and not isinstance(value, bool):
             yield path
 

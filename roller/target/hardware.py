@@ -36,8 +36,9 @@ from roller.target.quantities import (
     Sources,
     agree,
 )
+from roller.target.row_shares import RowShares
 
-__all__ = ["STORED_AS", "Banks", "ComputeAtom", "HardwareSpec", "MemoryLevel", "SchedulableUnit", "peak_key"]
+__all__ = ["STORED_AS", "Banks", "ComputeAtom", "HardwareSpec", "MemoryLevel", "RowShares", "SchedulableUnit", "peak_key"]
 
 SCHEMA_VERSION = 1
 
@@ -64,6 +65,8 @@ class MemoryLevel(Frozen):
     tile_max_bytes: Count | None = None
     bandwidth_gbps: Positive | None = None  # into this level; absent only at level 0
     unit_bandwidth_gbps: Positive | None = None  # max bandwidth of one unit from a shared level; absent: all of it
+    row_shares: RowShares | None = None  # of the bandwidth, for rows that are read in turn; absent: all of it
+    unit_row_shares: RowShares | None = None  # of the bandwidth of one unit, while the others are idle
     transaction_bytes: Count
     access_lanes: Count = 1  # lanes whose accesses form transactions together
     banks: Banks | None = None
@@ -93,6 +96,8 @@ class MemoryLevel(Frozen):
             raise ValueError("reserved_bytes: leave nothing of capacity_bytes")
         if (self.tile_max_bytes or 0) > self.capacity_bytes:
             raise ValueError("tile_max_bytes: more than capacity_bytes")
+        if self.unit_row_shares is not None and (self.row_shares is None or not self.row_shares.alike(self.unit_row_shares)):
+            raise ValueError("unit_row_shares: must have the rows and run_bytes of row_shares")
         if not self.holds or len(set(self.holds)) != len(self.holds):
             raise ValueError("holds: must name at least one tensor, and none twice")
         return self

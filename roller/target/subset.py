@@ -40,6 +40,9 @@ def narrowed(spec: HardwareSpec, units: int | None) -> HardwareSpec:
             table["bandwidth_gbps"] = level.bandwidth_gbps * share
         elif level.bandwidth_gbps is not None and level.unit_bandwidth_gbps is not None:
             table["bandwidth_gbps"] = min(level.bandwidth_gbps, units * level.unit_bandwidth_gbps)
+        if level.bandwidth_gbps is not None and level.row_shares is not None and level.unit_row_shares is not None:
+            rates = level.bandwidth_gbps, level.unit_bandwidth_gbps or level.bandwidth_gbps / count
+            table["row_shares"] = level.row_shares.among(level.unit_row_shares, *rates, units).model_dump(mode="json")
     for atom in data["atoms"]:
         atom["gflops"] *= share
     data["peaks_gflops"] = {key: peak * share for key, peak in spec.peaks_gflops.items()}

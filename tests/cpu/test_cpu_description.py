@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpu_machines import CACHES, QUIET, RATES
+from cpu_machines import CACHES, QUIET, RATES, ROWS
 from roller.errors import SpecError
 from roller.target.catalog import find_spec
 from roller.target.linting import lint
@@ -40,6 +40,10 @@ def test_descriptions_are_valid_rounded_and_marked():
     assert spec.level("L1").capacity_bytes == 48 << 10 and spec.level("L2").instances == 4
     assert spec.sources["clock_ghz"].startswith("measured: ") and spec.options["llvm_mcpu"] == "x86-64-v3"
     assert spec.peaks_gflops["float32"] == pytest.approx(4 * 32 * 3.0)
+    assert spec.level("L3").row_shares == ROWS  # of the bandwidth of the memory, from which data move into the L3
+    assert spec.level("L3").unit_row_shares == RATES.alone_rows["DRAM"]
+    assert all(level.row_shares is None for level in spec.levels if level.name != "L3")
+    assert spec.source("levels.L3.row_shares.shares").startswith("measured: ")
     assert lint(spec) == []
 
 

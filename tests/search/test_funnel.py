@@ -30,7 +30,7 @@ from roller.search.funnel.screens import in_caches, screen_of
 from roller.search.funnel.short_list import LONG, SHORT, rate_short_list
 from roller.search.funnel.steps import nearby
 from roller.search.tile_space import TileSpace
-from roller.target.hardware import HardwareSpec
+from roller.target.hardware import HardwareSpec, RowShares
 from roller.target.subset import limited
 from stage_spaces import CHIPS, operators, spaces_of
 
@@ -70,6 +70,13 @@ def with_caches(spec: HardwareSpec, smaller: int) -> HardwareSpec:
     return spec.model_copy(update={"levels": (outermost, *found)})
 
 
+def with_rows(spec: HardwareSpec) -> HardwareSpec:
+    """The chip, where reading rows in turn is slow, the more so the more rows and the shorter the runs."""
+    rows = RowShares(rows=(1, 4, 64), run_bytes=(16, 64, 1024), shares=((0.6, 0.9, 1.0), (0.4, 0.5, 0.8), (0.1, 0.2, 0.7)))
+    found = [lv if lv.managed else lv.model_copy(update={"row_shares": rows}) for lv in spec.levels]
+    return spec.model_copy(update={"levels": tuple(found)})
+
+
 def with_steps(spec: HardwareSpec, cost_ns: float) -> HardwareSpec:
     """The chip, every step of whose levels costs this much."""
     return spec.model_copy(update={"levels": tuple(lv.model_copy(update={"step_overhead_ns": cost_ns}) for lv in spec.levels)})
@@ -77,14 +84,15 @@ def with_steps(spec: HardwareSpec, cost_ns: float) -> HardwareSpec:
 
 @given(
     operators(), st.sampled_from(CHIPS), st.integers(0, 1 << 16), st.sampled_from((1, 2, None)), st.sampled_from((0.0, 50.0)),
-    st.sampled_from((1, 4, 256)),
+    st.sampled_from((1, 4, 256)), st.booleans(),
 )  # fmt: skip
 @settings(max_examples=200, deadline=None)
 def test_the_screen_is_the_model_where_nothing_is_copied(
-    op: SymbolicTensor, chip: str, seed: int, threads: int | None, step_ns: float, smaller: int
+    op: SymbolicTensor, chip: str, seed: int, threads: int | None, step_ns: float, smaller: int, in_rows: bool
 ) -> None:
     def changed(spec: HardwareSpec) -> HardwareSpec:
-        return with_steps(with_caches(spec if threads is None else limited(spec, threads), smaller), step_ns)
+        found = with_caches(spec if threads is None else limited(spec, threads), smaller)
+        return with_steps(with_rows(found) if in_rows else found, step_ns)
 
     found = spaces_of(chip, op, changed)
     space = found[seed % len(found)]

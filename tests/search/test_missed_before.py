@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 
 import roller
 from roller import ops
+from roller.cost.loops import NestWalk, rows_in_turn
 from roller.cost.model import Model
 from roller.cost.parameters import CostParameters
 from roller.device.chip import load_spec, resolve
@@ -21,8 +22,8 @@ from roller.program.footprint import Geometry
 from roller.program.rprogram import panel_element_bytes
 from roller.search.construct import construct
 from roller.search.enumeration import program_space
-from roller.target.hardware import HardwareSpec
-from roller.testing import constructed, expression, expressions, specs, with_unit
+from roller.target.hardware import HardwareSpec, RowShares
+from roller.testing import constructed, expression, expressions, specs, with_level, with_unit
 
 FAMILIES = ("matmul", "transposed", "reduction", "elementwise", "transpose")
 
@@ -43,6 +44,27 @@ def test_few_tiles_of_a_long_reduction_are_cut() -> None:
     tiles = [{"m": 32, "n": 48, "k": 64}, {"m": 4, "n": 3, "k": 1}]
     rated = roller.rate(op, "cuda:h100", tiles=tiles).seconds
     assert constructed(expression(op), load_spec("cuda:h100"))[0].estimate.seconds <= rated
+
+
+@pytest.mark.parametrize(
+    ("axis", "in_turn", "slow_from"),
+    [(1, {1}, 2), (0, {4, 5, 6, 7, 8}, 16)],  # along rows: one after another; along columns: with few stores of sums
+)
+def test_rows_are_read_in_turn_where_that_is_fast(axis: int, in_turn: set[int], slow_from: int) -> None:
+    """Sums of 64 MiB on a chip that is half as fast from so many rows in turn on; elsewhere more of them are read."""
+    chip = load_spec("cpu:zen4")
+    rows = RowShares(rows=(slow_from // 2, slow_from), run_bytes=(64, 1024), shares=((1.0, 1.0), (0.5, 0.5)))
+    plugin, _ = resolve("cpu:zen4")
+    expr = expression(ops.reduce_sum(ops.tensor((4096, 4096), name="x"), (axis,)))
+
+    def read(spec: HardwareSpec) -> float:
+        parameters = plugin.cost_parameters(spec, expr)
+        (stage,) = construct(expr, spec, plugin.rules(spec, expr), parameters, 1)[0].program.stages
+        turns = rows_in_turn(NestWalk(stage, spec, Geometry(stage.nest), parameters), 0)
+        return next((rows for rows, run in turns if run < 4096 * 4), 1.0)
+
+    assert read(chip) not in in_turn
+    assert read(with_level(with_level(chip, 1, row_shares=rows), 2, row_shares=rows)) in in_turn
 
 
 @pytest.mark.parametrize(

@@ -12,41 +12,21 @@ from functools import cached_property
 
 import numpy as np
 
-from roller.cost.loops import nearest_cache, room_for_rows
+from roller.cost.loops import Stream
 from roller.cost.model import Model
 from roller.cost.register_traffic import blocks_of
 from roller.cost.stores import past_caches
 from roller.ir.elementwise import Value
 from roller.ir.nest import Nest
 from roller.program.footprint import Boxes, whole_tiles
-from roller.program.halo import box_order, lane_step, turned
+from roller.program.halo import lane_step
 from roller.program.rprogram import LEAST_BLOCK, StageProgram, Staging, panel_element_bytes, staged_touches
+from roller.search.funnel.cache_rows import CacheRows, Step, at_depths
 from roller.search.funnel.lattice import Chains
 from roller.target.hardware import MemoryLevel
 
-Loaded = tuple[Value, Value, Value]  # bytes, runs of addresses that are waited for, and runs that are fetched ahead
-
-
-@dataclass(frozen=True)
-class Step:
-    """A loop: its dimension, its trips, the level whose tiles it walks, and whether its trips run on several units."""
-
-    dim: int
-    trips: Value
-    position: int
-    over_units: bool
-
-
-@dataclass(frozen=True)
-class Part:
-    """One array between the loop depths `start` and `stop`, or a panel of a factor, or a box of an array (`copy`)."""
-
-    access: int | None
-    factor: int
-    touches: tuple[bool, ...]
-    start: int
-    stop: int
-    copy: bool = False
+# Bytes, runs of addresses that are waited for, runs that are fetched ahead, and what is lost from row to row, in bytes.
+Loaded = tuple[Value, Value, Value, Value]
 
 
 @dataclass(frozen=True)
@@ -75,23 +55,20 @@ class CacheLoads:
         self.model, self.base, self.chains, self.cut, self.units = model, base, chains, cut, units
         self.nest: Nest = base.nest
         self.count = chains[0].shape[1]
-        self._loaded: dict[tuple[int, Part, bool], Loaded] = {}
+        self._loaded: dict[tuple[int, Stream, bool], Loaded] = {}
         self._reuses: dict[int, Reuse] = {}
         self._boxes: dict[int, Boxes] = {}
-        self._together: dict[tuple[int, int, str | None], Value] = {}
-        self._runs: dict[tuple[Part, bool, str | None], Value] = {}
         self._beside: dict[int, Value] = {}
 
     def into(self, index: int, staged: tuple[Staging, ...]) -> Loaded:
         """Returns what the cache at this position of the spec loads for programs with these copies."""
-        found: Loaded = 0.0, 0.0, 0.0
+        found: Loaded = 0.0, 0.0, 0.0, 0.0
         for part in self._parts(staged):
             boxed = part.access is not None and any(s.kind == "box" and s.operand == part.access for s in staged)
             key = index, part, boxed
             if key not in self._loaded:
                 self._loaded[key] = self._loads(index, part, boxed)
-            bytes_, waited, early = self._loaded[key]
-            found = found[0] + bytes_, found[1] + waited, found[2] + early
+            found = tuple(total + more for total, more in zip(found, self._loaded[key], strict=True))
         return found
 
     @cached_property
@@ -107,6 +84,11 @@ class CacheLoads:
                     found.append(Step(dim, trips, position, over))
             outer = list(tile)
         return found
+
+    @cached_property
+    def rows(self) -> CacheRows:
+        """The order in which the nest walks the rows of its arrays."""
+        return CacheRows(self.model, self.base, self.loops, self.trips, self.boxes)
 
     @cached_property
     def trips(self) -> Value:
@@ -132,7 +114,7 @@ class CacheLoads:
             found = self._boxes[number] = replace(boxes, elements=elements, run=run)
         return found
 
-    def _parts(self, staged: tuple[Staging, ...]) -> Iterator[Part]:
+    def _parts(self, staged: tuple[Staging, ...]) -> Iterator[Stream]:
         """Yields arrays and their copies (`roller.cost.loops.NestWalk.streams`)."""
         panels = {s.operand: s for s in staged if s.kind == "panel"}
         boxes = {s.operand: s for s in staged if s.kind == "box"}
@@ -144,11 +126,11 @@ class CacheLoads:
             stop = (every if body else finished) if panel is None else self._copied(panel)
             boxed = min(stop, self._copied(boxes[number])) if number in boxes else stop
             if all(s is None or s.level > 0 for s in (panel, boxes.get(number))):
-                yield Part(number, access.factor, access.touches, 0, boxed)
+                yield Stream(number, access.factor, access.touches, 0, boxed)
             if number in boxes and (panel is None or panel.level > 0):
-                yield Part(number, access.factor, access.touches, boxed, stop, copy=True)
+                yield Stream(number, access.factor, access.touches, boxed, stop, copy=True)
         for factor, panel in panels.items():
-            yield Part(None, factor, self.nest.factor_touches(factor), self._copied(panel), every, copy=True)
+            yield Stream(None, factor, self.nest.factor_touches(factor), self._copied(panel), every, copy=True)
 
     def _copied(self, staging: Staging) -> int:
         """Returns the loops outside a copy: up to the last one of its level that it depends on, and all over units."""
@@ -176,7 +158,7 @@ class CacheLoads:
             needed[:stop] += live * self._apart(part, sharing)[:stop]
         return self._surviving(np.minimum(1.0, np.maximum(0.0, 2.0 - needed / room)), level)
 
-    def _reuse_alone(self, index: int, part: Part) -> Reuse:
+    def _reuse_alone(self, index: int, part: Stream) -> Reuse:
         """Returns what survives of one array, whose rows may crowd few sets of the cache (`roller.cost.traffic`)."""
         level, reuse = self.model.spec.levels[index], self._reuse(index)
         if part.access is None or part.copy or level.banks is None:
@@ -205,7 +187,7 @@ class CacheLoads:
         over = np.array([loop.over_units and not touches[loop.dim] for loop in self.loops], dtype=bool).reshape(-1, 1)
         return np.where(over, np.minimum(self.trips, units), 1)
 
-    def _apart(self, part: Part, sharing: int) -> Value:
+    def _apart(self, part: Stream, sharing: int) -> Value:
         """Returns how many different tiles of an array the units that share a cache use at a time, [depth, chain]."""
         partial = part.access is not None and self.nest.accesses[part.access].role == "output"
         changes = [part.touches[lp.dim] or (partial and lp.dim in self.nest.reduce) for lp in self.loops]
@@ -230,7 +212,7 @@ class CacheLoads:
         several = np.where(self.trips > 1, np.arange(len(self.loops))[:, None], 0)
         return np.concatenate([np.zeros((1, self.count), dtype=np.int64), np.maximum.accumulate(several, axis=0)])
 
-    def _loads(self, index: int, part: Part, boxed: bool) -> Loaded:
+    def _loads(self, index: int, part: Stream, boxed: bool) -> Loaded:
         """Returns the loads of one array or copy: its tile at the depth that fits, for every trip outside that brings a new one.
 
         Of an innermost tile that does not fit, a share stays for the next one.
@@ -239,26 +221,26 @@ class CacheLoads:
         fit = np.clip(reuse.first, part.start, part.stop)
         stays = reuse.fits & (fit >= reuse.first)
         written = stays & (fit == part.start) if part.copy and part.start else False  # the copy was just written there
-        around = np.maximum(_at(self._outside, fit), part.start)
+        around = np.maximum(at_depths(self._outside, fit), part.start)
         inmost = ~stays & (fit == len(self.loops))
         found = self._brought(index, part, boxed, np.where(stays | inmost, around, fit), reuse, lost=False)
         if np.any(inmost):
             lost, share = self._brought(index, part, boxed, fit, reuse, lost=True), np.where(inmost, reuse.kept[-1], 1.0)
             found = tuple(share * one + (1 - share) * other for one, other in zip(found, lost, strict=True))
         loaded = np.logical_not(written)
-        return found[0] * loaded, found[1] * loaded, found[2] * loaded
+        return tuple(one * loaded for one in found)
 
-    def _brought(self, index: int, part: Part, boxed: bool, depth: Value, reuse: Reuse, lost: bool) -> Loaded:
+    def _brought(self, index: int, part: Stream, boxed: bool, depth: Value, reuse: Reuse, lost: bool) -> Loaded:
         """Returns the loads of one array or copy whose tile at a depth is loaded at every trip outside (`roller.cost.traffic`)."""
         level, times = self.model.spec.levels[index], self._times(part, depth, reuse) * reuse.cold
         if part.access is None:
-            return _at(self._panel(part), depth) * times, 0.0, 0.0
+            return at_depths(self._panel(part), depth) * times, 0.0, 0.0, 0.0
         boxes = self.boxes(part.access)
-        moved = _at(boxes.moved(level.transaction_bytes), depth)
+        moved = at_depths(boxes.moved(level.transaction_bytes), depth)
         if self.base.dealt:  # lanes hide one another's latency
-            return moved * times * self._passes(part, depth), 0.0, 0.0
-        elements = _at(boxes.elements, depth)
-        brought, started = moved * times, elements * times / np.maximum(self._run(part, boxed, level), 1)
+            return moved * times * self._passes(part, depth), 0.0, 0.0, 0.0
+        elements = at_depths(boxes.elements, depth)
+        brought, started = moved * times, elements * times / np.maximum(self.rows.run(part, boxed, level), 1)
         if lost:
             gathered = self._gathered(part) * elements * times
             brought, started = np.maximum(brought, gathered * level.transaction_bytes), np.maximum(started, gathered)
@@ -268,91 +250,41 @@ class CacheLoads:
         if part.access == len(self.nest.accesses) - 1:
             past = past_caches(self.model.spec, self.model.parameters, self.base, boxes.elements[part.stop], boxes.run[part.stop])
             started = started * np.logical_not(past)
-            short = self.model.parameters.past_run_bytes / (self._run(part, boxed, level) * self.nest.output.element_bytes)
-        early = self._read_ahead(part) if not boxed else False
+            short = self.model.parameters.past_run_bytes / (self.rows.run(part, boxed, level) * self.nest.output.element_bytes)
+        early = self.rows.read_ahead(part) if not boxed else False
         scattered = self._scattered(part, level) if index == 1 else 1.0
         moved = self._passes(part, depth) * scattered
         if index == 1:
             fetched = 2.0 if self.model.parameters.write_allocate else 0.0
             moved = np.maximum(moved, np.where(past, short, fetched))
-        return brought * moved, started * np.logical_not(early), started * early
+        moved = brought * moved
+        return moved, started * np.logical_not(early), started * early, moved * (1 / self.rows.share(part, level) - 1)
 
-    def _times(self, part: Part, fit: Value, reuse: Reuse) -> Value:
+    def _times(self, part: Stream, fit: Value, reuse: Reuse) -> Value:
         """Returns how often the tile at a depth is loaded."""
         touched = np.array([part.touches[loop.dim] for loop in self.loops], dtype=bool).reshape(-1, 1)
-        times = _at(_products(np.where(touched, self.trips, reuse.survives)), fit)
+        times = at_depths(_products(np.where(touched, self.trips, reuse.survives)), fit)
         if reuse.units == 1:
             return times
         copies = self._copies(reuse.units, part.touches)
-        return times * _at(_products(copies[::-1])[::-1], fit)
+        return times * at_depths(_products(copies[::-1])[::-1], fit)
 
-    def _passes(self, part: Part, fit: Value) -> Value:
+    def _passes(self, part: Stream, fit: Value) -> Value:
         """Returns how often results move for each of the sequential reduce trips around the tile (`roller.cost.traffic`)."""
         assert part.access is not None
         if self.nest.accesses[part.access].role != "output":
             return 1.0
         turns = np.array([lp.dim in self.nest.reduce and not lp.over_units for lp in self.loops], dtype=bool).reshape(-1, 1)
-        return 2 - 1 / _at(_products(np.where(turns, self.trips, 1)), fit)
+        return 2 - 1 / at_depths(_products(np.where(turns, self.trips, 1)), fit)
 
-    def _panel(self, part: Part) -> Value:
+    def _panel(self, part: Stream) -> Value:
         """Returns the bytes of a panel at each depth."""
         width = panel_element_bytes(self.nest, self.base.atom)
         laid = whole_tiles(self.tiles, self.chains[-1])
         elements = math.prod([laid[d] for d, touched in enumerate(part.touches) if touched])
         return np.broadcast_to(elements * width, (len(self.loops) + 1, self.count))
 
-    def _run(self, part: Part, boxed: bool, level: MemoryLevel) -> Value:
-        near = room_for_rows(self.model.spec, level)
-        key = part, boxed, None if near is None else near.name
-        found = self._runs.get(key)
-        if found is None:
-            found = self._runs[key] = self._run_in_order(part, boxed, near)
-        return found
-
-    def _run_in_order(self, part: Part, boxed: bool, near: MemoryLevel | None) -> Value:
-        """Returns the elements walked one after another before a jump (`roller.cost.loops.run_in_order`)."""
-        assert part.access is not None
-        access, boxes = self.nest.accesses[part.access], self.boxes(part.access)
-        given = self.model.parameters
-        together = self._side_by_side(part.access, given.write_streams if access.role == "output" else given.read_streams, near)
-        depth = part.start if part.copy else part.stop
-        run: Value = boxes.run[depth]
-        rows: Value = boxes.runs[depth] if depth == len(self.loops) or access.role != "body" else 1.0
-        walked: Value = True
-        while depth > part.start:
-            walked = walked & (rows <= together[depth])
-            depth -= 1
-            trips, outer = self.trips[depth], boxes.run[depth]
-            more = outer <= run if part.touches[self.loops[depth].dim] else False
-            longer = walked & np.logical_not(more) & (rows <= together[depth])
-            rows = np.where(walked & more, rows * trips, rows)
-            run = np.where(longer, np.maximum(run, np.minimum(outer, run * trips)), run)
-        if boxed and not part.copy and turned(self.base, part.access):
-            run = np.minimum(run, math.prod(access.tensor.shape[box_order(self.base, part.access)[-1] + 1 :]))
-        return run
-
-    def _side_by_side(self, number: int, followed: int, near: MemoryLevel | None) -> Value:
-        """Returns the rows of an array's tile that are prefetched (or written) side by side, [depth, chain]."""
-        key = number, followed, None if near is None else near.name
-        found = self._together.get(key)
-        if found is None:
-            found = np.full((len(self.loops) + 1, self.count), followed)
-            if near is not None and near.banks is not None:
-                found = np.minimum(found, self.boxes(number).side_by_side(near.banks, near.capacity_bytes))
-            self._together[key] = found
-        return found
-
-    def _read_ahead(self, part: Part) -> Value:
-        """Returns whether an out-of-order core requests the next rows early (`roller.cost.loops`)."""
-        assert part.access is not None
-        if part.copy or part.stop < len(self.loops) or self.nest.accesses[part.access].role != "body":
-            return False
-        followed, runs = self.model.parameters.read_streams, self.boxes(part.access).runs
-        early = self._side_by_side(part.access, followed, nearest_cache(self.model.spec)) == followed
-        more = runs > runs[-1]  # the innermost tile with more rows than the innermost one of all decides
-        return np.where(more.any(axis=0), _at(early, len(runs) - 1 - more[::-1].argmax(axis=0)), early[-1])
-
-    def _gathered(self, part: Part) -> Value:
+    def _gathered(self, part: Stream) -> Value:
         """Returns the share of an innermost tile that the nest gathers one by one (`roller.cost.traffic`)."""
         lane = self.base.lane
         if part.access is None or part.copy or lane is None or not part.touches[lane] or lane_step(self.base, part.access) == 1:
@@ -363,7 +295,7 @@ class CacheLoads:
             across = across | (inner[dim] >= LEAST_BLOCK)
         return np.where(across, 0.0, 1.0 - blocks_of(self.base, inner, access))
 
-    def _scattered(self, part: Part, level: MemoryLevel) -> Value:
+    def _scattered(self, part: Stream, level: MemoryLevel) -> Value:
         """Returns the write amplification of results that no cache keeps (`roller.cost.traffic`)."""
         assert part.access is not None
         access, boxes = self.nest.accesses[part.access], self.boxes(part.access)
@@ -372,11 +304,6 @@ class CacheLoads:
         elements, run = boxes.elements[part.stop], boxes.run[part.stop]
         moved = boxes.moved(level.transaction_bytes)[part.stop]
         return np.where(run >= elements, 1.0, moved / (elements * access.element_bytes))
-
-
-def _at(values: Value, depths: Value) -> Value:
-    """Returns for each chain the value at its depth."""
-    return values[depths, np.arange(values.shape[1])]
 
 
 def _products(factors: Value) -> Value:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from roller.cost.combining import accumulating, cut_seconds, fold_slots
-from roller.cost.formulas import around_tiles, first_points, overlapped
+from roller.cost.formulas import around_tiles, first_points, lost_seconds, overlapped
 from roller.cost.model import executed_points
 from roller.cost.packing import DECODE_TRIPS, ROW_TRIPS, element_slots, packing_seconds
 from roller.ir.elementwise import Value, largest
@@ -57,9 +57,16 @@ class CacheScreen:
         return False
 
     def kinds(self, inner: Tiles) -> Value:
-        """Returns whether results are stored in more rows side by side than a core collects; the bound tells the others apart."""
+        """Returns which tiles are alike in what the bound leaves out.
+
+        That is whether results are stored in more rows side by side than a core collects, and whether a tile with its vector along
+        a reduction reads several rows in turn.
+        """
         rows = self.model.geometry.boxes(len(self.nest.accesses) - 1, tuple(inner)).runs
-        return (rows > self.model.parameters.write_streams) * np.ones(inner.shape[1], dtype=np.int64)
+        scattered = (rows > self.model.parameters.write_streams) * np.ones(inner.shape[1], dtype=np.int64)
+        if self.base.lane not in self.nest.reduce or all(level.row_shares is None for level in self.spec.levels):
+            return scattered
+        return scattered + 2 * (math.prod([inner[d] for d in self.nest.spatial]) > 1)
 
     def around(self, inner: Tiles) -> Chains:
         """Returns the chains of coarse multiples around innermost tiles."""
@@ -122,10 +129,11 @@ class CacheScreen:
             program, terms = replace(self.base, staged=staged).dispatched(split=2 if cut else 1), [compute]
             waiting: Value = around
             for index in caches:
-                bytes_, waits, ahead = loads.into(index, staged)
+                bytes_, waits, ahead, lost = loads.into(index, staged)
                 level = self.spec.levels[index]
                 start = level.latency_ns * 1e-9 / (units.count * busy * self.model.parameters.misses_in_flight)
-                terms.append(bytes_ / self.model.rates.into(level, busy) + ahead * start)
+                moving, lost = (part / self.model.rates.into(level, busy) for part in (bytes_, lost))
+                terms.append(moving + lost_seconds(moving, lost, compute) + ahead * start)
                 waiting = waiting + waits * start
             if len(caches) < last:
                 terms.append(self._registers(program, inner, visits) / self.model.rates.into(self.spec.levels[-1], busy))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from roller.plugin import HardwareSpec, SpecError, shipped_specs, spec_from_dict
+from roller.plugin import HardwareSpec, RowShares, SpecError, shipped_specs, spec_from_dict
 from roller_cpu.chip.dot_atoms import dot_atoms
 from roller_cpu.chip.half_atoms import half_atoms
 from roller_cpu.chip.tile_atoms import CYCLES, LATENCY, tile_atoms
@@ -26,7 +26,8 @@ class Speeds:
 
     `per_cycle`: float32 operations per cycle of a core's vector units. `clock_ghz`: clock with all cores busy. `read_gbps`,
     `alone_gbps`: bytes read by all cores at once and by one core alone, keyed by the level that holds the data. `dots`: dot
-    products of each name that start while a multiply-add starts. `origin`: source and date of these numbers.
+    products of each name that start while a multiply-add starts. `rows`, `alone_rows`: shares of these bandwidths for rows, by
+    all cores at once and by one core alone. `origin`: source and date of these numbers.
     """
 
     per_cycle: float
@@ -36,6 +37,8 @@ class Speeds:
     origin: str
     measured: bool
     dots: Mapping[str, float] = field(default_factory=dict)
+    rows: Mapping[str, RowShares] = field(default_factory=dict)
+    alone_rows: Mapping[str, RowShares] = field(default_factory=dict)
 
     def source(self, how: str) -> str:
         """Returns the spec's source entry for one of these numbers; `how` describes the measurement."""
@@ -77,6 +80,8 @@ def measured(topology: Topology, base: HardwareSpec, family: str, rates: Any, li
         when,
         True,
         {name: _two_digits(rate) for name, rate in rates.dots.items()},
+        rates.rows,
+        rates.alone_rows,
     )
 
 
@@ -104,7 +109,9 @@ def assumed(topology: Topology, base: HardwareSpec, why: str) -> Speeds:
     wider = topology.vector_bytes / int(base.options.get("vector_bytes") or topology.vector_bytes)
     together = {name: rate * cores for name, rate in each.items()}
     origin = f"not measured ({why}), each core as one of the shipped spec {base.chip}"
-    return Speeds(_per_cycle(base) * wider, base.clock_ghz, together, alone, origin, measured=False)
+    rows = {name: level.row_shares for name, level in outside.items() if level.row_shares is not None}
+    alone_rows = {name: level.unit_row_shares for name, level in outside.items() if level.unit_row_shares is not None}
+    return Speeds(_per_cycle(base) * wider, base.clock_ghz, together, alone, origin, False, {}, rows, alone_rows)
 
 
 def describe(topology: Topology, base: HardwareSpec, processor: str, chip: str, speeds: Speeds) -> HardwareSpec:
@@ -151,6 +158,8 @@ def _levels(topology: Topology, base: HardwareSpec, tables: list[dict[str, Any]]
         fastest = max(fastest, _two_digits(speeds.read_gbps.get(outside, 0.0)) or (owner.bandwidth_gbps or 1.0))
         table["bandwidth_gbps"] = fastest  # noise must not make an inner level slower than an outer one
         alone = _two_digits(speeds.alone_gbps.get(outside, 0.0))
+        for key, rows in (("row_shares", speeds.rows), ("unit_row_shares", speeds.alone_rows)):
+            table[key] = rows[outside].model_dump(mode="json") if outside in rows else None
         table["unit_bandwidth_gbps"] = min(alone, fastest) if alone and table["instances"] < topology.cores else None
         outside = name
     return kept
@@ -179,7 +188,9 @@ def _sources(base: str, speeds: Speeds, atoms: Sequence[Mapping[str, Any]]) -> d
     how = "dot products in registers beside multiply-adds, on one core"
     dots = sorted(table["name"] for table in atoms if table["kind"] == "vector" and "k" in table["roles"])
     tiles = sorted(table["name"] for table in atoms if table["kind"] == "matrix")
+    turns = speeds.source("sums of rows on all cores at once, a unit's on one core")
     return {
+        **({"levels.*row_shares.*": turns} if speeds.rows else {}),
         **{f"atoms.{name}.gflops": speeds.source(how) for name in dots},
         **{f"atoms.{name}.*": f"datasheet: an instruction in {CYCLES} cycles, its sums after {LATENCY}" for name in tiles},
         "clock_ghz": speeds.source("multiply-adds in registers on all cores, over the units' width"),

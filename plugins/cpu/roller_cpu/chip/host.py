@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
@@ -26,7 +27,7 @@ from roller_cpu.chip.topology import HOST, Topology, machine
 
 _log = logging.getLogger("roller.cpu")
 
-VERSION = 11  # version of the measurement method; a new number triggers a new measurement
+VERSION = 12  # version of the measurement method; a new number triggers a new measurement
 VARIABLE, MODES = "ROLLER_CALIBRATE", ("once", "now", "off")
 FILL = 0.5  # share of a cache that its probe reads, so that other data does not evict the probe's buffer
 MEMORY_FACTOR, MEMORY_MAX = 4, 1 << 30  # the memory probe reads FACTOR x the outermost cache, at most MAX bytes,
@@ -40,7 +41,7 @@ _AGAIN = "When the machine is idle, measure it with `roller specs calibrate cpu`
 def default_spec() -> HardwareSpec:
     """Returns the machine's spec from the user's file, with at most as many cores as `ROLLER_NUM_THREADS` allows.
 
-    `ROLLER_CALIBRATE`: "once" (the default) measures where no file exists, in a second or two; "now" measures in every process;
+    `ROLLER_CALIBRATE`: "once" (the default) measures where no file exists, in a few seconds; "now" measures in every process;
     "off" never measures, and uses the nearest shipped chip's speeds. `SpecError` for another value.
     """
     mode = (os.environ.get(VARIABLE) or "once").strip().lower()
@@ -135,7 +136,10 @@ def _attempt(chip: str) -> tuple[HardwareSpec, tuple[str, ...]]:
     dots = names(topology.features, topology.vector_bytes)
     with watching() as watch:
         own = [CACHE_NAMES[c.level] for c in topology.caches[1:] if c.sharing == 1 and c.level in CACHE_NAMES]
-        rates = probe.measure(topology.cores, topology.vector_bytes, processor, _buffers(topology), own=own, fused=fused, dots=dots)
+        vectors = topology.cores, topology.vector_bytes, processor
+        buffers = _buffers(topology)
+        told = {"own": own, "fused": fused, "dots": dots, "in_rows": _in_rows(topology, buffers)}
+        rates = probe.measure(*vectors, buffers, **told)
     seen = Conditions(datetime.date.today().isoformat(), watch.others, rates.spread)
     if problems := seen.problems():
         return base, problems
@@ -175,3 +179,11 @@ def _buffers(topology: Topology) -> dict[str, int]:
     outermost = max((c.size_bytes for c in topology.caches), default=32 << 20)
     sizes["DRAM"] = min(MEMORY_FACTOR * outermost, MEMORY_MAX, topology.memory_bytes // MEMORY_SHARE) // topology.cores
     return sizes
+
+
+def _in_rows(topology: Topology, buffers: Mapping[str, int]) -> list[str]:
+    """Returns the buffers that are read in rows, too: memory and shared caches, if no cache further in holds much of them."""
+    private = max((c.size_bytes for c in topology.caches if c.sharing == 1), default=0)
+    shared = [CACHE_NAMES[c.level] for c in topology.caches if c.sharing > 1 and c.level in CACHE_NAMES]
+    least = max(2 * private, 2 * import_module("roller_cpu.chip.row_probe").block_bytes())
+    return [name for name in ("DRAM", *shared) if buffers.get(name, 0) >= least]

@@ -10,10 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import tvm_ffi
-
-from roller.plugin import address, aligned_empty
+from roller.plugin import RowShares, address
+from roller_cpu.chip.probing import area, module_text
+from roller_cpu.chip.row_probe import row_shares
 from roller_cpu.codegen import dot_products
 from roller_cpu.toolchain import compiling
 
@@ -64,6 +63,7 @@ class Rates:
     multiply-adds of all cores together. `read_gbps`: bytes read by all cores together, by buffer. `alone_gbps`: bytes read by one
     core while the others are idle. `spread`: relative difference of the fastest few repeats, the largest over multiply-adds on all
     cores and reads of each core's private caches. `dots`: how many dot products of each name start while a multiply-add starts.
+    `rows`, `alone_rows`: what is left of a buffer's bandwidth where rows are read in turn, by all cores and by one.
     """
 
     clock_ghz: float
@@ -73,6 +73,8 @@ class Rates:
     alone_gbps: Mapping[str, float]
     spread: float
     dots: Mapping[str, float] = field(default_factory=dict)
+    rows: Mapping[str, RowShares] = field(default_factory=dict)
+    alone_rows: Mapping[str, RowShares] = field(default_factory=dict)
 
 
 def measure(
@@ -84,15 +86,16 @@ def measure(
     own: Collection[str] = (),
     fused: bool = True,
     dots: Collection[str] = (),
+    in_rows: Collection[str] = (),
 ) -> Rates:
     """Measures the rates with `cores` cores busy; `buffers` names the bytes that each core reads repeatedly.
 
     `own`: buffers in caches that no other core shares, so that repeats agree. `fused`: the processor has fused multiply-adds.
-    `dots`: the names of dot-product atoms that it has.
+    `dots`: the names of dot-product atoms that it has. `in_rows`: buffers that are read in rows, too.
     """
     module = compiling.load_module(_text(vector_bytes, processor, fused, dots))
     clock, fma, read = (module[name] for name in ("clock", "fma", "read"))
-    areas = [_area(max(buffers.values(), default=0)) for _ in range(cores)]
+    areas = [area(max(buffers.values(), default=0)) for _ in range(cores)]
     whole = {name: size // (vector_bytes * LOADS) * vector_bytes * LOADS for name, size in buffers.items()}
     work = 2.0 * (vector_bytes // 4) * ACCUMULATORS
     with ThreadPoolExecutor(cores) as pool:
@@ -113,6 +116,7 @@ def measure(
         for _ in range(SHORT_TRIALS):
             for loop in (cycle, one, *summed.values()):
                 loop.trial()
+    rows, alone_rows = ({name: row_shares(some, vector_bytes, processor, buffers[name]) for name in in_rows} for some in (cores, 1))
     ghz = 8 * MULTIPLY_CYCLES.get(platform.machine(), 3) * 1e-9 / cycle.seconds
     return Rates(
         clock_ghz=ghz,
@@ -122,13 +126,9 @@ def measure(
         alone_gbps={name: whole[name] * 1e-9 / loop.seconds for name, loop in alone.items()},
         spread=max(loop.spread for loop in alike),
         dots={name: one.seconds / ACCUMULATORS * DOTS[_bits(name)] / loop.seconds for name, loop in summed.items()},
+        rows=rows,
+        alone_rows=alone_rows,
     )
-
-
-def _area(size: int) -> Any:
-    area = aligned_empty((max(size, 4096),), np.dtype(np.uint8))
-    area[...] = 0  # touch every page: untouched pages all map to one page of zeros
-    return area
 
 
 class _Loop:
@@ -175,23 +175,16 @@ class _Loop:
 
 
 def _text(vector_bytes: int, processor: str, fused: bool, dots: Collection[str]) -> str:
-    triple = str(tvm_ffi.get_global_func("tvm.codegen.llvm.GetProcessTriple")())
     vector = f"<{vector_bytes // 4} x float>"
     suffix = f"v{vector_bytes // 4}f32"
-    described = f"{{\\22kind\\22:\\22llvm\\22,\\22mtriple\\22:\\22{triple}\\22,\\22mcpu\\22:\\22{processor}\\22}}"
     parts = [
-        f'target triple = "{triple}"',
         f"declare {vector} @llvm.fma.{suffix}({vector}, {vector}, {vector})",
         _clock(),
         _fma(vector, suffix, fused),
         _read(vector, vector_bytes),
         *(_dot(name) for name in _measurable(dots)),
-        f'attributes #0 = {{ nounwind "target-cpu"="{processor}" }}',
-        "!llvm.module.flags = !{!0}",
-        f'!0 = !{{i32 4, !"tvm_target", !"{described}"}}',
     ]
-    layout = compiling.data_layout(triple)
-    return f'target datalayout = "{layout}"\n' + "\n".join(parts) + "\n"
+    return module_text(parts, processor)
 
 
 def _clock() -> str:
