@@ -57,8 +57,8 @@ def cut_seconds(rates: Rates, partial_bytes: Value) -> Value:
 
     Where stores allocate lines, these are fetched before they are written.
     """
-    unit, times = rates.spec.unit, 3 if rates.parameters.write_allocate else 2
-    return times * partial_bytes / rates.from_outside(1.0) + (unit.launch_overhead_us * 1e-6 + unit.sync_ns * 1e-9)
+    unit, moves = rates.spec.unit, 2 + rates.parameters.write_allocate
+    return moves * partial_bytes / rates.from_outside(1.0) + (unit.launch_overhead_us * 1e-6 + unit.sync_ns * 1e-9)
 
 
 def _exchange_seconds(rates: Rates, program: StageProgram, stage: Stage, busy: float, resident: int) -> float:

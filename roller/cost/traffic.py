@@ -117,7 +117,7 @@ def _brought(
 
 
 def _row_share(walk: NestWalk, level: MemoryLevel, number: int) -> float:
-    """Returns the share of a level's bandwidth for an array that a reduction reads in place: the least of those of its rows.
+    """Returns the share of a level's bandwidth for an array that a reduction reads in place: the min of those of its rows.
 
     It is 1 for other arrays, and where the spec has no such numbers.
     """

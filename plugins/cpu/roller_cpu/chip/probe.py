@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import platform
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from roller.plugin import RowShares, address
@@ -105,18 +106,11 @@ def measure(
         together = {name: _Loop(pool, read, areas, size) for name, size in whole.items()}
         alone = {name: _Loop(pool, read, areas[:1], size) for name, size in whole.items()}
         alike = [every, *(together[name] for name in own)]
-        # Trials are interleaved, as a disturbance may last for longer than a few trials in a row. Multiply-adds run between any two
-        # other trials: all cores must do them at once, and most predictions depend on them.
-        for done in range(TRIALS_MAX):
-            if done >= TRIALS and all(loop.spread <= AGREE for loop in alike):
-                break
-            for loop in (*together.values(), *alone.values()):
-                loop.trial()
-                every.trial()
+        _interleaved((*together.values(), *alone.values()), every, alike)
         for _ in range(SHORT_TRIALS):
             for loop in (cycle, one, *summed.values()):
                 loop.trial()
-    rows, alone_rows = ({name: row_shares(some, vector_bytes, processor, buffers[name]) for name in in_rows} for some in (cores, 1))
+    in_turn = partial(row_shares, vector_bytes=vector_bytes, processor=processor)
     ghz = 8 * MULTIPLY_CYCLES.get(platform.machine(), 3) * 1e-9 / cycle.seconds
     return Rates(
         clock_ghz=ghz,
@@ -126,9 +120,23 @@ def measure(
         alone_gbps={name: whole[name] * 1e-9 / loop.seconds for name, loop in alone.items()},
         spread=max(loop.spread for loop in alike),
         dots={name: one.seconds / ACCUMULATORS * DOTS[_bits(name)] / loop.seconds for name, loop in summed.items()},
-        rows=rows,
-        alone_rows=alone_rows,
+        rows={name: in_turn(cores, size=buffers[name]) for name in in_rows},
+        alone_rows={name: in_turn(1, size=buffers[name]) for name in in_rows},
     )
+
+
+def _interleaved(loops: Sequence[_Loop], every: _Loop, alike: Sequence[_Loop]) -> None:
+    """Runs the trials of all loops in turn, until those that should agree do.
+
+    A disturbance may last for longer than a few trials in a row. Multiply-adds run between any two other trials: all cores must do
+    them at once, and most predictions depend on them.
+    """
+    for done in range(TRIALS_MAX):
+        if done >= TRIALS and all(loop.spread <= AGREE for loop in alike):
+            break
+        for loop in loops:
+            loop.trial()
+            every.trial()
 
 
 class _Loop:
