@@ -15,7 +15,6 @@ from roller.cost.parameters import CostParameters, Rates
 from roller.ir.elementwise import Value, each, largest, least, where
 from roller.target.hardware import ComputeAtom, HardwareSpec
 
-INSTANT = 1e-15  # seconds; shorter than any access
 MOST_SPARE = 4  # spare copies, beside the one in use, that absorb a late fill; more do not help (estimate)
 
 
@@ -197,4 +196,5 @@ def lost_seconds(moving: Value, lost: Value, compute: Value) -> Value:
     Between two lines a nest that computes more gives its requests more time. Of 30 GB/s on a Zen 4, sums over 64 rows of 192 bytes
     in turn reach 15 to 20, products of 8 rows of results with the same rows 23.
     """
-    return lost * largest(0.0, moving - compute) / largest(moving, INSTANT)
+    longer = moving > compute
+    return where(longer, lost * (moving - compute) / where(longer, moving, 1.0), 0.0)

@@ -13,7 +13,6 @@ from roller.lowering.tir.loads import Reader
 PARALLEL = 1 << 16  # values from which another parallel loop is worth it
 BLOCK_BYTES = 8192  # of results that are reduced at a time, at most: they stay in an L1 while the parts stream by
 BLOCKS = 16  # of results, at least, if these are as many vectors: for so many units
-TOGETHER = 4  # vectors
 
 
 def combine_parts(low: Lowering, partial: Buffer, parts: int) -> Stmt:
@@ -45,16 +44,12 @@ def _reduced(low: Lowering, partial: Buffer, parts: int, elements: int) -> list[
 def _block(low: Lowering, partial: Buffer, parts: int, elements: int, first: Expr, count: int) -> Stmt:
     """Reduces a block of results: vectors, and the elements that are left."""
     lanes = low.width if count >= low.width else 1
-    span = lanes * (TOGETHER if count >= lanes * TOGETHER else 1)
     part = variable("part")
-    rest = range(count // span * span, count)
 
     def pass_over(source: Expr | None) -> list[Stmt]:
         step = variable("step")
-        at = first + step * index(span)
-        vectors = [_step(low, partial, at + index(n), source, lanes) for n in range(0, span, lanes)]
-        single = [_step(low, partial, first + index(n), source, 1) for n in rest]
-        return [loop(step, count // span, sequence(vectors)), *single]
+        vectors = loop(step, count // lanes, _step(low, partial, first + step * index(lanes), source, lanes))
+        return [vectors, *[_step(low, partial, first + index(n), source, 1) for n in range(count // lanes * lanes, count)]]
 
     others = [loop(part, parts - 1, sequence(pass_over((part + index(1)) * index(elements))))] if parts > 1 else []
     return sequence([*pass_over(None), *others])

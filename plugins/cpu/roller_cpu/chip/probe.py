@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from roller.plugin import RowShares, address
-from roller_cpu.chip.probing import area, module_text
+from roller_cpu.chip.probing import area, function_text, module_text
 from roller_cpu.chip.row_probe import row_shares
 from roller_cpu.codegen import dot_products
 from roller_cpu.toolchain import compiling
@@ -32,17 +32,7 @@ DOTS = {
     512: 24,
 }  # accumulators of dot products by bits: their latency is longer, and wide ones have more registers
 
-# Arguments come as TVM's 16-byte variants with the value in the second half: buffer, bytes, rounds.
-_FUNCTION = """
-define dllexport i32 @__tvm_ffi_{name}(ptr %self, ptr %args, i32 %count, ptr %result) #0 {{
-entry:
-  %p0 = getelementptr i8, ptr %args, i64 8
-  %data = load ptr, ptr %p0
-  %p1 = getelementptr i8, ptr %args, i64 24
-  %bytes = load i64, ptr %p1
-  %p2 = getelementptr i8, ptr %args, i64 40
-  %rounds = load i64, ptr %p2
-  br label %loop
+_LOOP = """
 loop:
   %r = phi i64 [ 0, %entry ], [ %r1, %{last} ]
 {body}
@@ -52,7 +42,6 @@ loop:
 done:
 {after}
   ret i32 0
-}}
 """
 
 
@@ -195,11 +184,17 @@ def _text(vector_bytes: int, processor: str, fused: bool, dots: Collection[str])
     return module_text(parts, processor)
 
 
+def _looped(name: str, last: str, body: str, after: str) -> str:
+    """Returns a function that runs a body so many rounds on a buffer of so many bytes. `last`: the block in which a round ends."""
+    arguments = {"data": "ptr", "bytes": "i64", "rounds": "i64"}
+    return function_text(name, arguments, _LOOP.format(last=last, body=body, after=after))
+
+
 def _clock() -> str:
     """Returns a chain of eight dependent multiplications."""
     lines = ["  %x0 = phi i64 [ 3, %entry ], [ %x8, %loop ]"]
     lines += [f"  %x{i + 1} = mul i64 %x{i}, %x{i}" for i in range(8)]
-    return _FUNCTION.format(name="clock", last="loop", body="\n".join(lines), after="  store volatile i64 %x8, ptr %data")
+    return _looped("clock", last="loop", body="\n".join(lines), after="  store volatile i64 %x8, ptr %data")
 
 
 def _fma(vector: str, suffix: str, fused: bool) -> str:
@@ -212,7 +207,7 @@ def _fma(vector: str, suffix: str, fused: bool) -> str:
     step = one if fused else two
     steps = [step.format(i=i, vector=vector, suffix=suffix, splat=splat, half=half) for i in range(ACCUMULATORS)]
     ends = [f"  store volatile {vector} %b{i}, ptr %data, align 64" for i in range(ACCUMULATORS)]
-    return _FUNCTION.format(name="fma", last="loop", body="\n".join(heads + steps), after="\n".join(ends))
+    return _looped("fma", last="loop", body="\n".join(heads + steps), after="\n".join(ends))
 
 
 def _measurable(dots: Collection[str]) -> list[str]:
@@ -234,7 +229,7 @@ def _dot(name: str) -> str:
     steps += [line for i in range(DOTS[bits]) for line in dot_products.added(unit, lanes, f"%a{i}", "%x", "%y", f"%b{i}")]
     ends = [f"  store volatile {held} %b{i}, ptr %data, align {bits // 8}" for i in range(DOTS[bits])]
     declared = f"declare {unit.signature(lanes, unit.intrinsics[bits])}\n"
-    return declared + _FUNCTION.format(name=name, last="loop", body="\n".join(heads + steps), after="\n".join(ends))
+    return declared + _looped(name, last="loop", body="\n".join(heads + steps), after="\n".join(ends))
 
 
 def _read(vector: str, vector_bytes: int) -> str:
@@ -252,4 +247,4 @@ def _read(vector: str, vector_bytes: int) -> str:
         lines.append(f"  %v{n} = load volatile {vector}, ptr %q{n}, align {vector_bytes}")
     lines += [f"  %next = add i64 %i, {vector_bytes}", "  %inside = icmp slt i64 %next, %share"]
     lines += ["  br i1 %inside, label %inner, label %round", "round:"]
-    return _FUNCTION.format(name="read", last="round", body="\n".join(lines), after="")
+    return _looped("read", last="round", body="\n".join(lines), after="")

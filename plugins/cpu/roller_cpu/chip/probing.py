@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,20 @@ import tvm_ffi
 
 from roller.plugin import aligned_empty
 from roller_cpu.toolchain import compiling
+
+
+def function_text(name: str, arguments: Mapping[str, str], body: str) -> str:
+    """Returns a function as LLVM IR. Arguments, by name and type, are TVM's variants of 16 bytes with the value in the second half.
+
+    `body` begins with the block that the entry goes to, and returns 0.
+    """
+    read = [
+        f"  %at_{argument} = getelementptr i8, ptr %args, i64 {16 * number + 8}\n  %{argument} = load {kind}, ptr %at_{argument}"
+        for number, (argument, kind) in enumerate(arguments.items())
+    ]
+    first = body.lstrip().partition(":")[0]
+    head = f"define dllexport i32 @__tvm_ffi_{name}(ptr %self, ptr %args, i32 %count, ptr %result) #0 {{\nentry:"
+    return "\n".join([head, *read, f"  br label %{first}", body.strip("\n"), "}"])
 
 
 def module_text(parts: Iterable[str], processor: str) -> str:

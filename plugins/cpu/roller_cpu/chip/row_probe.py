@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from roller.plugin import RowShares, address
-from roller_cpu.chip.probing import area, module_text
+from roller_cpu.chip.probing import area, function_text, module_text
 from roller_cpu.codegen.prefetching import RUNS_AHEAD
 from roller_cpu.toolchain import compiling
 
@@ -29,22 +29,12 @@ PARTS = 3  # of the bytes, at least
 TRIALS = 16
 STEP = 0.05  # shares are rounded: that much is noise
 
-# Arguments come as TVM's 16-byte variants with the value in the second half: data, results, batches of rows in turn, and blocks.
-_FUNCTION = """
-define dllexport i32 @__tvm_ffi_{name}(ptr %self, ptr %args, i32 %count, ptr %result) #0 {{
-entry:
-  %p0 = getelementptr i8, ptr %args, i64 8
-  %data = load ptr, ptr %p0
-  %p1 = getelementptr i8, ptr %args, i64 24
-  %sums = load ptr, ptr %p1
-  %p2 = getelementptr i8, ptr %args, i64 40
-  %batches = load i64, ptr %p2
-  %p3 = getelementptr i8, ptr %args, i64 56
-  %blocks = load i64, ptr %p3
-  %height = mul i64 %batches, {batch}
-  br label %block
+# Of data and results, batches of rows in turn, and blocks of these.
+_ARGUMENTS = {"data": "ptr", "sums": "ptr", "batches": "i64", "blocks": "i64"}
+_BODY = """
 block:
   %b = phi i64 [ 0, %entry ], [ %b1, %blockend ]
+  %height = mul i64 %batches, {batch}
   %top = mul i64 %b, %height
   br label %run
 run:
@@ -86,7 +76,6 @@ blockend:
   br i1 %more, label %block, label %done
 done:
   ret i32 0
-}}
 """
 
 
@@ -177,7 +166,8 @@ class Sums:
             "stores": [f"  store {lanes} %e{n}, ptr %l{n}" for n in count],
         }
         sizes = {"batch": self.batch * self.length, "part": self.part, "run": self.run, "whole": self.whole}
-        return _FUNCTION.format(name=self.name, **{name: "\n".join(lines) for name, lines in parts.items()}, **sizes)
+        body = _BODY.format(**{name: "\n".join(lines) for name, lines in parts.items()}, **sizes)
+        return function_text(self.name, _ARGUMENTS, body)
 
     def _requests(self) -> Iterator[str]:
         """Yields prefetches of a later run of each row, if there are several."""
