@@ -22,7 +22,9 @@ LINE = 64  # bytes that one prefetch brings; all CPUs with such instructions hav
 # Bytes of a row, at least. Where several are read in turn they are as long as those of common matrices, which all end at the same
 # time. Sums of one row at a time are stored at each run, so they have to fit in the nearest cache.
 LONG, SHORT = 14336, 9216
-APART = 57 * LINE  # more bytes from row to row, so that rows lie in different sets of the caches, and end their pages in turn
+# More bytes from row to row: rows in turn lie in different sets of the caches and end their pages one after another; a single row
+# begins soon after the last one's end, and not where loads and the stores of the last row share the low bits of their addresses.
+APART, NEXT = 57 * LINE, 5 * LINE
 WIDE, NARROW = 28, 8  # accumulators, of 32 registers of 64 bytes and of 16 narrower ones
 SECTION = 8 << 20  # bytes of a trial, of all cores: so few that a trial lies within a time slice of the scheduler
 PARTS = 3  # of the bytes, at least
@@ -145,7 +147,7 @@ class Sums:
     @property
     def length(self) -> int:
         """The bytes from row to row."""
-        return self.whole + (APART if self.batch > 1 else 0)
+        return self.whole + (APART if self.batch > 1 else NEXT)
 
     @property
     def part(self) -> int:
