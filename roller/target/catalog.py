@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from roller.errors import SpecError
 from roller.storage import spec_dir, write_atomic
-from roller.target.hardware import SCHEMA_VERSION, Banks, ComputeAtom, HardwareSpec, MemoryLevel, SchedulableUnit
+from roller.target.hardware import SCHEMA_VERSION, Banks, ComputeAtom, HardwareSpec, MemoryLevel, RowShares, SchedulableUnit
 
 _log = logging.getLogger("roller.specs")
 
@@ -47,6 +47,8 @@ PROVENANCE = ("datasheet", "query", "measured", "published", "derived", "estimat
 _TABLES: dict[str, type[BaseModel]] = {
     "levels": MemoryLevel,
     "banks": Banks,
+    "row_shares": RowShares,
+    "unit_row_shares": RowShares,
     "unit": SchedulableUnit,
     "atoms": ComputeAtom,
 }

@@ -8,6 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from roller.device.chip import load_spec
+from roller.errors import SpecError
+from roller.target.catalog import spec_from_dict
 from roller.target.hardware import MemoryLevel, RowShares
 from roller.target.subset import narrowed
 from roller.testing import toy_atom, toy_level, toy_spec
@@ -68,6 +71,16 @@ def test_shares_by_hand(rows: int, run: int, share: float) -> None:
 def test_what_is_no_table_is_refused(changes: dict[str, object], field: str) -> None:
     with pytest.raises(ValidationError, match=field):
         RowShares.model_validate(TABLE.model_dump() | changes)
+
+
+@pytest.mark.parametrize("table", ["row_shares", "unit_row_shares"])
+def test_a_misspelt_key_in_a_file_is_named(table: str) -> None:
+    data = load_spec("cpu:zen4").model_dump(mode="json", exclude_defaults=True) | {"schema_version": 1}
+    given = TABLE.model_dump(mode="json")
+    data["levels"][1] |= {"row_shares": given, "unit_row_shares": given}
+    data["levels"][1][table] = {("run_byte" if key == "run_bytes" else key): value for key, value in given.items()}
+    with pytest.raises(SpecError, match=rf"levels\.L3\.{table}\.run_byte: unknown key.*did you mean 'run_bytes'"):
+        spec_from_dict(data)
 
 
 def test_a_units_table_is_about_the_rows_of_all_units() -> None:
