@@ -27,7 +27,7 @@ from roller_cpu.chip.topology import HOST, Topology, machine
 
 _log = logging.getLogger("roller.cpu")
 
-VERSION = 13  # version of the measurement method; a new number triggers a new measurement
+VERSION = 14  # version of the measurement method; a new number triggers a new measurement
 VARIABLE, MODES = "ROLLER_CALIBRATE", ("once", "now", "off")
 FILL = 0.5  # share of a cache that its probe reads, so that other data does not evict the probe's buffer
 MEMORY_FACTOR, MEMORY_MAX = 4, 1 << 30  # the memory probe reads FACTOR x the outermost cache, at most MAX bytes,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +29,7 @@ APART, NEXT = 57 * LINE, 5 * LINE
 WIDE, NARROW = 28, 8  # accumulators, of 32 registers of 64 bytes and of 16 narrower ones
 SECTION = 8 << 20  # bytes of a trial, of all cores: so few that a trial lies within a time slice of the scheduler
 PARTS = 3  # of the bytes, at least
-TRIALS = 16
+PLACES, TRIALS = 3, 6  # allocations, of which the median counts: pages lie otherwise in each; and trials in each
 STEP = 0.05  # shares are rounded: that much is noise
 
 # Of data and results, batches of rows in turn, and blocks of these.
@@ -89,21 +90,28 @@ def row_shares(cores: int, vector_bytes: int, processor: str, size: int) -> RowS
     """
     sums = {(rows, run): Sums(vector_bytes, min(rows, BATCH), run) for rows, run in itertools.product(ROWS, RUNS)}
     module = compiling.load_module(module_text([one.text() for one in dict.fromkeys(sums.values())], processor))
+    with ThreadPoolExecutor(cores) as pool:
+        places = [_relative(pool, module, cores, sums, size) for _ in range(PLACES)]
+    medians = [statistics.median(rates) for rates in zip(*places, strict=True)]
+    steps = [max(1, round(rate / max(medians) / STEP)) for rate in medians]
+    lines = (steps[start : start + len(RUNS)] for start in range(0, len(steps), len(RUNS)))
+    return RowShares(rows=ROWS, run_bytes=RUNS, shares=tuple(tuple(round(step * STEP, 2) for step in line) for line in lines))
+
+
+def _relative(pool: ThreadPoolExecutor, module: Any, cores: int, sums: Mapping[tuple[int, int], Sums], size: int) -> list[float]:
+    """Returns the rate of each sum over that of the fastest one, in memory that is allocated for them."""
     section = max(min(SECTION // cores, size // PARTS), block_bytes())
     areas, totals = ([area(bytes_) for _ in range(cores)] for bytes_ in (size, block_bytes()))
     starts = itertools.cycle(range(0, size - section + 1, section))
     best = dict.fromkeys(sums, float("inf"))
-    with ThreadPoolExecutor(cores) as pool:
-        # Trials are interleaved, as a disturbance may last for longer than one of them. The fastest of each counts.
-        for _trial, (rows, run) in itertools.product(range(TRIALS), sums):
-            one, start = sums[rows, run], next(starts)
-            blocks = section // (rows * one.length)
-            places = [(address(source) + start, address(total)) for source, total in zip(areas, totals, strict=True)]
-            taken = _seconds(pool, module[one.name], places, rows // one.batch, blocks)
-            best[rows, run] = min(best[rows, run], taken / (blocks * rows * one.whole))
-    steps = [max(1, round(min(best.values()) / seconds / STEP)) for seconds in best.values()]
-    lines = (steps[start : start + len(RUNS)] for start in range(0, len(steps), len(RUNS)))
-    return RowShares(rows=ROWS, run_bytes=RUNS, shares=tuple(tuple(round(step * STEP, 2) for step in line) for line in lines))
+    # Trials are interleaved, as a disturbance may last for longer than one of them. The fastest of each counts.
+    for _trial, (rows, run) in itertools.product(range(TRIALS), sums):
+        one, start = sums[rows, run], next(starts)
+        blocks = section // (rows * one.length)
+        places = [(address(source) + start, address(total)) for source, total in zip(areas, totals, strict=True)]
+        taken = _seconds(pool, module[one.name], places, rows // one.batch, blocks)
+        best[rows, run] = min(best[rows, run], taken / (blocks * rows * one.whole))
+    return [min(best.values()) / seconds for seconds in best.values()]
 
 
 def block_bytes() -> int:
