@@ -208,8 +208,7 @@ def page(body: dict[str, Any]) -> str:
         lines.append(f"| {name} | {found['operators']} | {regrets} | {found['rated']:.0f} | {found['most_rated']} |")
     lines += [
         "\n*Mean*: geometric, of the constructed program's predicted time over that of the best one found, less 1; the constructed "
-        "program is the first\none that the device can run. Programs for CPUs are not moved by small steps; "
-        "[why](../../../docs/engine.md).\n",
+        "program is the first\none that the device can run.\n",
     ]
     return "\n".join(lines)
 

@@ -126,6 +126,32 @@ def test_a_lower_bound_is_one(op: SymbolicTensor, chip: str, seed: int) -> None:
     assert bound <= screened(space, program) * (1 + 1e-9)
 
 
+@given(
+    operators(),
+    st.sampled_from(CHIPS),
+    st.integers(0, 1 << 16),
+    st.sampled_from((1, 2, None)),
+    st.floats(0, 1),
+    st.sampled_from((1, 8, 64)),
+)
+@settings(max_examples=60, deadline=None)
+def test_chains_that_do_not_count_are_left_out_and_no_others(
+    op: SymbolicTensor, chip: str, seed: int, threads: int | None, quantile: float, most: int
+) -> None:
+    """Of random chains: those below a limit, and among the best so many, have the same seconds as without these."""
+    found = spaces_of(chip, op, lambda spec: spec if threads is None else limited(spec, threads))
+    screen, inner = CacheScreen(found[seed % len(found)]), lattice.inner_tiles(found[seed % len(found)])
+    chance = random.Random(seed)
+    chains = screen.around(inner[:, sorted(chance.sample(range(inner.shape[1]), min(6, inner.shape[1])))])
+    exact = screen.seconds(chains, 0.0, math.inf, chains[0].shape[1])
+    shortest = np.minimum.reduce(exact)
+    worth = float(np.quantile(shortest[np.isfinite(shortest)], quantile))
+    counts = min(worth, math.nextafter(np.sort(shortest)[min(most, len(shortest)) - 1], math.inf))
+    for seconds, said in zip(exact, screen.seconds(chains, 0.0, worth, most), strict=True):
+        assert np.array_equal(said[seconds < counts], seconds[seconds < counts])
+        assert (said[seconds >= counts] >= counts).all()
+
+
 @given(operators(), st.integers(0, 1 << 16))
 @settings(max_examples=60, deadline=None)
 def test_boxes_of_arrays_of_tiles_are_those_of_single_tiles(op: SymbolicTensor, seed: int) -> None:
@@ -282,7 +308,7 @@ def placed_ratios(chip: str, op: SymbolicTensor, seed: int, count: int) -> list[
         screen, inner = PlacedScreen(space), lattice.inner_tiles(space)
         chains = screen.around(inner[:, sorted(chance.sample(range(inner.shape[1]), min(8, inner.shape[1])))])
         for way in range(len(screen.ways)):
-            seconds = screen.seconds(chains, 0.0, math.inf)[way]
+            seconds = screen.seconds(chains, 0.0, math.inf, chains[0].shape[1])[way]
             places = np.flatnonzero(np.isfinite(seconds)).tolist()
             for place in chance.sample(places, min(count, len(places))):
                 for program in screen.programs(*lattice.chains_of(chains, [place]), way):

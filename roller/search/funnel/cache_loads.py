@@ -280,9 +280,13 @@ class CacheLoads:
     def _panel(self, part: Stream) -> Value:
         """Returns the bytes of a panel at each depth."""
         width = panel_element_bytes(self.nest, self.base.atom)
-        laid = whole_tiles(self.tiles, self.chains[-1])
-        elements = math.prod([laid[d] for d, touched in enumerate(part.touches) if touched])
+        elements = math.prod([self._laid[d] for d, touched in enumerate(part.touches) if touched])
         return np.broadcast_to(elements * width, (len(self.loops) + 1, self.count))
+
+    @cached_property
+    def _laid(self) -> Value:
+        """For each dimension the extents of a panel at each depth, in whole innermost tiles."""
+        return whole_tiles(self.tiles, self.chains[-1])
 
     def _gathered(self, part: Stream) -> Value:
         """Returns the share of an innermost tile that the nest gathers one by one (`roller.cost.traffic`)."""
@@ -308,8 +312,6 @@ class CacheLoads:
 
 def _products(factors: Value) -> Value:
     """Returns the products of the first 0, 1, 2 … factors."""
-    found = np.empty((len(factors) + 1, factors.shape[1]))
-    found[0] = 1.0
-    for depth, factor in enumerate(factors):
-        np.multiply(found[depth], factor, out=found[depth + 1])
+    found = np.ones((len(factors) + 1, factors.shape[1]))
+    np.multiply.accumulate(factors, axis=0, dtype=float, out=found[1:])
     return found

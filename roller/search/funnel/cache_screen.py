@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import numpy as np
 
@@ -38,6 +39,31 @@ class Way:
 
     staged: tuple[Staging, ...]
     cut: bool = False
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What of chains does not depend on caches, in seconds: computing, registers (for each way of copies), and what is around them.
+
+    `steps`: those that overlap. `busy`: the share of all units. `losses`: the overlap numbers of computing and registers.
+    """
+
+    compute: Value
+    registers: list[Value]
+    around: Value
+    steps: Value
+    busy: Value
+    losses: list[float]
+
+    def least(self) -> Value:
+        """Returns a lower bound for the seconds of each chain."""
+        registers = reduce(np.minimum, self.registers)
+        return overlapped([self.compute, registers], self.steps, self.losses) + self.around
+
+    def of(self, places: Value) -> Outline:
+        """Returns the outline of the chains at these places."""
+        registers = [seconds[places] for seconds in self.registers]
+        return Outline(self.compute[places], registers, self.around[places], self.steps[places], self.busy[places], self.losses)
 
 
 class CacheScreen:
@@ -83,51 +109,83 @@ class CacheScreen:
         program = replace(self.base, staged=self.needed)
         terms = [self._compute(program, [inner], np.ones(inner.shape[1]))]
         losses = [self.spec.overlap_loss, self.spec.loss(self.spec.levels[-1])]
-        terms.append(self._registers(program, inner, 1) / self.model.rates.into(self.spec.levels[-1], 1.0))
+        terms.append(self._register_seconds(program, inner, 1, 1.0))
         ends = self._ends(inner, self._count(inner, self.nest.reduce), 1, 0, self.spec.unit.count)
         folding = fold_slots(self.base, tuple(inner)) / self.model.rates.vector_slots
         return overlapped(terms, ENDLESS, losses) + ends + folding
 
-    def seconds(self, chains: Chains, least: float, worth: float) -> list[Value]:
+    def seconds(self, chains: Chains, least: float, worth: float, most: int) -> list[Value]:
         """Returns the approximate seconds of chains of tiles in each way: on all units or on one, whichever takes less.
 
-        `least`: a lower bound of all of them. Numbers of `worth` and above need not be exact.
+        `least`: a lower bound of all of them. Numbers of `worth` and above, and those behind the `most` best, need not be exact.
         """
         whole, cut = ([way.staged for way in self.ways if way.cut == kind] for kind in (False, True))
-        found = self._seconds(chains, whole, cut=False, parallel=True)
-        worth = min([worth, *[float(seconds.min(initial=math.inf)) for seconds in found]])
+        found = self._seconds(chains, whole, cut=False, parallel=True, worth=worth)
+        shortest = reduce(np.minimum, found)
+        best = min(worth, float(shortest.min(initial=math.inf)))
+        if len(shortest) > most:
+            worth = min(worth, math.nextafter(float(np.partition(shortest, most - 1)[most - 1]), math.inf))
         alone = self._compute(self.base, chains, np.full(chains[0].shape[1], 1 / self.spec.unit.count))
-        if self.spec.unit.count > 1 and alone.min(initial=math.inf) < worth:
-            found = [np.minimum(a, b) for a, b in zip(found, self._seconds(chains, whole, cut=False, parallel=False), strict=True)]
+        if self.spec.unit.count > 1 and alone.min(initial=math.inf) < best:
+            shorter = np.minimum(worth, reduce(np.maximum, found))
+            one_unit = self._seconds(chains, whole, cut=False, parallel=False, worth=shorter)
+            found = [np.minimum(a, b) for a, b in zip(found, one_unit, strict=True)]
         if not cut:
             return found
         partial_bytes = 2 * math.prod([self.nest.extents[i] for i in self.nest.spatial]) * self.nest.accumulator_bytes
-        if least + cut_seconds(self.model.rates, partial_bytes) >= worth:
+        if least + cut_seconds(self.model.rates, partial_bytes) >= best:
             return [*found, *[np.full(chains[0].shape[1], math.inf) for _ in cut]]
-        return [*found, *self._seconds(chains, cut, cut=True, parallel=True)]
+        return [*found, *self._seconds(chains, cut, cut=True, parallel=True, worth=worth)]
 
     def seconds_of(self, chains: Chains, program: StageProgram) -> Value:
         """Returns the approximate seconds of chains of tiles with the copies of a program, on as many units."""
         return self._seconds(chains, [program.staged], program.dispatch.split > 1, program.dispatch.parallel)[0]
 
-    def _seconds(self, chains: Chains, every: Sequence[tuple[Staging, ...]], cut: bool, parallel: bool) -> list[Value]:
-        """Returns the seconds of chains with each of these copies, reductions whole or cut, on all units or one."""
+    def _seconds(
+        self, chains: Chains, every: Sequence[tuple[Staging, ...]], cut: bool, parallel: bool, worth: Value = math.inf
+    ) -> list[Value]:
+        """Returns the seconds of chains with each of these copies, reductions whole or cut, on all units or one.
+
+        Chains that take `worth` or more whatever the caches load may have infinite ones.
+        """
+        outline = self._outline(chains, every, cut, parallel)
+        places = np.flatnonzero(outline.least() < worth)
+        if len(places) == len(outline.compute):
+            return self._with_caches(chains, outline, every, cut, parallel)
+        found = [np.full(len(outline.compute), math.inf) for _ in every]
+        if len(places):
+            taken = self._with_caches([tiles[:, places] for tiles in chains], outline.of(places), every, cut, parallel)
+            for seconds, exact in zip(found, taken, strict=True):
+                seconds[places] = exact
+        return found
+
+    def _outline(self, chains: Chains, every: Sequence[tuple[Staging, ...]], cut: bool, parallel: bool) -> Outline:
+        """Returns the terms that do not depend on caches."""
         nest, unit_tile, inner, units = self.nest, chains[0], chains[-1], self.spec.unit
         dims = (*nest.spatial, *(nest.reduce if cut else ())) if parallel else ()
         number = self._count(unit_tile, dims)
         busy = self._busy(unit_tile, dims, number) if parallel else np.full(len(number), 1 / units.count)
         visits = self._visits(chains, cut)
         steps = np.maximum(1, self._count(inner, range(len(nest.dims))) / self._count(unit_tile, dims))
-        compute, copies = self._compute(self.base, chains, busy), units.count if parallel else 1
+        registers = [self._register_seconds(replace(self.base, staged=staged), inner, visits, busy) for staged in every]
+        around = self._around(chains, cut, parallel, visits, number, busy)
+        losses = [self.spec.overlap_loss, self.spec.loss(self.spec.levels[-1])]
+        return Outline(self._compute(self.base, chains, busy), registers, around, steps, busy, losses)
+
+    def _with_caches(
+        self, chains: Chains, outline: Outline, every: Sequence[tuple[Staging, ...]], cut: bool, parallel: bool
+    ) -> list[Value]:
+        """Returns the seconds of chains with each of these copies: the terms of their outline, of caches, and of filling copies."""
+        units, compute, busy = self.spec.unit, outline.compute, outline.busy
+        copies = units.count if parallel else 1
         loads = CacheLoads(self.model, self.base, chains, cut, copies)
         last = len(self.spec.levels) - 1
         caches = range(1, last if self._in_registers(self.base) else last + 1)
         losses = [self.spec.overlap_loss, *[self.spec.loss(level) for level in self.spec.levels[1:]]]
-        around, filled = self._around(chains, cut, parallel, visits, number, busy), dict[Staging, Value]()
-        found = []
-        for staged in every:
+        filled, found = dict[Staging, Value](), []
+        for staged, registers in zip(every, outline.registers, strict=True):
             program, terms = replace(self.base, staged=staged).dispatched(split=2 if cut else 1), [compute]
-            waiting: Value = around
+            waiting: Value = outline.around
             for index in caches:
                 bytes_, waits, ahead, lost = loads.into(index, staged)
                 level = self.spec.levels[index]
@@ -136,11 +194,11 @@ class CacheScreen:
                 terms.append(moving + lost_seconds(moving, lost, compute) + ahead * start)
                 waiting = waiting + waits * start
             if len(caches) < last:
-                terms.append(self._registers(program, inner, visits) / self.model.rates.into(self.spec.levels[-1], busy))
+                terms.append(registers)
             for staging in staged:
                 if staging not in filled:
                     filled[staging] = self._copy(program, chains, staging, cut, busy, copies)
-            found.append(overlapped(terms, steps, losses) + waiting + sum([filled[staging] for staging in staged]))
+            found.append(overlapped(terms, outline.steps, losses) + waiting + sum([filled[staging] for staging in staged]))
         return found
 
     def _compute(self, program: StageProgram, chains: Chains, busy: Value) -> Value:
@@ -159,12 +217,13 @@ class CacheScreen:
             return 1.0
         return np.minimum(1.0, accumulating(program, inner) / (program.atom.chains or self.spec.unit.chains))
 
-    def _registers(self, program: StageProgram, inner: Tiles, visits: Value) -> Value:
-        """Returns the bytes that move into and out of registers."""
+    def _register_seconds(self, program: StageProgram, inner: Tiles, visits: Value, busy: Value) -> Value:
+        """Returns the seconds of moving data into and out of registers."""
         if not self._in_registers(program):
             return np.zeros(inner.shape[1])
-        inputs, output = self.model.registers.bytes_of(program, tuple(inner), self.spec.levels[-1].transaction_bytes)
-        return inputs + output * (2 * visits - 1)
+        level = self.spec.levels[-1]
+        inputs, output = self.model.registers.bytes_of(program, tuple(inner), level.transaction_bytes)
+        return (inputs + output * (2 * visits - 1)) / self.model.rates.into(level, busy)
 
     def _in_registers(self, program: StageProgram) -> bool:
         last = len(self.spec.levels) - 1

@@ -132,7 +132,7 @@ class PlacedScreen:
         own = np.where(self._reduced, placed.share, placed.unit)
         return math.prod(own) * -(-placed.unit_tiles // self.spec.unit.count) * 1.0
 
-    def seconds(self, chains: Chains, least: float, worth: float) -> list[Value]:
+    def seconds(self, chains: Chains, least: float, worth: float, most: int) -> list[Value]:
         """Returns the approximate seconds of chains of tiles in each way; infinite where a unit has no room.
 
         Of the ways that differ in the number of copies, only the best one of each chain is finite.

@@ -33,10 +33,10 @@ class Screen(Protocol):
     def around(self, inner: Tiles) -> Chains:
         """Returns chains around innermost tiles."""
 
-    def seconds(self, chains: Chains, least: float, worth: float) -> list[Value]:
+    def seconds(self, chains: Chains, least: float, worth: float, most: int) -> list[Value]:
         """Returns the approximate seconds of chains of tiles in each way.
 
-        `least`: a lower bound of all of them. Numbers of `worth` and above need not be exact.
+        `least`: a lower bound of all of them. Numbers of `worth` and above, and those behind the `most` best, need not be exact.
         """
 
     def seconds_of(self, chains: Chains, program: StageProgram) -> Value:
@@ -124,7 +124,7 @@ def _screened(screens: Sequence[Screen], often: int) -> list[Listed]:
         around = [screens[number].around(inner[:, least < worst]) for inner, least in kinds if np.any(least < worst)]
         if sum(chains[0].shape[1] for chains in around):
             chains = [np.concatenate(tiles, axis=1) for tiles in zip(*around, strict=True)]
-            seconds = screens[number].seconds(chains, min(float(least.min()) for _, least in kinds), worst)
+            seconds = screens[number].seconds(chains, min(float(least.min()) for _, least in kinds), worst, long)
             best = sorted([*best, *_listed(number, chains, seconds, worst, long)])[: long if sure else None]
     for _ in range(ROUNDS):
         best = _settled(screens, best, max(long, len(best)))
@@ -141,7 +141,7 @@ def _settled(screens: Sequence[Screen], best: list[Listed], most: int) -> list[L
         chains = [tiles[:, fits] for tiles in chains]
         if not fits.any():
             continue
-        seconds = screens[number].seconds(chains, best[0][0], best[-1][0])
+        seconds = screens[number].seconds(chains, best[0][0], best[-1][0], most)
         found.update(dict.fromkeys(_listed(number, chains, seconds, best[-1][0], most)))
     return sorted(found)[:most]
 
