@@ -46,6 +46,15 @@ def test_few_tiles_of_a_long_reduction_are_cut() -> None:
     assert constructed(expression(op), load_spec("cuda:h100"))[0].estimate.seconds <= rated
 
 
+@pytest.mark.parametrize("chip", ["cpu:zen5", "cpu:skylake-avx512"])
+def test_results_whose_rows_end_within_lines_are_stored_past_the_caches_in_single_rows(chip: str) -> None:
+    """56 MB of results, 6268 in a row: tiles of several rows would store parts of lines, and memory would move twice as much."""
+    op = ops.matmul(ops.tensor((2254, 4)), ops.tensor((4, 6268)))
+    tiles = [{"m": 7, "n": 896, "k": 4}, {"m": 1, "n": 448, "k": 1}]
+    chosen = constructed(expression(op), load_spec(chip))[0]
+    assert chosen.estimate.seconds <= 1.01 * roller.rate(op, chip, tiles=tiles).seconds
+
+
 @pytest.mark.parametrize(
     ("axis", "in_turn", "slow_from"),
     [(1, {1}, 2), (0, {4, 5, 6, 7, 8}, 16)],  # along rows: one after another; along columns: with few stores of sums

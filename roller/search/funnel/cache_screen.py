@@ -22,6 +22,7 @@ from roller.cost.combining import accumulating, cut_seconds, fold_slots
 from roller.cost.formulas import around_tiles, first_points, lost_seconds, overlapped
 from roller.cost.model import executed_points
 from roller.cost.packing import DECODE_TRIPS, ROW_TRIPS, element_slots, packing_seconds
+from roller.cost.stores import past_caches
 from roller.ir.elementwise import Value, largest
 from roller.program.footprint import whole_tiles
 from roller.program.rprogram import StageProgram, Staging, panel_element_bytes, staged_touches
@@ -85,14 +86,15 @@ class CacheScreen:
     def kinds(self, inner: Tiles) -> Value:
         """Returns which tiles are alike in what the bound leaves out.
 
-        That is whether results are stored in more rows side by side than a core collects, and whether a tile with its vector along
-        a reduction reads several rows in turn.
+        That is whether results are stored in more rows side by side than a core collects, whether past the caches, and whether a
+        tile with its vector along a reduction reads several rows in turn.
         """
-        rows = self.model.geometry.boxes(len(self.nest.accesses) - 1, tuple(inner)).runs
-        scattered = (rows > self.model.parameters.write_streams) * np.ones(inner.shape[1], dtype=np.int64)
-        if self.base.lane not in self.nest.reduce or all(level.row_shares is None for level in self.spec.levels):
-            return scattered
-        return scattered + 2 * (math.prod([inner[d] for d in self.nest.spatial]) > 1)
+        results, given = self.model.geometry.boxes(len(self.nest.accesses) - 1, tuple(inner)), self.model.parameters
+        differ: list[Value] = [results.runs > given.write_streams]
+        differ.append(past_caches(self.spec, given, self.base, results.elements, results.run))
+        if self.base.lane in self.nest.reduce and any(level.row_shares is not None for level in self.spec.levels):
+            differ.append(math.prod([inner[d] for d in self.nest.spatial]) > 1)
+        return sum([is_so * 2**place for place, is_so in enumerate(differ)]) * np.ones(inner.shape[1], dtype=np.int64)
 
     def around(self, inner: Tiles) -> Chains:
         """Returns the chains of coarse multiples around innermost tiles."""
