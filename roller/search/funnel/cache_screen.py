@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from roller.search.funnel.cache_loads import CacheLoads
 from roller.search.funnel.lattice import Chains, Tiles, chains_around
 from roller.search.tile_space import Chain, TileSpace, start
 
+Copies = tuple[Staging, ...]
 ENDLESS = 1 << 53  # steps, of which the first and the last do not count
 
 
@@ -44,27 +45,31 @@ class Way:
 
 @dataclass(frozen=True)
 class Outline:
-    """What of chains does not depend on caches, in seconds: computing, registers (for each way of copies), and what is around them.
+    """What of chains does not depend on caches, in seconds: computing, what is around it; registers and fills in each way.
 
     `steps`: those that overlap. `busy`: the share of all units. `losses`: the overlap numbers of computing and registers.
     """
 
     compute: Value
     registers: list[Value]
+    filling: list[Value]
     around: Value
     steps: Value
     busy: Value
     losses: list[float]
 
-    def least(self) -> Value:
-        """Returns a lower bound for the seconds of each chain."""
-        registers = reduce(np.minimum, self.registers)
-        return overlapped([self.compute, registers], self.steps, self.losses) + self.around
+    @cached_property
+    def least(self) -> list[Value]:
+        """For each way a lower bound for the seconds of each chain."""
+        terms = [[self.compute, registers] for registers in self.registers]
+        bodies = [overlapped(of_way, self.steps, self.losses) + self.around for of_way in terms]
+        return [body + filling for body, filling in zip(bodies, self.filling, strict=True)]
 
     def of(self, places: Value) -> Outline:
         """Returns the outline of the chains at these places."""
-        registers = [seconds[places] for seconds in self.registers]
-        return Outline(self.compute[places], registers, self.around[places], self.steps[places], self.busy[places], self.losses)
+        registers, filling = ([seconds[places] for seconds in ways] for ways in (self.registers, self.filling))
+        around, steps, busy = self.around[places], self.steps[places], self.busy[places]
+        return Outline(self.compute[places], registers, filling, around, steps, busy, self.losses)
 
 
 class CacheScreen:
@@ -122,86 +127,94 @@ class CacheScreen:
         `least`: a lower bound of all of them. Numbers of `worth` and above, and those behind the `most` best, need not be exact.
         """
         whole, cut = ([way.staged for way in self.ways if way.cut == kind] for kind in (False, True))
-        found = self._seconds(chains, whole, cut=False, parallel=True, worth=worth)
+        found = self._seconds(chains, whole, cut=False, parallel=True, worth=worth, most=most)
         shortest = reduce(np.minimum, found)
         best = min(worth, float(shortest.min(initial=math.inf)))
-        if len(shortest) > most:
-            worth = min(worth, math.nextafter(float(np.partition(shortest, most - 1)[most - 1]), math.inf))
+        worth = min(worth, _reaching(shortest, most))
         alone = self._compute(self.base, chains, np.full(chains[0].shape[1], 1 / self.spec.unit.count))
         if self.spec.unit.count > 1 and alone.min(initial=math.inf) < best:
             shorter = np.minimum(worth, reduce(np.maximum, found))
-            one_unit = self._seconds(chains, whole, cut=False, parallel=False, worth=shorter)
+            one_unit = self._seconds(chains, whole, cut=False, parallel=False, worth=shorter, most=most)
             found = [np.minimum(a, b) for a, b in zip(found, one_unit, strict=True)]
         if not cut:
             return found
         partial_bytes = 2 * math.prod([self.nest.extents[i] for i in self.nest.spatial]) * self.nest.accumulator_bytes
         if least + cut_seconds(self.model.rates, partial_bytes) >= best:
             return [*found, *[np.full(chains[0].shape[1], math.inf) for _ in cut]]
-        return [*found, *self._seconds(chains, cut, cut=True, parallel=True, worth=worth)]
+        return [*found, *self._seconds(chains, cut, cut=True, parallel=True, worth=worth, most=most)]
 
     def seconds_of(self, chains: Chains, program: StageProgram) -> Value:
         """Returns the approximate seconds of chains of tiles with the copies of a program, on as many units."""
         return self._seconds(chains, [program.staged], program.dispatch.split > 1, program.dispatch.parallel)[0]
 
     def _seconds(
-        self, chains: Chains, every: Sequence[tuple[Staging, ...]], cut: bool, parallel: bool, worth: Value = math.inf
+        self, chains: Chains, every: Sequence[Copies], cut: bool, parallel: bool, worth: Value = math.inf, most: float = math.inf
     ) -> list[Value]:
         """Returns the seconds of chains with each of these copies, reductions whole or cut, on all units or one.
 
-        Chains that take `worth` or more whatever the caches load may have infinite ones.
+        Those of `worth` and above, and those behind the `most` best, may be infinite: what caches load is not counted for them.
         """
         outline = self._outline(chains, every, cut, parallel)
-        places = np.flatnonzero(outline.least() < worth)
-        if len(places) == len(outline.compute):
-            return self._with_caches(chains, outline, every, cut, parallel)
-        found = [np.full(len(outline.compute), math.inf) for _ in every]
+        worth = np.broadcast_to(worth, outline.compute.shape)
+        (places,) = np.nonzero(reduce(np.minimum, outline.least) < worth)
+        found = [np.full(len(worth), math.inf) for _ in every]
         if len(places):
-            taken = self._with_caches([tiles[:, places] for tiles in chains], outline.of(places), every, cut, parallel)
-            for seconds, exact in zip(found, taken, strict=True):
-                seconds[places] = exact
+            some = [tiles[:, places] for tiles in chains]
+            loads = CacheLoads(self.model, self.base, some, cut, self.spec.unit.count if parallel else 1)
+            for way, seconds in self._with_caches(loads, outline.of(places), every, worth[places], most):
+                found[way][places] = seconds
         return found
 
-    def _outline(self, chains: Chains, every: Sequence[tuple[Staging, ...]], cut: bool, parallel: bool) -> Outline:
+    def _outline(self, chains: Chains, every: Sequence[Copies], cut: bool, parallel: bool) -> Outline:
         """Returns the terms that do not depend on caches."""
         nest, unit_tile, inner, units = self.nest, chains[0], chains[-1], self.spec.unit
         dims = (*nest.spatial, *(nest.reduce if cut else ())) if parallel else ()
         number = self._count(unit_tile, dims)
         busy = self._busy(unit_tile, dims, number) if parallel else np.full(len(number), 1 / units.count)
-        visits = self._visits(chains, cut)
+        visits, filled = self._visits(chains, cut), dict[Staging, Value]()
         steps = np.maximum(1, self._count(inner, range(len(nest.dims))) / self._count(unit_tile, dims))
-        registers = [self._register_seconds(replace(self.base, staged=staged), inner, visits, busy) for staged in every]
+        programs = [replace(self.base, staged=staged).dispatched(split=2 if cut else 1) for staged in every]
+        copied = [frozenset([(s.kind, s.operand) for s in staged]) for staged in every]  # at which level does not matter
+        different = dict(zip(copied, programs, strict=True))
+        moved = {of_way: self._register_seconds(program, inner, visits, busy) for of_way, program in different.items()}
+        for program in programs:
+            for staging in set(program.staged) - set(filled):
+                filled[staging] = self._copy(program, chains, staging, cut, busy, units.count if parallel else 1)
+        filling = [sum([filled[staging] for staging in staged]) + np.zeros(len(number)) for staged in every]
         around = self._around(chains, cut, parallel, visits, number, busy)
         losses = [self.spec.overlap_loss, self.spec.loss(self.spec.levels[-1])]
-        return Outline(self._compute(self.base, chains, busy), registers, around, steps, busy, losses)
+        return Outline(
+            self._compute(self.base, chains, busy), [moved[of_way] for of_way in copied], filling, around, steps, busy, losses
+        )
 
     def _with_caches(
-        self, chains: Chains, outline: Outline, every: Sequence[tuple[Staging, ...]], cut: bool, parallel: bool
-    ) -> list[Value]:
-        """Returns the seconds of chains with each of these copies: the terms of their outline, of caches, and of filling copies."""
+        self, loads: CacheLoads, outline: Outline, every: Sequence[Copies], worth: Value, most: float
+    ) -> Iterator[tuple[int, Value]]:
+        """Yields ways and the seconds of chains in them: the terms of the outline, and of what caches load.
+
+        The most promising way is the first one. Ways in which no chain may count are left out.
+        """
         units, compute, busy = self.spec.unit, outline.compute, outline.busy
-        copies = units.count if parallel else 1
-        loads = CacheLoads(self.model, self.base, chains, cut, copies)
-        last = len(self.spec.levels) - 1
+        last, shortest = len(self.spec.levels) - 1, np.full(len(compute), math.inf)
         caches = range(1, last if self._in_registers(self.base) else last + 1)
         losses = [self.spec.overlap_loss, *[self.spec.loss(level) for level in self.spec.levels[1:]]]
-        filled, found = dict[Staging, Value](), []
-        for staged, registers in zip(every, outline.registers, strict=True):
-            program, terms = replace(self.base, staged=staged).dispatched(split=2 if cut else 1), [compute]
-            waiting: Value = outline.around
+        for way in sorted(range(len(every)), key=lambda number: float(outline.least[number].min())):
+            if not np.any(outline.least[way] < worth):
+                continue
+            terms, waiting = [compute], outline.around
             for index in caches:
-                bytes_, waits, ahead, lost = loads.into(index, staged)
+                bytes_, waits, ahead, lost = loads.into(index, every[way])
                 level = self.spec.levels[index]
                 start = level.latency_ns * 1e-9 / (units.count * busy * self.model.parameters.misses_in_flight)
                 moving, lost = (part / self.model.rates.into(level, busy) for part in (bytes_, lost))
                 terms.append(moving + lost_seconds(moving, lost, compute) + ahead * start)
                 waiting = waiting + waits * start
             if len(caches) < last:
-                terms.append(registers)
-            for staging in staged:
-                if staging not in filled:
-                    filled[staging] = self._copy(program, chains, staging, cut, busy, copies)
-            found.append(overlapped(terms, outline.steps, losses) + waiting + sum([filled[staging] for staging in staged]))
-        return found
+                terms.append(outline.registers[way])
+            seconds = overlapped(terms, outline.steps, losses) + waiting + outline.filling[way]
+            shortest = np.minimum(shortest, seconds)
+            worth = np.minimum(worth, _reaching(shortest, most))
+            yield way, seconds
 
     def _compute(self, program: StageProgram, chains: Chains, busy: Value) -> Value:
         """Returns the seconds of padded work on the busy units (`Model.compute_seconds`)."""
@@ -323,3 +336,11 @@ class CacheScreen:
             partial_bytes = parts * math.prod([nest.extents[i] for i in nest.spatial]) * nest.accumulator_bytes
             seconds = np.where(parts > 1, seconds + cut_seconds(self.model.rates, partial_bytes), math.inf)
         return seconds
+
+
+def _reaching(seconds: Value, most: float) -> float:
+    """Returns the number below which the `most` smallest ones lie."""
+    if len(seconds) <= most:
+        return math.inf
+    count = int(most)
+    return math.nextafter(float(np.partition(seconds, count - 1)[count - 1]), math.inf)
