@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -53,6 +55,21 @@ def test_results_whose_rows_end_within_lines_are_stored_past_the_caches_in_singl
     tiles = [{"m": 7, "n": 896, "k": 4}, {"m": 1, "n": 448, "k": 1}]
     chosen = constructed(expression(op), load_spec(chip))[0]
     assert chosen.estimate.seconds <= 1.01 * roller.rate(op, chip, tiles=tiles).seconds
+
+
+def test_tiles_that_have_room_in_another_order_of_loops_only_are_rated_in_that() -> None:
+    """The units of a simulated Bow share an array in the order of loops: 7 x 7 windows of 128 images of 112 x 112."""
+    conv = ops.conv2d(ops.tensor((128, 3, 230, 230), name="x"), ops.tensor((64, 3, 7, 7), name="w"), 2)
+    plugin, spec = resolve("ipu_sim:bow")
+    expr = fuse(ops.expression(conv), spec.spread)
+    parameters = plugin.cost_parameters(spec, expr)
+    chosen = construct(expr, spec, plugin.rules(spec, expr), parameters, 1)[0]
+    (stage,) = chosen.program.stages
+    forward, model = tuple(range(len(stage.nest.dims))), Model(spec, parameters, Geometry(stage.nest))
+    backward = (*reversed(stage.nest.spatial), *stage.nest.reduce)
+    other = replace(stage, tiles=((8, 32, 5, 3, 8, 7, 7), (1, 16, 1, 1, 8, 1, 1)), orders=(forward, forward))
+    assert math.isinf(model.estimate(other).seconds)
+    assert chosen.estimate.seconds <= 1.01 * model.estimate(replace(other, orders=(backward, forward))).seconds
 
 
 @pytest.mark.parametrize(

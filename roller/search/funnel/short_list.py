@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
 from roller.ir.elementwise import Value
 from roller.program.rprogram import StageProgram
+from roller.search.choices import orders_of
 from roller.search.funnel.lattice import Chains, Tiles, best_places, chains_of, inner_tiles, innermost_fits, tiles_of
 from roller.search.funnel.steps import nearby
 from roller.search.tile_space import Chain, TileSpace
@@ -96,7 +98,7 @@ def _rate_screened(screens: Sequence[Screen], rate: Rate, often: int) -> list[Sc
         seen[number] += 1
         rule = space.fit.rule(space.levels, 0)
         before = space.refusals[rule]
-        longer = min([rate(space, program) for program in screens[number].programs(chain, way)], default=math.inf) / seconds
+        longer = min([_in_any_order(space, rate, one) for one in screens[number].programs(chain, way)], default=math.inf) / seconds
         lacking[number] = lacking.get(number, True) and math.isinf(longer) and space.refusals[rule] > before
         if math.isinf(longer):
             refused[kind] = min(refused[kind] + 1, REFUSED)
@@ -105,6 +107,14 @@ def _rate_screened(screens: Sequence[Screen], rate: Rate, often: int) -> list[Sc
         trusted = max(1.0, min(trusted, longer))
         left = max(0, left - (longer <= MISLED * trusted < math.inf))
     return [screens[number] for number, lacks in lacking.items() if lacks]
+
+
+def _in_any_order(space: TileSpace, rate: Rate, program: StageProgram) -> float:
+    """Returns the seconds of a program; where units have no room for its order of loops, the least of its other orders."""
+    seconds = rate(space, program)
+    if math.isinf(seconds) and space.model.parameters.own_model is not None:
+        return min([rate(space, replace(program, orders=orders)) for orders in orders_of(program)], default=seconds)
+    return seconds
 
 
 def _alike(space: TileSpace, number: int, chain: Chain) -> tuple[object, object]:
