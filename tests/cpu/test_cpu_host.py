@@ -14,6 +14,7 @@ from roller.target.catalog import dump_spec, find_spec, load_spec
 from roller.target.linting import lint
 from roller_cpu.chip import host, probe, topology
 from roller_cpu.chip.topology import Topology, machine
+from roller_cpu.runtime import launch_probe
 from roller_cpu.toolchain import processors
 
 
@@ -105,6 +106,7 @@ def measured(tmp_path, monkeypatch):
             pass
 
     monkeypatch.setattr(probe, "measure", made.measure)
+    monkeypatch.setattr(launch_probe, "launch_us", lambda cores, processor: 1.0 + cores)
     monkeypatch.setattr(host, "watching", Watch)
     monkeypatch.setattr(host, "clock_limits", lambda: (0.5, 6.0))
     monkeypatch.setattr(
@@ -126,6 +128,8 @@ def test_measured_once_and_remembered(measured, tmp_path):
     assert host.default_spec() == first and len(measured) == 1
     (path,) = files(tmp_path)
     assert load_spec(path) == first and path.stem == first.chip and lint(first) == []
+    if (cores := machine().cores) > 1:
+        assert first.unit.launch_overhead_us == 1.0 + cores and first.sources["unit.launch_overhead_us"].startswith("measured")
     assert {p.suffix for p in path.parent.iterdir()} <= {".toml", ".lock"}
     host.measure_spec()
     assert len(measured) == 2

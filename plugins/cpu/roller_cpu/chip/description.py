@@ -27,7 +27,8 @@ class Speeds:
     `per_cycle`: float32 operations per cycle of a core's vector units. `clock_ghz`: clock with all cores busy. `read_gbps`,
     `alone_gbps`: bytes read by all cores at once and by one core alone, keyed by the level that holds the data. `dots`: dot
     products of each name that start while a multiply-add starts. `rows`, `alone_rows`: shares of these bandwidths for rows, by
-    all cores at once and by one core alone. `origin`: source and date of these numbers.
+    all cores at once and by one core alone. `launch_us`: of a parallel loop over all cores, beside its work; None if not measured.
+    `origin`: source and date of these numbers.
     """
 
     per_cycle: float
@@ -39,6 +40,7 @@ class Speeds:
     dots: Mapping[str, float] = field(default_factory=dict)
     rows: Mapping[str, RowShares] = field(default_factory=dict)
     alone_rows: Mapping[str, RowShares] = field(default_factory=dict)
+    launch_us: float | None = None
 
     def source(self, how: str) -> str:
         """Returns the spec's source entry for one of these numbers; `how` describes the measurement."""
@@ -82,6 +84,7 @@ def measured(topology: Topology, base: HardwareSpec, family: str, rates: Any, li
         {name: _two_digits(rate) for name, rate in rates.dots.items()},
         rates.rows,
         rates.alone_rows,
+        rates.launch_us,
     )
 
 
@@ -120,6 +123,8 @@ def describe(topology: Topology, base: HardwareSpec, processor: str, chip: str, 
     cores = topology.cores
     data |= {"chip": chip, "title": f"{topology.name}, {cores} cores"[:200], "clock_ghz": speeds.clock_ghz}
     data["unit"]["count"] = cores
+    if speeds.launch_us is not None:
+        data["unit"]["launch_overhead_us"] = _two_digits(speeds.launch_us)
     data["levels"] = _levels(topology, base, data["levels"], speeds)
     tables = [table for table in data["atoms"] if not {"n", "k"} <= set(table["roles"]) and table["acc_dtype"] != "float16"]
     tables += half_atoms(tables, topology.features)
@@ -189,8 +194,10 @@ def _sources(base: str, speeds: Speeds, atoms: Sequence[Mapping[str, Any]]) -> d
     dots = sorted(table["name"] for table in atoms if table["kind"] == "vector" and "k" in table["roles"])
     tiles = sorted(table["name"] for table in atoms if table["kind"] == "matrix")
     turns = speeds.source("sums of rows on all cores at once, a unit's on one core")
+    launched = speeds.source("parallel loops on all cores, less the same work in plain calls")
     return {
         **({"levels.*row_shares.*": turns} if speeds.rows else {}),
+        **({"unit.launch_overhead_us": launched} if speeds.launch_us is not None else {}),
         **{f"atoms.{name}.gflops": speeds.source(how) for name in dots},
         **{f"atoms.{name}.*": f"datasheet: an instruction in {CYCLES} cycles, its sums after {LATENCY}" for name in tiles},
         "clock_ghz": speeds.source("multiply-adds in registers on all cores, over the units' width"),

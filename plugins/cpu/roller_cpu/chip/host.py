@@ -27,7 +27,7 @@ from roller_cpu.chip.topology import HOST, Topology, machine
 
 _log = logging.getLogger("roller.cpu")
 
-VERSION = 14  # version of the measurement method; a new number triggers a new measurement
+VERSION = 15  # version of the measurement method; a new number triggers a new measurement
 VARIABLE, MODES = "ROLLER_CALIBRATE", ("once", "now", "off")
 FILL = 0.5  # share of a cache that its probe reads, so that other data does not evict the probe's buffer
 MEMORY_FACTOR, MEMORY_MAX = 4, 1 << 30  # the memory probe reads FACTOR x the outermost cache, at most MAX bytes,
@@ -140,6 +140,9 @@ def _attempt(chip: str) -> tuple[HardwareSpec, tuple[str, ...]]:
         buffers = _buffers(topology)
         told = {"own": own, "fused": fused, "dots": dots, "in_rows": _in_rows(topology, buffers)}
         rates = probe.measure(*vectors, buffers, **told)
+        if topology.cores > 1:
+            launched = import_module("roller_cpu.runtime.launch_probe").launch_us(topology.cores, processor)
+            rates = replace(rates, launch_us=launched)
     seen = Conditions(datetime.date.today().isoformat(), watch.others, rates.spread)
     if problems := seen.problems():
         return base, problems

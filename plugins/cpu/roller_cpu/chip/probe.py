@@ -53,7 +53,8 @@ class Rates:
     multiply-adds of all cores together. `read_gbps`: bytes read by all cores together, by buffer. `alone_gbps`: bytes read by one
     core while the others are idle. `spread`: relative difference of the fastest few repeats, the largest over multiply-adds on all
     cores and reads of each core's private caches. `dots`: how many dot products of each name start while a multiply-add starts.
-    `rows`, `alone_rows`: what is left of a buffer's bandwidth where rows are read in turn, by all cores and by one.
+    `rows`, `alone_rows`: what is left of a buffer's bandwidth where rows are read in turn, by all cores and by one. `launch_us`: by
+    how much a parallel loop over all cores takes longer than its work; None for one core.
     """
 
     clock_ghz: float
@@ -65,6 +66,7 @@ class Rates:
     dots: Mapping[str, float] = field(default_factory=dict)
     rows: Mapping[str, RowShares] = field(default_factory=dict)
     alone_rows: Mapping[str, RowShares] = field(default_factory=dict)
+    launch_us: float | None = None
 
 
 def measure(
