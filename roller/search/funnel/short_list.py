@@ -110,7 +110,7 @@ def _rate_screened(screens: Sequence[Screen], rate: Rate, often: int) -> list[Sc
 
 
 def _in_any_order(space: TileSpace, rate: Rate, program: StageProgram) -> float:
-    """Returns the seconds of a program; where units have no room for its order of loops, the least of its other orders."""
+    """Returns the seconds of a program, or where units have no room for its order of loops, of the fastest in another one."""
     seconds = rate(space, program)
     if math.isinf(seconds) and space.model.parameters.own_model is not None:
         return min([rate(space, replace(program, orders=orders)) for orders in orders_of(program)], default=seconds)
