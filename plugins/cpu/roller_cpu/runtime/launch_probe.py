@@ -14,8 +14,8 @@ from roller_cpu.toolchain import compiling
 
 _LAUNCH = "TVMBackendParallelLaunch"  # TVM's function for a parallel loop; kernels call the same one
 # Multiplications that depend on one another, in chains of four: a thread beside this one on the same core does not slow them down.
-# They take 10 to 20 us; between launches a core does as many, as the threads that wait for the next one may go to sleep.
-STEPS = 4096
+# A core does as many between launches. A launch soon after another one, or long after it, takes longer: the slowest counts.
+STEPS = 16, 256, 4096  # they take 0.1 to 20 us
 ROUNDS = 32  # launches of a trial, which lies within a time slice of the scheduler
 TRIALS = 32  # of each kind, of which the median counts: programs meet a usual launch, not the fastest one
 
@@ -94,11 +94,15 @@ def loaded(processor: str) -> Callable[..., Any]:
 
 def difference(function: Callable[..., Any], cores: int, kinds: tuple[ctypes.c_void_p, ctypes.c_void_p]) -> float:
     """Returns the seconds of a round of one kind, less those of the other one; none, where noise is all there is."""
+    return max([0.0, *[_after(function, cores, kinds, steps) for steps in STEPS]])
+
+
+def _after(function: Callable[..., Any], cores: int, kinds: tuple[ctypes.c_void_p, ctypes.c_void_p], steps: int) -> float:
     taken: tuple[list[float], list[float]] = [], []
     for _trial in range(TRIALS):
         for seconds, launch in zip(taken, kinds, strict=True):
             begin = time.perf_counter()
-            function(launch, cores, STEPS, ROUNDS)
+            function(launch, cores, steps, ROUNDS)
             seconds.append((time.perf_counter() - begin) / ROUNDS)
     launched, called = (statistics.median(seconds) for seconds in taken)
-    return max(0.0, launched - called)
+    return launched - called
