@@ -15,6 +15,7 @@ from scipy.stats import spearmanr
 
 from roller import ops
 from roller.cost.occupancy import held_copies
+from roller.ir.elementwise import Value
 from roller.ops import SymbolicTensor
 from roller.program.estimate import Estimate
 from roller.program.footprint import Boxes, BoxShape, Geometry
@@ -150,6 +151,23 @@ def test_chains_that_do_not_count_are_left_out_and_no_others(
     for seconds, said in zip(exact, screen.seconds(chains, 0.0, worth, most), strict=True):
         assert np.array_equal(said[seconds < counts], seconds[seconds < counts])
         assert (said[seconds >= counts] >= counts).all()
+
+
+def test_a_device_that_rates_otherwise_gets_as_many_programs_of_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With caches and a model of its own, no way is cut short for what the screen says of another one."""
+    asked, exact = list[tuple[int, int]](), CacheScreen.seconds
+
+    def seconds(self: CacheScreen, chains: lattice.Chains, least: float, worth: float, most: int) -> list[Value]:
+        asked.append((most, chains[0].shape[1]))
+        return exact(self, chains, least, worth, most)
+
+    monkeypatch.setattr(CacheScreen, "seconds", seconds)
+    found = spaces_of("cpu:zen5", ops.matmul(ops.tensor((384, 384)), ops.tensor((384, 384))))
+    for space in found:
+        space.model.parameters = replace(space.model.parameters, own_model=lambda program, worth: None)
+    rate_short_list([CacheScreen(space) for space in found], lambda space, program: space.model.estimate(program).seconds)
+    most, count = asked[0]
+    assert most >= count > LONG
 
 
 @given(operators(), st.integers(0, 1 << 16))

@@ -134,7 +134,8 @@ def _screened(screens: Sequence[Screen], often: int) -> list[Listed]:
         around = [screens[number].around(inner[:, least < worst]) for inner, least in kinds if np.any(least < worst)]
         if sum(chains[0].shape[1] for chains in around):
             chains = [np.concatenate(tiles, axis=1) for tiles in zip(*around, strict=True)]
-            seconds = screens[number].seconds(chains, min(float(least.min()) for _, least in kinds), worst, long)
+            most = long if sure else chains[0].shape[1]  # of each way many are listed where a device rates otherwise
+            seconds = screens[number].seconds(chains, min(float(least.min()) for _, least in kinds), worst, most)
             best = sorted([*best, *_listed(number, chains, seconds, worst, long)])[: long if sure else None]
     for _ in range(ROUNDS):
         best = _settled(screens, best, max(long, len(best)))
