@@ -47,7 +47,7 @@ class Way:
 class Outline:
     """What of chains does not depend on caches, in seconds: computing, what is around it; registers and fills in each way.
 
-    `steps`: those that overlap. `busy`: the share of all units. `losses`: the overlap numbers of computing and registers.
+    `losses`: the overlap numbers of computing and registers. `steps`: those that overlap. `busy`: the share of all units.
     """
 
     compute: Value
@@ -77,6 +77,7 @@ class CacheScreen:
 
     def __init__(self, space: TileSpace) -> None:
         self.space, self.nest, self.spec, self.model = space, space.nest, space.spec, space.model
+        self.losses = [self.spec.overlap_loss, self.spec.loss(self.spec.levels[-1])]  # of computing and registers
         self.extents = np.array(space.nest.extents, dtype=np.int64)
         self.base = bare(space, space.levels, (start(space),) * len(space.levels))
         self.needed = required_staging(space, space.levels, (start(space),) * len(space.levels))
@@ -115,11 +116,10 @@ class CacheScreen:
         """Returns a lower bound for chains around innermost tiles: computing and register traffic, perfectly overlapped."""
         program = replace(self.base, staged=self.needed)
         terms = [self._compute(program, [inner], np.ones(inner.shape[1]))]
-        losses = [self.spec.overlap_loss, self.spec.loss(self.spec.levels[-1])]
         terms.append(self._register_seconds(program, inner, 1, 1.0))
         ends = self._ends(inner, self._count(inner, self.nest.reduce), 1, 0, self.spec.unit.count)
         folding = fold_slots(self.base, tuple(inner)) / self.model.rates.vector_slots
-        return overlapped(terms, ENDLESS, losses) + ends + folding
+        return overlapped(terms, ENDLESS, self.losses) + ends + folding
 
     def seconds(self, chains: Chains, least: float, worth: float, most: int) -> list[Value]:
         """Returns the approximate seconds of chains of tiles in each way: on all units or on one, whichever takes less.
@@ -182,10 +182,8 @@ class CacheScreen:
                 filled[staging] = self._copy(program, chains, staging, cut, busy, units.count if parallel else 1)
         filling = [sum([filled[staging] for staging in staged]) + np.zeros(len(number)) for staged in every]
         around = self._around(chains, cut, parallel, visits, number, busy)
-        losses = [self.spec.overlap_loss, self.spec.loss(self.spec.levels[-1])]
-        return Outline(
-            self._compute(self.base, chains, busy), [moved[of_way] for of_way in copied], filling, around, steps, busy, losses
-        )
+        registers, compute = [moved[of_way] for of_way in copied], self._compute(self.base, chains, busy)
+        return Outline(compute, registers, filling, around, steps, busy, self.losses)
 
     def _with_caches(
         self, loads: CacheLoads, outline: Outline, every: Sequence[Copies], worth: Value, most: float

@@ -54,7 +54,7 @@ class Rates:
     core while the others are idle. `spread`: relative difference of the fastest few repeats, the largest over multiply-adds on all
     cores and reads of each core's private caches. `dots`: how many dot products of each name start while a multiply-add starts.
     `rows`, `alone_rows`: what is left of a buffer's bandwidth where rows are read in turn, by all cores and by one. `launch_us`: by
-    how much a parallel loop over all cores takes longer than its work; None for one core.
+    how much a parallel loop over all cores takes longer than its work; None where that was not measured.
     """
 
     clock_ghz: float
