@@ -334,7 +334,7 @@ def split(space: TileSpace, program: StageProgram, pad: bool = True) -> Iterator
             yield from cut(space, program, dim, share, pad)
 
 
-def in_turn(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
+def in_turn(space: TileSpace, program: StageProgram, along: int | None = None) -> Iterator[StageProgram]:
     """Yields split-K versions although there are enough tiles for all units.
 
     The tiles along one dimension then run one after another on a unit, which keeps the data that do not depend on that dimension.
@@ -343,7 +343,7 @@ def in_turn(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
     if not space.spec.spread or not reduce or not space.spec.unit.combine or program.dispatch.split > 1:
         return
     dim = max(reduce, key=lambda i: nest.extents[i])
-    for first in nest.spatial:
+    for first in nest.spatial if along is None else (along,):
         others = math.prod([-(-nest.extents[d] // program.unit_tile[d]) for d in nest.spatial if d != first])
         parts = space.spec.unit.count // max(others, 1)
         if parts < 2 or others * -(-nest.extents[first] // program.unit_tile[first]) < space.spec.unit.count:

@@ -176,6 +176,8 @@ def _search(found: list[TileSpace], pool: Pool, top_k: int) -> None:
     by_way = {screen.space.way: screen for screen in screens}
     often = budget(found[0])
     rate_short_list(screens, pool.rate, top_k)
+    turned = [screen for screen in screens if screen.turn()]
+    rate_short_list(turned, lambda space, program: pool.rate(space, program, pool.best), worth=pool.best)
     for program in pool.leaders(CHOSEN * often):
         for choice in _choices(by_way[program.way].space, program):
             pool.rate(by_way[program.way].space, choice)

@@ -27,6 +27,7 @@ from roller.search.enumeration import program_space
 from roller.target.hardware import HardwareSpec, RowShares
 from roller.testing import constructed, expression, expressions, specs, with_level, with_unit
 
+WHOLE_STEPS = [{"n": 128, "f": 112, "h": 1, "w": 1, "c": 192}, {"n": 1, "f": 16, "h": 1, "w": 1, "c": 8}]
 FAMILIES = ("matmul", "transposed", "reduction", "elementwise", "transpose")
 
 
@@ -55,6 +56,29 @@ def test_results_whose_rows_end_within_lines_are_stored_past_the_caches_in_singl
     tiles = [{"m": 7, "n": 896, "k": 4}, {"m": 1, "n": 448, "k": 1}]
     chosen = constructed(expression(op), load_spec(chip))[0]
     assert chosen.estimate.seconds <= 1.01 * roller.rate(op, chip, tiles=tiles).seconds
+
+
+def test_one_dimension_is_cut_into_as_many_parts_as_there_are_units() -> None:
+    """Twenty cores: a twentieth of the rows is fourteen times as high as a tile in registers, which doubling skips."""
+    op = ops.matmul(ops.tensor((1109, 2696)), ops.tensor((2696, 5)))
+    plugin, spec = resolve("cpu:skylake-avx512")
+    expr = fuse(ops.expression(op))
+    chosen = construct(expr, spec, plugin.rules(spec, expr), plugin.cost_parameters(spec, expr), 1)[0]
+    tiles = [{"m": 56, "n": 5, "k": 2704}, {"m": 4, "n": 5, "k": 16}]
+    assert chosen.estimate.seconds <= 1.01 * roller.rate(op, "cpu:skylake-avx512", tiles=tiles).seconds
+
+
+def test_reductions_are_cut_although_there_are_tiles_for_all_units() -> None:
+    """1344 channels to 336 on a simulated Bow: tiles of filters run in turn, and what a unit keeps serves all of them."""
+    conv = ops.conv2d(ops.tensor((128, 1344, 21, 21), name="x"), ops.tensor((336, 1344, 1, 1), name="w"))
+    plugin, spec = resolve("ipu_sim:bow")
+    expr = fuse(ops.expression(conv), spec.spread)
+    chosen = construct(expr, spec, plugin.rules(spec, expr), plugin.cost_parameters(spec, expr), 1)[0]
+    (stage,) = chosen.program.stages
+    whole = [-(-extent // tile) for extent, tile in zip(stage.nest.extents, stage.unit_tile, strict=True)]
+    assert stage.dispatch.split > 1
+    assert math.prod([whole[d] for d in stage.nest.spatial]) > spec.unit.count / stage.dispatch.split
+    assert chosen.estimate.seconds < 0.9 * roller.rate(conv, "ipu_sim:bow", tiles=WHOLE_STEPS).seconds
 
 
 def test_tiles_that_have_room_in_another_order_of_loops_only_are_rated_in_that() -> None:

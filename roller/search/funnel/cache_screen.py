@@ -89,6 +89,10 @@ class CacheScreen:
         """Returns False: caches hold any tile."""
         return False
 
+    def turn(self) -> bool:
+        """Returns False: a split-K program of a unit with caches computes any number of tiles."""
+        return False
+
     def kinds(self, inner: Tiles) -> Value:
         """Returns which tiles are alike in what the bound leaves out.
 

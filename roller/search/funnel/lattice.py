@@ -7,7 +7,7 @@ these are too many, multiples grow by larger factors. Steps (`roller.search.funn
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -139,18 +139,43 @@ def chains_around(space: TileSpace, inner: Tiles, able: Able | None = None) -> C
 
     `able` says of chains whether longer extents may fit. It keeps the number of chains small, so that multiples may be finer.
 
-    Extents are aligned, except that one dimension of a tile may be as long as in the tile inside.
+    Extents are aligned, except that one dimension of a tile may be as long as in the tile inside. Where each unit takes a run of
+    tiles, one dimension may also be cut into as many parts as there are units.
     """
     chains = [inner]
     for position in reversed(range(len(space.levels) - 1)):
         budget, found = max(1, OUTER >> position), list[Chains]()
-        apart = np.flatnonzero(np.any(_bases(space, position, chains[0])[0] != chains[0], axis=1)).tolist()
+        base, times = _bases(space, position, chains[0])
+        apart = np.flatnonzero(np.any(base != chains[0], axis=1)).tolist()
         for own in (None, *apart):
-            around = partial(_around, space, position, chains, own)
+            around = partial(_around, chains, *_with_own(chains[0], base, times, own))
             several = budget if own is None else max(1, budget // (2 * len(apart)))
             found.append(around(several) if able is None else _finest(around, several, able))
+        if not position and space.lane_level is None:
+            found += list(_in_parts(chains, base, times, space.spec.unit.count, budget))
         chains = [np.concatenate(tiles, axis=1) for tiles in zip(*found, strict=True)]
     return chains
+
+
+def _with_own(tiles: Tiles, base: Tiles, times: Tiles, own: int | None) -> tuple[Tiles, Tiles]:
+    """Returns bases and their most multiples where one dimension, if any, is as long as inside."""
+    if own is None:
+        return base, times
+    base, times = base.copy(), times.copy()
+    base[own], times[own] = tiles[own], 1
+    return base, times
+
+
+def _in_parts(chains: Chains, base: Tiles, times: Tiles, parts: int, budget: int) -> Iterator[Chains]:
+    """Yields chains of which one dimension is cut into so many parts, where its coarse multiples do not do that."""
+    shares = -(-times // parts)
+    differs = shares & (shares - 1) != 0
+    dims = np.flatnonzero(differs.any(axis=1)).tolist()
+    for dim in dims:
+        some = differs[dim]
+        longer, several = base[:, some], times[:, some]
+        longer[dim], several[dim] = longer[dim] * shares[dim, some], 1
+        yield _around([level[:, some] for level in chains], longer, several, max(1, budget // (2 * len(dims))))
 
 
 def even_chains(space: TileSpace, inner: Tiles, most: int, able: Able, steps: bool) -> Chains:
@@ -204,17 +229,12 @@ def _finest(around: Callable[..., Chains], budget: int, able: Able) -> Chains:
     return found
 
 
-def _around(
-    space: TileSpace, position: int, chains: Chains, own: int | None, count: int, able: Able | None = None, most: float = math.inf
-) -> Chains:
-    """Returns chains with about `count` tiles of a level around the tiles of others.
+def _around(chains: Chains, base: Tiles, times: Tiles, count: int, able: Able | None = None, most: float = math.inf) -> Chains:
+    """Returns chains with about `count` tiles of a level around the tiles of others: multiples of `base`, up to `times` of it.
 
-    `own`: a dimension that is as long as inside. `most`: it stops, with some of them, where more than so many are able.
+    `most`: it stops, with some of them, where more than so many are able.
     """
     tiles = chains[0]
-    base, times = _bases(space, position, tiles)
-    if own is not None:
-        base[own], times[own] = tiles[own], 1
     steps = _multiples(times.max(axis=1, initial=1), max(1, count // max(1, tiles.shape[1])))
     outer, places = base, np.arange(tiles.shape[1])
     for dim, multiples in enumerate(steps):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -53,6 +53,26 @@ class Placed:
     def inner(self) -> Tiles:
         """The innermost tiles."""
         return self.chains[-1]
+
+    def cut(self, first: int | None) -> Placed:
+        """Returns the chains with the longest reduction cut among as many units as are free (`roller.search.choices.split`).
+
+        `first`: the tiles along this dimension run in turn, so that the units of all others are free (`choices.in_turn`).
+        """
+        dim = max(self.nest.reduce, key=lambda d: self.nest.extents[d])
+        units, tiles = self.space.spec.unit.count, np.maximum(self.spatial_tiles, 1)
+        if first is None:
+            parts = np.where(units // tiles > 1, units // tiles, -(-units // tiles))
+        else:
+            beside = np.maximum(1, tiles // -(-self.nest.extents[first] // self.unit[first]))
+            parts = np.maximum(1, np.where(tiles >= units, units // beside, 1))
+        share, tile = self.share.copy(), self.unit.copy()
+        part = -(-share[dim] // parts)
+        part = -(-part // self.inner[dim]) * self.inner[dim]
+        part = np.where(part > tile[dim], -(-part // tile[dim]) * tile[dim], part)
+        tile[dim] = np.where(parts > 1, np.minimum(tile[dim], part), tile[dim])
+        share[dim] = np.where(parts > 1, part, share[dim])
+        return replace(self, chains=[tile, *self.chains[1:]], share=share)
 
     @cached_property
     def parts(self) -> Value:

@@ -26,7 +26,7 @@ from roller.cost.model import executed_points
 from roller.ir.elementwise import Value
 from roller.ir.expr import ELEMENT_BYTES
 from roller.program.rprogram import StageProgram
-from roller.search.choices import bare, program_of, required_staging, split
+from roller.search.choices import bare, in_turn, program_of, required_staging, split
 from roller.search.funnel.cache_loads import CacheLoads
 from roller.search.funnel.cache_screen import ENDLESS
 from roller.search.funnel.lattice import Chains, Tiles, best_places, chains_around, even_chains
@@ -45,10 +45,14 @@ EVEN = 1024  # chains of equal parts that are screened; more take more time
 
 @dataclass(frozen=True)
 class Copies:
-    """What a chain of tiles leaves open and the screen distinguishes: copies of each panel, and whether units share a reduction."""
+    """What a chain of tiles leaves open and the screen distinguishes: copies of each panel, and whether units share a reduction.
+
+    `first`: the dimension whose tiles then run one after another on a unit (`roller.search.choices.in_turn`), if any do.
+    """
 
     depth: int
     cut: bool = False
+    first: int | None = None
 
 
 class PlacedScreen:
@@ -62,12 +66,20 @@ class PlacedScreen:
         depths = range(1, (level.depth_max if level.managed and self.base.staged else 1) + 1)
         cuts = (False, True) if space.nest.reduce and self.spec.unit.combine and self.spec.unit.count > 1 else (False,)
         self.ways = [Copies(depth, cut) for cut in cuts for depth in depths]
+        firsts = [d for d in space.nest.spatial if space.nest.extents[d] > 1] if cuts[-1] and self.spec.spread else []
+        self._in_turn = [Copies(depth, True, first) for first in firsts for depth in depths]
         self.free = 1.0  # the share of a unit's room that panels may take
+        self._known_even: dict[tuple[float, bool, bytes], Chains] = {}
 
     def halve_room(self) -> bool:
         """Assumes that panels may take half as much room, as a device may need the rest; False where it is next to nothing."""
         self.free /= 2
         return self.free > LEAST_FREE
+
+    def turn(self) -> bool:
+        """Turns to split-K programs whose tiles along one dimension run in turn (`choices.in_turn`); False if there are none."""
+        self.ways, self.free = self._in_turn, 1.0
+        return bool(self.ways)
 
     def least_seconds(self, inner: Tiles) -> Value:
         """Returns a lower bound for chains around innermost tiles: computing and what lanes read, perfectly overlapped."""
@@ -115,6 +127,12 @@ class PlacedScreen:
 
     def _even(self, inner: Tiles, steps: bool) -> Chains:
         """Returns the chains of equal parts with the least work for the fullest unit, with whole reductions or in steps."""
+        known = self.free, steps, inner.tobytes()
+        if known not in self._known_even:
+            self._known_even[known] = self._even_chains(inner, steps)
+        return self._known_even[known]
+
+    def _even_chains(self, inner: Tiles, steps: bool) -> Chains:
         most, every = int(WAVES / self.free**2) * self.spec.unit.count, math.prod([self.nest.extents[d] for d in self.nest.spatial])
         chains = even_chains(self.space, inner, most, self._able, steps)
         while chains[0].shape[1] < LEAST_EVEN and most < every:
@@ -138,8 +156,8 @@ class PlacedScreen:
         Of the ways that differ in the number of copies, only the best one of each chain is finite.
         """
         found: list[Value] = []
-        for cut in dict.fromkeys(way.cut for way in self.ways):
-            every = self._seconds(chains, [way for way in self.ways if way.cut == cut])
+        for kind in dict.fromkeys((way.cut, way.first) for way in self.ways):
+            every = self._seconds(chains, [way for way in self.ways if (way.cut, way.first) == kind])
             best = np.argmin(every, axis=0)
             found += [np.where(best == number, seconds, math.inf) for number, seconds in enumerate(every)]
         return found
@@ -150,12 +168,14 @@ class PlacedScreen:
         return self._seconds(chains, [Copies(depth, program.dispatch.split > 1)])[0]
 
     def programs(self, chain: Chain, way: int) -> Iterator[StageProgram]:
-        """Yields the programs of a chain in the way with this number, with the default loop orders."""
+        """Returns the programs of a chain in the way with this number, with the default loop orders."""
         chosen = self.ways[way]
         whole = program_of(self.space, self.space.levels, chain)
         deep = replace(whole, staged=tuple(replace(s, depth=chosen.depth) for s in whole.staged))
         deep = recopied(self.space, deep) or whole
-        yield from split(self.space, deep) if chosen.cut else (deep,)
+        if chosen.first is not None:
+            return in_turn(self.space, deep, chosen.first)
+        return split(self.space, deep) if chosen.cut else iter((deep,))
 
     def _seconds(self, chains: Chains, ways: Sequence[Copies]) -> list[Value]:
         """Returns the seconds of chains in ways that differ in the number of copies; only chains with room are rated."""
@@ -172,21 +192,10 @@ class PlacedScreen:
         return found
 
     def _placed(self, chains: Chains, way: Copies) -> Placed:
-        """Returns the chains with the reduction whole, or cut among as many units as are free."""
+        """Returns the chains with the reduction whole, or cut among units."""
         share = np.repeat(self._extents, chains[0].shape[1], axis=1)
         placed = Placed(self.space, self.base, chains, share, way.depth, self.free)
-        if not way.cut:
-            return placed
-        dim = max(self.nest.reduce, key=lambda d: self.nest.extents[d])
-        units, tiles = self.spec.unit.count, np.maximum(placed.spatial_tiles, 1)
-        parts = np.where(units // tiles > 1, units // tiles, -(-units // tiles))
-        inner, unit = placed.inner[dim], placed.unit[dim]
-        part = -(-share[dim] // parts)
-        part = -(-part // inner) * inner
-        cut = np.where(part > unit, -(-part // unit) * unit, part)
-        share, tile = share.copy(), placed.unit.copy()
-        share[dim], tile[dim] = np.where(parts > 1, cut, share[dim]), np.where(parts > 1, np.minimum(unit, cut), unit)
-        return replace(placed, chains=[tile, *chains[1:]], share=share)
+        return placed.cut(way.first) if way.cut else placed
 
     def _points(self, placed: Placed) -> Value:
         """Returns the points executed, in whole atoms."""

@@ -26,6 +26,9 @@ class Screen(Protocol):
     def halve_room(self) -> bool:
         """Assumes that data may take half as much room as before; False where that leads to no other chains."""
 
+    def turn(self) -> bool:
+        """Turns to the programs that have a short list of their own, which it then screens alone; False if there are none."""
+
     def kinds(self, inner: Tiles) -> Value:
         """Returns a number for each innermost tile; some tiles of each number are pursued."""
 
@@ -50,7 +53,7 @@ class Screen(Protocol):
 
 INNER = 12  # innermost tiles around which chains are screened, over all tile spaces of a stage; more take more time
 EACH = 6  # and at least this many of each kind in each tile space
-ROUNDS, SETTLED = 1, 4  # how often, and around how many of the best, neighbours are screened; more take more time
+ROUNDS, SETTLED = 1, 8  # how often, and around how many of the best, neighbours are screened; more take more time
 LONG = 128  # programs among which the model looks for those
 MISLED = 1.2  # how many times longer a program may take than the screen says
 OF_EACH = 2  # programs of each tile space that promises about as much as the best one
@@ -68,20 +71,20 @@ def budget(space: TileSpace) -> int:
     return 1 if space.model.parameters.own_model is None else UNSURE
 
 
-def rate_short_list(screens: Sequence[Screen], rate: Rate, count: int = 1) -> None:
+def rate_short_list(screens: Sequence[Screen], rate: Rate, count: int = 1, worth: float = math.inf) -> None:
     """Rates the best programs by the screen, best first; of equal ones the one with the smaller tiles.
 
     It goes on until `SHORT` of them take about as long as the screen says, as it may be wrong about all that are alike. For the
     same reason, few of them have the same innermost tile. If none can run, a device needs more room than the screen knows.
-    `count`: the programs that a caller asks for; there are at least as many.
+    `count`: the programs that a caller asks for; there are at least as many. `worth`: seconds; longer programs are not rated.
     """
     left = list(screens)
     while left:
-        lacking = _rate_screened(left, rate, -(-count // SHORT))
+        lacking = _rate_screened(left, rate, -(-count // SHORT), worth)
         left = [screen for screen in left if screen in lacking and screen.halve_room()]
 
 
-def _rate_screened(screens: Sequence[Screen], rate: Rate, often: int) -> list[Screen]:
+def _rate_screened(screens: Sequence[Screen], rate: Rate, often: int, worth: float) -> list[Screen]:
     """Rates the short list, so many times as long; returns the screens of whose programs none ran, as units have no room."""
     seen, refused, ran, lacking = Counter[object](), Counter[object](), set[object](), dict[int, bool]()
     unsure = budget(screens[0].space)
@@ -89,6 +92,8 @@ def _rate_screened(screens: Sequence[Screen], rate: Rate, often: int) -> list[Sc
     listed = _screened(screens, often)
     for seconds, chain, number, way in listed:
         space = screens[number].space
+        if seconds > worth:
+            break
         alike, kind = _alike(space, number, chain)
         if not left and (seen[number] >= OF_EACH or seconds > MISLED * listed[0][0]):
             continue
