@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -20,6 +21,18 @@ def test_no_family_is_ranked_worse_than_before(path: Path) -> None:
     now = stored.summary(stored.ranked(stored.read(path), stored.predicted(path, HERE)))
     assert now["mean_spearman"] >= kept["mean_spearman"] - RANK
     assert now["mean_top1_regret"] <= kept["mean_top1_regret"] + REGRET
+
+
+def test_trees_that_do_not_read_all_of_a_spec_rate_by_the_rest(tmp_path: Path) -> None:
+    path, found = tmp_path / "programs-1t.json.gz", stored.read(stored.files()[0])
+    found["cases"] = found["cases"][:1]
+    level, rated = found["spec"]["levels"][1], []
+    for unknown in ({}, {"of_tomorrow": [1, 2]}):
+        found["spec"] |= unknown
+        level |= unknown
+        path.write_bytes(gzip.compress(json.dumps(found).encode()))
+        rated.append(stored.predicted(path, HERE))
+    assert rated[0] == rated[1] and len(rated[0]) == 1
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
