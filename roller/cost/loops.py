@@ -280,7 +280,7 @@ def nearest_cache(spec: HardwareSpec) -> MemoryLevel | None:
 
 def room_for_rows(spec: HardwareSpec, level: MemoryLevel) -> MemoryLevel | None:
     """Returns the cache in which rows have to find room that come into a level: itself, or the next one inside with known sets."""
-    inside = dropwhile(lambda one: one is not level, spec.levels)
+    inside = dropwhile(lambda one: one.name != level.name, spec.levels)
     return next((one for one in inside if not one.managed and one.banks is not None), None)
 
 

@@ -143,7 +143,7 @@ def test_chains_that_do_not_count_are_left_out_and_no_others(
     found = spaces_of(chip, op, lambda spec: spec if threads is None else limited(spec, threads))
     screen, inner = CacheScreen(found[seed % len(found)]), lattice.inner_tiles(found[seed % len(found)])
     chance = random.Random(seed)
-    chains = screen.around(inner[:, sorted(chance.sample(range(inner.shape[1]), min(6, inner.shape[1])))])
+    chains = screen.around([inner[:, sorted(chance.sample(range(inner.shape[1]), min(6, inner.shape[1])))]])
     exact = screen.seconds(chains, 0.0, math.inf, chains[0].shape[1])
     shortest = np.minimum.reduce(exact)
     worth = float(np.quantile(shortest[np.isfinite(shortest)], quantile))
@@ -223,7 +223,7 @@ def test_neighbours_are_aligned_and_differ(op: SymbolicTensor, chip: str, seed: 
     found = spaces_of(chip, op)
     space = found[seed % len(found)]
     screen, inner = screen_of(space), lattice.inner_tiles(space)
-    chains = screen.around(inner[:, [seed % inner.shape[1]]]) if inner.shape[1] else [inner, inner]
+    chains = screen.around([inner[:, [seed % inner.shape[1]]]]) if inner.shape[1] else [inner, inner]
     assume(chains[0].shape[1])
     (chain,) = lattice.chains_of(chains, [seed % chains[0].shape[1]])
     near = nearby(space, [lattice.tiles_of([tile]) for tile in chain])
@@ -289,7 +289,7 @@ def test_what_no_unit_has_room_for_is_refused_at_once() -> None:
     found = spaces_of("ipu_sim:bow", op)
     rule = found[0].fit.rule(found[0].levels, 0)
     screens = [PlacedScreen(space) for space in found]
-    assert all(not screen.around(lattice.inner_tiles(screen.space))[0].shape[1] for screen in screens)
+    assert all(not screen.around([lattice.inner_tiles(screen.space)])[0].shape[1] for screen in screens)
     assert found[0].refusals[rule] == len(found)
 
 
@@ -324,7 +324,7 @@ def placed_ratios(chip: str, op: SymbolicTensor, seed: int, count: int) -> list[
     chance, found = random.Random(seed), []
     for space in spaces_of(chip, op):
         screen, inner = PlacedScreen(space), lattice.inner_tiles(space)
-        chains = screen.around(inner[:, sorted(chance.sample(range(inner.shape[1]), min(8, inner.shape[1])))])
+        chains = screen.around([inner[:, sorted(chance.sample(range(inner.shape[1]), min(8, inner.shape[1])))]])
         for way in range(len(screen.ways)):
             seconds = screen.seconds(chains, 0.0, math.inf, chains[0].shape[1])[way]
             places = np.flatnonzero(np.isfinite(seconds)).tolist()

@@ -68,6 +68,25 @@ def test_one_dimension_is_cut_into_as_many_parts_as_there_are_units() -> None:
     assert chosen.estimate.seconds <= 1.01 * roller.rate(op, "cpu:skylake-avx512", tiles=tiles).seconds
 
 
+@pytest.mark.parametrize(
+    ("product", "unit", "inner"),
+    [((144, 1272, 3624), (32, 64, 160), (32, 16, 16)), ((232, 2688, 1328), (32, 48, 192), (16, 48, 16))],
+)
+def test_few_rows_are_walked_before_many_columns(
+    product: tuple[int, int, int], unit: tuple[int, ...], inner: tuple[int, ...]
+) -> None:
+    """Neighbouring units of an MI300X share a cache, and have the same columns only if the rows are walked first."""
+    m, k, n = product
+    op = ops.matmul(ops.tensor((m, k), dtype="float16"), ops.tensor((k, n), dtype="float16"))
+    plugin, spec = resolve("rocm:mi300x")
+    expr = fuse(ops.expression(op), spec.spread)
+    chosen = construct(expr, spec, plugin.rules(spec, expr), plugin.cost_parameters(spec, expr), 1)[0]
+    (stage,) = chosen.program.stages
+    tiles = [dict(zip("mnk", tile, strict=True)) for tile in (unit, inner)]
+    assert stage.orders[0] == (1, 0, 2)
+    assert chosen.estimate.seconds <= 1.02 * roller.rate(op, "rocm:mi300x", tiles=tiles).seconds
+
+
 def test_reductions_are_cut_although_there_are_tiles_for_all_units() -> None:
     """1344 channels to 336 on a simulated Bow: tiles of filters run in turn, and what a unit keeps serves all of them."""
     conv = ops.conv2d(ops.tensor((128, 1344, 21, 21), name="x"), ops.tensor((336, 1344, 1, 1), name="w"))

@@ -77,7 +77,7 @@ class CacheLoads:
         found = []
         outer: list[Value] = [np.int64(e) for e in self.nest.extents]
         for position, tile in enumerate(self.chains):
-            for dim in (*self.nest.spatial, *self.nest.reduce):
+            for dim in (*self.nest.spatial, *self.nest.reduce) if position else self.base.orders[0]:
                 over = not position and self.units > 1 and (self.cut or dim in self.nest.spatial)
                 trips = -(-outer[dim] // tile[dim])
                 if np.any(trips != 1):

@@ -28,7 +28,7 @@ from roller.program.footprint import whole_tiles
 from roller.program.rprogram import StageProgram, Staging, panel_element_bytes, staged_touches
 from roller.search.choices import bare, every_staging, parts_of, required_staging
 from roller.search.funnel.cache_loads import CacheLoads
-from roller.search.funnel.lattice import Chains, Tiles, chains_around
+from roller.search.funnel.lattice import Chains, Tiles, chains_around, joined
 from roller.search.tile_space import Chain, TileSpace, start
 
 Copies = tuple[Staging, ...]
@@ -106,9 +106,9 @@ class CacheScreen:
             differ.append(math.prod([inner[d] for d in self.nest.spatial]) > 1)
         return sum([is_so * 2**place for place, is_so in enumerate(differ)]) * np.ones(inner.shape[1], dtype=np.int64)
 
-    def around(self, inner: Tiles) -> Chains:
-        """Returns the chains of coarse multiples around innermost tiles."""
-        return chains_around(self.space, inner)
+    def around(self, inner: Sequence[Tiles]) -> Chains:
+        """Returns the chains of coarse multiples around innermost tiles of several kinds."""
+        return joined([chains_around(self.space, tiles) for tiles in inner])
 
     def programs(self, chain: Chain, way: int) -> Iterator[StageProgram]:
         """Yields the program of a chain in the way with this number, with the default loop orders."""

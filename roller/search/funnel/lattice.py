@@ -39,6 +39,11 @@ def chains_of(chains: Chains, chosen: Iterable[int]) -> list[Chain]:
     return [tuple(tuple(level[:, number].tolist()) for level in chains) for number in chosen]
 
 
+def joined(several: Sequence[Chains]) -> Chains:
+    """Returns the chains of several arrays in one."""
+    return [np.concatenate(tiles, axis=1) for tiles in zip(*several, strict=True)]
+
+
 def best_places(seconds: Any, chains: Chains, count: int, worst: float) -> list[int]:
     """Returns the places of the `count` best chains below `worst` seconds; equal ones in the order of their tiles.
 
@@ -134,17 +139,18 @@ def _longer(tiles: Tiles, dim: int, wanted: Sequence[int]) -> Tiles:
     return found
 
 
-def chains_around(space: TileSpace, inner: Tiles, able: Able | None = None) -> Chains:
+def chains_around(space: TileSpace, inner: Tiles, able: Able | None = None, often: int = 1) -> Chains:
     """Returns the chains of coarse multiples around innermost tiles.
 
     `able` says of chains whether longer extents may fit. It keeps the number of chains small, so that multiples may be finer.
+    `often`: so many times the usual number of chains.
 
     Extents are aligned, except that one dimension of a tile may be as long as in the tile inside. Where each unit takes a run of
     tiles, one dimension may also be cut into as many parts as there are units.
     """
     chains = [inner]
     for position in reversed(range(len(space.levels) - 1)):
-        budget, found = max(1, OUTER >> position), list[Chains]()
+        budget, found = max(1, often * OUTER >> position), list[Chains]()
         base, times = _bases(space, position, chains[0])
         apart = np.flatnonzero(np.any(base != chains[0], axis=1)).tolist()
         for own in (None, *apart):
@@ -153,7 +159,7 @@ def chains_around(space: TileSpace, inner: Tiles, able: Able | None = None) -> C
             found.append(around(several) if able is None else _finest(around, several, able))
         if not position and space.lane_level is None:
             found += list(_in_parts(chains, base, times, space.spec.unit.count, budget))
-        chains = [np.concatenate(tiles, axis=1) for tiles in zip(*found, strict=True)]
+        chains = joined(found)
     return chains
 
 

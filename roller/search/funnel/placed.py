@@ -90,6 +90,27 @@ class Placed:
         return self.spatial_tiles * self.parts
 
     @cached_property
+    def beside(self) -> Value:
+        """Returns the atoms that a unit without lanes interleaves (`Model.chain_efficiency`)."""
+        lanes = self.space.spec.unit.lanes_max
+        dims = range(len(self.inner)) if lanes > 1 else self.nest.spatial
+        parts = math.prod([-(-self.unit[d] // self.inner[d]) for d in dims])
+        if self.base.levels[-1] < len(self.space.spec.levels):
+            return np.ones_like(parts)
+        return np.minimum(lanes, parts) if lanes > 1 else parts
+
+    def loads(self, touches: Sequence[bool], steps: bool) -> Value:
+        """Returns how often units load a tile of an array: for every unit tile, and `steps`: for every step that changes it."""
+        times: Value = 1
+        changed: Value = np.zeros(self.parts.shape, dtype=bool)
+        for d in reversed(self.nest.reduce if steps else ()):
+            changed = changed | ((self.fill_trips[d] > 1) & touches[d])
+            times = times * np.where(changed, self.fill_trips[d], 1)
+        alike = math.prod([-(-self.nest.extents[d] // self.unit[d]) for d in self.nest.spatial if touches[d]])
+        units = np.minimum(self.unit_tiles, self.space.spec.unit.count)
+        return np.where(changed, self.unit_tiles, np.maximum(alike, units)) * times
+
+    @cached_property
     def busy(self) -> Value:
         """The busy share of the units (`roller.cost.parameters.unit_efficiency`)."""
         units = self.space.spec.unit.count

@@ -7,8 +7,8 @@
     waits         for panels, by multi-buffering and occupancy (`roller.search.funnel.placed_waits`)
     around it     steps, dispatch, launch, combining partial results (split-K)
 
-They overlap as in the model. The screen knows the default order of loops only. It leaves out padding against bank conflicts, and
-what a device's own functions say of a program (`roller.cost.parameters`).
+They overlap as in the model. The screen knows one order of loops only, on lanes the better one of two. It leaves out padding
+against bank conflicts, and what a device's own functions say of a program (`roller.cost.parameters`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from roller.program.rprogram import StageProgram
 from roller.search.choices import bare, in_turn, program_of, required_staging, split
 from roller.search.funnel.cache_loads import CacheLoads
 from roller.search.funnel.cache_screen import ENDLESS
-from roller.search.funnel.lattice import Chains, Tiles, best_places, chains_around, even_chains
+from roller.search.funnel.lattice import Chains, Tiles, best_places, chains_around, even_chains, joined
 from roller.search.funnel.placed import Placed
 from roller.search.funnel.placed_reads import group_along, reading_bytes, reading_slots
 from roller.search.funnel.placed_waits import Moved, waiting_seconds
+from roller.search.funnel.short_list import MISLED
 from roller.search.retiled import recopied
 from roller.search.tile_space import Chain, TileSpace, equal_parts, start
 from roller.target.hardware import MemoryLevel
@@ -40,6 +41,7 @@ from roller.target.hardware import MemoryLevel
 LEAST_FREE = 1 / 256  # share of a unit's room
 WAVES = 3  # tiles of a unit, where parts are equal
 LEAST_EVEN = 64  # chains of equal parts, or units take more tiles
+SAMPLE = 64  # chains by which the order of unit tiles is chosen; more take more time
 EVEN = 1024  # chains of equal parts that are screened; more take more time
 
 
@@ -68,6 +70,7 @@ class PlacedScreen:
         self.ways = [Copies(depth, cut) for cut in cuts for depth in depths]
         firsts = [d for d in space.nest.spatial if space.nest.extents[d] > 1] if cuts[-1] and self.spec.spread else []
         self._in_turn = [Copies(depth, True, first) for first in firsts for depth in depths]
+        self._unordered = self.base.dealt and len(space.nest.spatial) > 1
         self.free = 1.0  # the share of a unit's room that panels may take
         self._known_even: dict[tuple[float, bool, bytes], Chains] = {}
 
@@ -109,21 +112,24 @@ class PlacedScreen:
         """Returns the size of innermost tiles, in octaves: only small ones keep all lanes and units busy in a small problem."""
         return np.frexp(np.prod(inner, axis=0).astype(np.float64))[1]
 
-    def around(self, inner: Tiles) -> Chains:
-        """Returns the chains around innermost tiles for which a unit has room.
+    def around(self, inner: Sequence[Tiles]) -> Chains:
+        """Returns the chains around innermost tiles of several kinds, for which a unit has room.
 
         Where all units work only if parts are equal, all equal parts are tried.
         """
-        least = [inner] * len(self.space.levels)
-        fits = self._able(least)
+        placed = [self._with_room(tiles) for tiles in inner]
+        some = [tiles for tiles in placed if tiles.shape[1]]
+        if not some:
+            return [placed[0]] * len(self.space.levels)
+        if equal_parts(self.space):
+            return joined([self._even(tiles, steps) for tiles in some for steps in (False, True)])
+        return chains_around(self.space, np.concatenate(some, axis=1), self._able, len(some))
+
+    def _with_room(self, inner: Tiles) -> Tiles:
+        """Returns the innermost tiles for which a unit has room; counts the others."""
+        fits = self._able([inner] * len(self.space.levels))
         self.space.refusals[self.space.fit.rule(self.space.levels, 0)] += int(np.count_nonzero(~fits))
-        inner = inner[:, fits]
-        if not inner.shape[1]:
-            return [tile[:, fits] for tile in least]
-        if not equal_parts(self.space):
-            return chains_around(self.space, inner, self._able)
-        found = [self._even(inner, steps) for steps in (False, True)]
-        return [np.concatenate(tiles, axis=1) for tiles in zip(*found, strict=True)]
+        return inner[:, fits]
 
     def _even(self, inner: Tiles, steps: bool) -> Chains:
         """Returns the chains of equal parts with the least work for the fullest unit, with whole reductions or in steps."""
@@ -155,12 +161,32 @@ class PlacedScreen:
 
         Of the ways that differ in the number of copies, only the best one of each chain is finite.
         """
+        found = self._in_every_way(chains)
+        better = self._unordered and self._other_order_is_better(chains, found)
+        return self._in_every_way(chains) if better else found
+
+    def _in_every_way(self, chains: Chains) -> list[Value]:
         found: list[Value] = []
         for kind in dict.fromkeys((way.cut, way.first) for way in self.ways):
             every = self._seconds(chains, [way for way in self.ways if (way.cut, way.first) == kind])
             best = np.argmin(every, axis=0)
             found += [np.where(best == number, seconds, math.inf) for number, seconds in enumerate(every)]
         return found
+
+    def _other_order_is_better(self, chains: Chains, found: Sequence[Value]) -> bool:
+        """Walks unit tiles in the reverse order if a sample of chains then takes less than the short list tolerates.
+
+        Units share a cache with those that work on neighbouring tiles. Orders that differ by less are left to the choices.
+        """
+        self._unordered, forward = False, self.base
+        some, whole = slice(None, None, -(-chains[0].shape[1] // SAMPLE)), [way for way in self.ways if not way.cut]
+        backward = (*reversed(self.nest.spatial), *self.nest.reduce)
+        self.base = replace(forward, orders=(backward, *forward.orders[1:]))
+        least = np.min(self._seconds([tiles[:, some] for tiles in chains], whole))
+        if least * MISLED < np.min([seconds[some] for seconds in found[: len(whole)]]):
+            return True
+        self.base = forward
+        return False
 
     def seconds_of(self, chains: Chains, program: StageProgram) -> Value:
         """Returns the approximate seconds of chains of tiles in the way of a program."""
@@ -170,7 +196,7 @@ class PlacedScreen:
     def programs(self, chain: Chain, way: int) -> Iterator[StageProgram]:
         """Returns the programs of a chain in the way with this number, with the default loop orders."""
         chosen = self.ways[way]
-        whole = program_of(self.space, self.space.levels, chain)
+        whole = replace(program_of(self.space, self.space.levels, chain), orders=self.base.orders)
         deep = replace(whole, staged=tuple(replace(s, depth=chosen.depth) for s in whole.staged))
         deep = recopied(self.space, deep) or whole
         if chosen.first is not None:
@@ -220,7 +246,7 @@ class PlacedScreen:
         live = accumulating(self.base, placed.inner)
         chains: Value = 1.0
         if self.nest.stage.reducer is not None and self.nest.reduce:
-            workers = placed.sub_tiles if self.space.lane_level is not None else self._beside(placed)
+            workers = placed.sub_tiles if self.space.lane_level is not None else placed.beside
             chains = np.minimum(1.0, live * np.maximum(workers, 1) * placed.resident / (atom.chains or spec.unit.chains))
         idle: Value = 1.0
         alone: Value = 0.0
@@ -239,15 +265,6 @@ class PlacedScreen:
         rate = atom.gflops * 1e9 / 2 * chains * placed.busy
         computed = np.maximum(self._points(placed) * self._slots * self._start_up(placed) * idle / rate, alone)
         return computed + waiting * self.model.epilogue_slots / (self.model.rates.function_slots * placed.busy)
-
-    def _beside(self, placed: Placed) -> Value:
-        """Returns the atoms that a unit without lanes interleaves (`Model.chain_efficiency`)."""
-        lanes = self.spec.unit.lanes_max
-        dims = range(len(placed.inner)) if lanes > 1 else self.nest.spatial
-        parts = math.prod([-(-placed.unit[d] // placed.inner[d]) for d in dims])
-        if self.base.levels[-1] < len(self.spec.levels):
-            return np.ones_like(parts)
-        return np.minimum(lanes, parts) if lanes > 1 else parts
 
     def _start_up(self, placed: Placed) -> Value:
         """Returns the factor by which loading its stationary block lengthens a streamed atom (`Model`)."""
@@ -308,22 +325,11 @@ class PlacedScreen:
         runs: Value = 0.0
         for number, access in enumerate(self.nest.accesses):
             boxes = self.space.fit.geometry.reads(number, placed.unit)
-            times = self._times(placed, access.touches, access.role == "body")
+            times = placed.loads(access.touches, access.role == "body")
             if access.role == "output" and "accumulator" not in level.holds:
                 times = times * (2 * placed.visits - 1)
             total, runs = total + boxes.moved(level.transaction_bytes) * times, runs + boxes.runs * times
         return total, runs
-
-    def _times(self, placed: Placed, touches: Sequence[bool], steps: bool) -> Value:
-        """Returns how often units load a tile of an array: for every unit tile, and `steps`: for every step that changes it."""
-        times: Value = 1
-        changed: Value = np.zeros(placed.parts.shape, dtype=bool)
-        for d in reversed(self.nest.reduce if steps else ()):
-            changed = changed | ((placed.fill_trips[d] > 1) & touches[d])
-            times = times * np.where(changed, placed.fill_trips[d], 1)
-        alike = math.prod([-(-self.nest.extents[d] // placed.unit[d]) for d in self.nest.spatial if touches[d]])
-        units = np.minimum(placed.unit_tiles, self.spec.unit.count)
-        return np.where(changed, placed.unit_tiles, np.maximum(alike, units)) * times
 
     def _filled(self, placed: Placed) -> Value:
         """Returns the bytes that fill panels from the next outer level."""
@@ -333,7 +339,7 @@ class PlacedScreen:
         for number, access in enumerate(self.nest.accesses):
             if access.role == "body" and access.factor in copied:
                 boxes = self.space.fit.geometry.reads(number, placed.unit)
-                total = total + boxes.moved(transaction) * self._times(placed, access.touches, True)
+                total = total + boxes.moved(transaction) * placed.loads(access.touches, True)
         return total
 
     def _steps(self, placed: Placed) -> Value:

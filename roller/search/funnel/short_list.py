@@ -35,8 +35,8 @@ class Screen(Protocol):
     def least_seconds(self, inner: Tiles) -> Value:
         """Returns a lower bound for chains around innermost tiles."""
 
-    def around(self, inner: Tiles) -> Chains:
-        """Returns chains around innermost tiles."""
+    def around(self, inner: Sequence[Tiles]) -> Chains:
+        """Returns chains around innermost tiles of several kinds."""
 
     def seconds(self, chains: Chains, least: float, worth: float, most: int) -> list[Value]:
         """Returns the approximate seconds of chains of tiles in each way.
@@ -136,9 +136,9 @@ def _screened(screens: Sequence[Screen], often: int) -> list[Listed]:
     for number, kinds in promising(screens):
         sure = budget(screens[number].space) == 1
         worst = best[long - 1][0] if len(best) >= long and sure else math.inf
-        around = [screens[number].around(inner[:, least < worst]) for inner, least in kinds if np.any(least < worst)]
-        if sum(chains[0].shape[1] for chains in around):
-            chains = [np.concatenate(tiles, axis=1) for tiles in zip(*around, strict=True)]
+        inner = [tiles[:, least < worst] for tiles, least in kinds if np.any(least < worst)]
+        chains = screens[number].around(inner) if inner else []
+        if chains and chains[0].shape[1]:
             most = long if sure else chains[0].shape[1]  # of each way many are listed where a device rates otherwise
             seconds = screens[number].seconds(chains, min(float(least.min()) for _, least in kinds), worst, most)
             best = sorted([*best, *_listed(number, chains, seconds, worst, long)])[: long if sure else None]

@@ -13,7 +13,7 @@ import numpy as np
 
 from roller.ir.elementwise import Value
 from roller.program.alignment import FINE_STEPS
-from roller.search.funnel.lattice import Chains, run_widths, runs_along
+from roller.search.funnel.lattice import Chains, joined, run_widths, runs_along
 from roller.search.tile_space import TileSpace, equal_parts, start
 
 
@@ -22,7 +22,7 @@ def nearby(space: TileSpace, chains: Chains) -> Chains:
     found = list(_every(space, chains))
     if not found:
         return [tile[:, :0] for tile in chains]
-    near = [np.concatenate(tiles, axis=1) for tiles in zip(*found, strict=True)]
+    near = joined(found)
     return [tile[:, _within(space, near)] for tile in near] if space.fit.limits else near
 
 
