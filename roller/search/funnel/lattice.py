@@ -175,7 +175,7 @@ def _with_own(tiles: Tiles, base: Tiles, times: Tiles, own: int | None) -> tuple
 def _in_parts(chains: Chains, base: Tiles, times: Tiles, parts: int, budget: int) -> Iterator[Chains]:
     """Yields chains of which one dimension is cut into so many parts, where its coarse multiples do not do that."""
     shares = -(-times // parts)
-    differs = shares & (shares - 1) != 0
+    differs = (shares & (shares - 1) != 0) & (shares < times)
     dims = np.flatnonzero(differs.any(axis=1)).tolist()
     for dim in dims:
         some = differs[dim]
