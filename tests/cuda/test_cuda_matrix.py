@@ -44,7 +44,7 @@ def on_tensor_cores(op: ops.SymbolicTensor, chip: str = "a100", count: int = 3) 
 def of_whole_warps(op: ops.SymbolicTensor, chip: str = "a100") -> Artifact:
     """A kernel whose warps share no reduction and read several matrices of each operand at a time."""
     spec = load_spec(f"cuda:{chip}")
-    for program in ranked(op, spec, 200):
+    for program in ranked(op, spec, 400):
         (stage,) = program.stages
         if stage.atom.kind == "matrix" and not stage.cooperate and min(stage.inner[:2]) >= 16 and stage.dispatch.split == 1:
             return text_of(spec, program)

@@ -69,15 +69,15 @@ def test_one_dimension_is_cut_into_as_many_parts_as_there_are_units() -> None:
 
 
 @pytest.mark.parametrize(
-    ("product", "unit", "inner"),
-    [((144, 1272, 3624), (32, 64, 160), (32, 16, 16)), ((232, 2688, 1328), (32, 48, 192), (16, 48, 16))],
+    ("dtype", "product", "unit", "inner"),
+    [("float32", (5, 4810, 4862), (2, 32, 120), (1, 1, 6)), ("float16", (232, 2688, 1328), (32, 48, 192), (16, 48, 16))],
 )
 def test_few_rows_are_walked_before_many_columns(
-    product: tuple[int, int, int], unit: tuple[int, ...], inner: tuple[int, ...]
+    dtype: str, product: tuple[int, int, int], unit: tuple[int, ...], inner: tuple[int, ...]
 ) -> None:
     """Neighbouring units of an MI300X share a cache, and have the same columns only if the rows are walked first."""
     m, k, n = product
-    op = ops.matmul(ops.tensor((m, k), dtype="float16"), ops.tensor((k, n), dtype="float16"))
+    op = ops.matmul(ops.tensor((m, k), dtype=dtype), ops.tensor((k, n), dtype=dtype))
     plugin, spec = resolve("rocm:mi300x")
     expr = fuse(ops.expression(op), spec.spread)
     chosen = construct(expr, spec, plugin.rules(spec, expr), plugin.cost_parameters(spec, expr), 1)[0]
