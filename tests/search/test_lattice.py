@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from roller.program.alignment import Multiple, aligned_extents
 from roller.program.superwords import joined
 from roller.search.funnel import lattice
 from roller.search.tile_space import TileSpace, start
+from roller.target.subset import limited
 from stage_spaces import CHIPS, operators, spaces_of
 
 
@@ -66,3 +68,15 @@ def test_one_extent_of_a_tile_may_be_that_of_the_tile_inside() -> None:
         unit, *_, inside = lattice.chains_around(space, inner[:, inner[0] == 1])
         aligned = unit[0][unit[0] != inside[0]]
         assert set(unit[0][unit[0] == inside[0]].tolist()) == {1} and len(aligned) and not np.any(aligned % 8)
+
+
+@pytest.mark.parametrize("units", [1, 3, 20])
+def test_a_dimension_is_cut_into_as_many_parts_as_there_are_units(units: int) -> None:
+    """Once: on one unit, that is the whole dimension, which is a coarse multiple already."""
+    op = ops.matmul(ops.tensor((1109, 2696)), ops.tensor((2696, 5)))
+    for space in spaces_of("cpu:skylake-avx512", op, lambda spec: limited(spec, units)):
+        inner = lattice.inner_tiles(space)
+        chains = lattice.chains_around(space, inner[:, inner[0] == 4])
+        every = lattice.chains_of(chains, range(chains[0].shape[1]))
+        assert len(set(every)) == len(every)
+        assert not every or units in {-(-1109 // unit[0]) for unit, *_ in every}

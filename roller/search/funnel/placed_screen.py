@@ -162,8 +162,8 @@ class PlacedScreen:
         Of the ways that differ in the number of copies, only the best one of each chain is finite.
         """
         found = self._in_every_way(chains)
-        better = self._unordered and self._other_order_is_better(chains, found)
-        return self._in_every_way(chains) if better else found
+        turned_round = self._unordered and self._walked_backward(chains, found)
+        return self._in_every_way(chains) if turned_round else found
 
     def _in_every_way(self, chains: Chains) -> list[Value]:
         found: list[Value] = []
@@ -173,10 +173,11 @@ class PlacedScreen:
             found += [np.where(best == number, seconds, math.inf) for number, seconds in enumerate(every)]
         return found
 
-    def _other_order_is_better(self, chains: Chains, found: Sequence[Value]) -> bool:
-        """Walks unit tiles in the reverse order if a sample of chains then takes less than the short list tolerates.
+    def _walked_backward(self, chains: Chains, found: Sequence[Value]) -> bool:
+        """Walks unit tiles in the reverse order from now on, if a sample of chains takes much less that way; True if it does.
 
-        Units share a cache with those that work on neighbouring tiles. Orders that differ by less are left to the choices.
+        Units share a cache with those that work on neighbouring tiles. Much is what the short list would take for an error of the
+        screen (`MISLED`); orders that differ by less are left to the choices.
         """
         self._unordered, forward = False, self.base
         some, whole = slice(None, None, -(-chains[0].shape[1] // SAMPLE)), [way for way in self.ways if not way.cut]
