@@ -98,7 +98,7 @@ def _brought(
     times = cold * _times_loaded(walk, level, stream.touches, kept, depth)
     if not isinstance(held, HeldTile):
         return LevelTraffic((held or 0.0) * times, 0.0)
-    brought = held.moved(level.transaction_bytes) * times
+    brought = (held.moved(level.transaction_bytes) + _shared_borders(walk, level, number, depth)) * times
     started = held.tile.elements * times / max(walk.run(number, level), 1)
     if lost:
         gathered = _apart(walk.program, stream) * held.tile.elements * times
@@ -114,6 +114,22 @@ def _brought(
         moves = max(moves, 2.0)
     moved = brought * moves
     return LevelTraffic(moved, 0.0 if past else started, ahead, moved * (1 / _row_share(walk, level, number) - 1))
+
+
+def _shared_borders(walk: NestWalk, level: MemoryLevel, number: int, depth: int) -> float:
+    """Returns the bytes of a tile that private caches load more than once: their units' parts of it share lines and halos.
+
+    Each unit takes a consecutive run of the next loop's trips. Borders between trips of one unit count once.
+    """
+    stream, sizes = walk.streams[number], walk.held[number]
+    if depth >= stream.stop or walk.program.dealt or not stream.touches[walk.loops[depth].dim]:
+        return 0.0
+    parts, trips = walk.apart(level.instances)[depth], walk.loops[depth].trips
+    whole, part = sizes[depth], sizes[depth + 1]
+    if parts == 1 or not isinstance(whole, HeldTile) or not isinstance(part, HeldTile):
+        return 0.0
+    twice = trips * part.moved(level.transaction_bytes) - whole.moved(level.transaction_bytes)
+    return twice * (parts - 1) / (trips - 1)
 
 
 def _row_share(walk: NestWalk, level: MemoryLevel, number: int) -> float:

@@ -64,6 +64,25 @@ def test_units_that_tiles_are_dealt_to_work_on_neighbours(units: int, copies: li
     assert [walk.copies(number, len(walk.loops), units) for number in range(3)] == copies
 
 
+@pytest.mark.parametrize(("units", "width"), [(1, 14), (20, 14), (10, 14), (4, 40), (2, 67)])
+def test_each_private_cache_loads_the_lines_on_the_borders_of_its_columns(units: int, width: int) -> None:
+    """Sums of 64 rows of 268 values, some columns on each of so many units: lines that two of them need come twice."""
+    spec = cached(1 << 20, units=units)
+    program = by_hand(expression(ops.reduce_sum(ops.tensor((64, 268), name="x"), (0,))), spec, (width, 64), (1, 1))
+    walk = walk_of(program, spec)
+    tiles, line = -(-268 // width), 64
+    mine = -(-tiles // units) * width  # columns of one unit: consecutive tiles
+    counted = 0
+    for unit in range(units):
+        starts = [row * 268 * 4 for row in range(64)]
+        begin, end = min(268, unit * mine) * 4, min(268, (unit + 1) * mine) * 4
+        counted += len({at // line for start in starts for at in range(start + begin, start + end, 4)})
+    read = level_traffic(walk, 1).bytes - 268 * 4
+    assert read == pytest.approx(counted * line, rel=0.08)
+    if units == 20:
+        assert read > 1.7 * 64 * 268 * 4
+
+
 def on_gpu(cache_bytes: int, atom: str, *tiles: tuple[int, ...]) -> tuple[StageProgram, NestWalk]:
     """A product of 4096 in each direction on 108 units with lanes, whose cache has so much room."""
     spec = load_spec("cuda:a100")

@@ -100,6 +100,19 @@ def test_reductions_are_cut_although_there_are_tiles_for_all_units() -> None:
     assert chosen.estimate.seconds < 0.9 * roller.rate(conv, "ipu_sim:bow", tiles=WHOLE_STEPS).seconds
 
 
+def test_what_a_unit_alone_reads_stays_there_while_tiles_run_in_turn() -> None:
+    """2016 channels to 336 on a simulated Bow: pixels of three steps lie on a unit, and all tiles of filters pass over them."""
+    conv = ops.conv2d(ops.tensor((128, 2016, 21, 21), name="x"), ops.tensor((336, 2016, 1, 1), name="w"))
+    plugin, spec = resolve("ipu_sim:bow")
+    expr = fuse(ops.expression(conv), spec.spread)
+    parameters = plugin.cost_parameters(spec, expr)
+    chosen = construct(expr, spec, plugin.rules(spec, expr), parameters, 1)[0]
+    (stage,) = chosen.program.stages
+    other = replace(stage, tiles=((64, 16, 1, 7, 64), (1, 16, 1, 1, 8)), orders=((1, 0, 2, 3, 4), (0, 1, 2, 3, 4)))
+    other = other.dispatched(split=11, share=(4, 192))
+    assert chosen.estimate.seconds <= 1.01 * Model(spec, parameters, Geometry(stage.nest)).estimate(other).seconds
+
+
 def test_tiles_that_have_room_in_another_order_of_loops_only_are_rated_in_that() -> None:
     """The units of a simulated Bow share an array in the order of loops: 7 x 7 windows of 128 images of 112 x 112."""
     conv = ops.conv2d(ops.tensor((128, 3, 230, 230), name="x"), ops.tensor((64, 3, 7, 7), name="w"), 2)

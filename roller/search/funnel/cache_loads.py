@@ -236,7 +236,7 @@ class CacheLoads:
         if part.access is None:
             return at_depths(self._panel(part), depth) * times, 0.0, 0.0, 0.0
         boxes = self.boxes(part.access)
-        moved = at_depths(boxes.moved(level.transaction_bytes), depth)
+        moved = at_depths(self._moved(part, level), depth)
         if self.base.dealt:  # lanes hide one another's latency
             return moved * times * self._passes(part, depth), 0.0, 0.0, 0.0
         elements = at_depths(boxes.elements, depth)
@@ -259,6 +259,19 @@ class CacheLoads:
             moved = np.maximum(moved, np.where(past, short, fetched))
         moved = brought * moved
         return moved, started * np.logical_not(early), started * early, moved * (1 / self.rows.share(part, level) - 1)
+
+    def _moved(self, part: Stream, level: MemoryLevel) -> Value:
+        """Returns the bytes of an array at each depth, with the borders that several private caches load, [depth, chain]."""
+        assert part.access is not None
+        moved, units = self.boxes(part.access).moved(level.transaction_bytes), min(level.instances, self.units)
+        if self.base.dealt or units == 1:
+            return moved
+        parts, inside = self._together_over(units), part.stop
+        shared = np.array([part.touches[lp.dim] and n < inside for n, lp in enumerate(self.loops)], dtype=bool).reshape(-1, 1)
+        twice = np.where(shared & (parts > 1), self.trips * moved[1:] - moved[:-1], 0.0)
+        found = moved.astype(float)
+        found[:-1] += twice * (parts - 1) / np.maximum(self.trips - 1, 1)
+        return found
 
     def _times(self, part: Stream, fit: Value, reuse: Reuse) -> Value:
         """Returns how often the tile at a depth is loaded."""

@@ -29,7 +29,7 @@ class Placed:
     """Chains of tiles in one tile space. `share`: the extents that one unit computes, the problem's where nothing is cut.
 
     `base`: a program of the tile space with its copies, but any tiles. `depth`: copies (buffers) of each panel. `free`: the share
-    of a unit's room that they may take.
+    of a unit's room that they may take. `first`: the dimension whose tiles a unit runs in turn, if any.
     """
 
     space: TileSpace
@@ -38,6 +38,7 @@ class Placed:
     share: Tiles
     depth: int
     free: float = 1.0
+    first: int | None = None
 
     @property
     def nest(self) -> Nest:
@@ -72,7 +73,7 @@ class Placed:
         part = np.where(part > tile[dim], -(-part // tile[dim]) * tile[dim], part)
         tile[dim] = np.where(parts > 1, np.minimum(tile[dim], part), tile[dim])
         share[dim] = np.where(parts > 1, part, share[dim])
-        return replace(self, chains=[tile, *self.chains[1:]], share=share)
+        return replace(self, chains=[tile, *self.chains[1:]], share=share, first=first)
 
     @cached_property
     def parts(self) -> Value:
@@ -108,7 +109,15 @@ class Placed:
             times = times * np.where(changed, self.fill_trips[d], 1)
         alike = math.prod([-(-self.nest.extents[d] // self.unit[d]) for d in self.nest.spatial if touches[d]])
         units = np.minimum(self.unit_tiles, self.space.spec.unit.count)
-        return np.where(changed, self.unit_tiles, np.maximum(alike, units)) * times
+        times = np.where(changed, self.unit_tiles, np.maximum(alike, units)) * times
+        return np.where(self._stays(touches), 0, times) if steps else times
+
+    def _stays(self, touches: Sequence[bool]) -> Value:
+        """Returns whether an array lies on units from the beginning: tiles run in turn, and no two units read the same of it."""
+        if self.first is None:
+            return False
+        apart = [d for d in self.nest.spatial if not touches[d] and d != self.first]
+        return self.count(self.unit, apart) == 1
 
     @cached_property
     def busy(self) -> Value:
