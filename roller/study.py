@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any
 
 from roller.compiler import Op, expression_of, planned
@@ -16,6 +16,7 @@ from roller.errors import ConstructionError, ExpressionError
 from roller.explain.growth_limits import Growth, level_name
 from roller.explain.report import Explanation
 from roller.explain.report import explain as explanation
+from roller.explain.texts import no_dimension
 from roller.ir.fusion import fuse
 from roller.ir.nest import Nest, Tile, variants
 from roller.kernel import source_of
@@ -25,9 +26,9 @@ from roller.program.alignment import Rules
 from roller.program.estimate import Estimate, combine_estimates
 from roller.program.record import Choice
 from roller.program.rprogram import RProgram, StageProgram, tiled_levels
-from roller.search.choices import refined, whole_programs
+from roller.search.choices import in_turn, parts_of, program_of, refined, split
 from roller.search.enumeration import ProgramSpace, program_space
-from roller.search.tile_space import start, tile_spaces
+from roller.search.tile_space import Chain, TileSpace, start, tile_spaces
 from roller.target.hardware import HardwareSpec
 from roller.target.subset import limited
 
@@ -76,7 +77,11 @@ def _rated(nests: Sequence[Nest], wanted: Tiles, chip: HardwareSpec, rules: Rule
     for program in _programs(nest, chain, chip, rules, parameters):
         broken = Growth.of(program, chip, rules, parameters).broken()
         if broken is None:
-            found.append(Growth.of(program, chip, rules, parameters).model.estimate(program))
+            estimate = Growth.of(program, chip, rules, parameters).model.estimate(program)
+            if math.isfinite(estimate.seconds):
+                found.append(estimate)
+            else:
+                refusals[estimate.reason or estimate.bound_by] += 1
         else:
             refusals[broken] += 1
     if not found:
@@ -96,11 +101,7 @@ def _chain(nests: Sequence[Nest], wanted: Tiles, chip: HardwareSpec) -> tuple[Ne
     else:
         known = list(dict.fromkeys(d.name for nest in nests for d in nest.dims))
         stranger = next((n for n in names if n not in known), ", ".join(names))
-        close = get_close_matches(stranger, known, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        raise ExpressionError(
-            f"no loop nest of {nests[0].stage.name!r} has dimension {stranger!r}{hint}; there is: {', '.join(known)}"
-        )
+        raise ExpressionError(f"no loop nest of {nests[0].stage.name!r} has {no_dimension(stranger, known)}")
     chain: list[Tile] = []
     inner: Tile = (1,) * len(nest.dims)
     for tile in reversed(wanted):
@@ -121,9 +122,19 @@ def _programs(
     for space in tile_spaces([nest], chip, rules, parameters):
         if space.fit.windowed and (space.fit.window_rule(chain[0]) or not _covers(chain[-1], start(space))):
             continue
-        plain = whole_programs(space, [chain])
+        plain = _whole_programs(space, chain)
         yield from (p for p in plain if p.tiles == chain)
         yield from (p for start in plain for p in refined(space, start) if p.tiles == chain)
+
+
+def _whole_programs(space: TileSpace, chain: Chain) -> list[StageProgram]:
+    """Returns the program of a chain with default orders and staging, and those in which units share results (split-K)."""
+    whole = program_of(space, space.levels, chain)
+    found = [whole, *split(space, whole), *in_turn(space, whole)]
+    parts = parts_of(space, chain[0])
+    if parts > 1 and space.spec.unit.combine and not space.spec.levels[space.levels[0]].managed:
+        found.append(whole.dispatched(split=parts))  # a unit with caches computes any part of a reduction
+    return found
 
 
 def _covers(tile: Tile, least: Tile) -> bool:

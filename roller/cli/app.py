@@ -157,7 +157,12 @@ def explain(
     math: Math = "ieee",
     top: Top = 10,
     why_not: Annotated[
-        str | None, typer.Option("--why-not", metavar="m=256,n=128", help="A tile: say which rule or which terms speak against it.")
+        str | None,
+        typer.Option(
+            "--why-not",
+            metavar="m=256,n=128",
+            help="A unit's tile, or some of its extents: say which rule or which terms speak against it.",
+        ),
     ] = None,
     form: Form = Format.table,
 ) -> None:
@@ -268,8 +273,8 @@ def devices(form: Form = Format.table) -> None:
 def _tile(text: str) -> dict[str, int]:
     """Returns a tile from text such as "m=256,n=128"."""
     pairs = [part.strip().partition("=") for part in text.split(",")]
-    if not all(name.strip() and extent.strip().isdecimal() for name, _, extent in pairs):
-        raise typer.BadParameter(f"{text!r} is no tile such as m=256,n=128", param_hint="--why-not")
+    if not all(name.strip() and extent.strip().isdecimal() and int(extent) for name, _, extent in pairs):
+        raise typer.BadParameter(f"{text!r} is no tile such as m=256,n=128, with positive extents", param_hint="--why-not")
     found = {name.strip(): int(extent) for name, _, extent in pairs}
     if len(found) < len(pairs):
         raise typer.BadParameter(f"{text!r} names a dimension twice", param_hint="--why-not")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from roller.cost.model import Model
 from roller.cost.parameters import CostParameters
 from roller.ir.nest import Tile
 from roller.ir.sliding_windows import taps_at_once
-from roller.program.alignment import Rules, next_aligned
+from roller.program.alignment import LANES, Rules, next_aligned
 from roller.program.capacity import Fit
 from roller.program.footprint import Geometry
 from roller.program.rprogram import StageProgram
@@ -70,12 +71,23 @@ class Growth:
                 return unaligned
             if levels[position] == len(self.spec.levels):
                 continue  # an atom's tile lies in the memory of the tile around it
-            if not self.fit.fits(levels, position, tile, inner, program.mapping, program.atom):
-                return self.fit.rule(levels, position)
-            legal = self.fit.legal(levels, position, tile, inner, program.mapping, program.atom)
-            if legal is not None:
-                return legal
+            refused = self._refused(position, tile, inner)
+            if refused is not None:
+                return refused
         return None
+
+    def _refused(self, position: int, tile: Tile, inner: Tile) -> str | None:
+        """Returns the rule by which a level refuses an aligned tile; caches hold any tile that the device allows."""
+        program, levels = self.program, self.program.levels
+        given = (levels, position, tile, inner, program.mapping, program.atom)
+        level = self.spec.levels[levels[position]]
+        fits = self.fit.fits(*given) if level.managed else self.fit.within(levels[position], tile, inner)
+        if fits:
+            return self.fit.legal(*given)
+        room = self.fit.usable_bytes(level)
+        if level.managed and position < len(levels) - 1 and self.fit.footprint(*given[:4], program.atom) <= room:
+            return LANES
+        return self.fit.rule(levels, position)
 
     def _unaligned(self, position: int, tile: Tile, inner: Tile) -> str | None:
         level = level_name(self.spec, self.program.levels[position])
@@ -85,6 +97,9 @@ class Growth:
                 return f"{level}: {dim.name} = {extent} is no multiple of the {step} inside it"
             # A tile equal to the one inside it is aligned like that one; reductions contain any number of inner tiles.
             unaligned = extent % multiple.step and extent != step and not dim.is_reduce
+            base = math.lcm(max(step, 1), multiple.step)
+            if extent > max(step, -(-dim.extent // base) * base):
+                return f"{level}: {dim.name} = {extent}, more than the dimension's {dim.extent}"
             if unaligned or (multiple.limit is not None and extent > multiple.limit):
                 return f"{level}: {dim.name} = {extent} is no multiple of {multiple.step}, or more than allowed"
         return None
@@ -108,12 +123,10 @@ class Growth:
         return Stop(name, extent, self._refusal(position, grown, inner) or self._slower(position, dim, extent))
 
     def _refusal(self, position: int, grown: Tile, inner: Tile) -> str | None:
-        program, levels = self.program, self.program.levels
-        if not self.fit.fits(levels, position, grown, inner, program.mapping, program.atom):
-            return self.fit.rule(levels, position)
-        broken = self.fit.legal(levels, position, grown, inner, program.mapping, program.atom)
-        if broken is not None:
-            return broken
+        program = self.program
+        refused = self._refused(position, grown, inner)
+        if refused is not None:
+            return refused
         units = self.spec.unit.count
         if position == 0 and program.dispatch.parallel and self.fit.tiles(grown) < units <= self.fit.tiles(program.tiles[0]):
             return f"fewer tiles than {units} {self.spec.unit.name}s"

@@ -181,7 +181,7 @@ def explain(
         others = tuple(_others(stage, rules, candidates))
         stages.append(replace(report, others=others, copies=_copies(stage, spec, resources)))
     chip, kernels = f"{spec.device}:{spec.chip}", tuple(_kernels(resources))
-    alternative = None if tile is None else why_not(program, spec, rules, parameters, tile)
+    alternative = None if tile is None else why_not(program, spec, rules, parameters, tile, [c.program for c in candidates])
     return Explanation(chip, tuple(stages), candidates[0].estimate, tuple(candidates), kernels, alternative)
 
 

@@ -1,8 +1,10 @@
-"""Times and sizes as text."""
+"""Times, sizes and names as text."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from difflib import get_close_matches
 
 from roller.program.estimate import Estimate
 
@@ -26,6 +28,17 @@ def duration(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
+
+
+def no_dimension(name: str, known: Sequence[str]) -> str:
+    """Returns what to say of a name that no dimension has: the known ones, and the one that is probably meant.
+
+    Case does not count, and fused dimensions (h.w) are found by the names of their members.
+    """
+    members = [one for one in known if name.casefold() in one.casefold().split(".")]
+    close = [*members, *get_close_matches(name, known, n=1)]
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    return f"dimension {name!r}{hint}; there is: {', '.join(known)}"
 
 
 def size_text(size: float) -> str:

@@ -1,41 +1,45 @@
 """why_not(): of a tile that the user names, the rule that excludes it, or the terms of the model that make it slower.
 
-The named tile is that of a unit. Everything that it leaves open is chosen as construction chooses it: other dimensions, the tiles
-inside it, atom, loop orders, copies. So the answer is about the best program with this tile.
+The named tile is that of a unit. Construction chooses everything that it leaves open: other dimensions, the tiles inside it, atom,
+loop orders, copies, split-K. So the answer is about the best program with this tile.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
-from itertools import product
 from operator import index
 from typing import Any
 
+import numpy as np
+
+from roller.cost.model import Model
 from roller.cost.parameters import CostParameters
 from roller.errors import ExpressionError
 from roller.explain.growth_limits import Growth
-from roller.explain.texts import of_term, predicted, size_text
+from roller.explain.texts import no_dimension, of_term, predicted, size_text
 from roller.ir.expr import TensorExpr
 from roller.ir.nest import Nest, Tile, variants
-from roller.program.alignment import Rules
+from roller.program.alignment import LANES, Rules
 from roller.program.estimate import Estimate
-from roller.program.rprogram import RProgram, StageProgram
-from roller.search.choices import program_of, refined, whole_programs
-from roller.search.funnel.lattice import extents
-from roller.search.funnel.screens import screen_of
-from roller.search.funnel.short_list import promising
-from roller.search.tile_space import Chain, TileSpace, tile_spaces
-from roller.target.hardware import HardwareSpec
+from roller.program.rprogram import RProgram, StageProgram, tiled_levels
+from roller.search.choices import program_of
+from roller.search.construct import search
+from roller.search.feasible import hopeless
+from roller.search.funnel.lattice import inner_tiles, named_around
+from roller.search.funnel.short_list import EACH
+from roller.search.pool import Pool
+from roller.search.row_programs import rated_rows
+from roller.search.stages import Rated
+from roller.search.tile_space import TileSpace, start, tile_spaces
+from roller.target.hardware import ComputeAtom, HardwareSpec
 
 LEAST_SHARE = 0.01  # terms that differ by this share of the whole are shown
-RATED, REFINED = (
-    48,
-    3,
-)  # budgets: chains that the model rates (least traffic first); those whose orders and copies are tried
+PURSUED = (EACH, 16 * EACH, sys.maxsize)  # innermost tiles of each kind: more take more time; all of them if nothing runs otherwise
+SHOWN = 3  # rules that exclude a tile are shown, those first that exclude most
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,29 +92,63 @@ class Alternative:
         }
 
 
-def why_not(chosen: RProgram, spec: HardwareSpec, rules: Rules, parameters: CostParameters, tile: Mapping[str, int]) -> Alternative:
-    """Returns why a program's unit tile is not the named one. `ExpressionError` for a tile that no stage has."""
+def why_not(
+    chosen: RProgram,
+    spec: HardwareSpec,
+    rules: Rules,
+    parameters: CostParameters,
+    tile: Mapping[str, int],
+    candidates: Sequence[RProgram] = (),
+) -> Alternative:
+    """Returns why a program's unit tile is not the named one. `ExpressionError` for a tile that no stage has.
+
+    The answer takes as long as construction: it is the best program that construction finds where units may have no other tile,
+    or one of the `candidates`.
+    """
     tile = _checked(tile)
     number, nests = _stage(chosen.expr, spec, tile)
     stage = _program_of(chosen, number)
     own = rules.of(stage.nest.stage.name)
-    found = [space for space in tile_spaces(nests, spec, own, parameters) if _has(space.nest, tile)]
-    refusals: Counter[str] = Counter()
-    rated: list[tuple[float, Chain, TileSpace, StageProgram]] = []
-    for space, chain in sorted(_chains(found, stage, tile, refusals), key=lambda item: _traffic(*item))[:RATED]:
-        for program in whole_programs(space, [chain]):
-            rated.append((space.model.estimate(program).seconds, chain, space, program))
-    rated.sort(key=lambda item: item[:2])
-    for _, chain, space, program in rated[:REFINED]:
-        rated += [(space.model.estimate(p).seconds, chain, space, p) for p in refined(space, program) if p.unit_tile == chain[0]]
-    best = min(rated, key=lambda item: item[:2], default=None)
-    now = Growth.of(stage, spec, own, parameters).model.estimate(stage)
-    named, counted = tuple(tile.items()), tuple(refusals.most_common())
-    if best is None or math.isinf(best[0]):
-        reason = _unreached(found, stage, tile) or (counted[0][0] if counted else "no atom of the chip computes with it")
-        return Alternative(stage.nest.stage.name, named, reason, counted, None, None, now)
-    estimate = best[2].model.estimate(best[3])
-    return Alternative(stage.nest.stage.name, named, None, counted, best[3], estimate, now, _terms(estimate, now))
+    now = rated_alone(stage, spec, own, parameters)
+    if stage.nest.before:
+        ranked = rated_rows(stage.nest, spec, own, parameters)
+        found, reasons = [one for one in ranked if _is_named(one[0], tile)], Counter([_lacking([p for p, _ in ranked], tile)])
+    else:
+        known = [_program_of(candidate, number) for candidate in (chosen, *candidates)]
+        found, reasons = _constructed(nests, spec, own, parameters, tile, known)
+    named, counted = tuple(tile.items()), tuple(reasons.items())
+    if not found:
+        return Alternative(stage.nest.stage.name, named, "; ".join([rule for rule, _ in counted[:SHOWN]]), counted, None, None, now)
+    program, estimate = found[0]
+    return Alternative(stage.nest.stage.name, named, None, (), program, estimate, now, _terms(estimate, now))
+
+
+def rated_alone(program: StageProgram, spec: HardwareSpec, rules: Rules, parameters: CostParameters) -> Estimate:
+    """Returns the estimate of one stage as construction rates it: for as many tiles on a unit as the device predicts."""
+    growth, room = Growth.of(program, spec, rules, parameters), parameters.resident_tiles
+    return Model(spec, parameters, growth.fit.geometry, None if room is None else room(program)).estimate(program)
+
+
+def _constructed(
+    nests: tuple[Nest, ...],
+    spec: HardwareSpec,
+    rules: Rules,
+    parameters: CostParameters,
+    tile: Mapping[str, int],
+    known: Sequence[StageProgram],
+) -> tuple[list[Rated], Counter[str]]:
+    """Returns the programs with the named tile, best first; if there are none, the rules that exclude it, and how often."""
+    constants = frozenset([name for program in known for name in _constants(program)])
+    having = [nest for nest in nests if _has(nest, tile)]
+    every = tile_spaces(having, spec, rules.naming(tiled_levels(spec)[0], tile), parameters, constants)
+    spaces, pool = [space for space in every if not hopeless(space)], Pool()
+    for program in known:
+        for space in [space for space in every if space.way == program.way]:
+            pool.rate(space, program)
+    for each in PURSUED if spaces else ():
+        if each < sys.maxsize or not pool.programs:
+            search(spaces, pool, each=each)
+    return pool.ranked, Counter() if pool.programs else _excluding(every, known[0].atom)
 
 
 def _checked(tile: Mapping[str, int]) -> dict[str, int]:
@@ -133,9 +171,7 @@ def _stage(expr: TensorExpr, spec: HardwareSpec, tile: Mapping[str, int]) -> tup
             return number, nests
         known |= dict.fromkeys(dim.name for nest in nests for dim in nest.dims)
     stranger = next((name for name in tile if name not in known), ", ".join(tile))
-    close = get_close_matches(stranger, known, n=1)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
-    raise ExpressionError(f"why_not: no loop nest has dimension {stranger!r}{hint}; there is: {', '.join(known)}")
+    raise ExpressionError(f"why_not: no loop nest has {no_dimension(stranger, list(known))}")
 
 
 def _has(nest: Nest, tile: Mapping[str, int]) -> bool:
@@ -151,89 +187,87 @@ def _program_of(chosen: RProgram, number: int) -> StageProgram:
     raise AssertionError("every stage has a program")
 
 
-def _chains(
-    spaces: Sequence[TileSpace], stage: StageProgram, tile: Mapping[str, int], refusals: Counter[str]
-) -> Iterator[tuple[TileSpace, Chain]]:
-    """Yields the legal chains with the named unit tile; counts the rules that the others break."""
-    for space, inner in _innermost(spaces, stage):
-        chains: list[Chain] = [(tile,) for tile in inner]
-        for position in reversed(range(1, len(space.levels) - 1)):
-            chains = [(outer, *chain) for chain in chains for outer in _around(space, position, chain[0])]
-            chains = [stage.tiles[position:], *chains] if stage.nest.dims == space.nest.dims else chains
-        for chain in dict.fromkeys(chains):
-            for unit in _units(space, stage, chain[0], tile):
-                broken = _broken(space, (unit, *chain))
-                if broken is None:
-                    yield space, (unit, *chain)
-                else:
-                    refusals[broken] += 1
+def _is_named(program: StageProgram, tile: Mapping[str, int]) -> bool:
+    own = {dim.name: extent for dim, extent in zip(program.nest.dims, program.unit_tile, strict=True)}
+    return all(own.get(name) == extent for name, extent in tile.items())
 
 
-def _innermost(spaces: Sequence[TileSpace], stage: StageProgram) -> Iterator[tuple[TileSpace, list[Tile]]]:
-    """Yields the tile spaces with the innermost tiles that construction pursues, that of the chosen program first."""
-    screens = [screen_of(space) for space in spaces]
-    pursued = dict(promising(screens))
-    for number, space in enumerate(spaces):
-        found: list[Tile] = [tuple(tile) for tiles, _ in pursued[number] for tile in tiles.T.tolist()]
-        if space.nest.dims == stage.nest.dims and (space.atom, space.mapping) == (stage.atom, stage.mapping):
-            found.insert(0, stage.tiles[-1])
-        yield space, list(dict.fromkeys(found))
+def _constants(program: StageProgram) -> Iterator[str]:
+    """Yields the inputs that are copied when the kernel is built."""
+    factors = {staging.operand for staging in program.staged if staging.constant}
+    yield from [access.tensor.name for access in program.nest.inputs if access.factor in factors]
 
 
-def _around(space: TileSpace, position: int, inner: Tile) -> Iterator[Tile]:
-    """Yields the tiles of a level between: the one inside it, and twice, four times … its extents in every dimension."""
-    times, last = 1, None
-    while True:
-        tile = tuple(min(times * e, -(-whole // e) * e) if e else e for e, whole in zip(inner, space.nest.extents, strict=True))
-        if tile == last:
-            return
-        yield tile
-        times, last = 2 * times, tile
+def _lacking(programs: Sequence[StageProgram], tile: Mapping[str, int]) -> str:
+    """Returns which extents the programs of a row group have in place of the named ones."""
+    for dim, extents in zip(programs[0].nest.dims, zip(*[p.unit_tile for p in programs], strict=True), strict=True):
+        if dim.name in tile and tile[dim.name] not in extents:
+            there = ", ".join(map(str, sorted(set(extents))))
+            return f"{dim.name} = {tile[dim.name]}: programs of whole rows that fit have {there}"
+    return "no program of whole rows that fits has these extents together"
 
 
-def _unreached(spaces: Sequence[TileSpace], stage: StageProgram, tile: Mapping[str, int]) -> str | None:
-    """Returns the dimension of a tile that no innermost tile divides; None if there is none."""
-    steps: dict[str, set[int]] = {name: set() for name in tile}
-    for space, inner in _innermost(spaces, stage):
-        for one in inner:
-            for dim, extent in zip(space.nest.dims, one, strict=True):
-                if dim.name in tile:
-                    steps[dim.name].add(extent)
-    for name, found in steps.items():
-        if found and all(tile[name] % extent for extent in found):
-            return f"{name} = {tile[name]}, no multiple of an innermost tile, which have {', '.join(map(str, sorted(found)))}"
-    return None
+def _excluding(spaces: Sequence[TileSpace], atom: ComputeAtom) -> Counter[str]:
+    """Returns the rules that exclude a named tile, and how many chains, or tile spaces, each excludes; those of an atom first."""
+    found = Counter[str]()
+    for mine in (True, False):
+        some = [space for space in spaces if (space.atom == atom) == mine]
+        ranked = _reasons(some).most_common() if some else []
+        found.update({reason: count for reason, count in ranked if reason not in found})
+    return found or Counter(["no atom of the chip computes with it"])
 
 
-def _units(space: TileSpace, stage: StageProgram, inner: Tile, tile: Mapping[str, int]) -> Iterator[Tile]:
-    """Yields unit tiles with the named extents; a dimension that is not named is as in the chosen program, as inside, or whole."""
-    alike = space.nest.dims == stage.nest.dims
-    choices = []
-    for place, dim in enumerate(space.nest.dims):
-        if dim.name in tile:
-            choices.append([tile[dim.name]])
+def _reasons(spaces: Sequence[TileSpace]) -> Counter[str]:
+    """Returns the rules that the smallest tiles break; else those by which the device refuses programs; else of alignment."""
+    inner = [(space, [tuple(tile) for tile in inner_tiles(space).T.tolist()]) for space in spaces]
+    found, least = Counter[str](), dict[str, tuple[int, int]]()
+    for space, tiles in inner:
+        for rule, needed, room in _smallest(space, tiles):
+            found[rule] += 1
+            least[rule] = min(least.get(rule, (needed, room)), (needed, room))
+    if found:
+        return Counter({_with_sizes(rule, *least[rule]): count for rule, count in found.items()})
+    if any(tiles for _, tiles in inner):
+        return +spaces[0].refusals
+    return Counter([reason for space in spaces for reason in _unaligned(space)])
+
+
+def _smallest(space: TileSpace, inner: Sequence[Tile]) -> Iterator[tuple[str, int, int]]:
+    """Yields the rules that the smallest tiles of the named extents break, around each innermost tile.
+
+    With each rule come what the tile needs and what there is, both 0 for a rule without numbers.
+    """
+    level = space.spec.levels[space.levels[0]]
+    for one in inner:
+        unit = tuple([space.named.get(d, extent) for d, extent in enumerate(one)])
+        program = program_of(space, space.levels, (unit, *[one] * (len(space.levels) - 1)))
+        broken = Growth(program, space.spec, space.rules, space.model, space.fit).broken()
+        if broken == space.fit.rule(space.levels, 0):
+            yield broken, space.fit.footprint(space.levels, 0, unit, one, space.atom), space.fit.usable_bytes(level)
+        elif broken == LANES:
+            yield broken, space.fit.lanes(unit, one, space.atom), space.spec.unit.lanes_max
+        elif broken is not None:
+            yield broken, 0, 0
+
+
+def _with_sizes(rule: str, needed: int, room: int) -> str:
+    if not room:
+        return rule
+    return f"{rule}: {needed} of {room}" if rule == LANES else f"{rule}: {size_text(needed)} of {size_text(room)}"
+
+
+def _unaligned(space: TileSpace) -> Iterator[str]:
+    """Yields for the named dimensions why no innermost tile divides the unit's."""
+    for dim, named in space.named.items():
+        name, whole, least = space.nest.dims[dim].name, space.nest.extents[dim], start(space)[dim]
+        step = space.rules.multiple(space.levels[0], name).step
+        base = math.lcm(max(least, 1), step)
+        if named_around(space, dim, np.array(least)):
             continue
-        aligned = extents(space, 0, place, inner[place])
-        mine = [stage.unit_tile[place]] if alike and stage.unit_tile[place] in aligned else []
-        choices.append(list(dict.fromkeys([*mine, aligned[-1], inner[place]])))
-    yield from product(*choices)
-
-
-def _broken(space: TileSpace, chain: Chain) -> str | None:
-    """Returns the rule that a chain breaks; None if it is legal."""
-    unit = space.levels[0]
-    for dim, extent, inner in zip(space.nest.dims, chain[0], chain[1], strict=True):
-        if extent > max(inner, -(-dim.extent // inner) * inner):
-            return f"{dim.name} = {extent}, more than the dimension's {dim.extent}"
-    broken = Growth(program_of(space, space.levels, chain), space.spec, space.rules, space.model, space.fit).broken()
-    if broken == space.fit.rule(space.levels, 0):
-        needed = space.fit.footprint(space.levels, 0, chain[0], chain[1], space.atom)
-        return f"{broken}: {size_text(needed)} of {size_text(space.spec.levels[unit].usable_bytes)}"
-    return broken
-
-
-def _traffic(space: TileSpace, chain: Chain) -> tuple[float, Chain]:
-    return space.fit.traffic(space.levels, 0, chain[0]), chain
+        if named > -(-whole // base) * base:
+            yield f"{name} = {named}, more than the dimension's {whole}"
+        else:
+            yield f"{name} = {named}, no multiple of {least if named % max(least, 1) else step}"
 
 
 def _terms(estimate: Estimate, chosen: Estimate) -> tuple[tuple[str, float, float], ...]:

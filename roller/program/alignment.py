@@ -3,7 +3,7 @@
 1. Execution unit: extents are multiples of the atom's, and concurrent sub-tiles fill whole lane groups.
 2. Memory transaction: a staged tile's contiguous run is a multiple of the transaction, or the whole row.
 3. Bank: rows of a staged tile start in different banks (storage padding; `roller.layout.banks`).
-4. Tensor shape: covering the tensor with whole tiles wastes at most a fraction epsilon of the work (tensor padding).
+4. Tensor shape: covering the tensor with whole tiles wastes work (tensor padding). No tile is refused for it: the model charges it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from roller.ir.elementwise import Extent
 from roller.ir.nest import Nest, Tile
 from roller.target.hardware import ComputeAtom, HardwareSpec, MemoryLevel
 
+LANES = "lanes per unit"
 FINE_STEPS = 8  # multiples of the base step tried one by one before extents double
 
 
@@ -24,12 +28,19 @@ class Multiple:
     """The extents that a dimension may have at a level: multiples of `step`, at most `limit`.
 
     `even`: construction may choose any of them that cuts the dimension into equal parts, beyond those of `aligned_extents`. This
-    serves machines with so many units that all of them work only if the parts are equal.
+    serves machines with so many units that all of them work only if the parts are equal. `exact`: the only extent, if there is one.
     """
 
     step: int = 1
     limit: int | None = None
     even: bool = False
+    exact: int | None = None
+
+    def around(self, inner: Extent) -> Extent:
+        """Returns the extent around an inner one of which all others are multiples: for one, or an array of them."""
+        if self.exact is not None:
+            return self.exact + 0 * inner
+        return np.lcm(np.maximum(inner, 1), self.step) if isinstance(inner, np.ndarray) else math.lcm(max(inner, 1), self.step)
 
 
 def atom_tile(nest: Nest, atom: ComputeAtom, mapping: tuple[tuple[str, int], ...]) -> Tile:
@@ -74,7 +85,7 @@ def aligned_extents(extent: int, inner: int, multiple: Multiple) -> Iterator[int
     The list depends on the base step only, never on the current tile: `FINE_STEPS` single steps, then steps that double, and last
     the whole extent rounded up.
     """
-    base = math.lcm(inner, multiple.step)
+    base = multiple.around(inner)
     whole = -(-extent // base) * base
     limit = min(whole, multiple.limit) if multiple.limit is not None else whole
     count = 1
@@ -87,7 +98,7 @@ def aligned_extents(extent: int, inner: int, multiple: Multiple) -> Iterator[int
 
 def even_extents(extent: int, inner: int, multiple: Multiple) -> list[int]:
     """Returns in rising order the extents that cut a dimension into equal parts, rounded to the inner tile's and rule's step."""
-    base = math.lcm(inner, multiple.step)
+    base = multiple.around(inner)
     whole = -(-extent // base)
     limit = whole if multiple.limit is None else min(whole, multiple.limit // base)
     found, parts = [], 1
@@ -111,7 +122,7 @@ def lane_rule(spec: HardwareSpec, lanes: int, every: int) -> str | None:
     """
     group = spec.unit.lane_group
     if lanes > spec.unit.lanes_max:
-        return "lanes per unit"
+        return LANES
     few = every <= lanes < group
     return None if spec.unit.lanes_fixed or lanes % group == 0 or few else "lane group multiple"
 
@@ -128,6 +139,14 @@ class Rules:
     def of(self, stage: str) -> Rules:
         """Returns the rules for one stage's dimensions."""
         return Rules(self.atoms, self.stages[stage]) if stage in self.stages else self
+
+    def naming(self, level: int, tile: Mapping[str, int]) -> Rules:
+        """Returns the rules under which tiles of a level have the named extents, and no others."""
+        named = {(level, name): self.multiple(level, name) for name in tile}
+        for (_, name), rule in named.items():
+            most = tile[name] if rule.limit is None else min(rule.limit, tile[name])
+            named[level, name] = replace(rule, limit=most, exact=tile[name])
+        return Rules(self.atoms, {**self.multiples, **named})
 
     def limits(self, nest: Nest, levels: int) -> dict[tuple[int, int], int]:
         """Returns the largest extents that the rules allow, for `levels` levels.

@@ -119,17 +119,11 @@ def every_staging(space: TileSpace, levels: tuple[int, ...]) -> Iterator[tuple[S
             yield (*boxes, *(p for p in panels if p is not None))
 
 
-def whole_programs(space: TileSpace, chains: list[Chain]) -> list[StageProgram]:
-    """Returns programs for the chains with default orders and staging, and with split-K where tiles are too few."""
-    whole = [program_of(space, space.levels, chain) for chain in chains]
-    return [*whole, *(p for program in whole for p in (*split(space, program), *in_turn(space, program)))]
-
-
 def refined(space: TileSpace, program: StageProgram) -> Iterator[StageProgram]:
     """Yields variants of a program, one choice after another; each choice starts from the best variant so far."""
     best = program
     for choices in (_staged, _recut, _deepened, _ordered, _banded, _clustered, _shifted, _serial):
-        options = [best, *choices(space, best)]
+        options = [best, *[p for p in choices(space, best) if space.has_named(p.unit_tile)]]
         yield from options[1:]
         best = min(options, key=lambda p: space.model.estimate(p).seconds)
 

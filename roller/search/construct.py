@@ -30,7 +30,7 @@ from roller.search.choices import ordered, program_of, refined
 from roller.search.feasible import hopeless, reason_of
 from roller.search.funnel.descent import descended
 from roller.search.funnel.screens import in_caches, screen_of
-from roller.search.funnel.short_list import budget, rate_short_list
+from roller.search.funnel.short_list import EACH, budget, rate_short_list
 from roller.search.lower_bound import least_seconds
 from roller.search.pool import Pool
 from roller.search.row_programs import rated_groups
@@ -148,7 +148,7 @@ def _rated_stage(
     found = [s for s in every if not hopeless(s)]
     pool = Pool()
     if found:
-        _search(found, pool, top_k)
+        search(found, pool, top_k)
     if not pool.programs:
         raise _nothing_fits(nests, spec, rules, every)
     return pool.ranked
@@ -166,8 +166,11 @@ def _nothing_fits(nests: tuple[Nest, ...], spec: HardwareSpec, rules: Rules, eve
     return ConstructionError(f"{said}: {reason}" if reason else said, refused)
 
 
-def _search(found: list[TileSpace], pool: Pool, top_k: int) -> None:
-    """Rates programs of tile spaces: those of the short list, their choices, and neighbours of the best."""
+def search(found: list[TileSpace], pool: Pool, top_k: int = 1, each: int = EACH) -> None:
+    """Rates programs of tile spaces: those of the short list, their choices, and neighbours of the best.
+
+    `each`: at least so many innermost tiles of each kind are pursued.
+    """
     if any(0 in space.nest.extents for space in found):  # nothing is computed: the least tiles do
         for space in found:
             pool.rate(space, program_of(space, space.levels, (start(space),) * len(space.levels)))
@@ -175,9 +178,9 @@ def _search(found: list[TileSpace], pool: Pool, top_k: int) -> None:
     screens = [screen_of(space) for space in found]
     by_way = {screen.space.way: screen for screen in screens}
     often = budget(found[0])
-    rate_short_list(screens, pool.rate, top_k)
+    rate_short_list(screens, pool.rate, top_k, each=each)
     turned = [screen for screen in screens if screen.turn()]
-    rate_short_list(turned, lambda space, program: pool.rate(space, program, pool.best), worth=pool.best)
+    rate_short_list(turned, lambda space, program: pool.rate(space, program, pool.best), worth=pool.best, each=each)
     for program in pool.leaders(CHOSEN * often):
         for choice in _choices(by_way[program.way].space, program):
             pool.rate(by_way[program.way].space, choice)

@@ -29,7 +29,7 @@ class Pool:
         the device itself predicts. From `worth`
         seconds on a device's own model need not be exact, and the program is not kept.
         """
-        if space.vectorised(program.inner):
+        if space.vectorised(program.inner) or not space.has_named(program.unit_tile):
             return math.inf
         if worth < math.inf and space.model.parameters.own_model is not None:
             below = space.model.seconds_below(program, worth)

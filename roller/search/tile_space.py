@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import and_
 
 from roller.cost.model import Model
 from roller.cost.parameters import CostParameters
@@ -55,6 +56,16 @@ class TileSpace:
     def spec(self) -> HardwareSpec:
         """The chip."""
         return self.model.spec
+
+    @cached_property
+    def named(self) -> dict[int, int]:
+        """The dimensions of which a unit's tile has one extent only (`Multiple.exact`), and that extent."""
+        rules = {d: self.rules.multiple(self.levels[0], dim.name) for d, dim in enumerate(self.nest.dims)}
+        return {d: rule.exact for d, rule in rules.items() if rule.exact is not None}
+
+    def has_named(self, unit: Extents) -> Value:
+        """Returns whether unit tiles have these extents: for one tile, or an array."""
+        return reduce(and_, [unit[d] == extent for d, extent in self.named.items()], True)
 
     def vectorised(self, inner: Extents) -> Value:
         """Returns whether the compiler makes vectors of scalars, so that a vector atom has the tile; for one tile or an array."""

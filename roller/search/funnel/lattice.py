@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import partial, reduce
+from operator import and_
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from roller.ir.elementwise import Value
 from roller.ir.nest import Tile
 from roller.layout.banks import most_together
 from roller.program.alignment import aligned_extents, even_extents
@@ -63,16 +65,51 @@ def inner_tiles(space: TileSpace) -> Tiles:
     """
     found, last = tiles_of([start(space)]), len(space.levels) - 1
     if space.levels[last] == len(space.spec.levels):
-        return found
+        return found[:, _divides_named(space, found)] if space.named else found
     along = runs_along(space)
-    for dim, extent in enumerate(space.nest.extents):
+    for dim in range(len(space.nest.dims)):
         if not space.nest.dims[dim].is_reduce or dim in along:
-            inner, *longer = extents(space, last, dim, start(space)[dim])
-            found = _longer(found, dim, [inner, *[e for e in longer if e <= extent]])
+            found = _longer(found, dim, _innermost(space, dim))
             found = found[:, _fitting(space, found)]
     for dim, widths in run_widths(space).items():
         found = _longer(found, dim, widths)
-    return found[:, _fitting(space, found)]
+    found = found[:, _fitting(space, found)]
+    return found[:, _divides_named(space, found)] if space.named else found
+
+
+def _innermost(space: TileSpace, dim: int) -> list[int]:
+    """Returns the aligned extents of a dimension of innermost tiles; if that of a unit is named, all that divide it."""
+    extent, named, last = space.nest.extents[dim], space.named.get(dim), len(space.levels) - 1
+    first, *longer = extents(space, last, dim, start(space)[dim])
+    if named is not None:
+        step = space.rules.multiple(space.levels[last], space.nest.dims[dim].name).around(first)
+        longer = [e for e in range(step, named + 1, step) if named % e == 0 and e > first]
+    return [first, *[e for e in longer if e <= extent]]
+
+
+def _divides_named(space: TileSpace, inner: Tiles) -> Any:
+    """Returns for each innermost tile whether a unit's tile of the named extents can be around it."""
+    return reduce(and_, [named_around(space, dim, inner[dim]) for dim in space.named])
+
+
+def named_around(space: TileSpace, dim: int, inner: Value) -> Value:
+    """Returns whether the named extent of a dimension is aligned around inner extents, and not longer than the whole of it.
+
+    Reductions contain any number of inner tiles. A tile equal to the one inside it is aligned like that one.
+    """
+    extent, named = space.nest.extents[dim], space.named[dim]
+    rule = space.rules.multiple(space.levels[0], space.nest.dims[dim].name)
+    base = np.lcm(np.maximum(inner, 1), rule.step)
+    aligned = space.nest.dims[dim].is_reduce or named % rule.step == 0
+    return (named % np.maximum(inner, 1) == 0) & ((inner == named) | (aligned & (named <= -(-extent // base) * base)))
+
+
+def with_named(space: TileSpace, chains: Chains) -> Chains:
+    """Returns the chains of which the unit's tile has the named extents."""
+    if not space.named:
+        return chains
+    kept = space.has_named(chains[0]) & _divides_named(space, chains[1])
+    return [tiles[:, kept] for tiles in chains]
 
 
 def runs_along(space: TileSpace) -> frozenset[int]:
@@ -152,7 +189,7 @@ def chains_around(space: TileSpace, inner: Tiles, able: Able | None = None, ofte
     for position in reversed(range(len(space.levels) - 1)):
         budget, found = max(1, often * OUTER >> position), list[Chains]()
         base, times = _bases(space, position, chains[0])
-        apart = np.flatnonzero(np.any(base != chains[0], axis=1)).tolist()
+        apart = [dim for dim in np.flatnonzero(np.any(base != chains[0], axis=1)).tolist() if position or dim not in space.named]
         for own in (None, *apart):
             around = partial(_around, chains, *_with_own(chains[0], base, times, own))
             several = budget if own is None else max(1, budget // (2 * len(apart)))
@@ -160,7 +197,7 @@ def chains_around(space: TileSpace, inner: Tiles, able: Able | None = None, ofte
         if not position and space.lane_level is None:
             found += list(_in_parts(chains, base, times, space.spec.unit.count, budget))
         chains = joined(found)
-    return chains
+    return with_named(space, chains)
 
 
 def _with_own(tiles: Tiles, base: Tiles, times: Tiles, own: int | None) -> tuple[Tiles, Tiles]:
@@ -214,7 +251,7 @@ def _shortened(space: TileSpace, chains: Chains, able: Able) -> Chains:
     """Returns the chains with reductions halved, the outermost one first, until they are able; without those that never are."""
     unit, inner = chains
     bad = ~able(chains)
-    for dim in space.nest.reduce:
+    for dim in [d for d in space.nest.reduce if d not in space.named]:
         while True:
             steps = unit[dim] // np.maximum(inner[dim], 1)
             halved = bad & (steps > 1)
@@ -264,7 +301,7 @@ def _bases(space: TileSpace, position: int, tiles: Tiles) -> tuple[Tiles, Tiles]
     for dim, extent in enumerate(space.nest.extents):
         rule = space.rules.multiple(space.levels[position], space.nest.dims[dim].name)
         limit = space.fit.limits.get((space.levels[position], dim), max(extent, 1) + int(tiles[dim].max(initial=1)) * rule.step)
-        aligned = np.lcm(np.maximum(tiles[dim], 1), rule.step)
+        aligned = rule.around(tiles[dim])
         base[dim] = np.where(aligned <= limit, aligned, tiles[dim])
         most[dim] = np.maximum(1, np.minimum(-(-extent // np.maximum(base[dim], 1)), limit // np.maximum(base[dim], 1)))
     return base, most

@@ -71,25 +71,26 @@ def budget(space: TileSpace) -> int:
     return 1 if space.model.parameters.own_model is None else UNSURE
 
 
-def rate_short_list(screens: Sequence[Screen], rate: Rate, count: int = 1, worth: float = math.inf) -> None:
+def rate_short_list(screens: Sequence[Screen], rate: Rate, count: int = 1, worth: float = math.inf, each: int = EACH) -> None:
     """Rates the best programs by the screen, best first; of equal ones the one with the smaller tiles.
 
     It goes on until `SHORT` of them take about as long as the screen says, as it may be wrong about all that are alike. For the
     same reason, few of them have the same innermost tile. If none can run, a device needs more room than the screen knows.
     `count`: the programs that a caller asks for; there are at least as many. `worth`: seconds; longer programs are not rated.
+    `each`: at least so many innermost tiles of each kind are pursued.
     """
     left = list(screens)
     while left:
-        lacking = _rate_screened(left, rate, -(-count // SHORT), worth)
+        lacking = _rate_screened(left, rate, -(-count // SHORT), worth, each)
         left = [screen for screen in left if screen in lacking and screen.halve_room()]
 
 
-def _rate_screened(screens: Sequence[Screen], rate: Rate, often: int, worth: float) -> list[Screen]:
+def _rate_screened(screens: Sequence[Screen], rate: Rate, often: int, worth: float, each: int) -> list[Screen]:
     """Rates the short list, so many times as long; returns the screens of whose programs none ran, as units have no room."""
     seen, refused, ran, lacking = Counter[object](), Counter[object](), set[object](), dict[int, bool]()
     unsure = budget(screens[0].space)
     left, trusted = SHORT * max(unsure, often), 1.0 if unsure == 1 else math.inf  # a device's own model may be longer throughout
-    listed = _screened(screens, often)
+    listed = _screened(screens, often, each)
     for seconds, chain, number, way in listed:
         space = screens[number].space
         if seconds > worth:
@@ -129,11 +130,11 @@ def _alike(space: TileSpace, number: int, chain: Chain) -> tuple[object, object]
     return (number, inner), (number, stepped)
 
 
-def _screened(screens: Sequence[Screen], often: int) -> list[Listed]:
+def _screened(screens: Sequence[Screen], often: int, each: int) -> list[Listed]:
     """Returns the best programs by the screen, best first: `LONG`, or as many of each tile space where a device rates otherwise."""
     best: list[Listed] = []
     long = LONG * often
-    for number, kinds in promising(screens):
+    for number, kinds in promising(screens, each):
         sure = budget(screens[number].space) == 1
         worst = best[long - 1][0] if len(best) >= long and sure else math.inf
         inner = [tiles[:, least < worst] for tiles, least in kinds if np.any(least < worst)]
@@ -162,7 +163,7 @@ def _settled(screens: Sequence[Screen], best: list[Listed], most: int) -> list[L
     return sorted(found)[:most]
 
 
-def promising(screens: Sequence[Screen]) -> Iterator[tuple[int, list[tuple[Tiles, Value]]]]:
+def promising(screens: Sequence[Screen], each: int) -> Iterator[tuple[int, list[tuple[Tiles, Value]]]]:
     """Yields for each tile space the innermost tiles of each kind with the least lower bounds; the most promising space first."""
     inner = [inner_tiles(screen.space) for screen in screens]
     least = [screen.least_seconds(tiles) for screen, tiles in zip(screens, inner, strict=True)]
@@ -173,7 +174,7 @@ def promising(screens: Sequence[Screen]) -> Iterator[tuple[int, list[tuple[Tiles
         for kind in np.unique(kinds).tolist():
             mine = np.flatnonzero(kinds == kind)
             mine = mine[np.argsort(least[number][mine], kind="stable")]
-            chosen = mine[: max(EACH, int(np.count_nonzero(least[number][mine] <= worth)))]
+            chosen = mine[: max(each, int(np.count_nonzero(least[number][mine] <= worth)))]
             found.append((inner[number][:, chosen], least[number][chosen]))
         yield number, found
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from roller.ir.elementwise import Value
 from roller.program.alignment import FINE_STEPS
-from roller.search.funnel.lattice import Chains, joined, run_widths, runs_along
+from roller.search.funnel.lattice import Chains, joined, run_widths, runs_along, with_named
 from roller.search.tile_space import TileSpace, equal_parts, start
 
 
@@ -22,7 +22,7 @@ def nearby(space: TileSpace, chains: Chains) -> Chains:
     found = list(_every(space, chains))
     if not found:
         return [tile[:, :0] for tile in chains]
-    near = joined(found)
+    near = with_named(space, joined(found))
     return [tile[:, _within(space, near)] for tile in near] if space.fit.limits else near
 
 
@@ -68,7 +68,7 @@ def _steps(space: TileSpace, chains: Chains, position: int, dim: int) -> dict[st
     now, innermost = chains[position][dim], position == len(chains) - 1
     rule = space.rules.multiple(space.levels[position], space.nest.dims[dim].name)
     inside = np.full_like(now, start(space)[dim]) if innermost else chains[position + 1][dim]
-    base, extent = np.lcm(np.maximum(inside, 1), rule.step), space.nest.extents[dim]
+    base, extent = rule.around(inside), space.nest.extents[dim]
     most = np.maximum(1, extent // base if innermost else -(-extent // base))
     limit = space.fit.limits.get((space.levels[position], dim))
     if limit is not None:
@@ -91,7 +91,7 @@ def _balanced(space: TileSpace, chains: Chains, one: int, extent: Value, other: 
     whole, unit = space.nest.extents, chains[0]
     parts = -(-whole[one] // unit[one]) * -(-whole[other] // unit[other])
     wanted = np.maximum(1, parts // -(-whole[one] // extent))
-    base = np.lcm(np.maximum(chains[1][other], 1), space.rules.multiple(space.levels[0], space.nest.dims[other].name).step)
+    base = space.rules.multiple(space.levels[0], space.nest.dims[other].name).around(chains[1][other])
     extents = -(-whole[other] // wanted)
     return -(-extents // base) * base
 
@@ -140,7 +140,7 @@ def _with(space: TileSpace, chains: Chains, position: int, changed: dict[int, Va
 def _around(space: TileSpace, chains: Chains, position: int, dim: int, inside: Value, some: Value, along: bool) -> Value:
     """Returns the extent of a tile around a changed one."""
     now, whole = chains[position][dim, some], space.nest.extents[dim]
-    step = np.lcm(np.maximum(inside, 1), space.rules.multiple(space.levels[position], space.nest.dims[dim].name).step)
+    step = space.rules.multiple(space.levels[position], space.nest.dims[dim].name).around(inside)
     wanted = now * inside / chains[position + 1][dim, some] if along else now
     most = -(-whole // step)
     return step * np.where(wanted >= whole, most, np.minimum(most, np.maximum(1, np.rint(wanted / step)))).astype(np.int64)
