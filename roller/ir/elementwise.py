@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+TABLE = 8  # a table with as many places for each extent takes less time than sorting these
 Extent = Any  # an int, or an integer array with one value for each tile
 Extents = Any  # extents of a tile, one for each dimension; or of tiles, as an array of [dimension, tile]
 Value = Any  # a number, or an array with one number for each tile
@@ -40,8 +41,17 @@ def each(function: Callable[[int], Value], extents: Extent) -> Value:
     """Returns a function of one extent for every tile; of equal extents it is computed once."""
     if not isinstance(extents, np.ndarray):
         return function(extents)
-    different, places = np.unique(extents, return_inverse=True)
-    return np.array([function(int(extent)) for extent in different])[places.reshape(extents.shape)]
+    longest = int(extents.max(initial=0))
+    if longest > TABLE * extents.size or extents.min(initial=0) < 0:
+        different, places = np.unique(extents, return_inverse=True)
+        return np.array([function(int(extent)) for extent in different])[places.reshape(extents.shape)]
+    there = np.zeros(longest + 1, dtype=bool)
+    there[extents] = True
+    different = np.flatnonzero(there)
+    values = np.array([function(int(extent)) for extent in different])
+    table = np.zeros(longest + 1, dtype=values.dtype)
+    table[different] = values
+    return table[extents]
 
 
 __all__ = ["Extent", "Extents", "Value", "each", "largest", "least", "where"]

@@ -326,5 +326,6 @@ class CacheLoads:
 def _products(factors: Value) -> Value:
     """Returns the products of the first 0, 1, 2 … factors."""
     found = np.ones((len(factors) + 1, factors.shape[1]))
-    np.multiply.accumulate(factors, axis=0, dtype=float, out=found[1:])
+    for number, factor in enumerate(factors):  # takes a third of the time of np.multiply.accumulate
+        np.multiply(found[number], factor, out=found[number + 1])
     return found

@@ -112,11 +112,6 @@ class CacheRows:
         return np.minimum(least, np.where(rows > 1, level.row_shares.share(rows, run * width), 1.0))
 
 
-def _at(values: Value, depths: Value) -> Value:
-    """Returns for each chain the value at its depth."""
-    return values[depths, np.arange(values.shape[1])]
-
-
 def at_depths(values: Value, depths: Value) -> Value:
     """Returns for each chain the value at its depth."""
     return values[depths, np.arange(values.shape[1])]
