@@ -98,7 +98,7 @@ def _brought(
     times = cold * _times_loaded(walk, level, stream.touches, kept, depth)
     if not isinstance(held, HeldTile):
         return LevelTraffic((held or 0.0) * times, 0.0)
-    brought = (held.moved(level.transaction_bytes) + _shared_borders(walk, level, number, depth)) * times
+    brought = held.moved(level.transaction_bytes) * _with_borders(walk, level, number, depth) * times
     started = held.tile.elements * times / max(walk.run(number, level), 1)
     if lost:
         gathered = _apart(walk.program, stream) * held.tile.elements * times
@@ -116,20 +116,26 @@ def _brought(
     return LevelTraffic(moved, 0.0 if past else started, ahead, moved * (1 / _row_share(walk, level, number) - 1))
 
 
-def _shared_borders(walk: NestWalk, level: MemoryLevel, number: int, depth: int) -> float:
-    """Returns the bytes of a tile that private caches load more than once: their units' parts of it share lines and halos.
+def _with_borders(walk: NestWalk, level: MemoryLevel, number: int, depth: int) -> float:
+    """Returns how often private caches load a tile whose parts are on several units: lines and halos on borders come twice.
 
-    Each unit takes a consecutive run of the next loop's trips. Borders between trips of one unit count once.
+    Each unit takes a consecutive run of a loop's trips. Borders between trips of one unit count once.
     """
-    stream, sizes = walk.streams[number], walk.held[number]
-    if depth >= stream.stop or walk.program.dealt or not stream.touches[walk.loops[depth].dim]:
-        return 0.0
-    parts, trips = walk.apart(level.instances)[depth], walk.loops[depth].trips
-    whole, part = sizes[depth], sizes[depth + 1]
-    if parts == 1 or not isinstance(whole, HeldTile) or not isinstance(part, HeldTile):
-        return 0.0
-    twice = trips * part.moved(level.transaction_bytes) - whole.moved(level.transaction_bytes)
-    return twice * (parts - 1) / (trips - 1)
+    stream, sizes, factor = walk.streams[number], walk.held[number], 1.0
+    if walk.program.dealt or stream.copy or stream.access is None:
+        return factor
+    for place, parts in enumerate(walk.apart(level.instances)[: stream.stop]):
+        loop, whole, part = walk.loops[place], sizes[place], sizes[place + 1]
+        if place < depth or parts == 1 or not stream.touches[loop.dim]:
+            continue
+        assert isinstance(whole, HeldTile) and isinstance(part, HeldTile)
+        tile = list(walk.tiles[place + 1])
+        tile[loop.dim] = walk.tiles[place][loop.dim] - (loop.trips - 1) * tile[loop.dim]
+        last, once = walk.geometry.read(stream.access, tuple(tile)), whole.moved(level.transaction_bytes)
+        apart = (loop.trips - 1) * part.moved(level.transaction_bytes) + last.moved(level.transaction_bytes)
+        runs = -(-loop.trips // -(-loop.trips // parts))
+        factor *= 1 + (apart / max(once, 1.0) - 1) * (runs - 1) / (loop.trips - 1)
+    return factor
 
 
 def _row_share(walk: NestWalk, level: MemoryLevel, number: int) -> float:

@@ -59,7 +59,10 @@ class Growth:
             return self.program.inner[dim]
         lying = [role for role, place in self.program.mapping if place == dim]
         extent = next((size for role, size in self.program.atom.roles.items() if role in lying), 1)
-        return min(extent, self.program.inner[dim]) if isinstance(extent, int) else 1
+        if not isinstance(extent, int):
+            return 1
+        whole = self.spec.spread or not self.program.atom.loads  # other atoms shrink to their dimension
+        return extent if whole else min(extent, max(self.program.nest.dims[dim].extent, 1), self.program.inner[dim])
 
     def broken(self) -> str | None:
         """Returns the first rule that the program's tiles break, from the innermost outwards; None if they are legal."""
@@ -84,8 +87,8 @@ class Growth:
         fits = self.fit.fits(*given) if level.managed else self.fit.within(levels[position], tile, inner)
         if fits:
             return self.fit.legal(*given)
-        room = self.fit.usable_bytes(level)
-        if level.managed and position < len(levels) - 1 and self.fit.footprint(*given[:4], program.atom) <= room:
+        lanes = self.fit.lanes(tile, inner, program.atom) if program.lane_level is not None and position < len(levels) - 1 else 0
+        if lanes > self.spec.unit.lanes_max and self.fit.footprint(*given[:4], program.atom) <= self.fit.usable_bytes(level):
             return LANES
         return self.fit.rule(levels, position)
 

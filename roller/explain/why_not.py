@@ -21,7 +21,6 @@ from roller.cost.parameters import CostParameters
 from roller.errors import ExpressionError
 from roller.explain.growth_limits import Growth
 from roller.explain.texts import no_dimension, of_term, predicted, size_text
-from roller.ir.expr import TensorExpr
 from roller.ir.nest import Nest, Tile, variants
 from roller.program.alignment import LANES, Rules
 from roller.program.estimate import Estimate
@@ -39,6 +38,7 @@ from roller.target.hardware import ComputeAtom, HardwareSpec
 
 LEAST_SHARE = 0.01  # terms that differ by this share of the whole are shown
 PURSUED = (EACH, 16 * EACH, sys.maxsize)  # innermost tiles of each kind: more take more time; all of them if nothing runs otherwise
+MOST = 1 << 31  # extents are below it
 SHOWN = 3  # rules that exclude a tile are shown, those first that exclude most
 
 
@@ -46,8 +46,9 @@ SHOWN = 3  # rules that exclude a tile are shown, those first that exclude most
 class Alternative:
     """The answer for a tile: why it is excluded, or the best program with it and both predictions.
 
-    `rule` and `where`: the rule that excludes it, and how many of its programs each rule excludes; no `program` then. `terms`: for
-    each term of the model its seconds with this tile and in the chosen program, the largest difference first.
+    `rule`: the rules that exclude it, as text, and there is no `program` then; `refusals`: each rule, and how often it refused a
+    tile or a tile space. `terms`: for each term of the model its seconds with this tile and in the chosen program, the largest
+    difference first. `considered`: whether construction offered the program, too.
     """
 
     stage: str
@@ -58,11 +59,14 @@ class Alternative:
     estimate: Estimate | None
     chosen: Estimate
     terms: tuple[tuple[str, float, float], ...] = ()
+    considered: bool = False
 
     @property
     def change(self) -> float:
         """The relative change of the predicted seconds: 0.1 is a tenth slower than the chosen program."""
-        return self.estimate.seconds / self.chosen.seconds - 1 if self.estimate is not None and self.chosen.seconds else math.inf
+        if self.estimate is None:
+            return math.inf
+        return self.estimate.seconds / self.chosen.seconds - 1 if self.chosen.seconds else 0.0
 
     def lines(self) -> list[str]:
         """Returns the answer as text."""
@@ -74,7 +78,7 @@ class Alternative:
         changed = [(name, now, then) for name, now, then in self.terms if abs(now - then) >= least]
         terms = [f"{name} {of_term(self.estimate, now)} instead of {of_term(self.chosen, then)}" for name, now, then in changed]
         lines = [f"{head}: predicted {predicted(self.estimate)}, {much}{': ' if terms else ''}{', '.join(terms)}"]
-        if self.change < 0:
+        if self.change < 0 and not self.considered:
             lines.append("  construction did not consider it")
         return [*lines, f"  the best program with it: {self.program.describe()}"]
 
@@ -102,25 +106,27 @@ def why_not(
 ) -> Alternative:
     """Returns why a program's unit tile is not the named one. `ExpressionError` for a tile that no stage has.
 
-    The answer takes as long as construction: it is the best program that construction finds where units may have no other tile,
-    or one of the `candidates`.
+    The answer is the best program that construction finds where units may have no other tile, or one of the `candidates`. It takes
+    a few times as long as construction.
     """
     tile = _checked(tile)
-    number, nests = _stage(chosen.expr, spec, tile)
+    number, nests = _stage(chosen, spec, rules, parameters, tile)
     stage = _program_of(chosen, number)
     own = rules.of(stage.nest.stage.name)
     now = rated_alone(stage, spec, own, parameters)
+    known = [_program_of(candidate, number) for candidate in (chosen, *candidates)]
     if stage.nest.before:
         ranked = rated_rows(stage.nest, spec, own, parameters)
         found, reasons = [one for one in ranked if _is_named(one[0], tile)], Counter([_lacking([p for p, _ in ranked], tile)])
     else:
-        known = [_program_of(candidate, number) for candidate in (chosen, *candidates)]
-        found, reasons = _constructed(nests, spec, own, parameters, tile, known)
+        alone = [program for program in known if not program.nest.before]
+        found, reasons = _constructed(nests, spec, own, parameters, tile, alone)
     named, counted = tuple(tile.items()), tuple(reasons.items())
     if not found:
         return Alternative(stage.nest.stage.name, named, "; ".join([rule for rule, _ in counted[:SHOWN]]), counted, None, None, now)
     program, estimate = found[0]
-    return Alternative(stage.nest.stage.name, named, None, (), program, estimate, now, _terms(estimate, now))
+    considered = any(program.key == one.key for one in known)
+    return Alternative(stage.nest.stage.name, named, None, (), program, estimate, now, _terms(estimate, now), considered)
 
 
 def rated_alone(program: StageProgram, spec: HardwareSpec, rules: Rules, parameters: CostParameters) -> Estimate:
@@ -157,21 +163,27 @@ def _checked(tile: Mapping[str, int]) -> dict[str, int]:
         found = {name: index(extent) for name, extent in tile.items() if isinstance(name, str) and not isinstance(extent, bool)}
     except (TypeError, AttributeError):
         found = {}
-    if not found or len(found) != len(tile) or min(found.values()) < 1:
-        raise ExpressionError(f"why_not={tile!r}: a tile such as {{'m': 256}} expected, with positive integers")
+    if not found or len(found) != len(tile) or not all(0 < extent < MOST for extent in found.values()):
+        raise ExpressionError(f"why_not={tile!r}: a tile such as {{'m': 256}} expected, with positive integers below {MOST}")
     return found
 
 
-def _stage(expr: TensorExpr, spec: HardwareSpec, tile: Mapping[str, int]) -> tuple[int, tuple[Nest, ...]]:
-    """Returns the first stage with these dimensions, by its number, and its nests."""
-    known: dict[str, None] = {}
-    for number, stage in enumerate(expr.stages):
-        nests = variants(stage, expr.tensors, spec.spread)
-        if any(_has(nest, tile) for nest in nests):
-            return number, nests
-        known |= dict.fromkeys(dim.name for nest in nests for dim in nest.dims)
-    stranger = next((name for name in tile if name not in known), ", ".join(tile))
-    raise ExpressionError(f"why_not: no loop nest has {no_dimension(stranger, list(known))}")
+def _stage(
+    chosen: RProgram, spec: HardwareSpec, rules: Rules, parameters: CostParameters, tile: Mapping[str, int]
+) -> tuple[int, tuple[Nest, ...]]:
+    """Returns the stage with these dimensions, by its number, and its nests; of several the one that takes longest."""
+    every = [variants(stage, chosen.expr.tensors, spec.spread) for stage in chosen.expr.stages]
+    having = [number for number, nests in enumerate(every) if any(_has(nest, tile) for nest in nests)]
+    if having:
+        programs = {number: _program_of(chosen, number) for number in having}
+        seconds = {n: rated_alone(p, spec, rules.of(p.nest.stage.name), parameters).seconds for n, p in programs.items()}
+        longest = max(having, key=lambda number: (seconds[number], -number))
+        return longest, every[longest]
+    known = list(dict.fromkeys(dim.name for nests in every for nest in nests for dim in nest.dims))
+    strangers = [name for name in tile if name not in known]
+    if strangers:
+        raise ExpressionError(f"why_not: no loop nest has {no_dimension(strangers[0], known)}")
+    raise ExpressionError(f"why_not: no loop nest has all of {', '.join(tile)}; name dimensions of one stage")
 
 
 def _has(nest: Nest, tile: Mapping[str, int]) -> bool:
@@ -203,12 +215,14 @@ def _lacking(programs: Sequence[StageProgram], tile: Mapping[str, int]) -> str:
     for dim, extents in zip(programs[0].nest.dims, zip(*[p.unit_tile for p in programs], strict=True), strict=True):
         if dim.name in tile and tile[dim.name] not in extents:
             there = ", ".join(map(str, sorted(set(extents))))
-            return f"{dim.name} = {tile[dim.name]}: programs of whole rows that fit have {there}"
-    return "no program of whole rows that fits has these extents together"
+            return f"{dim.name} = {tile[dim.name]}: one program for all stages has whole rows, and those that fit have {there}"
+    return "one program for all stages has whole rows, and none that fits has these extents together"
 
 
 def _excluding(spaces: Sequence[TileSpace], atom: ComputeAtom) -> Counter[str]:
     """Returns the rules that exclude a named tile, and how many chains, or tile spaces, each excludes; those of an atom first."""
+    if any(0 in space.nest.extents for space in spaces):
+        return Counter(["nothing is computed: the smallest tile will do"])
     found = Counter[str]()
     for mine in (True, False):
         some = [space for space in spaces if (space.atom == atom) == mine]
@@ -267,7 +281,7 @@ def _unaligned(space: TileSpace) -> Iterator[str]:
         if named > -(-whole // base) * base:
             yield f"{name} = {named}, more than the dimension's {whole}"
         else:
-            yield f"{name} = {named}, no multiple of {least if named % max(least, 1) else step}"
+            yield f"{name} = {named}, no multiple of {f'{least} ({space.atom.name})' if named % max(least, 1) else step}"
 
 
 def _terms(estimate: Estimate, chosen: Estimate) -> tuple[tuple[str, float, float], ...]:

@@ -41,8 +41,10 @@ def each(function: Callable[[int], Value], extents: Extent) -> Value:
     """Returns a function of one extent for every tile; of equal extents it is computed once."""
     if not isinstance(extents, np.ndarray):
         return function(extents)
-    longest = int(extents.max(initial=0))
-    if longest > TABLE * extents.size or extents.min(initial=0) < 0:
+    if not extents.size:
+        return extents
+    longest = int(extents.max())
+    if longest > TABLE * extents.size or extents.min() < 0:
         different, places = np.unique(extents, return_inverse=True)
         return np.array([function(int(extent)) for extent in different])[places.reshape(extents.shape)]
     there = np.zeros(longest + 1, dtype=bool)

@@ -243,9 +243,8 @@ class StageProgram:
         split += f" bands of {band[1]} {names[band[0]]}" if band else ""
         split += "" if dispatch.parallel else " on one unit"
         turned = [d for _, d in self.mapping] != sorted(d for _, d in self.mapping)
-        turned |= (
-            len(self.mapping) == 1 and self.nest.output.strides[self.mapping[0][1]] != 1
-        )  # the results' rows go without saying
+        # A vector along which results are contiguous is the usual one, and is left out.
+        turned |= len(self.mapping) == 1 and self.nest.output.strides[self.mapping[0][1]] != 1
         lies = f" ({','.join(f'{role} on {names[d]}' for role, d in self.mapping)})" if turned else ""
         return f"{','.join(names)}: {tiles} {self.atom.name}{lies}{split}{tail}"
 

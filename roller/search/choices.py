@@ -320,9 +320,10 @@ def split(space: TileSpace, program: StageProgram, pad: bool = True) -> Iterator
     dim = max(space.nest.reduce, key=lambda i: space.nest.extents[i])
     if not space.nest.extents[dim]:
         return
+    step = space.named.get(dim, program.inner[dim])
     for parts in sorted({-(-units // max(tiles, 1)), units // max(tiles, 1)}):
         share = -(-space.nest.extents[dim] // max(parts, 1))
-        share = -(-share // program.inner[dim]) * program.inner[dim]
+        share = -(-share // step) * step
         trips = -(-space.nest.extents[dim] // share)
         if trips > 1:
             yield from cut(space, program, dim, share, pad)
@@ -342,8 +343,8 @@ def in_turn(space: TileSpace, program: StageProgram, along: int | None = None) -
         parts = space.spec.unit.count // max(others, 1)
         if parts < 2 or others * -(-nest.extents[first] // program.unit_tile[first]) < space.spec.unit.count:
             continue
-        share = -(-nest.extents[dim] // parts)
-        share = -(-share // program.inner[dim]) * program.inner[dim]
+        share, step = -(-nest.extents[dim] // parts), space.named.get(dim, program.inner[dim])
+        share = -(-share // step) * step
         order = (first, *[d for d in program.orders[0] if d != first])
         if share < nest.extents[dim]:
             yield from cut(space, replace(program, orders=(order, *program.orders[1:])), dim, share)

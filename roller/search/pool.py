@@ -26,8 +26,8 @@ class Pool:
         """Returns the predicted seconds of a program and keeps it, unless it cannot run.
 
         A program that would be the best one is rated with as many copies as its kernel keeps, and for as many tiles on a unit as
-        the device itself predicts. From `worth`
-        seconds on a device's own model need not be exact, and the program is not kept.
+        the device itself predicts. From `worth` seconds on a device's own model need not be exact, and the program is not kept. A
+        program without the extents that the rules name for a unit's tile counts as one that cannot run.
         """
         if space.vectorised(program.inner) or not space.has_named(program.unit_tile):
             return math.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -64,23 +65,49 @@ def test_units_that_tiles_are_dealt_to_work_on_neighbours(units: int, copies: li
     assert [walk.copies(number, len(walk.loops), units) for number in range(3)] == copies
 
 
+def lines_of(rows: int, width: int, columns: range) -> int:
+    """The lines of 64 bytes in which these columns of an array of float32 lie."""
+    starts = [row * width for row in range(rows)]
+    return len({(start + column) * 4 // 64 for start in starts for column in columns})
+
+
+def lines_of_units(rows: int, width: int, tile: int, units: int) -> int:
+    """The lines of all units that each take a run of tiles of so many columns."""
+    tiles = math.ceil(width / tile)
+    mine = math.ceil(tiles / units) * tile
+    return sum([lines_of(rows, width, range(unit * mine, min(width, (unit + 1) * mine))) for unit in range(units)])
+
+
 @pytest.mark.parametrize(("units", "width"), [(1, 14), (20, 14), (10, 14), (4, 40), (2, 67)])
 def test_each_private_cache_loads_the_lines_on_the_borders_of_its_columns(units: int, width: int) -> None:
     """Sums of 64 rows of 268 values, some columns on each of so many units: lines that two of them need come twice."""
     spec = cached(1 << 20, units=units)
     program = by_hand(expression(ops.reduce_sum(ops.tensor((64, 268), name="x"), (0,))), spec, (width, 64), (1, 1))
     walk = walk_of(program, spec)
-    tiles, line = -(-268 // width), 64
-    mine = -(-tiles // units) * width  # columns of one unit: consecutive tiles
-    counted = 0
-    for unit in range(units):
-        starts = [row * 268 * 4 for row in range(64)]
-        begin, end = min(268, unit * mine) * 4, min(268, (unit + 1) * mine) * 4
-        counted += len({at // line for start in starts for at in range(start + begin, start + end, 4)})
+    counted = lines_of_units(64, 268, width, units)
     read = level_traffic(walk, 1).bytes - 268 * 4
-    assert read == pytest.approx(counted * line, rel=0.08)
+    assert read == pytest.approx(counted * 64, rel=0.08)
     if units == 20:
         assert read > 1.7 * 64 * 268 * 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "tile", "units"), [(64, 2064, 2048, 2), (64, 1040, 1024, 2), (64, 357, 17, 20), (64, 1000, 240, 8)]
+)
+def test_a_shorter_last_part_is_no_border(rows: int, width: int, tile: int, units: int) -> None:
+    spec = cached(1 << 22, units=units)
+    program = by_hand(expression(ops.reduce_sum(ops.tensor((rows, width), name="x"), (0,))), spec, (tile, rows), (1, 1))
+    counted = lines_of_units(rows, width, tile, units)
+    assert level_traffic(walk_of(program, spec), 1).bytes - width * 4 == pytest.approx(counted * 64, rel=0.08)
+
+
+def test_borders_of_two_dimensions_count() -> None:
+    """Products of 32 x 14 on twenty units, two of them beside one another in rows: each unit loads its own columns."""
+    spec = cached(1 << 20, units=20)
+    operands = ops.tensor((64, 64), name="a"), ops.tensor((64, 140), name="b")
+    walk = walk_of(by_hand(expression(ops.matmul(*operands)), spec, (32, 14, 64), (1, 1, 1)), spec)
+    columns, rows = lines_of_units(64, 140, 14, 10) * 64, 64 * 64 * 4
+    assert level_traffic(walk, 1).bytes == pytest.approx(10 * rows + 2 * columns + columns, rel=0.05)  # a, b and the results
 
 
 def on_gpu(cache_bytes: int, atom: str, *tiles: tuple[int, ...]) -> tuple[StageProgram, NestWalk]:

@@ -264,14 +264,25 @@ class CacheLoads:
         """Returns the bytes of an array at each depth, with the borders that several private caches load, [depth, chain]."""
         assert part.access is not None
         moved, units = self.boxes(part.access).moved(level.transaction_bytes), min(level.instances, self.units)
-        if self.base.dealt or units == 1:
+        if self.base.dealt or part.copy or units == 1:
             return moved
-        parts, inside = self._together_over(units), part.stop
-        shared = np.array([part.touches[lp.dim] and n < inside for n, lp in enumerate(self.loops)], dtype=bool).reshape(-1, 1)
-        twice = np.where(shared & (parts > 1), self.trips * moved[1:] - moved[:-1], 0.0)
-        found = moved.astype(float)
-        found[:-1] += twice * (parts - 1) / np.maximum(self.trips - 1, 1)
+        factor: Value = 1.0
+        found, parts = moved.astype(float), self._together_over(units)
+        for place in reversed(range(part.stop)):
+            if part.touches[self.loops[place].dim] and np.any(parts[place] > 1):
+                factor = factor * self._borders(part.access, level, place, parts[place])
+            found[place] *= factor
         return found
+
+    def _borders(self, number: int, level: MemoryLevel, place: int, parts: Value) -> Value:
+        """Returns how often the borders of parts along a loop make private caches load an array (`roller.cost.traffic`)."""
+        dim, trips, boxes = self.loops[place].dim, self.trips[place], self.boxes(number)
+        tile = [extents[place + 1] for extents in self.tiles]
+        tile[dim] = self.tiles[dim][place] - (trips - 1) * tile[dim]
+        last, moved = self.model.geometry.reads(number, tile).moved(level.transaction_bytes), boxes.moved(level.transaction_bytes)
+        apart = (trips - 1) * moved[place + 1] + last
+        runs = -(-trips // -(-trips // parts))
+        return 1 + (apart / np.maximum(moved[place], 1.0) - 1) * (runs - 1) / np.maximum(trips - 1, 1)
 
     def _times(self, part: Stream, fit: Value, reuse: Reuse) -> Value:
         """Returns how often the tile at a depth is loaded."""

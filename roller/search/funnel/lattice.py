@@ -83,7 +83,8 @@ def _innermost(space: TileSpace, dim: int) -> list[int]:
     first, *longer = extents(space, last, dim, start(space)[dim])
     if named is not None:
         step = space.rules.multiple(space.levels[last], space.nest.dims[dim].name).around(first)
-        longer = [e for e in range(step, named + 1, step) if named % e == 0 and e > first]
+        limit = min(extent, space.fit.limits.get((space.levels[last], dim), extent), named)
+        longer = [e for e in range(step, limit + 1, step) if named % e == 0 and e > first]
     return [first, *[e for e in longer if e <= extent]]
 
 
@@ -101,6 +102,8 @@ def named_around(space: TileSpace, dim: int, inner: Value) -> Value:
     rule = space.rules.multiple(space.levels[0], space.nest.dims[dim].name)
     base = np.lcm(np.maximum(inner, 1), rule.step)
     aligned = space.nest.dims[dim].is_reduce or named % rule.step == 0
+    if rule.limit is not None and rule.limit < named:
+        return inner < 0
     return (named % np.maximum(inner, 1) == 0) & ((inner == named) | (aligned & (named <= -(-extent // base) * base)))
 
 

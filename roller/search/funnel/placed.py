@@ -70,7 +70,8 @@ class Placed:
         share, tile = self.share.copy(), self.unit.copy()
         part = -(-share[dim] // parts)
         part = -(-part // self.inner[dim]) * self.inner[dim]
-        part = np.where(part > tile[dim], -(-part // tile[dim]) * tile[dim], part)
+        whole = (part > tile[dim]) | (dim in self.space.named)  # in steps of the tile
+        part = np.where(whole, -(-part // tile[dim]) * tile[dim], part)
         tile[dim] = np.where(parts > 1, np.minimum(tile[dim], part), tile[dim])
         share[dim] = np.where(parts > 1, part, share[dim])
         return replace(self, chains=[tile, *self.chains[1:]], share=share, first=first)
@@ -117,7 +118,8 @@ class Placed:
         if self.first is None:
             return False
         apart = [d for d in self.nest.spatial if not touches[d] and d != self.first]
-        return self.count(self.unit, apart) == 1
+        cut = [d for d in self.nest.reduce if not touches[d]]
+        return self.count(self.unit, apart) * self.count(self.share, cut) == 1
 
     @cached_property
     def busy(self) -> Value:

@@ -104,7 +104,8 @@ def _rate_screened(screens: Sequence[Screen], rate: Rate, often: int, worth: flo
         seen[number] += 1
         rule = space.fit.rule(space.levels, 0)
         before = space.refusals[rule]
-        longer = min([_in_any_order(space, rate, one) for one in screens[number].programs(chain, way)], default=math.inf) / seconds
+        named = [one for one in screens[number].programs(chain, way) if space.has_named(one.unit_tile)]
+        longer = min([_in_any_order(space, rate, one) for one in named], default=math.inf) / seconds
         lacking[number] = lacking.get(number, True) and math.isinf(longer) and space.refusals[rule] > before
         if math.isinf(longer):
             refused[kind] = min(refused[kind] + 1, REFUSED)
