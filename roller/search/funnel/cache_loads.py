@@ -59,6 +59,7 @@ class CacheLoads:
         self._reuses: dict[int, Reuse] = {}
         self._boxes: dict[int, Boxes] = {}
         self._beside: dict[int, Value] = {}
+        self._bordered: dict[tuple[int, int, int, int], Value] = {}
 
     def into(self, index: int, staged: tuple[Staging, ...]) -> Loaded:
         """Returns what the cache at this position of the spec loads for programs with these copies."""
@@ -267,22 +268,25 @@ class CacheLoads:
         if self.base.dealt or part.copy or units == 1:
             return moved
         factor: Value = 1.0
-        found, parts = moved.astype(float), self._together_over(units)
-        for place in reversed(range(part.stop)):
-            if part.touches[self.loops[place].dim] and np.any(parts[place] > 1):
-                factor = factor * self._borders(part.access, level, place, parts[place])
+        found = moved.astype(float)
+        for place in reversed(range(sum(loop.over_units for loop in self.loops))):
+            if place < part.stop and part.touches[self.loops[place].dim]:
+                factor = factor * self._borders(part.access, level.transaction_bytes, units, place)
             found[place] *= factor
         return found
 
-    def _borders(self, number: int, level: MemoryLevel, place: int, parts: Value) -> Value:
-        """Returns how often the borders of parts along a loop make private caches load an array (`roller.cost.traffic`)."""
-        dim, trips, boxes = self.loops[place].dim, self.trips[place], self.boxes(number)
-        tile = [extents[place + 1] for extents in self.tiles]
-        tile[dim] = self.tiles[dim][place] - (trips - 1) * tile[dim]
-        last, moved = self.model.geometry.reads(number, tile).moved(level.transaction_bytes), boxes.moved(level.transaction_bytes)
-        apart = (trips - 1) * moved[place + 1] + last
-        runs = -(-trips // -(-trips // parts))
-        return 1 + (apart / np.maximum(moved[place], 1.0) - 1) * (runs - 1) / np.maximum(trips - 1, 1)
+    def _borders(self, number: int, transaction: int, units: int, place: int) -> Value:
+        """Returns how often the borders of units' parts along a loop are loaded (`roller.cost.traffic`)."""
+        key = number, transaction, units, place
+        if key not in self._bordered:
+            dim, trips, moved = self.loops[place].dim, self.trips[place], self.boxes(number).moved(transaction)
+            tile = [extents[place + 1] for extents in self.tiles]
+            tile[dim] = self.tiles[dim][place] - (trips - 1) * tile[dim]
+            apart = (trips - 1) * moved[place + 1] + self.model.geometry.reads(number, tile).moved(transaction)
+            runs = -(-trips // -(-trips // self._together_over(units)[place]))
+            twice = (apart / np.maximum(moved[place], 1.0) - 1) * (runs - 1)
+            self._bordered[key] = 1 + twice / np.maximum(trips - 1, 1)
+        return self._bordered[key]
 
     def _times(self, part: Stream, fit: Value, reuse: Reuse) -> Value:
         """Returns how often the tile at a depth is loaded."""
