@@ -270,17 +270,15 @@ def devices(form: Form = Format.table) -> None:
     report(form, "devices", lambda: table, lambda: {"devices": found})
 
 
-MOST_DIGITS = 18  # of an extent; longer numbers are no 64-bit integers
-
-
 def _tile(text: str) -> dict[str, int]:
     """Returns a tile from text such as "m=256,n=128"."""
     pairs = [part.strip().partition("=") for part in text.split(",")]
     if not all(name.strip() and extent.strip().isdecimal() and extent.strip().strip("0") for name, _, extent in pairs):
         raise typer.BadParameter(f"{text!r} is no tile such as m=256,n=128, with positive extents", param_hint="--why-not")
-    if max(len(extent.strip()) for _, _, extent in pairs) > MOST_DIGITS:
-        raise typer.BadParameter("no dimension is that long", param_hint="--why-not")
-    found = {name.strip(): int(extent) for name, _, extent in pairs}
+    try:
+        found = {name.strip(): int(extent) for name, _, extent in pairs}
+    except ValueError:  # thousands of digits
+        raise typer.BadParameter("no dimension is that long", param_hint="--why-not") from None
     if len(found) < len(pairs):
         raise typer.BadParameter(f"{text!r} names a dimension twice", param_hint="--why-not")
     return found

@@ -140,7 +140,11 @@ class CostParameters:
 
     def room(self, program: RProgram) -> list[int | None]:
         """Returns `resident_tiles` of each stage, None where the device does not supply it."""
-        return [None if self.resident_tiles is None else self.resident_tiles(stage) for stage in program.stages]
+        return [self.room_of(stage) for stage in program.stages]
+
+    def room_of(self, stage: StageProgram) -> int | None:
+        """Returns `resident_tiles` of one stage, None where the device does not supply it."""
+        return None if self.resident_tiles is None else self.resident_tiles(stage)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from roller.explain.texts import no_dimension, of_term, predicted, size_text
 from roller.ir.nest import Nest, Tile, variants
 from roller.program.alignment import LANES, Rules
 from roller.program.estimate import Estimate
+from roller.program.footprint import Geometry
 from roller.program.rprogram import RProgram, StageProgram, tiled_levels
 from roller.search.choices import program_of
 from roller.search.construct import search
@@ -38,7 +39,6 @@ from roller.target.hardware import ComputeAtom, HardwareSpec
 
 LEAST_SHARE = 0.01  # terms that differ by this share of the whole are shown
 PURSUED = (EACH, 16 * EACH, sys.maxsize)  # innermost tiles of each kind: more take more time; all of them if nothing runs otherwise
-MOST = 1 << 31  # extents are below it
 SHOWN = 3  # rules that exclude a tile are shown, those first that exclude most
 
 
@@ -110,10 +110,10 @@ def why_not(
     a few times as long as construction.
     """
     tile = _checked(tile)
-    number, nests = _stage(chosen, spec, rules, parameters, tile)
+    number, nests = _stage(chosen, spec, parameters, tile)
     stage = _program_of(chosen, number)
     own = rules.of(stage.nest.stage.name)
-    now = rated_alone(stage, spec, own, parameters)
+    now = _rated_alone(stage, spec, parameters)
     known = [_program_of(candidate, number) for candidate in (chosen, *candidates)]
     if stage.nest.before:
         ranked = rated_rows(stage.nest, spec, own, parameters)
@@ -129,10 +129,9 @@ def why_not(
     return Alternative(stage.nest.stage.name, named, None, (), program, estimate, now, _terms(estimate, now), considered)
 
 
-def rated_alone(program: StageProgram, spec: HardwareSpec, rules: Rules, parameters: CostParameters) -> Estimate:
+def _rated_alone(program: StageProgram, spec: HardwareSpec, parameters: CostParameters) -> Estimate:
     """Returns the estimate of one stage as construction rates it: for as many tiles on a unit as the device predicts."""
-    growth, room = Growth.of(program, spec, rules, parameters), parameters.resident_tiles
-    return Model(spec, parameters, growth.fit.geometry, None if room is None else room(program)).estimate(program)
+    return Model(spec, parameters, Geometry(program.nest), parameters.room_of(program)).estimate(program)
 
 
 def _constructed(
@@ -163,20 +162,19 @@ def _checked(tile: Mapping[str, int]) -> dict[str, int]:
         found = {name: index(extent) for name, extent in tile.items() if isinstance(name, str) and not isinstance(extent, bool)}
     except (TypeError, AttributeError):
         found = {}
-    if not found or len(found) != len(tile) or not all(0 < extent < MOST for extent in found.values()):
-        raise ExpressionError(f"why_not={tile!r}: a tile such as {{'m': 256}} expected, with positive integers below {MOST}")
+    if not found or len(found) != len(tile) or not all(0 < extent < sys.maxsize for extent in found.values()):
+        raise ExpressionError(f"why_not={tile!r}: a tile such as {{'m': 256}} expected, with positive integers of 63 bits at most")
     return found
 
 
 def _stage(
-    chosen: RProgram, spec: HardwareSpec, rules: Rules, parameters: CostParameters, tile: Mapping[str, int]
+    chosen: RProgram, spec: HardwareSpec, parameters: CostParameters, tile: Mapping[str, int]
 ) -> tuple[int, tuple[Nest, ...]]:
     """Returns the stage with these dimensions, by its number, and its nests; of several the one that takes longest."""
     every = [variants(stage, chosen.expr.tensors, spec.spread) for stage in chosen.expr.stages]
     having = [number for number, nests in enumerate(every) if any(_has(nest, tile) for nest in nests)]
     if having:
-        programs = {number: _program_of(chosen, number) for number in having}
-        seconds = {n: rated_alone(p, spec, rules.of(p.nest.stage.name), parameters).seconds for n, p in programs.items()}
+        seconds = {number: _rated_alone(_program_of(chosen, number), spec, parameters).seconds for number in having}
         longest = max(having, key=lambda number: (seconds[number], -number))
         return longest, every[longest]
     known = list(dict.fromkeys(dim.name for nests in every for nest in nests for dim in nest.dims))
@@ -274,14 +272,16 @@ def _unaligned(space: TileSpace) -> Iterator[str]:
     """Yields for the named dimensions why no innermost tile divides the unit's."""
     for dim, named in space.named.items():
         name, whole, least = space.nest.dims[dim].name, space.nest.extents[dim], start(space)[dim]
-        step = space.rules.multiple(space.levels[0], name).step
-        base = math.lcm(max(least, 1), step)
+        rule = space.rules.multiple(space.levels[0], name)
+        base = math.lcm(max(least, 1), rule.step)
         if named_around(space, dim, np.array(least)):
             continue
         if named > -(-whole // base) * base:
             yield f"{name} = {named}, more than the dimension's {whole}"
+        elif rule.limit is not None and rule.limit < named:
+            yield f"{name} = {named}, more than the {rule.limit} that the device allows"
         else:
-            yield f"{name} = {named}, no multiple of {f'{least} ({space.atom.name})' if named % max(least, 1) else step}"
+            yield f"{name} = {named}, no multiple of {f'{least} ({space.atom.name})' if named % max(least, 1) else rule.step}"
 
 
 def _terms(estimate: Estimate, chosen: Estimate) -> tuple[tuple[str, float, float], ...]:

@@ -74,10 +74,9 @@ class Pool:
 
 def _confirmed(space: TileSpace, program: StageProgram, rating: Estimate) -> Estimate | None:
     """Returns the rating for as many tiles on a unit as the device predicts; None, and counts it, where none has room."""
-    room = space.model.parameters.resident_tiles
-    if room is None:
+    tiles = space.model.parameters.room_of(program)
+    if tiles is None:
         return rating
-    tiles = room(program)
     if not tiles:
         space.refusals["room"] += 1
         return None

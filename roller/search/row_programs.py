@@ -55,7 +55,7 @@ def rated_rows(nest: Nest, spec: HardwareSpec, rules: Rules, parameters: CostPar
         program = _program(nest, spec, atom, inner, lanes)
         if not _fits(program, spec):
             continue
-        room = None if parameters.resident_tiles is None else parameters.resident_tiles(program)
+        room = parameters.room_of(program)
         if room != 0:
             rating = Model(spec, parameters, geometry, room).estimate(program)
             found.append((program, rating))

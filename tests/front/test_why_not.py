@@ -154,7 +154,7 @@ def test_every_tile_has_an_answer(m: int, n: int, chip: str) -> None:
         ({"M": 4}, r"no loop nest has dimension 'M' \(did you mean 'm'\?\)"),
         ({}, "a tile such as"),
         ({"m": 0}, "positive integers"),
-        ({"m": 10**30}, "positive integers below"),
+        ({"m": 10**30}, "positive integers of 63 bits"),
         ({"m": True}, "positive integers"),
         ([1], "a tile such as"),
         ("m=1", "a tile such as"),
